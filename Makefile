@@ -1,0 +1,31 @@
+# Every target is one line; `make help` lists them.
+PYTHON ?= python3.11
+export OMP_WAIT_POLICY ?= PASSIVE
+export RAY_USAGE_STATS_ENABLED ?= 0
+
+.PHONY: help demo test serve check fix clean
+.DEFAULT_GOAL := help
+
+.venv/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv && .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' && touch $@
+
+demo: .venv/.installed ## run the main job on real data, end to end
+	@exec .venv/bin/tasc demo
+
+test: .venv/.installed ## run all tests
+	.venv/bin/pytest
+
+serve: .venv/.installed ## keep the demo service running on port 8000
+	@exec .venv/bin/tasc demo --serve
+
+check: .venv/.installed ## lint, types, import arrows
+	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/lint-imports
+
+fix: .venv/.installed ## format and mend what can be mended by machine
+	.venv/bin/ruff check --fix . && .venv/bin/ruff format .
+
+clean: ## remove the virtual environment and caches
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'

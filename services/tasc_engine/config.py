@@ -1,0 +1,30 @@
+"""Shape and bounds of one engine. Values only; what the model is comes from the loader."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Fixed for an engine's life.
+
+    Attributes:
+        rows: b, the rows decoded together.
+        max_model_len: Most tokens of one row, prompt and answer together.
+        prefill_chunk: Most prompt tokens of one row in one step.
+        max_waiting: Most requests that wait for a row.
+
+    Raises:
+        ValueError: A value is below its least.
+    """
+
+    rows: int = 8
+    max_model_len: int = 1024
+    prefill_chunk: int = 256
+    max_waiting: int = 1024
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("rows", 1), ("max_model_len", 8), ("prefill_chunk", 1), ("max_waiting", 0),
+        ):  # fmt: skip
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}; least is {least}")

@@ -1,0 +1,84 @@
+"""Plain counts of what the engine did. Ratios are for whoever reads them; no metrics library here."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What one step (one verify forward for a batch) did.
+
+    Attributes:
+        row_steps: Rows that could emit in this step: decoding rows and last prefill chunks.
+        drafts: Rows with a non-empty draft.
+        drafted: ``[sources, positions]`` draft tokens proposed, by source and draft position.
+        accepted: Same shape: draft tokens that were emitted; the bonus token is not counted.
+        bonus_tokens: Tokens the target itself chose and that were emitted.
+        prompt_tokens: Prompt tokens that entered the cache.
+        cached_tokens: Tokens in the KV cache after the step, over all rows.
+        draft_seconds: Time spent proposing and observing.
+        verify_seconds: Time spent in the target's forward, until its tokens were read.
+    """
+
+    row_steps: int
+    drafts: int
+    drafted: Counts
+    accepted: Counts
+    bonus_tokens: int
+    prompt_tokens: int
+    cached_tokens: int
+    draft_seconds: float
+    verify_seconds: float
+
+    @property
+    def emitted_tokens(self) -> int:
+        return int(self.accepted.sum()) + self.bonus_tokens
+
+
+class EngineTotals:
+    """Sums of step records since the engine started (or since ``clear``)."""
+
+    def __init__(self, sources: int, positions: int) -> None:
+        self._shape = (sources, max(positions, 1))
+        self.clear()
+
+    def clear(self) -> None:
+        self.steps = 0
+        self.row_steps = 0
+        self.drafts = 0
+        self.bonus_tokens = 0
+        self.prompt_tokens = 0
+        self.draft_seconds = 0.0
+        self.verify_seconds = 0.0
+        self.drafted: Counts = np.zeros(self._shape, np.int64)
+        self.accepted: Counts = np.zeros(self._shape, np.int64)
+
+    def add(self, record: StepRecord) -> None:
+        self.steps += 1
+        self.row_steps += record.row_steps
+        self.drafts += record.drafts
+        self.bonus_tokens += record.bonus_tokens
+        self.prompt_tokens += record.prompt_tokens
+        self.draft_seconds += record.draft_seconds
+        self.verify_seconds += record.verify_seconds
+        self.drafted += record.drafted
+        self.accepted += record.accepted
+
+    @property
+    def emitted_tokens(self) -> int:
+        return int(self.accepted.sum()) + self.bonus_tokens
+
+    @property
+    def block_efficiency(self) -> float:
+        """Emitted tokens, end-of-sequence included, per target forward of a row that can emit."""
+        return self.emitted_tokens / self.row_steps if self.row_steps else 0.0
+
+    def acceptance_by_position(self) -> list[float]:
+        """Accepted at position i over drafts that reach position i; positions never drafted end it."""
+        drafted, accepted = self.drafted.sum(0), self.accepted.sum(0)
+        reached = int((drafted > 0).sum())
+        return [float(accepted[i] / drafted[i]) for i in range(reached)]

@@ -1,0 +1,136 @@
+"""The target: a Hugging Face causal LM behind one call, packed tokens in, next tokens out.
+
+It knows models, devices and dtypes; it knows no requests, drafts or text.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tasc_engine.attention import RowCache, attach, warm
+from tasc_engine.config import EngineConfig
+from tasc_engine.errors import UnsupportedModel
+from tasc_engine.layout import StepLayout, pack
+
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Where a target comes from: local folders, a dtype of ``DTYPES`` and a torch device."""
+
+    folder: Path
+    adapter: Path | None = None
+    dtype: str = "float32"
+    device: str = "cpu"
+
+
+class Target:
+    """A causal LM with a KV cache of ``config.rows`` rows.
+
+    Raises:
+        UnsupportedModel: The model cannot be decoded exactly here; the message names it and why.
+    """
+
+    def __init__(self, model: Any, config: EngineConfig) -> None:
+        self._model = model.eval()
+        self.device: torch.device = next(model.parameters()).device
+        self.vocab_size = int(model.config.get_text_config().vocab_size)
+        self.cache = RowCache(config.rows, config.max_model_len)
+        _check_config(model.config, config.max_model_len)
+        expected = _own_logits(model)
+        attach(model, self.cache)
+        self._check_against(expected)
+
+    @classmethod
+    def load(cls, source: ModelSource, config: EngineConfig) -> "Target":
+        """Read the weights, merge the adapter if there is one, and check that decoding is exact."""
+        return cls(load_model(source), config)
+
+    @torch.inference_mode()
+    def next_tokens(self, layout: StepLayout) -> NDArray[np.int64]:
+        """Run one step; ``int64[M]`` the greedy next token at each place looked at."""
+        chosen: NDArray[np.int64] = self._logits(layout).argmax(-1).cpu().numpy()
+        return chosen
+
+    def _logits(self, layout: StepLayout) -> Tensor:
+        self.cache.layout = layout
+        out = self._model(
+            input_ids=layout.ids,
+            position_ids=layout.positions,
+            use_cache=False,
+            logits_to_keep=layout.looked_at,
+        )
+        logits: Tensor = out.logits[0]
+        return logits
+
+    @torch.inference_mode()
+    def _check_against(self, expected: Tensor) -> None:
+        """Two rows at once, in two steps each, must give what the model gives by itself."""
+        ids, cut = _trial_ids(self.vocab_size), len(_trial_ids(self.vocab_size)) // 2
+        rows = [0, self.cache.rows - 1] if self.cache.rows > 1 else [0]
+        for start, part in ((0, ids[:cut]), (cut, ids[cut:])):
+            n = len(rows)
+            layout = pack(rows, [start] * n, [part] * n, [1] * n, self.device)
+            found = self._logits(layout)
+        tolerance = 1e-3 if expected.dtype in (torch.float32, torch.float64) else 0.25
+        if not torch.allclose(found, expected.expand_as(found), atol=tolerance, rtol=tolerance):
+            raise UnsupportedModel(
+                f"{type(self._model).__name__} does not give its own answer through the packed "
+                f"cache (largest difference {float((found - expected).abs().max()):.3g}); "
+                "this architecture is not supported"
+            )
+        warm(self.cache)
+
+
+def load_model(source: ModelSource) -> Any:
+    """A transformers model in evaluation mode, its adapter merged."""
+    config = AutoConfig.from_pretrained(source.folder)
+    if config.is_encoder_decoder:
+        raise UnsupportedModel(f"{config.model_type} is an encoder-decoder; a causal LM is needed")
+    model = AutoModelForCausalLM.from_pretrained(source.folder, dtype=DTYPES[source.dtype])
+    if source.adapter is not None:
+        from peft import PeftModel
+
+        model = PeftModel.from_pretrained(model, str(source.adapter)).merge_and_unload()
+    return model.to(source.device).eval()
+
+
+def _check_config(config: Any, max_model_len: int) -> None:
+    text = config.get_text_config()
+    longest = getattr(text, "max_position_embeddings", None)
+    if longest is not None and max_model_len > longest:
+        raise UnsupportedModel(
+            f"max_model_len is {max_model_len}, {config.model_type} was made for {longest} "
+            f"positions; set max_model_len to {longest} or less"
+        )
+    rope = getattr(text, "rope_parameters", None) or {}
+    kind = rope.get("rope_type", "default")
+    if kind in ("dynamic", "longrope"):
+        raise UnsupportedModel(
+            f"{config.model_type} uses {kind} rope, which depends on the longest row of the "
+            "batch; answers would depend on their neighbours"
+        )
+
+
+def _trial_ids(vocab_size: int) -> NDArray[np.int32]:
+    return (np.arange(1, 9, dtype=np.int32) * 7) % vocab_size
+
+
+@torch.inference_mode()
+def _own_logits(model: Any) -> Tensor:
+    """The model's own last logits of the trial ids, ``[1, vocab]``, before we touch it."""
+    ids = torch.from_numpy(_trial_ids(model.config.get_text_config().vocab_size).astype(np.int64))
+    logits: Tensor = model(input_ids=ids[None].to(model.device), use_cache=False).logits
+    return logits[:, -1]

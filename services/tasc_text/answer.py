@@ -1,0 +1,79 @@
+"""The text of an answer while it grows: incremental decoding and stop strings with hold-back.
+
+It is told token ids and says what text is safe to send; it does not know where ids come from.
+"""
+
+from collections.abc import Sequence
+
+from tokenizers.decoders import DecodeStream
+
+from tasc_text.tokenizer import TaskTokenizer
+
+
+class AnswerText:
+    """Decode one answer as its tokens arrive.
+
+    Text that may yet turn into a stop string, or into another character once its last bytes
+    arrive, is held back; so what ``take`` returned is always the beginning of ``text``.
+
+    Args:
+        tokenizer: The target's tokenizer.
+        stop: Strings that end the answer; none may be empty.
+    """
+
+    def __init__(self, tokenizer: TaskTokenizer, stop: Sequence[str] = ()) -> None:
+        self._tokenizer = tokenizer.backend
+        self._decode = DecodeStream(skip_special_tokens=True)
+        self._stop = tuple(stop)
+        self._longest = max((len(s) for s in stop), default=1)
+        self._text = ""
+        self._taken = 0
+        self.stopped = False
+
+    @property
+    def text(self) -> str:
+        """All text so far, cut before the stop string once there is one."""
+        return self._text
+
+    def push(self, tokens: Sequence[int]) -> int:
+        """Add tokens; return how many belong to the answer.
+
+        Fewer than given when a stop string ends the answer: the token that completes it is the
+        last that counts, and ``stopped`` turns true.
+        """
+        for used, token in enumerate(tokens, start=1):
+            piece = self._decode.step(self._tokenizer, token)
+            if piece and self._append(piece):
+                return used
+        return len(tokens)
+
+    def take(self) -> str:
+        """Text that has become safe to send since the last call."""
+        safe = len(self._text) if self.stopped else len(self._text) - self._held()
+        piece, self._taken = self._text[self._taken : safe], max(self._taken, safe)
+        return piece
+
+    def finish(self, text: str) -> str:
+        """The rest to send, given the whole answer's ``text`` as decoded at once."""
+        return text[self._taken :]
+
+    def _append(self, piece: str) -> bool:
+        since = max(0, len(self._text) - self._longest + 1)
+        self._text += piece
+        found = [at for s in self._stop if (at := self._text.find(s, since)) >= 0]
+        if found:
+            self._text = self._text[: min(found)]
+            self.stopped = True
+        return self.stopped
+
+    def _held(self) -> int:
+        """Length of the longest tail that is a proper beginning of a stop string."""
+        tail = self._text[max(self._taken, len(self._text) - self._longest + 1) :]
+        return next(
+            (
+                len(tail) - at
+                for at in range(len(tail))
+                if any(s.startswith(tail[at:]) for s in self._stop)
+            ),
+            0,
+        )

@@ -1,0 +1,108 @@
+"""A target's tokenizer as we use it: text to ids, ids to text, who it is. It knows no model."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from tasc_text.errors import TokenizerError
+
+# Padding and truncation are how one run was called, not who the tokenizer is.
+_NOT_IDENTITY = ("padding", "truncation", "version")
+
+
+class TaskTokenizer:
+    """The `tokenizers` tokenizer of one model folder, with its end-of-sequence ids.
+
+    Args:
+        path: A ``tokenizer.json``.
+        eos_ids: Ids any of which ends an answer; the first is written behind corpus documents.
+
+    Raises:
+        TokenizerError: The file is missing or unreadable, or there is no end-of-sequence id.
+    """
+
+    def __init__(self, path: Path, eos_ids: Sequence[int]) -> None:
+        if not eos_ids:
+            raise TokenizerError(
+                f"{path.parent} names no end-of-sequence token; set eos_token_id in config.json"
+            )
+        try:
+            self._tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises plain Exception for any fault of the file
+            raise TokenizerError(f"{path} is no tokenizer file: {error}") from error
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        self._path = path
+        self.eos_ids = tuple(eos_ids)
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "TaskTokenizer":
+        """Load ``tokenizer.json`` and find the end-of-sequence ids in the folder's settings."""
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise TokenizerError(
+                f"{folder} has no tokenizer.json; save the tokenizer in the fast format there"
+            )
+        return cls(path, _eos_ids(folder, path))
+
+    @property
+    def backend(self) -> Tokenizer:
+        return self._tokenizer
+
+    @property
+    def eos_id(self) -> int:
+        return self.eos_ids[0]
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """One above the largest id. It is also the id of the document mark of draft indexes."""
+        return max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """32 hexadecimal digits that differ whenever ids or their meaning may differ."""
+        content = json.loads(self._path.read_text(encoding="utf-8"))
+        identity = {k: v for k, v in content.items() if k not in _NOT_IDENTITY}
+        identity["eos_ids"] = self.eos_ids
+        canonical = json.dumps(identity, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:32]
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Ids of a prompt, with the special tokens the tokenizer puts in front of one."""
+        return list(self._tokenizer.encode(text, add_special_tokens=True).ids)
+
+    def encode_outputs(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of task outputs, without special tokens."""
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [list(e.ids) for e in encodings]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
+def _eos_ids(folder: Path, path: Path) -> list[int]:
+    for name in ("generation_config.json", "config.json"):
+        found = _read_json(folder / name).get("eos_token_id")
+        if found is not None:
+            return list(found) if isinstance(found, list) else [int(found)]
+    token = _read_json(folder / "tokenizer_config.json").get("eos_token")
+    text = token.get("content") if isinstance(token, dict) else token
+    if text is None:
+        return []
+    vocab = {t["content"]: t["id"] for t in _read_json(path).get("added_tokens", [])}
+    return [vocab[text]] if text in vocab else []
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise TokenizerError(f"{path} cannot be read as JSON: {error}") from error
+    return content if isinstance(content, dict) else {}

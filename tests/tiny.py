@@ -1,0 +1,108 @@
+"""Tiny random models and tokenizers made on the spot: real Hugging Face folders, no download."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from tasc_text import TaskTokenizer
+
+END = "<|end|>"
+SENTENCES = (
+    "wake me up at nine am on friday",
+    "set an alarm for two hours from now",
+    "intent: alarm_set, slot fills: {time: nine am, date: friday}",
+    "intent: play_music, slot fills: {artist: the beatles}",
+    "DET NOUN VERB ADP PROPN PUNCT",
+    "naïve café, 東京 🙂",
+)
+ARCHITECTURES = {
+    "qwen2": Qwen2Config,
+    "llama": LlamaConfig,
+    "mistral": MistralConfig,
+    "qwen3": Qwen3Config,
+}
+
+
+def make_tokenizer(folder: Path, texts: Sequence[str] = SENTENCES, size: int = 320) -> None:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=[END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def make_model(
+    folder: Path,
+    architecture: str = "qwen2",
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+    sharpness: float = 6.0,
+) -> PreTrainedModel:
+    """A random model whose tokenizer is in ``folder``; written there, and returned.
+
+    ``sharpness`` scales the LM head, so that the best token stands clear of the second.
+    """
+    torch.manual_seed(seed)
+    vocab = TaskTokenizer.from_folder(folder).vocab_size
+    config = ARCHITECTURES[architecture](
+        vocab_size=vocab,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=512,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=0,
+        pad_token_id=None,
+    )
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.dim() > 1:
+                p.mul_(4.0)
+        model.get_output_embeddings().weight.mul_(sharpness)
+    model.save_pretrained(folder)
+    return model
+
+
+def make_folder(folder: Path, architecture: str = "qwen2", **kwargs: object) -> Path:
+    make_tokenizer(folder)
+    make_model(folder, architecture, **kwargs)
+    return folder
+
+
+@torch.inference_mode()
+def plain(model: PreTrainedModel, prompt: Sequence[int], max_tokens: int) -> list[int]:
+    """What transformers' own ``generate`` says, one request by itself."""
+    ids = torch.tensor([list(prompt)])
+    out = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=max_tokens,
+        do_sample=False,
+        pad_token_id=0,
+    )
+    return out[0, len(prompt) :].tolist()
