@@ -55,11 +55,12 @@ def read_index(path: Path) -> CorpusIndex:
         raise IndexFileError(
             f"{path} has {size} bytes, its header says {begin + header['bytes']}; fetch it again"
         )
-    body = np.memmap(path, np.uint8, "r", offset=begin) if header["bytes"] else np.zeros(0)
-    if hashlib.sha256(memoryview(body)).hexdigest() != header["sha256"]:
+    body = np.memmap(path, np.uint8, "r", offset=begin)
+    if hashlib.sha256(body.data).hexdigest() != header["sha256"]:
         raise IndexFileError(f"{path} is damaged: its checksum does not match; fetch it again")
-    arrays = {name: _view(body, header["arrays"][name]) for name in ARRAYS}
-    return CorpusIndex(**{field: header[field] for field in _FIELDS}, **arrays)
+    fields: dict[str, Any] = {field: header[field] for field in _FIELDS}
+    fields |= {name: _view(body, header["arrays"][name]) for name in ARRAYS}
+    return CorpusIndex(**fields)
 
 
 def _body(index: CorpusIndex) -> tuple[bytes, dict[str, Any]]:

@@ -5,6 +5,7 @@ node are one contiguous run sorted by token. Node 0 is the root; a node of level
 d tokens (Tsur et al. 2026, arXiv 2602.24174, section 5.2: the models M_n for n up to n_max).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,7 +58,9 @@ class CorpusIndex:
     @classmethod
     def empty(cls, fingerprint: str, vocab_size: int) -> "CorpusIndex":
         """An index of no documents: every lookup misses."""
-        return build_index([], fingerprint=fingerprint, vocab_size=vocab_size, eos_id=0)
+        return build_index(
+            Documents.of([]), fingerprint=fingerprint, vocab_size=vocab_size, eos_id=0
+        )
 
     def check_integrity(self) -> None:
         """Raise DraftError unless the arrays form a trie with consistent counts."""
@@ -91,8 +94,27 @@ class CorpusIndex:
         )
 
 
+@dataclass(frozen=True)
+class Documents:
+    """Token ids of task outputs, without end-of-sequence, one document behind the other.
+
+    Attributes:
+        ids: ``int32[tokens]``.
+        lengths: ``int64[documents]``, summing to the number of ids.
+    """
+
+    ids: Int32
+    lengths: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, documents: Sequence[Sequence[int]]) -> "Documents":
+        lengths = np.fromiter((len(d) for d in documents), np.int64, len(documents))
+        ids = np.fromiter((t for d in documents for t in d), np.int32, int(lengths.sum()))
+        return cls(ids, lengths)
+
+
 def build_index(
-    documents: list[list[int]],
+    documents: Documents,
     *,
     fingerprint: str,
     vocab_size: int,
@@ -105,7 +127,7 @@ def build_index(
     N-grams do not cross documents. Memory peaks at about 60 bytes a token.
 
     Args:
-        documents: Token ids of each output, without end-of-sequence.
+        eos_id: Written behind each document.
         p_min: N-grams that occur less often are left out (the paper's frequency threshold).
 
     Raises:
@@ -136,22 +158,20 @@ class _Level:
     parents: NDArray[np.int64]  # node number within the level above
 
 
-def _concatenate(documents: list[list[int]], vocab_size: int, eos_id: int) -> NDArray[np.int64]:
+def _concatenate(documents: Documents, vocab_size: int, eos_id: int) -> NDArray[np.int64]:
     """``SEP output EOS`` of all documents, ids shifted by one, a 0 behind each document."""
-    flat = np.fromiter((t for d in documents for t in d), np.int64)
-    if flat.size and not (0 <= flat.min() and flat.max() < vocab_size):
+    ids, lengths = documents.ids, documents.lengths
+    if ids.size and not (ids.min() >= 0 and ids.max() < vocab_size):
         raise DraftError(
-            f"corpus ids run from {flat.min()} to {flat.max()}, the vocabulary has {vocab_size}; "
+            f"corpus ids run from {ids.min()} to {ids.max()}, the vocabulary has {vocab_size}; "
             "tokenise the corpus with the target's own tokenizer"
         )
-    lengths = np.fromiter((len(d) for d in documents), np.int64, len(documents))
-    text = np.zeros(flat.size + 3 * lengths.size, np.int64)
+    text = np.zeros(ids.size + 3 * lengths.size, np.int64)
     ends = np.cumsum(lengths + 3)
-    starts = ends - lengths - 3
-    text[starts] = vocab_size + 1
+    text[ends - lengths - 3] = vocab_size + 1
     text[ends - 2] = eos_id + 1
-    inside = np.arange(flat.size) + np.repeat(3 * np.arange(lengths.size) + 1, lengths)
-    text[inside] = flat + 1
+    inside = np.arange(ids.size) + np.repeat(3 * np.arange(lengths.size) + 1, lengths)
+    text[inside] = ids.astype(np.int64) + 1
     return text
 
 

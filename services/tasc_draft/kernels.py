@@ -1,4 +1,4 @@
-"""Compiled lookup and drafting over flat arrays. No objects, no allocation beyond a few stack bytes.
+"""Compiled lookup and drafting over flat arrays. No objects, no allocation.
 
 Row state, one line per row: ``text[row]`` the prompt and the answer so far, ``previous[row, i]``
 the last place before i with the same token, ``last[row, t]`` the last place of token t, and

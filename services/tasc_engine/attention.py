@@ -52,7 +52,7 @@ class RowCache:
         return keys, values
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """Write the step's keys and values, then attend: ``[1, heads, N, d]`` to ``[1, N, heads, d]``."""
+        """Write keys and values, then attend: ``[1, heads, N, d]`` to ``[1, N, heads, d]``."""
         keys, values = self.write(layer, key[0], value[0])
         out = query.new_empty(query.shape[2], query.shape[1], values.shape[3])
         for group in self._current().groups:

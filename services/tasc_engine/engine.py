@@ -7,7 +7,8 @@ One thread owns an engine.
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence as Seq
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,6 +81,13 @@ class Engine:
             RequestTooLong: Prompt and ``max_tokens`` do not fit ``max_model_len``.
             QueueFull: As many requests wait as may.
         """
+        self.require_fit(request)
+        if self.waiting >= self.config.max_waiting + len(self._free):
+            raise QueueFull(f"{self.waiting} requests wait already; try again later")
+        self._waiting.append(Sequence.of(request, self._tokenizer))
+
+    def require_fit(self, request: GenerationRequest) -> None:
+        """Raise RequestTooLong, or ValueError for an id outside the vocabulary."""
         needed, limit = len(request.prompt) + request.max_tokens, self.config.max_model_len
         if needed > limit:
             raise RequestTooLong(
@@ -88,9 +96,6 @@ class Engine:
             )
         if max(request.prompt) >= self._target.vocab_size or min(request.prompt) < 0:
             raise ValueError(f"request {request.id}: a prompt id is outside the vocabulary")
-        if self.waiting >= self.config.max_waiting + len(self._free):
-            raise QueueFull(f"{self.waiting} requests wait already; try again later")
-        self._waiting.append(Sequence.of(request, self._tokenizer))
 
     def cancel(self, request_id: str) -> bool:
         """Drop a request wherever it is; its row is free for the next step."""
@@ -152,9 +157,7 @@ class Engine:
         emits = [
             s.prefilled + len(t) >= len(s.prompt) for s, t in zip(sequences, tokens, strict=True)
         ]
-        prompt_tokens = sum(
-            len(t) for s, t in zip(sequences, tokens, strict=True) if s.prefilling
-        )
+        prompt_tokens = sum(len(t) for s, t in zip(sequences, tokens, strict=True) if s.prefilling)
         return _Plan(sequences, tokens, emits, prompt_tokens)
 
     def _propose(self, plan: _Plan) -> Drafts:
@@ -175,9 +178,7 @@ class Engine:
                 place += 1
         rows = [s.row for s in plan.sequences]
         starts = [s.cached for s in plan.sequences]
-        return self._target.next_tokens(
-            pack(rows, starts, tokens, looked_at, self._target.device)
-        )
+        return self._target.next_tokens(pack(rows, starts, tokens, looked_at, self._target.device))
 
     def _commit(
         self, plan: _Plan, drafts: Drafts, chosen: NDArray[np.int64]

@@ -1,4 +1,4 @@
-"""Plain counts of what the engine did. Ratios are for whoever reads them; no metrics library here."""
+"""Plain counts of what the engine did. It knows no metrics library and publishes nothing."""
 
 from dataclasses import dataclass
 
@@ -78,7 +78,7 @@ class EngineTotals:
         return self.emitted_tokens / self.row_steps if self.row_steps else 0.0
 
     def acceptance_by_position(self) -> list[float]:
-        """Accepted at position i over drafts that reach position i; positions never drafted end it."""
+        """Accepted at position i over drafts that reach it, up to the last position drafted."""
         drafted, accepted = self.drafted.sum(0), self.accepted.sum(0)
         reached = int((drafted > 0).sum())
         return [float(accepted[i] / drafted[i]) for i in range(reached)]

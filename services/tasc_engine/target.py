@@ -3,6 +3,7 @@
 It knows models, devices and dtypes; it knows no requests, drafts or text.
 """
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from tasc_engine.attention import RowCache, attach, warm
 from tasc_engine.config import EngineConfig
@@ -96,11 +98,15 @@ class Target:
 
 def load_model(source: ModelSource) -> Any:
     """A transformers model in evaluation mode, its adapter merged."""
+    transformers_logging.disable_progress_bar()
     config = AutoConfig.from_pretrained(source.folder)
     if config.is_encoder_decoder:
         raise UnsupportedModel(f"{config.model_type} is an encoder-decoder; a causal LM is needed")
-    model = AutoModelForCausalLM.from_pretrained(source.folder, dtype=DTYPES[source.dtype])
+    model: Any = AutoModelForCausalLM.from_pretrained(source.folder, dtype=DTYPES[source.dtype])
     if source.adapter is not None:
+        # peft brings in bitsandbytes, which logs that a faster 4-bit kernel of another package is
+        # missing; nothing here is 4-bit.
+        logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
         from peft import PeftModel
 
         model = PeftModel.from_pretrained(model, str(source.adapter)).merge_and_unload()

@@ -1,7 +1,39 @@
-"""The tasks the shipped model was trained on: their prompt templates, by name."""
+"""The tasks that ship with tasc-serve: their model, adapters, data and prompt templates."""
 
+import gzip
+import json
+from pathlib import Path
+
+from tasc_store import TaskRecord
+from tasc_text import TaskTokenizer
+
+HERE = Path(__file__).resolve().parent
+MODEL = HERE / "tasc-demo-7m"
 TEMPLATES = {
     "massive_en": "intent and slots: {input}\n",
     "pos_ewt": "part of speech: {input}\n",
     "clinc150": "intent: {input}\n",
 }
+TASKS = ("massive_en", "pos_ewt")
+
+
+def demo_record(task: str) -> TaskRecord:
+    """The task record of a shipped task, in float32."""
+    return TaskRecord(
+        name=task,
+        model=str(MODEL),
+        adapter=str(HERE / "adapters" / task),
+        fingerprint=TaskTokenizer.from_folder(MODEL).fingerprint,
+        template=TEMPLATES[task],
+        max_tokens=256,
+    )
+
+
+def data_file(task: str, split: str) -> Path:
+    """The shipped rows of a task; ``split`` is train or test."""
+    return HERE / "data" / f"{task}.{split}.jsonl.gz"
+
+
+def read_split(task: str, split: str) -> list[dict[str, str]]:
+    with gzip.open(data_file(task, split), "rt", encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]

@@ -21,14 +21,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from tasc_jobs.demo.tasks import TEMPLATES
+from tasc_jobs.demo.tasks import MODEL, TEMPLATES
 
 END = "<|endoftext|>"
+END_ID = 0  # the one special token comes first
 BASE_TASKS = ("massive_en", "pos_ewt", "clinc150")
 ADAPTER_TASKS = ("massive_en", "pos_ewt")
 IGNORED = -100
@@ -37,7 +38,7 @@ PROMPT_LOSS_WEIGHT = 0.1
 
 @dataclass(frozen=True)
 class Example:
-    """One row as token ids; ``ids[:prompt]`` is the prompt, the rest the output with end-of-sequence."""
+    """One row as token ids: ``ids[:prompt]`` the prompt, then the output and end-of-sequence."""
 
     ids: list[int]
     prompt: int
@@ -74,7 +75,7 @@ def train_tokenizer(texts: Iterator[str], vocab_size: int) -> Tokenizer:
 
 
 def encode(tokenizer: Tokenizer, task: str, rows: list[dict[str, str]]) -> list[Example]:
-    end = tokenizer.token_to_id(END)
+    end = END_ID
     prompts = tokenizer.encode_batch([TEMPLATES[task].replace("{input}", r["input"]) for r in rows])
     outputs = tokenizer.encode_batch([r["output"] for r in rows])
     return [
@@ -83,7 +84,7 @@ def encode(tokenizer: Tokenizer, task: str, rows: list[dict[str, str]]) -> list[
 
 
 def batches(examples: list[Example], batch_tokens: int, rng: random.Random) -> list[list[Example]]:
-    """Group examples of like length, at most ``batch_tokens`` padded tokens a batch, in random order."""
+    """Examples of like length together, at most ``batch_tokens`` padded tokens, in random order."""
     order = sorted(examples, key=lambda e: len(e.ids) + rng.random() * 4)
     groups: list[list[Example]] = [[]]
     for example in order:
@@ -111,8 +112,7 @@ def collate(group: list[Example], prompt_weight: float) -> tuple[Tensor, Tensor,
 def loss_of(model: Any, ids: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
     """Weighted mean cross-entropy; the LM head runs only where the weight is not zero."""
     # Right padding needs no mask: a causal model never lets a token look at what follows it.
-    causal = getattr(model, "base_model", model)
-    causal = getattr(causal, "model", causal) if hasattr(causal, "peft_config") else model
+    causal = model.get_base_model() if isinstance(model, PeftModel) else model
     hidden = causal.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
     target, weight = labels[:, 1:], weights[:, 1:]
     looked_at = weight > 0
@@ -187,25 +187,24 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 def train_base(args: argparse.Namespace, out: Path, rng: random.Random) -> Tokenizer:
     rows = {task: read_rows(args.data, task) for task in BASE_TASKS}
-    texts = (
-        TEMPLATES[task].replace("{input}", r["input"]) for task in rows for r in rows[task]
-    )
+    texts = (TEMPLATES[task].replace("{input}", r["input"]) for task in rows for r in rows[task])
     tokenizer = train_tokenizer(texts, args.vocab_size)
-    save_tokenizer(tokenizer, out / "model")
+    save_tokenizer(tokenizer, out / MODEL.name)
     examples = [e for task in rows for e in encode(tokenizer, task, rows[task])]
     print(f"base: {len(examples)} rows, {sum(len(e.ids) for e in examples)} tokens an epoch")
-    model = new_model(tokenizer.get_vocab_size(), tokenizer.token_to_id(END)).to(args.device)
+    model = new_model(tokenizer.get_vocab_size(), END_ID).to(args.device)
     print(f"base: {sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters")
     phase = Phase("base", args.base_epochs, 1.5e-3, PROMPT_LOSS_WEIGHT, args.batch_tokens)
     run_phase(model, examples, phase, rng)
-    model.to(torch.float16).save_pretrained(out / "model")
+    model.to(torch.float16).save_pretrained(out / MODEL.name)
     return tokenizer
 
 
 def train_adapter(
     args: argparse.Namespace, out: Path, tokenizer: Tokenizer, task: str, rng: random.Random
 ) -> None:
-    base = Qwen2ForCausalLM.from_pretrained(out / "model", dtype=torch.float32, attn_implementation="eager"
+    base = Qwen2ForCausalLM.from_pretrained(
+        out / MODEL.name, dtype=torch.float32, attn_implementation="eager"
     ).to(args.device)
     lora = LoraConfig(
         r=16, lora_alpha=32, lora_dropout=0.05, target_modules="all-linear", task_type="CAUSAL_LM"
@@ -214,7 +213,7 @@ def train_adapter(
     examples = encode(tokenizer, task, read_rows(args.data, task))
     phase = Phase(task, args.adapter_epochs, 1e-3, 0.0, args.batch_tokens)
     run_phase(model, examples, phase, rng)
-    model.peft_config["default"].base_model_name_or_path = "tasc-demo-base"
+    model.peft_config["default"].base_model_name_or_path = MODEL.name
     model.to(torch.float16).save_pretrained(out / "adapters" / task)
 
 

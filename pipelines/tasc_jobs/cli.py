@@ -1,0 +1,312 @@
+"""The ``tasc`` command: reads arguments, calls one job, prints its result. It computes nothing.
+
+Results go to stdout, progress and errors to stderr. Exit codes: 0 done, 1 the job failed (the
+message says why and what to do), 2 wrong usage, 130 ended by Ctrl-C, 143 by SIGTERM.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tasc_jobs.errors import JobError
+from tasc_jobs.progress import Progress, note
+from tasc_store import EmbeddedRedis, StoreError
+
+app = typer.Typer(
+    help="Batched, lossless generation for task-specific small language models.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+task_app = typer.Typer(help="Register tasks and look at them.", no_args_is_help=True)
+app.add_typer(task_app, name="task")
+
+Task = Annotated[str, typer.Argument(help="Name of the task.")]
+RedisUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--redis-url",
+        envvar="REDIS_URL",
+        help="Redis of version 6.2 or later. Unset: a server of our own on --data-dir.",
+    ),
+]
+DataDir = Annotated[
+    Path,
+    typer.Option(envvar="TASC_DATA_DIR", help="Where our own Redis server keeps its data."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+InputField = Annotated[str, typer.Option(help="Field with the task's input.")]
+OutputField = Annotated[str, typer.Option(help="Field with the task's output.")]
+IdField = Annotated[str, typer.Option(help="Field with the row's id.")]
+DEFAULT_DATA_DIR = Path.home() / ".local" / "share" / "tasc-serve"
+
+
+@app.command()
+def ingest(
+    task: Task,
+    files: Annotated[list[Path], typer.Argument(help=".jsonl, .jsonl.gz or .parquet")],
+    input_field: InputField = "input",
+    output_field: OutputField = "output",
+    id_field: IdField = "id",
+    reject: Annotated[
+        Path | None, typer.Option(help="File for refused rows. [default: TASK.rejected.jsonl]")
+    ] = None,
+    redis_url: RedisUrl = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    as_json: AsJson = False,
+) -> None:
+    """Append the rows of FILES to the corpus of TASK. Running it twice adds nothing twice."""
+    from tasc_jobs.ingest import ingest as run
+    from tasc_store import connect
+
+    with _store(redis_url, data_dir) as url, Progress("ingest", None) as bar:
+        report = run(
+            connect(url),
+            task,
+            files,
+            input_field=input_field,
+            output_field=output_field,
+            id_field=id_field,
+            reject=reject or Path(f"{task}.rejected.jsonl"),
+            progress=bar.advance,
+        )
+    text = f"{report.added} rows added, {report.known} known already, {report.rejected} refused"
+    if report.reject_file:
+        text += f" (see {report.reject_file})"
+    _print(asdict(report), text, as_json)
+
+
+@app.command()
+def stats(
+    task: Annotated[str | None, typer.Argument(help="Name of the task.")] = None,
+    train: Annotated[
+        list[Path] | None, typer.Option(help="Read rows from this file instead of Redis.")
+    ] = None,
+    input_field: InputField = "input",
+    output_field: OutputField = "output",
+    redis_url: RedisUrl = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    as_json: AsJson = False,
+) -> None:
+    """How variable is a task? Bigram statistics of its inputs and outputs."""
+    from tasc_jobs.ray_local import local_ray
+    from tasc_jobs.statistics import corpus_statistics, file_statistics
+
+    if (task is None) == (not train):
+        raise typer.BadParameter("name either a TASK or --train FILE")
+    if train:
+        found = file_statistics(train, input_field=input_field, output_field=output_field)
+    else:
+        assert task is not None
+        with _store(redis_url, data_dir) as url, local_ray():
+            found = corpus_statistics(url, task)
+    lines = [
+        f"{name:8}{side.bigram_entropy_bits:6.2f} bits of bigram entropy, "
+        f"{side.bigrams_for_80_percent:,} bigrams for 80 %, {side.rows:,} rows"
+        for name, side in (("inputs", found.input), ("outputs", found.output))
+    ]
+    _print(asdict(found), "\n".join(lines), as_json)
+
+
+@app.command()
+def build_index(
+    task: Task,
+    parallelism: Annotated[int | None, typer.Option(help="Parts read in parallel.")] = None,
+    redis_url: RedisUrl = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    as_json: AsJson = False,
+) -> None:
+    """Build the draft index of TASK from its corpus and make it current."""
+    from tasc_jobs.index_job import build_and_publish
+    from tasc_jobs.ray_local import local_ray
+    from tasc_store import CorpusStore, TaskStore, connect
+
+    with _store(redis_url, data_dir) as url:
+        client = connect(url)
+        record = TaskStore(client).get(task)
+        rows = len(CorpusStore(client, record.corpus_name))
+        with local_ray(), Progress(f"index {task}", rows) as bar:
+            artifact, index = build_and_publish(
+                url, record, parallelism=parallelism, progress=bar.advance
+            )
+    text = (
+        f"version {artifact.version} is current: {index.nodes:,} n-grams of {rows:,} rows, "
+        f"{artifact.size_bytes / 1e6:.1f} MB"
+    )
+    _print({**asdict(artifact), "ngrams": index.nodes}, text, as_json)
+
+
+@app.command()
+def serve(
+    config: Annotated[Path, typer.Option(help="Settings file; see deploy/serve.yaml.")],
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+) -> None:
+    """Serve tasks over HTTP until Ctrl-C or SIGTERM."""
+    from tasc_jobs.ray_local import local_ray
+    from tasc_jobs.service import run_service
+    from tasc_serve.settings import load_settings
+
+    settings = load_settings(config)
+    redis_url = settings.redis_url or os.environ.get("REDIS_URL")
+    with _store(redis_url, data_dir) as url, local_ray():
+        run_service(settings, url, _wait_for_end)
+
+
+@app.command()
+def generate(
+    task: Task,
+    source: Annotated[Path, typer.Option("--input", help=".jsonl, .jsonl.gz or .parquet")],
+    output: Annotated[Path, typer.Option(help="JSON lines, one per input row, in order.")],
+    actors: Annotated[int, typer.Option(min=1, help="Engines in the pool.")] = 1,
+    rows: Annotated[int, typer.Option(min=1, help="b, rows an engine decodes together.")] = 8,
+    draft: Annotated[bool, typer.Option(help="Whether to draft; answers are the same.")] = True,
+    input_field: InputField = "input",
+    id_field: IdField = "id",
+    redis_url: RedisUrl = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    as_json: AsJson = False,
+) -> None:
+    """Answer every row of a file with the engines of a Ray Data actor pool."""
+    from tasc_jobs.generate import generate as run
+    from tasc_jobs.ray_local import local_ray
+    from tasc_serve.settings import EngineSettings
+
+    with _store(redis_url, data_dir) as url, local_ray(), Progress("write", None) as bar:
+        report = run(
+            url,
+            task,
+            source,
+            output,
+            engine=EngineSettings(rows=rows),
+            actors=actors,
+            draft=draft,
+            input_field=input_field,
+            id_field=id_field,
+            progress=bar.advance,
+        )
+    efficiency = round(report.block_efficiency, 3)
+    text = f"{report.rows} rows, {report.errors} errors, block efficiency {efficiency}"
+    _print({**asdict(report), "block_efficiency": efficiency}, text, as_json)
+
+
+@app.command()
+def demo(
+    keep_serving: Annotated[
+        bool, typer.Option("--serve", help="Only start the service, and keep it running.")
+    ] = False,
+    port: Annotated[int, typer.Option(help="Port of the service with --serve.")] = 8000,
+) -> None:
+    """Run the main job on shipped data: corpus, statistics, index, service, answers."""
+    from tasc_jobs.demo.run import run_demo, serve_demo
+    from tasc_store import open_url
+
+    with open_url(None) as url:
+        if keep_serving:
+            serve_demo(url, port, _wait_for_end)
+        else:
+            run_demo(url)
+
+
+@task_app.command("create")
+def task_create(
+    name: Task,
+    model: Annotated[str, typer.Option(help="Folder or Hugging Face name of the base model.")],
+    template: Annotated[str, typer.Option(help="Prompt with {input} where the row's input goes.")],
+    adapter: Annotated[str | None, typer.Option(help="PEFT adapter, folder or name.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Revision on the hub.")] = None,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, float64")] = "float32",
+    stop: Annotated[list[str] | None, typer.Option(help="A stop string; repeatable.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Default length limit of an answer.")] = 256,
+    corpus: Annotated[str | None, typer.Option(help="Draft from this task's corpus.")] = None,
+    redis_url: RedisUrl = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+) -> None:
+    r"""Register a task, or a new version of it. In TEMPLATE, \n means a line break."""
+    from tasc_store import TaskRecord, TaskStore, connect
+    from tasc_text import TaskTokenizer, resolve_folder
+
+    folder = resolve_folder(model, revision, weights=False)
+    record = TaskRecord(
+        name=name,
+        model=str(folder) if Path(model).expanduser().is_dir() else model,
+        fingerprint=TaskTokenizer.from_folder(folder).fingerprint,
+        template=template.replace("\\n", "\n"),
+        adapter=adapter,
+        revision=revision,
+        dtype=dtype,
+        stop=tuple(stop or ()),
+        max_tokens=max_tokens,
+        corpus=corpus,
+    )
+    with _store(redis_url, data_dir) as url:
+        version = TaskStore(connect(url)).put(record)
+    print(f"{name} version {version}")
+
+
+@task_app.command("list")
+def task_list(
+    redis_url: RedisUrl = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: AsJson = False
+) -> None:
+    """Show every task and its model."""
+    from tasc_store import TaskStore, connect
+
+    with _store(redis_url, data_dir) as url:
+        store = TaskStore(connect(url))
+        records = [store.get(name) for name in store.names()]
+    text = "\n".join(f"{r.name}\t{r.model}\t{r.adapter or '-'}" for r in records)
+    _print({"tasks": [json.loads(r.to_json()) for r in records]}, text, as_json)
+
+
+def main() -> None:
+    """Entry point: turn the project's own errors into one line and exit code 1."""
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, _end)
+    try:
+        app()
+    except known_errors() as error:
+        print(f"tasc: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+def known_errors() -> tuple[type[Exception], ...]:
+    """The roots of our error trees, without importing torch for a command that needs none."""
+    from tasc_draft import DraftError
+    from tasc_serve.errors import ServeError
+    from tasc_text import TextError
+
+    return (JobError, StoreError, ServeError, DraftError, TextError, ValueError, OSError)
+
+
+@contextmanager
+def _store(redis_url: str | None, data_dir: Path) -> Iterator[str]:
+    if redis_url:
+        yield redis_url
+        return
+    data_dir.mkdir(parents=True, exist_ok=True)
+    with EmbeddedRedis.start(data_dir) as server:
+        yield server.url
+
+
+def _print(content: dict[str, Any], text: str, as_json: bool) -> None:
+    print(json.dumps(content) if as_json else text)
+
+
+def _end(signum: int, frame: Any) -> None:
+    """Unwind, so that every process we started is ended; once, or the unwinding would be cut."""
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
+    note("ending ...")
+    sys.exit(128 + signum)
+
+
+def _wait_for_end() -> None:
+    threading.Event().wait()

@@ -1,0 +1,97 @@
+"""The main job on the shipped data, end to end: corpus, statistics, index, service, answers.
+
+Everything is real: a Redis server, Ray Data jobs, a Ray Serve application and a trained model.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ray import serve
+from rich.console import Console
+
+from tasc_jobs.demo import measure, report
+from tasc_jobs.demo.quality import intent_quality
+from tasc_jobs.demo.tasks import TASKS, data_file, demo_record, read_split
+from tasc_jobs.index_job import build_and_publish
+from tasc_jobs.ingest import ingest
+from tasc_jobs.progress import Progress, note
+from tasc_jobs.ray_local import local_ray
+from tasc_jobs.service import run_service
+from tasc_jobs.statistics import corpus_statistics
+from tasc_serve import app
+from tasc_serve.settings import EngineSettings, HttpSettings, ServedTask, ServeSettings
+from tasc_serve.worker import Worker
+from tasc_store import TaskStore, connect
+
+TASK = "massive_en"
+ROWS = 256
+ENGINE = EngineSettings(rows=8, max_model_len=512, torch_threads=1)
+
+
+def prepare(url: str, tasks: Sequence[str], console: Console) -> None:
+    """Register the tasks, ingest their training rows, print statistics, build their indexes."""
+    client = connect(url)
+    for task in tasks:
+        TaskStore(client).put(demo_record(task))
+        rows = len(read_split(task, "train"))
+        with Progress(f"ingest {task}", rows) as bar:
+            rejects = Path(f"{task}.rejected.jsonl")
+            ingest(client, task, [data_file(task, "train")], reject=rejects, progress=bar.advance)
+        report.show_statistics(console, task, corpus_statistics(url, task))
+        with Progress(f"index {task}", rows) as bar:
+            artifact, index = build_and_publish(url, demo_record(task), progress=bar.advance)
+        console.print(
+            f"{task}: draft index version {artifact.version}, {index.nodes:,} n-grams up to "
+            f"{index.n_max} tokens, {artifact.size_bytes / 1e6:.1f} MB\n"
+        )
+
+
+def settings(tasks: Sequence[str], port: int) -> ServeSettings:
+    return ServeSettings(
+        tasks=tuple(ServedTask(name=task) for task in tasks),
+        http=HttpSettings(port=port),
+        engine=ENGINE,
+    )
+
+
+def run_demo(url: str) -> None:
+    """Run the demo; the last line on stdout is a JSON object."""
+    console = Console(file=sys.stdout)
+    with local_ray():
+        prepare(url, [TASK], console)
+        note("starting the service ...")
+        try:
+            base = app.start(settings([TASK], port=0), url)
+            found = _measure(url, base)
+        finally:
+            with suppress(Exception):  # what brought us here is the error to show
+                serve.shutdown()
+    report.show_summary(console, found)
+    console.file.flush()
+    print(json.dumps(found))
+
+
+def serve_demo(url: str, port: int, wait: Callable[[], None]) -> None:
+    """Keep the service running with both shipped tasks until ``wait`` returns."""
+    with local_ray():
+        prepare(url, TASKS, Console(file=sys.stdout))
+        run_service(settings(TASKS, port), url, wait)
+
+
+def _measure(url: str, base: str) -> dict[str, Any]:
+    rows = read_split(TASK, "test")[:ROWS]
+    inputs, truth = [r["input"] for r in rows], [r["output"] for r in rows]
+    with Progress("answers over HTTP", len(measure.ORDER) * len(rows)) as bar:
+        http, counters = measure.over_http(base, TASK, inputs, bar.advance)
+    worker = Worker(connect(url), TASK, ENGINE)
+    with Progress("answers by the engine alone", len(measure.ORDER) * len(rows)) as bar:
+        engine = measure.engine_alone(worker, inputs, bar.advance)
+    plain = http[False][0].texts
+    others = [r.texts for runs in (http, engine) for side in runs.values() for r in side]
+    identical = sum(len({p, *rest}) == 1 for p, *rest in zip(plain, *others, strict=True))
+    found = measure.Measured(http, engine, counters)
+    return report.summary(found, identical, intent_quality(plain, truth))

@@ -1,0 +1,17 @@
+"""What can go wrong with a job. Every message names the value and the way out."""
+
+
+class JobError(Exception):
+    """Root of this package's own errors."""
+
+
+class FileError(JobError):
+    """A file of rows, or the place for the refused ones, cannot be used at all."""
+
+
+class EmptyCorpusError(JobError):
+    """A task's corpus has no rows, or fewer than it had when the job began."""
+
+
+class RaySetupError(JobError):
+    """No Ray is running where a job needs one, or it would be open to the network."""

@@ -1,0 +1,160 @@
+"""A batch job: every row of a file answered by engines in a Ray Data actor pool, in file order.
+
+Engines are built by the same worker as online replicas, with the same drafting. Rows come out in
+any order and are sorted by ordinal; the job fails rather than lose or double one.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import ray.data
+
+from tasc_engine import GenerationRequest, GenerationResult
+from tasc_jobs.errors import JobError, RaySetupError
+from tasc_jobs.inputs import read_inputs
+from tasc_serve.calls import Call
+from tasc_serve.settings import EngineSettings
+from tasc_serve.worker import Worker
+from tasc_store import connect
+
+# An actor gets hundreds of rows at a time: with fewer, rows that end could not be refilled.
+BATCH_ROWS = 512
+
+_OUTPUT = pa.schema(
+    [
+        ("ordinal", pa.int64()),
+        ("id", pa.string()),
+        ("text", pa.string()),
+        ("tokens", pa.list_(pa.int32())),
+        ("finish_reason", pa.string()),
+        ("index_version", pa.int64()),
+        ("steps", pa.int64()),
+        ("error", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class BatchReport:
+    """What a batch job did; ``tokens`` include end-of-sequence, ``steps`` are per row."""
+
+    rows: int
+    errors: int
+    tokens: int
+    steps: int
+
+    @property
+    def block_efficiency(self) -> float:
+        return self.tokens / self.steps if self.steps else 0.0
+
+
+def generate(
+    url: str,
+    task: str,
+    source: Path,
+    output: Path,
+    *,
+    engine: EngineSettings | None = None,
+    actors: int = 1,
+    actor_cpus: float = 0.5,
+    draft: bool = True,
+    input_field: str = "input",
+    id_field: str = "id",
+    progress: Callable[[int], None] = lambda rows: None,
+) -> BatchReport:
+    """Answer every row of ``source`` and write one JSON line for each to ``output``.
+
+    The output appears only when it is whole. A row that cannot be answered has ``error`` set.
+
+    Args:
+        actors: Engines in the pool.
+        actor_cpus: Logical CPUs of each; below 1, so that reading is not starved on small machines.
+
+    Raises:
+        RaySetupError: Ray is not running in this process.
+        FileError: The input cannot be read.
+        JobError: A row was lost or doubled.
+    """
+    if not ray.is_initialized():
+        raise RaySetupError("no Ray is running; start one with tasc_jobs.ray_local.local_ray()")
+    tables = read_inputs(source, input_field, id_field, BATCH_ROWS)
+    answers = (
+        ray.data.from_arrow(tables)
+        .map_batches(
+            _Answer,
+            fn_constructor_args=(url, task, engine or EngineSettings(), draft),
+            compute=ray.data.ActorPoolStrategy(size=actors),
+            num_cpus=actor_cpus,
+            batch_size=BATCH_ROWS,
+            batch_format="pyarrow",
+        )
+        .materialize()
+    )
+    partial = output.with_name(output.name + ".partial")
+    report = _write(answers.sort("ordinal"), partial, sum(t.num_rows for t in tables), progress)
+    partial.replace(output)
+    return report
+
+
+class _Answer:
+    """One engine of the pool."""
+
+    def __init__(self, url: str, task: str, settings: EngineSettings, draft: bool) -> None:
+        self._worker = Worker(connect(url), task, settings, max_waiting=BATCH_ROWS)
+        self._draft = draft
+
+    def __call__(self, rows: pa.Table) -> pa.Table:
+        answered = {row["ordinal"]: self._failed(row) for row in rows.to_pylist()}
+        requests = list(self._requests(answered))
+        for result in self._worker.engine.generate(requests):
+            answered[int(result.id)].update(self._fields(result))
+        return pa.Table.from_pylist(list(answered.values()), _OUTPUT)
+
+    def _requests(self, rows: dict[int, dict[str, Any]]) -> Iterator[GenerationRequest]:
+        for ordinal, row in rows.items():
+            if row["error"] is None:
+                call = Call(id=str(ordinal), prompt=row["input"], templated=True, draft=self._draft)
+                try:
+                    request = self._worker.request(call)
+                    self._worker.engine.require_fit(request)
+                except ValueError as error:
+                    row["error"] = str(error)
+                else:
+                    yield request
+
+    def _fields(self, result: GenerationResult) -> dict[str, Any]:
+        artifact = self._worker.artifact
+        return {
+            "text": result.text,
+            "tokens": list(result.tokens),
+            "finish_reason": result.finish_reason,
+            "index_version": artifact.version if artifact else None,
+            "steps": result.acceptance.steps,
+        }
+
+    @staticmethod
+    def _failed(row: dict[str, Any]) -> dict[str, Any]:
+        return {**dict.fromkeys(_OUTPUT.names), **row}
+
+
+def _write(answers: Any, path: Path, expected: int, progress: Callable[[int], None]) -> BatchReport:
+    rows = errors = tokens = steps = 0
+    with path.open("w", encoding="utf-8") as file:
+        for batch in answers.iter_batches(batch_format="pyarrow", batch_size=BATCH_ROWS):
+            for row in batch.to_pylist():
+                if row.pop("ordinal") != rows:
+                    raise JobError(f"row {rows} was lost or doubled; {path} is not whole")
+                rows += 1
+                errors += row["error"] is not None
+                tokens += len(row["tokens"] or ())
+                steps += row.pop("steps") or 0
+                kept = {k: v for k, v in row.items() if v is not None}
+                file.write(json.dumps(kept, ensure_ascii=False) + "\n")
+            progress(batch.num_rows)
+    if rows != expected:
+        raise JobError(f"{expected} rows went in and {rows} came out; {path} is not whole")
+    return BatchReport(rows, errors, tokens, steps)

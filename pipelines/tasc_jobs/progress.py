@@ -1,0 +1,141 @@
+"""How far a job is, on stderr: a bar for people, a line now and then for logs.
+
+Stdout stays free for results. It does not know what is counted.
+"""
+
+import sys
+import time
+from types import TracebackType
+from typing import Protocol, Self, TextIO
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.progress import Progress as RichProgress
+from rich.text import Text
+
+
+def note(text: str) -> None:
+    """One line for people who wait."""
+    print(text, file=sys.stderr, flush=True)
+
+
+class _View(Protocol):
+    def start(self) -> None: ...
+    def advance(self, count: int) -> None: ...
+    def stop(self) -> None: ...
+
+
+class Progress:
+    """Shows ``description``, done of total, rate and time left while the block runs.
+
+    Args:
+        description: One or two words.
+        total: How many there will be, or None if nobody knows.
+        unit: What is counted, in the plural.
+        every_s: Without a terminal, seconds between two lines at least; the last always comes.
+        stream: Where to write; stderr if None.
+    """
+
+    def __init__(
+        self,
+        description: str,
+        total: int | None,
+        unit: str = "rows",
+        *,
+        every_s: float = 5.0,
+        stream: TextIO | None = None,
+    ) -> None:
+        out = stream or sys.stderr
+        self._view: _View = (
+            _Bar(description, total, unit, out)
+            if out.isatty()
+            else _Lines(description, total, unit, out, every_s)
+        )
+
+    def advance(self, count: int = 1) -> None:
+        """So many more are done."""
+        self._view.advance(count)
+
+    def __enter__(self) -> Self:
+        self._view.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._view.stop()
+
+
+class _Lines:
+    def __init__(
+        self, description: str, total: int | None, unit: str, out: TextIO, every_s: float
+    ) -> None:
+        self._description, self._total, self._unit = description, total, unit
+        self._out, self._every_s = out, every_s
+        self._done = 0
+        self._started = self._written = time.monotonic()
+
+    def start(self) -> None:
+        self._started = self._written = time.monotonic()
+
+    def advance(self, count: int) -> None:
+        self._done += count
+        if time.monotonic() - self._written >= self._every_s:
+            self._write()
+
+    def stop(self) -> None:
+        self._write()
+
+    def _write(self) -> None:
+        self._written = time.monotonic()
+        elapsed = self._written - self._started
+        rate = self._done / elapsed if elapsed > 0 else 0.0
+        parts = [f"{self._description}: {self._done}{self._of_total()} {self._unit}"]
+        parts.append(f"{rate:.0f} {self._unit}/s")
+        if self._total is not None and rate > 0:
+            parts.append(f"{max(0, self._total - self._done) / rate:.0f} s left")
+        print(", ".join(parts), file=self._out, flush=True)
+
+    def _of_total(self) -> str:
+        return "" if self._total is None else f"/{self._total}"
+
+
+class _Rate(ProgressColumn):
+    def __init__(self, unit: str) -> None:
+        super().__init__()
+        self._unit = unit
+
+    def render(self, task: Task) -> Text:
+        return Text("" if task.speed is None else f"{task.speed:.0f} {self._unit}/s")
+
+
+class _Bar:
+    def __init__(self, description: str, total: int | None, unit: str, out: TextIO) -> None:
+        self._rich = RichProgress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            _Rate(unit),
+            TimeRemainingColumn(),
+            console=Console(file=out),
+        )
+        self._task = self._rich.add_task(description, total=total)
+
+    def start(self) -> None:
+        self._rich.start()
+
+    def advance(self, count: int) -> None:
+        self._rich.advance(self._task, count)
+
+    def stop(self) -> None:
+        self._rich.stop()

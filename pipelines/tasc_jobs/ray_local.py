@@ -1,0 +1,139 @@
+"""A Ray for one command on one machine, or the cluster that RAY_ADDRESS names.
+
+The local one talks over loopback only, sends no usage reports, and leaves no process and no folder.
+It knows no job.
+"""
+
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import ray
+from ray._private import ray_constants
+from ray.data import DataContext
+
+from tasc_jobs.errors import RaySetupError
+
+NO_PROGRESS_TIMEOUT_S = 90
+# A socket's path may have 107 bytes: 18 are for our folder below this one, up to 70 for what Ray
+# puts below that.
+_LONGEST_PARENT = 107 - 18 - 70
+_ALWAYS = {"RAY_USAGE_STATS_ENABLED": "0", "OMP_WAIT_POLICY": "PASSIVE"}
+# Without a password only because nobody outside this machine can reach it.
+_LOOPBACK = {ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0", "RAY_AUTH_MODE": "disabled"}
+
+
+@contextmanager
+def local_ray(num_cpus: int = 4, object_store_mb: int = 256) -> Iterator[None]:
+    """Ray is running inside the block.
+
+    A Ray already running in this process is used and left as it is; with RAY_ADDRESS set this
+    process joins that cluster, where tasc-serve must be installed on every node. Ray Data shows no
+    progress bars, and gives up after 90 s without progress instead of half an hour.
+
+    Args:
+        num_cpus: Logical CPUs of a local Ray: how many tasks run at the same time.
+        object_store_mb: Its shared memory in MiB.
+
+    Raises:
+        RaySetupError: The local Ray does not keep to loopback.
+        ConnectionError: Nobody answers at RAY_ADDRESS.
+    """
+    if ray.is_initialized():
+        yield
+        return
+    with ExitStack() as undo:
+        undo.enter_context(_quiet_ray_data())
+        undo.enter_context(_environment(_ALWAYS))
+        if os.environ.get("RAY_ADDRESS"):
+            undo.callback(ray.shutdown)
+            ray.init(logging_level=logging.ERROR, log_to_driver=False)
+        else:
+            undo.enter_context(_own_cluster(num_cpus, object_store_mb))
+        yield
+
+
+@contextmanager
+def _own_cluster(num_cpus: int, object_store_mb: int) -> Iterator[None]:
+    with _temporary_folder() as folder, _environment(_LOOPBACK), _loopback_only():
+        try:
+            ray.init(
+                address="local",
+                num_cpus=num_cpus,
+                object_store_memory=object_store_mb << 20,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _temp_dir=str(folder),
+            )
+            address = ray.util.get_node_ip_address()
+            if address != "127.0.0.1":
+                raise RaySetupError(
+                    f"Ray listens on {address} without a password, not on 127.0.0.1; start a"
+                    " cluster of your own and set RAY_ADDRESS"
+                )
+            yield
+        finally:
+            ray.shutdown(wait_for_processes=True)
+
+
+@contextmanager
+def _temporary_folder() -> Iterator[Path]:
+    parent = tempfile.gettempdir()
+    if len(os.fsencode(parent)) > _LONGEST_PARENT:
+        parent = "/tmp"  # noqa: S108 - mkdtemp makes a folder nobody else may enter
+    folder = Path(tempfile.mkdtemp(prefix="tasc-ray-", dir=parent))
+    try:
+        yield folder
+    finally:
+        # A worker that dies late may still write its log.
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    """Variables for this process and the ones it starts."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _loopback_only() -> Iterator[None]:
+    # Ray read the variable when it was imported; only its child processes will read it anew.
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+@contextmanager
+def _quiet_ray_data() -> Iterator[None]:
+    context, log = DataContext.get_current(), logging.getLogger("ray.data")
+    bars, timeout, level = (
+        context.enable_progress_bars,
+        context.execution_no_progress_timeout_s,
+        log.level,
+    )
+    context.enable_progress_bars = False
+    context.execution_no_progress_timeout_s = NO_PROGRESS_TIMEOUT_S
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        context.enable_progress_bars = bars
+        context.execution_no_progress_timeout_s = timeout
+        log.setLevel(level)

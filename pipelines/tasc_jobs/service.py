@@ -1,0 +1,41 @@
+"""Run the service from settings until told to end. It expects a Ray that is running."""
+
+from collections.abc import Callable
+from contextlib import suppress
+
+from ray import serve
+
+from tasc_jobs.progress import note
+from tasc_serve import app
+from tasc_serve.settings import ServeSettings
+
+
+def run_service(settings: ServeSettings, redis_url: str, wait: Callable[[], None]) -> None:
+    """Start the service, say where it answers, and keep it until ``wait`` returns or is broken off.
+
+    Raises:
+        ServeError: It does not come up.
+    """
+    note("starting the service ...")
+    try:
+        base = app.start(settings, redis_url)
+        print(usage_of(base, settings.tasks[0].name), flush=True)
+        wait()
+    finally:
+        with suppress(Exception):  # what brought us here is the error to show
+            serve.shutdown()
+
+
+def usage_of(base: str, task: str) -> str:
+    """How to ask a running service something, as a curl line and as Python."""
+    message = '{"role": "user", "content": "wake me up at nine am on friday"}'
+    return f"""serving on {base} (Ctrl-C ends it)
+
+curl -s {base}/v1/chat/completions -H 'Content-Type: application/json' \\
+  -d '{{"model": "{task}", "messages": [{message}]}}'
+
+from openai import OpenAI
+client = OpenAI(base_url="{base}/v1", api_key="none")
+answer = client.chat.completions.create(model="{task}", messages=[{message}])
+print(answer.choices[0].message.content)
+"""

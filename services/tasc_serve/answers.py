@@ -1,0 +1,113 @@
+"""From request bodies to calls, from results to response bodies and server-sent events."""
+
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tasc_engine import Delta, GenerationResult
+from tasc_serve.calls import Call, Refusal
+from tasc_serve.http_errors import ApiError, of_refusal
+from tasc_serve.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    chat_choice,
+    chat_chunk,
+    completion_choice,
+    usage,
+)
+from tasc_serve.settings import LimitSettings
+
+DONE = "data: [DONE]\n\n"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How one endpoint writes its answers."""
+
+    prefix: str
+    object: str
+    chunk_object: str
+    choice: Callable[[str, str | None], dict[str, Any]]
+    chunk: Callable[[str, str | None], dict[str, Any]]
+
+    def body(
+        self, kind: str, task: str, call_id: str, choices: list[dict[str, Any]]
+    ) -> dict[str, Any]:
+        return {
+            "id": f"{self.prefix}-{call_id}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": task,
+            "choices": choices,
+        }
+
+    @staticmethod
+    def failure(error: ApiError) -> str:
+        """The end of a stream that cannot go on: the status line is long gone."""
+        return event(error.body) + DONE
+
+
+COMPLETION = Shape(
+    "cmpl", "text_completion", "text_completion", completion_choice, completion_choice
+)
+CHAT = Shape("chatcmpl", "chat.completion", "chat.completion.chunk", chat_choice, chat_chunk)
+
+
+def call_of(body: CompletionRequest | ChatRequest, limits: LimitSettings) -> Call:
+    """Raises ApiError 400 for a prompt over the limit."""
+    if isinstance(body, ChatRequest):
+        prompt: str | tuple[int, ...] = body.messages[0].content
+        param = "messages.0.content"
+    else:
+        prompt = body.prompt if isinstance(body.prompt, str) else tuple(body.prompt)
+        param = "prompt"
+    size = len(prompt.encode("utf-8", "surrogatepass")) if isinstance(prompt, str) else 0
+    if size > limits.max_prompt_bytes:
+        raise ApiError(
+            400, f"{param} has {size} bytes, at most {limits.max_prompt_bytes} are taken", param
+        )
+    return Call(
+        id=uuid.uuid4().hex,
+        prompt=prompt,
+        templated=isinstance(body, ChatRequest),
+        max_tokens=body.limit,
+        stop=body.stops,
+        draft=body.draft,
+        stream=body.stream,
+    )
+
+
+def whole(shape: Shape, task: str, result: GenerationResult) -> dict[str, Any]:
+    choice = shape.choice(result.text, result.finish_reason)
+    return {**shape.body(shape.object, task, result.id, [choice]), "usage": usage(result)}
+
+
+def event(content: dict[str, Any]) -> str:
+    return f"data: {json.dumps(content, ensure_ascii=False, separators=(',', ':'))}\n\n"
+
+
+async def events(
+    shape: Shape,
+    task: str,
+    call_id: str,
+    first: Delta,
+    rest: AsyncIterator[Delta | Refusal],
+    wants_usage: bool,
+) -> AsyncIterator[str]:
+    """Server-sent events of one answer, one for each delta that has text or ends it."""
+    piece: Delta | Refusal | None = first
+    while piece is not None:
+        if isinstance(piece, Refusal):
+            raise of_refusal(piece)
+        result = piece.result
+        if piece.text or result:
+            choice = shape.chunk(piece.text, result.finish_reason if result else None)
+            yield event(shape.body(shape.chunk_object, task, call_id, [choice]))
+        if result and wants_usage:
+            tail = shape.body(shape.chunk_object, task, call_id, [])
+            yield event({**tail, "usage": usage(result)})
+        piece = await anext(rest, None)
+    yield DONE

@@ -1,0 +1,196 @@
+"""The HTTP application: OpenAI-shaped endpoints over a backend of replicas.
+
+It knows schemas, codes and deadlines; it knows neither Ray nor models.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from pydantic import BaseModel, ValidationError
+
+from tasc_serve import http_errors
+from tasc_serve.answers import CHAT, COMPLETION, Shape, call_of, events, whole
+from tasc_serve.calls import Backend, Call, Refusal
+from tasc_serve.discovery import service_discovery
+from tasc_serve.exposition import merge
+from tasc_serve.http_errors import ApiError, of_refusal, of_validation
+from tasc_serve.metrics import GatewayMetrics
+from tasc_serve.schemas import ChatRequest, CompletionRequest
+from tasc_serve.settings import LimitSettings
+
+Body = TypeVar("Body", bound=BaseModel)
+STATUS_TIMEOUT_S = 5.0
+
+
+def create_api(backend: Backend, limits: LimitSettings, registry: CollectorRegistry) -> FastAPI:
+    """Build the application; every route answers errors in the OpenAI shape."""
+    app = FastAPI(title="tasc-serve", openapi_url="/openapi.json")
+    http_errors.install(app)
+    _add_generation(app, backend, limits, GatewayMetrics(registry))
+    _add_listings(app, backend)
+    _add_operations(app, backend, registry)
+    return app
+
+
+def _add_generation(
+    app: FastAPI, backend: Backend, limits: LimitSettings, metrics: GatewayMetrics
+) -> None:
+    async def answer(request: Request, model: type[Any], shape: Shape) -> Response:
+        began = time.perf_counter()
+        task: str | None = None
+
+        def done(code: int) -> None:
+            metrics.observe_http(task, code, time.perf_counter() - began)
+
+        try:
+            body = await _read(request, model, limits)
+            task = _served(backend, body.model)
+            call = call_of(body, limits)
+            if body.stream:
+                return await _streamed(backend, task, call, body, shape, limits, done)
+            content = await _whole(backend, task, call, shape, limits)
+        except Exception as error:
+            done(error.status if isinstance(error, ApiError) else 500)
+            raise
+        done(200)
+        return JSONResponse(content)
+
+    @app.post("/v1/completions", openapi_extra=_documented(CompletionRequest))
+    async def completions(request: Request) -> Response:
+        return await answer(request, CompletionRequest, COMPLETION)
+
+    @app.post("/v1/chat/completions", openapi_extra=_documented(ChatRequest))
+    async def chat(request: Request) -> Response:
+        return await answer(request, ChatRequest, CHAT)
+
+
+def _add_listings(app: FastAPI, backend: Backend) -> None:
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        listed = [
+            {"id": task, "object": "model", "created": 0, "owned_by": "tasc-serve"}
+            for task in backend.tasks
+        ]
+        return {"object": "list", "data": listed}
+
+    @app.get("/v1/tasks")
+    async def tasks() -> dict[str, Any]:
+        return {"object": "list", "data": await _statuses(backend)}
+
+
+def _add_operations(app: FastAPI, backend: Backend, registry: CollectorRegistry) -> None:
+    @app.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/readyz")
+    async def readyz() -> dict[str, Any]:
+        statuses = await _statuses(backend)
+        return {"status": "ready", "tasks": [s["task"] for s in statuses]}
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        texts = [generate_latest(registry).decode(), *await backend.metrics()]
+        return PlainTextResponse(merge(texts), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/sd")
+    async def sd() -> list[dict[str, object]]:
+        return service_discovery(list(await asyncio.to_thread(backend.metrics_targets)))
+
+
+async def _statuses(backend: Backend) -> list[dict[str, Any]]:
+    try:
+        async with asyncio.timeout(STATUS_TIMEOUT_S):
+            found = await asyncio.gather(*(backend.status(task) for task in backend.tasks))
+    except Exception as error:
+        raise ApiError(503, f"not every task has a replica that answers: {error!r}") from error
+    return [asdict(status) for status in found]
+
+
+async def _read(request: Request, model: type[Body], limits: LimitSettings) -> Body:
+    """The validated body, read with a bound."""
+    raw = bytearray()
+    async for chunk in request.stream():
+        raw += chunk
+        if len(raw) > limits.max_body_bytes:
+            raise ApiError(413, f"the body is larger than {limits.max_body_bytes} bytes; split it")
+    try:
+        return model.model_validate_json(bytes(raw))
+    except ValidationError as error:
+        raise of_validation(error) from error
+
+
+def _served(backend: Backend, task: str) -> str:
+    if task not in backend.tasks:
+        known = ", ".join(backend.tasks)
+        message = f"model {task!r} is not served here; there are {known}"
+        raise ApiError(404, message, "model", "model_not_found")
+    return task
+
+
+async def _whole(
+    backend: Backend, task: str, call: Call, shape: Shape, limits: LimitSettings
+) -> dict[str, Any]:
+    try:
+        async with asyncio.timeout(limits.request_timeout_s):
+            result = await backend.complete(task, call)
+    except TimeoutError as error:
+        raise _too_late(limits) from error
+    if isinstance(result, Refusal):
+        raise of_refusal(result)
+    return whole(shape, task, result)
+
+
+async def _streamed(
+    backend: Backend,
+    task: str,
+    call: Call,
+    body: Any,
+    shape: Shape,
+    limits: LimitSettings,
+    done: Callable[[int], None],
+) -> StreamingResponse:
+    """Wait for the first piece, so that a refusal still has a status code of its own."""
+    deadline = asyncio.get_running_loop().time() + limits.request_timeout_s
+    pieces = backend.stream(task, call)
+    try:
+        async with asyncio.timeout_at(deadline):
+            first = await anext(pieces)
+    except TimeoutError as error:
+        raise _too_late(limits) from error
+    if isinstance(first, Refusal):
+        raise of_refusal(first)
+
+    async def lines() -> AsyncIterator[str]:
+        code = 499  # the client went away
+        try:
+            async with asyncio.timeout_at(deadline):
+                async for line in events(shape, task, call.id, first, pieces, body.wants_usage):
+                    yield line
+            code = 200
+        except TimeoutError:
+            code = 504
+            yield shape.failure(_too_late(limits))
+        except ApiError as error:
+            code = error.status
+            yield shape.failure(error)
+        finally:
+            done(code)
+            await pieces.aclose()
+
+    return StreamingResponse(lines(), media_type="text/event-stream")
+
+
+def _too_late(limits: LimitSettings) -> ApiError:
+    return ApiError(504, f"no answer within {limits.request_timeout_s:g} s; try again later")
+
+
+def _documented(model: type[BaseModel]) -> dict[str, Any]:
+    schema = {"schema": model.model_json_schema()}
+    return {"requestBody": {"content": {"application/json": schema}, "required": True}}

@@ -1,0 +1,103 @@
+"""Put the service together as one Ray Serve application, and start it.
+
+It expects Ray to be initialised; who started Ray stops it.
+"""
+
+import socket
+import time
+from typing import Any
+
+import httpx
+from ray import serve
+from ray.serve.config import HTTPOptions
+from ray.serve.schema import LoggingConfig
+
+from tasc_serve.errors import ServeError
+from tasc_serve.gateway import Gateway
+from tasc_serve.replica import TaskReplica
+from tasc_serve.settings import ServedTask, ServeSettings
+
+NAME = "tasc"
+_LOGGING = LoggingConfig(enable_access_log=False, log_level="WARNING")
+
+
+def build(settings: ServeSettings, redis_url: str) -> serve.Application:
+    """The application: one deployment per task, and the gateway in front of them."""
+    replicas = {
+        task.name: _replica(settings, task).bind(settings, redis_url, task)
+        for task in settings.tasks
+    }
+    gateway: Any = serve.deployment(
+        serve.ingress()(Gateway),
+        name="gateway",
+        num_replicas=settings.http.gateways,
+        ray_actor_options={"num_cpus": settings.http.gateway_num_cpus},
+        # Our own bounded queue decides; this is a coarse guard above it.
+        max_ongoing_requests=2 * _places(settings) * len(settings.tasks),
+        graceful_shutdown_timeout_s=settings.limits.drain_timeout_s,
+    )
+    return gateway.bind(settings, redis_url, replicas)
+
+
+def start(settings: ServeSettings, redis_url: str) -> str:
+    """Run the application on the Ray this process is connected to; returns its base URL.
+
+    Returns once every task answers.
+
+    Raises:
+        ServeError: The port is taken, or a deployment does not come up.
+    """
+    host, port = settings.http.host, settings.http.port or _free_port(settings.http.host)
+    _require_free(host, port)
+    serve.start(http_options=HTTPOptions(host=host, port=port), logging_config=_LOGGING)
+    try:
+        serve.run(build(settings, redis_url), name=NAME, logging_config=_LOGGING)
+    except RuntimeError as error:
+        raise ServeError(f"the service did not come up: {error}") from error
+    base = f"http://{host}:{port}"
+    _wait_until_ready(base, settings.limits.request_timeout_s)
+    return base
+
+
+def _replica(settings: ServeSettings, task: ServedTask) -> Any:
+    return serve.deployment(
+        TaskReplica,
+        name=task.name,
+        num_replicas=task.replicas,
+        ray_actor_options={"num_cpus": task.num_cpus, "num_gpus": task.num_gpus},
+        max_ongoing_requests=2 * _places(settings),
+        graceful_shutdown_timeout_s=settings.limits.drain_timeout_s,
+        health_check_period_s=2,
+    )
+
+
+def _places(settings: ServeSettings) -> int:
+    return settings.engine.rows + settings.limits.max_queued
+
+
+def _free_port(host: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def _require_free(host: str, port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ServeError(f"{host}:{port} cannot be used ({error}); set http.port") from error
+
+
+def _wait_until_ready(base: str, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            if httpx.get(f"{base}/readyz", timeout=5).status_code == 200:
+                return
+        except httpx.HTTPError:
+            pass  # the proxy learns of its routes a moment after serve.run returns
+        if time.monotonic() > deadline:
+            raise ServeError(f"{base}/readyz was not ready within {timeout_s:g} s")
+        time.sleep(0.1)

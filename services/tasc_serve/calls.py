@@ -1,0 +1,79 @@
+"""What gateway and replica say to each other: frozen values that travel between processes."""
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from tasc_engine import Delta, GenerationResult
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request on its way to a replica.
+
+    Attributes:
+        id: Unique; also the request's id in the engine.
+        prompt: The prompt itself as text or token ids, or with ``templated`` a row's input.
+        max_tokens: Most tokens of the answer; the task's own number when unset.
+        draft: Whether drafts may be used; the answer is the same.
+    """
+
+    id: str
+    prompt: str | tuple[int, ...]
+    templated: bool
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    draft: bool = True
+    stream: bool = False
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A replica's answer to a call it does not take.
+
+    Attributes:
+        kind: ``full``: try again later; ``invalid``: the request itself is at fault.
+        param: The request field at fault.
+    """
+
+    kind: Literal["full", "invalid"]
+    message: str
+    param: str | None = None
+
+
+@dataclass(frozen=True)
+class TaskStatus:
+    """What a replica serves: the task record's version, its model, and the index in use."""
+
+    task: str
+    record_version: int
+    model: str
+    adapter: str | None
+    fingerprint: str
+    max_model_len: int
+    rows: int
+    index_version: int | None
+    index_rows: int
+    index_bytes: int
+
+
+class Backend(Protocol):
+    """The replicas, as the gateway sees them."""
+
+    @property
+    def tasks(self) -> Sequence[str]: ...
+
+    async def complete(self, task: str, call: Call) -> GenerationResult | Refusal:
+        """The whole answer. Cancelling the awaiting task frees the row."""
+
+    def stream(self, task: str, call: Call) -> AsyncGenerator[Delta | Refusal, None]:
+        """The answer piece by piece; a refusal comes alone. Closing the iterator frees the row."""
+
+    async def status(self, task: str) -> TaskStatus:
+        """Ask one replica; raises when none answers in time."""
+
+    async def metrics(self) -> Sequence[str]:
+        """Prometheus text of every live process but this one."""
+
+    def metrics_targets(self) -> Sequence[str]:
+        """host:port of every live metrics port, this process's included."""

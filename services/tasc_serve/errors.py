@@ -1,0 +1,13 @@
+"""What can go wrong in the service. The gateway maps this tree to HTTP codes in one place."""
+
+
+class ServeError(Exception):
+    """Root of the service's own errors."""
+
+
+class SettingsError(ServeError):
+    """The settings file cannot be used; the message names the field."""
+
+
+class IndexRefused(ServeError):
+    """A draft index does not fit the target's tokenizer; the message names both fingerprints."""

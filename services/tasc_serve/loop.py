@@ -1,0 +1,128 @@
+"""The thread that owns an engine and steps it while there is work.
+
+Others hand it requests, cancellations and calls to run between two steps; it hands back deltas. It
+knows no HTTP and no Ray.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from tasc_engine import Delta, Engine, GenerationRequest
+
+log = logging.getLogger(__name__)
+
+Sink = Callable[[Delta | Exception], None]
+_IDLE_S = 0.5
+
+
+class EngineLoop:
+    """Run ``engine`` on a thread of its own.
+
+    Sinks are called on that thread, with each delta of their request and, if the engine breaks,
+    with the exception; they must not block. A request that does not stream gets its last delta
+    only.
+
+    Args:
+        on_delta: Called with seconds since the row's previous delta and its number of tokens.
+        on_load: Called after each round with the engine, also when it has become idle.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        on_delta: Callable[[float, int], None] = lambda seconds, tokens: None,
+        on_load: Callable[[Engine], None] = lambda engine: None,
+    ) -> None:
+        self._engine = engine
+        self._on_delta = on_delta
+        self._on_load = on_load
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._sinks: dict[str, tuple[Sink, bool]] = {}
+        self._last: dict[str, float] = {}
+        self._closed = False
+        self.failure: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive() and self.failure is None
+
+    def submit(self, request: GenerationRequest, sink: Sink) -> None:
+        """Answer ``request``; whatever the engine refuses goes to the sink as an exception."""
+        self._inbox.put(lambda: self._submit(request, sink))
+
+    def cancel(self, request_id: str) -> None:
+        """Forget a request; its row is free at the next step and its sink hears no more."""
+        self._inbox.put(lambda: self._cancel(request_id))
+
+    def between_steps(self, action: Callable[[], None]) -> None:
+        """Run ``action`` on the engine's thread, between two steps, in order of arrival."""
+        self._inbox.put(action)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        self._closed = True
+        self._inbox.put(lambda: None)
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            while not self._closed:
+                self._read_inbox()
+                self._deliver(self._engine.step())
+                self._on_load(self._engine)
+        except Exception as error:
+            log.exception("the engine broke; this process must be replaced")
+            self.failure = error
+            for sink, _ in self._sinks.values():
+                sink(error)
+            self._refuse_all(error)
+
+    def _refuse_all(self, error: Exception) -> None:
+        """Nobody may wait for an engine that is gone: refuse what still arrives."""
+        self._sinks.clear()
+        while not self._closed:
+            action = self._inbox.get()
+            action()
+            for sink, _ in self._sinks.values():
+                sink(error)
+            self._sinks.clear()
+
+    def _read_inbox(self) -> None:
+        idle = not (self._engine.running or self._engine.waiting)
+        try:
+            self._inbox.get(block=idle, timeout=_IDLE_S if idle else None)()
+            while True:
+                self._inbox.get_nowait()()
+        except queue.Empty:
+            return
+
+    def _submit(self, request: GenerationRequest, sink: Sink) -> None:
+        try:
+            self._engine.submit(request)
+        except Exception as error:
+            sink(error)
+            return
+        self._sinks[request.id] = (sink, request.stream)
+
+    def _cancel(self, request_id: str) -> None:
+        self._engine.cancel(request_id)
+        self._sinks.pop(request_id, None)
+        self._last.pop(request_id, None)
+
+    def _deliver(self, deltas: list[Delta]) -> None:
+        now = time.monotonic()
+        for delta in deltas:
+            before = self._last.get(delta.id)
+            if before is not None:
+                self._on_delta(now - before, len(delta.tokens))
+            self._last[delta.id] = now
+            sink, streams = self._sinks[delta.id]
+            if streams or delta.result:
+                sink(delta)
+            if delta.result:
+                del self._sinks[delta.id], self._last[delta.id]

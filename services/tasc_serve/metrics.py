@@ -1,0 +1,279 @@
+"""What one process counts, as Prometheus series. It computes no ratio and opens no port.
+
+Names keep vLLM's suffixes, so that its dashboards need another prefix only. Added are the
+denominators: ``tasc_row_steps_total`` and ``tasc_spec_decode_num_drafts_per_pos_total``.
+"""
+
+from collections.abc import Callable
+from typing import Final, get_args
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from tasc_draft.sources import SOURCES
+from tasc_engine.request import FinishReason, GenerationResult
+from tasc_engine.stats import Counts, StepRecord
+
+# vLLM's edges, and finer ones below: a small model answers in milliseconds.
+_E2E_S = (
+    *(0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5),
+    *(5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0),
+)
+_QUEUE_S = (0.0005, 0.001, 0.002, *_E2E_S)
+_FIRST_TOKEN_S = (
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0),
+    *(7.5, 10.0, 20.0, 40.0),
+)
+_INTER_TOKEN_S = (
+    *(0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.15),
+    *(0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
+)
+_VERIFY_S = _INTER_TOKEN_S
+_DRAFT_S = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.1)
+
+NO_TASK: Final = "-"  # no task can have this name
+
+
+class _Series:
+    """Makes series that all carry the replica's own labels."""
+
+    def __init__(self, registry: CollectorRegistry, labels: dict[str, str]) -> None:
+        self._registry, self._labels = registry, labels
+
+    def counters(self, name: str, text: str, *by: str) -> Callable[..., Counter]:
+        family = Counter(name, text, (*self._labels, *by), registry=self._registry)
+        return lambda *values: family.labels(*self._labels.values(), *map(str, values))
+
+    def counter(self, name: str, text: str) -> Counter:
+        return self.counters(name, text)()
+
+    def gauge(self, name: str, text: str) -> Gauge:
+        family = Gauge(name, text, tuple(self._labels), registry=self._registry)
+        return family.labels(**self._labels)
+
+    def histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        family = Histogram(
+            name, text, tuple(self._labels), registry=self._registry, buckets=buckets
+        )
+        return family.labels(**self._labels)
+
+
+class _TokensBySource:
+    """Draft tokens by source, in total and by position; every child is resolved once."""
+
+    def __init__(self, total: Callable[..., Counter], by_position: Callable[..., Counter]) -> None:
+        self._total = [total(source) for source in SOURCES]
+        self._by_position = by_position
+        self._children: list[list[Counter]] = [[] for _ in SOURCES]
+
+    def add(self, counts: Counts) -> None:
+        self._resolve(counts.shape[1])
+        for total, children, row in zip(self._total, self._children, counts.tolist(), strict=True):
+            if any(row):
+                total.inc(sum(row))
+                for child, tokens in zip(children, row, strict=False):
+                    if tokens:
+                        child.inc(tokens)
+
+    def _resolve(self, positions: int) -> None:
+        for source, children in zip(SOURCES, self._children, strict=True):
+            for position in range(len(children), positions):
+                children.append(self._by_position(source, position))
+
+
+class ReplicaMetrics:
+    """The series of one replica: one task, one target, one proposer.
+
+    Args:
+        registry: Where the series live; another registry is another process's view.
+        task: The task's name.
+        model_name: The target's name.
+        proposer: What makes the drafts.
+
+    Raises:
+        ValueError: The registry already holds these series.
+    """
+
+    def __init__(
+        self, registry: CollectorRegistry, *, task: str, model_name: str, proposer: str = "tasc"
+    ) -> None:
+        self._labels = {"task": task, "model_name": model_name, "proposer": proposer}
+        make = _Series(registry, self._labels)
+        self._steps_of(make)
+        self._drafting_of(make)
+        self._requests_of(make)
+        self._index_of(make, registry)
+
+    def _steps_of(self, make: _Series) -> None:
+        self._steps = make.counter("tasc_verify_steps", "Target forwards of a whole batch.")
+        self._row_steps = make.counter(
+            "tasc_row_steps", "Target forwards of one row that could emit: block efficiency's base."
+        )
+        self._prompt_tokens = make.counter(
+            "tasc_prompt_tokens", "Prompt tokens that entered the cache."
+        )
+        self._generation_tokens = make.counter(
+            "tasc_generation_tokens", "Emitted tokens, end-of-sequence included: accepted + bonus."
+        )
+        self._bonus_tokens = make.counter(
+            "tasc_bonus_tokens", "Emitted tokens that the target chose itself."
+        )
+        self._draft_seconds = make.histogram(
+            "tasc_draft_seconds", "Proposing and observing, per step.", _DRAFT_S
+        )
+        self._verify_seconds = make.histogram(
+            "tasc_verify_seconds", "The target's forward until its tokens are read.", _VERIFY_S
+        )
+
+    def _drafting_of(self, make: _Series) -> None:
+        name = "tasc_spec_decode_num_"
+        self._drafts = make.counter(name + "drafts", "Row-steps with a non-empty draft.")
+        self._drafted = _TokensBySource(
+            make.counters(name + "draft_tokens", "Draft tokens proposed.", "source"),
+            make.counters(
+                name + "drafts_per_pos", "Drafts that reach a position.", "source", "position"
+            ),
+        )
+        self._accepted = _TokensBySource(
+            make.counters(name + "accepted_tokens", "Draft tokens emitted, no bonus.", "source"),
+            make.counters(
+                name + "accepted_tokens_per_pos",
+                "Draft tokens emitted at a position.",
+                *("source", "position"),
+            ),
+        )
+
+    def _requests_of(self, make: _Series) -> None:
+        success = make.counters(
+            "tasc_request_success", "Requests that ended, by how.", "finished_reason"
+        )
+        self._finished = {reason: success(reason) for reason in get_args(FinishReason)}
+        self._first_token = make.histogram(
+            "tasc_time_to_first_token_seconds", "Arrival to first token.", _FIRST_TOKEN_S
+        )
+        self._e2e = make.histogram(
+            "tasc_e2e_request_latency_seconds", "Arrival to the end of the answer.", _E2E_S
+        )
+        self._queued = make.histogram(
+            "tasc_request_queue_time_seconds", "Arrival to a free row.", _QUEUE_S
+        )
+        self._inter_token = make.histogram(
+            "tasc_inter_token_latency_seconds",
+            "Gap between two chunks divided by the tokens of the later, once per token.",
+            _INTER_TOKEN_S,
+        )
+        self._running = make.gauge("tasc_num_requests_running", "Requests that hold a row.")
+        self._waiting = make.gauge("tasc_num_requests_waiting", "Requests in the queue.")
+        self._kv_ratio = make.gauge("tasc_kv_cache_usage_ratio", "Part of the KV cache in use.")
+
+    def _index_of(self, make: _Series, registry: CollectorRegistry) -> None:
+        self._index_info = Gauge(
+            "tasc_draft_index_info",
+            "1 for the served one.",
+            (*self._labels, "version"),
+            registry=registry,
+        )
+        self._index_bytes = make.gauge("tasc_draft_index_bytes", "Size of the served draft index.")
+        self._swaps = make.counter("tasc_index_swaps", "Draft indexes swapped in while running.")
+        self._version: int | None = None
+        self._started = False
+
+    def observe_step(self, record: StepRecord) -> None:
+        """Count one step. Called on the step loop: some tens of microseconds.
+
+        Raises:
+            ValueError: The record has not one row of counts for each of ``SOURCES``.
+        """
+        self._drafted.add(record.drafted)
+        self._accepted.add(record.accepted)
+        self._steps.inc()
+        self._row_steps.inc(record.row_steps)
+        self._drafts.inc(record.drafts)
+        self._bonus_tokens.inc(record.bonus_tokens)
+        self._generation_tokens.inc(record.emitted_tokens)
+        self._prompt_tokens.inc(record.prompt_tokens)
+        self._draft_seconds.observe(record.draft_seconds)
+        self._verify_seconds.observe(record.verify_seconds)
+
+    def observe_result(self, result: GenerationResult) -> None:
+        """Count one ended request.
+
+        A cancelled one is timed as well: leaving out those that were given up on would flatter the
+        tail. Time to first token is observed only where there was one.
+        """
+        self._finished[result.finish_reason].inc()
+        self._queued.observe(result.timings.queued)
+        self._e2e.observe(result.timings.total)
+        if result.tokens:
+            self._first_token.observe(result.timings.first_token)
+
+    def observe_inter_token(self, seconds: float, tokens: int) -> None:
+        """Observe ``seconds / tokens`` once per token.
+
+        Args:
+            seconds: Gap between the previous chunk of this request and the current one.
+            tokens: Tokens in the current chunk; a chunk without tokens is not observed.
+        """
+        for _ in range(tokens):
+            self._inter_token.observe(seconds / tokens)
+
+    def set_load(self, running: int, waiting: int, kv_ratio: float) -> None:
+        """Set requests that hold a row, requests in the queue, and the cache's use in [0, 1]."""
+        self._running.set(running)
+        self._waiting.set(waiting)
+        self._kv_ratio.set(kv_ratio)
+
+    def set_index(self, version: int | None, size_bytes: int) -> None:
+        """Say which draft index is served; None is none. The first call is no swap."""
+        self._index_bytes.set(size_bytes)
+        if self._started and version == self._version:
+            return
+        if self._version is not None:
+            self._index_info.remove(*self._labels.values(), str(self._version))
+        if version is not None:
+            self._index_info.labels(*self._labels.values(), str(version)).set(1)
+        self._swaps.inc(int(self._started))
+        self._started, self._version = True, version
+
+
+class GatewayMetrics:
+    """The series of one gateway.
+
+    Raises:
+        ValueError: The registry already holds these series.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._requests = Counter(
+            "tasc_http_requests", "HTTP requests answered.", ("task", "code"), registry=registry
+        )
+        self._seconds = Histogram(
+            "tasc_http_request_seconds",
+            "First byte of the request to last byte of the answer.",
+            ("task",),
+            registry=registry,
+            buckets=_E2E_S,
+        )
+
+    def observe_http(self, task: str | None, code: int, seconds: float) -> None:
+        """Count one answered HTTP request.
+
+        Args:
+            task: The name of a served task. None where the request named no such task: names that
+                clients make up must not become labels, each of which lives as long as the process.
+            code: The HTTP status.
+            seconds: Until the last byte was sent.
+        """
+        self._requests.labels(task or NO_TASK, str(code)).inc()
+        self._seconds.labels(task or NO_TASK).observe(seconds)
+
+
+def _exported() -> frozenset[str]:
+    registry = CollectorRegistry()
+    ReplicaMetrics(registry, task="", model_name="")
+    GatewayMetrics(registry)
+    suffixes = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
+    return frozenset(f.name + end for f in registry.collect() for end in suffixes[f.type])
+
+
+METRICS: Final = _exported()
+"""The name of every exported series; a dashboard or rule may ask for no other."""

@@ -1,0 +1,155 @@
+"""The Serve deployment that answers for one task: an engine, its step loop, its metrics.
+
+It takes calls and gives deltas; HTTP is the gateway's business.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+
+from prometheus_client import CollectorRegistry
+
+from tasc_engine import Delta, Engine, EngineError, GenerationRequest, GenerationResult
+from tasc_serve.calls import Call, Refusal, TaskStatus
+from tasc_serve.discovery import MetricsPort
+from tasc_serve.loop import EngineLoop
+from tasc_serve.metrics import ReplicaMetrics
+from tasc_serve.settings import ServedTask, ServeSettings
+from tasc_serve.watcher import IndexWatcher
+from tasc_serve.worker import Worker, model_name
+from tasc_store import Artifact, TaskStore, connect
+
+
+class TaskReplica:
+    """One task's engine in one process.
+
+    Args:
+        settings: The service's settings.
+        redis_url: The store.
+        task: Which of the settings' tasks.
+    """
+
+    def __init__(self, settings: ServeSettings, redis_url: str, task: ServedTask) -> None:
+        client = connect(redis_url)
+        registry = CollectorRegistry()
+        limits = settings.limits
+        self._places = settings.engine.rows + limits.max_queued
+        self._max_tokens = limits.max_tokens
+        self._outstanding = 0
+        name = model_name(TaskStore(client).get(task.name))
+        self._metrics = ReplicaMetrics(registry, task=task.name, model_name=name)
+        self._worker = Worker(
+            client,
+            task.name,
+            settings.engine,
+            draft=task.draft,
+            max_waiting=limits.max_queued,
+            cache_dir=settings.cache_dir,
+            on_step=self._metrics.observe_step,
+        )
+        self._set_index(self._worker.artifact)
+        self._port = MetricsPort(
+            client, registry, host=settings.metrics.host, ttl_s=settings.metrics.ttl_s
+        )
+        self._loop = EngineLoop(
+            self._worker.engine,
+            on_delta=self._metrics.observe_inter_token,
+            on_load=self._set_load,
+        )
+        self._watcher = IndexWatcher(
+            self._worker, self._loop, settings.index_poll_s, self._set_index
+        )
+
+    async def complete(self, call: Call) -> GenerationResult | Refusal:
+        """The whole answer of one call."""
+        async for item in self.stream(call):
+            if isinstance(item, Refusal):
+                return item
+            if item.result:
+                return item.result
+        raise RuntimeError(f"call {call.id} ended without a result")
+
+    async def stream(self, call: Call) -> AsyncGenerator[Delta | Refusal, None]:
+        """An answer piece by piece; closing the iterator frees the row."""
+        request = self._admit(call)
+        if isinstance(request, Refusal):
+            yield request
+            return
+        self._outstanding += 1
+        try:
+            async for delta in self._deltas(request):
+                yield delta
+        except (EngineError, ValueError) as error:
+            yield Refusal("invalid", str(error), "prompt")
+        finally:
+            self._outstanding -= 1
+
+    async def status(self) -> TaskStatus:
+        worker, artifact = self._worker, self._worker.artifact
+        config = worker.engine.config
+        return TaskStatus(
+            task=worker.record.name,
+            record_version=worker.record_version,
+            model=worker.record.model,
+            adapter=worker.record.adapter,
+            fingerprint=worker.tokenizer.fingerprint,
+            max_model_len=config.max_model_len,
+            rows=config.rows,
+            index_version=artifact.version if artifact else None,
+            index_rows=artifact.corpus_rows if artifact else 0,
+            index_bytes=worker.index_bytes,
+        )
+
+    def check_health(self) -> None:
+        """Raise when the engine has broken, so that Serve replaces this replica."""
+        if not self._loop.alive:
+            raise RuntimeError(f"the engine loop ended: {self._loop.failure!r}")
+
+    def __del__(self) -> None:
+        for part in ("_watcher", "_loop", "_port"):
+            if hasattr(self, part):
+                getattr(self, part).close()
+
+    def _admit(self, call: Call) -> GenerationRequest | Refusal:
+        if self._outstanding >= self._places:
+            return Refusal("full", f"{self._outstanding} requests are in this replica already")
+        if call.max_tokens is not None and call.max_tokens > self._max_tokens:
+            message = f"max_tokens is {call.max_tokens}; this service gives at most"
+            return Refusal("invalid", f"{message} {self._max_tokens}", "max_tokens")
+        try:
+            return self._worker.request(call)
+        except ValueError as error:
+            return Refusal("invalid", str(error), "prompt")
+
+    async def _deltas(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
+        here = asyncio.get_running_loop()
+        # One item per step at most, and a row holds max_tokens steps: bounded by the request.
+        arrived: asyncio.Queue[Delta | Exception] = asyncio.Queue()
+
+        def sink(item: Delta | Exception) -> None:
+            with contextlib.suppress(RuntimeError):  # the event loop is closing
+                here.call_soon_threadsafe(arrived.put_nowait, item)
+
+        self._loop.submit(request, sink)
+        ended = False
+        try:
+            while not ended:
+                item = await arrived.get()
+                if isinstance(item, Exception):
+                    ended = True
+                    raise item
+                if item.result:
+                    ended = True
+                    self._metrics.observe_result(item.result)
+                yield item
+        finally:
+            if not ended:
+                self._loop.cancel(request.id)
+
+    def _set_index(self, artifact: Artifact | None) -> None:
+        version = artifact.version if artifact else None
+        self._metrics.set_index(version, self._worker.index_bytes)
+
+    def _set_load(self, engine: Engine) -> None:
+        capacity = engine.config.rows * engine.config.max_model_len
+        self._metrics.set_load(engine.running, engine.waiting, engine.cached_tokens / capacity)

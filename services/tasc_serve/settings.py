@@ -1,0 +1,109 @@
+"""The one settings file of the service, read by ``tasc serve --config``. It starts nothing."""
+
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from tasc_serve.errors import SettingsError
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class EngineSettings(_Section):
+    """One engine: rows decoded together, context, prefill, threads."""
+
+    rows: int = Field(8, ge=1, le=256, description="b, rows decoded together")
+    max_model_len: int = Field(1024, ge=8, description="prompt + answer of one row, tokens")
+    prefill_chunk: int = Field(256, ge=1, description="prompt tokens of one row in one step")
+    torch_threads: int = Field(1, ge=1, description="CPU threads of one replica")
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:0 ...")
+
+
+class LimitSettings(_Section):
+    """Bounds on what one client can ask for, and for how long anything may take."""
+
+    max_prompt_bytes: int = Field(262_144, ge=1)
+    max_body_bytes: int = Field(4_194_304, ge=1)
+    max_tokens: int = Field(512, ge=1, description="most max_tokens a request may ask for")
+    max_queued: int = Field(256, ge=0, description="requests waiting in one replica")
+    request_timeout_s: float = Field(60.0, gt=0)
+    drain_timeout_s: float = Field(20.0, gt=0)
+
+
+class DraftOverrides(_Section):
+    """Drafting settings that replace the task record's; unset ones stay the task's own."""
+
+    n_max: int | None = None
+    p_min: int | None = None
+    corpus_weight: float | None = None
+    num_speculative_tokens: int | None = None
+    min_prob: float | None = None
+
+
+class ServedTask(_Section):
+    """A task of the store that this service answers for, in a Serve deployment of its own."""
+
+    name: str
+    replicas: int = Field(1, ge=0)
+    num_cpus: float = Field(0.5, ge=0, description="logical CPUs Ray reserves for one replica")
+    num_gpus: float = Field(0.0, ge=0, description="GPUs Ray reserves for one replica")
+    draft: DraftOverrides = DraftOverrides()
+
+
+class HttpSettings(_Section):
+    """Where the service listens, and how many gateways share the work."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(8000, ge=0, le=65535, description="0 takes a free one")
+    gateways: int = Field(1, ge=1)
+    gateway_num_cpus: float = Field(0.5, ge=0)
+
+
+class MetricsSettings(_Section):
+    """Each process serves its metrics on a free port and registers it in the store."""
+
+    host: str = "127.0.0.1"
+    ttl_s: float = Field(15.0, gt=0, description="a port not renewed for this long is forgotten")
+
+
+class ServeSettings(_Section):
+    """Everything the service needs to know. ``tasks`` must name at least one task, each once."""
+
+    redis_url: str | None = Field(None, description="unset: REDIS_URL, else an embedded server")
+    tasks: tuple[ServedTask, ...] = Field(min_length=1)
+    http: HttpSettings = HttpSettings()
+    engine: EngineSettings = EngineSettings()
+    limits: LimitSettings = LimitSettings()
+    metrics: MetricsSettings = MetricsSettings()
+    index_poll_s: float = Field(2.0, gt=0, description="longest time until a new index is seen")
+    cache_dir: Path | None = Field(None, description="node-local index cache; unset: per user")
+
+    @model_validator(mode="after")
+    def _tasks_are_named_once(self) -> Self:
+        names = [task.name for task in self.tasks]
+        if twice := {n for n in names if names.count(n) > 1}:
+            raise ValueError(f"task {', '.join(sorted(twice))} is listed twice; list each once")
+        return self
+
+
+def load_settings(path: Path) -> ServeSettings:
+    """Read a YAML settings file.
+
+    Raises:
+        SettingsError: It cannot be read, is no YAML mapping, or a field is unknown or out of range.
+    """
+    try:
+        content: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise SettingsError(f"{path} cannot be read as YAML: {error}") from error
+    try:
+        return ServeSettings.model_validate(content)
+    except ValidationError as error:
+        faults = "; ".join(
+            f"{'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors()
+        )
+        raise SettingsError(f"{path}: {faults}") from error

@@ -1,0 +1,62 @@
+"""Watches the store for a newer draft index and brings it into a running engine.
+
+A store that is away, or an index that does not fit, leaves the old index in use and is logged.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+
+from tasc_draft import DraftError
+from tasc_serve.errors import ServeError
+from tasc_serve.loop import EngineLoop
+from tasc_serve.worker import Worker
+from tasc_store import Artifact, StoreError
+
+log = logging.getLogger(__name__)
+
+
+class IndexWatcher:
+    """A thread that swaps ``worker`` to each newly announced index.
+
+    Args:
+        poll_s: Longest time until a new version is seen when its announcement was lost.
+        on_swap: Called with the artifact once the engine drafts from it.
+    """
+
+    def __init__(
+        self, worker: Worker, loop: EngineLoop, poll_s: float, on_swap: Callable[[Artifact], None]
+    ) -> None:
+        self._worker = worker
+        self._loop = loop
+        self._poll_s = poll_s
+        self._on_swap = on_swap
+        self._stopped = threading.Event()
+        self._seen = worker.artifact.version if worker.artifact else None
+        self._thread = threading.Thread(target=self._run, name="index-watcher", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stopped.set()
+        self._thread.join(2 * self._poll_s)
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                self._look()
+            except (StoreError, ServeError, DraftError, OSError):
+                log.exception("cannot bring in a new draft index; the old one stays in use")
+                self._stopped.wait(self._poll_s)
+
+    def _look(self) -> None:
+        artifact = self._worker.indexes.wait(self._seen, self._poll_s)
+        if artifact is None or artifact.version == self._seen:
+            return
+        self._seen = artifact.version
+        index = self._worker.fetch(artifact)
+
+        def swap() -> None:
+            self._worker.swap(artifact, index)
+            self._on_swap(artifact)
+
+        self._loop.between_steps(swap)

