@@ -19,7 +19,7 @@ serve: .venv/.installed ## keep the demo service running on port 8000
 	@exec .venv/bin/tasc demo --serve
 
 check: .venv/.installed ## lint, types, import arrows
-	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/lint-imports
+	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/mypy dashboards && .venv/bin/lint-imports
 
 fix: .venv/.installed ## format and mend what can be mended by machine
 	.venv/bin/ruff check --fix . && .venv/bin/ruff format .

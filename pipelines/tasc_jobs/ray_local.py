@@ -6,11 +6,9 @@ It knows no job.
 
 import logging
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 import ray
 from ray._private import ray_constants
@@ -68,7 +66,7 @@ def _own_cluster(num_cpus: int, object_store_mb: int) -> Iterator[None]:
                 include_dashboard=False,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
-                _temp_dir=str(folder),
+                _temp_dir=folder,
             )
             address = ray.util.get_node_ip_address()
             if address != "127.0.0.1":
@@ -81,17 +79,12 @@ def _own_cluster(num_cpus: int, object_store_mb: int) -> Iterator[None]:
             ray.shutdown(wait_for_processes=True)
 
 
-@contextmanager
-def _temporary_folder() -> Iterator[Path]:
-    parent = tempfile.gettempdir()
-    if len(os.fsencode(parent)) > _LONGEST_PARENT:
-        parent = "/tmp"  # noqa: S108 - mkdtemp makes a folder nobody else may enter
-    folder = Path(tempfile.mkdtemp(prefix="tasc-ray-", dir=parent))
-    try:
-        yield folder
-    finally:
-        # A worker that dies late may still write its log.
-        shutil.rmtree(folder, ignore_errors=True)
+def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    usual = tempfile.gettempdir()
+    fits = len(os.fsencode(usual)) <= _LONGEST_PARENT
+    parent = usual if fits else "/tmp"  # noqa: S108 - the folder made there is ours alone
+    # A worker that dies late may still write its log while the folder goes.
+    return tempfile.TemporaryDirectory(prefix="tasc-ray-", dir=parent, ignore_cleanup_errors=True)
 
 
 @contextmanager

@@ -1,7 +1,13 @@
-"""Batched, lossless speculative decoding of Hugging Face causal LMs."""
+"""Batched, lossless speculative decoding of Hugging Face causal LMs.
+
+What needs torch is imported when it is first asked for, so that a process that only passes requests
+and results on (the gateway) stays light.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from tasc_engine.config import EngineConfig
-from tasc_engine.engine import Engine
 from tasc_engine.errors import EngineError, QueueFull, RequestTooLong, UnsupportedModel
 from tasc_engine.request import (
     Acceptance,
@@ -12,7 +18,16 @@ from tasc_engine.request import (
     Timings,
 )
 from tasc_engine.stats import EngineTotals, StepRecord
-from tasc_engine.target import ModelSource, Target
+
+if TYPE_CHECKING:
+    from tasc_engine.engine import Engine
+    from tasc_engine.target import ModelSource, Target
+
+_NEEDS_TORCH = {
+    "Engine": "tasc_engine.engine",
+    "ModelSource": "tasc_engine.target",
+    "Target": "tasc_engine.target",
+}
 
 __all__ = [
     "Acceptance",
@@ -32,3 +47,9 @@ __all__ = [
     "Timings",
     "UnsupportedModel",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NEEDS_TORCH:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_NEEDS_TORCH[name]), name)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, generate_latest
 from pydantic import BaseModel, ValidationError
 
 from tasc_serve import http_errors
@@ -97,7 +97,7 @@ def _add_operations(app: FastAPI, backend: Backend, registry: CollectorRegistry)
     @app.get("/metrics")
     async def metrics() -> Response:
         texts = [generate_latest(registry).decode(), *await backend.metrics()]
-        return PlainTextResponse(merge(texts), media_type=CONTENT_TYPE_LATEST)
+        return PlainTextResponse(merge(texts), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     @app.get("/sd")
     async def sd() -> list[dict[str, object]]:

@@ -1,0 +1,106 @@
+"""A real Prometheus with the shipped configuration, and the endpoint it asks for targets."""
+
+import json
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import redis
+
+from tasc_serve.discovery import live_targets, service_discovery
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+
+
+@contextmanager
+def discovery_endpoint(client: redis.Redis) -> Iterator[str]:
+    """URL of ``/sd`` over what Redis lists."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps(service_discovery(live_targets(client))).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/sd"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class Prometheus:
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def ask(self, path: str, **parameters: str) -> Any:
+        answer = httpx.get(f"{self._url}/api/v1/{path}", params=parameters)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["data"]
+
+    def query(self, expr: str) -> list[tuple[dict[str, str], float]]:
+        found = self.ask("query", query=expr)["result"]
+        return [(series["metric"], float(series["value"][1])) for series in found]
+
+    def ready(self) -> bool:
+        try:
+            return httpx.get(f"{self._url}/-/ready").status_code == 200
+        except httpx.TransportError:
+            return False
+
+
+@contextmanager
+def started(folder: Path, discovery_url: str) -> Iterator[Prometheus]:
+    """Prometheus on the shipped files, asking ``discovery_url``, every second instead of five."""
+    text = (DEPLOY / "prometheus.yml").read_text("utf-8")
+    shipped = "http://127.0.0.1:8080/sd"
+    assert text.count(shipped) == 1
+    text = text.replace(shipped, discovery_url).replace(": 5s", ": 1s")
+    (folder / "prometheus.yml").write_text(text, "utf-8")
+    shutil.copy(DEPLOY / "rules.yml", folder)
+    port = free_port()
+    command = [
+        "prometheus",
+        f"--config.file={folder / 'prometheus.yml'}",
+        f"--storage.tsdb.path={folder / 'data'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+    ]
+    with (folder / "prometheus.log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder)
+    with process:
+        try:
+            server = Prometheus(f"http://127.0.0.1:{port}")
+            eventually(server.ready)
+            yield server
+        finally:
+            process.terminate()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline, "did not come to hold within 60 s"
+        time.sleep(0.1)

@@ -1,0 +1,114 @@
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_server import Prometheus, eventually
+
+pytestmark = pytest.mark.prometheus
+
+FOLDER = Path(__file__).parents[2] / "dashboards"
+DEPLOY = Path(__file__).parents[2] / "deploy"
+
+
+def queries() -> dict[str, str]:
+    """Every query of both dashboards by file, panel and letter, as Grafana would send it."""
+    found = {}
+    for path in sorted(FOLDER.glob("*.json")):
+        for panel in json.loads(path.read_text("utf-8"))["panels"]:
+            for target in panel["targets"]:
+                name = f"{path.stem}: {panel['title']}, {panel['type']}, {target['refId']}"
+                assert name not in found
+                found[name] = as_sent(target["expr"])
+    return found
+
+
+def as_sent(expr: str) -> str:
+    expr = expr.replace("$__rate_interval", "5s")
+    expr = re.sub(r"\$(task|model_name)\b", ".*", expr)
+    assert "$" not in expr
+    return expr
+
+
+QUERIES = queries()
+SPEC = "tasc_spec_decode_num_"
+
+
+def test_there_are_queries_to_run():
+    assert len(QUERIES) > 40
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_a_fed_service_gives_each_query_numbers(prometheus: Prometheus, name: str):
+    found = prometheus.query(QUERIES[name])
+    assert found, QUERIES[name]
+    assert not [series for series, value in found if math.isnan(value)]
+
+
+# By panel, label and value: the ratios of the step that the exporter repeats.
+KNOWN = [
+    ("drafting: Block efficiency, timeseries, A", {}, 13 / 8),
+    ("drafting: Block efficiency, stat, A", {}, 13 / 8),
+    ("drafting: Coverage, stat, A", {}, 6 / 8),
+    ("drafting: Output from drafts, stat, A", {}, 5 / 13),
+    ("drafting: Acceptance rate, stat, A", {}, 5 / 9),
+    ("drafting: Rows per step, timeseries, A", {}, 8),
+    ("drafting: Acceptance rate by source, timeseries, A", {"source": "corpus"}, 4 / 6),
+    ("drafting: Acceptance rate by source, timeseries, A", {"source": "prompt"}, 1 / 3),
+    ("drafting: Acceptance rate by draft position, timeseries, A", {"position": "0"}, 4 / 6),
+    ("drafting: Acceptance rate by draft position, timeseries, A", {"position": "1"}, 1 / 3),
+    ("drafting: Drafting time / verify time, timeseries, A", {}, 1 / 4),
+    ("drafting: Replicas by index version, timeseries, A", {"version": "7"}, 1),
+    ("drafting: Index size, timeseries, A", {}, 4096),
+    ("latency: Time per step, timeseries, A", {}, 0.001),
+    ("latency: Time per step, timeseries, B", {}, 0.004),
+    ("latency: Running and waiting, timeseries, A", {}, 3),
+    ("latency: Running and waiting, timeseries, B", {}, 2),
+    ("latency: KV cache in use, timeseries, A", {}, 0.25),
+]
+
+
+@pytest.mark.parametrize(("name", "labels", "value"), KNOWN)
+def test_a_panel_shows_the_ratio_it_claims(prometheus, name, labels, value):
+    found = prometheus.query(QUERIES[name])
+    chosen = [v for series, v in found if labels.items() <= series.items()]
+    # Not exact: a scrape may fall between two counters of one step.
+    assert chosen == pytest.approx([value] * 2, rel=0.05)
+
+
+def test_a_position_that_no_draft_reached_is_not_shown(prometheus):
+    found = prometheus.query(QUERIES["drafting: Acceptance rate by draft position, timeseries, A"])
+    assert {series["position"] for series, _ in found} == {"0", "1"}
+    exported = prometheus.query(SPEC + "drafts_per_pos_total")
+    assert {series["position"] for series, _ in exported} == {"0", "1", "2"}
+
+
+@pytest.mark.parametrize(
+    ("panel", "lower", "upper"),
+    [
+        ("End to end in the replica", 0.01, 0.02),
+        ("Time to first token", 0.005, 0.01),
+        ("Queue time", 0.0005, 0.001),
+        ("Inter-token latency", 0.001, 0.002),
+    ],
+)
+def test_quantiles_lie_in_the_bucket_that_was_fed(prometheus, panel, lower, upper):
+    for letter in "ABC":
+        found = prometheus.query(QUERIES[f"latency: {panel}, timeseries, {letter}"])
+        assert len(found) == 2
+        assert all(lower <= value <= upper for _, value in found)
+
+
+@pytest.mark.parametrize("label", ["task", "model_name"])
+def test_the_filters_offer_what_is_served(prometheus, label):
+    values = prometheus.ask(f"label/{label}/values", **{"match[]": "tasc_verify_steps_total"})
+    assert values == {"task": ["massive_en", "pos_ewt"], "model_name": ["tiny"]}[label]
+
+
+def test_the_shipped_rules_record_and_alert_about_nothing(prometheus):
+    recorded = re.findall(r"record: (\S+)", (DEPLOY / "rules.yml").read_text("utf-8"))
+    assert len(recorded) == 3
+    for name in recorded:
+        eventually(lambda name=name: len(prometheus.query(name)) == 2)
+    assert prometheus.ask("alerts")["alerts"] == []

@@ -1,0 +1,84 @@
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tasc_serve.metrics import METRICS
+
+FOLDER = Path(__file__).parents[2] / "dashboards"
+FILES = ("latency.json", "drafting.json")
+
+
+def render(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-B", str(FOLDER / "render.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def dashboard(name: str) -> dict:
+    return json.loads((FOLDER / name).read_text("utf-8"))
+
+
+def test_the_committed_json_is_what_the_code_renders():
+    checked = render("--check")
+    assert (checked.returncode, checked.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_changed_or_missing_file_is_told_and_mended(tmp_path, name):
+    for other in FILES:
+        shutil.copy(FOLDER / other, tmp_path)
+    (tmp_path / name).write_text("{}")
+    checked = render("--check", "--folder", str(tmp_path))
+    assert checked.returncode == 1
+    assert checked.stderr == f"{name} is stale; run: python dashboards/render.py\n"
+    assert (tmp_path / name).read_text() == "{}"
+    (tmp_path / name).unlink()
+    assert render("--folder", str(tmp_path)).stdout == f"wrote {name}\n"
+    assert (tmp_path / name).read_text("utf-8") == (FOLDER / name).read_text("utf-8")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_queries_name_only_exported_series_and_defined_variables(name):
+    board = dashboard(name)
+    queries = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    variables = {v["name"]: v for v in board["templating"]["list"]}
+    assert len(queries) >= 15
+    asked = {series for query in queries for series in re.findall(r"\btasc_\w+", query)}
+    assert asked
+    assert asked <= METRICS
+    used = {word for query in queries for word in re.findall(r"\$(\w+)", query)}
+    assert used - {"__rate_interval"} == {"task", "model_name"}
+    assert set(variables) == {"datasource", "task", "model_name"}
+    for label in ("task", "model_name"):
+        assert variables[label]["definition"] == f"label_values(tasc_verify_steps_total, {label})"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_each_panel_has_its_own_place_a_unit_and_says_what_it_shows(name):
+    board = dashboard(name)
+    taken: set[tuple[int, int]] = set()
+    for panel in board["panels"]:
+        at = panel["gridPos"]
+        assert at["x"] + at["w"] <= 24
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"])
+                 for y in range(at["y"], at["y"] + at["h"])}  # fmt: skip
+        assert not cells & taken
+        taken |= cells
+        defaults = panel["fieldConfig"]["defaults"]
+        assert defaults["unit"]
+        assert panel["description"]
+        assert {m["options"]["match"] for m in defaults["mappings"]} == {"nan", "null"}
+        assert {m["options"]["result"]["text"] for m in defaults["mappings"]} == {"No traffic"}
+    ids = [panel["id"] for panel in board["panels"]]
+    assert len(set(ids)) == len(ids) > 5
+
+
+def test_together_the_dashboards_show_every_series_but_these():
+    text = "".join((FOLDER / name).read_text("utf-8") for name in FILES)
+    shown = {series for series in METRICS if re.search(rf"\b{series}\b", text)}
+    families = {re.sub("_(bucket|sum|count)$", "", name) for name in METRICS}
+    assert families == {re.sub("_(bucket|sum|count)$", "", name) for name in shown}

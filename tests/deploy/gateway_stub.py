@@ -1,0 +1,71 @@
+"""HTTP servers that stand in for gateways, and waiting for what is to come."""
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+CONFIG = Path(__file__).parents[2] / "deploy" / "haproxy.cfg"
+
+
+class Gateway:
+    """A small HTTP server that answers as a gateway would, and can be told to misbehave."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.ready = name, True
+        self.posts: list[str | None] = []
+        self.probes = 0
+        self.release = threading.Event()
+        gateway = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                gateway.probes += 1
+                ready = gateway.ready and self.path == "/readyz"
+                self.send_response(200 if ready else 503)
+                self.end_headers()
+
+            def do_POST(self) -> None:
+                gateway.posts.append(self.headers["X-Request-ID"])
+                if self.path == "/die":
+                    return  # the connection is closed without an answer
+                if self.path == "/slow":
+                    gateway.release.wait(30)
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(gateway.name.encode())
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.port = self._server.server_port
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        self._thread.start()
+
+    def stop(self) -> None:
+        self.release.set()
+        if self._thread.is_alive():
+            self._server.shutdown()
+            self._thread.join()
+        self._server.server_close()
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline, "did not come to hold within 30 s"
+        time.sleep(0.02)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def accepts(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -1,0 +1,72 @@
+import re
+from pathlib import Path
+
+import yaml
+from pydantic import BaseModel
+
+from tasc_draft.settings import DraftSettings
+from tasc_serve.settings import (
+    DraftOverrides,
+    EngineSettings,
+    HttpSettings,
+    LimitSettings,
+    MetricsSettings,
+    ServedTask,
+    ServeSettings,
+    load_settings,
+)
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+
+
+def test_the_settings_file_loads_and_names_both_tasks():
+    settings = load_settings(DEPLOY / "serve.yaml")
+    assert [task.name for task in settings.tasks] == ["massive_en", "pos_ewt"]
+    assert settings.redis_url == "redis://127.0.0.1:6379/0"
+
+
+def test_the_settings_file_shows_every_setting_there_is():
+    written = yaml.safe_load((DEPLOY / "serve.yaml").read_text("utf-8"))
+    sections: list[tuple[type[BaseModel], dict[str, object]]] = [
+        (ServeSettings, written),
+        (HttpSettings, written["http"]),
+        (EngineSettings, written["engine"]),
+        (LimitSettings, written["limits"]),
+        (MetricsSettings, written["metrics"]),
+        (ServedTask, written["tasks"][1]),
+        (DraftOverrides, written["tasks"][1]["draft"]),
+    ]
+    for model, values in sections:
+        assert set(values) == set(model.model_fields), model.__name__
+
+
+def test_the_values_shown_are_the_defaults_they_are_said_to_be():
+    settings = load_settings(DEPLOY / "serve.yaml")
+    least = ServeSettings(tasks=(ServedTask(name="massive_en"), ServedTask(name="pos_ewt")))
+    shown = settings.tasks[1].draft
+    assert DraftSettings(**shown.model_dump()) == DraftSettings()
+    plain = settings.tasks[1].model_copy(update={"draft": DraftOverrides()})
+    changes = {"redis_url": None, "tasks": (settings.tasks[0], plain)}
+    assert settings.model_copy(update=changes) == least
+    text = (DEPLOY / "serve.yaml").read_text("utf-8")
+    said = re.findall(r": (\S+) +# default ([\w.]*\w)", text)
+    assert len(said) >= 20
+    differ = [pair for pair in said if yaml.safe_load(pair[0]) != yaml.safe_load(pair[1])]
+    assert differ == []
+
+
+def test_a_second_service_needs_only_another_port():
+    text = (DEPLOY / "serve.yaml").read_text("utf-8")
+    assert text.count("port: 8000") == 1
+    assert "sed 's/port: 8000/port: 8001/'" in (DEPLOY / "README.md").read_text("utf-8")
+    ports = {f"server gateway{i} 127.0.0.1:{8000 + i}" for i in (0, 1)}
+    balanced = (DEPLOY / "haproxy.cfg").read_text("utf-8")
+    assert all(port in balanced for port in ports)
+
+
+def test_the_load_balancer_waits_longer_than_the_service():
+    balancer = (DEPLOY / "haproxy.cfg").read_text("utf-8")
+    waits = re.findall(r"timeout (server|client) (\d+)s", balancer)
+    assert {side for side, _ in waits} == {"server", "client"}
+    limit = load_settings(DEPLOY / "serve.yaml").limits.request_timeout_s
+    assert min(int(seconds) for _, seconds in waits) > limit

@@ -1,0 +1,32 @@
+"""The statistics job on a real Ray over a real Redis, against the files it was filled from."""
+
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from tasc_jobs.ingest import ingest
+from tasc_jobs.statistics import corpus_statistics, file_statistics
+from tasc_store import connect
+
+pytestmark = [pytest.mark.ray, pytest.mark.redis]
+
+TRAIN = Path(str(files("tasc_jobs.demo"))) / "data" / "pos_ewt.train.jsonl.gz"
+
+
+@pytest.fixture(scope="module")
+def pos_ewt(redis_url, tmp_path_factory):
+    with connect(redis_url) as client:
+        report = ingest(client, "pos_ewt", [TRAIN], reject=tmp_path_factory.mktemp("r") / "bad")
+    assert report.added == 12_544
+    return "pos_ewt"
+
+
+@pytest.mark.parametrize("parallelism", [1, 3, 16, None])
+def test_any_number_of_ranges_gives_the_papers_figures(
+    ray_cluster, redis_url, pos_ewt, parallelism
+):
+    found = corpus_statistics(redis_url, pos_ewt, parallelism=parallelism)
+    assert found == file_statistics([TRAIN])
+    assert found.input.bigrams_for_80_percent == 65_288  # 65,287 when a range forgets its border
+    assert found.output.bigrams_for_80_percent == 63

@@ -1,0 +1,148 @@
+"""Ingest into a real Redis: nothing lost, nothing twice, and every refused line accounted for."""
+
+import gzip
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tasc_jobs.errors import FileError
+from tasc_jobs.ingest import IngestReport, ingest
+from tasc_store import CorpusRow, CorpusStore
+
+pytestmark = pytest.mark.redis
+
+
+def rows_of(client, task):
+    store = CorpusStore(client, task)
+    return store.read(0, len(store))
+
+
+def jsonl(path, count, **extra):
+    path.write_text(
+        "".join(
+            json.dumps({"input": f"i{n}", "output": f"o{n}", **extra}) + "\n" for n in range(count)
+        )
+    )
+    return path
+
+
+def test_rows_of_all_formats_arrive_in_order(client, task, tmp_path):
+    plain, zipped, columns = (
+        tmp_path / f"rows.{kind}" for kind in ("jsonl", "jsonl.gz", "parquet")
+    )
+    plain.write_text('{"id": "a", "input": "1", "output": "x"}\n')
+    zipped.write_bytes(gzip.compress(b'{"id": 2, "input": "2", "output": "x"}\n'))
+    pq.write_table(pa.table({"id": [3], "input": ["3"], "output": ["x"]}), columns)
+    report = ingest(client, task, [columns, plain, zipped], reject=tmp_path / "bad.jsonl")
+    assert report == IngestReport(added=3, known=0, rejected=0, reject_file=None)
+    assert [(row.key, row.input) for row in rows_of(client, task)] == [
+        ("3", "3"),
+        ("a", "1"),
+        ("2", "2"),
+    ]
+    assert not (tmp_path / "bad.jsonl").exists()
+
+
+def test_ingesting_again_adds_nothing_and_a_longer_file_only_what_is_new(client, task, tmp_path):
+    reject = tmp_path / "bad.jsonl"
+    path = jsonl(tmp_path / "rows.jsonl", 2500)
+    assert ingest(client, task, [path], reject=reject) == IngestReport(2500, 0, 0, None)
+    before = rows_of(client, task)
+    assert ingest(client, task, [path], reject=reject) == IngestReport(0, 2500, 0, None)
+    assert rows_of(client, task) == before
+    assert [row.input for row in before] == [f"i{n}" for n in range(2500)]
+
+
+def test_an_ingest_cut_short_is_completed_by_the_next(client, task, tmp_path):
+    path = jsonl(tmp_path / "rows.jsonl", 2500)
+
+    def stop(lines):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ingest(client, task, [path], reject=tmp_path / "bad.jsonl", progress=stop)
+    assert len(CorpusStore(client, task)) == 1000
+    assert ingest(client, task, [path], reject=tmp_path / "bad.jsonl").added == 1500
+    assert [row.input for row in rows_of(client, task)] == [f"i{n}" for n in range(2500)]
+
+
+def test_equal_rows_with_different_ids_or_lines_are_kept(client, task, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    ids = ['"id": "a", ', '"id": "b", ', "", "", '"id": "a", ']
+    path.write_text("".join(f'{{{key}"input": "x", "output": "y"}}\n' for key in ids))
+    assert ingest(client, task, [path], reject=tmp_path / "bad") == IngestReport(4, 1, 0, None)
+    assert {(row.input, row.output) for row in rows_of(client, task)} == {("x", "y")}
+
+
+def test_refused_lines_are_listed_with_file_line_reason_and_text(client, task, tmp_path):
+    good = b'{"id": "%d", "input": "x", "output": "y"}\n'
+    plain = tmp_path / "\udcff.jsonl"  # a file name that is no UTF-8
+    plain.write_bytes(good % 1 + b"{\n" + good % 2 + b'{"input": "\xc3\xa4"}\n')
+    zipped = tmp_path / "rows.jsonl.gz"
+    zipped.write_bytes(gzip.compress(good % 3)[:-3])
+    columns = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"input": ["x", "x"], "output": ["y", ""]}), columns)
+    reject = tmp_path / "bad.jsonl"
+    told = []
+    files = [plain, zipped, columns]
+    report = ingest(client, task, files, reject=reject, progress=told.append)
+    assert report == IngestReport(added=4, known=0, rejected=4, reject_file=str(reject))
+    listed = [json.loads(line) for line in reject.read_text(encoding="utf-8").splitlines()]
+    assert [(bad["file"], bad["line"], bad["text"]) for bad in listed] == [
+        (str(plain), 2, "{"),
+        (str(plain), 4, '{"input": "ä"}'),
+        (str(zipped), 2, ""),
+        (str(columns), 2, '{"input": "x", "output": ""}'),
+    ]
+    starts = ["not JSON: ", "no field 'output'", "damaged gzip", "empty output"]
+    assert all(bad["reason"].startswith(why) for bad, why in zip(listed, starts, strict=True))
+    assert sum(told) == 8
+
+
+def test_a_second_run_lists_the_same_refused_lines_once(client, task, tmp_path):
+    path, reject = tmp_path / "rows.jsonl", tmp_path / "bad.jsonl"
+    path.write_text("no json\n")
+    ingest(client, task, [path], reject=reject)
+    once = reject.read_text()
+    assert ingest(client, task, [path], reject=reject).rejected == 1
+    assert reject.read_text() == once != ""
+
+
+def test_fields_go_by_the_names_given(client, task, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"nr": 1, "question": "q", "answer": "a"}\n')
+    names = {"input_field": "question", "output_field": "answer", "id_field": "nr"}
+    ingest(client, task, [path], reject=tmp_path / "bad", **names)
+    assert rows_of(client, task) == [CorpusRow("1", "q", "a")]
+
+
+def test_long_rows_are_sent_in_smaller_batches(client, task, tmp_path):
+    path = jsonl(tmp_path / "rows.jsonl", 12, context="", input="x" * 1_000_000)
+    told = []
+    assert ingest(client, task, [path], reject=tmp_path / "bad", progress=told.append).added == 12
+    assert max(told) < 12
+    assert sum(told) == 12
+
+
+@pytest.mark.parametrize(
+    ("files", "reject", "why"),
+    [
+        ([], "bad.jsonl", "no files"),
+        (["good.jsonl", "absent.jsonl"], "bad.jsonl", r"absent\.jsonl"),
+        (["good.jsonl", "rows.txt"], "bad.jsonl", "is none of"),
+        (["good.jsonl"], "absent/bad.jsonl", "no folder"),
+        (["good.jsonl"], "good.jsonl", "to be read and to be written"),
+    ],
+)
+def test_what_cannot_work_is_told_before_anything_is_written(
+    client, task, tmp_path, files, reject, why
+):
+    good = jsonl(tmp_path / "good.jsonl", 3)
+    (tmp_path / "rows.txt").write_text("")
+    content = good.read_bytes()
+    with pytest.raises(FileError, match=why):
+        ingest(client, task, [tmp_path / name for name in files], reject=tmp_path / reject)
+    assert len(CorpusStore(client, task)) == 0
+    assert good.read_bytes() == content

@@ -1,0 +1,58 @@
+"""One real Redis server for all tests here, emptied for each."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from tasc_store import ArtifactStore, EmbeddedRedis, connect
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[EmbeddedRedis]:
+    with EmbeddedRedis.start() as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: EmbeddedRedis) -> Iterator[redis.Redis]:
+    with connect(server.url) as connected:
+        connected.flushall()
+        yield connected
+        connected.config_set("maxmemory", 0)
+
+
+@pytest.fixture
+def spare() -> Iterator[EmbeddedRedis]:
+    """A server of the test's own, to be mistreated."""
+    with EmbeddedRedis.start() as running:
+        yield running
+
+
+@pytest.fixture
+def store(client: redis.Redis) -> ArtifactStore:
+    """Chunks of 10 bytes, and so rare a look at the pointer that only messages count."""
+    return ArtifactStore(client, "task", "finger", chunk_bytes=10, poll_s=600.0)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A file of three chunks, the last of them short."""
+    path = tmp_path / "source"
+    path.write_bytes(bytes(range(25)))
+    return path
+
+
+@pytest.fixture
+def poll_until() -> Callable[[Callable[[], bool]], None]:
+    """Waits for a condition; the deadline is only there to end a broken test."""
+
+    def wait(condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 60.0
+        while not condition():
+            assert time.monotonic() < deadline, "the condition never came true"
+            time.sleep(0.005)
+
+    return wait

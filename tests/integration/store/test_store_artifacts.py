@@ -1,0 +1,190 @@
+"""Artifacts in a real Redis: what counts, what is current, what is refused."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import redis
+
+from tasc_store import (
+    ArtifactStore,
+    CorruptArtifact,
+    EmbeddedRedis,
+    FingerprintMismatch,
+    StoreError,
+    UnknownVersion,
+)
+
+pytestmark = pytest.mark.redis
+CHUNK = "tasc:{task}:index:finger:chunk:%d:%d"
+POINTER = "tasc:{task}:index:finger:current"
+# At its end `wait` looks once more: a lost message must not be found that way.
+NEVER_S = 3600.0
+Poll = Callable[[Callable[[], bool]], None]
+
+
+def test_a_file_of_several_chunks_comes_back(
+    store: ArtifactStore, source: Path, tmp_path: Path
+) -> None:
+    artifact = store.publish(source, corpus_rows=7)
+    assert (artifact.version, artifact.chunks, artifact.size_bytes) == (1, 3, 25)
+    assert store.get(1) == artifact
+    store.download(artifact, tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == source.read_bytes()
+
+
+def test_only_an_announced_version_is_current(store: ArtifactStore, source: Path) -> None:
+    assert store.current() is None
+    first, second = store.publish(source, 1), store.publish(source, 2)
+    assert store.current() is None
+    store.announce(2)
+    assert store.current() == second
+    store.announce(1)
+    assert store.current() == first
+
+
+def test_sealed_chunks_do_not_expire(
+    store: ArtifactStore, source: Path, client: redis.Redis
+) -> None:
+    store.publish(source, 1)
+    assert [client.ttl(CHUNK % (1, i)) for i in range(4)] == [-1, -1, -1, -2]
+
+
+@pytest.mark.parametrize("damage", [b"x", b"", None])
+def test_a_damaged_chunk_is_refused_and_leaves_no_file(
+    store: ArtifactStore, source: Path, tmp_path: Path, client: redis.Redis, damage: bytes | None
+) -> None:
+    artifact = store.publish(source, 1)
+    store.download(artifact, tmp_path / "copy")
+    if damage is None:
+        client.delete(CHUNK % (1, 1))
+    else:
+        client.setrange(CHUNK % (1, 1), 3, b"x") if damage else client.set(CHUNK % (1, 2), b"")
+    with pytest.raises(CorruptArtifact, match="version 1 of task task"):
+        store.download(artifact, tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+
+
+def test_a_publish_killed_halfway_leaves_the_old_version_current(
+    server: EmbeddedRedis,
+    store: ArtifactStore,
+    source: Path,
+    tmp_path: Path,
+    client: redis.Redis,
+    poll_until: Poll,
+) -> None:
+    old = store.publish(source, 1)
+    store.announce(1)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    code = (
+        "import sys, pathlib, tasc_store as t\n"
+        "store = t.ArtifactStore(t.connect(sys.argv[1]), 'task', 'finger', chunk_bytes=10)\n"
+        "store.publish(pathlib.Path(sys.argv[2]), 1)"
+    )
+    # The pipe stays open until the kill: the publisher gets two chunks and waits for the third.
+    with (
+        subprocess.Popen([sys.executable, "-c", code, server.url, str(pipe)]) as publisher,
+        pipe.open("wb", buffering=0) as feed,
+    ):
+        feed.write(bytes(25))
+        poll_until(lambda: client.exists(CHUNK % (2, 1)) == 1)
+        publisher.kill()
+        publisher.wait()
+    assert client.ttl(CHUNK % (2, 0)) > 0
+    assert store.versions() == [1]
+    assert store.current() == old
+    with pytest.raises(UnknownVersion, match=r"no index version 2 .* there are: 1"):
+        store.announce(2)
+    assert store.publish(source, 1).version == 3
+
+
+def test_wait_hears_an_announcement(
+    store: ArtifactStore, source: Path, client: redis.Redis, poll_until: Poll
+) -> None:
+    store.publish(source, 1)
+    store.announce(1)
+    second = store.publish(source, 2)
+    client.config_resetstat()
+
+    def looked_twice() -> bool:  # before and after its subscription was confirmed
+        calls = client.info("commandstats").get("cmdstat_evalsha", {"calls": 0})
+        return int(calls["calls"]) >= 2
+
+    def announce() -> None:
+        poll_until(looked_twice)
+        store.announce(2)
+
+    announcer = threading.Thread(target=announce)
+    announcer.start()
+    assert store.wait(seen=1, timeout_s=NEVER_S) == second
+    announcer.join()
+
+
+def test_wait_finds_a_version_whose_message_was_lost(client: redis.Redis, source: Path) -> None:
+    store = ArtifactStore(client, "task", "finger", poll_s=0.01)
+    artifact = store.publish(source, 1)
+    timer = threading.Timer(0.05, client.set, (POINTER, 1))
+    timer.start()
+    assert store.wait(seen=None, timeout_s=NEVER_S) == artifact
+    timer.join()
+
+
+def test_wait_returns_at_once_what_is_new_and_nothing_when_the_time_is_over(
+    store: ArtifactStore, source: Path
+) -> None:
+    assert store.wait(seen=None, timeout_s=0.01) is None
+    artifact = store.publish(source, 1)
+    store.announce(1)
+    assert store.wait(seen=None, timeout_s=0.0) == artifact
+    assert store.wait(seen=1, timeout_s=0.01) is None
+
+
+def test_delete_takes_everything_of_a_version_but_never_the_current(
+    store: ArtifactStore, source: Path, client: redis.Redis
+) -> None:
+    store.publish(source, 1)
+    store.announce(1)
+    with pytest.raises(StoreError, match=r"version 1 .* is the current one"):
+        store.delete(1)
+    keys = set(client.keys())
+    store.publish(source, 1)
+    store.delete(2)
+    assert set(client.keys()) == keys
+    with pytest.raises(UnknownVersion, match="no index version 2"):
+        store.delete(2)
+
+
+def test_prune_keeps_the_newest_and_the_current(store: ArtifactStore, source: Path) -> None:
+    for _ in range(5):
+        store.publish(source, 1)
+    store.announce(2)
+    assert store.prune(keep=2) == [1, 3]
+    assert store.versions() == [2, 4, 5]
+
+
+def test_another_tokenizers_index_is_named_and_refused(
+    store: ArtifactStore, source: Path, tmp_path: Path, client: redis.Redis
+) -> None:
+    other = ArtifactStore(client, "task", "other")
+    foreign = other.publish(source, 1)
+    assert store.other_fingerprints() == []
+    other.announce(1)
+    assert store.other_fingerprints() == ["other"]
+    assert store.current() is None
+    with pytest.raises(FingerprintMismatch, match=r"for tokenizer other; .*finger is wanted"):
+        store.download(foreign, tmp_path / "copy")
+    with pytest.raises(CorruptArtifact, match="no chunk 0 of 1"):
+        store.download(replace(foreign, fingerprint="finger"), tmp_path / "copy")
+
+
+def test_an_empty_file_is_not_published(store: ArtifactStore, tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    with pytest.raises(ValueError, match="is empty"):
+        store.publish(tmp_path / "empty", 0)
+    assert store.versions() == []

@@ -1,0 +1,165 @@
+"""The node-local cache: one download a machine, a bound on files, nothing damaged handed out."""
+
+import fcntl
+import mmap
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import redis
+
+from tasc_store import (
+    Artifact,
+    ArtifactCache,
+    ArtifactStore,
+    CorruptArtifact,
+    EmbeddedRedis,
+    FingerprintMismatch,
+    StoreError,
+)
+
+pytestmark = pytest.mark.redis
+FETCH = """
+import sys, pathlib, tasc_store as t
+store = t.ArtifactStore(t.connect(sys.argv[1]), 'task', 'finger')
+artifact = store.get(1)
+print('ready', flush=True)
+print(t.ArtifactCache(pathlib.Path(sys.argv[2])).fetch(store, artifact), flush=True)
+"""
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> ArtifactCache:
+    return ArtifactCache(tmp_path / "cache")
+
+
+def files(tmp_path: Path) -> list[Path]:
+    return sorted(p for p in (tmp_path / "cache").rglob("*") if p.is_file() and p.name != "lock")
+
+
+def downloads(client: redis.Redis, chunks: int) -> float:
+    """Every chunk is one GET."""
+    return int(client.info("commandstats").get("cmdstat_get", {"calls": 0})["calls"]) / chunks
+
+
+def published(store: ArtifactStore, source: Path, count: int) -> list[Artifact]:
+    return [store.publish(source, i) for i in range(count)]
+
+
+def test_a_file_is_downloaded_once(
+    store: ArtifactStore, source: Path, cache: ArtifactCache, client: redis.Redis
+) -> None:
+    artifact = store.publish(source, 1)
+    client.config_resetstat()
+    path = cache.fetch(store, artifact)
+    assert path.read_bytes() == source.read_bytes()
+    assert cache.fetch(store, artifact) == path
+    assert downloads(client, artifact.chunks) == 1
+
+
+def test_processes_that_ask_together_share_one_download(
+    server: EmbeddedRedis, store: ArtifactStore, source: Path, tmp_path: Path, client: redis.Redis
+) -> None:
+    artifact = store.publish(source, 1)
+    client.config_resetstat()
+    folder = tmp_path / "cache" / "task" / "finger"
+    folder.mkdir(parents=True)
+    command = [sys.executable, "-c", FETCH, server.url, str(tmp_path / "cache")]
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # nobody downloads before both have asked
+        both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+        ready = [process.stdout.readline() for process in both if process.stdout]
+    answers = {process.communicate()[0].strip() for process in both}
+    assert ready == ["ready\n", "ready\n"]
+    assert [process.returncode for process in both] == [0, 0]
+    assert answers == {str(path) for path in files(tmp_path)}
+    assert len(answers) == 1
+    assert downloads(client, artifact.chunks) == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"short", bytes(26)])
+def test_a_file_of_the_wrong_size_is_downloaded_anew(
+    store: ArtifactStore, source: Path, cache: ArtifactCache, content: bytes
+) -> None:
+    artifact = store.publish(source, 1)
+    cache.fetch(store, artifact).write_bytes(content)
+    assert cache.fetch(store, artifact).read_bytes() == source.read_bytes()
+
+
+def test_a_damaged_download_leaves_no_file(
+    store: ArtifactStore, source: Path, cache: ArtifactCache, tmp_path: Path, client: redis.Redis
+) -> None:
+    artifact = store.publish(source, 1)
+    client.setrange("tasc:{task}:index:finger:chunk:1:1", 0, b"x")
+    with pytest.raises(CorruptArtifact):
+        cache.fetch(store, artifact)
+    assert files(tmp_path) == []
+
+
+def test_what_a_killed_download_left_is_removed(
+    store: ArtifactStore, source: Path, cache: ArtifactCache, tmp_path: Path
+) -> None:
+    first, second = published(store, source, 2)
+    left = cache.fetch(store, first).parent / "old.partial"
+    left.touch()
+    cache.fetch(store, second)
+    assert not left.exists()
+    assert len(files(tmp_path)) == 2
+
+
+def test_old_files_go_but_a_mapped_one_stays_readable(
+    store: ArtifactStore, source: Path, tmp_path: Path
+) -> None:
+    cache = ArtifactCache(tmp_path / "cache", keep=1)
+    first, second = published(store, source, 2)
+    path = cache.fetch(store, first)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        newest = cache.fetch(store, second)
+        assert files(tmp_path) == [newest]
+        assert mapped[:] == source.read_bytes()
+
+
+def test_the_least_recently_fetched_goes_first(
+    store: ArtifactStore, source: Path, cache: ArtifactCache, tmp_path: Path
+) -> None:
+    first, second, third = published(store, source, 3)
+    rolled_back_to, other = cache.fetch(store, first), cache.fetch(store, second)
+    for path in (rolled_back_to, other):
+        os.utime(path, (0, 0))
+    cache.fetch(store, first)
+    newest = cache.fetch(store, third)
+    assert files(tmp_path) == [rolled_back_to, newest]
+
+
+def test_a_number_used_again_after_redis_lost_its_data_is_another_file(
+    store: ArtifactStore, source: Path, cache: ArtifactCache, client: redis.Redis
+) -> None:
+    cache.fetch(store, store.publish(source, 1))
+    client.flushall()
+    source.write_bytes(bytes(25))
+    again = store.publish(source, 1)
+    assert again.version == 1
+    assert cache.fetch(store, again).read_bytes() == bytes(25)
+
+
+def test_a_lock_held_too_long_is_named(store: ArtifactStore, source: Path, tmp_path: Path) -> None:
+    artifact = store.publish(source, 1)
+    cache = ArtifactCache(tmp_path / "cache", lock_timeout_s=0.0)
+    folder = tmp_path / "cache" / "task" / "finger"
+    folder.mkdir(parents=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(StoreError, match=f"held {folder / 'lock'} for"):
+            cache.fetch(store, artifact)
+    assert cache.fetch(store, artifact).is_file()
+
+
+def test_another_stores_artifact_is_refused_before_anything_is_written(
+    store: ArtifactStore, source: Path, cache: ArtifactCache, tmp_path: Path, client: redis.Redis
+) -> None:
+    foreign = ArtifactStore(client, "task", "other").publish(source, 1)
+    with pytest.raises(FingerprintMismatch):
+        cache.fetch(store, foreign)
+    assert not (tmp_path / "cache").exists()

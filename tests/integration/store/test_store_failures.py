@@ -1,0 +1,148 @@
+"""A full, read-only, absent, silent or locked Redis is told apart, by URL and without password."""
+
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import redis
+
+from tasc_store import (
+    ArtifactStore,
+    CorpusRow,
+    CorpusStore,
+    EmbeddedRedis,
+    StoreFull,
+    StoreReadOnly,
+    StoreTooOld,
+    StoreUnreachable,
+    TaskRecord,
+    TaskStore,
+    connect,
+)
+
+pytestmark = pytest.mark.redis
+RECORD = TaskRecord("task", "m", "finger", "{input}")
+Write = Callable[[redis.Redis, Path], object]
+
+
+def _announce(client: redis.Redis, source: Path) -> None:
+    store = ArtifactStore(client, "task", "finger")
+    store.announce(store.versions()[-1])
+
+
+WRITES: dict[str, Write] = {
+    "put": lambda client, _: TaskStore(client).put(RECORD),
+    "append": lambda client, _: CorpusStore(client, "task").append([CorpusRow("k", "i", "o")]),
+    "publish": lambda client, source: ArtifactStore(client, "task", "finger").publish(source, 1),
+    "announce": _announce,
+}
+every_write = pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
+
+
+@pytest.fixture
+def unused_port() -> Iterator[int]:
+    """Bound, so that nobody else takes it, but not listening."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()[1]
+
+
+@every_write
+def test_a_full_redis_is_named_and_nothing_goes_in(
+    server: EmbeddedRedis, client: redis.Redis, source: Path, write: Write
+) -> None:
+    ArtifactStore(client, "task", "finger").publish(source, 1)
+    client.config_set("maxmemory", 1)
+    before = set(client.keys())
+    with connect(server.url) as full, pytest.raises(StoreFull, match=server.url):
+        write(full, source)
+    assert set(client.keys()) == before
+
+
+def test_a_redis_that_becomes_full_during_a_publish_is_cleared_of_it(
+    client: redis.Redis, tmp_path: Path
+) -> None:
+    (tmp_path / "large").write_bytes(bytes(8_000_000))
+    store = ArtifactStore(client, "task", "finger", chunk_bytes=100_000)
+    client.config_set("maxmemory", int(client.info("memory")["used_memory"]) + 2_000_000)
+    with pytest.raises(StoreFull, match="raise its maxmemory"):
+        store.publish(tmp_path / "large", 1)
+    assert client.keys() == [b"tasc:{task}:index:finger:last"]
+
+
+@every_write
+def test_a_read_only_replica_is_named(
+    server: EmbeddedRedis,
+    spare: EmbeddedRedis,
+    client: redis.Redis,
+    source: Path,
+    write: Write,
+    poll_until: Callable[[Callable[[], bool]], None],
+) -> None:
+    artifact = ArtifactStore(client, "task", "finger").publish(source, 1)
+    client.config_set("repl-diskless-sync-delay", 0)  # Redis 7 waits 5 s for more replicas
+    with connect(spare.url) as replica:
+        replica.replicaof("127.0.0.1", server.url.rpartition(":")[2].removesuffix("/0"))
+        poll_until(lambda: ArtifactStore(replica, "task", "finger").versions() == [1])
+        with pytest.raises(StoreReadOnly, match=f"{spare.url} is a read-only replica.*primary"):
+            write(replica, source)
+        with pytest.raises(StoreReadOnly, match=spare.url):
+            connect(spare.url)
+        assert ArtifactStore(replica, "task", "finger").get(1) == artifact
+
+
+def test_nobody_at_the_url_is_said_without_the_password(unused_port: int) -> None:
+    with pytest.raises(StoreUnreachable, match=rf"\*\*\*@127\.0\.0\.1:{unused_port}/0") as caught:
+        connect(f"redis://user:s3cr3t@127.0.0.1:{unused_port}/0")
+    assert "s3cr3t" not in str(caught.value)
+
+
+def test_a_refused_login_is_said_without_the_password(spare: EmbeddedRedis) -> None:
+    with connect(spare.url) as admin:
+        admin.config_set("requirepass", "right")
+    url = spare.url.replace("//", "//:s3cr3t@")
+    with pytest.raises(StoreUnreachable, match="refuses the login") as caught:
+        connect(url)
+    assert "s3cr3t" not in str(caught.value)
+    with pytest.raises(StoreUnreachable, match="refuses the login"):
+        connect(spare.url)
+    connect(url.replace("s3cr3t", "right")).close()
+
+
+def test_a_server_too_old_is_refused(
+    server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasc_store.client.OLDEST", (99, 0))
+    with pytest.raises(StoreTooOld, match=rf"{server.url} is version .*needs 99\.0 or newer"):
+        connect(server.url)
+
+
+def test_a_silent_server_is_given_up() -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as silent:
+        port = silent.getsockname()[1]
+        with pytest.raises(StoreUnreachable, match=f"no Redis answers at .*:{port}/0"):
+            connect(f"redis://127.0.0.1:{port}/0", timeout_s=0.05)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        *WRITES.values(),
+        lambda client, _: TaskStore(client).get("task"),
+        lambda client, _: TaskStore(client).names(),
+        lambda client, _: len(CorpusStore(client, "task")),
+        lambda client, _: CorpusStore(client, "task").read(0, 1),
+        lambda client, _: ArtifactStore(client, "task", "finger").current(),
+        lambda client, _: ArtifactStore(client, "task", "finger").other_fingerprints(),
+        lambda client, _: ArtifactStore(client, "task", "finger").wait(None, 5.0),
+    ],
+)
+def test_a_vanished_redis_is_named_wherever_it_is_used(
+    spare: EmbeddedRedis, source: Path, use: Write
+) -> None:
+    with connect(spare.url) as client:
+        spare.close()
+        with pytest.raises(StoreUnreachable, match=f"no Redis answers at {spare.url}"):
+            use(client, source)

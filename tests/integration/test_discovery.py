@@ -1,0 +1,133 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+import redis
+from prometheus_client import CollectorRegistry, Counter
+
+from tasc_serve.discovery import MetricsPort, live_targets, service_discovery
+from tasc_serve.errors import SettingsError
+from tasc_store import EmbeddedRedis, StoreUnreachable, connect
+
+pytestmark = pytest.mark.redis
+HOST = "127.0.0.1"
+
+ONE_PORT = """
+import sys, time
+from prometheus_client import CollectorRegistry
+from tasc_serve.discovery import MetricsPort
+from tasc_store import connect
+with MetricsPort(connect(sys.argv[1]), CollectorRegistry(), host="127.0.0.1", ttl_s=1):
+    print("listed", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def server() -> Iterator[EmbeddedRedis]:
+    with EmbeddedRedis.start() as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: EmbeddedRedis) -> Iterator[redis.Redis]:
+    with connect(server.url, timeout_s=0.2) as client:
+        yield client
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline, "did not come to hold within 30 s"
+        time.sleep(0.02)
+
+
+def registry_with(name: str) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    Counter(name, "Counted.", registry=registry).inc(7)
+    return registry
+
+
+def test_each_port_is_listed_and_serves_its_own_registry_until_it_closes(client):
+    with MetricsPort(client, registry_with("one"), host=HOST, ttl_s=10) as one:
+        with MetricsPort(client, registry_with("two"), host=HOST, ttl_s=10) as two:
+            assert live_targets(client) == sorted([one.target, two.target])
+            texts = [httpx.get(f"http://{p.target}/metrics").text for p in (one, two)]
+            assert "one_total 7.0" in texts[0]
+            assert "two_total 7.0" in texts[1]
+            assert "_created" not in texts[0] + texts[1]
+        assert live_targets(client) == [one.target]
+    assert live_targets(client) == []
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"http://{one.target}/metrics")
+
+
+def test_a_port_outlives_its_time_to_live_while_its_process_lives(client):
+    with MetricsPort(client, CollectorRegistry(), host=HOST, ttl_s=0.3) as port:
+        start = client.time()[0]
+        eventually(lambda: client.time()[0] >= start + 2)
+        assert live_targets(client) == [port.target]
+
+
+def test_a_killed_process_is_forgotten(server, client):
+    child = subprocess.Popen(
+        [sys.executable, "-c", ONE_PORT, server.url], stdout=subprocess.PIPE, text=True
+    )
+    with child:
+        assert child.stdout.readline() == "listed\n"
+        assert len(live_targets(client)) == 1
+        child.kill()
+    eventually(lambda: live_targets(client) == [])
+
+
+def test_a_redis_that_is_away_is_told_once_and_found_again(server, client, caplog, monkeypatch):
+    asked: list[float] = []
+    monkeypatch.setattr(client, "time", counted(client.time, asked))
+    caplog.set_level("INFO", "tasc_serve.discovery")
+    with MetricsPort(client, registry_with("one"), host=HOST, ttl_s=0.1) as port:
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            before = len(asked)
+            eventually(lambda: len(asked) >= before + 4)
+            assert httpx.get(f"http://{port.target}/metrics").status_code == 200
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        eventually(lambda: "listed again" in caplog.text)
+        eventually(lambda: live_targets(client) == [port.target])
+    assert [r.levelname for r in caplog.records] == ["WARNING", "INFO"]
+
+
+def counted(call: Callable[[], object], calls: list[float]) -> Callable[[], object]:
+    def counting() -> object:
+        calls.append(time.monotonic())
+        return call()
+
+    return counting
+
+
+def test_closing_without_redis_still_closes_the_port(server, client, caplog):
+    port = MetricsPort(client, CollectorRegistry(), host=HOST, ttl_s=10)
+    server.close()
+    port.close()
+    assert "stays listed for up to 10 s" in caplog.text
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"http://{port.target}/metrics")
+    port.close()
+    with pytest.raises(StoreUnreachable):
+        live_targets(client)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
+def test_a_wildcard_is_refused_since_no_scraper_can_use_it(client, host):
+    with pytest.raises(SettingsError, match=r"metrics\.host"):
+        MetricsPort(client, CollectorRegistry(), host=host, ttl_s=10)
+    assert live_targets(client) == []
+
+
+def test_service_discovery_has_the_shape_prometheus_reads():
+    assert service_discovery(["h:1", "h:2"]) == [{"targets": ["h:1", "h:2"], "labels": {}}]

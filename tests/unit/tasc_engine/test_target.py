@@ -1,0 +1,111 @@
+"""What models are taken, and which are refused at load."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import make_folder, make_tokenizer, plain
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    GPT2Config,
+    MistralConfig,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from tasc_engine import EngineConfig, ModelSource, Target, UnsupportedModel
+from tasc_engine.layout import pack
+
+SHAPE = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+}
+CONFIG = EngineConfig(rows=2, max_model_len=64)
+
+
+def save(folder: Path, config) -> Path:
+    make_tokenizer(folder)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+def test_a_sliding_window_shorter_than_a_row_is_refused(tmp_path: Path) -> None:
+    folder = save(tmp_path, MistralConfig(**SHAPE, sliding_window=32))
+    with pytest.raises(UnsupportedModel, match="look back 32 tokens.*may hold 64"):
+        Target.load(ModelSource(folder), CONFIG)
+
+
+def test_a_sliding_window_no_row_outgrows_is_taken(tmp_path: Path) -> None:
+    folder = save(tmp_path, MistralConfig(**SHAPE, sliding_window=64))
+    assert Target.load(ModelSource(folder), CONFIG).cache.layers == 2
+
+
+def test_soft_capped_attention_is_refused(tmp_path: Path) -> None:
+    folder = save(tmp_path, Gemma2Config(**SHAPE, sliding_window=64))
+    with pytest.raises(UnsupportedModel, match="softcap"):
+        Target.load(ModelSource(folder), CONFIG)
+
+
+def test_positions_beyond_the_models_own_are_refused(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path)
+    with pytest.raises(UnsupportedModel, match="max_model_len is 1024.*512"):
+        Target.load(ModelSource(folder), EngineConfig(max_model_len=1024))
+
+
+def test_rope_that_depends_on_the_batch_is_refused(tmp_path: Path) -> None:
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    folder = save(tmp_path, MistralConfig(**SHAPE, sliding_window=None, rope_parameters=rope))
+    with pytest.raises(UnsupportedModel, match="dynamic rope"):
+        Target.load(ModelSource(folder), CONFIG)
+
+
+def test_an_encoder_decoder_is_refused(tmp_path: Path) -> None:
+    config = T5Config(
+        vocab_size=300, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4,
+        decoder_start_token_id=0,
+    )  # fmt: skip
+    T5ForConditionalGeneration(config).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match="encoder-decoder"):
+        Target.load(ModelSource(tmp_path), CONFIG)
+
+
+def test_learned_positions_work_too(tmp_path: Path) -> None:
+    config = GPT2Config(
+        vocab_size=300, n_embd=32, n_layer=2, n_head=4, n_positions=128,
+        bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    folder = save(tmp_path, config)
+    target = Target.load(ModelSource(folder, dtype="float64"), CONFIG)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+    prompt = torch.arange(1, 20, dtype=torch.int32).numpy()
+    (chosen,) = target.next_tokens(pack([1], [0], [prompt], [1], target.device))
+    assert [chosen] == plain(model, prompt.tolist(), 1)
+
+
+def test_an_adapter_is_merged(tmp_path: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    folder = make_folder(tmp_path / "base")
+    base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj", "up_proj"], init_lora_weights=False)
+    adapted = get_peft_model(base, lora).eval()
+    adapted.save_pretrained(tmp_path / "adapter")
+    source = ModelSource(folder, tmp_path / "adapter", dtype="float64")
+    prompts = [list(range(k, k + 9)) for k in range(1, 60, 4)]
+
+    def chosen(target: Target) -> list[int]:
+        arrays = [torch.tensor(p, dtype=torch.int32).numpy() for p in prompts]
+        layouts = [pack([0], [0], [a], [1], target.device) for a in arrays]
+        return [int(target.next_tokens(each)[0]) for each in layouts]
+
+    with_adapter = chosen(Target.load(source, CONFIG))
+    without = chosen(Target.load(ModelSource(folder, dtype="float64"), CONFIG))
+    assert with_adapter == [plain(adapted, p, 1)[0] for p in prompts]
+    assert with_adapter != without

@@ -1,0 +1,169 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tasc_draft.sources import SOURCES
+from tasc_engine.request import GenerationResult, Timings
+from tasc_engine.stats import EngineTotals, StepRecord
+from tasc_serve.metrics import METRICS, NO_TASK, GatewayMetrics, ReplicaMetrics
+
+OWN = {"task": "tag", "model_name": "tiny", "proposer": "tasc"}
+POSITIONS = 3
+
+
+@st.composite
+def step_records(draw: st.DrawFn) -> StepRecord:
+    cells = len(SOURCES) * POSITIONS
+    drafted = draw(st.lists(st.integers(0, 9), min_size=cells, max_size=cells))
+    accepted = [draw(st.integers(0, most)) for most in drafted]
+    shape = (len(SOURCES), POSITIONS)
+    return StepRecord(
+        row_steps=draw(st.integers(0, 8)),
+        drafts=draw(st.integers(0, 8)),
+        drafted=np.array(drafted, np.int64).reshape(shape),
+        accepted=np.array(accepted, np.int64).reshape(shape),
+        bonus_tokens=draw(st.integers(0, 8)),
+        prompt_tokens=draw(st.integers(0, 100)),
+        cached_tokens=0,
+        draft_seconds=0.25,
+        verify_seconds=0.5,
+    )
+
+
+def replica() -> tuple[CollectorRegistry, ReplicaMetrics]:
+    registry = CollectorRegistry()
+    return registry, ReplicaMetrics(registry, task="tag", model_name="tiny")
+
+
+def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
+    return registry.get_sample_value(name, OWN | labels)
+
+
+def result(reason: str, tokens: tuple[int, ...]) -> GenerationResult:
+    return GenerationResult("r", tokens, "", reason, 3, Timings(0.001, 0.004, 0.02))
+
+
+@given(st.lists(step_records(), min_size=1, max_size=5))
+def test_counters_are_the_sums_of_the_steps_and_generation_is_accepted_plus_bonus(records):
+    registry, metrics = replica()
+    totals = EngineTotals(len(SOURCES), POSITIONS)
+    for record in records:
+        metrics.observe_step(record)
+        totals.add(record)
+    spec = "tasc_spec_decode_num_"
+    assert value(registry, "tasc_verify_steps_total") == totals.steps
+    assert value(registry, "tasc_row_steps_total") == totals.row_steps
+    assert value(registry, "tasc_prompt_tokens_total") == totals.prompt_tokens
+    assert value(registry, spec + "drafts_total") == totals.drafts
+    assert value(registry, "tasc_draft_seconds_sum") == totals.draft_seconds
+    assert value(registry, "tasc_verify_seconds_sum") == totals.verify_seconds
+    accepted = [value(registry, spec + "accepted_tokens_total", source=s) for s in SOURCES]
+    assert accepted == totals.accepted.sum(1).tolist()
+    bonus = value(registry, "tasc_bonus_tokens_total")
+    assert value(registry, "tasc_generation_tokens_total") == sum(accepted) + bonus
+    for name, counts in (("drafts", totals.drafted), ("accepted_tokens", totals.accepted)):
+        for source, row in zip(SOURCES, counts.tolist(), strict=True):
+            for position, count in enumerate(row):
+                labels = {"source": source, "position": str(position)}
+                assert value(registry, f"{spec}{name}_per_pos_total", **labels) == count
+
+
+def test_a_deeper_draft_than_before_gets_positions_of_its_own():
+    registry, metrics = replica()
+    for positions in (1, 4, 2):
+        counts = np.ones((len(SOURCES), positions), np.int64)
+        metrics.observe_step(StepRecord(1, 1, counts, counts, 1, 0, 0, 0.0, 0.0))
+    name = "tasc_spec_decode_num_drafts_per_pos_total"
+    by_position = [value(registry, name, source="corpus", position=str(i)) for i in range(5)]
+    assert by_position == [3, 2, 1, 1, None]
+
+
+def test_the_gap_between_chunks_is_spread_over_the_tokens_of_the_later_one():
+    registry, metrics = replica()
+    metrics.observe_inter_token(0.006, 3)
+    metrics.observe_inter_token(0.5, 0)
+    name = "tasc_inter_token_latency_seconds"
+    assert value(registry, name + "_count") == 3
+    assert value(registry, name + "_sum") == pytest.approx(0.006)
+    assert value(registry, name + "_bucket", le="0.001") == 0
+    assert value(registry, name + "_bucket", le="0.002") == 3
+
+
+def test_a_request_that_never_got_a_token_counts_but_has_no_first_token():
+    registry, metrics = replica()
+    metrics.observe_result(result("stop", (5, 6)))
+    metrics.observe_result(result("cancelled", ()))
+    counted = {
+        reason: value(registry, "tasc_request_success_total", finished_reason=reason)
+        for reason in ("stop", "length", "cancelled")
+    }
+    assert counted == {"stop": 1, "length": 0, "cancelled": 1}
+    assert value(registry, "tasc_e2e_request_latency_seconds_count") == 2
+    assert value(registry, "tasc_request_queue_time_seconds_sum") == pytest.approx(0.002)
+    assert value(registry, "tasc_time_to_first_token_seconds_count") == 1
+
+
+def test_one_index_version_is_shown_and_the_first_is_no_swap():
+    registry, metrics = replica()
+    seen = []
+    for version, size in ((None, 0), (3, 10), (3, 11), (4, 20), (None, 0)):
+        metrics.set_index(version, size)
+        shown = [v for v in ("None", "3", "4") if index_info(registry, v) == 1]
+        swaps = value(registry, "tasc_index_swaps_total")
+        seen.append((shown, value(registry, "tasc_draft_index_bytes"), swaps))
+    assert seen == [([], 0, 0), (["3"], 10, 1), (["3"], 11, 1), (["4"], 20, 2), ([], 0, 3)]
+
+
+def index_info(registry: CollectorRegistry, version: str) -> float | None:
+    return value(registry, "tasc_draft_index_info", version=version)
+
+
+def test_a_name_that_clients_make_up_becomes_no_label():
+    registry = CollectorRegistry()
+    gateway = GatewayMetrics(registry)
+    gateway.observe_http("tag", 200, 0.004)
+    gateway.observe_http(None, 404, 0.001)
+    requests = "tasc_http_requests_total"
+    assert registry.get_sample_value(requests, {"task": "tag", "code": "200"}) == 1
+    assert registry.get_sample_value(requests, {"task": NO_TASK, "code": "404"}) == 1
+    seconds = registry.get_sample_value("tasc_http_request_seconds_sum", {"task": "tag"})
+    assert seconds == pytest.approx(0.004)
+
+
+def test_the_list_of_metrics_is_what_a_fed_process_exports_and_each_series_names_its_task():
+    registry, metrics = replica()
+    gateway = GatewayMetrics(registry)
+    gateway.observe_http("tag", 200, 0.1)
+    counts = np.ones((len(SOURCES), 1), np.int64)
+    metrics.observe_step(StepRecord(1, 1, counts, counts, 1, 0, 0, 0.0, 0.0))
+    metrics.set_index(1, 10)
+    metrics.set_load(1, 2, 0.5)
+    text = generate_latest(registry).decode()
+    samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
+    exported = [s for s in samples if not s.name.endswith("_created")]
+    assert {s.name for s in exported} == METRICS
+    assert {s.labels["task"] for s in exported} == {"tag"}
+
+
+@pytest.mark.parametrize(
+    ("name", "finest"),
+    [
+        ("tasc_inter_token_latency_seconds", "0.0005"),
+        ("tasc_e2e_request_latency_seconds", "0.005"),
+        ("tasc_time_to_first_token_seconds", "0.001"),
+        ("tasc_draft_seconds", "1e-05"),
+    ],
+)
+def test_buckets_start_where_a_small_model_answers(name, finest):
+    registry, _ = replica()
+    edges = [
+        sample.labels["le"]
+        for family in registry.collect()
+        for sample in family.samples
+        if sample.name == name + "_bucket"
+    ]
+    assert edges[0] == finest
+    assert [float(e) for e in edges] == sorted(float(e) for e in edges)
