@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import ARCHITECTURES, make_folder, plain
 from transformers import AutoModelForCausalLM
 
 from tasc_draft import CorpusIndex, Documents, DraftSettings, TascProposer, build_index
@@ -21,6 +20,7 @@ from tasc_engine import (
     Target,
 )
 from tasc_text import TaskTokenizer
+from tiny import ARCHITECTURES, make_folder, plain
 
 LONGEST = 48
 

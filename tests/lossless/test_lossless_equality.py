@@ -1,4 +1,4 @@
-"""Drafting never changes an answer: our engine against transformers' own one-by-one ``generate``."""
+"""Drafting never changes an answer: our engine against transformers' one-by-one ``generate``."""
 
 import dataclasses
 from pathlib import Path
@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import LONGEST, Case, answer, make_case
-from tiny import plain
 from transformers import AutoModelForCausalLM
 
+from conftest import LONGEST, Case, answer, make_case
 from tasc_draft import DraftSettings
 from tasc_engine import GenerationRequest
+from tiny import plain
 
 NEAR_TIE = 1e-5
 
@@ -126,7 +126,7 @@ def test_drafts_never_sometimes_and_always_right(
 ) -> None:
     import conftest
 
-    right = {p: a for p, a in zip(case.prompts, case.answers, strict=True)}
+    right = dict(zip(case.prompts, case.answers, strict=True))
     real = conftest.TascProposer
     monkeypatch.setattr(
         conftest,

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from tasc_jobs.errors import JobError
+
 CONCURRENCY = 16
 
 
@@ -106,7 +108,8 @@ async def _send(
                 began = time.perf_counter()
                 response = await client.post("/v1/chat/completions", json=body)
                 elapsed = time.perf_counter() - began
-            response.raise_for_status()
+            if response.status_code != 200:
+                raise JobError(f"the service answered {response.status_code}: {response.text}")
             answer = response.json()
             progress(1)
             content = answer["choices"][0]["message"]["content"]

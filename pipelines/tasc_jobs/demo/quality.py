@@ -11,7 +11,7 @@ _SLOT = re.compile(r"(\w+): (.*?)(?=, \w+: |$)", re.DOTALL)
 
 @dataclass(frozen=True)
 class IntentQuality:
-    """Shares in [0, 1]: rows whose intent is right, slots (name and value) by F1, rows all right."""
+    """Shares in [0, 1]: rows with the right intent, slots (name, value) by F1, rows all right."""
 
     intent_accuracy: float
     slot_f1: float
@@ -19,7 +19,7 @@ class IntentQuality:
 
 
 def intent_quality(answers: Sequence[str], expected: Sequence[str]) -> IntentQuality:
-    """Of MASSIVE answers; slots are counted over all rows (micro F1), an unreadable one has none."""
+    """Of MASSIVE answers; slots count over all rows (micro F1), an unreadable answer has none."""
     found = [_parse(a) for a in answers]
     right = [_parse(e) for e in expected]
     pairs = list(zip(found, right, strict=True))

@@ -1,12 +1,13 @@
 """Train the small model that ships with tasc-serve, from scratch, on one machine.
 
-It makes a byte-level BPE tokenizer from task *inputs* (so that task outputs are not already single tokens), a
-Qwen2-architecture base model from the inputs and outputs of several tasks, and one LoRA adapter (PEFT, r = 16)
-per served task. It knows nothing of drafting or serving: the result is a plain Hugging Face folder.
+It makes a byte-level BPE tokenizer from task *inputs* (so that task outputs are not already single
+tokens), a Qwen2-architecture base model from the inputs and outputs of several tasks, and one LoRA
+adapter (PEFT, r = 16) per served task. It knows nothing of drafting or serving: the result is a
+plain Hugging Face folder.
 
     python -m tasc_jobs.demo.train --data DIR --out DIR
 
-DIR holds one folder per task with ``train.jsonl.gz`` (string fields ``id``, ``input``, ``output``).
+DIR holds one folder for each of BASE_TASKS with ``train.jsonl.gz`` (string fields ``id``, ``input``, ``output``).
 """
 
 import argparse

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tiny import make_folder
 
 from tasc_draft import CorpusIndex, DraftSettings, TascProposer
 from tasc_engine import Engine, EngineConfig, ModelSource, StepRecord, Target
 from tasc_text import TaskTokenizer
+from tiny import make_folder
 
 EngineMaker = Callable[..., Engine]
 

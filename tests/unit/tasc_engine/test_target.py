@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import make_folder, make_tokenizer, plain
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
@@ -16,6 +15,7 @@ from transformers import (
 
 from tasc_engine import EngineConfig, ModelSource, Target, UnsupportedModel
 from tasc_engine.layout import pack
+from tiny import make_folder, make_tokenizer, plain
 
 SHAPE = {
     "vocab_size": 300,
