@@ -2,7 +2,7 @@
 
 Layout: 8 bytes magic, 8 bytes header length (little-endian), the header, padding to 64 bytes, then
 each array at a 64-byte boundary. The header names format version, tokenizer fingerprint, settings,
-array shapes and offsets, and the SHA-256 of everything behind it.
+array shapes and offsets, and the SHA-256 of the header's other fields and the arrays.
 """
 
 import hashlib
@@ -32,8 +32,8 @@ def write_index(index: CorpusIndex, path: Path) -> None:
         **{field: getattr(index, field) for field in _FIELDS},
         "arrays": layout,
         "bytes": len(body),
-        "sha256": hashlib.sha256(body).hexdigest(),
     }
+    header["sha256"] = _checksum(header, body)
     encoded = json.dumps(header, sort_keys=True).encode()
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     with partial.open("wb") as file:
@@ -50,17 +50,24 @@ def read_index(path: Path) -> CorpusIndex:
         IndexFileError: The file is truncated, foreign, of another format version or damaged.
     """
     header, begin = _read_header(path)
-    size = path.stat().st_size
-    if size != begin + header["bytes"]:
+    size, promised = path.stat().st_size - begin, header.get("bytes")
+    if size != promised:
         raise IndexFileError(
-            f"{path} has {size} bytes, its header says {begin + header['bytes']}; fetch it again"
+            f"{path} has {size} bytes of arrays, its header says {promised}; fetch it again"
         )
     body = np.memmap(path, np.uint8, "r", offset=begin)
-    if hashlib.sha256(body.data).hexdigest() != header["sha256"]:
+    if _checksum(header, body.data) != header.get("sha256"):
         raise IndexFileError(f"{path} is damaged: its checksum does not match; fetch it again")
     fields: dict[str, Any] = {field: header[field] for field in _FIELDS}
     fields |= {name: _view(body, header["arrays"][name]) for name in ARRAYS}
     return CorpusIndex(**fields)
+
+
+def _checksum(header: dict[str, Any], body: bytes | memoryview) -> str:
+    fields = {name: value for name, value in header.items() if name != "sha256"}
+    digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode())
+    digest.update(body)
+    return digest.hexdigest()
 
 
 def _body(index: CorpusIndex) -> tuple[bytes, dict[str, Any]]:

@@ -74,6 +74,7 @@ class CorpusIndex:
             and bool((np.diff(first) >= 0).all())
             and bool((first[:-1] > np.arange(n)).all())
             and bool((self.tokens[1:] >= 0).all() and (self.tokens[1:] <= self.vocab_size).all())
+            and bool((self.tokens[first[1] :] < self.vocab_size).all())
             and bool((self.counts[1:] >= self.p_min).all())
             and self._children_are_sorted_and_fit()
         )
@@ -85,12 +86,11 @@ class CorpusIndex:
         parents = np.repeat(np.arange(self.nodes), sizes)
         same = parents[1:] == parents[:-1]
         sums = np.bincount(parents, self.counts[1:], self.nodes)
-        best = self.best_child
-        inside = (best >= self.first_child[:-1]) & (best < self.first_child[1:])
+        best = _best_children(self.tokens, self.counts, self.first_child, self.vocab_size)
         return bool(
             (np.diff(self.tokens[1:])[same] > 0).all()
             and (sums <= self.counts).all()
-            and (inside | (best == -1)).all()
+            and (best == self.best_child).all()
         )
 
 
@@ -131,7 +131,7 @@ def build_index(
         p_min: N-grams that occur less often are left out (the paper's frequency threshold).
 
     Raises:
-        DraftError: An id lies outside the vocabulary.
+        DraftError: An id, or ``eos_id``, lies outside the vocabulary.
     """
     text = _concatenate(documents, vocab_size, eos_id)
     levels = _levels(text, n_max, p_min)
@@ -161,6 +161,11 @@ class _Level:
 def _concatenate(documents: Documents, vocab_size: int, eos_id: int) -> NDArray[np.int64]:
     """``SEP output EOS`` of all documents, ids shifted by one, a 0 behind each document."""
     ids, lengths = documents.ids, documents.lengths
+    if not 0 <= eos_id < vocab_size:
+        raise DraftError(
+            f"the end-of-sequence id is {eos_id}, the vocabulary has {vocab_size}; "
+            "correct eos_token_id in the model's config.json"
+        )
     if ids.size and not (ids.min() >= 0 and ids.max() < vocab_size):
         raise DraftError(
             f"corpus ids run from {ids.min()} to {ids.max()}, the vocabulary has {vocab_size}; "

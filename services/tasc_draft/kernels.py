@@ -91,8 +91,9 @@ def prompt_counts(
     """
     at = last[text[length - 1]]
     best, size, total = 0, 0, 0
+    newest = max(committed - 2, NONE)  # the last place that a committed token follows
     for _ in range(MAX_OCCURRENCES):
-        while at > committed - 2:
+        while at > newest:
             at = previous[at]
         if at < 0:
             break

@@ -57,27 +57,27 @@ CHAT = Shape("chatcmpl", "chat.completion", "chat.completion.chunk", chat_choice
 
 
 def call_of(body: CompletionRequest | ChatRequest, limits: LimitSettings) -> Call:
-    """Raises ApiError 400 for a prompt over the limit."""
-    if isinstance(body, ChatRequest):
-        prompt: str | tuple[int, ...] = body.messages[0].content
-        param = "messages.0.content"
-    else:
-        prompt = body.prompt if isinstance(body.prompt, str) else tuple(body.prompt)
-        param = "prompt"
-    size = len(prompt.encode("utf-8", "surrogatepass")) if isinstance(prompt, str) else 0
-    if size > limits.max_prompt_bytes:
-        raise ApiError(
-            400, f"{param} has {size} bytes, at most {limits.max_prompt_bytes} are taken", param
-        )
-    return Call(
+    """Raises ApiError 400 for a prompt or an answer over its limit."""
+    prompt = body.messages[0].content if isinstance(body, ChatRequest) else body.prompt
+    call = Call(
         id=uuid.uuid4().hex,
-        prompt=prompt,
+        prompt=prompt if isinstance(prompt, str) else tuple(prompt),
         templated=isinstance(body, ChatRequest),
         max_tokens=body.limit,
         stop=body.stops,
         draft=body.draft,
         stream=body.stream,
     )
+    size = len(prompt.encode()) if isinstance(prompt, str) else 0
+    _check(call.prompt_field, "has", size, "bytes", limits.max_prompt_bytes)
+    field = "max_tokens" if body.limit == body.max_tokens else "max_completion_tokens"
+    _check(field, "is", body.limit or 0, "tokens", limits.max_tokens)
+    return call
+
+
+def _check(field: str, verb: str, size: int, unit: str, limit: int) -> None:
+    if size > limit:
+        raise ApiError(400, f"{field} {verb} {size} {unit}; at most {limit} are taken", field)
 
 
 def whole(shape: Shape, task: str, result: GenerationResult) -> dict[str, Any]:

@@ -6,6 +6,7 @@ It knows schemas, codes and deadlines; it knows neither Ray nor models.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from dataclasses import asdict
 from typing import Any, TypeVar
 
@@ -13,13 +14,14 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, generate_latest
 from pydantic import BaseModel, ValidationError
+from starlette.types import Send
 
 from tasc_serve import http_errors
 from tasc_serve.answers import CHAT, COMPLETION, Shape, call_of, events, whole
 from tasc_serve.calls import Backend, Call, Refusal
 from tasc_serve.discovery import service_discovery
 from tasc_serve.exposition import merge
-from tasc_serve.http_errors import ApiError, of_refusal, of_validation
+from tasc_serve.http_errors import ApiError, of_refusal, of_unexpected, of_validation
 from tasc_serve.metrics import GatewayMetrics
 from tasc_serve.schemas import ChatRequest, CompletionRequest
 from tasc_serve.settings import LimitSettings
@@ -165,6 +167,7 @@ async def _streamed(
     except TimeoutError as error:
         raise _too_late(limits) from error
     if isinstance(first, Refusal):
+        await pieces.aclose()
         raise of_refusal(first)
 
     async def lines() -> AsyncIterator[str]:
@@ -174,17 +177,29 @@ async def _streamed(
                 async for line in events(shape, task, call.id, first, pieces, body.wants_usage):
                     yield line
             code = 200
-        except TimeoutError:
-            code = 504
-            yield shape.failure(_too_late(limits))
-        except ApiError as error:
-            code = error.status
-            yield shape.failure(error)
+        except Exception as error:
+            failure = _failure(error, limits)
+            code = failure.status
+            yield shape.failure(failure)
         finally:
             done(code)
             await pieces.aclose()
 
-    return StreamingResponse(lines(), media_type="text/event-stream")
+    return _Events(lines(), media_type="text/event-stream")
+
+
+class _Events(StreamingResponse):
+    """Closes its iterator however sending ends; Starlette leaves that to the garbage collector."""
+
+    async def stream_response(self, send: Send) -> None:
+        async with aclosing(self.body_iterator):  # type: ignore[type-var]
+            await super().stream_response(send)
+
+
+def _failure(error: Exception, limits: LimitSettings) -> ApiError:
+    if isinstance(error, TimeoutError):
+        return _too_late(limits)
+    return error if isinstance(error, ApiError) else of_unexpected(error, "a stream")
 
 
 def _too_late(limits: LimitSettings) -> ApiError:

@@ -26,6 +26,11 @@ class Call:
     draft: bool = True
     stream: bool = False
 
+    @property
+    def prompt_field(self) -> str:
+        """The request field that the prompt came in."""
+        return "messages.0.content" if self.templated else "prompt"
+
 
 @dataclass(frozen=True)
 class Refusal:

@@ -1,11 +1,13 @@
 """Every error of the HTTP surface, in the OpenAI shape, mapped in this one place."""
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 
 from tasc_serve.calls import Refusal
@@ -46,26 +48,36 @@ class ApiError(Exception):
 _CODES = {
     413: "request_too_large",
     429: "rate_limit_exceeded",
-    503: "service_full",
+    503: "service_unavailable",
     504: "timeout",
 }
+_UNIONS = (("prompt",), ("stop",))
 
 
 def of_refusal(refusal: Refusal) -> ApiError:
-    return ApiError(503 if refusal.kind == "full" else 400, refusal.message, refusal.param)
+    if refusal.kind == "full":
+        return ApiError(503, refusal.message, code="service_full")
+    return ApiError(400, refusal.message, refusal.param)
 
 
 def of_validation(error: ValidationError) -> ApiError:
-    """Name the first field at fault; a body that is no JSON has no field."""
-    fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    # A union's branches are part of pydantic's location, not of the request.
-    place = [str(p) for p in fault["loc"] if not str(p).startswith(("constrained", "list[", "str"))]
-    param = ".".join(place) or None
+    """Name the field at fault; a body that is no JSON has no field."""
+    fault = _nearest(error.errors(include_url=False, include_context=False, include_input=False))
+    place = fault["loc"]
+    if place[:1] in _UNIONS:
+        place = place[:1] + place[2:]  # the second is pydantic's name of a branch
+    param = ".".join(map(str, place)) or None
     if fault["type"] == "json_invalid":
         return ApiError(400, f"the body is not valid JSON: {fault['msg']}")
     if fault["type"] == "extra_forbidden":
         return ApiError(400, f"unknown field {param}; remove it", param)
     return ApiError(400, f"{param or 'body'}: {fault['msg']}", param)
+
+
+def of_unexpected(error: Exception, where: str) -> ApiError:
+    """Log what nobody foresaw; the client is told no more than that it happened."""
+    log.error("%s failed", where, exc_info=error)
+    return ApiError(500, "internal error; it is in the gateway's log")
 
 
 def install(app: FastAPI) -> None:
@@ -75,9 +87,16 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def _unknown(request: Request, error: Exception) -> JSONResponse:
-        log.exception("%s failed", request.url.path, exc_info=error)
-        return ApiError(500, "internal error; it is in the gateway's log").response()
+        return of_unexpected(error, request.url.path).response()
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> JSONResponse:
-        return ApiError(error.status_code, f"{request.url.path}: {error.detail}").response()
+        response = ApiError(error.status_code, f"{request.url.path}: {error.detail}").response()
+        response.headers.update(error.headers or {})
+        return response
+
+
+def _nearest(faults: Sequence[ErrorDetails]) -> ErrorDetails:
+    """Of the first field's faults the one of the union's branch that came nearest to fitting."""
+    same = [f for f in faults if f["loc"][:1] == faults[0]["loc"][:1]]
+    return max(same, key=lambda f: (len(f["loc"]), not f["type"].endswith("_type")))

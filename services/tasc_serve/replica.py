@@ -4,12 +4,12 @@ It takes calls and gives deltas; HTTP is the gateway's business.
 """
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
 
 from prometheus_client import CollectorRegistry
 
-from tasc_engine import Delta, Engine, EngineError, GenerationRequest, GenerationResult
+from tasc_engine import Delta, Engine, GenerationRequest, GenerationResult
 from tasc_serve.calls import Call, Refusal, TaskStatus
 from tasc_serve.discovery import MetricsPort
 from tasc_serve.loop import EngineLoop
@@ -34,7 +34,6 @@ class TaskReplica:
         registry = CollectorRegistry()
         limits = settings.limits
         self._places = settings.engine.rows + limits.max_queued
-        self._max_tokens = limits.max_tokens
         self._outstanding = 0
         name = model_name(TaskStore(client).get(task.name))
         self._metrics = ReplicaMetrics(registry, task=task.name, model_name=name)
@@ -62,11 +61,12 @@ class TaskReplica:
 
     async def complete(self, call: Call) -> GenerationResult | Refusal:
         """The whole answer of one call."""
-        async for item in self.stream(call):
-            if isinstance(item, Refusal):
-                return item
-            if item.result:
-                return item.result
+        async with aclosing(self.stream(call)) as items:
+            async for item in items:
+                if isinstance(item, Refusal):
+                    return item
+                if item.result:
+                    return item.result
         raise RuntimeError(f"call {call.id} ended without a result")
 
     async def stream(self, call: Call) -> AsyncGenerator[Delta | Refusal, None]:
@@ -77,10 +77,10 @@ class TaskReplica:
             return
         self._outstanding += 1
         try:
-            async for delta in self._deltas(request):
-                yield delta
-        except (EngineError, ValueError) as error:
-            yield Refusal("invalid", str(error), "prompt")
+            # Closed before its place is given away: the engine hears of the end first.
+            async with aclosing(self._deltas(request)) as deltas:
+                async for delta in deltas:
+                    yield delta
         finally:
             self._outstanding -= 1
 
@@ -113,13 +113,12 @@ class TaskReplica:
     def _admit(self, call: Call) -> GenerationRequest | Refusal:
         if self._outstanding >= self._places:
             return Refusal("full", f"{self._outstanding} requests are in this replica already")
-        if call.max_tokens is not None and call.max_tokens > self._max_tokens:
-            message = f"max_tokens is {call.max_tokens}; this service gives at most"
-            return Refusal("invalid", f"{message} {self._max_tokens}", "max_tokens")
         try:
-            return self._worker.request(call)
+            request = self._worker.request(call)
+            self._worker.engine.require_fit(request)
         except ValueError as error:
-            return Refusal("invalid", str(error), "prompt")
+            return Refusal("invalid", str(error), call.prompt_field)
+        return request
 
     async def _deltas(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
         here = asyncio.get_running_loop()
@@ -127,7 +126,7 @@ class TaskReplica:
         arrived: asyncio.Queue[Delta | Exception] = asyncio.Queue()
 
         def sink(item: Delta | Exception) -> None:
-            with contextlib.suppress(RuntimeError):  # the event loop is closing
+            with suppress(RuntimeError):  # the event loop is closing
                 here.call_soon_threadsafe(arrived.put_nowait, item)
 
         self._loop.submit(request, sink)

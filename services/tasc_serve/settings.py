@@ -6,6 +6,7 @@ from typing import Any, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from tasc_draft import DraftSettings
 from tasc_serve.errors import SettingsError
 
 
@@ -42,6 +43,11 @@ class DraftOverrides(_Section):
     corpus_weight: float | None = None
     num_speculative_tokens: int | None = None
     min_prob: float | None = None
+
+    @model_validator(mode="after")
+    def _within_range(self) -> Self:
+        DraftSettings(**self.model_dump(exclude_none=True))
+        return self
 
 
 class ServedTask(_Section):

@@ -6,8 +6,9 @@ A store that is away, or an index that does not fit, leaves the old index in use
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 
-from tasc_draft import DraftError
+from tasc_draft import CorpusIndex, DraftError
 from tasc_serve.errors import ServeError
 from tasc_serve.loop import EngineLoop
 from tasc_serve.worker import Worker
@@ -44,19 +45,23 @@ class IndexWatcher:
         while not self._stopped.is_set():
             try:
                 self._look()
-            except (StoreError, ServeError, DraftError, OSError):
-                log.exception("cannot bring in a new draft index; the old one stays in use")
+            except (StoreError, OSError):
+                log.exception("cannot bring in a new draft index yet; the old one stays in use")
                 self._stopped.wait(self._poll_s)
 
     def _look(self) -> None:
         artifact = self._worker.indexes.wait(self._seen, self._poll_s)
-        if artifact is None or artifact.version == self._seen:
+        if artifact is None:
             return
+        try:
+            index = self._worker.fetch(artifact)
+        except (ServeError, DraftError):
+            log.exception("a new draft index does not fit; the old one stays in use")
+        else:
+            self._loop.between_steps(partial(self._swap, artifact, index))
+        # Not before: what could not be fetched is tried again, what does not fit is not.
         self._seen = artifact.version
-        index = self._worker.fetch(artifact)
 
-        def swap() -> None:
-            self._worker.swap(artifact, index)
-            self._on_swap(artifact)
-
-        self._loop.between_steps(swap)
+    def _swap(self, artifact: Artifact, index: CorpusIndex) -> None:
+        self._worker.swap(artifact, index)
+        self._on_swap(artifact)

@@ -23,10 +23,13 @@ class AnswerText:
 
     def __init__(self, tokenizer: TaskTokenizer, stop: Sequence[str] = ()) -> None:
         self._tokenizer = tokenizer.backend
+        self._byte_ids = tokenizer.byte_ids
+        self._ids: list[int] = []
         self._decode = DecodeStream(skip_special_tokens=True)
         self._stop = tuple(stop)
         self._longest = max((len(s) for s in stop), default=1)
         self._text = ""
+        self._firm = 0  # end of the text that no later byte token can change
         self._taken = 0
         self.stopped = False
 
@@ -42,20 +45,32 @@ class AnswerText:
         last that counts, and ``stopped`` turns true.
         """
         for used, token in enumerate(tokens, start=1):
-            piece = self._decode.step(self._tokenizer, token)
+            piece = self._step(token)
             if piece and self._append(piece):
                 return used
+            if piece and token not in self._byte_ids:
+                self._firm = len(self._text)
         return len(tokens)
 
     def take(self) -> str:
         """Text that has become safe to send since the last call."""
-        safe = len(self._text) if self.stopped else len(self._text) - self._held()
+        safe = len(self._text) if self.stopped else min(self._firm, len(self._text) - self._held())
         piece, self._taken = self._text[self._taken : safe], max(self._taken, safe)
         return piece
 
     def finish(self, text: str) -> str:
         """The rest to send, given the whole answer's ``text`` as decoded at once."""
         return text[self._taken :]
+
+    def _step(self, token: int) -> str | None:
+        self._ids.append(token)
+        try:
+            return self._decode.step(self._tokenizer, token)
+        except Exception:  # a plain one: byte tokens were text until an invalid one joined the run
+            whole = self._tokenizer.decode(self._ids, skip_special_tokens=True)
+            self._decode = DecodeStream(self._ids, skip_special_tokens=True)
+            self._text, piece = whole[: self._firm], whole[self._firm :]
+            return piece
 
     def _append(self, piece: str) -> bool:
         since = max(0, len(self._text) - self._longest + 1)

@@ -64,6 +64,12 @@ class TaskTokenizer:
         return max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
     @cached_property
+    def byte_ids(self) -> frozenset[int]:
+        """Ids of ``<0x00>`` to ``<0xFF>``; a run of them is decoded as a whole or not at all."""
+        ids = (self._tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
+        return frozenset(i for i in ids if i is not None)
+
+    @cached_property
     def fingerprint(self) -> str:
         """32 hexadecimal digits that differ whenever ids or their meaning may differ."""
         content = json.loads(self._path.read_text(encoding="utf-8"))

@@ -1,0 +1,202 @@
+"""Text that was sent is always the beginning of the answer, and a stop string is never in it."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tasc_text import AnswerText, TaskTokenizer
+
+SAMPLES = [
+    "a",
+    "b",
+    " ",
+    "\n",
+    "é",
+    "e\u0301",
+    "東",
+    "🙂",
+    "👩\u200d👩\u200d👧",
+    "क्ष",
+    "'t",
+    "\ufffd",
+]
+texts = st.lists(st.sampled_from(SAMPLES) | st.text(max_size=3), max_size=12).map("".join)
+stops = st.lists(st.text("ab \n🙂", min_size=1, max_size=4), min_size=1, max_size=3)
+few = settings(
+    deadline=None,
+    max_examples=150,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+
+
+def split(tokens: Sequence[int], data: st.DataObject) -> list[Sequence[int]]:
+    """The tokens in random runs, as a step of drafting hands over several at once."""
+    runs, begin = [], 0
+    while begin < len(tokens):
+        end = begin + data.draw(st.integers(1, 4))
+        runs.append(tokens[begin:end])
+        begin = end
+    return runs
+
+
+def first_stop(text: str, stop: Sequence[str]) -> int:
+    return min((at for s in stop if (at := text.find(s)) >= 0), default=-1)
+
+
+def assert_sent_text_is_a_prefix(tokenizer: TaskTokenizer, runs: list[Sequence[int]]) -> None:
+    whole = tokenizer.decode([token for run in runs for token in run])
+    answer, sent = AnswerText(tokenizer), ""
+    for run in runs:
+        assert answer.push(run) == len(run)
+        sent += answer.take()
+        assert whole.startswith(sent)
+    assert answer.take() == ""
+    assert not answer.stopped
+    assert sent + answer.finish(whole) == whole
+
+
+@few
+@given(texts, st.data())
+def test_takes_and_finish_make_the_whole_text(
+    tokenizer: TaskTokenizer, text: str, data: st.DataObject
+) -> None:
+    [ids] = tokenizer.encode_outputs([text])
+    assert_sent_text_is_a_prefix(tokenizer, split(ids, data))
+
+
+@few
+@given(st.data())
+def test_so_do_they_where_the_model_says_bytes_that_are_no_text(
+    tokenizer: TaskTokenizer, data: st.DataObject
+) -> None:
+    space = tokenizer.backend.token_to_id("<0x20>")  # a space is a piece, never a byte token
+    usable = [i for i in range(tokenizer.vocab_size) if i != space]
+    ids = data.draw(st.lists(st.sampled_from(usable), max_size=12))
+    assert_sent_text_is_a_prefix(tokenizer, split(ids, data))
+
+
+def test_text_is_sent_as_it_comes_and_not_only_at_the_end(tokenizer: TaskTokenizer) -> None:
+    answer, sent = AnswerText(tokenizer, ["stop"]), []
+    for token in tokenizer.encode_outputs(["ab a b"])[0]:
+        answer.push([token])
+        sent.append(answer.take())
+    assert "".join(sent) == "ab a b"
+    assert len([piece for piece in sent if piece]) > 2
+
+
+def test_an_unfinished_character_is_held_back(tokenizer: TaskTokenizer) -> None:
+    [ids] = tokenizer.encode_outputs(["b€"])
+    answer = AnswerText(tokenizer)
+    answer.push(ids[:-1])
+    assert answer.take() == "b"
+    answer.push(ids[-1:])
+    assert answer.text == "b€"
+    assert answer.take() + answer.finish("b€") == "€"
+
+
+@pytest.mark.parametrize("between", [[], ["</s>"]], ids=["at once", "special token between"])
+def test_byte_tokens_that_turn_out_no_text_break_nothing(
+    byte_fallback: TaskTokenizer, between: list[str]
+) -> None:
+    """A newline is decoded as such until an invalid byte joins its run; then both are marks."""
+    newline, *skipped, invalid = (
+        byte_fallback.backend.token_to_id(t) for t in ("<0x0A>", *between, "<0xFE>")
+    )
+    [a] = byte_fallback.encode_outputs(["a"])
+    answer = AnswerText(byte_fallback)
+    answer.push([*a, newline, *skipped])
+    assert (answer.text, answer.take()) == ("a\n", "a")
+    answer.push([invalid, *a, *a])
+    assert answer.text == byte_fallback.decode([*a, newline, invalid, *a, *a])
+    assert answer.text == "a\ufffd\ufffd a a"
+    assert answer.take() == "\ufffd\ufffd a a"
+
+
+@few
+@given(texts, stops, st.data())
+def test_the_answer_is_cut_before_the_first_stop_string(
+    tokenizer: TaskTokenizer, text: str, stop: list[str], data: st.DataObject
+) -> None:
+    """Decode anew behind each token: the first that has a stop string in it is the last to count.
+
+    Text is not looked at while its last character is unfinished.
+    """
+    [ids] = tokenizer.encode_outputs([text])
+    decoded = [tokenizer.decode(ids[:n]) for n in range(len(ids) + 1)]
+    complete = [
+        n for n, t in enumerate(decoded) if first_stop(t, stop) >= 0 and not t.endswith("\ufffd")
+    ]
+    answer, sent, used = AnswerText(tokenizer, stop), "", 0
+    for run in split(ids, data):
+        used += answer.push(run)
+        sent += answer.take()
+        assert first_stop(sent, stop) < 0
+        if answer.stopped:
+            break
+    if not complete:
+        assert not answer.stopped
+        assert sent + answer.finish(decoded[-1]) == decoded[-1]
+        return
+    assert answer.stopped
+    assert used == complete[0]
+    assert answer.text == decoded[used][: first_stop(decoded[used], stop)]
+    assert sent == answer.text
+    assert answer.finish(answer.text) == ""
+
+
+class Case(NamedTuple):
+    text: str
+    stop: list[str]
+    sent: list[str]  # by each token, a character each
+    stopped: bool = True
+
+
+CASES = {
+    "within a token": Case("a\nb", ["\n"], ["a", ""]),
+    "across token borders": Case("aSTOPb", ["STOP"], ["a", "", "", "", ""]),
+    "not completed": Case("aSTO", ["STOP"], ["a", "", "", ""], stopped=False),
+    "not completed and let go": Case("STOx", ["STOP"], ["", "", "", "STOx"], stopped=False),
+    "let go but for a new beginning": Case("SSTOP", ["STOP"], ["", "S", "", "", ""]),
+    "a beginning within itself": Case("aabaac", ["aabaac"], [""] * 6),
+    "let go to the next possible beginning": Case(
+        "aabaabaac", ["aabaac"], ["", "", "", "", "", "aab", "", "", ""]
+    ),
+    "overlapping, the first completed wins": Case("abcd", ["bcd", "abc"], ["", "", ""]),
+    "a shorter one within a longer one": Case("xabcd", ["abcd", "bc"], ["x", "", "", "a"]),
+    "at the very beginning": Case("Sab", ["S"], [""]),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_what_is_sent_behind_each_token(byte_level: TaskTokenizer, case: Case) -> None:
+    ids = [i for character in case.text for i in byte_level.encode_outputs([character])[0]]
+    assert len(ids) == len(case.text)
+    answer, sent = AnswerText(byte_level, case.stop), []
+    while len(sent) < len(ids) and not answer.stopped:
+        answer.push([ids[len(sent)]])
+        sent.append(answer.take())
+    assert sent == case.sent
+    assert answer.stopped == case.stopped
+    at_once = AnswerText(byte_level, case.stop)
+    assert at_once.push(ids) == len(sent)
+    assert at_once.text == answer.text == "".join(sent) + answer.finish(answer.text)
+
+
+def test_of_two_stop_strings_in_one_token_the_first_in_the_text_cuts(
+    byte_fallback: TaskTokenizer,
+) -> None:
+    ids = byte_fallback.encode_outputs(["ab"])[0] * 2
+    assert len(ids) == 2
+    answer = AnswerText(byte_fallback, ["b", "ab"])
+    assert answer.push(ids) == 1
+    assert (answer.text, answer.take()) == ("", "")
+
+
+def test_special_tokens_are_no_text(tokenizer: TaskTokenizer) -> None:
+    [ids] = tokenizer.encode_outputs(["ab"])
+    answer = AnswerText(tokenizer, ["end"])
+    assert answer.push([*ids, tokenizer.eos_id]) == len(ids) + 1
+    assert (answer.text, answer.stopped) == ("ab", False)

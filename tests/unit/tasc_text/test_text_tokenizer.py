@@ -1,0 +1,154 @@
+"""A tokenizer folder: who it is, where its answers end, and what is refused about it."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, processors
+
+from tasc_text import TaskTokenizer, TextError, TokenizerError
+from tiny import END, SENTENCES, make_tokenizer
+
+CONFIGS = ("generation_config.json", "config.json", "tokenizer_config.json")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    make_tokenizer(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def write(folder: Path, name: str, **content: Any) -> None:
+    (folder / name).write_text(json.dumps(content))
+
+
+def copy(folder: Path, name: str) -> Path:
+    return shutil.copytree(folder, folder.with_name(name))
+
+
+def resave(folder: Path, change: Any) -> TaskTokenizer:
+    path = folder / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(path))
+    change(tokenizer)
+    tokenizer.save(str(path))
+    return TaskTokenizer.from_folder(folder)
+
+
+def test_a_resaved_tokenizer_with_padding_and_truncation_is_the_same(folder: Path) -> None:
+    def change(tokenizer: Tokenizer) -> None:
+        tokenizer.enable_padding(length=50)
+        tokenizer.enable_truncation(3)
+
+    other = resave(copy(folder, "other"), change)
+    one = TaskTokenizer.from_folder(folder)
+    assert json.loads((folder.with_name("other") / "tokenizer.json").read_text())["padding"]
+    assert one.fingerprint == other.fingerprint
+    assert len(one.fingerprint) == 32
+    int(one.fingerprint, 16)
+    # The settings do not act either.
+    assert other.encode_prompt(SENTENCES[0]) == one.encode_prompt(SENTENCES[0])
+    assert other.encode_outputs(SENTENCES) == one.encode_outputs(SENTENCES)
+
+
+def test_another_vocabulary_is_another_tokenizer(folder: Path) -> None:
+    one = TaskTokenizer.from_folder(folder)
+    other = resave(copy(folder, "other"), lambda t: t.add_tokens(["a task token"]))
+    assert other.fingerprint != one.fingerprint
+    assert other.vocab_size == one.vocab_size + 1
+
+
+def test_another_end_of_sequence_is_another_tokenizer(folder: Path) -> None:
+    one = TaskTokenizer.from_folder(folder)
+    write(folder, "config.json", eos_token_id=[*one.eos_ids, 7])
+    assert TaskTokenizer.from_folder(folder).fingerprint != one.fingerprint
+
+
+def test_the_vocabulary_size_is_one_above_the_largest_id(folder: Path) -> None:
+    tokenizer = TaskTokenizer.from_folder(folder)
+    assert tokenizer.backend.id_to_token(tokenizer.vocab_size - 1) is not None
+    assert tokenizer.backend.id_to_token(tokenizer.vocab_size) is None
+
+
+def test_the_generation_config_decides_then_the_config_then_the_tokenizers(folder: Path) -> None:
+    write(folder, "generation_config.json", eos_token_id=[3, 0])
+    write(folder, "config.json", eos_token_id=5)
+    assert TaskTokenizer.from_folder(folder).eos_ids == (3, 0)
+    assert TaskTokenizer.from_folder(folder).eos_id == 3
+    (folder / "generation_config.json").unlink()
+    assert TaskTokenizer.from_folder(folder).eos_ids == (5,)
+    write(folder, "config.json", eos_token_id=None)
+    assert TaskTokenizer.from_folder(folder).eos_ids == (0,)
+
+
+@pytest.mark.parametrize("token", [END, {"content": END, "special": True}])
+def test_the_tokenizers_own_end_is_a_string_or_a_dict(folder: Path, token: object) -> None:
+    tokenizer = resave(folder, lambda t: t.add_special_tokens(["<|other|>"]))
+    write(folder, "tokenizer_config.json", eos_token=token)
+    assert TaskTokenizer.from_folder(folder).eos_ids == tokenizer.eos_ids == (0,)
+    write(folder, "tokenizer_config.json", eos_token="<|other|>")
+    assert TaskTokenizer.from_folder(folder).eos_ids == (tokenizer.vocab_size - 1,)
+
+
+@pytest.mark.parametrize("config", [{}, {"eos_token": None}, {"eos_token": "<|nowhere|>"}])
+def test_no_end_of_sequence_is_refused_with_the_way_out(
+    folder: Path, config: dict[str, object]
+) -> None:
+    write(folder, "tokenizer_config.json", **config)
+    with pytest.raises(TokenizerError, match=r"end-of-sequence.*set eos_token_id in config.json"):
+        TaskTokenizer.from_folder(folder)
+
+
+def test_a_folder_without_a_tokenizer_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match=rf"{tmp_path} has no tokenizer.json; save"):
+        TaskTokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"{", b"\xff\xfe\x00", b"[1]"])
+def test_a_file_that_is_no_tokenizer_is_refused_by_name(folder: Path, content: bytes) -> None:
+    write(folder, "config.json", eos_token_id=0)
+    (folder / "tokenizer.json").write_bytes(content)
+    with pytest.raises(TokenizerError, match="tokenizer.json is no tokenizer file"):
+        TaskTokenizer.from_folder(folder)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_damaged_settings_file_is_refused_by_name(folder: Path, name: str) -> None:
+    (folder / name).write_text('{"eos_token_id": ')
+    with pytest.raises(TokenizerError, match=rf"{name} cannot be read as JSON"):
+        TaskTokenizer.from_folder(folder)
+
+
+def test_prompts_have_the_special_tokens_and_outputs_have_none(folder: Path) -> None:
+    def begin_with_mark(tokenizer: Tokenizer) -> None:
+        tokenizer.add_special_tokens([AddedToken("<|begin|>", special=True)])
+        mark = tokenizer.token_to_id("<|begin|>")
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="<|begin|> $A", special_tokens=[("<|begin|>", mark)]
+        )
+
+    plain = TaskTokenizer.from_folder(folder).encode_outputs(SENTENCES)
+    tokenizer = resave(folder, begin_with_mark)
+    mark = tokenizer.vocab_size - 1
+    assert tokenizer.encode_outputs(SENTENCES) == plain
+    assert [tokenizer.encode_prompt(s) for s in SENTENCES] == [[mark, *ids] for ids in plain]
+
+
+def test_outputs_come_back_as_text_without_the_end(tokenizer: TaskTokenizer) -> None:
+    texts = ["ab a", "", "東 🙂\nb"]
+    outputs = tokenizer.encode_outputs(texts)
+    assert [tokenizer.decode([*ids, tokenizer.eos_id]) for ids in outputs] == texts
+    assert tokenizer.encode_outputs([]) == []
+
+
+def test_byte_tokens_are_known_where_there_are_any(
+    byte_level: TaskTokenizer, byte_fallback: TaskTokenizer
+) -> None:
+    assert byte_level.byte_ids == frozenset()
+    assert byte_fallback.byte_ids == frozenset(range(3, 259))
+
+
+def test_tokenizer_errors_are_text_errors() -> None:
+    assert issubclass(TokenizerError, TextError)
+    assert issubclass(TextError, ValueError)
