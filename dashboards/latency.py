@@ -39,7 +39,7 @@ _REQUESTS = (
     Panel(
         "Finished requests by reason",
         "reqps",
-        "stop: end-of-sequence or a stop string; length: max_tokens; cancelled: the client left.",
+        "stop: end-of-sequence or a stop string; length: max_tokens.",
         (
             Target(
                 f"sum by (task, finished_reason) (rate(tasc_request_success_total{_OWN}{_RATE}))",

@@ -19,7 +19,7 @@ import typer
 
 from tasc_jobs.errors import JobError
 from tasc_jobs.progress import Progress, note
-from tasc_store import EmbeddedRedis, StoreError
+from tasc_store import EmbeddedRedis, StoreError, connect
 
 app = typer.Typer(
     help="Batched, lossless generation for task-specific small language models.",
@@ -66,7 +66,6 @@ def ingest(
 ) -> None:
     """Append the rows of FILES to the corpus of TASK. Running it twice adds nothing twice."""
     from tasc_jobs.ingest import ingest as run
-    from tasc_store import connect
 
     with _store(redis_url, data_dir) as url, Progress("ingest", None) as bar:
         report = run(
@@ -128,7 +127,7 @@ def build_index(
     """Build the draft index of TASK from its corpus and make it current."""
     from tasc_jobs.index_job import build_and_publish
     from tasc_jobs.ray_local import local_ray
-    from tasc_store import CorpusStore, TaskStore, connect
+    from tasc_store import CorpusStore, TaskStore
 
     with _store(redis_url, data_dir) as url:
         client = connect(url)
@@ -151,14 +150,15 @@ def serve(
     data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Serve tasks over HTTP until Ctrl-C or SIGTERM."""
-    from tasc_jobs.ray_local import local_ray
-    from tasc_jobs.service import run_service
     from tasc_serve.settings import load_settings
 
     settings = load_settings(config)
-    redis_url = settings.redis_url or os.environ.get("REDIS_URL")
-    with _store(redis_url, data_dir) as url, local_ray():
-        run_service(settings, url, _wait_for_end)
+    with _store(settings.redis_url or os.environ.get("REDIS_URL"), data_dir) as url:
+        from tasc_jobs.ray_local import local_ray
+        from tasc_jobs.service import run_service
+
+        with local_ray():
+            run_service(settings, url, _wait_for_end)
 
 
 @app.command()
@@ -231,7 +231,7 @@ def task_create(
     data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     r"""Register a task, or a new version of it. In TEMPLATE, \n means a line break."""
-    from tasc_store import TaskRecord, TaskStore, connect
+    from tasc_store import TaskRecord, TaskStore
     from tasc_text import TaskTokenizer, resolve_folder
 
     folder = resolve_folder(model, revision, weights=False)
@@ -257,7 +257,7 @@ def task_list(
     redis_url: RedisUrl = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: AsJson = False
 ) -> None:
     """Show every task and its model."""
-    from tasc_store import TaskStore, connect
+    from tasc_store import TaskStore
 
     with _store(redis_url, data_dir) as url:
         store = TaskStore(connect(url))
@@ -273,7 +273,8 @@ def main() -> None:
     try:
         app()
     except known_errors() as error:
-        print(f"tasc: {error}", file=sys.stderr)
+        # What failed inside a Ray worker comes wrapped in its traceback; the cause says enough.
+        print(f"tasc: {getattr(error, 'cause', None) or error}", file=sys.stderr)
         sys.exit(1)
 
 
@@ -283,12 +284,18 @@ def known_errors() -> tuple[type[Exception], ...]:
     from tasc_serve.errors import ServeError
     from tasc_text import TextError
 
-    return (JobError, StoreError, ServeError, DraftError, TextError, ValueError, OSError)
+    roots = (JobError, StoreError, ServeError, DraftError, TextError, ValueError, OSError)
+    if "ray" not in sys.modules:
+        return roots
+    from ray.exceptions import RayError
+
+    return (*roots, RayError)
 
 
 @contextmanager
 def _store(redis_url: str | None, data_dir: Path) -> Iterator[str]:
     if redis_url:
+        connect(redis_url).close()  # say what is wrong with it before anything slow begins
         yield redis_url
         return
     data_dir.mkdir(parents=True, exist_ok=True)

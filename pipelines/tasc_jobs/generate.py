@@ -14,12 +14,12 @@ import pyarrow as pa
 import ray.data
 
 from tasc_engine import GenerationRequest, GenerationResult
-from tasc_jobs.errors import JobError, RaySetupError
+from tasc_jobs.errors import FileError, JobError, RaySetupError
 from tasc_jobs.inputs import read_inputs
 from tasc_serve.calls import Call
 from tasc_serve.settings import EngineSettings
 from tasc_serve.worker import Worker
-from tasc_store import connect
+from tasc_store import TaskStore, connect
 
 # An actor gets hundreds of rows at a time: with fewer, rows that end could not be refilled.
 BATCH_ROWS = 512
@@ -76,11 +76,15 @@ def generate(
 
     Raises:
         RaySetupError: Ray is not running in this process.
-        FileError: The input cannot be read.
+        FileError: The input cannot be read, or the output has no folder.
+        UnknownTask: There is no such task.
         JobError: A row was lost or doubled.
     """
     if not ray.is_initialized():
         raise RaySetupError("no Ray is running; start one with tasc_jobs.ray_local.local_ray()")
+    TaskStore(connect(url)).get(task)  # an unknown task is said here, not by every actor
+    if not output.parent.is_dir():
+        raise FileError(f"no folder {output.parent} for the output; make it or name another")
     tables = read_inputs(source, input_field, id_field, BATCH_ROWS)
     answers = (
         ray.data.from_arrow(tables)

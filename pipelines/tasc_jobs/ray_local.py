@@ -20,7 +20,12 @@ NO_PROGRESS_TIMEOUT_S = 90
 # A socket's path may have 107 bytes: 18 are for our folder below this one, up to 70 for what Ray
 # puts below that.
 _LONGEST_PARENT = 107 - 18 - 70
-_ALWAYS = {"RAY_USAGE_STATS_ENABLED": "0", "OMP_WAIT_POLICY": "PASSIVE"}
+# Ray gives its workers niceness 15, so that whatever else runs on the machine starves a replica.
+_ALWAYS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "RAY_worker_niceness": "0",
+}
 # Without a password only because nobody outside this machine can reach it.
 _LOOPBACK = {ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0", "RAY_AUTH_MODE": "disabled"}
 

@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from contextlib import suppress
 
-from ray import serve
-
 from tasc_jobs.progress import note
 from tasc_serve import app
 from tasc_serve.settings import ServeSettings
@@ -23,7 +21,7 @@ def run_service(settings: ServeSettings, redis_url: str, wait: Callable[[], None
         wait()
     finally:
         with suppress(Exception):  # what brought us here is the error to show
-            serve.shutdown()
+            app.stop()
 
 
 def usage_of(base: str, task: str) -> str:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-FinishReason = Literal["stop", "length", "cancelled"]
+FinishReason = Literal["stop", "length"]
 
 
 @dataclass(frozen=True)

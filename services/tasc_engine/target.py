@@ -4,6 +4,7 @@ It knows models, devices and dtypes; it knows no requests, drafts or text.
 """
 
 import logging
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,7 +110,10 @@ def load_model(source: ModelSource) -> Any:
         logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
         from peft import PeftModel
 
-        model = PeftModel.from_pretrained(model, str(source.adapter)).merge_and_unload()
+        with warnings.catch_warnings():
+            # peft 0.21 asks transformers 5.23 by an older name.
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+            model = PeftModel.from_pretrained(model, str(source.adapter)).merge_and_unload()
     return model.to(source.device).eval()
 
 

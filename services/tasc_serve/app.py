@@ -3,6 +3,7 @@
 It expects Ray to be initialised; who started Ray stops it.
 """
 
+import logging
 import socket
 import time
 from typing import Any
@@ -49,6 +50,7 @@ def start(settings: ServeSettings, redis_url: str) -> str:
     """
     host, port = settings.http.host, settings.http.port or _free_port(settings.http.host)
     _require_free(host, port)
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     serve.start(http_options=HTTPOptions(host=host, port=port), logging_config=_LOGGING)
     try:
         serve.run(build(settings, redis_url), name=NAME, logging_config=_LOGGING)
@@ -57,6 +59,11 @@ def start(settings: ServeSettings, redis_url: str) -> str:
     base = f"http://{host}:{port}"
     _wait_until_ready(base, settings.limits.request_timeout_s)
     return base
+
+
+def stop() -> None:
+    """End the application: replicas finish what they have, within ``drain_timeout_s``."""
+    serve.delete(NAME)
 
 
 def _replica(settings: ServeSettings, task: ServedTask) -> Any:

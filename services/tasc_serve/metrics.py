@@ -195,16 +195,11 @@ class ReplicaMetrics:
         self._verify_seconds.observe(record.verify_seconds)
 
     def observe_result(self, result: GenerationResult) -> None:
-        """Count one ended request.
-
-        A cancelled one is timed as well: leaving out those that were given up on would flatter the
-        tail. Time to first token is observed only where there was one.
-        """
+        """Count one answered request; one that was given up on has no result."""
         self._finished[result.finish_reason].inc()
         self._queued.observe(result.timings.queued)
         self._e2e.observe(result.timings.total)
-        if result.tokens:
-            self._first_token.observe(result.timings.first_token)
+        self._first_token.observe(result.timings.first_token)
 
     def observe_inter_token(self, seconds: float, tokens: int) -> None:
         """Observe ``seconds / tokens`` once per token.

@@ -3,9 +3,9 @@
 Unknown fields are refused, never dropped.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from tasc_engine import GenerationResult
 
@@ -69,6 +69,12 @@ class ChatRequest(_Generation):
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=1)]
     max_completion_tokens: int | None = Field(None, ge=1)
+
+    @model_validator(mode="after")
+    def _one_limit(self) -> Self:
+        if self.max_tokens is not None and self.max_completion_tokens is not None:
+            raise ValueError("send max_tokens or max_completion_tokens, not both")
+        return self
 
     @property
     def limit(self) -> int | None:

@@ -39,7 +39,6 @@ class DraftOverrides(_Section):
     """Drafting settings that replace the task record's; unset ones stay the task's own."""
 
     n_max: int | None = None
-    p_min: int | None = None
     corpus_weight: float | None = None
     num_speculative_tokens: int | None = None
     min_prob: float | None = None

@@ -10,7 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ray import serve
 from rich.console import Console
 
 from tasc_jobs.demo import measure, report
@@ -69,7 +68,7 @@ def run_demo(url: str) -> None:
             found = _measure(url, base)
         finally:
             with suppress(Exception):  # what brought us here is the error to show
-                serve.shutdown()
+                app.stop()
     report.show_summary(console, found)
     console.file.flush()
     print(json.dumps(found))

@@ -7,7 +7,7 @@ plain Hugging Face folder.
 
     python -m tasc_jobs.demo.train --data DIR --out DIR
 
-DIR holds one folder for each of BASE_TASKS with ``train.jsonl.gz`` (string fields ``id``, ``input``, ``output``).
+DIR holds a folder for each of BASE_TASKS with ``train.jsonl.gz``: string fields id, input, output.
 """
 
 import argparse
@@ -207,9 +207,7 @@ def train_adapter(
     base = Qwen2ForCausalLM.from_pretrained(
         out / MODEL.name, dtype=torch.float32, attn_implementation="eager"
     ).to(args.device)
-    lora = LoraConfig(
-        r=16, lora_alpha=32, lora_dropout=0.05, target_modules="all-linear", task_type="CAUSAL_LM"
-    )
+    lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
     model = get_peft_model(base, lora)
     examples = encode(tokenizer, task, read_rows(args.data, task))
     phase = Phase(task, args.adapter_epochs, 1e-3, 0.0, args.batch_tokens)
@@ -223,15 +221,20 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder with one folder per task")
     parser.add_argument("--out", type=Path, required=True, help="where the model and adapters go")
     parser.add_argument("--vocab-size", type=int, default=8192)
-    parser.add_argument("--base-epochs", type=float, default=8)
-    parser.add_argument("--adapter-epochs", type=float, default=3)
+    parser.add_argument(
+        "--base-epochs", type=float, default=8, help="0 keeps the base that OUT has already"
+    )
+    parser.add_argument("--adapter-epochs", type=float, default=2)
     parser.add_argument("--batch-tokens", type=int, default=3072)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
     torch.manual_seed(args.seed)
     rng = random.Random(args.seed)
-    tokenizer = train_base(args, args.out, rng)
+    if args.base_epochs:
+        tokenizer = train_base(args, args.out, rng)
+    else:
+        tokenizer = Tokenizer.from_file(str(args.out / MODEL.name / "tokenizer.json"))
     for task in ADAPTER_TASKS:
         train_adapter(args, args.out, tokenizer, task, rng)
 

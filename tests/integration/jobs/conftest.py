@@ -1,17 +1,10 @@
-"""A real Redis and a real local Ray, one of each for all tests of this folder."""
+"""What job tests need beside the shared Redis and Ray."""
 
 import uuid
 
 import pytest
 
-from tasc_jobs.ray_local import local_ray
-from tasc_store import EmbeddedRedis, connect
-
-
-@pytest.fixture(scope="session")
-def redis_url():
-    with EmbeddedRedis.start() as server:
-        yield server.url
+from tasc_store import connect
 
 
 @pytest.fixture
@@ -24,9 +17,3 @@ def client(redis_url):
 def task():
     """A name no other test uses."""
     return f"t-{uuid.uuid4().hex}"
-
-
-@pytest.fixture(scope="session")
-def ray_cluster():
-    with local_ray(num_cpus=4, object_store_mb=150):
-        yield

@@ -1,4 +1,4 @@
-"""The batch job with real engines in a Ray Data actor pool: each row once, in order, same answers."""
+"""The batch job in a Ray Data actor pool: each row once, in order, with generate's answer."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import redis
 import torch
-from tiny import make_folder, plain
 from transformers import AutoModelForCausalLM
 
 from tasc_draft import DraftSettings
@@ -16,6 +15,7 @@ from tasc_jobs.index_job import build_and_publish
 from tasc_serve.settings import EngineSettings
 from tasc_store import CorpusRow, CorpusStore, TaskRecord, TaskStore
 from tasc_text import TaskTokenizer
+from tiny import make_folder, plain
 
 pytestmark = [pytest.mark.redis, pytest.mark.ray]
 ENGINE = EngineSettings(rows=8, max_model_len=64)

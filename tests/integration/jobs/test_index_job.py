@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 import redis
-from tiny import END, SENTENCES, make_tokenizer
 
 from tasc_draft import Documents, build_index, read_index
 from tasc_jobs.errors import EmptyCorpusError
 from tasc_jobs.index_job import build_and_publish
 from tasc_store import ArtifactStore, CorpusRow, CorpusStore, TaskRecord
 from tasc_text import TaskTokenizer
+from tiny import END, SENTENCES, make_tokenizer
 
 pytestmark = [pytest.mark.redis, pytest.mark.ray]
 OUTPUTS = [f"{s} {i % 7}" for i in range(40) for s in SENTENCES]

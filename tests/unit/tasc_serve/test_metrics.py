@@ -92,18 +92,18 @@ def test_the_gap_between_chunks_is_spread_over_the_tokens_of_the_later_one():
     assert value(registry, name + "_bucket", le="0.002") == 3
 
 
-def test_a_request_that_never_got_a_token_counts_but_has_no_first_token():
+def test_an_answered_request_is_counted_by_how_it_ended_and_timed_once():
     registry, metrics = replica()
     metrics.observe_result(result("stop", (5, 6)))
-    metrics.observe_result(result("cancelled", ()))
+    metrics.observe_result(result("length", (5,)))
     counted = {
         reason: value(registry, "tasc_request_success_total", finished_reason=reason)
-        for reason in ("stop", "length", "cancelled")
+        for reason in ("stop", "length")
     }
-    assert counted == {"stop": 1, "length": 0, "cancelled": 1}
+    assert counted == {"stop": 1, "length": 1}
     assert value(registry, "tasc_e2e_request_latency_seconds_count") == 2
     assert value(registry, "tasc_request_queue_time_seconds_sum") == pytest.approx(0.002)
-    assert value(registry, "tasc_time_to_first_token_seconds_count") == 1
+    assert value(registry, "tasc_time_to_first_token_seconds_count") == 2
 
 
 def test_one_index_version_is_shown_and_the_first_is_no_swap():

@@ -1,0 +1,174 @@
+"""The two tasks that the tests serve, what their models say by themselves, and how to look on."""
+
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import httpx
+from openai import OpenAI
+from prometheus_client.parser import text_string_to_metric_families
+from transformers import PreTrainedModel
+
+import tiny
+from tasc_draft import CorpusIndex, write_index
+from tasc_serve.settings import ServeSettings
+from tasc_store import Artifact, ArtifactStore, TaskRecord, connect
+from tasc_text import PromptTemplate, TaskTokenizer
+
+ALPHA, BETA = "alpha", "beta"
+TEMPLATES = {ALPHA: "{input} =>", BETA: "Q: {input}\nA:"}
+SIZES = {ALPHA: 320, BETA: 290}  # two tokenizers over one corpus
+ARCHITECTURES = {ALPHA: "qwen2", BETA: "llama"}
+SEEDS = {ALPHA: 3, BETA: 1}  # alpha ends some of its answers itself
+MODEL_LEN = 512
+
+
+@dataclass(frozen=True)
+class Said:
+    """An answer as a client sees it."""
+
+    text: str
+    tokens: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request as a client makes it: ``value`` is a chat's message or a completion's prompt."""
+
+    task: str
+    value: str
+    max_tokens: int = 24
+    chat: bool = False
+    stream: bool = False
+    draft: bool = True
+
+    @property
+    def path(self) -> str:
+        return "/v1/chat/completions" if self.chat else "/v1/completions"
+
+    @property
+    def body(self) -> dict[str, Any]:
+        message = {"role": "user", "content": self.value}
+        body = {"messages": [message]} if self.chat else {"prompt": self.value}
+        body |= {"model": self.task, "max_tokens": self.max_tokens, "stream": self.stream}
+        return body | {"draft": self.draft}
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A registered task and its model in this process, to say what the service must say."""
+
+    record: TaskRecord
+    model: PreTrainedModel
+    tokenizer: TaskTokenizer
+
+    def prompt(self, value: str, *, chat: bool) -> tuple[int, ...]:
+        text = PromptTemplate(self.record.template).render(value) if chat else value
+        return tuple(self.tokenizer.encode_prompt(text))
+
+    @cache  # noqa: B019 - two tasks, kept for the whole session anyway
+    def plain(self, prompt: tuple[int, ...], max_tokens: int) -> Said:
+        """transformers' own answer."""
+        tokens = tiny.plain(self.model, prompt, max_tokens)
+        ended = tokens[-1] in self.tokenizer.eos_ids
+        return Said(self.tokenizer.decode(tokens), len(tokens), "stop" if ended else "length")
+
+
+def make_task(folder: Path, name: str) -> Task:
+    tiny.make_tokenizer(folder, size=SIZES[name])
+    model = tiny.make_model(folder, ARCHITECTURES[name], seed=SEEDS[name])
+    tokenizer = TaskTokenizer.from_folder(folder)
+    record = TaskRecord(
+        name=name,
+        model=str(folder),
+        fingerprint=tokenizer.fingerprint,
+        template=TEMPLATES[name],
+        dtype="float64",
+        max_tokens=24,
+        corpus=ALPHA,
+    )
+    return Task(record, model, tokenizer)
+
+
+@dataclass(frozen=True)
+class Service:
+    """The running service."""
+
+    base: str
+    redis_url: str
+    settings: ServeSettings
+    tasks: dict[str, Task]
+
+    def client(self) -> OpenAI:
+        """The official client; failures are to be seen, not tried again."""
+        return OpenAI(base_url=f"{self.base}/v1", api_key="none", max_retries=0, timeout=120)
+
+    def expected(self, ask: Ask) -> Said:
+        """What the model says by itself."""
+        task = self.tasks[ask.task]
+        return task.plain(task.prompt(ask.value, chat=ask.chat), ask.max_tokens)
+
+    def answer(self, ask: Ask, client: httpx.Client | None = None) -> Said:
+        """The service's answer; raises httpx.HTTPStatusError for one that is an error."""
+        post = client.post if client else httpx.post
+        response = post(f"{self.base}{ask.path}", json=ask.body, timeout=120)
+        content = response.raise_for_status().json()
+        (choice,) = content["choices"]
+        text = choice["message"]["content"] if ask.chat else choice["text"]
+        return Said(text, content["usage"]["completion_tokens"], choice["finish_reason"])
+
+    def artifacts(self, task: str) -> ArtifactStore:
+        record = self.tasks[task].record
+        return ArtifactStore(connect(self.redis_url), record.corpus_name, record.fingerprint)
+
+    def status(self, task: str) -> dict[str, object]:
+        listed = httpx.get(f"{self.base}/v1/tasks", timeout=30).raise_for_status().json()["data"]
+        return next(s for s in listed if s["task"] == task)
+
+    def metrics(self) -> "Samples":
+        text = httpx.get(f"{self.base}/metrics", timeout=30).raise_for_status().text
+        return Samples(text)
+
+
+class Samples:
+    """Samples of one reading of ``/metrics``."""
+
+    def __init__(self, text: str) -> None:
+        self._all = [s for f in text_string_to_metric_families(text) for s in f.samples]
+
+    def sum(self, name: str, **labels: object) -> float:
+        """The sum of the series with these labels; 0 where there is none."""
+        wanted = {k: str(v) for k, v in labels.items()}.items()
+        return sum(s.value for s in self._all if s.name == name and wanted <= s.labels.items())
+
+    def by_position(self, name: str, task: str) -> list[float]:
+        """The sums over sources at positions 0, 1, ..."""
+        places = {
+            int(s.labels["position"])
+            for s in self._all
+            if s.name == name and s.labels["task"] == task
+        }
+        return [self.sum(name, task=task, position=i) for i in range(max(places, default=-1) + 1)]
+
+
+def publish(store: ArtifactStore, index: CorpusIndex) -> Artifact:
+    """Make an index the current one."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "index"
+        write_index(index, path)
+        artifact = store.publish(path, corpus_rows=0)
+    store.announce(artifact.version)
+    return artifact
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    """Wait for what must come to hold; the deadline only ends a broken test."""
+    deadline = time.monotonic() + 90
+    while not holds():
+        assert time.monotonic() < deadline, "did not come to hold within 90 s"
+        time.sleep(0.05)

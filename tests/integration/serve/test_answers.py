@@ -1,0 +1,183 @@
+"""The official client gets from the service what transformers itself would have said."""
+
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from openai import BadRequestError, NotFoundError
+from serving import ALPHA, BETA, Ask, Said
+
+import tiny
+from tasc_store import CorpusStore, connect
+
+pytestmark = [pytest.mark.ray, pytest.mark.redis]
+
+KNOWN = tiny.SENTENCES  # their answers are in the corpus
+NEW = tuple(f"{s}, or {t}" for s, t in itertools.pairwise(KNOWN))
+BAG = [
+    Ask(task, value, max_tokens, chat, stream)
+    for value, max_tokens in [*((v, 24) for v in KNOWN), *zip(NEW, (1, 7, 30, 50, 60), strict=True)]
+    for task in (ALPHA, BETA)
+    for chat, stream in itertools.product((False, True), repeat=2)
+]
+
+
+@pytest.fixture(scope="module")
+def client(service):
+    with service.client() as client:
+        yield client
+
+
+def ask(client, one, draft=True):
+    """Ask through the official client."""
+    more = {"model": one.task, "max_tokens": one.max_tokens, "extra_body": {"draft": draft}}
+    if one.stream:
+        more |= {"stream": True, "stream_options": {"include_usage": True}}
+    if one.chat:
+        messages = [{"role": "user", "content": one.value}]
+        answered = client.chat.completions.create(messages=messages, **more)
+    else:
+        answered = client.completions.create(prompt=one.value, **more)
+    return collected(answered, one.chat) if one.stream else said(answered, one.chat)
+
+
+def said(answered, chat):
+    (choice,) = answered.choices
+    text = choice.message.content if chat else choice.text
+    return Said(text, answered.usage.completion_tokens, choice.finish_reason)
+
+
+def collected(chunks, chat):
+    text, reasons, usages = "", [], []
+    for chunk in chunks:
+        for choice in chunk.choices:
+            text += choice.delta.content if chat else choice.text
+            reasons.append(choice.finish_reason)
+        usages.append(chunk.usage)
+    assert set(reasons[:-1]) <= {None}
+    assert set(usages[:-1]) <= {None}
+    return Said(text, usages[-1].completion_tokens, reasons[-1])
+
+
+def ask_all(client, bag, draft):
+    # As many at once as one task has places for, though not all go to one.
+    with ThreadPoolExecutor(12) as pool:
+        return list(pool.map(lambda one: ask(client, one, draft), bag))
+
+
+def test_the_client_lists_the_tasks_as_models(client):
+    assert [m.id for m in client.models.list()] == [ALPHA, BETA]
+
+
+@pytest.mark.parametrize("task", [ALPHA, BETA])
+@pytest.mark.parametrize("chat", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+def test_each_endpoint_gives_what_the_model_says(service, client, task, chat, stream):
+    one = Ask(task, KNOWN[0], 24, chat, stream)
+    want = service.expected(one)
+    assert want.tokens > 1
+    assert ask(client, one) == want
+
+
+def test_answers_are_equal_with_drafts_without_and_by_the_model_alone(service, client):
+    before = service.metrics()
+    drafted = ask_all(client, BAG, draft=True)
+    between = service.metrics()
+    undrafted = ask_all(client, BAG, draft=False)
+    after = service.metrics()
+    name = "tasc_spec_decode_num_{}_tokens_total".format
+    for task in (ALPHA, BETA):
+        proposed, accepted = (
+            between.sum(name(kind), task=task) - before.sum(name(kind), task=task)
+            for kind in ("draft", "accepted")
+        )
+        assert 0 < accepted < proposed, "drafts must have been accepted, and others rejected"
+        from_corpus = between.sum(name("accepted"), task=task, source="corpus")
+        assert from_corpus > before.sum(name("accepted"), task=task, source="corpus")
+        assert after.sum(name("draft"), task=task) == between.sum(name("draft"), task=task)
+    want = [service.expected(one) for one in BAG]
+    assert {w.reason for w in want} == {"length", "stop"}
+    assert drafted == want
+    assert undrafted == want
+
+
+def test_metrics_add_up(service, client):
+    before = service.metrics()
+    answers = ask_all(client, BAG, draft=True)
+    after = service.metrics()
+    for task in (ALPHA, BETA):
+        mine = [a for one, a in zip(BAG, answers, strict=True) if one.task == task]
+
+        def more(name, task=task, **labels):
+            return after.sum(name, task=task, **labels) - before.sum(name, task=task, **labels)
+
+        assert more("tasc_generation_tokens_total") == sum(a.tokens for a in mine)
+        assert more("tasc_request_success_total") == len(mine)
+        assert more("tasc_http_requests_total", code=200) == len(mine)
+        accepted = after.sum("tasc_spec_decode_num_accepted_tokens_total", task=task)
+        bonus = after.sum("tasc_bonus_tokens_total", task=task)
+        assert after.sum("tasc_generation_tokens_total", task=task) == accepted + bonus
+        reached = after.by_position("tasc_spec_decode_num_drafts_per_pos_total", task)
+        kept = after.by_position("tasc_spec_decode_num_accepted_tokens_per_pos_total", task)
+        assert 1 < len(kept) <= len(reached)
+        assert all(k <= r for k, r in zip(kept, reached, strict=False))
+        assert reached == sorted(reached, reverse=True)
+        assert kept == sorted(kept, reverse=True)
+        assert sum(kept) == accepted
+        assert reached[0] == after.sum("tasc_spec_decode_num_drafts_total", task=task)
+
+
+def test_token_ids_and_stop_strings_are_taken(service, client):
+    one = Ask(ALPHA, KNOWN[2])
+    whole = service.expected(one).text
+    ids = list(service.tasks[ALPHA].prompt(one.value, chat=False))
+    stop = whole[len(whole) // 2 :][:2]
+    answered = client.completions.create(model=ALPHA, prompt=ids, max_tokens=24, stop=[stop])
+    (choice,) = answered.choices
+    assert (choice.text, choice.finish_reason) == (whole[: whole.index(stop)], "stop")
+
+
+def test_without_a_limit_the_tasks_own_holds(service, client):
+    message = {"role": "user", "content": NEW[0]}
+    answered = client.chat.completions.create(model=BETA, messages=[message])
+    limit = service.tasks[BETA].record.max_tokens
+    assert said(answered, chat=True) == service.expected(Ask(BETA, NEW[0], limit, chat=True))
+
+
+def test_the_client_understands_our_errors(client):
+    with pytest.raises(NotFoundError, match="'gamma' is not served here; there are alpha, beta"):
+        client.completions.create(model="gamma", prompt="hi")
+    with pytest.raises(BadRequestError, match="temperature") as refused:
+        client.completions.create(model=ALPHA, prompt="hi", temperature=0.7)
+    assert refused.value.param == "temperature"
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": [10**6]}, "prompt"),
+        ({"prompt": "no " * 600}, "prompt"),
+        ({"prompt": "hi", "max_tokens": 512}, "prompt"),
+    ],
+)
+def test_what_only_the_replica_can_know_is_refused_by_name(client, body, param):
+    with pytest.raises(BadRequestError) as refused:
+        client.completions.create(model=ALPHA, **body)
+    assert refused.value.param == param
+
+
+def test_a_message_too_long_for_a_row_is_refused_by_name(client):
+    messages = [{"role": "user", "content": "no " * 600}]
+    with pytest.raises(BadRequestError, match="a row holds 512") as refused:
+        client.chat.completions.create(model=ALPHA, messages=messages)
+    assert refused.value.param == "messages.0.content"
+
+
+def test_two_tokenizers_share_one_corpus(service):
+    alpha, beta = service.status(ALPHA), service.status(BETA)
+    assert alpha["fingerprint"] != beta["fingerprint"]
+    with connect(service.redis_url) as store:
+        assert len(CorpusStore(store, BETA)) == 0
+        assert alpha["index_rows"] == beta["index_rows"] == len(CorpusStore(store, ALPHA)) > 0
+    assert alpha["index_bytes"] != beta["index_bytes"]

@@ -1,0 +1,81 @@
+"""A new draft index comes in while requests are answered, and changes speed only."""
+
+import itertools
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import httpx
+import pytest
+from serving import ALPHA, BETA, Ask, eventually, publish
+
+import tiny
+from tasc_draft import CorpusIndex
+from tasc_jobs.index_job import build_and_publish
+from tasc_serve.errors import IndexRefused
+from tasc_serve.worker import Worker
+from tasc_store import CorpusRow, CorpusStore, connect
+
+pytestmark = [pytest.mark.ray, pytest.mark.redis]
+BAG = [Ask(t, v, 40, draft=d) for v in tiny.SENTENCES for t in (ALPHA, BETA) for d in (True, False)]
+
+
+def wrong_answers(service, ended):
+    """Ask for all of the bag, again and again until told to end; what was not right."""
+    wrong = []
+    with httpx.Client() as client:
+        for count, one in enumerate(itertools.cycle(BAG)):
+            if ended.is_set() and count >= len(BAG):
+                return wrong
+            if (found := service.answer(one, client)) != service.expected(one):
+                wrong.append((one, found))
+
+
+def test_indexes_are_swapped_under_load_without_a_failed_or_a_different_answer(service):
+    want = {one: service.expected(one) for one in BAG}  # before threads share the models
+    assert len(set(want.values())) > len(tiny.SENTENCES)
+    old = {task: service.status(task)["index_version"] for task in (ALPHA, BETA)}
+    ended = threading.Event()
+    with ThreadPoolExecutor(4) as pool:
+        wrong = [pool.submit(wrong_answers, service, ended) for _ in range(4)]
+        try:
+            with connect(service.redis_url) as client:
+                more = [CorpusRow(f"{one}", one.value, want[one].text) for one in BAG]
+                CorpusStore(client, ALPHA).append(more)
+                rows = len(CorpusStore(client, ALPHA))
+            for task in (ALPHA, BETA):
+                new = build_and_publish(service.redis_url, service.tasks[task].record)[0].version
+                eventually(lambda t=task, v=new: service.status(t)["index_version"] == v)
+                assert new > old[task]
+                assert service.status(task)["index_rows"] == rows
+        finally:
+            ended.set()
+    assert [w.result() for w in wrong] == [[]] * 4  # raises what a thread raised
+    metrics = service.metrics()
+    for task in (ALPHA, BETA):
+        assert metrics.sum("tasc_index_swaps_total", task=task) >= 1
+        served = str(service.status(task)["index_version"])
+        assert metrics.sum("tasc_draft_index_info", task=task) == 1
+        assert metrics.sum("tasc_draft_index_info", task=task, version=served) == 1
+
+
+def test_an_index_of_another_tokenizer_is_never_served(service):
+    tokenizer = service.tasks[ALPHA].tokenizer
+    store = service.artifacts(ALPHA)
+    good = CorpusIndex.empty(tokenizer.fingerprint, tokenizer.vocab_size)
+    before = service.metrics().sum("tasc_index_swaps_total", task=ALPHA)
+    seen = {service.status(ALPHA)["index_version"]}
+    try:
+        bad = publish(store, replace(good, fingerprint="f" * 32))
+        with connect(service.redis_url) as client, pytest.raises(IndexRefused) as refused:
+            Worker(client, ALPHA, service.settings.engine, cache_dir=service.settings.cache_dir)
+        assert all(f in str(refused.value) for f in ("f" * 32, tokenizer.fingerprint))
+        for one in BAG[:4]:
+            assert service.answer(one) == service.expected(one)
+        seen.add(service.status(ALPHA)["index_version"])
+    finally:
+        last = publish(store, good)
+    eventually(lambda: service.status(ALPHA)["index_version"] == last.version)
+    assert bad.version not in seen
+    assert service.metrics().sum("tasc_index_swaps_total", task=ALPHA) == before + 1
+    assert service.answer(BAG[0]) == service.expected(BAG[0])

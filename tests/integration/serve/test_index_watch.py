@@ -1,0 +1,158 @@
+"""The watcher of one engine in this process: what it takes, what it refuses, what it tries again.
+
+It needs Redis only.
+"""
+
+import queue
+import uuid
+from dataclasses import dataclass, replace
+
+import pytest
+from serving import Ask, eventually, make_task, publish
+
+import tiny
+from tasc_draft import CorpusIndex, Documents, build_index, write_index
+from tasc_engine import GenerationRequest
+from tasc_serve.errors import ServeError
+from tasc_serve.loop import EngineLoop
+from tasc_serve.settings import EngineSettings
+from tasc_serve.watcher import IndexWatcher
+from tasc_serve.worker import Worker
+from tasc_store import ArtifactStore, TaskStore, connect
+
+pytestmark = pytest.mark.redis
+ENGINE = EngineSettings(rows=2, max_model_len=128, device="cpu")
+ASK = Ask("alpha", tiny.SENTENCES[0], 40)
+
+
+@pytest.fixture
+def client(redis_url):
+    with connect(redis_url) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return make_task(tmp_path_factory.mktemp("model"), "alpha")
+
+
+@pytest.fixture
+def task(client, made):
+    """The same model under a name of this test's own."""
+    record = replace(made.record, name=f"watched-{uuid.uuid4().hex}", corpus=None)
+    TaskStore(client).put(record)
+    return replace(made, record=record)
+
+
+@pytest.fixture
+def store(client, task):
+    return ArtifactStore(client, task.record.name, task.record.fingerprint)
+
+
+@pytest.fixture
+def index(task):
+    """The n-grams of the answer that will be asked for."""
+    tokens = tiny.plain(task.model, task.prompt(ASK.value, chat=False), ASK.max_tokens)
+    return build_index(
+        Documents.of([tokens]),
+        fingerprint=task.tokenizer.fingerprint,
+        vocab_size=task.tokenizer.vocab_size,
+        eos_id=task.tokenizer.eos_id,
+    )
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A worker whose engine runs and whose indexes are watched."""
+
+    worker: Worker
+    loop: EngineLoop
+    versions: list[int]
+
+    def result(self, task):
+        """The engine's answer to the one request of these tests."""
+        told = queue.Queue()
+        prompt = task.prompt(ASK.value, chat=False)
+        self.loop.submit(GenerationRequest("1", prompt, ASK.max_tokens), told.put)
+        return told.get(timeout=60).result
+
+
+@pytest.fixture
+def worker(client, task, tmp_path):
+    return Worker(client, task.record.name, ENGINE, cache_dir=tmp_path)
+
+
+@pytest.fixture
+def watched(worker):
+    versions = []
+    loop = EngineLoop(worker.engine)
+    watcher = IndexWatcher(worker, loop, 0.05, lambda artifact: versions.append(artifact.version))
+    yield Watched(worker, loop, versions)
+    assert loop.alive
+    watcher.close()
+    loop.close()
+
+
+def test_without_an_index_the_worker_drafts_from_prompts_only_and_says_so(
+    client, task, tmp_path, caplog
+):
+    worker = Worker(client, task.record.name, ENGINE, cache_dir=tmp_path)
+    assert (worker.artifact, worker.index_bytes) == (None, 0)
+    assert f"tasc build-index {task.record.name}" in caplog.text
+
+
+def test_the_first_index_comes_in_and_is_drafted_from(task, store, index, watched):
+    want = task.plain(task.prompt(ASK.value, chat=False), ASK.max_tokens)
+    before = watched.result(task)
+    artifact = publish(store, index)
+    eventually(lambda: watched.versions == [artifact.version])
+    assert watched.worker.artifact == artifact
+    assert watched.worker.index_bytes == index.nbytes
+    after = watched.result(task)
+    assert before.text == after.text == want.text
+    assert sum(after.acceptance.accepted) > sum(before.acceptance.accepted)
+    assert after.acceptance.steps < want.tokens / 2, "it is this answer's own index"
+
+
+def test_what_does_not_fit_is_refused_once_and_the_next_is_taken(
+    task, store, index, watched, caplog
+):
+    foreign = publish(store, replace(index, fingerprint="f" * 32))
+    eventually(lambda: "does not fit" in caplog.text)
+    good = publish(store, index)
+    eventually(lambda: watched.versions == [good.version])
+    (refusal,) = (r for r in caplog.records if "does not fit" in r.getMessage())
+    for part in ("f" * 32, index.fingerprint, f"version {foreign.version}", task.record.name):
+        assert part in str(refusal.exc_info[1])
+
+
+def test_an_older_version_announced_again_comes_back(store, index, watched):
+    first = publish(store, index)
+    eventually(lambda: watched.versions[-1:] == [first.version])
+    second = publish(store, CorpusIndex.empty(index.fingerprint, index.vocab_size))
+    eventually(lambda: watched.versions[-1] == second.version)
+    store.announce(first.version)
+    eventually(lambda: watched.versions[-1] == first.version)
+
+
+def test_what_cannot_be_fetched_now_is_tried_again(
+    client, store, index, watched, tmp_path_factory, caplog
+):
+    path = tmp_path_factory.mktemp("new") / "index"
+    write_index(index, path)
+    version = store.publish(path, corpus_rows=1).version
+    (chunk,) = client.scan_iter(f"*{store.task}*:chunk:{version}:0")
+    client.rename(chunk, "away")
+    store.announce(version)
+    eventually(lambda: "the old one stays in use" in caplog.text)
+    assert watched.versions == []
+    client.rename("away", chunk)
+    eventually(lambda: watched.versions == [version])
+
+
+def test_a_model_whose_tokenizer_changed_is_refused(client, task, tmp_path):
+    other = replace(task.record, fingerprint="e" * 32)
+    TaskStore(client).put(other)
+    with pytest.raises(ServeError, match="register the task again") as refused:
+        Worker(client, other.name, ENGINE, cache_dir=tmp_path)
+    assert all(f in str(refused.value) for f in ("e" * 32, task.record.fingerprint))

@@ -1,0 +1,34 @@
+"""What load balancers and Prometheus ask."""
+
+import httpx
+import pytest
+from serving import ALPHA, BETA, Samples, eventually
+
+pytestmark = [pytest.mark.ray, pytest.mark.redis]
+
+
+def test_health_and_readiness(service):
+    assert httpx.get(f"{service.base}/healthz").json() == {"status": "ok"}
+    ready = httpx.get(f"{service.base}/readyz")
+    assert (ready.status_code, ready.json()["tasks"]) == (200, [ALPHA, BETA])
+
+
+def test_each_process_is_listed_once_and_serves_its_own_series(service):
+    def targets():
+        (group,) = httpx.get(f"{service.base}/sd").json()
+        return group["targets"]
+
+    eventually(lambda: len(targets()) == 3)  # one that was killed stays listed for 3 s
+    texts = [httpx.get(f"http://{target}/metrics").text for target in targets()]
+    seen = [
+        tuple(t for t in (ALPHA, BETA) if Samples(text).sum("tasc_draft_index_info", task=t) == 1)
+        for text in texts
+    ]
+    assert sorted(seen) == [(), (ALPHA,), (BETA,)], "a gateway and one replica for each task"
+    (gateway,) = (text for text, tasks in zip(texts, seen, strict=True) if not tasks)
+    assert "tasc_http_request_seconds" in gateway
+
+
+def test_an_unknown_path_has_our_shape_not_rays(service):
+    response = httpx.get(f"{service.base}/v2/models")
+    assert (response.status_code, set(response.json())) == (404, {"error"})

@@ -1,0 +1,159 @@
+"""The ``tasc`` command as people run it: whole processes, real servers, nothing left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tiny import SENTENCES, make_folder
+
+pytestmark = [pytest.mark.redis, pytest.mark.ray]
+DEADLINE_S = 240
+
+
+class Command:
+    """Runs ``tasc`` with a mark in its environment by which all its processes can be found."""
+
+    def __init__(self, folder: Path) -> None:
+        self.mark = uuid.uuid4().hex
+        self.data_dir = folder / "redis"
+        unset = ("REDIS_URL", "RAY_ADDRESS")
+        self.env = {k: v for k, v in os.environ.items() if k not in unset}
+        self.env |= {"TASC_TEST_MARK": self.mark, "TASC_DATA_DIR": str(self.data_dir)}
+        self.env["HOME"] = str(folder)
+
+    def start(self, *args: object) -> subprocess.Popen[str]:
+        code = "from tasc_jobs.cli import main; main()"
+        return subprocess.Popen(
+            [sys.executable, "-c", code, *map(str, args)],
+            env=self.env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def run(self, *args: object, code: int = 0) -> str:
+        with self.start(*args) as process:
+            out, err = self.finish(process)
+        assert process.returncode == code, err
+        return out if code == 0 else err
+
+    @staticmethod
+    def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
+        try:
+            return process.communicate(timeout=DEADLINE_S)
+        except BaseException:
+            process.kill()  # what it started dies with it, or shows in wait_until_gone
+            raise
+
+    def processes(self) -> list[str]:
+        found = []
+        for environ in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                if self.mark.encode() in environ.read_bytes():
+                    found.append(environ.with_name("cmdline").read_text().replace("\0", " "))
+            except OSError:
+                continue  # it ended while we looked
+        return found
+
+    def wait_until_gone(self) -> None:
+        deadline = time.monotonic() + 15
+        while (left := self.processes()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not left
+
+
+@pytest.fixture
+def tasc(tmp_path: Path) -> Iterator[Command]:
+    command = Command(tmp_path)
+    yield command
+    command.wait_until_gone()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("cli"))
+
+
+def corpus(path: Path) -> Path:
+    rows = [{"id": i, "input": f"say {i}", "output": SENTENCES[i % 3]} for i in range(60)]
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows) + "broken\n")
+    return path
+
+
+@pytest.mark.timeout(600)
+def test_from_rows_to_answers_with_an_embedded_store(
+    tasc: Command, folder: Path, tmp_path: Path
+) -> None:
+    train = corpus(tmp_path / "train.jsonl")
+    rejects = tmp_path / "rejects.jsonl"
+    tasc.run(
+        "task", "create", "t", "--model", folder, "--template", r"say {input}\n",
+        "--dtype", "float64", "--max-tokens", 10,
+    )  # fmt: skip
+    for added in (60, 0):
+        out = json.loads(tasc.run("ingest", "t", train, "--reject", rejects, "--json"))
+        assert (out["added"], out["known"], out["rejected"]) == (added, 60 - added, 1)
+    assert json.loads(rejects.read_text())["line"] == 61
+    from_file = json.loads(tasc.run("stats", "--train", train, "--json"))
+    from_redis = json.loads(tasc.run("stats", "t", "--json"))
+    for side in ("input", "output"):
+        assert from_file[side] == from_redis[side]
+        assert from_file[side]["bigram_entropy_bits"] > 0
+        assert from_file[side]["bigrams_for_80_percent"] > 0
+    built = json.loads(tasc.run("build-index", "t", "--json"))
+    assert (built["version"], built["corpus_rows"]) == (1, 60)
+    output = tmp_path / "out.jsonl"
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"id": "a", "input": "one"}\n{"id": "b", "input": "two"}\n')
+    report = json.loads(tasc.run("generate", "t", "--input", source, "--output", output, "--json"))
+    assert (report["rows"], report["errors"]) == (2, 0)
+    answers = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [a["id"] for a in answers] == ["a", "b"]
+    assert all(a["index_version"] == 1 for a in answers)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.timeout(600)
+def test_a_service_that_is_told_to_end_leaves_no_process(
+    tasc: Command, folder: Path, tmp_path: Path, signum: int
+) -> None:
+    tasc.run("task", "create", "t", "--model", folder, "--template", "{input}")
+    config = tmp_path / "serve.yaml"
+    config.write_text("tasks: [{name: t}]\nhttp: {port: 0}\nengine: {max_model_len: 64}\n")
+    with tasc.start("serve", "--config", config) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("serving on http://"), tasc.finish(process)
+        ready = httpx.get(f"{line.split()[2]}/readyz", timeout=30)
+        assert ready.json()["tasks"] == ["t"]
+        assert len(tasc.processes()) > 5
+        process.send_signal(signum)
+        _, err = tasc.finish(process)
+    assert process.returncode == 128 + signum, err
+    tasc.wait_until_gone()
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        (["build-index", "nothing"], 1, "nothing"),
+        (["stats"], 2, "TASK"),
+        (["ingest", "t", "nowhere.jsonl"], 1, "nowhere.jsonl"),
+        (["serve", "--config", "nowhere.yaml"], 1, "nowhere.yaml"),
+        (["task", "create", "t", "--model", "/", "--template", "{input}"], 1, "tokenizer.json"),
+        (["stats", "t", "--redis-url", "redis://:secret@127.0.0.1:1/0"], 1, "127.0.0.1:1"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_line(
+    tasc: Command, args: list[str], code: int, message: str
+) -> None:
+    err = tasc.run(*args, code=code)
+    assert message in err
+    assert "Traceback" not in err
+    assert "secret" not in err

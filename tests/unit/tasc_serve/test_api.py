@@ -1,0 +1,243 @@
+"""Whatever a client sends, it gets an answer in the OpenAI shape that names what is wrong."""
+
+import json
+
+import pytest
+from fake_backend import FOREVER, STATUS, TASK, FakeBackend, Service, answer, error_of
+
+from tasc_serve.calls import Refusal
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+MESSAGE = {"role": "user", "content": "hi"}
+GOOD = {
+    COMPLETIONS: {"model": TASK, "prompt": "hi"},
+    CHAT: {"model": TASK, "messages": [MESSAGE]},
+}
+MEGABYTE = "x" * (1 << 20)
+ONLY_GREEDY = {"temperature": 0, "top_p": 1, "n": 1, "user": "someone", "stop": ["\n", "."]}
+
+# What is wrong with the body, and the field the answer must name.
+BAD_EVERYWHERE = [
+    ({"logit_bias": {}}, "logit_bias"),
+    ({"str": 1}, "str"),
+    ({"model": None}, "model"),
+    ({"model": 3}, "model"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": 513}, "max_tokens"),
+    ({"max_tokens": 10**30}, "max_tokens"),
+    ({"max_tokens": "5"}, "max_tokens"),
+    ({"max_tokens": 5.0}, "max_tokens"),
+    ({"max_tokens": True}, "max_tokens"),
+    ({"temperature": 0.7}, "temperature"),
+    ({"temperature": float("nan")}, "temperature"),
+    ({"top_p": 0.9}, "top_p"),
+    ({"n": 2}, "n"),
+    ({"stop": ""}, "stop"),
+    ({"stop": ["a", ""]}, "stop.1"),
+    ({"stop": 5}, "stop"),
+    ({"stop": ["x"] * 17}, "stop"),
+    ({"stream": "yes"}, "stream"),
+    ({"draft": 1}, "draft"),
+    ({"user": "x" * 257}, "user"),
+    ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+    ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+]
+BAD_COMPLETIONS = [
+    ({"messages": [MESSAGE]}, "messages"),
+    ({"prompt": None}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": [3, -1]}, "prompt.1"),
+    ({"prompt": [2**31]}, "prompt.0"),
+    ({"prompt": [1.5]}, "prompt.0"),
+    ({"prompt": ["one", "two"]}, "prompt.0"),
+    ({"prompt": {"text": "hi"}}, "prompt"),
+    ({"prompt": MEGABYTE}, "prompt"),
+]
+BAD_CHATS = [
+    ({"messages": None}, "messages"),
+    ({"messages": []}, "messages"),
+    ({"messages": [MESSAGE, MESSAGE]}, "messages"),
+    ({"messages": ["hi"]}, "messages.0"),
+    ({"messages": [{"role": "system", "content": "hi"}]}, "messages.0.role"),
+    ({"messages": [{"role": "user"}]}, "messages.0.content"),
+    ({"messages": [{"role": "user", "content": [{"text": "hi"}]}]}, "messages.0.content"),
+    ({"messages": [{**MESSAGE, "tool_calls": []}]}, "messages.0.tool_calls"),
+    ({"messages": [{**MESSAGE, "content": MEGABYTE}]}, "messages.0.content"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    ({"max_completion_tokens": 513}, "max_completion_tokens"),
+]
+BAD_FIELDS = [
+    *((path, *case) for path in GOOD for case in BAD_EVERYWHERE),
+    *((COMPLETIONS, *case) for case in BAD_COMPLETIONS),
+    *((CHAT, *case) for case in BAD_CHATS),
+]
+
+
+def named(case):
+    return str(case)[:60]
+
+
+@pytest.fixture
+def backend():
+    return FakeBackend(*answer("Hel", "lo"))
+
+
+@pytest.fixture
+def service(backend):
+    return Service(backend)
+
+
+@pytest.mark.parametrize("path", GOOD)
+@pytest.mark.parametrize("more", [{}, ONLY_GREEDY, {"max_tokens": 512}, {"stop": []}])
+def test_a_good_request_is_answered_whole(backend, service, path, more):
+    response = service.ask("POST", path, json=GOOD[path] | more)
+    assert response.status_code == 200, response.text
+    content = response.json()
+    assert content["model"] == TASK
+    assert content["usage"] == {"prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9}
+    (choice,) = content["choices"]
+    assert choice["finish_reason"] == "stop"
+    text = choice["text"] if path == COMPLETIONS else choice["message"]["content"]
+    assert text == "Hello"
+    (call,) = backend.calls
+    assert (call.prompt, call.templated) == ("hi", path == CHAT)
+    assert (call.max_tokens, list(call.stop)) == (more.get("max_tokens"), more.get("stop", []))
+    assert service.counted(TASK, 200) == 1
+
+
+@pytest.mark.parametrize(("path", "change", "field"), BAD_FIELDS, ids=named)
+def test_a_bad_field_is_refused_by_name_before_a_replica_hears_of_it(
+    backend, service, path, change, field
+):
+    response = service.ask("POST", path, content=json.dumps(GOOD[path] | change))
+    error = error_of(response, 400)
+    assert error["param"] == field
+    assert field in error["message"]
+    assert backend.calls == []
+
+
+@pytest.mark.parametrize("path", GOOD)
+def test_a_missing_model_is_refused_by_name(service, path):
+    body = {k: v for k, v in GOOD[path].items() if k != "model"}
+    assert error_of(service.ask("POST", path, json=body), 400)["param"] == "model"
+
+
+@pytest.mark.parametrize("path", GOOD)
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b"", b"{", b'{"model": "greet",}', b'{"prompt": "\xff\xfe"}', b'{"prompt": "\\ud800"}'),
+        *(b"[" * 100_000, b"[]", b'"hi"', b"3", b"null"),
+    ],
+    ids=named,
+)
+def test_a_body_that_is_no_json_object_is_refused(backend, service, path, body):
+    error = error_of(service.ask("POST", path, content=body), 400)
+    assert error["message"].startswith(("the body is not valid JSON", "body: "))
+    assert (error["param"], backend.calls) == (None, [])
+    assert service.counted("-", 400) == 1
+
+
+@pytest.mark.parametrize("path", GOOD)
+def test_a_model_that_is_not_served_is_not_found(service, path):
+    error = error_of(service.ask("POST", path, json=GOOD[path] | {"model": "other"}), 404)
+    assert (error["param"], error["code"]) == ("model", "model_not_found")
+    assert "'other'" in error["message"]
+    assert TASK in error["message"]
+    assert service.counted("-", 404) == 1, "a made-up name must not become a label"
+
+
+def test_a_body_over_the_limit_is_not_read_to_its_end(backend):
+    read = 0
+
+    async def endless():
+        nonlocal read
+        while True:
+            read += 1
+            yield b"x" * 100
+
+    service = Service(backend, max_body_bytes=1000)
+    error = error_of(service.ask("POST", COMPLETIONS, content=endless()), 413)
+    assert "1000 bytes" in error["message"]
+    assert read == 11
+
+
+def test_bytes_are_counted_not_characters(backend):
+    service = Service(backend, max_prompt_bytes=10)
+    fits, too_long = ({"model": TASK, "prompt": "é" * n} for n in (5, 6))
+    assert service.ask("POST", COMPLETIONS, json=fits).status_code == 200
+    assert error_of(service.ask("POST", COMPLETIONS, json=too_long), 400)["param"] == "prompt"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", GOOD)
+class TestWhatABackendSays:
+    """A stream refused before its first piece has the same answer as a request for the whole."""
+
+    def ask(self, backend, path, stream, code, **limits):
+        service = Service(backend, **limits)
+        response = service.ask("POST", path, json=GOOD[path] | {"stream": stream})
+        error = error_of(response, code)
+        assert service.counted(TASK, code) == 1
+        assert backend.open == 0
+        return response, error
+
+    def test_full_is_503_and_says_when_to_come_again(self, path, stream):
+        backend = FakeBackend(Refusal("full", "12 requests are in this replica"), FOREVER)
+        response, error = self.ask(backend, path, stream, 503)
+        assert int(response.headers["retry-after"]) >= 1
+        assert (error["code"], error["message"]) == (
+            "service_full",
+            "12 requests are in this replica",
+        )
+
+    def test_invalid_is_400_and_names_the_field(self, path, stream):
+        backend = FakeBackend(Refusal("invalid", "too long", "prompt"), FOREVER)
+        assert self.ask(backend, path, stream, 400)[1]["param"] == "prompt"
+
+    def test_no_answer_in_time_is_504(self, path, stream):
+        backend = FakeBackend(FOREVER)
+        error = self.ask(backend, path, stream, 504, request_timeout_s=0.05)[1]
+        assert "0.05 s" in error["message"]
+
+    def test_an_unexpected_error_is_500_and_tells_no_secrets(self, path, stream):
+        backend = FakeBackend(RuntimeError("password is 1234"))
+        assert "1234" not in str(self.ask(backend, path, stream, 500)[1])
+
+
+def test_an_unknown_path_is_not_found(service):
+    assert "/v1/nothing" in error_of(service.ask("GET", "/v1/nothing"), 404)["message"]
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", CHAT), ("DELETE", "/v1/models")])
+def test_a_wrong_method_is_refused_and_the_right_one_named(service, method, path):
+    response = service.ask(method, path)
+    assert path in error_of(response, 405)["message"]
+    assert response.headers["allow"] in ("POST", "GET")
+
+
+def test_models_and_tasks_are_listed(service):
+    (model,) = service.ask("GET", "/v1/models").json()["data"]
+    assert (model["id"], model["object"]) == (TASK, "model")
+    (task,) = service.ask("GET", "/v1/tasks").json()["data"]
+    assert (task["task"], task["index_version"]) == (TASK, STATUS.index_version)
+
+
+def test_ready_means_that_every_task_answers(service):
+    assert service.ask("GET", "/readyz").json() == {"status": "ready", "tasks": [TASK]}
+    away = Service(FakeBackend(status=ConnectionError("nobody there")))
+    response = away.ask("GET", "/readyz")
+    assert "nobody there" in error_of(response, 503)["message"]
+    assert "retry-after" in response.headers
+    assert away.ask("GET", "/healthz").json() == {"status": "ok"}
+
+
+def test_metrics_are_those_of_all_processes_and_sd_lists_them(service):
+    service.ask("GET", "/v1/nothing")
+    service.ask("POST", COMPLETIONS, json=GOOD[COMPLETIONS])
+    lines = service.ask("GET", "/metrics").text.splitlines()
+    assert "held 3.0" in lines
+    assert 'tasc_http_requests_total{code="200",task="greet"} 1.0' in lines
+    (group,) = service.ask("GET", "/sd").json()
+    assert group == {"targets": ["127.0.0.1:1", "127.0.0.1:2"], "labels": {}}

@@ -1,0 +1,240 @@
+"""The step loop around a real engine: every request is answered, or told why not."""
+
+import queue
+import threading
+import time
+
+import pytest
+
+import tiny
+from tasc_draft import CorpusIndex, DraftSettings, TascProposer
+from tasc_engine import (
+    Engine,
+    EngineConfig,
+    GenerationRequest,
+    ModelSource,
+    RequestTooLong,
+    Target,
+)
+from tasc_serve.loop import EngineLoop
+from tasc_text import TaskTokenizer
+
+CONFIG = EngineConfig(rows=3, max_model_len=256, prefill_chunk=8)
+PROMPTS = [*tiny.SENTENCES, *(f"{s} please" for s in tiny.SENTENCES)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny.make_folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder):
+    return TaskTokenizer.from_folder(folder)
+
+
+@pytest.fixture(scope="module")
+def make_engine(folder, tokenizer):
+    def make():
+        target = Target.load(ModelSource(folder, dtype="float64"), CONFIG)
+        proposer = TascProposer(
+            DraftSettings(min_prob=0.0),
+            rows=CONFIG.rows,
+            capacity=CONFIG.max_model_len,
+            vocab_size=target.vocab_size,
+            eos_ids=tokenizer.eos_ids,
+            index=CorpusIndex.empty(tokenizer.fingerprint, tokenizer.vocab_size),
+        )
+        return Engine(target, tokenizer, proposer, CONFIG)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def requests(tokenizer):
+    return [
+        GenerationRequest(str(i), tuple(tokenizer.encode_prompt(p)), 20 + i, stream=i % 2 == 0)
+        for i, p in enumerate(PROMPTS)
+    ]
+
+
+@pytest.fixture(scope="module")
+def expected(make_engine, requests):
+    """Each request's result from an engine without a loop; drafts were accepted and rejected."""
+    found = {r.id: r for r in make_engine().generate(requests)}
+    drafted, accepted = (
+        sum(sum(getattr(r.acceptance, name)) for r in found.values())
+        for name in ("drafted", "accepted")
+    )
+    assert 0 < accepted < drafted
+    return found
+
+
+@pytest.fixture
+def engine(make_engine):
+    return make_engine()
+
+
+@pytest.fixture
+def loop(engine):
+    running = EngineLoop(engine)
+    yield running
+    running.close()
+    assert not running.alive
+
+
+class Sink:
+    """Collects what one request is told."""
+
+    def __init__(self):
+        self._items = queue.Queue()
+
+    def __call__(self, item):
+        self._items.put(item)
+
+    def next(self):
+        return self._items.get(timeout=60)
+
+    def all(self):
+        """The deltas up to the one with the result."""
+        found = [self.next()]
+        while not found[-1].result:
+            found.append(self.next())
+        return found
+
+    @property
+    def silent(self):
+        return self._items.empty()
+
+
+def submit(loop, requests):
+    sinks = {r.id: Sink() for r in requests}
+    for request in requests:
+        loop.submit(request, sinks[request.id])
+    return sinks
+
+
+def on_the_engines_thread(loop, call):
+    """What ``call`` returns between two steps."""
+    found = queue.Queue()
+    loop.between_steps(lambda: found.put(call()))
+    return found.get(timeout=60)
+
+
+def eventually(holds):
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline, "did not come to hold within 60 s"
+        time.sleep(0.002)
+
+
+def test_answers_are_those_of_the_engine_alone(loop, requests, expected):
+    sinks = submit(loop, requests)
+    for request in requests:
+        deltas = sinks[request.id].all()
+        want = expected[request.id]
+        assert (deltas[-1].result.tokens, deltas[-1].result.text) == (want.tokens, want.text)
+        assert "".join(d.text for d in deltas) == want.text
+        if request.stream:
+            assert tuple(t for d in deltas for t in d.tokens) == want.tokens
+            assert len(deltas) > 1
+        else:
+            assert len(deltas) == 1, "who does not stream is told once"
+    assert all(sink.silent for sink in sinks.values())
+
+
+def test_a_cancelled_request_frees_its_row_and_disturbs_nobody(loop, engine, requests, expected):
+    held = threading.Event()
+    loop.between_steps(lambda: held.wait(60) and None)
+    sinks = submit(loop, requests)
+    gone = requests[:5]  # some would run, some would wait
+    for request in gone:
+        loop.cancel(request.id)
+    held.set()
+    for request in requests[5:]:
+        assert sinks[request.id].all()[-1].result.tokens == expected[request.id].tokens
+    assert on_the_engines_thread(loop, lambda: (engine.running, engine.waiting)) == (0, 0)
+    assert all(sinks[request.id].silent for request in gone)
+
+
+def test_cancelling_in_the_middle_of_an_answer_frees_the_row(loop, engine, requests, expected):
+    first, second = requests[0], requests[2]
+    sinks = submit(loop, [first, second])
+    assert not sinks[first.id].next().result, "the answer must be longer than one step"
+    loop.cancel(first.id)
+    assert sinks[second.id].all()[-1].result.tokens == expected[second.id].tokens
+    eventually(lambda: on_the_engines_thread(loop, lambda: engine.running) == 0)
+    on_the_engines_thread(loop, engine.check_integrity)
+    again = submit(loop, [first])[first.id]
+    assert again.all()[-1].result.tokens == expected[first.id].tokens
+
+
+def test_actions_run_on_the_engines_thread_in_order_busy_or_idle(loop, requests):
+    def thread():
+        return threading.current_thread().name
+
+    assert on_the_engines_thread(loop, thread) == "engine"
+    sink = submit(loop, requests[:1])[requests[0].id]
+    sink.next()
+    seen = [on_the_engines_thread(loop, lambda n=n: (n, thread())) for n in range(3)]
+    assert seen == [(n, "engine") for n in range(3)]
+    assert sink.all()[-1].result
+
+
+def test_what_the_engine_refuses_is_told_to_its_sender_only(loop, requests, expected):
+    good = requests[0]
+    long = GenerationRequest("long", good.prompt, CONFIG.max_model_len)
+    sinks = submit(loop, [long, good])
+    assert isinstance(sinks["long"].next(), RequestTooLong)
+    assert sinks[good.id].all()[-1].result.tokens == expected[good.id].tokens
+    assert loop.alive
+
+
+def test_load_and_gaps_are_reported(engine, requests, expected):
+    loads, gaps = [], []
+    loop = EngineLoop(
+        engine,
+        on_delta=lambda seconds, tokens: gaps.append((seconds, tokens)),
+        on_load=lambda engine: loads.append(engine.running),
+    )
+    for sink in submit(loop, requests[:2]).values():
+        sink.all()
+    eventually(lambda: loads[-1] == 0)
+    loop.close()
+    assert max(loads) >= 1
+    assert all(seconds >= 0 for seconds, _ in gaps)
+    results = [expected[r.id] for r in requests[:2]]
+    steps = sum(r.acceptance.steps for r in results)
+    assert len(gaps) == steps - len(results), "a gap lies between two deltas of one request"
+
+
+def test_a_broken_engine_tells_everybody_and_refuses_what_comes_later(
+    make_engine, requests, expected, caplog
+):
+    engine, fault, steps = make_engine(), RuntimeError("the device is gone"), iter(range(3))
+    whole_step = engine.step
+
+    def step():
+        if next(steps, None) is None:
+            raise fault
+        return whole_step()
+
+    engine.step = step
+    loop = EngineLoop(engine)
+    held = threading.Event()
+    loop.between_steps(lambda: held.wait(60) and None)
+    sinks = submit(loop, requests)
+    assert loop.alive
+    held.set()
+    for request in requests:
+        items = [sinks[request.id].next()]
+        while request.stream and items[-1] is not fault:
+            items.append(sinks[request.id].next())
+        assert items[-1] is fault
+        assert sinks[request.id].silent
+    assert not loop.alive
+    assert loop.failure is fault
+    assert "must be replaced" in caplog.text
+    late = GenerationRequest("late", requests[0].prompt, 5)
+    assert submit(loop, [late])["late"].next() is fault
+    loop.close()

@@ -1,0 +1,60 @@
+"""A settings file that cannot be meant is refused, and the field at fault is named."""
+
+import pytest
+
+from tasc_serve.errors import SettingsError
+from tasc_serve.settings import load_settings
+
+TASK = "tasks: [{name: a}]\n"
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(content):
+        path = tmp_path / "serve.yaml"
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return write
+
+
+def test_one_task_is_enough_and_what_is_given_is_kept(written):
+    assert [t.name for t in load_settings(written(TASK)).tasks] == ["a"]
+    full = "tasks: [{name: a, draft: {n_max: 4, min_prob: 0.5}}]\nlimits: {max_queued: 0}\n"
+    settings = load_settings(written(full))
+    assert settings.tasks[0].draft.model_dump(exclude_none=True) == {"n_max": 4, "min_prob": 0.5}
+    assert settings.limits.max_queued == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (TASK + "unheard_of: 1\n", ["unheard_of"]),
+        (TASK + "engine: {row: 8}\n", ["engine.row"]),
+        (TASK + "engine: {rows: 0}\n", ["engine.rows", "1"]),
+        (TASK + "limits: {request_timeout_s: 0}\n", ["limits.request_timeout_s"]),
+        (TASK + "http: {port: 65536}\n", ["http.port", "65535"]),
+        (TASK + "metrics: {ttl_s: often}\n", ["metrics.ttl_s"]),
+        ("tasks: [{name: a}, {name: b}, {name: a}]\n", ["task a ", "twice"]),
+        ("tasks: [{name: a, draft: {depth: 3}}]\n", ["tasks.0.draft.depth"]),
+        ("tasks: [{name: a, draft: {n_max: 99}}]\n", ["tasks.0.draft", "n_max is 99", "16"]),
+        ("tasks: [{replicas: 1}]\n", ["tasks.0.name"]),
+        ("tasks: []\n", ["tasks"]),
+        ("http: {port: 1}\n", ["tasks"]),
+        ("- tasks\n", ["file", "dictionary"]),
+        ("", ["file", "dictionary"]),
+        ("tasks: [\n", ["YAML"]),
+        (b"tasks: \xff\n", ["YAML"]),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_by_name(written, content, named):
+    path = written(content)
+    with pytest.raises(SettingsError) as refused:
+        load_settings(path)
+    for part in (str(path), *named):
+        assert part in str(refused.value)
+
+
+def test_a_file_that_is_not_there_is_refused_by_name(tmp_path):
+    with pytest.raises(SettingsError, match="absent"):
+        load_settings(tmp_path / "absent.yaml")
