@@ -12,7 +12,8 @@ class DraftSettings:
         p_min: Least count at which an n-gram of the corpus is kept.
         corpus_weight: The paper's lambda, the weight of the corpus against the prompt, in [0, 1].
         num_speculative_tokens: Longest draft of one row, in tokens; 0 turns drafting off.
-        min_prob: A draft ends where its path probability falls below this, in [0, 1].
+        min_prob: A draft ends where its path probability falls below this, in [0, 1]. Verifying an
+            unlikely token costs more than it gains where compute is scarce, as on a CPU.
 
     Raises:
         ValueError: A value is outside its range.
@@ -22,7 +23,7 @@ class DraftSettings:
     p_min: int = 1
     corpus_weight: float = 0.75
     num_speculative_tokens: int = 8
-    min_prob: float = 0.02
+    min_prob: float = 0.2
 
     def __post_init__(self) -> None:
         _within("n_max", self.n_max, 2, 16)
