@@ -168,6 +168,9 @@ def generate(
     output: Annotated[Path, typer.Option(help="JSON lines, one per input row, in order.")],
     actors: Annotated[int, typer.Option(min=1, help="Engines in the pool.")] = 1,
     rows: Annotated[int, typer.Option(min=1, help="b, rows an engine decodes together.")] = 8,
+    max_model_len: Annotated[
+        int | None, typer.Option(min=8, help="Prompt + answer, tokens. [default: up to 1024]")
+    ] = None,
     draft: Annotated[bool, typer.Option(help="Whether to draft; answers are the same.")] = True,
     input_field: InputField = "input",
     id_field: IdField = "id",
@@ -186,7 +189,7 @@ def generate(
             task,
             source,
             output,
-            engine=EngineSettings(rows=rows),
+            engine=EngineSettings(rows=rows, max_model_len=max_model_len),
             actors=actors,
             draft=draft,
             input_field=input_field,
@@ -273,8 +276,7 @@ def main() -> None:
     try:
         app()
     except known_errors() as error:
-        # What failed inside a Ray worker comes wrapped in its traceback; the cause says enough.
-        print(f"tasc: {getattr(error, 'cause', None) or error}", file=sys.stderr)
+        print(f"tasc: {_in_short(error)}", file=sys.stderr)
         sys.exit(1)
 
 
@@ -290,6 +292,13 @@ def known_errors() -> tuple[type[Exception], ...]:
     from ray.exceptions import RayError
 
     return (*roots, RayError)
+
+
+def _in_short(error: Exception) -> str:
+    """What failed inside a Ray worker comes with its traceback; the last line says enough."""
+    if type(error).__module__.startswith("ray."):
+        return str(error).strip().splitlines()[-1]
+    return str(error)
 
 
 @contextmanager

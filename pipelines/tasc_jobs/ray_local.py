@@ -6,7 +6,9 @@ It knows no job.
 
 import logging
 import os
+import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -52,11 +54,14 @@ def local_ray(num_cpus: int = 4, object_store_mb: int = 256) -> Iterator[None]:
     with ExitStack() as undo:
         undo.enter_context(_quiet_ray_data())
         undo.enter_context(_environment(_ALWAYS))
+        on_sigterm = signal.getsignal(signal.SIGTERM)
         if os.environ.get("RAY_ADDRESS"):
             undo.callback(ray.shutdown)
             ray.init(logging_level=logging.ERROR, log_to_driver=False)
         else:
             undo.enter_context(_own_cluster(num_cpus, object_store_mb))
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, on_sigterm)  # Ray put its own in its place
         yield
 
 

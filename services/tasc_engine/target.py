@@ -4,6 +4,7 @@ It knows models, devices and dtypes; it knows no requests, drafts or text.
 """
 
 import logging
+import sys
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,6 +98,11 @@ class Target:
         warm(self.cache)
 
 
+def max_positions(folder: Path) -> int:
+    """Most positions a model was made for; a model without a limit has ``sys.maxsize``."""
+    return _max_positions(AutoConfig.from_pretrained(folder))
+
+
 def load_model(source: ModelSource) -> Any:
     """A transformers model in evaluation mode, its adapter merged."""
     transformers_logging.disable_progress_bar()
@@ -118,9 +124,8 @@ def load_model(source: ModelSource) -> Any:
 
 
 def _check_config(config: Any, max_model_len: int) -> None:
-    text = config.get_text_config()
-    longest = getattr(text, "max_position_embeddings", None)
-    if longest is not None and max_model_len > longest:
+    text, longest = config.get_text_config(), _max_positions(config)
+    if max_model_len > longest:
         raise UnsupportedModel(
             f"max_model_len is {max_model_len}, {config.model_type} was made for {longest} "
             f"positions; set max_model_len to {longest} or less"
@@ -132,6 +137,11 @@ def _check_config(config: Any, max_model_len: int) -> None:
             f"{config.model_type} uses {kind} rope, which depends on the longest row of the "
             "batch; answers would depend on their neighbours"
         )
+
+
+def _max_positions(config: Any) -> int:
+    found = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return sys.maxsize if found is None else int(found)
 
 
 def _trial_ids(vocab_size: int) -> NDArray[np.int32]:

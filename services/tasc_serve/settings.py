@@ -18,7 +18,9 @@ class EngineSettings(_Section):
     """One engine: rows decoded together, context, prefill, threads."""
 
     rows: int = Field(8, ge=1, le=256, description="b, rows decoded together")
-    max_model_len: int = Field(1024, ge=8, description="prompt + answer of one row, tokens")
+    max_model_len: int | None = Field(
+        None, ge=8, description="prompt + answer of one row, tokens; unset: up to 1024"
+    )
     prefill_chunk: int = Field(256, ge=1, description="prompt tokens of one row in one step")
     torch_threads: int = Field(1, ge=1, description="CPU threads of one replica")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:0 ...")

@@ -13,6 +13,7 @@ import torch
 
 from tasc_draft import CorpusIndex, DraftSettings, TascProposer, read_index
 from tasc_engine import Engine, EngineConfig, GenerationRequest, ModelSource, StepRecord, Target
+from tasc_engine.target import max_positions
 from tasc_serve.calls import Call
 from tasc_serve.errors import IndexRefused, ServeError
 from tasc_serve.settings import DraftOverrides, EngineSettings
@@ -20,6 +21,8 @@ from tasc_store import Artifact, ArtifactCache, ArtifactStore, TaskRecord, TaskS
 from tasc_text import PromptTemplate, TaskTokenizer, resolve_folder
 
 log = logging.getLogger(__name__)
+
+DEFAULT_MODEL_LEN = 1024  # tokens of a row, unless the model has fewer positions
 
 
 def default_cache_dir() -> Path:
@@ -54,10 +57,10 @@ class Worker:
         self._cache = ArtifactCache(cache_dir or default_cache_dir())
         self.artifact: Artifact | None = None
         torch.set_num_threads(settings.torch_threads)
-        config = EngineConfig(
-            settings.rows, settings.max_model_len, settings.prefill_chunk, max_waiting
-        )
-        target = Target.load(model_source(self.record, settings.device), config)
+        source = model_source(self.record, settings.device)
+        length = settings.max_model_len or min(DEFAULT_MODEL_LEN, max_positions(source.folder))
+        config = EngineConfig(settings.rows, length, settings.prefill_chunk, max_waiting)
+        target = Target.load(source, config)
         self.proposer = self._new_proposer(target.vocab_size, config, draft)
         self.engine = Engine(target, self.tokenizer, self.proposer, config, on_step)
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from lossless_cases import LONGEST, Case, answer, make_case
 from transformers import AutoModelForCausalLM
 
-from conftest import LONGEST, Case, answer, make_case
 from tasc_draft import DraftSettings
 from tasc_engine import GenerationRequest
 from tiny import plain
@@ -77,7 +77,7 @@ def test_drafted_and_plain_requests_share_a_batch(case: Case) -> None:
 class ScriptedProposer:
     """Drafts from a script: the right continuation, a wrong one, or every second token right."""
 
-    max_depth = 6
+    max_depth = 8
 
     def __init__(self, inner, answers: dict[tuple[int, ...], list[int]], kind: str) -> None:
         self._inner = inner
@@ -122,18 +122,10 @@ class ScriptedProposer:
 
 @pytest.mark.parametrize(("kind", "share"), [("never", 0.0), ("sometimes", None), ("always", 1.0)])
 def test_drafts_never_sometimes_and_always_right(
-    case: Case, kind: str, share: float | None, monkeypatch: pytest.MonkeyPatch
+    case: Case, kind: str, share: float | None
 ) -> None:
-    import conftest
-
     right = dict(zip(case.prompts, case.answers, strict=True))
-    real = conftest.TascProposer
-    monkeypatch.setattr(
-        conftest,
-        "TascProposer",
-        lambda *args, **kwargs: ScriptedProposer(real(*args, **kwargs), right, kind),
-    )
-    found = answer(case)
+    found = answer(case, wrap=lambda proposer: ScriptedProposer(proposer, right, kind))
     drafted, accepted = int(found.totals.drafted.sum()), int(found.totals.accepted.sum())
     assert drafted > 50
     if share is not None:

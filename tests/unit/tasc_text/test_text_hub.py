@@ -28,7 +28,7 @@ def resolve_offline(home: Path, model: str, revision: str = "", **environment: s
     left = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGINGFACE_"))}
     done = subprocess.run(
         [sys.executable, "-c", CODE, model, revision],
-        env={**left, "PYTHONPATH": os.pathsep.join(sys.path), **settings},
+        env={**left, **settings},
         cwd=home,
         capture_output=True,
         text=True,

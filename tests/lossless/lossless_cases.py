@@ -1,0 +1,105 @@
+"""Tiny random models, and what plain one-by-one decoding says with them."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from tasc_draft import CorpusIndex, Documents, DraftSettings, Proposer, TascProposer, build_index
+from tasc_engine import (
+    Engine,
+    EngineConfig,
+    EngineTotals,
+    GenerationRequest,
+    GenerationResult,
+    ModelSource,
+    Target,
+)
+from tasc_text import TaskTokenizer
+from tiny import make_folder, plain
+
+LONGEST = 48
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, requests of mixed lengths, and the only right answer to each."""
+
+    folder: Path
+    tokenizer: TaskTokenizer
+    prompts: list[tuple[int, ...]]
+    max_tokens: list[int]
+    answers: list[list[int]]
+    corpus: list[list[int]]
+    dtype: str
+
+    def requests(self, draft: bool = True) -> list[GenerationRequest]:
+        pairs = zip(self.prompts, self.max_tokens, strict=True)
+        return [GenerationRequest(str(i), p, m, draft=draft) for i, (p, m) in enumerate(pairs)]
+
+    def index(self, n_max: int) -> CorpusIndex:
+        return build_index(
+            Documents.of(self.corpus),
+            fingerprint=self.tokenizer.fingerprint,
+            vocab_size=self.tokenizer.vocab_size,
+            eos_id=self.tokenizer.eos_id,
+            n_max=n_max,
+        )
+
+
+@dataclass(frozen=True)
+class Answered:
+    results: dict[str, GenerationResult]
+    totals: EngineTotals
+
+    def tokens(self) -> list[list[int]]:
+        return [list(self.results[str(i)].tokens) for i in range(len(self.results))]
+
+
+def make_case(folder: Path, architecture: str, dtype: str = "float64") -> Case:
+    make_folder(folder, architecture)
+    tokenizer = TaskTokenizer.from_folder(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+    rng = random.Random(0)
+    lengths = [1, 2, 5, 17, 33, 60, 3, 90, 1, 8, 21, 49]
+    prompts = [tuple(rng.randrange(1, tokenizer.vocab_size) for _ in range(n)) for n in lengths]
+    max_tokens = [LONGEST, 1, 2, 30, LONGEST, 7, 30, 12, 3, LONGEST, 20, 25]
+    whole = [plain(model, p, LONGEST) for p in prompts]
+    answers = [plain(model, p, m) for p, m in zip(prompts, max_tokens, strict=True)]
+    # Two thirds of what the model says, so that drafts are sometimes right and sometimes not.
+    corpus = [[t for t in w if t not in tokenizer.eos_ids] for w in whole[:8]]
+    return Case(folder, tokenizer, prompts, max_tokens, answers, corpus, dtype)
+
+
+def answer(
+    case: Case,
+    *,
+    rows: int = 4,
+    n_max: int = 6,
+    settings: DraftSettings | None = None,
+    draft: bool = True,
+    prefill_chunk: int = 16,
+    requests: Sequence[GenerationRequest] | None = None,
+    wrap: Callable[[Proposer], Proposer] = lambda proposer: proposer,
+) -> Answered:
+    """Decode the case's requests with our engine; ``wrap`` may put another proposer in front."""
+    config = EngineConfig(rows=rows, max_model_len=160, prefill_chunk=prefill_chunk)
+    target = Target.load(ModelSource(case.folder, dtype=case.dtype), config)
+    proposer = TascProposer(
+        settings or DraftSettings(n_max=n_max, min_prob=0.0),
+        rows=rows,
+        capacity=config.max_model_len,
+        vocab_size=target.vocab_size,
+        eos_ids=case.tokenizer.eos_ids,
+        index=case.index(n_max),
+    )
+    totals = EngineTotals(2, proposer.max_depth)
+    engine = Engine(target, case.tokenizer, wrap(proposer), config, totals.add)
+    results = {r.id: r for r in engine.generate(requests or case.requests(draft))}
+    engine.check_integrity()
+    assert not engine.running
+    assert not engine.waiting
+    return Answered(results, totals)
