@@ -47,6 +47,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object inst
 InputField = Annotated[str, typer.Option(help="Field with the task's input.")]
 OutputField = Annotated[str, typer.Option(help="Field with the task's output.")]
 IdField = Annotated[str, typer.Option(help="Field with the row's id.")]
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 DEFAULT_DATA_DIR = Path.home() / ".local" / "share" / "tasc-serve"
 
 
@@ -271,13 +272,26 @@ def task_list(
 
 def main() -> None:
     """Entry point: turn the project's own errors into one line and exit code 1."""
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, _end)
+    ended: list[int] = []
+
+    def end(signum: int, frame: Any) -> None:
+        """Unwind, so that every process we started is ended; once, or it would be cut short."""
+        for each in _SIGNALS:
+            signal.signal(each, signal.SIG_IGN)
+        note("ending ...")
+        ended.append(128 + signum)
+        sys.exit(ended[0])
+
+    for signum in _SIGNALS:
+        signal.signal(signum, end)
     try:
         app()
     except known_errors() as error:
-        print(f"tasc: {_in_short(error)}", file=sys.stderr)
-        sys.exit(1)
+        if not ended:
+            print(f"tasc: {_in_short(error)}", file=sys.stderr)
+        sys.exit(ended[0] if ended else 1)
+    except SystemExit as error:  # a library may have made another code of ours
+        sys.exit(ended[0] if ended else error.code)
 
 
 def known_errors() -> tuple[type[Exception], ...]:
@@ -314,14 +328,6 @@ def _store(redis_url: str | None, data_dir: Path) -> Iterator[str]:
 
 def _print(content: dict[str, Any], text: str, as_json: bool) -> None:
     print(json.dumps(content) if as_json else text)
-
-
-def _end(signum: int, frame: Any) -> None:
-    """Unwind, so that every process we started is ended; once, or the unwinding would be cut."""
-    for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, signal.SIG_IGN)
-    note("ending ...")
-    sys.exit(128 + signum)
 
 
 def _wait_for_end() -> None:
