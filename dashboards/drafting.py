@@ -103,7 +103,7 @@ _OVER_TIME = (
     Panel(
         "Drafting time / verify time",
         "percentunit",
-        "Seconds spent proposing and observing / seconds in the target's forward.",
+        "Seconds spent proposing / seconds in the target's forward.",
         (Target(_ratio("tasc_draft_seconds_sum", "tasc_verify_seconds_sum", "task"), "{{task}}"),),
     ),
 )

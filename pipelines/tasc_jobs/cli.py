@@ -156,9 +156,9 @@ def serve(
     settings = load_settings(config)
     with _store(settings.redis_url or os.environ.get("REDIS_URL"), data_dir) as url:
         from tasc_jobs.ray_local import local_ray
-        from tasc_jobs.service import run_service
+        from tasc_jobs.service import logical_cpus, run_service
 
-        with local_ray():
+        with local_ray(num_cpus=logical_cpus(settings)):
             run_service(settings, url, _wait_for_end)
 
 
@@ -168,6 +168,7 @@ def generate(
     source: Annotated[Path, typer.Option("--input", help=".jsonl, .jsonl.gz or .parquet")],
     output: Annotated[Path, typer.Option(help="JSON lines, one per input row, in order.")],
     actors: Annotated[int, typer.Option(min=1, help="Engines in the pool.")] = 1,
+    gpus: Annotated[float, typer.Option(min=0, help="GPUs of each engine.")] = 0.0,
     rows: Annotated[int, typer.Option(min=1, help="b, rows an engine decodes together.")] = 8,
     max_model_len: Annotated[
         int | None, typer.Option(min=8, help="Prompt + answer, tokens. [default: up to 1024]")
@@ -192,6 +193,7 @@ def generate(
             output,
             engine=EngineSettings(rows=rows, max_model_len=max_model_len),
             actors=actors,
+            actor_gpus=gpus,
             draft=draft,
             input_field=input_field,
             id_field=id_field,
@@ -241,10 +243,10 @@ def task_create(
     folder = resolve_folder(model, revision, weights=False)
     record = TaskRecord(
         name=name,
-        model=str(folder) if Path(model).expanduser().is_dir() else model,
+        model=_resolved(model),
         fingerprint=TaskTokenizer.from_folder(folder).fingerprint,
         template=template.replace("\\n", "\n"),
-        adapter=adapter,
+        adapter=_resolved(adapter) if adapter else None,
         revision=revision,
         dtype=dtype,
         stop=tuple(stop or ()),
@@ -294,6 +296,14 @@ def main() -> None:
         sys.exit(ended[0] if ended else error.code)
 
 
+def _resolved(model: str) -> str:
+    """A folder's whole path, since others have other working directories; a hub name as it is."""
+    from tasc_text import resolve_folder
+
+    folder = resolve_folder(model, weights=False)
+    return str(folder) if Path(model).expanduser().is_dir() else model
+
+
 def known_errors() -> tuple[type[Exception], ...]:
     """The roots of our error trees, without importing torch for a command that needs none."""
     from tasc_draft import DraftError
@@ -301,11 +311,12 @@ def known_errors() -> tuple[type[Exception], ...]:
     from tasc_text import TextError
 
     roots = (JobError, StoreError, ServeError, DraftError, TextError, ValueError, OSError)
-    if "ray" not in sys.modules:
+    if "ray.data" not in sys.modules:
         return roots
+    from ray.data.exceptions import ExecutionTimeoutError
     from ray.exceptions import RayError
 
-    return (*roots, RayError)
+    return (*roots, RayError, ExecutionTimeoutError)
 
 
 def _in_short(error: Exception) -> str:
@@ -321,7 +332,7 @@ def _store(redis_url: str | None, data_dir: Path) -> Iterator[str]:
         connect(redis_url).close()  # say what is wrong with it before anything slow begins
         yield redis_url
         return
-    data_dir.mkdir(parents=True, exist_ok=True)
+    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     with EmbeddedRedis.start(data_dir) as server:
         yield server.url
 

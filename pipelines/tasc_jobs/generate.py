@@ -1,7 +1,7 @@
 """A batch job: every row of a file answered by engines in a Ray Data actor pool, in file order.
 
 Engines are built by the same worker as online replicas, with the same drafting. Rows come out in
-any order and are sorted by ordinal; the job fails rather than lose or double one.
+any order and are put back by ordinal; the job fails rather than lose or double one.
 """
 
 import json
@@ -23,6 +23,7 @@ from tasc_store import TaskStore, connect
 
 # An actor gets hundreds of rows at a time: with fewer, rows that end could not be refilled.
 BATCH_ROWS = 512
+NO_PROGRESS_TIMEOUT_S = 3600
 
 _OUTPUT = pa.schema(
     [
@@ -61,6 +62,7 @@ def generate(
     engine: EngineSettings | None = None,
     actors: int = 1,
     actor_cpus: float = 0.5,
+    actor_gpus: float = 0.0,
     draft: bool = True,
     input_field: str = "input",
     id_field: str = "id",
@@ -73,6 +75,7 @@ def generate(
     Args:
         actors: Engines in the pool.
         actor_cpus: Logical CPUs of each; below 1, so that reading is not starved on small machines.
+        actor_gpus: GPUs of each; without any, engines run on the CPU.
 
     Raises:
         RaySetupError: Ray is not running in this process.
@@ -86,20 +89,19 @@ def generate(
     if not output.parent.is_dir():
         raise FileError(f"no folder {output.parent} for the output; make it or name another")
     tables = read_inputs(source, input_field, id_field, BATCH_ROWS)
-    answers = (
-        ray.data.from_arrow(tables)
-        .map_batches(
-            _Answer,
-            fn_constructor_args=(url, task, engine or EngineSettings(), draft),
-            compute=ray.data.ActorPoolStrategy(size=actors),
-            num_cpus=actor_cpus,
-            batch_size=BATCH_ROWS,
-            batch_format="pyarrow",
-        )
-        .materialize()
+    answers = ray.data.from_arrow(tables).map_batches(
+        _Answer,
+        fn_constructor_args=(url, task, engine or EngineSettings(), draft, actor_gpus),
+        compute=ray.data.ActorPoolStrategy(size=actors),
+        num_cpus=actor_cpus,
+        num_gpus=actor_gpus,
+        batch_size=BATCH_ROWS,
+        batch_format="pyarrow",
     )
+    # A block of answers may take long; that nothing else hangs is for the engine to say.
+    answers.context.execution_no_progress_timeout_s = NO_PROGRESS_TIMEOUT_S
     partial = output.with_name(output.name + ".partial")
-    report = _write(answers.sort("ordinal"), partial, sum(t.num_rows for t in tables), progress)
+    report = _write(answers, partial, sum(t.num_rows for t in tables), progress)
     partial.replace(output)
     return report
 
@@ -107,8 +109,10 @@ def generate(
 class _Answer:
     """One engine of the pool."""
 
-    def __init__(self, url: str, task: str, settings: EngineSettings, draft: bool) -> None:
-        self._worker = Worker(connect(url), task, settings, max_waiting=BATCH_ROWS)
+    def __init__(
+        self, url: str, task: str, settings: EngineSettings, draft: bool, gpus: float
+    ) -> None:
+        self._worker = Worker(connect(url), task, settings, gpus=gpus, max_waiting=BATCH_ROWS)
         self._draft = draft
 
     def __call__(self, rows: pa.Table) -> pa.Table:
@@ -146,19 +150,27 @@ class _Answer:
 
 
 def _write(answers: Any, path: Path, expected: int, progress: Callable[[int], None]) -> BatchReport:
+    """Write rows by ordinal as they become complete; what is ahead of its turn waits here."""
     rows = errors = tokens = steps = 0
+    ahead: dict[int, dict[str, Any]] = {}
     with path.open("w", encoding="utf-8") as file:
-        for batch in answers.iter_batches(batch_format="pyarrow", batch_size=BATCH_ROWS):
+        for batch in answers.iter_batches(batch_format="pyarrow", batch_size=None):
             for row in batch.to_pylist():
-                if row.pop("ordinal") != rows:
-                    raise JobError(f"row {rows} was lost or doubled; {path} is not whole")
+                if row["ordinal"] in ahead or row["ordinal"] < rows:
+                    raise JobError(f"row {row['ordinal']} was answered twice; {path} is not whole")
+                ahead[row["ordinal"]] = row
+            while (next_row := ahead.pop(rows, None)) is not None:
                 rows += 1
-                errors += row["error"] is not None
-                tokens += len(row["tokens"] or ())
-                steps += row.pop("steps") or 0
-                kept = {k: v for k, v in row.items() if v is not None}
-                file.write(json.dumps(kept, ensure_ascii=False) + "\n")
+                errors += next_row["error"] is not None
+                tokens += len(next_row["tokens"] or ())
+                steps += next_row["steps"] or 0
+                file.write(_line(next_row))
             progress(batch.num_rows)
-    if rows != expected:
+    if rows != expected or ahead:
         raise JobError(f"{expected} rows went in and {rows} came out; {path} is not whole")
     return BatchReport(rows, errors, tokens, steps)
+
+
+def _line(row: dict[str, Any]) -> str:
+    kept = {k: v for k, v in row.items() if v is not None and k not in ("ordinal", "steps")}
+    return json.dumps(kept, ensure_ascii=False) + "\n"

@@ -18,8 +18,9 @@ import ray.data
 from tasc_draft import CorpusIndex, Documents, build_index, write_index
 from tasc_jobs.errors import RaySetupError
 from tasc_jobs.redis_source import RedisCorpusSource
+from tasc_serve.models import load_tokenizer
 from tasc_store import Artifact, ArtifactStore, TaskRecord, connect
-from tasc_text import TaskTokenizer, resolve_folder
+from tasc_text import TaskTokenizer
 
 _ROWS_PER_TASK = 20_000
 _BATCH_ROWS = 2_000
@@ -45,12 +46,12 @@ def build_and_publish(
         EmptyCorpusError: There are no rows.
         StoreError: Redis fails.
         TextError: The model's tokenizer cannot be loaded.
+        ServeError: It is not the one the task was registered with.
     """
-    folder = resolve_folder(record.model, record.revision, weights=False)
-    tokenizer = TaskTokenizer.from_folder(folder)
+    tokenizer = load_tokenizer(record)
     source = RedisCorpusSource(url, record.corpus_name)
     index = build_index(
-        _tokenised(source, folder, parallelism, progress),
+        _tokenised(source, record, parallelism, progress),
         fingerprint=tokenizer.fingerprint,
         vocab_size=tokenizer.vocab_size,
         eos_id=tokenizer.eos_id,
@@ -69,7 +70,7 @@ def build_and_publish(
 
 def _tokenised(
     source: RedisCorpusSource,
-    folder: Path,
+    record: TaskRecord,
     parallelism: int | None,
     progress: Callable[[int], None],
 ) -> Documents:
@@ -77,7 +78,7 @@ def _tokenised(
         raise RaySetupError("no Ray is running; start one with tasc_jobs.ray_local.local_ray()")
     blocks = parallelism or -(-source.rows // _ROWS_PER_TASK)
     dataset = ray.data.read_datasource(source, override_num_blocks=blocks).map_batches(
-        functools.partial(_encode, str(folder)), batch_format="pyarrow", batch_size=_BATCH_ROWS
+        functools.partial(_encode, record), batch_format="pyarrow", batch_size=_BATCH_ROWS
     )
     ids: list[np.ndarray] = []
     lengths: list[np.ndarray] = []
@@ -89,11 +90,12 @@ def _tokenised(
     return Documents(np.concatenate(ids), np.concatenate(lengths).astype(np.int64))
 
 
-def _encode(folder: str, table: pa.Table) -> pa.Table:
-    ids = _tokenizer(folder).encode_outputs(table["output"].to_pylist())
+def _encode(record: TaskRecord, table: pa.Table) -> pa.Table:
+    ids = _tokenizer(record).encode_outputs(table["output"].to_pylist())
     return pa.table({"ids": pa.array(ids, pa.list_(pa.int32()))})
 
 
 @functools.cache
-def _tokenizer(folder: str) -> TaskTokenizer:
-    return TaskTokenizer.from_folder(Path(folder))
+def _tokenizer(record: TaskRecord) -> TaskTokenizer:
+    """Loaded once per worker process, from the folder or hub cache of the worker's own node."""
+    return load_tokenizer(record)

@@ -1,11 +1,18 @@
 """Run the service from settings until told to end. It expects a Ray that is running."""
 
+import math
 from collections.abc import Callable
 from contextlib import suppress
 
 from tasc_jobs.progress import note
 from tasc_serve import app
 from tasc_serve.settings import ServeSettings
+
+
+def logical_cpus(settings: ServeSettings) -> int:
+    """Logical CPUs a Ray of our own needs for all replicas, gateways and Serve itself."""
+    replicas = sum(task.replicas * task.num_cpus for task in settings.tasks)
+    return max(4, math.ceil(replicas + settings.http.gateways * settings.http.gateway_num_cpus) + 1)
 
 
 def run_service(settings: ServeSettings, redis_url: str, wait: Callable[[], None]) -> None:

@@ -131,10 +131,15 @@ def build_index(
         p_min: N-grams that occur less often are left out (the paper's frequency threshold).
 
     Raises:
-        DraftError: An id, or ``eos_id``, lies outside the vocabulary.
+        DraftError: An id, or ``eos_id``, is outside the vocabulary, or there are too many n-grams.
     """
     text = _concatenate(documents, vocab_size, eos_id)
     levels = _levels(text, n_max, p_min)
+    nodes = 1 + sum(len(level.tokens) for level in levels)
+    if nodes > np.iinfo(np.int32).max:
+        raise DraftError(
+            f"{nodes} n-grams do not fit an index of 2^31; lower n_max ({n_max}) or raise p_min"
+        )
     tokens = np.concatenate([[-1], *(level.tokens for level in levels)]).astype(np.int32)
     total = int((text > 0).sum())
     counts = np.concatenate([[total], *(level.counts for level in levels)]).astype(np.int32)

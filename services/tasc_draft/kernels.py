@@ -166,11 +166,14 @@ def choose(
 def draft_chains(
     rows: Any, budget: Any, text: Any, previous: Any, last: Any, lengths: Any, all_matched: Any,
     tokens: Any, node_counts: Any, first_child: Any, best_child: Any, is_eos: Any,
-    limit: int, weight: float, min_prob: float,
+    vocab_size: int, limit: int, weight: float, min_prob: float,
     out_tokens: Any, out_parents: Any, out_depths: Any, out_offsets: Any, out_logp: Any,
     out_source: Any, matched: Any, found: Any, counts: Any,
 ) -> int:  # fmt: skip
-    """Draft one chain for each row into the flat output arrays; returns how many tokens."""
+    """Draft one chain for each row into the flat output arrays; returns how many tokens.
+
+    A draft ends before an id at or above ``vocab_size``, which the target does not have.
+    """
     n = 0
     longest = len(matched) - 1
     for i in range(len(rows)):
@@ -192,7 +195,7 @@ def draft_chains(
                 tokens, node_counts, first_child, best_child,
             )  # fmt: skip
             path *= probability
-            if token < 0 or path < min_prob:
+            if token < 0 or token >= vocab_size or path < min_prob:
                 break
             text[row, end] = token
             out_tokens[n] = token

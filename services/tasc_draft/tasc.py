@@ -42,6 +42,7 @@ class TascProposer:
         limit = settings.num_speculative_tokens
         ids = max(vocab_size, index.vocab_size) + 1
         self.settings = settings
+        self._vocab_size = vocab_size
         self._text = np.zeros((rows, capacity + limit), np.int32)
         self._previous = np.full((rows, capacity + limit), kernels.NONE, np.int32)
         self._last = np.full((rows, ids), kernels.NONE, np.int32)
@@ -78,7 +79,7 @@ class TascProposer:
         n = kernels.draft_chains(
             rows, budget, self._text, self._previous, self._last, self._lengths, self._matched,
             index.tokens, index.counts, index.first_child, index.best_child, self._is_eos,
-            self.settings.num_speculative_tokens, self.settings.corpus_weight,
+            self._vocab_size, self.settings.num_speculative_tokens, self.settings.corpus_weight,
             self.settings.min_prob, out.tokens, out.parents, out.depths, out.offsets, out.logp,
             out.source, *self._scratch,
         )  # fmt: skip

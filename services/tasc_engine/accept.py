@@ -66,7 +66,8 @@ def accept(chosen: Int64, drafts: Drafts, is_eos: NDArray[np.bool_]) -> tuple[In
 
 
 def count(drafts: Drafts, kept: Int64, sources: int, positions: int) -> tuple[Counts, Counts]:
-    """Drafted and accepted tokens, each ``[sources, positions]``; ``kept`` is per row."""
+    """Drafted and accepted tokens, each ``[sources, max(positions, 1)]``; ``kept`` is per row."""
+    positions = max(positions, 1)
     drafted, accepted = (np.zeros((sources, positions), np.int64) for _ in range(2))
     _count(drafts.source, drafts.depths, drafts.offsets, kept, drafted, accepted)
     return drafted, accepted

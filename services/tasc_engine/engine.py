@@ -80,8 +80,11 @@ class Engine:
         Raises:
             RequestTooLong: Prompt and ``max_tokens`` do not fit ``max_model_len``.
             QueueFull: As many requests wait as may.
+            ValueError: The engine holds a request of this id, or an id is outside the vocabulary.
         """
         self.require_fit(request)
+        if any(s.request.id == request.id for s in self._held()):
+            raise ValueError(f"request {request.id} is being answered; ids must differ")
         if self.waiting >= self.config.max_waiting + len(self._free):
             raise QueueFull(f"{self.waiting} requests wait already; try again later")
         self._waiting.append(Sequence.of(request, self._tokenizer))
@@ -99,7 +102,7 @@ class Engine:
 
     def cancel(self, request_id: str) -> bool:
         """Drop a request wherever it is; its row is free for the next step."""
-        for sequence in (*self._waiting, *self._active.values()):
+        for sequence in self._held():
             if sequence.request.id == request_id:
                 if sequence.row < 0:
                     self._waiting.remove(sequence)
@@ -120,7 +123,7 @@ class Engine:
         chosen = self._verify(plan, drafts)
         verified = time.perf_counter()
         deltas, kept, bonus = self._commit(plan, drafts, chosen)
-        self._record(plan, drafts, kept, bonus, (began, drafted, verified, time.perf_counter()))
+        self._record(plan, drafts, kept, bonus, (began, drafted, verified))
         return deltas
 
     def generate(self, requests: Iterable[GenerationRequest]) -> Iterator[GenerationResult]:
@@ -142,6 +145,9 @@ class Engine:
         assert rows == list(range(self.config.rows)), f"rows {rows} are not each owned once"
         assert all(s.row == row for row, s in self._active.items())
         assert all(s.cached <= self.config.max_model_len for s in self._active.values())
+
+    def _held(self) -> Iterator[Sequence]:
+        yield from (*self._waiting, *self._active.values())
 
     def _admit(self) -> None:
         while self._waiting and self._free:

@@ -20,7 +20,7 @@ class StepRecord:
         bonus_tokens: Tokens the target itself chose and that were emitted.
         prompt_tokens: Prompt tokens that entered the cache.
         cached_tokens: Tokens in the KV cache after the step, over all rows.
-        draft_seconds: Time spent proposing and observing.
+        draft_seconds: Time spent proposing.
         verify_seconds: Time spent in the target's forward, until its tokens were read.
     """
 

@@ -130,13 +130,24 @@ def _check_config(config: Any, max_model_len: int) -> None:
             f"max_model_len is {max_model_len}, {config.model_type} was made for {longest} "
             f"positions; set max_model_len to {longest} or less"
         )
-    rope = getattr(text, "rope_parameters", None) or {}
-    kind = rope.get("rope_type", "default")
-    if kind in ("dynamic", "longrope"):
+    if varying := _rope_types(text) & {"dynamic", "longrope"}:
         raise UnsupportedModel(
-            f"{config.model_type} uses {kind} rope, which depends on the longest row of the "
-            "batch; answers would depend on their neighbours"
+            f"{config.model_type} uses {', '.join(varying)} rope, which depends on the longest row "
+            "of the batch; answers would depend on their neighbours"
         )
+    chunk = getattr(text, "attention_chunk_size", None)
+    if chunk is not None and chunk < max_model_len:
+        raise UnsupportedModel(
+            f"{config.model_type} attends in chunks of {chunk} tokens and a row may hold "
+            f"{max_model_len}; set max_model_len to {chunk} or less"
+        )
+
+
+def _rope_types(config: Any) -> set[str]:
+    """The kinds of rope a model uses: one, or one for each type of layer."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    parts = [rope, *(part for part in rope.values() if isinstance(part, dict))]
+    return {part["rope_type"] for part in parts if "rope_type" in part}
 
 
 def _max_positions(config: Any) -> int:

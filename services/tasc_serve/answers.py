@@ -16,6 +16,7 @@ from tasc_serve.schemas import (
     chat_choice,
     chat_chunk,
     completion_choice,
+    completion_chunk,
     usage,
 )
 from tasc_serve.settings import LimitSettings
@@ -31,15 +32,15 @@ class Shape:
     object: str
     chunk_object: str
     choice: Callable[[str, str | None], dict[str, Any]]
-    chunk: Callable[[str, str | None], dict[str, Any]]
+    chunk: Callable[[str, str | None, bool], dict[str, Any]]
 
     def body(
-        self, kind: str, task: str, call_id: str, choices: list[dict[str, Any]]
+        self, kind: str, task: str, call_id: str, created: int, choices: list[dict[str, Any]]
     ) -> dict[str, Any]:
         return {
             "id": f"{self.prefix}-{call_id}",
             "object": kind,
-            "created": int(time.time()),
+            "created": created,
             "model": task,
             "choices": choices,
         }
@@ -51,7 +52,7 @@ class Shape:
 
 
 COMPLETION = Shape(
-    "cmpl", "text_completion", "text_completion", completion_choice, completion_choice
+    "cmpl", "text_completion", "text_completion", completion_choice, completion_chunk
 )
 CHAT = Shape("chatcmpl", "chat.completion", "chat.completion.chunk", chat_choice, chat_chunk)
 
@@ -82,7 +83,8 @@ def _check(field: str, verb: str, size: int, unit: str, limit: int) -> None:
 
 def whole(shape: Shape, task: str, result: GenerationResult) -> dict[str, Any]:
     choice = shape.choice(result.text, result.finish_reason)
-    return {**shape.body(shape.object, task, result.id, [choice]), "usage": usage(result)}
+    body = shape.body(shape.object, task, result.id, int(time.time()), [choice])
+    return {**body, "usage": usage(result)}
 
 
 def event(content: dict[str, Any]) -> str:
@@ -99,15 +101,17 @@ async def events(
 ) -> AsyncIterator[str]:
     """Server-sent events of one answer, one for each delta that has text or ends it."""
     piece: Delta | Refusal | None = first
+    created, begun = int(time.time()), False
     while piece is not None:
         if isinstance(piece, Refusal):
             raise of_refusal(piece)
         result = piece.result
         if piece.text or result:
-            choice = shape.chunk(piece.text, result.finish_reason if result else None)
-            yield event(shape.body(shape.chunk_object, task, call_id, [choice]))
+            choice = shape.chunk(piece.text, result.finish_reason if result else None, not begun)
+            begun = True
+            yield event(shape.body(shape.chunk_object, task, call_id, created, [choice]))
         if result and wants_usage:
-            tail = shape.body(shape.chunk_object, task, call_id, [])
+            tail = shape.body(shape.chunk_object, task, call_id, created, [])
             yield event({**tail, "usage": usage(result)})
         piece = await anext(rest, None)
     yield DONE

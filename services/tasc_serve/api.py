@@ -4,6 +4,7 @@ It knows schemas, codes and deadlines; it knows neither Ray nor models.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
@@ -18,7 +19,7 @@ from starlette.types import Send
 
 from tasc_serve import http_errors
 from tasc_serve.answers import CHAT, COMPLETION, Shape, call_of, events, whole
-from tasc_serve.calls import Backend, Call, Refusal
+from tasc_serve.calls import Backend, Call, Refusal, TaskStatus
 from tasc_serve.discovery import service_discovery
 from tasc_serve.exposition import merge
 from tasc_serve.http_errors import ApiError, of_refusal, of_unexpected, of_validation
@@ -28,6 +29,7 @@ from tasc_serve.settings import LimitSettings
 
 Body = TypeVar("Body", bound=BaseModel)
 STATUS_TIMEOUT_S = 5.0
+log = logging.getLogger(__name__)
 
 
 def create_api(backend: Backend, limits: LimitSettings, registry: CollectorRegistry) -> FastAPI:
@@ -94,6 +96,8 @@ def _add_operations(app: FastAPI, backend: Backend, registry: CollectorRegistry)
     @app.get("/readyz")
     async def readyz() -> dict[str, Any]:
         statuses = await _statuses(backend)
+        if not statuses:
+            raise ApiError(503, "no task has a replica that answers")
         return {"status": "ready", "tasks": [s["task"] for s in statuses]}
 
     @app.get("/metrics")
@@ -107,21 +111,33 @@ def _add_operations(app: FastAPI, backend: Backend, registry: CollectorRegistry)
 
 
 async def _statuses(backend: Backend) -> list[dict[str, Any]]:
+    """The tasks that answer; one that does not must not take the others with it."""
+    async with asyncio.timeout(2 * STATUS_TIMEOUT_S):
+        found = await asyncio.gather(*(_status(backend, task) for task in backend.tasks))
+    return [asdict(status) for status in found if status]
+
+
+async def _status(backend: Backend, task: str) -> TaskStatus | None:
     try:
         async with asyncio.timeout(STATUS_TIMEOUT_S):
-            found = await asyncio.gather(*(backend.status(task) for task in backend.tasks))
+            return await backend.status(task)
     except Exception as error:
-        raise ApiError(503, f"not every task has a replica that answers: {error!r}") from error
-    return [asdict(status) for status in found]
+        log.warning("task %s does not answer: %r", task, error)
+        return None
 
 
 async def _read(request: Request, model: type[Body], limits: LimitSettings) -> Body:
-    """The validated body, read with a bound."""
+    """The validated body, read with a bound in bytes and in time."""
     raw = bytearray()
-    async for chunk in request.stream():
-        raw += chunk
-        if len(raw) > limits.max_body_bytes:
-            raise ApiError(413, f"the body is larger than {limits.max_body_bytes} bytes; split it")
+    try:
+        async with asyncio.timeout(limits.request_timeout_s):
+            async for chunk in request.stream():
+                raw += chunk
+                if len(raw) > limits.max_body_bytes:
+                    message = f"the body is larger than {limits.max_body_bytes} bytes; split it"
+                    raise ApiError(413, message)
+    except TimeoutError as error:
+        raise ApiError(408, "the body did not arrive in time; send it faster") from error
     try:
         return model.model_validate_json(bytes(raw))
     except ValidationError as error:

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 from ray import serve
 from ray.serve.config import HTTPOptions
-from ray.serve.schema import LoggingConfig
+from ray.serve.schema import ApplicationStatus, LoggingConfig
 
 from tasc_serve.errors import ServeError
 from tasc_serve.gateway import Gateway
@@ -51,13 +51,18 @@ def start(settings: ServeSettings, redis_url: str) -> str:
     host, port = settings.http.host, settings.http.port or _free_port(settings.http.host)
     _require_free(host, port)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    serve.start(http_options=HTTPOptions(host=host, port=port), logging_config=_LOGGING)
-    try:
-        serve.run(build(settings, redis_url), name=NAME, logging_config=_LOGGING)
-    except RuntimeError as error:
-        raise ServeError(f"the service did not come up: {error}") from error
+    limits = settings.limits
+    # Ours ends a request first; this one only frees what Ray itself still holds.
+    options = HTTPOptions(host=host, port=port, request_timeout_s=2 * limits.request_timeout_s)
+    serve.start(http_options=options, logging_config=_LOGGING)
+    target = serve.RunTarget(build(settings, redis_url), name=NAME, logging_config=_LOGGING)
+    serve.run_many(
+        [target],
+        wait_for_ingress_deployment_creation=False,
+        wait_for_applications_running=False,
+    )
     base = f"http://{host}:{port}"
-    _wait_until_ready(base, settings.limits.request_timeout_s)
+    _wait_until_ready(base, {task.name for task in settings.tasks}, limits.start_timeout_s)
     return base
 
 
@@ -97,14 +102,32 @@ def _require_free(host: str, port: int) -> None:
             raise ServeError(f"{host}:{port} cannot be used ({error}); set http.port") from error
 
 
-def _wait_until_ready(base: str, timeout_s: float) -> None:
+def _wait_until_ready(base: str, tasks: set[str], timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            if httpx.get(f"{base}/readyz", timeout=5).status_code == 200:
-                return
-        except httpx.HTTPError:
-            pass  # the proxy learns of its routes a moment after serve.run returns
+    while _ready(base) != tasks:
+        status = serve.status().applications.get(NAME)
+        if status and status.status == ApplicationStatus.DEPLOY_FAILED:
+            raise ServeError(f"the service did not come up: {_reasons(status)}")
         if time.monotonic() > deadline:
-            raise ServeError(f"{base}/readyz was not ready within {timeout_s:g} s")
+            why = _reasons(status) if status else "no application"
+            raise ServeError(f"the service was not ready within {timeout_s:g} s: {why}")
         time.sleep(0.1)
+
+
+def _ready(base: str) -> set[str]:
+    """The tasks that answer; none while the proxy has no route yet."""
+    try:
+        response = httpx.get(f"{base}/readyz", timeout=10)
+    except httpx.HTTPError:
+        return set()
+    return set(response.json()["tasks"]) if response.status_code == 200 else set()
+
+
+def _reasons(status: Any) -> str:
+    """What Serve says of deployments that are not healthy."""
+    said = [
+        f"{name}: {found.message or found.status.value}"
+        for name, found in status.deployments.items()
+        if found.status.value != "HEALTHY"
+    ]
+    return "; ".join(said) or status.message or str(status.status)

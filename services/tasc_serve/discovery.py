@@ -95,6 +95,13 @@ class MetricsPort:
         self._reached = True
 
 
+def node_address() -> str:
+    """This node's address as the other nodes of the Ray cluster know it."""
+    import ray  # only processes of a Ray cluster ask
+
+    return str(ray.util.get_node_ip_address())
+
+
 def live_targets(client: redis.Redis) -> list[str]:
     """The ``host:port`` of every live process, sorted; those past their time are removed.
 

@@ -9,5 +9,9 @@ class SettingsError(ServeError):
     """The settings file cannot be used; the message names the field."""
 
 
+class EngineBroken(ServeError):
+    """The engine that held a request ended on an error; its replica is being replaced."""
+
+
 class IndexRefused(ServeError):
     """A draft index does not fit the target's tokenizer; the message names both fingerprints."""

@@ -4,6 +4,7 @@ It is the only file that knows both Ray Serve handles and HTTP.
 """
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
@@ -13,12 +14,14 @@ import redis
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from ray.exceptions import RayActorError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from tasc_engine import Delta, GenerationResult
 from tasc_serve.api import create_api
 from tasc_serve.calls import Call, Refusal, TaskStatus
-from tasc_serve.discovery import MetricsPort, live_targets
+from tasc_serve.discovery import MetricsPort, live_targets, node_address
+from tasc_serve.errors import EngineBroken
 from tasc_serve.http_errors import ApiError
 from tasc_serve.settings import ServeSettings
 from tasc_store import connect, translated
@@ -27,6 +30,8 @@ log = logging.getLogger(__name__)
 
 # A replica that dies takes its requests with it; nothing was sent yet, so another may answer.
 ATTEMPTS = 3
+# The replica died or does not answer, its engine broke, or there is none at all.
+LOST = (RayActorError, EngineBroken, DeploymentUnavailableError, BackPressureError)
 SCRAPE_TIMEOUT_S = 2.0
 
 
@@ -56,20 +61,21 @@ class HandleBackend:
 
     async def complete(self, task: str, call: Call) -> GenerationResult | Refusal:
         for attempt in range(1, ATTEMPTS + 1):
-            response = self._handles[task].complete.remote(call)
+            response = self._handles[task].complete.remote(_again(call, attempt))
             try:
                 result: GenerationResult | Refusal = await response
                 return result
             except asyncio.CancelledError:
                 response.cancel()
                 raise
-            except RayActorError as error:
+            except LOST as error:
                 _log_loss(task, call, attempt, error)
         raise _lost(task)
 
     async def stream(self, task: str, call: Call) -> AsyncGenerator[Delta | Refusal, None]:
         for attempt in range(1, ATTEMPTS + 1):
-            response: Any = self._handles[task].options(stream=True).stream.remote(call)
+            again = _again(call, attempt)
+            response: Any = self._handles[task].options(stream=True).stream.remote(again)
             begun = False
             try:
                 async for item in response:
@@ -79,7 +85,7 @@ class HandleBackend:
             except (asyncio.CancelledError, GeneratorExit):
                 response.cancel()
                 raise
-            except RayActorError as error:
+            except LOST as error:
                 _log_loss(task, call, attempt, error)
                 if begun:
                     break
@@ -121,9 +127,8 @@ class Gateway:
         client = connect(redis_url)
         self._limits = settings.limits
         self._registry = CollectorRegistry()
-        self._port = MetricsPort(
-            client, self._registry, host=settings.metrics.host, ttl_s=settings.metrics.ttl_s
-        )
+        host = settings.metrics.host or node_address()
+        self._port = MetricsPort(client, self._registry, host=host, ttl_s=settings.metrics.ttl_s)
         self._backend = HandleBackend(handles, client, redis_url, self._port.target)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
@@ -132,6 +137,11 @@ class Gateway:
     def __del__(self) -> Any:
         if hasattr(self, "_port"):
             self._port.close()
+
+
+def _again(call: Call, attempt: int) -> Call:
+    """A lost replica may still be at work on the first attempt, so each has an id of its own."""
+    return dataclasses.replace(call, id=f"{call.id}-{attempt}") if attempt > 1 else call
 
 
 def _log_loss(task: str, call: Call, attempt: int, error: Exception) -> None:

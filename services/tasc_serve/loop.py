@@ -44,6 +44,7 @@ class EngineLoop:
         self._sinks: dict[str, tuple[Sink, bool]] = {}
         self._last: dict[str, float] = {}
         self._closed = False
+        self._round = time.monotonic()
         self.failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -51,6 +52,11 @@ class EngineLoop:
     @property
     def alive(self) -> bool:
         return self._thread.is_alive() and self.failure is None
+
+    @property
+    def stalled_s(self) -> float:
+        """Seconds since the thread last came round; large when a forward hangs."""
+        return time.monotonic() - self._round
 
     def submit(self, request: GenerationRequest, sink: Sink) -> None:
         """Answer ``request``; whatever the engine refuses goes to the sink as an exception."""
@@ -61,8 +67,18 @@ class EngineLoop:
         self._inbox.put(lambda: self._cancel(request_id))
 
     def between_steps(self, action: Callable[[], None]) -> None:
-        """Run ``action`` on the engine's thread, between two steps, in order of arrival."""
-        self._inbox.put(action)
+        """Run ``action`` on the engine's thread, between two steps, in order of arrival.
+
+        What it raises is logged and harms nobody else.
+        """
+
+        def guarded() -> None:
+            try:
+                action()
+            except Exception:
+                log.exception("an action between two steps failed")
+
+        self._inbox.put(guarded)
 
     def close(self, timeout_s: float = 5.0) -> None:
         self._closed = True
@@ -73,6 +89,7 @@ class EngineLoop:
         try:
             while not self._closed:
                 self._read_inbox()
+                self._round = time.monotonic()
                 self._deliver(self._engine.step())
                 self._on_load(self._engine)
         except Exception as error:

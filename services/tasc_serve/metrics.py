@@ -117,9 +117,7 @@ class ReplicaMetrics:
         self._bonus_tokens = make.counter(
             "tasc_bonus_tokens", "Emitted tokens that the target chose itself."
         )
-        self._draft_seconds = make.histogram(
-            "tasc_draft_seconds", "Proposing and observing, per step.", _DRAFT_S
-        )
+        self._draft_seconds = make.histogram("tasc_draft_seconds", "Proposing, per step.", _DRAFT_S)
         self._verify_seconds = make.histogram(
             "tasc_verify_seconds", "The target's forward until its tokens are read.", _VERIFY_S
         )

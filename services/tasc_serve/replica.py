@@ -11,13 +11,17 @@ from prometheus_client import CollectorRegistry
 
 from tasc_engine import Delta, Engine, GenerationRequest, GenerationResult
 from tasc_serve.calls import Call, Refusal, TaskStatus
-from tasc_serve.discovery import MetricsPort
+from tasc_serve.discovery import MetricsPort, node_address
+from tasc_serve.errors import EngineBroken
 from tasc_serve.loop import EngineLoop
 from tasc_serve.metrics import ReplicaMetrics
+from tasc_serve.models import model_name
 from tasc_serve.settings import ServedTask, ServeSettings
 from tasc_serve.watcher import IndexWatcher
-from tasc_serve.worker import Worker, model_name
+from tasc_serve.worker import Worker
 from tasc_store import Artifact, TaskStore, connect
+
+_LEAST_STALL_S = 60.0  # a step may take long, a replica must not be replaced for that
 
 
 class TaskReplica:
@@ -35,6 +39,7 @@ class TaskReplica:
         limits = settings.limits
         self._places = settings.engine.rows + limits.max_queued
         self._outstanding = 0
+        self._stall_limit_s = max(limits.request_timeout_s, _LEAST_STALL_S)
         name = model_name(TaskStore(client).get(task.name))
         self._metrics = ReplicaMetrics(registry, task=task.name, model_name=name)
         self._worker = Worker(
@@ -42,14 +47,14 @@ class TaskReplica:
             task.name,
             settings.engine,
             draft=task.draft,
+            gpus=task.num_gpus,
             max_waiting=limits.max_queued,
             cache_dir=settings.cache_dir,
             on_step=self._metrics.observe_step,
         )
         self._set_index(self._worker.artifact)
-        self._port = MetricsPort(
-            client, registry, host=settings.metrics.host, ttl_s=settings.metrics.ttl_s
-        )
+        host = settings.metrics.host or node_address()
+        self._port = MetricsPort(client, registry, host=host, ttl_s=settings.metrics.ttl_s)
         self._loop = EngineLoop(
             self._worker.engine,
             on_delta=self._metrics.observe_inter_token,
@@ -101,9 +106,11 @@ class TaskReplica:
         )
 
     def check_health(self) -> None:
-        """Raise when the engine has broken, so that Serve replaces this replica."""
+        """Raise when the engine has broken or hangs, so that Serve replaces this replica."""
         if not self._loop.alive:
-            raise RuntimeError(f"the engine loop ended: {self._loop.failure!r}")
+            raise EngineBroken(f"the engine loop ended: {self._loop.failure!r}")
+        if self._loop.stalled_s > self._stall_limit_s:
+            raise EngineBroken(f"no step has ended for {self._loop.stalled_s:.0f} s")
 
     def __del__(self) -> None:
         for part in ("_watcher", "_loop", "_port"):
@@ -136,7 +143,7 @@ class TaskReplica:
                 item = await arrived.get()
                 if isinstance(item, Exception):
                     ended = True
-                    raise item
+                    raise EngineBroken(f"the engine ended on {item!r}") from item
                 if item.result:
                     ended = True
                     self._metrics.observe_result(item.result)

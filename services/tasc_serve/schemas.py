@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 
 from tasc_engine import GenerationResult
 
-Text = Annotated[str, StringConstraints(min_length=1)]
+Text = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 # Only greedy decoding is offered, so only its own values pass; others would be ignored silently.
 _GREEDY = "decoding is greedy: only {0} is accepted"
@@ -24,7 +24,7 @@ class StreamOptions(_Body):
 
 
 class _Generation(_Body):
-    model: str = Field(description="the task's name")
+    model: str = Field(max_length=256, description="the task's name")
     max_tokens: int | None = Field(None, ge=1)
     stop: Text | Annotated[list[Text], Field(max_length=16)] | None = None
     stream: bool = False
@@ -51,7 +51,8 @@ class _Generation(_Body):
 class CompletionRequest(_Generation):
     """``prompt`` is sent to the model as it is, without the task's template."""
 
-    prompt: str | Annotated[list[TokenId], Field(min_length=1)]
+    # One fault is enough: a million wrong ids must not become a million errors.
+    prompt: str | Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 
     @property
     def limit(self) -> int | None:
@@ -99,6 +100,10 @@ def chat_choice(text: str, reason: str | None) -> dict[str, Any]:
     return {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
 
 
-def chat_chunk(text: str, reason: str | None) -> dict[str, Any]:
-    delta = {"role": "assistant", "content": text}
+def chat_chunk(text: str, reason: str | None, first: bool) -> dict[str, Any]:
+    delta = {"role": "assistant", "content": text} if first else {"content": text}
     return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
+
+
+def completion_chunk(text: str, reason: str | None, first: bool) -> dict[str, Any]:
+    return completion_choice(text, reason)

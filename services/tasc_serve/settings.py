@@ -35,6 +35,7 @@ class LimitSettings(_Section):
     max_queued: int = Field(256, ge=0, description="requests waiting in one replica")
     request_timeout_s: float = Field(60.0, gt=0)
     drain_timeout_s: float = Field(20.0, gt=0)
+    start_timeout_s: float = Field(300.0, gt=0, description="until every task answers")
 
 
 class DraftOverrides(_Section):
@@ -55,7 +56,7 @@ class ServedTask(_Section):
     """A task of the store that this service answers for, in a Serve deployment of its own."""
 
     name: str
-    replicas: int = Field(1, ge=0)
+    replicas: int = Field(1, ge=1)
     num_cpus: float = Field(0.5, ge=0, description="logical CPUs Ray reserves for one replica")
     num_gpus: float = Field(0.0, ge=0, description="GPUs Ray reserves for one replica")
     draft: DraftOverrides = DraftOverrides()
@@ -73,7 +74,7 @@ class HttpSettings(_Section):
 class MetricsSettings(_Section):
     """Each process serves its metrics on a free port and registers it in the store."""
 
-    host: str = "127.0.0.1"
+    host: str | None = Field(None, description="unset: the node's address in the Ray cluster")
     ttl_s: float = Field(15.0, gt=0, description="a port not renewed for this long is forgotten")
 
 

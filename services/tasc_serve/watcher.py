@@ -12,7 +12,7 @@ from tasc_draft import CorpusIndex, DraftError
 from tasc_serve.errors import ServeError
 from tasc_serve.loop import EngineLoop
 from tasc_serve.worker import Worker
-from tasc_store import Artifact, StoreError
+from tasc_store import Artifact
 
 log = logging.getLogger(__name__)
 
@@ -42,19 +42,23 @@ class IndexWatcher:
         self._thread.join(2 * self._poll_s)
 
     def _run(self) -> None:
+        failing = False
         while not self._stopped.is_set():
             try:
                 self._look()
-            except (StoreError, OSError):
-                log.exception("cannot bring in a new draft index yet; the old one stays in use")
+                failing = False
+            except Exception as error:  # whatever it is, later versions must still be seen
+                if not failing:
+                    log.warning("no new draft index yet, the old one stays in use: %s", error)
+                failing = True
                 self._stopped.wait(self._poll_s)
 
     def _look(self) -> None:
-        artifact = self._worker.indexes.wait(self._seen, self._poll_s)
+        artifact = self._worker.indexes.store.wait(self._seen, self._poll_s)
         if artifact is None:
             return
         try:
-            index = self._worker.fetch(artifact)
+            index = self._worker.indexes.fetch(artifact)
         except (ServeError, DraftError):
             log.exception("a new draft index does not fit; the old one stays in use")
         else:

@@ -4,23 +4,21 @@ Online replicas and batch actors use it alike. It knows the store; it knows no H
 """
 
 import dataclasses
-import logging
 from collections.abc import Callable
 from pathlib import Path
 
 import redis
 import torch
 
-from tasc_draft import CorpusIndex, DraftSettings, TascProposer, read_index
+from tasc_draft import CorpusIndex, DraftSettings, TascProposer
 from tasc_engine import Engine, EngineConfig, GenerationRequest, ModelSource, StepRecord, Target
 from tasc_engine.target import max_positions
 from tasc_serve.calls import Call
-from tasc_serve.errors import IndexRefused, ServeError
+from tasc_serve.indexes import DraftIndexes
+from tasc_serve.models import load_tokenizer
 from tasc_serve.settings import DraftOverrides, EngineSettings
 from tasc_store import Artifact, ArtifactCache, ArtifactStore, TaskRecord, TaskStore
-from tasc_text import PromptTemplate, TaskTokenizer, resolve_folder
-
-log = logging.getLogger(__name__)
+from tasc_text import PromptTemplate, resolve_folder
 
 DEFAULT_MODEL_LEN = 1024  # tokens of a row, unless the model has fewer positions
 
@@ -31,6 +29,9 @@ def default_cache_dir() -> Path:
 
 class Worker:
     """One task, ready to answer.
+
+    Args:
+        gpus: GPUs this process was given; without any, ``auto`` means the CPU.
 
     Raises:
         ServeError: The model folder's tokenizer is not the one the task was registered with.
@@ -44,6 +45,7 @@ class Worker:
         settings: EngineSettings,
         *,
         draft: DraftOverrides | None = None,
+        gpus: float = 0.0,
         max_waiting: int = 1024,
         cache_dir: Path | None = None,
         on_step: Callable[[StepRecord], None] = lambda record: None,
@@ -53,11 +55,12 @@ class Worker:
         self.record_version = store.versions(task)[-1]
         self.tokenizer = load_tokenizer(self.record)
         self.template = PromptTemplate(self.record.template)
-        self.indexes = ArtifactStore(client, self.record.corpus_name, self.record.fingerprint)
-        self._cache = ArtifactCache(cache_dir or default_cache_dir())
+        artifacts = ArtifactStore(client, self.record.corpus_name, self.record.fingerprint)
+        cache = ArtifactCache(cache_dir or default_cache_dir())
+        self.indexes = DraftIndexes(task, artifacts, cache, self.tokenizer)
         self.artifact: Artifact | None = None
         torch.set_num_threads(settings.torch_threads)
-        source = model_source(self.record, settings.device)
+        source = model_source(self.record, device_of(settings.device, gpus))
         length = settings.max_model_len or min(DEFAULT_MODEL_LEN, max_positions(source.folder))
         config = EngineConfig(settings.rows, length, settings.prefill_chunk, max_waiting)
         target = Target.load(source, config)
@@ -67,17 +70,6 @@ class Worker:
     @property
     def index_bytes(self) -> int:
         return self.proposer.index.nbytes if self.artifact else 0
-
-    def fetch(self, artifact: Artifact) -> CorpusIndex:
-        """Download an index to this node if need be, map it and check whose tokens it holds."""
-        index = read_index(self._cache.fetch(self.indexes, artifact))
-        if index.fingerprint != self.tokenizer.fingerprint:
-            raise IndexRefused(
-                f"task {self.record.name}: index version {artifact.version} was built with "
-                f"tokenizer {index.fingerprint}, the model's is {self.tokenizer.fingerprint}; "
-                "run `tasc build-index` for this task"
-            )
-        return index
 
     def swap(self, artifact: Artifact, index: CorpusIndex) -> None:
         """Draft from another index; call it between two steps."""
@@ -110,12 +102,7 @@ class Worker:
     ) -> TascProposer:
         changes = overrides.model_dump(exclude_none=True) if overrides else {}
         settings: DraftSettings = dataclasses.replace(self.record.draft, **changes)
-        self.artifact = self.indexes.current()
-        if self.artifact is None:
-            self._warn_without_index()
-            index = CorpusIndex.empty(self.tokenizer.fingerprint, self.tokenizer.vocab_size)
-        else:
-            index = self.fetch(self.artifact)
+        self.artifact, index = self.indexes.current()
         return TascProposer(
             settings,
             rows=config.rows,
@@ -125,37 +112,16 @@ class Worker:
             index=index,
         )
 
-    def _warn_without_index(self) -> None:
-        others = self.indexes.other_fingerprints()
-        found = f"; there are some for tokenizers {', '.join(others)}" if others else ""
-        log.warning(
-            "task %s has no draft index for tokenizer %s%s; drafting from prompts only until "
-            "`tasc build-index %s` has run",
-            self.record.name, self.record.fingerprint, found, self.record.name,
-        )  # fmt: skip
 
-
-def load_tokenizer(record: TaskRecord) -> TaskTokenizer:
-    """The tokenizer of a task's model, refused when it is not the registered one."""
-    folder = resolve_folder(record.model, record.revision, weights=False)
-    tokenizer = TaskTokenizer.from_folder(folder)
-    if tokenizer.fingerprint != record.fingerprint:
-        raise ServeError(
-            f"task {record.name} was registered with tokenizer {record.fingerprint}, {folder} has "
-            f"{tokenizer.fingerprint}; register the task again"
-        )
-    return tokenizer
-
-
-def model_name(record: TaskRecord) -> str:
-    """A target's name for people: a hub name as it is, a folder's last part."""
-    return Path(record.model).name if Path(record.model).is_absolute() else record.model
+def device_of(device: str, gpus: float) -> str:
+    """Resolve ``auto``: a GPU only if this process was given one, whatever else is visible."""
+    if device != "auto":
+        return device
+    return "cuda" if gpus > 0 and torch.cuda.is_available() else "cpu"
 
 
 def model_source(record: TaskRecord, device: str) -> ModelSource:
-    """Local folders of a task's model and adapter; ``auto`` takes a GPU where there is one."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    """Local folders of a task's model and adapter."""
     return ModelSource(
         folder=resolve_folder(record.model, record.revision),
         adapter=resolve_folder(record.adapter) if record.adapter else None,

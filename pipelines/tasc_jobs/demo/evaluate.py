@@ -16,7 +16,8 @@ from tasc_engine import Engine, EngineConfig, EngineTotals, GenerationRequest, T
 from tasc_jobs.demo.quality import intent_quality, tagging_accuracy
 from tasc_jobs.demo.tasks import TASKS, demo_record, read_split
 from tasc_jobs.progress import Progress
-from tasc_serve.worker import load_tokenizer, model_source
+from tasc_serve.models import load_tokenizer
+from tasc_serve.worker import device_of, model_source
 from tasc_text import PromptTemplate
 
 CONFIG = EngineConfig(rows=8, max_model_len=1024)
@@ -54,7 +55,9 @@ def evaluate(task: str) -> dict[str, Any]:
 def _engine(task: str) -> tuple[EngineTotals, Engine]:
     record = demo_record(task)
     tokenizer = load_tokenizer(record)
-    target = Target.load(model_source(record, "auto"), CONFIG)
+    target = Target.load(
+        model_source(record, device_of("auto", gpus=torch.cuda.device_count())), CONFIG
+    )
     outputs = [r["output"] for r in read_split(task, "train")]
     index = build_index(
         Documents.of(tokenizer.encode_outputs(outputs)),
