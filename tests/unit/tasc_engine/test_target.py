@@ -1,11 +1,13 @@
 """What models are taken, and which are refused at load."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    BloomConfig,
     Gemma2Config,
     GPT2Config,
     MistralConfig,
@@ -13,7 +15,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from tasc_engine import EngineConfig, ModelSource, Target, UnsupportedModel
+from tasc_engine import EngineConfig, ModelSource, Target, UnsupportedModel, attention
 from tasc_engine.layout import pack
 from tiny import make_folder, make_tokenizer, plain
 
@@ -109,3 +111,24 @@ def test_an_adapter_is_merged(tmp_path: Path) -> None:
     without = chosen(Target.load(ModelSource(folder, dtype="float64"), CONFIG))
     assert with_adapter == [plain(adapted, p, 1)[0] for p in prompts]
     assert with_adapter != without
+
+
+def test_a_model_that_goes_round_the_attention_interface_is_refused(tmp_path: Path) -> None:
+    folder = save(tmp_path, BloomConfig(vocab_size=300, hidden_size=32, n_layer=2, n_head=4))
+    with pytest.raises(UnsupportedModel, match="Bloom"):
+        Target.load(ModelSource(folder), CONFIG)
+
+
+def test_a_mask_that_lets_tokens_see_too_much_is_found_at_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Positive control of the check at load: with the mask broken the model must be refused."""
+    folder = make_folder(tmp_path)
+    honest = attention._attend_group
+
+    def sees_all(group, *args):
+        return honest(dataclasses.replace(group, mask=torch.ones_like(group.mask)), *args)
+
+    monkeypatch.setattr(attention, "_attend_group", sees_all)
+    with pytest.raises(UnsupportedModel, match="does not give its own answer"):
+        Target.load(ModelSource(folder), CONFIG)
