@@ -7,7 +7,6 @@ nothing about tokens.
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
@@ -36,10 +35,6 @@ class RowCache:
     def layers(self) -> int:
         return len(self._keys)
 
-    @property
-    def nbytes(self) -> int:
-        return sum(t.nbytes for t in (*self._keys.values(), *self._values.values()))
-
     def write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Store the step's ``[kv_heads, N, head_dim]`` and return the layer's whole cache."""
         layout = self._current()
@@ -58,6 +53,12 @@ class RowCache:
         for group in self._current().groups:
             out[group.packed] = _attend_group(group, query[0], keys, values, scale)
         return out[None]
+
+    def clear(self) -> None:
+        """Forget what a trial forward left; the memory stays."""
+        for tensor in (*self._keys.values(), *self._values.values()):
+            tensor.zero_()
+        self.layout = None
 
     def _allocate(self, like: Tensor) -> Tensor:
         heads, _, dim = like.shape
@@ -132,11 +133,3 @@ def attach(model: Any, cache: RowCache) -> None:
         model.set_attn_implementation(NAME)
     except ValueError as error:
         raise UnsupportedModel(f"{type(model).__name__}: {error}") from error
-
-
-@torch.inference_mode()
-def warm(cache: RowCache) -> None:
-    """Forget what a trial forward left in the cache; the memory stays."""
-    for tensor in (*cache._keys.values(), *cache._values.values()):
-        tensor.zero_()
-    cache.layout = None

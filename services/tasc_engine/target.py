@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from tasc_engine.attention import RowCache, attach, warm
+from tasc_engine.attention import RowCache, attach
 from tasc_engine.config import EngineConfig
 from tasc_engine.errors import UnsupportedModel
 from tasc_engine.layout import StepLayout, pack
@@ -101,7 +101,7 @@ class Target:
                 f"{type(self._model).__name__} does not give its own answer through the packed "
                 f"cache (relative difference {error:.3g}); this architecture is not supported"
             )
-        warm(self.cache)
+        self.cache.clear()
 
 
 def max_positions(folder: Path) -> int:
