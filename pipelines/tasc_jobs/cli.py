@@ -17,9 +17,9 @@ from typing import Annotated, Any
 
 import typer
 
-from tasc_jobs.errors import JobError
+from tasc_jobs.outcomes import in_short, known_errors
 from tasc_jobs.progress import Progress, note
-from tasc_store import EmbeddedRedis, StoreError, connect
+from tasc_store import EmbeddedRedis, connect
 
 app = typer.Typer(
     help="Batched, lossless generation for task-specific small language models.",
@@ -120,7 +120,7 @@ def stats(
 @app.command()
 def build_index(
     task: Task,
-    parallelism: Annotated[int | None, typer.Option(help="Parts read in parallel.")] = None,
+    parallelism: Annotated[int | None, typer.Option(min=1, help="Parts read in parallel.")] = None,
     redis_url: RedisUrl = None,
     data_dir: DataDir = DEFAULT_DATA_DIR,
     as_json: AsJson = False,
@@ -151,10 +151,15 @@ def serve(
     data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Serve tasks over HTTP until Ctrl-C or SIGTERM."""
+    from tasc_serve.ports import require_free
     from tasc_serve.settings import load_settings
+    from tasc_store import TaskStore
 
     settings = load_settings(config)
+    require_free(settings.http.host, settings.http.port)
     with _store(settings.redis_url or os.environ.get("REDIS_URL"), data_dir) as url:
+        for served in settings.tasks:
+            TaskStore(connect(url)).get(served.name)  # an unknown one is said before Ray starts
         from tasc_jobs.ray_local import local_ray
         from tasc_jobs.service import logical_cpus, run_service
 
@@ -212,6 +217,10 @@ def demo(
     port: Annotated[int, typer.Option(help="Port of the service with --serve.")] = 8000,
 ) -> None:
     """Run the main job on shipped data: corpus, statistics, index, service, answers."""
+    from tasc_serve.ports import require_free
+
+    if keep_serving:
+        require_free("127.0.0.1", port)
     from tasc_jobs.demo.run import run_demo, serve_demo
     from tasc_store import open_url
 
@@ -290,7 +299,7 @@ def main() -> None:
         app()
     except known_errors() as error:
         if not ended:
-            print(f"tasc: {_in_short(error)}", file=sys.stderr)
+            print(f"tasc: {in_short(error)}", file=sys.stderr)
         sys.exit(ended[0] if ended else 1)
     except SystemExit as error:  # a library may have made another code of ours
         sys.exit(ended[0] if ended else error.code)
@@ -302,28 +311,6 @@ def _resolved(model: str) -> str:
 
     folder = resolve_folder(model, weights=False)
     return str(folder) if Path(model).expanduser().is_dir() else model
-
-
-def known_errors() -> tuple[type[Exception], ...]:
-    """The roots of our error trees, without importing torch for a command that needs none."""
-    from tasc_draft import DraftError
-    from tasc_serve.errors import ServeError
-    from tasc_text import TextError
-
-    roots = (JobError, StoreError, ServeError, DraftError, TextError, ValueError, OSError)
-    if "ray.data" not in sys.modules:
-        return roots
-    from ray.data.exceptions import ExecutionTimeoutError
-    from ray.exceptions import RayError
-
-    return (*roots, RayError, ExecutionTimeoutError)
-
-
-def _in_short(error: Exception) -> str:
-    """What failed inside a Ray worker comes with its traceback; the last line says enough."""
-    if type(error).__module__.startswith("ray."):
-        return str(error).strip().splitlines()[-1]
-    return str(error)
 
 
 @contextmanager

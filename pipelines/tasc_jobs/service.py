@@ -15,7 +15,12 @@ def logical_cpus(settings: ServeSettings) -> int:
     return max(4, math.ceil(replicas + settings.http.gateways * settings.http.gateway_num_cpus) + 1)
 
 
-def run_service(settings: ServeSettings, redis_url: str, wait: Callable[[], None]) -> None:
+def run_service(
+    settings: ServeSettings,
+    redis_url: str,
+    wait: Callable[[], None],
+    example: str = "the input of a row",
+) -> None:
     """Start the service, say where it answers, and keep it until ``wait`` returns or is broken off.
 
     Raises:
@@ -24,16 +29,16 @@ def run_service(settings: ServeSettings, redis_url: str, wait: Callable[[], None
     note("starting the service ...")
     try:
         base = app.start(settings, redis_url)
-        print(usage_of(base, settings.tasks[0].name), flush=True)
+        print(usage_of(base, settings.tasks[0].name, example), flush=True)
         wait()
     finally:
         with suppress(Exception):  # what brought us here is the error to show
             app.stop()
 
 
-def usage_of(base: str, task: str) -> str:
+def usage_of(base: str, task: str, example: str) -> str:
     """How to ask a running service something, as a curl line and as Python."""
-    message = '{"role": "user", "content": "wake me up at nine am on friday"}'
+    message = f'{{"role": "user", "content": "{example}"}}'
     return f"""serving on {base} (Ctrl-C ends it)
 
 curl -s {base}/v1/chat/completions -H 'Content-Type: application/json' \\

@@ -4,7 +4,6 @@ It expects Ray to be initialised; who started Ray stops it.
 """
 
 import logging
-import socket
 import time
 from typing import Any
 
@@ -15,6 +14,7 @@ from ray.serve.schema import ApplicationStatus, LoggingConfig
 
 from tasc_serve.errors import ServeError
 from tasc_serve.gateway import Gateway
+from tasc_serve.ports import free_port, require_free
 from tasc_serve.replica import TaskReplica
 from tasc_serve.settings import ServedTask, ServeSettings
 
@@ -48,8 +48,8 @@ def start(settings: ServeSettings, redis_url: str) -> str:
     Raises:
         ServeError: The port is taken, or a deployment does not come up.
     """
-    host, port = settings.http.host, settings.http.port or _free_port(settings.http.host)
-    _require_free(host, port)
+    host, port = settings.http.host, settings.http.port or free_port(settings.http.host)
+    require_free(host, port)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     limits = settings.limits
     # Ours ends a request first; this one only frees what Ray itself still holds.
@@ -85,21 +85,6 @@ def _replica(settings: ServeSettings, task: ServedTask) -> Any:
 
 def _places(settings: ServeSettings) -> int:
     return settings.engine.rows + settings.limits.max_queued
-
-
-def _free_port(host: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
-
-
-def _require_free(host: str, port: int) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise ServeError(f"{host}:{port} cannot be used ({error}); set http.port") from error
 
 
 def _wait_until_ready(base: str, tasks: set[str], timeout_s: float) -> None:

@@ -27,6 +27,7 @@ from tasc_serve.worker import Worker
 from tasc_store import TaskStore, connect
 
 TASK = "massive_en"
+EXAMPLE = "wake me up at nine am on friday"
 ROWS = 256
 ENGINE = EngineSettings(rows=8, max_model_len=512, torch_threads=1)
 
@@ -78,7 +79,7 @@ def serve_demo(url: str, port: int, wait: Callable[[], None]) -> None:
     """Keep the service running with both shipped tasks until ``wait`` returns."""
     with local_ray():
         prepare(url, TASKS, Console(file=sys.stdout))
-        run_service(settings(TASKS, port), url, wait)
+        run_service(settings(TASKS, port), url, wait, EXAMPLE)
 
 
 def _measure(url: str, base: str) -> dict[str, Any]:
