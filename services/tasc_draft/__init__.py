@@ -1,25 +1,34 @@
-"""N-gram drafts: corpus index, prompt index, their mixture. Token ids only; numpy and numba."""
+"""N-gram drafts: a task's index, its sources, their mixture, trees. Token ids only; numpy, numba."""
 
+from tasc_draft.bigrams import BigramTable
 from tasc_draft.codec import read_index, write_index
+from tasc_draft.draft_index import DraftIndex
 from tasc_draft.drafts import Drafts, Int32, Proposer
 from tasc_draft.errors import DraftError, IndexFileError
-from tasc_draft.index import CorpusIndex, Documents, build_index
+from tasc_draft.index_build import build_index
+from tasc_draft.learning import build_learnt_index
+from tasc_draft.proposer import NgramProposer
+from tasc_draft.replay import Replay, replay
 from tasc_draft.settings import DraftSettings
 from tasc_draft.sources import SOURCES
-from tasc_draft.tasc import TascProposer
+from tasc_draft.tokens import Tokens
 
 __all__ = [
     "SOURCES",
-    "CorpusIndex",
-    "Documents",
+    "BigramTable",
     "DraftError",
+    "DraftIndex",
     "DraftSettings",
     "Drafts",
     "IndexFileError",
     "Int32",
+    "NgramProposer",
     "Proposer",
-    "TascProposer",
+    "Replay",
+    "Tokens",
     "build_index",
+    "build_learnt_index",
     "read_index",
+    "replay",
     "write_index",
 ]

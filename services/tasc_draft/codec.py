@@ -1,49 +1,63 @@
-"""A corpus index as one file: a JSON header, then the flat arrays, opened by memory map.
+"""A draft index as one file: a JSON header, then flat arrays, opened by memory map.
 
 Layout: 8 bytes magic, 8 bytes header length (little-endian), the header, padding to 64 bytes, then
-each array at a 64-byte boundary. The header names format version, tokenizer fingerprint, settings,
-array shapes and offsets, and the SHA-256 of the header's other fields and the arrays.
+each array at a 64-byte boundary. The header holds the format version, each part's numbers and
+names, where each array lies, and the SHA-256 of all that and of the arrays. What a part means is
+its own business.
 """
 
+import dataclasses
 import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tasc_draft.aligned import AlignedTable
+from tasc_draft.bigrams import BigramTable
+from tasc_draft.corpus import CorpusIndex
+from tasc_draft.draft_index import DraftIndex
 from tasc_draft.errors import IndexFileError
-from tasc_draft.index import ARRAYS, CorpusIndex
+from tasc_draft.inputs import InputIndex
+from tasc_draft.settings import DraftSettings
+from tasc_draft.weights import Weights
 
 MAGIC = b"TASCNGRM"
-FORMAT = 1
+FORMAT = 2
 _ALIGN = 64
 _PREFIX = len(MAGIC) + 8
-_FIELDS = ("fingerprint", "vocab_size", "n_max", "p_min")
+_MOST_HEADER = 1 << 20
+_DTYPES = ("<i4", "<u4", "<f4", "|u1")
+_PARTS: dict[str, Any] = {
+    "corpus": CorpusIndex,
+    "inputs": InputIndex,
+    "aligned": AlignedTable,
+    "bigrams": BigramTable,
+    "weights": Weights,
+    "settings": DraftSettings,
+}
 
 
-def write_index(index: CorpusIndex, path: Path) -> None:
+def write_index(index: DraftIndex, path: Path) -> None:
     """Write an index file; the name appears only when the file is whole."""
-    body, layout = _body(index)
-    header = {
-        "format": FORMAT,
-        **{field: getattr(index, field) for field in _FIELDS},
-        "arrays": layout,
-        "bytes": len(body),
-    }
-    header["sha256"] = _checksum(header, body)
+    parts, arrays = _taken_apart(index)
+    layout, size = _layout(arrays)
+    header = {"format": FORMAT, "parts": parts, "arrays": layout, "bytes": size}
+    header["sha256"] = _checksum(header, arrays)
     encoded = json.dumps(header, sort_keys=True).encode()
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     with partial.open("wb") as file:
-        start = MAGIC + len(encoded).to_bytes(8, "little") + encoded
-        file.write(start + bytes(-len(start) % _ALIGN))
-        file.write(body)
+        file.write(MAGIC + len(encoded).to_bytes(8, "little") + encoded)
+        _pad(file)
+        for array in arrays.values():
+            file.write(array.data)
+            _pad(file)
     partial.replace(path)
 
 
-def read_index(path: Path) -> CorpusIndex:
+def read_index(path: Path) -> DraftIndex:
     """Map an index file read-only and verify it.
 
     Raises:
@@ -55,33 +69,71 @@ def read_index(path: Path) -> CorpusIndex:
         raise IndexFileError(
             f"{path} has {size} bytes of arrays, its header says {promised}; fetch it again"
         )
-    body = np.memmap(path, np.uint8, "r", offset=begin)
-    if _checksum(header, body.data) != header.get("sha256"):
-        raise IndexFileError(f"{path} is damaged: its checksum does not match; fetch it again")
-    fields: dict[str, Any] = {field: header[field] for field in _FIELDS}
-    fields |= {name: _view(body, header["arrays"][name]) for name in ARRAYS}
-    return CorpusIndex(**fields)
+    body = np.memmap(path, np.uint8, "r", offset=begin) if size else np.zeros(0, np.uint8)
+    try:
+        arrays = {name: _view(body, place) for name, place in header["arrays"].items()}
+        if _checksum(header, arrays) != header.get("sha256"):
+            raise IndexFileError(f"{path} is damaged: its checksum does not match; fetch it again")
+        return _put_together(header["parts"], arrays)
+    except IndexFileError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise IndexFileError(f"{path} has a damaged header; fetch it again") from error
 
 
-def _checksum(header: dict[str, Any], body: bytes | memoryview) -> str:
+def _taken_apart(index: DraftIndex) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The numbers and names of each part, and all arrays by ``part.field``."""
+    parts: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
+    if index.word_starts is not None:
+        arrays["word_starts"] = index.word_starts.view(np.uint8)
+    if index.canonical is not None:
+        arrays["canonical"] = index.canonical
+    for name in _PARTS:
+        part = getattr(index, name)
+        if part is None:
+            continue
+        parts[name] = {}
+        for field in dataclasses.fields(part):
+            value = getattr(part, field.name)
+            if isinstance(value, np.ndarray):
+                little = value.dtype.newbyteorder("<")
+                arrays[f"{name}.{field.name}"] = np.ascontiguousarray(value, little)
+            else:
+                parts[name][field.name] = value
+    # In the order in which a sorted header names them: the checksum takes them in it.
+    return parts, dict(sorted(arrays.items()))
+
+
+def _put_together(parts: dict[str, Any], arrays: dict[str, Any]) -> DraftIndex:
+    starts = arrays.pop("word_starts", None)
+    made: dict[str, Any] = {"word_starts": None if starts is None else starts.view(bool)}
+    made["canonical"] = arrays.pop("canonical", None)
+    for name, numbers in parts.items():
+        own = {key.partition(".")[2]: a for key, a in arrays.items() if key.startswith(f"{name}.")}
+        made[name] = _PARTS[name](**numbers, **own)
+    return DraftIndex(**made)
+
+
+def _layout(arrays: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    layout: dict[str, Any] = {}
+    offset = 0
+    for name, array in arrays.items():
+        layout[name] = {"offset": offset, "shape": array.shape, "dtype": array.dtype.str}
+        offset += array.nbytes + -array.nbytes % _ALIGN
+    return layout, offset
+
+
+def _checksum(header: dict[str, Any], arrays: dict[str, Any]) -> str:
     fields = {name: value for name, value in header.items() if name != "sha256"}
     digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode())
-    digest.update(body)
+    for array in arrays.values():
+        digest.update(array.data)
     return digest.hexdigest()
 
 
-def _body(index: CorpusIndex) -> tuple[bytes, dict[str, Any]]:
-    parts: list[bytes] = []
-    layout: dict[str, Any] = {}
-    offset = 0
-    for name in ARRAYS:
-        array: NDArray[np.int32] = np.ascontiguousarray(getattr(index, name), "<i4")
-        raw = array.tobytes()
-        raw += bytes(-len(raw) % _ALIGN)
-        layout[name] = {"offset": offset, "length": len(array)}
-        parts.append(raw)
-        offset += len(raw)
-    return b"".join(parts), layout
+def _pad(file: BinaryIO) -> None:
+    file.write(bytes(-file.tell() % _ALIGN))
 
 
 def _read_header(path: Path) -> tuple[dict[str, Any], int]:
@@ -90,11 +142,11 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
         if prefix[: len(MAGIC)] != MAGIC:
             raise IndexFileError(f"{path} is no draft index; `tasc build-index` makes one")
         length = int.from_bytes(prefix[len(MAGIC) :], "little")
-        encoded = file.read(min(length, 1 << 20))
+        encoded = file.read(min(length, _MOST_HEADER))
     try:
         header = json.loads(encoded)
         version = header["format"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise IndexFileError(f"{path} has a damaged header; fetch it again") from error
     if version != FORMAT:
         raise IndexFileError(
@@ -105,6 +157,12 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
     return header, begin + -begin % _ALIGN
 
 
-def _view(body: Any, place: dict[str, int]) -> NDArray[np.int32]:
-    begin = place["offset"]
-    return np.asarray(body[begin : begin + 4 * place["length"]]).view("<i4")
+def _view(body: Any, place: dict[str, Any]) -> Any:
+    """One array of a mapped file, without a copy; ValueError where it does not lie in the file."""
+    if place["dtype"] not in _DTYPES:
+        raise ValueError(f"{place} is of none of the types {_DTYPES}")
+    kind, shape, begin = np.dtype(place["dtype"]), tuple(place["shape"]), place["offset"]
+    size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+    if begin < 0 or size < 0 or begin + size > len(body):
+        raise ValueError(f"{place} lies outside of the file's {len(body)} bytes")
+    return np.asarray(body[begin : begin + size]).view(kind).reshape(shape)

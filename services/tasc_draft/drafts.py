@@ -44,8 +44,15 @@ class Proposer(Protocol):
     def start(self, row: int, prompt: Int32) -> None:
         """Begin a row with its prompt ids; the row must not be in use."""
 
-    def propose(self, rows: Int32, budget: Int32) -> Drafts:
-        """Draft for ``rows``, at most ``budget[i]`` tokens for ``rows[i]``; no row changes.
+    def propose(
+        self, rows: Int32, budget: Int32, least: NDArray[np.float32] | None = None
+    ) -> Drafts:
+        """Draft for ``rows``, at most ``budget[i]`` tokens for ``rows[i]``.
+
+        Args:
+            least: ``float32[n]`` least path probability of the i-th token of all rows together,
+                what it must bring to be worth its cost; n is the budget of the step. Without it
+                every token is worth it.
 
         The arrays are reused: they hold until the next call. An empty draft is a normal answer,
         and so is one whose tokens all turn out wrong.

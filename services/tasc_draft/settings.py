@@ -1,36 +1,82 @@
-"""How a task is drafted: the few numbers of TASC-spec, validated. No input or output here."""
+"""How a task is drafted: a mixture by name and its few numbers, validated. No input or output."""
 
 from dataclasses import dataclass
+
+from tasc_draft.sources import SOURCES
+
+MIXTURES = ("mixed", "tasc", "trie")
 
 
 @dataclass(frozen=True)
 class DraftSettings:
-    """Settings of TASC-spec (Tsur et al. 2026, arXiv 2602.24174, section 5.2).
+    """Settings of the n-gram proposer.
 
     Attributes:
-        n_max: Longest n-gram of both models; a context is at most ``n_max - 1`` tokens.
-        p_min: Least count at which an n-gram of the corpus is kept.
-        corpus_weight: The paper's lambda, the weight of the corpus against the prompt, in [0, 1].
-        num_speculative_tokens: Longest draft of one row, in tokens; 0 turns drafting off.
-        min_prob: A draft ends where its path probability falls below this, in [0, 1]. Verifying an
+        mixture: ``mixed`` weighs the evidence of all sources by learnt weights; ``tasc`` is
+            TASC-spec (Tsur et al. 2026, arXiv 2602.24174, section 5.2); ``trie`` the N-Gram Trie's
+            frequency order over the prompt.
+        num_speculative_tokens: Most draft tokens of one row; 0 turns drafting off.
+        min_prob: No path is drafted whose probability is below this, in [0, 1]. Verifying an
             unlikely token costs more than it gains where compute is scarce, as on a CPU.
+        n_max: ``tasc``: longest n-gram, so that a context is at most ``n_max - 1`` tokens;
+            ``trie``: tokens from the matched prefix's begin to the path's end.
+        p_min: ``tasc``: least count at which an n-gram of the corpus is kept.
+        corpus_weight: ``tasc``: lambda, the weight of the corpus against the prompt, in [0, 1].
+        prefix: ``trie``: longest suffix of the answer that is looked for in the prompt (L_p).
+        neighbours: ``mixed``: training rows with the most similar prompts, whose outputs count.
+        neighbour_tokens: ``mixed``: room for their outputs, in tokens of a row.
+        recent_tokens: ``mixed``: room for answers finished since the index was built, in tokens
+            of all rows; 0 keeps none. 12 bytes each.
+        sources: ``mixed``: the sources that are asked.
+        learning_rate: ``mixed``: how fast the weights follow the target's answers; 0 freezes them.
 
     Raises:
         ValueError: A value is outside its range.
     """
 
+    mixture: str = "mixed"
+    num_speculative_tokens: int = 8
+    min_prob: float = 0.2
     n_max: int = 6
     p_min: int = 1
     corpus_weight: float = 0.75
-    num_speculative_tokens: int = 8
-    min_prob: float = 0.2
+    prefix: int = 3
+    neighbours: int = 32
+    neighbour_tokens: int = 4096
+    recent_tokens: int = 65_536
+    learning_rate: float = 0.1
+    sources: tuple[str, ...] = SOURCES
 
     def __post_init__(self) -> None:
+        if self.mixture not in MIXTURES:
+            raise ValueError(f"mixture is {self.mixture!r}; it must be one of {MIXTURES}")
+        # A list, as JSON has it, would make the settings unhashable.
+        object.__setattr__(self, "sources", tuple(self.sources))
+        if unknown := set(self.sources) - set(SOURCES):
+            raise ValueError(f"sources {sorted(unknown)} are unknown; there are {SOURCES}")
+        _within("num_speculative_tokens", self.num_speculative_tokens, 0, 256)
+        _within("min_prob", self.min_prob, 0.0, 1.0)
         _within("n_max", self.n_max, 2, 16)
         _within("p_min", self.p_min, 1, 2**31 - 1)
         _within("corpus_weight", self.corpus_weight, 0.0, 1.0)
-        _within("num_speculative_tokens", self.num_speculative_tokens, 0, 64)
-        _within("min_prob", self.min_prob, 0.0, 1.0)
+        _within("prefix", self.prefix, 1, 8)
+        _within("neighbours", self.neighbours, 0, 256)
+        _within("neighbour_tokens", self.neighbour_tokens, 0, 1 << 20)
+        _within("recent_tokens", self.recent_tokens, 0, 1 << 24)
+        _within("learning_rate", self.learning_rate, 0.0, 1.0)
+
+    @classmethod
+    def published(cls, mixture: str) -> "DraftSettings":
+        """The settings a method was published with: ``tasc`` (p_min 5) or ``trie`` (n 13, L_p 3).
+
+        Raises:
+            ValueError: It is neither.
+        """
+        if mixture == "tasc":
+            return cls(mixture="tasc", p_min=5, min_prob=0.0)
+        if mixture == "trie":
+            return cls(mixture="trie", n_max=13, num_speculative_tokens=32, min_prob=0.0)
+        raise ValueError(f"{mixture!r} was not published; tasc and trie were")
 
 
 def _within(name: str, value: float, least: float, most: float) -> None:

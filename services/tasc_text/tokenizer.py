@@ -7,12 +7,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from tasc_text.errors import TokenizerError
 
 # Padding and truncation are how one run was called, not who the tokenizer is.
 _NOT_IDENTITY = ("padding", "truncation", "version")
+_INSIDE = "a"  # its own text in byte-level and in SentencePiece vocabularies alike
 
 
 class TaskTokenizer:
@@ -70,6 +73,37 @@ class TaskTokenizer:
         return frozenset(i for i in ids if i is not None)
 
     @cached_property
+    def word_starts(self) -> NDArray[np.bool_]:
+        """``bool[vocab_size + 1]``: whether a token begins a word.
+
+        It does where its text begins with white space, and where it has no text of an answer: a
+        special token, an end of sequence, an id without a token, and the last entry, the document
+        mark. Read-only.
+        """
+        starts = np.ones(self.vocab_size + 1, bool)
+        for id_, text in self._texts.items():
+            starts[id_] = text[:1].isspace()
+        added = self._tokenizer.get_added_tokens_decoder()
+        starts[[id_ for id_, token in added.items() if token.special]] = True
+        starts[[id_ for id_ in self.eos_ids if id_ < self.vocab_size]] = True
+        starts.setflags(write=False)
+        return starts
+
+    @cached_property
+    def canonical(self) -> NDArray[np.int32]:
+        """``int32[vocab_size + 1]``: the id of the same text without a blank in front of it.
+
+        A token that has no blank in front, or no such twin, stands for itself. Read-only.
+        """
+        twins = np.arange(self.vocab_size + 1, dtype=np.int32)
+        ids = {text: id_ for id_, text in self._texts.items()}
+        for id_, text in self._texts.items():
+            if text[:1] == " " and len(text) > 1:
+                twins[id_] = ids.get(text[1:], id_)
+        twins.setflags(write=False)
+        return twins
+
+    @cached_property
     def fingerprint(self) -> str:
         """32 hexadecimal digits that differ whenever ids or their meaning may differ."""
         content = json.loads(self._path.read_text(encoding="utf-8"))
@@ -89,6 +123,15 @@ class TaskTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    @cached_property
+    def _texts(self) -> dict[int, str]:
+        """Each id's text inside a text: at its begin decoders drop a blank."""
+        decoder = self._tokenizer.decoder
+        return {
+            id_: (decoder.decode([_INSIDE, piece]) if decoder else piece).removeprefix(_INSIDE)
+            for piece, id_ in self._tokenizer.get_vocab(with_added_tokens=True).items()
+        }
 
 
 def _eos_ids(folder: Path, path: Path) -> list[int]:

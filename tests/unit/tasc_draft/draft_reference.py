@@ -1,172 +1,131 @@
-"""TASC-spec in plain Python: dictionaries, tuples and lists. It shares no code with the kernels."""
+"""The published rules in plain Python: counters, tuples and lists. No code of the kernels.
 
-import math
+A reference says which tokens may follow a path and what chance each source gives them. Which paths
+make the best draft is for `draft_checks` to see.
+"""
+
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
+from tasc_draft import DraftSettings
+from tasc_draft.candidates import PLACES
 
-from tasc_draft import CorpusIndex, Documents, Drafts, DraftSettings, TascProposer, build_index
+END = -1
+WIDEST = 8  # continuations of a corpus context that enter by themselves
 
-VOCAB = 5
-SEP = VOCAB
-EOS = 0
-OCCURRENCES = 128
-
-Ngram = tuple[int, ...]
-Guess = tuple[int, float, str]  # token, log-probability of the path, source
-Continuations = tuple[Mapping[int, int], int]  # counts of the next token, and their whole
+Path = tuple[int, ...]
+Followers = Mapping[Path, Mapping[int, int]]  # of each context, how often each token follows
+Place = tuple[int, int]  # in the text, and how many tokens up to it agree with the path's end
+Chances = dict[int, tuple[float, float]]  # of each next token: by the corpus, and by the prompt
 
 
-def ngram_counts(documents: Sequence[Sequence[int]], n_max: int, p_min: int) -> dict[Ngram, int]:
-    counts: Counter[Ngram] = Counter({(): 0})
-    for document in documents:
-        text = (SEP, *document, EOS)
-        counts[()] += len(text)
-        for n in range(1, n_max + 1):
-            counts.update(text[i : i + n] for i in range(len(text) - n + 1))
-    return {gram: count for gram, count in counts.items() if gram == () or count >= p_min}
+def followers(outputs: Sequence[Sequence[int]], sep: int, eos: int, longest: int) -> Followers:
+    """Of each context of up to ``longest`` tokens of ``SEP output EOS``; END follows the last."""
+    found: defaultdict[Path, Counter[int]] = defaultdict(Counter)
+    for output in outputs:
+        text = (sep, *output, eos, END)
+        for end in range(len(text)):
+            for length in range(text[end] == END, min(longest, end) + 1):
+                found[text[end - length : end]][text[end]] += 1
+    return found
 
 
-def children_of(counts: Mapping[Ngram, int]) -> dict[Ngram, dict[int, int]]:
-    children: defaultdict[Ngram, dict[int, int]] = defaultdict(dict)
-    for gram, count in counts.items():
-        if gram:
-            children[gram[:-1]][gram[-1]] = count
-    return dict(children)
+def places_of(text: Sequence[int], path: Path) -> list[Place]:
+    """Where the end of ``text`` and then ``path`` occurred in the text before, newest first.
+
+    A place is one that something follows. Where no place of a path goes on with its next token,
+    every place of that token will do.
+    """
+    end = len(text) - 1
+
+    def newest(token: int) -> list[int]:
+        return [p for p in range(end - 1, -1, -1) if text[p] == token][:PLACES]
+
+    found = [(p, agreeing(text, p)) for p in newest(text[end])]
+    for token in path:
+        on = [(p + 1, k + 1) for p, k in found if text[p + 1] == token and p + 1 < end]
+        found = on or [(p, 1) for p in newest(token)]
+    return found
+
+
+def agreeing(text: Sequence[int], place: int) -> int:
+    """How many tokens up to ``place`` are those at the text's end."""
+    end = len(text) - 1
+    return next((k for k in range(place + 1) if text[place - k] != text[end - k]), place + 1)
 
 
 @dataclass(frozen=True)
-class Reference:
-    """The paper's rule over one corpus; a draft is made anew from the whole prompt and answer."""
+class TascReference:
+    """TASC-spec over the ``corpus``, of contexts of up to ``n_max - 1`` tokens."""
 
     settings: DraftSettings
-    counts: Mapping[Ngram, int]
-    eos_ids: Collection[int] = (EOS,)
+    corpus: Followers
+    sep: int
 
-    def draft(self, prompt: Sequence[int], answer: Sequence[int], budget: int) -> list[Guess]:
-        children, guesses, path = children_of(self.counts), [], 1.0
-        while len(guesses) < min(budget, self.settings.num_speculative_tokens):
-            drafted = [token for token, _, _ in guesses]
-            guess = self._guess(children, prompt, answer, drafted)
-            if guess is None or (path := path * guess[1]) < self.settings.min_prob:
-                break
-            guesses.append((guess[0], math.log(path), guess[2]))
-            if guess[0] in self.eos_ids:
-                break
-        return guesses
-
-    def _guess(
-        self,
-        children: Mapping[Ngram, Mapping[int, int]],
-        prompt: Sequence[int],
-        answer: Sequence[int],
-        drafted: Sequence[int],
-    ) -> Guess | None:
+    def chances(self, prompt: Sequence[int], answer: Sequence[int], path: Path) -> Chances:
         weight = self.settings.corpus_weight
-        none: Continuations = ({}, 0)
-        corpus = self._corpus(children, (SEP, *answer, *drafted)) if weight > 0 else none
-        known = self._prompt([*prompt, *answer], drafted) if weight < 1 else none
-        if not corpus[0] and not known[0]:
-            return self._most_frequent(children)
-        weight = weight if corpus[0] and known[0] else float(bool(corpus[0]))
-        return mixture(corpus, known, weight)
+        context = self._longest_context((self.sep, *answer, *path)) if weight > 0 else ()
+        known = self._in_prompt([*prompt, self.sep, *answer], path) if weight < 1 else Counter()
+        if not context and not known:
+            return self._most_frequent()
+        weight = weight if context and known else float(bool(context))
+        found = {}
+        for token in {*self._entering(context), *known}:
+            by_corpus = weight * self._share(context, token)
+            by_prompt = (1 - weight) * known[token] / known.total() if known else 0.0
+            found[token] = by_corpus, by_prompt
+        return found
 
-    def _corpus(self, children: Mapping[Ngram, Mapping[int, int]], text: Ngram) -> Continuations:
+    def _longest_context(self, text: Path) -> Path:
+        """The longest that goes on in a frequent enough n-gram; empty when there is none."""
         for length in range(min(self.settings.n_max - 1, len(text)), 0, -1):
-            context = text[-length:]
-            if context in children:
-                return children[context], self.counts[context]
-        return {}, 0
+            if self._entering(text[-length:]):
+                return text[-length:]
+        return ()
 
-    def _prompt(self, committed: Sequence[int], drafted: Sequence[int]) -> Continuations:
-        text = [*committed, *drafted]
-        places = [p for p in range(len(committed) - 2, -1, -1) if text[p] == text[-1]]
-        lengths = {p: self._agreeing(text, p) for p in places[:OCCURRENCES]}
-        longest = max(lengths.values(), default=0)
-        found = Counter(text[p + 1] for p, length in lengths.items() if length == longest)
-        return found, found.total()
+    def _entering(self, context: Path) -> list[int]:
+        """The tokens that a context brings in by itself."""
+        counts = self.corpus.get(context, {}) if context else {}
+        ranked = sorted({*counts} - {END}, key=lambda token: (-counts[token], token))[:WIDEST]
+        return [token for token in ranked if counts[token] >= self.settings.p_min]
 
-    def _agreeing(self, text: Sequence[int], place: int) -> int:
-        """How many tokens up to ``place`` are those at the text's end, at most n_max - 1."""
-        most = min(self.settings.n_max - 1, place + 1)
-        end = len(text) - 1
-        return next((k for k in range(most) if text[place - k] != text[end - k]), most)
+    def _share(self, context: Path, token: int) -> float:
+        counts = self.corpus.get(context, {}) if context else {}
+        count = counts.get(token, 0)
+        return count / sum(counts.values()) if count >= self.settings.p_min else 0.0
 
-    def _most_frequent(self, children: Mapping[Ngram, Mapping[int, int]]) -> Guess | None:
-        usable = {t: c for t, c in children.get((), {}).items() if t != SEP}
+    def _in_prompt(self, text: Sequence[int], path: Path) -> Counter[int]:
+        """What follows where most tokens agree."""
+        most = self.settings.n_max - 1
+        places = [(p, min(k, most)) for p, k in places_of(text, path)]
+        longest = max((k for _, k in places), default=0)
+        return Counter(text[p + 1] for p, k in places if k == longest)
+
+    def _most_frequent(self) -> Chances:
+        counts = self.corpus.get((), {})
+        usable = {t: c for t, c in counts.items() if t != self.sep}
         if not usable:
-            return None
+            return {}
         token = min(usable, key=lambda t: (-usable[t], t))
-        return token, usable[token] / self.counts[()], "corpus"
+        return {token: (usable[token] / sum(counts.values()), 0.0)}
 
 
-def mixture(corpus: Continuations, prompt: Continuations, weight: float) -> Guess:
-    """The likeliest token of lambda * p_corpus + (1 - lambda) * p_prompt, least id on ties."""
-    best: Guess = (-1, -1.0, "")
-    for token in sorted({*corpus[0], *prompt[0]}):
-        parts = [
-            weight_of * source[0].get(token, 0) / source[1] if source[1] else 0.0
-            for weight_of, source in ((weight, corpus), (1.0 - weight, prompt))
-        ]
-        if sum(parts) > best[1]:
-            best = token, sum(parts), "prompt" if parts[1] > parts[0] else "corpus"
-    return best
+@dataclass(frozen=True)
+class TrieReference:
+    """The N-Gram Trie: what the prompt has behind the longest matched prefix, by how often."""
 
+    settings: DraftSettings
+    sep: int
 
-def make_index(
-    documents: Sequence[Sequence[int]], n_max: int = 6, p_min: int = 1, eos_id: int = EOS
-) -> CorpusIndex:
-    return build_index(
-        Documents.of(documents),
-        fingerprint="f" * 32,
-        vocab_size=VOCAB,
-        eos_id=eos_id,
-        n_max=n_max,
-        p_min=p_min,
-    )
-
-
-def make_proposer(
-    index: CorpusIndex,
-    settings: DraftSettings,
-    rows: int = 3,
-    capacity: int = 64,
-    eos_ids: Sequence[int] = (EOS,),
-) -> TascProposer:
-    # The target's vocabulary is larger than the tokenizer's, as in models with padded embeddings.
-    return TascProposer(
-        settings,
-        rows=rows,
-        capacity=capacity,
-        vocab_size=VOCAB + 2,
-        eos_ids=eos_ids,
-        index=index,
-    )
-
-
-def ids(values: Sequence[int]) -> np.ndarray:
-    return np.array(values, np.int32)
-
-
-def guesses(drafts: Drafts, place: int = 0) -> list[Guess]:
-    """One row's draft in the reference's form; holds it to being a chain on the way."""
-    begin, end = drafts.offsets[place : place + 2]
-    depth = end - begin
-    assert drafts.parents[begin:end].tolist() == list(range(-1, depth - 1))
-    assert drafts.depths[begin:end].tolist() == list(range(1, depth + 1))
-    sources = [("corpus", "prompt")[s] for s in drafts.source[begin:end]]
-    tokens, logp = drafts.tokens[begin:end].tolist(), drafts.logp[begin:end].tolist()
-    return list(zip(tokens, logp, sources, strict=True))
-
-
-def propose(proposer: TascProposer, row: int, budget: int = 64) -> list[Guess]:
-    return guesses(proposer.propose(ids([row]), ids([budget])))
-
-
-def same(found: Sequence[Guess], expected: Sequence[Guess]) -> bool:
-    """Equal but for the float32 of ``logp``."""
-    return [(t, s) for t, _, s in found] == [(t, s) for t, _, s in expected] and np.allclose(
-        [p for _, p, _ in found], [p for _, p, _ in expected], rtol=1e-6, atol=1e-6
-    )
+    def chances(self, prompt: Sequence[int], answer: Sequence[int], path: Path) -> Chances:
+        found = places_of([*prompt, self.sep, *answer], ())
+        places = [(p, min(k, self.settings.prefix)) for p, k in found if p < len(prompt)]
+        longest = max((k for p, k in places if p + 1 < len(prompt)), default=0)
+        depth = len(path)
+        if longest == 0 or longest + depth >= self.settings.n_max:
+            return {}
+        subtree = [tuple(prompt[p + 1 :]) for p, k in places if k >= longest]
+        along = [behind[depth:] for behind in subtree if behind[:depth] == path]
+        counts = Counter(behind[0] for behind in along if behind)
+        return {token: (0.0, n / len(along)) for token, n in counts.items()}

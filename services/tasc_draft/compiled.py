@@ -1,0 +1,38 @@
+"""How this package compiles its hot path: numba, cached on disk, without the interpreter lock.
+
+numba keys its cache by the file a function is in, not by those it calls: after a change elsewhere
+it would go on running old code. So each state of the package's sources has a cache of its own.
+"""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numba
+
+
+def _cache_dir() -> str:
+    folder = Path(__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.py")):
+        digest.update(path.read_bytes())
+    home = folder / "__pycache__"
+    if not os.access(home if home.is_dir() else folder, os.W_OK):
+        home = Path(tempfile.gettempdir()) / f"tasc-draft-{os.getuid()}"
+    return str(home / f"compiled-{digest.hexdigest()[:16]}")
+
+
+_CACHE_DIR = os.environ.get("NUMBA_CACHE_DIR") or _cache_dir()
+
+
+def compiled(function: Callable[..., Any]) -> Any:
+    """Compile at the first call with new types; later processes load the result."""
+    before = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = _CACHE_DIR
+    try:
+        return numba.njit(cache=True, nogil=True, boundscheck=False)(function)
+    finally:
+        numba.config.CACHE_DIR = before

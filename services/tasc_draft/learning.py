@@ -1,0 +1,121 @@
+"""Learn a task's evidence weights on rows that the index does not hold. No text, no files."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasc_draft.draft_index import DraftIndex
+from tasc_draft.index_build import build_index
+from tasc_draft.proposer import NgramProposer
+from tasc_draft.settings import DraftSettings
+from tasc_draft.tokens import Int32, Tokens
+from tasc_draft.weights import Weights
+
+EPOCHS = 6
+RATE = 0.1
+LEAST_ROWS = 200  # of a corpus that weights are learnt from
+ANSWER_TOKENS = 512  # of one answer that are learnt from
+_SHARE, _LEAST, _MOST = 12, 100, 600
+
+
+def held_out(rows: int, seed: int = 1) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Split row numbers into those to index and those to learn from, a twelfth of them.
+
+    Between 100 and 600 rows are held out, and never more than half.
+    """
+    most = min(max(rows // _SHARE, _LEAST), _MOST, rows // 2)
+    out = np.zeros(rows, bool)
+    out[np.random.default_rng(seed).choice(rows, most, replace=False)] = True
+    return np.flatnonzero(~out), np.flatnonzero(out)
+
+
+def taught(
+    index: DraftIndex,
+    prompts: Tokens,
+    outputs: Tokens,
+    *,
+    eos_id: int,
+    settings: DraftSettings,
+    epochs: int = EPOCHS,
+    rate: float = RATE,
+    progress: Callable[[], None] = lambda: None,
+) -> NgramProposer:
+    """A proposer with the weights that make the held-out answers most likely, by stochastic gradient ascent.
+
+    Args:
+        index: Of other rows than these.
+        prompts, outputs: The held-out rows; outputs without end-of-sequence.
+        settings: Of the proposer that will use the weights; its mixture is ``mixed``.
+        progress: Called behind each epoch.
+    """
+    rows = list(answers(prompts, outputs, eos_id))
+    proposer = NgramProposer(
+        settings,
+        rows=1,
+        capacity=max((len(p) + len(a) for p, a in rows), default=0) + 1,
+        vocab_size=index.vocab_size,
+        eos_ids=[eos_id],
+        index=index,
+        nodes=1,
+    )
+    for _ in range(epochs):
+        for prompt, answer in rows:
+            proposer.teach(prompt, answer, rate)
+        progress()
+    return proposer
+
+
+def learn_weights(index: DraftIndex, prompts: Tokens, outputs: Tokens, **how: Any) -> Weights:
+    """The weights of a `taught` proposer."""
+    return taught(index, prompts, outputs, **how).weights
+
+
+def build_learnt_index(
+    outputs: Tokens,
+    prompts: Tokens,
+    *,
+    fingerprint: str,
+    vocab_size: int,
+    eos_id: int,
+    settings: DraftSettings,
+    word_starts: NDArray[np.bool_] | None = None,
+    canonical: Int32 | None = None,
+) -> DraftIndex:
+    """Index all rows of a corpus, with weights learnt on some of them beside an index of the others.
+
+    See `build_index` for the arguments. A corpus of fewer than LEAST_ROWS rows teaches nothing.
+    """
+    build = functools.partial(
+        build_index,
+        fingerprint=fingerprint,
+        vocab_size=vocab_size,
+        eos_id=eos_id,
+        word_starts=word_starts,
+        canonical=canonical,
+    )
+    index = build(outputs, prompts)
+    if len(outputs) < LEAST_ROWS:
+        return index
+    kept, held = held_out(len(outputs))
+    inner = build(outputs.take(kept), prompts.take(kept))
+    weights = learn_weights(
+        inner, prompts.take(held), outputs.take(held), eos_id=eos_id, settings=settings
+    )
+    return dataclasses.replace(index, weights=weights)
+
+
+def answers(prompts: Tokens, outputs: Tokens, eos_id: int) -> list[tuple[Int32, Int32]]:
+    """Each row's prompt and answer, the answer cut and with its end-of-sequence."""
+    eos = np.array([eos_id], np.int32)
+    p, o = prompts.offsets, outputs.offsets
+    return [
+        (
+            np.asarray(prompts.ids[p[i] : p[i + 1]], np.int32),
+            np.concatenate([outputs.ids[o[i] : o[i + 1]][:ANSWER_TOKENS], eos]).astype(np.int32),
+        )
+        for i in range(len(prompts))
+    ]

@@ -1,0 +1,114 @@
+"""Places in a local text where the end of an answer occurred before. No counts over the corpus.
+
+A local text belongs to one row: its prompt and answer, or its neighbours' outputs. ``previous[i]``
+is the last place before i with the same token, ``last[t]`` the last place of token t; both are
+``NONE`` where there is none. A place stands for the token at it: what follows it is a continuation.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tasc_draft.compiled import compiled
+from tasc_draft.tokens import Int32
+
+NONE = -1
+MAX_WALK = 128  # places of one token that are looked at; bounds the time of a draft
+MAX_AGREEING = 8  # tokens compared in front of a place
+
+
+class LocalTexts(NamedTuple):
+    """One local text for each row.
+
+    Attributes:
+        tokens: ``int32[rows, capacity]``.
+        previous: ``int32[rows, capacity]``.
+        last: ``int32[rows, ids]``.
+    """
+
+    tokens: Int32
+    previous: Int32
+    last: Int32
+
+    @classmethod
+    def empty(cls, rows: int, capacity: int, ids: int) -> "LocalTexts":
+        shape = (rows, capacity)
+        return cls(
+            np.zeros(shape, np.int32),
+            np.full(shape, NONE, np.int32),
+            np.full((rows, ids), NONE, np.int32),
+        )
+
+
+@compiled
+def append(tokens: Any, previous: Any, last: Any, at: int, token: int) -> None:
+    """Enter ``token`` at place ``at`` of a row's text."""
+    tokens[at] = token
+    previous[at] = last[token]
+    last[token] = at
+
+
+@compiled
+def forget(tokens: Any, last: Any, length: int) -> None:
+    """Clear a row's occurrence table by the tokens it touched, not by the whole vocabulary."""
+    for i in range(length):
+        if tokens[i] >= 0:
+            last[tokens[i]] = NONE
+
+
+@compiled
+def agreeing(tokens: Any, place: int, text: Any, end: int) -> int:
+    """How many tokens up to ``place`` are those of ``text`` up to ``end``, at most MAX_AGREEING."""
+    n = 1
+    most = min(MAX_AGREEING, place + 1, end + 1)
+    while n < most and tokens[place - n] == text[end - n]:
+        n += 1
+    return n
+
+
+@compiled
+def find(
+    tokens: Any, previous: Any, last: Any, followed: int, text: Any, end: int, found: Any
+) -> int:
+    """Fill ``found[i] = (place, agreeing tokens)`` for the end of ``text``, newest places first.
+
+    Only places below ``followed`` count: those have a continuation. Returns how many.
+    """
+    n, walked, place = 0, 0, last[text[end]]
+    while place >= 0 and n < len(found) and walked < MAX_WALK:
+        if place < followed:
+            found[n, 0] = place
+            found[n, 1] = agreeing(tokens, place, text, end)
+            n += 1
+        place = previous[place]
+        walked += 1
+    return n
+
+
+@compiled
+def extend(
+    tokens: Any, previous: Any, last: Any, followed: int, parents: Any, num_parents: int,
+    token: int, found: Any,
+) -> int:  # fmt: skip
+    """Places for a context one ``token`` longer than that of ``parents``; returns how many.
+
+    When no place goes on with ``token``, any place of it will do.
+    """
+    n = 0
+    for i in range(num_parents):
+        place = parents[i, 0] + 1
+        if tokens[place] == token and place < followed:
+            found[n, 0] = place
+            found[n, 1] = parents[i, 1] + 1
+            n += 1
+    if n:
+        return n
+    walked, place = 0, last[token]
+    while place >= 0 and n < len(found) and walked < MAX_WALK:
+        if place < followed:
+            found[n, 0] = place
+            found[n, 1] = 1
+            n += 1
+        place = previous[place]
+        walked += 1
+    return n

@@ -1,0 +1,204 @@
+"""The aligned table counts next tokens by context as dictionaries of tuples do."""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from random import Random
+
+import numpy as np
+import pytest
+from aligned_reference import (
+    EOS,
+    HEAD,
+    STARTS,
+    TAIL,
+    VOCAB,
+    Row,
+    build,
+    built,
+    contexts,
+    keys_of,
+    moments,
+    record,
+    split,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasc_draft import DraftError
+from tasc_draft.aligned import WIDEST
+from tasc_draft.aligned_build import LEAST, MIN_ROWS, build_aligned
+from tasc_draft.aligned_keys import KINDS, context_keys, words
+from tasc_draft.tokens import Tokens
+
+word = st.tuples(st.sampled_from([0, 2, 4]), st.lists(st.sampled_from([1, 3]), max_size=2))
+tag = st.tuples(st.sampled_from([12, 14]), st.lists(st.just(13), max_size=1))
+pair = st.tuples(word, tag)
+tagged = st.lists(st.lists(pair, max_size=5), min_size=MIN_ROWS, max_size=MIN_ROWS + 10)
+few = settings(deadline=None, max_examples=40)
+
+
+def rendered(
+    sentences: Sequence[Sequence[tuple[tuple[int, list[int]], ...]]], template: bool = True
+) -> list[Row]:
+    """Prompts, with a template's head and tail or bare, and outputs."""
+    rows = []
+    for sentence in sentences:
+        sides = [
+            [t for first, more in side for t in (first, *more)]
+            for side in zip(*sentence, strict=True)
+        ]
+        rows.append(tuple(sides) or ([], []))
+    # Inputs that begin otherwise, so that what most prompts begin with is the template's head.
+    rows += [([token], [12]) for token in (0, 2)] * MIN_ROWS
+    head, tail = (HEAD, TAIL) if template else ((), ())
+    return [([*head, *prompt, *tail], output) for prompt, output in rows]
+
+
+@few
+@given(tagged, st.booleans())
+def test_every_context_has_its_counts_and_there_are_no_others(
+    sentences: list[list], template: bool
+) -> None:
+    rows = rendered(sentences, template)
+    table = built(rows)
+    head = 2 if template else 0
+    assert table.head == head
+    seen: defaultdict[tuple, Counter[int]] = defaultdict(Counter)
+    keys: dict[tuple, int] = {}
+    for prompt, output, token in moments(rows):
+        found = keys_of(prompt, output, head)
+        for kind, context in enumerate(contexts(prompt, output, head)):
+            seen[kind, context][token] += 1
+            keys[kind, context] = int(found[kind])
+    expected: defaultdict[int, Counter[int]] = defaultdict(Counter)
+    for context, counts in seen.items():
+        if counts.total() >= LEAST[context[0]]:
+            expected[keys[context]] += counts
+    assert set(table.keys.tolist()) == set(expected)
+    assert len(set(keys.values())) >= len(keys) - 1  # two of some thousand may share 32 bits
+    for key in keys.values():
+        counts = expected.get(key, Counter())
+        found = record(table, key)
+        assert found == (dict(counts), counts.total())
+        assert list(found[0]) == sorted(found[0], key=lambda token: (-counts[token], token))
+
+
+@few
+@given(tagged, st.randoms(use_true_random=False))
+def test_the_order_of_rows_changes_no_array(sentences: list[list], rng: Random) -> None:
+    rows = rendered(sentences)
+    one, other = built(rows), built(rng.sample(rows, len(rows)))
+    for left, right in zip(one.view, other.view, strict=True):
+        np.testing.assert_array_equal(left, right)
+    one.check_integrity()
+
+
+@few
+@given(st.lists(st.integers(0, VOCAB - 1), max_size=12), st.integers(0, 12))
+def test_words_are_runs_from_start_to_start_and_stop_where_the_room_ends(
+    prompt: list[int], room: int
+) -> None:
+    hashes, lasts = np.full(room + 9, 9, np.uint32), np.full(room + 9, -1, np.int32)
+    n = words(np.array(prompt, np.int32), STARTS, hashes[:room], lasts[:room])
+    expected = split(prompt)[:room]
+    assert lasts[:n].tolist() == [w[-1] for w in expected]
+    assert (lasts[n:] == -1).all()
+    assert (hashes[n:] == 9).all()
+    same = [[a == b for b in expected] for a in expected]
+    assert [[bool(a == b) for b in hashes[:n]] for a in hashes[:n]] == same
+
+
+def test_the_template_around_the_input_shifts_nothing() -> None:
+    sentences = [[((0, [n]), (12, [])), ((2, []), (14, []))] for n in (1, 3) * MIN_ROWS]
+    rows = rendered(sentences)
+    bare = [(prompt[len(HEAD) : -len(TAIL)], output) for prompt, output in rows]
+    framed, plain = built(rows), built(bare)
+    assert (framed.head, plain.head) == (2, 0)
+    assert record(framed, keys_of([*HEAD, 0, 1, 2, *TAIL], [12], 2)[0])[0] == {14: 2 * MIN_ROWS}
+    assert record(plain, keys_of([0, 1, 2], [12], 0)[0])[0] == {14: 2 * MIN_ROWS}
+
+
+def test_a_word_that_begins_in_the_head_and_goes_on_in_the_input_is_the_inputs() -> None:
+    rows = [([4, 6, n, 0], [12, 14]) for n in (1, 3) * MIN_ROWS]
+    assert built(rows).head == 1
+
+
+def test_a_template_is_seen_though_it_begins_otherwise_in_a_few_rows() -> None:
+    rows = [([4, 6, 2 * (n % 5), 8], [12]) for n in range(95)]
+    assert built([*rows, *[([4, 2, 8], [12])] * 5]).head == 2
+    assert built([*rows, *[([4, 2, 8], [12])] * 15]).head == 1
+
+
+def test_a_line_break_may_be_one_word_with_what_is_before_it() -> None:
+    rows = [([2 * (n % 3), 2 * (n % 4), (7, 8)[n % 2]], [12, 14]) for n in range(80)]
+    assert {len(split(prompt)) - len(split(output)) for prompt, output in rows} == {0, 1}
+    table = built(rows)
+    assert record(table, keys_of([0, 2, 7], [], 0)[0]) == record(
+        table, keys_of([0, 2, 8], [], 0)[0]
+    )
+    assert record(table, keys_of([0, 2], [], 0)[0])[1] == 27
+
+
+def test_rows_that_do_not_go_along_are_not_counted() -> None:
+    good = [([n % 4, 2 + n % 2], [12, 14][: 2 - n % 2]) for n in range(10 * MIN_ROWS)]
+    odd = [([0, 0, 0, 0], [12])] * MIN_ROWS
+    mixed, pure = built([*good, *odd]), built(good)
+    for left, right in zip(mixed.view, pure.view, strict=True):
+        np.testing.assert_array_equal(left, right)
+    assert build([*good, *odd, *odd]) is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "aligns"),
+    {
+        "a tag a word": ([([n % 3, n % 2], [12, 14][: 2 - n % 2]) for n in range(50)], True),
+        "too few rows": ([([0, 2], [12, 14])] * 49, False),
+        "one label a text": ([([0] * (n % 7), [12]) for n in range(50)], False),
+        "no rows": ([], False),
+        "fewer words than the head has": ([([4, 6, 0], [12, 14])] * 50, False),
+        "nothing but ends": ([([], [])] * 50, True),
+    }.values(),
+)
+def test_only_tasks_that_go_word_by_word_have_a_table(rows: list[Row], aligns: bool) -> None:
+    table = build(rows)
+    assert (table is not None) == aligns
+    if table is not None:
+        table.check_integrity()
+
+
+@pytest.mark.parametrize("room", [0, 1, 3, 64])
+@pytest.mark.parametrize("output", [[12] * 3, [12] * 4, [12] * 500])
+def test_an_answer_of_more_words_than_the_prompt_reads_nothing_behind_its_words(
+    output: list[int], room: int
+) -> None:
+    prompt = [0, 2, 4]
+    clean = keys_of(prompt, output, 1, room)
+    hashes, lasts = np.full(room + 8, 99, np.uint32), np.full(room + 8, 99, np.int32)
+    n = words(np.array(prompt, np.int32), STARTS, hashes[4 : 4 + room], lasts[4 : 4 + room])
+    found = np.zeros(KINDS, np.uint32)
+    at = 1 + len(output)
+    context_keys(hashes[4 : 4 + room], lasts[4 : 4 + room], n, at, 12, 12, found)
+    assert found.tolist() == clean.tolist()
+
+
+def test_only_the_most_frequent_continuations_are_kept_and_the_total_says_so() -> None:
+    tags = [t for t in range(WIDEST + 2) for _ in range(t + 1 + MIN_ROWS)]
+    table = built([([2 * (n % 2)], [tag]) for n, tag in enumerate(sorted(tags * 2))])
+    found, total = record(table, keys_of([0], [], 0)[0])
+    assert list(found) == list(range(WIDEST + 1, 1, -1))
+    assert total == len(tags) > sum(found.values())
+
+
+def test_ids_outside_the_vocabulary_and_rows_without_a_pair_are_refused() -> None:
+    with pytest.raises(DraftError, match=rf"token id {VOCAB} is outside .* {VOCAB}"):
+        build([([0], [VOCAB])] * 50)
+    with pytest.raises(DraftError, match="token id -1 is outside"):
+        build([([-1], [0])] * 50)
+    with pytest.raises(DraftError, match="1 prompts do not pair up with 0 outputs"):
+        build_aligned(
+            Tokens.of([[0]]), Tokens.of([]), word_starts=STARTS, vocab_size=VOCAB, eos_id=EOS
+        )
+    with pytest.raises(DraftError, match="word_starts has 20 entries"):
+        build_aligned(
+            Tokens.of([]), Tokens.of([]), word_starts=STARTS[:-1], vocab_size=VOCAB, eos_id=EOS
+        )

@@ -1,0 +1,241 @@
+"""The corpus index has the bytes a plain-Python count says, however it was built."""
+
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+from corpus_reference import (
+    END,
+    EOS,
+    Gram,
+    Outputs,
+    assert_same,
+    build,
+    entries,
+    gram_counts,
+    hot_intervals,
+    marked,
+    next_tokens,
+    skewed,
+)
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tasc_draft.corpus import CorpusIndex
+from tasc_draft.corpus_build import (
+    Documents,
+    assemble,
+    build_corpus,
+    distinct,
+    index_documents,
+    sort_part,
+    splitters,
+)
+from tasc_draft.errors import DraftError
+from tasc_draft.tokens import Tokens
+
+VOCAB = 4
+SMALL = st.lists(st.lists(st.integers(0, VOCAB - 1), max_size=7), max_size=9)
+DEPTHS = st.integers(2, 7)
+
+
+def grams_at(index: CorpusIndex, places: list[int]) -> list[Gram]:
+    text = index.text.tolist()
+    found = []
+    for place in places:
+        gram = tuple(text[place : place + index.depth])
+        found.append(gram[: gram.index(END) + 1] if END in gram else gram)
+    return found
+
+
+def assert_counted(index: CorpusIndex, outputs: Outputs) -> None:
+    sep, depth = index.vocab_size, index.depth
+    documents = sorted({(*document, END) for document in marked(outputs, sep)})
+    text = [token for document in documents for token in document]
+    assert index.text.tolist() == text + [END] * depth
+    assert np.diff(index.offsets).tolist() == [len(document) for document in documents]
+    expected = entries(outputs, sep, depth)
+    assert grams_at(index, index.order.tolist()) == list(expected)
+    assert np.diff(index.cumulative).tolist() == list(expected.values())
+    places = [i for i, token in enumerate(text) if token != END]
+    first = dict(zip(reversed(grams_at(index, places)), reversed(places), strict=True))
+    assert index.order.tolist() == [first[gram] for gram in expected]
+    assert index.documents == len(outputs)
+    assert index.tokens == sum(expected.values()) == sum(len(o) + 2 for o in outputs)
+
+
+def documents_of(outputs: Outputs, vocab_size: int, depth: int = 16) -> Documents:
+    return distinct(Tokens.of(outputs), vocab_size=vocab_size, eos_id=EOS, depth=depth)
+
+
+def index_in_parts(documents: Documents, cuts: list[int], vocab_size: int) -> CorpusIndex:
+    ends = [None, *cuts, None]
+    parts = [
+        sort_part(documents.text, documents.offsets, documents.counts, 16, low, high)
+        for low, high in pairwise(ends)
+    ]
+    return assemble(documents, parts, fingerprint="f", vocab_size=vocab_size)
+
+
+@settings(deadline=None)  # the first example compiles
+@given(SMALL, DEPTHS)
+@example([], 2)
+@example([[]], 2)
+@example([[], [], []], 3)
+@example([[1] * 40], 3)
+@example([[1, 2, 3]] * 50, 5)
+def test_small_corpora_are_counted_gram_by_gram(outputs: Outputs, depth: int) -> None:
+    assert_counted(build(outputs, VOCAB, depth=depth), outputs)
+
+
+@pytest.mark.parametrize("vocab_size", [30, 100_000, 2**21 - 3])
+@pytest.mark.parametrize("depth", [6, 16])
+def test_many_documents_of_far_apart_ids_are_counted(vocab_size: int, depth: int) -> None:
+    step = vocab_size // 30
+    outputs = [[token * step for token in output] for output in skewed(7, 400, 30)]
+    index = build(outputs, vocab_size, depth=depth)
+    assert len(index.order) > 1000
+    assert_counted(index, outputs)
+
+
+def test_long_repeats_are_counted() -> None:
+    outputs = [[1, 2] * 60] * 70 + [[1, 2] * 60 + [3]] * 2 + [[3] * 200]
+    assert_counted(build(outputs, VOCAB), outputs)
+
+
+@pytest.mark.parametrize("depth", [3, 16])
+def test_the_hot_table_has_each_big_interval_and_its_widest(depth: int) -> None:
+    outputs = skewed(3, 500, 60)
+    index = build(outputs, 60, depth=depth)
+    expected = hot_intervals(list(entries(outputs, 60, depth)), depth)
+    assert len(expected) > 5
+    assert [tuple(key) for key in index.hot_keys.tolist()] == list(expected)
+    follow = next_tokens(gram_counts(outputs, 60, depth))
+    pairs = list(zip(index.hot_tokens.tolist(), index.hot_counts.tolist(), strict=True))
+    first = index.hot_first.tolist()
+    kept = [pairs[a:b] for a, b in pairwise(first)]
+    assert kept == [follow[prefix] for prefix in expected.values()]
+    assert sorted(index.hot_slots[index.hot_slots >= 0]) == list(range(len(expected)))
+    assert len(index.hot_slots) >= 2 * len(expected)
+
+
+@settings(deadline=None)  # the first example compiles
+@given(SMALL, st.randoms(use_true_random=False))
+def test_the_order_of_documents_changes_no_byte(outputs: Outputs, random: Random) -> None:
+    shuffled = random.sample(list(outputs), len(outputs))
+    assert_same(build(outputs, VOCAB), build(shuffled, VOCAB))
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 8, 50])
+@pytest.mark.parametrize("outputs", [skewed(5, 120, 40), [[1] * 90] * 9, [[2]], []])
+def test_the_number_of_parts_changes_no_byte(outputs: Outputs, parts: int) -> None:
+    documents = documents_of(outputs, 40)
+    cuts = splitters(documents.text, parts)
+    assert len(cuts) <= parts - 1
+    assert_same(index_in_parts(documents, cuts, 40), build(outputs, 40))
+
+
+@settings(deadline=None)  # the first example compiles
+@given(SMALL.filter(bool), st.lists(st.integers(0, 10**6), max_size=4))
+def test_any_cut_changes_no_byte(outputs: Outputs, drawn: list[int]) -> None:
+    documents = documents_of(outputs, VOCAB)
+    index = build(outputs, VOCAB)
+    entries_cut = sorted(number % len(index.order) for number in drawn)
+    cuts = [int(index.order[entry]) for entry in entries_cut]
+    assert_same(index_in_parts(documents, cuts, VOCAB), index)
+
+
+def test_splitters_share_the_places_out() -> None:
+    documents = documents_of(skewed(11, 800, 100), 100)
+    ends = [None, *splitters(documents.text, 4), None]
+    ones = np.ones_like(documents.counts)
+    sizes = [
+        sort_part(documents.text, documents.offsets, ones, 16, low, high)[1].sum()
+        for low, high in pairwise(ends)
+    ]
+    assert max(sizes) < 1.5 * sum(sizes) / 4
+
+
+def test_a_part_is_sorted_from_a_mapped_file(tmp_path: Path) -> None:
+    documents = documents_of(skewed(2, 50, 20), 20)
+    documents.text.tofile(tmp_path / "text")
+    text = np.memmap(tmp_path / "text", np.int32, "r")
+    mapped = sort_part(text, documents.offsets, documents.counts)
+    held = sort_part(documents.text, documents.offsets, documents.counts)
+    assert len(held[0]) > 0
+    np.testing.assert_array_equal(mapped, held)
+
+
+@settings(deadline=None)  # the first example compiles
+@given(SMALL)
+def test_rows_name_their_documents(outputs: Outputs) -> None:
+    documents = documents_of(outputs, VOCAB)
+    text, offsets = documents.text.tolist(), documents.offsets.tolist()
+    read = [text[offsets[d] : offsets[d + 1]] for d in documents.rows.tolist()]
+    assert read == [[VOCAB, *output, EOS, END] for output in outputs]
+    assert documents.counts.tolist() == np.bincount(documents.rows).tolist()
+
+
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.9, 1.0])
+def test_a_cap_keeps_whole_documents_that_fit(share: float) -> None:
+    outputs = skewed(4, 300, 50)
+    everything = build(outputs, 50)
+    cap = int(everything.nbytes * share)
+    index, kept = index_documents(
+        documents_of(outputs, 50), fingerprint="f", vocab_size=50, max_bytes=cap
+    )
+    rest = [output for output, row in zip(outputs, kept.rows, strict=True) if row >= 0]
+    assert 0 < index.nbytes <= cap
+    assert index.nbytes > 0.7 * cap
+    assert_same(index, build(rest, 50))
+    assert_same(index, build(outputs[::-1], 50, max_bytes=cap))
+    assert (len(rest) == len(outputs)) == (share == 1.0)
+
+
+def test_what_no_other_document_is_like_is_dropped_first() -> None:
+    alike = [[1, 2, 3, 4, 5, 6, 7, 8, 9, last] for last in range(10, 20)]
+    alone = list(range(20, 30))
+    size = build([*alike, alone], 30).nbytes
+    _, kept = index_documents(
+        documents_of([*alike, alone], 30), fingerprint="f", vocab_size=30, max_bytes=size - 1
+    )
+    assert kept.rows[-1] == -1
+    assert (kept.rows[:-1] >= 0).any()
+
+
+def test_a_cap_keeps_something_of_each_kind() -> None:
+    many = [[*range(1, 30), last] for last in range(60, 70)]
+    few = [[*range(30, 59), last] for last in range(60, 63)]
+    size = build([*many, *few], 70).nbytes
+    _, kept = index_documents(
+        documents_of([*many, *few], 70), fingerprint="f", vocab_size=70, max_bytes=size // 2
+    )
+    assert (kept.rows[:10] >= 0).any()
+    assert (kept.rows[10:] >= 0).any()
+    assert (kept.rows[:10] < 0).any()
+
+
+@pytest.mark.parametrize(
+    ("outputs", "wrong", "words"),
+    [
+        ([[4]], {}, "ids run from 4 to 4, the vocabulary has 4"),
+        ([[-1]], {}, "ids run from -1"),
+        ([[1]], {"eos_id": 4}, "end-of-sequence id is 4"),
+        ([[1]], {"vocab_size": 2**21 - 2}, "index takes 1 to 2097149"),
+        ([[1]], {"max_bytes": 79}, "max_bytes is 79, an index of no documents takes 80"),
+        ([[1]], {"depth": 1}, "depth is 1"),
+        ([[1]], {"depth": 64}, "depth is 64"),
+    ],
+)
+def test_what_cannot_be_indexed_is_refused(
+    outputs: Outputs, wrong: dict[str, int], words: str
+) -> None:
+    arguments = {"vocab_size": VOCAB, "eos_id": EOS, **wrong}
+    with pytest.raises(DraftError, match=words):
+        build_corpus(Tokens.of(outputs), fingerprint="f", **arguments)
+
+
+def test_no_documents_make_the_empty_index() -> None:
+    assert_same(build([], VOCAB), CorpusIndex.empty("f", VOCAB))

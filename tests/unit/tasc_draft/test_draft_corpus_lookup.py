@@ -1,0 +1,80 @@
+"""Every context of a corpus is found with its count and its most frequent continuations."""
+
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+from corpus_reference import WIDEST, Gram, Outputs, build, gram_counts, next_tokens, skewed
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasc_draft.corpus import CorpusIndex, CorpusView
+from tasc_draft.lookup import continuations, count, narrow
+
+VOCAB = 5
+SMALL = st.lists(st.lists(st.integers(0, VOCAB - 1), max_size=7), max_size=9)
+BIG = skewed(1, 700, 60)
+DEPTH = 6
+
+
+def interval(view: CorpusView, gram: Gram) -> tuple[int, int]:
+    lo, hi = 0, len(view.order)
+    for depth, token in enumerate(gram):
+        lo, hi = narrow(view, lo, hi, depth, token)
+    return lo, hi
+
+
+def follow(view: CorpusView, gram: Gram) -> list[tuple[int, int]]:
+    tokens, counts = np.zeros(WIDEST, np.int32), np.zeros(WIDEST, np.int32)
+    n = continuations(view, *interval(view, gram), len(gram), tokens, counts)
+    return list(zip(tokens[:n].tolist(), counts[:n].tolist(), strict=True))
+
+
+def assert_found(index: CorpusIndex, outputs: Outputs) -> None:
+    counts = gram_counts(outputs, index.vocab_size, index.depth)
+    follows = next_tokens(counts)
+    for gram, expected in counts.items():
+        assert count(index.view, *interval(index.view, gram)) == expected
+        if len(gram) < index.depth:
+            assert follow(index.view, gram) == follows.get(gram, [])
+    assert follow(index.view, ()) == follows.get((), [])
+
+
+@settings(deadline=None)  # the first example compiles
+@given(SMALL, st.integers(2, 7))
+def test_every_gram_of_small_corpora_is_found(outputs: Outputs, depth: int) -> None:
+    assert_found(build(outputs, VOCAB, depth=depth), outputs)
+
+
+def test_every_gram_of_a_corpus_with_big_intervals_is_found() -> None:
+    index = build(BIG, 60, depth=DEPTH)
+    assert len(index.hot_keys) > 5
+    assert_found(index, BIG)
+
+
+def test_grams_that_do_not_occur_are_empty_intervals() -> None:
+    view, known = build(BIG, 60, depth=DEPTH).view, gram_counts(BIG, 60, DEPTH)
+    random, grams, absent = Random(0), list(known), 0
+    for _ in range(2000):
+        gram = (*random.choice(grams)[: DEPTH - 1], random.randrange(62))
+        if gram not in known:
+            absent += 1
+            assert interval(view, gram) == (0, 0)
+            assert follow(view, gram) == []
+    assert absent > 200
+
+
+def test_the_hot_table_says_what_a_walk_of_the_entries_says() -> None:
+    index = build(BIG, 60, depth=DEPTH)
+    bare = replace(index, hot_slots=np.full(1, -1, np.int32))
+    contexts = list(gram_counts(BIG, 60, DEPTH - 1))
+    assert [follow(index.view, c) for c in contexts] == [follow(bare.view, c) for c in contexts]
+
+
+@pytest.mark.parametrize("gram", [(), (0,), (VOCAB,), (1, 2)])
+def test_an_empty_index_finds_nothing(gram: Gram) -> None:
+    view = CorpusIndex.empty("f", VOCAB).view
+    assert interval(view, gram) == (0, 0)
+    assert follow(view, gram) == []
+    assert count(view, 0, 0) == 0

@@ -1,0 +1,172 @@
+"""Drafts of the published mixtures are the best by their rules, written down in plain Python."""
+
+import math
+from collections import Counter
+from random import Random
+
+import numpy as np
+import pytest
+from draft_cases import (
+    EOS,
+    SEP,
+    answers,
+    begun,
+    ids,
+    limits_of,
+    make_index,
+    make_proposer,
+    min_prob,
+    outputs,
+    prompts,
+    propose,
+)
+from draft_checks import Tree, assert_best, assert_valid, tree
+from draft_reference import TascReference, TrieReference, followers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasc_draft import DraftIndex, DraftSettings
+from tasc_draft.candidates import PLACES
+
+Row = tuple[list[int], list[int], int]  # prompt, answer so far, limit
+
+tasc = st.builds(
+    DraftSettings,
+    mixture=st.just("tasc"),
+    n_max=st.integers(2, 9),
+    p_min=st.integers(1, 3),
+    corpus_weight=st.sampled_from([0.0, 1.0, 0.75, 0.5]) | st.floats(0, 1),
+    num_speculative_tokens=st.integers(0, 10),
+    min_prob=min_prob,
+)
+trie = st.builds(
+    DraftSettings,
+    mixture=st.just("trie"),
+    n_max=st.integers(2, 9),
+    prefix=st.integers(1, 5),
+    num_speculative_tokens=st.integers(0, 10),
+    min_prob=min_prob,
+)
+rows = st.lists(st.tuples(prompts, answers, st.integers(-1, 12)), min_size=1, max_size=3)
+
+
+def drafted(
+    index: DraftIndex, setting: DraftSettings, rows: list[Row], branching: bool
+) -> list[Tree]:
+    """Each row's draft, all rows proposed in one call."""
+    proposer = make_proposer(index, setting, branching=branching)
+    for row, (prompt, answer, _) in enumerate(rows):
+        begun(proposer, row, prompt, answer)
+    drafts = proposer.propose(ids(range(len(rows))), ids([limit for _, _, limit in rows]))
+    assert_valid(drafts, [limits_of(setting, limit, branching) for _, _, limit in rows])
+    return [tree(drafts, place) for place in range(len(rows))]
+
+
+def assert_all_best(
+    reference: TascReference | TrieReference, trees: list[Tree], rows: list[Row], branching: bool
+) -> None:
+    for nodes, (prompt, answer, limit) in zip(trees, rows, strict=True):
+        limits = limits_of(reference.settings, max(limit, 0), branching)
+        assert_best(nodes, lambda path, p=prompt, a=answer: reference.chances(p, a, path), limits)
+
+
+def tasc_reference(setting: DraftSettings, documents: list[list[int]]) -> TascReference:
+    return TascReference(setting, followers(documents, SEP, EOS, setting.n_max - 1), SEP)
+
+
+@settings(deadline=None, max_examples=300)
+@given(outputs, rows, tasc, st.booleans())
+def test_tasc_drafts_the_likeliest_paths(
+    outputs: list[list[int]], rows: list[Row], setting: DraftSettings, branching: bool
+) -> None:
+    trees = drafted(make_index(outputs), setting, rows, branching)
+    assert_all_best(tasc_reference(setting, outputs), trees, rows, branching)
+
+
+@settings(deadline=None, max_examples=300)
+@given(rows, trie, st.booleans())
+def test_the_trie_drafts_the_most_frequent_paths(
+    rows: list[Row], setting: DraftSettings, branching: bool
+) -> None:
+    trees = drafted(make_index([]), setting, rows, branching)
+    assert_all_best(TrieReference(setting, SEP), trees, rows, branching)
+
+
+@pytest.mark.parametrize("branching", [True, False])
+def test_random_rows_reach_every_kind_of_draft(branching: bool) -> None:
+    rng, seen = Random(5), Counter[str]()
+    for mixture in ("tasc", "trie") * 150:
+        setting = DraftSettings(
+            mixture=mixture, corpus_weight=0.5, min_prob=rng.choice([0.02, 0.3]),
+            num_speculative_tokens=4,
+        )  # fmt: skip
+        tokens = range(1, rng.choice([5, 12]))
+        documents = [rng.choices(tokens, k=rng.randrange(9)) for _ in range(rng.randrange(30))]
+        row = (rng.choices(tokens, k=20), rng.choices(tokens, k=rng.randrange(1, 6)), 4)
+        trees = drafted(make_index(documents), setting, [row], branching)
+        is_tasc = mixture == "tasc"
+        reference = tasc_reference(setting, documents) if is_tasc else TrieReference(setting, SEP)
+        assert_all_best(reference, trees, [row], branching)
+        seen.update(f"{mixture} {node.source}" for node in trees[0].values())
+        seen[f"{mixture} full" if len(trees[0]) == 4 else f"{mixture} cut"] += 1
+        seen[f"{mixture} ends"] += any(path[-1] == EOS for path in trees[0])
+        seen[f"{mixture} branches"] += len({path[:-1] for path in trees[0]}) < len(trees[0])
+    kinds = ["tasc corpus", "tasc prompt", "trie prompt", "tasc ends"]
+    kinds += ["tasc full", "tasc cut", "trie full", "trie cut"]
+    kinds += ["tasc branches", "trie branches"] * branching
+    assert min(seen[kind] for kind in kinds) > 10, seen
+
+
+def chances(nodes: Tree) -> dict[tuple[int, ...], float]:
+    return {path: round(math.exp(node.logp), 5) for path, node in nodes.items()}
+
+
+def test_tasc_by_hand() -> None:
+    """SEP 1 is certain; then the corpus says 2, 2, 3 and the prompt 4."""
+    proposer = make_proposer(make_index([[1, 2], [1, 2], [1, 3]]), DraftSettings.published("tasc"))
+    begun(proposer, 0, [5, 1, 4], [])
+    assert chances(propose(proposer, 0)) == {(0,): 0.25}  # nothing occurs five times
+    setting = DraftSettings(mixture="tasc", min_prob=0.0)
+    proposer = make_proposer(make_index([[1, 2], [1, 2], [1, 3]]), setting)
+    begun(proposer, 0, [5, 1, 4], [])
+    expected = {(1,): 1, (1, 2): 0.5, (1, 2, 0): 0.5, (1, 3): 0.25, (1, 3, 0): 0.25, (1, 4): 0.25}
+    assert chances(propose(proposer, 0)) == expected
+
+
+def test_the_trie_by_hand() -> None:
+    """1 2 is the longest end of the answer that the prompt has; paths end six tokens from there."""
+    setting = DraftSettings(mixture="trie", min_prob=0.0, num_speculative_tokens=32)
+    proposer = make_proposer(make_index([[1, 2, 5]]), setting)
+    begun(proposer, 0, [1, 2, 3, 1, 2, 4, 2, 3, 5], [5, 1, 2])
+    three, four = (3, 1, 2, 4), (4, 2, 3, 5)
+    expected = {path[:n]: 0.5 for path in (three, four) for n in range(1, 5)}
+    assert chances(propose(proposer, 0)) == expected
+
+
+def test_a_subtree_of_the_trie_ends_where_the_prompt_ends() -> None:
+    """2 3 was said at the prompt's end; what followed 3 behind another prefix is another path."""
+    setting = DraftSettings(mixture="trie", min_prob=0.0)
+    proposer = make_proposer(make_index([]), setting)
+    begun(proposer, 0, [1, 3, 4, 2, 3], [1, 2])
+    assert chances(propose(proposer, 0)) == {(3,): 1}
+
+
+def test_only_the_latest_places_in_the_prompt_are_counted() -> None:
+    setting = DraftSettings(
+        mixture="tasc", n_max=2, corpus_weight=0.0, num_speculative_tokens=1, min_prob=0.0
+    )
+    proposer = make_proposer(make_index([]), setting, capacity=800)
+    for row, newer in enumerate((PLACES - 1, PLACES)):
+        begun(proposer, row, [1, 2] * 300 + [1, 3] * newer, [1])
+    assert chances(propose(proposer, 0)) == {(3,): round(1 - 1 / PLACES, 5)}
+    assert chances(propose(proposer, 1)) == {(3,): 1}
+
+
+def test_a_path_too_unlikely_for_a_float_is_not_drafted() -> None:
+    text = Random(1).choices(range(1, 12), k=300)
+    setting = DraftSettings(mixture="tasc", n_max=2, num_speculative_tokens=256, min_prob=0.0)
+    proposer = make_proposer(make_index([text]), setting, rows=1, branching=False)
+    proposer.start(0, ids([]))
+    nodes = propose(proposer, 0, 256)
+    assert 40 < len(nodes) < 256
+    assert all(np.isfinite(node.logp) for node in nodes.values())
