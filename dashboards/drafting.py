@@ -48,11 +48,12 @@ _BY_POSITION = Panel(
 _BY_SOURCE = Panel(
     "Acceptance rate by source",
     "percentunit",
-    "Accepted / drafted tokens of one source: the task's corpus, or this request's prompt and"
-    " answer so far. A token counts for its largest contributor.",
+    "Accepted / drafted tokens of one source: the task's corpus, this request's prompt and answer"
+    " so far, similar rows' outputs, ... A token counts for its largest contributor.",
     (
         Target(
-            _ratio(_SPEC + "accepted_tokens_total", _SPEC + "draft_tokens_total", "task, source"),
+            _rate(_SPEC + "accepted_tokens_total", "task, source")
+            + f" / ({_rate(_SPEC + 'draft_tokens_total', 'task, source')} > 0)",
             "{{task}} {{source}}",
         ),
     ),

@@ -5,7 +5,7 @@ Drafting can do without an index, so a damaged one costs speed and never an answ
 
 import logging
 
-from tasc_draft import CorpusIndex, DraftError, IndexFileError, read_index
+from tasc_draft import DraftIndex, DraftError, IndexFileError, read_index
 from tasc_serve.errors import IndexRefused
 from tasc_store import Artifact, ArtifactCache, ArtifactStore, CorruptArtifact
 from tasc_text import TaskTokenizer
@@ -24,7 +24,7 @@ class DraftIndexes:
         self._cache = cache
         self._tokenizer = tokenizer
 
-    def fetch(self, artifact: Artifact) -> CorpusIndex:
+    def fetch(self, artifact: Artifact) -> DraftIndex:
         """Download an index to this node if need be, map it and check it.
 
         A file of the cache that has been damaged is downloaded once more.
@@ -46,7 +46,7 @@ class DraftIndexes:
         index.check_integrity()
         return index
 
-    def current(self) -> tuple[Artifact | None, CorpusIndex]:
+    def current(self) -> tuple[Artifact | None, DraftIndex]:
         """The announced index, or an empty one when there is none or it is damaged.
 
         Raises:
@@ -62,9 +62,9 @@ class DraftIndexes:
             except (DraftError, CorruptArtifact):
                 log.exception("task %s: index %d is damaged", self._task, artifact.version)
         tokenizer = self._tokenizer
-        return None, CorpusIndex.empty(tokenizer.fingerprint, tokenizer.vocab_size)
+        return None, DraftIndex.empty(tokenizer.fingerprint, tokenizer.vocab_size)
 
-    def _require_own(self, index: CorpusIndex, artifact: Artifact) -> None:
+    def _require_own(self, index: DraftIndex, artifact: Artifact) -> None:
         ours = (self._tokenizer.fingerprint, self._tokenizer.vocab_size)
         if (index.fingerprint, index.vocab_size) != ours:
             raise IndexRefused(

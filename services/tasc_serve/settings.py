@@ -41,10 +41,14 @@ class LimitSettings(_Section):
 class DraftOverrides(_Section):
     """Drafting settings that replace the task record's; unset ones stay the task's own."""
 
-    n_max: int | None = None
-    corpus_weight: float | None = None
+    mixture: str | None = None
     num_speculative_tokens: int | None = None
     min_prob: float | None = None
+    n_max: int | None = None
+    corpus_weight: float | None = None
+    neighbours: int | None = None
+    recent_tokens: int | None = None
+    learning_rate: float | None = None
 
     @model_validator(mode="after")
     def _within_range(self) -> Self:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from tasc_draft import CorpusIndex, DraftError
+from tasc_draft import DraftIndex, DraftError
 from tasc_serve.errors import ServeError
 from tasc_serve.loop import EngineLoop
 from tasc_serve.worker import Worker
@@ -66,6 +66,6 @@ class IndexWatcher:
         # Not before: what could not be fetched is tried again, what does not fit is not.
         self._seen = artifact.version
 
-    def _swap(self, artifact: Artifact, index: CorpusIndex) -> None:
+    def _swap(self, artifact: Artifact, index: DraftIndex) -> None:
         self._worker.swap(artifact, index)
         self._on_swap(artifact)

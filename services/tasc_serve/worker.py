@@ -10,7 +10,7 @@ from pathlib import Path
 import redis
 import torch
 
-from tasc_draft import CorpusIndex, DraftSettings, TascProposer
+from tasc_draft import DraftIndex, DraftSettings, NgramProposer
 from tasc_engine import Engine, EngineConfig, GenerationRequest, ModelSource, StepRecord, Target
 from tasc_engine.target import max_positions
 from tasc_serve.calls import Call
@@ -71,7 +71,7 @@ class Worker:
     def index_bytes(self) -> int:
         return self.proposer.index.nbytes if self.artifact else 0
 
-    def swap(self, artifact: Artifact, index: CorpusIndex) -> None:
+    def swap(self, artifact: Artifact, index: DraftIndex) -> None:
         """Draft from another index; call it between two steps."""
         self.proposer.set_index(index)
         self.artifact = artifact
@@ -99,17 +99,19 @@ class Worker:
 
     def _new_proposer(
         self, vocab_size: int, config: EngineConfig, overrides: DraftOverrides | None
-    ) -> TascProposer:
+    ) -> NgramProposer:
         changes = overrides.model_dump(exclude_none=True) if overrides else {}
-        settings: DraftSettings = dataclasses.replace(self.record.draft, **changes)
         self.artifact, index = self.indexes.current()
-        return TascProposer(
+        chosen = index.settings or self.record.draft
+        settings: DraftSettings = dataclasses.replace(chosen, **changes)
+        return NgramProposer(
             settings,
             rows=config.rows,
             capacity=config.max_model_len,
             vocab_size=vocab_size,
             eos_ids=self.tokenizer.eos_ids,
             index=index,
+            branching=False,  # the engine verifies chains
         )
 
 

@@ -19,8 +19,8 @@ from tasc_store import connect
 
 DRAFTED = np.zeros((len(SOURCES), 3), np.int64)
 ACCEPTED = np.zeros_like(DRAFTED)
-DRAFTED[:, :2] = [[4, 2], [2, 1]]
-ACCEPTED[:, :2] = [[3, 1], [1, 0]]
+DRAFTED[:2, :2] = [[4, 2], [2, 1]]  # by the corpus, by the prompt
+ACCEPTED[:2, :2] = [[3, 1], [1, 0]]
 STEP = StepRecord(
     row_steps=8,
     drafts=6,

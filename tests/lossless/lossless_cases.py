@@ -8,7 +8,15 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from tasc_draft import CorpusIndex, Documents, DraftSettings, Proposer, TascProposer, build_index
+from tasc_draft import (
+    SOURCES,
+    DraftIndex,
+    DraftSettings,
+    NgramProposer,
+    Proposer,
+    Tokens,
+    build_index,
+)
 from tasc_engine import (
     Engine,
     EngineConfig,
@@ -22,6 +30,7 @@ from tasc_text import TaskTokenizer
 from tiny import make_folder, plain
 
 LONGEST = 48
+PAPER = DraftSettings(mixture="tasc", min_prob=0.0)
 
 
 @dataclass(frozen=True)
@@ -40,13 +49,13 @@ class Case:
         pairs = zip(self.prompts, self.max_tokens, strict=True)
         return [GenerationRequest(str(i), p, m, draft=draft) for i, (p, m) in enumerate(pairs)]
 
-    def index(self, n_max: int) -> CorpusIndex:
+    def index(self) -> DraftIndex:
         return build_index(
-            Documents.of(self.corpus),
+            Tokens.of(self.corpus),
+            Tokens.of(self.prompts[: len(self.corpus)]),
             fingerprint=self.tokenizer.fingerprint,
             vocab_size=self.tokenizer.vocab_size,
             eos_id=self.tokenizer.eos_id,
-            n_max=n_max,
         )
 
 
@@ -78,8 +87,7 @@ def answer(
     case: Case,
     *,
     rows: int = 4,
-    n_max: int = 6,
-    settings: DraftSettings | None = None,
+    settings: DraftSettings = PAPER,
     draft: bool = True,
     prefill_chunk: int = 16,
     requests: Sequence[GenerationRequest] | None = None,
@@ -88,15 +96,16 @@ def answer(
     """Decode the case's requests with our engine; ``wrap`` may put another proposer in front."""
     config = EngineConfig(rows=rows, max_model_len=160, prefill_chunk=prefill_chunk)
     target = Target.load(ModelSource(case.folder, dtype=case.dtype), config)
-    proposer = TascProposer(
-        settings or DraftSettings(n_max=n_max, min_prob=0.0),
+    proposer = NgramProposer(
+        settings,
         rows=rows,
         capacity=config.max_model_len,
         vocab_size=target.vocab_size,
         eos_ids=case.tokenizer.eos_ids,
-        index=case.index(n_max),
+        index=case.index(),
+        branching=False,
     )
-    totals = EngineTotals(2, proposer.max_depth)
+    totals = EngineTotals(len(SOURCES), proposer.max_depth)
     engine = Engine(target, case.tokenizer, wrap(proposer), config, totals.add)
     results = {r.id: r for r in engine.generate(requests or case.requests(draft))}
     engine.check_integrity()

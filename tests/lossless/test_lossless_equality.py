@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from lossless_cases import LONGEST, Case, answer, make_case
+from lossless_cases import LONGEST, PAPER, Case, answer, make_case
 from transformers import AutoModelForCausalLM
 
 from tasc_draft import DraftSettings
+from tasc_draft.settings import MIXTURES
 from tasc_engine import GenerationRequest
 from tiny import plain
 
@@ -31,9 +32,27 @@ def test_every_architecture_answers_like_generate(any_case: Case) -> None:
 
 @pytest.mark.parametrize("n_max", range(2, 9))
 def test_every_n_max_answers_alike(case: Case, n_max: int) -> None:
-    found = answer(case, n_max=n_max)
+    found = answer(case, settings=dataclasses.replace(PAPER, n_max=n_max))
     assert min(accepted_and_rejected(found.totals)) > 0
     assert found.tokens() == case.answers
+
+
+@pytest.mark.parametrize("mixture", MIXTURES)
+def test_every_mixture_answers_alike(case: Case, mixture: str) -> None:
+    """Prompts that hold the beginning of their answers, so that prompts alone can be drafted from."""
+    model = AutoModelForCausalLM.from_pretrained(case.folder, dtype=torch.float64).eval()
+    prompts = [(*p, *a) for p, a in zip(case.prompts, case.answers, strict=True)]
+    answers = [plain(model, p, 24) for p in prompts]
+    requests = [GenerationRequest(str(i), p, 24) for i, p in enumerate(prompts)]
+    settings = DraftSettings(mixture=mixture, min_prob=0.0)
+    found = answer(case, settings=settings, requests=requests)
+    assert min(accepted_and_rejected(found.totals)) > 0
+    assert found.tokens() == answers
+
+
+def test_weights_learnt_in_mid_answer_change_no_answer(case: Case) -> None:
+    fast = DraftSettings(min_prob=0.0, learning_rate=1.0)
+    assert answer(case, settings=fast).tokens() == case.answers
 
 
 @pytest.mark.parametrize("rows", range(1, 9))
@@ -50,7 +69,7 @@ def test_every_prefill_chunk_answers_alike(case: Case, chunk: int) -> None:
 
 @pytest.mark.parametrize("weight", [0.0, 1.0])
 def test_each_source_alone_answers_alike(case: Case, weight: float) -> None:
-    settings = DraftSettings(corpus_weight=weight, min_prob=0.0)
+    settings = dataclasses.replace(PAPER, corpus_weight=weight)
     found = answer(case, settings=settings)
     by_source = found.totals.accepted.sum(1)
     assert by_source[int(weight == 0.0)] > 0

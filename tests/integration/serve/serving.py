@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from transformers import PreTrainedModel
 
 import tiny
-from tasc_draft import CorpusIndex, write_index
+from tasc_draft import DraftIndex, write_index
 from tasc_serve.settings import ServeSettings
 from tasc_store import Artifact, ArtifactStore, TaskRecord, connect
 from tasc_text import PromptTemplate, TaskTokenizer
@@ -156,7 +156,7 @@ class Samples:
         return [self.sum(name, task=task, position=i) for i in range(max(places, default=-1) + 1)]
 
 
-def publish(store: ArtifactStore, index: CorpusIndex) -> Artifact:
+def publish(store: ArtifactStore, index: DraftIndex) -> Artifact:
     """Make an index the current one."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "index"

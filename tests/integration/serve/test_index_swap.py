@@ -10,7 +10,7 @@ import pytest
 from serving import ALPHA, BETA, Ask, eventually, publish
 
 import tiny
-from tasc_draft import CorpusIndex
+from tasc_draft import DraftIndex
 from tasc_jobs.index_job import build_and_publish
 from tasc_serve.errors import IndexRefused
 from tasc_serve.worker import Worker
@@ -62,7 +62,7 @@ def test_indexes_are_swapped_under_load_without_a_failed_or_a_different_answer(s
 def test_an_index_of_another_tokenizer_is_never_served(service):
     tokenizer = service.tasks[ALPHA].tokenizer
     store = service.artifacts(ALPHA)
-    good = CorpusIndex.empty(tokenizer.fingerprint, tokenizer.vocab_size)
+    good = DraftIndex.empty(tokenizer.fingerprint, tokenizer.vocab_size)
     before = service.metrics().sum("tasc_index_swaps_total", task=ALPHA)
     seen = {service.status(ALPHA)["index_version"]}
     try:

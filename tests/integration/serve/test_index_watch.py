@@ -11,7 +11,7 @@ import pytest
 from serving import Ask, eventually, make_task, publish
 
 import tiny
-from tasc_draft import CorpusIndex, Documents, build_index, write_index
+from tasc_draft import DraftIndex, Tokens, build_index, write_index
 from tasc_engine import GenerationRequest
 from tasc_serve.errors import ServeError
 from tasc_serve.loop import EngineLoop
@@ -54,7 +54,7 @@ def index(task):
     """The n-grams of the answer that will be asked for."""
     tokens = tiny.plain(task.model, task.prompt(ASK.value, chat=False), ASK.max_tokens)
     return build_index(
-        Documents.of([tokens]),
+        Tokens.of([tokens]),
         fingerprint=task.tokenizer.fingerprint,
         vocab_size=task.tokenizer.vocab_size,
         eos_id=task.tokenizer.eos_id,
@@ -129,7 +129,7 @@ def test_what_does_not_fit_is_refused_once_and_the_next_is_taken(
 def test_an_older_version_announced_again_comes_back(store, index, watched):
     first = publish(store, index)
     eventually(lambda: watched.versions[-1:] == [first.version])
-    second = publish(store, CorpusIndex.empty(index.fingerprint, index.vocab_size))
+    second = publish(store, DraftIndex.empty(index.fingerprint, index.vocab_size))
     eventually(lambda: watched.versions[-1] == second.version)
     store.announce(first.version)
     eventually(lambda: watched.versions[-1] == first.version)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tasc_draft import CorpusIndex, DraftSettings, TascProposer
+from tasc_draft import DraftIndex, DraftSettings, NgramProposer
 from tasc_engine import Engine, EngineConfig, ModelSource, StepRecord, Target
 from tasc_text import TaskTokenizer
 from tiny import make_folder
@@ -35,13 +35,14 @@ def make_engine(folder: Path, tokenizer: TaskTokenizer) -> EngineMaker:
             rows=rows, max_model_len=64, prefill_chunk=16, max_waiting=max_waiting
         )
         target = Target.load(ModelSource(folder, dtype="float64"), config)
-        proposer = TascProposer(
+        proposer = NgramProposer(
             DraftSettings(num_speculative_tokens=drafts, min_prob=0.0),
             rows=rows,
             capacity=64,
             vocab_size=target.vocab_size,
             eos_ids=tokenizer.eos_ids,
-            index=CorpusIndex.empty(tokenizer.fingerprint, tokenizer.vocab_size),
+            index=DraftIndex.empty(tokenizer.fingerprint, tokenizer.vocab_size),
+            branching=False,
         )
         return Engine(target, tokenizer, proposer, config, on_step)
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tasc_draft import SOURCES
 from tasc_engine import EngineTotals, GenerationRequest, QueueFull, RequestTooLong
 
 PROMPT = (5, 9, 30, 41, 7)
@@ -108,7 +109,7 @@ def test_streamed_text_adds_up_to_the_whole(make_engine) -> None:
 
 
 def test_records_add_up_to_what_was_emitted(make_engine) -> None:
-    totals = EngineTotals(2, 4)
+    totals = EngineTotals(len(SOURCES), 4)
     engine = make_engine(on_step=totals.add)
     results = list(engine.generate(GenerationRequest(str(i), PROMPT, 20 + i) for i in range(5)))
     emitted = sum(len(r.tokens) for r in results)

@@ -7,7 +7,7 @@ import time
 import pytest
 
 import tiny
-from tasc_draft import CorpusIndex, DraftSettings, TascProposer
+from tasc_draft import DraftIndex, DraftSettings, NgramProposer
 from tasc_engine import (
     Engine,
     EngineConfig,
@@ -37,13 +37,14 @@ def tokenizer(folder):
 def make_engine(folder, tokenizer):
     def make():
         target = Target.load(ModelSource(folder, dtype="float64"), CONFIG)
-        proposer = TascProposer(
+        proposer = NgramProposer(
             DraftSettings(min_prob=0.0),
             rows=CONFIG.rows,
             capacity=CONFIG.max_model_len,
             vocab_size=target.vocab_size,
             eos_ids=tokenizer.eos_ids,
-            index=CorpusIndex.empty(tokenizer.fingerprint, tokenizer.vocab_size),
+            index=DraftIndex.empty(tokenizer.fingerprint, tokenizer.vocab_size),
+            branching=False,
         )
         return Engine(target, tokenizer, proposer, CONFIG)
 
