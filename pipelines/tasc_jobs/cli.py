@@ -9,17 +9,28 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from tasc_jobs.cli_options import (
+    DEFAULT_DATA_DIR,
+    AsJson,
+    DataDir,
+    IdField,
+    InputField,
+    OutputField,
+    RedisUrl,
+    Task,
+    open_store,
+    print_result,
+)
+from tasc_jobs.cli_tuning import forecast, replay, tune
 from tasc_jobs.outcomes import in_short, known_errors
 from tasc_jobs.progress import Progress, note
-from tasc_store import EmbeddedRedis, connect
+from tasc_store import connect
 
 app = typer.Typer(
     help="Batched, lossless generation for task-specific small language models.",
@@ -29,26 +40,10 @@ app = typer.Typer(
 )
 task_app = typer.Typer(help="Register tasks and look at them.", no_args_is_help=True)
 app.add_typer(task_app, name="task")
+for _command in (replay, tune, forecast):
+    app.command()(_command)
 
-Task = Annotated[str, typer.Argument(help="Name of the task.")]
-RedisUrl = Annotated[
-    str | None,
-    typer.Option(
-        "--redis-url",
-        envvar="REDIS_URL",
-        help="Redis of version 6.2 or later. Unset: a server of our own on --data-dir.",
-    ),
-]
-DataDir = Annotated[
-    Path,
-    typer.Option(envvar="TASC_DATA_DIR", help="Where our own Redis server keeps its data."),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-InputField = Annotated[str, typer.Option(help="Field with the task's input.")]
-OutputField = Annotated[str, typer.Option(help="Field with the task's output.")]
-IdField = Annotated[str, typer.Option(help="Field with the row's id.")]
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-DEFAULT_DATA_DIR = Path.home() / ".local" / "share" / "tasc-serve"
 
 
 @app.command()
@@ -68,7 +63,7 @@ def ingest(
     """Append the rows of FILES to the corpus of TASK. Running it twice adds nothing twice."""
     from tasc_jobs.ingest import ingest as run
 
-    with _store(redis_url, data_dir) as url, Progress("ingest", None) as bar:
+    with open_store(redis_url, data_dir) as url, Progress("ingest", None) as bar:
         report = run(
             connect(url),
             task,
@@ -82,7 +77,7 @@ def ingest(
     text = f"{report.added} rows added, {report.known} known already, {report.rejected} refused"
     if report.reject_file:
         text += f" (see {report.reject_file})"
-    _print(asdict(report), text, as_json)
+    print_result(asdict(report), text, as_json)
 
 
 @app.command()
@@ -107,42 +102,40 @@ def stats(
         found = file_statistics(train, input_field=input_field, output_field=output_field)
     else:
         assert task is not None
-        with _store(redis_url, data_dir) as url, local_ray():
+        with open_store(redis_url, data_dir) as url, local_ray():
             found = corpus_statistics(url, task)
     lines = [
         f"{name:8}{side.bigram_entropy_bits:6.2f} bits of bigram entropy, "
         f"{side.bigrams_for_80_percent:,} bigrams for 80 %, {side.rows:,} rows"
         for name, side in (("inputs", found.input), ("outputs", found.output))
     ]
-    _print(asdict(found), "\n".join(lines), as_json)
+    print_result(asdict(found), "\n".join(lines), as_json)
 
 
 @app.command()
 def build_index(
     task: Task,
-    parallelism: Annotated[int | None, typer.Option(min=1, help="Parts read in parallel.")] = None,
+    parallelism: Annotated[int | None, typer.Option(min=1, help="Parts read and sorted.")] = None,
+    bigrams: Annotated[Path | None, typer.Option(help="File of `tasc model-bigrams`.")] = None,
     redis_url: RedisUrl = None,
     data_dir: DataDir = DEFAULT_DATA_DIR,
     as_json: AsJson = False,
 ) -> None:
     """Build the draft index of TASK from its corpus and make it current."""
-    from tasc_jobs.index_job import build_and_publish
+    from tasc_jobs.index_job import STAGES, build_and_publish
+    from tasc_jobs.index_report import IndexReport
     from tasc_jobs.ray_local import local_ray
-    from tasc_store import CorpusStore, TaskStore
+    from tasc_jobs.stages import Stages
+    from tasc_store import TaskStore
 
-    with _store(redis_url, data_dir) as url:
-        client = connect(url)
-        record = TaskStore(client).get(task)
-        rows = len(CorpusStore(client, record.corpus_name))
-        with local_ray(), Progress(f"index {task}", rows) as bar:
+    with open_store(redis_url, data_dir) as url:
+        record = TaskStore(connect(url)).get(task)
+        with local_ray(), Stages(f"index {task}", STAGES) as stages:
             artifact, index = build_and_publish(
-                url, record, parallelism=parallelism, progress=bar.advance
+                url, record, parallelism=parallelism, bigrams=bigrams, progress=stages
             )
-    text = (
-        f"version {artifact.version} is current: {index.nodes:,} n-grams of {rows:,} rows, "
-        f"{artifact.size_bytes / 1e6:.1f} MB"
-    )
-    _print({**asdict(artifact), "ngrams": index.nodes}, text, as_json)
+    report = IndexReport.of(artifact, index, stages.seconds)
+    print_result(report.as_json, report.in_words, as_json)
 
 
 @app.command()
@@ -157,7 +150,7 @@ def serve(
 
     settings = load_settings(config)
     require_free(settings.http.host, settings.http.port)
-    with _store(settings.redis_url or os.environ.get("REDIS_URL"), data_dir) as url:
+    with open_store(settings.redis_url or os.environ.get("REDIS_URL"), data_dir) as url:
         for served in settings.tasks:
             TaskStore(connect(url)).get(served.name)  # an unknown one is said before Ray starts
         from tasc_jobs.ray_local import local_ray
@@ -190,7 +183,7 @@ def generate(
     from tasc_jobs.ray_local import local_ray
     from tasc_serve.settings import EngineSettings
 
-    with _store(redis_url, data_dir) as url, local_ray(), Progress("write", None) as bar:
+    with open_store(redis_url, data_dir) as url, local_ray(), Progress("write", None) as bar:
         report = run(
             url,
             task,
@@ -206,7 +199,25 @@ def generate(
         )
     efficiency = round(report.block_efficiency, 3)
     text = f"{report.rows} rows, {report.errors} errors, block efficiency {efficiency}"
-    _print({**asdict(report), "block_efficiency": efficiency}, text, as_json)
+    print_result({**asdict(report), "block_efficiency": efficiency}, text, as_json)
+
+
+@app.command()
+def model_bigrams(
+    model: Annotated[str, typer.Argument(help="Folder or Hugging Face name of the base model.")],
+    output: Annotated[Path, typer.Option(help="File to write, .npz.")],
+    adapter: Annotated[str | None, typer.Option(help="PEFT adapter, folder or name.")] = None,
+    top: Annotated[int, typer.Option(min=1, help="Next tokens kept of each token.")] = 8,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:0 ...")] = "auto",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, float64")] = "float32",
+    as_json: AsJson = False,
+) -> None:
+    """Write what MODEL says after each single token, for drafts where a corpus is silent."""
+    from tasc_jobs.model_bigrams import BigramJob, make_bigrams, vocabulary
+
+    with Progress("model bigrams", vocabulary(model), "tokens") as bar:
+        report = make_bigrams(BigramJob(model, adapter, dtype, device, top), output, bar.advance)
+    print_result(asdict(report), report.in_words, as_json)
 
 
 @app.command()
@@ -262,7 +273,7 @@ def task_create(
         max_tokens=max_tokens,
         corpus=corpus,
     )
-    with _store(redis_url, data_dir) as url:
+    with open_store(redis_url, data_dir) as url:
         version = TaskStore(connect(url)).put(record)
     print(f"{name} version {version}")
 
@@ -274,11 +285,11 @@ def task_list(
     """Show every task and its model."""
     from tasc_store import TaskStore
 
-    with _store(redis_url, data_dir) as url:
+    with open_store(redis_url, data_dir) as url:
         store = TaskStore(connect(url))
         records = [store.get(name) for name in store.names()]
     text = "\n".join(f"{r.name}\t{r.model}\t{r.adapter or '-'}" for r in records)
-    _print({"tasks": [json.loads(r.to_json()) for r in records]}, text, as_json)
+    print_result({"tasks": [json.loads(r.to_json()) for r in records]}, text, as_json)
 
 
 def main() -> None:
@@ -311,21 +322,6 @@ def _resolved(model: str) -> str:
 
     folder = resolve_folder(model, weights=False)
     return str(folder) if Path(model).expanduser().is_dir() else model
-
-
-@contextmanager
-def _store(redis_url: str | None, data_dir: Path) -> Iterator[str]:
-    if redis_url:
-        connect(redis_url).close()  # say what is wrong with it before anything slow begins
-        yield redis_url
-        return
-    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with EmbeddedRedis.start(data_dir) as server:
-        yield server.url
-
-
-def _print(content: dict[str, Any], text: str, as_json: bool) -> None:
-    print(json.dumps(content) if as_json else text)
 
 
 def _wait_for_end() -> None:

@@ -1,0 +1,47 @@
+"""Options that several commands share, the store they name, and how results are printed."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tasc_store import EmbeddedRedis, connect
+
+DEFAULT_DATA_DIR = Path.home() / ".local" / "share" / "tasc-serve"
+
+Task = Annotated[str, typer.Argument(help="Name of the task.")]
+RedisUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--redis-url",
+        envvar="REDIS_URL",
+        help="Redis of version 6.2 or later. Unset: a server of our own on --data-dir.",
+    ),
+]
+DataDir = Annotated[
+    Path,
+    typer.Option(envvar="TASC_DATA_DIR", help="Where our own Redis server keeps its data."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+InputField = Annotated[str, typer.Option(help="Field with the task's input.")]
+OutputField = Annotated[str, typer.Option(help="Field with the task's output.")]
+IdField = Annotated[str, typer.Option(help="Field with the row's id.")]
+
+
+@contextmanager
+def open_store(redis_url: str | None, data_dir: Path) -> Iterator[str]:
+    """The URL given, checked, or that of a server on ``data_dir`` which lives for the block."""
+    if redis_url:
+        connect(redis_url).close()  # say what is wrong with it before anything slow begins
+        yield redis_url
+        return
+    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with EmbeddedRedis.start(data_dir) as server:
+        yield server.url
+
+
+def print_result(content: dict[str, Any], text: str, as_json: bool) -> None:
+    print(json.dumps(content) if as_json else text)

@@ -1,0 +1,183 @@
+"""The commands `tasc replay`, `tasc tune` and `tasc forecast`. They compute nothing."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tasc_jobs.cli_options import (
+    DEFAULT_DATA_DIR,
+    AsJson,
+    DataDir,
+    IdField,
+    InputField,
+    OutputField,
+    RedisUrl,
+    Task,
+    open_store,
+)
+from tasc_store import connect
+
+Report = Annotated[
+    Path | None, typer.Option(help="Also write the report, with plots, as one HTML file.")
+]
+Budgets = Annotated[
+    list[str] | None,
+    typer.Option("--budget", help="Most draft tokens of a step. [default: 4,8,16,32]"),
+]
+Tree = Annotated[
+    bool, typer.Option("--tree", help="Draft trees. The service verifies chains, the default here.")
+]
+_MOST_BUDGET, _MOST_ROWS = 256, 4096
+
+
+def replay(
+    train: Annotated[list[Path], typer.Option(help="Rows to index; .jsonl, .jsonl.gz, .parquet")],
+    test: Annotated[list[Path], typer.Option(help="Rows to replay.")],
+    tokenizer: Annotated[Path, typer.Option(help="A tokenizer.json, or a folder with one.")],
+    proposer: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="mixed, mixed-chain, tasc, tasc-tree, corpus, trie, bigrams; repeatable, or with "
+            "commas. [default: mixed]"
+        ),
+    ] = None,
+    budget: Budgets = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Replay only so many rows.")] = None,
+    template: Annotated[
+        str | None, typer.Option(help=r"Prompt with {input}; \n is a line break.")
+    ] = None,
+    eos: Annotated[str | None, typer.Option(help="The token that ends an answer.")] = None,
+    bigrams: Annotated[
+        Path | None, typer.Option(help="The target's own bigrams, from `tasc model-bigrams`.")
+    ] = None,
+    online: Annotated[
+        bool, typer.Option("--online", help="Let answers replayed before be drafted from.")
+    ] = False,
+    report: Report = None,
+    input_field: InputField = "input",
+    output_field: OutputField = "output",
+    id_field: IdField = "id",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON object a line instead of tables.")
+    ] = False,
+) -> None:
+    """What would drafting save? Replays known answers; needs no model and no Redis."""
+    from tasc_jobs.tuning.jobs import ReplayRequest, replay_job
+    from tasc_jobs.tuning.task_rows import Fields
+
+    _check_report(report)
+    request = ReplayRequest(
+        train=tuple(train),
+        test=tuple(test),
+        tokenizer=tokenizer,
+        proposers=tuple(_split(proposer or ["mixed"])),
+        budgets=_budgets(budget),
+        limit=limit,
+        eos=eos,
+        template=None if template is None else template.replace("\\n", "\n"),
+        bigrams=bigrams,
+        online=online,
+        fields=Fields(input_field, output_field, id_field),
+    )
+    page = replay_job(request, _print_line if as_json else lambda figures: None)
+    _show(page, report, as_json)
+
+
+def tune(
+    task: Task,
+    node_cost: Annotated[
+        float,
+        typer.Option(min=0, help="What a draft token costs, as a share of a step without drafts."),
+    ] = 0.02,
+    step_cost: Annotated[
+        Path | None, typer.Option(help="Costs measured on a machine, instead of --node-cost.")
+    ] = None,
+    rows: Annotated[int, typer.Option(min=1, help="b, rows decoded together there.")] = 8,
+    tree: Tree = False,
+    report: Report = None,
+    redis_url: RedisUrl = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    as_json: AsJson = False,
+) -> None:
+    """Choose how to draft TASK on rows held out of its corpus, and make that current."""
+    from tasc_jobs.tuning.jobs import PriceRequest, tune_job
+    from tasc_jobs.tuning.step_cost import read_step_costs
+
+    _check_report(report)
+    price = PriceRequest(node_cost, read_step_costs(step_cost) if step_cost else None, rows)
+    with open_store(redis_url, data_dir) as url:
+        figures, page = tune_job(connect(url), task, price, tree)
+    if as_json:
+        _print_line(figures)
+    _show(page, report, as_json)
+
+
+def forecast(
+    task: Task,
+    step_cost: Annotated[Path, typer.Option(help="Costs measured on the machine in question.")],
+    rows: Annotated[
+        list[str] | None, typer.Option(help="b, rows decoded together. [default: 1,8,32]")
+    ] = None,
+    budget: Budgets = None,
+    tree: Tree = False,
+    report: Report = None,
+    redis_url: RedisUrl = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    as_json: AsJson = False,
+) -> None:
+    """What speed-up to expect of drafting TASK, and whether to draft at all."""
+    from tasc_jobs.tuning.jobs import forecast_job
+    from tasc_jobs.tuning.step_cost import read_step_costs
+
+    _check_report(report)
+    several = _numbers("--rows", rows or ["1,8,32"], _MOST_ROWS)
+    budgets = _budgets(budget)
+    costs = read_step_costs(step_cost)
+    with open_store(redis_url, data_dir) as url:
+        figures, page = forecast_job(connect(url), task, costs, several, budgets, tree)
+    if as_json:
+        _print_line(figures)
+    _show(page, report, as_json)
+
+
+def _budgets(values: list[str] | None) -> tuple[int, ...]:
+    return _numbers("--budget", values or ["4,8,16,32"], _MOST_BUDGET)
+
+
+def _numbers(option: str, values: list[str], most: int) -> tuple[int, ...]:
+    """Whole numbers from 1, each once, rising."""
+    parts = _split(values)
+    if not all(part.isdecimal() and 1 <= int(part) <= most for part in parts):
+        said = ",".join(parts)
+        raise typer.BadParameter(f"{option} is {said!r}; give numbers from 1 to {most}, as in 4,8")
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def _split(values: list[str]) -> list[str]:
+    return [part.strip() for value in values for part in value.split(",")]
+
+
+def _check_report(report: Path | None) -> None:
+    if report:
+        from tasc_jobs.tuning.web_page import check_writable
+
+        check_writable(report)
+
+
+def _print_line(figures: dict[str, Any]) -> None:
+    print(json.dumps(figures), flush=True)
+
+
+def _show(page: Any, report: Path | None, as_json: bool) -> None:
+    from tasc_jobs.progress import note
+    from tasc_jobs.tuning.terminal import show
+
+    if not as_json:
+        show(page)
+    if report:
+        from tasc_jobs.tuning.web_page import write_html
+
+        write_html(page, report)
+        note(f"report: {report}")

@@ -1,0 +1,103 @@
+"""Rows held out of a task's corpus, to learn weights from and to judge settings by.
+
+Half of them teach, the other half judge, and the index that is drafted from holds neither. It
+chooses no settings.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from tasc_draft import SOURCES, BigramTable, DraftIndex, DraftSettings, Replay
+from tasc_draft.learning import LEAST_ROWS, held_out, learn_weights
+from tasc_draft.weights import Weights
+from tasc_jobs.errors import JobError
+from tasc_jobs.tuning.replays import index_of, run
+from tasc_jobs.tuning.task_rows import TaskRows
+from tasc_text import TaskTokenizer
+
+
+class HeldOut:
+    """Held-out rows beside an index of the others.
+
+    Args:
+        branching: Drafts are trees; else chains.
+        bigrams: The target's own table, if there is one.
+
+    Raises:
+        JobError: There are too few rows to hold some out.
+    """
+
+    def __init__(
+        self,
+        rows: TaskRows,
+        tokenizer: TaskTokenizer,
+        *,
+        branching: bool,
+        bigrams: BigramTable | None = None,
+    ) -> None:
+        if len(rows) < LEAST_ROWS:
+            raise JobError(
+                f"the corpus has {len(rows)} rows; at least {LEAST_ROWS} are needed to hold some "
+                "out: ingest more"
+            )
+        kept, held = held_out(len(rows))
+        self._inner = replace(index_of(rows.take(kept), tokenizer), bigrams=bigrams)
+        self._tokenizer = tokenizer
+        self._branching = branching
+        self._held, self._teaching = rows.take(held), rows.take(held[::2])
+        self._judging = rows.take(held[1::2]).answers(tokenizer.eos_id)
+
+    @property
+    def rows(self) -> int:
+        """How many rows judge."""
+        return len(self._judging)
+
+    @property
+    def context(self) -> float:
+        """Mean tokens of a judging row in the middle of its answer."""
+        return sum(len(p) + len(a) / 2 for p, a in self._judging) / len(self._judging)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The sources that have something to say."""
+        silent = set()
+        if self._inner.aligned is None:
+            silent.add("aligned")
+        if self._inner.bigrams is None:
+            silent.add("bigrams")
+        return tuple(name for name in SOURCES if name not in silent)
+
+    def weights(self, settings: DraftSettings) -> Weights:
+        """Weights learnt from the half that does not judge."""
+        return self._learnt(self._teaching, settings)
+
+    def final_weights(self, settings: DraftSettings) -> Weights:
+        """Weights learnt from all held-out rows, when nothing is left to be judged."""
+        return self._learnt(self._held, settings)
+
+    def replay(
+        self,
+        settings: DraftSettings,
+        weights: Weights | None,
+        progress: Callable[[], None] = lambda: None,
+    ) -> Replay:
+        """Replay the judging rows."""
+        index: DraftIndex = replace(self._inner, weights=weights)
+        return run(
+            index,
+            self._judging,
+            settings,
+            branching=self._branching,
+            tokenizer=self._tokenizer,
+            progress=progress,
+        )
+
+    def _learnt(self, rows: TaskRows, settings: DraftSettings) -> Weights:
+        # Without recent answers: in a second epoch they would know every answer by heart.
+        return learn_weights(
+            self._inner,
+            rows.prompts,
+            rows.outputs,
+            eos_id=self._tokenizer.eos_id,
+            settings=replace(settings, recent_tokens=0),
+        )

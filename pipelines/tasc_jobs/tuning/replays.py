@@ -1,0 +1,250 @@
+"""Replay proposers on a task's test rows, and count. It needs no model, no Redis and no Ray.
+
+Weights are learnt on rows of the training side that the index of that moment does not hold; then
+the index is built from all of them. No test answer enters it, unless a comparison is ``online``.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+
+from tasc_draft import (
+    BigramTable,
+    DraftIndex,
+    DraftSettings,
+    Int32,
+    NgramProposer,
+    Replay,
+    build_index,
+    replay,
+)
+from tasc_draft.learning import LEAST_ROWS, held_out, learn_weights
+from tasc_draft.weights import Weights
+from tasc_jobs.tuning.acceptance import rates
+from tasc_jobs.tuning.proposers import NamedProposer, Reads
+from tasc_jobs.tuning.task_rows import TaskRows
+from tasc_text import TaskTokenizer
+
+ONLINE_TOKENS = DraftSettings().recent_tokens
+_WARM_UP_ROWS = 500
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is compared on what.
+
+    Attributes:
+        budgets: Most draft tokens of a step.
+        bigrams: The target's own table, a source of every proposer with weights.
+        online: Whether answers replayed so far are drafted from.
+    """
+
+    train: TaskRows
+    test: TaskRows
+    tokenizer: TaskTokenizer
+    proposers: Sequence[NamedProposer]
+    budgets: Sequence[int]
+    bigrams: BigramTable | None = None
+    online: bool = False
+
+    @property
+    def replayed_rows(self) -> int:
+        """How often a row will be replayed in all."""
+        passes = sum(2 if p.learns else 1 for p in self.proposers)
+        return passes * len(self.budgets) * len(self.test)
+
+
+@dataclass(frozen=True)
+class IndexCost:
+    """Tokens that went into an index, its bytes, and seconds to build it, without compiling."""
+
+    tokens: int
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One proposer at one budget.
+
+    Attributes:
+        replay: With weights that follow the answers, each answer after it was drafted.
+        tokens_per_step_frozen: With the weights as learnt on the training side.
+    """
+
+    proposer: str
+    budget: int
+    replay: Replay
+    tokens_per_step_frozen: float
+    index: IndexCost
+
+    def figures(self) -> dict[str, Any]:
+        """All of it for machines; every mean stands beside its numerator and denominator."""
+        index = self.index
+        return {
+            "proposer": self.proposer,
+            "budget": self.budget,
+            **replay_figures(self.replay),
+            "tokens_per_step_frozen": self.tokens_per_step_frozen,
+            "index_tokens": index.tokens,
+            "index_bytes": index.bytes,
+            "index_bytes_per_token": index.bytes / index.tokens if index.tokens else None,
+            "index_build_tokens_per_s": index.tokens / index.seconds if index.tokens else None,
+        }
+
+
+def replay_figures(found: Replay) -> dict[str, Any]:
+    """A replay's counts and means for machines; times are medians and 99th percentiles."""
+    draft_us, start_us = (np.percentile(t, [50, 99]) for t in (found.draft_us, found.start_us))
+    return {
+        "rows": found.rows,
+        "steps": found.steps,
+        "tokens": found.tokens,
+        "tokens_per_step": found.tokens_per_step,
+        "drafted_steps": found.drafted_steps,
+        "coverage": found.drafted_steps / found.steps,
+        "nodes": found.nodes,
+        "nodes_per_step": found.nodes / found.steps,
+        "reached": found.reached,
+        "accepted": found.accepted,
+        "acceptance": rates(found),
+        "draft_us_p50": round(float(draft_us[0]), 2),
+        "draft_us_p99": round(float(draft_us[1]), 2),
+        "start_us_p50": round(float(start_us[0]), 2),
+        "start_us_p99": round(float(start_us[1]), 2),
+    }
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A proposer with its index, and weights where it has some."""
+
+    proposer: NamedProposer
+    index: DraftIndex
+    cost: IndexCost
+
+
+def prepare(comparison: Comparison) -> list[Prepared]:
+    """Learn weights and build indexes.
+
+    Raises:
+        DraftError: The rows cannot be indexed.
+    """
+    built = _Indexes(comparison)
+    return [Prepared(each, *built.learnt(each)) for each in comparison.proposers]
+
+
+def compare(
+    comparison: Comparison,
+    prepared: Sequence[Prepared],
+    progress: Callable[[], None] = lambda: None,
+) -> Iterator[Measured]:
+    """Replay every proposer at every budget.
+
+    Args:
+        progress: Called behind each row.
+    """
+    rows = comparison.test.answers(comparison.tokenizer.eos_id)
+    for each in prepared:
+        proposer, index = each.proposer, each.index
+        for budget in comparison.budgets:
+            settings = _settings(proposer, budget, comparison.online)
+            replayed = partial(
+                run, index, rows, branching=proposer.branching, tokenizer=comparison.tokenizer,
+                progress=progress,
+            )  # fmt: skip
+            found = replayed(settings)
+            still = replayed(replace(settings, learning_rate=0.0)) if proposer.learns else found
+            yield Measured(proposer.name, budget, found, still.tokens_per_step, each.cost)
+
+
+def run(
+    index: DraftIndex,
+    rows: Sequence[tuple[Int32, Int32]],
+    settings: DraftSettings,
+    *,
+    branching: bool,
+    tokenizer: TaskTokenizer,
+    progress: Callable[[], None] = lambda: None,
+) -> Replay:
+    """Replay rows with a proposer of these settings, its budget their most draft tokens."""
+    proposer = NgramProposer(
+        settings,
+        rows=1,
+        capacity=max(len(prompt) + len(answer) for prompt, answer in rows) + 1,
+        vocab_size=tokenizer.vocab_size,
+        eos_ids=tokenizer.eos_ids,
+        index=index,
+        branching=branching,
+    )
+    return replay(proposer, rows, settings.num_speculative_tokens, progress)
+
+
+def _settings(proposer: NamedProposer, budget: int, online: bool) -> DraftSettings:
+    recent = ONLINE_TOKENS if online and proposer.learns else 0
+    return replace(proposer.settings, num_speculative_tokens=budget, recent_tokens=recent)
+
+
+class _Indexes:
+    """Indexes of the training rows, one for each thing that proposers read, each built once."""
+
+    def __init__(self, comparison: Comparison) -> None:
+        self._tokenizer = comparison.tokenizer
+        self._train = comparison.train
+        self._bigrams = comparison.bigrams
+        self._whole = cache(self._built_whole)
+        self._weights = cache(self._learnt_weights)
+
+    def learnt(self, proposer: NamedProposer) -> tuple[DraftIndex, IndexCost]:
+        """An index of all training rows, with weights where the proposer has some."""
+        weights = self._weights(proposer.settings, proposer.reads) if proposer.learns else None
+        index, cost = self._whole(proposer.reads)
+        return replace(index, weights=weights), cost
+
+    def _built_whole(self, reads: Reads) -> tuple[DraftIndex, IndexCost]:
+        self._build(self._train.take(np.arange(min(_WARM_UP_ROWS, len(self._train)))), reads)
+        began = time.perf_counter()
+        index = self._build(self._train, reads)
+        seconds = time.perf_counter() - began
+        return index, IndexCost(_tokens_read(self._train, reads), index.nbytes, seconds)
+
+    def _learnt_weights(self, settings: DraftSettings, reads: Reads) -> Weights | None:
+        if len(self._train) < LEAST_ROWS:
+            return None
+        kept, held = held_out(len(self._train))
+        learn_from = self._train.take(held)
+        return learn_weights(
+            self._build(self._train.take(kept), reads),
+            learn_from.prompts,
+            learn_from.outputs,
+            eos_id=self._tokenizer.eos_id,
+            settings=settings,
+        )
+
+    def _build(self, rows: TaskRows, reads: Reads) -> DraftIndex:
+        if reads is Reads.NOTHING:
+            index = DraftIndex.empty(self._tokenizer.fingerprint, self._tokenizer.vocab_size)
+        else:
+            index = index_of(rows, self._tokenizer, prompts=reads is Reads.ALL)
+        return replace(index, bigrams=self._bigrams)
+
+
+def index_of(rows: TaskRows, tokenizer: TaskTokenizer, *, prompts: bool = True) -> DraftIndex:
+    """The index of a task's rows, without weights and without its prompts if so wished."""
+    return build_index(
+        rows.outputs,
+        rows.prompts if prompts else None,
+        fingerprint=tokenizer.fingerprint,
+        vocab_size=tokenizer.vocab_size,
+        eos_id=tokenizer.eos_id,
+        word_starts=tokenizer.word_starts,
+        canonical=tokenizer.canonical,
+    )
+
+
+def _tokens_read(rows: TaskRows, reads: Reads) -> int:
+    return {Reads.NOTHING: 0, Reads.OUTPUTS: len(rows.outputs.ids), Reads.ALL: rows.tokens}[reads]

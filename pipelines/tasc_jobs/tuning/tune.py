@@ -1,0 +1,169 @@
+"""Choose a task's proposer settings by replaying held-out rows. It stores nothing.
+
+What is maximised is the expected speed-up, since tokens per step alone would always ask for the
+largest draft: by a price of each draft token, or by a machine's measured step costs.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeAlias
+
+from tasc_draft import DraftSettings, Replay
+from tasc_draft.weights import Weights
+from tasc_jobs.tuning.forecast import priced
+from tasc_jobs.tuning.held_out import HeldOut
+from tasc_jobs.tuning.step_cost import StepCurve
+
+BUDGETS = (4, 8, 16, 32)
+NEIGHBOURS = (0, 16, 32, 64)
+MIN_PROBS = (0.0, 0.02, 0.05, 0.1, 0.2)
+NODE_COST = 0.02
+_FIRST_BUDGET = 8
+_WORTHWHILE = 1.005  # less of a gain is chance
+
+Price: TypeAlias = Callable[[Replay], float]
+
+
+def by_node(cost: float) -> Price:
+    """Expected speed-up where a draft token costs this share of a step without drafts."""
+    return lambda found: found.tokens_per_step / (1 + cost * found.nodes / found.steps)
+
+
+def by_curve(curve: StepCurve, draft_seconds: float | None) -> Price:
+    """Expected speed-up by a machine's costs; 0 for drafts larger than what was measured."""
+    return lambda found: priced(curve, 0, found, draft_seconds).speed_up or 0.0
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Settings that were tried."""
+
+    settings: DraftSettings
+    replay: Replay
+    speed_up: float
+
+    def figures(self) -> dict[str, Any]:
+        """What was varied, and what came of it."""
+        settings, found = self.settings, self.replay
+        return {
+            "num_speculative_tokens": settings.num_speculative_tokens,
+            "neighbours": settings.neighbours,
+            "min_prob": settings.min_prob,
+            "tokens": found.tokens,
+            "steps": found.steps,
+            "nodes": found.nodes,
+            "tokens_per_step": found.tokens_per_step,
+            "nodes_per_step": found.nodes / found.steps,
+            "speed_up": self.speed_up,
+        }
+
+
+@dataclass(frozen=True)
+class Worth:
+    """Tokens per step with a source and, weights learnt anew, without it."""
+
+    source: str
+    with_it: float
+    without_it: float
+
+    @property
+    def gain(self) -> float:
+        return self.with_it - self.without_it
+
+    def figures(self) -> dict[str, Any]:
+        return {**asdict(self), "gain": self.gain}
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What was chosen, why, and the weights that go with it.
+
+    Attributes:
+        by_neighbours: Trials of so many neighbours, each with weights of its own.
+        grid: Trials of budgets and least probabilities with the best of these.
+    """
+
+    chosen: Trial
+    by_neighbours: tuple[Trial, ...]
+    grid: tuple[Trial, ...]
+    worths: tuple[Worth, ...]
+    weights: Weights
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:
+        return (*self.by_neighbours, *self.grid)
+
+
+def planned(held: HeldOut) -> int:
+    """How many replays `tune` makes."""
+    return len(NEIGHBOURS) + len(BUDGETS) * len(MIN_PROBS) + len(held.sources)
+
+
+def tune(
+    held: HeldOut,
+    base: DraftSettings,
+    price: Price,
+    progress: Callable[[], None] = lambda: None,
+) -> Tuned:
+    """Try neighbours, then budgets and least probabilities, then each source's absence.
+
+    Args:
+        base: What is not varied; its mixture becomes ``mixed``.
+        price: The speed-up to expect of a replay.
+        progress: Called behind each replay.
+    """
+    bench = _Bench(held, price, progress)
+    base = replace(base, mixture="mixed", recent_tokens=0, num_speculative_tokens=_FIRST_BUDGET)
+    first = [bench.learnt(replace(base, min_prob=0.0, neighbours=k)) for k in NEIGHBOURS]
+    best, weights = max(first, key=lambda tried: tried[0].speed_up)
+    grid = [
+        bench.tried(
+            replace(best.settings, num_speculative_tokens=budget, min_prob=min_prob), weights
+        )
+        for budget in BUDGETS
+        for min_prob in MIN_PROBS
+    ]
+    best = max(grid, key=lambda trial: trial.speed_up)
+    worths, without = _leave_one_out(bench, best, weights)
+    fewer = max(without, key=lambda trial: trial.speed_up)
+    chosen = fewer if fewer.speed_up > best.speed_up * _WORTHWHILE else best
+    return Tuned(
+        chosen,
+        tuple(trial for trial, _ in first),
+        tuple(grid),
+        tuple(worths),
+        held.final_weights(chosen.settings),
+    )
+
+
+class _Bench:
+    def __init__(self, held: HeldOut, price: Price, progress: Callable[[], None]) -> None:
+        self.held = held
+        self._price, self._progress = price, progress
+
+    def tried(self, settings: DraftSettings, weights: Weights) -> Trial:
+        found = self.held.replay(settings, weights)
+        self._progress()
+        return Trial(settings, found, self._price(found))
+
+    def learnt(self, settings: DraftSettings) -> tuple[Trial, Weights]:
+        weights = self.held.weights(settings)
+        return self.tried(settings, weights), weights
+
+
+def _leave_one_out(bench: _Bench, best: Trial, weights: Weights) -> tuple[list[Worth], list[Trial]]:
+    """Each source's worth, and the trials without one; recent answers are put in instead."""
+    worths: list[Worth] = []
+    trials: list[Trial] = []
+    whole = best.replay.tokens_per_step
+    for source in bench.held.sources:
+        if source == "recent":
+            online = replace(best.settings, recent_tokens=DraftSettings().recent_tokens)
+            with_it = bench.tried(online, weights).replay.tokens_per_step
+            worths.append(Worth(source, with_it, whole))
+            continue
+        others = tuple(name for name in best.settings.sources if name != source)
+        trial, _ = bench.learnt(replace(best.settings, sources=others))
+        trials.append(trial)
+        worths.append(Worth(source, whole, trial.replay.tokens_per_step))
+    return worths, trials

@@ -1,0 +1,213 @@
+"""``tasc tune`` and ``tasc forecast`` over a real Redis: what they publish, replicas can read."""
+
+import json
+import re
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import redis
+
+from tasc_draft import DraftIndex, build_index, read_index, write_index
+from tasc_draft.weights import Weights
+from tasc_jobs.cli import main
+from tasc_jobs.demo.tasks import demo_record, read_split
+from tasc_jobs.tuning.task_rows import encode
+from tasc_serve.indexes import DraftIndexes
+from tasc_serve.models import load_tokenizer
+from tasc_store import (
+    Artifact,
+    ArtifactCache,
+    ArtifactStore,
+    CorpusRow,
+    CorpusStore,
+    TaskRecord,
+    TaskStore,
+)
+from tasc_text import PromptTemplate
+
+pytestmark = pytest.mark.redis
+ROWS = 400
+
+
+@pytest.fixture
+def record(client: redis.Redis, task: str) -> TaskRecord:
+    """A task with a slice of the shipped rows, and no index yet."""
+    shipped = demo_record("massive_en")
+    record = TaskRecord(
+        name=task, model=shipped.model, fingerprint=shipped.fingerprint, template=shipped.template
+    )
+    TaskStore(client).put(record)
+    rows = read_split("massive_en", "train")[:ROWS]
+    CorpusStore(client, task).append([CorpusRow(r["id"], r["input"], r["output"]) for r in rows])
+    return record
+
+
+@pytest.fixture
+def costs(tmp_path: Path) -> Path:
+    """For b = 8 verifying is nearly free, for b = 2 every token costs a whole step."""
+    measured = [
+        {"rows": b, "tokens": b * k, "context": 64, "seconds": seconds * (1 + more * (k - 1))}
+        for b, seconds, more in ((8, 0.01, 1e-4), (2, 0.002, 1.0))
+        for k in (1, 40)
+    ]
+    path = tmp_path / "costs.json"
+    machine = {"model": "m", "device": "made up", "dtype": "float32", "draft_seconds": 0.0}
+    path.write_text(json.dumps({**machine, "costs": measured}))
+    return path
+
+
+def tasc(monkeypatch: pytest.MonkeyPatch, url: str, *args: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["tasc", *map(str, args), "--redis-url", url])
+    monkeypatch.setattr("signal.signal", lambda signum, handler: None)
+    with pytest.raises(SystemExit) as end:
+        main()
+    return int(end.value.code or 0)
+
+
+def current(client: redis.Redis, record: TaskRecord, folder: Path) -> tuple[Artifact, DraftIndex]:
+    """The announced index as a replica gets it."""
+    store = ArtifactStore(client, record.name, record.fingerprint)
+    tokenizer = load_tokenizer(record)
+    found = DraftIndexes(record.name, store, ArtifactCache(folder / "cache"), tokenizer).current()
+    assert found[0] is not None
+    return found
+
+
+def test_what_tune_chose_is_published_with_weights_for_replicas_to_read(
+    client, redis_url, record, tmp_path, monkeypatch, capsys
+):
+    report = tmp_path / "report.html"
+    assert tasc(monkeypatch, redis_url, "tune", record.name, "--json", "--report", report) == 0
+    out, err = capsys.readouterr()
+    printed = json.loads(out)
+    artifact, index = current(client, record, tmp_path)
+    assert (artifact.version, artifact.corpus_rows) == (printed["version"], ROWS) == (1, ROWS)
+    assert index.settings is not None
+    settings = asdict(index.settings)
+    assert {**settings, "sources": list(settings["sources"])} == printed["settings"]
+    assert index.settings.mixture == "mixed"
+    assert index.settings.recent_tokens == record.draft.recent_tokens
+    assert index.weights is not None
+    assert (index.weights.values != Weights.initial().values).any()
+    assert index.corpus.documents == ROWS
+    replays = len(printed["trials"]) + len(printed["sources"])
+    assert f"{replays}/{replays} replays" in err
+    html = report.read_text(encoding="utf-8")
+    assert html.count("<svg") == 3
+    assert "Gain by source" in html
+    assert set(re.findall(r'href="(.)', html)) <= {"#"}
+
+
+def test_the_figures_of_a_tuning_agree_with_each_other(
+    redis_url, record, monkeypatch, capsys, costs
+):
+    options = ["--step-cost", costs, "--rows", 8, "--json"]
+    assert tasc(monkeypatch, redis_url, "tune", record.name, *options) == 0
+    printed = json.loads(capsys.readouterr().out)
+    for trial in [*printed["trials"], printed["chosen"]]:
+        assert trial["tokens_per_step"] == trial["tokens"] / trial["steps"]
+        assert trial["nodes_per_step"] <= trial["num_speculative_tokens"]
+        plain_costs = 1 + 1e-4 * trial["nodes_per_step"]
+        assert trial["speed_up"] == pytest.approx(trial["tokens_per_step"] / plain_costs)
+    assert printed["chosen"]["speed_up"] >= max(t["speed_up"] for t in printed["trials"])
+    assert printed["chosen"]["num_speculative_tokens"] >= 16
+    assert {s["source"] for s in printed["sources"]} >= {"corpus", "prompt", "neighbours", "recent"}
+    assert all(s["gain"] == s["with_it"] - s["without_it"] for s in printed["sources"])
+    assert max(s["gain"] for s in printed["sources"]) > 0
+
+
+def test_tuning_leaves_the_current_index_as_it_is_but_for_weights_and_settings(
+    client, redis_url, record, tmp_path, monkeypatch, capsys
+):
+    tokenizer = load_tokenizer(record)
+    store = CorpusStore(client, record.name)
+    rows = encode(store.read(0, 300), tokenizer, PromptTemplate(record.template))
+    before = build_index(
+        rows.outputs, rows.prompts, fingerprint=tokenizer.fingerprint,
+        vocab_size=tokenizer.vocab_size, eos_id=tokenizer.eos_id,
+    )  # fmt: skip
+    path = tmp_path / "index"
+    write_index(before, path)
+    artifacts = ArtifactStore(client, record.name, record.fingerprint)
+    artifacts.announce(artifacts.publish(path, 300).version)
+    assert tasc(monkeypatch, redis_url, "tune", record.name) == 0
+    out, err = capsys.readouterr()
+    assert "What each source is worth" in out
+    assert "100 newer rows are not in the index" in err
+    artifact, index = current(client, record, tmp_path)
+    assert (artifact.version, artifact.corpus_rows) == (2, 300)
+    assert artifacts.versions() == [1, 2]
+    np.testing.assert_array_equal(index.corpus.text, before.corpus.text)
+    np.testing.assert_array_equal(index.corpus.order, before.corpus.order)
+    assert index.settings != before.settings is None
+    artifacts.download(artifacts.get(1), path)
+    assert read_index(path).settings is None
+
+
+def test_a_forecast_says_where_to_draft_and_where_not(
+    redis_url, record, tmp_path, monkeypatch, capsys, costs
+):
+    report = tmp_path / "report.html"
+    options = ["--step-cost", costs, "--rows", "2,8", "--budget", "4,16"]
+    command = ["forecast", record.name, *options]
+    assert tasc(monkeypatch, redis_url, *command, "--json", "--report", report) == 0
+    dear, cheap = json.loads(capsys.readouterr().out)["outlooks"]
+    assert (dear["rows"], cheap["rows"]) == (2, 8)
+    assert (dear["draft"], dear["budget"], dear["speed_up"]) == (False, 0, 1.0)
+    assert cheap["draft"]
+    assert cheap["speed_up"] > 1.5
+    for outlook, more in ((dear, 1.0), (cheap, 1e-4)):
+        for option in outlook["options"]:
+            expected = option["tokens_per_step"] / (1 + more * option["nodes_per_step"])
+            assert option["speed_up"] == pytest.approx(expected)
+    assert report.read_text(encoding="utf-8").count("<svg") == 3
+    assert tasc(monkeypatch, redis_url, *command) == 0
+    out = capsys.readouterr().out
+    assert "b = 2: do not draft; drafting loses: " in out
+    assert f"b = 8: draft {cheap['budget']} tokens, " in out
+
+
+def test_a_forecast_drafts_as_the_task_was_tuned(
+    client, redis_url, record, monkeypatch, capsys, costs
+):
+    command = ["forecast", record.name, "--step-cost", costs, "--rows", 8, "--json"]
+    assert tasc(monkeypatch, redis_url, *command) == 0
+    assert json.loads(capsys.readouterr().out)["settings"]["min_prob"] == record.draft.min_prob
+    assert tasc(monkeypatch, redis_url, "tune", record.name, "--json") == 0
+    chosen = json.loads(capsys.readouterr().out)["settings"]
+    assert tasc(monkeypatch, redis_url, *command) == 0
+    assert json.loads(capsys.readouterr().out)["settings"] == chosen
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["tune", "nothing"], "no task 'nothing'"),
+        (["tune", "TASK", "--report", "nowhere/r.html"], "cannot write the report"),
+        (["tune", "TASK", "--step-cost", "nowhere.json"], "cannot read step costs"),
+        (["tune", "TASK", "--step-cost", "COSTS", "--rows", "3"], "none for b = 3 rows"),
+        (["forecast", "TASK", "--step-cost", "COSTS"], "none for b = 1 rows, it has b = 2, 8"),
+    ],
+)
+def test_what_cannot_be_done_is_said_and_nothing_is_published(
+    client, redis_url, record, monkeypatch, capsys, costs, command, message
+):
+    named = {"TASK": record.name, "COSTS": costs}
+    assert tasc(monkeypatch, redis_url, *(named.get(part, part) for part in command)) == 1
+    assert message in capsys.readouterr().err
+    assert ArtifactStore(client, record.name, record.fingerprint).current() is None
+
+
+def test_a_corpus_too_small_to_hold_rows_out_is_refused(
+    client, redis_url, record, task, monkeypatch, capsys
+):
+    small = TaskRecord(**{**asdict(record), "name": f"{task}-small", "draft": record.draft})
+    TaskStore(client).put(small)
+    assert tasc(monkeypatch, redis_url, "tune", small.name) == 1
+    assert "has no rows; ingest some first" in capsys.readouterr().err
+    CorpusStore(client, small.name).append([CorpusRow("a", "in", "out")])
+    assert tasc(monkeypatch, redis_url, "tune", small.name) == 1
+    assert "has 1 rows; at least 200" in capsys.readouterr().err

@@ -1,0 +1,102 @@
+"""From a model's folder to a bigram file, by the function and by the command."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tasc_draft.bigrams import read_bigrams
+from tasc_engine import ModelSource
+from tasc_engine.model_bigrams import model_bigrams
+from tasc_engine.target import load_model
+from tasc_jobs.cli import main
+from tasc_jobs.errors import FileError, JobError
+from tasc_jobs.model_bigrams import BigramJob, make_bigrams, vocabulary
+from tasc_text import TaskTokenizer, TextError
+from tiny import make_folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("bigrams"))
+
+
+def tasc(monkeypatch: pytest.MonkeyPatch, *args: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["tasc", "model-bigrams", *map(str, args)])
+    monkeypatch.setattr("signal.signal", lambda signum, handler: None)
+    with pytest.raises(SystemExit) as end:
+        main()
+    return int(end.value.code or 0)
+
+
+def test_the_file_holds_what_the_model_says(folder: Path, tmp_path: Path) -> None:
+    done: list[int] = []
+    report = make_bigrams(BigramJob(str(folder), top=4), tmp_path / "table.npz", done.append)
+    tokenizer = TaskTokenizer.from_folder(folder)
+    table = read_bigrams(tmp_path / "table.npz", tokenizer.fingerprint)
+    tokens, logp = model_bigrams(load_model(ModelSource(folder)), tokenizer.vocab_size, top=4)
+    np.testing.assert_array_equal(table.tokens, tokens)
+    np.testing.assert_allclose(table.logp, logp, atol=1e-5)
+    assert table.model == report.model == str(folder)
+    assert (report.vocab_size, report.top) == tokens.shape
+    assert report.bytes == (tmp_path / "table.npz").stat().st_size
+    assert sum(done) == vocabulary(str(folder)) == tokenizer.vocab_size
+
+
+def test_the_command_ends_with_its_report_as_json(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    output = tmp_path / "table.npz"
+    assert tasc(monkeypatch, folder, "--output", output, "--top", 2, "--json") == 0
+    out, err = capsys.readouterr()
+    report = json.loads(out.splitlines()[-1])
+    table = read_bigrams(output, report["fingerprint"])
+    assert (report["file"], report["top"]) == (str(output), table.tokens.shape[1]) == (
+        str(output), 2,
+    )  # fmt: skip
+    assert f"{report['vocab_size']}/{report['vocab_size']} tokens" in err
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        (["--output", "nowhere/table.npz"], 1, "nowhere/table.npz cannot be written"),
+        (["--output", "t", "--dtype", "float8"], 1, "dtype is 'float8'; use one of"),
+        (["--output", "t", "--device", "sofa"], 1, "device 'sofa' cannot be used"),
+        (["--output", "t", "--top", "9999"], 1, "top is 9999"),
+        (["--output", "t", "--adapter", "/nowhere"], 1, "'/nowhere' is neither a folder"),
+        (["--output", "t", "--top", "0"], 2, "--top"),
+        ([], 2, "--output"),
+    ],
+)
+def test_what_cannot_be_done_is_said_and_nothing_is_written(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture, args: list[str], code: int, message: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert tasc(monkeypatch, folder, *args) == code
+    err = capsys.readouterr().err
+    assert message in err
+    assert "Traceback" not in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_errors_have_the_jobs_own_kinds(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="its folder does not exist"):
+        make_bigrams(BigramJob(str(folder)), tmp_path / "nowhere" / "t")
+    with pytest.raises(TextError, match="neither a folder"):
+        make_bigrams(BigramJob("/nowhere"), tmp_path / "t")
+    with pytest.raises(JobError, match="device 'cuda:99'"):
+        make_bigrams(BigramJob(str(folder), device="cuda:99"), tmp_path / "t")
+
+
+def test_a_model_the_engine_does_not_take_is_named(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "model")
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["added_tokens"].append({**content["added_tokens"][0], "id": 999, "content": "more"})
+    path.write_text(json.dumps(content))
+    with pytest.raises(JobError, match=rf"{folder}.*the tokenizer has .* ids and the model"):
+        make_bigrams(BigramJob(str(folder)), tmp_path / "t")
