@@ -1,30 +1,50 @@
-"""The draft index of a task, as a Ray Data job: tokenise the corpus in parallel, build, publish.
+"""The draft index of a task as a job on Ray: tokenise the corpus in parallel, build, publish.
 
-One corpus gives one index per tokenizer. N-gram counts do not depend on the order of documents, so
-the same corpus gives the same bytes whatever the parallelism. The index becomes current only when
-it is whole in the store; a job that dies leaves the old one current.
+The same corpus and template give the same bytes whatever the parallelism. The index becomes current
+only when it is whole in the store; a job that dies leaves the old one current. Beside Ray's object
+store, which is streamed through, the job takes memory of this node only, about 60 bytes a token,
+and room for the tokens in the folder for temporary files (TMPDIR).
 """
 
-import functools
 import tempfile
-from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import ray.data
+import ray
 
-from tasc_draft import CorpusIndex, Documents, build_index, write_index
+from tasc_draft.bigrams import BigramTable, read_bigrams
+from tasc_draft.corpus_build import assemble, distinct
+from tasc_draft.draft_index import DraftIndex
+from tasc_draft.errors import DraftError
+from tasc_draft.index_build import with_prompts
+from tasc_draft.learning import EPOCHS, LEAST_ROWS, held_out, learn_weights
+from tasc_draft.settings import DraftSettings
+from tasc_draft.tokens import Tokens
+from tasc_draft.weights import Weights
 from tasc_jobs.errors import RaySetupError
+from tasc_jobs.index_parts import sorted_parts
+from tasc_jobs.index_store import current_index, publish_index
 from tasc_jobs.redis_source import RedisCorpusSource
+from tasc_jobs.stages import StageProgress
+from tasc_jobs.tokenise import BATCH_ROWS, tokenise
 from tasc_serve.models import load_tokenizer
-from tasc_store import Artifact, ArtifactStore, TaskRecord, connect
+from tasc_store import Artifact, ArtifactStore, CorruptArtifact, TaskRecord, connect
 from tasc_text import TaskTokenizer
 
-_ROWS_PER_TASK = 20_000
-_BATCH_ROWS = 2_000
-KEPT_VERSIONS = 5
+STAGES = {
+    "tokenise": "rows",
+    "learn": "rounds",
+    "merge outputs": "rows",
+    "sort": "parts",
+    "index prompts": "rows",
+    "publish": "steps",
+}
+
+
+def _silent(stage: str, done: int, total: int) -> None:
+    """Nobody watches."""
 
 
 def build_and_publish(
@@ -32,70 +52,117 @@ def build_and_publish(
     record: TaskRecord,
     *,
     parallelism: int | None = None,
-    progress: Callable[[int], None] = lambda rows: None,
-) -> tuple[Artifact, CorpusIndex]:
+    bigrams: Path | None = None,
+    progress: StageProgress = _silent,
+) -> tuple[Artifact, DraftIndex]:
     """Build a task's index from its corpus, publish it and make it current.
+
+    Weights are learnt where the corpus has 200 rows and any inputs. A corpus of outputs only gives
+    an index of outputs only; see ``tokenise``.
 
     Args:
         url: The Redis, as every node of the Ray cluster can reach it.
-        parallelism: Ranges the corpus is tokenised in; by default one for every 20,000 rows.
-        progress: Told how many more rows are tokenised.
+        parallelism: Ranges the corpus is tokenised in, and parts its n-grams are sorted in; by
+            default as many as its size asks for, and one a core of this node.
+        bigrams: File of the target's own bigrams (``tasc model-bigrams``) to put into the index;
+            by default those of the current one, whose tuned settings are kept too.
+        progress: Told of the stages in STAGES, in that order; ``learn`` is left out where nothing
+            is learnt. ``publish`` stores the version in one step and makes it current in another.
 
     Raises:
         RaySetupError: Ray is not running in this process.
         EmptyCorpusError: There are no rows.
+        DraftError: The bigrams are unreadable or of another tokenizer, or the corpus is too big.
         StoreError: Redis fails.
         TextError: The model's tokenizer cannot be loaded.
         ServeError: It is not the one the task was registered with.
+        JobError: Ray lost or doubled a row.
+        RayError: A part of the job failed, or its workers died again and again.
     """
+    if not ray.is_initialized():
+        raise RaySetupError("no Ray is running; start one with tasc_jobs.ray_local.local_ray()")
     tokenizer = load_tokenizer(record)
-    source = RedisCorpusSource(url, record.corpus_name)
-    index = build_index(
-        _tokenised(source, record, parallelism, progress),
-        fingerprint=tokenizer.fingerprint,
-        vocab_size=tokenizer.vocab_size,
-        eos_id=tokenizer.eos_id,
-        n_max=record.draft.n_max,
-        p_min=record.draft.p_min,
-    )
     store = ArtifactStore(connect(url), record.corpus_name, tokenizer.fingerprint)
-    with tempfile.TemporaryDirectory(prefix="tasc-index-") as folder_name:
-        path = Path(folder_name) / "index"
-        write_index(index, path)
-        artifact = store.publish(path, source.rows)
-    store.announce(artifact.version)
-    store.prune(KEPT_VERSIONS)
+    before = _before(store)
+    table = read_bigrams(bigrams, tokenizer.fingerprint) if bigrams else before.bigrams
+    source = RedisCorpusSource(url, record.corpus_name, batch_rows=BATCH_ROWS)
+    with tempfile.TemporaryDirectory(prefix="tasc-index-") as name:
+        folder = Path(name)
+        rows = tokenise(source, record, folder, parallelism, progress)
+        builder = _Builder(tokenizer, table, folder, parallelism)
+        weights = _learn(builder, *rows, record.draft, progress)
+        index = builder.index(*rows, progress)
+        index = replace(index, weights=weights, settings=before.settings)
+        progress("publish", 0, 2)
+        artifact = publish_index(store, index, source.rows, partial(progress, "publish", 1, 2))
+    progress("publish", 2, 2)
     return artifact, index
 
 
-def _tokenised(
-    source: RedisCorpusSource,
-    record: TaskRecord,
-    parallelism: int | None,
-    progress: Callable[[int], None],
-) -> Documents:
-    if not ray.is_initialized():
-        raise RaySetupError("no Ray is running; start one with tasc_jobs.ray_local.local_ray()")
-    blocks = parallelism or -(-source.rows // _ROWS_PER_TASK)
-    dataset = ray.data.read_datasource(source, override_num_blocks=blocks).map_batches(
-        functools.partial(_encode, record), batch_format="pyarrow", batch_size=_BATCH_ROWS
+def _before(store: ArtifactStore) -> DraftIndex:
+    """The current index, whose tuned settings and bigrams the next one keeps; else an empty one."""
+    try:
+        index = current_index(store)
+    except (DraftError, CorruptArtifact):
+        index = None  # another version's, or damaged: the next one replaces it all the same
+    return index or DraftIndex.empty(store.fingerprint, vocab_size=1)
+
+
+@dataclass(frozen=True)
+class _Builder:
+    """Builds an index of rows; its n-grams are sorted in parallel."""
+
+    tokenizer: TaskTokenizer
+    bigrams: BigramTable | None
+    folder: Path
+    parts: int | None
+
+    def index(
+        self, outputs: Tokens, prompts: Tokens | None, progress: StageProgress = _silent
+    ) -> DraftIndex:
+        rows, vocab_size, eos_id = len(outputs), self.tokenizer.vocab_size, self.tokenizer.eos_id
+        progress("merge outputs", 0, rows)
+        documents = distinct(outputs, vocab_size=vocab_size, eos_id=eos_id)
+        progress("merge outputs", rows, rows)
+        parts = sorted_parts(documents, self.folder, self.parts, partial(progress, "sort"))
+        corpus = assemble(
+            documents, parts, fingerprint=self.tokenizer.fingerprint, vocab_size=vocab_size
+        )
+        progress("index prompts", 0, rows)
+        index = with_prompts(
+            corpus,
+            documents,
+            outputs,
+            prompts,
+            eos_id=eos_id,
+            word_starts=self.tokenizer.word_starts,
+            canonical=self.tokenizer.canonical,
+        )
+        progress("index prompts", rows, rows)
+        return replace(index, bigrams=self.bigrams)
+
+
+def _learn(
+    builder: _Builder,
+    outputs: Tokens,
+    prompts: Tokens | None,
+    settings: DraftSettings,
+    progress: StageProgress,
+) -> Weights | None:
+    """Weights learnt on some of the rows with an index of the others."""
+    if prompts is None or len(outputs) < LEAST_ROWS:
+        return None
+    rounds = EPOCHS + 1
+    progress("learn", 0, rounds)
+    kept, out = held_out(len(outputs))
+    index = builder.index(outputs.take(kept), prompts.take(kept))
+    progress("learn", 1, rounds)
+    done = count(2)
+    return learn_weights(
+        index,
+        prompts.take(out),
+        outputs.take(out),
+        eos_id=builder.tokenizer.eos_id,
+        settings=settings,
+        progress=lambda: progress("learn", next(done), rounds),
     )
-    ids: list[np.ndarray] = []
-    lengths: list[np.ndarray] = []
-    for table in dataset.iter_batches(batch_format="pyarrow", batch_size=None):
-        column = table["ids"].combine_chunks()
-        ids.append(pc.list_flatten(column).to_numpy())
-        lengths.append(pc.list_value_length(column).to_numpy())
-        progress(table.num_rows)
-    return Documents(np.concatenate(ids), np.concatenate(lengths).astype(np.int64))
-
-
-def _encode(record: TaskRecord, table: pa.Table) -> pa.Table:
-    ids = _tokenizer(record).encode_outputs(table["output"].to_pylist())
-    return pa.table({"ids": pa.array(ids, pa.list_(pa.int32()))})
-
-
-@functools.cache
-def _tokenizer(record: TaskRecord) -> TaskTokenizer:
-    """Loaded once per worker process, from the folder or hub cache of the worker's own node."""
-    return load_tokenizer(record)

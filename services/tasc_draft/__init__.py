@@ -1,4 +1,4 @@
-"""N-gram drafts: a task's index, its sources, their mixture, trees. Token ids only; numpy, numba."""
+"""N-gram drafts: a task's index, sources, their mixture, trees. Token ids only; numpy and numba."""
 
 from tasc_draft.bigrams import BigramTable
 from tasc_draft.codec import read_index, write_index

@@ -95,9 +95,7 @@ def gather(state: Any, x: int) -> None:
         _counted(
             state.texts[row], node.own, node.num_own, 0, begin - 1, node, cells.PROMPT, scratch
         )
-        _counted(
-            state.texts[row], node.own, node.num_own, begin, _END, node, cells.ANSWER, scratch
-        )
+        _counted(state.texts[row], node.own, node.num_own, begin, _END, node, cells.ANSWER, scratch)
     if node.num_recent and asked[RECENT]:
         text = state.recent.tokens[0]
         _counted(text, node.recent, node.num_recent, 0, _END, node, cells.RECENT, scratch)

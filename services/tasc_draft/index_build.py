@@ -1,4 +1,4 @@
-"""Build a task's whole draft index from token ids, in one process. It knows no text and no files."""
+"""Build a task's whole draft index from token ids, in one process. It knows no text, no files."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -44,17 +44,18 @@ def taught(
     rate: float = RATE,
     progress: Callable[[], None] = lambda: None,
 ) -> NgramProposer:
-    """A proposer with the weights that make the held-out answers most likely, by stochastic gradient ascent.
+    """A proposer with the weights that make held-out answers likeliest, by gradient ascent.
 
     Args:
         index: Of other rows than these.
         prompts, outputs: The held-out rows; outputs without end-of-sequence.
-        settings: Of the proposer that will use the weights; its mixture is ``mixed``.
+        settings: Of the proposer that will use the weights. Recent answers are left out: what
+            is kept of them would be known by heart when its row comes again.
         progress: Called behind each epoch.
     """
     rows = list(answers(prompts, outputs, eos_id))
     proposer = NgramProposer(
-        settings,
+        dataclasses.replace(settings, mixture="mixed", recent_tokens=0),
         rows=1,
         capacity=max((len(p) + len(a) for p, a in rows), default=0) + 1,
         vocab_size=index.vocab_size,
@@ -85,7 +86,7 @@ def build_learnt_index(
     word_starts: NDArray[np.bool_] | None = None,
     canonical: Int32 | None = None,
 ) -> DraftIndex:
-    """Index all rows of a corpus, with weights learnt on some of them beside an index of the others.
+    """Index a corpus, with weights learnt on some of its rows beside an index of the others.
 
     See `build_index` for the arguments. A corpus of fewer than LEAST_ROWS rows teaches nothing.
     """

@@ -89,7 +89,8 @@ class Memory:
         starts = np.searchsorted(corpus.text[corpus.order], ids).astype(np.int32)
         return State(
             self.rows, self.nodes, self.heap, self.growth, self.scratch,
-            self.texts, self.own, self._canonical(index), self.near, self.near_weight, self.recent, self.words,
+            self.texts, self.own, self._canonical(index), self.near, self.near_weight,
+            self.recent, self.words,
             corpus.view, starts, aligned.view if aligned else _no_aligned(),
             _frozen(index.word_starts if aligned else np.zeros(0, bool)),
             bigrams.view if bigrams else _no_bigrams(), learnt, self.out, self.is_eos,

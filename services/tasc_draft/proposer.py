@@ -162,9 +162,7 @@ class NgramProposer:
         """Find the prompt's neighbours and words."""
         memory = self._memory
         if self._search:
-            neighbours.meet(
-                self._state, self.index.corpus.offsets, *self._search, row, prompt
-            )
+            neighbours.meet(self._state, self.index.corpus.offsets, *self._search, row, prompt)
         if self.index.aligned:
             memory.rows[row]["words"] = words(
                 prompt, self.index.word_starts, memory.words.hashes[row], memory.words.lasts[row]

@@ -1,8 +1,9 @@
 """What is kept for each row of a batch, and how a row takes in tokens. No drafts are made here.
 
-A row's own text is ``prompt SEP answer``; places are found in it by its canonical tokens. Tokens are written into it as they come; everything
-derived from them (occurrences, corpus contexts, words begun) is brought up to date by `catch_up`
-when the row is drafted for, so that taking in a token costs next to nothing.
+A row's own text is ``prompt SEP answer``; places are found in it by its canonical tokens. Tokens
+are written into it as they come; everything derived from them (occurrences, corpus contexts, words
+begun) is brought up to date by `catch_up` when the row is drafted for, so that taking in a token
+costs next to nothing.
 """
 
 from typing import Any

@@ -38,9 +38,7 @@ def tasc(state: Any, x: int) -> None:
         _by_corpus(corpus, node, context, scratch, growth.p_min, by_corpus)
     if by_corpus < 1.0:
         text = state.texts[node.row]
-        _by_prompt(
-            corpus, text, node, context, longest, whole, scratch, growth.p_min, by_corpus
-        )
+        _by_prompt(corpus, text, node, context, longest, whole, scratch, growth.p_min, by_corpus)
 
 
 @compiled

@@ -15,8 +15,8 @@ from tasc_draft.tokens import Int32
 
 MIXED, TASC, TRIE = 0, 1, 2
 
-# Scalars of the compiled code; see `DraftSettings`. sep, depth, head: of the index; asked: whether a
-# source is, by its number.
+# Scalars of the compiled code; see `DraftSettings`. sep, depth, head: of the index; asked: whether
+# a source is, by its number.
 GROWTH = np.dtype(
     [
         ("rule", np.int32), ("n_max", np.int32), ("p_min", np.int32),

@@ -5,7 +5,7 @@ Drafting can do without an index, so a damaged one costs speed and never an answ
 
 import logging
 
-from tasc_draft import DraftIndex, DraftError, IndexFileError, read_index
+from tasc_draft import DraftError, DraftIndex, IndexFileError, read_index
 from tasc_serve.errors import IndexRefused
 from tasc_store import Artifact, ArtifactCache, ArtifactStore, CorruptArtifact
 from tasc_text import TaskTokenizer

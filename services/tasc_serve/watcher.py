@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from tasc_draft import DraftIndex, DraftError
+from tasc_draft import DraftError, DraftIndex
 from tasc_serve.errors import ServeError
 from tasc_serve.loop import EngineLoop
 from tasc_serve.worker import Worker

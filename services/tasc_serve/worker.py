@@ -4,6 +4,7 @@ Online replicas and batch actors use it alike. It knows the store; it knows no H
 """
 
 import dataclasses
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from tasc_serve.models import load_tokenizer
 from tasc_serve.settings import DraftOverrides, EngineSettings
 from tasc_store import Artifact, ArtifactCache, ArtifactStore, TaskRecord, TaskStore
 from tasc_text import PromptTemplate, resolve_folder
+
+log = logging.getLogger(__name__)
 
 DEFAULT_MODEL_LEN = 1024  # tokens of a row, unless the model has fewer positions
 
@@ -72,7 +75,16 @@ class Worker:
         return self.proposer.index.nbytes if self.artifact else 0
 
     def swap(self, artifact: Artifact, index: DraftIndex) -> None:
-        """Draft from another index; call it between two steps."""
+        """Draft from another index; call it between two steps.
+
+        Its settings count from the next start on: they shape the proposer's memory.
+        """
+        if self._settings(index) != self.proposer.settings:
+            log.warning(
+                "task %s: index %d was tuned to other drafting settings; restart the service to "
+                "use them",
+                self.record.name, artifact.version,
+            )  # fmt: skip
         self.proposer.set_index(index)
         self.artifact = artifact
 
@@ -97,15 +109,17 @@ class Worker:
             stream=call.stream,
         )
 
+    def _settings(self, index: DraftIndex) -> DraftSettings:
+        """The service's own settings over those tuned with the index, or over the record's."""
+        return dataclasses.replace(index.settings or self.record.draft, **self._overrides)
+
     def _new_proposer(
         self, vocab_size: int, config: EngineConfig, overrides: DraftOverrides | None
     ) -> NgramProposer:
-        changes = overrides.model_dump(exclude_none=True) if overrides else {}
+        self._overrides = overrides.model_dump(exclude_none=True) if overrides else {}
         self.artifact, index = self.indexes.current()
-        chosen = index.settings or self.record.draft
-        settings: DraftSettings = dataclasses.replace(chosen, **changes)
         return NgramProposer(
-            settings,
+            self._settings(index),
             rows=config.rows,
             capacity=config.max_model_len,
             vocab_size=vocab_size,

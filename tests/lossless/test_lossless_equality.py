@@ -39,7 +39,7 @@ def test_every_n_max_answers_alike(case: Case, n_max: int) -> None:
 
 @pytest.mark.parametrize("mixture", MIXTURES)
 def test_every_mixture_answers_alike(case: Case, mixture: str) -> None:
-    """Prompts that hold the beginning of their answers, so that prompts alone can be drafted from."""
+    """Prompts hold the beginning of their answers, so that prompts alone can be drafted from."""
     model = AutoModelForCausalLM.from_pretrained(case.folder, dtype=torch.float64).eval()
     prompts = [(*p, *a) for p, a in zip(case.prompts, case.answers, strict=True)]
     answers = [plain(model, p, 24) for p in prompts]

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tasc_draft import Documents, TascProposer, build_index
+from tasc_draft import SOURCES, NgramProposer, Tokens, build_learnt_index
 from tasc_engine import Engine, EngineConfig, EngineTotals, GenerationRequest, Target
 from tasc_jobs.demo.quality import intent_quality, tagging_accuracy
 from tasc_jobs.demo.tasks import TASKS, demo_record, read_split
@@ -58,24 +58,26 @@ def _engine(task: str) -> tuple[EngineTotals, Engine]:
     target = Target.load(
         model_source(record, device_of("auto", gpus=torch.cuda.device_count())), CONFIG
     )
-    outputs = [r["output"] for r in read_split(task, "train")]
-    index = build_index(
-        Documents.of(tokenizer.encode_outputs(outputs)),
+    rows, template = read_split(task, "train"), PromptTemplate(record.template)
+    index = build_learnt_index(
+        Tokens.of(tokenizer.encode_outputs([r["output"] for r in rows])),
+        Tokens.of([tokenizer.encode_prompt(template.render(r["input"])) for r in rows]),
         fingerprint=tokenizer.fingerprint,
         vocab_size=tokenizer.vocab_size,
         eos_id=tokenizer.eos_id,
-        n_max=record.draft.n_max,
-        p_min=record.draft.p_min,
+        settings=record.draft,
+        word_starts=tokenizer.word_starts,
     )
-    proposer = TascProposer(
+    proposer = NgramProposer(
         record.draft,
         rows=CONFIG.rows,
         capacity=CONFIG.max_model_len,
         vocab_size=target.vocab_size,
         eos_ids=tokenizer.eos_ids,
         index=index,
+        branching=False,
     )
-    totals = EngineTotals(2, proposer.max_depth)
+    totals = EngineTotals(len(SOURCES), proposer.max_depth)
     return totals, Engine(target, tokenizer, proposer, CONFIG, totals.add)
 
 

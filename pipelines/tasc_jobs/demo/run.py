@@ -15,14 +15,21 @@ from rich.console import Console
 from tasc_jobs.demo import measure, report
 from tasc_jobs.demo.quality import intent_quality
 from tasc_jobs.demo.tasks import TASKS, data_file, demo_record, read_split
-from tasc_jobs.index_job import build_and_publish
+from tasc_jobs.index_job import STAGES, build_and_publish
 from tasc_jobs.ingest import ingest
 from tasc_jobs.progress import Progress, note
 from tasc_jobs.ray_local import local_ray
 from tasc_jobs.service import run_service
+from tasc_jobs.stages import Stages
 from tasc_jobs.statistics import corpus_statistics
 from tasc_serve import app
-from tasc_serve.settings import EngineSettings, HttpSettings, ServedTask, ServeSettings
+from tasc_serve.settings import (
+    DraftOverrides,
+    EngineSettings,
+    HttpSettings,
+    ServedTask,
+    ServeSettings,
+)
 from tasc_serve.worker import Worker
 from tasc_store import TaskStore, connect
 
@@ -30,6 +37,8 @@ TASK = "massive_en"
 EXAMPLE = "wake me up at nine am on friday"
 ROWS = 256
 ENGINE = EngineSettings(rows=8, max_model_len=512, torch_threads=1)
+# The same rows are asked several times: answers of before must not be drafted from.
+FORGETFUL = DraftOverrides(recent_tokens=0)
 
 
 def prepare(url: str, tasks: Sequence[str], console: Console) -> None:
@@ -42,17 +51,18 @@ def prepare(url: str, tasks: Sequence[str], console: Console) -> None:
             rejects = Path(f"{task}.rejected.jsonl")
             ingest(client, task, [data_file(task, "train")], reject=rejects, progress=bar.advance)
         report.show_statistics(console, task, corpus_statistics(url, task))
-        with Progress(f"index {task}", rows) as bar:
-            artifact, index = build_and_publish(url, demo_record(task), progress=bar.advance)
+        with Stages(f"index {task}", STAGES) as stages:
+            artifact, index = build_and_publish(url, demo_record(task), progress=stages)
         console.print(
-            f"{task}: draft index version {artifact.version}, {index.nodes:,} n-grams up to "
-            f"{index.n_max} tokens, {artifact.size_bytes / 1e6:.1f} MB\n"
+            f"{task}: draft index version {artifact.version}, {index.corpus.documents:,} outputs, "
+            f"{index.corpus.tokens:,} tokens, {artifact.size_bytes / 1e6:.1f} MB\n"
         )
 
 
-def settings(tasks: Sequence[str], port: int) -> ServeSettings:
+def settings(tasks: Sequence[str], port: int, draft: DraftOverrides | None = None) -> ServeSettings:
+    draft = draft or DraftOverrides()
     return ServeSettings(
-        tasks=tuple(ServedTask(name=task) for task in tasks),
+        tasks=tuple(ServedTask(name=task, draft=draft) for task in tasks),
         http=HttpSettings(port=port),
         engine=ENGINE,
     )
@@ -65,7 +75,7 @@ def run_demo(url: str) -> None:
         prepare(url, [TASK], console)
         note("starting the service ...")
         try:
-            base = app.start(settings([TASK], port=0), url)
+            base = app.start(settings([TASK], port=0, draft=FORGETFUL), url)
             found = _measure(url, base)
         finally:
             with suppress(Exception):  # what brought us here is the error to show
@@ -87,7 +97,7 @@ def _measure(url: str, base: str) -> dict[str, Any]:
     inputs, truth = [r["input"] for r in rows], [r["output"] for r in rows]
     with Progress("answers over HTTP", len(measure.ORDER) * len(rows)) as bar:
         http, counters = measure.over_http(base, TASK, inputs, bar.advance)
-    worker = Worker(connect(url), TASK, ENGINE)
+    worker = Worker(connect(url), TASK, ENGINE, draft=FORGETFUL)
     with Progress("answers by the engine alone", len(measure.ORDER) * len(rows)) as bar:
         engine = measure.engine_alone(worker, inputs, bar.advance)
     plain = http[False][0].texts

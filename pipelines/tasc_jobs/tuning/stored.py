@@ -4,20 +4,17 @@ What is tuned is what is current: the rows are those the index was built from, a
 is the same index with other weights and settings.
 """
 
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 
 import redis
 
-from tasc_draft import BigramTable, DraftIndex, DraftSettings, read_index, write_index
+from tasc_draft import BigramTable, DraftIndex, DraftSettings
 from tasc_jobs.errors import EmptyCorpusError
+from tasc_jobs.index_store import current_index, publish_index
 from tasc_jobs.tuning.task_rows import TaskRows, encode, from_corpus
 from tasc_serve.models import load_tokenizer
 from tasc_store import Artifact, ArtifactStore, CorpusStore, TaskRecord, TaskStore
 from tasc_text import PromptTemplate, TaskTokenizer
-
-KEPT_VERSIONS = 5
 
 
 @dataclass(frozen=True)
@@ -65,8 +62,7 @@ def read_task(client: redis.Redis, task: str) -> StoredTask:
         raise EmptyCorpusError(
             f"the corpus of task {record.corpus_name!r} has no rows; ingest some first"
         )
-    index = None if artifact is None else _fetched(store, artifact)
-    return StoredTask(record, tokenizer, rows, index, there - len(rows))
+    return StoredTask(record, tokenizer, rows, current_index(store), there - len(rows))
 
 
 def publish(client: redis.Redis, task: StoredTask, index: DraftIndex) -> Artifact:
@@ -75,24 +71,8 @@ def publish(client: redis.Redis, task: StoredTask, index: DraftIndex) -> Artifac
     Raises:
         StoreError: Redis fails.
     """
-    store = _artifacts(client, task.record)
-    with tempfile.TemporaryDirectory(prefix="tasc-index-") as folder:
-        path = Path(folder) / "index"
-        write_index(index, path)
-        artifact = store.publish(path, len(task.rows))
-    store.announce(artifact.version)
-    store.prune(KEPT_VERSIONS)
-    return artifact
+    return publish_index(_artifacts(client, task.record), index, len(task.rows))
 
 
 def _artifacts(client: redis.Redis, record: TaskRecord) -> ArtifactStore:
     return ArtifactStore(client, record.corpus_name, record.fingerprint)
-
-
-def _fetched(store: ArtifactStore, artifact: Artifact) -> DraftIndex:
-    with tempfile.TemporaryDirectory(prefix="tasc-index-") as folder:
-        path = Path(folder) / "index"
-        store.download(artifact, path)
-        index = read_index(path)  # the mapped file lives on when its name is gone
-    index.check_integrity()
-    return index

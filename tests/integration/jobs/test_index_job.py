@@ -1,32 +1,85 @@
 """The index job over real Redis and Ray: same bytes however parallel, current only when whole."""
 
+import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 import redis
+from tokenizers import Tokenizer, processors
 
-from tasc_draft import Documents, build_index, read_index
-from tasc_jobs.errors import EmptyCorpusError
-from tasc_jobs.index_job import build_and_publish
+from tasc_draft import BigramTable, DraftError, DraftIndex, Tokens, build_index, read_index
+from tasc_draft.bigrams import write_bigrams
+from tasc_draft.codec import write_index
+from tasc_draft.learning import EPOCHS, held_out, learn_weights
+from tasc_jobs.errors import EmptyCorpusError, RaySetupError
+from tasc_jobs.index_job import STAGES, build_and_publish
 from tasc_store import ArtifactStore, CorpusRow, CorpusStore, TaskRecord
-from tasc_text import TaskTokenizer
+from tasc_text import PromptTemplate, TaskTokenizer
 from tiny import END, SENTENCES, make_tokenizer
 
 pytestmark = [pytest.mark.redis, pytest.mark.ray]
-OUTPUTS = [f"{s} {i % 7}" for i in range(40) for s in SENTENCES]
+WORDS = SENTENCES[0].split() + SENTENCES[1].split()
+TAGS = {word: ("DET", "NOUN", "VERB", "ADP")[i % 4] for i, word in enumerate(WORDS)}
+
+
+def sentence(i: int) -> list[str]:
+    return [WORDS[(i * k + i // 7) % len(WORDS)] for k in range(1, 4 + i % 5)]
+
+
+ROWS = [
+    CorpusRow(f"k{i}", " ".join(sentence(i)), " ".join(TAGS[word] for word in sentence(i)))
+    for i in range(300)
+]
 
 
 def record_of(folder: Path, task: str, **changes: object) -> TaskRecord:
     fingerprint = TaskTokenizer.from_folder(folder).fingerprint
     fields = {"name": task, "model": str(folder), "fingerprint": fingerprint}
-    return TaskRecord(**{**fields, "template": "{input}\n", **changes})
+    return TaskRecord(**{**fields, "template": "tag {input}\n", **changes})
 
 
 @pytest.fixture
 def filled(client: redis.Redis, task: str) -> str:
-    rows = [CorpusRow(f"k{i}", f"in {i}", output) for i, output in enumerate(OUTPUTS)]
-    CorpusStore(client, task).append(rows)
+    CorpusStore(client, task).append(ROWS)
     return task
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model's tokenizer; it puts a token in front of prompts, not of outputs."""
+    folder = tmp_path / "model"
+    make_tokenizer(folder, [row.input + row.output for row in ROWS])
+    path = str(folder / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(path)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{END} $A", special_tokens=[(END, tokenizer.token_to_id(END))]
+    )
+    tokenizer.save(path)
+    return folder
+
+
+def in_one_process(folder: Path, record: TaskRecord, rows: list[CorpusRow]) -> DraftIndex:
+    """The index of rows without the job's own code."""
+    tokenizer, template = TaskTokenizer.from_folder(folder), PromptTemplate(record.template)
+    outputs = Tokens.of(tokenizer.encode_outputs([row.output for row in rows]))
+    prompts = Tokens.of([tokenizer.encode_prompt(template.render(row.input)) for row in rows])
+    how = {
+        "fingerprint": tokenizer.fingerprint,
+        "vocab_size": tokenizer.vocab_size,
+        "eos_id": tokenizer.backend.token_to_id(END),
+        "word_starts": tokenizer.word_starts,
+        "canonical": tokenizer.canonical,
+    }
+    kept, held = held_out(len(rows))
+    weights = learn_weights(
+        build_index(outputs.take(kept), prompts.take(kept), **how),
+        prompts.take(held),
+        outputs.take(held),
+        eos_id=how["eos_id"],
+        settings=dataclasses.replace(record.draft, recent_tokens=0),
+    )
+    return dataclasses.replace(build_index(outputs, prompts, **how), weights=weights)
 
 
 def bytes_of(store: ArtifactStore, version: int, folder: Path) -> bytes:
@@ -36,43 +89,110 @@ def bytes_of(store: ArtifactStore, version: int, folder: Path) -> bytes:
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_one_corpus_gives_the_same_bytes_whatever_the_parallelism(
-    client: redis.Redis, redis_url: str, filled: str, tmp_path: Path
+def test_the_file_is_the_one_built_in_one_process_whatever_the_parallelism(
+    client: redis.Redis, redis_url: str, filled: str, folder: Path, tmp_path: Path
 ) -> None:
-    make_tokenizer(tmp_path)
-    record = record_of(tmp_path, filled)
+    record = record_of(folder, filled)
+    expected = in_one_process(folder, record, ROWS)
+    assert None not in (expected.inputs, expected.aligned, expected.weights)
+    write_index(expected, tmp_path / "expected")
     store = ArtifactStore(client, filled, record.fingerprint)
-    files = []
-    for parallelism in (1, 3, 16):
-        artifact, _ = build_and_publish(redis_url, record, parallelism=parallelism)
-        assert artifact.corpus_rows == len(OUTPUTS)
+    for parallelism in (None, 1, 2, 5):
+        artifact, built = build_and_publish(redis_url, record, parallelism=parallelism)
+        assert artifact.corpus_rows == len(ROWS)
         assert store.current() == artifact
-        files.append(bytes_of(store, artifact.version, tmp_path))
-    assert files[0] == files[1] == files[2]
+        built.check_integrity()
+        found = bytes_of(store, artifact.version, tmp_path)
+        assert found == (tmp_path / "expected").read_bytes(), parallelism
+    read_index(tmp_path / str(artifact.version)).check_integrity()
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_the_published_index_is_the_one_built_in_one_piece(
-    client: redis.Redis, redis_url: str, filled: str, tmp_path: Path
+def test_stages_come_in_order_and_each_is_seen_to_its_end(
+    client: redis.Redis, redis_url: str, filled: str, folder: Path
 ) -> None:
-    make_tokenizer(tmp_path)
-    record = record_of(tmp_path, filled)
-    tokenizer = TaskTokenizer.from_folder(tmp_path)
-    artifact, built = build_and_publish(redis_url, record)
-    path = tmp_path / "downloaded"
-    ArtifactStore(client, filled, record.fingerprint).download(artifact, path)
-    expected = build_index(
-        Documents.of(tokenizer.encode_outputs(OUTPUTS)),
-        fingerprint=tokenizer.fingerprint,
-        vocab_size=tokenizer.vocab_size,
-        eos_id=tokenizer.backend.token_to_id(END),
-        n_max=record.draft.n_max,
-        p_min=record.draft.p_min,
+    record = record_of(folder, filled)
+    store = ArtifactStore(client, filled, record.fingerprint)
+    told: list[tuple[str, int, int]] = []
+    current = []
+
+    def watch(stage: str, done: int, total: int) -> None:
+        told.append((stage, done, total))
+        current.append(store.current())
+
+    build_and_publish(redis_url, record, parallelism=3, progress=watch)
+    assert list(dict.fromkeys(stage for stage, _, _ in told)) == list(STAGES)
+    for stage in STAGES:
+        done = [done for name, done, _ in told if name == stage]
+        (total,) = {total for name, _, total in told if name == stage}
+        assert (done[0], done[-1]) == (0, total)
+        assert done == sorted(done)
+    assert ("tokenise", len(ROWS), len(ROWS)) in told
+    assert ("sort", 3, 3) in told
+    assert ("learn", EPOCHS + 1, EPOCHS + 1) in told
+    assert [version for version in current if version] == [store.current()]
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_corpus_without_inputs_gives_an_index_of_its_outputs(
+    client: redis.Redis, redis_url: str, task: str, folder: Path
+) -> None:
+    CorpusStore(client, task).append([dataclasses.replace(row, input="") for row in ROWS])
+    _, index = build_and_publish(redis_url, record_of(folder, task))
+    assert index.corpus.documents == len(ROWS)
+    assert (index.inputs, index.aligned, index.weights) == (None, None, None)
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_row_without_an_input_beside_rows_with_one_has_the_bare_template_for_a_prompt(
+    client: redis.Redis, redis_url: str, task: str, folder: Path, tmp_path: Path
+) -> None:
+    rows = [dataclasses.replace(r, input=r.input if i % 3 else "") for i, r in enumerate(ROWS)]
+    CorpusStore(client, task).append(rows)
+    record = record_of(folder, task)
+    _, index = build_and_publish(redis_url, record)
+    for name, found in (("expected", in_one_process(folder, record, rows)), ("found", index)):
+        write_index(found, tmp_path / name)
+    assert (tmp_path / "found").read_bytes() == (tmp_path / "expected").read_bytes()
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_small_corpus_teaches_no_weights(
+    client: redis.Redis, redis_url: str, task: str, folder: Path
+) -> None:
+    CorpusStore(client, task).append(ROWS[:199])
+    _, index = build_and_publish(redis_url, record_of(folder, task))
+    assert index.weights is None
+    assert index.inputs is not None
+
+
+def bigrams_of(fingerprint: str, vocab_size: int) -> BigramTable:
+    tokens = np.arange(vocab_size, dtype=np.int32)[:, None]
+    return BigramTable("m", fingerprint, vocab_size, tokens, np.zeros((vocab_size, 1), np.float32))
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_bigrams_of_the_same_tokenizer_go_into_the_index(
+    redis_url: str, filled: str, folder: Path, tmp_path: Path
+) -> None:
+    tokenizer = TaskTokenizer.from_folder(folder)
+    table = bigrams_of(tokenizer.fingerprint, tokenizer.vocab_size)
+    write_bigrams(table, tmp_path / "bigrams.npz")
+    _, index = build_and_publish(
+        redis_url, record_of(folder, filled), bigrams=tmp_path / "bigrams.npz"
     )
-    for found in (built, read_index(path)):
-        found.check_integrity()
-        for name in ("tokens", "counts", "first_child", "best_child"):
-            assert (getattr(found, name) == getattr(expected, name)).all()
+    assert index.bigrams is not None
+    assert np.array_equal(index.bigrams.tokens, table.tokens)
+    index.check_integrity()
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_bigrams_of_another_tokenizer_are_refused_before_anything_is_read(
+    redis_url: str, task: str, folder: Path, tmp_path: Path
+) -> None:
+    write_bigrams(bigrams_of("0" * 32, 9), tmp_path / "bigrams.npz")
+    with pytest.raises(DraftError, match="model-bigrams"):
+        build_and_publish(redis_url, record_of(folder, task), bigrams=tmp_path / "bigrams.npz")
 
 
 @pytest.mark.usefixtures("ray_cluster")
@@ -94,10 +214,17 @@ def test_one_corpus_serves_two_tokenizers(
 
 @pytest.mark.usefixtures("ray_cluster")
 def test_an_empty_corpus_leaves_nothing_current(
-    client: redis.Redis, redis_url: str, task: str, tmp_path: Path
+    client: redis.Redis, redis_url: str, task: str, folder: Path
 ) -> None:
-    make_tokenizer(tmp_path)
-    record = record_of(tmp_path, task)
+    record = record_of(folder, task)
     with pytest.raises(EmptyCorpusError, match="has no rows"):
         build_and_publish(redis_url, record)
     assert ArtifactStore(client, task, record.fingerprint).current() is None
+
+
+def test_without_ray_the_job_says_how_to_start_one(
+    redis_url: str, filled: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    with pytest.raises(RaySetupError, match="local_ray"):
+        build_and_publish(redis_url, record_of(folder, filled))

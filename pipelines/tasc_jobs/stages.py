@@ -1,0 +1,64 @@
+"""How far a job of several stages is, and how long each took. It does not know what they do."""
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self, TextIO, TypeAlias
+
+from tasc_jobs.progress import Progress
+
+StageProgress: TypeAlias = Callable[[str, int, int], None]
+"""Told the stage, how much of it is done, and how much it is in all."""
+
+
+class Stages:
+    """Shows each stage of a job as a `Progress` of its own; call it as a `StageProgress`.
+
+    Args:
+        description: One or two words, before the stage's name.
+        units: What is counted in each stage, in the plural.
+        stream: Where to write; stderr if None.
+
+    Attributes:
+        seconds: Of each stage so far, by name; a stage ends where the next begins.
+    """
+
+    def __init__(
+        self, description: str, units: Mapping[str, str], *, stream: TextIO | None = None
+    ) -> None:
+        self.seconds: dict[str, float] = {}
+        self._description, self._units, self._stream = description, units, stream
+        self._open = ExitStack()
+        self._stage: str | None = None
+        self._done = 0
+        self._started = 0.0
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        if stage != self._stage:
+            self._close()
+            shown = Progress(
+                f"{self._description}: {stage}", total, self._units[stage], stream=self._stream
+            )
+            self._bar = self._open.enter_context(shown)
+            self._stage, self._done, self._started = stage, 0, time.perf_counter()
+        self._bar.advance(done - self._done)
+        self._done = done
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        self._open.close()
+        if self._stage is not None:
+            spent = time.perf_counter() - self._started
+            self.seconds[self._stage] = self.seconds.get(self._stage, 0.0) + spent
+        self._stage = None

@@ -1,0 +1,123 @@
+"""The index job killed on the way, and with a corpus that the object store cannot hold."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray
+import redis
+
+from tasc_jobs.index_job import build_and_publish
+from tasc_store import ArtifactStore, CorpusRow, CorpusStore, TaskRecord, TaskStore
+from tasc_text import TaskTokenizer
+from tiny import SENTENCES, make_tokenizer
+
+pytestmark = [pytest.mark.redis, pytest.mark.ray]
+
+KILLED = """
+import sys, time
+from tasc_jobs.index_job import build_and_publish
+from tasc_jobs.ray_local import local_ray
+from tasc_store import TaskStore, connect
+
+url, task, stage, done = sys.argv[1:]
+
+
+def wait_to_be_killed(*where):
+    if where[:2] == (stage, int(done)):
+        print("there", flush=True)
+        time.sleep(600)
+
+
+with local_ray():
+    record = TaskStore(connect(url)).get(task)
+    build_and_publish(url, record, parallelism=2, progress=wait_to_be_killed)
+"""
+
+TINY_STORE = """
+import sys
+import ray
+from tasc_jobs.index_job import build_and_publish
+from tasc_jobs.ray_local import local_ray
+from tasc_store import TaskStore, connect
+
+url, task = sys.argv[1:]
+with local_ray(num_cpus=2, object_store_mb=80):
+    room = ray.cluster_resources()["object_store_memory"]
+    artifact, index = build_and_publish(url, TaskStore(connect(url)).get(task))
+print(int(room), artifact.version, index.inputs.rows)
+"""
+
+
+@pytest.fixture
+def record(client: redis.Redis, task: str, tmp_path: Path) -> TaskRecord:
+    make_tokenizer(tmp_path / "model")
+    fingerprint = TaskTokenizer.from_folder(tmp_path / "model").fingerprint
+    record = TaskRecord(task, str(tmp_path / "model"), fingerprint, "{input}\n")
+    TaskStore(client).put(record)
+    return record
+
+
+def fill(
+    client: redis.Redis,
+    task: str,
+    rows: int,
+    words: int = 3,
+    vocabulary: Sequence[str] = ("wake", "me", "up"),
+) -> None:
+    """Rows of ``words`` words in the input each, drawn at random."""
+    store, draw = CorpusStore(client, task), np.random.default_rng(0).choice
+    for first in range(0, rows, 100):
+        store.append(
+            [
+                CorpusRow(f"k{i}", " ".join(draw(vocabulary, words)), SENTENCES[i % 6])
+                for i in range(first, min(first + 100, rows))
+            ]
+        )
+
+
+@pytest.mark.parametrize(("stage", "done"), [("tokenise", 0), ("sort", 1), ("publish", 1)])
+def test_a_job_that_is_killed_leaves_the_old_version_current(
+    client: redis.Redis,
+    redis_url: str,
+    ray_cluster: None,
+    record: TaskRecord,
+    tmp_path: Path,
+    stage: str,
+    done: int,
+) -> None:
+    fill(client, record.name, 300)
+    store = ArtifactStore(client, record.name, record.fingerprint)
+    old, _ = build_and_publish(redis_url, record)
+    env = os.environ | {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    env["TMPDIR"] = str(tmp_path)  # what a killed job cannot clear away goes with the test
+    command = [sys.executable, "-c", KILLED, redis_url, record.name, stage, str(done)]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as job:
+        assert job.stdout is not None
+        assert job.stdout.readline() == "there\n"
+        job.kill()
+    assert store.current() == old
+    new, _ = build_and_publish(redis_url, record)
+    assert store.current() == new
+    assert new.version > old.version
+
+
+def test_a_corpus_larger_than_the_object_store_is_built(
+    client: redis.Redis, redis_url: str, record: TaskRecord
+) -> None:
+    rows, words = 1000, 2_900
+    fill(client, record.name, rows, words, ["qzjxvkwq", "QZJXVKWQ", "1234567890123456", "%&/()="])
+    env = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "RAY_AUTH_MODE")}
+    command = [sys.executable, "-c", TINY_STORE, redis_url, record.name]
+    ran = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    room, version, found = map(int, ran.stdout.split())
+    tokenizer = TaskTokenizer.from_folder(Path(record.model))
+    sample = CorpusStore(client, record.name).read(0, 1)[0]
+    ids = rows * 4 * len(tokenizer.encode_prompt(sample.input))
+    assert ids > 1.3 * room
+    assert (version, found) == (1, rows)

@@ -1,0 +1,61 @@
+"""Whatever order rows are appended in, they come out in their own, each once or not at all."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasc_draft.tokens import Tokens
+from tasc_jobs.errors import JobError
+from tasc_jobs.token_file import TokenFile
+
+ROWS = st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=4), max_size=12)
+
+
+def write(path, rows, batches):
+    with TokenFile(path) as file:
+        for batch in batches:
+            tokens = Tokens.of([rows[i] for i in batch])
+            file.append(batch, tokens.ids, tokens.lengths)
+    return file
+
+
+@st.composite
+def rows_in_batches(draw):
+    rows = draw(ROWS)
+    shuffled = draw(st.permutations(range(len(rows))))
+    cuts = sorted(draw(st.lists(st.integers(0, len(rows)), max_size=3)))
+    borders = [0, *cuts, len(rows)]
+    return rows, [shuffled[a:b] for a, b in pairwise(borders)]
+
+
+@given(case=rows_in_batches())
+def test_rows_come_out_in_their_own_order(case, tmp_path_factory):
+    rows, batches = case
+    folder = tmp_path_factory.mktemp("tokens")
+    found = write(folder / "ids", rows, batches).tokens(len(rows))
+    assert found.ids.dtype == "int32"
+    assert found.lengths.dtype == "int64"
+    assert found.lengths.tolist() == [len(row) for row in rows]
+    assert found.ids.tolist() == [i for row in rows for i in row]
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_ranges_of_rows_that_come_in_another_order_are_put_in_order(tmp_path):
+    rows = [[10 * i, 10 * i + 1][: 1 + i % 2] for i in range(9)]
+    found = write(tmp_path / "ids", rows, [[6, 7, 8], [0, 1, 2], [3, 4, 5]]).tokens(9)
+    assert found.ids.tolist() == [i for row in rows for i in row]
+
+
+def test_the_ids_are_read_from_the_file_and_cannot_be_changed(tmp_path):
+    found = write(tmp_path / "ids", [[1, 2], [3]], [[0, 1]]).tokens(2)
+    assert not found.ids.flags.owndata
+    assert not found.ids.flags.writeable
+
+
+@pytest.mark.parametrize("batches", [[[0, 2]], [[0, 1], [1, 2]], [[0, 1, 2, 3]], []])
+def test_a_row_that_is_lost_or_doubled_is_an_error(tmp_path, batches):
+    file = write(tmp_path / "ids", [[1], [2], [3], [4]], batches)
+    with pytest.raises(JobError, match="3 rows were to be tokenised"):
+        file.tokens(3)
