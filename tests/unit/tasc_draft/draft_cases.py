@@ -55,7 +55,7 @@ def make_index(
         fingerprint=FINGERPRINT,
         vocab_size=VOCAB,
         eos_id=EOS,
-        word_starts=starts,
+        word_starts=None if starts is None else starts.copy(),
         canonical=canonical,
     )
 
