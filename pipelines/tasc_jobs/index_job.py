@@ -14,15 +14,15 @@ from pathlib import Path
 
 import ray
 
-from tasc_draft.bigrams import BigramTable, read_bigrams
-from tasc_draft.corpus_build import assemble, distinct
-from tasc_draft.draft_index import DraftIndex
 from tasc_draft.errors import DraftError
-from tasc_draft.index_build import with_prompts
+from tasc_draft.index.bigrams import BigramTable, read_bigrams
+from tasc_draft.index.corpus_build import assemble, distinct
+from tasc_draft.index.draft_index import DraftIndex
+from tasc_draft.index.index_build import with_prompts
+from tasc_draft.index.weights import Weights
 from tasc_draft.learning import EPOCHS, LEAST_ROWS, held_out, learn_weights
 from tasc_draft.settings import DraftSettings
 from tasc_draft.tokens import Tokens
-from tasc_draft.weights import Weights
 from tasc_jobs.errors import RaySetupError
 from tasc_jobs.index_parts import sorted_parts
 from tasc_jobs.index_store import current_index, publish_index

@@ -17,7 +17,7 @@ import numpy as np
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from tasc_draft.corpus_build import Documents, sort_part, splitters
+from tasc_draft.index.corpus_build import Documents, sort_part, splitters
 from tasc_draft.tokens import Int32
 
 # Starting a worker takes longer than sorting fewer places than this.

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from tasc_draft.draft_index import DraftIndex
+from tasc_draft.index.draft_index import DraftIndex
 from tasc_store import Artifact
 
 _SOURCES = ("corpus", "inputs", "aligned", "bigrams", "weights")

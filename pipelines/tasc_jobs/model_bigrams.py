@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from tasc_draft.bigrams import BigramTable, write_bigrams
+from tasc_draft.index.bigrams import BigramTable, write_bigrams
 from tasc_engine import EngineError, ModelSource
 from tasc_engine.model_bigrams import model_bigrams
 from tasc_engine.target import DTYPES, load_model

@@ -1,13 +1,13 @@
 """N-gram drafts: a task's index, sources, their mixture, trees. Token ids only; numpy and numba."""
 
-from tasc_draft.bigrams import BigramTable
-from tasc_draft.codec import read_index, write_index
-from tasc_draft.draft_index import DraftIndex
 from tasc_draft.drafts import Drafts, Int32, Proposer
 from tasc_draft.errors import DraftError, IndexFileError
-from tasc_draft.index_build import build_index
+from tasc_draft.index.bigrams import BigramTable
+from tasc_draft.index.codec import read_index, write_index
+from tasc_draft.index.draft_index import DraftIndex
+from tasc_draft.index.index_build import build_index
 from tasc_draft.learning import build_learnt_index
-from tasc_draft.proposer import NgramProposer
+from tasc_draft.mixture.proposer import NgramProposer
 from tasc_draft.replay import Replay, replay
 from tasc_draft.settings import DraftSettings
 from tasc_draft.sources import SOURCES

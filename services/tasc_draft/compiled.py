@@ -17,7 +17,7 @@ import numba
 def _cache_dir() -> str:
     folder = Path(__file__).parent
     digest = hashlib.sha256()
-    for path in sorted(folder.glob("*.py")):
+    for path in sorted(folder.rglob("*.py")):
         digest.update(path.read_bytes())
     home = folder / "__pycache__"
     if not os.access(home if home.is_dir() else folder, os.W_OK):

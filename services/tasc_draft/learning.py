@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tasc_draft.draft_index import DraftIndex
-from tasc_draft.index_build import build_index
-from tasc_draft.proposer import NgramProposer
+from tasc_draft.index.draft_index import DraftIndex
+from tasc_draft.index.index_build import build_index
+from tasc_draft.index.weights import Weights
+from tasc_draft.mixture.proposer import NgramProposer
 from tasc_draft.settings import DraftSettings
 from tasc_draft.tokens import Int32, Tokens
-from tasc_draft.weights import Weights
 
 EPOCHS = 6
 RATE = 0.1

@@ -14,7 +14,7 @@ import numpy as np
 
 from tasc_draft.compiled import compiled
 from tasc_draft.drafts import Int32
-from tasc_draft.proposer import NgramProposer
+from tasc_draft.mixture.proposer import NgramProposer
 
 POSITIONS = 64  # depths that are told apart; deeper ones count with the last
 

@@ -28,7 +28,7 @@ from draft_rows import BenchTask, of_demo, of_folder
 from draft_tables import show_costs, show_figures, show_missing, show_papers, show_steps
 from rich.console import Console
 
-from tasc_draft.bigrams import read_bigrams
+from tasc_draft.index.bigrams import read_bigrams
 from tasc_jobs.demo.tasks import TASKS
 from tasc_jobs.progress import Progress, note
 

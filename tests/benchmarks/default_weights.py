@@ -3,7 +3,7 @@
     python tests/benchmarks/default_weights.py --data DIR --tokenizer PATH
 
 DIR holds a folder a task with ``train.jsonl.gz`` (fields input and output). Run it again after a
-change to the cells of evidence (`tasc_draft.cells`); it writes ``default_weights.npz`` there.
+change to the cells of evidence (`tasc_draft.index.cells`); it writes ``default_weights.npz`` there.
 """
 
 import argparse
@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 from draft_tasks import Task, load_task, names_of
 
-import tasc_draft
 from tasc_draft import DraftSettings, NgramProposer, build_index
+from tasc_draft.index import weights
+from tasc_draft.index.weights import Weights
 from tasc_draft.learning import held_out, taught
-from tasc_draft.weights import Weights
 
 SETTINGS = DraftSettings(min_prob=0.0, recent_tokens=0)
 # A weight counts for its task as far as the task moved it, up to this.
@@ -31,7 +31,7 @@ def main() -> None:
     names = names_of(arguments.data)
     learnt = [of_task(load_task(arguments.data, n, arguments.tokenizer)) for n in names]
     mean = averaged(learnt)
-    path = Path(tasc_draft.__file__).with_name("default_weights.npz")
+    path = Path(weights.__file__).with_name("default_weights.npz")
     np.savez_compressed(path, values=mean.values.astype(np.float16))
     print(f"{path}: {path.stat().st_size} bytes from {', '.join(names)}")
 

@@ -13,9 +13,9 @@ import numpy as np
 from draft_rows import Answers
 
 from tasc_draft.compiled import compiled
-from tasc_draft.corpus import CorpusIndex
-from tasc_draft.corpus_sort import sorted_places
-from tasc_draft.lookup import narrow
+from tasc_draft.index.corpus import CorpusIndex
+from tasc_draft.index.corpus_sort import sorted_places
+from tasc_draft.index.lookup import narrow
 
 
 def copy_bound(

@@ -18,7 +18,7 @@ from draft_replays import REPEATS, SETTINGS, Tick, capacity, ticked
 from draft_rows import BenchTask
 
 from tasc_draft import DraftIndex, Int32, NgramProposer, build_index
-from tasc_draft.corpus_build import (
+from tasc_draft.index.corpus_build import (
     Documents,
     assemble,
     build_corpus,

@@ -25,8 +25,8 @@ from draft_replays import SETTINGS, Tick, ours, ticked
 from draft_rows import Answers, BenchTask
 
 from tasc_draft import BigramTable, DraftIndex, DraftSettings, Tokens
-from tasc_draft.bigrams import read_bigrams
-from tasc_draft.corpus_build import build_corpus
+from tasc_draft.index.bigrams import read_bigrams
+from tasc_draft.index.corpus_build import build_corpus
 from tasc_jobs.demo.tasks import demo_record
 
 TASC = replace(DraftSettings.published("tasc"), num_speculative_tokens=NODES)

@@ -13,14 +13,7 @@ from draft_ceiling import copy_bound
 from draft_peers import PEERS
 from draft_rows import Answers, BenchTask
 
-from tasc_draft import (
-    DraftIndex,
-    DraftSettings,
-    NgramProposer,
-    Replay,
-    build_learnt_index,
-    replay,
-)
+from tasc_draft import DraftIndex, DraftSettings, NgramProposer, Replay, build_learnt_index, replay
 from tasc_draft.drafts import Proposer
 
 # Every node that is asked for is drafted, and no test answer is drafted from for another row.

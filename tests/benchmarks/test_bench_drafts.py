@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasc_draft import Tokens
-from tasc_draft.corpus_build import build_corpus
+from tasc_draft.index.corpus_build import build_corpus
 from tasc_jobs.demo.tasks import MODEL, TASKS, read_split
 
 BENCHMARK = Path(__file__).with_name("bench_drafts.py")
@@ -124,7 +124,7 @@ def test_the_ceiling_takes_the_longest_run_behind_the_last_token(outputs, prompt
 
 def test_the_ceiling_follows_runs_longer_than_the_index_sorts_by() -> None:
     passage = [i % 4 for i in range(30)] + [0, 0, 1] + [i % 3 for i in range(30)]
-    outputs = [passage[:40] + [3], passage]
+    outputs = [[*passage[:40], 3], passage]
     corpus = build_corpus(Tokens.of(outputs), fingerprint="f", vocab_size=VOCAB, eos_id=EOS)
     row = np.zeros(0, np.int32), np.array([*passage, EOS], np.int32)
     assert len(passage) > 3 * corpus.depth

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tasc_draft import SOURCES, BigramTable, DraftIndex, DraftSettings, Replay
+from tasc_draft.index.weights import Weights
 from tasc_draft.learning import LEAST_ROWS, held_out, learn_weights
-from tasc_draft.weights import Weights
 from tasc_jobs.errors import JobError
 from tasc_jobs.tuning.replays import index_of, run
 from tasc_jobs.tuning.task_rows import TaskRows

@@ -10,7 +10,7 @@ from typing import Any
 
 import redis
 
-from tasc_draft.bigrams import read_bigrams
+from tasc_draft.index.bigrams import read_bigrams
 from tasc_jobs.progress import Progress, note
 from tasc_jobs.tuning.forecast import outlook, replayed
 from tasc_jobs.tuning.forecast_page import forecast_page

@@ -22,8 +22,8 @@ from tasc_draft import (
     build_index,
     replay,
 )
+from tasc_draft.index.weights import Weights
 from tasc_draft.learning import LEAST_ROWS, held_out, learn_weights
-from tasc_draft.weights import Weights
 from tasc_jobs.tuning.acceptance import rates
 from tasc_jobs.tuning.proposers import NamedProposer, Reads
 from tasc_jobs.tuning.task_rows import TaskRows

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias
 
 from tasc_draft import DraftSettings, Replay
-from tasc_draft.weights import Weights
+from tasc_draft.index.weights import Weights
 from tasc_jobs.tuning.forecast import priced
 from tasc_jobs.tuning.held_out import HeldOut
 from tasc_jobs.tuning.step_cost import StepCurve

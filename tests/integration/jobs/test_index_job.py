@@ -9,8 +9,8 @@ import redis
 from tokenizers import Tokenizer, processors
 
 from tasc_draft import BigramTable, DraftError, DraftIndex, Tokens, build_index, read_index
-from tasc_draft.bigrams import write_bigrams
-from tasc_draft.codec import write_index
+from tasc_draft.index.bigrams import write_bigrams
+from tasc_draft.index.codec import write_index
 from tasc_draft.learning import EPOCHS, held_out, learn_weights
 from tasc_jobs.errors import EmptyCorpusError, RaySetupError
 from tasc_jobs.index_job import STAGES, build_and_publish

@@ -13,7 +13,7 @@ import pytest
 from ray.exceptions import WorkerCrashedError
 
 from tasc_draft import Tokens
-from tasc_draft.corpus_build import Documents, assemble, distinct, sort_part
+from tasc_draft.index.corpus_build import Documents, assemble, distinct, sort_part
 from tasc_jobs.index_parts import sorted_parts
 
 pytestmark = pytest.mark.ray

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from tasc_draft import DraftIndex, build_index, read_index, write_index
-from tasc_draft.weights import Weights
+from tasc_draft.index.weights import Weights
 from tasc_jobs.cli import main
 from tasc_jobs.demo.tasks import demo_record, read_split
 from tasc_jobs.tuning.task_rows import encode

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tasc_draft.aligned import AlignedTable
-from tasc_draft.aligned_build import build_aligned
-from tasc_draft.aligned_keys import KINDS, NO_RECORD, context_keys, find, words
+from tasc_draft.index.aligned import AlignedTable
+from tasc_draft.index.aligned_build import build_aligned
+from tasc_draft.index.aligned_keys import KINDS, NO_RECORD, context_keys, find, words
 from tasc_draft.tokens import Tokens
 
 # Even ids begin a word, odd ones go on with it; 18 is the end of an output.

@@ -6,8 +6,8 @@ from random import Random
 
 import numpy as np
 
-from tasc_draft.corpus import ARRAYS, CorpusIndex
-from tasc_draft.corpus_build import build_corpus
+from tasc_draft.index.corpus import ARRAYS, CorpusIndex
+from tasc_draft.index.corpus_build import build_corpus
 from tasc_draft.tokens import Tokens
 
 END = -1

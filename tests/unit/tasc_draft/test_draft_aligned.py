@@ -25,9 +25,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasc_draft import DraftError
-from tasc_draft.aligned import WIDEST
-from tasc_draft.aligned_build import LEAST, MIN_ROWS, build_aligned
-from tasc_draft.aligned_keys import KINDS, context_keys, words
+from tasc_draft.index.aligned import WIDEST
+from tasc_draft.index.aligned_build import LEAST, MIN_ROWS, build_aligned
+from tasc_draft.index.aligned_keys import KINDS, context_keys, words
 from tasc_draft.tokens import Tokens
 
 word = st.tuples(st.sampled_from([0, 2, 4]), st.lists(st.sampled_from([1, 3]), max_size=2))

@@ -8,7 +8,7 @@ import pytest
 from aligned_reference import built
 
 from tasc_draft import DraftError
-from tasc_draft.aligned import AlignedTable
+from tasc_draft.index.aligned import AlignedTable
 
 
 def sample() -> AlignedTable:

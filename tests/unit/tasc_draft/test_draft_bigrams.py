@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tasc_draft import DraftError
-from tasc_draft.bigrams import BigramTable, read_bigrams, write_bigrams
+from tasc_draft.index.bigrams import BigramTable, read_bigrams, write_bigrams
 
 VOCAB, TOP = 5, 3
 FINGERPRINT = "f" * 32

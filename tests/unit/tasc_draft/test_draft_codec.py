@@ -31,8 +31,8 @@ from tasc_draft import (
     read_index,
     write_index,
 )
-from tasc_draft.codec import FORMAT, MAGIC
-from tasc_draft.weights import Weights
+from tasc_draft.index.codec import FORMAT, MAGIC
+from tasc_draft.index.weights import Weights
 
 PARTS = [field.name for field in dataclasses.fields(DraftIndex)]
 

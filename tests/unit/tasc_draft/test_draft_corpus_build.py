@@ -23,8 +23,9 @@ from corpus_reference import (
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tasc_draft.corpus import CorpusIndex
-from tasc_draft.corpus_build import (
+from tasc_draft.errors import DraftError
+from tasc_draft.index.corpus import CorpusIndex
+from tasc_draft.index.corpus_build import (
     Documents,
     assemble,
     build_corpus,
@@ -33,7 +34,6 @@ from tasc_draft.corpus_build import (
     sort_part,
     splitters,
 )
-from tasc_draft.errors import DraftError
 from tasc_draft.tokens import Tokens
 
 VOCAB = 4

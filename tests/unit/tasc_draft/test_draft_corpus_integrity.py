@@ -8,8 +8,8 @@ from corpus_reference import Outputs, build, skewed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasc_draft.corpus import ARRAYS, CorpusIndex
 from tasc_draft.errors import DraftError
+from tasc_draft.index.corpus import ARRAYS, CorpusIndex
 
 WHOLE = build(skewed(6, 150, 40), 40, depth=6)
 PLACE = st.floats(0, 1, exclude_max=True)

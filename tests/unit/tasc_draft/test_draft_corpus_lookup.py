@@ -9,8 +9,8 @@ from corpus_reference import WIDEST, Gram, Outputs, build, gram_counts, next_tok
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasc_draft.corpus import CorpusIndex, CorpusView
-from tasc_draft.lookup import continuations, count, narrow
+from tasc_draft.index.corpus import CorpusIndex, CorpusView
+from tasc_draft.index.lookup import continuations, count, narrow
 
 VOCAB = 5
 SMALL = st.lists(st.lists(st.integers(0, VOCAB - 1), max_size=7), max_size=9)

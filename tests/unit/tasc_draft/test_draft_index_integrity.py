@@ -18,7 +18,7 @@ from draft_cases import (
 from hypothesis import given, settings
 
 from tasc_draft import DraftError, DraftIndex, Tokens, build_index
-from tasc_draft.weights import Weights
+from tasc_draft.index.weights import Weights
 
 Change = Callable[[DraftIndex], DraftIndex]
 replace = dataclasses.replace

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasc_draft import inputs_build
 from tasc_draft.errors import DraftError
-from tasc_draft.inputs import ARRAYS, InputIndex, directory, find
-from tasc_draft.inputs_build import build_inputs
+from tasc_draft.index import inputs_build
+from tasc_draft.index.inputs import ARRAYS, InputIndex, directory, find
+from tasc_draft.index.inputs_build import build_inputs
 from tasc_draft.tokens import Tokens
 
 few = settings(deadline=None, max_examples=60)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasc_draft import DraftIndex, DraftSettings, NgramProposer
-from tasc_draft.weights import Weights
+from tasc_draft.index.weights import Weights
 
 # The corpus says that 1 goes on with 2; prompts will say otherwise, and so will the target.
 INDEX = dataclasses.replace(make_index([[1, 2]] * 20), weights=Weights.prior())

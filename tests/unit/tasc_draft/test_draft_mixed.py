@@ -25,7 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasc_draft import SOURCES, DraftIndex, Drafts, DraftSettings, NgramProposer
-from tasc_draft.weights import Weights
+from tasc_draft.index.weights import Weights
 
 Row = tuple[list[int], list[int], int]  # prompt, answer so far, limit
 

@@ -7,9 +7,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasc_draft.inputs import InputIndex
-from tasc_draft.inputs_build import build_inputs
-from tasc_draft.nearest import MAX_POSTINGS, NearestScratch, nearest, nearest_scratch
+from tasc_draft.index.inputs import InputIndex
+from tasc_draft.index.inputs_build import build_inputs
+from tasc_draft.index.nearest import MAX_POSTINGS, NearestScratch, nearest, nearest_scratch
 from tasc_draft.tokens import Tokens
 
 few = settings(deadline=None, max_examples=60)

@@ -26,7 +26,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasc_draft import DraftIndex, DraftSettings
-from tasc_draft.candidates import PLACES
+from tasc_draft.mixture.candidates import PLACES
 
 Row = tuple[list[int], list[int], int]  # prompt, answer so far, limit
 

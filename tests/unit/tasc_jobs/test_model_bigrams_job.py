@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasc_draft.bigrams import read_bigrams
+from tasc_draft.index.bigrams import read_bigrams
 from tasc_engine import ModelSource
 from tasc_engine.model_bigrams import model_bigrams
 from tasc_engine.target import load_model

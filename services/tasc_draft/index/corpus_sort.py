@@ -1,0 +1,294 @@
+"""Sort the places of a text by their next tokens: whole, in parts, or some of them.
+
+A gram is the next ``depth`` tokens of a place, cut behind its first END. Places are first dealt
+into buckets by their first token, then each group of equal places is ordered by its next tokens,
+packed into one 64-bit key, by a stable radix sort, and so on until it is ``depth`` tokens deep
+(most significant key first: McIlroy, Bostic & McIlroy 1993, applied to keys). Work and memory are
+linear in the text times the depth. It knows no documents beyond their weights.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from tasc_draft.compiled import compiled
+from tasc_draft.index.lookup import END
+from tasc_draft.tokens import Int32
+
+# Tokens of a gram where nothing else is said.
+DEPTH = 16
+# Fewer places than this are sorted by insertion; measured on real text.
+FEW = 32
+# Two digits cover a token of 18 bits, vocabularies up to 262,142.
+DIGIT_BITS = 9
+DIGITS = 1 << DIGIT_BITS
+KEY_BITS = 64
+# So many places are drawn for each part; their quantiles then miss by about one per cent.
+SAMPLE = 1024
+
+
+def sort_part(
+    text: Int32, offsets: Int32, counts: Int32, depth: int = DEPTH,
+    low: int | None = None, high: int | None = None,
+) -> tuple[Int32, Int32]:  # fmt: skip
+    """Sort a part of the places of a text and merge those of one gram.
+
+    Args:
+        text: ``int32[T]`` as in CorpusIndex; it may be a read-only memory map.
+        offsets: ``int32[D + 1]`` where each document begins.
+        counts: ``int32[D]`` how often each document occurs.
+        low, high: Places; the part has the grams s with gram(low) <= s < gram(high). None is an
+            open end.
+
+    Returns:
+        The first place of each distinct gram, sorted, and how often the gram occurs.
+    """
+    places = sorted_places(text, depth, low, high)
+    weights = np.repeat(counts.astype(np.int32, copy=False), np.diff(offsets))
+    sums = np.empty(len(places), np.int32)
+    n = merge_repeats(places, weights, sums)
+    return places[:n].copy(), sums[:n].copy()
+
+
+def sorted_places(
+    text: Int32, depth: int, low: int | None = None, high: int | None = None
+) -> Int32:
+    """All places of a part by gram, those of one gram rising: p for its first, ~p for the rest."""
+    text = read_only(text)
+    width, ends = width_of(text), [-1 if end is None else int(end) for end in (low, high)]
+    bits = width.bit_length()
+    first, keys, places = deal(text, depth, ends[0], ends[1], width, bits)
+    refine(text, first, 1, depth, bits, keys, places)
+    return places
+
+
+def sort_chosen(text: Int32, places: Int32, depth: int) -> Int32:
+    """Some places of a text, given rising, by gram; marked as by ``sorted_places``."""
+    text, places, bits = read_only(text), places.copy(), width_of(text).bit_length()
+    keys = np.empty(len(places), np.uint64)
+    gather(text, places, 0, len(places), 0, depth, bits, keys)
+    refine(text, np.array([0, len(places)]), 0, depth, bits, keys, places)
+    return places
+
+
+def splitters(text: Int32, parts: int, depth: int = DEPTH) -> list[int]:
+    """Places whose grams cut a text into ``parts`` parts of about equally many places.
+
+    They are quantiles of an evenly spaced sample: first tokens are too skewed to cut by.
+
+    Returns:
+        ``parts - 1`` places by rising gram, fewer where the text has fewer; where a gram is very
+        frequent, equal ones, between which a part is empty.
+    """
+    stride = max(1, len(text) // (SAMPLE * parts))
+    sample = np.flatnonzero(text[::stride] != END).astype(np.int32) * np.int32(stride)
+    places = sort_chosen(text, sample, depth)
+    places = np.where(places < 0, ~places, places)
+    cuts = min(parts, len(places))
+    return [int(places[len(places) * i // cuts]) for i in range(1, cuts)]
+
+
+def read_only(text: Int32) -> Int32:
+    """The same memory as compiled code sees a file's: one array type, one compilation."""
+    view = np.asarray(text).view()
+    view.setflags(write=False)
+    return view
+
+
+def width_of(text: Int32) -> int:
+    """One more than the greatest token; as wide as this is a token in a key, where END is 0."""
+    return int(text.max(initial=0)) + 1
+
+
+@compiled
+def precedes(text: Any, a: int, b: int, depth: int) -> bool:
+    """Whether the gram of place ``a`` is less than that of ``b``."""
+    for k in range(depth):
+        x, y = text[a + k], text[b + k]
+        if x != y or x == END:
+            return x < y
+    return False
+
+
+@compiled
+def inside(text: Any, place: int, depth: int, low: int, high: int) -> bool:
+    """Whether a place belongs to a part; -1 is an open end."""
+    return (low < 0 or not precedes(text, place, low, depth)) and (
+        high < 0 or precedes(text, place, high, depth)
+    )
+
+
+@compiled
+def bucket_sizes(
+    text: Any, depth: int, low: int, high: int, least: int, greatest: int, sizes: Any
+) -> None:
+    """Count a part's places by first token plus one.
+
+    ``least`` and ``greatest`` are the first tokens of ``low`` and ``high``: only their places need
+    a look at more than one token.
+    """
+    for place in range(len(text)):
+        token = text[place]
+        if (token != least and token != greatest) or inside(text, place, depth, low, high):
+            sizes[token + 1] += 1
+    sizes[END + 1] = 0
+    sizes[1 : least + 1] = 0
+    sizes[greatest + 2 :] = 0
+
+
+@compiled
+def deal(text: Any, depth: int, low: int, high: int, width: int, bits: int) -> tuple[Any, Any, Any]:
+    """Places of a part in buckets by first token, rising, with keys of the tokens behind it.
+
+    Returns:
+        first: ``int64[width + 1]`` where the bucket of each token below ``width`` begins.
+        keys, places: ``uint64[n]`` and ``int32[n]``.
+    """
+    least, greatest = text[low] if low >= 0 else END, text[high] if high >= 0 else width
+    first = np.zeros(width + 1, np.int64)
+    bucket_sizes(text, depth, low, high, least, greatest, first)
+    for token in range(width):
+        first[token + 1] += first[token]
+    # Places outside land in the slot behind the last bucket: faster than a branch for each.
+    n = first[-1]
+    keys, places = np.empty(n + 1, np.uint64), np.empty(n + 1, np.int32)
+    fill, step = np.full(width, n), np.zeros(width, np.int64)
+    for token in range(max(least, 0), min(greatest + 1, width)):
+        fill[token], step[token] = first[token + 1], 1
+    one, key = np.uint64(bits), np.uint64(0)
+    lead = np.uint64(bits * (min(KEY_BITS // bits, depth - 1) - 1))
+    for place in range(len(text) - 1, -1, -1):
+        token = text[place]
+        if token == END:
+            key = np.uint64(0)
+            continue
+        if (token != least and token != greatest) or inside(text, place, depth, low, high):
+            fill[token] -= step[token]
+            keys[fill[token]], places[fill[token]] = key, place
+        key = (key >> one) | (np.uint64(token + 1) << lead)
+    return first, keys[:n], places[:n]
+
+
+@compiled
+def gather(
+    text: Any, places: Any, begin: int, end: int, done: int, depth: int, bits: int, keys: Any
+) -> None:
+    """Pack the tokens behind the first ``done`` of each place; 0 behind END and behind the gram."""
+    room = KEY_BITS // bits
+    one, take = np.uint64(bits), min(room, depth - done)
+    for i in range(begin, end):
+        at, key, left = places[i] + done, np.uint64(0), room
+        while left > room - take:
+            key = (key << one) | np.uint64(text[at] + 1)
+            at += 1
+            left -= 1
+            if text[at - 1] == END:
+                break
+        keys[i] = key << np.uint64(bits * left)
+
+
+@compiled
+def refine(
+    text: Any, first: Any, shared: int, depth: int, bits: int, keys: Any, places: Any
+) -> None:
+    """Sort each bucket by gram, stably, and mark all but the first place of a gram by ``~``.
+
+    Args:
+        first: ``int64[buckets + 1]``; the places of a bucket share ``shared`` tokens, ``keys`` has
+            the next ones.
+    """
+    most = 0
+    for bucket in range(len(first) - 1):
+        most = max(most, first[bucket + 1] - first[bucket])
+    spare_keys, spare_places = np.empty(most, np.uint64), np.empty(most, np.int32)
+    digits = np.empty(DIGITS, np.int64)
+    stack = np.empty((most // 2 + 1, 3), np.int64)
+    taken = KEY_BITS // bits
+    last = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
+    for bucket in range(len(first) - 1):
+        if first[bucket + 1] - first[bucket] < 2:
+            continue
+        stack[0, 0], stack[0, 1], stack[0, 2] = first[bucket], first[bucket + 1], shared
+        top = 1
+        while top > 0:
+            top -= 1
+            begin, end, done = stack[top, 0], stack[top, 1], stack[top, 2] + taken
+            if end - begin <= FEW:
+                sort_few(keys, places, begin, end)
+            else:
+                sort_many(keys[begin:end], places[begin:end], spare_keys, spare_places, digits)
+            while begin < end:
+                key, run = keys[begin], begin + 1
+                while run < end and keys[run] == key:
+                    run += 1
+                if run - begin > 1:
+                    if done >= depth or key & last == 0:
+                        for i in range(begin + 1, run):
+                            places[i] = ~places[i]
+                    else:
+                        gather(text, places, begin, run, done, depth, bits, keys)
+                        stack[top, 0], stack[top, 1], stack[top, 2] = begin, run, done
+                        top += 1
+                begin = run
+
+
+@compiled
+def sort_few(keys: Any, places: Any, begin: int, end: int) -> None:
+    """Sort by key, stably, by insertion."""
+    for i in range(begin + 1, end):
+        key, place, j = keys[i], places[i], i
+        while j > begin and keys[j - 1] > key:
+            keys[j], places[j] = keys[j - 1], places[j - 1]
+            j -= 1
+        keys[j], places[j] = key, place
+
+
+@compiled
+def sort_many(keys: Any, places: Any, spare_keys: Any, spare_places: Any, digits: Any) -> None:
+    """Sort by key, stably, by radix over the digits that differ."""
+    n, differ = len(keys), np.uint64(0)
+    for i in range(1, n):
+        differ |= keys[i] ^ keys[0]
+    from_keys, from_places = keys, places
+    to_keys, to_places = spare_keys[:n], spare_places[:n]
+    shift, swapped = np.uint64(0), False
+    while shift < KEY_BITS and differ >> shift != 0:
+        if (differ >> shift) & np.uint64(DIGITS - 1) != 0:
+            deal_digit(from_keys, from_places, to_keys, to_places, shift, digits)
+            from_keys, from_places, to_keys, to_places = to_keys, to_places, from_keys, from_places
+            swapped = not swapped
+        shift += np.uint64(DIGIT_BITS)
+    if swapped:
+        keys[:], places[:] = from_keys, from_places
+
+
+@compiled
+def deal_digit(
+    keys: Any, places: Any, to_keys: Any, to_places: Any, shift: Any, digits: Any
+) -> None:
+    """Deal keys out by one digit, stably."""
+    digits[:] = 0
+    for key in keys:
+        digits[(key >> shift) & np.uint64(DIGITS - 1)] += 1
+    begin = 0
+    for digit in range(DIGITS):
+        size = digits[digit]
+        digits[digit] = begin
+        begin += size
+    for i in range(len(keys)):
+        digit = (keys[i] >> shift) & np.uint64(DIGITS - 1)
+        to_keys[digits[digit]], to_places[digits[digit]] = keys[i], places[i]
+        digits[digit] += 1
+
+
+@compiled
+def merge_repeats(places: Any, weights: Any, sums: Any) -> int:
+    """Keep the first place of each gram, in place, and sum its weights; returns how many."""
+    n = 0
+    for place in places:
+        if place >= 0:
+            places[n], sums[n] = place, weights[place]
+            n += 1
+        else:
+            sums[n - 1] += weights[~place]
+    return n

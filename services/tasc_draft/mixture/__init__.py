@@ -1,0 +1,1 @@
+"""Drafts from an index: what each source says, what it is worth, and which paths to follow."""

@@ -1,0 +1,77 @@
+"""A node of the draft tree: its candidates for the next token and what each source says of them.
+
+It collects evidence; what the evidence is worth is the weights' business (`scoring`), and which
+node is grown is the tree's (`tree`).
+"""
+
+from typing import Any
+
+import numpy as np
+
+from tasc_draft.compiled import compiled
+from tasc_draft.index.cells import SLOTS
+from tasc_draft.mixture.contexts import MOST
+
+WIDTH = 48  # candidates of a node
+PLACES = 48  # places in a local text that a node looks at
+SILENT = -1  # the base of a slot whose source does not speak at a node
+NONE = -1
+
+# A node of a step's trees. One that was not looked into has no candidates (width 0).
+#   row, line: the row, and its place in the batch; place: the node's place in the row's draft
+#   parent, first_child, sibling: nodes, or NONE; path: probability of the path down to the node
+#   source: number of the source that contributed most; words: begun in the answer so far
+#   contexts: of the corpus; near, own, recent: (place, agreeing tokens) in the local texts
+#   bases: cell at which a slot's levels begin, or SILENT; other: cell of "none of the candidates"
+#   chance: of each candidate, negated once it is a node; next: the candidate that waits on the heap
+NODE = np.dtype(
+    [
+        ("row", np.int32), ("line", np.int32), ("place", np.int32), ("parent", np.int32),
+        ("first_child", np.int32), ("sibling", np.int32), ("depth", np.int32),
+        ("token", np.int32), ("path", np.float32), ("source", np.int32), ("words", np.int32),
+        ("num_contexts", np.int32), ("contexts", np.int32, (MOST, 3)),
+        ("num_near", np.int32), ("near", np.int32, (PLACES, 2)),
+        ("num_own", np.int32), ("own", np.int32, (PLACES, 2)),
+        ("num_recent", np.int32), ("recent", np.int32, (PLACES, 2)),
+        ("width", np.int32), ("candidates", np.int32, (WIDTH,)),
+        ("bases", np.int32, (SLOTS,)), ("levels", np.int8, (WIDTH, SLOTS)),
+        ("chance", np.float32, (WIDTH,)), ("other", np.int32), ("other_chance", np.float32),
+        ("next", np.int32),
+    ],
+    align=True,
+)  # fmt: skip
+
+
+@compiled
+def clear(node: Any) -> None:
+    node.width = 0
+    node.bases[:] = SILENT
+
+
+@compiled
+def candidate(node: Any, token: int) -> int:
+    """The place of ``token`` among a node's candidates, entered if need be.
+
+    NONE when there is no room, and for END, which a cut output may have behind it.
+    """
+    if token < 0:
+        return NONE
+    n = node.width
+    for i in range(n):
+        if node.candidates[i] == token:
+            return i
+    if n == WIDTH:
+        return NONE
+    node.candidates[n] = token
+    node.levels[n, :] = 0
+    node.chance[n] = 0.0
+    node.width = n + 1
+    return n
+
+
+@compiled
+def vote(node: Any, slot: int, token: int, level: int) -> None:
+    """Note that ``slot`` speaks for ``token`` with this much of its evidence."""
+    i = candidate(node, token)
+    if i >= 0:
+        node.levels[i, slot] = level

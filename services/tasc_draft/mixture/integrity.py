@@ -1,0 +1,206 @@
+"""Whether what a proposer keeps for its rows is what their texts say. It repairs nothing.
+
+The rows' state is brought up to date token by token; here each part of it is made anew from the
+text that it was derived from, by searches of its own. What an index holds is the index's business.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tasc_draft.compiled import compiled
+from tasc_draft.index.aligned_keys import words
+from tasc_draft.mixture.contexts import AGAIN, MOST
+
+if TYPE_CHECKING:
+    from tasc_draft.mixture.proposer import NgramProposer
+
+NONE = -1
+END = -1
+PARTS = (
+    "length", "occurrences of its own text", "neighbours' outputs", "corpus contexts",
+    "number of begun words",
+)  # fmt: skip
+SHARED = ("recent answers", "weights")
+
+
+def check_proposer(proposer: NgramProposer) -> None:
+    """Make all derived state anew and compare.
+
+    Takes about as long as starting every row again. May be called between any two steps.
+
+    Raises:
+        AssertionError: It names the first row and part found wrong.
+    """
+    state, memory = proposer._state, proposer._memory
+    row, part = first_fault(state)
+    if row != NONE:
+        raise AssertionError(f"row {row}: its {PARTS[part]} are not what its text says")
+    part = shared_fault(state)
+    if part != NONE:
+        raise AssertionError(f"the {SHARED[part]} of the proposer are damaged")
+    if proposer.index.aligned is None:
+        return
+    hashes, lasts = (np.zeros_like(array[0]) for array in memory.words)
+    for row in np.flatnonzero(memory.rows["length"]):
+        it = memory.rows[row]
+        prompt = memory.texts[row, : it["begin"]]
+        n = words(prompt, proposer.index.word_starts, hashes, lasts)
+        same = n == it["words"] and all(
+            np.array_equal(kept[row, :n], anew[:n])
+            for kept, anew in zip(memory.words, (hashes, lasts), strict=True)
+        )
+        if not same:
+            raise AssertionError(f"row {row}: its words are not those of its prompt")
+
+
+@compiled
+def first_fault(state: Any) -> tuple[int, int]:
+    """The first row with a part that is wrong, and the number of the part; (-1, -1) for none."""
+    own, near, sep = state.own, state.near, state.growth[0].sep
+    for row in range(len(state.rows)):
+        it = state.rows[row]
+        caught, near_length = it.caught if it.length else 0, it.near_length
+        if it.length and not _lengths_hold(it, state.texts[row], sep, len(state.nodes)):
+            return row, 0
+        text, keys = state.texts[row, :caught], own.tokens[row]
+        if not (
+            _are_keys_of(keys, text, state.canonical)
+            and chained(keys, own.previous[row], own.last[row], caught)
+        ):
+            return row, 1
+        if not (
+            chained(near.tokens[row], near.previous[row], near.last[row], near_length)
+            and _outputs_hold(near.tokens[row], state.near_weight[row], near_length, sep)
+            and (it.length > 0 or near_length == 0)
+        ):
+            return row, 2
+        if not it.length:
+            continue
+        if not _contexts_hold(state.corpus, it.contexts, it.num_contexts, text, it.begin):
+            return row, 3
+        if it.begun != _begun(state.word_starts, text, it.begin):
+            return row, 4
+    return NONE, NONE
+
+
+@compiled
+def shared_fault(state: Any) -> int:
+    """The number of the part of all rows together that is wrong, or -1."""
+    recent, end, learnt = state.recent, state.growth[0].recent_end, state.learnt
+    tokens = recent.tokens[0]
+    if not chained(tokens, recent.previous[0], recent.last[0], end) or (
+        end > 0 and tokens[end - 1] != END
+    ):
+        return 0
+    finite = np.isfinite(learnt.weights).all() and np.isfinite(learnt.squares).all()
+    return NONE if finite and learnt.squares.min() >= 1.0 else 1
+
+
+@compiled
+def _lengths_hold(it: Any, text: Any, sep: int, nodes: int) -> bool:
+    return (
+        0 <= it.begin < it.length <= len(text)
+        and 0 <= it.caught <= it.length
+        and text[it.begin] == sep
+        and NONE <= it.root < nodes
+        and 0 <= it.num_contexts <= MOST
+    )
+
+
+@compiled
+def _are_keys_of(keys: Any, text: Any, canonical: Any) -> bool:
+    return bool((keys[: len(text)] == canonical[text]).all())
+
+
+@compiled
+def chained(tokens: Any, previous: Any, last: Any, length: int) -> bool:
+    """Whether ``previous`` and ``last`` are those of ``tokens[:length]``; END is in no chain."""
+    if length < 0 or length > len(tokens):
+        return False
+    seen = np.full(len(last), NONE)
+    for i in range(length):
+        token = tokens[i]
+        if token >= len(last) or (token >= 0 and previous[i] != seen[token]):
+            return False
+        if token >= 0:
+            seen[token] = i
+    return bool((last == seen).all())
+
+
+@compiled
+def _outputs_hold(tokens: Any, weight: Any, length: int, sep: int) -> bool:
+    """Whether each output begins with SEP and ends with END, the likest one last."""
+    begins, before = True, 0.0
+    for i in range(length):
+        if begins != (tokens[i] == sep):
+            return False
+        begins = tokens[i] == END
+        if not begins:
+            if not before <= weight[i] <= 1.01:  # rounding
+                return False
+            before = weight[i]
+    return begins
+
+
+@compiled
+def _contexts_hold(corpus: Any, contexts: Any, n: int, text: Any, begin: int) -> bool:
+    """Whether each context is exactly where its tokens occur, and none is missing."""
+    end = len(text)
+    seen, shorter = 0, MOST + 1
+    for i in range(n):
+        tokens, lo, hi = contexts[i, 0], contexts[i, 1], contexts[i, 2]
+        if not 1 <= tokens < shorter or tokens > end - begin:
+            return False
+        if (lo, hi) != interval(corpus, text[end - tokens :]):
+            return False
+        occurs = corpus.cumulative[hi] - corpus.cumulative[lo]
+        if occurs <= seen:
+            return False
+        seen, shorter = occurs, tokens
+    for tokens in range(1, min(AGAIN, end - begin) + 1):
+        lo, hi = interval(corpus, text[end - tokens :])
+        said = 0
+        for i in range(n):
+            if contexts[i, 0] >= tokens:
+                said = corpus.cumulative[contexts[i, 2]] - corpus.cumulative[contexts[i, 1]]
+        if said != corpus.cumulative[hi] - corpus.cumulative[lo]:
+            return False
+    return True
+
+
+@compiled
+def interval(corpus: Any, gram: Any) -> tuple[int, int]:
+    """Where the suffixes that begin with ``gram`` lie; (0, 0) when there are none."""
+    lo = _behind(corpus, gram, 0)
+    hi = _behind(corpus, gram, 1)
+    return (lo, hi) if hi > lo else (0, 0)
+
+
+@compiled
+def _behind(corpus: Any, gram: Any, equal: int) -> int:
+    """How many suffixes are less than ``gram``, or begin with it where ``equal`` is 1."""
+    low, high = 0, len(corpus.order)
+    while low < high:
+        middle = (low + high) >> 1
+        at, k = corpus.order[middle], 0
+        while k < len(gram) and corpus.text[at + k] == gram[k]:
+            k += 1
+        less = equal == 1 if k == len(gram) else corpus.text[at + k] < gram[k]
+        if less:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@compiled
+def _begun(word_starts: Any, text: Any, begin: int) -> int:
+    """Words that the answer behind ``begin`` has begun."""
+    n = 0
+    for i in range(begin + 1, len(text)):
+        token = text[i]
+        n += i == begin + 1 or token >= len(word_starts) or word_starts[token]
+    return n

@@ -1,0 +1,149 @@
+"""All memory of a proposer, taken once: rows, local texts, nodes and output for a step.
+
+It puts arrays together and decides nothing.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tasc_draft.drafts import Drafts, Int32
+from tasc_draft.index.aligned_keys import AlignedView
+from tasc_draft.index.bigrams import BigramView
+from tasc_draft.index.draft_index import DraftIndex
+from tasc_draft.index.nearest import nearest_scratch
+from tasc_draft.index.weights import Weights
+from tasc_draft.mixture.candidates import NODE
+from tasc_draft.mixture.heap import ENTRY, room
+from tasc_draft.mixture.neighbours import Found
+from tasc_draft.mixture.occurrences import LocalTexts
+from tasc_draft.mixture.rows import ROW
+from tasc_draft.mixture.state import GROWTH, MIXED, SCRATCH, TASC, TRIE, Learnt, Out, State, Words
+from tasc_draft.settings import DraftSettings
+from tasc_draft.sources import SOURCES
+
+RULES = {"mixed": MIXED, "tasc": TASC, "trie": TRIE}
+WORDS = 1024  # words of a prompt that an answer's words can go along with
+
+
+class Memory:
+    """See `NgramProposer` for the arguments; ``budget`` is the most draft tokens of a step."""
+
+    def __init__(
+        self,
+        settings: DraftSettings,
+        rows: int,
+        capacity: int,
+        vocab_size: int,
+        eos_ids: Sequence[int],
+        index: DraftIndex,
+        budget: int,
+        branching: bool,
+    ) -> None:
+        mixed = settings.mixture == "mixed"
+        ids = max(vocab_size, index.corpus.vocab_size) + 1
+        near = settings.neighbour_tokens if mixed else 0
+        self.settings = settings
+        self.rows = np.zeros(rows, ROW)
+        self.texts = np.zeros((rows, capacity + 1), np.int32)
+        self.own = LocalTexts.empty(rows, capacity + 1, ids)
+        self.near = LocalTexts.empty(rows, near, ids if mixed else 0)
+        self.near_weight = np.zeros((rows, near), np.float32)
+        self.recent = LocalTexts.empty(1, settings.recent_tokens if mixed else 0, ids)
+        words = WORDS if mixed else 0
+        self.words = Words(np.zeros((rows, words), np.uint32), np.zeros((rows, words), np.int32))
+        self.nodes = np.zeros(budget + rows, NODE)
+        self.heap = np.zeros(room(budget + rows), ENTRY)
+        self.scratch = np.zeros(1, SCRATCH)
+        self.out = _out(rows, budget)
+        self.is_eos = np.zeros(ids, bool)
+        self.is_eos[list(eos_ids)] = True
+        self.growth = np.zeros(1, GROWTH)
+        for name, value in {
+            "rule": RULES[settings.mixture], "n_max": settings.n_max, "p_min": settings.p_min,
+            "corpus_weight": settings.corpus_weight, "prefix": settings.prefix,
+            "branching": branching, "min_prob": settings.min_prob,
+            "rate": settings.learning_rate if mixed else 0.0, "vocab_size": vocab_size,
+            "sep": index.corpus.vocab_size, "asked": [name in settings.sources for name in SOURCES],
+        }.items():  # fmt: skip
+            self.growth[name] = value
+
+    @property
+    def nbytes(self) -> int:
+        parts = (*self.own, *self.near, *self.recent, *self.words, *self.out)
+        own = (self.rows, self.texts, self.near_weight, self.nodes, self.heap)
+        return sum(array.nbytes for array in (*parts, *own))
+
+    def learnt(self, index: DraftIndex) -> Learnt:
+        """A copy of an index's weights, to go on learning from."""
+        values = (index.weights or Weights.initial()).values
+        return Learnt(values.copy(), np.ones_like(values))
+
+    def state(self, index: DraftIndex, learnt: Learnt) -> Any:
+        """The box that compiled code takes."""
+        corpus, aligned, bigrams = index.corpus, index.aligned, index.bigrams
+        self.growth["depth"] = corpus.depth
+        self.growth["head"] = aligned.head if aligned else 0
+        ids = np.arange(len(self.is_eos) + 1)
+        starts = np.searchsorted(corpus.text[corpus.order], ids).astype(np.int32)
+        return State(
+            self.rows, self.nodes, self.heap, self.growth, self.scratch,
+            self.texts, self.own, self._canonical(index), self.near, self.near_weight,
+            self.recent, self.words,
+            corpus.view, starts, aligned.view if aligned else _no_aligned(),
+            _frozen(index.word_starts if aligned else np.zeros(0, bool)),
+            bigrams.view if bigrams else _no_bigrams(), learnt, self.out, self.is_eos,
+        )  # fmt: skip
+
+    def _canonical(self, index: DraftIndex) -> Int32:
+        """Each id's canonical one; each its own for the published rules."""
+        canonical = np.arange(len(self.is_eos), dtype=np.int32)
+        if index.canonical is not None and self.settings.mixture == "mixed":
+            canonical[: len(index.canonical)] = index.canonical
+        return canonical
+
+    def search(self, index: DraftIndex) -> tuple[Any, Any, Found] | None:
+        """What a search for neighbours takes; None when there are none to find."""
+        if index.inputs is None or not self.settings.neighbours:
+            return None
+        found = Found.empty(self.settings.neighbours)
+        return index.inputs.view, nearest_scratch(index.inputs), found
+
+    def drafts(self, n: int, rows: int) -> Drafts:
+        """The first n tokens of the output, for so many rows."""
+        out = self.out
+        return Drafts(
+            out.tokens[:n],
+            out.parents[:n],
+            out.depths[:n],
+            out.offsets[: rows + 1],
+            out.logp[:n],
+            out.source[:n],
+        )
+
+
+def _out(rows: int, budget: int) -> Out:
+    return Out(
+        tokens=np.zeros(budget, np.int32),
+        parents=np.zeros(budget, np.int32),
+        depths=np.zeros(budget, np.int16),
+        offsets=np.zeros(rows + 1, np.int32),
+        logp=np.zeros(budget, np.float32),
+        source=np.zeros(budget, np.int8),
+    )
+
+
+def _no_aligned() -> AlignedView:
+    none, zero = _frozen(np.zeros(0, np.int32)), _frozen(np.zeros(1, np.int32))
+    return AlignedView(zero, _frozen(np.zeros(0, np.uint32)), zero, none, none, none)
+
+
+def _no_bigrams() -> BigramView:
+    return BigramView(_frozen(np.zeros((0, 1), np.int32)), _frozen(np.zeros((0, 1), np.float32)))
+
+
+def _frozen(array: Any) -> Any:
+    """Read-only like an index's, so that compiled code sees one array type for both."""
+    array.setflags(write=False)
+    return array

@@ -1,0 +1,176 @@
+"""The n-gram proposer: drafts for rows from a task's index, by a mixture chosen by name.
+
+Token ids only: no text, no target model. It never decides what the answer is; it only guesses what
+the target will say.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasc_draft.drafts import Drafts, Int32
+from tasc_draft.index.aligned_keys import words
+from tasc_draft.index.draft_index import DraftIndex
+from tasc_draft.index.weights import Weights
+from tasc_draft.mixture import neighbours, recent, teaching, tree
+from tasc_draft.mixture.candidates import NONE
+from tasc_draft.mixture.integrity import check_proposer
+from tasc_draft.mixture.memory import Memory
+from tasc_draft.mixture.rows import begin_again
+from tasc_draft.settings import DraftSettings
+
+
+class NgramProposer:
+    """Proposer of the mixture that ``settings.mixture`` names.
+
+    ``tasc`` and ``trie`` are the published rules (`rules`); ``mixed`` weighs the evidence of all
+    sources by weights that it goes on learning (`evidence`, `scoring`).
+
+    Args:
+        rows: Number of rows; row numbers are below it.
+        capacity: Most tokens of one row, prompt and answer together.
+        vocab_size: Ids the target can emit are below it.
+        eos_ids: A path ends with any of them.
+        index: What is drafted from; ``set_index`` replaces it.
+        branching: Drafts are trees; else chains, trees whose nodes have one child.
+        nodes: Most draft tokens of one step, all rows together; by default as many as ``rows``
+            drafts of ``settings.num_speculative_tokens`` have.
+
+    All memory is taken here (`nbytes`). Not thread-safe; one engine owns one proposer.
+    """
+
+    def __init__(
+        self,
+        settings: DraftSettings,
+        *,
+        rows: int,
+        capacity: int,
+        vocab_size: int,
+        eos_ids: Sequence[int],
+        index: DraftIndex,
+        branching: bool = True,
+        nodes: int | None = None,
+    ) -> None:
+        self.settings = settings
+        self.index = index
+        self._budget = rows * settings.num_speculative_tokens if nodes is None else nodes
+        self._memory = Memory(
+            settings, rows, capacity, vocab_size, eos_ids, index, self._budget, branching
+        )
+        self._lengths = self._memory.rows["length"]
+        self._least = np.zeros(self._budget, np.float32)
+        self._open(index)
+        self._warm_up()
+
+    @property
+    def max_depth(self) -> int:
+        return self.settings.num_speculative_tokens
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the rows and the step, in bytes; the index's is its own."""
+        return self._memory.nbytes
+
+    @property
+    def weights(self) -> Weights:
+        """The weights as learnt so far."""
+        return Weights(self._learnt.weights.copy())
+
+    @property
+    def moved(self) -> NDArray[np.float32]:
+        """``float32[CELLS]`` how much each weight was learnt: its summed squared gradients."""
+        return self._learnt.squares - 1.0
+
+    def start(self, row: int, prompt: Int32) -> None:
+        it, text = self._memory.rows[row], self._memory.texts[row]
+        if it["length"]:
+            raise ValueError(f"row {row} is in use; finish it before it is started again")
+        text[: len(prompt)] = prompt
+        text[len(prompt)] = self.index.corpus.vocab_size
+        it["begin"] = len(prompt)
+        it["length"] = len(prompt) + 1
+        it["caught"] = it["num_contexts"] = it["begun"] = 0
+        it["root"] = NONE
+        self._look_at(row, prompt)
+
+    def propose(
+        self, rows: Int32, budget: Int32, least: NDArray[np.float32] | None = None
+    ) -> Drafts:
+        limits = np.minimum(budget, self.settings.num_speculative_tokens)
+        least = self._least if least is None else least[: self._budget]
+        n = tree.grow(self._state, rows, limits, least)
+        return self._memory.drafts(n, len(rows))
+
+    def observe(self, row: int, tokens: Int32, hidden: Any = None) -> None:
+        lengths, texts = self._lengths, self._memory.texts
+        begin = lengths[row]
+        end = begin + len(tokens)
+        if end > texts.shape[1]:
+            raise ValueError(
+                f"row {row} has {begin - 1} tokens, {len(tokens)} more exceed its capacity of "
+                f"{texts.shape[1] - 1}; make the proposer with a greater one"
+            )
+        texts[row, begin:end] = tokens
+        lengths[row] = end
+
+    def finish(self, row: int) -> None:
+        recent.release(self._state, row)
+
+    def teach(self, prompt: Int32, answer: Int32, rate: float) -> None:
+        """Learn from one answer, ``int32[n]`` with its end-of-sequence, on row 0.
+
+        The row must be free, and the index must not hold the answer: what is drafted from text
+        that it knows by heart teaches nothing about new text.
+        """
+        self.start(0, prompt)
+        teaching.teach(self._state, 0, answer, rate)
+        self.finish(0)
+
+    def set_index(self, index: DraftIndex) -> None:
+        """Replace the index between two steps; rows go on where they are.
+
+        What was learnt from the target's answers goes with the old index, and so do neighbours.
+
+        Raises:
+            ValueError: The index has another vocabulary size.
+        """
+        if index.corpus.vocab_size != self.index.corpus.vocab_size:
+            raise ValueError(
+                f"the new index has a vocabulary of {index.corpus.vocab_size}, the old one of "
+                f"{self.index.corpus.vocab_size}; build it with the target's tokenizer"
+            )
+        self.index = index
+        self._open(index)
+        for row in np.flatnonzero(self._lengths):
+            neighbours.part(self._state, row)
+            prompt = self._memory.texts[row, : self._memory.rows[row]["begin"]]
+            self._look_at(int(row), prompt)
+            begin_again(self._state, row)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless what is kept for each row is what its text says."""
+        check_proposer(self)
+
+    def _open(self, index: DraftIndex) -> None:
+        self._learnt = self._memory.learnt(index)
+        self._state = self._memory.state(index, self._learnt)
+        self._search = self._memory.search(index) if self.settings.mixture == "mixed" else None
+
+    def _look_at(self, row: int, prompt: Int32) -> None:
+        """Find the prompt's neighbours and words."""
+        memory = self._memory
+        if self._search:
+            neighbours.meet(self._state, self.index.corpus.offsets, *self._search, row, prompt)
+        if self.index.aligned:
+            memory.rows[row]["words"] = words(
+                prompt, self.index.word_starts, memory.words.hashes[row], memory.words.lasts[row]
+            )
+
+    def _warm_up(self) -> None:
+        """Compile, or load what was compiled, before the first request instead of during it."""
+        token = np.zeros(1, np.int32)
+        self.start(0, token)
+        self.propose(token, np.ones(1, np.int32))
+        self.finish(0)  # without an answer, so that nothing is learnt or remembered

@@ -1,0 +1,165 @@
+"""The two published ways to say what follows at a node, by name; `evidence` has our own.
+
+Both fill a node's candidates and chances, as scoring does, from corpus counts and from the places
+where prompt and answer held the same tokens before.
+"""
+
+from typing import Any
+
+from tasc_draft.compiled import compiled
+from tasc_draft.index import cells
+from tasc_draft.index.lookup import continuations, count, narrow
+from tasc_draft.mixture.candidates import NONE, candidate, clear
+
+
+@compiled
+def tasc(state: Any, x: int) -> None:
+    """TASC-spec (Tsur et al. 2026, arXiv 2602.24174, section 5.2).
+
+    p(v) = lambda * p_corpus(v) + (1 - lambda) * p_prompt(v), each source by its longest matching
+    context of fewer than ``n_max`` tokens; one that has none leaves all weight to the other, and
+    where none has, the corpus's most frequent token is drafted. An n-gram of the corpus counts from
+    ``p_min`` occurrences on.
+    """
+    node, scratch, growth, corpus = state.nodes[x], state.scratch[0], state.growth[0], state.corpus
+    clear(node)
+    longest, whole, context = 0, 0, NONE
+    if growth.corpus_weight < 1.0:
+        longest, whole = _agreement(node.own, node.num_own, growth.n_max - 1)
+    if growth.corpus_weight > 0.0:
+        context = _longest_kept(corpus, node, scratch, growth.n_max, growth.p_min)
+    if context == NONE and whole == 0:
+        _most_frequent(corpus, node, scratch, growth.sep)
+        return
+    by_corpus = growth.corpus_weight if whole else 1.0
+    if context == NONE:
+        by_corpus = 0.0
+    if by_corpus > 0.0:
+        _by_corpus(corpus, node, context, scratch, growth.p_min, by_corpus)
+    if by_corpus < 1.0:
+        text = state.texts[node.row]
+        _by_prompt(corpus, text, node, context, longest, whole, scratch, growth.p_min, by_corpus)
+
+
+@compiled
+def trie(state: Any, x: int) -> None:
+    """The N-Gram Trie: nodes by how often the prompt holds them behind the matched prefix.
+
+    The longest suffix of the answer, of at most ``prefix`` tokens, that the prompt holds leads to
+    its subtree; paths end ``n_max`` tokens from the prefix's begin. The chance of a path is its
+    count over the prefix's, so that the most frequent nodes are drafted first.
+    """
+    node, growth = state.nodes[x], state.growth[0]
+    clear(node)
+    places, text = node.own, state.texts[node.row]
+    last = state.rows[node.row].begin - 1
+    longest = min(_longest_in_prompt(state.nodes, x, last), growth.prefix)
+    if longest < 1 or longest + node.depth >= growth.n_max:
+        return
+    whole = 0
+    for i in range(node.num_own):
+        if places[i, 0] <= last and places[i, 1] >= longest + node.depth:
+            whole += 1
+            j = candidate(node, text[places[i, 0] + 1]) if places[i, 0] < last else NONE
+            if j >= 0:
+                node.chance[j] += 1.0
+                node.levels[j, cells.PROMPT] = 1
+    for j in range(node.width):
+        node.chance[j] /= whole
+
+
+@compiled
+def _longest_in_prompt(nodes: Any, x: int, last: int) -> int:
+    """Most tokens of the answer's end that the prompt goes on behind; ``last``: its last place."""
+    while nodes[x].parent != NONE:
+        x = nodes[x].parent
+    longest = 0
+    for i in range(nodes[x].num_own):
+        if nodes[x].own[i, 0] < last:
+            longest = max(longest, nodes[x].own[i, 1])
+    return longest
+
+
+@compiled
+def _agreement(places: Any, n: int, most: int) -> tuple[int, int]:
+    """Most tokens, up to ``most``, that agree at any place, and at how many places they do."""
+    longest, whole = 0, 0
+    for i in range(n):
+        longest = max(longest, min(places[i, 1], most))
+    for i in range(n):
+        whole += places[i, 1] >= longest
+    return longest, whole
+
+
+@compiled
+def _longest_kept(corpus: Any, node: Any, scratch: Any, n_max: int, p_min: int) -> int:
+    """The longest context of fewer than n_max tokens that goes on in a kept n-gram, or NONE.
+
+    A context stands also for the shorter ones, down to the next, that occur as often as it does.
+    """
+    for i in range(node.num_contexts):
+        if i + 1 < node.num_contexts and node.contexts[i + 1, 0] >= n_max - 1:
+            continue
+        tokens, lo, hi = node.contexts[i, 0], node.contexts[i, 1], node.contexts[i, 2]
+        n = continuations(corpus, lo, hi, tokens, scratch.tokens, scratch.counts)
+        if n and scratch.counts[0] >= p_min:
+            return i
+    return NONE
+
+
+@compiled
+def _by_corpus(
+    corpus: Any, node: Any, context: int, scratch: Any, p_min: int, weight: float
+) -> None:
+    tokens, lo, hi = node.contexts[context, 0], node.contexts[context, 1], node.contexts[context, 2]
+    n = continuations(corpus, lo, hi, tokens, scratch.tokens, scratch.counts)
+    whole = count(corpus, lo, hi)
+    for i in range(n):
+        if scratch.counts[i] >= p_min:
+            j = candidate(node, scratch.tokens[i])
+            node.chance[j] = weight * scratch.counts[i] / whole
+
+
+@compiled
+def _by_prompt(
+    corpus: Any, text: Any, node: Any, context: int, longest: int, whole: int, scratch: Any,
+    p_min: int, by_corpus: float,
+) -> None:  # fmt: skip
+    places, by_prompt = node.own, scratch.sums
+    share = (1.0 - by_corpus) / whole
+    by_prompt[0, :] = 0.0
+    for i in range(node.num_own):
+        if places[i, 1] < longest:
+            continue
+        known = node.width
+        j = candidate(node, text[places[i, 0] + 1])
+        if j < 0:
+            continue
+        if j == known and context != NONE:
+            node.chance[j] = by_corpus * _corpus_share(corpus, node, context, j, p_min)
+        node.chance[j] += share
+        by_prompt[0, j] += share
+    for j in range(node.width):
+        if 2.0 * by_prompt[0, j] > node.chance[j]:
+            node.levels[j, cells.PROMPT] = 1
+
+
+@compiled
+def _corpus_share(corpus: Any, node: Any, context: int, j: int, p_min: int) -> float:
+    """p_corpus of a candidate that is not among the most frequent."""
+    tokens, lo, hi = node.contexts[context, 0], node.contexts[context, 1], node.contexts[context, 2]
+    whole = count(corpus, lo, hi)
+    lo, hi = narrow(corpus, lo, hi, tokens, node.candidates[j])
+    occurs = count(corpus, lo, hi)
+    return occurs / whole if occurs >= p_min else 0.0
+
+
+@compiled
+def _most_frequent(corpus: Any, node: Any, scratch: Any, sep: int) -> None:
+    everything = len(corpus.order)
+    n = continuations(corpus, 0, everything, 0, scratch.tokens, scratch.counts)
+    for i in range(n):
+        if scratch.tokens[i] != sep:
+            j = candidate(node, scratch.tokens[i])
+            node.chance[j] = scratch.counts[i] / count(corpus, 0, everything)
+            return

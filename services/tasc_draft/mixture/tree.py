@@ -1,0 +1,164 @@
+"""Best-first growth of the draft trees of all rows of a step, over one heap. Compiled.
+
+The likeliest path anywhere in the batch is drafted next, until the budget is spent or the next
+token is not worth its cost. A chain is a tree whose nodes have one child. A node is looked into
+only when no other path is likelier than its own, so leaves cost next to nothing.
+"""
+
+import math
+from typing import Any
+
+from tasc_draft.compiled import compiled
+from tasc_draft.index import cells
+from tasc_draft.mixture import evidence, rules, scoring
+from tasc_draft.mixture.candidates import NONE
+from tasc_draft.mixture.heap import pop, push
+from tasc_draft.mixture.rows import catch_up
+from tasc_draft.mixture.state import MIXED, TASC
+
+
+@compiled
+def grow(state: Any, batch: Any, limits: Any, least: Any) -> int:
+    """Draft for the rows of ``batch``; returns how many tokens were written to ``state.out``.
+
+    Args:
+        batch: ``int32[m]`` rows.
+        limits: ``int32[m]`` most draft tokens of each; counted down.
+        least: ``float32[n]`` least path probability of the i-th token of all; n is the budget.
+    """
+    nodes, heap, growth, is_eos = state.nodes, state.heap, state.growth[0], state.is_eos
+    for row in batch:
+        take_in(state, row)
+    roots = _plant(state, batch, limits)
+    n = roots
+    while heap[0].node > 0 and n - roots < len(least):
+        path, x, closed = pop(heap)
+        if path == 0.0 or path < max(least[n - roots], growth.min_prob):
+            break
+        if limits[nodes[x].line] == 0:
+            continue
+        if closed:
+            look_into(state, x)
+        else:
+            _add(state, x, n, path)
+            limits[nodes[x].line] -= 1
+            if not is_eos[nodes[n].token]:
+                push(heap, path, n, True)
+            n += 1
+        if closed or growth.branching:
+            _offer(nodes[x], x, heap, growth)
+    return _write(nodes, roots, n, len(batch), state.out)
+
+
+@compiled
+def take_in(state: Any, row: int) -> None:
+    """Learn from the tokens a row took in, where its last tree led to them; then catch up."""
+    it, nodes, rate = state.rows[row], state.nodes, state.growth[0].rate
+    x, at = it.root, it.caught
+    if x != NONE and nodes[x].row != row:
+        x = NONE  # overwritten in a step that the row took no part in
+    while rate > 0.0 and x != NONE and at < it.length and nodes[x].width > 0:
+        token = state.texts[row, at]
+        scoring.learn(state.learnt.weights, state.learnt.squares, nodes[x], token, rate)
+        x = _child(nodes, x, token)
+        at += 1
+    it.root = NONE
+    catch_up(state, row)
+
+
+@compiled
+def _child(nodes: Any, x: int, token: int) -> int:
+    child = nodes[x].first_child
+    while child != NONE and nodes[child].token != token:
+        child = nodes[child].sibling
+    return child
+
+
+@compiled
+def _plant(state: Any, batch: Any, limits: Any) -> int:
+    """A root for each row that may draft; returns how many."""
+    nodes, heap = state.nodes, state.heap
+    heap[0].node = 0
+    n = 0
+    for line in range(len(batch)):
+        if limits[line] > 0:
+            evidence.root(state, n, batch[line])
+            nodes[n].line = line
+            nodes[n].width = 0
+            nodes[n].first_child = NONE
+            state.rows[batch[line]].root = n
+            push(heap, 1.0, n, True)
+            n += 1
+    return n
+
+
+@compiled
+def look_into(state: Any, x: int) -> None:
+    """Give a node its candidates and their chances, by the rule."""
+    rule = state.growth[0].rule
+    if state.nodes[x].depth > 0:
+        evidence.descend(state, x)
+    if rule == MIXED:
+        evidence.gather(state, x)
+        scoring.score(state.learnt.weights, state.nodes[x])
+    elif rule == TASC:
+        rules.tasc(state, x)
+    else:
+        rules.trie(state, x)
+
+
+@compiled
+def _offer(node: Any, x: int, heap: Any, growth: Any) -> None:
+    """Put the likeliest candidate of a node that is not in the tree yet on the heap."""
+    best, most = NONE, 0.0
+    for i in range(node.width):
+        token = node.candidates[i]
+        if node.chance[i] > most and token < growth.vocab_size and token != growth.sep:
+            best, most = i, node.chance[i]
+    node.next = best
+    if best != NONE:
+        push(heap, node.path * most, x, False)
+
+
+@compiled
+def _add(state: Any, x: int, n: int, path: float) -> None:
+    """Make the candidate that node ``x`` offered its child ``n``."""
+    parent, child = state.nodes[x], state.nodes[n]
+    i = parent.next
+    child.row = parent.row
+    child.line = parent.line
+    child.parent = x
+    child.depth = parent.depth + 1
+    child.token = parent.candidates[i]
+    child.path = path
+    child.width = 0
+    child.first_child = NONE
+    child.sibling = parent.first_child
+    parent.first_child = n
+    parent.chance[i] = -parent.chance[i]
+    slot = cells.PROMPT if parent.levels[i, cells.PROMPT] else 0
+    if state.growth[0].rule == MIXED:
+        slot = scoring.loudest(state.learnt.weights, parent, i)
+    child.source = cells.SOURCE_OF_SLOT[slot]
+
+
+@compiled
+def _write(nodes: Any, roots: int, n: int, lines: int, out: Any) -> int:
+    """Write nodes ``[roots, n)`` row after row, parents in front of their children."""
+    offsets = out.offsets
+    offsets[: lines + 1] = 0
+    for x in range(roots, n):
+        behind = nodes[x].line + 1
+        nodes[x].place = offsets[behind]
+        offsets[behind] += 1
+    for line in range(lines):
+        offsets[line + 1] += offsets[line]
+    for x in range(roots, n):
+        node = nodes[x]
+        at = offsets[node.line] + node.place
+        out.tokens[at] = node.token
+        out.parents[at] = nodes[node.parent].place if node.parent >= roots else NONE
+        out.depths[at] = node.depth
+        out.logp[at] = math.log(node.path)
+        out.source[at] = node.source
+    return n - roots
