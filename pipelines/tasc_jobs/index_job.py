@@ -6,6 +6,7 @@ store, which is streamed through, the job takes memory of this node only, about 
 and room for the tokens in the folder for temporary files (TMPDIR).
 """
 
+import logging
 import tempfile
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,6 +33,8 @@ from tasc_jobs.tokenise import BATCH_ROWS, tokenise
 from tasc_serve.models import load_tokenizer
 from tasc_store import Artifact, ArtifactStore, CorruptArtifact, TaskRecord, connect
 from tasc_text import TaskTokenizer
+
+log = logging.getLogger(__name__)
 
 STAGES = {
     "tokenise": "rows",
@@ -90,7 +93,7 @@ def build_and_publish(
         folder = Path(name)
         rows = tokenise(source, record, folder, parallelism, progress)
         builder = _Builder(tokenizer, table, folder, parallelism)
-        weights = _learn(builder, *rows, record.draft, progress)
+        weights = _learn(builder, *rows, before.settings or record.draft, progress)
         index = builder.index(*rows, progress)
         index = replace(index, weights=weights, settings=before.settings)
         progress("publish", 0, 2)
@@ -103,8 +106,9 @@ def _before(store: ArtifactStore) -> DraftIndex:
     """The current index, whose tuned settings and bigrams the next one keeps; else an empty one."""
     try:
         index = current_index(store)
-    except (DraftError, CorruptArtifact):
-        index = None  # another version's, or damaged: the next one replaces it all the same
+    except (DraftError, CorruptArtifact) as error:
+        log.warning("what the current index was tuned to is lost: %s", error)
+        index = None
     return index or DraftIndex.empty(store.fingerprint, vocab_size=1)
 
 

@@ -44,7 +44,7 @@ def sorted_parts(
     Raises:
         RayError: A part failed, or its workers died four times.
     """
-    cores = os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0))
     wanted = parts or min(cores, 1 + len(documents.text) // _LEAST_PLACES)
     cuts = [None, *splitters(documents.text, wanted), None]
     total = len(cuts) - 1

@@ -1,7 +1,7 @@
 """N-gram drafts: a task's index, sources, their mixture, trees. Token ids only; numpy and numba."""
 
 from tasc_draft.drafts import Drafts, Int32, Proposer
-from tasc_draft.errors import DraftError, IndexFileError
+from tasc_draft.errors import DraftError, IndexFileError, IndexFormatError
 from tasc_draft.index.bigrams import BigramTable
 from tasc_draft.index.codec import read_index, write_index
 from tasc_draft.index.draft_index import DraftIndex
@@ -21,6 +21,7 @@ __all__ = [
     "DraftSettings",
     "Drafts",
     "IndexFileError",
+    "IndexFormatError",
     "Int32",
     "NgramProposer",
     "Proposer",

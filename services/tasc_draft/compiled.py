@@ -4,9 +4,11 @@ numba keys its cache by the file a function is in, not by those it calls: after 
 it would go on running old code. So each state of the package's sources has a cache of its own.
 """
 
+import contextlib
 import hashlib
 import os
-import tempfile
+import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,12 +22,25 @@ def _cache_dir() -> str:
     for path in sorted(folder.rglob("*.py")):
         digest.update(path.read_bytes())
     home = folder / "__pycache__"
-    if not os.access(home if home.is_dir() else folder, os.W_OK):
-        home = Path(tempfile.gettempdir()) / f"tasc-draft-{os.getuid()}"
-    return str(home / f"compiled-{digest.hexdigest()[:16]}")
+    if chosen := os.environ.get("NUMBA_CACHE_DIR"):
+        home = Path(chosen)
+    elif not os.access(home if home.is_dir() else folder, os.W_OK):
+        home = Path.home() / ".cache" / "tasc-serve"
+    own = home / f"compiled-{digest.hexdigest()[:16]}"
+    _remove_unused(home, own)
+    return str(own)
 
 
-_CACHE_DIR = os.environ.get("NUMBA_CACHE_DIR") or _cache_dir()
+def _remove_unused(home: Path, own: Path) -> None:
+    """Other states' caches go when no process has written to them for a day."""
+    for other in home.glob("compiled-*"):
+        with contextlib.suppress(OSError):
+            if other != own and time.time() - other.stat().st_mtime > _KEPT_S:
+                shutil.rmtree(other)
+
+
+_KEPT_S = 86_400
+_CACHE_DIR = _cache_dir()
 
 
 def compiled(function: Callable[..., Any]) -> Any:

@@ -7,3 +7,7 @@ class DraftError(ValueError):
 
 class IndexFileError(DraftError):
     """An index file is truncated, foreign, damaged or of another format version."""
+
+
+class IndexFormatError(IndexFileError):
+    """An index file is whole, and of a format version that this program does not read."""

@@ -26,7 +26,7 @@ class DraftSettings:
         neighbours: ``mixed``: training rows with the most similar prompts, whose outputs count.
         neighbour_tokens: ``mixed``: room for their outputs, in tokens of a row.
         recent_tokens: ``mixed``: room for answers finished since the index was built, in tokens
-            of all rows; 0 keeps none. 12 bytes each.
+            of all rows; 0 keeps none. 8 bytes each.
         sources: ``mixed``: the sources that are asked.
         learning_rate: ``mixed``: how fast the weights follow the target's answers; 0 freezes them.
 
@@ -57,12 +57,14 @@ class DraftSettings:
         _within("num_speculative_tokens", self.num_speculative_tokens, 0, 256)
         _within("min_prob", self.min_prob, 0.0, 1.0)
         _within("n_max", self.n_max, 2, 16)
+        if self.mixture == "tasc":
+            _within("n_max", self.n_max, 2, 9)  # contexts are compared up to 8 tokens
         _within("p_min", self.p_min, 1, 2**31 - 1)
         _within("corpus_weight", self.corpus_weight, 0.0, 1.0)
         _within("prefix", self.prefix, 1, 8)
         _within("neighbours", self.neighbours, 0, 256)
         _within("neighbour_tokens", self.neighbour_tokens, 0, 1 << 20)
-        _within("recent_tokens", self.recent_tokens, 0, 1 << 24)
+        _within("recent_tokens", self.recent_tokens, 0, 1 << 20)
         _within("learning_rate", self.learning_rate, 0.0, 1.0)
 
     @classmethod

@@ -209,9 +209,8 @@ class Engine:
 
     def _advance(self, sequence: Sequence, new: NDArray[np.int64]) -> Delta:
         reason = sequence.finish_reason(self._tokenizer.eos_ids)
-        if reason is None:
-            self._proposer.observe(sequence.row, new.astype(np.int32))
-        else:
+        self._proposer.observe(sequence.row, new.astype(np.int32))
+        if reason is not None:
             self._release(sequence)
         return sequence.delta(len(new), reason, self._tokenizer)
 

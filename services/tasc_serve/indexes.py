@@ -5,7 +5,7 @@ Drafting can do without an index, so a damaged one costs speed and never an answ
 
 import logging
 
-from tasc_draft import DraftError, DraftIndex, IndexFileError, read_index
+from tasc_draft import DraftError, DraftIndex, IndexFileError, IndexFormatError, read_index
 from tasc_serve.errors import IndexRefused
 from tasc_store import Artifact, ArtifactCache, ArtifactStore, CorruptArtifact
 from tasc_text import TaskTokenizer
@@ -38,6 +38,8 @@ class DraftIndexes:
         path = self._cache.fetch(self.store, artifact)
         try:
             index = read_index(path)
+        except IndexFormatError:
+            raise
         except IndexFileError:
             log.warning("%s cannot be used; it is fetched once more", path)
             path.unlink(missing_ok=True)
@@ -59,8 +61,8 @@ class DraftIndexes:
         else:
             try:
                 return artifact, self.fetch(artifact)
-            except (DraftError, CorruptArtifact):
-                log.exception("task %s: index %d is damaged", self._task, artifact.version)
+            except (DraftError, CorruptArtifact, OSError):
+                log.exception("task %s: index %d cannot be used", self._task, artifact.version)
         tokenizer = self._tokenizer
         return None, DraftIndex.empty(tokenizer.fingerprint, tokenizer.vocab_size)
 

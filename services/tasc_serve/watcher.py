@@ -33,6 +33,7 @@ class IndexWatcher:
         self._poll_s = poll_s
         self._on_swap = on_swap
         self._stopped = threading.Event()
+        self._failed = False
         self._seen = worker.artifact.version if worker.artifact else None
         self._thread = threading.Thread(target=self._run, name="index-watcher", daemon=True)
         self._thread.start()
@@ -54,6 +55,9 @@ class IndexWatcher:
                 self._stopped.wait(self._poll_s)
 
     def _look(self) -> None:
+        if self._failed:
+            self._stopped.wait(self._poll_s)
+            self._failed = False
         artifact = self._worker.indexes.store.wait(self._seen, self._poll_s)
         if artifact is None:
             return
@@ -61,11 +65,16 @@ class IndexWatcher:
             index = self._worker.indexes.fetch(artifact)
         except (ServeError, DraftError):
             log.exception("a new draft index does not fit; the old one stays in use")
+            self._seen = artifact.version
         else:
+            # Not before: what could not be fetched is tried again, what does not fit is not.
+            self._seen = artifact.version
             self._loop.between_steps(partial(self._swap, artifact, index))
-        # Not before: what could not be fetched is tried again, what does not fit is not.
-        self._seen = artifact.version
 
     def _swap(self, artifact: Artifact, index: DraftIndex) -> None:
-        self._worker.swap(artifact, index)
+        try:
+            self._worker.swap(artifact, index)
+        except Exception:
+            self._seen, self._failed = None, True  # it is fetched and tried again
+            raise
         self._on_swap(artifact)

@@ -23,7 +23,7 @@ from draft_costs import costs, parts_of
 from draft_figures import builds, by_task, means, times
 from draft_papers import papers, papers_of
 from draft_replays import learnt_index, of_task, replays_of
-from draft_report import costs_record, figures_record, settings_of, tasks_record
+from draft_report import costs_record, figures_record, rounded, settings_of, tasks_record
 from draft_rows import BenchTask, of_demo, of_folder
 from draft_tables import show_costs, show_figures, show_missing, show_papers, show_steps
 from rich.console import Console
@@ -49,7 +49,7 @@ def main() -> None:
         found["papers"] = repeated(tasks, asked, out)
     found["machine"]["load_at_end"] = os.getloadavg()
     out.file.flush()
-    line = json.dumps(found)
+    line = json.dumps(rounded(found))
     if asked.json:
         asked.json.write_text(line + "\n", encoding="utf-8")
     print(line)

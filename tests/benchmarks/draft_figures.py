@@ -65,7 +65,7 @@ def by_task(drafted: By, held: bool) -> list[Figure]:
 
 
 def times(drafted: By, costs: Costs) -> list[Figure]:
-    """A step and a start, over all steps and rows of all tasks."""
+    """A step and a start, over all steps and rows of all tasks; long answers have most steps."""
     steps = pooled([[r.draft_us for r in d.repeats] for d in drafted.values()])
     starts = pooled([[r.start_us for r in d.repeats] for d in drafted.values()])
     batches = pooled(list(costs.batch_us.values()))

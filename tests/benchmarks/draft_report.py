@@ -38,7 +38,7 @@ def settings_of(rows: int, data: str, fingerprint: str) -> dict[str, Any]:
 
 
 def figures_record(figures: list[Figure]) -> list[dict[str, Any]]:
-    return [{k: rounded(v) for k, v in figure.record.items()} for figure in figures]
+    return [figure.record for figure in figures]
 
 
 def tasks_record(drafted: Mapping[str, Drafted]) -> dict[str, Any]:
@@ -46,9 +46,9 @@ def tasks_record(drafted: Mapping[str, Drafted]) -> dict[str, Any]:
     return {
         name: {
             **replay_record(found.repeats[0]),
-            "frozen": rounded(found.frozen.tokens_per_step),
-            "by_nodes": {n: rounded(value) for n, value in found.sizes.items()},
-            "ceiling": rounded(found.ceiling),
+            "frozen": found.frozen.tokens_per_step,
+            "by_nodes": found.sizes,
+            "ceiling": found.ceiling,
             "peers": {peer: replay_record(r) for peer, r in found.peers.items()},
         }
         for name, found in drafted.items()
@@ -57,14 +57,14 @@ def tasks_record(drafted: Mapping[str, Drafted]) -> dict[str, Any]:
 
 def replay_record(found: Replay) -> dict[str, Any]:
     return {
-        "tokens_per_step": rounded(found.tokens_per_step),
+        "tokens_per_step": found.tokens_per_step,
         "rows": found.rows,
         "steps": found.steps,
         "tokens": found.tokens,
         "draft_tokens": found.nodes,
         "drafted_steps": found.drafted_steps,
-        "step_us": [rounded(percentile(found.draft_us, q)) for q in (50, 99)],
-        "start_us": [rounded(percentile(found.start_us, q)) for q in (50, 99)],
+        "step_us": [percentile(found.draft_us, q) for q in (50, 99)],
+        "start_us": [percentile(found.start_us, q) for q in (50, 99)],
     }
 
 
@@ -99,11 +99,16 @@ def processor() -> str:
 
 
 def rounded(value: Any) -> Any:
+    """The same with four digits behind the point, however deep."""
+    if isinstance(value, dict):
+        return {key: rounded(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(inner) for inner in value]
     return round(value, 4) if isinstance(value, float) else value
 
 
 def _percentiles(repeats: list[list[float]]) -> list[list[float]]:
-    return [[rounded(percentile(us, q)) for q in (50, 99)] for us in repeats]
+    return [[percentile(us, q) for q in (50, 99)] for us in repeats]
 
 
 def _git(*arguments: str) -> str | None:

@@ -144,7 +144,7 @@ def show_sizes(console: Console, found: Mapping[str, Mapping[int, float]]) -> No
 def table_of(title: str, headings: Sequence[str]) -> Table:
     table = Table(title=title, title_justify="left")
     for i, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if i else "left")
+        table.add_column(heading, justify="right" if i else "left", no_wrap=not i)
     return table
 
 

@@ -67,6 +67,7 @@ def _engine(task: str) -> tuple[EngineTotals, Engine]:
         eos_id=tokenizer.eos_id,
         settings=record.draft,
         word_starts=tokenizer.word_starts,
+        canonical=tokenizer.canonical,
     )
     proposer = NgramProposer(
         record.draft,

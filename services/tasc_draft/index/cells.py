@@ -8,6 +8,7 @@ few thousand weights are learnt from a few hundred answers.
 
 from tasc_draft import sources
 from tasc_draft.compiled import compiled
+from tasc_draft.index.aligned_keys import KINDS
 
 LEVELS = 10
 ORDERS = 7
@@ -15,7 +16,6 @@ AMOUNTS = 6
 LENGTHS = 6
 GROUPS = 4  # of a local text's evidence: by similarity, or by how many places agree
 CONTEXTS = 3  # corpus contexts of different length that are looked at for each node
-KINDS = 6  # of aligned contexts
 
 # Slots, in the order of their tables: corpus by context, neighbours (where most agrees, and all),
 # prompt, answer so far, recent answers, the target's bigrams, aligned words by kind.

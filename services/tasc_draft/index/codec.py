@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from tasc_draft.errors import IndexFileError
+from tasc_draft.errors import IndexFileError, IndexFormatError
 from tasc_draft.index.aligned import AlignedTable
 from tasc_draft.index.bigrams import BigramTable
 from tasc_draft.index.corpus import CorpusIndex
@@ -58,7 +58,9 @@ def write_index(index: DraftIndex, path: Path) -> None:
 
 
 def read_index(path: Path) -> DraftIndex:
-    """Map an index file read-only and verify it.
+    """Map an index file read-only and verify its checksum.
+
+    Whether its arrays make sense is `DraftIndex.check_integrity`'s business.
 
     Raises:
         IndexFileError: The file is truncated, foreign, of another format version or damaged.
@@ -149,7 +151,7 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise IndexFileError(f"{path} has a damaged header; fetch it again") from error
     if version != FORMAT:
-        raise IndexFileError(
+        raise IndexFormatError(
             f"{path} has format {version}, this program reads format {FORMAT}; "
             "build the index again with this version"
         )

@@ -3,6 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from tasc_draft.errors import DraftError
 from tasc_draft.index.aligned_build import build_aligned
 from tasc_draft.index.corpus import CorpusIndex
 from tasc_draft.index.corpus_build import distinct, index_documents
@@ -66,6 +67,10 @@ def with_prompts(
     """A corpus index with what the prompts of its rows tell; see `build_index`."""
     if prompts is None or not len(prompts):
         return DraftIndex(corpus, canonical=canonical)
+    if not len(prompts) == len(outputs) == len(documents.rows):
+        raise DraftError(
+            f"there are {len(prompts)} prompts for {len(outputs)} outputs; give one for each"
+        )
     held = np.flatnonzero(documents.rows >= 0)
     if len(held) < len(prompts):
         prompts, outputs = prompts.take(held), outputs.take(held)

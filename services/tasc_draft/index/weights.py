@@ -26,6 +26,14 @@ class Weights:
 
     values: NDArray[np.float32]
 
+    def __post_init__(self) -> None:
+        # Compiled code looks weights up unchecked.
+        if self.values.shape != (cells.CELLS,):
+            raise DraftError(
+                f"weights of shape {self.values.shape} do not fit {cells.CELLS} cells of evidence; "
+                "build the index again with this version"
+            )
+
     @classmethod
     def prior(cls) -> "Weights":
         """Every source believed in moderately: a third of the log of its share."""
@@ -45,11 +53,8 @@ class Weights:
 
     def check_integrity(self) -> None:
         """Raise DraftError unless every cell has a finite weight."""
-        if self.values.shape != (cells.CELLS,) or not np.isfinite(self.values).all():
-            raise DraftError(
-                f"weights of shape {self.values.shape} do not fit {cells.CELLS} cells of evidence, "
-                "or are not finite; build the index again with this version"
-            )
+        if not np.isfinite(self.values).all():
+            raise DraftError("some weights are not finite; build the index again")
 
 
 @functools.cache

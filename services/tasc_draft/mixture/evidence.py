@@ -9,7 +9,7 @@ from typing import Any
 
 from tasc_draft.compiled import compiled
 from tasc_draft.index import cells
-from tasc_draft.index.aligned_keys import context_keys, find
+from tasc_draft.index.aligned_keys import KINDS, context_keys, find
 from tasc_draft.index.lookup import continuations, count
 from tasc_draft.mixture import contexts, occurrences
 from tasc_draft.mixture.candidates import NONE, candidate, clear, vote
@@ -187,7 +187,7 @@ def _aligned(state: Any, node: Any, scratch: Any) -> None:
         state.words.hashes[row], state.words.lasts[row], state.rows[row].words,
         state.growth[0].head + node.words, node.token, _before(state, node), scratch.keys,
     )  # fmt: skip
-    for kind in range(cells.KINDS):
+    for kind in range(KINDS):
         record = find(table, scratch.keys[kind])
         if record < 0:
             continue

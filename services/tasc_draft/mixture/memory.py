@@ -15,6 +15,7 @@ from tasc_draft.index.draft_index import DraftIndex
 from tasc_draft.index.nearest import nearest_scratch
 from tasc_draft.index.weights import Weights
 from tasc_draft.mixture.candidates import NODE
+from tasc_draft.mixture.contexts import MOST
 from tasc_draft.mixture.heap import ENTRY, room
 from tasc_draft.mixture.neighbours import Found
 from tasc_draft.mixture.occurrences import LocalTexts
@@ -58,7 +59,7 @@ class Memory:
         self.scratch = np.zeros(1, SCRATCH)
         self.out = _out(rows, budget)
         self.is_eos = np.zeros(ids, bool)
-        self.is_eos[list(eos_ids)] = True
+        self.is_eos[[e for e in eos_ids if 0 <= e < ids]] = True
         self.growth = np.zeros(1, GROWTH)
         for name, value in {
             "rule": RULES[settings.mixture], "n_max": settings.n_max, "p_min": settings.p_min,
@@ -81,7 +82,16 @@ class Memory:
         return Learnt(values.copy(), np.ones_like(values))
 
     def state(self, index: DraftIndex, learnt: Learnt) -> Any:
-        """The box that compiled code takes."""
+        """The box that compiled code takes.
+
+        Raises:
+            ValueError: The index is sorted by too few tokens for the contexts that rows keep.
+        """
+        if index.corpus.depth <= MOST:
+            raise ValueError(
+                f"the index is sorted by {index.corpus.depth} tokens, contexts have up to {MOST}; "
+                f"build it with a depth above {MOST}"
+            )
         corpus, aligned, bigrams = index.corpus, index.aligned, index.bigrams
         self.growth["depth"] = corpus.depth
         self.growth["head"] = aligned.head if aligned else 0
@@ -105,7 +115,10 @@ class Memory:
 
     def search(self, index: DraftIndex) -> tuple[Any, Any, Found] | None:
         """What a search for neighbours takes; None when there are none to find."""
-        if index.inputs is None or not self.settings.neighbours:
+        asked = self.settings.mixture == "mixed" and "neighbours" in self.settings.sources
+        if index.inputs is None or not asked or not len(self.near.tokens[0]):
+            return None
+        if not self.settings.neighbours:
             return None
         found = Found.empty(self.settings.neighbours)
         return index.inputs.view, nearest_scratch(index.inputs), found

@@ -28,6 +28,9 @@ class NgramProposer:
     ``tasc`` and ``trie`` are the published rules (`rules`); ``mixed`` weighs the evidence of all
     sources by weights that it goes on learning (`evidence`, `scoring`).
 
+    Raises:
+        ValueError: A size is below 1, or the index is sorted by too few tokens.
+
     Args:
         rows: Number of rows; row numbers are below it.
         capacity: Most tokens of one row, prompt and answer together.
@@ -38,7 +41,8 @@ class NgramProposer:
         nodes: Most draft tokens of one step, all rows together; by default as many as ``rows``
             drafts of ``settings.num_speculative_tokens`` have.
 
-    All memory is taken here (`nbytes`). Not thread-safe; one engine owns one proposer.
+    All memory of rows and steps is taken here (`nbytes`); an index brings a few bytes an id and a
+    corpus row more. Not thread-safe; one engine owns one proposer.
     """
 
     def __init__(
@@ -54,7 +58,6 @@ class NgramProposer:
         nodes: int | None = None,
     ) -> None:
         self.settings = settings
-        self.index = index
         self._budget = rows * settings.num_speculative_tokens if nodes is None else nodes
         self._memory = Memory(
             settings, rows, capacity, vocab_size, eos_ids, index, self._budget, branching
@@ -87,6 +90,7 @@ class NgramProposer:
         it, text = self._memory.rows[row], self._memory.texts[row]
         if it["length"]:
             raise ValueError(f"row {row} is in use; finish it before it is started again")
+        self._require_fit(prompt, len(prompt))
         text[: len(prompt)] = prompt
         text[len(prompt)] = self.index.corpus.vocab_size
         it["begin"] = len(prompt)
@@ -124,6 +128,7 @@ class NgramProposer:
         The row must be free, and the index must not hold the answer: what is drafted from text
         that it knows by heart teaches nothing about new text.
         """
+        self._require_fit(answer, len(prompt) + len(answer))
         self.start(0, prompt)
         teaching.teach(self._state, 0, answer, rate)
         self.finish(0)
@@ -141,7 +146,6 @@ class NgramProposer:
                 f"the new index has a vocabulary of {index.corpus.vocab_size}, the old one of "
                 f"{self.index.corpus.vocab_size}; build it with the target's tokenizer"
             )
-        self.index = index
         self._open(index)
         for row in np.flatnonzero(self._lengths):
             neighbours.part(self._state, row)
@@ -154,9 +158,25 @@ class NgramProposer:
         check_proposer(self)
 
     def _open(self, index: DraftIndex) -> None:
-        self._learnt = self._memory.learnt(index)
-        self._state = self._memory.state(index, self._learnt)
-        self._search = self._memory.search(index) if self.settings.mixture == "mixed" else None
+        """Take an index in, whole or not at all."""
+        learnt = self._memory.learnt(index)
+        search = self._memory.search(index)
+        state = self._memory.state(index, learnt)
+        self.index, self._learnt, self._search, self._state = index, learnt, search, state
+
+    def _require_fit(self, tokens: Int32, length: int) -> None:
+        """Compiled code checks no bounds, so what comes from outside is checked here."""
+        capacity, ids = self._memory.texts.shape[1] - 1, len(self._memory.is_eos)
+        if length > capacity:
+            raise ValueError(
+                f"{length} tokens exceed a row's capacity of {capacity}; make the proposer with a "
+                "greater one"
+            )
+        if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < ids:
+            raise ValueError(
+                f"ids run from {tokens.min()} to {tokens.max()}, the vocabulary has {ids}; "
+                "tokenise with the target's own tokenizer"
+            )
 
     def _look_at(self, row: int, prompt: Int32) -> None:
         """Find the prompt's neighbours and words."""

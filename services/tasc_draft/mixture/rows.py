@@ -38,6 +38,8 @@ def catch_up(state: Any, row: int) -> None:
     text, keys, n = state.texts[row], state.own.tokens[row], it.num_contexts
     previous, last = state.own.previous[row], state.own.last[row]
     for at in range(it.caught, it.length):
+        if not 0 <= text[at] < len(state.canonical):
+            text[at] = state.growth[0].sep  # an id from nowhere is like nothing
         append(keys, previous, last, at, state.canonical[text[at]])
         if at >= it.begin:
             n = contexts.advance(corpus, starts, it.contexts, n, text, at)

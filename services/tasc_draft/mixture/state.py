@@ -7,7 +7,7 @@ from numba.core import types
 from numba.experimental import structref
 from numpy.typing import NDArray
 
-from tasc_draft.index.cells import KINDS
+from tasc_draft.index.aligned_keys import KINDS
 from tasc_draft.index.lookup import WIDEST
 from tasc_draft.mixture.candidates import WIDTH
 from tasc_draft.sources import SOURCES

@@ -27,8 +27,11 @@ def grow(state: Any, batch: Any, limits: Any, least: Any) -> int:
         least: ``float32[n]`` least path probability of the i-th token of all; n is the budget.
     """
     nodes, heap, growth, is_eos = state.nodes, state.heap, state.growth[0], state.is_eos
-    for row in batch:
-        take_in(state, row)
+    for line in range(len(batch)):
+        if 0 <= batch[line] < len(state.rows) and state.rows[batch[line]].length > 0:
+            take_in(state, batch[line])
+        else:
+            limits[line] = 0  # nobody is there
     roots = _plant(state, batch, limits)
     n = roots
     while heap[0].node > 0 and n - roots < len(least):

@@ -20,9 +20,10 @@ from draft_cases import (
     propose,
     tagged_rows,
 )
-from draft_checks import assert_valid
+from draft_checks import assert_valid, tree
 
 from tasc_draft import DraftSettings, NgramProposer
+from tasc_draft.mixture.contexts import MOST
 
 ROWS, ROOM = 3, 40
 
@@ -35,10 +36,13 @@ class Operations:
         prompts, outputs = tagged_rows(seed, 20)
         canonical = np.arange(VOCAB + 1, dtype=np.int32)
         canonical[[1, 7]] = 3
+        # Answers along this one grow contexts that are too long to be kept whole.
+        self.script = self.rng.choices(range(1, 6), k=ROOM)
         self.indexes = [
             make_index([]),
             make_index(outputs),
             make_index(outputs[:9], prompts[:9], canonical=canonical),
+            make_index([self.script]),
             full_index(1),
             full_index(2),
         ]
@@ -50,7 +54,9 @@ class Operations:
             self.indexes[0], self.settings, rows=ROWS, capacity=ROOM, nodes=16
         )
         self.used = [0] * ROWS  # tokens of each row's text, 0 for a free one
-        self.last: list[int] = []  # tokens drafted
+        self.begin = [0] * ROWS  # of its answer
+        self.scripted = [False] * ROWS
+        self.paths: dict[int, list[int]] = {}  # the deepest that was drafted for a row
         self.seen: Counter[str] = Counter()
 
     def step(self) -> None:
@@ -61,7 +67,8 @@ class Operations:
         elif not self.used[row]:
             prompt = self.tokens(self.rng.randrange(ROOM // 2))
             self.proposer.start(row, ids(prompt))
-            self.used[row] = len(prompt) + 1
+            self.used[row] = self.begin[row] = len(prompt) + 1
+            self.scripted[row] = self.rng.random() < 0.2
             self.seen["start"] += 1
         elif self.rng.random() < 0.45:
             self.draft()
@@ -76,14 +83,20 @@ class Operations:
         least = np.full(budget, self.rng.choice([0.0, 0.0, 0.1]), np.float32)
         drafts = self.proposer.propose(ids(batch), ids(wanted), least)
         assert_valid(drafts, [limits_of(self.settings, most) for most in wanted], budget)
-        self.last = drafts.tokens.tolist()
-        self.seen["drafted" if self.last else "empty"] += 1
-        self.seen["deep"] += bool(self.last) and int(drafts.depths.max()) > 2
+        for place, row in enumerate(batch):
+            self.paths[row] = path = [*max(tree(drafts, place), key=len, default=())]
+            self.seen["drafted" if path else "empty"] += 1
+            self.seen["deep"] += len(path) > 2
+            context = self.proposer._memory.rows[row]
+            self.seen["long"] += int(context["contexts"][0, 0]) >= MOST
 
     def go_on(self, row: int) -> None:
-        """Take in what was drafted last, or anything else; now and then to the row's end."""
-        likely = self.rng.random() < 0.6
-        told = self.last[: self.rng.randrange(4)] if likely else self.tokens(self.rng.randrange(5))
+        """Take in what was drafted last, or the script, or anything; now and then end the row."""
+        told = self.paths.pop(row, [])[: self.rng.randrange(9)]
+        if self.scripted[row]:
+            told = self.script[self.used[row] - self.begin[row] :][: self.rng.randrange(6)]
+        elif self.rng.random() < 0.2:
+            told = self.tokens(self.rng.randrange(5))
         if self.used[row] + len(told) > ROOM or self.rng.random() < 0.05:
             self.proposer.finish(row)
             self.used[row] = 0
@@ -105,10 +118,10 @@ def test_any_operations_leave_a_proposer_consistent(mixture: str, operations: in
     for _ in range(operations):
         run.step()
         run.proposer.check_integrity()
-    least = operations // 200
     kinds = ("index", "start", "drafted", "empty", "deep", "finish", "observe")
-    assert all(run.seen[kind] > least for kind in kinds), run.seen
+    assert all(run.seen[kind] > operations // 200 for kind in kinds), run.seen
     if mixture == "mixed":
+        assert run.seen["long"] > 100, run.seen
         assert run.proposer._memory.growth["recent_end"][0] > 0
 
 

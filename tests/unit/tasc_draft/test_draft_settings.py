@@ -16,7 +16,7 @@ LIMITS = {
     "prefix": (1, 8),
     "neighbours": (0, 256),
     "neighbour_tokens": (0, 1 << 20),
-    "recent_tokens": (0, 1 << 24),
+    "recent_tokens": (0, 1 << 20),
     "learning_rate": (0.0, 1.0),
 }
 
