@@ -25,6 +25,7 @@ from tasc_draft.settings import DraftSettings
 from tasc_draft.sources import SOURCES
 
 RULES = {"mixed": MIXED, "tasc": TASC, "trie": TRIE}
+_MOST_VIEWS = 4096
 WORDS = 1024  # words of a prompt that an answer's words can go along with
 
 
@@ -58,12 +59,13 @@ class Memory:
         self.heap = np.zeros(room(budget + rows), ENTRY)
         self.scratch = np.zeros(1, SCRATCH)
         self.out = _out(rows, budget)
+        self._views: dict[tuple[int, int], Drafts] = {}
         self.is_eos = np.zeros(ids, bool)
         self.is_eos[[e for e in eos_ids if 0 <= e < ids]] = True
         self.growth = np.zeros(1, GROWTH)
         for name, value in {
             "rule": RULES[settings.mixture], "n_max": settings.n_max, "p_min": settings.p_min,
-            "corpus_weight": settings.corpus_weight, "prefix": settings.prefix,
+            "corpus_weight": settings.corpus_weight, "prefix": settings.prefix, "most": settings.num_speculative_tokens,
             "branching": branching, "min_prob": settings.min_prob,
             "rate": settings.learning_rate if mixed else 0.0, "vocab_size": vocab_size,
             "sep": index.corpus.vocab_size, "asked": [name in settings.sources for name in SOURCES],
@@ -125,15 +127,21 @@ class Memory:
 
     def drafts(self, n: int, rows: int) -> Drafts:
         """The first n tokens of the output, for so many rows."""
-        out = self.out
-        return Drafts(
-            out.tokens[:n],
-            out.parents[:n],
-            out.depths[:n],
-            out.offsets[: rows + 1],
-            out.logp[:n],
-            out.source[:n],
-        )
+        # Views of the same arrays each time, so those of a size are made once.
+        found = self._views.get((n, rows))
+        if found is None:
+            out = self.out
+            if len(self._views) >= _MOST_VIEWS:
+                self._views.clear()
+            found = self._views[n, rows] = Drafts(
+                out.tokens[:n],
+                out.parents[:n],
+                out.depths[:n],
+                out.offsets[: rows + 1],
+                out.logp[:n],
+                out.source[:n],
+            )
+        return found
 
 
 def _out(rows: int, budget: int) -> Out:

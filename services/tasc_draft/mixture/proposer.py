@@ -102,7 +102,7 @@ class NgramProposer:
     def propose(
         self, rows: Int32, budget: Int32, least: NDArray[np.float32] | None = None
     ) -> Drafts:
-        limits = np.minimum(budget, self.settings.num_speculative_tokens)
+        limits = budget.copy()
         least = self._least if least is None else least[: self._budget]
         n = tree.grow(self._state, rows, limits, least)
         return self._memory.drafts(n, len(rows))

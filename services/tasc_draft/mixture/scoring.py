@@ -12,7 +12,8 @@ from typing import Any
 from tasc_draft.compiled import compiled
 from tasc_draft.index.cells import SLOTS
 
-NEGLIGIBLE = 1e-3  # smaller gradients do not move the weights
+NEGLIGIBLE = 1e-2  # smaller gradients do not move the weights
+HOPELESS = 9.0  # a score this far below the best has no chance, and costs no exponential
 
 
 @compiled
@@ -31,7 +32,8 @@ def score(weights: Any, node: Any) -> None:
     none = math.exp(other - greatest)
     whole = none
     for i in range(n):
-        node.chance[i] = math.exp(node.chance[i] - greatest)
+        below = node.chance[i] - greatest
+        node.chance[i] = math.exp(below) if below > -HOPELESS else 0.0
         whole += node.chance[i]
     for i in range(n):
         node.chance[i] /= whole

@@ -23,13 +23,14 @@ def grow(state: Any, batch: Any, limits: Any, least: Any) -> int:
 
     Args:
         batch: ``int32[m]`` rows.
-        limits: ``int32[m]`` most draft tokens of each; counted down.
+        limits: ``int32[m]`` most draft tokens of each; written on.
         least: ``float32[n]`` least path probability of the i-th token of all; n is the budget.
     """
     nodes, heap, growth, is_eos = state.nodes, state.heap, state.growth[0], state.is_eos
     for line in range(len(batch)):
         if 0 <= batch[line] < len(state.rows) and state.rows[batch[line]].length > 0:
             take_in(state, batch[line])
+            limits[line] = min(limits[line], growth.most)
         else:
             limits[line] = 0  # nobody is there
     roots = _plant(state, batch, limits)
