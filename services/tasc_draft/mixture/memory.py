@@ -65,7 +65,8 @@ class Memory:
         self.growth = np.zeros(1, GROWTH)
         for name, value in {
             "rule": RULES[settings.mixture], "n_max": settings.n_max, "p_min": settings.p_min,
-            "corpus_weight": settings.corpus_weight, "prefix": settings.prefix, "most": settings.num_speculative_tokens,
+            "corpus_weight": settings.corpus_weight, "prefix": settings.prefix,
+            "most": settings.num_speculative_tokens,
             "branching": branching, "min_prob": settings.min_prob,
             "rate": settings.learning_rate if mixed else 0.0, "vocab_size": vocab_size,
             "sep": index.corpus.vocab_size, "asked": [name in settings.sources for name in SOURCES],

@@ -2,7 +2,8 @@
 
 A local text is a row's prompt and answer, or its neighbours' outputs, or the recent answers that
 all rows share. ``previous[i]`` is the last place before i with the same token, ``last[t]`` the last
-place of token t; both are ``NONE`` where there is none. A place stands for the token at it: what follows it is a continuation.
+place of token t; both are ``NONE`` where there is none. A place stands for the token at it: what
+follows it is a continuation.
 """
 
 from typing import Any, NamedTuple

@@ -20,7 +20,8 @@ MIXED, TASC, TRIE = 0, 1, 2
 GROWTH = np.dtype(
     [
         ("rule", np.int32), ("n_max", np.int32), ("p_min", np.int32),
-        ("corpus_weight", np.float64), ("prefix", np.int32), ("most", np.int32), ("branching", np.bool_),
+        ("corpus_weight", np.float64), ("prefix", np.int32), ("most", np.int32),
+        ("branching", np.bool_),
         ("min_prob", np.float32), ("rate", np.float32), ("vocab_size", np.int32),
         ("sep", np.int32), ("depth", np.int32), ("head", np.int32), ("recent_end", np.int32),
         ("asked", np.int8, (len(SOURCES),)),

@@ -117,7 +117,7 @@ def test_the_first_index_comes_in_and_is_drafted_from(task, store, index, watche
 def test_what_does_not_fit_is_refused_once_and_the_next_is_taken(
     task, store, index, watched, caplog
 ):
-    foreign = publish(store, replace(index, fingerprint="f" * 32))
+    foreign = publish(store, replace(index, corpus=replace(index.corpus, fingerprint="f" * 32)))
     eventually(lambda: "does not fit" in caplog.text)
     good = publish(store, index)
     eventually(lambda: watched.versions == [good.version])
