@@ -100,12 +100,13 @@ def make_proposer(
     capacity: int = CAPACITY,
     branching: bool = True,
     nodes: int | None = None,
+    vocab_size: int = TARGET,
 ) -> NgramProposer:
     return NgramProposer(
         settings,
         rows=rows,
         capacity=capacity,
-        vocab_size=TARGET,
+        vocab_size=vocab_size,
         eos_ids=[EOS],
         index=index,
         branching=branching,

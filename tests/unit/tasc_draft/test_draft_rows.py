@@ -10,6 +10,7 @@ from draft_cases import (
     EOS,
     FINGERPRINT,
     SEP,
+    TARGET,
     VOCAB,
     answers,
     begun,
@@ -27,6 +28,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasc_draft import DraftIndex, DraftSettings, NgramProposer
+from tasc_draft.index.corpus import CorpusIndex
+from tasc_draft.mixture.contexts import MOST
 
 few = settings(deadline=None, max_examples=100)
 parts = st.lists(answers, max_size=4)
@@ -166,6 +169,44 @@ def test_a_row_can_be_filled_to_its_capacity_and_no_further(
         proposer.observe(0, ids([1]))
     assert propose(proposer, 0) == expected
     assert propose(proposer, 1) == neighbour
+
+
+def test_prompts_that_do_not_fit_are_refused_and_the_row_stays_free() -> None:
+    proposer = make_proposer(make_index([[1, 2]]), DraftSettings(), capacity=5)
+    for alien in (-1, TARGET + 1):
+        with pytest.raises(ValueError, match=rf"{alien}.*target's own tokenizer"):
+            proposer.start(0, ids([1, alien]))
+    with pytest.raises(ValueError, match=r"6 tokens exceed .*capacity of 5"):
+        proposer.start(0, ids([1] * 6))
+    with pytest.raises(ValueError, match=r"6 tokens exceed .*capacity of 5"):
+        proposer.teach(ids([1] * 3), ids([2] * 3), 0.1)
+    proposer.check_integrity()
+    proposer.start(0, ids([1] * 5))
+
+
+def test_ids_from_nowhere_are_like_nothing() -> None:
+    proposer = started(make_index([[1, 2]]), DraftSettings(min_prob=0.0), [1, 2], [])
+    proposer.observe(0, ids([1, 2**31 - 1, -5]))
+    propose(proposer, 0)
+    proposer.check_integrity()
+    proposer.observe(0, ids([1]))
+    assert (2,) in propose(proposer, 0)
+    proposer.check_integrity()
+
+
+def test_rows_that_nobody_is_in_are_not_drafted_for() -> None:
+    proposer = started(make_index([[1, 2]]), DraftSettings(min_prob=0.0), [3], [1])
+    drafts = proposer.propose(ids([1, 0, 7, -1]), ids([5] * 4))
+    assert np.diff(drafts.offsets).tolist() == [0, len(propose(proposer, 0, 5)), 0, 0]
+
+
+def test_an_index_sorted_by_too_few_tokens_is_refused_and_the_old_one_stays() -> None:
+    proposer = started(make_index([[1, 2]]), DraftSettings(min_prob=0.0), [3], [1])
+    shallow = DraftIndex(CorpusIndex.empty(FINGERPRINT, VOCAB, depth=MOST))
+    with pytest.raises(ValueError, match=rf"sorted by {MOST} tokens.*depth above {MOST}"):
+        proposer.set_index(shallow)
+    assert propose(proposer, 0) != {}
+    proposer.check_integrity()
 
 
 def test_an_empty_prompt_drafts_from_the_document_mark() -> None:

@@ -144,6 +144,27 @@ def test_tasc_by_hand() -> None:
     assert chances(propose(proposer, 0)) == expected
 
 
+def test_the_prompts_tokens_have_their_corpus_share_however_rare() -> None:
+    """Ten tokens follow 1 in the corpus, eight enter by themselves, and the prompt says the last."""
+    setting = DraftSettings(mixture="tasc", min_prob=0.0, num_speculative_tokens=9)
+    proposer = make_proposer(make_index([[1, 2 + n] for n in range(10)]), setting)
+    begun(proposer, 0, [1, 11, 4], [1])
+    first = {path[0]: chance for path, chance in chances(propose(proposer, 0)).items()}
+    assert first[11] == 0.75 / 10 + 0.25
+    assert set(first) == {11, *range(2, 10)}
+
+
+@pytest.mark.parametrize("mixture", ["mixed", "tasc", "trie"])
+def test_what_the_target_cannot_emit_is_not_drafted(mixture: str) -> None:
+    setting = DraftSettings(mixture=mixture, min_prob=0.0, learning_rate=0.0)
+    index = make_index([[1, 6], [1, 2]])
+    for vocab_size, said in ((12, {6}), (6, set())):
+        proposer = make_proposer(index, setting, vocab_size=vocab_size)
+        begun(proposer, 0, [1, 6, 1, 2, 3], [1])
+        drafted = {path[0] for path in propose(proposer, 0)}
+        assert drafted & {2, 6} == {2} | said
+
+
 def test_the_trie_by_hand() -> None:
     """1 2 is the longest end of the answer that the prompt has; paths end six tokens from there."""
     setting = DraftSettings(mixture="trie", min_prob=0.0, num_speculative_tokens=32)

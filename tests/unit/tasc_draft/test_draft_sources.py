@@ -63,6 +63,18 @@ def test_neighbours_say_what_was_said_to_prompts_like_this_one() -> None:
     assert said(propose(alone, 0)) == [11, 6, EOS]
 
 
+def test_the_likest_neighbour_counts_most() -> None:
+    rng = Random(4)
+    noise = [rng.choices(range(1, 8), k=6) for _ in range(40)]
+    like, unlike = [8, 9, 10, 11], [8, 11, 11, 11]
+    for prompt, other in ((like, unlike), (unlike, like)):
+        index = make_index([[6], [7], *([1] for _ in noise)], [prompt, other, *noise])
+        proposer = make_proposer(index, drafting("neighbours"))
+        proposer.start(0, ids(prompt))
+        nodes = propose(proposer, 0)
+        assert nodes[6,].logp > nodes[7,].logp + 0.1
+
+
 def test_aligned_words_say_the_tag_of_each_word() -> None:
     tags, rng = {(2,): 8, (2, 1): 10, (4,): 6}, Random(2)
     sentences = [rng.choices([*tags], k=rng.randrange(1, 5)) for _ in range(80)]
@@ -123,6 +135,8 @@ def test_a_prompts_token_is_found_with_or_without_the_blank_in_front() -> None:
         proposer = chain(index, "prompt")
         begun(proposer, 0, [1, 9, 4, 5], [3])
         assert said(propose(proposer, 0))[:2] == copied
+        begun(proposer, 1, [1, 9, 4, 5], [1])
+        assert said(propose(proposer, 1))[:3] == [9, 4, 5]
 
 
 def test_the_corpus_says_what_most_outputs_say() -> None:
