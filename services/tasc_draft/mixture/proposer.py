@@ -102,6 +102,10 @@ class NgramProposer:
     def propose(
         self, rows: Int32, budget: Int32, least: NDArray[np.float32] | None = None
     ) -> Drafts:
+        if len(rows) > len(self._lengths):
+            raise ValueError(
+                f"{len(rows)} rows are drafted for, there are {len(self._lengths)}; name each once"
+            )
         limits = budget.copy()
         least = self._least if least is None else least[: self._budget]
         n = tree.grow(self._state, rows, limits, least)

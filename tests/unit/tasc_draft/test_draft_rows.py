@@ -196,8 +196,11 @@ def test_ids_from_nowhere_are_like_nothing() -> None:
 
 def test_rows_that_nobody_is_in_are_not_drafted_for() -> None:
     proposer = started(make_index([[1, 2]]), DraftSettings(min_prob=0.0), [3], [1])
-    drafts = proposer.propose(ids([1, 0, 7, -1]), ids([5] * 4))
-    assert np.diff(drafts.offsets).tolist() == [0, len(propose(proposer, 0, 5)), 0, 0]
+    for nobody in (1, 3, -1):
+        drafts = proposer.propose(ids([nobody, 0, nobody]), ids([5] * 3))
+        assert np.diff(drafts.offsets).tolist() == [0, len(propose(proposer, 0, 5)), 0]
+    with pytest.raises(ValueError, match="4 rows are drafted for, there are 3"):
+        proposer.propose(ids([0, 1, 2, 0]), ids([5] * 4))
 
 
 def test_an_index_sorted_by_too_few_tokens_is_refused_and_the_old_one_stays() -> None:
