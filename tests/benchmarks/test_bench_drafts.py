@@ -24,11 +24,8 @@ TEXTS = st.lists(st.integers(0, 3), min_size=0, max_size=40)
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    return subprocess.run(
-        [sys.executable, str(BENCHMARK), *arguments],
-        env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    command = [sys.executable, str(BENCHMARK), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")
