@@ -116,7 +116,13 @@ def tune(
 
 def forecast(
     task: Task,
-    step_cost: Annotated[Path, typer.Option(help="Costs measured on the machine in question.")],
+    step_cost: Annotated[
+        Path,
+        typer.Option(
+            help='JSON of measured forwards: {"model": .., "device": .., "dtype": .., "costs": '
+            '[{"rows": 8, "tokens": 8, "context": 64, "seconds": 0.006}, ..]}'
+        ),
+    ],
     rows: Annotated[
         list[str] | None, typer.Option(help="b, rows decoded together. [default: 1,8,32]")
     ] = None,
