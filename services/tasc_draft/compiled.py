@@ -45,9 +45,21 @@ _CACHE_DIR = _cache_dir()
 
 def compiled(function: Callable[..., Any]) -> Any:
     """Compile at the first call with new types; later processes load the result."""
+    return _jit(function)
+
+
+def borrowing(function: Callable[..., Any]) -> Any:
+    """Compile a function of the hot path, which may not allocate: no references are counted.
+
+    Counting is atomic in numba, at each array that is named, and took half of a draft's time.
+    """
+    return _jit(function, _nrt=False)
+
+
+def _jit(function: Callable[..., Any], **options: Any) -> Any:
     before = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = _CACHE_DIR
     try:
-        return numba.njit(cache=True, nogil=True, boundscheck=False)(function)
+        return numba.njit(cache=True, nogil=True, boundscheck=False, **options)(function)
     finally:
         numba.config.CACHE_DIR = before

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tasc_draft.compiled import compiled
+from tasc_draft.compiled import borrowing
 from tasc_draft.tokens import Int32
 
 # From the widest context to the narrowest: see ``context_keys``.
@@ -33,13 +33,13 @@ class AlignedView(NamedTuple):
     totals: Int32
 
 
-@compiled
+@borrowing
 def begins(word_starts: Any, token: int) -> bool:
     """Whether a token begins a word; one that the tokenizer does not have does."""
     return token < 0 or token >= len(word_starts) or word_starts[token]
 
 
-@compiled
+@borrowing
 def words(prompt: Any, word_starts: Any, hashes: Any, lasts: Any) -> int:
     """Fill the hash and the last token of each word of a prompt; returns how many words.
 
@@ -67,7 +67,7 @@ def words(prompt: Any, word_starts: Any, hashes: Any, lasts: Any) -> int:
     return n
 
 
-@compiled
+@borrowing
 def context_keys(hashes: Any, lasts: Any, words: int, u: int, y1: int, y2: int, out: Any) -> None:
     """Fill ``out``, ``uint32[KINDS]``, with the keys of the next token's contexts.
 
@@ -95,7 +95,7 @@ def context_keys(hashes: Any, lasts: Any, words: int, u: int, y1: int, y2: int, 
     out[5] = _folded(_mix(_mix(by_last, last_behind), np.uint64(106)))
 
 
-@compiled
+@borrowing
 def find(table: AlignedView, key: int) -> int:
     """The record of a key, or -1.
 
@@ -109,23 +109,23 @@ def find(table: AlignedView, key: int) -> int:
     return NO_RECORD
 
 
-@compiled
+@borrowing
 def _word(hashes: Any, words: int, at: int) -> Any:
     return np.uint64(hashes[at]) if 0 <= at < words else _NO_WORD
 
 
-@compiled
+@borrowing
 def _last(lasts: Any, words: int, at: int) -> Any:
     return np.uint64(lasts[at] + 1) if 0 <= at < words else _NO_TOKEN
 
 
-@compiled
+@borrowing
 def _mix(h: Any, value: Any) -> Any:
     h = (h ^ value) * _FACTOR
     return h ^ (h >> _SHIFT)
 
 
-@compiled
+@borrowing
 def _folded(h: Any) -> Any:
     """The high half: a product's low bits depend on few of its factors' bits."""
     return np.uint32((h * _FACTOR) >> _HALF)

@@ -7,7 +7,7 @@ few thousand weights are learnt from a few hundred answers.
 """
 
 from tasc_draft import sources
-from tasc_draft.compiled import compiled
+from tasc_draft.compiled import borrowing
 from tasc_draft.index.aligned_keys import KINDS
 
 LEVELS = 10
@@ -44,7 +44,7 @@ OTHER_BASE = ALIGNED_BASE + KINDS * ALIGNED_SIZE
 CELLS = OTHER_BASE + (ORDERS + 1) * AMOUNTS * LEVELS
 
 
-@compiled
+@borrowing
 def share_level(share: float) -> int:
     """Level 1 to 9 of the share of a source's evidence that stands for a candidate."""
     if share >= 0.5:
@@ -58,7 +58,7 @@ def share_level(share: float) -> int:
     return 2 if share >= 0.01 else 1
 
 
-@compiled
+@borrowing
 def amount_class(count: int) -> int:
     """0 to 5 for how often a context was seen: 1, 2, 3-4, 5-8, 9-32, more."""
     if count <= 2:
@@ -70,7 +70,7 @@ def amount_class(count: int) -> int:
     return 4 if count <= 32 else 5
 
 
-@compiled
+@borrowing
 def order_class(tokens: int) -> int:
     """0 to 6 for the tokens of a corpus context: 1, 2, 3, 4, 5-6, 7-9, more."""
     if tokens <= 4:
@@ -80,7 +80,7 @@ def order_class(tokens: int) -> int:
     return 5 if tokens <= 9 else 6
 
 
-@compiled
+@borrowing
 def length_class(tokens: int) -> int:
     """0 to 5 for the tokens that agree in front of an occurrence: 1, 2, 3, 4, 5-7, more."""
     if tokens <= 4:
@@ -88,7 +88,7 @@ def length_class(tokens: int) -> int:
     return 4 if tokens <= 7 else 5
 
 
-@compiled
+@borrowing
 def likeness_class(similarity: float) -> int:
     """0 to 3 for the cosine of the nearest training prompt."""
     if similarity < 0.45:
@@ -96,30 +96,30 @@ def likeness_class(similarity: float) -> int:
     return 2 if similarity < 0.7 else 3
 
 
-@compiled
+@borrowing
 def corpus_base(slot: int, tokens: int, count: int) -> int:
     cell = slot * ORDERS * AMOUNTS + order_class(tokens) * AMOUNTS + amount_class(count)
     return cell * LEVELS
 
 
-@compiled
+@borrowing
 def near_base(slot: int, agreeing: int, likeness: int) -> int:
     cell = ((slot - NEIGHBOURS) * LENGTHS + length_class(agreeing)) * GROUPS + likeness
     return LOCAL_BASE + cell * LEVELS
 
 
-@compiled
+@borrowing
 def counted_base(slot: int, agreeing: int, places: int) -> int:
     """Of prompt, answer and recent answers: by how many places agree so far."""
     return near_base(slot, agreeing, min(places, GROUPS) - 1)
 
 
-@compiled
+@borrowing
 def aligned_base(kind: int, count: int) -> int:
     return ALIGNED_BASE + (kind * AMOUNTS + amount_class(count)) * LEVELS
 
 
-@compiled
+@borrowing
 def other_cell(tokens: int, count: int, share: float) -> int:
     """The cell of "none of the candidates", by the longest corpus context (0 tokens: none)."""
     if tokens == 0:

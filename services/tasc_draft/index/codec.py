@@ -25,7 +25,7 @@ from tasc_draft.index.weights import Weights
 from tasc_draft.settings import DraftSettings
 
 MAGIC = b"TASCNGRM"
-FORMAT = 2
+FORMAT = 3
 _ALIGN = 64
 _PREFIX = len(MAGIC) + 8
 _MOST_HEADER = 1 << 20

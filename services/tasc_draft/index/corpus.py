@@ -12,12 +12,12 @@ import numpy as np
 
 from tasc_draft.index.corpus_check import check_corpus
 from tasc_draft.index.corpus_sort import DEPTH
-from tasc_draft.index.lookup import END
+from tasc_draft.index.lookup import COLUMNS, END
 from tasc_draft.tokens import Int32
 
 ARRAYS = (
     "text", "offsets", "order", "cumulative",
-    "hot_slots", "hot_keys", "hot_first", "hot_tokens", "hot_counts",
+    "hot_slots", "hot_next",
 )  # fmt: skip
 
 
@@ -28,10 +28,7 @@ class CorpusView(NamedTuple):
     order: Int32
     cumulative: Int32
     hot_slots: Int32
-    hot_keys: Int32
-    hot_first: Int32
-    hot_tokens: Int32
-    hot_counts: Int32
+    hot_next: Int32
 
 
 @dataclass(frozen=True)
@@ -50,14 +47,12 @@ class CorpusIndex:
         order: ``int32[S]`` the first position of each distinct ``depth``-gram (cut behind its
             first END), sorted by the gram's tokens, END first. No gram begins with END.
         cumulative: ``int32[S + 1]`` how often the grams before entry i occur, repeats counted.
-        hot_slots: ``int32[2^m]`` open addressing by ``slot_of(lo, depth)`` to a record, -1 empty;
-            at most half full.
-        hot_keys: ``int32[H, 2]`` (lo, depth) of each interval of more than HOT entries and at least
-            two different next tokens, rising.
-        hot_first: ``int32[H + 1]`` where each record's continuations begin.
-        hot_tokens: ``int32[*]`` its at most WIDEST most frequent next tokens, END left out; count
-            falling, then token rising.
-        hot_counts: ``int32[*]`` how often each of them follows.
+        hot_slots: ``int32[2^m, 4]`` open addressing by ``slot_of(lo, depth)``, at most half full:
+            (lo, depth, begin, n) of each interval of more than HOT entries and at least two
+            different next tokens: its continuations are ``hot_next[begin : begin + n]``.
+        hot_next: ``int32[*, 4]`` (token, count, lo, hi): a next token, how often it follows, and
+            the interval one token deeper; of an interval the at most WIDEST most frequent, END left
+            out, by falling count, then rising token.
     """
 
     fingerprint: str
@@ -70,10 +65,7 @@ class CorpusIndex:
     order: Int32
     cumulative: Int32
     hot_slots: Int32
-    hot_keys: Int32
-    hot_first: Int32
-    hot_tokens: Int32
-    hot_counts: Int32
+    hot_next: Int32
 
     def __post_init__(self) -> None:
         # Read-only like a mapped file, so that compiled code sees one array type for both.
@@ -87,7 +79,7 @@ class CorpusIndex:
         return cls(
             fingerprint, vocab_size, depth, 0, 0,
             np.full(depth, END, np.int32), zero, none, zero.copy(),
-            np.full(1, -1, np.int32), np.zeros((0, 2), np.int32), zero.copy(), none, none,
+            np.zeros((1, 4), np.int32), np.zeros((0, COLUMNS), np.int32),
         )  # fmt: skip
 
     @property

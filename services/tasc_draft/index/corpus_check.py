@@ -48,7 +48,9 @@ def _sizes_hold(index: CorpusIndex) -> bool:
     return (
         2 <= index.depth <= MAX_DEPTH
         and 0 < index.vocab_size <= MAX_VOCAB
-        and all(a.dtype == np.int32 and (a.ndim == 1 or a is index.hot_keys) for a in arrays)
+        and all(a.dtype == np.int32 for a in arrays)
+        and all(a.ndim == 1 for a in (*index.view[:3], index.offsets))
+        and index.hot_slots.ndim == index.hot_next.ndim == 2
         and len(index.text) >= index.depth
         and len(index.offsets) >= 1
         and len(index.cumulative) == len(index.order) + 1

@@ -11,7 +11,7 @@ import numpy as np
 
 from tasc_draft.compiled import compiled
 from tasc_draft.index.corpus_sort import read_only
-from tasc_draft.index.lookup import HOT, NONE, WIDEST, scan, slot_of
+from tasc_draft.index.lookup import COLUMNS, HOT, WIDEST, scan, slot_of
 from tasc_draft.tokens import Int32
 
 
@@ -19,10 +19,7 @@ class HotTable(NamedTuple):
     """The hot arrays of CorpusIndex, in its order."""
 
     slots: Int32
-    keys: Int32
-    first: Int32
-    tokens: Int32
-    counts: Int32
+    next: Int32
 
 
 def hot_table(text: Int32, order: Int32, cumulative: Int32, depth: int) -> HotTable:
@@ -38,9 +35,8 @@ def hot_table(text: Int32, order: Int32, cumulative: Int32, depth: int) -> HotTa
     bounds = np.empty((len(order) // (HOT + 1) * depth, 3), np.int32)
     bounds = bounds[: hot_intervals(shared, depth, bounds)]
     bounds = bounds[np.lexsort((bounds[:, 1], bounds[:, 0]))]
-    first, tokens, counts = widest(text, order, cumulative, bounds)
-    keys = np.ascontiguousarray(bounds[:, :2])
-    return HotTable(slots_of(keys), keys, first, tokens, counts)
+    records, following = widest(text, order, cumulative, bounds)
+    return HotTable(slots_of(records), following)
 
 
 @compiled
@@ -77,29 +73,30 @@ def hot_intervals(shared: Any, depth: int, bounds: Any) -> int:
 
 
 @compiled
-def widest(text: Any, order: Any, cumulative: Any, bounds: Any) -> tuple[Any, Any, Any]:
-    """The continuations of each interval: first, tokens, counts."""
-    first = np.zeros(len(bounds) + 1, np.int32)
-    tokens = np.zeros(len(bounds) * WIDEST, np.int32)
-    counts = np.zeros(len(bounds) * WIDEST, np.int32)
+def widest(text: Any, order: Any, cumulative: Any, bounds: Any) -> tuple[Any, Any]:
+    """A record (lo, depth, begin, n) of each interval, and all their continuations."""
+    records = np.zeros((len(bounds), 4), np.int32)
+    found = np.zeros((len(bounds) * WIDEST, COLUMNS), np.int32)
     n = 0
     for record in range(len(bounds)):
         lo, depth, hi = bounds[record]
-        n += scan(text, order, cumulative, lo, hi, depth, tokens[n:], counts[n:])
-        first[record + 1] = n
-    return first, tokens[:n].copy(), counts[:n].copy()
+        here = scan(text, order, cumulative, lo, hi, depth, found[n:])
+        records[record, 0], records[record, 1] = lo, depth
+        records[record, 2], records[record, 3] = n, here
+        n += here
+    return records, found[:n].copy()
 
 
 @compiled
-def slots_of(keys: Any) -> Any:
-    """The open-addressing table of (lo, depth) keys, at most half full."""
+def slots_of(records: Any) -> Any:
+    """The open-addressing table of records by (lo, depth), at most half full."""
     size = 1
-    while size < 2 * len(keys):
+    while size < 2 * len(records):
         size *= 2
-    slots = np.full(size, NONE, np.int32)
-    for record in range(len(keys)):
-        slot = slot_of(keys[record, 0], keys[record, 1], size - 1)
-        while slots[slot] >= 0:
+    slots = np.zeros((size, 4), np.int32)
+    for record in records:
+        slot = slot_of(record[0], record[1], size - 1)
+        while slots[slot, 3]:
             slot = (slot + 1) & (size - 1)
         slots[slot] = record
     return slots

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from tasc_draft.compiled import compiled
-from tasc_draft.index.cells import SLOTS
-from tasc_draft.mixture.contexts import MOST
+from tasc_draft.compiled import borrowing
+from tasc_draft.index.cells import CONTEXTS, SLOTS
+from tasc_draft.index.lookup import WIDEST
+from tasc_draft.mixture.contexts import COLUMNS, MOST
 
 WIDTH = 48  # candidates of a node
 PLACES = 48  # places in a local text that a node looks at
@@ -21,7 +22,8 @@ NONE = -1
 #   row, line: the row, and its place in the batch; place: the node's place in the row's draft
 #   parent, first_child, sibling: nodes, or NONE; path: probability of the path down to the node
 #   source: number of the source that contributed most; words: begun in the answer so far
-#   contexts: of the corpus; near, own, recent: (place, agreeing tokens) in the local texts
+#   contexts: of the corpus; known: continuations of the first of them, -1 where not looked up
+#   near, own, recent: (place, agreeing tokens) in the local texts
 #   bases: cell at which a slot's levels begin, or SILENT; other: cell of "none of the candidates"
 #   chance: of each candidate, negated once it is a node; next: the candidate that waits on the heap
 NODE = np.dtype(
@@ -29,7 +31,8 @@ NODE = np.dtype(
         ("row", np.int32), ("line", np.int32), ("place", np.int32), ("parent", np.int32),
         ("first_child", np.int32), ("sibling", np.int32), ("depth", np.int32),
         ("token", np.int32), ("path", np.float32), ("source", np.int32), ("words", np.int32),
-        ("num_contexts", np.int32), ("contexts", np.int32, (MOST, 3)),
+        ("num_contexts", np.int32), ("contexts", np.int32, (MOST, COLUMNS)),
+        ("num_known", np.int32, (CONTEXTS,)), ("known", np.int32, (CONTEXTS, WIDEST, COLUMNS)),
         ("num_near", np.int32), ("near", np.int32, (PLACES, 2)),
         ("num_own", np.int32), ("own", np.int32, (PLACES, 2)),
         ("num_recent", np.int32), ("recent", np.int32, (PLACES, 2)),
@@ -42,13 +45,13 @@ NODE = np.dtype(
 )  # fmt: skip
 
 
-@compiled
+@borrowing
 def clear(node: Any) -> None:
     node.width = 0
     node.bases[:] = SILENT
 
 
-@compiled
+@borrowing
 def candidate(node: Any, token: int) -> int:
     """The place of ``token`` among a node's candidates, entered if need be.
 
@@ -69,7 +72,7 @@ def candidate(node: Any, token: int) -> int:
     return n
 
 
-@compiled
+@borrowing
 def vote(node: Any, slot: int, token: int, level: int) -> None:
     """Note that ``slot`` speaks for ``token`` with this much of its evidence."""
     i = candidate(node, token)

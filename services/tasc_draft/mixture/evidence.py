@@ -7,10 +7,10 @@ Every source has the same small shape: a node's state in it follows from its par
 import math
 from typing import Any
 
-from tasc_draft.compiled import compiled
+from tasc_draft.compiled import borrowing
 from tasc_draft.index import cells
 from tasc_draft.index.aligned_keys import KINDS, context_keys, find
-from tasc_draft.index.lookup import continuations, count
+from tasc_draft.index.lookup import COUNT, TOKEN, continuations
 from tasc_draft.mixture import contexts, occurrences
 from tasc_draft.mixture.candidates import NONE, candidate, clear, vote
 from tasc_draft.mixture.rows import begins_word
@@ -20,7 +20,7 @@ from tasc_draft.sources import ALIGNED, BIGRAMS, CORPUS, NEIGHBOURS, PROMPT, REC
 _END = 1 << 30  # behind every place
 
 
-@compiled
+@borrowing
 def root(state: Any, x: int, row: int) -> None:
     """Node ``x`` is the end of a row's text."""
     node, it, own = state.nodes[x], state.rows[row], state.own
@@ -33,9 +33,10 @@ def root(state: Any, x: int, row: int) -> None:
     node.path = 1.0
     node.words = it.begun
     node.num_contexts = contexts.pick(
-        state.corpus, it.contexts, it.num_contexts, 2 if mixed else 1,
+        it.contexts, it.num_contexts, 2 if mixed else 1,
         cells.CONTEXTS if mixed else contexts.MOST, node.contexts,
     )  # fmt: skip
+    node.num_known[:] = NONE
     node.num_own = occurrences.find(
         keys, own.previous[row], own.last[row], end, keys, end, node.own
     )
@@ -51,7 +52,7 @@ def root(state: Any, x: int, row: int) -> None:
         )  # fmt: skip
 
 
-@compiled
+@borrowing
 def descend(state: Any, x: int) -> None:
     """Node ``x`` has a row, a parent, a depth, a token and a path; fill what the sources need."""
     node, growth, own = state.nodes[x], state.growth[0], state.own
@@ -60,9 +61,10 @@ def descend(state: Any, x: int) -> None:
     first = it.length == it.begin + 1 and node.depth == 1
     node.words = parent.words + begins_word(state.word_starts, token, first)
     node.num_contexts = contexts.extend(
-        state.corpus, state.starts, parent.contexts, parent.num_contexts, token,
-        growth.depth - 1, cells.CONTEXTS if mixed else contexts.MOST, node.contexts,
+        state.corpus, state.starts, parent, token, growth.depth - 1,
+        cells.CONTEXTS if mixed else contexts.MOST, node,
     )  # fmt: skip
+    node.num_known[:] = NONE
     node.num_own = occurrences.extend(
         own.tokens[row], own.previous[row], own.last[row], it.length - 1, parent.own,
         parent.num_own, state.canonical[token], node.own,
@@ -79,7 +81,7 @@ def descend(state: Any, x: int) -> None:
         )  # fmt: skip
 
 
-@compiled
+@borrowing
 def gather(state: Any, x: int) -> None:
     """Enter every source's votes at a node."""
     node, scratch, asked = state.nodes[x], state.scratch[0], state.growth[0].asked
@@ -87,7 +89,7 @@ def gather(state: Any, x: int) -> None:
     clear(node)
     node.other = cells.other_cell(0, 0, 0.0)
     if asked[CORPUS]:
-        _corpus(state.corpus, node, scratch)
+        _corpus(state.corpus, node)
     if node.num_near and asked[NEIGHBOURS]:
         likeness = state.rows[row].likeness
         _near(state.near.tokens[row], state.near_weight[row], likeness, node, scratch)
@@ -106,22 +108,23 @@ def gather(state: Any, x: int) -> None:
         _bigrams(state.bigrams, node)
 
 
-@compiled
-def _corpus(corpus: Any, node: Any, scratch: Any) -> None:
+@borrowing
+def _corpus(corpus: Any, node: Any) -> None:
     for slot in range(node.num_contexts):
-        tokens, lo, hi = node.contexts[slot, 0], node.contexts[slot, 1], node.contexts[slot, 2]
-        n = continuations(corpus, lo, hi, tokens, scratch.tokens, scratch.counts)
+        tokens, whole, known = node.contexts[slot, 0], node.contexts[slot, 3], node.known[slot]
+        lo, hi = node.contexts[slot, 1], node.contexts[slot, 2]
+        n = continuations(corpus, lo, hi, tokens, known)
+        node.num_known[slot] = n
         if n == 0:
             continue
-        whole = count(corpus, lo, hi)
         node.bases[slot] = cells.corpus_base(slot, tokens, whole)
         for i in range(n):
-            vote(node, slot, scratch.tokens[i], cells.share_level(scratch.counts[i] / whole))
+            vote(node, slot, known[i, TOKEN], cells.share_level(known[i, COUNT] / whole))
         if slot == 0:
-            node.other = cells.other_cell(tokens, whole, scratch.counts[0] / whole)
+            node.other = cells.other_cell(tokens, whole, known[0, COUNT] / whole)
 
 
-@compiled
+@borrowing
 def _near(text: Any, weight: Any, likeness: int, node: Any, scratch: Any) -> None:
     """Votes of the neighbours by their similarity: all places, and those where most agrees."""
     places, sums, n = node.near, scratch.sums, node.num_near
@@ -147,7 +150,7 @@ def _near(text: Any, weight: Any, likeness: int, node: Any, scratch: Any) -> Non
             node.levels[j, slot] = cells.share_level(sums[1, j] / of_longest)
 
 
-@compiled
+@borrowing
 def _counted(
     text: Any, places: Any, n: int, begin: int, end: int, node: Any, slot: int, scratch: Any
 ) -> None:
@@ -171,7 +174,7 @@ def _counted(
             node.levels[j, slot] = cells.share_level(sums[0, j] / whole)
 
 
-@compiled
+@borrowing
 def _longest(places: Any, n: int) -> int:
     longest = 0
     for i in range(n):
@@ -179,7 +182,7 @@ def _longest(places: Any, n: int) -> int:
     return longest
 
 
-@compiled
+@borrowing
 def _aligned(state: Any, node: Any, scratch: Any) -> None:
     """Votes of the words that the prompt has beside the answer's next one."""
     table, row = state.aligned, node.row
@@ -197,7 +200,7 @@ def _aligned(state: Any, node: Any, scratch: Any) -> None:
             vote(node, slot, table.tokens[i], cells.share_level(table.counts[i] / whole))
 
 
-@compiled
+@borrowing
 def _before(state: Any, node: Any) -> int:
     """The answer's token in front of a node's, SEP for the first; -1 in front of that."""
     if node.parent != NONE:
@@ -208,7 +211,7 @@ def _before(state: Any, node: Any) -> int:
     return -1
 
 
-@compiled
+@borrowing
 def _bigrams(bigrams: Any, node: Any) -> None:
     """Votes of the target's own table for the last token."""
     node.bases[cells.BIGRAM] = cells.BIGRAM_BASE

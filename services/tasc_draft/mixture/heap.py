@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tasc_draft.compiled import compiled
+from tasc_draft.compiled import borrowing
 
 # path: probability, or a bound of it; closed: the node has not been looked into yet
 ENTRY = np.dtype([("path", np.float32), ("node", np.int32), ("closed", np.int32)])
@@ -18,7 +18,7 @@ def room(nodes: int) -> int:
     return 2 * nodes + 1
 
 
-@compiled
+@borrowing
 def push(heap: Any, path: float, node: int, closed: bool) -> None:
     heap[0].node += 1
     i = heap[0].node
@@ -30,7 +30,7 @@ def push(heap: Any, path: float, node: int, closed: bool) -> None:
     heap[i].closed = closed
 
 
-@compiled
+@borrowing
 def pop(heap: Any) -> tuple[float, int, bool]:
     """Take the likeliest entry off; the heap must not be empty."""
     path, node, closed = heap[1].path, heap[1].node, heap[1].closed
@@ -49,7 +49,7 @@ def pop(heap: Any) -> tuple[float, int, bool]:
     return path, node, closed != 0
 
 
-@compiled
+@borrowing
 def _move(heap: Any, source: int, target: int) -> None:
     heap[target].path = heap[source].path
     heap[target].node = heap[source].node

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tasc_draft.compiled import compiled
+from tasc_draft.compiled import borrowing
 from tasc_draft.tokens import Int32
 
 NONE = -1
@@ -41,7 +41,7 @@ class LocalTexts(NamedTuple):
         )
 
 
-@compiled
+@borrowing
 def append(tokens: Any, previous: Any, last: Any, at: int, token: int) -> None:
     """Enter ``token`` at place ``at`` of a row's text."""
     tokens[at] = token
@@ -49,7 +49,7 @@ def append(tokens: Any, previous: Any, last: Any, at: int, token: int) -> None:
     last[token] = at
 
 
-@compiled
+@borrowing
 def forget(tokens: Any, last: Any, length: int) -> None:
     """Clear a row's occurrence table by the tokens it touched, not by the whole vocabulary."""
     for i in range(length):
@@ -57,7 +57,7 @@ def forget(tokens: Any, last: Any, length: int) -> None:
             last[tokens[i]] = NONE
 
 
-@compiled
+@borrowing
 def agreeing(tokens: Any, place: int, text: Any, end: int) -> int:
     """How many tokens up to ``place`` are those of ``text`` up to ``end``, at most MAX_AGREEING."""
     n = 1
@@ -67,7 +67,7 @@ def agreeing(tokens: Any, place: int, text: Any, end: int) -> int:
     return n
 
 
-@compiled
+@borrowing
 def find(
     tokens: Any, previous: Any, last: Any, followed: int, text: Any, end: int, found: Any
 ) -> int:
@@ -86,7 +86,7 @@ def find(
     return n
 
 
-@compiled
+@borrowing
 def extend(
     tokens: Any, previous: Any, last: Any, followed: int, parents: Any, num_parents: int,
     token: int, found: Any,

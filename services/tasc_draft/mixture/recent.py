@@ -5,14 +5,14 @@ It stands in for the corpus until the next build of the index. When it is full, 
 
 from typing import Any
 
-from tasc_draft.compiled import compiled
+from tasc_draft.compiled import borrowing
 from tasc_draft.mixture import neighbours, occurrences
 from tasc_draft.mixture.tree import take_in
 
 END = -1
 
 
-@compiled
+@borrowing
 def release(state: Any, row: int) -> None:
     """Forget a row; what it answered is remembered as long as there is room."""
     take_in(state, row)
@@ -23,7 +23,7 @@ def release(state: Any, row: int) -> None:
     state.rows[row].length = 0
 
 
-@compiled
+@borrowing
 def remember(state: Any, row: int) -> None:
     """Append ``SEP answer END`` to the recent answers; one longer than half of them is left out."""
     it, growth, recent = state.rows[row], state.growth[0], state.recent
@@ -41,7 +41,7 @@ def remember(state: Any, row: int) -> None:
     growth.recent_end = at + 1
 
 
-@compiled
+@borrowing
 def _drop_older_half(tokens: Any, previous: Any, last: Any, length: int) -> int:
     """Move the newer half to the front and enter it anew; returns its length."""
     occurrences.forget(tokens, last, length)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tasc_draft.compiled import compiled
+from tasc_draft.compiled import borrowing
 from tasc_draft.index.aligned_keys import begins
 from tasc_draft.mixture import contexts
 from tasc_draft.mixture.occurrences import NONE, append, forget
@@ -23,7 +23,7 @@ from tasc_draft.mixture.occurrences import NONE, append, forget
 ROW = np.dtype(
     [
         ("length", np.int32), ("begin", np.int32), ("caught", np.int32), ("root", np.int32),
-        ("num_contexts", np.int32), ("contexts", np.int32, (contexts.MOST, 3)),
+        ("num_contexts", np.int32), ("contexts", np.int32, (contexts.MOST, contexts.COLUMNS)),
         ("near_length", np.int32), ("likeness", np.int32), ("words", np.int32),
         ("begun", np.int32),
     ],
@@ -31,7 +31,7 @@ ROW = np.dtype(
 )  # fmt: skip
 
 
-@compiled
+@borrowing
 def catch_up(state: Any, row: int) -> None:
     """Bring a row's derived state up to its text."""
     it, corpus, starts = state.rows[row], state.corpus, state.starts
@@ -49,7 +49,7 @@ def catch_up(state: Any, row: int) -> None:
     it.caught = it.length
 
 
-@compiled
+@borrowing
 def begin_again(state: Any, row: int) -> None:
     """Have a row's derived state made anew from its text, as another index tells."""
     it, own = state.rows[row], state.own
@@ -60,7 +60,7 @@ def begin_again(state: Any, row: int) -> None:
     it.root = NONE
 
 
-@compiled
+@borrowing
 def begins_word(word_starts: Any, token: int, first: bool) -> int:
     """1 when a token begins a word of the answer, which its first token always does."""
     return 1 if first or begins(word_starts, token) else 0

@@ -6,13 +6,13 @@ where prompt and answer held the same tokens before.
 
 from typing import Any
 
-from tasc_draft.compiled import compiled
+from tasc_draft.compiled import borrowing
 from tasc_draft.index import cells
-from tasc_draft.index.lookup import continuations, count, narrow
+from tasc_draft.index.lookup import COUNT, TOKEN, continuations, count, narrow
 from tasc_draft.mixture.candidates import NONE, candidate, clear
 
 
-@compiled
+@borrowing
 def tasc(state: Any, x: int) -> None:
     """TASC-spec (Tsur et al. 2026, arXiv 2602.24174, section 5.2).
 
@@ -41,7 +41,7 @@ def tasc(state: Any, x: int) -> None:
         _by_prompt(corpus, text, node, context, longest, whole, scratch, growth.p_min, by_corpus)
 
 
-@compiled
+@borrowing
 def trie(state: Any, x: int) -> None:
     """The N-Gram Trie: nodes by how often the prompt holds them behind the matched prefix.
 
@@ -68,7 +68,7 @@ def trie(state: Any, x: int) -> None:
         node.chance[j] /= whole
 
 
-@compiled
+@borrowing
 def _longest_in_prompt(nodes: Any, x: int, last: int) -> int:
     """Most tokens of the answer's end that the prompt goes on behind; ``last``: its last place."""
     while nodes[x].parent != NONE:
@@ -80,7 +80,7 @@ def _longest_in_prompt(nodes: Any, x: int, last: int) -> int:
     return longest
 
 
-@compiled
+@borrowing
 def _agreement(places: Any, n: int, most: int) -> tuple[int, int]:
     """Most tokens, up to ``most``, that agree at any place, and at how many places they do."""
     longest, whole = 0, 0
@@ -91,7 +91,7 @@ def _agreement(places: Any, n: int, most: int) -> tuple[int, int]:
     return longest, whole
 
 
-@compiled
+@borrowing
 def _longest_kept(corpus: Any, node: Any, scratch: Any, n_max: int, p_min: int) -> int:
     """The longest context of fewer than n_max tokens that goes on in a kept n-gram, or NONE.
 
@@ -101,26 +101,26 @@ def _longest_kept(corpus: Any, node: Any, scratch: Any, n_max: int, p_min: int) 
         if i + 1 < node.num_contexts and node.contexts[i + 1, 0] >= n_max - 1:
             continue
         tokens, lo, hi = node.contexts[i, 0], node.contexts[i, 1], node.contexts[i, 2]
-        n = continuations(corpus, lo, hi, tokens, scratch.tokens, scratch.counts)
-        if n and scratch.counts[0] >= p_min:
+        n = continuations(corpus, lo, hi, tokens, scratch.found)
+        if n and scratch.found[0, COUNT] >= p_min:
             return i
     return NONE
 
 
-@compiled
+@borrowing
 def _by_corpus(
     corpus: Any, node: Any, context: int, scratch: Any, p_min: int, weight: float
 ) -> None:
     tokens, lo, hi = node.contexts[context, 0], node.contexts[context, 1], node.contexts[context, 2]
-    n = continuations(corpus, lo, hi, tokens, scratch.tokens, scratch.counts)
-    whole = count(corpus, lo, hi)
+    n = continuations(corpus, lo, hi, tokens, scratch.found)
+    whole = node.contexts[context, 3]
     for i in range(n):
-        if scratch.counts[i] >= p_min:
-            j = candidate(node, scratch.tokens[i])
-            node.chance[j] = weight * scratch.counts[i] / whole
+        if scratch.found[i, COUNT] >= p_min:
+            j = candidate(node, scratch.found[i, TOKEN])
+            node.chance[j] = weight * scratch.found[i, COUNT] / whole
 
 
-@compiled
+@borrowing
 def _by_prompt(
     corpus: Any, text: Any, node: Any, context: int, longest: int, whole: int, scratch: Any,
     p_min: int, by_corpus: float,
@@ -144,22 +144,22 @@ def _by_prompt(
             node.levels[j, cells.PROMPT] = 1
 
 
-@compiled
+@borrowing
 def _corpus_share(corpus: Any, node: Any, context: int, j: int, p_min: int) -> float:
     """p_corpus of a candidate that is not among the most frequent."""
     tokens, lo, hi = node.contexts[context, 0], node.contexts[context, 1], node.contexts[context, 2]
-    whole = count(corpus, lo, hi)
+    whole = node.contexts[context, 3]
     lo, hi = narrow(corpus, lo, hi, tokens, node.candidates[j])
     occurs = count(corpus, lo, hi)
     return occurs / whole if occurs >= p_min else 0.0
 
 
-@compiled
+@borrowing
 def _most_frequent(corpus: Any, node: Any, scratch: Any, sep: int) -> None:
     everything = len(corpus.order)
-    n = continuations(corpus, 0, everything, 0, scratch.tokens, scratch.counts)
+    n = continuations(corpus, 0, everything, 0, scratch.found)
     for i in range(n):
-        if scratch.tokens[i] != sep:
-            j = candidate(node, scratch.tokens[i])
-            node.chance[j] = scratch.counts[i] / count(corpus, 0, everything)
+        if scratch.found[i, TOKEN] != sep:
+            j = candidate(node, scratch.found[i, TOKEN])
+            node.chance[j] = scratch.found[i, COUNT] / count(corpus, 0, everything)
             return

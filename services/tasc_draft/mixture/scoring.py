@@ -9,14 +9,14 @@ calibrated and no mixing constant is left to choose.
 import math
 from typing import Any
 
-from tasc_draft.compiled import compiled
+from tasc_draft.compiled import borrowing
 from tasc_draft.index.cells import SLOTS
 
 NEGLIGIBLE = 1e-2  # smaller gradients do not move the weights
 HOPELESS = 9.0  # a score this far below the best has no chance, and costs no exponential
 
 
-@compiled
+@borrowing
 def score(weights: Any, node: Any) -> None:
     """Fill the chances of a node's candidates and of none of them; they sum to one."""
     n, other = node.width, weights[node.other]
@@ -40,7 +40,7 @@ def score(weights: Any, node: Any) -> None:
     node.other_chance = none / whole
 
 
-@compiled
+@borrowing
 def learn(weights: Any, squares: Any, node: Any, token: int, rate: float) -> None:
     """One step of gradient ascent on the likelihood of ``token`` behind this node (AdaGrad)."""
     missed = 1.0
@@ -57,13 +57,13 @@ def learn(weights: Any, squares: Any, node: Any, token: int, rate: float) -> Non
     _climb(weights, squares, node.other, missed - node.other_chance, rate)
 
 
-@compiled
+@borrowing
 def _climb(weights: Any, squares: Any, cell: int, gradient: float, rate: float) -> None:
     squares[cell] += gradient * gradient
     weights[cell] += rate * gradient / math.sqrt(squares[cell])
 
 
-@compiled
+@borrowing
 def loudest(weights: Any, node: Any, i: int) -> int:
     """The slot that adds most to a candidate's score over the candidates it does not speak for."""
     best, most = 0, -math.inf

@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from tasc_draft.compiled import compiled
+from tasc_draft.compiled import borrowing
 from tasc_draft.mixture import evidence
 from tasc_draft.mixture.rows import catch_up
 from tasc_draft.mixture.scoring import learn
 from tasc_draft.mixture.tree import look_into
 
 
-@compiled
+@borrowing
 def teach(state: Any, row: int, answer: Any, rate: float) -> None:
     """Learn from each token of an answer to the prompt that ``row`` was started with.
 

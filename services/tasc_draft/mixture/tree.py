@@ -1,14 +1,14 @@
 """Best-first growth of the draft trees of all rows of a step, over one heap. Compiled.
 
-The likeliest path anywhere in the batch is drafted next, until the budget is spent or the next
+The likeliest known path of the batch is drafted next, until the budget is spent or the next
 token is not worth its cost. A chain is a tree whose nodes have one child. A node is looked into
-only when no other path is likelier than its own, so leaves cost next to nothing.
+only when its best child is likely to be drafted next, so leaves cost next to nothing.
 """
 
 import math
 from typing import Any
 
-from tasc_draft.compiled import compiled
+from tasc_draft.compiled import borrowing
 from tasc_draft.index import cells
 from tasc_draft.mixture import evidence, rules, scoring
 from tasc_draft.mixture.candidates import NONE
@@ -17,7 +17,7 @@ from tasc_draft.mixture.rows import catch_up
 from tasc_draft.mixture.state import MIXED, TASC
 
 
-@compiled
+@borrowing
 def grow(state: Any, batch: Any, limits: Any, least: Any) -> int:
     """Draft for the rows of ``batch``; returns how many tokens were written to ``state.out``.
 
@@ -37,8 +37,9 @@ def grow(state: Any, batch: Any, limits: Any, least: Any) -> int:
     n = roots
     while heap[0].node > 0 and n - roots < len(least):
         path, x, closed = pop(heap)
-        if path == 0.0 or path < max(least[n - roots], growth.min_prob):
-            break
+        most = nodes[x].path if closed else path
+        if most == 0.0 or most < max(least[n - roots], growth.min_prob):
+            continue
         if limits[nodes[x].line] == 0:
             continue
         if closed:
@@ -47,14 +48,14 @@ def grow(state: Any, batch: Any, limits: Any, least: Any) -> int:
             _add(state, x, n, path)
             limits[nodes[x].line] -= 1
             if not is_eos[nodes[n].token]:
-                push(heap, path, n, True)
+                push(heap, growth.hope * path, n, True)
             n += 1
         if closed or growth.branching:
             _offer(nodes[x], x, heap, growth)
     return _write(nodes, roots, n, len(batch), state.out)
 
 
-@compiled
+@borrowing
 def take_in(state: Any, row: int) -> None:
     """Learn from the tokens a row took in, where its last tree led to them; then catch up."""
     it, nodes, rate = state.rows[row], state.nodes, state.growth[0].rate
@@ -70,7 +71,7 @@ def take_in(state: Any, row: int) -> None:
     catch_up(state, row)
 
 
-@compiled
+@borrowing
 def _child(nodes: Any, x: int, token: int) -> int:
     child = nodes[x].first_child
     while child != NONE and nodes[child].token != token:
@@ -78,7 +79,7 @@ def _child(nodes: Any, x: int, token: int) -> int:
     return child
 
 
-@compiled
+@borrowing
 def _plant(state: Any, batch: Any, limits: Any) -> int:
     """A root for each row that may draft; returns how many."""
     nodes, heap = state.nodes, state.heap
@@ -96,7 +97,7 @@ def _plant(state: Any, batch: Any, limits: Any) -> int:
     return n
 
 
-@compiled
+@borrowing
 def look_into(state: Any, x: int) -> None:
     """Give a node its candidates and their chances, by the rule."""
     rule = state.growth[0].rule
@@ -111,7 +112,7 @@ def look_into(state: Any, x: int) -> None:
         rules.trie(state, x)
 
 
-@compiled
+@borrowing
 def _offer(node: Any, x: int, heap: Any, growth: Any) -> None:
     """Put the likeliest candidate of a node that is not in the tree yet on the heap."""
     best, most = NONE, 0.0
@@ -124,7 +125,7 @@ def _offer(node: Any, x: int, heap: Any, growth: Any) -> None:
         push(heap, node.path * most, x, False)
 
 
-@compiled
+@borrowing
 def _add(state: Any, x: int, n: int, path: float) -> None:
     """Make the candidate that node ``x`` offered its child ``n``."""
     parent, child = state.nodes[x], state.nodes[n]
@@ -146,7 +147,7 @@ def _add(state: Any, x: int, n: int, path: float) -> None:
     child.source = cells.SOURCE_OF_SLOT[slot]
 
 
-@compiled
+@borrowing
 def _write(nodes: Any, roots: int, n: int, lines: int, out: Any) -> int:
     """Write nodes ``[roots, n)`` row after row, parents in front of their children."""
     offsets = out.offsets

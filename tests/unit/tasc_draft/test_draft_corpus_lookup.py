@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasc_draft.index.corpus import CorpusIndex, CorpusView
-from tasc_draft.index.lookup import continuations, count, narrow
+from tasc_draft.index.lookup import COLUMNS, continuations, count, follow, narrow
 
 VOCAB = 5
 SMALL = st.lists(st.lists(st.integers(0, VOCAB - 1), max_size=7), max_size=9)
@@ -25,10 +25,12 @@ def interval(view: CorpusView, gram: Gram) -> tuple[int, int]:
     return lo, hi
 
 
-def follow(view: CorpusView, gram: Gram) -> list[tuple[int, int]]:
-    tokens, counts = np.zeros(WIDEST, np.int32), np.zeros(WIDEST, np.int32)
-    n = continuations(view, *interval(view, gram), len(gram), tokens, counts)
-    return list(zip(tokens[:n].tolist(), counts[:n].tolist(), strict=True))
+def next_of(view: CorpusView, gram: Gram) -> list[tuple[int, int]]:
+    found = np.zeros((WIDEST, COLUMNS), np.int32)
+    n = continuations(view, *interval(view, gram), len(gram), found)
+    for token, _, lo, hi in found[:n].tolist():
+        assert (lo, hi) == interval(view, (*gram, token))
+    return [(token, occurs) for token, occurs, _, _ in found[:n].tolist()]
 
 
 def assert_found(index: CorpusIndex, outputs: Outputs) -> None:
@@ -37,8 +39,8 @@ def assert_found(index: CorpusIndex, outputs: Outputs) -> None:
     for gram, expected in counts.items():
         assert count(index.view, *interval(index.view, gram)) == expected
         if len(gram) < index.depth:
-            assert follow(index.view, gram) == follows.get(gram, [])
-    assert follow(index.view, ()) == follows.get((), [])
+            assert next_of(index.view, gram) == follows.get(gram, [])
+    assert next_of(index.view, ()) == follows.get((), [])
 
 
 @settings(deadline=None)  # the first example compiles
@@ -49,7 +51,7 @@ def test_every_gram_of_small_corpora_is_found(outputs: Outputs, depth: int) -> N
 
 def test_every_gram_of_a_corpus_with_big_intervals_is_found() -> None:
     index = build(BIG, 60, depth=DEPTH)
-    assert len(index.hot_keys) > 5
+    assert len(index.hot_next) > 5 * WIDEST
     assert_found(index, BIG)
 
 
@@ -61,20 +63,29 @@ def test_grams_that_do_not_occur_are_empty_intervals() -> None:
         if gram not in known:
             absent += 1
             assert interval(view, gram) == (0, 0)
-            assert follow(view, gram) == []
+            assert next_of(view, gram) == []
     assert absent > 200
+
+
+def test_following_a_token_is_narrowing_and_counting() -> None:
+    view = build(BIG, 60, depth=DEPTH).view
+    for gram in gram_counts(BIG, 60, DEPTH - 1):
+        lo, hi = interval(view, gram)
+        for token in (0, 1, 7, 33, 61):
+            narrowed = narrow(view, lo, hi, len(gram), token)
+            assert follow(view, lo, hi, len(gram), token) == (*narrowed, count(view, *narrowed))
 
 
 def test_the_hot_table_says_what_a_walk_of_the_entries_says() -> None:
     index = build(BIG, 60, depth=DEPTH)
-    bare = replace(index, hot_slots=np.full(1, -1, np.int32))
+    bare = replace(index, hot_slots=np.zeros((1, 4), np.int32))
     contexts = list(gram_counts(BIG, 60, DEPTH - 1))
-    assert [follow(index.view, c) for c in contexts] == [follow(bare.view, c) for c in contexts]
+    assert [next_of(index.view, c) for c in contexts] == [next_of(bare.view, c) for c in contexts]
 
 
 @pytest.mark.parametrize("gram", [(), (0,), (VOCAB,), (1, 2)])
 def test_an_empty_index_finds_nothing(gram: Gram) -> None:
     view = CorpusIndex.empty("f", VOCAB).view
     assert interval(view, gram) == (0, 0)
-    assert follow(view, gram) == []
+    assert next_of(view, gram) == []
     assert count(view, 0, 0) == 0
