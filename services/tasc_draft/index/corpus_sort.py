@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tasc_draft.compiled import compiled
+from tasc_draft.compiled import borrowing, compiled
 from tasc_draft.index.lookup import END
 from tasc_draft.tokens import Int32
 
@@ -100,7 +100,7 @@ def width_of(text: Int32) -> int:
     return int(text.max(initial=0)) + 1
 
 
-@compiled
+@borrowing
 def precedes(text: Any, a: int, b: int, depth: int) -> bool:
     """Whether the gram of place ``a`` is less than that of ``b``."""
     for k in range(depth):
@@ -110,7 +110,7 @@ def precedes(text: Any, a: int, b: int, depth: int) -> bool:
     return False
 
 
-@compiled
+@borrowing
 def inside(text: Any, place: int, depth: int, low: int, high: int) -> bool:
     """Whether a place belongs to a part; -1 is an open end."""
     return (low < 0 or not precedes(text, place, low, depth)) and (
@@ -118,22 +118,19 @@ def inside(text: Any, place: int, depth: int, low: int, high: int) -> bool:
     )
 
 
-@compiled
-def bucket_sizes(
-    text: Any, depth: int, low: int, high: int, least: int, greatest: int, sizes: Any
-) -> None:
-    """Count a part's places by first token plus one.
+@borrowing
+def bucket_of(
+    text: Any, place: int, depth: int, low: int, high: int, least: int, greatest: int, width: int
+) -> int:
+    """A place's first token if it belongs to the part, else ``width``; no branch for most.
 
     ``least`` and ``greatest`` are the first tokens of ``low`` and ``high``: only their places need
     a look at more than one token.
     """
-    for place in range(len(text)):
-        token = text[place]
-        if (token != least and token != greatest) or inside(text, place, depth, low, high):
-            sizes[token + 1] += 1
-    sizes[END + 1] = 0
-    sizes[1 : least + 1] = 0
-    sizes[greatest + 2 :] = 0
+    token = np.int64(text[place])
+    if token == least or token == greatest:
+        return token if token != END and inside(text, place, depth, low, high) else width
+    return width + (token - width) * np.int64((token > least) & (token < greatest))
 
 
 @compiled
@@ -144,17 +141,19 @@ def deal(text: Any, depth: int, low: int, high: int, width: int, bits: int) -> t
         first: ``int64[width + 1]`` where the bucket of each token below ``width`` begins.
         keys, places: ``uint64[n]`` and ``int32[n]``.
     """
-    least, greatest = text[low] if low >= 0 else END, text[high] if high >= 0 else width
+    least = np.int64(text[low]) if low >= 0 else END
+    greatest = np.int64(text[high]) if high >= 0 else width
+    fill = np.zeros(width + 1, np.int64)
+    for place in range(len(text)):
+        fill[bucket_of(text, place, depth, low, high, least, greatest, width)] += 1
     first = np.zeros(width + 1, np.int64)
-    bucket_sizes(text, depth, low, high, least, greatest, first)
     for token in range(width):
-        first[token + 1] += first[token]
-    # Places outside land in the slot behind the last bucket: faster than a branch for each.
+        first[token + 1] = first[token] + fill[token]
+        fill[token] = first[token + 1]
+    # Places outside, and END, land in the slot behind the last bucket.
     n = first[-1]
+    fill[width] = n
     keys, places = np.empty(n + 1, np.uint64), np.empty(n + 1, np.int32)
-    fill, step = np.full(width, n), np.zeros(width, np.int64)
-    for token in range(max(least, 0), min(greatest + 1, width)):
-        fill[token], step[token] = first[token + 1], 1
     one, key = np.uint64(bits), np.uint64(0)
     lead = np.uint64(bits * (min(KEY_BITS // bits, depth - 1) - 1))
     for place in range(len(text) - 1, -1, -1):
@@ -162,9 +161,9 @@ def deal(text: Any, depth: int, low: int, high: int, width: int, bits: int) -> t
         if token == END:
             key = np.uint64(0)
             continue
-        if (token != least and token != greatest) or inside(text, place, depth, low, high):
-            fill[token] -= step[token]
-            keys[fill[token]], places[fill[token]] = key, place
+        bucket = bucket_of(text, place, depth, low, high, least, greatest, width)
+        fill[bucket] -= bucket != width
+        keys[fill[bucket]], places[fill[bucket]] = key, place
         key = (key >> one) | (np.uint64(token + 1) << lead)
     return first, keys[:n], places[:n]
 
