@@ -127,10 +127,10 @@ def bucket_of(
     ``least`` and ``greatest`` are the first tokens of ``low`` and ``high``: only their places need
     a look at more than one token.
     """
-    token = np.int64(text[place])
-    if token == least or token == greatest:
+    token = int(text[place])
+    if token in (least, greatest):
         return token if token != END and inside(text, place, depth, low, high) else width
-    return width + (token - width) * np.int64((token > least) & (token < greatest))
+    return width + (token - width) * int(least < token < greatest)
 
 
 @compiled
@@ -141,8 +141,8 @@ def deal(text: Any, depth: int, low: int, high: int, width: int, bits: int) -> t
         first: ``int64[width + 1]`` where the bucket of each token below ``width`` begins.
         keys, places: ``uint64[n]`` and ``int32[n]``.
     """
-    least = np.int64(text[low]) if low >= 0 else END
-    greatest = np.int64(text[high]) if high >= 0 else width
+    least = int(text[low]) if low >= 0 else END
+    greatest = int(text[high]) if high >= 0 else width
     fill = np.zeros(width + 1, np.int64)
     for place in range(len(text)):
         fill[bucket_of(text, place, depth, low, high, least, greatest, width)] += 1
