@@ -10,14 +10,15 @@ import logging
 import tempfile
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
+from itertools import chain, count, repeat
 from pathlib import Path
 
 import ray
 
 from tasc_draft.errors import DraftError
 from tasc_draft.index.bigrams import BigramTable, read_bigrams
-from tasc_draft.index.corpus_build import assemble, distinct
+from tasc_draft.index.corpus import CorpusIndex
+from tasc_draft.index.corpus_build import Documents, check_cap, distinct, index_documents
 from tasc_draft.index.draft_index import DraftIndex
 from tasc_draft.index.index_build import with_prompts
 from tasc_draft.index.weights import Weights
@@ -41,12 +42,13 @@ STAGES = {
     "learn": "rounds",
     "merge outputs": "rows",
     "sort": "parts",
+    "prune": "times",
     "index prompts": "rows",
     "publish": "steps",
 }
 
 
-def _silent(stage: str, done: int, total: int) -> None:
+def _silent(stage: str, done: int, total: int | None) -> None:
     """Nobody watches."""
 
 
@@ -56,6 +58,7 @@ def build_and_publish(
     *,
     parallelism: int | None = None,
     bigrams: Path | None = None,
+    max_bytes: int | None = None,
     progress: StageProgress = _silent,
 ) -> tuple[Artifact, DraftIndex]:
     """Build a task's index from its corpus, publish it and make it current.
@@ -69,19 +72,25 @@ def build_and_publish(
             default as many as its size asks for, and one a core of this node.
         bigrams: File of the target's own bigrams (``tasc model-bigrams``) to put into the index;
             by default those of the current one, whose tuned settings are kept too.
+        max_bytes: Most bytes of the corpus part; outputs of least expected gain are left out, and
+            their rows' prompts with them. Weights are learnt under the same cap.
         progress: Told of the stages in STAGES, in that order; ``learn`` is left out where nothing
-            is learnt. ``publish`` stores the version in one step and makes it current in another.
+            is learnt and ``prune`` where all outputs fit. How often ``prune`` will choose outputs
+            nobody knows before. ``publish`` stores the version in one step and makes it current
+            in another.
 
     Raises:
         RaySetupError: Ray is not running in this process.
         EmptyCorpusError: There are no rows.
-        DraftError: The bigrams are unreadable or of another tokenizer, or the corpus is too big.
+        DraftError: The bigrams are unreadable or of another tokenizer, the corpus is too big, or
+            not even an index of no outputs is as small as ``max_bytes``.
         StoreError: Redis fails.
         TextError: The model's tokenizer cannot be loaded.
         ServeError: It is not the one the task was registered with.
         JobError: Ray lost or doubled a row.
         RayError: A part of the job failed, or its workers died again and again.
     """
+    check_cap(max_bytes)
     if not ray.is_initialized():
         raise RaySetupError("no Ray is running; start one with tasc_jobs.ray_local.local_ray()")
     tokenizer = load_tokenizer(record)
@@ -92,7 +101,7 @@ def build_and_publish(
     with tempfile.TemporaryDirectory(prefix="tasc-index-") as name:
         folder = Path(name)
         rows = tokenise(source, record, folder, parallelism, progress)
-        builder = _Builder(tokenizer, table, folder, parallelism)
+        builder = _Builder(tokenizer, table, folder, parallelism, max_bytes)
         weights = _learn(builder, *rows, before.settings or record.draft, progress)
         index = builder.index(*rows, progress)
         index = replace(index, weights=weights, settings=before.settings)
@@ -120,6 +129,7 @@ class _Builder:
     bigrams: BigramTable | None
     folder: Path
     parts: int | None
+    max_bytes: int | None
 
     def index(
         self, outputs: Tokens, prompts: Tokens | None, progress: StageProgress = _silent
@@ -128,14 +138,11 @@ class _Builder:
         progress("merge outputs", 0, rows)
         documents = distinct(outputs, vocab_size=vocab_size, eos_id=eos_id)
         progress("merge outputs", rows, rows)
-        parts = sorted_parts(documents, self.folder, self.parts, partial(progress, "sort"))
-        corpus = assemble(
-            documents, parts, fingerprint=self.tokenizer.fingerprint, vocab_size=vocab_size
-        )
+        corpus, kept = self._corpus(documents, progress)
         progress("index prompts", 0, rows)
         index = with_prompts(
             corpus,
-            documents,
+            kept,
             outputs,
             prompts,
             eos_id=eos_id,
@@ -145,6 +152,20 @@ class _Builder:
         progress("index prompts", rows, rows)
         return replace(index, bigrams=self.bigrams)
 
+    def _corpus(
+        self, documents: Documents, progress: StageProgress
+    ) -> tuple[CorpusIndex, Documents]:
+        # Sorting again belongs to the stage of pruning, which counts other things than parts.
+        told = chain([partial(progress, "sort")], repeat(lambda done, total: None))
+        return index_documents(
+            documents,
+            fingerprint=self.tokenizer.fingerprint,
+            vocab_size=self.tokenizer.vocab_size,
+            max_bytes=self.max_bytes,
+            sort=lambda some: sorted_parts(some, self.folder, self.parts, next(told)),
+            pruned=lambda times: progress("prune", times, None),
+        )
+
 
 def _learn(
     builder: _Builder,
@@ -153,20 +174,18 @@ def _learn(
     settings: DraftSettings,
     progress: StageProgress,
 ) -> Weights | None:
-    """Weights learnt on some of the rows with an index of the others."""
+    """Weights learnt on some of the rows with an index of the others, which counts as no round."""
     if prompts is None or len(outputs) < LEAST_ROWS:
         return None
-    rounds = EPOCHS + 1
-    progress("learn", 0, rounds)
+    progress("learn", 0, EPOCHS)
     kept, out = held_out(len(outputs))
     index = builder.index(outputs.take(kept), prompts.take(kept))
-    progress("learn", 1, rounds)
-    done = count(2)
+    done = count(1)
     return learn_weights(
         index,
         prompts.take(out),
         outputs.take(out),
         eos_id=builder.tokenizer.eos_id,
         settings=settings,
-        progress=lambda: progress("learn", next(done), rounds),
+        progress=lambda: progress("learn", next(done), EPOCHS),
     )

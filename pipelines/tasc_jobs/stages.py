@@ -8,8 +8,8 @@ from typing import Self, TextIO, TypeAlias
 
 from tasc_jobs.progress import Progress
 
-StageProgress: TypeAlias = Callable[[str, int, int], None]
-"""Told the stage, how much of it is done, and how much it is in all."""
+StageProgress: TypeAlias = Callable[[str, int, int | None], None]
+"""Told the stage, how much of it is done, and how much it is in all, None if nobody knows."""
 
 
 class Stages:
@@ -34,7 +34,7 @@ class Stages:
         self._done = 0
         self._started = 0.0
 
-    def __call__(self, stage: str, done: int, total: int) -> None:
+    def __call__(self, stage: str, done: int, total: int | None) -> None:
         if stage != self._stage:
             self._close()
             shown = Progress(

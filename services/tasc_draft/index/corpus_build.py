@@ -5,7 +5,8 @@ any machine that sees the text, ``assemble`` once. The bytes are the same for an
 and any order of documents. It reads no files and knows no tokenizer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -20,13 +21,18 @@ from tasc_draft.tokens import Int32, Tokens
 __all__ = [
     "DEPTH",
     "Documents",
+    "Parts",
     "assemble",
     "build_corpus",
+    "check_cap",
     "distinct",
     "index_documents",
     "sort_part",
     "splitters",
 ]
+
+Parts: TypeAlias = Sequence[tuple[Int32, Int32]]
+"""What ``sort_part`` gives of each part of a text, in order."""
 
 # A second attempt at a byte cap aims a little lower, so that few are needed.
 _CAUTION = 0.99
@@ -57,14 +63,28 @@ def build_corpus(
     )[0]
 
 
+def check_cap(max_bytes: int | None, depth: int = DEPTH) -> None:
+    """Raise DraftError if not even an index of no documents takes so few bytes; None is no cap."""
+    least = CorpusIndex.empty("", 1, depth).nbytes
+    if max_bytes is not None and max_bytes < least:
+        raise DraftError(
+            f"max_bytes is {max_bytes}, an index of no documents takes {least}; raise it"
+        )
+
+
 def index_documents(
     documents: Documents, *, fingerprint: str, vocab_size: int, depth: int = DEPTH,
-    max_bytes: int | None = None,
+    max_bytes: int | None = None, sort: Callable[[Documents], Parts] | None = None,
+    pruned: Callable[[int], None] = lambda times: None,
 ) -> tuple[CorpusIndex, Documents]:  # fmt: skip
     """Index distinct documents, as many as fit ``max_bytes`` of arrays.
 
     Where all do not fit, documents are kept by falling expected gain a token (``by_gain``) as far
     as the bytes a token of the last attempt allow, until they fit.
+
+    Args:
+        sort: Sorts a text to ``depth``, in any number of parts; by default here and in one.
+        pruned: Where not all fit, told how often documents were chosen and sorted anew: 0 first.
 
     Returns:
         The index and the documents in it; a dropped document's rows have number -1.
@@ -73,18 +93,19 @@ def index_documents(
         DraftError: Not even an index of no documents fits.
     """
 
-    def indexed(some: Documents) -> CorpusIndex:
-        part = sort_part(some.text, some.offsets, some.counts, depth)
-        return assemble(some, [part], fingerprint=fingerprint, vocab_size=vocab_size, depth=depth)
+    def in_one(some: Documents) -> Parts:
+        return [sort_part(some.text, some.offsets, some.counts, depth)]
 
-    least = CorpusIndex.empty(fingerprint, vocab_size, depth).nbytes
-    if max_bytes is not None and max_bytes < least:
-        raise DraftError(
-            f"max_bytes is {max_bytes}, an index of no documents takes {least}; raise it"
-        )
+    def indexed(some: Documents) -> CorpusIndex:
+        parts = (sort or in_one)(some)
+        return assemble(some, parts, fingerprint=fingerprint, vocab_size=vocab_size, depth=depth)
+
+    check_cap(max_bytes, depth)
     index, kept = indexed(documents), documents
     if max_bytes is None or index.nbytes <= max_bytes:
         return index, kept
+    times = 0
+    pruned(times)
     ranking = by_gain(documents)
     ends = np.cumsum(np.diff(documents.offsets)[ranking]) + depth
     while index.nbytes > max_bytes:
@@ -93,11 +114,13 @@ def index_documents(
         chosen[ranking[ends <= room]] = True
         kept = keep(documents, chosen, depth)
         index = indexed(kept)
+        times += 1
+        pruned(times)
     return index, kept
 
 
 def assemble(
-    documents: Documents, parts: Sequence[tuple[Int32, Int32]], *,
+    documents: Documents, parts: Parts, *,
     fingerprint: str, vocab_size: int, depth: int = DEPTH,
 ) -> CorpusIndex:  # fmt: skip
     """Join sorted parts, in order, to the index of the documents they were sorted from."""

@@ -15,6 +15,7 @@ from tasc_draft.mixture.contexts import COLUMNS, MOST
 
 WIDTH = 48  # candidates of a node
 PLACES = 48  # places in a local text that a node looks at
+RECENT_PLACES = 16  # of recent answers: more cost much and say little
 SILENT = -1  # the base of a slot whose source does not speak at a node
 NONE = -1
 
@@ -35,7 +36,7 @@ NODE = np.dtype(
         ("num_known", np.int32, (CONTEXTS,)), ("known", np.int32, (CONTEXTS, WIDEST, COLUMNS)),
         ("num_near", np.int32), ("near", np.int32, (PLACES, 2)),
         ("num_own", np.int32), ("own", np.int32, (PLACES, 2)),
-        ("num_recent", np.int32), ("recent", np.int32, (PLACES, 2)),
+        ("num_recent", np.int32), ("recent", np.int32, (RECENT_PLACES, 2)),
         ("width", np.int32), ("candidates", np.int32, (WIDTH,)),
         ("bases", np.int32, (SLOTS,)), ("levels", np.int8, (WIDTH, SLOTS)),
         ("chance", np.float32, (WIDTH,)), ("other", np.int32), ("other_chance", np.float32),
