@@ -3,13 +3,18 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPTNeoXConfig,
     LlamaConfig,
     MistralConfig,
+    PhiConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
@@ -26,11 +31,16 @@ SENTENCES = (
     "DET NOUN VERB ADP PROPN PUNCT",
     "naïve café, 東京 🙂",
 )
-ARCHITECTURES = {
-    "qwen2": Qwen2Config,
-    "llama": LlamaConfig,
-    "mistral": MistralConfig,
-    "qwen3": Qwen3Config,
+# Name: its config, and what differs from the shape below. A window of 16 is outgrown by most rows.
+ARCHITECTURES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "qwen2": (Qwen2Config, {}),
+    "llama": (LlamaConfig, {}),
+    "mistral": (MistralConfig, {"sliding_window": 16}),
+    "qwen3": (Qwen3Config, {}),
+    "gemma2": (Gemma2Config, {"sliding_window": 16, "query_pre_attn_scalar": 8}),
+    "gemma3": (Gemma3TextConfig, {"sliding_window": 16, "query_pre_attn_scalar": 8}),
+    "gpt_neox": (GPTNeoXConfig, {}),
+    "phi": (PhiConfig, {}),
 }
 
 
@@ -64,20 +74,22 @@ def make_model(
     """
     torch.manual_seed(seed)
     vocab = TaskTokenizer.from_folder(folder).vocab_size
-    config = ARCHITECTURES[architecture](
-        vocab_size=vocab,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=512,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=0,
-        pad_token_id=None,
-    )
+    make, differs = ARCHITECTURES[architecture]
+    shape = {
+        "vocab_size": vocab,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": False,
+        "bos_token_id": None,
+        "eos_token_id": 0,
+        "pad_token_id": None,
+    }
+    config = make(**{**shape, **differs})
     model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     with torch.no_grad():
         for p in model.parameters():

@@ -1,10 +1,11 @@
-"""Which draft tokens the target agrees with: compiled, over flat arrays. Chains only.
+"""Which draft tokens the target agrees with: compiled, over flat arrays.
 
-The target's token at each visited place is what plain decoding would have said there; a draft is
-followed while it says the same (speculative verification with deterministic choice; Leviathan et
-al. 2023, arXiv 2211.17192).
+The target's token at each visited node is what plain decoding would have said there; the path is
+followed while the draft has that child (speculative verification with deterministic choice;
+Leviathan et al. 2023, arXiv 2211.17192; over trees: Miao et al. 2024, arXiv 2305.09781).
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import numba
@@ -14,60 +15,138 @@ from numpy.typing import NDArray
 from tasc_draft import Drafts
 from tasc_engine.stats import Counts
 
+Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 
 
-@numba.njit(cache=True, nogil=True)
-def _accept(
-    chosen: Any, draft: Any, offsets: Any, is_eos: Any, starts: Any, agreed: Any, emitted: Any
-) -> None:
-    at = 0
-    for i in range(len(offsets) - 1):
-        begin, size = offsets[i], offsets[i + 1] - offsets[i]
-        starts[i] = at
-        same = 0
-        while same < size and draft[begin + same] == chosen[at + same]:
-            same += 1
-        agreed[i] = same
-        emitted[i] = same + 1
-        for k in range(same + 1):
-            if is_eos[chosen[at + k]]:
-                emitted[i] = k + 1
-                break
-        at += size + 1
+@dataclass(frozen=True)
+class Accepted:
+    """What each row takes from a step.
+
+    Attributes:
+        tokens: ``int32[rows, W]`` tokens it emits, the first ``emitted``: accepted draft tokens and
+            the bonus token.
+        emitted: ``int32[rows]``, at least one.
+        path: ``int32[rows, W]`` accepted nodes of its draft, the first ``followed``.
+        followed: ``int32[rows]``.
+    """
+
+    tokens: Int32
+    emitted: Int32
+    path: Int32
+    followed: Int32
 
 
-@numba.njit(cache=True, nogil=True)
-def _count(source: Any, depths: Any, offsets: Any, kept: Any, drafted: Any, accepted: Any) -> None:
-    for i in range(len(offsets) - 1):
-        for n in range(offsets[i], offsets[i + 1]):
-            position = depths[n] - 1
-            drafted[source[n], position] += 1
-            if position < kept[i]:
-                accepted[source[n], position] += 1
-
-
-def accept(chosen: Int64, drafts: Drafts, is_eos: NDArray[np.bool_]) -> tuple[Int64, Int64, Int64]:
-    """Compare chain drafts with the target's tokens.
+def accept(chosen: Int64, drafts: Drafts, room: Int32, is_eos: NDArray[np.bool_]) -> Accepted:
+    """Follow the target through each row's tree.
 
     Args:
         chosen: ``int64[M]`` the target's token behind each row's current token and draft tokens.
         drafts: The drafts of the same rows, in the same order.
-        is_eos: Whether an id ends an answer; an answer is cut behind the first.
-
-    Returns:
-        For each row: where its tokens begin in ``chosen``, how many draft tokens agree, and how
-        many tokens it emits (``chosen[start : start + emitted]``).
+        room: ``int32[rows]`` most tokens a row may emit, at least one.
+        is_eos: Whether an id ends an answer; an answer ends behind the first.
     """
     rows = len(drafts.offsets) - 1
-    starts, agreed, emitted = (np.zeros(rows, np.int64) for _ in range(3))
-    _accept(chosen, drafts.tokens, drafts.offsets, is_eos, starts, agreed, emitted)
-    return starts, agreed, emitted
+    widest = int(np.diff(drafts.offsets).max(initial=0)) + 1
+    found = Accepted(
+        np.zeros((rows, widest), np.int32), np.zeros(rows, np.int32),
+        np.zeros((rows, widest), np.int32), np.zeros(rows, np.int32),
+    )  # fmt: skip
+    _accept(
+        chosen, drafts.tokens, drafts.parents, drafts.offsets, room, is_eos,
+        found.tokens, found.emitted, found.path, found.followed,
+    )  # fmt: skip
+    return found
 
 
-def count(drafts: Drafts, kept: Int64, sources: int, positions: int) -> tuple[Counts, Counts]:
-    """Drafted and accepted tokens, each ``[sources, max(positions, 1)]``; ``kept`` is per row."""
-    positions = max(positions, 1)
-    drafted, accepted = (np.zeros((sources, positions), np.int64) for _ in range(2))
-    _count(drafts.source, drafts.depths, drafts.offsets, kept, drafted, accepted)
-    return drafted, accepted
+def moves(accepted: Accepted, rows: Int32, behind: Int32, length: int) -> Int64:
+    """``int64[2, k]`` cache places of accepted nodes, and where they belong.
+
+    Args:
+        rows: ``int32[n]`` cache rows; -1 for one that ended.
+        behind: ``int32[n]`` the row's first place behind its current token.
+        length: Places of a cache row.
+    """
+    found = np.empty((2, accepted.path.size), np.int64)
+    n = _moves(accepted.path, accepted.followed, rows, behind, length, found)
+    return np.ascontiguousarray(found[:, :n])
+
+
+def count(
+    drafts: Drafts, accepted: Accepted, used: Int32, sources: int, positions: int
+) -> tuple[Counts, Counts, Counts]:
+    """Tokens drafted, drafts that reach a position, tokens kept: ``[sources, max(positions, 1)]``.
+
+    A draft that reaches a position counts for the source of its likeliest token there.
+
+    Args:
+        used: ``int32[rows]`` tokens that entered the answer, at most those emitted.
+    """
+    shape = (sources, max(positions, 1))
+    drafted, reached, kept = (np.zeros(shape, np.int64) for _ in range(3))
+    _count(
+        drafts.source, drafts.depths, drafts.offsets, accepted.path, accepted.followed, used,
+        drafted, reached, kept,
+    )  # fmt: skip
+    return drafted, reached, kept
+
+
+@numba.njit(cache=True, nogil=True)
+def _child(tokens: Any, parents: Any, node: int, token: int) -> int:
+    """The child of a node with this token; as many as there are nodes when it has none."""
+    for child in range(node + 1, len(tokens)):
+        if parents[child] == node and tokens[child] == token:
+            return child
+    return len(tokens)
+
+
+@numba.njit(cache=True, nogil=True)
+def _accept(
+    chosen: Any, tokens: Any, parents: Any, offsets: Any, room: Any, is_eos: Any,
+    out: Any, emitted: Any, path: Any, followed: Any,
+) -> None:  # fmt: skip
+    current = 0
+    for i in range(len(offsets) - 1):
+        begin, size = offsets[i], offsets[i + 1] - offsets[i]
+        node, n, k = -1, 0, 0
+        while True:
+            token = chosen[current + 1 + node]
+            out[i, n] = token
+            n += 1
+            child = _child(tokens[begin : begin + size], parents[begin : begin + size], node, token)
+            if child < size:
+                path[i, k] = node = child
+                k += 1
+            if child == size or is_eos[token] or n == room[i]:
+                break
+        emitted[i], followed[i] = n, k
+        current += size + 1
+
+
+@numba.njit(cache=True, nogil=True)
+def _moves(path: Any, followed: Any, rows: Any, behind: Any, length: int, found: Any) -> int:
+    n = 0
+    for i in range(len(rows)):
+        if rows[i] >= 0:
+            first = rows[i] * length + behind[i]
+            for k in range(followed[i]):
+                if path[i, k] != k:
+                    found[0, n], found[1, n] = first + path[i, k], first + k
+                    n += 1
+    return n
+
+
+@numba.njit(cache=True, nogil=True)
+def _count(
+    source: Any, depths: Any, offsets: Any, path: Any, followed: Any, used: Any,
+    drafted: Any, reached: Any, kept: Any,
+) -> None:  # fmt: skip
+    for i in range(len(offsets) - 1):
+        deepest = 0
+        for x in range(offsets[i], offsets[i + 1]):
+            drafted[source[x], depths[x] - 1] += 1
+            if depths[x] > deepest:
+                deepest = depths[x]
+                reached[source[x], deepest - 1] += 1
+        for k in range(min(followed[i], used[i])):
+            kept[source[offsets[i] + path[i, k]], k] += 1

@@ -1,12 +1,13 @@
 """Attention of packed rows over a KV cache in which each row has a length of its own.
 
 It plugs into any model that calls transformers' attention interface: keys and values of the step
-enter the cache at (row, position), then each group of rows attends to its own part. It decides
+enter the cache at their places, then each group of rows attends to its own part. It decides
 nothing about tokens.
 """
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
@@ -18,51 +19,76 @@ _CACHE = "tasc_cache"
 
 
 class RowCache:
-    """Keys and values of all layers, ``[rows, kv_heads, length, head_dim]`` each.
+    """Keys and values of all layers, ``[layers, rows * length, 2, kv_heads, head_dim]``.
 
-    Memory is taken when a layer is first used, which is while the model is loaded. What lies
-    behind a row's length is left over from rejected drafts or earlier requests and is never seen.
+    Memory is taken when it is first used, which is while the model is loaded. What lies behind a
+    row's length is left over from rejected drafts or earlier requests and is never seen.
+
+    Args:
+        length: Places of a row: its tokens, and room for a draft behind them.
     """
 
-    def __init__(self, rows: int, length: int) -> None:
+    def __init__(self, layers: int, rows: int, length: int) -> None:
+        self.layers = layers
         self.rows = rows
         self.length = length
         self.layout: StepLayout | None = None
-        self._keys: dict[int, Tensor] = {}
-        self._values: dict[int, Tensor] = {}
+        self._pool: Tensor | None = None
 
     @property
-    def layers(self) -> int:
-        return len(self._keys)
+    def nbytes(self) -> int:
+        return 0 if self._pool is None else self._pool.nbytes
 
-    def write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the step's ``[kv_heads, N, head_dim]`` and return the layer's whole cache."""
-        layout = self._current()
-        if layer not in self._keys:
-            self._keys[layer] = self._allocate(key)
-            self._values[layer] = self._allocate(value)
-        keys, values = self._keys[layer], self._values[layer]
-        keys[layout.rows, :, layout.positions[0]] = key.transpose(0, 1)
-        values[layout.rows, :, layout.positions[0]] = value.transpose(0, 1)
-        return keys, values
+    def begin(self, layout: StepLayout) -> None:
+        """Take in a step's layout; nodes that the last step kept move to where they belong."""
+        self.layout = layout
+        if self._pool is not None and layout.moves.numel():
+            source, target = layout.moves
+            self._pool.index_copy_(1, target, self._pool.index_select(1, source))
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """Write keys and values, then attend: ``[1, heads, N, d]`` to ``[1, N, heads, d]``."""
-        keys, values = self.write(layer, key[0], value[0])
-        out = query.new_empty(query.shape[2], query.shape[1], values.shape[3])
-        for group in self._current().groups:
-            out[group.packed] = _attend_group(group, query[0], keys, values, scale)
-        return out[None]
+    def attend(
+        self, layer: int, query: Tensor, kv: Tensor, scale: float,
+        window: int | None = None, softcap: float | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Write the step's keys and values, then attend to each row's own.
+
+        Args:
+            query: ``[N, heads, head_dim]``.
+            kv: ``[N, 2, kv_heads, head_dim]`` keys, then values.
+            scale: Of the scores.
+            window: Tokens a query looks back, itself included; None for all.
+            softcap: Scores s become ``softcap * tanh(s / softcap)``.
+
+        Returns:
+            ``[N, heads, head_dim]``.
+        """
+        layout, pool = self._current(), self._pool_for(kv)[layer]
+        pool.index_copy_(0, layout.places, kv)
+        cache = pool.view(self.rows, self.length, *kv.shape[1:])
+        seen = [_attend_group(g, query, cache, scale, window, softcap) for g in layout.groups]
+        if len(seen) == 1 and len(layout.groups[0].packed) == len(query):
+            return seen[0]
+        out = torch.empty_like(query)
+        for group, part in zip(layout.groups, seen, strict=True):
+            out.index_copy_(0, group.packed, part)
+        return out
 
     def clear(self) -> None:
         """Forget what a trial forward left; the memory stays."""
-        for tensor in (*self._keys.values(), *self._values.values()):
-            tensor.zero_()
+        if self._pool is not None:
+            self._pool.zero_()
         self.layout = None
 
-    def _allocate(self, like: Tensor) -> Tensor:
-        heads, _, dim = like.shape
-        return like.new_zeros(self.rows, heads, self.length, dim)
+    def _pool_for(self, kv: Tensor) -> Tensor:
+        if self._pool is None:
+            shape = (self.layers, self.rows * self.length, *kv.shape[1:])
+            self._pool = torch.zeros(shape, dtype=kv.dtype, device=kv.device)
+        if self._pool.shape[2:] != kv.shape[1:]:
+            raise UnsupportedModel(
+                f"layers have keys and values of {tuple(self._pool.shape[3:])} and "
+                f"{tuple(kv.shape[2:])} heads and places; all layers must be alike"
+            )
+        return self._pool
 
     def _current(self) -> StepLayout:
         if self.layout is None:
@@ -71,23 +97,38 @@ class RowCache:
 
 
 def _attend_group(
-    group: Group, query: Tensor, keys: Tensor, values: Tensor, scale: float
-) -> Tensor:
-    rows, places = group.gather.shape
-    heads, _, dim = query.shape
-    kv_heads = keys.shape[1]
+    group: Group, query: Tensor, cache: Tensor, scale: float, window: int | None,
+    softcap: float | None,
+) -> Tensor:  # fmt: skip
+    """``[n, heads, dim]`` of the group's tokens."""
+    _, heads, dim = query.shape
+    kv = cache[group.begin : group.end, : group.kv_length]
+    kv_heads, (rows, places) = kv.shape[3], group.gather.shape
     shared = heads // kv_heads
-    key = keys[group.begin : group.end, :, : group.kv_length]
-    value = values[group.begin : group.end, :, : group.kv_length]
     # Query heads that share a KV head become more queries of it: no copy of keys and values.
-    padded = query[:, group.gather].reshape(kv_heads, shared, rows, places, dim)
-    padded = padded.permute(2, 0, 1, 3, 4).reshape(rows, kv_heads, shared * places, dim)
-    mask = group.mask.repeat(1, 1, shared, 1)
-    seen = nn.functional.scaled_dot_product_attention(
-        padded, key, value, attn_mask=mask, scale=scale
-    )
-    seen = seen.reshape(rows, kv_heads * shared, places, values.shape[3])
-    return seen.transpose(1, 2).flatten(0, 1)[group.padded]
+    padded = query if group.full else query[group.gather]
+    padded = padded.view(rows, places, kv_heads, shared, dim).permute(0, 2, 3, 1, 4)
+    padded = padded.reshape(rows, kv_heads, shared * places, dim)
+    bias = group.bias(shared, query.dtype, window)
+    key, value = kv[:, :, 0].transpose(1, 2), kv[:, :, 1].transpose(1, 2)
+    if softcap is None:
+        seen = nn.functional.scaled_dot_product_attention(
+            padded, key, value, attn_mask=bias, scale=scale
+        )
+    else:
+        seen = _capped(padded, key, value, bias, scale, softcap)
+    seen = seen.view(rows, kv_heads, shared, places, dim).permute(0, 3, 1, 2, 4)
+    seen = seen.reshape(rows * places, heads, dim)
+    return seen if group.full else seen[group.padded]
+
+
+def _capped(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float, softcap: float
+) -> Tensor:
+    """Attention whose scores are capped, as in Gemma 2; the operations of transformers' own."""
+    scores = torch.matmul(query, key.transpose(2, 3)) * scale
+    scores = torch.tanh(scores / softcap) * softcap + bias
+    return torch.matmul(scores.softmax(-1, dtype=torch.float32).to(query.dtype), value)
 
 
 def _packed_attention(
@@ -97,27 +138,31 @@ def _packed_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     cache: RowCache = getattr(module, _CACHE)
-    _refuse_what_we_cannot_mask(cache, kwargs)
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return cache.attend(int(module.layer_idx), query, key, value, scale), None  # type: ignore[arg-type]
-
-
-def _refuse_what_we_cannot_mask(cache: RowCache, kwargs: dict[str, Any]) -> None:
-    window = kwargs.get("sliding_window")
-    if window is not None and window < cache.length:
+    if kwargs.get("s_aux") is not None:
+        raise UnsupportedModel("the model's attention has sinks (s_aux), which are not supported")
+    if key.shape != value.shape:
         raise UnsupportedModel(
-            f"the model's layers look back {window} tokens only and a row may hold {cache.length}; "
-            f"set max_model_len to {window} or less"
+            f"keys have {key.shape[-1]} places a head, values {value.shape[-1]}; must be the same"
         )
-    for name in ("softcap", "s_aux"):
-        if kwargs.get(name) is not None:
-            raise UnsupportedModel(f"the model's attention uses {name}, which is not supported")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    kv = torch.stack((key[0], value[0])).permute(2, 0, 1, 3)
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    out = cache.attend(layer, query[0].transpose(0, 1), kv, scale, sliding_window, softcap)
+    return out[None], None
 
 
 AttentionInterface.register(NAME, _packed_attention)
+
+
+def attention_layers(model: Any) -> int:
+    """How many layers of a model attend."""
+    indices = {m.layer_idx for m in model.modules() if getattr(m, "layer_idx", None) is not None}
+    return max(indices, default=-1) + 1
 
 
 def attach(model: Any, cache: RowCache) -> None:
@@ -126,9 +171,9 @@ def attach(model: Any, cache: RowCache) -> None:
     Raises:
         UnsupportedModel: The model does not call transformers' attention interface.
     """
-    layers = [m for m in model.modules() if getattr(m, "layer_idx", None) is not None]
-    for layer in layers:
-        setattr(layer, _CACHE, cache)
+    for module in model.modules():
+        if getattr(module, "layer_idx", None) is not None:
+            setattr(module, _CACHE, cache)
     try:
         model.set_attn_implementation(NAME)
     except ValueError as error:

@@ -8,32 +8,21 @@ One thread owns an engine.
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tasc_draft import SOURCES, Drafts, Proposer
-from tasc_engine.accept import accept, count
+from tasc_engine.accept import Accepted, accept, count, moves
 from tasc_engine.config import EngineConfig
+from tasc_engine.drafting import Drafter
 from tasc_engine.errors import QueueFull, RequestTooLong
-from tasc_engine.layout import pack
+from tasc_engine.plan import Plan
 from tasc_engine.request import Delta, GenerationRequest, GenerationResult
 from tasc_engine.sequence import Sequence
 from tasc_engine.stats import StepRecord
 from tasc_engine.target import Target
 from tasc_text import TaskTokenizer
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """Who takes part in a step and what each brings; those that emit may carry a draft."""
-
-    sequences: list[Sequence]
-    tokens: list[NDArray[np.int32]]
-    emits: list[bool]
-    prompt_tokens: int
 
 
 class Engine:
@@ -54,13 +43,15 @@ class Engine:
         self.config = config
         self._target = target
         self._tokenizer = tokenizer
-        self._proposer = proposer
+        self._drafter = Drafter(proposer, target.vocab_size)
         self._on_step = on_step
         self._waiting: deque[Sequence] = deque()
         self._active: dict[int, Sequence] = {}
         self._free = list(range(config.rows - 1, -1, -1))
         self._is_eos = np.zeros(target.vocab_size, bool)
         self._is_eos[[e for e in tokenizer.eos_ids if e < target.vocab_size]] = True
+        self._chunk, self._most_drafts = config.prefill_chunk, config.max_draft_tokens
+        self._moves = np.zeros((2, 0), np.int64)
 
     @property
     def running(self) -> int:
@@ -114,16 +105,18 @@ class Engine:
     def step(self) -> list[Delta]:
         """Advance every row by one verify forward; nothing happens when there is no request."""
         self._admit()
-        plan = self._plan()
+        plan = Plan.of([self._active[row] for row in sorted(self._active)], self._chunk)
         if not plan.sequences:
             return []
         began = time.perf_counter()
-        drafts = self._propose(plan)
+        drafts = self._drafter.propose(plan.emitting_rows, plan.budget(self._most_drafts))
         drafted = time.perf_counter()
-        chosen = self._verify(plan, drafts)
+        chosen = self._target.next_tokens(plan.feed(drafts, self._moves))
         verified = time.perf_counter()
-        deltas, kept, bonus = self._commit(plan, drafts, chosen)
-        self._record(plan, drafts, kept, bonus, (began, drafted, verified))
+        accepted = accept(chosen, drafts, plan.room(), self._is_eos)
+        deltas, used = self._commit(plan, accepted, drafts)
+        self._moves = self._moves_of(plan, accepted)
+        self._record(plan, drafts, accepted, used, drafted - began, verified - drafted)
         return deltas
 
     def generate(self, requests: Iterable[GenerationRequest]) -> Iterator[GenerationResult]:
@@ -155,85 +148,63 @@ class Engine:
             sequence.row = self._free.pop()
             sequence.admitted = time.monotonic()
             self._active[sequence.row] = sequence
-            self._proposer.start(sequence.row, sequence.prompt)
-
-    def _plan(self) -> _Plan:
-        sequences = [self._active[row] for row in sorted(self._active)]
-        tokens = [s.next_tokens(self.config.prefill_chunk) for s in sequences]
-        emits = [
-            s.prefilled + len(t) >= len(s.prompt) for s, t in zip(sequences, tokens, strict=True)
-        ]
-        prompt_tokens = sum(len(t) for s, t in zip(sequences, tokens, strict=True) if s.prefilling)
-        return _Plan(sequences, tokens, emits, prompt_tokens)
-
-    def _propose(self, plan: _Plan) -> Drafts:
-        """Draft for the rows that emit, leaving room for the bonus token."""
-        emitting = [s for s, emits in zip(plan.sequences, plan.emits, strict=True) if emits]
-        rows = np.array([s.row for s in emitting], np.int32)
-        budget = np.array([s.remaining - 1 if s.request.draft else 0 for s in emitting], np.int32)
-        return self._proposer.propose(rows, budget)
-
-    def _verify(self, plan: _Plan, drafts: Drafts) -> NDArray[np.int64]:
-        """One forward over all tokens; the target's token behind each place that is looked at."""
-        tokens, looked_at, place = list(plan.tokens), [0] * len(plan.tokens), 0
-        for i, emits in enumerate(plan.emits):
-            if emits:
-                draft = drafts.tokens[drafts.offsets[place] : drafts.offsets[place + 1]]
-                tokens[i] = np.concatenate([plan.tokens[i], draft])
-                looked_at[i] = len(draft) + 1
-                place += 1
-        rows = [s.row for s in plan.sequences]
-        starts = [s.cached for s in plan.sequences]
-        return self._target.next_tokens(pack(rows, starts, tokens, looked_at, self._target.device))
+            self._drafter.start(sequence.row, sequence.prompt)
 
     def _commit(
-        self, plan: _Plan, drafts: Drafts, chosen: NDArray[np.int64]
-    ) -> tuple[list[Delta], NDArray[np.int64], int]:
-        """Give each row its tokens; returns deltas, kept draft tokens a row, bonus tokens."""
-        starts, agreed, emitted = accept(chosen, drafts, self._is_eos)
-        deltas: list[Delta] = []
-        kept, bonus, place = agreed.copy(), 0, 0
-        for sequence, tokens, emits in zip(plan.sequences, plan.tokens, plan.emits, strict=True):
-            if sequence.prefilling:
-                sequence.prefilled += len(tokens)
-            if not emits:
-                continue
-            new = chosen[starts[place] : starts[place] + emitted[place]]
-            size = int(drafts.offsets[place + 1] - drafts.offsets[place])
-            used = sequence.emit(new.tolist(), size, int(agreed[place]))
-            kept[place] = min(int(agreed[place]), used)
-            bonus += used - int(kept[place])
-            deltas.append(self._advance(sequence, new[:used]))
-            place += 1
-        return deltas, kept, bonus
+        self, plan: Plan, accepted: Accepted, drafts: Drafts
+    ) -> tuple[list[Delta], NDArray[np.int32]]:
+        """Give each row its tokens; returns deltas, and how many tokens each answer took."""
+        for sequence, size in zip(plan.sequences, np.diff(plan.offsets).tolist(), strict=True):
+            sequence.prefilled += size if sequence.prefilling else 0
+        sizes = np.diff(drafts.offsets).tolist()
+        used = np.zeros(len(plan.emitting), np.int32)
+        deltas = []
+        for i, sequence in enumerate(plan.emitting):
+            new = accepted.tokens[i, : accepted.emitted[i]]
+            used[i] = sequence.emit(new.tolist(), sizes[i], int(accepted.followed[i]))
+            deltas.append(self._advance(sequence, new[: used[i]]))
+        return deltas, used
 
-    def _advance(self, sequence: Sequence, new: NDArray[np.int64]) -> Delta:
+    def _advance(self, sequence: Sequence, new: NDArray[np.int32]) -> Delta:
         reason = sequence.finish_reason(self._tokenizer.eos_ids)
-        self._proposer.observe(sequence.row, new.astype(np.int32))
+        self._drafter.observe(sequence.row, new)
         if reason is not None:
             self._release(sequence)
         return sequence.delta(len(new), reason, self._tokenizer)
 
+    def _moves_of(self, plan: Plan, accepted: Accepted) -> NDArray[np.int64]:
+        """Where accepted draft tokens must go in the cache; rows that ended leave theirs."""
+        rows = np.array([s.row for s in plan.emitting], np.int32)
+        return moves(accepted, rows, plan.behind, self._target.cache.length)
+
     def _release(self, sequence: Sequence) -> None:
         del self._active[sequence.row]
         self._free.append(sequence.row)
-        self._proposer.finish(sequence.row)
+        self._drafter.finish(sequence.row)
         sequence.row = -1
 
     def _record(
-        self, plan: _Plan, drafts: Drafts, kept: NDArray[np.int64], bonus: int, at: Seq[float]
+        self,
+        plan: Plan,
+        drafts: Drafts,
+        accepted: Accepted,
+        used: NDArray[np.int32],
+        draft_seconds: float,
+        verify_seconds: float,
     ) -> None:
-        drafted, accepted = count(drafts, kept, len(SOURCES), self._proposer.max_depth)
+        positions = self._drafter.max_depth
+        drafted, reached, kept = count(drafts, accepted, used, len(SOURCES), positions)
         self._on_step(
             StepRecord(
-                row_steps=sum(plan.emits),
+                row_steps=len(plan.emitting),
                 drafts=int((np.diff(drafts.offsets) > 0).sum()),
                 drafted=drafted,
-                accepted=accepted,
-                bonus_tokens=bonus,
+                reached=reached,
+                accepted=kept,
+                bonus_tokens=int(used.sum()) - int(kept.sum()),
                 prompt_tokens=plan.prompt_tokens,
                 cached_tokens=self.cached_tokens,
-                draft_seconds=at[1] - at[0],
-                verify_seconds=at[2] - at[1],
+                draft_seconds=draft_seconds,
+                verify_seconds=verify_seconds,
             )
         )

@@ -16,6 +16,7 @@ class StepRecord:
         row_steps: Rows that could emit in this step: decoding rows and last prefill chunks.
         drafts: Rows with a non-empty draft.
         drafted: ``[sources, positions]`` draft tokens proposed, by source and draft position.
+        reached: Same shape: drafts that reach a position, by the source of the likeliest there.
         accepted: Same shape: draft tokens that were emitted; the bonus token is not counted.
         bonus_tokens: Tokens the target itself chose and that were emitted.
         prompt_tokens: Prompt tokens that entered the cache.
@@ -27,6 +28,7 @@ class StepRecord:
     row_steps: int
     drafts: int
     drafted: Counts
+    reached: Counts
     accepted: Counts
     bonus_tokens: int
     prompt_tokens: int
@@ -55,6 +57,7 @@ class EngineTotals:
         self.draft_seconds = 0.0
         self.verify_seconds = 0.0
         self.drafted: Counts = np.zeros(self._shape, np.int64)
+        self.reached: Counts = np.zeros(self._shape, np.int64)
         self.accepted: Counts = np.zeros(self._shape, np.int64)
 
     def add(self, record: StepRecord) -> None:
@@ -66,6 +69,7 @@ class EngineTotals:
         self.draft_seconds += record.draft_seconds
         self.verify_seconds += record.verify_seconds
         self.drafted += record.drafted
+        self.reached += record.reached
         self.accepted += record.accepted
 
     @property
@@ -78,7 +82,6 @@ class EngineTotals:
         return self.emitted_tokens / self.row_steps if self.row_steps else 0.0
 
     def acceptance_by_position(self) -> list[float]:
-        """Accepted at position i over drafts that reach it, up to the last position drafted."""
-        drafted, accepted = self.drafted.sum(0), self.accepted.sum(0)
-        reached = int((drafted > 0).sum())
-        return [float(accepted[i] / drafted[i]) for i in range(reached)]
+        """Accepted at position i over drafts that reach it, up to the deepest draft."""
+        reached, accepted = self.reached.sum(0), self.accepted.sum(0)
+        return [float(accepted[i] / n) for i, n in enumerate(reached) if n]

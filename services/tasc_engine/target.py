@@ -17,10 +17,10 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from tasc_engine.attention import RowCache, attach
+from tasc_engine.attention import RowCache, attach, attention_layers
 from tasc_engine.config import EngineConfig
 from tasc_engine.errors import UnsupportedModel
-from tasc_engine.layout import StepLayout, pack
+from tasc_engine.layout import Feed, pack, plain_feed
 
 DTYPES = {
     "float64": torch.float64,
@@ -58,7 +58,8 @@ class Target:
         self._model = model.eval()
         self.device: torch.device = next(model.parameters()).device
         self.vocab_size = int(model.config.get_text_config().vocab_size)
-        self.cache = RowCache(config.rows, config.max_model_len)
+        length = config.max_model_len + config.max_draft_tokens
+        self.cache = RowCache(attention_layers(model), config.rows, length)
         _check_config(model.config, config.max_model_len)
         expected = _own_logits(model)
         attach(model, self.cache)
@@ -70,16 +71,17 @@ class Target:
         return cls(load_model(source), config)
 
     @torch.inference_mode()
-    def next_tokens(self, layout: StepLayout) -> NDArray[np.int64]:
+    def next_tokens(self, feed: Feed) -> NDArray[np.int64]:
         """Run one step; ``int64[M]`` the greedy next token at each place looked at."""
-        chosen: NDArray[np.int64] = self._logits(layout).argmax(-1).cpu().numpy()
+        chosen: NDArray[np.int64] = self._logits(feed).argmax(-1).cpu().numpy()
         return chosen
 
-    def _logits(self, layout: StepLayout) -> Tensor:
-        self.cache.layout = layout
+    def _logits(self, feed: Feed) -> Tensor:
+        layout = pack(feed, self.cache.length, self.device)
+        self.cache.begin(layout)
         out = self._model(
-            input_ids=layout.ids,
-            position_ids=layout.positions,
+            input_ids=layout.ids[None],
+            position_ids=layout.positions[None],
             use_cache=False,
             logits_to_keep=layout.looked_at,
         )
@@ -92,9 +94,7 @@ class Target:
         ids, cut = _trial_ids(self.vocab_size), len(_trial_ids(self.vocab_size)) // 2
         rows = [0, self.cache.rows - 1] if self.cache.rows > 1 else [0]
         for start, part in ((0, ids[:cut]), (cut, ids[cut:])):
-            n = len(rows)
-            layout = pack(rows, [start] * n, [part] * n, [1] * n, self.device)
-            found = self._logits(layout)
+            found = self._logits(plain_feed(rows, start, part))
         error = float((found - expected).double().norm() / expected.double().norm())
         if not error <= TOLERANCE[expected.dtype]:  # so that NaN is refused too
             raise UnsupportedModel(
@@ -115,7 +115,10 @@ def load_model(source: ModelSource) -> Any:
     config = AutoConfig.from_pretrained(source.folder)
     if config.is_encoder_decoder:
         raise UnsupportedModel(f"{config.model_type} is an encoder-decoder; a causal LM is needed")
-    model: Any = AutoModelForCausalLM.from_pretrained(source.folder, dtype=DTYPES[source.dtype])
+    # What a model says by itself is what its eager attention says: others leave soft caps out.
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        source.folder, dtype=DTYPES[source.dtype], attn_implementation="eager"
+    )
     if source.adapter is not None:
         # peft brings in bitsandbytes, which logs that a faster 4-bit kernel of another package is
         # missing; nothing here is 4-bit.

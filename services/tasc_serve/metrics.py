@@ -65,14 +65,17 @@ class _TokensBySource:
         self._by_position = by_position
         self._children: list[list[Counter]] = [[] for _ in SOURCES]
 
-    def add(self, counts: Counts) -> None:
-        self._resolve(counts.shape[1])
-        for total, children, row in zip(self._total, self._children, counts.tolist(), strict=True):
-            if any(row):
-                total.inc(sum(row))
-                for child, tokens in zip(children, row, strict=False):
-                    if tokens:
-                        child.inc(tokens)
+    def add(self, tokens: Counts, by_position: Counts) -> None:
+        """Count ``tokens`` in total, and what ``by_position`` says, each ``[source, position]``."""
+        self._resolve(by_position.shape[1])
+        wholes = tokens.sum(1).tolist()
+        rows = zip(self._total, self._children, wholes, by_position.tolist(), strict=True)
+        for total, children, whole, row in rows:
+            if whole:
+                total.inc(whole)
+                for child, n in zip(children, row, strict=False):
+                    if n:
+                        child.inc(n)
 
     def _resolve(self, positions: int) -> None:
         for source, children in zip(SOURCES, self._children, strict=True):
@@ -181,8 +184,8 @@ class ReplicaMetrics:
         Raises:
             ValueError: The record has not one row of counts for each of ``SOURCES``.
         """
-        self._drafted.add(record.drafted)
-        self._accepted.add(record.accepted)
+        self._drafted.add(record.drafted, record.reached)
+        self._accepted.add(record.accepted, record.accepted)
         self._steps.inc()
         self._row_steps.inc(record.row_steps)
         self._drafts.inc(record.drafts)

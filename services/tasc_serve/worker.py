@@ -125,7 +125,6 @@ class Worker:
             vocab_size=vocab_size,
             eos_ids=self.tokenizer.eos_ids,
             index=index,
-            branching=False,  # the engine verifies chains
         )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tasc_draft import (
     SOURCES,
@@ -68,10 +68,17 @@ class Answered:
         return [list(self.results[str(i)].tokens) for i in range(len(self.results))]
 
 
+def reference(folder: Path, dtype: str = "float64") -> PreTrainedModel:
+    """The model as transformers runs it, with eager attention: other kinds leave soft caps out."""
+    return AutoModelForCausalLM.from_pretrained(
+        folder, dtype=getattr(torch, dtype), attn_implementation="eager"
+    ).eval()
+
+
 def make_case(folder: Path, architecture: str, dtype: str = "float64") -> Case:
     make_folder(folder, architecture)
     tokenizer = TaskTokenizer.from_folder(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+    model = reference(folder, dtype)
     rng = random.Random(0)
     lengths = [1, 2, 5, 17, 33, 60, 3, 90, 1, 8, 21, 49]
     prompts = [tuple(rng.randrange(1, tokenizer.vocab_size) for _ in range(n)) for n in lengths]
@@ -90,6 +97,7 @@ def answer(
     settings: DraftSettings = PAPER,
     draft: bool = True,
     prefill_chunk: int = 16,
+    branching: bool = True,
     requests: Sequence[GenerationRequest] | None = None,
     wrap: Callable[[Proposer], Proposer] = lambda proposer: proposer,
 ) -> Answered:
@@ -103,7 +111,7 @@ def answer(
         vocab_size=target.vocab_size,
         eos_ids=case.tokenizer.eos_ids,
         index=case.index(),
-        branching=False,
+        branching=branching,
     )
     totals = EngineTotals(len(SOURCES), proposer.max_depth)
     engine = Engine(target, case.tokenizer, wrap(proposer), config, totals.add)

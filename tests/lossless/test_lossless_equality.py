@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from lossless_cases import LONGEST, PAPER, Case, answer, make_case
-from transformers import AutoModelForCausalLM
+from lossless_cases import LONGEST, PAPER, Case, answer, make_case, reference
 
 from tasc_draft import DraftSettings
 from tasc_draft.settings import MIXTURES
@@ -30,6 +29,15 @@ def test_every_architecture_answers_like_generate(any_case: Case) -> None:
     assert found.tokens() == any_case.answers
 
 
+@pytest.mark.parametrize("branching", [True, False])
+@pytest.mark.parametrize("budget", [1, 2, 7, 16])
+def test_every_tree_and_chain_answers_alike(case: Case, budget: int, branching: bool) -> None:
+    settings = DraftSettings(min_prob=0.0, num_speculative_tokens=budget)
+    found = answer(case, settings=settings, branching=branching)
+    assert min(accepted_and_rejected(found.totals)) > 0
+    assert found.tokens() == case.answers
+
+
 @pytest.mark.parametrize("n_max", range(2, 9))
 def test_every_n_max_answers_alike(case: Case, n_max: int) -> None:
     found = answer(case, settings=dataclasses.replace(PAPER, n_max=n_max))
@@ -40,7 +48,7 @@ def test_every_n_max_answers_alike(case: Case, n_max: int) -> None:
 @pytest.mark.parametrize("mixture", MIXTURES)
 def test_every_mixture_answers_alike(case: Case, mixture: str) -> None:
     """Prompts hold the beginning of their answers, so that prompts alone can be drafted from."""
-    model = AutoModelForCausalLM.from_pretrained(case.folder, dtype=torch.float64).eval()
+    model = reference(case.folder)
     prompts = [(*p, *a) for p, a in zip(case.prompts, case.answers, strict=True)]
     answers = [plain(model, p, 24) for p in prompts]
     requests = [GenerationRequest(str(i), p, 24) for i, p in enumerate(prompts)]
@@ -108,7 +116,7 @@ class ScriptedProposer:
         self._rows[row] = list(self._answers[tuple(int(t) for t in prompt)])
         self._inner.start(row, prompt)
 
-    def propose(self, rows, budget):
+    def propose(self, rows, budget, least=None):
         drafts = self._inner.propose(rows, np.zeros_like(budget))
         chains = [
             [self._wrong(t, i) for i, t in enumerate(self._rows[int(r)][: min(b, 6)])]
@@ -182,7 +190,7 @@ class _WithEnd:
 def test_float32_is_equal_but_for_near_ties(tmp_path: Path, capsys) -> None:
     case = make_case(tmp_path / "model", "qwen2", dtype="float32")
     found = answer(case).tokens()
-    model = AutoModelForCausalLM.from_pretrained(case.folder, dtype=torch.float32).eval()
+    model = reference(case.folder, "float32")
     for prompt, ours, theirs in zip(case.prompts, found, case.answers, strict=True):
         if ours == theirs:
             continue
@@ -196,5 +204,5 @@ def test_float32_is_equal_but_for_near_ties(tmp_path: Path, capsys) -> None:
 
 
 def test_transformers_reference_is_deterministic(case: Case) -> None:
-    model = AutoModelForCausalLM.from_pretrained(case.folder, dtype=torch.float64).eval()
+    model = reference(case.folder)
     assert plain(model, case.prompts[3], case.max_tokens[3]) == case.answers[3]

@@ -76,7 +76,6 @@ def _engine(task: str) -> tuple[EngineTotals, Engine]:
         vocab_size=target.vocab_size,
         eos_ids=tokenizer.eos_ids,
         index=index,
-        branching=False,
     )
     totals = EngineTotals(len(SOURCES), proposer.max_depth)
     return totals, Engine(target, tokenizer, proposer, CONFIG, totals.add)

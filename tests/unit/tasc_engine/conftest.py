@@ -42,7 +42,6 @@ def make_engine(folder: Path, tokenizer: TaskTokenizer) -> EngineMaker:
             vocab_size=target.vocab_size,
             eos_ids=tokenizer.eos_ids,
             index=DraftIndex.empty(tokenizer.fingerprint, tokenizer.vocab_size),
-            branching=False,
         )
         return Engine(target, tokenizer, proposer, config, on_step)
 

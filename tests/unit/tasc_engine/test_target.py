@@ -8,7 +8,6 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
-    Gemma2Config,
     GPT2Config,
     MistralConfig,
     T5Config,
@@ -16,7 +15,7 @@ from transformers import (
 )
 
 from tasc_engine import EngineConfig, ModelSource, Target, UnsupportedModel, attention
-from tasc_engine.layout import pack
+from tasc_engine.layout import plain_feed
 from tiny import make_folder, make_tokenizer, plain
 
 SHAPE = {
@@ -36,23 +35,6 @@ def save(folder: Path, config) -> Path:
     make_tokenizer(folder)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return folder
-
-
-def test_a_sliding_window_shorter_than_a_row_is_refused(tmp_path: Path) -> None:
-    folder = save(tmp_path, MistralConfig(**SHAPE, sliding_window=32))
-    with pytest.raises(UnsupportedModel, match="look back 32 tokens.*may hold 64"):
-        Target.load(ModelSource(folder), CONFIG)
-
-
-def test_a_sliding_window_no_row_outgrows_is_taken(tmp_path: Path) -> None:
-    folder = save(tmp_path, MistralConfig(**SHAPE, sliding_window=64))
-    assert Target.load(ModelSource(folder), CONFIG).cache.layers == 2
-
-
-def test_soft_capped_attention_is_refused(tmp_path: Path) -> None:
-    folder = save(tmp_path, Gemma2Config(**SHAPE, sliding_window=64))
-    with pytest.raises(UnsupportedModel, match="softcap"):
-        Target.load(ModelSource(folder), CONFIG)
 
 
 def test_positions_beyond_the_models_own_are_refused(tmp_path: Path) -> None:
@@ -87,7 +69,7 @@ def test_learned_positions_work_too(tmp_path: Path) -> None:
     target = Target.load(ModelSource(folder, dtype="float64"), CONFIG)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
     prompt = torch.arange(1, 20, dtype=torch.int32).numpy()
-    (chosen,) = target.next_tokens(pack([1], [0], [prompt], [1], target.device))
+    (chosen,) = target.next_tokens(plain_feed([1], 0, prompt))
     assert [chosen] == plain(model, prompt.tolist(), 1)
 
 
@@ -104,8 +86,7 @@ def test_an_adapter_is_merged(tmp_path: Path) -> None:
 
     def chosen(target: Target) -> list[int]:
         arrays = [torch.tensor(p, dtype=torch.int32).numpy() for p in prompts]
-        layouts = [pack([0], [0], [a], [1], target.device) for a in arrays]
-        return [int(target.next_tokens(each)[0]) for each in layouts]
+        return [int(target.next_tokens(plain_feed([0], 0, a))[0]) for a in arrays]
 
     with_adapter = chosen(Target.load(source, CONFIG))
     without = chosen(Target.load(ModelSource(folder, dtype="float64"), CONFIG))
@@ -127,7 +108,7 @@ def test_a_mask_that_lets_tokens_see_too_much_is_found_at_load(
     honest = attention._attend_group
 
     def sees_all(group, *args):
-        return honest(dataclasses.replace(group, mask=torch.ones_like(group.mask)), *args)
+        return honest(dataclasses.replace(group, sees=torch.ones_like(group.sees)), *args)
 
     monkeypatch.setattr(attention, "_attend_group", sees_all)
     with pytest.raises(UnsupportedModel, match="does not give its own answer"):

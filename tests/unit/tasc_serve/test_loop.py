@@ -44,7 +44,6 @@ def make_engine(folder, tokenizer):
             vocab_size=target.vocab_size,
             eos_ids=tokenizer.eos_ids,
             index=DraftIndex.empty(tokenizer.fingerprint, tokenizer.vocab_size),
-            branching=False,
         )
         return Engine(target, tokenizer, proposer, CONFIG)
 

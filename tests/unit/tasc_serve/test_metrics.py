@@ -18,12 +18,14 @@ POSITIONS = 3
 def step_records(draw: st.DrawFn) -> StepRecord:
     cells = len(SOURCES) * POSITIONS
     drafted = draw(st.lists(st.integers(0, 9), min_size=cells, max_size=cells))
-    accepted = [draw(st.integers(0, most)) for most in drafted]
+    reached = [draw(st.integers(0, most)) for most in drafted]
+    accepted = [draw(st.integers(0, most)) for most in reached]
     shape = (len(SOURCES), POSITIONS)
     return StepRecord(
         row_steps=draw(st.integers(0, 8)),
         drafts=draw(st.integers(0, 8)),
         drafted=np.array(drafted, np.int64).reshape(shape),
+        reached=np.array(reached, np.int64).reshape(shape),
         accepted=np.array(accepted, np.int64).reshape(shape),
         bonus_tokens=draw(st.integers(0, 8)),
         prompt_tokens=draw(st.integers(0, 100)),
@@ -64,7 +66,9 @@ def test_counters_are_the_sums_of_the_steps_and_generation_is_accepted_plus_bonu
     assert accepted == totals.accepted.sum(1).tolist()
     bonus = value(registry, "tasc_bonus_tokens_total")
     assert value(registry, "tasc_generation_tokens_total") == sum(accepted) + bonus
-    for name, counts in (("drafts", totals.drafted), ("accepted_tokens", totals.accepted)):
+    drafted = [value(registry, spec + "draft_tokens_total", source=s) for s in SOURCES]
+    assert drafted == totals.drafted.sum(1).tolist()
+    for name, counts in (("drafts", totals.reached), ("accepted_tokens", totals.accepted)):
         for source, row in zip(SOURCES, counts.tolist(), strict=True):
             for position, count in enumerate(row):
                 labels = {"source": source, "position": str(position)}
@@ -75,7 +79,7 @@ def test_a_deeper_draft_than_before_gets_positions_of_its_own():
     registry, metrics = replica()
     for positions in (1, 4, 2):
         counts = np.ones((len(SOURCES), positions), np.int64)
-        metrics.observe_step(StepRecord(1, 1, counts, counts, 1, 0, 0, 0.0, 0.0))
+        metrics.observe_step(StepRecord(1, 1, counts, counts, counts, 1, 0, 0, 0.0, 0.0))
     name = "tasc_spec_decode_num_drafts_per_pos_total"
     by_position = [value(registry, name, source="corpus", position=str(i)) for i in range(5)]
     assert by_position == [3, 2, 1, 1, None]
@@ -138,7 +142,7 @@ def test_the_list_of_metrics_is_what_a_fed_process_exports_and_each_series_names
     gateway = GatewayMetrics(registry)
     gateway.observe_http("tag", 200, 0.1)
     counts = np.ones((len(SOURCES), 1), np.int64)
-    metrics.observe_step(StepRecord(1, 1, counts, counts, 1, 0, 0, 0.0, 0.0))
+    metrics.observe_step(StepRecord(1, 1, counts, counts, counts, 1, 0, 0, 0.0, 0.0))
     metrics.set_index(1, 10)
     metrics.set_load(1, 2, 0.5)
     text = generate_latest(registry).decode()

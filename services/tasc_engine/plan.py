@@ -1,0 +1,80 @@
+"""Who takes part in a step and what each brings. It moves no tensors and makes no drafts."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasc_draft import Drafts
+from tasc_engine.layout import Feed
+from tasc_engine.sequence import Sequence
+
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One step before it is drafted for; n rows take part, m of them may emit.
+
+    Attributes:
+        sequences: Of the rows, ascending.
+        emitting: Those of them that may emit: the prompt is in the cache, or will be.
+        rows, starts, offsets, tokens, draft_of: See `Feed`.
+        prompt_tokens: Prompt tokens that enter the cache.
+    """
+
+    sequences: list[Sequence]
+    emitting: list[Sequence]
+    rows: Int32
+    starts: Int32
+    offsets: Int32
+    tokens: Int32
+    draft_of: Int32
+    prompt_tokens: int
+
+    @classmethod
+    def of(cls, sequences: list[Sequence], chunk: int) -> "Plan":
+        """Each row's next tokens; at most ``chunk`` of a prompt."""
+        tokens = [s.next_tokens(chunk) for s in sequences]
+        sizes = [len(t) for t in tokens]
+        emits = [s.prefilled + n >= len(s.prompt) for s, n in zip(sequences, sizes, strict=True)]
+        return cls(
+            sequences=sequences,
+            emitting=[s for s, may in zip(sequences, emits, strict=True) if may],
+            rows=_ints(s.row for s in sequences),
+            starts=_ints(s.cached for s in sequences),
+            offsets=_ints(np.cumsum([0, *sizes])),
+            tokens=np.concatenate(tokens) if tokens else _ints(()),
+            draft_of=np.where(emits, np.cumsum(emits) - 1, -1).astype(np.int32),
+            prompt_tokens=sum(n for s, n in zip(sequences, sizes, strict=True) if s.prefilling),
+        )
+
+    @property
+    def emitting_rows(self) -> Int32:
+        return self.rows[self.draft_of >= 0]
+
+    @property
+    def behind(self) -> Int32:
+        """``int32[m]`` the first place behind the current token of each row that may emit."""
+        ends: Int32 = self.starts + np.diff(self.offsets)
+        return ends[self.draft_of >= 0]
+
+    def room(self) -> Int32:
+        """``int32[m]`` most tokens each row may still emit."""
+        return _ints(s.remaining for s in self.emitting)
+
+    def budget(self, most: int) -> Int32:
+        """``int32[m]`` most draft tokens of each row: the bonus token needs room too."""
+        asked = (s.remaining - 1 if s.request.draft else 0 for s in self.emitting)
+        return np.minimum(_ints(asked), most).astype(np.int32)
+
+    def feed(self, drafts: Drafts, moves: Int64) -> Feed:
+        return Feed(
+            self.rows, self.starts, self.tokens, self.offsets, self.draft_of, drafts, moves
+        )  # fmt: skip
+
+
+def _ints(values: Iterable[int]) -> Int32:
+    return np.fromiter(values, np.int32)
