@@ -52,7 +52,7 @@ class Drafter:
         """Drafts for rows, see `Proposer`; empty where there are none to be had."""
         if self._lost:
             budget = np.where(np.isin(rows, list(self._lost)), 0, budget).astype(np.int32)
-        if not budget.any():
+        if not budget.any() or (least is not None and not len(least)):
             return no_drafts(len(rows))
         try:
             drafts = self._proposer.propose(rows, budget, least)

@@ -15,11 +15,13 @@ from numpy.typing import NDArray
 from tasc_draft import SOURCES, Drafts, Proposer
 from tasc_engine.accept import Accepted, accept, count, moves
 from tasc_engine.config import EngineConfig
+from tasc_engine.cost import StepCosts
 from tasc_engine.drafting import Drafter
 from tasc_engine.errors import QueueFull, RequestTooLong
 from tasc_engine.plan import Plan
 from tasc_engine.request import Delta, GenerationRequest, GenerationResult
 from tasc_engine.sequence import Sequence
+from tasc_engine.spending import Spender, Spent
 from tasc_engine.stats import StepRecord
 from tasc_engine.target import Target
 from tasc_text import TaskTokenizer
@@ -30,6 +32,7 @@ class Engine:
 
     Args:
         on_step: Called with each step's record, on the engine's thread.
+        costs: What steps cost here, so that drafts are made where they pay; without, always.
     """
 
     def __init__(
@@ -39,6 +42,7 @@ class Engine:
         proposer: Proposer,
         config: EngineConfig,
         on_step: Callable[[StepRecord], None] = lambda record: None,
+        costs: StepCosts | None = None,
     ) -> None:
         self.config = config
         self._target = target
@@ -52,6 +56,8 @@ class Engine:
         self._is_eos[[e for e in tokenizer.eos_ids if e < target.vocab_size]] = True
         self._chunk, self._most_drafts = config.prefill_chunk, config.max_draft_tokens
         self._moves = np.zeros((2, 0), np.int64)
+        most = config.rows * min(config.max_draft_tokens, proposer.max_depth)
+        self._spender = Spender(costs, most) if costs else None
 
     @property
     def running(self) -> int:
@@ -109,14 +115,16 @@ class Engine:
         if not plan.sequences:
             return []
         began = time.perf_counter()
-        drafts = self._drafter.propose(plan.emitting_rows, plan.budget(self._most_drafts))
+        budget, least = plan.budget(self._most_drafts), self._least(plan)
+        drafts = self._drafter.propose(plan.emitting_rows, budget, least)
         drafted = time.perf_counter()
         chosen = self._target.next_tokens(plan.feed(drafts, self._moves))
         verified = time.perf_counter()
         accepted = accept(chosen, drafts, plan.room(), self._is_eos)
         deltas, used = self._commit(plan, accepted, drafts)
         self._moves = self._moves_of(plan, accepted)
-        self._record(plan, drafts, accepted, used, drafted - began, verified - drafted)
+        record = self._record(plan, drafts, accepted, used, drafted - began, verified - drafted)
+        self._learn(plan, record)
         return deltas
 
     def generate(self, requests: Iterable[GenerationRequest]) -> Iterator[GenerationResult]:
@@ -191,20 +199,41 @@ class Engine:
         used: NDArray[np.int32],
         draft_seconds: float,
         verify_seconds: float,
-    ) -> None:
+    ) -> StepRecord:
         positions = self._drafter.max_depth
         drafted, reached, kept = count(drafts, accepted, used, len(SOURCES), positions)
-        self._on_step(
-            StepRecord(
-                row_steps=len(plan.emitting),
-                drafts=int((np.diff(drafts.offsets) > 0).sum()),
-                drafted=drafted,
-                reached=reached,
-                accepted=kept,
-                bonus_tokens=int(used.sum()) - int(kept.sum()),
-                prompt_tokens=plan.prompt_tokens,
-                cached_tokens=self.cached_tokens,
-                draft_seconds=draft_seconds,
-                verify_seconds=verify_seconds,
-            )
+        record = StepRecord(
+            row_steps=len(plan.emitting),
+            drafts=int((np.diff(drafts.offsets) > 0).sum()),
+            drafted=drafted,
+            reached=reached,
+            accepted=kept,
+            bonus_tokens=int(used.sum()) - int(kept.sum()),
+            prompt_tokens=plan.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            draft_seconds=draft_seconds,
+            verify_seconds=verify_seconds,
+            paused=self._spender is not None and self._spender.paused,
         )
+        self._on_step(record)
+        return record
+
+    def _least(self, plan: Plan) -> NDArray[np.float32] | None:
+        """Least probability that each draft token of the step must have; None for any."""
+        if self._spender is None:
+            return None
+        return self._spender.least(len(plan.emitting), len(plan.tokens), plan.context)
+
+    def _learn(self, plan: Plan, record: StepRecord) -> None:
+        if self._spender is not None:
+            self._spender.learn(
+                Spent(
+                    rows=len(plan.emitting),
+                    tokens=len(plan.tokens),
+                    context=plan.context,
+                    drafted=int(record.drafted.sum()),
+                    accepted=int(record.accepted.sum()),
+                    emitted=record.emitted_tokens,
+                    draft_seconds=record.draft_seconds,
+                )
+            )

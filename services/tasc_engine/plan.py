@@ -56,6 +56,11 @@ class Plan:
         return self.rows[self.draft_of >= 0]
 
     @property
+    def context(self) -> float:
+        """Tokens in the cache, mean over the rows."""
+        return float(self.starts.mean())
+
+    @property
     def behind(self) -> Int32:
         """``int32[m]`` the first place behind the current token of each row that may emit."""
         ends: Int32 = self.starts + np.diff(self.offsets)

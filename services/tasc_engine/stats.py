@@ -23,6 +23,7 @@ class StepRecord:
         cached_tokens: Tokens in the KV cache after the step, over all rows.
         draft_seconds: Time spent proposing.
         verify_seconds: Time spent in the target's forward, until its tokens were read.
+        paused: The step went without drafts because those before it did not pay.
     """
 
     row_steps: int
@@ -35,6 +36,7 @@ class StepRecord:
     cached_tokens: int
     draft_seconds: float
     verify_seconds: float
+    paused: bool = False
 
     @property
     def emitted_tokens(self) -> int:

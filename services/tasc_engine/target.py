@@ -4,6 +4,7 @@ It knows models, devices and dtypes; it knows no requests, drafts or text.
 """
 
 import logging
+import platform
 import sys
 import warnings
 from dataclasses import dataclass
@@ -55,6 +56,7 @@ class Target:
     """
 
     def __init__(self, model: Any, config: EngineConfig) -> None:
+        self.config = config
         self._model = model.eval()
         self.device: torch.device = next(model.parameters()).device
         self.vocab_size = int(model.config.get_text_config().vocab_size)
@@ -69,6 +71,17 @@ class Target:
     def load(cls, source: ModelSource, config: EngineConfig) -> "Target":
         """Read the weights, merge the adapter if there is one, and check that decoding is exact."""
         return cls(load_model(source), config)
+
+    @property
+    def dtype_name(self) -> str:
+        return str(next(self._model.parameters()).dtype).removeprefix("torch.")
+
+    @property
+    def device_name(self) -> str:
+        """The device and how it is used, for who keeps what was measured on it."""
+        if self.device.type == "cuda":
+            return torch.cuda.get_device_name(self.device)
+        return f"{platform.machine()} cpu, {torch.get_num_threads()} threads"
 
     @torch.inference_mode()
     def next_tokens(self, feed: Feed) -> NDArray[np.int64]:

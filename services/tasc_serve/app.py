@@ -5,6 +5,7 @@ It expects Ray to be initialised; who started Ray stops it.
 
 import logging
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import httpx
@@ -40,10 +41,18 @@ def build(settings: ServeSettings, redis_url: str) -> serve.Application:
     return gateway.bind(settings, redis_url, replicas)
 
 
-def start(settings: ServeSettings, redis_url: str) -> str:
+def start(
+    settings: ServeSettings,
+    redis_url: str,
+    came_up: Callable[[str, int], None] = lambda deployment, running: None,
+) -> str:
     """Run the application on the Ray this process is connected to; returns its base URL.
 
     Returns once every task answers.
+
+    Args:
+        came_up: Told a deployment, a task's name or ``gateway``, and how many of its replicas run,
+            whenever there are more.
 
     Raises:
         ServeError: The port is taken, or a deployment does not come up.
@@ -62,7 +71,8 @@ def start(settings: ServeSettings, redis_url: str) -> str:
         wait_for_applications_running=False,
     )
     base = f"http://{host}:{port}"
-    _wait_until_ready(base, {task.name for task in settings.tasks}, limits.start_timeout_s)
+    tasks = {task.name for task in settings.tasks}
+    _wait_until_ready(base, tasks, limits.start_timeout_s, Arrivals(came_up))
     return base
 
 
@@ -87,10 +97,31 @@ def _places(settings: ServeSettings) -> int:
     return settings.engine.rows + settings.limits.max_queued
 
 
-def _wait_until_ready(base: str, tasks: set[str], timeout_s: float) -> None:
+class Arrivals:
+    """Tells of replicas that run now and did not when it looked before."""
+
+    def __init__(self, came_up: Callable[[str, int], None]) -> None:
+        self._came_up = came_up
+        self._seen: dict[str, int] = {}
+
+    def look(self, deployments: Mapping[str, Any]) -> None:
+        """At what Serve says of each deployment."""
+        for name, found in deployments.items():
+            running = found.replica_states.get("RUNNING", 0)
+            if running > self._seen.get(name, 0):
+                self._seen[name] = running
+                self._came_up(name, running)
+
+
+def _wait_until_ready(base: str, tasks: set[str], timeout_s: float, arrivals: Arrivals) -> None:
     deadline = time.monotonic() + timeout_s
-    while _ready(base) != tasks:
+    while True:
+        ready = _ready(base) == tasks
         status = serve.status().applications.get(NAME)
+        if status:
+            arrivals.look(status.deployments)
+        if ready:
+            return
         if status and status.status == ApplicationStatus.DEPLOY_FAILED:
             raise ServeError(f"the service did not come up: {_reasons(status)}")
         if time.monotonic() > deadline:

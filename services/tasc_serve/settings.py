@@ -22,6 +22,10 @@ class EngineSettings(_Section):
         None, ge=8, description="prompt + answer of one row, tokens; unset: up to 1024"
     )
     prefill_chunk: int = Field(256, ge=1, description="prompt tokens of one row in one step")
+    max_draft_tokens: int = Field(32, ge=0, description="draft tokens of one row in one step")
+    cost_aware: bool = Field(
+        True, description="measure step costs at the first start; draft only where it pays"
+    )
     torch_threads: int = Field(1, ge=1, description="CPU threads of one replica")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:0 ...")
 

@@ -18,6 +18,7 @@ from tasc_serve.calls import Call
 from tasc_serve.indexes import DraftIndexes
 from tasc_serve.models import load_tokenizer
 from tasc_serve.settings import DraftOverrides, EngineSettings
+from tasc_serve.step_costs import step_costs
 from tasc_store import Artifact, ArtifactCache, ArtifactStore, TaskRecord, TaskStore
 from tasc_text import PromptTemplate, resolve_folder
 
@@ -51,6 +52,7 @@ class Worker:
         gpus: float = 0.0,
         max_waiting: int = 1024,
         cache_dir: Path | None = None,
+        cost_dir: Path | None = None,
         on_step: Callable[[StepRecord], None] = lambda record: None,
     ) -> None:
         store = TaskStore(client)
@@ -65,10 +67,13 @@ class Worker:
         torch.set_num_threads(settings.torch_threads)
         source = model_source(self.record, device_of(settings.device, gpus))
         length = settings.max_model_len or min(DEFAULT_MODEL_LEN, max_positions(source.folder))
-        config = EngineConfig(settings.rows, length, settings.prefill_chunk, max_waiting)
+        config = EngineConfig(
+            settings.rows, length, settings.prefill_chunk, max_waiting, settings.max_draft_tokens
+        )
         target = Target.load(source, config)
         self.proposer = self._new_proposer(target.vocab_size, config, draft)
-        self.engine = Engine(target, self.tokenizer, self.proposer, config, on_step)
+        costs = step_costs(target, source, cost_dir) if settings.cost_aware else None
+        self.engine = Engine(target, self.tokenizer, self.proposer, config, on_step, costs)
 
     @property
     def index_bytes(self) -> int:

@@ -18,7 +18,7 @@ from tasc_text import TaskTokenizer
 from tiny import make_folder, plain
 
 pytestmark = [pytest.mark.redis, pytest.mark.ray]
-ENGINE = EngineSettings(rows=8, max_model_len=64)
+ENGINE = EngineSettings(rows=8, max_model_len=64, cost_aware=False)
 MAX_TOKENS = 12
 
 

@@ -48,7 +48,12 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> ServeSettings:
         {
             "tasks": [{"name": ALPHA, **light}, {"name": BETA, **light}],
             "http": {"port": 0, "gateway_num_cpus": 0.1},
-            "engine": {"rows": ROWS, "max_model_len": MODEL_LEN, "prefill_chunk": 16},
+            "engine": {
+                "rows": ROWS,
+                "max_model_len": MODEL_LEN,
+                "prefill_chunk": 16,
+                "cost_aware": False,  # so that what these tests see drafted is no matter of speed
+            },
             "limits": {"max_queued": QUEUED, "request_timeout_s": 60, "drain_timeout_s": 1},
             "metrics": {"ttl_s": 3},
             "index_poll_s": 0.2,

@@ -21,7 +21,7 @@ from tasc_serve.worker import Worker
 from tasc_store import ArtifactStore, TaskStore, connect
 
 pytestmark = pytest.mark.redis
-ENGINE = EngineSettings(rows=2, max_model_len=128, device="cpu")
+ENGINE = EngineSettings(rows=2, max_model_len=128, device="cpu", cost_aware=False)
 ASK = Ask("alpha", tiny.SENTENCES[0], 40)
 
 

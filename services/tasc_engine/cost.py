@@ -1,0 +1,161 @@
+"""What a verify forward costs on this machine: measured once, kept in a file, asked each step.
+
+Costs are seconds of one forward by rows, tokens of all rows together, and context of each row. It
+times a target; what the time is worth is `spending`'s business.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasc_draft import Drafts
+from tasc_engine.errors import EngineError
+from tasc_engine.layout import Feed
+from tasc_engine.target import Target
+
+Float64 = NDArray[np.float64]
+
+DRAFTED = (0, 1, 3, 7, 15, 31)  # draft tokens a row that are measured
+SECONDS = 15.0  # a measurement takes no longer, but for its last forward
+REPEATS = 9
+_CONTEXT = 64
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds of a forward over ``tokens`` of all ``rows``, each with ``context`` in the cache."""
+
+    rows: int
+    tokens: int
+    context: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """All that was measured of one target on one machine."""
+
+    model: str
+    device: str
+    dtype: str
+    costs: tuple[Cost, ...]
+
+    def seconds(self, rows: int, tokens: Float64, context: float) -> Float64:
+        """Of forwards of so many tokens; linear between what was measured, and on beyond it."""
+        near = min({c.rows for c in self.costs}, key=lambda known: (abs(known - rows), known))
+        own = [c for c in self.costs if c.rows == near]
+        contexts = sorted({c.context for c in own})
+        curves = [_line([(c.tokens, c.seconds) for c in own if c.context == known], tokens)
+                  for known in contexts]  # fmt: skip
+        if len(curves) == 1:
+            return curves[0]
+        low, high = contexts[0], contexts[-1]
+        share = (context - low) / (high - low)
+        return np.maximum((1 - share) * curves[0] + share * curves[-1], 0.0)
+
+    def as_json(self) -> dict[str, Any]:
+        costs = [asdict(c) for c in self.costs]
+        return {"model": self.model, "device": self.device, "dtype": self.dtype, "costs": costs}
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> "StepCosts":
+        costs = tuple(Cost(**c) for c in found["costs"])
+        return cls(found["model"], found["device"], found["dtype"], costs)
+
+
+def _line(points: list[tuple[int, float]], x: Float64) -> Float64:
+    """Linear between points, and on through the outermost two."""
+    xs, ys = np.array(sorted(points)).T
+    if len(xs) == 1:
+        return np.full(len(x), ys[0])
+    i = np.clip(np.searchsorted(xs, x), 1, len(xs) - 1)
+    slope = (ys[i] - ys[i - 1]) / (xs[i] - xs[i - 1])
+    found: Float64 = np.maximum(ys[i - 1] + slope * (x - xs[i - 1]), 0.0)
+    return found
+
+
+def measure(
+    target: Target,
+    model: str,
+    seconds: float = SECONDS,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+) -> StepCosts:
+    """Time forwards of a target whose rows are all free; what it leaves in the cache is not seen.
+
+    Args:
+        model: Name that the costs are kept under.
+        seconds: Most time to take; what is not reached is left out, plain steps last.
+        progress: Called with points done and points in all.
+    """
+    points, until = list(_points(target)), time.perf_counter() + seconds
+    costs: list[Cost] = []
+    for i, (rows, drafted, context) in enumerate(points):
+        if time.perf_counter() > until and len(costs) >= 2 * len(DRAFTED):
+            break
+        took = _time(target, rows, drafted, context, until)
+        costs.append(Cost(rows, rows * (1 + drafted), context, took))
+        progress(i + 1, len(points))
+    return StepCosts(model, target.device_name, target.dtype_name, tuple(costs))
+
+
+def _points(target: Target) -> Iterator[tuple[int, int, int]]:
+    """(rows, draft tokens a row, context), the full batch first."""
+    most = target.config.max_draft_tokens
+    drafted = [n for n in DRAFTED if n <= most] or [0]
+    longest = max(target.config.max_model_len - 1 - max(drafted), 0)
+    contexts = sorted({min(_CONTEXT, longest), 3 * longest // 4})
+    counts = [target.config.rows]
+    while counts[-1] > 1:
+        counts.append(counts[-1] // 2)
+    return ((r, n, c) for r, c, n in product(counts, contexts, drafted))
+
+
+def _time(target: Target, rows: int, drafted: int, context: int, until: float) -> float:
+    """Median seconds of a forward; the first one warms up."""
+    feed = _feed(target.vocab_size, rows, drafted, context)
+    took: list[float] = []
+    target.next_tokens(feed)
+    while len(took) < REPEATS and (not took or time.perf_counter() < until):
+        began = time.perf_counter()
+        target.next_tokens(feed)
+        took.append(time.perf_counter() - began)
+    return float(np.median(took))
+
+
+def _feed(vocab_size: int, rows: int, drafted: int, context: int) -> Feed:
+    """A step of ``rows`` current tokens, each with a chain of ``drafted`` behind it."""
+    n = rows * drafted
+    every, none = np.arange(rows, dtype=np.int32), np.zeros((2, 0), np.int64)
+    ids = (np.arange(n, dtype=np.int32) * 7 + 1) % np.int32(vocab_size)
+    chain = np.tile(np.arange(drafted), rows)
+    offsets = np.arange(rows + 1, dtype=np.int32) * np.int32(drafted)
+    drafts = Drafts(
+        ids, (chain - 1).astype(np.int32), (chain + 1).astype(np.int16), offsets,
+        np.zeros(n, np.float32), np.zeros(n, np.int8),
+    )  # fmt: skip
+    tokens = np.ones(rows, np.int32)
+    starts = np.full(rows, context, np.int32)
+    return Feed(every, starts, tokens, np.arange(rows + 1, dtype=np.int32), every, drafts, none)
+
+
+def kept(path: Path, make: Callable[[], StepCosts]) -> StepCosts:
+    """Costs from a file, or made and written to it; a file that cannot be read is made anew."""
+    try:
+        return StepCosts.from_json(json.loads(path.read_bytes()))
+    except (OSError, ValueError, KeyError, TypeError):
+        made = make()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f"{path.name}.{time.time_ns()}.partial")
+        partial.write_text(json.dumps(made.as_json()))
+        partial.replace(path)
+    except OSError as error:
+        raise EngineError(f"cannot keep step costs in {path}: {error}; choose another") from error
+    return made

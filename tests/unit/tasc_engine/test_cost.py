@@ -1,0 +1,70 @@
+"""Step costs: every point is measured, read between points, and kept in a file."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tasc_engine import EngineConfig, EngineError, ModelSource, Target
+from tasc_engine.cost import Cost, StepCosts, kept, measure
+
+CONFIG = EngineConfig(rows=4, max_model_len=64, max_draft_tokens=8)
+SOME = StepCosts(
+    "m", "d", "f",
+    (Cost(4, 4, 0, 1.0), Cost(4, 8, 0, 2.0), Cost(4, 4, 100, 3.0), Cost(4, 8, 100, 5.0),
+     Cost(1, 1, 0, 0.5)),
+)  # fmt: skip
+
+
+def at(rows: int, tokens: float, context: float) -> float:
+    return float(SOME.seconds(rows, np.array([tokens], np.float64), context)[0])
+
+
+def test_a_real_target_is_measured_for_full_and_partial_batches(folder: Path) -> None:
+    target = Target.load(ModelSource(folder, dtype="float32"), CONFIG)
+    seen: list[tuple[int, int]] = []
+    found = measure(target, "tiny", progress=lambda done, of: seen.append((done, of)))
+    points = [(c.rows, c.tokens, c.context) for c in found.costs]
+    assert points == [
+        (r, r * (1 + n), c) for r in (4, 2, 1) for c in (42, 56) for n in (0, 1, 3, 7)
+    ]
+    assert seen == [(i + 1, len(points)) for i in range(len(points))]
+    assert all(0 < c.seconds < 10 for c in found.costs)
+
+
+def test_a_measurement_that_runs_out_of_time_has_the_full_batch_at_least(folder: Path) -> None:
+    target = Target.load(ModelSource(folder, dtype="float32"), CONFIG)
+    found = measure(target, "tiny", seconds=0.0)
+    assert {c.rows for c in found.costs} >= {4}
+    assert len(found.costs) < 24
+
+
+@pytest.mark.parametrize(
+    ("place", "seconds"),
+    [
+        ((4, 4, 0), 1.0), ((4, 6, 0), 1.5), ((4, 12, 0), 3.0), ((4, 6, 100), 4.0),
+        ((4, 4, 50), 2.0), ((4, 6, 150), 5.25), ((3, 6, 0), 1.5), ((1, 9, 9), 0.5),
+    ],
+)  # fmt: skip
+def test_between_points_costs_are_linear(place: tuple[int, int, int], seconds: float) -> None:
+    assert at(*place) == pytest.approx(seconds)
+
+
+def test_costs_are_measured_once_and_read_from_then_on(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "costs.json"
+    assert kept(path, lambda: SOME) == SOME
+    assert kept(path, lambda: pytest.fail("measured again")) == SOME
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"model": 1}'])
+def test_a_file_that_is_none_is_measured_anew(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text(content)
+    assert kept(path, lambda: SOME) == SOME
+    assert kept(path, lambda: pytest.fail("not written")) == SOME
+
+
+def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EngineError, match="cannot keep step costs in"):
+        kept(tmp_path / "file" / "costs.json", lambda: SOME)

@@ -1,0 +1,99 @@
+"""Draft tokens are bought while they are worth their time, and not at all where they never are."""
+
+import itertools
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasc_engine.cost import Cost, StepCosts
+from tasc_engine.spending import LONGEST_PAUSE, Spender, Spent, convex_steps
+
+ROWS, MOST = 8, 64
+
+
+def costs_of(*points: tuple[int, float]) -> StepCosts:
+    return StepCosts("m", "d", "f", tuple(Cost(ROWS, tokens, 64, s) for tokens, s in points))
+
+
+# A plain step takes 1 ms, each token more a hundredth of that.
+LINEAR = costs_of((8, 1e-3), (108, 2e-3))
+
+
+def spent(drafted: int, accepted: int, draft_seconds: float = 1e-4) -> Spent:
+    return Spent(ROWS, ROWS, 64, drafted, accepted, ROWS + accepted, draft_seconds)
+
+
+def live(spender: Spender, chances: list[float], steps: int) -> tuple[list[int], float]:
+    """Draft tokens of each step and tokens a second, where a draft has tokens of these chances."""
+    bought, seconds, emitted = [], 0.0, 0.0
+    rng = np.random.default_rng(0)
+    for _ in range(steps):
+        least = spender.least(ROWS, ROWS, 64)
+        n = 0
+        while n < min(len(least), len(chances)) and chances[n] >= least[n]:
+            n += 1
+        hits = int((rng.random(n) < chances[:n]).sum())
+        drafting = 1e-4 if len(least) else 0.0
+        spender.learn(spent(n, hits, drafting))
+        bought.append(n)
+        emitted += ROWS + hits
+        seconds += 1e-3 + 1e-5 * n + drafting
+    return bought, emitted / seconds
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=30))
+def test_shares_of_a_jump_are_convex_and_never_above_the_cost(values: list[float]) -> None:
+    rising = np.maximum.accumulate(np.array(values))
+    steps = convex_steps(rising)
+    assert len(steps) == len(rising) - 1
+    assert (np.diff(steps) >= -1e-6).all()
+    curve = rising[0] + np.concatenate([[0.0], np.cumsum(steps, dtype=np.float64)])
+    assert (curve <= rising + 1e-5).all()
+    assert abs(curve[-1] - rising[-1]) < 1e-4
+
+
+def test_a_jump_is_borne_by_all_tokens_behind_it() -> None:
+    assert convex_steps(np.array([1.0, 2.0, 2.0, 2.0, 2.0])).tolist() == [0.25] * 4
+
+
+def test_tokens_are_bought_up_to_the_greatest_rate() -> None:
+    chances = [0.95**i for i in range(1, MOST)]
+    bought, rate = live(Spender(LINEAR, MOST), chances, 400)
+    expected = [(ROWS + sum(chances[:n])) / (1e-3 + 1e-4 + 1e-5 * n) for n in range(len(chances))]
+    best = int(np.argmax(expected))
+    assert abs(np.mean(bought[50:]) - best) <= 2
+    assert rate > 0.97 * max(expected)
+
+
+def test_what_never_hits_is_hardly_tried() -> None:
+    plain = ROWS / 1e-3
+    spender = Spender(LINEAR, MOST)
+    bought, rate = live(spender, [0.0] * MOST, 20_000)
+    assert not any(bought)
+    assert rate > 0.99 * plain
+    tried = sum(1 for _ in itertools.islice(drafting(Spender(LINEAR, MOST)), 20_000) if _)
+    assert tried < 400
+
+
+def drafting(spender: Spender):
+    """Whether each step drafts, where chances look good and never come true."""
+    while True:
+        least = spender.least(ROWS, ROWS, 64)
+        spender.learn(spent(min(len(least), 8), 0, 1e-4 if len(least) else 0.0))
+        yield len(least) > 0
+
+
+def test_drafting_comes_back_when_it_pays_again() -> None:
+    spender = Spender(LINEAR, MOST)
+    assert sum(itertools.islice(drafting(spender), 5_000)) < 200
+    bought, _ = live(spender, [0.9] * 16, 2 * LONGEST_PAUSE)
+    assert all(n > 0 for n in bought[-100:])
+
+
+def test_no_rows_cost_nothing_and_teach_nothing() -> None:
+    spender = Spender(LINEAR, MOST)
+    assert len(spender.least(0, 256, 64)) == 0
+    before = spender.least(ROWS, ROWS, 64)
+    spender.learn(Spent(0, 256, 64.0, 0, 0, 0, 0.0))
+    assert (spender.least(ROWS, ROWS, 64) == before).all()
