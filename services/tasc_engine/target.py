@@ -7,6 +7,7 @@ import logging
 import platform
 import sys
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,10 @@ from transformers.utils import logging as transformers_logging
 
 from tasc_engine.attention import RowCache, attach, attention_layers
 from tasc_engine.config import EngineConfig
+from tasc_engine.decoder import lean
 from tasc_engine.errors import UnsupportedModel
 from tasc_engine.layout import Feed, pack, plain_feed
+from tasc_engine.linears import lay_out_linears
 
 DTYPES = {
     "float64": torch.float64,
@@ -36,6 +39,10 @@ TOLERANCE = {
     torch.bfloat16: 0.05,
     torch.float16: 0.05,
 }
+
+
+# Token ids, positions, places looked at, cache: logits of those places.
+Forward = Callable[[Tensor, Tensor, Tensor, RowCache], Tensor]
 
 
 @dataclass(frozen=True)
@@ -57,14 +64,15 @@ class Target:
 
     def __init__(self, model: Any, config: EngineConfig) -> None:
         self.config = config
-        self._model = model.eval()
-        self.device: torch.device = next(model.parameters()).device
+        weight = next(model.parameters())
+        self.device, self.dtype = weight.device, weight.dtype
         self.vocab_size = int(model.config.get_text_config().vocab_size)
         length = config.max_model_len + config.max_draft_tokens
         self.cache = RowCache(attention_layers(model), config.rows, length)
         _check_config(model.config, config.max_model_len)
-        expected = _own_logits(model)
-        attach(model, self.cache)
+        expected, self._name = _own_logits(model.eval()), type(model).__name__
+        decoder = lean(model, length)
+        self._forward = through_modules(model, self.cache) if decoder is None else decoder
         self._check_against(expected)
 
     @classmethod
@@ -74,7 +82,7 @@ class Target:
 
     @property
     def dtype_name(self) -> str:
-        return str(next(self._model.parameters()).dtype).removeprefix("torch.")
+        return str(self.dtype).removeprefix("torch.")
 
     @property
     def device_name(self) -> str:
@@ -92,14 +100,7 @@ class Target:
     def _logits(self, feed: Feed) -> Tensor:
         layout = pack(feed, self.cache.length, self.device)
         self.cache.begin(layout)
-        out = self._model(
-            input_ids=layout.ids[None],
-            position_ids=layout.positions[None],
-            use_cache=False,
-            logits_to_keep=layout.looked_at,
-        )
-        logits: Tensor = out.logits[0]
-        return logits
+        return self._forward(layout.ids, layout.positions, layout.looked_at, self.cache)
 
     @torch.inference_mode()
     def _check_against(self, expected: Tensor) -> None:
@@ -111,10 +112,28 @@ class Target:
         error = float((found - expected).double().norm() / expected.double().norm())
         if not error <= TOLERANCE[expected.dtype]:  # so that NaN is refused too
             raise UnsupportedModel(
-                f"{type(self._model).__name__} does not give its own answer through the packed "
+                f"{self._name} does not give its own answer through the packed "
                 f"cache (relative difference {error:.3g}); this architecture is not supported"
             )
         self.cache.clear()
+
+
+def through_modules(model: Any, cache: RowCache) -> Forward:
+    """The model's own code, with our attention in its layers and its weights laid out once."""
+    attach(model, cache)
+    lay_out_linears(model)
+
+    def forward(ids: Tensor, positions: Tensor, looked_at: Tensor, _: RowCache) -> Tensor:
+        out = model(
+            input_ids=ids[None],
+            position_ids=positions[None],
+            use_cache=False,
+            logits_to_keep=looked_at,
+        )
+        logits: Tensor = out.logits[0]
+        return logits
+
+    return forward
 
 
 def max_positions(folder: Path) -> int:

@@ -1,6 +1,6 @@
 """Compiled code reads and writes a box's arrays in place, by name."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,11 +8,7 @@ from numba.core.errors import TypingError
 
 from tasc_draft.compiled import borrowing
 from tasc_draft.mixture.box import Box
-
-
-class Pair(NamedTuple):
-    left: Any
-    right: Any
+from tasc_draft.mixture.state import Learnt  # compiled code is kept by types, so only real ones
 
 
 POINT = np.dtype([("x", np.int32), ("y", np.float32)], align=True)
@@ -20,14 +16,14 @@ POINT = np.dtype([("x", np.int32), ("y", np.float32)], align=True)
 
 def box() -> tuple[Box, Any]:
     arrays = np.arange(4, dtype=np.int64), np.ones((2, 3), np.float32), np.zeros(2, POINT)
-    return Box(ids=arrays[0], pair=Pair(arrays[0], arrays[1]), points=arrays[2]), arrays
+    return Box(ids=arrays[0], learnt=Learnt(arrays[1], arrays[1]), points=arrays[2]), arrays
 
 
 @borrowing
 def write(state: Any) -> float:
-    state.pair.right[1, 2] = 5.0
-    state.points[1].x = state.ids[3] + state.pair.left[2]
-    return state.pair.right.sum()
+    state.learnt.squares[1, 2] = 5.0
+    state.points[1].x = state.ids[3] + state.ids[2]
+    return state.learnt.weights.sum()
 
 
 @borrowing

@@ -29,6 +29,7 @@ from tasc_draft.index.corpus_build import (
     Documents,
     assemble,
     build_corpus,
+    check_cap,
     distinct,
     index_documents,
     sort_part,
@@ -191,6 +192,44 @@ def test_a_cap_keeps_whole_documents_that_fit(share: float) -> None:
     assert_same(index, build(rest, 50))
     assert_same(index, build(outputs[::-1], 50, max_bytes=cap))
     assert (len(rest) == len(outputs)) == (share == 1.0)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_a_cap_gives_the_same_whoever_sorts_and_tells_how_often(parts: int) -> None:
+    documents, sorted_sizes, told = documents_of(skewed(4, 300, 50), 50), [], []
+
+    def sort(some: Documents) -> list:
+        sorted_sizes.append(len(some.counts))
+        cuts = [None, *splitters(some.text, parts), None]
+        return [
+            sort_part(some.text, some.offsets, some.counts, low=low, high=high)
+            for low, high in pairwise(cuts)
+        ]
+
+    facts = {"fingerprint": "f", "vocab_size": 50}
+    cap = index_documents(documents, **facts)[0].nbytes // 3
+    expected, kept = index_documents(documents, max_bytes=cap, **facts)
+    found = index_documents(documents, max_bytes=cap, sort=sort, pruned=told.append, **facts)
+    assert_same(found[0], expected)
+    assert np.array_equal(found[1].rows, kept.rows)
+    assert told == list(range(len(sorted_sizes)))
+    assert sorted_sizes[0] > sorted_sizes[-1] == len(kept.counts)
+
+
+def test_where_all_fits_nothing_is_told_of_pruning() -> None:
+    told: list[int] = []
+    documents = documents_of(skewed(4, 30, 50), 50)
+    index_documents(
+        documents, fingerprint="f", vocab_size=50, max_bytes=1 << 20, pruned=told.append
+    )
+    assert told == []
+
+
+def test_a_cap_below_the_empty_index_can_be_refused_before_there_are_documents() -> None:
+    check_cap(None)
+    check_cap(CorpusIndex.empty("f", VOCAB).nbytes)
+    with pytest.raises(DraftError, match="max_bytes is 87, an index of no documents takes 88"):
+        check_cap(87)
 
 
 def test_what_no_other_document_is_like_is_dropped_first() -> None:

@@ -1,0 +1,179 @@
+"""The lean decoder gives the logits of the Hugging Face model it was made from."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MistralConfig,
+    PhiConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from tasc_engine.decoder import LeanDecoder, lean
+
+FAMILIES = (LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config)
+TOKENS = 14
+CLOSE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.bfloat16: 0.05}
+SHAPE: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": 0,
+}
+
+
+class PlainCache:
+    """One row; every query sees the keys up to its own, in float64, one head at a time."""
+
+    def __init__(self) -> None:
+        self.kept: dict[int, Tensor] = {}
+
+    def attend(
+        self, layer: int, query: Tensor, kv: Tensor, scale: float, window: int | None = None
+    ) -> Tensor:
+        assert kv.is_contiguous()
+        before = self.kept.get(layer, kv[:0])
+        kept = self.kept[layer] = torch.cat((before, kv))
+        out = torch.empty_like(query, memory_format=torch.contiguous_format)
+        shared = query.shape[1] // kv.shape[2]
+        for n in range(len(query)):
+            end = len(before) + n + 1
+            begin = 0 if window is None else max(0, end - window)
+            for head in range(query.shape[1]):
+                key, value = kept[begin:end, :, head // shared].double().unbind(1)
+                weights = (key @ query[n, head].double() * scale).softmax(0)
+                out[n, head] = (weights @ value).to(out.dtype)
+        return out
+
+
+def make(config: Any, dtype: torch.dtype) -> Any:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    with torch.no_grad():
+        for name, p in model.named_parameters():  # nothing stays zero or one
+            p.add_(torch.randn_like(p) * (0.3 if p.dim() == 1 or "norm" in name else 0.1))
+    return model
+
+
+def decoder_of(model: Any) -> LeanDecoder:
+    found = lean(model, 64)
+    assert found is not None
+    return found
+
+
+@torch.inference_mode()
+def same_logits(model: Any) -> None:
+    """A prompt in two chunks: all places of the first, some of the second, out of order."""
+    ids, cut, wanted = torch.arange(3, 3 + TOKENS) * 5 % 97, 9, torch.tensor([4, 0, 3])
+    decoder, cache, places = decoder_of(model), PlainCache(), torch.arange(TOKENS)
+    first = decoder(ids[:cut], places[:cut], places[:cut], cache)
+    second = decoder(ids[cut:], places[cut:], wanted, cache)
+    found = torch.cat((first, second))
+    expected = model(ids[None], use_cache=False).logits[0]
+    expected = torch.cat((expected[:cut], expected[cut:][wanted]))
+    assert found.dtype == expected.dtype
+    assert found.shape == expected.shape
+    error = (found - expected).double().norm() / expected.double().norm()
+    assert float(error) < CLOSE[model.dtype]
+
+
+@pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_the_models_own(
+    family: type, kv_heads: int, tied: bool, dtype: torch.dtype
+) -> None:
+    shape = {**SHAPE, "num_key_value_heads": kv_heads, "tie_word_embeddings": tied}
+    same_logits(make(family(**shape), dtype))
+
+
+ROPE = {"rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+VARIANTS = {
+    "biases": LlamaConfig(**SHAPE, attention_bias=True, mlp_bias=True),
+    "wide heads": LlamaConfig(**SHAPE, head_dim=16),
+    "gelu": LlamaConfig(**SHAPE, hidden_act="gelu"),
+    "linear rope": LlamaConfig(
+        **SHAPE, rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
+    ),
+    "llama3 rope": LlamaConfig(**SHAPE, rope_parameters={"rope_type": "llama3", **ROPE, **LLAMA3}),
+    "yarn rope": LlamaConfig(**SHAPE, rope_parameters={"rope_type": "yarn", **ROPE}),
+    "window": MistralConfig(**SHAPE, sliding_window=4),
+    "no biases": Qwen3Config(**SHAPE, attention_bias=False),
+    "qwen3 biases": Qwen3Config(**SHAPE, attention_bias=True),
+    "some windows": Qwen2Config(
+        **SHAPE,
+        use_sliding_window=True,
+        sliding_window=4,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_settings_of_known_families_are_followed(variant: str) -> None:
+    same_logits(make(VARIANTS[variant], torch.float64))
+
+
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+PARTIAL = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0, "partial_rotary_factor": 0.5}
+UNKNOWN = {
+    "gemma2": Gemma2Config(**SHAPE, head_dim=8),
+    "gpt_neox": GPTNeoXConfig(
+        **{k: v for k, v in SHAPE.items() if k != "num_key_value_heads"}, tie_word_embeddings=False
+    ),
+    "phi": PhiConfig(**SHAPE),
+    "dynamic rope": LlamaConfig(**SHAPE, rope_parameters=DYNAMIC),
+    "partial rope": LlamaConfig(**SHAPE, rope_parameters=PARTIAL),
+    "tensor parallel pretraining": LlamaConfig(**SHAPE, pretraining_tp=2),
+    "capped logits": LlamaConfig(**SHAPE, final_logit_softcapping=30.0),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_needs_other_code_is_left_alone(name: str) -> None:
+    model = AutoModelForCausalLM.from_config(UNKNOWN[name]).eval()
+    assert lean(model, 64) is None
+
+
+def test_a_projection_of_another_kind_is_left_alone() -> None:
+    class Other(torch.nn.Linear):
+        pass
+
+    model = make(LlamaConfig(**SHAPE), torch.float32)
+    model.model.layers[1].mlp.up_proj = Other(32, 48, bias=False)
+    assert lean(model, 64) is None
+
+
+def test_mixed_dtypes_are_left_alone() -> None:
+    model = make(LlamaConfig(**SHAPE), torch.float32)
+    model.model.norm.double()
+    assert lean(model, 64) is None
+
+
+def test_it_says_what_it_is() -> None:
+    found = decoder_of(make(LlamaConfig(**SHAPE), torch.bfloat16))
+    assert (found.layers, found.heads, found.kv_heads, found.head_dim) == (3, 4, 2, 8)
+    assert (found.vocab_size, found.dtype, found.device.type) == (97, torch.bfloat16, "cpu")
+
+
+@torch.inference_mode()
+def test_nothing_looked_at_writes_keys_and_values_all_the_same() -> None:
+    decoder, cache = decoder_of(make(LlamaConfig(**SHAPE), torch.bfloat16)), PlainCache()
+    none = torch.empty(0, dtype=torch.int64)
+    assert decoder(torch.arange(4), torch.arange(4), none, cache).shape == (0, 97)
+    assert [len(cache.kept[layer]) for layer in range(3)] == [4, 4, 4]
