@@ -4,7 +4,6 @@ Results go to stdout, progress and errors to stderr. Exit codes: 0 done, 1 the j
 message says why and what to do), 2 wrong usage, 130 ended by Ctrl-C, 143 by SIGTERM.
 """
 
-import json
 import os
 import signal
 import sys
@@ -26,10 +25,12 @@ from tasc_jobs.cli_options import (
     Task,
     open_store,
     print_result,
+    store_in_words,
 )
-from tasc_jobs.cli_tuning import forecast, replay, tune
+from tasc_jobs.cli_tasks import task_app
+from tasc_jobs.cli_tuning import MIXTURES, forecast, replay, tune
 from tasc_jobs.outcomes import in_short, known_errors
-from tasc_jobs.progress import Progress, note
+from tasc_jobs.progress import Clock, Progress, note
 from tasc_store import connect
 
 app = typer.Typer(
@@ -38,10 +39,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-task_app = typer.Typer(help="Register tasks and look at them.", no_args_is_help=True)
 app.add_typer(task_app, name="task")
 for _command in (replay, tune, forecast):
-    app.command()(_command)
+    app.command(epilog=MIXTURES)(_command)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -54,7 +54,8 @@ def ingest(
     output_field: OutputField = "output",
     id_field: IdField = "id",
     reject: Annotated[
-        Path | None, typer.Option(help="File for refused rows. [default: TASK.rejected.jsonl]")
+        Path | None,
+        typer.Option(help="File for refused rows.", show_default="TASK.rejected.jsonl"),
     ] = None,
     redis_url: RedisUrl = None,
     data_dir: DataDir = DEFAULT_DATA_DIR,
@@ -115,13 +116,34 @@ def stats(
 @app.command()
 def build_index(
     task: Task,
-    parallelism: Annotated[int | None, typer.Option(min=1, help="Parts read and sorted.")] = None,
-    bigrams: Annotated[Path | None, typer.Option(help="File of `tasc model-bigrams`.")] = None,
+    parallelism: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Parts read and sorted.", show_default="by rows read, one a core sorted"
+        ),
+    ] = None,
+    bigrams: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of `tasc model-bigrams`.", show_default="that of the current index"
+        ),
+    ] = None,
+    max_bytes: Annotated[
+        int | None,
+        typer.Option(
+            help="Most bytes of the corpus part, the one that holds outputs; those of least "
+            "expected gain are left out, and their prompts too.",
+            show_default="no cap",
+        ),
+    ] = None,
     redis_url: RedisUrl = None,
     data_dir: DataDir = DEFAULT_DATA_DIR,
     as_json: AsJson = False,
 ) -> None:
     """Build the draft index of TASK from its corpus and make it current."""
+    from tasc_draft.index.corpus_build import check_cap
+
+    check_cap(max_bytes)
     from tasc_jobs.index_job import STAGES, build_and_publish
     from tasc_jobs.index_report import IndexReport
     from tasc_jobs.ray_local import local_ray
@@ -132,9 +154,14 @@ def build_index(
         record = TaskStore(connect(url)).get(task)
         with local_ray(), Stages(f"index {task}", STAGES) as stages:
             artifact, index = build_and_publish(
-                url, record, parallelism=parallelism, bigrams=bigrams, progress=stages
+                url,
+                record,
+                parallelism=parallelism,
+                bigrams=bigrams,
+                max_bytes=max_bytes,
+                progress=stages,
             )
-    report = IndexReport.of(artifact, index, stages.seconds)
+    report = IndexReport.of(artifact, index, stages.seconds, max_bytes)
     print_result(report.as_json, report.in_words, as_json)
 
 
@@ -144,20 +171,28 @@ def serve(
     data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Serve tasks over HTTP until Ctrl-C or SIGTERM."""
+    clock = Clock()
+    clock.note(f"reading {config}")
     from tasc_serve.ports import require_free
     from tasc_serve.settings import load_settings
     from tasc_store import TaskStore
 
     settings = load_settings(config)
     require_free(settings.http.host, settings.http.port)
-    with open_store(settings.redis_url or os.environ.get("REDIS_URL"), data_dir) as url:
+    given = settings.redis_url or os.environ.get("REDIS_URL")
+    with open_store(given, data_dir) as url:
+        clock.note(f"store: {store_in_words(given, url, data_dir)}")
         for served in settings.tasks:
             TaskStore(connect(url)).get(served.name)  # an unknown one is said before Ray starts
+        clock.note("starting Ray ...")
         from tasc_jobs.ray_local import local_ray
         from tasc_jobs.service import logical_cpus, run_service
 
-        with local_ray(num_cpus=logical_cpus(settings)):
-            run_service(settings, url, _wait_for_end)
+        cpus = logical_cpus(settings)
+        with local_ray(num_cpus=cpus):
+            cluster = os.environ.get("RAY_ADDRESS")
+            clock.note(f"Ray: the cluster {cluster}" if cluster else f"Ray: our own, {cpus} CPUs")
+            run_service(settings, url, _wait_for_end, say=clock.note)
 
 
 @app.command()
@@ -169,7 +204,8 @@ def generate(
     gpus: Annotated[float, typer.Option(min=0, help="GPUs of each engine.")] = 0.0,
     rows: Annotated[int, typer.Option(min=1, help="b, rows an engine decodes together.")] = 8,
     max_model_len: Annotated[
-        int | None, typer.Option(min=8, help="Prompt + answer, tokens. [default: up to 1024]")
+        int | None,
+        typer.Option(min=8, help="Prompt + answer, tokens.", show_default="up to 1024"),
     ] = None,
     draft: Annotated[bool, typer.Option(help="Whether to draft; answers are the same.")] = True,
     input_field: InputField = "input",
@@ -242,56 +278,6 @@ def demo(
             run_demo(url)
 
 
-@task_app.command("create")
-def task_create(
-    name: Task,
-    model: Annotated[str, typer.Option(help="Folder or Hugging Face name of the base model.")],
-    template: Annotated[str, typer.Option(help="Prompt with {input} where the row's input goes.")],
-    adapter: Annotated[str | None, typer.Option(help="PEFT adapter, folder or name.")] = None,
-    revision: Annotated[str | None, typer.Option(help="Revision on the hub.")] = None,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, float64")] = "float32",
-    stop: Annotated[list[str] | None, typer.Option(help="A stop string; repeatable.")] = None,
-    max_tokens: Annotated[int, typer.Option(help="Default length limit of an answer.")] = 256,
-    corpus: Annotated[str | None, typer.Option(help="Draft from this task's corpus.")] = None,
-    redis_url: RedisUrl = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-) -> None:
-    r"""Register a task, or a new version of it. In TEMPLATE, \n means a line break."""
-    from tasc_store import TaskRecord, TaskStore
-    from tasc_text import TaskTokenizer, resolve_folder
-
-    folder = resolve_folder(model, revision, weights=False)
-    record = TaskRecord(
-        name=name,
-        model=_resolved(model),
-        fingerprint=TaskTokenizer.from_folder(folder).fingerprint,
-        template=template.replace("\\n", "\n"),
-        adapter=_resolved(adapter) if adapter else None,
-        revision=revision,
-        dtype=dtype,
-        stop=tuple(stop or ()),
-        max_tokens=max_tokens,
-        corpus=corpus,
-    )
-    with open_store(redis_url, data_dir) as url:
-        version = TaskStore(connect(url)).put(record)
-    print(f"{name} version {version}")
-
-
-@task_app.command("list")
-def task_list(
-    redis_url: RedisUrl = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: AsJson = False
-) -> None:
-    """Show every task and its model."""
-    from tasc_store import TaskStore
-
-    with open_store(redis_url, data_dir) as url:
-        store = TaskStore(connect(url))
-        records = [store.get(name) for name in store.names()]
-    text = "\n".join(f"{r.name}\t{r.model}\t{r.adapter or '-'}" for r in records)
-    print_result({"tasks": [json.loads(r.to_json()) for r in records]}, text, as_json)
-
-
 def main() -> None:
     """Entry point: turn the project's own errors into one line and exit code 1."""
     ended: list[int] = []
@@ -314,14 +300,6 @@ def main() -> None:
         sys.exit(ended[0] if ended else 1)
     except SystemExit as error:  # a library may have made another code of ours
         sys.exit(ended[0] if ended else error.code)
-
-
-def _resolved(model: str) -> str:
-    """A folder's whole path, since others have other working directories; a hub name as it is."""
-    from tasc_text import resolve_folder
-
-    folder = resolve_folder(model, weights=False)
-    return str(folder) if Path(model).expanduser().is_dir() else model
 
 
 def _wait_for_end() -> None:

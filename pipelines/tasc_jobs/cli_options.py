@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tasc_store import EmbeddedRedis, connect
+from tasc_store import EmbeddedRedis, connect, redact
 
 DEFAULT_DATA_DIR = Path.home() / ".local" / "share" / "tasc-serve"
 
@@ -18,14 +18,18 @@ RedisUrl = Annotated[
     typer.Option(
         "--redis-url",
         envvar="REDIS_URL",
-        help="Redis of version 6.2 or later. Unset: a server of our own on --data-dir.",
+        help="Redis of version 6.2 or later.",
+        show_default="a server of our own on --data-dir",
     ),
 ]
 DataDir = Annotated[
     Path,
     typer.Option(envvar="TASC_DATA_DIR", help="Where our own Redis server keeps its data."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+AsJson = Annotated[
+    bool,
+    typer.Option("--json", help="Print one JSON object instead of text.", show_default="off"),
+]
 InputField = Annotated[str, typer.Option(help="Field with the task's input.")]
 OutputField = Annotated[str, typer.Option(help="Field with the task's output.")]
 IdField = Annotated[str, typer.Option(help="Field with the row's id.")]
@@ -41,6 +45,13 @@ def open_store(redis_url: str | None, data_dir: Path) -> Iterator[str]:
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     with EmbeddedRedis.start(data_dir) as server:
         yield server.url
+
+
+def store_in_words(given: str | None, url: str, data_dir: Path) -> str:
+    """Which store is used, and how other commands reach one of our own; no login is shown."""
+    if given:
+        return redact(url)
+    return f"our own Redis on {data_dir}; other commands reach it meanwhile with REDIS_URL={url}"
 
 
 def print_result(content: dict[str, Any], text: str, as_json: bool) -> None:

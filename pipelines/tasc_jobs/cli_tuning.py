@@ -19,15 +19,63 @@ from tasc_jobs.cli_options import (
 )
 from tasc_store import connect
 
+MIXTURES = """\
+mixed: all sources, weighed by weights learnt on held-out rows; the service's default.
+
+tasc: TASC-spec, n-grams of the corpus's outputs and of the row's own text at a fixed ratio.
+
+trie: N-Gram Trie, n-grams of the row's prompt alone, the most frequent first."""
+
 Report = Annotated[
-    Path | None, typer.Option(help="Also write the report, with plots, as one HTML file.")
+    Path | None,
+    typer.Option(
+        help="Also write the report, with plots, as one HTML file.", show_default="no file"
+    ),
 ]
 Budgets = Annotated[
     list[str] | None,
-    typer.Option("--budget", help="Most draft tokens of a step. [default: 4,8,16,32]"),
+    typer.Option("--budget", help="Most draft tokens of a row's step.", show_default="4,8,16,32"),
 ]
 Tree = Annotated[
-    bool, typer.Option("--tree", help="Draft trees. The service verifies chains, the default here.")
+    bool, typer.Option("--tree/--chain", help="Shape of the drafts; the service drafts trees.")
+]
+Proposers = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="mixed, mixed-chain, tasc, tasc-tree, corpus, trie, bigrams; repeatable, or with "
+        "commas.",
+        show_default="mixed",
+    ),
+]
+Limit = Annotated[
+    int | None,
+    typer.Option(min=1, help="Replay only so many rows.", show_default="all"),
+]
+Template = Annotated[
+    str | None,
+    typer.Option(help=r"Prompt with {input}; \n is a line break.", show_default="the input"),
+]
+Eos = Annotated[
+    str | None,
+    typer.Option(
+        help="The token that ends an answer.", show_default="the tokenizer's, or the usual one"
+    ),
+]
+Bigrams = Annotated[
+    Path | None,
+    typer.Option(help="The target's own bigrams, from `tasc model-bigrams`.", show_default="none"),
+]
+Online = Annotated[
+    bool,
+    typer.Option(
+        "--online", help="Let answers replayed before be drafted from.", show_default="off"
+    ),
+]
+AsJsonLines = Annotated[
+    bool,
+    typer.Option(
+        "--json", help="Print a JSON object a line instead of tables.", show_default="off"
+    ),
 ]
 _MOST_BUDGET, _MOST_ROWS = 256, 4096
 
@@ -36,34 +84,24 @@ def replay(
     train: Annotated[list[Path], typer.Option(help="Rows to index; .jsonl, .jsonl.gz, .parquet")],
     test: Annotated[list[Path], typer.Option(help="Rows to replay.")],
     tokenizer: Annotated[Path, typer.Option(help="A tokenizer.json, or a folder with one.")],
-    proposer: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="mixed, mixed-chain, tasc, tasc-tree, corpus, trie, bigrams; repeatable, or with "
-            "commas. [default: mixed]"
-        ),
-    ] = None,
+    proposer: Proposers = None,
     budget: Budgets = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Replay only so many rows.")] = None,
-    template: Annotated[
-        str | None, typer.Option(help=r"Prompt with {input}; \n is a line break.")
-    ] = None,
-    eos: Annotated[str | None, typer.Option(help="The token that ends an answer.")] = None,
-    bigrams: Annotated[
-        Path | None, typer.Option(help="The target's own bigrams, from `tasc model-bigrams`.")
-    ] = None,
-    online: Annotated[
-        bool, typer.Option("--online", help="Let answers replayed before be drafted from.")
-    ] = False,
+    limit: Limit = None,
+    template: Template = None,
+    eos: Eos = None,
+    bigrams: Bigrams = None,
+    online: Online = False,
     report: Report = None,
     input_field: InputField = "input",
     output_field: OutputField = "output",
     id_field: IdField = "id",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print a JSON object a line instead of tables.")
-    ] = False,
+    as_json: AsJsonLines = False,
 ) -> None:
-    """What would drafting save? Replays known answers; needs no model and no Redis."""
+    """What would drafting save? Replays known answers; needs no model and no Redis.
+
+    Drafts replayed here are trees, as today's service verifies them, but for mixed-chain, tasc
+    and corpus, which draft chains.
+    """
     from tasc_jobs.tuning.jobs import ReplayRequest, replay_job
     from tasc_jobs.tuning.task_rows import Fields
 
@@ -92,16 +130,25 @@ def tune(
         typer.Option(min=0, help="What a draft token costs, as a share of a step without drafts."),
     ] = 0.02,
     step_cost: Annotated[
-        Path | None, typer.Option(help="Costs measured on a machine, instead of --node-cost.")
+        Path | None,
+        typer.Option(
+            help="Costs measured on a machine, instead of --node-cost; see `tasc forecast --help`.",
+            show_default="none, --node-cost is assumed",
+        ),
     ] = None,
-    rows: Annotated[int, typer.Option(min=1, help="b, rows decoded together there.")] = 8,
-    tree: Tree = False,
+    rows: Annotated[
+        int, typer.Option(min=1, help="b, rows decoded together; for --step-cost.")
+    ] = 8,
+    tree: Tree = True,
     report: Report = None,
     redis_url: RedisUrl = None,
     data_dir: DataDir = DEFAULT_DATA_DIR,
     as_json: AsJson = False,
 ) -> None:
-    """Choose how to draft TASK on rows held out of its corpus, and make that current."""
+    """Choose how to draft TASK on rows held out of its corpus, and make that current.
+
+    What is tuned is always mixed.
+    """
     from tasc_jobs.tuning.jobs import PriceRequest, tune_job
     from tasc_jobs.tuning.step_cost import read_step_costs
 
@@ -124,16 +171,20 @@ def forecast(
         ),
     ],
     rows: Annotated[
-        list[str] | None, typer.Option(help="b, rows decoded together. [default: 1,8,32]")
+        list[str] | None,
+        typer.Option(help="b, rows decoded together.", show_default="1,8,32"),
     ] = None,
     budget: Budgets = None,
-    tree: Tree = False,
+    tree: Tree = True,
     report: Report = None,
     redis_url: RedisUrl = None,
     data_dir: DataDir = DEFAULT_DATA_DIR,
     as_json: AsJson = False,
 ) -> None:
-    """What speed-up to expect of drafting TASK, and whether to draft at all."""
+    """What speed-up to expect of drafting TASK, and whether to draft at all.
+
+    It is drafted for as it was tuned, else as its record says; mixed where nobody said otherwise.
+    """
     from tasc_jobs.tuning.jobs import forecast_job
     from tasc_jobs.tuning.step_cost import read_step_costs
 

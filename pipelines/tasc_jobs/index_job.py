@@ -42,7 +42,7 @@ STAGES = {
     "learn": "rounds",
     "merge outputs": "rows",
     "sort": "parts",
-    "prune": "times",
+    "prune": "rounds",
     "index prompts": "rows",
     "publish": "steps",
 }
@@ -156,13 +156,15 @@ class _Builder:
         self, documents: Documents, progress: StageProgress
     ) -> tuple[CorpusIndex, Documents]:
         # Sorting again belongs to the stage of pruning, which counts other things than parts.
-        told = chain([partial(progress, "sort")], repeat(lambda done, total: None))
+        told = chain([progress], repeat(_silent))
         return index_documents(
             documents,
             fingerprint=self.tokenizer.fingerprint,
             vocab_size=self.tokenizer.vocab_size,
             max_bytes=self.max_bytes,
-            sort=lambda some: sorted_parts(some, self.folder, self.parts, next(told)),
+            sort=lambda some: sorted_parts(
+                some, self.folder, self.parts, partial(next(told), "sort")
+            ),
             pruned=lambda times: progress("prune", times, None),
         )
 

@@ -26,6 +26,16 @@ def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+class Clock:
+    """Lines for people who wait, each with the seconds since this was made."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+
+    def note(self, text: str) -> None:
+        note(f"{time.monotonic() - self._began:5.1f} s  {text}")
+
+
 class _View(Protocol):
     def start(self) -> None: ...
     def advance(self, count: int) -> None: ...
@@ -34,6 +44,9 @@ class _View(Protocol):
 
 class Progress:
     """Shows ``description``, done of total, rate and time left while the block runs.
+
+    Time left is told from the second `advance` on, by what came behind the first one: until then
+    there is nothing to judge by but preparing, compiling above all.
 
     Args:
         description: One or two words.
@@ -60,8 +73,9 @@ class Progress:
         )
 
     def advance(self, count: int = 1) -> None:
-        """So many more are done."""
-        self._view.advance(count)
+        """So many more are done; with 0 nothing happens."""
+        if count:
+            self._view.advance(count)
 
     def __enter__(self) -> Self:
         self._view.start()
@@ -82,13 +96,15 @@ class _Lines:
     ) -> None:
         self._description, self._total, self._unit = description, total, unit
         self._out, self._every_s = out, every_s
-        self._done = 0
-        self._started = self._written = time.monotonic()
+        self._done = self._first = 0
+        self._started = self._written = self._first_at = time.monotonic()
 
     def start(self) -> None:
         self._started = self._written = time.monotonic()
 
     def advance(self, count: int) -> None:
+        if not self._done:
+            self._first, self._first_at = count, time.monotonic()
         self._done += count
         if time.monotonic() - self._written >= self._every_s:
             self._write()
@@ -101,13 +117,24 @@ class _Lines:
         elapsed = self._written - self._started
         rate = self._done / elapsed if elapsed > 0 else 0.0
         parts = [f"{self._description}: {self._done}{self._of_total()} {self._unit}"]
-        parts.append(f"{rate:.0f} {self._unit}/s")
-        if self._total is not None and rate > 0:
-            parts.append(f"{max(0, self._total - self._done) / rate:.0f} s left")
+        parts.append(f"{_short(rate)} {self._unit}/s")
+        if (left := self._seconds_left()) is not None:
+            parts.append(f"{left:.0f} s left")
         print(", ".join(parts), file=self._out, flush=True)
+
+    def _seconds_left(self) -> float | None:
+        since, spent = self._done - self._first, self._written - self._first_at
+        if self._total is None or not since or spent <= 0:
+            return None
+        return max(0, self._total - self._done) * spent / since
 
     def _of_total(self) -> str:
         return "" if self._total is None else f"/{self._total}"
+
+
+def _short(rate: float) -> str:
+    """Whole numbers, but a slow one is not said to be none."""
+    return f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}"
 
 
 class _Rate(ProgressColumn):
@@ -116,7 +143,7 @@ class _Rate(ProgressColumn):
         self._unit = unit
 
     def render(self, task: Task) -> Text:
-        return Text("" if task.speed is None else f"{task.speed:.0f} {self._unit}/s")
+        return Text("" if task.speed is None else f"{_short(task.speed)} {self._unit}/s")
 
 
 class _Bar:

@@ -20,15 +20,27 @@ def run_service(
     redis_url: str,
     wait: Callable[[], None],
     example: str = "the input of a row",
+    say: Callable[[str], None] = note,
 ) -> None:
     """Start the service, say where it answers, and keep it until ``wait`` returns or is broken off.
+
+    Args:
+        say: Told, in words, of each part that comes up.
 
     Raises:
         ServeError: It does not come up.
     """
-    note("starting the service ...")
+    wanted = {task.name: task.replicas for task in settings.tasks}
+
+    def came_up(deployment: str, running: int) -> None:
+        of = wanted.get(deployment)
+        part = "HTTP gateway" if of is None else f"task {deployment}"
+        say(f"{part}: {running} of {of or settings.http.gateways} replicas up")
+
+    say("starting the service ...")
     try:
-        base = app.start(settings, redis_url)
+        base = app.start(settings, redis_url, came_up)
+        say("every task answers")
         print(usage_of(base, settings.tasks[0].name, example), flush=True)
         wait()
     finally:

@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 
 import httpx
@@ -107,7 +109,12 @@ def test_from_rows_to_answers_with_an_embedded_store(
         assert from_file[side]["bigram_entropy_bits"] > 0
         assert from_file[side]["bigrams_for_80_percent"] > 0
     built = json.loads(tasc.run("build-index", "t", "--json"))
-    assert (built["version"], built["corpus_rows"]) == (1, 60)
+    assert (built["version"], built["corpus_rows"], built["rows"]) == (1, 60, 60)
+    assert "kept" not in tasc.run("build-index", "t")
+    size = built["part_bytes"]["corpus"]
+    capped = json.loads(tasc.run("build-index", "t", "--max-bytes", size - 1, "--json"))
+    assert capped["part_bytes"]["corpus"] < size
+    assert 0 < capped["rows"] < capped["corpus_rows"] == 60
     output = tmp_path / "out.jsonl"
     source = tmp_path / "in.jsonl"
     source.write_text('{"id": "a", "input": "one"}\n{"id": "b", "input": "two"}\n')
@@ -115,7 +122,20 @@ def test_from_rows_to_answers_with_an_embedded_store(
     assert (report["rows"], report["errors"]) == (2, 0)
     answers = [json.loads(line) for line in output.read_text().splitlines()]
     assert [a["id"] for a in answers] == ["a", "b"]
-    assert all(a["index_version"] == 1 for a in answers)
+    assert all(a["index_version"] == capped["version"] == 3 for a in answers)
+
+
+def assert_each_part_was_said(lines: list[str], tasc: Command) -> None:
+    """In order, with seconds that never fall; the store's URL works from other commands."""
+    found = [re.fullmatch(r" *(\d+\.\d) s  (.*)\n", line) for line in lines]
+    assert all(found), lines
+    parts = [match[2].split(":")[0] for match in found]
+    assert parts[1:5] == ["store", "starting Ray ...", "Ray", "starting the service ..."]
+    assert sorted(parts[5:]) == ["HTTP gateway", "task t"]
+    seconds = [float(match[1]) for match in found]
+    assert seconds == sorted(seconds)
+    (url,) = re.findall(r"REDIS_URL=(redis://127\.0\.0\.1:\d+/0)$", lines[1].strip())
+    assert tasc.run("task", "list", "--redis-url", url).startswith("t\t")
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
@@ -128,11 +148,14 @@ def test_a_service_that_is_told_to_end_leaves_no_process(
     config.write_text("tasks: [{name: t}]\nhttp: {port: 0}\nengine: {max_model_len: 64}\n")
     with tasc.start("serve", "--config", config) as process:
         assert process.stdout is not None
+        assert process.stderr is not None
+        said = list(takewhile(lambda line: "every task answers" not in line, process.stderr))
         line = process.stdout.readline()
         assert line.startswith("serving on http://"), tasc.finish(process)
         ready = httpx.get(f"{line.split()[2]}/readyz", timeout=30)
         assert ready.json()["tasks"] == ["t"]
         assert len(tasc.processes()) > 5
+        assert_each_part_was_said(said, tasc)
         process.send_signal(signum)
         _, err = tasc.finish(process)
     assert process.returncode == 128 + signum, err
@@ -143,6 +166,7 @@ def test_a_service_that_is_told_to_end_leaves_no_process(
     ("args", "code", "message"),
     [
         (["build-index", "nothing"], 1, "nothing"),
+        (["build-index", "t", "--max-bytes", "87"], 1, "an index of no documents takes 88"),
         (["stats"], 2, "TASK"),
         (["ingest", "t", "nowhere.jsonl"], 1, "nowhere.jsonl"),
         (["serve", "--config", "nowhere.yaml"], 1, "nowhere.yaml"),

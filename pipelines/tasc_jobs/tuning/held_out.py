@@ -22,6 +22,7 @@ class HeldOut:
     Args:
         branching: Drafts are trees; else chains.
         bigrams: The target's own table, if there is one.
+        max_bytes: The cap of the index's corpus part, if there is one.
 
     Raises:
         JobError: There are too few rows to hold some out.
@@ -34,6 +35,7 @@ class HeldOut:
         *,
         branching: bool,
         bigrams: BigramTable | None = None,
+        max_bytes: int | None = None,
     ) -> None:
         if len(rows) < LEAST_ROWS:
             raise JobError(
@@ -41,7 +43,8 @@ class HeldOut:
                 "out: ingest more"
             )
         kept, held = held_out(len(rows))
-        self._inner = replace(index_of(rows.take(kept), tokenizer), bigrams=bigrams)
+        inner = index_of(rows.take(kept), tokenizer, max_bytes=max_bytes)
+        self._inner = replace(inner, bigrams=bigrams)
         self._tokenizer = tokenizer
         self._branching = branching
         self._held, self._teaching = rows.take(held), rows.take(held[::2])

@@ -11,6 +11,7 @@ from typing import Any
 import redis
 
 from tasc_draft.index.bigrams import read_bigrams
+from tasc_jobs.index_size import IndexSize
 from tasc_jobs.progress import Progress, note
 from tasc_jobs.tuning.forecast import outlook, replayed
 from tasc_jobs.tuning.forecast_page import forecast_page
@@ -96,6 +97,8 @@ def _in_words(request: ReplayRequest, common: dict[str, Any]) -> list[str]:
         f"Indexes hold the {common['train_rows']:,} rows of {_names(request.train)} and nothing of "
         f"{_names(request.test)}; answers end with {common['end_of_sequence']}.",
         "Weights go on learning from each answer after it was drafted for; frozen: they do not.",
+        "Bytes a token: for each token of the indexed outputs, SEP and EOS counted, prompts never; "
+        "the bytes are those of the corpus part, then of all parts, prompts too.",
     ]
     if request.online:
         lines.append("Online: proposers with weights also draft from answers replayed before.")
@@ -124,9 +127,23 @@ class PriceRequest:
 
     def in_words(self) -> str:
         if self.costs is None:
-            return f"a draft token costing {self.node_cost:.1%} of a step without drafts"
+            return (
+                f"Assumed, not measured: a drafted token costs {self.node_cost:.1%} of a step "
+                f"without drafts (--node-cost {self.node_cost:g}). For a measured cost give seconds"
+                " of your machine's steps with --step-cost FILE; `tasc forecast --help` shows one."
+            )
         costs = self.costs
-        return f"{costs.model} in {costs.dtype} on {costs.device} at b = {self.rows}"
+        return (
+            f"Measured (--step-cost), not assumed: what a drafted token costs {costs.model} in "
+            f"{costs.dtype} on {costs.device} at b = {self.rows}."
+        )
+
+    def figures(self) -> dict[str, Any]:
+        """What was assumed, for machines; of ``node_cost`` and ``step_cost`` one is None."""
+        if self.costs is None:
+            return {"node_cost": self.node_cost, "step_cost": None}
+        machine = self.costs.model_dump(include={"model", "device", "dtype"})
+        return {"node_cost": None, "step_cost": {**machine, "rows": self.rows}}
 
 
 def tune_job(
@@ -150,12 +167,15 @@ def tune_job(
         tuned = tune(held, task.record.draft, price, bar.advance)
     settings = replace(tuned.chosen.settings, recent_tokens=task.record.draft.recent_tokens)
     index = task.index or index_of(task.rows, task.tokenizer)
-    artifact = publish(client, task, replace(index, weights=tuned.weights, settings=settings))
+    index = replace(index, weights=tuned.weights, settings=settings)
+    artifact, size = publish(client, task, index), IndexSize.of(index)
     figures = {
         "task": name,
         "version": artifact.version,
         "corpus_rows": artifact.corpus_rows,
         "judged_rows": held.rows,
+        "price": priced.figures(),
+        "index": size.figures(),
         "settings": asdict(settings),
         "chosen": tuned.chosen.figures(),
         "sources": [worth.figures() for worth in tuned.worths],
@@ -166,8 +186,10 @@ def tune_job(
         f"{settings.num_speculative_tokens} draft tokens, {settings.neighbours} neighbours, "
         f"min_prob {settings.min_prob}, sources {', '.join(settings.sources)}.",
         f"Expected: {tuned.chosen.replay.tokens_per_step:.3f} tokens per step and "
-        f"{tuned.chosen.speed_up:.2f} x, {priced.in_words()}, from {held.rows:,} rows "
-        f"that neither the index nor the weights had seen.",
+        f"{tuned.chosen.speed_up:.2f} x, from {held.rows:,} rows that neither the index nor the "
+        "weights had seen.",
+        priced.in_words(),
+        f"Its index: {size.in_words}.",
     )
     return figures, tune_page(name, tuned, summary)
 
@@ -217,5 +239,11 @@ def _held_out(client: redis.Redis, name: str, branching: bool) -> tuple[StoredTa
     task = read_task(client, name)
     if task.newer_rows:
         note(f"{task.newer_rows} newer rows are not in the index; `tasc build-index` takes them in")
-    held = HeldOut(task.rows, task.tokenizer, branching=branching, bigrams=task.bigrams)
+    held = HeldOut(
+        task.rows,
+        task.tokenizer,
+        branching=branching,
+        bigrams=task.bigrams,
+        max_bytes=task.max_bytes,
+    )
     return task, held

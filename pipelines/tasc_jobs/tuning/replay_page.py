@@ -9,7 +9,8 @@ from tasc_jobs.tuning.replays import Measured
 
 _COLUMNS = (
     "proposer", "budget", "tokens/step", "frozen", "coverage", "nodes/step",
-    "draft us p50", "p99", "index MB", "bytes/token", "build M tokens/s",
+    "draft us p50", "p99", "index MB", "corpus bytes/token", "bytes/token, prompts too",
+    "build M tokens read/s",
 )  # fmt: skip
 
 
@@ -53,7 +54,8 @@ def _few(by_name: Sequence[tuple[str, list[Measured]]]) -> list[Measured]:
 
 def _row(measured: Measured) -> tuple[str, ...]:
     figures = measured.figures()
-    index, built = figures["index_bytes_per_token"], figures["index_build_tokens_per_s"]
+    corpus, whole = figures["index_corpus_bytes_per_token"], figures["index_bytes_per_token"]
+    built = figures["index_tokens_read_per_s"]
     return (
         measured.proposer,
         str(measured.budget),
@@ -64,6 +66,7 @@ def _row(measured: Measured) -> tuple[str, ...]:
         f"{figures['draft_us_p50']:.1f}",
         f"{figures['draft_us_p99']:.1f}",
         f"{figures['index_bytes'] / 1e6:.1f}",
-        "-" if index is None else f"{index:.1f}",
+        "-" if corpus is None else f"{corpus:.2f}",
+        "-" if whole is None else f"{whole:.2f}",
         "-" if built is None else f"{built / 1e6:.2f}",
     )

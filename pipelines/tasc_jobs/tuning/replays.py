@@ -24,6 +24,7 @@ from tasc_draft import (
 )
 from tasc_draft.index.weights import Weights
 from tasc_draft.learning import LEAST_ROWS, held_out, learn_weights
+from tasc_jobs.index_size import IndexSize
 from tasc_jobs.tuning.acceptance import rates
 from tasc_jobs.tuning.proposers import NamedProposer, Reads
 from tasc_jobs.tuning.task_rows import TaskRows
@@ -60,11 +61,21 @@ class Comparison:
 
 @dataclass(frozen=True)
 class IndexCost:
-    """Tokens that went into an index, its bytes, and seconds to build it, without compiling."""
+    """What an index takes, and took to build.
 
-    tokens: int
-    bytes: int
+    Attributes:
+        tokens_read: Of the outputs and, where they are read, of the prompts; without marks.
+        seconds: Of building it, without compiling.
+    """
+
+    tokens_read: int
+    size: IndexSize
     seconds: float
+
+    @property
+    def tokens_read_per_s(self) -> float | None:
+        """None where nothing is read."""
+        return self.tokens_read / self.seconds if self.tokens_read else None
 
 
 @dataclass(frozen=True)
@@ -84,16 +95,18 @@ class Measured:
 
     def figures(self) -> dict[str, Any]:
         """All of it for machines; every mean stands beside its numerator and denominator."""
-        index = self.index
+        cost, size = self.index, self.index.size
         return {
             "proposer": self.proposer,
             "budget": self.budget,
             **replay_figures(self.replay),
             "tokens_per_step_frozen": self.tokens_per_step_frozen,
-            "index_tokens": index.tokens,
-            "index_bytes": index.bytes,
-            "index_bytes_per_token": index.bytes / index.tokens if index.tokens else None,
-            "index_build_tokens_per_s": index.tokens / index.seconds if index.tokens else None,
+            "index_output_tokens": size.output_tokens,
+            "index_bytes": size.bytes,
+            "index_corpus_bytes_per_token": size.corpus_bytes_per_token,
+            "index_bytes_per_token": size.bytes_per_token,
+            "index_tokens_read": cost.tokens_read,
+            "index_tokens_read_per_s": cost.tokens_read_per_s,
         }
 
 
@@ -210,7 +223,7 @@ class _Indexes:
         began = time.perf_counter()
         index = self._build(self._train, reads)
         seconds = time.perf_counter() - began
-        return index, IndexCost(_tokens_read(self._train, reads), index.nbytes, seconds)
+        return index, IndexCost(_tokens_read(self._train, reads), IndexSize.of(index), seconds)
 
     def _learnt_weights(self, settings: DraftSettings, reads: Reads) -> Weights | None:
         if len(self._train) < LEAST_ROWS:
@@ -233,8 +246,18 @@ class _Indexes:
         return replace(index, bigrams=self._bigrams)
 
 
-def index_of(rows: TaskRows, tokenizer: TaskTokenizer, *, prompts: bool = True) -> DraftIndex:
-    """The index of a task's rows, without weights and without its prompts if so wished."""
+def index_of(
+    rows: TaskRows,
+    tokenizer: TaskTokenizer,
+    *,
+    prompts: bool = True,
+    max_bytes: int | None = None,
+) -> DraftIndex:
+    """The index of a task's rows, without weights and without its prompts if so wished.
+
+    Args:
+        max_bytes: Most bytes of the corpus part, if there is a cap.
+    """
     return build_index(
         rows.outputs,
         rows.prompts if prompts else None,
@@ -243,6 +266,7 @@ def index_of(rows: TaskRows, tokenizer: TaskTokenizer, *, prompts: bool = True) 
         eos_id=tokenizer.eos_id,
         word_starts=tokenizer.word_starts,
         canonical=tokenizer.canonical,
+        max_bytes=max_bytes,
     )
 
 

@@ -13,6 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from tasc_jobs.errors import FileError, JobError
 
+EXAMPLE = (
+    '{"model": "my-model", "device": "cpu", "dtype": "float32", "costs": ['
+    '{"rows": 8, "tokens": 8, "context": 64, "seconds": 0.0058}, '
+    '{"rows": 8, "tokens": 72, "context": 64, "seconds": 0.0190}]}'
+)
+
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -111,6 +117,21 @@ def read_step_costs(path: Path) -> StepCosts:
     except OSError as error:
         raise FileError(f"cannot read step costs from {path}: {error}") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise FileError(f"{path} holds no step costs: {where}: {first['msg']}") from error
+        raise FileError(
+            f"{path} holds no step costs: {_faults(error)}; a right file: {EXAMPLE}"
+        ) from error
+
+
+def _faults(error: ValidationError) -> str:
+    """Every fault by its field; one that several costs share is said of the first of them."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    found = [([str(part) for part in fault["loc"]], fault["msg"]) for fault in error.errors()]
+    for where, said in found:
+        if any(other[: len(where)] == where and other != where for other, _ in found):
+            continue  # a list without a right entry is called empty; its entries' faults say more
+        kind = ".".join("" if part.isdecimal() else part for part in where)
+        alike.setdefault((kind, said), []).append(".".join(where) or "the file")
+    return "; ".join(
+        f"{places[0]}: {said}" + (f" (and {len(places) - 1} more such)" if places[1:] else "")
+        for (_, said), places in alike.items()
+    )

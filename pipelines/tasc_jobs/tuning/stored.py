@@ -41,6 +41,13 @@ class StoredTask:
     def bigrams(self) -> BigramTable | None:
         return self.index.bigrams if self.index else None
 
+    @property
+    def max_bytes(self) -> int | None:
+        """What the corpus part of an index takes from which a cap left outputs out; else None."""
+        if self.index is None or self.index.corpus.documents == len(self.rows):
+            return None
+        return self.index.corpus.nbytes
+
 
 def read_task(client: redis.Redis, task: str) -> StoredTask:
     """Read a task, its current index and the rows it was built from, or all where there is none.

@@ -7,9 +7,10 @@ silent (Stewart et al. 2024, arXiv 2411.03786: model-derived bigrams). It runs n
 
 import os
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,8 @@ from tasc_draft.errors import DraftError
 from tasc_draft.tokens import Int32
 
 _FIELDS = ("model", "fingerprint", "vocab_size", "tokens", "logp")
+_MAKE = "`tasc model-bigrams` makes one"
+_DAMAGES = (KeyError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 _ROUNDING = 1e-3  # a float32 log-probability of a certain token may lie this far above 0
 
 
@@ -106,28 +109,42 @@ def read_bigrams(path: Path, fingerprint: str) -> BigramTable:
             f"{path} is of {table.model} with tokenizer {table.fingerprint}, needed is one of "
             f"tokenizer {fingerprint}; make it with `tasc model-bigrams` from the task's model"
         )
-    table.check_integrity()
+    try:
+        table.check_integrity()
+    except DraftError as error:
+        raise DraftError(f"{path}: {error}") from error
     return table
 
 
 def _arrays(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
-            content = np.load(file, allow_pickle=False)
-            return {name: content[name] for name in _FIELDS}
+            arrays = _fields(file, path)
     except FileNotFoundError as error:
-        raise DraftError(f"there is no {path}; `tasc model-bigrams` makes one") from error
-    except (KeyError, IndexError) as error:  # the latter of a file with a single array
-        raise DraftError(f"{path} is no bigram table; `tasc model-bigrams` makes one") from error
-    except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
-        raise DraftError(
-            f"{path} cannot be read as a bigram table ({error}); make it again with "
-            "`tasc model-bigrams`"
-        ) from error
+        raise DraftError(f"there is no {path}; {_MAKE}") from error
+    except OSError as error:
+        raise DraftError(f"{path} cannot be read: {error.strerror or error}; {_MAKE}") from error
+    if lacking := [name for name in _FIELDS if name not in arrays]:
+        raise DraftError(f"{path} is no bigram table: it lacks {', '.join(lacking)}; {_MAKE}")
+    return arrays
+
+
+def _fields(file: BinaryIO, path: Path) -> dict[str, Any]:
+    """Those of a table's arrays that the file has. What numpy says of others would help nobody."""
+    if not zipfile.is_zipfile(file):
+        raise DraftError(f"{path} is no bigram table: it is no whole .npz archive; {_MAKE}")
+    file.seek(0)
+    try:
+        with np.load(file, allow_pickle=False) as content:
+            return {name: content[name] for name in _FIELDS if name in content.files}
+    except _DAMAGES as error:
+        raise DraftError(f"{path} is a damaged bigram table or none; {_MAKE}") from error
 
 
 def _table(arrays: dict[str, Any], path: Path) -> BigramTable:
-    kinds = {"model": "U", "fingerprint": "U", "vocab_size": "i"}
-    if any(arrays[name].ndim != 0 or arrays[name].dtype.kind != k for name, k in kinds.items()):
-        raise DraftError(f"{path} is no bigram table; `tasc model-bigrams` makes one")
+    kinds = {"model": ("U", "a text"), "fingerprint": ("U", "a text")}
+    kinds["vocab_size"] = ("i", "a whole number")
+    for name, (kind, said) in kinds.items():
+        if arrays[name].ndim != 0 or arrays[name].dtype.kind != kind:
+            raise DraftError(f"{path} is no bigram table: its {name} is not {said}; {_MAKE}")
     return BigramTable(**{n: a.item() if n in kinds else a for n, a in arrays.items()})

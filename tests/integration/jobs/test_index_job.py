@@ -59,7 +59,9 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def in_one_process(folder: Path, record: TaskRecord, rows: list[CorpusRow]) -> DraftIndex:
+def in_one_process(
+    folder: Path, record: TaskRecord, rows: list[CorpusRow], max_bytes: int | None = None
+) -> DraftIndex:
     """The index of rows without the job's own code."""
     tokenizer, template = TaskTokenizer.from_folder(folder), PromptTemplate(record.template)
     outputs = Tokens.of(tokenizer.encode_outputs([row.output for row in rows]))
@@ -70,6 +72,7 @@ def in_one_process(folder: Path, record: TaskRecord, rows: list[CorpusRow]) -> D
         "eos_id": tokenizer.backend.token_to_id(END),
         "word_starts": tokenizer.word_starts,
         "canonical": tokenizer.canonical,
+        "max_bytes": max_bytes,
     }
     kept, held = held_out(len(rows))
     weights = learn_weights(
@@ -108,28 +111,74 @@ def test_the_file_is_the_one_built_in_one_process_whatever_the_parallelism(
 
 
 @pytest.mark.usefixtures("ray_cluster")
+def test_under_a_cap_too_the_file_is_the_one_built_in_one_process_whatever_the_parallelism(
+    client: redis.Redis, redis_url: str, filled: str, folder: Path, tmp_path: Path
+) -> None:
+    record = record_of(folder, filled)
+    cap = in_one_process(folder, record, ROWS).corpus.nbytes // 3
+    expected = in_one_process(folder, record, ROWS, cap)
+    assert 0 < expected.corpus.documents < len(ROWS)
+    write_index(expected, tmp_path / "expected")
+    store = ArtifactStore(client, filled, record.fingerprint)
+    for parallelism in (None, 1, 2, 5):
+        artifact, built = build_and_publish(
+            redis_url, record, parallelism=parallelism, max_bytes=cap
+        )
+        assert built.corpus.nbytes <= cap
+        assert artifact.corpus_rows == len(ROWS)
+        found = bytes_of(store, artifact.version, tmp_path)
+        assert found == (tmp_path / "expected").read_bytes(), parallelism
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_pruning_is_a_stage_of_its_own_where_something_is_pruned(
+    redis_url: str, filled: str, folder: Path
+) -> None:
+    record = record_of(folder, filled)
+    told: list[tuple[str, int, int | None]] = []
+    build_and_publish(
+        redis_url, record, parallelism=3, max_bytes=4000,
+        progress=lambda *stage: told.append(stage),
+    )  # fmt: skip
+    assert list(dict.fromkeys(stage for stage, _, _ in told)) == list(STAGES)
+    rounds = [(done, total) for stage, done, total in told if stage == "prune"]
+    assert rounds == [(i, None) for i in range(len(rounds))]
+    assert len(rounds) > 1
+    assert [done for stage, done, _ in told if stage == "sort"] == [0, 1, 2, 3]
+
+
+def test_a_cap_below_the_empty_index_is_refused_before_ray_is_asked_for(
+    redis_url: str, filled: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    with pytest.raises(DraftError, match="max_bytes is 87, an index of no documents takes 88"):
+        build_and_publish(redis_url, record_of(folder, filled), max_bytes=87)
+
+
+@pytest.mark.usefixtures("ray_cluster")
 def test_stages_come_in_order_and_each_is_seen_to_its_end(
     client: redis.Redis, redis_url: str, filled: str, folder: Path
 ) -> None:
     record = record_of(folder, filled)
     store = ArtifactStore(client, filled, record.fingerprint)
-    told: list[tuple[str, int, int]] = []
+    told: list[tuple[str, int, int | None]] = []
     current = []
 
-    def watch(stage: str, done: int, total: int) -> None:
+    def watch(stage: str, done: int, total: int | None) -> None:
         told.append((stage, done, total))
         current.append(store.current())
 
     build_and_publish(redis_url, record, parallelism=3, progress=watch)
-    assert list(dict.fromkeys(stage for stage, _, _ in told)) == list(STAGES)
-    for stage in STAGES:
+    stages = [stage for stage in STAGES if stage != "prune"]
+    assert list(dict.fromkeys(stage for stage, _, _ in told)) == stages
+    for stage in stages:
         done = [done for name, done, _ in told if name == stage]
         (total,) = {total for name, _, total in told if name == stage}
         assert (done[0], done[-1]) == (0, total)
         assert done == sorted(done)
     assert ("tokenise", len(ROWS), len(ROWS)) in told
     assert ("sort", 3, 3) in told
-    assert ("learn", EPOCHS + 1, EPOCHS + 1) in told
+    assert ("learn", EPOCHS, EPOCHS) in told
     assert [version for version in current if version] == [store.current()]
 
 

@@ -98,6 +98,12 @@ def test_what_tune_chose_is_published_with_weights_for_replicas_to_read(
     html = report.read_text(encoding="utf-8")
     assert html.count("<svg") == 3
     assert "Gain by source" in html
+    assert "Assumed, not measured: a drafted token costs 2.0% of a step" in html
+    assert "bytes a token of outputs, SEP and EOS counted" in html
+    assert printed["price"] == {"node_cost": 0.02, "step_cost": None}
+    size = index.corpus.nbytes / index.corpus.tokens
+    assert printed["index"]["corpus_bytes_per_token"] == size
+    assert printed["index"]["bytes_per_token"] == index.nbytes / index.corpus.tokens
     assert set(re.findall(r'href="(.)', html)) <= {"#"}
 
 
@@ -114,6 +120,8 @@ def test_the_figures_of_a_tuning_agree_with_each_other(
         assert trial["speed_up"] == pytest.approx(trial["tokens_per_step"] / plain_costs)
     assert printed["chosen"]["speed_up"] >= max(t["speed_up"] for t in printed["trials"])
     assert printed["chosen"]["num_speculative_tokens"] >= 16
+    assert printed["price"]["node_cost"] is None
+    assert printed["price"]["step_cost"]["rows"] == 8
     assert {s["source"] for s in printed["sources"]} >= {"corpus", "prompt", "neighbours", "recent"}
     assert all(s["gain"] == s["with_it"] - s["without_it"] for s in printed["sources"])
     assert max(s["gain"] for s in printed["sources"]) > 0
@@ -136,6 +144,8 @@ def test_tuning_leaves_the_current_index_as_it_is_but_for_weights_and_settings(
     assert tasc(monkeypatch, redis_url, "tune", record.name) == 0
     out, err = capsys.readouterr()
     assert "What each source is worth" in out
+    assert "--node-cost 0.02" in out
+    assert "--step-cost FILE" in out
     assert "100 newer rows are not in the index" in err
     artifact, index = current(client, record, tmp_path)
     assert (artifact.version, artifact.corpus_rows) == (2, 300)

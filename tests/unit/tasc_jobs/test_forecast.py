@@ -1,6 +1,7 @@
 """A forecast's arithmetic against values worked out by hand, and the file it reads."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from tasc_draft import Replay
 from tasc_jobs.errors import FileError, JobError
 from tasc_jobs.tuning.forecast import Outlook, outlook, priced
 from tasc_jobs.tuning.forecast_page import forecast_page
-from tasc_jobs.tuning.step_cost import StepCosts, StepCurve, read_step_costs
+from tasc_jobs.tuning.step_cost import EXAMPLE, StepCosts, StepCurve, read_step_costs
 
 # 10 ms for the 8 tokens of a plain step, 30 ms for 24 and 110 ms for 88.
 CURVE = StepCurve(8, 128, (8, 24, 88), (0.010, 0.030, 0.110))
@@ -130,6 +131,36 @@ def test_a_file_of_another_kind_is_refused(tmp_path, content, message):
     path.write_text(json.dumps(content))
     with pytest.raises(FileError, match=rf"cost\.json holds no step costs: .*{message}"):
         read_step_costs(path)
+
+
+def test_all_faults_of_a_file_are_said_at_once_beside_a_right_file(tmp_path):
+    path = tmp_path / "cost.json"
+    wrong = [{"rows": 0, "tokens": 8, "seconds": 0.1}, {"rows": 8, "seconds": 0.1, "ms": 1}]
+    path.write_text(json.dumps({"model": "m", "dtype": 32, "costs": wrong}))
+    with pytest.raises(FileError) as refusal:
+        read_step_costs(path)
+    said = str(refusal.value)
+    for fault in (
+        "device: Field required",
+        "dtype: Input should be a valid string",
+        "costs.0.rows: Input should be greater than or equal to 1",
+        "costs.0.context: Field required (and 1 more such)",
+        "costs.1.tokens: Field required",
+        "costs.1.ms: Extra inputs are not permitted",
+    ):
+        assert fault in said
+    assert "model: " not in said
+    assert "at least 1 item" not in said, "it has some, if wrong ones"
+    assert said.endswith(f"a right file: {EXAMPLE}")
+    assert "\n" not in said
+
+
+def test_the_examples_of_a_right_file_are_right(tmp_path):
+    readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+    (in_readme,) = re.findall(r'^\{"model": .*?\]\}$', readme, re.DOTALL | re.MULTILINE)
+    for example in (EXAMPLE, in_readme):
+        (tmp_path / "cost.json").write_text(example)
+        assert read_step_costs(tmp_path / "cost.json").curve(8, 64.0).plain > 0
 
 
 def test_a_file_that_is_not_there_or_no_json_is_refused(tmp_path):

@@ -12,20 +12,61 @@ OUTPUTS = Tokens.of([[1, 2], [1, 2], [3]])  # 5 ids, and mark and end-of-sequenc
 PROMPTS = Tokens.of([[4, 5], [4, 6], [7, 8]])
 
 
-def report_of(index: DraftIndex) -> IndexReport:
+FACTS = {"fingerprint": "f" * 32, "vocab_size": 9, "eos_id": 0}
+
+
+def report_of(index: DraftIndex, max_bytes: int | None = None) -> IndexReport:
     artifact = Artifact("t", "f" * 32, 7, 1100, "0" * 64, 1, 3, 0.0)
-    return IndexReport.of(artifact, index, {"tokenise": 1.25, "sort": 0.5})
+    return IndexReport.of(artifact, index, {"tokenise": 1.25, "sort": 0.5}, max_bytes)
 
 
 @pytest.fixture
-def report() -> IndexReport:
-    index = build_index(OUTPUTS, PROMPTS, fingerprint="f" * 32, vocab_size=9, eos_id=0)
+def index() -> DraftIndex:
+    return build_index(OUTPUTS, PROMPTS, **FACTS)
+
+
+@pytest.fixture
+def report(index: DraftIndex) -> IndexReport:
     return report_of(index)
 
 
 def test_rows_outputs_and_tokens_are_counted(report: IndexReport) -> None:
-    assert (report.rows, report.distinct_outputs, report.tokens) == (3, 2, 11)
-    assert report.bytes_per_token == 100.0
+    assert (report.rows, report.distinct_outputs, report.size.output_tokens) == (3, 2, 11)
+
+
+def test_bytes_a_token_are_of_the_tokens_of_outputs_with_their_marks_and_of_no_prompts(
+    index: DraftIndex, report: IndexReport
+) -> None:
+    found = report.as_json
+    assert found["tokens"] == sum(map(len, [[1, 2], [1, 2], [3]])) + 2 * 3
+    assert found["corpus_bytes_per_token"] == index.corpus.nbytes / 11
+    assert found["bytes_per_token"] == index.nbytes / 11
+    assert found["bytes_per_token"] > found["corpus_bytes_per_token"]
+    assert f"{index.corpus.nbytes / 11:.2f} bytes a token of outputs, SEP and EOS counted, in " in (
+        report.in_words
+    )
+    assert f"{index.nbytes / 11:.2f} for the same tokens with prompts" in report.in_words
+
+
+def test_with_a_cap_it_says_how_many_outputs_were_kept(index: DraftIndex) -> None:
+    assert "kept" not in report_of(index).in_words
+    size = index.corpus.nbytes
+    whole = report_of(build_index(OUTPUTS, PROMPTS, max_bytes=size, **FACTS), size)
+    assert "kept the outputs of 3 of 3 rows" in whole.in_words
+    pruned = build_index(OUTPUTS, PROMPTS, max_bytes=size - 1, **FACTS)
+    report = report_of(pruned, size - 1)
+    assert 0 < report.rows < 3
+    assert f"kept the outputs of {report.rows} of 3 rows: the corpus part may take {size - 1} " in (
+        report.in_words
+    )
+    assert (report.as_json["max_bytes"], report.as_json["corpus_rows"]) == (size - 1, 3)
+
+
+def test_an_index_of_no_outputs_has_no_bytes_a_token() -> None:
+    report = report_of(build_index(OUTPUTS, PROMPTS, max_bytes=88, **FACTS), 88)
+    assert report.as_json["bytes_per_token"] is report.as_json["corpus_bytes_per_token"] is None
+    assert "kept the outputs of 0 of 3 rows" in report.in_words
+    assert "no outputs in it" in report.in_words
 
 
 def test_only_parts_that_are_there_are_listed(report: IndexReport) -> None:
@@ -44,6 +85,6 @@ def test_for_machines_it_is_one_flat_object_with_the_artifact_s_fields(report: I
 def test_for_people_it_names_all_that_was_asked(report: IndexReport) -> None:
     for part in (
         "version 7 is current", "3 rows", "2 distinct outputs", "11 tokens", "1,100 bytes",
-        "100.0 for each token", "inputs", "took 1.8 s", "sort 0.5 s",
+        "bytes a token of outputs", "inputs", "took 1.8 s", "sort 0.5 s",
     ):  # fmt: skip
         assert part in report.in_words

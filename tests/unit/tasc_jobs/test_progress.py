@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from tasc_jobs.progress import Progress
+from tasc_jobs.progress import Clock, Progress
 
 
 class Terminal(io.StringIO):
@@ -23,7 +23,50 @@ def test_a_log_gets_a_line_each_time_the_interval_is_over_and_one_at_the_end():
         "ingest: 5/10 rows",
         "ingest: 5/10 rows",
     ]
-    assert all(" rows/s" in line and " s left" in line for line in lines)
+    assert all(" rows/s" in line for line in lines)
+
+
+def test_time_left_is_told_by_what_came_behind_the_first_that_was_done(monkeypatch):
+    now = iter([0.0, 0.0])  # made, started
+    monkeypatch.setattr("time.monotonic", lambda: next(now))
+    out = io.StringIO()
+    with Progress("learn", 6, "rounds", every_s=0, stream=out) as progress:
+        progress.advance(0)  # asks for no time
+        for seconds in (100.0, 101.0, 102.0):  # the first one compiles
+            now = iter([seconds] * 3)
+            progress.advance()
+        now = iter([102.0])
+    first, second, third, last = out.getvalue().splitlines()
+    assert first == "learn: 1/6 rounds, 0.01 rounds/s"
+    assert second == "learn: 2/6 rounds, 0.02 rounds/s, 4 s left"
+    assert third == last == "learn: 3/6 rounds, 0.029 rounds/s, 3 s left"
+
+
+@pytest.mark.parametrize(
+    ("at", "left"), [([100.0], "-:--:--"), ([100.0, 101.0], "0:00:04"), ([], "-:--:--")]
+)
+def test_a_bar_tells_no_time_left_until_more_than_the_first_is_done(monkeypatch, at, left):
+    now = [0.0]
+    monkeypatch.setattr("rich.console.monotonic", lambda: now[0])
+    out = Terminal()
+    with Progress("learn", 6, "rounds", stream=out) as progress:
+        progress.advance(0)
+        for now[0] in at:
+            progress.advance()
+    shown = out.getvalue().rpartition("learn")[2]  # the last it drew
+    assert f"{len(at)}/6" in shown
+    assert left in shown
+
+
+def test_a_clock_says_seconds_since_it_was_made_on_stderr(monkeypatch, capsys):
+    now = iter([100.0, 100.0, 112.34])
+    monkeypatch.setattr("time.monotonic", lambda: next(now))
+    clock = Clock()
+    clock.note("store: here")
+    clock.note("Ray: here")
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err == "  0.0 s  store: here\n 12.3 s  Ray: here\n"
 
 
 def test_within_the_interval_a_log_gets_only_the_last_line():

@@ -93,6 +93,7 @@ def test_people_get_tables_and_a_page_that_needs_no_network(slices, tmp_path, mo
     assert "Replay of 10 rows" in out
     assert "tokens/step" in out
     assert "Online: " in out
+    assert "Bytes a token: for each token of the indexed outputs, SEP and EOS counted" in out
     html = page.read_text(encoding="utf-8")
     assert html.count("<svg") == 2
     for title in ("Acceptance by position", "Tokens per step by budget"):
@@ -110,7 +111,7 @@ def test_a_template_makes_other_prompts(slices, monkeypatch, capsys):
     assert tasc(monkeypatch, *options) == 0
     plain = json.loads(capsys.readouterr().out)
     assert tasc(monkeypatch, *options, "--template", r"intent and slots: {input}\n") == 0
-    assert json.loads(capsys.readouterr().out)["index_tokens"] > plain["index_tokens"]
+    assert json.loads(capsys.readouterr().out)["index_tokens_read"] > plain["index_tokens_read"]
 
 
 @pytest.mark.parametrize(
@@ -119,6 +120,7 @@ def test_a_template_makes_other_prompts(slices, monkeypatch, capsys):
         (["--proposer", "fancy"], 1, "proposer 'fancy' is unknown"),
         (["--proposer", "bigrams"], 1, "needs --bigrams FILE"),
         (["--bigrams", "nowhere.npz"], 1, "there is no nowhere.npz"),
+        (["--bigrams", __file__], 1, "is no bigram table: it is no whole .npz archive; `tasc m"),
         (["--test", "nowhere.jsonl"], 1, "nowhere.jsonl"),
         (["--tokenizer", "nowhere"], 1, "nowhere is no tokenizer.json"),
         (["--eos", "zzzz"], 1, "no token 'zzzz'"),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tasc_draft import BigramTable, Tokens
 from tasc_jobs.errors import JobError
 from tasc_jobs.tuning.proposers import PROPOSERS, named_proposers
-from tasc_jobs.tuning.replays import Comparison, Measured, compare, prepare
+from tasc_jobs.tuning.replays import Comparison, Measured, compare, index_of, prepare
 from tasc_jobs.tuning.task_rows import Fields, TaskRows, from_files
 from tasc_jobs.tuning.tokenizer import open_tokenizer
 from tasc_text import PromptTemplate, TaskTokenizer, TokenizerError
@@ -60,13 +60,24 @@ def test_a_proposers_index_costs_what_it_reads(folder):
     tokenizer = TaskTokenizer.from_folder(folder)
     named = named_proposers(["mixed", "tasc", "trie"], bigrams=False)
     found = {m.proposer: m.figures() for m in measured(rows, rows, tokenizer, named, [4])}
-    assert found["mixed"]["index_tokens"] == 8 * (3 + 2)
-    assert found["tasc"]["index_tokens"] == 8 * 3
-    assert found["trie"]["index_tokens"] == 0
+    read = {name: figures["index_tokens_read"] for name, figures in found.items()}
+    assert read == {"mixed": 8 * (3 + 2), "tasc": 8 * 3, "trie": 0}
     assert found["mixed"]["index_bytes"] > found["tasc"]["index_bytes"]
-    assert (
-        found["trie"]["index_bytes_per_token"] is found["trie"]["index_build_tokens_per_s"] is None
-    )
+    for per_token in ("index_bytes_per_token", "index_corpus_bytes_per_token"):
+        assert found["trie"][per_token] is None
+    assert found["trie"]["index_tokens_read_per_s"] is None
+
+
+def test_bytes_a_token_are_of_the_outputs_with_their_marks_whoever_reads_prompts(folder):
+    rows = rows_of([[5, 6, 7], [5, 6, 8]] * 4)
+    tokenizer = TaskTokenizer.from_folder(folder)
+    named = named_proposers(["mixed", "tasc"], bigrams=False)
+    mixed, tasc = (m.figures() for m in measured(rows, rows, tokenizer, named, [4]))
+    assert mixed["index_output_tokens"] == tasc["index_output_tokens"] == 8 * (3 + 2)
+    same = "index_corpus_bytes_per_token"
+    assert mixed[same] == tasc[same] == index_of(rows, tokenizer).corpus.nbytes / 40
+    assert mixed["index_bytes_per_token"] == mixed["index_bytes"] / 40
+    assert mixed["index_bytes_per_token"] > tasc["index_bytes_per_token"]
 
 
 def test_answers_of_before_are_drafted_from_only_online(folder):

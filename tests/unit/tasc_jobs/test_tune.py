@@ -9,10 +9,14 @@ from tasc_draft import DraftSettings, Replay, Tokens
 from tasc_draft.learning import LEAST_ROWS, held_out
 from tasc_jobs.errors import JobError
 from tasc_jobs.tuning.held_out import HeldOut
-from tasc_jobs.tuning.step_cost import StepCurve
+from tasc_jobs.tuning.jobs import PriceRequest
+from tasc_jobs.tuning.replays import index_of
+from tasc_jobs.tuning.step_cost import StepCosts, StepCurve
+from tasc_jobs.tuning.stored import StoredTask
 from tasc_jobs.tuning.task_rows import TaskRows
 from tasc_jobs.tuning.tune import BUDGETS, MIN_PROBS, by_curve, by_node, planned, tune
 from tasc_jobs.tuning.tune_page import tune_page
+from tasc_store import TaskRecord
 from tasc_text import TaskTokenizer
 from tiny import make_tokenizer
 
@@ -105,6 +109,25 @@ def test_the_report_shows_the_gain_of_every_source():
     assert lines == {f"min_prob {p}": list(BUDGETS) for p in MIN_PROBS}
 
 
+def test_the_price_of_a_drafted_token_is_said_to_be_assumed_and_how_to_measure_it():
+    assumed = PriceRequest(0.035, None, 8)
+    said = assumed.in_words()
+    assert said.startswith("Assumed, not measured: a drafted token costs 3.5% of a step without")
+    assert "--node-cost 0.035" in said
+    assert "--step-cost FILE" in said
+    assert assumed.figures() == {"node_cost": 0.035, "step_cost": None}
+
+
+def test_a_measured_price_is_said_to_be_measured_and_of_what():
+    cost = {"rows": 8, "tokens": 8, "context": 64, "seconds": 0.01}
+    machine = {"model": "m", "device": "d", "dtype": "float32"}
+    measured = PriceRequest(0.02, StepCosts.model_validate({**machine, "costs": [cost]}), 8)
+    said = measured.in_words()
+    assert said.startswith("Measured (--step-cost), not assumed")
+    assert "m in float32 on d at b = 8" in said
+    assert measured.figures() == {"node_cost": None, "step_cost": {**machine, "rows": 8}}
+
+
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TaskTokenizer:
     folder = tmp_path_factory.mktemp("tokenizer")
@@ -139,6 +162,24 @@ def test_the_rows_that_judge_are_in_neither_the_index_nor_the_lesson(tokenizer, 
     assert seen["index"].corpus.documents == len(rows) - len(out)
     held.final_weights(DraftSettings())
     assert seen["taught"] == everything
+
+
+def test_where_the_index_is_capped_so_is_the_one_that_is_tuned_with(tokenizer, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "tasc_jobs.tuning.held_out.learn_weights", lambda index, *rest, **more: seen.append(index)
+    )
+    rows = numbered(LEAST_ROWS)
+    record = TaskRecord("t", "m", tokenizer.fingerprint, "{input}")
+    whole = StoredTask(record, tokenizer, rows, index_of(rows, tokenizer), 0)
+    assert whole.max_bytes is replace(whole, index=None).max_bytes is None
+    capped = replace(whole, index=index_of(rows, tokenizer, max_bytes=4000))
+    assert 3000 < capped.max_bytes <= 4000
+    for task in (whole, capped):
+        HeldOut(rows, tokenizer, branching=False, max_bytes=task.max_bytes).weights(DraftSettings())
+    free, tight = (index.corpus for index in seen)
+    assert 0 < tight.nbytes <= capped.max_bytes < free.nbytes
+    assert 0 < tight.documents < free.documents
 
 
 def test_lessons_never_keep_recent_answers(tokenizer, monkeypatch):

@@ -1,0 +1,63 @@
+"""What `--help` says of the commands that measure drafts: every default, and what is drafted."""
+
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from tasc_jobs.cli import app
+
+BORDERS = re.compile(r"[\s│]+")
+
+
+def rows(command: str) -> list[str]:
+    ran = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "110"})
+    assert ran.exit_code == 0
+    return ran.output.splitlines()
+
+
+def options(command: str) -> dict[str, str]:
+    """What is said of each option, by its name."""
+    found: dict[str, str] = {}
+    name = ""
+    for row in rows(command):
+        if option := re.match(r"│ [* ]*(--[a-z-]+)", row):
+            name = option[1]
+        if name and row.startswith("│"):
+            found[name] = BORDERS.sub(" ", found.get(name, "") + row)
+    return found
+
+
+@pytest.mark.parametrize("command", ["replay", "tune", "forecast", "build-index", "generate"])
+def test_each_option_says_its_default_or_that_it_must_be_given(command):
+    said = options(command)
+    assert len(said) > 5
+    without = {
+        n for n, text in said.items() if not re.search(r"\[default: .*\]|\[required\]", text)
+    }
+    assert without == {"--help"}
+
+
+def test_defaults_that_stand_for_a_list_or_a_place_are_said():
+    assert "[default: (mixed)]" in options("replay")["--proposer"]
+    assert "[default: (4,8,16,32)]" in options("replay")["--budget"]
+    assert "[default: 0.02]" in options("tune")["--node-cost"]
+    assert "[default: (1,8,32)]" in options("forecast")["--rows"]
+
+
+@pytest.mark.parametrize("command", ["replay", "tune", "forecast"])
+def test_each_mixture_is_said_in_one_line(command):
+    said = [row.strip() for row in rows(command)]
+    for name in ("mixed", "tasc", "trie"):
+        (line,) = (row for row in said if row.startswith(f"{name}: "))
+        assert line.endswith((".", "first."))
+
+
+def test_replay_tune_and_forecast_say_what_is_a_tree_and_what_the_service_verifies():
+    said = BORDERS.sub(" ", " ".join(rows("replay")))
+    assert "replayed here are trees, as today's service verifies them" in said
+    assert "but for mixed-chain, tasc and corpus, which draft chains" in said
+    for command in ("tune", "forecast"):
+        said = options(command)["--tree"]
+        assert "the service drafts trees" in said
+        assert "[default: tree]" in said
