@@ -257,6 +257,27 @@ def model_bigrams(
 
 
 @app.command()
+def measure_cost(
+    model: Annotated[str, typer.Argument(help="Folder or Hugging Face name of the base model.")],
+    adapter: Annotated[str | None, typer.Option(help="PEFT adapter, folder or name.")] = None,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, float64")] = "float32",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:0 ...")] = "auto",
+    rows: Annotated[int, typer.Option(min=1, help="b; its halves down to 1 too.")] = 32,
+    max_model_len: Annotated[int, typer.Option(min=8, help="Tokens of a row.")] = 1024,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    seconds: Annotated[float, typer.Option(min=0, help="Most time to take.")] = 60.0,
+    as_json: AsJson = False,
+) -> None:
+    """Measure what verify forwards of MODEL cost here; --json is what forecast and tune take."""
+    from tasc_jobs.measure_cost import CostJob, in_words, measure_cost
+
+    job = CostJob(model, adapter, dtype, device, rows, max_model_len, threads, seconds)
+    with Progress("measure", None, "forwards timed") as bar:
+        costs = measure_cost(job, lambda done, of: bar.advance())
+    print_result(costs.as_json(), in_words(costs), as_json)
+
+
+@app.command()
 def demo(
     keep_serving: Annotated[
         bool, typer.Option("--serve", help="Only start the service, and keep it running.")

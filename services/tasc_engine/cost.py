@@ -73,6 +73,7 @@ class StepCosts:
 def _line(points: list[tuple[int, float]], x: Float64) -> Float64:
     """Linear between points, and on through the outermost two."""
     xs, ys = np.array(sorted(points)).T
+    ys = np.maximum.accumulate(ys)  # more tokens never cost less; measurements may say so
     if len(xs) == 1:
         return np.full(len(x), ys[0])
     i = np.clip(np.searchsorted(xs, x), 1, len(xs) - 1)
@@ -89,19 +90,29 @@ def measure(
 ) -> StepCosts:
     """Time forwards of a target whose rows are all free; what it leaves in the cache is not seen.
 
+    Points are timed in turn, round after round, so that a machine that is busy for a moment spoils
+    no point; of each the lower quartile counts.
+
     Args:
         model: Name that the costs are kept under.
-        seconds: Most time to take; what is not reached is left out, plain steps last.
-        progress: Called with points done and points in all.
+        seconds: Most time to take; points that were never reached are left out, but for the full
+            batch's at the first context.
+        progress: Called with forwards timed and forwards in all.
     """
     points, until = list(_points(target)), time.perf_counter() + seconds
-    costs: list[Cost] = []
-    for i, (rows, drafted, context) in enumerate(points):
-        if time.perf_counter() > until and len(costs) >= 2 * len(DRAFTED):
+    took: dict[tuple[int, int, int], list[float]] = {point: [] for point in points}
+    least = sum(point[::2] == points[0][::2] for point in points)
+    for i in range(REPEATS * len(points)):
+        if i >= least and time.perf_counter() > until:
             break
-        took = _time(target, rows, drafted, context, until)
-        costs.append(Cost(rows, rows * (1 + drafted), context, took))
-        progress(i + 1, len(points))
+        point = points[i % len(points)]
+        took[point].append(_time(target, point, warm_up=not took[point]))
+        progress(i + 1, REPEATS * len(points))
+    costs = (
+        Cost(rows, rows * (1 + drafted), context, float(np.quantile(found, 0.25)))
+        for (rows, drafted, context), found in took.items()
+        if found
+    )
     return StepCosts(model, target.device_name, target.dtype_name, tuple(costs))
 
 
@@ -117,16 +128,14 @@ def _points(target: Target) -> Iterator[tuple[int, int, int]]:
     return ((r, n, c) for r, c, n in product(counts, contexts, drafted))
 
 
-def _time(target: Target, rows: int, drafted: int, context: int, until: float) -> float:
-    """Median seconds of a forward; the first one warms up."""
-    feed = _feed(target.vocab_size, rows, drafted, context)
-    took: list[float] = []
-    target.next_tokens(feed)
-    while len(took) < REPEATS and (not took or time.perf_counter() < until):
-        began = time.perf_counter()
+def _time(target: Target, point: tuple[int, int, int], warm_up: bool) -> float:
+    """Seconds of one forward."""
+    feed = _feed(target.vocab_size, *point)
+    if warm_up:
         target.next_tokens(feed)
-        took.append(time.perf_counter() - began)
-    return float(np.median(took))
+    began = time.perf_counter()
+    target.next_tokens(feed)
+    return time.perf_counter() - began
 
 
 def _feed(vocab_size: int, rows: int, drafted: int, context: int) -> Feed:

@@ -10,7 +10,6 @@ from tasc_draft.compiled import borrowing
 from tasc_draft.mixture.box import Box
 from tasc_draft.mixture.state import Learnt  # compiled code is kept by types, so only real ones
 
-
 POINT = np.dtype([("x", np.int32), ("y", np.float32)], align=True)
 
 
