@@ -73,6 +73,19 @@ class RowCache:
             out.index_copy_(0, group.packed, part)
         return out
 
+    @torch.inference_mode()
+    def copied(self, row: int, tokens: int) -> Tensor:
+        """``[layers, tokens, 2, kv_heads, head_dim]`` of a row's first tokens."""
+        if self._pool is None:
+            raise RuntimeError("the cache is empty; a forward comes first")
+        return self._pool[:, row * self.length : row * self.length + tokens].clone()
+
+    @torch.inference_mode()
+    def paste(self, row: int, kv: Tensor) -> None:
+        """Put what `copied` gave at the beginning of a row."""
+        if self._pool is not None:
+            self._pool[:, row * self.length : row * self.length + kv.shape[1]] = kv
+
     def clear(self) -> None:
         """Forget what a trial forward left; the memory stays."""
         if self._pool is not None:

@@ -10,6 +10,7 @@ class EngineConfig:
     Attributes:
         rows: b, the rows decoded together.
         max_model_len: Most tokens of one row, prompt and answer together.
+        prefix_cache_bytes: Most keys and values of shared prompt beginnings to keep; 0 for none.
         max_draft_tokens: Most draft tokens of one row in one step; a row has room for them.
         prefill_chunk: Most prompt tokens of one row in one step.
         max_waiting: Most requests that wait for a row.
@@ -23,11 +24,12 @@ class EngineConfig:
     prefill_chunk: int = 256
     max_waiting: int = 1024
     max_draft_tokens: int = 32
+    prefix_cache_bytes: int = 1 << 28
 
     def __post_init__(self) -> None:
         for name, least in (
             ("rows", 1), ("max_model_len", 8), ("max_draft_tokens", 0), ("prefill_chunk", 1),
-            ("max_waiting", 0),
+            ("max_waiting", 0), ("prefix_cache_bytes", 0),
         ):  # fmt: skip
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}; least is {least}")

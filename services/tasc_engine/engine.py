@@ -19,6 +19,7 @@ from tasc_engine.cost import StepCosts
 from tasc_engine.drafting import Drafter
 from tasc_engine.errors import QueueFull, RequestTooLong
 from tasc_engine.plan import Plan
+from tasc_engine.prefixes import PrefixCache
 from tasc_engine.request import Delta, GenerationRequest, GenerationResult
 from tasc_engine.sequence import Sequence
 from tasc_engine.spending import Spender, Spent
@@ -54,6 +55,7 @@ class Engine:
         self._free = list(range(config.rows - 1, -1, -1))
         self._is_eos = np.zeros(target.vocab_size, bool)
         self._is_eos[[e for e in tokenizer.eos_ids if e < target.vocab_size]] = True
+        self._prefixes = PrefixCache(target.cache, config.prefix_cache_bytes)
         self._chunk, self._most_drafts = config.prefill_chunk, config.max_draft_tokens
         self._moves = np.zeros((2, 0), np.int64)
         most = config.rows * min(config.max_draft_tokens, proposer.max_depth)
@@ -156,6 +158,8 @@ class Engine:
             sequence.row = self._free.pop()
             sequence.admitted = time.monotonic()
             self._active[sequence.row] = sequence
+            sequence.entered = self._prefixes.enter(sequence.row, sequence.prompt)
+            sequence.prefilled = sequence.entered
             self._drafter.start(sequence.row, sequence.prompt)
 
     def _commit(
@@ -163,7 +167,10 @@ class Engine:
     ) -> tuple[list[Delta], NDArray[np.int32]]:
         """Give each row its tokens; returns deltas, and how many tokens each answer took."""
         for sequence, size in zip(plan.sequences, np.diff(plan.offsets).tolist(), strict=True):
-            sequence.prefilled += size if sequence.prefilling else 0
+            if sequence.prefilling:
+                sequence.prefilled += size
+                if not sequence.prefilling:
+                    self._prefixes.leave(sequence.row, sequence.prompt, sequence.entered)
         sizes = np.diff(drafts.offsets).tolist()
         used = np.zeros(len(plan.emitting), np.int32)
         deltas = []
@@ -210,6 +217,7 @@ class Engine:
             accepted=kept,
             bonus_tokens=int(used.sum()) - int(kept.sum()),
             prompt_tokens=plan.prompt_tokens,
+            shared_tokens=plan.shared_tokens,
             cached_tokens=self.cached_tokens,
             draft_seconds=draft_seconds,
             verify_seconds=verify_seconds,

@@ -22,7 +22,8 @@ class Plan:
         sequences: Of the rows, ascending.
         emitting: Those of them that may emit: the prompt is in the cache, or will be.
         rows, starts, offsets, tokens, draft_of: See `Feed`.
-        prompt_tokens: Prompt tokens that enter the cache.
+        prompt_tokens: Prompt tokens that enter the cache by this step's forward.
+        shared_tokens: Prompt tokens of rows that begin in this step which were copied instead.
     """
 
     sequences: list[Sequence]
@@ -33,6 +34,7 @@ class Plan:
     tokens: Int32
     draft_of: Int32
     prompt_tokens: int
+    shared_tokens: int
 
     @classmethod
     def of(cls, sequences: list[Sequence], chunk: int) -> "Plan":
@@ -49,6 +51,7 @@ class Plan:
             tokens=np.concatenate(tokens) if tokens else _ints(()),
             draft_of=np.where(emits, np.cumsum(emits) - 1, -1).astype(np.int32),
             prompt_tokens=sum(n for s, n in zip(sequences, sizes, strict=True) if s.prefilling),
+            shared_tokens=sum(s.entered for s in sequences if s.prefilled == s.entered),
         )
 
     @property

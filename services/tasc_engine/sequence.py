@@ -26,6 +26,7 @@ class Sequence:
     Attributes:
         row: Cache row; -1 while waiting.
         prefilled: Prompt tokens in the cache.
+        entered: Those of them that were there already, prefilled for another prompt.
         answer: Tokens emitted so far.
         writer: Incremental text, only for who streams or has stop strings.
     """
@@ -36,6 +37,7 @@ class Sequence:
     arrived: float = field(default_factory=time.monotonic)
     row: int = -1
     prefilled: int = 0
+    entered: int = 0
     answer: list[int] = field(default_factory=list)
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)

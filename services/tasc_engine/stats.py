@@ -19,7 +19,8 @@ class StepRecord:
         reached: Same shape: drafts that reach a position, by the source of the likeliest there.
         accepted: Same shape: draft tokens that were emitted; the bonus token is not counted.
         bonus_tokens: Tokens the target itself chose and that were emitted.
-        prompt_tokens: Prompt tokens that entered the cache.
+        prompt_tokens: Prompt tokens that entered the cache by a forward.
+        shared_tokens: Prompt tokens that were copied from another prompt's beginning instead.
         cached_tokens: Tokens in the KV cache after the step, over all rows.
         draft_seconds: Time spent proposing.
         verify_seconds: Time spent in the target's forward, until its tokens were read.
@@ -37,6 +38,7 @@ class StepRecord:
     draft_seconds: float
     verify_seconds: float
     paused: bool = False
+    shared_tokens: int = 0
 
     @property
     def emitted_tokens(self) -> int:
@@ -56,6 +58,7 @@ class EngineTotals:
         self.drafts = 0
         self.bonus_tokens = 0
         self.prompt_tokens = 0
+        self.shared_tokens = 0
         self.draft_seconds = 0.0
         self.verify_seconds = 0.0
         self.drafted: Counts = np.zeros(self._shape, np.int64)
@@ -68,6 +71,7 @@ class EngineTotals:
         self.drafts += record.drafts
         self.bonus_tokens += record.bonus_tokens
         self.prompt_tokens += record.prompt_tokens
+        self.shared_tokens += record.shared_tokens
         self.draft_seconds += record.draft_seconds
         self.verify_seconds += record.verify_seconds
         self.drafted += record.drafted

@@ -108,11 +108,17 @@ class ReplicaMetrics:
 
     def _steps_of(self, make: _Series) -> None:
         self._steps = make.counter("tasc_verify_steps", "Target forwards of a whole batch.")
+        self._paused_steps = make.counter(
+            "tasc_drafting_paused_steps", "Steps without drafts because those before did not pay."
+        )
         self._row_steps = make.counter(
             "tasc_row_steps", "Target forwards of one row that could emit: block efficiency's base."
         )
         self._prompt_tokens = make.counter(
             "tasc_prompt_tokens", "Prompt tokens that entered the cache."
+        )
+        self._shared_tokens = make.counter(
+            "tasc_prefix_cache_hits", "Prompt tokens copied from a beginning that another had."
         )
         self._generation_tokens = make.counter(
             "tasc_generation_tokens", "Emitted tokens, end-of-sequence included: accepted + bonus."
@@ -192,6 +198,8 @@ class ReplicaMetrics:
         self._bonus_tokens.inc(record.bonus_tokens)
         self._generation_tokens.inc(record.emitted_tokens)
         self._prompt_tokens.inc(record.prompt_tokens)
+        self._shared_tokens.inc(record.shared_tokens)
+        self._paused_steps.inc(int(record.paused))
         self._draft_seconds.observe(record.draft_seconds)
         self._verify_seconds.observe(record.verify_seconds)
 

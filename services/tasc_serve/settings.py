@@ -23,6 +23,9 @@ class EngineSettings(_Section):
     )
     prefill_chunk: int = Field(256, ge=1, description="prompt tokens of one row in one step")
     max_draft_tokens: int = Field(32, ge=0, description="draft tokens of one row in one step")
+    prefix_cache_bytes: int = Field(
+        1 << 28, ge=0, description="keys and values kept of beginnings that prompts share"
+    )
     cost_aware: bool = Field(
         True, description="measure step costs at the first start; draft only where it pays"
     )

@@ -68,8 +68,9 @@ class Worker:
         source = model_source(self.record, device_of(settings.device, gpus))
         length = settings.max_model_len or min(DEFAULT_MODEL_LEN, max_positions(source.folder))
         config = EngineConfig(
-            settings.rows, length, settings.prefill_chunk, max_waiting, settings.max_draft_tokens
-        )
+            settings.rows, length, settings.prefill_chunk, max_waiting,
+            settings.max_draft_tokens, settings.prefix_cache_bytes,
+        )  # fmt: skip
         target = Target.load(source, config)
         self.proposer = self._new_proposer(target.vocab_size, config, draft)
         costs = step_costs(target, source, cost_dir) if settings.cost_aware else None

@@ -98,11 +98,17 @@ def answer(
     draft: bool = True,
     prefill_chunk: int = 16,
     branching: bool = True,
+    prefix_cache_bytes: int = 1 << 20,
     requests: Sequence[GenerationRequest] | None = None,
     wrap: Callable[[Proposer], Proposer] = lambda proposer: proposer,
 ) -> Answered:
     """Decode the case's requests with our engine; ``wrap`` may put another proposer in front."""
-    config = EngineConfig(rows=rows, max_model_len=160, prefill_chunk=prefill_chunk)
+    config = EngineConfig(
+        rows=rows,
+        max_model_len=160,
+        prefill_chunk=prefill_chunk,
+        prefix_cache_bytes=prefix_cache_bytes,
+    )
     target = Target.load(ModelSource(case.folder, dtype=case.dtype), config)
     proposer = NgramProposer(
         settings,

@@ -86,6 +86,22 @@ def test_each_source_alone_answers_alike(case: Case, weight: float) -> None:
     assert found.tokens() == case.answers
 
 
+@pytest.mark.parametrize("kept", [0, 1 << 20])
+def test_prompts_that_begin_alike_answer_alike(case: Case, kept: int) -> None:
+    """Beginnings of 5 to 60 tokens are shared, some by two prompts only, one is a whole prompt."""
+    long, other = case.prompts[7], case.prompts[5]
+    shared = [long[:n] + other[: 12 - n % 7] for n in (60, 60, 33, 60, 9, 5, 33, 60)]
+    prompts = [*shared, long[:60], *shared]
+    model = reference(case.folder)
+    answers = [plain(model, p, 12) for p in prompts]
+    requests = [GenerationRequest(str(i), p, 12) for i, p in enumerate(prompts)]
+    found = answer(case, requests=requests, rows=2, prefix_cache_bytes=kept)
+    asked = sum(len(p) for p in prompts)
+    assert found.totals.prompt_tokens + found.totals.shared_tokens == asked
+    assert (found.totals.shared_tokens > asked / 3) == bool(kept)
+    assert found.tokens() == answers
+
+
 def test_without_drafts_a_step_emits_one_token_a_row(case: Case) -> None:
     found = answer(case, draft=False)
     assert found.totals.drafted.sum() == 0

@@ -32,6 +32,8 @@ def step_records(draw: st.DrawFn) -> StepRecord:
         cached_tokens=0,
         draft_seconds=0.25,
         verify_seconds=0.5,
+        paused=draw(st.booleans()),
+        shared_tokens=draw(st.integers(0, 100)),
     )
 
 
@@ -59,6 +61,9 @@ def test_counters_are_the_sums_of_the_steps_and_generation_is_accepted_plus_bonu
     assert value(registry, "tasc_verify_steps_total") == totals.steps
     assert value(registry, "tasc_row_steps_total") == totals.row_steps
     assert value(registry, "tasc_prompt_tokens_total") == totals.prompt_tokens
+    assert value(registry, "tasc_prefix_cache_hits_total") == totals.shared_tokens
+    paused = sum(record.paused for record in records)
+    assert value(registry, "tasc_drafting_paused_steps_total") == paused
     assert value(registry, spec + "drafts_total") == totals.drafts
     assert value(registry, "tasc_draft_seconds_sum") == totals.draft_seconds
     assert value(registry, "tasc_verify_seconds_sum") == totals.verify_seconds
