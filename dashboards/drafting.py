@@ -107,6 +107,18 @@ _OVER_TIME = (
         "Seconds spent proposing / seconds in the target's forward.",
         (Target(_ratio("tasc_draft_seconds_sum", "tasc_verify_seconds_sum", "task"), "{{task}}"),),
     ),
+    Panel(
+        "Steps that drafting sat out",
+        "percentunit",
+        "Steps without drafts because those before them did not pay / verify steps.",
+        (
+            Target(
+                _ratio("tasc_drafting_paused_steps_total", "tasc_verify_steps_total", "task"),
+                "{{task}}",
+            ),
+        ),
+        most=1,
+    ),
 )
 _INDEX = (
     Panel(

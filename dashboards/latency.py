@@ -132,6 +132,20 @@ _REST = (
         ),
     ),
     Panel(
+        "Prompt tokens not computed again",
+        "percentunit",
+        "Prompt tokens copied from a beginning that another prompt had / all prompt tokens.",
+        (
+            Target(
+                f"sum by (task) (rate(tasc_prefix_cache_hits_total{_OWN}{_RATE}))"
+                f" / (sum by (task) (rate(tasc_prefix_cache_hits_total{_OWN}{_RATE}))"
+                f" + sum by (task) (rate(tasc_prompt_tokens_total{_OWN}{_RATE})))",
+                "{{task}}",
+            ),
+        ),
+        most=1,
+    ),
+    Panel(
         "End to end, all requests",
         "s",
         "Requests per bucket of end-to-end time; a second band is a second kind of request.",

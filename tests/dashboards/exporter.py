@@ -25,12 +25,15 @@ STEP = StepRecord(
     row_steps=8,
     drafts=6,
     drafted=DRAFTED,
+    reached=DRAFTED,
     accepted=ACCEPTED,
     bonus_tokens=8,
     prompt_tokens=20,
     cached_tokens=100,
     draft_seconds=0.001,
     verify_seconds=0.004,
+    paused=True,
+    shared_tokens=60,
 )
 RESULT = GenerationResult("r", (1, 2), "", "stop", 20, Timings(0.001, 0.006, 0.015))
 

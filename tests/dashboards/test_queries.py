@@ -59,6 +59,7 @@ KNOWN = [
     ("drafting: Acceptance rate by draft position, timeseries, A", {"position": "0"}, 4 / 6),
     ("drafting: Acceptance rate by draft position, timeseries, A", {"position": "1"}, 1 / 3),
     ("drafting: Drafting time / verify time, timeseries, A", {}, 1 / 4),
+    ("drafting: Steps that drafting sat out, timeseries, A", {}, 1),
     ("drafting: Replicas by index version, timeseries, A", {"version": "7"}, 1),
     ("drafting: Index size, timeseries, A", {}, 4096),
     ("latency: Time per step, timeseries, A", {}, 0.001),
@@ -66,6 +67,7 @@ KNOWN = [
     ("latency: Running and waiting, timeseries, A", {}, 3),
     ("latency: Running and waiting, timeseries, B", {}, 2),
     ("latency: KV cache in use, timeseries, A", {}, 0.25),
+    ("latency: Prompt tokens not computed again, timeseries, A", {}, 60 / 80),
 ]
 
 
