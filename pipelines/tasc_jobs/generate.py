@@ -136,6 +136,8 @@ class _Answer:
 
     def _fields(self, result: GenerationResult) -> dict[str, Any]:
         artifact = self._worker.artifact
+        if result.error:
+            return {"error": result.error}
         return {
             "text": result.text,
             "tokens": list(result.tokens),

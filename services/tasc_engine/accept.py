@@ -26,7 +26,7 @@ class Accepted:
     Attributes:
         tokens: ``int32[rows, W]`` tokens it emits, the first ``emitted``: accepted draft tokens and
             the bonus token.
-        emitted: ``int32[rows]``, at least one.
+        emitted: ``int32[rows]``, at least one; 0 where the target said nothing that can be read.
         path: ``int32[rows, W]`` accepted nodes of its draft, the first ``followed``.
         followed: ``int32[rows]``.
     """
@@ -41,7 +41,8 @@ def accept(chosen: Int64, drafts: Drafts, room: Int32, is_eos: NDArray[np.bool_]
     """Follow the target through each row's tree.
 
     Args:
-        chosen: ``int64[M]`` the target's token behind each row's current token and draft tokens.
+        chosen: ``int64[M]`` the target's token behind each row's current token and draft tokens;
+            below 0 where its logits are no numbers.
         drafts: The drafts of the same rows, in the same order.
         room: ``int32[rows]`` most tokens a row may emit, at least one.
         is_eos: Whether an id ends an answer; an answer ends behind the first.
@@ -111,6 +112,8 @@ def _accept(
         node, n, k = -1, 0, 0
         while True:
             token = chosen[current + 1 + node]
+            if token < 0:
+                break
             out[i, n] = token
             n += 1
             child = _child(tokens[begin : begin + size], parents[begin : begin + size], node, token)

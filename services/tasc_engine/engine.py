@@ -17,7 +17,7 @@ from tasc_engine.accept import Accepted, accept, count, moves
 from tasc_engine.config import EngineConfig
 from tasc_engine.cost import StepCosts
 from tasc_engine.drafting import Drafter
-from tasc_engine.errors import QueueFull, RequestTooLong
+from tasc_engine.errors import OutOfMemory, QueueFull, RequestTooLong
 from tasc_engine.plan import Plan
 from tasc_engine.prefixes import PrefixCache
 from tasc_engine.request import Delta, GenerationRequest, GenerationResult
@@ -26,6 +26,10 @@ from tasc_engine.spending import Spender, Spent
 from tasc_engine.stats import StepRecord
 from tasc_engine.target import Target
 from tasc_text import TaskTokenizer
+
+NOT_NUMBERS = (
+    "the target's logits are not numbers (NaN); load it in another dtype, and check its weights"
+)
 
 
 class Engine:
@@ -120,7 +124,10 @@ class Engine:
         budget, least = plan.budget(self._most_drafts), self._least(plan)
         drafts = self._drafter.propose(plan.emitting_rows, budget, least)
         drafted = time.perf_counter()
-        chosen = self._target.next_tokens(plan.feed(drafts, self._moves))
+        try:
+            chosen = self._target.next_tokens(plan.feed(drafts, self._moves))
+        except OutOfMemory as error:
+            return self._give_up_on_largest(plan, str(error))
         verified = time.perf_counter()
         accepted = accept(chosen, drafts, plan.room(), self._is_eos)
         deltas, used = self._commit(plan, accepted, drafts)
@@ -176,6 +183,9 @@ class Engine:
         deltas = []
         for i, sequence in enumerate(plan.emitting):
             new = accepted.tokens[i, : accepted.emitted[i]]
+            if not len(new):
+                deltas.append(self._fail(sequence, NOT_NUMBERS))
+                continue
             used[i] = sequence.emit(new.tolist(), sizes[i], int(accepted.followed[i]))
             deltas.append(self._advance(sequence, new[: used[i]]))
         return deltas, used
@@ -186,6 +196,17 @@ class Engine:
         if reason is not None:
             self._release(sequence)
         return sequence.delta(len(new), reason, self._tokenizer)
+
+    def _give_up_on_largest(self, plan: Plan, error: str) -> list[Delta]:
+        """A forward did not fit: end the request that brought most tokens, keep the others."""
+        self._moves = np.zeros((2, 0), np.int64)  # they were made before the forward
+        sizes = np.diff(plan.offsets) + plan.starts / self.config.max_model_len
+        return [self._fail(plan.sequences[int(sizes.argmax())], error)]
+
+    def _fail(self, sequence: Sequence, error: str) -> Delta:
+        delta = sequence.failed(error, self._tokenizer)
+        self._release(sequence)
+        return delta
 
     def _moves_of(self, plan: Plan, accepted: Accepted) -> NDArray[np.int64]:
         """Where accepted draft tokens must go in the cache; rows that ended leave theirs."""

@@ -9,6 +9,10 @@ class UnsupportedModel(EngineError):
     """The model cannot be decoded exactly here; refused when it is loaded."""
 
 
+class OutOfMemory(EngineError):
+    """A forward did not fit the device's memory; what the cache holds is whole."""
+
+
 class RequestTooLong(EngineError, ValueError):
     """Prompt and ``max_tokens`` together do not fit a row."""
 

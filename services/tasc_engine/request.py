@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "error"]
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,7 @@ class GenerationResult:
     Attributes:
         tokens: Emitted token ids, end-of-sequence included when the model said it.
         text: The decoded answer, without end-of-sequence and cut before a stop string.
+        error: Why the answer broke off, where ``finish_reason`` is ``error``.
     """
 
     id: str
@@ -81,6 +82,7 @@ class GenerationResult:
     prompt_tokens: int
     timings: Timings
     acceptance: Acceptance = field(default_factory=Acceptance)
+    error: str | None = None
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """One request while it is being answered. Owned by the engine, mutable, never leaves it."""
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,6 +91,11 @@ class Sequence:
         result = self.result(reason, tokenizer)
         rest = self.writer.finish(result.text) if self.writer else result.text
         return Delta(self.request.id, tokens, rest, result)
+
+    def failed(self, error: str, tokenizer: TaskTokenizer) -> Delta:
+        """The last delta of a request that cannot be answered to its end."""
+        result = replace(self.result("error", tokenizer), error=error)
+        return Delta(self.request.id, (), "", result)
 
     def result(self, reason: FinishReason, tokenizer: TaskTokenizer) -> GenerationResult:
         now = time.monotonic()

@@ -22,7 +22,7 @@ from transformers.utils import logging as transformers_logging
 from tasc_engine.attention import RowCache, attach, attention_layers
 from tasc_engine.config import EngineConfig
 from tasc_engine.decoder import lean
-from tasc_engine.errors import UnsupportedModel
+from tasc_engine.errors import OutOfMemory, UnsupportedModel
 from tasc_engine.layout import Feed, pack, plain_feed
 from tasc_engine.linears import lay_out_linears
 
@@ -93,8 +93,22 @@ class Target:
 
     @torch.inference_mode()
     def next_tokens(self, feed: Feed) -> NDArray[np.int64]:
-        """Run one step; ``int64[M]`` the greedy next token at each place looked at."""
-        return greatest(self._logits(feed))
+        """Run one step; ``int64[M]`` the greedy next token at each place looked at.
+
+        It is below 0 where logits are no numbers.
+
+        Raises:
+            OutOfMemory: The forward did not fit; what rows have in the cache is as it should be.
+        """
+        try:
+            return greatest(self._logits(feed))
+        except (RuntimeError, MemoryError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            raise OutOfMemory(
+                f"a step of {len(feed.tokens) + len(feed.drafts.tokens)} tokens did not fit the "
+                f"memory of {self.device}; lower rows, prefill_chunk or max_model_len"
+            ) from error
 
     def _logits(self, feed: Feed) -> Tensor:
         layout = pack(feed, self.cache.length, self.device)
@@ -118,13 +132,25 @@ class Target:
 
 
 def greatest(logits: Tensor) -> NDArray[np.int64]:
-    """``int64[M]`` the first of the greatest logits of each line, ``[M, vocab]``."""
+    """``int64[M]`` the first of the greatest logits of each line, ``[M, vocab]``.
+
+    -1 for a line with a logit that is not a number: both libraries take that for the greatest.
+    """
     if logits.is_cuda:
-        chosen: NDArray[np.int64] = logits.argmax(-1).cpu().numpy()
+        greatest, place = logits.max(-1)
+        chosen: NDArray[np.int64] = place.masked_fill_(greatest.isnan(), -1).cpu().numpy()
         return chosen
     # numpy's is ten times as fast as torch's on a CPU, and says which of equal ones it takes.
-    found = logits.float() if logits.dtype != torch.float64 else logits
-    return found.numpy().argmax(-1)
+    found = (logits.float() if logits.dtype != torch.float64 else logits).numpy()
+    places: NDArray[np.int64] = found.argmax(-1)
+    places[np.isnan(found[np.arange(len(found)), places])] = -1
+    return places
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """torch has a class for it on GPUs only."""
+    kinds = (MemoryError, torch.OutOfMemoryError)
+    return isinstance(error, kinds) or "can't allocate memory" in str(error)
 
 
 def through_modules(model: Any, cache: RowCache) -> Forward:

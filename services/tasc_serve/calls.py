@@ -34,14 +34,15 @@ class Call:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A replica's answer to a call it does not take.
+    """A replica's answer to a call it does not take, or cannot end.
 
     Attributes:
-        kind: ``full``: try again later; ``invalid``: the request itself is at fault.
+        kind: ``full``: try again later; ``invalid``: the request itself is at fault; ``failed``: it
+            was taken, and broke off.
         param: The request field at fault.
     """
 
-    kind: Literal["full", "invalid"]
+    kind: Literal["full", "invalid", "failed"]
     message: str
     param: str | None = None
 

@@ -57,6 +57,8 @@ _UNIONS = (("prompt",), ("stop",))
 def of_refusal(refusal: Refusal) -> ApiError:
     if refusal.kind == "full":
         return ApiError(503, refusal.message, code="service_full")
+    if refusal.kind == "failed":
+        return ApiError(500, refusal.message, code="answer_failed")
     return ApiError(400, refusal.message, refusal.param)
 
 

@@ -127,7 +127,7 @@ class TaskReplica:
             return Refusal("invalid", str(error), call.prompt_field)
         return request
 
-    async def _deltas(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
+    async def _deltas(self, request: GenerationRequest) -> AsyncGenerator[Delta | Refusal, None]:
         here = asyncio.get_running_loop()
         # One item per step at most, and a row holds max_tokens steps: bounded by the request.
         arrived: asyncio.Queue[Delta | Exception] = asyncio.Queue()
@@ -147,7 +147,8 @@ class TaskReplica:
                 if item.result:
                     ended = True
                     self._metrics.observe_result(item.result)
-                yield item
+                error = item.result.error if item.result else None
+                yield Refusal("failed", error) if error else item
         finally:
             if not ended:
                 self._loop.cancel(request.id)
