@@ -64,6 +64,7 @@ class Engine:
         self._moves = np.zeros((2, 0), np.int64)
         most = config.rows * min(config.max_draft_tokens, proposer.max_depth)
         self._spender = Spender(costs, most) if costs else None
+        self._asked = False
 
     @property
     def running(self) -> int:
@@ -121,8 +122,7 @@ class Engine:
         if not plan.sequences:
             return []
         began = time.perf_counter()
-        budget, least = plan.budget(self._most_drafts), self._least(plan)
-        drafts = self._drafter.propose(plan.emitting_rows, budget, least)
+        drafts = self._draft(plan)
         drafted = time.perf_counter()
         try:
             chosen = self._target.next_tokens(plan.feed(drafts, self._moves))
@@ -242,19 +242,22 @@ class Engine:
             cached_tokens=self.cached_tokens,
             draft_seconds=draft_seconds,
             verify_seconds=verify_seconds,
-            paused=self._spender is not None and self._spender.paused,
+            paused=self._asked and self._spender is not None and self._spender.paused,
         )
         self._on_step(record)
         return record
 
-    def _least(self, plan: Plan) -> NDArray[np.float32] | None:
-        """Least probability that each draft token of the step must have; None for any."""
-        if self._spender is None:
-            return None
-        return self._spender.least(len(plan.emitting), len(plan.tokens), plan.context)
+    def _draft(self, plan: Plan) -> Drafts:
+        """Drafts for the rows that ask for them, as far as they pay."""
+        budget, least = plan.budget(self._most_drafts), None
+        self._asked = bool(budget.any())
+        if self._asked and self._spender is not None:
+            least = self._spender.least(len(plan.emitting), len(plan.tokens), plan.context)
+        return self._drafter.propose(plan.emitting_rows, budget, least)
 
     def _learn(self, plan: Plan, record: StepRecord) -> None:
-        if self._spender is not None:
+        """What the step says of drafting, if it was asked for any."""
+        if self._asked and self._spender is not None:
             self._spender.learn(
                 Spent(
                     rows=len(plan.emitting),

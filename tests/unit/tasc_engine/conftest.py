@@ -7,6 +7,7 @@ import pytest
 
 from tasc_draft import DraftIndex, DraftSettings, NgramProposer
 from tasc_engine import Engine, EngineConfig, ModelSource, StepRecord, Target
+from tasc_engine.cost import StepCosts
 from tasc_text import TaskTokenizer
 from tiny import make_folder
 
@@ -30,6 +31,7 @@ def make_engine(folder: Path, tokenizer: TaskTokenizer) -> EngineMaker:
         max_waiting: int = 8,
         on_step: Callable[[StepRecord], None] = lambda record: None,
         drafts: int = 4,
+        costs: StepCosts | None = None,
     ) -> Engine:
         config = EngineConfig(
             rows=rows, max_model_len=64, prefill_chunk=16, max_waiting=max_waiting
@@ -43,6 +45,6 @@ def make_engine(folder: Path, tokenizer: TaskTokenizer) -> EngineMaker:
             eos_ids=tokenizer.eos_ids,
             index=DraftIndex.empty(tokenizer.fingerprint, tokenizer.vocab_size),
         )
-        return Engine(target, tokenizer, proposer, config, on_step)
+        return Engine(target, tokenizer, proposer, config, on_step, costs)
 
     return make

@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasc_engine import GenerationRequest
 from tasc_engine.cost import Cost, StepCosts
 from tasc_engine.spending import LONGEST_PAUSE, Spender, Spent, convex_steps
 
@@ -97,3 +98,27 @@ def test_no_rows_cost_nothing_and_teach_nothing() -> None:
     before = spender.least(ROWS, ROWS, 64)
     spender.learn(Spent(0, 256, 64.0, 0, 0, 0, 0.0))
     assert (spender.least(ROWS, ROWS, 64) == before).all()
+
+
+def test_rows_that_ask_for_no_drafts_say_nothing_about_drafting(make_engine) -> None:
+    """Plain requests between drafted ones must not look like drafts that never pay."""
+    records = []
+    engine = make_engine(on_step=records.append, costs=FREE)
+    requests = [GenerationRequest(str(i), (5, 9, 30), 40, draft=i % 8 == 7) for i in range(64)]
+    assert len(list(engine.generate(requests))) == 64
+    assert not any(record.paused for record in records)
+    assert sum(record.drafts for record in records) > 20
+
+
+def test_an_engine_that_nothing_is_drafted_well_for_pauses(make_engine) -> None:
+    records = []
+    engine = make_engine(on_step=records.append, costs=DEAR)
+    requests = [GenerationRequest(str(i), (5, 9, 30), 40) for i in range(32)]
+    plain = list(make_engine(drafts=0).generate(requests))
+    assert [r.tokens for r in engine.generate(requests)] == [r.tokens for r in plain]
+    assert sum(record.paused for record in records) > len(records) / 2
+
+
+# Of the tiny engine of these tests: drafts cost nothing, or a draft token as much as a whole step.
+FREE = StepCosts("m", "d", "f", (Cost(2, 2, 64, 1.0), Cost(2, 10, 64, 1.0 + 1e-6)))
+DEAR = StepCosts("m", "d", "f", (Cost(2, 2, 64, 1e-9), Cost(2, 10, 64, 8e-9)))
