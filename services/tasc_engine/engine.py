@@ -150,11 +150,15 @@ class Engine:
             yield from (d.result for d in self.step() if d.result)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless every row is either free or held by one request."""
+        """Raise AssertionError unless each row is free or held by one request that fits it."""
         rows = sorted([*self._free, *self._active])
         assert rows == list(range(self.config.rows)), f"rows {rows} are not each owned once"
         assert all(s.row == row for row, s in self._active.items())
         assert all(s.cached <= self.config.max_model_len for s in self._active.values())
+        assert all(s.entered <= s.prefilled <= len(s.prompt) for s in self._active.values())
+        moved = set((self._moves // self._target.cache.length).ravel().tolist())
+        assert moved <= set(rows), f"rows {moved} have tokens that move"
+        self._prefixes.check_integrity()
 
     def _held(self) -> Iterator[Sequence]:
         yield from (*self._waiting, *self._active.values())

@@ -65,6 +65,12 @@ class PrefixCache:
         if shared >= max(entered, 1) + LEAST_TOKENS:
             self._keep(prompt[:shared].copy(), self._cache.copied(row, shared))
 
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless what is kept is within its bounds and named rightly."""
+        assert self.nbytes == sum(kv.nbytes for _, kv in self._kept.values()) <= self._budget
+        assert all(key == tokens.tobytes() for key, (tokens, _) in self._kept.items())
+        assert all(len(tokens) == kv.shape[1] for tokens, kv in self._kept.values())
+
     def _keep(self, tokens: Int32, kv: Tensor) -> None:
         if kv.nbytes > self._budget:
             return

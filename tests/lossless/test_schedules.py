@@ -1,0 +1,162 @@
+"""Any order of arrivals, steps and cancellations: answers stay those of each request alone.
+
+A row's neighbours, what was in the row before, copied beginnings and moved draft tokens leave no
+trace: the cache holds for each row what a forward of its tokens alone would have put there.
+"""
+
+import gc
+import os
+import random
+import resource
+
+import numpy as np
+import pytest
+import torch
+from lossless_cases import Case
+
+from tasc_draft import DraftSettings, NgramProposer
+from tasc_engine import (
+    Engine,
+    EngineConfig,
+    EngineTotals,
+    GenerationRequest,
+    ModelSource,
+    QueueFull,
+    Target,
+)
+from tasc_engine.cost import Cost, StepCosts
+from tasc_engine.layout import plain_feed
+
+OPERATIONS = 10_000
+SOAK = int(os.environ.get("TASC_SOAK_REQUESTS", "2000"))
+MOST_GROWTH_MB = 48
+ROWS, LENGTH = 4, 160
+# Drafts are worth it now and then, so that steps with and without them take turns.
+COSTS = StepCosts("m", "d", "f", (Cost(ROWS, ROWS, 64, 1.0), Cost(ROWS, 40, 64, 2.5)))
+
+
+@pytest.fixture
+def config() -> EngineConfig:
+    return EngineConfig(
+        rows=ROWS,
+        max_model_len=LENGTH,
+        prefill_chunk=16,
+        max_waiting=6,
+        max_draft_tokens=12,
+        prefix_cache_bytes=1 << 16,
+    )
+
+
+def make_engine(case: Case, config: EngineConfig, totals: EngineTotals) -> Engine:
+    target = Target.load(ModelSource(case.folder, dtype=case.dtype), config)
+    proposer = NgramProposer(
+        DraftSettings(min_prob=0.0, num_speculative_tokens=12, recent_tokens=256),
+        rows=ROWS,
+        capacity=LENGTH,
+        vocab_size=target.vocab_size,
+        eos_ids=case.tokenizer.eos_ids,
+        index=case.index(),
+    )
+    return Engine(target, case.tokenizer, proposer, config, totals.add, COSTS)
+
+
+class Schedule:
+    """Random operations on an engine, and what its answers must be."""
+
+    def __init__(self, case: Case, engine: Engine, seed: int = 0) -> None:
+        self._case, self._engine, self._rng = case, engine, random.Random(seed)
+        self._expected: dict[str, list[int]] = {}
+        self.begun = self.ended = self.cancelled = self.refused = 0
+
+    def operate(self) -> None:
+        chance = self._rng.random()
+        if chance < 0.35:
+            self._arrive()
+        elif chance < 0.39 and self._expected:
+            self._cancel(self._rng.choice(sorted(self._expected)))
+        else:
+            self.step()
+
+    def step(self) -> None:
+        for delta in self._engine.step():
+            if delta.result:
+                assert list(delta.result.tokens) == self._expected.pop(delta.id)
+                self.ended += 1
+
+    def _arrive(self) -> None:
+        i = self._rng.randrange(len(self._case.prompts))
+        most = self._rng.randint(1, self._case.max_tokens[i])
+        request = GenerationRequest(
+            str(self.begun), self._case.prompts[i], most, draft=self._rng.random() < 0.9
+        )
+        try:
+            self._engine.submit(request)
+        except QueueFull:
+            self.refused += 1
+            return
+        self._expected[request.id] = self._case.answers[i][:most]
+        self.begun += 1
+
+    def _cancel(self, name: str) -> None:
+        assert self._engine.cancel(name)
+        del self._expected[name]
+        self.cancelled += 1
+
+
+def assert_cache_holds(engine: Engine, alone: Target) -> int:
+    """Each row's keys and values are those of its tokens alone; returns rows looked at."""
+    cache = engine._target.cache
+    pool = cache._pool.clone()
+    source, target = torch.from_numpy(engine._moves)
+    pool[:, target] = pool[:, source]
+    rows = 0
+    for row, sequence in engine._active.items():
+        tokens = np.concatenate([sequence.prompt[: sequence.prefilled], sequence.answer[:-1]])
+        if len(tokens):
+            alone.next_tokens(plain_feed([0], 0, tokens.astype(np.int32)))
+            found = pool[:, row * cache.length : row * cache.length + len(tokens)]
+            torch.testing.assert_close(found, alone.cache.copied(0, len(tokens)))
+            rows += 1
+    return rows
+
+
+def test_random_schedules_leave_engine_and_cache_whole(case: Case, config: EngineConfig) -> None:
+    totals = EngineTotals(6, 12)
+    engine = make_engine(case, config, totals)
+    alone = Target.load(
+        ModelSource(case.folder, dtype=case.dtype), EngineConfig(rows=1, max_model_len=LENGTH)
+    )
+    schedule, looked_at = Schedule(case, engine), 0
+    with torch.inference_mode():
+        for i in range(OPERATIONS):
+            schedule.operate()
+            engine.check_integrity()
+            if i % 20 == 0:
+                looked_at += assert_cache_holds(engine, alone)
+    assert schedule.ended > 500
+    assert min(schedule.cancelled, schedule.refused, looked_at) > 50
+    assert totals.shared_tokens > 0
+    assert totals.drafted.sum() > totals.accepted.sum() > 0
+
+
+def resident_mb() -> float:
+    """Memory that this process has taken, at its peak."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def test_thousands_of_requests_take_no_more_memory_than_hundreds(
+    case: Case, config: EngineConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With TASC_SOAK_REQUESTS=20000 it runs for minutes."""
+    engine = make_engine(case, config, EngineTotals(6, 12))
+    schedule = Schedule(case, engine, seed=1)
+    while schedule.begun < SOAK // 10:
+        schedule.operate()
+    gc.collect()
+    before = resident_mb()
+    while schedule.begun < SOAK:
+        schedule.operate()
+    grown = resident_mb() - before
+    with capsys.disabled():
+        print(f"{schedule.begun} requests, {schedule.cancelled} cancelled: {grown:.1f} MB more")
+    assert grown < MOST_GROWTH_MB
