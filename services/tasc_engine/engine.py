@@ -157,7 +157,7 @@ class Engine:
         assert all(s.cached <= self.config.max_model_len for s in self._active.values())
         assert all(s.entered <= s.prefilled <= len(s.prompt) for s in self._active.values())
         moved = set((self._moves // self._target.cache.length).ravel().tolist())
-        assert moved <= set(rows), f"rows {moved} have tokens that move"
+        assert moved <= set(self._active), f"rows {moved} have tokens that move"
         self._prefixes.check_integrity()
 
     def _held(self) -> Iterator[Sequence]:
@@ -218,6 +218,9 @@ class Engine:
         return moves(accepted, rows, plan.behind, self._target.cache.length)
 
     def _release(self, sequence: Sequence) -> None:
+        # The row's next tokens may be there before moves are made: none may be left for it.
+        rows = self._moves[0] // self._target.cache.length
+        self._moves = self._moves[:, rows != sequence.row]
         del self._active[sequence.row]
         self._free.append(sequence.row)
         self._drafter.finish(sequence.row)
