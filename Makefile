@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 export OMP_WAIT_POLICY ?= PASSIVE
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: help demo test serve check fix clean
+.PHONY: help demo test serve check fix bench-env clean
 .DEFAULT_GOAL := help
 
 .venv/.installed: pyproject.toml
@@ -24,8 +24,11 @@ check: .venv/.installed ## lint, types, import arrows
 fix: .venv/.installed ## format and mend what can be mended by machine
 	.venv/bin/ruff check --fix . && .venv/bin/ruff format .
 
+bench-env: ## environments of the peers that tests/benchmarks/engine.py measures; minutes, gigabytes
+	@for peer in 'openvino openvino-genai optimum-intel' 'ctranslate2 ctranslate2 transformers torch'; do set -- $$peer; to=.bench/$$1; name=$$1; shift; $(PYTHON) -m venv $$to && $$to/bin/pip install --quiet "$$@" || echo "$$name did not install"; done
+
 clean: ## remove the virtual environment and caches
 	rm -rf .venv services/tasc_draft/__pycache__ build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
