@@ -35,7 +35,7 @@ class DraftSettings:
     """
 
     mixture: str = "mixed"
-    num_speculative_tokens: int = 8
+    num_speculative_tokens: int = 16
     min_prob: float = 0.2
     n_max: int = 6
     p_min: int = 1

@@ -120,7 +120,7 @@ def test_drafted_and_plain_requests_share_a_batch(case: Case) -> None:
 class ScriptedProposer:
     """Drafts from a script: the right continuation, a wrong one, or every second token right."""
 
-    max_depth = 8
+    max_depth = PAPER.num_speculative_tokens
 
     def __init__(self, inner, answers: dict[tuple[int, ...], list[int]], kind: str) -> None:
         self._inner = inner
