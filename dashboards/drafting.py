@@ -120,6 +120,12 @@ _OVER_TIME = (
         most=1,
     ),
 )
+_FAILURES = Panel(
+    "Drafts that failed",
+    "short",
+    "Proposer calls that raised and drafts that were no trees, per second: answers go on without.",
+    (Target(_rate("tasc_draft_failures_total", "task"), "{{task}}"),),
+)
 _INDEX = (
     Panel(
         "Replicas by index version",
@@ -163,6 +169,7 @@ DRAFTING = Dashboard(
         _BY_POSITION,
         _BY_SOURCE,
         *_OVER_TIME,
+        _FAILURES,
         *_INDEX,
     ),
     variables=(

@@ -22,7 +22,7 @@ class RowCache:
     """Keys and values of all layers, ``[layers, rows * length, 2, kv_heads, head_dim]``.
 
     Memory is taken when it is first used, which is while the model is loaded. What lies behind a
-    row's length is left over from rejected drafts or earlier requests and is never seen.
+    row's length is left over from rejected drafts or earlier requests, is finite, and is masked.
 
     Args:
         length: Places of a row: its tokens, and room for a draft behind them.
@@ -35,16 +35,12 @@ class RowCache:
         self.layout: StepLayout | None = None
         self._pool: Tensor | None = None
 
-    @property
-    def nbytes(self) -> int:
-        return 0 if self._pool is None else self._pool.nbytes
-
     def begin(self, layout: StepLayout) -> None:
-        """Take in a step's layout; nodes that the last step kept move to where they belong."""
-        self.layout = layout
+        """Nodes that the last step kept move to where they belong; then the layout is taken in."""
         if self._pool is not None and layout.moves.numel():
             source, target = layout.moves
             self._pool.index_copy_(1, target, self._pool.index_select(1, source))
+        self.layout = layout
 
     def attend(
         self, layer: int, query: Tensor, kv: Tensor, scale: float,
@@ -63,7 +59,8 @@ class RowCache:
             ``[N, heads, head_dim]``.
         """
         layout, pool = self._current(), self._pool_for(kv)[layer]
-        pool.index_copy_(0, layout.places, kv)
+        # A mask hides a finite number only, and what is left over must be hidden from later rows.
+        pool.index_copy_(0, layout.places, kv.nan_to_num(0.0, 0.0, 0.0))
         cache = pool.view(self.rows, self.length, *kv.shape[1:])
         seen = [_attend_group(g, query, cache, scale, window, softcap) for g in layout.groups]
         if len(seen) == 1 and len(layout.groups[0].packed) == len(query):
@@ -86,6 +83,7 @@ class RowCache:
         if self._pool is not None:
             self._pool[:, row * self.length : row * self.length + kv.shape[1]] = kv
 
+    @torch.inference_mode()
     def clear(self) -> None:
         """Forget what a trial forward left; the memory stays."""
         if self._pool is not None:

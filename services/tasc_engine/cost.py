@@ -5,6 +5,7 @@ times a target; what the time is worth is `spending`'s business.
 """
 
 import json
+import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -16,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasc_draft import Drafts
-from tasc_engine.errors import EngineError
 from tasc_engine.layout import Feed
 from tasc_engine.target import Target
 
 Float64 = NDArray[np.float64]
+log = logging.getLogger(__name__)
 
 DRAFTED = (0, 1, 3, 7, 15, 31)  # draft tokens a row that are measured
 SECONDS = 15.0  # a measurement takes no longer, but for its last forward
@@ -48,7 +49,7 @@ class StepCosts:
     costs: tuple[Cost, ...]
 
     def seconds(self, rows: int, tokens: Float64, context: float) -> Float64:
-        """Of forwards of so many tokens; linear between what was measured, and on beyond it."""
+        """Of forwards of so many tokens; linear between those measured, and on beyond the most."""
         near = min({c.rows for c in self.costs}, key=lambda known: (abs(known - rows), known))
         own = [c for c in self.costs if c.rows == near]
         contexts = sorted({c.context for c in own})
@@ -57,8 +58,8 @@ class StepCosts:
         if len(curves) == 1:
             return curves[0]
         low, high = contexts[0], contexts[-1]
-        share = (context - low) / (high - low)
-        return np.maximum((1 - share) * curves[0] + share * curves[-1], 0.0)
+        share = min(max((context - low) / (high - low), 0.0), 1.0)
+        return (1 - share) * curves[0] + share * curves[-1]
 
     def as_json(self) -> dict[str, Any]:
         costs = [asdict(c) for c in self.costs]
@@ -67,18 +68,20 @@ class StepCosts:
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> "StepCosts":
         costs = tuple(Cost(**c) for c in found["costs"])
+        if not costs or not all(0 < c.seconds < float("inf") for c in costs):
+            raise ValueError("costs are missing, or are no times")
         return cls(found["model"], found["device"], found["dtype"], costs)
 
 
 def _line(points: list[tuple[int, float]], x: Float64) -> Float64:
-    """Linear between points, and on through the outermost two."""
+    """Linear between points, flat before the first and on through the last two."""
     xs, ys = np.array(sorted(points)).T
     ys = np.maximum.accumulate(ys)  # more tokens never cost less; measurements may say so
     if len(xs) == 1:
         return np.full(len(x), ys[0])
     i = np.clip(np.searchsorted(xs, x), 1, len(xs) - 1)
     slope = (ys[i] - ys[i - 1]) / (xs[i] - xs[i - 1])
-    found: Float64 = np.maximum(ys[i - 1] + slope * (x - xs[i - 1]), 0.0)
+    found: Float64 = np.maximum(ys[i - 1] + slope * (x - xs[i - 1]), ys[0])
     return found
 
 
@@ -88,7 +91,7 @@ def measure(
     seconds: float = SECONDS,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> StepCosts:
-    """Time forwards of a target whose rows are all free; what it leaves in the cache is not seen.
+    """Time forwards of a target whose rows are all free; what it leaves in the cache is cleared.
 
     Points are timed in turn, round after round, so that a machine that is busy for a moment spoils
     no point; of each the lower quartile counts.
@@ -113,6 +116,7 @@ def measure(
         for (rows, drafted, context), found in took.items()
         if found
     )
+    target.cache.clear()
     return StepCosts(model, target.device_name, target.dtype_name, tuple(costs))
 
 
@@ -121,7 +125,8 @@ def _points(target: Target) -> Iterator[tuple[int, int, int]]:
     most = target.config.max_draft_tokens
     drafted = [n for n in DRAFTED if n <= most] or [0]
     longest = max(target.config.max_model_len - 1 - max(drafted), 0)
-    contexts = sorted({min(_CONTEXT, longest), 3 * longest // 4})
+    short, long = min(_CONTEXT, longest), 3 * longest // 4
+    contexts = [short, long] if long >= 2 * short else [short]
     counts = [target.config.rows]
     while counts[-1] > 1:
         counts.append(counts[-1] // 2)
@@ -155,7 +160,10 @@ def _feed(vocab_size: int, rows: int, drafted: int, context: int) -> Feed:
 
 
 def kept(path: Path, make: Callable[[], StepCosts]) -> StepCosts:
-    """Costs from a file, or made and written to it; a file that cannot be read is made anew."""
+    """Costs from a file, or made and written to it; a file that cannot be read is made anew.
+
+    Where it cannot be written they are made at each start.
+    """
     try:
         return StepCosts.from_json(json.loads(path.read_bytes()))
     except (OSError, ValueError, KeyError, TypeError):
@@ -166,5 +174,5 @@ def kept(path: Path, make: Callable[[], StepCosts]) -> StepCosts:
         partial.write_text(json.dumps(made.as_json()))
         partial.replace(path)
     except OSError as error:
-        raise EngineError(f"cannot keep step costs in {path}: {error}; choose another") from error
+        log.warning("cannot keep step costs in %s: %s; the next start measures again", path, error)
     return made

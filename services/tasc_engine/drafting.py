@@ -26,7 +26,7 @@ class Drafter:
     """
 
     def __init__(self, proposer: Proposer, vocab_size: int) -> None:
-        self.failures = 0
+        self.failures = self._told = 0
         self._proposer = proposer
         self._vocab_size = vocab_size
         self._lost: set[int] = set()
@@ -45,6 +45,11 @@ class Drafter:
 
     def finish(self, row: int) -> None:
         self._call(row, self._proposer.finish, row)
+
+    def failures_since(self) -> int:
+        """Failures since this was last asked."""
+        told, self._told = self._told, self.failures
+        return self.failures - told
 
     def propose(
         self, rows: Int32, budget: Int32, least: NDArray[np.float32] | None = None

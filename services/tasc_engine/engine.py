@@ -16,7 +16,7 @@ from tasc_draft import SOURCES, Drafts, Proposer
 from tasc_engine.accept import Accepted, accept, count, moves
 from tasc_engine.config import EngineConfig
 from tasc_engine.cost import StepCosts
-from tasc_engine.drafting import Drafter
+from tasc_engine.drafting import Drafter, no_drafts
 from tasc_engine.errors import OutOfMemory, QueueFull, RequestTooLong
 from tasc_engine.plan import Plan
 from tasc_engine.prefixes import PrefixCache
@@ -121,13 +121,15 @@ class Engine:
         plan = Plan.of([self._active[row] for row in sorted(self._active)], self._chunk)
         if not plan.sequences:
             return []
+        budget = plan.budget(self._most_drafts)
+        least = self._least(plan, budget)
         began = time.perf_counter()
-        drafts = self._draft(plan)
+        drafts = self._drafter.propose(plan.emitting_rows, budget, least)
         drafted = time.perf_counter()
         try:
-            chosen = self._target.next_tokens(plan.feed(drafts, self._moves))
+            chosen, drafts = self._verify(plan, drafts)
         except OutOfMemory as error:
-            return self._give_up_on_largest(plan, str(error))
+            return self._give_up_on_largest(plan, error)
         verified = time.perf_counter()
         accepted = accept(chosen, drafts, plan.room(), self._is_eos)
         deltas, used = self._commit(plan, accepted, drafts)
@@ -178,10 +180,7 @@ class Engine:
     ) -> tuple[list[Delta], NDArray[np.int32]]:
         """Give each row its tokens; returns deltas, and how many tokens each answer took."""
         for sequence, size in zip(plan.sequences, np.diff(plan.offsets).tolist(), strict=True):
-            if sequence.prefilling:
-                sequence.prefilled += size
-                if not sequence.prefilling:
-                    self._prefixes.leave(sequence.row, sequence.prompt, sequence.entered)
+            sequence.prefilled += size if sequence.prefilling else 0
         sizes = np.diff(drafts.offsets).tolist()
         used = np.zeros(len(plan.emitting), np.int32)
         deltas = []
@@ -190,6 +189,8 @@ class Engine:
             if not len(new):
                 deltas.append(self._fail(sequence, NOT_NUMBERS))
                 continue
+            if not sequence.answer:
+                self._prefixes.leave(sequence.row, sequence.prompt, sequence.entered)
             used[i] = sequence.emit(new.tolist(), sizes[i], int(accepted.followed[i]))
             deltas.append(self._advance(sequence, new[: used[i]]))
         return deltas, used
@@ -201,11 +202,11 @@ class Engine:
             self._release(sequence)
         return sequence.delta(len(new), reason, self._tokenizer)
 
-    def _give_up_on_largest(self, plan: Plan, error: str) -> list[Delta]:
+    def _give_up_on_largest(self, plan: Plan, error: OutOfMemory) -> list[Delta]:
         """A forward did not fit: end the request that brought most tokens, keep the others."""
-        self._moves = np.zeros((2, 0), np.int64)  # they were made before the forward
+        self._forget_moves_if(error.moved)
         sizes = np.diff(plan.offsets) + plan.starts / self.config.max_model_len
-        return [self._fail(plan.sequences[int(sizes.argmax())], error)]
+        return [self._fail(plan.sequences[int(sizes.argmax())], str(error))]
 
     def _fail(self, sequence: Sequence, error: str) -> Delta:
         delta = sequence.failed(error, self._tokenizer)
@@ -250,17 +251,32 @@ class Engine:
             draft_seconds=draft_seconds,
             verify_seconds=verify_seconds,
             paused=self._asked and self._spender is not None and self._spender.paused,
+            draft_failures=self._drafter.failures_since(),
         )
         self._on_step(record)
         return record
 
-    def _draft(self, plan: Plan) -> Drafts:
-        """Drafts for the rows that ask for them, as far as they pay."""
-        budget, least = plan.budget(self._most_drafts), None
+    def _least(self, plan: Plan, budget: NDArray[np.int32]) -> NDArray[np.float32] | None:
+        """Least probability of each draft token of the step; None where any will do."""
         self._asked = bool(budget.any())
-        if self._asked and self._spender is not None:
-            least = self._spender.least(len(plan.emitting), len(plan.tokens), plan.context)
-        return self._drafter.propose(plan.emitting_rows, budget, least)
+        if not self._asked or self._spender is None:
+            return None
+        return self._spender.least(len(plan.emitting), len(plan.tokens), plan.context)
+
+    def _verify(self, plan: Plan, drafts: Drafts) -> tuple[NDArray[np.int64], Drafts]:
+        """The target's tokens, and the drafts they answer: none where those did not fit memory."""
+        try:
+            return self._target.next_tokens(plan.feed(drafts, self._moves)), drafts
+        except OutOfMemory as error:
+            if not len(drafts.tokens):
+                raise
+            self._forget_moves_if(error.moved)
+        none = no_drafts(len(plan.emitting))
+        return self._target.next_tokens(plan.feed(none, self._moves)), none
+
+    def _forget_moves_if(self, made: bool) -> None:
+        if made:
+            self._moves = np.zeros((2, 0), np.int64)
 
     def _learn(self, plan: Plan, record: StepRecord) -> None:
         """What the step says of drafting, if it was asked for any."""

@@ -10,7 +10,22 @@ class UnsupportedModel(EngineError):
 
 
 class OutOfMemory(EngineError):
-    """A forward did not fit the device's memory; what the cache holds is whole."""
+    """A forward did not fit the device's memory; rows hold in the cache what they held.
+
+    Attributes:
+        moved: Whether the moves that came with the step were made.
+    """
+
+    def __init__(self, message: str, moved: bool) -> None:
+        super().__init__(message)
+        self.moved = moved
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether torch ran out of memory; it has a class for that on GPUs only, and not always."""
+    known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    words = ("can't allocate memory", "out of memory", "STATUS_ALLOC_FAILED")
+    return known or (isinstance(error, RuntimeError) and any(w in str(error) for w in words))
 
 
 class RequestTooLong(EngineError, ValueError):

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tasc_engine.attention import RowCache
+from tasc_engine.errors import is_out_of_memory
 
 Int32 = NDArray[np.int32]
 
@@ -63,7 +64,11 @@ class PrefixCache:
         shared = max((_common(p, prompt[:-1]) for p in self._recent), default=0)
         self._recent.append(prompt)
         if shared >= max(entered, 1) + LEAST_TOKENS:
-            self._keep(prompt[:shared].copy(), self._cache.copied(row, shared))
+            try:
+                self._keep(prompt[:shared].copy(), self._cache.copied(row, shared))
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise  # else the beginning is prefilled again: slower, and no harm
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless what is kept is within its bounds and named rightly."""
@@ -75,6 +80,7 @@ class PrefixCache:
         if kv.nbytes > self._budget:
             return
         self._kept[tokens.tobytes()] = tokens, kv
+        self._kept.move_to_end(tokens.tobytes())
         self.nbytes = sum(kept.nbytes for _, kept in self._kept.values())
         while self.nbytes > self._budget or len(self._kept) > MOST_KEPT:
             self.nbytes -= self._kept.popitem(last=False)[1][1].nbytes

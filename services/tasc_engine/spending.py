@@ -9,8 +9,9 @@ It makes no drafts and measures no forward.
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
+from typing import Any
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
@@ -88,8 +89,9 @@ class Spender:
 
     def _curve(self, rows: int, tokens: int, context: float) -> tuple[float, Float32]:
         """Seconds of the step without drafts, and of each draft token more; never falling."""
-        grain = _TOKENS_GRAIN if tokens > 4 * rows else 1
-        key = (rows, tokens // grain, int(context) // _CONTEXT_GRAIN)
+        if tokens > 4 * rows:
+            tokens = tokens // _TOKENS_GRAIN * _TOKENS_GRAIN
+        key = (rows, tokens, int(context) // _CONTEXT_GRAIN)
         if key not in self._marginals:
             context = (key[2] + 0.5) * _CONTEXT_GRAIN
             grown = np.arange(tokens, tokens + self._most + 1, dtype=np.float64)
@@ -105,17 +107,22 @@ def convex_steps(values: NDArray[np.float64]) -> Float32:
 
     Where a cost jumps and then stays flat, each token bears its share of the jump.
     """
-    corners = [0]
+    slopes = np.zeros(len(values) - 1, np.float32)
+    _convex(values, np.zeros(len(values), np.int64), slopes)
+    return slopes
+
+
+@numba.njit(cache=True, nogil=True)
+def _convex(values: Any, corners: Any, slopes: Any) -> None:
+    n = 1  # corners[0] is 0
     for i in range(1, len(values)):
-        while len(corners) > 1 and _slope(values, corners[-1], i) <= _slope(
-            values, corners[-2], corners[-1]
-        ):
-            corners.pop()
-        corners.append(i)
-    slopes = [_slope(values, a, b) for a, b in pairwise(corners)]
-    lengths = np.diff(corners)
-    return np.maximum(np.repeat(slopes, lengths), 0.0).astype(np.float32)
-
-
-def _slope(values: NDArray[np.float64], a: int, b: int) -> float:
-    return float((values[b] - values[a]) / (b - a))
+        while n > 1:
+            a, b = corners[n - 2], corners[n - 1]
+            if (values[i] - values[b]) * (b - a) > (values[b] - values[a]) * (i - b):
+                break
+            n -= 1
+        corners[n] = i
+        n += 1
+    for k in range(1, n):
+        a, b = corners[k - 1], corners[k]
+        slopes[a:b] = max((values[b] - values[a]) / (b - a), 0.0)

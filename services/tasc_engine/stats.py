@@ -24,6 +24,7 @@ class StepRecord:
         cached_tokens: Tokens in the KV cache after the step, over all rows.
         draft_seconds: Time spent proposing.
         verify_seconds: Time spent in the target's forward, until its tokens were read.
+        draft_failures: Calls of the proposer that raised, and drafts that were no trees.
         paused: The step went without drafts because those before it did not pay.
     """
 
@@ -39,6 +40,7 @@ class StepRecord:
     verify_seconds: float
     paused: bool = False
     shared_tokens: int = 0
+    draft_failures: int = 0
 
     @property
     def emitted_tokens(self) -> int:

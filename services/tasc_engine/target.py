@@ -22,7 +22,7 @@ from transformers.utils import logging as transformers_logging
 from tasc_engine.attention import RowCache, attach, attention_layers
 from tasc_engine.config import EngineConfig
 from tasc_engine.decoder import lean
-from tasc_engine.errors import OutOfMemory, UnsupportedModel
+from tasc_engine.errors import OutOfMemory, UnsupportedModel, is_out_of_memory
 from tasc_engine.layout import Feed, pack, plain_feed
 from tasc_engine.linears import lay_out_linears
 
@@ -100,14 +100,16 @@ class Target:
         Raises:
             OutOfMemory: The forward did not fit; what rows have in the cache is as it should be.
         """
+        self.cache.layout = None
         try:
             return greatest(self._logits(feed))
         except (RuntimeError, MemoryError) as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             raise OutOfMemory(
                 f"a step of {len(feed.tokens) + len(feed.drafts.tokens)} tokens did not fit the "
-                f"memory of {self.device}; lower rows, prefill_chunk or max_model_len"
+                f"memory of {self.device}; lower rows, prefill_chunk or max_model_len",
+                moved=self.cache.layout is not None,
             ) from error
 
     def _logits(self, feed: Feed) -> Tensor:
@@ -145,12 +147,6 @@ def greatest(logits: Tensor) -> NDArray[np.int64]:
     places: NDArray[np.int64] = found.argmax(-1)
     places[np.isnan(found[np.arange(len(found)), places])] = -1
     return places
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """torch has a class for it on GPUs only."""
-    kinds = (MemoryError, torch.OutOfMemoryError)
-    return isinstance(error, kinds) or "can't allocate memory" in str(error)
 
 
 def through_modules(model: Any, cache: RowCache) -> Forward:

@@ -73,7 +73,10 @@ class Backend(Protocol):
         """The whole answer. Cancelling the awaiting task frees the row."""
 
     def stream(self, task: str, call: Call) -> AsyncGenerator[Delta | Refusal, None]:
-        """The answer piece by piece; a refusal comes alone. Closing the iterator frees the row."""
+        """The answer piece by piece; a refusal ends it, and comes alone unless the answer failed.
+
+        Closing the iterator frees the row.
+        """
 
     async def status(self, task: str) -> TaskStatus:
         """Ask one replica; raises when none answers in time."""

@@ -111,11 +111,14 @@ class ReplicaMetrics:
         self._paused_steps = make.counter(
             "tasc_drafting_paused_steps", "Steps without drafts because those before did not pay."
         )
+        self._draft_failures = make.counter(
+            "tasc_draft_failures", "Proposer calls that raised, and drafts that were no trees."
+        )
         self._row_steps = make.counter(
             "tasc_row_steps", "Target forwards of one row that could emit: block efficiency's base."
         )
         self._prompt_tokens = make.counter(
-            "tasc_prompt_tokens", "Prompt tokens that entered the cache."
+            "tasc_prompt_tokens", "Prompt tokens that entered the cache by a forward."
         )
         self._shared_tokens = make.counter(
             "tasc_prefix_cache_hits", "Prompt tokens copied from a beginning that another had."
@@ -137,7 +140,10 @@ class ReplicaMetrics:
         self._drafted = _TokensBySource(
             make.counters(name + "draft_tokens", "Draft tokens proposed.", "source"),
             make.counters(
-                name + "drafts_per_pos", "Drafts that reach a position.", "source", "position"
+                name + "drafts_per_pos",
+                "Drafts that reach a position, by the likeliest token there: sum over sources"
+                " before dividing.",
+                *("source", "position"),
             ),
         )
         self._accepted = _TokensBySource(
@@ -200,6 +206,7 @@ class ReplicaMetrics:
         self._prompt_tokens.inc(record.prompt_tokens)
         self._shared_tokens.inc(record.shared_tokens)
         self._paused_steps.inc(int(record.paused))
+        self._draft_failures.inc(record.draft_failures)
         self._draft_seconds.observe(record.draft_seconds)
         self._verify_seconds.observe(record.verify_seconds)
 

@@ -1,19 +1,27 @@
 """Step costs of a replica's target: measured at the first start on a machine, then from a file.
 
-The file is named by all that changes a step's time: model, adapter, dtype, device and threads, the
-engine's shape, and torch. It decides nothing about drafts.
+The file is named by what changes a step's time: model, adapter, dtype, processor and threads, the
+engine's shape, torch and this program. It decides nothing about drafts.
 """
 
-import dataclasses
+import contextlib
+import fcntl
 import hashlib
 import json
 import logging
+import platform
+import time
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import IO
 
 import torch
 
 from tasc_engine import ModelSource, Target
 from tasc_engine.cost import StepCosts, kept, measure
+
+WAIT_S = 120.0  # for others that measure on this machine; the start-up limit is longer
 
 log = logging.getLogger(__name__)
 
@@ -27,23 +35,67 @@ def step_costs(target: Target, source: ModelSource, folder: Path | None = None) 
 
     Args:
         folder: Where files of costs lie; made if need be.
-
-    Raises:
-        EngineError: The file cannot be written.
     """
-    path = (folder or default_cost_dir()) / f"{_key(target, source)}.json"
+    folder = folder or default_cost_dir()
+    path = folder / f"{_key(target, source)}.json"
 
     def measured() -> StepCosts:
         log.info("measuring what steps of %s cost here, kept in %s", source.folder.name, path)
         return measure(target, source.folder.name)
 
-    return kept(path, measured)
+    with _alone(folder):
+        return kept(path, measured)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One measurement at a time: two would measure each other. Without a folder, at any time."""
+    with contextlib.ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context((folder / "measuring.lock").open("w"))
+        except OSError:
+            log.warning("cannot write to %s; others may measure at the same time", folder)
+        else:
+            _lock(file, WAIT_S)  # let go when the file is closed, or its process dies
+        yield
+
+
+def _lock(file: IO[str], wait_s: float) -> None:
+    until = time.monotonic() + wait_s
+    while time.monotonic() < until:
+        with contextlib.suppress(BlockingIOError):
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        time.sleep(0.1)
+    log.warning("others have measured for %.0f s; measuring beside them", wait_s)
 
 
 def _key(target: Target, source: ModelSource) -> str:
-    written = [p.stat().st_mtime_ns for p in sorted(source.folder.glob("*.safetensors"))]
+    config = target.config
     facts = [
-        str(source.folder.resolve()), written, str(source.adapter), target.dtype_name,
-        target.device_name, dataclasses.asdict(target.config), torch.__version__,
-    ]  # fmt: skip
+        str(source.folder.resolve()),
+        [p.stat().st_mtime_ns for p in sorted(source.folder.glob("*.safetensors"))],
+        str(source.adapter),
+        target.dtype_name,
+        target.device_name,
+        _processor(),
+        [config.rows, config.max_model_len, config.max_draft_tokens],
+        [torch.__version__, _own_version()],
+    ]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
+
+
+def _own_version() -> str:
+    try:
+        return version("tasc-serve")
+    except PackageNotFoundError:  # run from its sources
+        return ""
+
+
+def _processor() -> str:
+    """The processor's model; its kind where the system does not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith("model name")), platform.processor())

@@ -34,6 +34,7 @@ STEP = StepRecord(
     verify_seconds=0.004,
     paused=True,
     shared_tokens=60,
+    draft_failures=1,
 )
 RESULT = GenerationResult("r", (1, 2), "", "stop", 20, Timings(0.001, 0.006, 0.015))
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasc_engine import EngineConfig, EngineError, ModelSource, Target
-from tasc_engine.cost import REPEATS, Cost, StepCosts, kept, measure
+from tasc_engine import EngineConfig, ModelSource, Target
+from tasc_engine.cost import REPEATS, Cost, StepCosts, _points, kept, measure
 
 CONFIG = EngineConfig(rows=4, max_model_len=64, max_draft_tokens=8)
 SOME = StepCosts(
@@ -25,9 +25,7 @@ def test_a_real_target_is_measured_for_full_and_partial_batches(folder: Path) ->
     seen: list[tuple[int, int]] = []
     found = measure(target, "tiny", progress=lambda done, of: seen.append((done, of)))
     points = [(c.rows, c.tokens, c.context) for c in found.costs]
-    assert points == [
-        (r, r * (1 + n), c) for r in (4, 2, 1) for c in (42, 56) for n in (0, 1, 3, 7)
-    ]
+    assert points == [(r, r * (1 + n), 56) for r in (4, 2, 1) for n in (0, 1, 3, 7)]
     assert seen == [(i + 1, REPEATS * len(points)) for i in range(REPEATS * len(points))]
     assert all(0 < c.seconds < 10 for c in found.costs)
 
@@ -36,7 +34,7 @@ def test_a_measurement_that_runs_out_of_time_has_the_full_batch_at_least(folder:
     target = Target.load(ModelSource(folder, dtype="float32"), CONFIG)
     found = measure(target, "tiny", seconds=0.0)
     assert [(c.rows, c.tokens, c.context) for c in found.costs] == [
-        (4, 4 * (1 + n), 42) for n in (0, 1, 3, 7)
+        (4, 4 * (1 + n), 56) for n in (0, 1, 3, 7)
     ]
 
 
@@ -44,7 +42,7 @@ def test_a_measurement_that_runs_out_of_time_has_the_full_batch_at_least(folder:
     ("place", "seconds"),
     [
         ((4, 4, 0), 1.0), ((4, 6, 0), 1.5), ((4, 12, 0), 3.0), ((4, 6, 100), 4.0),
-        ((4, 4, 50), 2.0), ((4, 6, 150), 5.25), ((3, 6, 0), 1.5), ((1, 9, 9), 0.5),
+        ((4, 4, 50), 2.0), ((4, 6, 150), 4.0), ((3, 6, 0), 1.5), ((1, 9, 9), 0.5),
     ],
 )  # fmt: skip
 def test_between_points_costs_are_linear(place: tuple[int, int, int], seconds: float) -> None:
@@ -57,7 +55,10 @@ def test_costs_are_measured_once_and_read_from_then_on(tmp_path: Path) -> None:
     assert kept(path, lambda: pytest.fail("measured again")) == SOME
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"model": 1}'])
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", '{"model": 1}', '{"model": "m", "device": "d", "dtype": "f", "costs": []}'],
+)
 def test_a_file_that_is_none_is_measured_anew(tmp_path: Path, content: str) -> None:
     path = tmp_path / "costs.json"
     path.write_text(content)
@@ -65,7 +66,32 @@ def test_a_file_that_is_none_is_measured_anew(tmp_path: Path, content: str) -> N
     assert kept(path, lambda: pytest.fail("not written")) == SOME
 
 
-def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_where_costs_cannot_be_kept_they_are_measured_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(EngineError, match="cannot keep step costs in"):
-        kept(tmp_path / "file" / "costs.json", lambda: SOME)
+    assert kept(tmp_path / "file" / "costs.json", lambda: SOME) == SOME
+    assert "cannot keep step costs in" in caplog.text
+
+
+@pytest.mark.parametrize("length", range(20, 160, 7))
+def test_a_step_of_any_engine_takes_time(length: int) -> None:
+    """Contexts next to each other must not be drawn out to where they say less than nothing."""
+    most = EngineConfig(rows=4, max_model_len=length, max_draft_tokens=8)
+    noisy = np.random.default_rng(length)
+    costs = StepCosts(
+        "m", "d", "f",
+        tuple(Cost(r, r * (1 + n), c, 1.0 + noisy.random()) for r, n, c in points(most)),
+    )  # fmt: skip
+    for rows in (1, 2, 3, 4):
+        for context in (0.0, 32.0, float(length)):
+            assert (costs.seconds(rows, np.arange(rows, 60.0), context) > 0.5).all()
+
+
+def points(config: EngineConfig) -> list[tuple[int, int, int]]:
+    class Shaped:
+        """All that tells which points are measured."""
+
+    shaped = Shaped()
+    shaped.config = config
+    return list(_points(shaped))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tasc_engine import Engine, GenerationRequest, GenerationResult
+from tasc_engine import target as module
 
 PROMPTS = [(5, 9, 30, 41, 7), (8, 8, 8, 2), tuple(range(40, 60)), (3, 1, 4, 1, 5, 9, 2, 6)]
 REQUESTS = [GenerationRequest(str(i), p, 20) for i, p in enumerate(PROMPTS)]
@@ -139,7 +140,7 @@ def test_a_prompt_that_does_not_fit_memory_fails_and_the_engine_lives(make_engin
     engine = make_engine()
 
     def too_much(ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        if len(ids) >= 19:  # a prompt chunk of 16 and the other row; shorter ones fit
+        if len(ids) >= 17:  # a prompt chunk of 16 and the other row; shorter ones fit
             raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: ...")
         return logits
 
@@ -149,6 +150,76 @@ def test_a_prompt_that_does_not_fit_memory_fails_and_the_engine_lives(make_engin
     assert "did not fit the memory of cpu; lower rows" in found["2"].error
     assert {n for n, r in found.items() if r.error} == {"2"}
     assert all(found[n].tokens == plain[n] for n in ("0", "1", "3"))
+
+
+@pytest.mark.parametrize("place", ["pack", "begin", "forward"])
+def test_drafts_that_do_not_fit_memory_are_left_out_and_nobody_notices(
+    make_engine, plain, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Whether kept tokens moved before memory ran out or not, they end up where they belong."""
+    engine, failed = make_engine(), []
+    target, cache = engine._target, engine._target.cache
+
+    def scarce(honest: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            found = honest(*args) if place == "forward" else None
+            if drafting[0]:
+                failed.append(1)
+                raise MemoryError
+            return honest(*args) if found is None else found
+
+        return call
+
+    drafting = [False]
+    honest = target.next_tokens
+
+    def next_tokens(feed: Any) -> Any:
+        drafting[0] = len(feed.drafts.tokens) > 0 and len(failed) % 2 == 0
+        failed.append(0) if not drafting[0] else None
+        return honest(feed)
+
+    monkeypatch.setattr(target, "next_tokens", next_tokens)
+    if place == "pack":
+        monkeypatch.setattr(module, "pack", scarce(module.pack))
+    elif place == "begin":
+        monkeypatch.setattr(cache, "begin", scarce(cache.begin))
+    else:
+        target._forward = scarce(target._forward)
+    assert tokens(answers(engine)) == plain
+    assert sum(failed) > 3
+
+
+def test_what_a_broken_row_leaves_is_not_seen_by_the_next(make_engine, plain) -> None:
+    """Keys and values that are no numbers must not reach a row that is longer or comes later."""
+    engine = make_engine()
+    cache = engine._target.cache
+    honest = cache.attend
+    poisoned = [True]
+
+    def attend(layer: int, query: Any, kv: Any, *rest: Any) -> Any:
+        if poisoned[0] and layer == 1:
+            kv = kv.clone()
+            kv[:, :] = torch.nan
+        return honest(layer, query, kv, *rest)
+
+    cache.attend = attend
+    broken = GenerationRequest("broken", tuple(range(1, 60)), 2)
+    list(engine.generate([broken]))
+    poisoned[0] = False
+    assert tokens(answers(engine)) == plain
+
+
+def test_a_beginning_that_does_not_fit_memory_is_not_kept(make_engine, plain) -> None:
+    engine = make_engine()
+
+    def full(row: int, n: int) -> Any:
+        raise MemoryError
+
+    engine._target.cache.copied = full
+    twice = [dataclasses.replace(r, id=f"{r.id}-{k}") for k in range(2) for r in REQUESTS]
+    found = {r.id: r.tokens for r in engine.generate(twice)}
+    assert found == {f"{n}-{k}": t for k in range(2) for n, t in plain.items()}
+    assert engine._prefixes.nbytes == 0
 
 
 def test_other_errors_of_a_forward_are_not_hidden(make_engine) -> None:

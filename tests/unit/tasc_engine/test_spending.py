@@ -92,6 +92,15 @@ def test_drafting_comes_back_when_it_pays_again() -> None:
     assert all(n > 0 for n in bought[-100:])
 
 
+def test_a_prompt_beside_decoding_does_not_change_what_decoding_costs() -> None:
+    """One row, then 12 tokens of a prompt, then one row: each has costs of its own."""
+    alone = costs_of((1, 1e-3), (2, 2e-3), (64, 9e-3))
+    spender = Spender(alone, 8)
+    fresh = Spender(alone, 8).least(1, 1, 64)
+    spender.least(1, 12, 64)
+    assert (spender.least(1, 1, 64) == fresh).all()
+
+
 def test_no_rows_cost_nothing_and_teach_nothing() -> None:
     spender = Spender(LINEAR, MOST)
     assert len(spender.least(0, 256, 64)) == 0

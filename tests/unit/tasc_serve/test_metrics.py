@@ -34,6 +34,7 @@ def step_records(draw: st.DrawFn) -> StepRecord:
         verify_seconds=0.5,
         paused=draw(st.booleans()),
         shared_tokens=draw(st.integers(0, 100)),
+        draft_failures=draw(st.integers(0, 3)),
     )
 
 
@@ -62,6 +63,8 @@ def test_counters_are_the_sums_of_the_steps_and_generation_is_accepted_plus_bonu
     assert value(registry, "tasc_row_steps_total") == totals.row_steps
     assert value(registry, "tasc_prompt_tokens_total") == totals.prompt_tokens
     assert value(registry, "tasc_prefix_cache_hits_total") == totals.shared_tokens
+    failures = sum(record.draft_failures for record in records)
+    assert value(registry, "tasc_draft_failures_total") == failures
     paused = sum(record.paused for record in records)
     assert value(registry, "tasc_drafting_paused_steps_total") == paused
     assert value(registry, spec + "drafts_total") == totals.drafts
