@@ -17,7 +17,7 @@ from tasc_draft import DraftIndex, DraftSettings, NgramProposer, Replay, build_l
 from tasc_draft.drafts import Proposer
 
 # Every node that is asked for is drafted, and no test answer is drafted from for another row.
-SETTINGS = DraftSettings(min_prob=0.0, recent_tokens=0)
+SETTINGS = DraftSettings(num_speculative_tokens=NODES, min_prob=0.0, recent_tokens=0)
 SIZES = (4, 32)
 REPEATS = 3
 

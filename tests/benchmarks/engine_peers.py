@@ -2,7 +2,7 @@
 
 `make bench-env` makes an environment for each peer under ``.bench``; a peer without one is left
 out. OpenVINO's exporter needs an older transformers than ours, so none of them shares our own.
-llama-cpp-python has no wheel for this platform and was not built in five minutes: it is left out.
+llama-cpp-python did not install within five minutes where this was written: it is left out.
 """
 
 import subprocess
