@@ -30,6 +30,15 @@ class Drafts:
     logp: NDArray[np.float32]
     source: NDArray[np.int8]
 
+    @classmethod
+    def empty(cls, rows: int) -> "Drafts":
+        """No draft for any of so many rows."""
+        none = np.zeros(0, np.int32)
+        return cls(
+            none, none, none.astype(np.int16), np.zeros(rows + 1, np.int32),
+            none.astype(np.float32), none.astype(np.int8),
+        )  # fmt: skip
+
 
 class Proposer(Protocol):
     """Makes drafts for rows. Rows are small integers below a number fixed at construction.

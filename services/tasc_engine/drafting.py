@@ -58,16 +58,16 @@ class Drafter:
         if self._lost:
             budget = np.where(np.isin(rows, list(self._lost)), 0, budget).astype(np.int32)
         if not budget.any() or (least is not None and not len(least)):
-            return no_drafts(len(rows))
+            return Drafts.empty(len(rows))
         try:
             drafts = self._proposer.propose(rows, budget, least)
         except Exception:
             self._fail("the proposer failed; this step goes without drafts", raised=True)
-            return no_drafts(len(rows))
+            return Drafts.empty(len(rows))
         if is_forest(drafts, budget, self._vocab_size, self.max_depth):
             return drafts
         self._fail("the proposer's drafts are no trees within their limits; they are dropped")
-        return no_drafts(len(rows))
+        return Drafts.empty(len(rows))
 
     def _call(self, row: int, method: Callable[..., None], *args: Any) -> None:
         try:
@@ -80,15 +80,6 @@ class Drafter:
         self.failures += 1
         if self.failures & (self.failures - 1) == 0:  # 1, 2, 4, ... so that logs stay readable
             log.warning("%s (%d failures so far)", message, self.failures, exc_info=raised)
-
-
-def no_drafts(rows: int) -> Drafts:
-    """An empty draft for each row."""
-    none = np.zeros(0, np.int32)
-    return Drafts(
-        none, none, none.astype(np.int16), np.zeros(rows + 1, np.int32),
-        none.astype(np.float32), none.astype(np.int8),
-    )  # fmt: skip
 
 
 def is_forest(drafts: Drafts, budget: Int32, vocab_size: int, max_depth: int) -> bool:

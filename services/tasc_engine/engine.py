@@ -16,7 +16,7 @@ from tasc_draft import SOURCES, Drafts, Proposer
 from tasc_engine.accept import Accepted, accept, count, moves
 from tasc_engine.config import EngineConfig
 from tasc_engine.cost import StepCosts
-from tasc_engine.drafting import Drafter, no_drafts
+from tasc_engine.drafting import Drafter
 from tasc_engine.errors import OutOfMemory, QueueFull, RequestTooLong
 from tasc_engine.plan import Plan
 from tasc_engine.prefixes import PrefixCache
@@ -271,7 +271,7 @@ class Engine:
             if not len(drafts.tokens):
                 raise
             self._forget_moves_if(error.moved)
-        none = no_drafts(len(plan.emitting))
+        none = Drafts.empty(len(plan.emitting))
         return self._target.next_tokens(plan.feed(none, self._moves)), none
 
     def _forget_moves_if(self, made: bool) -> None:

@@ -49,15 +49,11 @@ class Feed:
 
 def plain_feed(rows: list[int], start: int, tokens: Int32) -> Feed:
     """The same tokens for each of some rows, undrafted; each row emits."""
-    n, none = len(rows), np.zeros(0, np.int32)
-    nothing = Drafts(
-        none, none, none.astype(np.int16), np.zeros(n + 1, np.int32),
-        none.astype(np.float32), none.astype(np.int8),
-    )  # fmt: skip
+    n = len(rows)
     offsets = np.arange(n + 1, dtype=np.int32) * np.int32(len(tokens))
     return Feed(
         np.array(rows, np.int32), np.full(n, start, np.int32), np.tile(tokens, n), offsets,
-        np.arange(n, dtype=np.int32), nothing, np.zeros((2, 0), np.int64),
+        np.arange(n, dtype=np.int32), Drafts.empty(n), np.zeros((2, 0), np.int64),
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ llama-cpp-python did not install within five minutes where this was written: it 
 
 import subprocess
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,14 +50,14 @@ def version_of(peer: str) -> str | None:
 
 def start(work: Work, peers: Sequence[str], folder: Path, stack: ExitStack) -> list[Side]:
     """Ours and the peers that start, closed with ``stack``; a line tells of each that does not."""
-    sides = [stack.enter_context(Side("ours", work.job, OURS, folder))]
+    sides = [stack.enter_context(closing(Side("ours", work.job, OURS, folder)))]
     for peer in peers:
         if peer != "transformers" and version_of(peer) is None:
             note(f"{peer} left out: not installed under {ENVIRONMENTS / peer}; `make bench-env`")
             continue
         try:
             side = Side(peer, work.job, SETTINGS[peer], folder, python_of(peer))
-            sides.append(stack.enter_context(side))
+            sides.append(stack.enter_context(closing(side)))
         except SideFailed as error:
             note(f"{peer} left out: {error}")
     return sides

@@ -3,7 +3,7 @@
 It prints tables as it goes and returns the object of the last line.
 """
 
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -63,9 +63,9 @@ def in_float32(work: Work, folder: Path) -> Equality:
     """Ours drafted at every step, eight together; transformers without drafts, one by one."""
     job, rows = exact(work.job), len(work.job.prompts)
     note(f"{work.task}: comparing answers in float32")
-    with Side("ours exact", job, (), folder) as ours:
+    with closing(Side("ours exact", job, (), folder)) as ours:
         drafted, _ = ours.run("always 8", rows)
-    with Side("transformers exact", job, (), folder) as theirs:
+    with closing(Side("transformers exact", job, (), folder)) as theirs:
         plain, _ = theirs.run("plain 1", rows)
     judge = partial(margins, job, folder)
     return compare(drafted.answers, plain.answers, job.prompts, judge, NEAR)
@@ -73,7 +73,7 @@ def in_float32(work: Work, folder: Path) -> Equality:
 
 def margins(job: Job, folder: Path, prefixes: Answers) -> list[float]:
     """By transformers in the job's dtype."""
-    with Side("transformers judge", job, (), folder) as judge:
+    with closing(Side("transformers judge", job, (), folder)) as judge:
         found: list[float] = judge.call(prefixes=prefixes)
     return found
 

@@ -6,7 +6,7 @@ from draft_trees import forest, no_moves
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasc_engine.drafting import no_drafts
+from tasc_draft import Drafts
 from tasc_engine.layout import MAX_GROUPED_TOKENS, Feed, StepLayout, pack, plain_feed
 
 CPU = torch.device("cpu")
@@ -112,4 +112,4 @@ def test_long_prompts_attend_alone() -> None:
 def test_a_group_is_full_only_where_nothing_is_padded() -> None:
     assert pack(plain_feed([0, 1, 2], 7, np.ones(2, np.int32)), LENGTH, CPU).groups[0].full
     assert not pack(plain_feed([0, 2], 7, np.ones(2, np.int32)), LENGTH, CPU).groups[0].full
-    assert no_drafts(3).offsets.tolist() == [0, 0, 0, 0]
+    assert Drafts.empty(3).offsets.tolist() == [0, 0, 0, 0]
