@@ -60,16 +60,15 @@ def accept(chosen: Int64, drafts: Drafts, room: Int32, is_eos: NDArray[np.bool_]
     return found
 
 
-def moves(accepted: Accepted, rows: Int32, behind: Int32, length: int) -> Int64:
+def moves(accepted: Accepted, firsts: Int64, behind: Int32) -> Int64:
     """``int64[2, k]`` cache places of accepted nodes, and where they belong.
 
     Args:
-        rows: ``int32[n]`` cache rows; -1 for one that ended.
-        behind: ``int32[n]`` the row's first place behind its current token.
-        length: Places of a cache row.
+        firsts: ``int64[n]`` the cache place of each row's first token; -1 for one that ended.
+        behind: ``int32[n]`` tokens of the row up to its current one.
     """
     found = np.empty((2, accepted.path.size), np.int64)
-    n = _moves(accepted.path, accepted.followed, rows, behind, length, found)
+    n = _moves(accepted.path, accepted.followed, firsts, behind, found)
     return np.ascontiguousarray(found[:, :n])
 
 
@@ -90,6 +89,14 @@ def count(
         drafted, reached, kept,
     )  # fmt: skip
     return drafted, reached, kept
+
+
+def warm_up() -> None:
+    """Compile, or load what is compiled, before the first request waits for it."""
+    drafts, one = Drafts.empty(1), np.ones(1, np.int32)
+    found = accept(np.zeros(1, np.int64), drafts, one, np.zeros(1, bool))
+    moves(found, np.zeros(1, np.int64), one)
+    count(drafts, found, one, 1, 1)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -127,11 +134,11 @@ def _accept(
 
 
 @numba.njit(cache=True, nogil=True)
-def _moves(path: Any, followed: Any, rows: Any, behind: Any, length: int, found: Any) -> int:
+def _moves(path: Any, followed: Any, firsts: Any, behind: Any, found: Any) -> int:
     n = 0
-    for i in range(len(rows)):
-        if rows[i] >= 0:
-            first = rows[i] * length + behind[i]
+    for i in range(len(firsts)):
+        if firsts[i] >= 0:
+            first = firsts[i] + behind[i]
             for k in range(followed[i]):
                 if path[i, k] != k:
                     found[0, n], found[1, n] = first + path[i, k], first + k

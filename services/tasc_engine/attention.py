@@ -1,56 +1,95 @@
-"""Attention of packed rows over a KV cache in which each row has a length of its own.
+"""Attention of packed rows over a KV cache in which each row has places and a length of its own.
 
 It plugs into any model that calls transformers' attention interface: keys and values of the step
-enter the cache at their places, then each group of rows attends to its own part. It decides
-nothing about tokens.
+enter the cache at their places, then each token attends to what it sees of its own row. Which code
+does that depends on the device alone. It decides nothing about tokens.
 """
 
+import logging
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from tasc_engine.cpu.rows import CompiledRows
 from tasc_engine.errors import UnsupportedModel
-from tasc_engine.layout import Group, StepLayout
+from tasc_engine.layout import Int64, StepLayout
+from tasc_engine.row_by_row import RowByRow
 
 NAME = "tasc_packed"
 _CACHE = "tasc_cache"
+log = logging.getLogger(__name__)
 
 
 class RowCache:
-    """Keys and values of all layers, ``[layers, rows * length, 2, kv_heads, head_dim]``.
+    """Keys and values of all layers, ``[layers, places + 1, 2, kv_heads, head_dim]``.
 
-    Memory is taken when it is first used, which is while the model is loaded. What lies behind a
-    row's length is left over from rejected drafts or earlier requests, is finite, and is masked.
+    Which row holds which places is for others to say. Memory is taken when it is first used, which
+    is while the model is loaded. What lies behind a row's length is left over from rejected drafts
+    or earlier requests, is finite, and is seen by nobody. The last place is nobody's either: what
+    pads a step of fixed size goes there.
 
     Args:
-        length: Places of a row: its tokens, and room for a draft behind them.
+        places: Most that can be used.
+        nbytes: Most memory to take; None for as much as ``places`` need.
+
+    Attributes:
+        host, device: The current step's layout; None before the first and where one ended early.
     """
 
-    def __init__(self, layers: int, rows: int, length: int) -> None:
+    def __init__(self, layers: int, places: int, nbytes: int | None = None) -> None:
         self.layers = layers
-        self.rows = rows
-        self.length = length
-        self.layout: StepLayout | None = None
+        self.host: StepLayout[Int64] | None = None
+        self.device: StepLayout[Tensor] | None = None
+        self._most, self._nbytes = places, nbytes
         self._pool: Tensor | None = None
+        self._rows: RowByRow | CompiledRows | None = None
 
-    def begin(self, layout: StepLayout) -> None:
+    @property
+    def places(self) -> int:
+        """How many there are; as many as were asked for before the first forward."""
+        return self._most if self._pool is None else self._pool.shape[1] - 1
+
+    def begin(self, host: StepLayout[Int64], device: StepLayout[Tensor]) -> None:
         """Nodes that the last step kept move to where they belong; then the layout is taken in."""
-        if self._pool is not None and layout.moves.numel():
-            source, target = layout.moves
+        if self._pool is not None and device.moves.numel():
+            source, target = device.moves
             self._pool.index_copy_(1, target, self._pool.index_select(1, source))
-        self.layout = layout
+        if self._rows is not None:
+            self._rows.begin(host)
+        self.host, self.device = host, device
+
+    def pool(self, layer: int, kv_heads: int, head_dim: int, like: Tensor) -> Tensor:
+        """One layer's keys and values."""
+        if self._pool is None:
+            self._pool = self._taken(kv_heads, head_dim, like)
+            self._rows = (CompiledRows if like.device.type == "cpu" else RowByRow)(self._pool)
+            self._rows.begin(self.current)
+        if self._pool.shape[3:] != (kv_heads, head_dim):
+            raise UnsupportedModel(
+                f"layers have keys and values of {tuple(self._pool.shape[3:])} and "
+                f"{(kv_heads, head_dim)} heads and places; all layers must be alike"
+            )
+        return self._pool[layer]
+
+    def keep(self, layer: int, kv: Tensor) -> None:
+        """Write the step's keys and values, ``[N, 2, kv_heads, head_dim]``."""
+        pool = self.pool(layer, kv.shape[2], kv.shape[3], kv)
+        assert self.device is not None, "a forward begins with a layout"
+        # A mask hides a finite number only, and what is left over must be hidden from later rows.
+        pool.index_copy_(0, self.device.places, kv.nan_to_num(0.0, 0.0, 0.0))
 
     def attend(
-        self, layer: int, query: Tensor, kv: Tensor, scale: float,
-        window: int | None = None, softcap: float | None = None,
+        self, layer: int, query: Tensor, scale: float, window: int | None = None,
+        softcap: float | None = None,
     ) -> Tensor:  # fmt: skip
-        """Write the step's keys and values, then attend to each row's own.
+        """Each token attends to what it sees; the step's keys and values are there already.
 
         Args:
             query: ``[N, heads, head_dim]``.
-            kv: ``[N, 2, kv_heads, head_dim]`` keys, then values.
             scale: Of the scores.
             window: Tokens a query looks back, itself included; None for all.
             softcap: Scores s become ``softcap * tanh(s / softcap)``.
@@ -58,88 +97,59 @@ class RowCache:
         Returns:
             ``[N, heads, head_dim]``.
         """
-        layout, pool = self._current(), self._pool_for(kv)[layer]
-        # A mask hides a finite number only, and what is left over must be hidden from later rows.
-        pool.index_copy_(0, layout.places, kv.nan_to_num(0.0, 0.0, 0.0))
-        cache = pool.view(self.rows, self.length, *kv.shape[1:])
-        seen = [_attend_group(g, query, cache, scale, window, softcap) for g in layout.groups]
-        if len(seen) == 1 and len(layout.groups[0].packed) == len(query):
-            return seen[0]
-        out = torch.empty_like(query)
-        for group, part in zip(layout.groups, seen, strict=True):
-            out.index_copy_(0, group.packed, part)
-        return out
+        assert self._rows is not None, "keys and values come before queries"
+        return self._rows.attend(layer, query.contiguous(), scale, window, softcap)
+
+    def bits(self, layer: int, kv_heads: int, head_dim: int, like: Tensor) -> NDArray[Any]:
+        """One layer's keys and values as elements of `cpu.lanes`; on a CPU."""
+        if self._rows is None:
+            self.pool(layer, kv_heads, head_dim, like)
+        assert isinstance(self._rows, CompiledRows), "compiled code runs on a CPU"
+        return self._rows.bits(layer)
+
+    @property
+    def current(self) -> StepLayout[Int64]:
+        if self.host is None:
+            raise RuntimeError("the cache has no step layout; forwards go through Target only")
+        return self.host
 
     @torch.inference_mode()
-    def copied(self, row: int, tokens: int) -> Tensor:
-        """``[layers, tokens, 2, kv_heads, head_dim]`` of a row's first tokens."""
+    def copied(self, first: int, tokens: int) -> Tensor:
+        """``[layers, tokens, 2, kv_heads, head_dim]`` of places that lie together."""
         if self._pool is None:
             raise RuntimeError("the cache is empty; a forward comes first")
-        return self._pool[:, row * self.length : row * self.length + tokens].clone()
+        return self._pool[:, first : first + tokens].clone()
 
     @torch.inference_mode()
-    def paste(self, row: int, kv: Tensor) -> None:
-        """Put what `copied` gave at the beginning of a row."""
+    def paste(self, first: int, kv: Tensor) -> None:
+        """Put what `copied` gave at other places."""
         if self._pool is not None:
-            self._pool[:, row * self.length : row * self.length + kv.shape[1]] = kv
+            self._pool[:, first : first + kv.shape[1]] = kv
 
     @torch.inference_mode()
     def clear(self) -> None:
         """Forget what a trial forward left; the memory stays."""
         if self._pool is not None:
             self._pool.zero_()
-        self.layout = None
+        self.host = self.device = None
 
-    def _pool_for(self, kv: Tensor) -> Tensor:
-        if self._pool is None:
-            shape = (self.layers, self.rows * self.length, *kv.shape[1:])
-            self._pool = torch.zeros(shape, dtype=kv.dtype, device=kv.device)
-        if self._pool.shape[2:] != kv.shape[1:]:
-            raise UnsupportedModel(
-                f"layers have keys and values of {tuple(self._pool.shape[3:])} and "
-                f"{tuple(kv.shape[2:])} heads and places; all layers must be alike"
-            )
-        return self._pool
-
-    def _current(self) -> StepLayout:
-        if self.layout is None:
-            raise RuntimeError("the cache has no step layout; forwards go through Target only")
-        return self.layout
+    def _taken(self, kv_heads: int, head_dim: int, like: Tensor) -> Tensor:
+        each = self.layers * 2 * kv_heads * head_dim * like.element_size()
+        places = self._most if self._nbytes is None else min(self._most, self._nbytes // each)
+        log.info("the KV cache holds %d tokens of %d bytes", places, each)
+        shape = (self.layers, places + 1, 2, kv_heads, head_dim)
+        return torch.zeros(shape, dtype=like.dtype, device=like.device)
 
 
-def _attend_group(
-    group: Group, query: Tensor, cache: Tensor, scale: float, window: int | None,
-    softcap: float | None,
-) -> Tensor:  # fmt: skip
-    """``[n, heads, dim]`` of the group's tokens."""
-    _, heads, dim = query.shape
-    kv = cache[group.begin : group.end, : group.kv_length]
-    kv_heads, (rows, places) = kv.shape[3], group.gather.shape
-    shared = heads // kv_heads
-    # Query heads that share a KV head become more queries of it: no copy of keys and values.
-    padded = query if group.full else query[group.gather]
-    padded = padded.view(rows, places, kv_heads, shared, dim).permute(0, 2, 3, 1, 4)
-    padded = padded.reshape(rows, kv_heads, shared * places, dim)
-    bias = group.bias(shared, query.dtype, window)
-    key, value = kv[:, :, 0].transpose(1, 2), kv[:, :, 1].transpose(1, 2)
-    if softcap is None:
-        seen = nn.functional.scaled_dot_product_attention(
-            padded, key, value, attn_mask=bias, scale=scale
-        )
-    else:
-        seen = _capped(padded, key, value, bias, scale, softcap)
-    seen = seen.view(rows, kv_heads, shared, places, dim).permute(0, 3, 1, 2, 4)
-    seen = seen.reshape(rows * places, heads, dim)
-    return seen if group.full else seen[group.padded]
-
-
-def _capped(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float, softcap: float
-) -> Tensor:
-    """Attention whose scores are capped, as in Gemma 2; the operations of transformers' own."""
-    scores = torch.matmul(query, key.transpose(2, 3)) * scale
-    scores = torch.tanh(scores / softcap) * softcap + bias
-    return torch.matmul(scores.softmax(-1, dtype=torch.float32).to(query.dtype), value)
+def on_device(layout: StepLayout[Int64], device: torch.device) -> StepLayout[Tensor]:
+    """A layout's arrays as tensors, by one copy."""
+    arrays = [np.ascontiguousarray(array) for array in vars(layout).values()]
+    if device.type == "cpu":
+        return StepLayout(*(torch.from_numpy(array) for array in arrays))
+    flat = torch.from_numpy(np.concatenate([array.reshape(-1) for array in arrays]))
+    parts = flat.to(device, non_blocking=True).split([array.size for array in arrays])
+    tensors = (part.view(array.shape) for part, array in zip(parts, arrays, strict=True))
+    return StepLayout(*tensors)
 
 
 def _packed_attention(
@@ -161,9 +171,9 @@ def _packed_attention(
             f"keys have {key.shape[-1]} places a head, values {value.shape[-1]}; must be the same"
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    kv = torch.stack((key[0], value[0])).permute(2, 0, 1, 3)
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    out = cache.attend(layer, query[0].transpose(0, 1), kv, scale, sliding_window, softcap)
+    cache.keep(layer, torch.stack((key[0], value[0])).permute(2, 0, 1, 3))
+    out = cache.attend(layer, query[0].transpose(0, 1), scale, sliding_window, softcap)
     return out[None], None
 
 

@@ -2,16 +2,20 @@
 
 from dataclasses import dataclass
 
+from tasc_engine.layout import MOST_NODES
+
 
 @dataclass(frozen=True)
 class EngineConfig:
     """Fixed for an engine's life.
 
     Attributes:
-        rows: b, the rows decoded together.
+        rows: b, the most rows decoded together.
         max_model_len: Most tokens of one row, prompt and answer together.
         prefix_cache_bytes: Most keys and values of shared prompt beginnings to keep; 0 for none.
-        max_draft_tokens: Most draft tokens of one row in one step; a row has room for them.
+        kv_cache_bytes: Most keys and values to hold; None for as much as all rows need at their
+            longest. With less, a request waits until there is room for it.
+        max_draft_tokens: Most draft tokens of one row in one step.
         prefill_chunk: Most prompt tokens of one row in one step.
         max_waiting: Most requests that wait for a row.
 
@@ -25,8 +29,11 @@ class EngineConfig:
     max_waiting: int = 1024
     max_draft_tokens: int = 32
     prefix_cache_bytes: int = 1 << 28
+    kv_cache_bytes: int | None = None
 
     def __post_init__(self) -> None:
+        if self.max_draft_tokens > MOST_NODES:
+            raise ValueError(f"max_draft_tokens is {self.max_draft_tokens}; most is {MOST_NODES}")
         for name, least in (
             ("rows", 1), ("max_model_len", 8), ("max_draft_tokens", 0), ("prefill_chunk", 1),
             ("max_waiting", 0), ("prefix_cache_bytes", 0),

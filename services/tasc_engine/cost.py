@@ -123,8 +123,8 @@ def measure(
 def _points(target: Target) -> Iterator[tuple[int, int, int]]:
     """(rows, draft tokens a row, context), the full batch first."""
     most = target.config.max_draft_tokens
-    drafted = [n for n in DRAFTED if n <= most] or [0]
-    longest = max(target.config.max_model_len - 1 - max(drafted), 0)
+    drafted = [n for n in DRAFTED if n <= most and n < _stride(target)] or [0]
+    longest = max(_stride(target) - 1 - max(drafted), 0)
     short, long = min(_CONTEXT, longest), 3 * longest // 4
     contexts = [short, long] if long >= 2 * short else [short]
     counts = [target.config.rows]
@@ -135,7 +135,7 @@ def _points(target: Target) -> Iterator[tuple[int, int, int]]:
 
 def _time(target: Target, point: tuple[int, int, int], warm_up: bool) -> float:
     """Seconds of one forward."""
-    feed = _feed(target.vocab_size, *point)
+    feed = _feed(target.vocab_size, *point, _stride(target))
     if warm_up:
         target.next_tokens(feed)
     began = time.perf_counter()
@@ -143,7 +143,12 @@ def _time(target: Target, point: tuple[int, int, int], warm_up: bool) -> float:
     return time.perf_counter() - began
 
 
-def _feed(vocab_size: int, rows: int, drafted: int, context: int) -> Feed:
+def _stride(target: Target) -> int:
+    """Places of the cache for each row."""
+    return min(target.config.max_model_len, target.cache.places // target.config.rows)
+
+
+def _feed(vocab_size: int, rows: int, drafted: int, context: int, stride: int) -> Feed:
     """A step of ``rows`` current tokens, each with a chain of ``drafted`` behind it."""
     n = rows * drafted
     every, none = np.arange(rows, dtype=np.int32), np.zeros((2, 0), np.int64)
@@ -156,7 +161,15 @@ def _feed(vocab_size: int, rows: int, drafted: int, context: int) -> Feed:
     )  # fmt: skip
     tokens = np.ones(rows, np.int32)
     starts = np.full(rows, context, np.int32)
-    return Feed(every, starts, tokens, np.arange(rows + 1, dtype=np.int32), every, drafts, none)
+    return Feed(
+        stride * every.astype(np.int64),
+        starts,
+        tokens,
+        np.arange(rows + 1, dtype=np.int32),
+        every,
+        drafts,
+        none,
+    )
 
 
 def kept(path: Path, make: Callable[[], StepCosts]) -> StepCosts:

@@ -30,6 +30,7 @@ class Drafter:
         self._proposer = proposer
         self._vocab_size = vocab_size
         self._lost: set[int] = set()
+        is_forest(Drafts.empty(1), np.ones(1, np.int32), vocab_size, 1)  # compiled before it counts
 
     @property
     def max_depth(self) -> int:

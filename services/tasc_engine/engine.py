@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasc_draft import SOURCES, Drafts, Proposer
-from tasc_engine.accept import Accepted, accept, count, moves
+from tasc_engine.accept import Accepted, accept, count, moves, warm_up
 from tasc_engine.config import EngineConfig
 from tasc_engine.cost import StepCosts
 from tasc_engine.drafting import Drafter
 from tasc_engine.errors import OutOfMemory, QueueFull, RequestTooLong
+from tasc_engine.places import Places
 from tasc_engine.plan import Plan
 from tasc_engine.prefixes import PrefixCache
 from tasc_engine.request import Delta, GenerationRequest, GenerationResult
@@ -59,12 +60,14 @@ class Engine:
         self._free = list(range(config.rows - 1, -1, -1))
         self._is_eos = np.zeros(target.vocab_size, bool)
         self._is_eos[[e for e in tokenizer.eos_ids if e < target.vocab_size]] = True
+        self._places = Places(target.cache)
         self._prefixes = PrefixCache(target.cache, config.prefix_cache_bytes)
         self._chunk, self._most_drafts = config.prefill_chunk, config.max_draft_tokens
         self._moves = np.zeros((2, 0), np.int64)
         most = config.rows * min(config.max_draft_tokens, proposer.max_depth)
         self._spender = Spender(costs, most) if costs else None
         self._asked = False
+        warm_up()
 
     @property
     def running(self) -> int:
@@ -77,6 +80,16 @@ class Engine:
     @property
     def cached_tokens(self) -> int:
         return sum(s.cached for s in self._active.values())
+
+    @property
+    def kv_usage(self) -> float:
+        """Part of the KV cache that holds tokens."""
+        return self.cached_tokens / self._places.total
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of one request, prompt and answer together."""
+        return min(self.config.max_model_len, self._places.total)
 
     def submit(self, request: GenerationRequest) -> None:
         """Queue a request.
@@ -95,11 +108,11 @@ class Engine:
 
     def require_fit(self, request: GenerationRequest) -> None:
         """Raise RequestTooLong, or ValueError for an id outside the vocabulary."""
-        needed, limit = len(request.prompt) + request.max_tokens, self.config.max_model_len
-        if needed > limit:
+        needed = len(request.prompt) + request.max_tokens
+        if needed > self.longest:
             raise RequestTooLong(
                 f"prompt ({len(request.prompt)} tokens) and max_tokens ({request.max_tokens}) make "
-                f"{needed}, a row holds {limit}; shorten the prompt or lower max_tokens"
+                f"{needed}, a row holds {self.longest}; shorten the prompt or lower max_tokens"
             )
         if max(request.prompt) >= self._target.vocab_size or min(request.prompt) < 0:
             raise ValueError(f"request {request.id}: a prompt id is outside the vocabulary")
@@ -158,8 +171,10 @@ class Engine:
         assert all(s.row == row for row, s in self._active.items())
         assert all(s.cached <= self.config.max_model_len for s in self._active.values())
         assert all(s.entered <= s.prefilled <= len(s.prompt) for s in self._active.values())
-        moved = set((self._moves // self._target.cache.length).ravel().tolist())
-        assert moved <= set(self._active), f"rows {moved} have tokens that move"
+        held = [range(s.first, s.first + s.needs) for s in self._active.values()]
+        moved = self._moves.ravel().tolist()
+        assert all(any(p in own for own in held) for p in moved), f"{moved} move, {held} are held"
+        self._places.check_integrity()
         self._prefixes.check_integrity()
 
     def _held(self) -> Iterator[Sequence]:
@@ -167,11 +182,13 @@ class Engine:
 
     def _admit(self) -> None:
         while self._waiting and self._free:
+            if not self._places.enter(self._waiting[0], self._moves):
+                return
             sequence = self._waiting.popleft()
             sequence.row = self._free.pop()
             sequence.admitted = time.monotonic()
             self._active[sequence.row] = sequence
-            sequence.entered = self._prefixes.enter(sequence.row, sequence.prompt)
+            sequence.entered = self._prefixes.enter(sequence.first, sequence.prompt)
             sequence.prefilled = sequence.entered
             self._drafter.start(sequence.row, sequence.prompt)
 
@@ -190,7 +207,7 @@ class Engine:
                 deltas.append(self._fail(sequence, NOT_NUMBERS))
                 continue
             if not sequence.answer:
-                self._prefixes.leave(sequence.row, sequence.prompt, sequence.entered)
+                self._prefixes.leave(sequence.first, sequence.prompt, sequence.entered)
             used[i] = sequence.emit(new.tolist(), sizes[i], int(accepted.followed[i]))
             deltas.append(self._advance(sequence, new[: used[i]]))
         return deltas, used
@@ -215,17 +232,19 @@ class Engine:
 
     def _moves_of(self, plan: Plan, accepted: Accepted) -> NDArray[np.int64]:
         """Where accepted draft tokens must go in the cache; rows that ended leave theirs."""
-        rows = np.array([s.row for s in plan.emitting], np.int32)
-        return moves(accepted, rows, plan.behind, self._target.cache.length)
+        firsts = np.array([s.first for s in plan.emitting], np.int64)
+        return moves(accepted, firsts, plan.behind)
 
     def _release(self, sequence: Sequence) -> None:
-        # The row's next tokens may be there before moves are made: none may be left for it.
-        rows = self._moves[0] // self._target.cache.length
-        self._moves = self._moves[:, rows != sequence.row]
+        # Another's tokens may be there before moves are made: none may be left for it.
+        source = self._moves[0]
+        end = sequence.first + sequence.needs
+        self._moves = self._moves[:, (source < sequence.first) | (source >= end)]
+        self._places.leave(sequence)
         del self._active[sequence.row]
         self._free.append(sequence.row)
         self._drafter.finish(sequence.row)
-        sequence.row = -1
+        sequence.row = sequence.first = -1
 
     def _record(
         self,

@@ -1,27 +1,26 @@
-"""How the tokens of one step lie in the packed forward, and which of them see which.
+"""How the tokens of one step lie in the packed forward, and which cache places each of them sees.
 
-All rows' tokens stand one behind the other, so that linear layers see no padding; only attention
-pads, within groups of rows that bring few tokens. A row's draft is a tree: a node sees what its
-parent sees, and itself (tree attention: Miao et al. 2024, arXiv 2305.09781). Nodes enter the cache
-one behind the other; those that are kept move to where their depth says before the next step. It
-holds index arithmetic, no model.
+All rows' tokens stand one behind the other: nothing is padded. A row holds neighbouring places of
+the cache; what it feeds anyway is its trunk, its draft a tree behind that. A node sees the trunk,
+the nodes above it and itself (tree attention: Miao et al. 2024, arXiv 2305.09781). Nodes enter the
+cache one behind the other; those that are kept move to where their depth says before the next step.
+It holds index arithmetic, no tensors and no model.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
+import numba
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from tasc_draft import Drafts
-from tasc_engine import packing
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
+Array = TypeVar("Array")
 
-# Rows that bring more tokens than this (prompts) attend alone, so that padding stays small.
-MAX_GROUPED_TOKENS = 72
+MOST_NODES = 63  # of a row's draft: what a node sees is a word of bits
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Feed:
     """What the rows of one step bring, as flat arrays.
 
     Attributes:
-        rows: ``int32[n]`` cache rows, ascending.
+        firsts: ``int64[n]`` the cache place of each row's first token.
         starts: ``int32[n]`` tokens each has in the cache already.
         tokens: ``int32[*]`` prompt tokens, or the current one, of all rows.
         offsets: ``int32[n + 1]`` where each row's tokens begin; each has at least one.
@@ -38,7 +37,7 @@ class Feed:
         moves: ``int64[2, k]`` cache places to copy from and to before anything is written.
     """
 
-    rows: Int32
+    firsts: Int64
     starts: Int32
     tokens: Int32
     offsets: Int32
@@ -47,123 +46,95 @@ class Feed:
     moves: Int64
 
 
-def plain_feed(rows: list[int], start: int, tokens: Int32) -> Feed:
+def plain_feed(firsts: list[int], start: int, tokens: Int32) -> Feed:
     """The same tokens for each of some rows, undrafted; each row emits."""
-    n = len(rows)
+    n = len(firsts)
     offsets = np.arange(n + 1, dtype=np.int32) * np.int32(len(tokens))
     return Feed(
-        np.array(rows, np.int32), np.full(n, start, np.int32), np.tile(tokens, n), offsets,
+        np.array(firsts, np.int64), np.full(n, start, np.int32), np.tile(tokens, n), offsets,
         np.arange(n, dtype=np.int32), Drafts.empty(n), np.zeros((2, 0), np.int64),
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Group:
-    """Rows that attend in one call: the cache rows ``[begin, end)`` and ``S`` query places each.
+class StepLayout(Generic[Array]):
+    """The packed tokens of one step: N tokens of R rows, M of which the LM head looks at.
+
+    All are int64: arrays on the host, tensors on the device.
 
     Attributes:
-        kv_length: L, the cached places that any of them sees.
-        gather: ``int64[R, S]`` index into the packed tokens; unused places repeat token 0.
-        packed: ``int64[n]`` packed indices of the real tokens.
-        padded: ``int64[n]`` where each of them stands in the flattened ``[R * S]`` places.
-        sees: ``bool[R, S, L]``, true where a query sees a cached token.
-        positions: ``int64[R, S + L]`` of the queries, then of the cached tokens, in their row.
-        full: No place is unused, and the group has all tokens of the step in their order.
+        ids: ``[N]`` token ids.
+        positions: ``[N]`` positions in their row.
+        places: ``[N]`` where each enters the cache.
+        seen: ``[N]`` how many of the row's places it sees, from the first on; its own too, unless
+            it is a node.
+        tree: ``[N]`` for a node the nodes that it sees, itself included: bit b is node b of its
+            row. 0 for others.
+        looked_at: ``[M]`` packed indices whose next token is wanted: of each row that may emit its
+            last token, then its draft.
+        begins: ``[R + 1]`` where each row's tokens begin.
+        firsts: ``[R]`` the cache place of each row's first token.
+        trunks: ``[R]`` tokens of each row before its draft; node b enters ``first + trunk + b``.
+        nodes: ``[R]`` size of each row's draft, the last of its tokens.
+        moves: ``[2, k]``, see `Feed`.
     """
 
-    begin: int
-    end: int
-    kv_length: int
-    gather: Tensor
-    packed: Tensor
-    padded: Tensor
-    sees: Tensor
-    positions: Tensor
-    full: bool
-    _biases: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
-
-    def bias(self, shared: int, dtype: torch.dtype, window: int | None) -> Tensor:
-        """What is added to scores: 0 or minus infinity, ``[R, 1, shared * S, L]``; made once.
-
-        Args:
-            shared: Query heads that share a head of keys; they stand as more queries of it.
-            window: Tokens a query looks back, itself included.
-        """
-        key = (shared, dtype, window)
-        if key not in self._biases:
-            sees, places = self.sees, self.gather.shape[1]
-            if window is not None:
-                queries, keys = self.positions[:, :places], self.positions[:, places:]
-                sees = sees & (queries[:, :, None] - keys[:, None, :] < window)
-            bias = torch.zeros(sees.shape, dtype=dtype, device=sees.device)
-            bias.masked_fill_(~sees, -torch.inf)
-            self._biases[key] = bias.repeat(1, shared, 1)[:, None]
-        return self._biases[key]
+    ids: Array
+    positions: Array
+    places: Array
+    seen: Array
+    tree: Array
+    looked_at: Array
+    begins: Array
+    firsts: Array
+    trunks: Array
+    nodes: Array
+    moves: Array
 
 
-@dataclass(frozen=True)
-class StepLayout:
-    """The packed tokens of one step; N tokens, M of which the LM head looks at.
-
-    Attributes:
-        ids: ``int64[N]`` token ids.
-        positions: ``int64[N]`` positions in their row.
-        places: ``int64[N]`` where each enters the cache: row * length + place in the row.
-        looked_at: ``int64[M]`` packed indices whose next token is wanted: of each row that may
-            emit its last token, then its draft.
-        moves: ``int64[2, k]``, see `Feed`.
-    """
-
-    ids: Tensor
-    positions: Tensor
-    places: Tensor
-    looked_at: Tensor
-    moves: Tensor
-    groups: tuple[Group, ...]
-
-
-def pack(feed: Feed, length: int, device: torch.device) -> StepLayout:
-    """Lay out one step.
-
-    Args:
-        length: Places of a cache row.
-    """
-    step = packing.lay_out(feed, length)
-    sizes = np.diff(step.begins)
-    parts = [_group(members, feed, step) for members in _members(sizes)]
-    # One copy to the device for all numbers, one for all masks.
-    numbers = _sent([step.ids, step.positions, step.places, step.looked_at, feed.moves,
-                     *(array for part in parts for array in part.numbers)], device)  # fmt: skip
-    masks = _sent([part.sees for part in parts], device)
-    groups = [_on_device(part, numbers[5 + 4 * i : 9 + 4 * i], masks[i], len(step.ids))
-              for i, part in enumerate(parts)]  # fmt: skip
-    ids, positions, places, looked_at, moves = numbers[:5]
-    return StepLayout(ids, positions, places, looked_at, moves, tuple(groups))
-
-
-def _members(sizes: Int64) -> list[Int64]:
-    few = np.flatnonzero(sizes <= MAX_GROUPED_TOKENS)
-    alone = [np.array([i]) for i in np.flatnonzero(sizes > MAX_GROUPED_TOKENS)]
-    return [few, *alone] if len(few) else alone
-
-
-def _group(members: Int64, feed: Feed, step: packing.Packed) -> packing.Padded:
-    # A contiguous range of cache rows is a view; rows of the range that bring nothing ride along.
-    begin, end = int(feed.rows[members[0]]), int(feed.rows[members[-1]]) + 1
-    return packing.pad(members, begin, end, feed, step)
-
-
-def _on_device(part: packing.Padded, numbers: list[Tensor], sees: Tensor, tokens: int) -> Group:
-    gather, packed, padded, positions = numbers
-    full = gather.numel() == len(packed) == tokens
-    return Group(
-        part.begin, part.end, part.kv_length, gather, packed, padded, sees, positions, full
+def lay_out(feed: Feed) -> StepLayout[Int64]:
+    """Lay out one step."""
+    drafts, rows = feed.drafts, len(feed.firsts)
+    n, m = len(feed.tokens) + len(drafts.tokens), len(drafts.tokens) + len(drafts.offsets) - 1
+    ids, positions, places, seen, tree = np.empty((5, n), np.int64)
+    looked_at, begins = np.empty(m, np.int64), np.zeros(rows + 1, np.int64)
+    trunks, nodes = np.empty((2, rows), np.int64)
+    _lay_out(
+        feed.firsts, feed.starts, feed.tokens, feed.offsets, feed.draft_of, drafts.tokens,
+        drafts.depths, drafts.parents, drafts.offsets, ids, positions, places, seen, tree,
+        looked_at, begins, trunks, nodes,
+    )  # fmt: skip
+    return StepLayout(
+        ids, positions, places, seen, tree, looked_at, begins, feed.firsts, trunks, nodes,
+        feed.moves,
     )  # fmt: skip
 
 
-def _sent(arrays: list[NDArray[np.generic]], device: torch.device) -> list[Tensor]:
-    """Arrays of one type on the device by one copy."""
-    flat = np.concatenate([array.reshape(-1) for array in arrays])
-    tensor = torch.from_numpy(flat).to(device, non_blocking=True)
-    parts = tensor.split([array.size for array in arrays])
-    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
+@numba.njit(cache=True, nogil=True)
+def _lay_out(
+    firsts: Any, starts: Any, tokens: Any, token_offsets: Any, draft_of: Any, drafted: Any,
+    depths: Any, parents: Any, offsets: Any, ids: Any, positions: Any, places: Any, seen: Any,
+    tree: Any, looked_at: Any, begins: Any, trunks: Any, nodes: Any,
+) -> None:  # fmt: skip
+    n, m = 0, 0
+    for i in range(len(firsts)):
+        at, first = starts[i], firsts[i]
+        for j in range(token_offsets[i], token_offsets[i + 1]):
+            ids[n], positions[n], places[n] = tokens[j], at, first + at
+            seen[n], tree[n] = at + 1, 0
+            n, at = n + 1, at + 1
+        trunks[i], nodes[i] = at, 0
+        if draft_of[i] >= 0:
+            looked_at[m] = n - 1
+            m += 1
+            begin, end = offsets[draft_of[i]], offsets[draft_of[i] + 1]
+            nodes[i] = end - begin
+            for x in range(begin, end):
+                b = x - begin
+                ids[n], positions[n], places[n] = drafted[x], at - 1 + depths[x], first + at + b
+                seen[n], tree[n] = at, np.int64(1) << b
+                if parents[x] >= 0:
+                    tree[n] |= tree[n - b + parents[x]]
+                looked_at[m] = n
+                n, m = n + 1, m + 1
+        begins[i + 1] = n

@@ -21,7 +21,8 @@ class Plan:
     Attributes:
         sequences: Of the rows, ascending.
         emitting: Those of them that may emit: the prompt is in the cache, or will be.
-        rows, starts, offsets, tokens, draft_of: See `Feed`.
+        rows: ``int32[n]`` their rows of the batch.
+        firsts, starts, offsets, tokens, draft_of: See `Feed`.
         prompt_tokens: Prompt tokens that enter the cache by this step's forward.
         shared_tokens: Prompt tokens of rows that begin in this step which were copied instead.
     """
@@ -29,6 +30,7 @@ class Plan:
     sequences: list[Sequence]
     emitting: list[Sequence]
     rows: Int32
+    firsts: Int64
     starts: Int32
     offsets: Int32
     tokens: Int32
@@ -46,6 +48,7 @@ class Plan:
             sequences=sequences,
             emitting=[s for s, may in zip(sequences, emits, strict=True) if may],
             rows=_ints(s.row for s in sequences),
+            firsts=np.array([s.first for s in sequences], np.int64),
             starts=_ints(s.cached for s in sequences),
             offsets=_ints(np.cumsum([0, *sizes])),
             tokens=np.concatenate(tokens) if tokens else _ints(()),
@@ -80,7 +83,7 @@ class Plan:
 
     def feed(self, drafts: Drafts, moves: Int64) -> Feed:
         return Feed(
-            self.rows, self.starts, self.tokens, self.offsets, self.draft_of, drafts, moves
+            self.firsts, self.starts, self.tokens, self.offsets, self.draft_of, drafts, moves
         )  # fmt: skip
 
 

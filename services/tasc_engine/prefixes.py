@@ -37,8 +37,8 @@ class PrefixCache:
         self._kept: OrderedDict[bytes, tuple[Int32, Tensor]] = OrderedDict()
         self.nbytes = 0
 
-    def enter(self, row: int, prompt: Int32) -> int:
-        """Copy the longest kept beginning of a prompt into a row; returns its tokens.
+    def enter(self, first: int, prompt: Int32) -> int:
+        """Copy the longest kept beginning of a prompt to a row's first place; returns its tokens.
 
         The prompt's last token is never among them: its forward says what comes first.
         """
@@ -50,10 +50,10 @@ class PrefixCache:
         if best is None or longest < LEAST_TOKENS:
             return 0
         self._kept.move_to_end(best)
-        self._cache.paste(row, self._kept[best][1][:, :longest])
+        self._cache.paste(first, self._kept[best][1][:, :longest])
         return longest
 
-    def leave(self, row: int, prompt: Int32, entered: int) -> None:
+    def leave(self, first: int, prompt: Int32, entered: int) -> None:
         """Take note of a prompt that a row holds, and keep what it shares with those before it.
 
         Args:
@@ -65,7 +65,7 @@ class PrefixCache:
         self._recent.append(prompt)
         if shared >= max(entered, 1) + LEAST_TOKENS:
             try:
-                self._keep(prompt[:shared].copy(), self._cache.copied(row, shared))
+                self._keep(prompt[:shared].copy(), self._cache.copied(first, shared))
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise  # else the beginning is prefilled again: slower, and no harm

@@ -24,7 +24,8 @@ class Sequence:
     """State of one row.
 
     Attributes:
-        row: Cache row; -1 while waiting.
+        row: Its row of the batch; -1 while waiting.
+        first: The cache place of its first token; -1 while waiting.
         prefilled: Prompt tokens in the cache.
         entered: Those of them that were there already, prefilled for another prompt.
         answer: Tokens emitted so far.
@@ -36,6 +37,7 @@ class Sequence:
     writer: AnswerText | None
     arrived: float = field(default_factory=time.monotonic)
     row: int = -1
+    first: int = -1
     prefilled: int = 0
     entered: int = 0
     answer: list[int] = field(default_factory=list)
@@ -53,6 +55,12 @@ class Sequence:
     @property
     def remaining(self) -> int:
         return self.request.max_tokens - len(self.answer)
+
+    @property
+    def needs(self) -> int:
+        """Cache places of its longest answer: the last token of it never enters, nor do drafts
+        that reach beyond."""
+        return len(self.prompt) + self.request.max_tokens - 1
 
     @property
     def cached(self) -> int:

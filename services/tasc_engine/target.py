@@ -19,12 +19,14 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from tasc_engine.attention import RowCache, attach, attention_layers
+from tasc_engine.attention import RowCache, attach, attention_layers, on_device
 from tasc_engine.config import EngineConfig
+from tasc_engine.cpu.operations import choose
 from tasc_engine.decoder import lean
 from tasc_engine.errors import OutOfMemory, UnsupportedModel, is_out_of_memory
-from tasc_engine.layout import Feed, pack, plain_feed
+from tasc_engine.layout import Feed, lay_out, plain_feed
 from tasc_engine.linears import lay_out_linears
+from tasc_engine.operations import greatest
 
 DTYPES = {
     "float64": torch.float64,
@@ -41,8 +43,8 @@ TOLERANCE = {
 }
 
 
-# Token ids, positions, places looked at, cache: logits of those places.
-Forward = Callable[[Tensor, Tensor, Tensor, RowCache], Tensor]
+# Token ids, places looked at, cache with the step's layout: logits of those places.
+Forward = Callable[[Tensor, Tensor, RowCache], Tensor]
 
 
 @dataclass(frozen=True)
@@ -67,11 +69,11 @@ class Target:
         weight = next(model.parameters())
         self.device, self.dtype = weight.device, weight.dtype
         self.vocab_size = int(model.config.get_text_config().vocab_size)
-        length = config.max_model_len + config.max_draft_tokens
-        self.cache = RowCache(attention_layers(model), config.rows, length)
+        places = config.rows * config.max_model_len
+        self.cache = RowCache(attention_layers(model), places, config.kv_cache_bytes)
         _check_config(model.config, config.max_model_len)
         expected, self._name = _own_logits(model.eval()), type(model).__name__
-        decoder = lean(model, length)
+        decoder = lean(model, config.max_model_len)
         self._forward = through_modules(model, self.cache) if decoder is None else decoder
         self._check_against(expected)
 
@@ -100,30 +102,32 @@ class Target:
         Raises:
             OutOfMemory: The forward did not fit; what rows have in the cache is as it should be.
         """
-        self.cache.layout = None
+        self.cache.host = None
         try:
-            return greatest(self._logits(feed))
+            logits = self._logits(feed)
+            return choose(logits) if logits.device.type == "cpu" else greatest(logits)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             raise OutOfMemory(
                 f"a step of {len(feed.tokens) + len(feed.drafts.tokens)} tokens did not fit the "
                 f"memory of {self.device}; lower rows, prefill_chunk or max_model_len",
-                moved=self.cache.layout is not None,
+                moved=self.cache.host is not None,
             ) from error
 
     def _logits(self, feed: Feed) -> Tensor:
-        layout = pack(feed, self.cache.length, self.device)
-        self.cache.begin(layout)
-        return self._forward(layout.ids, layout.positions, layout.looked_at, self.cache)
+        layout = lay_out(feed)
+        step = on_device(layout, self.device)
+        self.cache.begin(layout, step)
+        return self._forward(step.ids, step.looked_at, self.cache)
 
     @torch.inference_mode()
     def _check_against(self, expected: Tensor) -> None:
         """Two rows at once, in two steps each, must give what the model gives by itself."""
         ids, cut = _trial_ids(self.vocab_size), len(_trial_ids(self.vocab_size)) // 2
-        rows = [0, self.cache.rows - 1] if self.cache.rows > 1 else [0]
+        firsts = [0, len(ids)] if self.config.rows > 1 else [0]  # what leaks comes from near by
         for start, part in ((0, ids[:cut]), (cut, ids[cut:])):
-            found = self._logits(plain_feed(rows, start, part))
+            found = self._logits(plain_feed(firsts, start, part))
         error = float((found - expected).double().norm() / expected.double().norm())
         if not error <= TOLERANCE[expected.dtype]:  # so that NaN is refused too
             raise UnsupportedModel(
@@ -133,31 +137,16 @@ class Target:
         self.cache.clear()
 
 
-def greatest(logits: Tensor) -> NDArray[np.int64]:
-    """``int64[M]`` the first of the greatest logits of each line, ``[M, vocab]``.
-
-    -1 for a line with a logit that is not a number: both libraries take that for the greatest.
-    """
-    if logits.is_cuda:
-        greatest, place = logits.max(-1)
-        chosen: NDArray[np.int64] = place.masked_fill_(greatest.isnan(), -1).cpu().numpy()
-        return chosen
-    # numpy's is ten times as fast as torch's on a CPU, and says which of equal ones it takes.
-    found = (logits.float() if logits.dtype != torch.float64 else logits).numpy()
-    places: NDArray[np.int64] = found.argmax(-1)
-    places[np.isnan(found[np.arange(len(found)), places])] = -1
-    return places
-
-
 def through_modules(model: Any, cache: RowCache) -> Forward:
     """The model's own code, with our attention in its layers and its weights laid out once."""
     attach(model, cache)
     lay_out_linears(model)
 
-    def forward(ids: Tensor, positions: Tensor, looked_at: Tensor, _: RowCache) -> Tensor:
+    def forward(ids: Tensor, looked_at: Tensor, held: RowCache) -> Tensor:
+        assert held.device is not None, "a forward begins with a layout"
         out = model(
             input_ids=ids[None],
-            position_ids=positions[None],
+            position_ids=held.device.positions[None],
             use_cache=False,
             logits_to_keep=looked_at,
         )

@@ -98,7 +98,7 @@ class TaskReplica:
             model=worker.record.model,
             adapter=worker.record.adapter,
             fingerprint=worker.tokenizer.fingerprint,
-            max_model_len=config.max_model_len,
+            max_model_len=worker.engine.longest,
             rows=config.rows,
             index_version=artifact.version if artifact else None,
             index_rows=artifact.corpus_rows if artifact else 0,
@@ -158,5 +158,4 @@ class TaskReplica:
         self._metrics.set_index(version, self._worker.index_bytes)
 
     def _set_load(self, engine: Engine) -> None:
-        capacity = engine.config.rows * engine.config.max_model_len
-        self._metrics.set_load(engine.running, engine.waiting, engine.cached_tokens / capacity)
+        self._metrics.set_load(engine.running, engine.waiting, engine.kv_usage)

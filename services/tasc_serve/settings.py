@@ -22,7 +22,12 @@ class EngineSettings(_Section):
         None, ge=8, description="prompt + answer of one row, tokens; unset: up to 1024"
     )
     prefill_chunk: int = Field(256, ge=1, description="prompt tokens of one row in one step")
-    max_draft_tokens: int = Field(32, ge=0, description="draft tokens of one row in one step")
+    kv_cache_bytes: int | None = Field(
+        None, ge=1, description="keys and values in memory; unset: what all rows need at most"
+    )
+    max_draft_tokens: int = Field(
+        32, ge=0, le=63, description="draft tokens of one row in one step"
+    )
     prefix_cache_bytes: int = Field(
         1 << 28, ge=0, description="keys and values kept of beginnings that prompts share"
     )

@@ -12,12 +12,13 @@ import logging
 import platform
 import time
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO
 
 import torch
 
+import tasc_engine
+from tasc_draft.compiled import digest_of
 from tasc_engine import ModelSource, Target
 from tasc_engine.cost import StepCosts, kept, measure
 
@@ -80,16 +81,9 @@ def _key(target: Target, source: ModelSource) -> str:
         target.device_name,
         _processor(),
         [config.rows, config.max_model_len, config.max_draft_tokens],
-        [torch.__version__, _own_version()],
+        [torch.__version__, digest_of(Path(tasc_engine.__file__).parent)],
     ]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
-
-
-def _own_version() -> str:
-    try:
-        return version("tasc-serve")
-    except PackageNotFoundError:  # run from its sources
-        return ""
 
 
 def _processor() -> str:

@@ -68,8 +68,8 @@ class Worker:
         source = model_source(self.record, device_of(settings.device, gpus))
         length = settings.max_model_len or min(DEFAULT_MODEL_LEN, max_positions(source.folder))
         config = EngineConfig(
-            settings.rows, length, settings.prefill_chunk, max_waiting,
-            settings.max_draft_tokens, settings.prefix_cache_bytes,
+            settings.rows, length, settings.prefill_chunk, max_waiting, settings.max_draft_tokens,
+            settings.prefix_cache_bytes, settings.kv_cache_bytes,
         )  # fmt: skip
         target = Target.load(source, config)
         self.proposer = self._new_proposer(target.vocab_size, config, draft)
@@ -104,7 +104,7 @@ class Worker:
         if isinstance(prompt, str):
             text = self.template.render(prompt) if call.templated else prompt
             prompt = tuple(self.tokenizer.encode_prompt(text))
-        room = self.engine.config.max_model_len - len(prompt)
+        room = self.engine.longest - len(prompt)
         asked = call.max_tokens
         return GenerationRequest(
             id=call.id,

@@ -8,6 +8,7 @@ import gc
 import os
 import random
 import resource
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,7 @@ OPERATIONS = 10_000
 SOAK = int(os.environ.get("TASC_SOAK_REQUESTS", "2000"))
 MOST_GROWTH_MB = 48
 ROWS, LENGTH = 4, 160
+SCARCE = 170  # places of the cache: requests wait for each other, and are pushed together
 # Drafts are worth it now and then, so that steps with and without them take turns.
 COSTS = StepCosts("m", "d", "f", (Cost(ROWS, ROWS, 64, 1.0), Cost(ROWS, 40, 64, 2.5)))
 
@@ -111,31 +113,38 @@ def assert_cache_holds(engine: Engine, alone: Target) -> int:
     source, target = torch.from_numpy(engine._moves)
     pool[:, target] = pool[:, source]
     rows = 0
-    for row, sequence in engine._active.items():
+    for sequence in engine._active.values():
         tokens = np.concatenate([sequence.prompt[: sequence.prefilled], sequence.answer[:-1]])
         if len(tokens):
             alone.next_tokens(plain_feed([0], 0, tokens.astype(np.int32)))
-            found = pool[:, row * cache.length : row * cache.length + len(tokens)]
+            found = pool[:, sequence.first : sequence.first + len(tokens)]
             torch.testing.assert_close(found, alone.cache.copied(0, len(tokens)))
             rows += 1
     return rows
 
 
-def test_random_schedules_leave_engine_and_cache_whole(case: Case, config: EngineConfig) -> None:
+@pytest.mark.parametrize("places", [ROWS * LENGTH, SCARCE])
+def test_random_schedules_leave_engine_and_cache_whole(
+    case: Case, config: EngineConfig, places: int
+) -> None:
     totals = EngineTotals(6, 12)
-    engine = make_engine(case, config, totals)
     alone = Target.load(
         ModelSource(case.folder, dtype=case.dtype), EngineConfig(rows=1, max_model_len=LENGTH)
     )
-    schedule, looked_at = Schedule(case, engine), 0
+    nbytes = places * alone.cache.copied(0, 1).nbytes
+    engine = make_engine(case, replace(config, kv_cache_bytes=nbytes), totals)
+    assert engine._target.cache.places == places
+    schedule, looked_at, waited = Schedule(case, engine), 0, 0
     with torch.inference_mode():
         for i in range(OPERATIONS):
             schedule.operate()
             engine.check_integrity()
+            waited += any(s.needs > engine._places.free for s in engine._waiting if engine._free)
             if i % 20 == 0:
                 looked_at += assert_cache_holds(engine, alone)
     assert schedule.ended > 500
     assert min(schedule.cancelled, schedule.refused, looked_at) > 50
+    assert (waited > 500) == (places == SCARCE)
     assert totals.shared_tokens > 0
     assert totals.drafted.sum() > totals.accepted.sum() > 0
 

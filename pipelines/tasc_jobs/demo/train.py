@@ -6,8 +6,10 @@ adapter (PEFT, r = 16) per served task. It knows nothing of drafting or serving:
 plain Hugging Face folder.
 
     python -m tasc_jobs.demo.train --data DIR --out DIR
+    python -m tasc_jobs.demo.train --data DIR --out DIR --size bench --base-epochs 2
 
-DIR holds a folder for each of BASE_TASKS with ``train.jsonl.gz``: string fields id, input, output.
+The second makes the larger model that benchmarks use and that does not ship. DIR holds a folder
+for each of BASE_TASKS with ``train.jsonl.gz``: string fields id, input, output.
 """
 
 import argparse
@@ -29,6 +31,21 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tasc_jobs.demo.tasks import MODEL, TEMPLATES
 
+
+@dataclass(frozen=True)
+class Size:
+    """A model to train; its folder's name tells its millions of parameters."""
+
+    name: str
+    hidden: int
+    intermediate: int
+    layers: int
+
+
+SIZES = {
+    "demo": Size(MODEL.name, 256, 704, 6),
+    "bench": Size("tasc-bench-34m", 512, 1408, 10),
+}
 END = "<|endoftext|>"
 END_ID = 0  # the one special token comes first
 BASE_TASKS = ("massive_en", "pos_ewt", "clinc150")
@@ -162,12 +179,12 @@ def run_phase(model: Any, examples: list[Example], phase: Phase, rng: random.Ran
                 return
 
 
-def new_model(vocab_size: int, end: int) -> Qwen2ForCausalLM:
+def new_model(size: Size, vocab_size: int, end: int) -> Qwen2ForCausalLM:
     config = Qwen2Config(
         vocab_size=vocab_size,
-        hidden_size=256,
-        intermediate_size=704,
-        num_hidden_layers=6,
+        hidden_size=size.hidden,
+        intermediate_size=size.intermediate,
+        num_hidden_layers=size.layers,
         num_attention_heads=8,
         num_key_value_heads=4,
         max_position_embeddings=2048,
@@ -190,29 +207,31 @@ def train_base(args: argparse.Namespace, out: Path, rng: random.Random) -> Token
     rows = {task: read_rows(args.data, task) for task in BASE_TASKS}
     texts = (TEMPLATES[task].replace("{input}", r["input"]) for task in rows for r in rows[task])
     tokenizer = train_tokenizer(texts, args.vocab_size)
-    save_tokenizer(tokenizer, out / MODEL.name)
+    folder = out / SIZES[args.size].name
+    save_tokenizer(tokenizer, folder)
     examples = [e for task in rows for e in encode(tokenizer, task, rows[task])]
     print(f"base: {len(examples)} rows, {sum(len(e.ids) for e in examples)} tokens an epoch")
-    model = new_model(tokenizer.get_vocab_size(), END_ID).to(args.device)
+    model = new_model(SIZES[args.size], tokenizer.get_vocab_size(), END_ID).to(args.device)
     print(f"base: {sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters")
     phase = Phase("base", args.base_epochs, 1.5e-3, PROMPT_LOSS_WEIGHT, args.batch_tokens)
     run_phase(model, examples, phase, rng)
-    model.to(torch.float16).save_pretrained(out / MODEL.name)
+    model.to(torch.float16).save_pretrained(folder)
     return tokenizer
 
 
 def train_adapter(
     args: argparse.Namespace, out: Path, tokenizer: Tokenizer, task: str, rng: random.Random
 ) -> None:
+    name = SIZES[args.size].name
     base = Qwen2ForCausalLM.from_pretrained(
-        out / MODEL.name, dtype=torch.float32, attn_implementation="eager"
+        out / name, dtype=torch.float32, attn_implementation="eager"
     ).to(args.device)
     lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
     model = get_peft_model(base, lora)
     examples = encode(tokenizer, task, read_rows(args.data, task))
     phase = Phase(task, args.adapter_epochs, 1e-3, 0.0, args.batch_tokens)
     run_phase(model, examples, phase, rng)
-    model.peft_config["default"].base_model_name_or_path = MODEL.name
+    model.peft_config["default"].base_model_name_or_path = name
     model.to(torch.float16).save_pretrained(out / "adapters" / task)
 
 
@@ -220,6 +239,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--data", type=Path, required=True, help="folder with one folder per task")
     parser.add_argument("--out", type=Path, required=True, help="where the model and adapters go")
+    parser.add_argument("--size", choices=SIZES, default="demo", help="of the model (demo)")
     parser.add_argument("--vocab-size", type=int, default=8192)
     parser.add_argument(
         "--base-epochs", type=float, default=8, help="0 keeps the base that OUT has already"
@@ -234,7 +254,7 @@ def main() -> None:
     if args.base_epochs:
         tokenizer = train_base(args, args.out, rng)
     else:
-        tokenizer = Tokenizer.from_file(str(args.out / MODEL.name / "tokenizer.json"))
+        tokenizer = Tokenizer.from_file(str(args.out / SIZES[args.size].name / "tokenizer.json"))
     for task in ADAPTER_TASKS:
         train_adapter(args, args.out, tokenizer, task, rng)
 

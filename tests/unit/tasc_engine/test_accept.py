@@ -52,10 +52,10 @@ def test_accepted_nodes_move_to_where_their_depth_says(rows, data) -> None:
     drafts = forest([r[0] for r in rows], [r[1] for r in rows])
     chosen = np.array([t for r in rows for t in r[2]], np.int64)
     found = accept(chosen, drafts, np.full(len(rows), 9, np.int32), IS_EOS)
-    alive = np.array([data.draw(st.sampled_from([-1, 2 * i])) for i in range(len(rows))], np.int32)
+    alive = np.array([data.draw(st.sampled_from([-1, 2 * i])) for i in range(len(rows))], np.int64)
     behind = np.arange(len(rows), dtype=np.int32) + 5
     cache = np.arange(2 * len(rows) * LENGTH)
-    source, target = moves(found, alive, behind, LENGTH)
+    source, target = moves(found, np.where(alive < 0, -1, alive * LENGTH), behind)
     cache[target] = cache[source]
     for i, row in enumerate(alive):
         first = row * LENGTH + behind[i]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tasc_engine import EngineConfig, ModelSource, Target
+from tasc_engine.attention import RowCache
 from tasc_engine.cost import REPEATS, Cost, StepCosts, _points, kept, measure
 
 CONFIG = EngineConfig(rows=4, max_model_len=64, max_draft_tokens=8)
@@ -94,4 +95,5 @@ def points(config: EngineConfig) -> list[tuple[int, int, int]]:
 
     shaped = Shaped()
     shaped.config = config
+    shaped.cache = RowCache(1, config.rows * config.max_model_len)
     return list(_points(shaped))

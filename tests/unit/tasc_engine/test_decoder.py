@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -16,7 +17,9 @@ from transformers import (
     Qwen3Config,
 )
 
+from tasc_engine.attention import RowCache, on_device
 from tasc_engine.decoder import LeanDecoder, lean
+from tasc_engine.layout import lay_out, plain_feed
 
 FAMILIES = (LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config)
 TOKENS = 14
@@ -35,30 +38,6 @@ SHAPE: dict[str, Any] = {
 }
 
 
-class PlainCache:
-    """One row; every query sees the keys up to its own, in float64, one head at a time."""
-
-    def __init__(self) -> None:
-        self.kept: dict[int, Tensor] = {}
-
-    def attend(
-        self, layer: int, query: Tensor, kv: Tensor, scale: float, window: int | None = None
-    ) -> Tensor:
-        assert kv.is_contiguous()
-        before = self.kept.get(layer, kv[:0])
-        kept = self.kept[layer] = torch.cat((before, kv))
-        out = torch.empty_like(query, memory_format=torch.contiguous_format)
-        shared = query.shape[1] // kv.shape[2]
-        for n in range(len(query)):
-            end = len(before) + n + 1
-            begin = 0 if window is None else max(0, end - window)
-            for head in range(query.shape[1]):
-                key, value = kept[begin:end, :, head // shared].double().unbind(1)
-                weights = (key @ query[n, head].double() * scale).softmax(0)
-                out[n, head] = (weights @ value).to(out.dtype)
-        return out
-
-
 def make(config: Any, dtype: torch.dtype) -> Any:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
@@ -74,13 +53,20 @@ def decoder_of(model: Any) -> LeanDecoder:
     return found
 
 
+def step(decoder: LeanDecoder, cache: RowCache, ids: Tensor, start: int, wanted: Tensor) -> Tensor:
+    """Logits of a row's next tokens, which begin behind place 5 of the cache."""
+    layout = lay_out(plain_feed([5], start, ids.numpy().astype(np.int32)))
+    cache.begin(layout, on_device(layout, torch.device("cpu")))
+    return decoder(ids, wanted, cache).clone()
+
+
 @torch.inference_mode()
 def same_logits(model: Any) -> None:
     """A prompt in two chunks: all places of the first, some of the second, out of order."""
     ids, cut, wanted = torch.arange(3, 3 + TOKENS) * 5 % 97, 9, torch.tensor([4, 0, 3])
-    decoder, cache, places = decoder_of(model), PlainCache(), torch.arange(TOKENS)
-    first = decoder(ids[:cut], places[:cut], places[:cut], cache)
-    second = decoder(ids[cut:], places[cut:], wanted, cache)
+    decoder, cache, places = decoder_of(model), RowCache(3, 64), torch.arange(TOKENS)
+    first = step(decoder, cache, ids[:cut], 0, places[:cut])
+    second = step(decoder, cache, ids[cut:], cut, wanted)
     found = torch.cat((first, second))
     expected = model(ids[None], use_cache=False).logits[0]
     expected = torch.cat((expected[:cut], expected[cut:][wanted]))
@@ -168,12 +154,12 @@ def test_mixed_dtypes_are_left_alone() -> None:
 def test_it_says_what_it_is() -> None:
     found = decoder_of(make(LlamaConfig(**SHAPE), torch.bfloat16))
     assert (found.layers, found.heads, found.kv_heads, found.head_dim) == (3, 4, 2, 8)
-    assert (found.vocab_size, found.dtype, found.device.type) == (97, torch.bfloat16, "cpu")
 
 
 @torch.inference_mode()
 def test_nothing_looked_at_writes_keys_and_values_all_the_same() -> None:
-    decoder, cache = decoder_of(make(LlamaConfig(**SHAPE), torch.bfloat16)), PlainCache()
+    decoder, cache = decoder_of(make(LlamaConfig(**SHAPE), torch.bfloat16)), RowCache(3, 64)
     none = torch.empty(0, dtype=torch.int64)
-    assert decoder(torch.arange(4), torch.arange(4), none, cache).shape == (0, 97)
-    assert [len(cache.kept[layer]) for layer in range(3)] == [4, 4, 4]
+    assert step(decoder, cache, torch.arange(4), 0, none).shape == (0, 97)
+    kept = cache.copied(0, 64).flatten(2).abs().amax(-1) > 0
+    assert kept.nonzero()[:, 1].tolist() == [5, 6, 7, 8] * 3

@@ -106,8 +106,8 @@ def with_forward(engine: Engine, change: Callable[[torch.Tensor, torch.Tensor], 
     """Have ``change(ids, logits)`` look at what each forward reads and says."""
     honest = engine._target._forward
 
-    def forward(ids: Any, positions: Any, looked_at: Any, cache: Any) -> Any:
-        return change(ids, honest(ids, positions, looked_at, cache))
+    def forward(ids: Any, looked_at: Any, cache: Any) -> Any:
+        return change(ids, honest(ids, looked_at, cache))
 
     engine._target._forward = forward
 
@@ -152,7 +152,7 @@ def test_a_prompt_that_does_not_fit_memory_fails_and_the_engine_lives(make_engin
     assert all(found[n].tokens == plain[n] for n in ("0", "1", "3"))
 
 
-@pytest.mark.parametrize("place", ["pack", "begin", "forward"])
+@pytest.mark.parametrize("place", ["lay_out", "begin", "forward"])
 def test_drafts_that_do_not_fit_memory_are_left_out_and_nobody_notices(
     make_engine, plain, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
@@ -179,8 +179,8 @@ def test_drafts_that_do_not_fit_memory_are_left_out_and_nobody_notices(
         return honest(feed)
 
     monkeypatch.setattr(target, "next_tokens", next_tokens)
-    if place == "pack":
-        monkeypatch.setattr(module, "pack", scarce(module.pack))
+    if place == "lay_out":
+        monkeypatch.setattr(module, "lay_out", scarce(module.lay_out))
     elif place == "begin":
         monkeypatch.setattr(cache, "begin", scarce(cache.begin))
     else:
@@ -192,19 +192,19 @@ def test_drafts_that_do_not_fit_memory_are_left_out_and_nobody_notices(
 def test_what_a_broken_row_leaves_is_not_seen_by_the_next(make_engine, plain) -> None:
     """Keys and values that are no numbers must not reach a row that is longer or comes later."""
     engine = make_engine()
-    cache = engine._target.cache
-    honest = cache.attend
+    do = engine._target._forward.operations
+    honest = do.turn_and_keep
     poisoned = [True]
 
-    def attend(layer: int, query: Any, kv: Any, *rest: Any) -> Any:
+    def turn_and_keep(layer: int, joined: Any, *rest: Any) -> Any:
         if poisoned[0] and layer == 1:
-            kv = kv.clone()
-            kv[:, :] = torch.nan
-        return honest(layer, query, kv, *rest)
+            joined.fill_(torch.nan)
+        return honest(layer, joined, *rest)
 
-    cache.attend = attend
+    do.turn_and_keep = turn_and_keep
     broken = GenerationRequest("broken", tuple(range(1, 60)), 2)
-    list(engine.generate([broken]))
+    (result,) = engine.generate([broken])
+    assert result.finish_reason == "error"
     poisoned[0] = False
     assert tokens(answers(engine)) == plain
 

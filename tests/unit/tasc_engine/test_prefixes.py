@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from draft_trees import forest, no_moves
 
-from tasc_engine.attention import RowCache
-from tasc_engine.layout import Feed, pack
+from tasc_engine.attention import RowCache, on_device
+from tasc_engine.layout import Feed, lay_out
 from tasc_engine.prefixes import LEAST_TOKENS, MOST_KEPT, PrefixCache
 
 LENGTH = 100
@@ -19,7 +19,7 @@ def ids(*parts: tuple[int, int]) -> np.ndarray:
 
 def filled(rows: int = 4) -> RowCache:
     """A cache in which the keys and values of each token say its id."""
-    cache = RowCache(2, rows, LENGTH)
+    cache = RowCache(2, rows * LENGTH)
     write(cache, 0, ids((0, 1)))
     return cache
 
@@ -27,15 +27,16 @@ def filled(rows: int = 4) -> RowCache:
 def write(cache: RowCache, row: int, tokens: np.ndarray) -> None:
     none, one = forest([()]), np.zeros(1, np.int32)
     offsets = np.array([0, len(tokens)], np.int32)
-    feed = Feed(np.array([row], np.int32), one, tokens, offsets, one, none, no_moves())
-    cache.begin(pack(feed, LENGTH, torch.device("cpu")))
+    feed = Feed(np.array([row * LENGTH]), one, tokens, offsets, one, none, no_moves())
+    layout = lay_out(feed)
+    cache.begin(layout, on_device(layout, torch.device("cpu")))
     kv = torch.from_numpy(tokens).float()[:, None, None, None].expand(-1, 2, 1, 4)
     for layer in range(2):
-        cache.attend(layer, kv[:, 0], kv + 1000 * layer, 1.0)
+        cache.keep(layer, kv + 1000 * layer)
 
 
 def held(cache: RowCache, row: int, tokens: int) -> np.ndarray:
-    kv = cache.copied(row, tokens)
+    kv = cache.copied(row * LENGTH, tokens)
     assert (kv[1] == kv[0] + 1000).all()
     assert (kv == kv[:, :, :1, :, :1]).all()
     return kv[0, :, 0, 0, 0].numpy().astype(np.int32)
@@ -43,10 +44,10 @@ def held(cache: RowCache, row: int, tokens: int) -> np.ndarray:
 
 def asked(prefixes: PrefixCache, cache: RowCache, row: int, prompt: np.ndarray) -> int:
     """A whole prompt's life in a row; returns what was copied."""
-    entered = prefixes.enter(row, prompt)
+    entered = prefixes.enter(row * LENGTH, prompt)
     assert (held(cache, row, entered) == prompt[:entered]).all()
     write(cache, row, prompt)
-    prefixes.leave(row, prompt, entered)
+    prefixes.leave(row * LENGTH, prompt, entered)
     return entered
 
 
@@ -73,10 +74,10 @@ def test_the_longest_beginning_is_taken_and_short_ones_are_left() -> None:
     for prompt in (ids(*short, (0, 9)), ids(*short, (20, 9)), ids(*long, (40, 9)),
                    ids(*long, (60, 9))):  # fmt: skip
         asked(prefixes, cache, 1, prompt)
-    assert prefixes.enter(2, ids(*long, (80, 9))) == 24
-    assert prefixes.enter(2, ids(*short, (80, 9))) == 12
-    assert prefixes.enter(2, ids((100, LEAST_TOKENS - 1), (0, 40))) == 0
-    assert prefixes.enter(2, ids((7, 40))) == 0
+    assert prefixes.enter(2 * LENGTH, ids(*long, (80, 9))) == 24
+    assert prefixes.enter(2 * LENGTH, ids(*short, (80, 9))) == 12
+    assert prefixes.enter(2 * LENGTH, ids((100, LEAST_TOKENS - 1), (0, 40))) == 0
+    assert prefixes.enter(2 * LENGTH, ids((7, 40))) == 0
 
 
 def test_bytes_are_bounded_and_the_least_recently_used_goes_first() -> None:
@@ -86,11 +87,11 @@ def test_bytes_are_bounded_and_the_least_recently_used_goes_first() -> None:
     for template in (first, second):
         for i in range(2):
             asked(prefixes, cache, 0, ids(*template, (1000 + 100 * i, 9)))
-    assert prefixes.enter(1, ids(*first, (0, 9))) == 20
+    assert prefixes.enter(LENGTH, ids(*first, (0, 9))) == 20
     for i in range(2):
         asked(prefixes, cache, 0, ids(*third, (1000 + 100 * i, 9)))
     assert prefixes.nbytes == 2 * 20 * 2 * PLACE
-    assert [prefixes.enter(1, ids(*t, (0, 9))) for t in (first, second, third)] == [20, 0, 20]
+    assert [prefixes.enter(LENGTH, ids(*t, (0, 9))) for t in (first, second, third)] == [20, 0, 20]
 
 
 def test_without_a_budget_or_within_too_small_a_one_nothing_is_kept() -> None:

@@ -14,7 +14,8 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from tasc_engine import EngineConfig, ModelSource, Target, UnsupportedModel, attention
+from tasc_engine import EngineConfig, ModelSource, Target, UnsupportedModel
+from tasc_engine import target as target_module
 from tasc_engine.layout import plain_feed
 from tiny import make_folder, make_tokenizer, plain
 
@@ -105,11 +106,12 @@ def test_a_mask_that_lets_tokens_see_too_much_is_found_at_load(
 ) -> None:
     """Positive control of the check at load: with the mask broken the model must be refused."""
     folder = make_folder(tmp_path)
-    honest = attention._attend_group
+    honest = target_module.lay_out
 
-    def sees_all(group, *args):
-        return honest(dataclasses.replace(group, sees=torch.ones_like(group.sees)), *args)
+    def sees_one_more(feed):
+        step = honest(feed)
+        return dataclasses.replace(step, seen=step.seen + 1, trunks=step.trunks + 1)
 
-    monkeypatch.setattr(attention, "_attend_group", sees_all)
+    monkeypatch.setattr(target_module, "lay_out", sees_one_more)
     with pytest.raises(UnsupportedModel, match="does not give its own answer"):
         Target.load(ModelSource(folder), CONFIG)

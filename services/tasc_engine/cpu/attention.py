@@ -1,0 +1,280 @@
+"""Attention of a step's rows over their places in the cache, in compiled code.
+
+A token sees the first places of its row and, if it is a node of a draft, the nodes above it (tree
+attention: Miao et al. 2024, arXiv 2305.09781). Queries are lanes: those of all heads and of as many
+tokens of a row as fit are scored, and turned to weights, together. It reads keys and values and
+writes none.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasc_engine.cpu.compiling import arithmetic
+from tasc_engine.cpu.lanes import (
+    WIDTH,
+    add,
+    div,
+    exponent,
+    fma,
+    load,
+    maximum,
+    mul,
+    narrow,
+    splat,
+    store,
+    sub,
+    widen,
+    zeros,
+)  # fmt: skip
+from tasc_engine.cpu.sizes import Size, value
+
+_MOST_LANES = 256
+
+_TAKEN = 8  # places taken at once
+
+
+class Scratch:
+    """Memory for one attention at a time, grown when a longer row comes.
+
+    Args:
+        dtype: Of sums: float64 for float64, else float32.
+    """
+
+    def __init__(self, heads: int, kv_heads: int, head_dim: int, dtype: Any) -> None:
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
+        self.size = Size(head_dim)
+        self.tokens = max(_MOST_LANES // heads, 1)  # taken together
+        self.lanes = _up(self.tokens * heads) + WIDTH
+        self.queries = np.zeros(head_dim * self.lanes, dtype)
+        self.keys = np.zeros(_TAKEN * _up(head_dim), dtype)
+        self.values = np.zeros(_TAKEN * _up(head_dim), dtype)
+        self.sums = np.zeros(self.tokens * heads * _up(head_dim), dtype)
+        self.totals = np.zeros(self.lanes, dtype)
+        self.scores = np.zeros(0, dtype)
+
+    def hold(self, places: int) -> None:
+        """Make room for a row of so many places."""
+        needed = (places + _TAKEN) * self.lanes
+        if len(self.scores) < needed:
+            self.scores = np.zeros(needed, self.totals.dtype)
+
+
+def attend(
+    query: NDArray[Any], pool: NDArray[Any], layout: Any, rows: NDArray[np.int64], scratch: Scratch,
+    scale: float, window: int | None, softcap: float | None, out: NDArray[Any],
+) -> None:  # fmt: skip
+    """See `RowCache.attend`.
+
+    Args:
+        query, out: ``[N * heads * head_dim]`` elements, see `lanes`.
+        pool: ``[places * 2 * kv_heads * head_dim]`` elements of one layer.
+        layout: A `StepLayout` of numpy arrays.
+        rows: ``int64[n]`` the rows to do; the others' part of ``out`` stays as it is.
+    """
+    scratch.hold(int((layout.trunks + layout.nodes)[rows].max()))
+    _attend(
+        query, pool, layout.positions, layout.seen, layout.tree, layout.begins, layout.firsts,
+        layout.trunks, layout.nodes, rows, scratch.heads, scratch.kv_heads, scratch.size,
+        scratch.tokens, scratch.totals.dtype.type(scale), window or 0,
+        scratch.totals.dtype.type(softcap or 0.0), scratch.queries, scratch.keys, scratch.values,
+        scratch.scores, scratch.totals, scratch.sums, out,
+    )  # fmt: skip
+
+
+def _up(n: int) -> int:
+    return -(-n // WIDTH) * WIDTH
+
+
+@arithmetic
+def _attend(
+    query: Any, pool: Any, positions: Any, seen: Any, tree: Any, begins: Any, firsts: Any,
+    trunks: Any, nodes: Any, rows: Any, heads: int, kv_heads: int, size: Any, most: int, scale: Any,
+    window: int, softcap: Any, queries: Any, keys: Any, values: Any, scores: Any, totals: Any,
+    sums: Any, out: Any,
+) -> None:  # fmt: skip
+    dim = value(size)
+    shared, step = heads // kv_heads, 2 * kv_heads * dim
+    for r in rows:
+        places = trunks[r] + nodes[r]
+        node = begins[r + 1] - nodes[r]
+        for token in range(begins[r], begins[r + 1], most):
+            tokens = min(most, begins[r + 1] - token)
+            n, lanes = tokens * shared, _lanes(tokens * heads)
+            low = max(0, positions[token] + 1 - window) if window else 0
+            end = places if token + tokens > node else seen[token + tokens - 1]
+            for g in range(kv_heads):
+                _gather(query, token, n, g, shared, heads, size, scale, queries)
+                at = (firsts[r] + low) * step + g * dim
+                _score(pool, at, step, end - low, n, size, queries, keys, scores, g * n, lanes)
+            if softcap > 0:
+                _cap(scores, (end - low) * lanes, softcap)
+            for t in range(token, token + tokens):
+                i = (t - token) * shared
+                if window:
+                    hidden = positions[t] + 1 - window - low
+                    for p in range(hidden):
+                        _hide(scores, p * lanes + i, n, kv_heads, shared)
+                for p in range(seen[t], end):
+                    b = p - trunks[r]
+                    if (
+                        b < 0
+                        or not (tree[t] >> b) & 1
+                        or (window and positions[t] - positions[node + b] >= window)
+                    ):
+                        _hide(scores, (p - low) * lanes + i, n, kv_heads, shared)
+            _weigh(scores, end - low, lanes, totals)
+            for g in range(kv_heads):
+                at = (firsts[r] + low) * step + (kv_heads + g) * dim
+                _sum(pool, at, step, end - low, n, size, scores, g * n, lanes, values, sums)
+                _scatter(sums, totals, token, n, g, shared, heads, size, out)
+
+
+@arithmetic
+def _lanes(queries: int) -> int:
+    """Lanes of a place: a product may write over up to a vector behind its own."""
+    return (queries + 2 * WIDTH - 1) // WIDTH * WIDTH
+
+
+@arithmetic
+def _gather(
+    query: Any, token: int, n: int, g: int, shared: int, heads: int, size: Any, scale: Any,
+    queries: Any,
+) -> None:  # fmt: skip
+    """Queries of one head of keys as lanes, ``[dim, lanes]``."""
+    dim = value(size)
+    lanes = (n + WIDTH - 1) // WIDTH * WIDTH
+    for q in range(n):
+        at = ((token + q // shared) * heads + g * shared + q % shared) * dim
+        for d in range(dim):
+            queries[d * lanes + q] = widen(query[at + d]) * scale
+
+
+@arithmetic
+def _convert(source: Any, at: int, size: Any, target: Any, to: int) -> None:
+    dim = value(size)
+    d = 0
+    while d + WIDTH <= dim:
+        store(target, to + d, load(source, at + d))
+        d += WIDTH
+    while d < dim:
+        target[to + d] = widen(source[at + d])
+        d += 1
+
+
+@arithmetic
+def _score(
+    pool: Any, at: int, step: int, places: int, n: int, size: Any, queries: Any, keys: Any,
+    scores: Any, first: int, stride: int,
+) -> None:  # fmt: skip
+    lanes = (n + WIDTH - 1) // WIDTH * WIDTH
+    dim = value(size)
+    for p in range(0, places, 8):
+        for k in range(8):
+            _convert(pool, at + min(p + k, places - 1) * step, size, keys, k * dim)
+        for b in range(0, lanes, WIDTH):
+            none = zeros(keys)
+            s0, s1, s2, s3, s4, s5, s6, s7 = none, none, none, none, none, none, none, none
+            for d in range(dim):
+                q = load(queries, d * lanes + b)
+                s0 = fma(q, splat(keys[d]), s0)
+                s1 = fma(q, splat(keys[dim + d]), s1)
+                s2 = fma(q, splat(keys[2 * dim + d]), s2)
+                s3 = fma(q, splat(keys[3 * dim + d]), s3)
+                s4 = fma(q, splat(keys[4 * dim + d]), s4)
+                s5 = fma(q, splat(keys[5 * dim + d]), s5)
+                s6 = fma(q, splat(keys[6 * dim + d]), s6)
+                s7 = fma(q, splat(keys[7 * dim + d]), s7)
+            to = p * stride + first + b
+            store(scores, to, s0)
+            store(scores, to + stride, s1)
+            store(scores, to + 2 * stride, s2)
+            store(scores, to + 3 * stride, s3)
+            store(scores, to + 4 * stride, s4)
+            store(scores, to + 5 * stride, s5)
+            store(scores, to + 6 * stride, s6)
+            store(scores, to + 7 * stride, s7)
+
+
+@arithmetic
+def _cap(scores: Any, n: int, softcap: Any) -> None:
+    """``c tanh(s / c)``, as 1 - 2 / (e^2x + 1)."""
+    cap = splat(softcap)
+    one = div(cap, cap)
+    two = add(one, one)
+    for i in range(0, n, WIDTH):
+        grown = exponent(div(mul(two, load(scores, i)), cap))
+        store(scores, i, mul(cap, sub(one, div(two, add(grown, one)))))
+
+
+@arithmetic
+def _hide(scores: Any, at: int, n: int, kv_heads: int, shared: int) -> None:
+    """One place from the queries of one token."""
+    for g in range(kv_heads):
+        for s in range(shared):
+            scores[at + g * n + s] = -np.inf
+
+
+@arithmetic
+def _weigh(scores: Any, places: int, lanes: int, totals: Any) -> None:
+    """Scores to weights, and their sums; zeros behind the last place."""
+    for b in range(0, lanes, WIDTH):
+        most, total = load(scores, b), zeros(totals)
+        for p in range(1, places):
+            most = maximum(most, load(scores, p * lanes + b))
+        for p in range(places):
+            weight = exponent(sub(load(scores, p * lanes + b), most))
+            store(scores, p * lanes + b, weight)
+            total = add(total, weight)
+        store(totals, b, total)
+        for p in range(places, (places + 7) // 8 * 8):
+            store(scores, p * lanes + b, zeros(totals))
+
+
+@arithmetic
+def _sum(
+    pool: Any, at: int, step: int, places: int, n: int, size: Any, scores: Any, first: int,
+    lanes: int, values: Any, sums: Any,
+) -> None:  # fmt: skip
+    """Weighted values of one head of keys, ``[n, dim rounded up]``."""
+    dim = value(size)
+    padded = (dim + WIDTH - 1) // WIDTH * WIDTH
+    for i in range(0, n * padded, WIDTH):
+        store(sums, i, zeros(values))
+    for p in range(0, places, 8):
+        for k in range(8):  # weights behind the last place are 0, values need be numbers only
+            _convert(pool, at + min(p + k, places - 1) * step, size, values, k * padded)
+        for q in range(n):
+            i = p * lanes + first + q
+            w0, w1 = splat(scores[i]), splat(scores[i + lanes])
+            w2, w3 = splat(scores[i + 2 * lanes]), splat(scores[i + 3 * lanes])
+            w4, w5 = splat(scores[i + 4 * lanes]), splat(scores[i + 5 * lanes])
+            w6, w7 = splat(scores[i + 6 * lanes]), splat(scores[i + 7 * lanes])
+            for d in range(0, padded, WIDTH):
+                even = fma(w0, load(values, d), load(sums, q * padded + d))
+                odd = mul(w1, load(values, padded + d))
+                even = fma(w2, load(values, 2 * padded + d), even)
+                odd = fma(w3, load(values, 3 * padded + d), odd)
+                even = fma(w4, load(values, 4 * padded + d), even)
+                odd = fma(w5, load(values, 5 * padded + d), odd)
+                even = fma(w6, load(values, 6 * padded + d), even)
+                odd = fma(w7, load(values, 7 * padded + d), odd)
+                store(sums, q * padded + d, add(even, odd))
+
+
+@arithmetic
+def _scatter(
+    sums: Any, totals: Any, token: int, n: int, g: int, shared: int, heads: int, size: Any, out: Any
+) -> None:
+    dim = value(size)
+    padded = (dim + WIDTH - 1) // WIDTH * WIDTH
+    for q in range(n):
+        at = ((token + q // shared) * heads + g * shared + q % shared) * dim
+        total, d = splat(totals[g * n + q]), 0
+        while d + WIDTH <= dim:
+            store(out, at + d, div(load(sums, q * padded + d), total))
+            d += WIDTH
+        while d < dim:
+            out[at + d] = narrow(sums[q * padded + d] / totals[g * n + q], out[0])
+            d += 1

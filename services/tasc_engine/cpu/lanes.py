@@ -1,0 +1,270 @@
+"""Sixteen numbers in one value, for compiled code: the vectors that loops are not made into.
+
+LLVM splits them into what the processor has (one AVX-512 register, two of AVX2, four of NEON).
+Loops over arrays that might overlap stay scalar otherwise, at a tenth of the speed. Arrays hold
+float32 or float64, or the bits of bfloat16 as uint16 and of float16 as int16; lanes are float32 or
+float64. It knows arithmetic, no layers.
+"""
+
+import math
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic, models, register_model
+from numba.np.arrayobj import make_array
+
+WIDTH = 16
+_I16, _I32, _I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
+_F16, _F32, _F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
+_FLOATS = (types.float32, types.float64)
+
+
+class Lanes(types.Type):
+    """Sixteen of a float type."""
+
+    def __init__(self, of: Any) -> None:
+        self.of = of
+        super().__init__(name=f"Lanes({of})")
+
+
+@register_model(Lanes)
+class _LanesModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, kind: Lanes) -> None:
+        super().__init__(manager, kind, _vector(kind.of))
+
+
+def _vector(of: Any) -> Any:
+    return ir.VectorType(_F64 if of == types.float64 else _F32, WIDTH)
+
+
+def _of(array: Any) -> Any:
+    """The lanes that an array's elements become."""
+    return types.float64 if array.dtype == types.float64 else types.float32
+
+
+def _all(kind: Any, value: float) -> Any:
+    return ir.Constant(kind, [value] * kind.count if isinstance(kind, ir.VectorType) else value)
+
+
+def _some(element: Any, count: int) -> Any:
+    """The type of so many; a single one is no vector."""
+    return element if count == 1 else ir.VectorType(element, count)
+
+
+def _call(builder: Any, name: str, kind: Any, arguments: list[Any], result: Any = None) -> Any:
+    full = f"llvm.{name}.v{WIDTH}{'f64' if kind.element == _F64 else 'f32'}"
+    made = ir.FunctionType(result or kind, [kind] * len(arguments))
+    return builder.call(cgutils.get_or_insert_function(builder.module, made, full), arguments)
+
+
+def _widened(builder: Any, bits: Any, of: Any, count: int = WIDTH) -> Any:
+    """IR of ``count`` elements as lanes."""
+    if of in _FLOATS:
+        return bits
+    if of == types.int16:
+        half = builder.bitcast(bits, _some(_F16, count))
+        return builder.fpext(half, _some(_F32, count))
+    whole = _some(_I32, count)
+    high = builder.shl(builder.zext(bits, whole), _all(whole, 16))
+    return builder.bitcast(high, _some(_F32, count))
+
+
+def _narrowed(builder: Any, value: Any, of: Any, count: int = WIDTH) -> Any:
+    """IR of lanes as elements, rounded to the nearest, ties to even."""
+    if of in _FLOATS:
+        return value
+    short, whole = _some(_I16, count), _some(_I32, count)
+    if of == types.int16:
+        return builder.bitcast(builder.fptrunc(value, _some(_F16, count)), short)
+    bits = builder.bitcast(value, whole)
+    odd = builder.and_(builder.lshr(bits, _all(whole, 16)), _all(whole, 1))
+    rounded = builder.add(bits, builder.add(odd, _all(whole, 0x7FFF)))
+    # Rounding would turn some that are not a number into infinity.
+    quiet = builder.or_(bits, _all(whole, 1 << 22))
+    no_number = builder.fcmp_unordered("uno", value, value)
+    kept = builder.select(no_number, quiet, rounded)
+    return builder.trunc(builder.lshr(kept, _all(whole, 16)), short)
+
+
+def _place(context: Any, builder: Any, kind: Any, array: Any, index: Any) -> tuple[Any, int]:
+    element = context.get_data_type(kind.dtype)
+    data = make_array(kind)(context, builder, array).data
+    where = builder.gep(data, [index])
+    vector = ir.VectorType(element, WIDTH).as_pointer()
+    return builder.bitcast(where, vector), context.get_abi_sizeof(element)
+
+
+@intrinsic
+def load(_: Any, array: Any, index: Any) -> Any:
+    """Lanes of a flat array from an index on."""
+
+    def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        where, size = _place(context, builder, array, *args)
+        return _widened(builder, builder.load(where, align=size), array.dtype)
+
+    return Lanes(_of(array))(array, types.intp), lower
+
+
+@intrinsic
+def store(_: Any, array: Any, index: Any, value: Any) -> Any:
+    """Put lanes into a flat array from an index on."""
+
+    def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        where, size = _place(context, builder, array, args[0], args[1])
+        builder.store(_narrowed(builder, args[2], array.dtype), where, align=size)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, value), lower
+
+
+@intrinsic
+def zeros(_: Any, array: Any) -> Any:
+    """Lanes of nothing, as an array's elements become."""
+    kind = Lanes(_of(array))
+
+    def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _all(_vector(kind.of), 0.0)
+
+    return kind(array), lower
+
+
+@intrinsic
+def splat(_: Any, value: Any) -> Any:
+    """Lanes of one number."""
+    kind = _vector(value)
+
+    def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        none = ir.Constant(kind, ir.Undefined)
+        first = builder.insert_element(none, args[0], _I32(0))
+        return builder.shuffle_vector(first, none, _all(ir.VectorType(_I32, WIDTH), 0))
+
+    return Lanes(value)(value), lower
+
+
+def _binary(name: str) -> Any:
+    def typed(_: Any, x: Any, y: Any) -> Any:
+        def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return getattr(builder, name)(*args)
+
+        return x(x, y), lower
+
+    return intrinsic(typed)
+
+
+add, sub, mul, div = (_binary(name) for name in ("fadd", "fsub", "fmul", "fdiv"))
+
+
+@intrinsic
+def fma(_: Any, x: Any, y: Any, z: Any) -> Any:
+    """``x * y + z``."""
+
+    def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _call(builder, "fma", _vector(x.of), list(args))
+
+    return x(x, y, z), lower
+
+
+@intrinsic
+def maximum(_: Any, x: Any, y: Any) -> Any:
+    """Of each pair the greater; no number where one of them is none."""
+
+    def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _call(builder, "maximum", _vector(x.of), list(args))
+
+    return x(x, y), lower
+
+
+@intrinsic
+def finite(_: Any, x: Any) -> Any:
+    """0 for each lane that is infinite or no number."""
+    kind = _vector(x.of)
+
+    def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        size = _call(builder, "fabs", kind, list(args))
+        inside = builder.fcmp_ordered("<", size, _all(kind, math.inf))
+        return builder.select(inside, args[0], _all(kind, 0.0))
+
+    return x(x), lower
+
+
+@intrinsic
+def greatest(_: Any, x: Any) -> Any:
+    """Of all lanes; no number if one of them is none."""
+    kind = _vector(x.of)
+
+    def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _call(builder, "vector.reduce.fmaximum", kind, list(args), kind.element)
+
+    return x.of(x), lower
+
+
+@intrinsic
+def total(_: Any, x: Any) -> Any:
+    """Of all lanes, added in any order."""
+    kind = _vector(x.of)
+
+    def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        name = f"llvm.vector.reduce.fadd.v{WIDTH}{'f64' if kind.element == _F64 else 'f32'}"
+        made = ir.FunctionType(kind.element, [kind.element, kind])
+        summed = cgutils.get_or_insert_function(builder.module, made, name)
+        return builder.call(summed, [kind.element(0.0), args[0]], fastmath=("reassoc",))
+
+    return x.of(x), lower
+
+
+@intrinsic
+def exponent(_: Any, x: Any) -> Any:
+    """e to the power of each lane; 0 far below 0, and no more than the float type holds."""
+    kind, limit = _vector(x.of), (708.0 if x.of == types.float64 else 87.0)
+
+    def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        least, most = _all(kind, -limit), _all(kind, limit)
+        above = builder.fcmp_ordered(">", args[0], least)  # false for what is not a number
+        value = builder.select(above, args[0], least)
+        value = builder.select(builder.fcmp_ordered("<", value, most), value, most)
+        found = builder.select(above, _exponential(builder, value, kind), _all(kind, 0.0))
+        no_number = builder.fcmp_unordered("uno", *args, *args)
+        return builder.select(no_number, args[0], found)
+
+    return x(x), lower
+
+
+def _exponential(builder: Any, value: Any, kind: Any) -> Any:
+    """2^n e^r with r within half of ln 2, e^r by its Taylor series."""
+    double = kind.element == _F64
+    terms, high = (13, 0.6931471824645996) if double else (7, 0.693145751953125)
+
+    def fused(*arguments: Any) -> Any:
+        return _call(builder, "fma", kind, list(arguments))
+
+    n = _call(builder, "rint", kind, [builder.fmul(value, _all(kind, 1 / math.log(2)))])
+    rest = fused(n, _all(kind, -high), value)
+    rest = fused(n, _all(kind, high - math.log(2)), rest)
+    series = _all(kind, 1 / math.factorial(terms))
+    for k in reversed(range(terms)):
+        series = fused(series, rest, _all(kind, 1 / math.factorial(k)))
+    whole, bias, mantissa = (_I64, 1023, 52) if double else (_I32, 127, 23)
+    integers = ir.VectorType(whole, WIDTH)
+    power = builder.add(builder.fptosi(n, integers), _all(integers, bias))
+    return builder.fmul(series, builder.bitcast(builder.shl(power, _all(integers, mantissa)), kind))
+
+
+@intrinsic
+def widen(_: Any, bits: Any) -> Any:
+    """An array's element as a number."""
+
+    def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _widened(builder, args[0], bits, 1)
+
+    return (bits if bits in _FLOATS else types.float32)(bits), lower
+
+
+@intrinsic
+def narrow(_: Any, value: Any, like: Any) -> Any:
+    """A number as an element like another."""
+
+    def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _narrowed(builder, args[0], like, 1)
+
+    return like(value, like), lower

@@ -1,0 +1,93 @@
+"""Attention by torch's own code, one row of the cache after the other, on any device.
+
+It is what long rows take, whose products are large, and what there is where no code of ours runs.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tasc_engine.layout import Int64, StepLayout
+
+
+class RowByRow:
+    """Attends for all rows of a step, or some.
+
+    Args:
+        pool: ``[layers, places, 2, kv_heads, head_dim]`` keys and values.
+    """
+
+    def __init__(self, pool: Tensor) -> None:
+        self._pool = pool
+        self._biases: dict[Any, Tensor] = {}
+
+    def begin(self, step: StepLayout[Int64]) -> None:
+        """Take in a step's layout."""
+        self._step = step
+        self._biases.clear()
+
+    def attend(
+        self, layer: int, query: Tensor, scale: float, window: int | None, softcap: float | None
+    ) -> Tensor:
+        """See `RowCache.attend`."""
+        out = torch.empty_like(query)
+        for row in range(len(self._step.firsts)):
+            self.attend_row(row, layer, query, scale, window, softcap, out)
+        return out
+
+    def attend_row(
+        self, row: int, layer: int, query: Tensor, scale: float, window: int | None,
+        softcap: float | None, out: Tensor,
+    ) -> None:  # fmt: skip
+        """Write one row's part of ``out``."""
+        step = self._step
+        begin, end, first = step.begins[row], step.begins[row + 1], step.firsts[row]
+        kv = self._pool[layer, first : first + step.trunks[row] + step.nodes[row]]
+        kv_heads, (tokens, heads, dim) = kv.shape[2], (end - begin, *query.shape[1:])
+        shared = heads // kv_heads
+        # Query heads that share a KV head become more queries of it: no copy of keys and values.
+        asked = query[begin:end].view(tokens, kv_heads, shared, dim).permute(1, 2, 0, 3)
+        asked = asked.reshape(1, kv_heads, shared * tokens, dim)
+        key, value = kv.permute(1, 2, 0, 3).unsqueeze(1).unbind()
+        bias = self._bias(row, shared, window, query)
+        if softcap is None:
+            seen = nn.functional.scaled_dot_product_attention(
+                asked, key, value, attn_mask=bias, scale=scale
+            )
+        else:
+            seen = _capped(asked, key, value, bias, scale, softcap)
+        out[begin:end] = seen.view(heads, tokens, dim).transpose(0, 1)
+
+    def _bias(self, row: int, shared: int, window: int | None, like: Tensor) -> Tensor:
+        """What is added to scores, ``[1, 1, shared * tokens, places]``; made once a step."""
+        key = row, shared, window, like.dtype
+        if key not in self._biases:
+            sees = torch.from_numpy(visible(self._step, row, window)).to(like.device)
+            bias = torch.zeros(sees.shape, dtype=like.dtype, device=like.device)
+            bias.masked_fill_(~sees, -torch.inf)
+            self._biases[key] = bias.repeat(shared, 1)[None, None]
+        return self._biases[key]
+
+
+def visible(step: StepLayout[Int64], row: int, window: int | None) -> np.ndarray[Any, Any]:
+    """``bool[tokens, places]`` which places of its row each token sees."""
+    begin, end = step.begins[row], step.begins[row + 1]
+    trunk, nodes = step.trunks[row], step.nodes[row]
+    own, places = step.positions[begin:end, None], np.arange(trunk + nodes)
+    sees: np.ndarray[Any, Any] = places < step.seen[begin:end, None]
+    sees[:, trunk:] = (step.tree[begin:end, None] >> np.arange(nodes)) & 1
+    if window is not None:
+        positions = np.concatenate((places[:trunk], step.positions[end - nodes : end]))
+        sees &= own - positions < window
+    return sees
+
+
+def _capped(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float, softcap: float
+) -> Tensor:
+    """Attention whose scores are capped, as in Gemma 2; the operations of transformers' own."""
+    scores = torch.matmul(query, key.transpose(2, 3)) * scale
+    scores = torch.tanh(scores / softcap) * softcap + bias
+    return torch.matmul(scores.softmax(-1, dtype=torch.float32).to(query.dtype), value)
