@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 export OMP_WAIT_POLICY ?= PASSIVE
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: help demo test serve check fix bench-env clean
+.PHONY: help demo test serve check fix bench-env bench-model clean
 .DEFAULT_GOAL := help
 
 .venv/.installed: pyproject.toml
@@ -26,6 +26,9 @@ fix: .venv/.installed ## format and mend what can be mended by machine
 
 bench-env: ## environments of the peers that tests/benchmarks/engine.py measures; minutes, gigabytes
 	@for peer in 'openvino openvino-genai optimum-intel' 'ctranslate2 ctranslate2 transformers torch'; do set -- $$peer; to=.bench/$$1; name=$$1; shift; $(PYTHON) -m venv $$to && $$to/bin/pip install --quiet "$$@" || echo "$$name did not install"; done
+
+bench-model: .venv/.installed ## train the model that tests/benchmarks/engine.py measures from DATA; an hour
+	.venv/bin/python -m tasc_jobs.demo.train --data $(DATA) --out .bench/model --size bench --base-epochs 2 --adapter-epochs 0
 
 clean: ## remove the virtual environment and caches
 	rm -rf .venv services/tasc_draft/__pycache__ build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

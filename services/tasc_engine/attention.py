@@ -16,6 +16,8 @@ from transformers import AttentionInterface
 
 from tasc_engine.cpu.rows import CompiledRows
 from tasc_engine.errors import UnsupportedModel
+from tasc_engine.gpu.attention import available
+from tasc_engine.gpu.rows import FusedRows
 from tasc_engine.layout import Int64, StepLayout
 from tasc_engine.row_by_row import RowByRow
 
@@ -35,18 +37,21 @@ class RowCache:
     Args:
         places: Most that can be used.
         nbytes: Most memory to take; None for as much as ``places`` need.
+        longest: Places of the longest row there can be; None for all.
 
     Attributes:
         host, device: The current step's layout; None before the first and where one ended early.
     """
 
-    def __init__(self, layers: int, places: int, nbytes: int | None = None) -> None:
+    def __init__(
+        self, layers: int, places: int, nbytes: int | None = None, longest: int | None = None
+    ) -> None:
         self.layers = layers
         self.host: StepLayout[Int64] | None = None
         self.device: StepLayout[Tensor] | None = None
-        self._most, self._nbytes = places, nbytes
+        self._most, self._nbytes, self._longest = places, nbytes, longest or places
         self._pool: Tensor | None = None
-        self._rows: RowByRow | CompiledRows | None = None
+        self._rows: RowByRow | CompiledRows | FusedRows | None = None
 
     @property
     def places(self) -> int:
@@ -59,15 +64,15 @@ class RowCache:
             source, target = device.moves
             self._pool.index_copy_(1, target, self._pool.index_select(1, source))
         if self._rows is not None:
-            self._rows.begin(host)
+            self._rows.begin(host, device)
         self.host, self.device = host, device
 
     def pool(self, layer: int, kv_heads: int, head_dim: int, like: Tensor) -> Tensor:
         """One layer's keys and values."""
         if self._pool is None:
             self._pool = self._taken(kv_heads, head_dim, like)
-            self._rows = (CompiledRows if like.device.type == "cpu" else RowByRow)(self._pool)
-            self._rows.begin(self.current)
+            self._rows = _rows_of(self._pool, self._longest)
+            self._rows.begin(self.current, self._on_device)
         if self._pool.shape[3:] != (kv_heads, head_dim):
             raise UnsupportedModel(
                 f"layers have keys and values of {tuple(self._pool.shape[3:])} and "
@@ -78,9 +83,8 @@ class RowCache:
     def keep(self, layer: int, kv: Tensor) -> None:
         """Write the step's keys and values, ``[N, 2, kv_heads, head_dim]``."""
         pool = self.pool(layer, kv.shape[2], kv.shape[3], kv)
-        assert self.device is not None, "a forward begins with a layout"
         # A mask hides a finite number only, and what is left over must be hidden from later rows.
-        pool.index_copy_(0, self.device.places, kv.nan_to_num(0.0, 0.0, 0.0))
+        pool.index_copy_(0, self._on_device.places, kv.nan_to_num(0.0, 0.0, 0.0))
 
     def attend(
         self, layer: int, query: Tensor, scale: float, window: int | None = None,
@@ -98,7 +102,7 @@ class RowCache:
             ``[N, heads, head_dim]``.
         """
         assert self._rows is not None, "keys and values come before queries"
-        return self._rows.attend(layer, query.contiguous(), scale, window, softcap)
+        return self._rows.attend(layer, query, scale, window, softcap)
 
     def bits(self, layer: int, kv_heads: int, head_dim: int, like: Tensor) -> NDArray[Any]:
         """One layer's keys and values as elements of `cpu.lanes`; on a CPU."""
@@ -112,6 +116,11 @@ class RowCache:
         if self.host is None:
             raise RuntimeError("the cache has no step layout; forwards go through Target only")
         return self.host
+
+    @property
+    def _on_device(self) -> StepLayout[Tensor]:
+        assert self.device is not None, "a forward begins with a layout"
+        return self.device
 
     @torch.inference_mode()
     def copied(self, first: int, tokens: int) -> Tensor:
@@ -139,6 +148,13 @@ class RowCache:
         log.info("the KV cache holds %d tokens of %d bytes", places, each)
         shape = (self.layers, places + 1, 2, kv_heads, head_dim)
         return torch.zeros(shape, dtype=like.dtype, device=like.device)
+
+
+def _rows_of(pool: Tensor, longest: int) -> RowByRow | CompiledRows | FusedRows:
+    if pool.device.type == "cpu":
+        return CompiledRows(pool)
+    fits = pool.is_cuda and available(pool.dtype, pool.shape[-1])
+    return FusedRows(pool, longest) if fits else RowByRow(pool)
 
 
 def on_device(layout: StepLayout[Int64], device: torch.device) -> StepLayout[Tensor]:

@@ -16,6 +16,8 @@ from transformers.activations import ACT2FN
 
 from tasc_engine.attention import RowCache
 from tasc_engine.cpu.operations import CompiledOperations
+from tasc_engine.gpu.attention import available
+from tasc_engine.gpu.operations import FusedOperations
 from tasc_engine.linears import Linear
 from tasc_engine.operations import Norm, Operations, TensorOperations
 
@@ -152,6 +154,8 @@ def _head_norm(attention: Any, config: Any) -> Norm:
 def _operations(turns: Tensor, heads: int, kv_heads: int, activation: str) -> Operations:
     if turns.device.type == "cpu" and activation == "silu":
         return CompiledOperations(turns, heads, kv_heads)
+    if turns.is_cuda and activation == "silu" and available(turns.dtype, turns.shape[-1]):
+        return FusedOperations(turns, heads, kv_heads)
     function = functional.silu if activation == "silu" else ACT2FN[activation]
     return TensorOperations(turns, heads, kv_heads, function)
 

@@ -67,6 +67,7 @@ class Engine:
         most = config.rows * min(config.max_draft_tokens, proposer.max_depth)
         self._spender = Spender(costs, most) if costs else None
         self._asked = False
+        target.warm_up()
         warm_up()
 
     @property

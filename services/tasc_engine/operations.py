@@ -105,8 +105,11 @@ class TensorOperations:
 
 def greatest(logits: Tensor) -> Int64:
     """See `Operations.choose`."""
-    # Of equal ones torch says any; numpy the first.
-    most = logits.amax(-1, keepdim=True)
-    first = (logits == most).to(torch.uint8).argmax(-1)
-    chosen: Int64 = first.masked_fill_(most[:, 0].isnan(), -1).cpu().numpy()
+    chosen: Int64 = first_greatest(logits).cpu().numpy()
     return chosen
+
+
+def first_greatest(logits: Tensor) -> Tensor:
+    """`greatest` on the device."""
+    most, place = logits.max(-1)  # of equal ones the first
+    return place.masked_fill_(most.isnan(), -1)

@@ -23,15 +23,16 @@ class RowByRow:
         self._pool = pool
         self._biases: dict[Any, Tensor] = {}
 
-    def begin(self, step: StepLayout[Int64]) -> None:
+    def begin(self, host: StepLayout[Int64], device: StepLayout[Tensor]) -> None:
         """Take in a step's layout."""
-        self._step = step
+        self._step = host
         self._biases.clear()
 
     def attend(
         self, layer: int, query: Tensor, scale: float, window: int | None, softcap: float | None
     ) -> Tensor:
         """See `RowCache.attend`."""
+        query = query.contiguous()
         out = torch.empty_like(query)
         for row in range(len(self._step.firsts)):
             self.attend_row(row, layer, query, scale, window, softcap, out)

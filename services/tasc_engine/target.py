@@ -22,9 +22,11 @@ from transformers.utils import logging as transformers_logging
 from tasc_engine.attention import RowCache, attach, attention_layers, on_device
 from tasc_engine.config import EngineConfig
 from tasc_engine.cpu.operations import choose
-from tasc_engine.decoder import lean
+from tasc_engine.decoder import LeanDecoder, lean
 from tasc_engine.errors import OutOfMemory, UnsupportedModel, is_out_of_memory
-from tasc_engine.layout import Feed, lay_out, plain_feed
+from tasc_engine.gpu.attention import available
+from tasc_engine.gpu.graphs import GraphedForward, Limits
+from tasc_engine.layout import Feed, Int64, StepLayout, lay_out, plain_feed
 from tasc_engine.linears import lay_out_linears
 from tasc_engine.operations import greatest
 
@@ -70,17 +72,24 @@ class Target:
         self.device, self.dtype = weight.device, weight.dtype
         self.vocab_size = int(model.config.get_text_config().vocab_size)
         places = config.rows * config.max_model_len
-        self.cache = RowCache(attention_layers(model), places, config.kv_cache_bytes)
+        layers, longest = attention_layers(model), config.max_model_len
+        self.cache = RowCache(layers, places, config.kv_cache_bytes, longest)
         _check_config(model.config, config.max_model_len)
         expected, self._name = _own_logits(model.eval()), type(model).__name__
         decoder = lean(model, config.max_model_len)
         self._forward = through_modules(model, self.cache) if decoder is None else decoder
         self._check_against(expected)
+        self._graphs = None if decoder is None else self._graphed(decoder)
 
     @classmethod
     def load(cls, source: ModelSource, config: EngineConfig) -> "Target":
         """Read the weights, merge the adapter if there is one, and check that decoding is exact."""
         return cls(load_model(source), config)
+
+    def warm_up(self) -> None:
+        """Capture graphs, where there are any, so that no request waits for them."""
+        if self._graphs:
+            self._graphs.warm_up()
 
     @property
     def dtype_name(self) -> str:
@@ -94,7 +103,7 @@ class Target:
         return f"{platform.machine()} cpu, {torch.get_num_threads()} threads"
 
     @torch.inference_mode()
-    def next_tokens(self, feed: Feed) -> NDArray[np.int64]:
+    def next_tokens(self, feed: Feed) -> Int64:
         """Run one step; ``int64[M]`` the greedy next token at each place looked at.
 
         It is below 0 where logits are no numbers.
@@ -104,8 +113,9 @@ class Target:
         """
         self.cache.host = None
         try:
-            logits = self._logits(feed)
-            return choose(logits) if logits.device.type == "cpu" else greatest(logits)
+            step = lay_out(feed)
+            chosen = self._graphs(step) if self._graphs else None
+            return self._chosen(step) if chosen is None else chosen
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -115,11 +125,22 @@ class Target:
                 moved=self.cache.host is not None,
             ) from error
 
-    def _logits(self, feed: Feed) -> Tensor:
-        layout = lay_out(feed)
-        step = on_device(layout, self.device)
-        self.cache.begin(layout, step)
-        return self._forward(step.ids, step.looked_at, self.cache)
+    def _chosen(self, step: StepLayout[Int64]) -> Int64:
+        logits = self._logits(step)
+        return choose(logits) if logits.device.type == "cpu" else greatest(logits)
+
+    def _logits(self, step: StepLayout[Int64]) -> Tensor:
+        device = on_device(step, self.device)
+        self.cache.begin(step, device)
+        return self._forward(device.ids, device.looked_at, self.cache)
+
+    def _graphed(self, decoder: LeanDecoder) -> GraphedForward | None:
+        """Decoding steps as graphs; None where there are none."""
+        if not (self.device.type == "cuda" and available(self.dtype, decoder.head_dim)):
+            return None
+        rows, most = self.config.rows, self.config.max_draft_tokens
+        limits = Limits(rows, rows * (1 + most), rows * most, self.cache.places)
+        return GraphedForward(decoder, self.cache, limits, self.device)
 
     @torch.inference_mode()
     def _check_against(self, expected: Tensor) -> None:
@@ -127,7 +148,7 @@ class Target:
         ids, cut = _trial_ids(self.vocab_size), len(_trial_ids(self.vocab_size)) // 2
         firsts = [0, len(ids)] if self.config.rows > 1 else [0]  # what leaks comes from near by
         for start, part in ((0, ids[:cut]), (cut, ids[cut:])):
-            found = self._logits(plain_feed(firsts, start, part))
+            found = self._logits(lay_out(plain_feed(firsts, start, part)))
         error = float((found - expected).double().norm() / expected.double().norm())
         if not error <= TOLERANCE[expected.dtype]:  # so that NaN is refused too
             raise UnsupportedModel(

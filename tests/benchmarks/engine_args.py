@@ -30,6 +30,7 @@ class Asked:
     peers: tuple[str, ...]
     max_tokens: int
     model: Path | None
+    demo: bool
     shape: str | None
     json: Path | None
 
@@ -46,7 +47,8 @@ def arguments(description: str | None) -> Asked:
     add("--tasks", type=listed, default=TASKS, help=",".join(TASKS))
     add("--peers", type=listed, default=PEERS, help=f"{','.join(PEERS)}; what is missing is left")
     add("--max-tokens", type=positive, default=64, help="of an answer, with --model (64)")
-    add("--model", type=Path, help="a local folder; the adapters are left out then")
+    add("--model", type=Path, help="another model's local folder")
+    add("--demo", action="store_true", help="the shipped model, though the bench model is there")
     add("--shape", choices=SHAPES, help="random weights of this shape: cost of steps only")
     add("--json", type=Path, help="file for the JSON object as well")
     asked = Asked(**vars(parser.parse_args()))

@@ -14,6 +14,7 @@ from engine_equal import Equality
 from engine_figures import Found, block_efficiency, milliseconds, speeds, step_ms, worst
 from engine_peers import version_of
 from engine_sides import Measured
+from engine_work import model_of as folder_of
 
 _PACKAGES = ("torch", "transformers", "numpy", "numba")
 
@@ -43,7 +44,7 @@ def report(asked: Asked, found: Sequence[Found], figures: Sequence[Figure]) -> d
 
 
 def model_of(asked: Asked) -> dict[str, Any]:
-    name = asked.shape or (asked.model.name if asked.model else "tasc-demo-7m")
+    name = asked.shape or folder_of(asked).name
     return {"benchmark": "engine", "model": name, "rows": asked.rows, "repeats": asked.repeats}
 
 

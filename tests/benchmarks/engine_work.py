@@ -1,7 +1,7 @@
 """The rows that are answered and the folder that all sides read their weights from.
 
-The folder is written with the adapter merged, in float32, so that every side rounds the same
-numbers. It runs no engine.
+It is written with the adapter merged, in float32, so that every side rounds the same numbers. The
+bench model lies where `make bench-model` puts it. It runs no engine.
 """
 
 import shutil
@@ -11,10 +11,20 @@ from pathlib import Path
 from engine_args import Asked
 from engine_loop import Job
 
-from tasc_engine.target import load_model
+from tasc_engine.target import ModelSource, load_model
 from tasc_jobs.demo.tasks import MODEL, TEMPLATES, demo_record, read_split
+from tasc_jobs.demo.train import SIZES
 from tasc_serve.worker import model_source
 from tasc_text import PromptTemplate, TaskTokenizer
+
+_BENCH_MODEL = Path(__file__).resolve().parents[2] / ".bench" / "model" / SIZES["bench"].name
+
+
+def model_of(asked: Asked) -> Path:
+    """The folder of the model that answers; the shipped one has an adapter for each task."""
+    if asked.model is not None:
+        return asked.model
+    return _BENCH_MODEL if _BENCH_MODEL.is_dir() and not asked.demo else MODEL
 
 
 @dataclass(frozen=True)
@@ -31,7 +41,7 @@ class Work:
 
 def work_of(task: str, asked: Asked, folder: Path) -> Work:
     """``folder`` is where a merged model may be written."""
-    model = asked.model or export(task, folder / task)
+    model = asked.model or export(task, model_of(asked), folder / task)
     tokenizer = TaskTokenizer.from_folder(model)
     template = PromptTemplate(TEMPLATES[task])
     rows = read_split(task, "test")[: asked.rows]
@@ -47,10 +57,11 @@ def work_of(task: str, asked: Asked, folder: Path) -> Work:
     return Work(task, job)
 
 
-def export(task: str, folder: Path) -> Path:
-    """The shipped model with a task's adapter merged, as any project reads it."""
-    model = load_model(model_source(demo_record(task), "cpu"))
-    model.save_pretrained(folder)
-    for file in MODEL.glob("tokenizer*"):
+def export(task: str, model: Path, folder: Path) -> Path:
+    """A model with a task's adapter merged, as any project reads it."""
+    shipped = model_source(demo_record(task), "cpu")
+    source = shipped if model == MODEL else ModelSource(model)
+    load_model(source).save_pretrained(folder)
+    for file in model.glob("tokenizer*"):
         shutil.copy(file, folder)
     return folder

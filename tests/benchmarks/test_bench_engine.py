@@ -16,7 +16,17 @@ KEYS = {
 
 def test_a_few_rows_are_answered_alike_and_drafts_are_accepted(tmp_path) -> None:
     file = tmp_path / "found.json"
-    asked = ["--rows", "16", "--repeats", "1", "--peers", "transformers", "--tasks", "massive_en"]
+    asked = [
+        "--demo",
+        "--rows",
+        "16",
+        "--repeats",
+        "1",
+        "--peers",
+        "transformers",
+        "--tasks",
+        "massive_en",
+    ]
     command = [sys.executable, str(BENCHMARK), *asked, "--json", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

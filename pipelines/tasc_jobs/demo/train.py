@@ -6,10 +6,12 @@ adapter (PEFT, r = 16) per served task. It knows nothing of drafting or serving:
 plain Hugging Face folder.
 
     python -m tasc_jobs.demo.train --data DIR --out DIR
-    python -m tasc_jobs.demo.train --data DIR --out DIR --size bench --base-epochs 2
+    python -m tasc_jobs.demo.train --data DIR --out .bench/model --size bench --base-epochs 2 \
+        --adapter-epochs 0
 
-The second makes the larger model that benchmarks use and that does not ship. DIR holds a folder
-for each of BASE_TASKS with ``train.jsonl.gz``: string fields id, input, output.
+The second makes the larger model that tests/benchmarks/engine.py takes where it is there, and that
+does not ship. DIR holds a folder for each of BASE_TASKS with ``train.jsonl.gz``: string fields id,
+input, output.
 """
 
 import argparse
@@ -244,7 +246,7 @@ def main() -> None:
     parser.add_argument(
         "--base-epochs", type=float, default=8, help="0 keeps the base that OUT has already"
     )
-    parser.add_argument("--adapter-epochs", type=float, default=2)
+    parser.add_argument("--adapter-epochs", type=float, default=2, help="0 makes no adapters")
     parser.add_argument("--batch-tokens", type=int, default=3072)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -255,7 +257,7 @@ def main() -> None:
         tokenizer = train_base(args, args.out, rng)
     else:
         tokenizer = Tokenizer.from_file(str(args.out / SIZES[args.size].name / "tokenizer.json"))
-    for task in ADAPTER_TASKS:
+    for task in ADAPTER_TASKS if args.adapter_epochs else ():
         train_adapter(args, args.out, tokenizer, task, rng)
 
 

@@ -33,17 +33,18 @@ class CompiledRows:
         """One layer's keys and values as elements of `lanes`."""
         return self._layers[layer]
 
-    def begin(self, step: StepLayout[Int64]) -> None:
+    def begin(self, host: StepLayout[Int64], device: StepLayout[Tensor]) -> None:
         """Take in a step's layout."""
-        self._others.begin(step)
-        self._step = step
-        self._work = (step.trunks + step.nodes) * np.diff(step.begins)
+        self._others.begin(host, device)
+        self._step = host
+        self._work = (host.trunks + host.nodes) * np.diff(host.begins)
         self._split: tuple[Int64, list[int]] | None = None
 
     def attend(
         self, layer: int, query: Tensor, scale: float, window: int | None, softcap: float | None
     ) -> Tensor:
         """See `RowCache.attend`; what is returned is overwritten by the next call."""
+        query = query.contiguous()
         if self._out.shape != query.shape:
             self._out = torch.empty_like(query)
         out = self._out

@@ -1,0 +1,84 @@
+"""The GPU's benchmark goes through all its stages without a GPU, and says where there is none."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from gpu_bars import LEAST, MOST, bars
+from gpu_found import Found, Here
+from gpu_work import BASE, DEMO, TASK, merged
+
+from tasc_engine import ModelSource
+from tasc_engine.target import load_model
+
+SCRIPT = Path(__file__).with_name("gpu.sh")
+STAGES = {"prepare", "tests", "equality", "steps", "speed"}
+
+
+def run(*asked: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(SCRIPT), *asked],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHON": sys.executable},
+    )
+
+
+@pytest.mark.timeout(900)
+def test_a_dry_run_finds_every_figure(tmp_path) -> None:
+    out = tmp_path / "found.json"
+    done = run("--dry-run", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found == json.loads(out.read_text(encoding="utf-8"))
+    assert set(found["stages"]) == STAGES
+    assert {n: s["error"] for n, s in found["stages"].items() if "error" in s} == {}
+    equality, speed = found["stages"]["equality"], found["stages"]["speed"]
+    for name in ("tiny qwen2", "tiny llama", "demo float32", "demo drafted against plain"):
+        assert equality[name]["above"] == 0
+        assert equality[name]["accepted"] > 0
+    assert set(speed["projected_0.5b_drafted_over_plain"]) == {"1", "8"}
+    assert found["stages"]["steps"]["where_time_goes_b8"]["longest"]
+    judged = {name for name, bar in found["bars"].items() if bar["found"] is not None}
+    assert judged == {*LEAST, *MOST} - {"tiny_mistral_differences", "tiny_gemma2_differences"}
+
+
+def test_the_merged_adapter_is_that_of_peft() -> None:
+    adapter = DEMO / "adapters" / TASK
+    ours = dict(merged(load_model(ModelSource(BASE)), adapter).named_parameters())
+    base = dict(load_model(ModelSource(BASE)).named_parameters())
+    theirs = dict(load_model(ModelSource(BASE, adapter)).named_parameters())
+    for name, weight in theirs.items():
+        torch.testing.assert_close(ours[name], weight, rtol=1e-5, atol=1e-6)
+    assert sum(not torch.equal(ours[name], base[name]) for name in base) == 6 * 7
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so_in_a_line() -> None:
+    done = run()
+    assert done.returncode == 3
+    assert len(done.stderr.splitlines()) == 1
+    assert "no CUDA GPU" in done.stderr
+
+
+def test_a_stage_that_fails_says_why_and_keeps_what_it_found(tmp_path) -> None:
+    Found(Here(tmp_path, True), "steps").put("weight_bytes", 3)
+    command = [sys.executable, str(SCRIPT.with_name("gpu.py")), "--folder", str(tmp_path)]
+    paths = [str(SCRIPT.parents[2] / part) for part in ("services", "pipelines", "tests")]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run([*command, "--stage", "nothing", "--dry-run"], env=env)
+    assert done.returncode == 1
+    assert "no stage is called nothing" in Found.read(Here(tmp_path, True), "nothing")["error"]
+    assert Found.read(Here(tmp_path, True), "steps") == {"weight_bytes": 3}
+
+
+def test_a_figure_that_was_not_found_meets_no_bar() -> None:
+    assert not any(bar["met"] for bar in bars({}).values())
+    judged = bars({"steps": {"plain_over_ceiling": {"1": 0.61, "8": 0.59}}, "tests": {"failed": 0}})
+    assert judged["plain_over_ceiling_b1"]["met"]
+    assert not judged["plain_over_ceiling_b8"]["met"]
+    assert judged["tests_failed"]["met"]

@@ -1,0 +1,164 @@
+"""The fused tree attention says what its definition says, on a GPU or in Triton's interpreter.
+
+On a machine with Triton and no GPU: ``TRITON_INTERPRET=1 pytest`` of this file; minutes.
+"""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from hypothesis import Phase, given, seed, settings
+from hypothesis import strategies as st
+from tree_layouts import Layout, Row, by_definition, layout_of, on, rows_of, visible
+
+from tasc_engine.gpu import attention as tree_kernel
+from tasc_engine.layout import MOST_NODES
+
+needs_triton = pytest.mark.skipif(
+    not tree_kernel.available(),
+    reason="Triton is not installed (CUDA builds of torch bring it), or there is neither a GPU "
+    "nor TRITON_INTERPRET=1",
+)
+ON_GPU = torch.cuda.is_available() and not tree_kernel.INTERPRETED
+DEVICE = "cuda" if ON_GPU else "cpu"
+# Triton 3.9's interpreter multiplies bfloat16 as if its bits were integers.
+HALF = torch.float16 if tree_kernel.INTERPRETED else torch.bfloat16
+# Values are up to four; weights and answers are rounded to 8, 11 or 24 bits.
+CLOSE = {torch.float32: 2e-5, torch.float16: 8e-3, torch.bfloat16: 6e-2}
+# The interpreter takes milliseconds for each program of a grid.
+FEW = settings(max_examples=12, deadline=None, database=None, phases=[Phase.generate])
+ROWS = rows_of(4, 150, 12, 9) if ON_GPU else rows_of(3, 90, 5, 7)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One kind of attention; each is a kernel or a few of its own."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+    dtype: torch.dtype = torch.float32
+    window: int | None = None
+    softcap: float | None = None
+
+
+SHAPES = (
+    Shape(1, 1, 16),
+    Shape(14, 2, 64, HALF),  # Qwen2.5-0.5B
+    Shape(8, 4, 32, HALF),
+    Shape(9, 3, 64, torch.float16),  # SmolLM2-135M
+    Shape(14, 2, 64),
+    Shape(4, 1, 80, torch.float16, window=5),  # Phi-2's head size
+    Shape(4, 2, 128, HALF, window=40),
+    Shape(2, 1, 256, torch.float32, window=9, softcap=2.0),
+    Shape(40, 2, 24, torch.float32, softcap=0.5),  # more heads share keys than a tile holds
+)
+NAMES = [f"{s.heads}-{s.kv_heads}-{s.dim}-{str(s.dtype)[6:]}" for s in SHAPES]
+
+
+def made(shape: Shape, layout: Layout, places: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A query, and a pool with numbers at every place."""
+    make = torch.Generator().manual_seed(0)
+    query = torch.randn((len(layout.positions), shape.heads, shape.dim), generator=make)
+    pool = torch.randn((places, 2, shape.kv_heads, shape.dim), generator=make)
+    return query.to(shape.dtype), pool.to(shape.dtype)
+
+
+def attended(
+    shape: Shape, layout: Layout, query: torch.Tensor, pool: torch.Tensor, longest: int
+) -> torch.Tensor:
+    # On the device too the query's heads lie between those of others, as in the engine.
+    between = torch.cat((query[:, :1], query, query[:, :1]), 1).to(DEVICE)[:, 1:-1]
+    found = tree_kernel.attend(
+        between, pool.to(DEVICE), on(layout, DEVICE), shape.dim**-0.5, longest,
+        shape.window, shape.softcap,
+    )  # fmt: skip
+    return found.double().cpu()
+
+
+def off(shape: Shape, rows: list[Row], length: int, longest: int, wrong: int = 0) -> float:
+    """The greatest difference; ``wrong`` bits of the last token's tree are turned."""
+    layout = layout_of(rows, length)
+    query, pool = made(shape, layout, len(rows) * length + 1)
+    sees = visible(rows, length, shape.window)
+    expected = by_definition(query, pool, sees, shape.dim**-0.5, shape.softcap)
+    tree = layout.tree.clone()
+    tree[-1] ^= wrong
+    found = attended(shape, replace(layout, tree=tree), query, pool, longest)
+    return float((found - expected).abs().max())
+
+
+@needs_triton
+@pytest.mark.parametrize("shape", SHAPES, ids=NAMES)
+@seed(0)
+@FEW
+@given(rows=ROWS, longest=st.sampled_from([1, 200, 2048] if ON_GPU else [1, 200]))
+def test_trees_and_chunks_attend_to_what_they_see(shape, rows, longest) -> None:
+    """``longest`` 1 leaves contexts whole, more cuts them into parts."""
+    assert off(shape, rows, 192, longest) < CLOSE[shape.dtype]
+
+
+@needs_triton
+@pytest.mark.parametrize("shape", [SHAPES[2], SHAPES[6]], ids=[NAMES[2], NAMES[6]])
+def test_a_prompts_chunk_with_a_draft_beside_decoding_rows(shape) -> None:
+    chain = tuple(range(-1, 31))
+    rows: list[Row] = [(0, 256 if ON_GPU else 40, chain), (300, 1, ()), (7, 1, (-1, -1, 0, 1))]
+    assert off(shape, rows, 384, 300) < CLOSE[shape.dtype]
+
+
+@needs_triton
+@pytest.mark.parametrize("longest", [64, 128, 192, 256])
+def test_contexts_that_just_fill_their_parts_or_just_do_not(longest) -> None:
+    """One to four parts, each of whole blocks of 64 keys."""
+    rows: list[Row] = [(n, 1, ()) for n in (62, 63, 64, 126, 127, 128, 190, 191, 192, 255, 256)]
+    assert off(SHAPES[0], rows, 260, longest) < CLOSE[torch.float32]
+
+
+@needs_triton
+def test_the_most_nodes_a_row_can_have() -> None:
+    """The last node hangs on the first; bit 62 is the highest that is no sign."""
+    parents = (-1, *range(61), 0)
+    assert len(parents) == MOST_NODES
+    assert off(SHAPES[4], [(3, 1, parents)], 80, 64) < CLOSE[torch.float32]
+
+
+@needs_triton
+@pytest.mark.parametrize("bit", [0, 1, 2, 3])
+def test_a_wrong_bit_of_a_tree_is_seen(bit) -> None:
+    """The positive control: what is compared above depends on each bit."""
+    rows: list[Row] = [(20, 1, (-1, 0, -1, 2))]
+    assert off(SHAPES[4], rows, 64, 512) < CLOSE[torch.float32]
+    assert off(SHAPES[4], rows, 64, 512, wrong=1 << bit) > 1e-2
+
+
+@needs_triton
+def test_rows_without_tokens_and_other_rows_leave_no_trace() -> None:
+    """A bucket has rows that nobody uses; and what lies beside a row's places is never read."""
+    shape, rows = SHAPES[4], [(5, 1, (-1, 0)), (70, 2, ())]
+    layout = layout_of(rows, 96)
+    query, pool = made(shape, layout, 2 * 96 + 1)
+    before = attended(shape, layout, query, pool, 512)
+    used = torch.zeros(len(pool), dtype=torch.bool)
+    used[[place for places in visible(rows, 96, None) for place in places]] = True
+    pool[~used] = torch.nan
+    none, last = torch.zeros(3, dtype=torch.int64), layout.begins[-1:].expand(3)
+    more = replace(
+        layout,
+        begins=torch.cat((layout.begins, last)),
+        firsts=torch.cat((layout.firsts, none)),
+        trunks=torch.cat((layout.trunks, none)),
+        nodes=torch.cat((layout.nodes, none)),
+    )
+    assert torch.allclose(attended(shape, more, query, pool, 512), before, atol=1e-6)
+
+
+def test_what_it_cannot_do_is_said() -> None:
+    layout = layout_of([(1, 1, ())], 8)
+    pool = torch.zeros((9, 2, 2, 16), dtype=torch.float64)
+    with pytest.raises(ValueError, match="float64"):
+        tree_kernel.attend(torch.zeros((1, 4, 16), dtype=torch.float64), pool, layout, 1.0, 8)
+    with pytest.raises(ValueError, match="3 query heads"):
+        tree_kernel.attend(torch.zeros((1, 3, 16)), pool.float(), layout, 1.0, 8)
+    with pytest.raises(ValueError, match="together"):
+        tree_kernel.attend(torch.zeros((1, 4, 32))[..., ::2], pool.float(), layout, 1.0, 8)
+    assert not tree_kernel.available(torch.float64)

@@ -1,0 +1,252 @@
+"""A padded step in a bucket says what the step says alone, captured on a GPU or not."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from tree_layouts import Row, layout_of, parents_of, rows_of
+
+from tasc_engine.gpu import attention as tree_kernel
+from tasc_engine.gpu.graphs import (
+    CudaGraphs,
+    GraphedForward,
+    Limits,
+    Step,
+    buckets,
+    fill,
+)
+from tasc_engine.layout import StepLayout
+from tasc_engine.operations import first_greatest
+
+LENGTH, ROWS, VOCAB = 64, 4, 50
+LIMITS = Limits(rows=ROWS, tokens=30, moves=6, scratch=ROWS * LENGTH)
+CPU = torch.device("cpu")
+decoding = st.lists(
+    st.tuples(st.integers(0, 40), st.just(1), parents_of(6)), min_size=1, max_size=ROWS
+)
+
+
+class Eager:
+    """A recorder that runs again what it is told to record; it counts."""
+
+    def __init__(self) -> None:
+        self.recorded = 0
+
+    def record(self, run: Any) -> Any:
+        self.recorded += 1
+        run()
+        return run
+
+    def wait(self) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+
+class PoolCache:
+    """The pool of `LIMITS`; attention token by token, or by the kernel on a GPU."""
+
+    def __init__(self, model: "Model") -> None:
+        shape = (model.layers, LIMITS.scratch + 1, 2, model.kv_heads, model.head_dim)
+        numbers = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        self.pool = numbers.to(model.device, model.dtype)
+        self.host = self.device = None
+
+    def begin(self, host: Step, device: StepLayout[Tensor]) -> None:
+        source, target = device.moves
+        self.pool[:, target] = self.pool[:, source]
+        self.host, self.device = host, device
+
+    def attend(self, layer: int, query: Tensor, kv: Tensor, scale: float) -> Tensor:
+        pool = self.pool[layer]
+        pool.index_copy_(0, self.device.places, kv)
+        if pool.is_cuda:
+            return tree_kernel.attend(query, pool, self.device, scale, longest=4 * LENGTH)
+        return torch.stack([self.one(n, query[n], pool, scale) for n in range(len(query))])
+
+    def one(self, n: int, query: Tensor, pool: Tensor, scale: float) -> Tensor:
+        lie = self.device
+        row = int(torch.searchsorted(lie.begins, n, right=True)) - 1
+        bits = range(int(lie.nodes[row]))
+        nodes = [int(lie.trunks[row]) + b for b in bits if int(lie.tree[n]) >> b & 1]
+        kv = pool[int(lie.firsts[row]) + torch.tensor([*range(int(lie.seen[n])), *nodes])]
+        key, value = kv.repeat_interleave(query.shape[0] // pool.shape[2], 2).unbind(1)
+        weights = torch.einsum("hd,lhd->hl", query, key).mul(scale).softmax(-1)
+        return torch.einsum("hl,lhd->hd", weights, value)
+
+
+class Model:
+    """A forward of a few products, whose answers depend on all that its tokens see."""
+
+    layers, kv_heads, head_dim = 2, 2, 16
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        make, width = torch.Generator().manual_seed(0), 4 * self.head_dim
+        shapes = [(VOCAB, width), (LENGTH, width), (VOCAB, width)] + self.layers * [
+            (2 * width, width)
+        ]
+        numbers = [torch.randn(shape, generator=make).to(device, dtype) for shape in shapes]
+        self.embedding, self.turns, self.head, *self.joined = numbers
+        self.device, self.dtype = device, dtype
+
+    def __call__(self, ids: Tensor, looked_at: Tensor, cache: Any) -> Tensor:
+        hidden = self.embedding[ids] + self.turns[cache.device.positions]
+        for layer, weight in enumerate(self.joined):
+            heads = (hidden @ weight.T / 8).view(len(ids), 8, self.head_dim)
+            kv = heads[:, 4:].reshape(len(ids), 2, self.kv_heads, self.head_dim)
+            hidden = hidden + cache.attend(layer, heads[:, :4], kv, 0.5).flatten(1)
+        return hidden[looked_at] @ self.head.T
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return Model(torch.float64, CPU)
+
+
+def host_of(rows: Sequence[Row], moves: tuple[Any, ...] = ((), ())) -> Step:
+    arrays = {name: part.numpy() for name, part in vars(layout_of(rows, LENGTH)).items()}
+    return StepLayout(**{**arrays, "moves": np.array(moves, np.int64).reshape(2, -1)})
+
+
+def graphed(model: Model, recorder: Any) -> tuple[GraphedForward, PoolCache]:
+    cache = PoolCache(model)
+    return GraphedForward(model, cache, LIMITS, model.device, recorder), cache
+
+
+@torch.inference_mode()
+def alone(model: Model, cache: PoolCache, step: Step) -> np.ndarray:
+    """The step without padding."""
+    own = StepLayout(**{name: torch.from_numpy(part) for name, part in vars(step).items()})
+    cache.begin(step, own)
+    logits = model(own.ids, own.looked_at, cache)
+    return first_greatest(logits).numpy()
+
+
+@given(st.integers(1, 300), st.integers(1, 300))
+def test_each_number_of_tokens_has_a_bucket_not_much_larger(n, most) -> None:
+    n = min(n, most)
+    found = buckets(most)
+    assert list(found) == sorted(set(found))
+    size = next(s for s in found if s >= n)
+    assert size == found[-1] or size <= max(2 * n, 8)
+    assert found[-1] == most
+
+
+@given(rows_of(ROWS, 30, 1, 6), st.integers(0, 6))
+def test_padding_stands_behind_the_step_and_touches_scratch_only(rows, moved) -> None:
+    step = host_of(rows, (range(moved), range(10, 10 + moved)))
+    n, count, size = len(step.ids), len(rows), 30
+    counts = {"begins": ROWS + 2, "moves": 12, **dict.fromkeys(("firsts", "trunks", "nodes"), 5)}
+    names = ("ids", "positions", "places", "seen", "tree", *counts)
+    parts = {name: np.full(counts.get(name, size), -7, np.int64) for name in names}
+    fill(parts, step, LIMITS)
+    for name in ("ids", "positions", "places", "seen", "tree"):
+        assert parts[name][:n].tolist() == getattr(step, name).tolist()
+    assert set(parts["places"][n:]) <= {LIMITS.scratch}
+    assert set(parts["seen"][n:]) <= {1}
+    assert not parts["tree"][n:].any()
+    begins = parts["begins"].tolist()
+    assert begins == [*step.begins.tolist(), *[n] * (ROWS - count), size]
+    assert parts["firsts"].tolist()[count:] == [LIMITS.scratch] * (ROWS + 1 - count)
+    assert parts["trunks"].tolist()[count:] == [1] * (ROWS + 1 - count)
+    moves = parts["moves"].reshape(2, 6)
+    assert moves[:, :moved].tolist() == step.moves.tolist()
+    assert (moves[:, moved:] == LIMITS.scratch).all()
+
+
+@settings(deadline=None, max_examples=20)
+@given(steps=st.lists(decoding, min_size=1, max_size=3))
+def test_a_padded_step_says_and_leaves_what_it_does_alone(model, steps) -> None:
+    recorder = Eager()
+    run, cache = graphed(model, recorder)
+    other = PoolCache(model)
+    for rows in steps:
+        step = host_of(rows, ((20, 22), (19, 20)))
+        assert run(step).tolist() == alone(model, other, step).tolist()
+        torch.testing.assert_close(cache.pool[:, :-1], other.pool[:, :-1])
+    assert recorder.recorded == len({run.size_of(host_of(rows)) for rows in steps})
+
+
+def test_a_step_that_is_no_decoding_or_passes_a_limit_is_for_no_graph(model) -> None:
+    run, cache = graphed(model, Eager())
+    assert run.size_of(host_of([(3, 1, (-1,)), (0, 1, ())])) == 4
+    assert run(host_of([(3, 1, ()), (0, 2, ())])) is None  # a prompt
+    assert run(host_of([(3, 1, range(-1, 30))])) is None  # 32 tokens
+    assert run(host_of([(3, 1, ())], (range(7), range(7)))) is None  # 7 moves
+    assert run(host_of([(3, 1, ())] * (ROWS + 1))) is None
+    assert torch.equal(cache.pool, PoolCache(model).pool)
+
+
+def test_warming_up_records_each_bucket_once_and_touches_no_row(model) -> None:
+    recorder = Eager()
+    run, cache = graphed(model, recorder)
+    run.warm_up()
+    assert recorder.recorded == len(buckets(LIMITS.tokens))
+    assert torch.equal(cache.pool[:, :-1], PoolCache(model).pool[:, :-1])
+    assert cache.host is cache.device is None
+    assert run(host_of([(3, 1, ())])) is not None
+    assert recorder.recorded == len(buckets(LIMITS.tokens))
+
+
+def test_a_graph_that_does_not_fit_the_memory_is_tried_once(model) -> None:
+    class Full(Eager):
+        def record(self, run: Any) -> Any:
+            super().record(run)
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    recorder = Full()
+    run, cache = graphed(model, recorder)
+    assert [run(host_of([(3, 1, ())])) for _ in range(2)] == [None, None]
+    assert recorder.recorded == 1
+    assert cache.host is cache.device is None
+
+
+def test_an_error_in_capturing_is_not_hidden(model) -> None:
+    class Broken(Eager):
+        def record(self, run: Any) -> Any:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    run, _ = graphed(model, Broken())
+    with pytest.raises(RuntimeError, match="capturing"):
+        run(host_of([(3, 1, ())]))
+
+
+def test_the_first_of_equal_logits_is_chosen_and_no_number_is_said_so() -> None:
+    nan = float("nan")
+    logits = torch.tensor([[1.0, 3, 3, 0], [nan, 1, 2, 3], [5, 1, nan, 5], [-1, -1, -1, -1]])
+    assert first_greatest(logits).tolist() == [1, -1, -1, 0]
+
+
+@pytest.mark.skipif(
+    not (torch.cuda.is_available() and tree_kernel.available()), reason="needs a CUDA GPU"
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_replayed_graphs_say_what_eager_steps_say(dtype) -> None:
+    """Layouts of the same bucket, one behind the other, and then another bucket and back."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    model = Model(dtype, device)
+    run, cache = graphed(model, CudaGraphs(device))
+    eager, other = graphed(model, Eager())  # padded alike, so that products round alike
+    tree = (-1, -1, 0, 1)
+    rows: list[list[Row]] = [
+        [(5, 1, tree), (30, 1, ())], [(2, 1, ()), (40, 1, tree)], [(9, 1, ())], [(0, 1, ())] * 4,
+        [(50, 1, (-1, 0, 1, 2, 3))], [(5, 1, range(-1, 6)), (1, 1, range(-1, 12)), (33, 1, tree)],
+        [(7, 1, (-1, 0)), (8, 1, (-1, -1)), (9, 1, ())],
+    ]  # fmt: skip
+    for each in rows:
+        step = host_of(each, ((20, 22), (19, 20)))
+        found = run(step)
+        assert found is not None
+        assert found.tolist() == eager(step).tolist()
+        assert torch.equal(cache.pool[:, :-1], other.pool[:, :-1])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_the_gpu_chooses_as_the_cpu_does() -> None:
+    logits = torch.randint(0, 9, (33, 5000), generator=torch.Generator().manual_seed(0)).bfloat16()
+    logits[7, 4321] = torch.nan
+    assert first_greatest(logits.cuda()).tolist() == first_greatest(logits).tolist()
