@@ -19,7 +19,7 @@ from tasc_text import AnswerText, TaskTokenizer
 Int32 = NDArray[np.int32]
 
 
-@dataclass
+@dataclass(eq=False)
 class Sequence:
     """State of one row.
 

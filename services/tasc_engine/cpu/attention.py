@@ -102,7 +102,7 @@ def _attend(
         for token in range(begins[r], begins[r + 1], most):
             tokens = min(most, begins[r + 1] - token)
             n, lanes = tokens * shared, _lanes(tokens * heads)
-            low = max(0, positions[token] + 1 - window) if window else 0
+            low = _lowest(positions, token, tokens, window)
             end = places if token + tokens > node else seen[token + tokens - 1]
             for g in range(kv_heads):
                 _gather(query, token, n, g, shared, heads, size, scale, queries)
@@ -116,7 +116,7 @@ def _attend(
                     hidden = positions[t] + 1 - window - low
                     for p in range(hidden):
                         _hide(scores, p * lanes + i, n, kv_heads, shared)
-                for p in range(seen[t], end):
+                for p in range(max(seen[t], low), end):
                     b = p - trunks[r]
                     if (
                         b < 0
@@ -129,6 +129,17 @@ def _attend(
                 at = (firsts[r] + low) * step + (kv_heads + g) * dim
                 _sum(pool, at, step, end - low, n, size, scores, g * n, lanes, values, sums)
                 _scatter(sums, totals, token, n, g, shared, heads, size, out)
+
+
+@arithmetic
+def _lowest(positions: Any, token: int, tokens: int, window: int) -> int:
+    """The first place that some token sees; nodes are in no order of depth."""
+    if not window:
+        return 0
+    least = positions[token]
+    for t in range(token + 1, token + tokens):
+        least = min(least, positions[t])
+    return max(0, least + 1 - window)
 
 
 @arithmetic

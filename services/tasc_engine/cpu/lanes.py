@@ -233,14 +233,17 @@ def exponent(_: Any, x: Any) -> Any:
 def _exponential(builder: Any, value: Any, kind: Any) -> Any:
     """2^n e^r with r within half of ln 2, e^r by its Taylor series."""
     double = kind.element == _F64
-    terms, high = (13, 0.6931471824645996) if double else (7, 0.693145751953125)
+    # ln 2 in two parts, the first short enough for n of it to be exact.
+    terms, high, low = 7, 0.693145751953125, 1.4286068203094172e-06
+    if double:
+        terms, high, low = 13, 0.6931471824645996, -1.904654299957768e-09
 
     def fused(*arguments: Any) -> Any:
         return _call(builder, "fma", kind, list(arguments))
 
     n = _call(builder, "rint", kind, [builder.fmul(value, _all(kind, 1 / math.log(2)))])
     rest = fused(n, _all(kind, -high), value)
-    rest = fused(n, _all(kind, high - math.log(2)), rest)
+    rest = fused(n, _all(kind, -low), rest)
     series = _all(kind, 1 / math.factorial(terms))
     for k in reversed(range(terms)):
         series = fused(series, rest, _all(kind, 1 / math.factorial(k)))

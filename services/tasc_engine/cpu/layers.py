@@ -207,7 +207,7 @@ def _greatest(logits: Any, at: int, n: int) -> Any:
         d += WIDTH
     found = greatest(most)
     while d < n:
-        if not widen(logits[at + d]) <= found:
+        if found == found and not widen(logits[at + d]) <= found:
             found = widen(logits[at + d])
         d += 1
     return found

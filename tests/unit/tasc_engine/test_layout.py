@@ -1,73 +1,77 @@
 """Packing: every token lands where its row and position say, and sees exactly its past."""
 
 import numpy as np
-import torch
 from draft_trees import forest, no_moves
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tasc_draft import Drafts
-from tasc_engine.layout import MAX_GROUPED_TOKENS, Feed, StepLayout, pack, plain_feed
+from tasc_engine.layout import MOST_NODES, Feed, Int64, StepLayout, lay_out, plain_feed
+from tasc_engine.row_by_row import visible
 
-CPU = torch.device("cpu")
-LENGTH = 256
-# Of each row: tokens in the cache, tokens it brings, parents of its draft (None: may not emit).
-parents = st.integers(0, 9).flatmap(
+parents = st.integers(0, MOST_NODES).flatmap(
     lambda n: st.tuples(*(st.integers(-1, i - 1) for i in range(n)))
 )
-row_parts = st.dictionaries(
-    st.integers(0, 7),
-    st.tuples(st.integers(0, 40), st.integers(1, MAX_GROUPED_TOKENS + 20), st.none() | parents),
+# Of each row: free places before it, tokens in the cache, tokens it brings, parents of its draft
+# (None: may not emit).
+Part = tuple[int, int, int, tuple[int, ...] | None]
+parts_of_rows = st.lists(
+    st.tuples(st.integers(0, 9), st.integers(0, 40), st.integers(1, 70), st.none() | parents),
     min_size=1,
+    max_size=6,
 )
+CHAIN = tuple(range(-1, MOST_NODES - 1))
+HIGHEST_BIT: list[Part] = [(3, 5, 1, CHAIN), (0, 0, 2, (*CHAIN[:-1], 0))]
 
 
-def feed_of(parts) -> Feed:
-    rows = sorted(parts)
-    starts, sizes = [parts[r][0] for r in rows], [parts[r][1] for r in rows]
-    trees = [parts[r][2] for r in rows if parts[r][2] is not None]
-    may = np.array([parts[r][2] is not None for r in rows])
-    return Feed(
-        np.array(rows, np.int32),
-        np.array(starts, np.int32),
-        np.concatenate([np.arange(parts[r][1], dtype=np.int32) for r in rows]),
+def firsts_of(parts: list[Part], backwards: bool) -> list[int]:
+    """Rows lie behind each other, in their order or in the opposite one."""
+    firsts, end = [0] * len(parts), 0
+    order = range(len(parts))
+    for i in reversed(order) if backwards else order:
+        gap, start, size, tree = parts[i]
+        firsts[i] = end + gap
+        end = firsts[i] + start + size + len(tree or ())
+    return firsts
+
+
+def laid_out(
+    parts: list[Part], backwards: bool = False, moves: Int64 | None = None
+) -> StepLayout[Int64]:
+    sizes, may = [p[2] for p in parts], np.array([p[3] is not None for p in parts])
+    feed = Feed(
+        np.array(firsts_of(parts, backwards), np.int64),
+        np.array([p[1] for p in parts], np.int32),
+        np.arange(100, 100 + sum(sizes), dtype=np.int32),
         np.cumsum([0, *sizes]).astype(np.int32),
         np.where(may, np.cumsum(may) - 1, -1).astype(np.int32),
-        forest(trees),
-        no_moves(),
+        forest([p[3] for p in parts if p[3] is not None]),
+        no_moves() if moves is None else moves,
     )
+    return lay_out(feed)
 
 
-def seen_by_each(layout: StepLayout) -> dict[int, set[int]]:
+def seen_by_each(step: StepLayout[Int64], window: int | None) -> list[set[int]]:
     """The cache places that each packed token attends to."""
-    seen = {}
-    for group in layout.groups:
-        rows, places = group.gather.shape
-        bias = group.bias(1, torch.float64, None).view(rows, places, group.kv_length)
-        for packed, padded in zip(group.packed.tolist(), group.padded.tolist(), strict=True):
-            line, place = divmod(padded, places)
-            assert group.gather[line, place] == packed
-            assert packed not in seen
-            first = (group.begin + line) * LENGTH
-            seen[packed] = {first + int(k) for k in torch.nonzero(bias[line, place] == 0)}
-    return seen
+    return [
+        {int(first + place) for place in np.flatnonzero(line)}
+        for row, first in enumerate(step.firsts)
+        for line in visible(step, row, window)
+    ]
 
 
 @settings(deadline=None)  # the first example compiles
-@given(row_parts)
-def test_each_token_attends_once_to_its_own_past_and_its_own_branch(parts) -> None:
-    layout = pack(feed_of(parts), LENGTH, CPU)
-    seen, n = seen_by_each(layout), 0
-    looked_at = []
-    for row in sorted(parts):
-        start, size, tree = parts[row]
-        first = row * LENGTH
+@given(parts_of_rows, st.booleans())
+@example(HIGHEST_BIT, True)
+def test_each_token_attends_once_to_its_own_past_and_its_own_branch(parts, backwards) -> None:
+    step = laid_out(parts, backwards)
+    seen, n, looked_at = seen_by_each(step, None), 0, []
+    for (_, start, size, tree), first in zip(parts, firsts_of(parts, backwards), strict=True):
         past = {first + k for k in range(start)}
         for k in range(size):
             past.add(first + start + k)
             assert seen[n] == past
-            assert layout.positions[n] == start + k
-            assert layout.places[n] == first + start + k
+            assert step.positions[n] == start + k
+            assert step.places[n] == first + start + k
             n += 1
         if tree is None:
             continue
@@ -79,37 +83,82 @@ def test_each_token_attends_once_to_its_own_past_and_its_own_branch(parts) -> No
                 (branches[parent] if parent >= 0 else past) | {first + start + size + x}
             )
             assert seen[n] == branches[x]
-            assert layout.positions[n] == start + size - 1 + depths[x]
-            assert layout.places[n] == first + start + size + x
+            assert step.positions[n] == start + size - 1 + depths[x]
+            assert step.places[n] == first + start + size + x
             looked_at.append(n)
             n += 1
-    assert len(seen) == n == len(layout.ids)
-    assert layout.looked_at.tolist() == looked_at
+    assert len(seen) == n == len(step.ids) == len(step.positions) == len(step.places)
+    assert step.looked_at.tolist() == looked_at
+
+
+@settings(deadline=None)
+@given(parts_of_rows, st.booleans(), st.integers(1, 80))
+@example(HIGHEST_BIT, False, 7)
+def test_a_window_hides_by_position_whatever_the_branch(parts, backwards, window) -> None:
+    step, position_at = laid_out(parts, backwards), {}
+    for (_, start, *_), first in zip(parts, firsts_of(parts, backwards), strict=True):
+        position_at.update({first + k: k for k in range(start)})
+    position_at.update(zip(step.places.tolist(), step.positions.tolist(), strict=True))
+    everything, near = seen_by_each(step, None), seen_by_each(step, window)
+    for own, past, found in zip(step.positions.tolist(), everything, near, strict=True):
+        assert found == {place for place in past if own - position_at[place] < window}
 
 
 def test_a_window_hides_what_lies_too_far_back_in_its_own_branch() -> None:
     """Nodes 0 and 1 are siblings, 2 is a child of 0: by position it is one behind them."""
-    layout = pack(feed_of({0: (5, 1, (-1, -1, 0))}), LENGTH, CPU)
-    (group,) = layout.groups
-    bias = group.bias(1, torch.float64, 3).view(4, group.kv_length)
-    assert [torch.nonzero(line == 0).view(-1).tolist() for line in bias] == [
-        [3, 4, 5], [4, 5, 6], [4, 5, 7], [5, 6, 8],
-    ]  # fmt: skip
+    step = laid_out([(0, 5, 1, (-1, -1, 0))])
+    assert seen_by_each(step, 3) == [{3, 4, 5}, {4, 5, 6}, {4, 5, 7}, {5, 6, 8}]
 
 
-def test_heads_that_share_keys_have_the_same_mask() -> None:
-    (group,) = pack(feed_of({0: (5, 2, (-1,)), 2: (1, 1, ())}), LENGTH, CPU).groups
-    one, three = (group.bias(shared, torch.float32, None) for shared in (1, 3))
-    assert torch.equal(three, one.repeat(1, 1, 3, 1))
+@settings(deadline=None)
+@given(parts_of_rows)
+def test_ids_and_the_bounds_of_rows_are_what_was_fed(parts) -> None:
+    step, fed, ids, begins = laid_out(parts), 100, [], [0]
+    for _, _, size, tree in parts:
+        ids += [*range(fed, fed + size), *range(1, len(tree or ()) + 1)]
+        begins.append(len(ids))
+        fed += size
+    assert step.ids.tolist() == ids
+    assert step.begins.tolist() == begins
+    assert step.firsts.tolist() == firsts_of(parts, False)
+    assert step.trunks.tolist() == [start + size for _, start, size, _ in parts]
+    assert step.nodes.tolist() == [len(tree or ()) for *_, tree in parts]
+    assert {array.dtype for array in vars(step).values()} == {np.dtype(np.int64)}
 
 
-def test_long_prompts_attend_alone() -> None:
-    parts = {0: (0, 1, ()), 1: (0, MAX_GROUPED_TOKENS + 1, ()), 2: (0, 4, ())}
-    layout = pack(feed_of(parts), LENGTH, CPU)
-    assert [g.gather.shape for g in layout.groups] == [(3, 4), (1, MAX_GROUPED_TOKENS + 1)]
+def test_no_two_tokens_enter_the_same_place_and_none_one_that_is_held() -> None:
+    parts: list[Part] = [(0, 4, 3, (-1, 0, -1)), (0, 9, 1, None), (0, 0, 2, CHAIN)]
+    for backwards in (False, True):
+        step, held = laid_out(parts, backwards), set()
+        for first, (_, start, *_) in zip(step.firsts.tolist(), parts, strict=True):
+            held |= set(range(first, first + start))
+        entered = step.places.tolist()
+        assert len(set(entered)) == len(entered) == 72
+        assert set(entered).isdisjoint(held)
 
 
-def test_a_group_is_full_only_where_nothing_is_padded() -> None:
-    assert pack(plain_feed([0, 1, 2], 7, np.ones(2, np.int32)), LENGTH, CPU).groups[0].full
-    assert not pack(plain_feed([0, 2], 7, np.ones(2, np.int32)), LENGTH, CPU).groups[0].full
-    assert Drafts.empty(3).offsets.tolist() == [0, 0, 0, 0]
+def test_the_most_nodes_fit_a_word_whose_sign_is_never_set() -> None:
+    step = laid_out([(0, 2, 1, CHAIN)])
+    assert step.tree.tolist() == [(1 << node) - 1 for node in range(MOST_NODES + 1)]
+    assert step.tree.min() == 0
+    assert step.seen.tolist() == [3] * (1 + MOST_NODES)
+
+
+def test_who_may_not_emit_is_not_looked_at() -> None:
+    step = laid_out([(0, 0, 3, None), (0, 7, 1, ()), (0, 0, 2, None)])
+    assert step.looked_at.tolist() == [3]
+    assert step.nodes.tolist() == [0, 0, 0]
+
+
+def test_moves_are_passed_on() -> None:
+    moves = np.array([[9, 8], [7, 6]])
+    assert laid_out([(0, 0, 1, ())], moves=moves).moves.tolist() == [[9, 8], [7, 6]]
+
+
+def test_a_plain_feed_brings_the_same_to_each_row_and_each_emits() -> None:
+    step = lay_out(plain_feed([40, 3, 21], 7, np.array([5, 6], np.int32)))
+    assert step.ids.tolist() == [5, 6] * 3
+    assert step.places.tolist() == [47, 48, 10, 11, 28, 29]
+    assert step.positions.tolist() == [7, 8] * 3
+    assert step.looked_at.tolist() == [1, 3, 5]
+    assert step.moves.shape == (2, 0)

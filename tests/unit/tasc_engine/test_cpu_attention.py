@@ -1,0 +1,291 @@
+"""Attention on a CPU says what its definition says, whichever code does it, and rows stay apart."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from tree_layouts import Row, layout_of, rows_of, visible
+
+from tasc_engine.attention import RowCache
+from tasc_engine.cpu import rows as cpu_rows
+from tasc_engine.layout import MOST_NODES, Int64, StepLayout
+from tasc_engine.row_by_row import RowByRow
+
+LENGTH = 160  # no row is longer
+COMPILED, TORCHS = 1 << 60, 0  # from how much work on torch attends
+# Values are up to four; compiled code rounds the answer only, torch's own its weights too.
+CLOSE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+TORCHS_CLOSE = {**CLOSE, torch.float16: 1.6e-2, torch.bfloat16: 0.12}
+CAPPED_CLOSE = 2e-6  # torch's path takes the softmax of capped scores in float32, as models do
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One kind of attention; compiled code is made for each dim and dtype."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+    dtype: torch.dtype = torch.float64
+    window: int | None = None
+    softcap: float | None = None
+
+
+SHAPES = (
+    Shape(1, 1, 8),
+    Shape(6, 2, 8, window=3, softcap=0.7),
+    Shape(4, 4, 24, torch.bfloat16, window=30),
+    Shape(8, 2, 40, torch.float16),
+    Shape(14, 2, 64, torch.bfloat16),  # Qwen2.5-0.5B
+    Shape(9, 3, 64, torch.float32, softcap=30.0),
+    Shape(4, 1, 80, torch.float32, window=5),
+    Shape(5, 5, 20, torch.float16, window=9, softcap=2.0),
+    Shape(300, 3, 8),  # one token at a time is more than is usually taken together
+    Shape(40, 2, 8, window=4),  # a long draft is taken in parts
+)
+PLAIN = SHAPES[0]
+
+
+def torchs_close(shape: Shape) -> float:
+    close = TORCHS_CLOSE[shape.dtype]
+    return close if shape.softcap is None else max(close, CAPPED_CLOSE)
+
+
+def name(shape: Shape) -> str:
+    parts = [shape.heads, shape.kv_heads, shape.dim, str(shape.dtype)[6:]]
+    return "-".join(map(str, parts + [n for n in (shape.window, shape.softcap) if n]))
+
+
+by_shape = pytest.mark.parametrize("shape", SHAPES, ids=name)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Rows at places of their own, what each token sees, and numbers for all of it.
+
+    Attributes:
+        sees: Of each packed token: cache places.
+        pool: ``[places + 1, 2, kv_heads, dim]``.
+        query: ``[N, heads, dim]``.
+    """
+
+    shape: Shape
+    step: StepLayout[Tensor]
+    sees: list[list[int]]
+    pool: Tensor
+    query: Tensor
+
+    @property
+    def host(self) -> StepLayout[Int64]:
+        return StepLayout(**{key: part.numpy() for key, part in vars(self.step).items()})
+
+    @property
+    def work(self) -> list[int]:
+        """Places times tokens times places of all heads, of each row."""
+        tokens = (self.step.begins[1:] - self.step.begins[:-1]).tolist()
+        held = (self.step.trunks + self.step.nodes).tolist()
+        shape = self.shape
+        return [n * p * shape.heads * shape.dim for n, p in zip(tokens, held, strict=True)]
+
+
+def case_of(shape: Shape, rows: Sequence[Row], gap: int = 0, backwards: bool = False) -> Case:
+    """Rows follow each other, in their order or the opposite one, with a gap between them."""
+    step, sees = layout_of(rows, LENGTH), visible(rows, LENGTH, shape.window)
+    firsts, end = [0] * len(rows), gap
+    for row in reversed(range(len(rows))) if backwards else range(len(rows)):
+        firsts[row] = end
+        end += sum(rows[row][:2]) + len(rows[row][2]) + gap
+    places = [firsts[p // LENGTH] + p % LENGTH for p in step.places.tolist()]
+    step = replace(step, firsts=torch.tensor(firsts), places=torch.tensor(places))
+    make = torch.Generator().manual_seed(len(places))
+    pool = torch.randn((end + 1, 2, shape.kv_heads, shape.dim), generator=make)
+    query = torch.randn((len(places), shape.heads, shape.dim), generator=make)
+    sees = [[firsts[p // LENGTH] + p % LENGTH for p in line] for line in sees]
+    return Case(shape, step, sees, pool.to(shape.dtype), query.to(shape.dtype))
+
+
+def by_definition(case: Case) -> Tensor:
+    """In float64, one token after the other."""
+    shape, found = case.shape, []
+    pool, query = case.pool.double().numpy(), case.query.double().numpy()
+    of = np.arange(shape.heads) // (shape.heads // shape.kv_heads)
+    for asked, places in zip(query, case.sees, strict=True):
+        keys, values = pool[places, 0][:, of], pool[places, 1][:, of]
+        scores = (keys * asked).sum(-1) * shape.dim**-0.5
+        if shape.softcap is not None:
+            scores = shape.softcap * np.tanh(scores / shape.softcap)
+        weights = np.exp(scores - scores.max(0))
+        found.append((weights[..., None] * values).sum(0) / weights.sum(0)[:, None])
+    return torch.from_numpy(np.stack(found))
+
+
+def cache_of(case: Case) -> RowCache:
+    """The case's step begun over two layers; the case's numbers are in the second."""
+    cache = RowCache(2, len(case.pool) - 1)
+    cache.begin(case.host, case.step)
+    cache.pool(0, case.shape.kv_heads, case.shape.dim, case.pool)
+    cache.paste(0, torch.stack((case.pool.flip(0), case.pool)))
+    return cache
+
+
+def attended(case: Case, much: int) -> Tensor:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu_rows, "_MUCH", much)
+        shape = case.shape
+        found = cache_of(case).attend(
+            1, case.query, shape.dim**-0.5, shape.window, shape.softcap
+        )  # fmt: skip
+    assert found.dtype == shape.dtype
+    return found.clone()
+
+
+def one_by_one(case: Case) -> Tensor:
+    attention, shape = RowByRow(case.pool[None]), case.shape
+    attention.begin(case.host, case.step)
+    return attention.attend(0, case.query, shape.dim**-0.5, shape.window, shape.softcap)
+
+
+def off(found: Tensor, expected: Tensor) -> float:
+    assert found.shape == expected.shape
+    return float((found.double() - expected).abs().max().nan_to_num(torch.inf))
+
+
+def check(case: Case) -> None:
+    expected = by_definition(case)
+    compiled, torchs = attended(case, COMPILED), attended(case, TORCHS)
+    assert off(compiled, expected) < CLOSE[case.shape.dtype]
+    assert off(torchs, expected) < torchs_close(case.shape)
+    assert torch.equal(one_by_one(case), torchs)
+    some = sorted(case.work)[len(case.work) // 2]
+    mixed = attended(case, some).split(case.step.begins.diff().tolist())
+    for row, part in enumerate(mixed):
+        part_of = slice(case.step.begins[row], case.step.begins[row + 1])
+        assert torch.equal(part, (torchs if case.work[row] >= some else compiled)[part_of])
+
+
+@by_shape
+@settings(max_examples=25, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(rows=rows_of(4, 60, 25, MOST_NODES), gap=st.integers(0, 2), backwards=st.booleans())
+def test_trees_and_chunks_attend_to_what_they_see(shape, rows, gap, backwards) -> None:
+    check(case_of(shape, rows, gap, backwards))
+
+
+@by_shape
+def test_a_long_chunk_beside_a_long_draft_and_a_decoding_row(shape) -> None:
+    """The draft's last node hangs on its first: bit 62 is the highest that is no sign."""
+    deep = (-1, *range(MOST_NODES - 2), 0)
+    check(case_of(shape, [(3, 70, tuple(range(-1, 30))), (90, 1, ()), (20, 1, deep)]))
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("heads", [1, 64, 128])
+def test_a_window_of_a_node_behind_a_deeper_one(heads, window) -> None:
+    """However many tokens are taken together, the first is not always the one furthest back."""
+    shape = Shape(heads, 1, 8, window=window)
+    check(case_of(shape, [(9, 1, (-1, 0, 1, 2, -1, -1, 4, 0)), (5, 2, (-1, 0, 1, 2, 3, -1))]))
+
+
+@pytest.mark.parametrize("much", [COMPILED, TORCHS], ids=["compiled", "torchs"])
+@by_shape
+def test_what_lies_beside_a_rows_places_changes_nothing(shape, much) -> None:
+    rows: list[Row] = [(7, 1, (-1, 0, -1)), (30, 3, ()), (0, 5, (-1, -1))]
+    for row in range(len(rows)):
+        for gap in (0, 1):
+            case = case_of(shape, rows, gap, backwards=row == 1)
+            begin, end = case.step.begins[row : row + 2].tolist()
+            held = {place for places in case.sees[begin:end] for place in places}
+            first = int(case.step.firsts[row])
+            own = set(range(first, first + sum(rows[row][:2]) + len(rows[row][2])))
+            assert held <= own
+            before = attended(case, much)[begin:end]
+            others = torch.tensor([place not in own for place in range(len(case.pool))])
+            pool, query = case.pool.clone(), case.query.clone()
+            pool[others] = torch.finfo(shape.dtype).max
+            query[:begin] = query[end:] = -torch.inf
+            huge = attended(replace(case, pool=pool, query=query), much)[begin:end]
+            assert torch.equal(huge, before)
+
+
+@pytest.mark.parametrize("much", [COMPILED, TORCHS], ids=["compiled", "torchs"])
+@pytest.mark.parametrize("bit", [0, 1, 2, 3])
+def test_a_wrong_bit_of_a_tree_is_seen(bit, much) -> None:
+    """The positive control: what is compared above depends on each bit."""
+    for shape in (PLAIN, SHAPES[5]):
+        case = case_of(shape, [(20, 1, (-1, 0, -1, 2))])
+        expected = by_definition(case)
+        tree = case.step.tree.clone()
+        tree[-1] ^= 1 << bit
+        wrong = replace(case, step=replace(case.step, tree=tree))
+        assert off(attended(case, much), expected) < torchs_close(shape)
+        error = (attended(wrong, much).double() - expected).abs().amax((1, 2))
+        assert error[-1] > 1e-3
+        assert error[:-1].max() < torchs_close(shape)
+
+
+@pytest.mark.parametrize("much", [COMPILED, TORCHS], ids=["compiled", "torchs"])
+def test_each_place_that_is_seen_counts(much) -> None:
+    """Another positive control: a key or value of a seen place changes who sees it, no one else."""
+    case = case_of(PLAIN, [(3, 2, (-1, 0, -1)), (2, 1, (-1,))])
+    before = attended(case, much)
+    for place in range(len(case.pool)):
+        for part in (0, 1):
+            pool = case.pool.clone()
+            pool[place, part] += 1
+            changed = (attended(replace(case, pool=pool), much) != before).flatten(1).any(1)
+            assert changed.tolist() == [place in places for places in case.sees]
+
+
+@pytest.mark.parametrize("much", [COMPILED, TORCHS], ids=["compiled", "torchs"])
+@by_shape
+def test_what_is_kept_is_attended_to_and_what_is_no_number_is_kept_as_zeros(shape, much) -> None:
+    case = case_of(shape, [(6, 2, (-1, 0)), (0, 1, ()), (11, 1, (-1, -1))], gap=1)
+    cache, places = cache_of(case), case.step.places
+    make = torch.Generator().manual_seed(0)
+    kv = torch.randn((len(places), 2, shape.kv_heads, shape.dim), generator=make).to(shape.dtype)
+    for n, odd in enumerate([torch.nan, torch.inf, -torch.inf]):
+        kv[2 * n, n % 2, 0, n] = odd
+        kv[2 * n + 1, :, -1, -1 - n] = odd
+    cache.keep(1, kv)
+    pool = case.pool.clone()
+    pool[places] = torch.where(kv.isfinite(), kv, 0)
+    assert torch.equal(cache.copied(0, len(pool))[1], pool)
+    assert (cache.copied(0, len(pool))[1, places] == 0).sum() == 9
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu_rows, "_MUCH", much)
+        found = cache.attend(1, case.query, shape.dim**-0.5, shape.window, shape.softcap)
+    assert off(found, by_definition(replace(case, pool=pool))) < torchs_close(shape)
+
+
+def test_steps_of_all_sizes_follow_each_other() -> None:
+    """Memory of a step is used by the next one, which may be shorter or longer."""
+    shape, cache = Shape(6, 2, 8), RowCache(1, 200)
+    steps: list[list[Row]] = [
+        [(9, 1, (-1, 0))], [(0, 40, ()), (30, 1, (-1,))], [(1, 1, ())], [(60, 12, (-1, 0, -1))],
+        [(60, 12, (-1, 0, -1))], [(2, 1, (-1, -1)), (0, 1, ())],
+    ]  # fmt: skip
+    for rows in steps:
+        case = case_of(shape, rows)
+        cache.begin(case.host, case.step)
+        cache.pool(0, shape.kv_heads, shape.dim, case.pool)
+        cache.paste(0, case.pool[None])
+        for query in (case.query, -case.query, case.query.flip(1).permute(1, 0, 2).contiguous()):
+            asked = query if len(query) == len(case.query) else query.permute(1, 0, 2)
+            found = cache.attend(0, asked, shape.dim**-0.5)
+            assert off(found, by_definition(replace(case, query=asked))) < CLOSE[shape.dtype]
+
+
+def test_moves_are_made_before_anything_is_attended_to() -> None:
+    case = case_of(PLAIN, [(12, 1, ())])
+    cache = cache_of(case)
+    moves = torch.tensor([[9, 7, 4], [8, 6, 9]])  # one from where another goes
+    step = replace(case.step, moves=moves)
+    cache.begin(replace(case.host, moves=moves.numpy()), step)
+    pool = case.pool.clone()
+    pool[moves[1]] = case.pool[moves[0]]
+    found = cache.attend(1, case.query, PLAIN.dim**-0.5)
+    assert off(found, by_definition(replace(case, pool=pool))) < CLOSE[PLAIN.dtype]

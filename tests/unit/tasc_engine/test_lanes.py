@@ -1,0 +1,274 @@
+"""Lanes: conversions are torch's to the bit, arithmetic is numpy's to the type's precision."""
+
+import math
+
+import numba
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasc_engine.cpu import lanes
+from tasc_engine.cpu.lanes import WIDTH
+
+# As the package compiles: sums may be taken in any order.
+compiled = numba.njit(
+    _nrt=False, error_model="numpy", fastmath={"reassoc", "contract", "nsz"}
+)  # fmt: skip
+
+SHORT = {torch.bfloat16: np.uint16, torch.float16: np.int16}
+FLOATS = (np.float32, np.float64)
+PATTERNS = np.arange(1 << 16, dtype=np.uint16)
+
+
+@compiled
+def _widen_lanes(source, start, out):
+    for i in range(0, len(out), WIDTH):
+        lanes.store(out, i, lanes.load(source, start + i))
+
+
+@compiled
+def _widen_each(source, start, out):
+    for i in range(len(out)):
+        out[i] = lanes.widen(source[start + i])
+
+
+@compiled
+def _narrow_lanes(source, out, start):
+    for i in range(0, len(source), WIDTH):
+        lanes.store(out, start + i, lanes.load(source, i))
+
+
+@compiled
+def _narrow_each(source, out, start):
+    for i in range(len(source)):
+        out[start + i] = lanes.narrow(source[i], out[0])
+
+
+@compiled
+def _exponent(x, out):
+    for i in range(0, len(out), WIDTH):
+        lanes.store(out, i, lanes.exponent(lanes.load(x, i)))
+
+
+@compiled
+def _maximum(x, y, out):
+    for i in range(0, len(out), WIDTH):
+        lanes.store(out, i, lanes.maximum(lanes.load(x, i), lanes.load(y, i)))
+
+
+@compiled
+def _finite(x, out):
+    for i in range(0, len(out), WIDTH):
+        lanes.store(out, i, lanes.finite(lanes.load(x, i)))
+
+
+@compiled
+def _greatest(x):
+    return lanes.greatest(lanes.load(x, 0))
+
+
+@compiled
+def _total(x):
+    return lanes.total(lanes.load(x, 0))
+
+
+@compiled
+def _basics(x, y, z, out):
+    a, b, c = lanes.load(x, 0), lanes.load(y, 0), lanes.load(z, 0)
+    lanes.store(out, 0, lanes.add(a, b))
+    lanes.store(out, WIDTH, lanes.sub(a, b))
+    lanes.store(out, 2 * WIDTH, lanes.mul(a, b))
+    lanes.store(out, 3 * WIDTH, lanes.div(a, b))
+    lanes.store(out, 4 * WIDTH, lanes.fma(a, b, c))
+    lanes.store(out, 5 * WIDTH, lanes.splat(x[3]))
+    lanes.store(out, 6 * WIDTH, lanes.zeros(x))
+
+
+def same(found: np.ndarray, expected: np.ndarray) -> None:
+    """To the bit, but any NaN is as good as another."""
+    assert found.dtype == expected.dtype
+    nan = np.isnan(expected)
+    assert (np.isnan(found) == nan).all()
+    bits = np.uint32 if found.dtype == np.float32 else np.uint64
+    assert (found.view(bits)[~nan] == expected.view(bits)[~nan]).all()
+
+
+def hard(dtype: torch.dtype) -> np.ndarray:
+    """``float32[*]``: the numbers of a dtype, those halfway between two, their neighbours, and
+    random bits of all sizes."""
+    short = torch.from_numpy(PATTERNS.view(np.int16)).view(dtype).double().numpy()
+    whole = np.sort(short[np.isfinite(short)])
+    ties = ((whole[:-1] + whole[1:]) / 2).astype(np.float32)
+    above, below = (np.nextafter(ties, np.float32(end)) for end in (np.inf, -np.inf))
+    spread = np.random.default_rng(0).integers(0, 1 << 32, 1 << 17, dtype=np.uint32)
+    with np.errstate(over="ignore"):
+        own = short.astype(np.float32)
+    beyond = np.array([np.inf, -np.inf, np.nan, -np.nan, 65519.99, 65520, 3.4e38, 1e-45, -0.0])
+    quiet = np.array([0x7F800001, 0xFFFFFFFF, 0x7FFFFFFF, 0xFF800001, 0x7F80FFFF], np.uint32)
+    parts = (
+        own,
+        ties,
+        above,
+        below,
+        beyond.astype(np.float32),
+        *(b.view(np.float32) for b in (spread, quiet)),
+    )
+    numbers = np.concatenate(parts)
+    return np.pad(numbers, (0, -len(numbers) % WIDTH))
+
+
+@pytest.mark.parametrize("start", [0, 1, 7])
+@pytest.mark.parametrize("widen", [_widen_lanes, _widen_each])
+@pytest.mark.parametrize("dtype", SHORT)
+def test_each_16_bit_pattern_widens_as_torch_says(dtype, widen, start) -> None:
+    bits = np.concatenate((PATTERNS[:start], PATTERNS)).view(SHORT[dtype])
+    out = np.zeros(1 << 16, np.float32)
+    widen(bits, start, out)
+    same(out, torch.from_numpy(PATTERNS.view(np.int16)).view(dtype).float().numpy())
+
+
+@pytest.mark.parametrize("start", [0, 1, 7])
+@pytest.mark.parametrize("narrow", [_narrow_lanes, _narrow_each])
+@pytest.mark.parametrize("dtype", SHORT)
+def test_numbers_and_ties_between_them_narrow_as_torch_says(dtype, narrow, start) -> None:
+    numbers = hard(dtype)
+    out = np.zeros(start + len(numbers), SHORT[dtype])
+    narrow(numbers, out, start)
+    assert not out[:start].any()
+    found = torch.from_numpy(out[start:].view(np.int16).copy())
+    expected = torch.from_numpy(numbers).to(dtype)
+    nan = expected.isnan()
+    assert nan.sum() > 100
+    assert torch.equal(found.view(dtype).isnan(), nan)
+    assert torch.equal(found[~nan], expected.view(torch.int16)[~nan])
+
+
+@pytest.mark.parametrize("dtype", SHORT)
+def test_what_widens_narrows_to_the_same_bits(dtype) -> None:
+    bits, wide = PATTERNS.view(SHORT[dtype]), np.zeros(1 << 16, np.float32)
+    back, number = np.zeros_like(bits), PATTERNS & 0x7FFF
+    _widen_lanes(bits, 0, wide)
+    _narrow_lanes(wide, back, 0)
+    numbers = number <= (0x7F80 if dtype == torch.bfloat16 else 0x7C00)
+    assert (back == bits)[numbers].all()
+    assert np.isnan(wide[~numbers]).all()
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_whole_floats_pass_unchanged(dtype) -> None:
+    bits = np.uint32 if dtype == np.float32 else np.uint64
+    numbers = np.random.default_rng(1).integers(0, np.iinfo(bits).max, 4096, bits).view(dtype)
+    numbers[:8] = np.inf, -np.inf, np.nan, 0.0, -0.0, np.finfo(dtype).smallest_subnormal, 1, -1
+    for convert in (_widen_lanes, _widen_each):
+        out = np.zeros_like(numbers[3:19])
+        convert(numbers, 3, out)
+        same(out, numbers[3:19])
+    for convert in (_narrow_lanes, _narrow_each):
+        out = np.zeros(4096 + 5, dtype)
+        convert(numbers, out, 5)
+        same(out[5:], numbers)
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(np.float32, 87), (np.float64, 708)])
+def test_the_exponential_is_right_to_the_last_bits(dtype, limit) -> None:
+    draw = np.random.default_rng(2)
+    size = 10.0 ** draw.uniform(-9, np.log10(limit), 1 << 16) * draw.choice([-1, 1], 1 << 16)
+    x = np.concatenate((np.linspace(-limit, limit, 1 << 17)[1:-1], size, [0.0, -0.0])).astype(dtype)
+    out = np.zeros_like(x)
+    _exponent(x, out)
+    off = out / np.exp(x.astype(np.float64)) - 1
+    assert np.abs(off).max() < 2 * np.finfo(dtype).eps
+    assert (out[-2:] == 1).all()
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_the_exponential_has_a_value_everywhere(dtype) -> None:
+    most, least = np.finfo(dtype).max, np.finfo(dtype).smallest_normal
+    x = np.array([np.nan, -np.inf, -most, -1000, np.inf, most, 1e5, 800, -0.0, least], dtype)
+    out = np.zeros(WIDTH, dtype)
+    _exponent(np.pad(x, (0, WIDTH - len(x))), out)
+    assert np.isnan(out[0])
+    assert (out[1:4] == 0).all()
+    assert np.isfinite(out[4:8]).all()
+    assert (out[4:8] > np.sqrt(most)).all()
+    assert (out[8:] == 1).all()
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_below_what_it_can_say_the_exponential_is_as_good_as_zero(dtype) -> None:
+    x = np.linspace(-800, -80, 1 << 12).astype(dtype)
+    out = np.zeros_like(x)
+    _exponent(x, out)
+    assert (out >= 0).all()
+    off = np.abs(out - np.exp(x.astype(np.float64)))
+    assert off.max() < max(2 * np.finfo(dtype).smallest_normal, np.exp(-80.0) * 1e-6)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_greater_ones_and_no_numbers_are_found_in_any_lane(dtype) -> None:
+    odd = np.array([np.nan, np.inf, -np.inf, 0.0, 1.5, -2.5, 1e30, -1e30], dtype)
+    x, y = (a.ravel().copy() for a in np.meshgrid(odd, odd))
+    out = np.zeros_like(x)
+    _maximum(x, y, out)
+    assert np.array_equal(out, np.maximum(x, y), equal_nan=True)
+    for lane in range(WIDTH):
+        for value in odd:
+            one = np.full(WIDTH, -3, dtype)
+            one[lane] = value
+            assert np.array_equal(_greatest(one), one.max(), equal_nan=True)
+        one[:lane] = -np.inf
+        one[lane:] = -np.inf
+        assert _greatest(one) == -np.inf
+
+
+@given(st.lists(st.floats(width=32), min_size=WIDTH, max_size=WIDTH))
+def test_the_greatest_is_numpys(values) -> None:
+    for dtype in FLOATS:
+        x = np.array(values, dtype)
+        assert np.array_equal(_greatest(x), x.max(), equal_nan=True)
+
+
+@given(st.lists(st.floats(width=32), min_size=WIDTH, max_size=WIDTH))
+def test_only_finite_numbers_stay(values) -> None:
+    for dtype in FLOATS:
+        x = np.array(values, dtype)
+        out = np.ones_like(x)
+        _finite(x, out)
+        assert (out == np.where(np.isfinite(x), x, 0)).all()
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_the_total_is_the_exact_sum_but_for_rounding(dtype) -> None:
+    draw = np.random.default_rng(3)
+    for _ in range(100):
+        x = (draw.standard_normal(WIDTH) * 10.0 ** draw.integers(-3, 4, WIDTH)).astype(dtype)
+        bound = WIDTH * np.finfo(dtype).eps * math.fsum(abs(x.astype(np.float64)))
+        assert abs(float(_total(x)) - math.fsum(x.astype(np.float64))) <= bound
+    for lane in range(WIDTH):
+        x[:] = 1 << np.arange(WIDTH)
+        assert _total(x) == (1 << WIDTH) - 1
+        x[lane] = np.nan
+        assert np.isnan(_total(x))
+        x[lane] = -np.inf
+        assert _total(x) == -np.inf
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_lanes_are_added_and_multiplied_one_by_one(dtype) -> None:
+    x, y, z = np.random.default_rng(4).standard_normal((3, WIDTH)).astype(dtype)
+    out = np.ones(7 * WIDTH, dtype)
+    _basics(x, y, z, out)
+    expected = x + y, x - y, x * y, x / y, x * y + z, np.full(WIDTH, x[3]), np.zeros(WIDTH)
+    for found, line in zip(out.reshape(7, WIDTH), expected, strict=True):
+        assert np.abs(found - line).max() <= 4 * np.finfo(dtype).eps
+
+
+def test_a_fused_product_is_not_rounded_before_it_is_added_to() -> None:
+    x, y = np.random.default_rng(5).standard_normal((2, WIDTH)).astype(np.float32)
+    out = np.ones(7 * WIDTH, np.float32)
+    _basics(x, y, -(x * y), out)
+    exact = x.astype(np.float64) * y - (x * y)
+    assert exact.any()
+    assert (out[4 * WIDTH : 5 * WIDTH] == exact.astype(np.float32)).all()

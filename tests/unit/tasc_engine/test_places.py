@@ -1,0 +1,189 @@
+"""Places: whoever fits gets them, nobody's tokens are lost when others make room."""
+
+import numpy as np
+import pytest
+import torch
+from draft_trees import no_moves
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from tasc_engine.attention import RowCache, on_device
+from tasc_engine.layout import Feed, Int64, lay_out, plain_feed
+from tasc_engine.places import Places
+from tasc_engine.request import GenerationRequest
+from tasc_engine.sequence import Sequence
+
+TOTAL = 40
+NOBODYS = -1.0  # what the place behind the last one holds
+
+
+def begin(cache: RowCache, moves: Int64) -> None:
+    """A step of one token at the last place, which is nobody's, and some moves."""
+    plain = plain_feed([cache.places], 0, np.zeros(1, np.int32))
+    layout = lay_out(Feed(**{**vars(plain), "moves": moves}))
+    cache.begin(layout, on_device(layout, torch.device("cpu")))
+
+
+def used_cache() -> RowCache:
+    cache = RowCache(2, TOTAL)
+    begin(cache, no_moves())
+    cache.pool(0, 1, 2, torch.zeros(1))
+    cache.paste(TOTAL, torch.full((2, 1, 2, 1, 2), NOBODYS))
+    return cache
+
+
+def sequence(name: int, prompt: int, max_tokens: int) -> Sequence:
+    request = GenerationRequest(str(name), (7,) * prompt, max_tokens)
+    return Sequence(request, np.full(prompt, 7, np.int32), None)
+
+
+def write(cache: RowCache, held: Sequence) -> list[float]:
+    """A number of its own at each place of a sequence; layers differ."""
+    marks = [1000.0 * int(held.request.id) + place for place in range(held.needs)]
+    kv = torch.tensor(marks)[None, :, None, None, None].expand(2, -1, 2, 1, 2).clone()
+    kv[1] += 0.5
+    cache.paste(held.first, kv)
+    return marks
+
+
+def read(cache: RowCache, held: Sequence) -> list[float]:
+    kv = cache.copied(held.first, held.needs)
+    assert (kv[1] == kv[0] + 0.5).all()
+    assert (kv == kv[:, :, :1, :, :1]).all()
+    return kv[0, :, 0, 0, 0].tolist()
+
+
+class Residents(RuleBasedStateMachine):
+    """What is held is written at entry; moves wait until a step makes them."""
+
+    @initialize()
+    def empty(self) -> None:
+        self.cache = used_cache()
+        self.places = Places(self.cache)
+        self.marks: dict[str, list[float]] = {}
+        self.held: list[Sequence] = []
+        self.waiting: list[tuple[Sequence, int, int]] = []  # whose, from which and to which of its
+        self.named = 0
+
+    def moves(self) -> Int64:
+        parts = [(s.first + source, s.first + target) for s, source, target in self.waiting]
+        return np.array(parts, np.int64).reshape(-1, 2).T.copy()
+
+    @rule(prompt=st.integers(1, 16), max_tokens=st.integers(1, 10))
+    def enter(self, prompt: int, max_tokens: int) -> None:
+        self.named += 1
+        new, moves = sequence(self.named, prompt, max_tokens), self.moves()
+        firsts, before = [s.first for s in self.held], moves.copy()
+        fits = prompt + max_tokens - 1 <= TOTAL - sum(len(m) for m in self.marks.values())
+        assert self.places.enter(new, moves) == fits
+        if fits:
+            self.held.append(new)
+            assert (moves == self.moves()).all()
+            assert [read(self.cache, s) for s in self.held[:-1]] == list(self.marks.values())
+            self.marks[new.request.id] = write(self.cache, new)
+        else:
+            assert new.first == -1
+            assert [s.first for s in self.held] == firsts
+            assert (moves == before).all()
+
+    @precondition(lambda self: self.held)
+    @rule(which=st.integers(0, 99))
+    def leave(self, which: int) -> None:
+        gone = self.held.pop(which % len(self.held))
+        del self.marks[gone.request.id]
+        self.waiting = [move for move in self.waiting if move[0] is not gone]
+        self.places.leave(gone)
+
+    @precondition(lambda self: self.held)
+    @rule(which=st.integers(0, 99), at=st.integers(0, 24), to=st.integers(0, 24))
+    def accept_a_node(self, which: int, at: int, to: int) -> None:
+        """A step may move several of a sequence's places, each to one of its own."""
+        mover = self.held[which % len(self.held)]
+        source, target = at % mover.needs, to % mover.needs
+        if all(s is not mover or t != target for s, _, t in self.waiting):
+            self.waiting.append((mover, source, target))
+
+    @rule()
+    def step(self) -> None:
+        begin(self.cache, self.moves())
+        found = {name: list(marks) for name, marks in self.marks.items()}
+        for s, source, target in self.waiting:
+            found[s.request.id][target] = self.marks[s.request.id][source]
+        self.marks, self.waiting = found, []
+
+    @invariant()
+    def all_is_where_it_belongs(self) -> None:
+        self.places.check_integrity()
+        assert self.places.total == TOTAL
+        assert self.places.free == TOTAL - sum(len(m) for m in self.marks.values())
+        taken = [place for s in self.held for place in range(s.first, s.first + s.needs)]
+        assert len(set(taken)) == len(taken)
+        assert set(taken) <= set(range(TOTAL))
+        assert [read(self.cache, s) for s in self.held] == list(self.marks.values())
+        assert (self.cache.copied(TOTAL, 1) == NOBODYS).all()
+
+
+TestResidents = Residents.TestCase
+TestResidents.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def held_by(cache: RowCache, needs: list[int]) -> tuple[Places, list[Sequence]]:
+    places, held = Places(cache), [sequence(i + 1, n, 1) for i, n in enumerate(needs)]
+    for s in held:
+        assert places.enter(s, no_moves())
+        write(cache, s)
+    return places, held
+
+
+def test_a_node_accepted_before_a_push_is_found_after_it() -> None:
+    cache = used_cache()
+    places, (gone, left, last) = held_by(cache, [10, 12, 8])
+    marks = read(cache, left), read(cache, last)
+    places.leave(gone)
+    moves = np.array([[left.first + 9, last.first + 7], [left.first + 5, last.first + 6]])
+    assert places.enter(sequence(4, 20, 1), moves)
+    assert (left.first, last.first) == (0, 12)
+    assert moves.tolist() == [[9, 19], [5, 18]]
+    begin(cache, moves)
+    marks[0][5], marks[1][6] = marks[0][9], marks[1][7]
+    assert (read(cache, left), read(cache, last)) == marks
+
+
+def test_nobody_moves_where_a_gap_is_long_enough() -> None:
+    cache = used_cache()
+    places, (_, gone, last) = held_by(cache, [10, 12, 8])
+    places.leave(gone)
+    new = sequence(4, 12, 1)
+    assert places.enter(new, no_moves())
+    assert (new.first, last.first) == (10, 22)
+
+
+def test_a_sequence_of_all_places_enters_alone() -> None:
+    places = Places(used_cache())
+    assert not places.enter(sequence(1, TOTAL, 2), no_moves())
+    whole = sequence(2, TOTAL, 1)
+    assert places.enter(whole, no_moves())
+    assert (whole.first, places.free) == (0, 0)
+    assert not places.enter(sequence(3, 1, 1), no_moves())
+    places.leave(whole)
+    assert places.free == TOTAL
+
+
+@pytest.mark.parametrize("first", [-1, 9, TOTAL - 7])
+def test_who_lies_over_another_or_beyond_the_end_is_found_out(first) -> None:
+    places, (_, last) = held_by(used_cache(), [10, 8])
+    places.check_integrity()
+    last.first = first
+    with pytest.raises(AssertionError):
+        places.check_integrity()
+
+
+def test_the_last_token_of_an_answer_needs_no_place() -> None:
+    assert [sequence(1, n, m).needs for n, m in ((1, 1), (5, 1), (5, 4))] == [1, 5, 8]
