@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from tasc_engine.cpu.rows import CompiledRows
-from tasc_engine.errors import UnsupportedModel
+from tasc_engine.errors import OutOfMemory, UnsupportedModel, is_out_of_memory
 from tasc_engine.gpu.attention import available
 from tasc_engine.gpu.rows import FusedRows
 from tasc_engine.layout import Int64, StepLayout
@@ -23,6 +23,7 @@ from tasc_engine.row_by_row import RowByRow
 
 NAME = "tasc_packed"
 _CACHE = "tasc_cache"
+LEAST_PLACES = 16  # what a model is tried with at load
 log = logging.getLogger(__name__)
 
 
@@ -146,8 +147,22 @@ class RowCache:
         each = self.layers * 2 * kv_heads * head_dim * like.element_size()
         places = self._most if self._nbytes is None else min(self._most, self._nbytes // each)
         log.info("the KV cache holds %d tokens of %d bytes", places, each)
+        if places < min(LEAST_PLACES, self._most):
+            raise ValueError(
+                f"kv_cache_bytes is {self._nbytes}, room for {places} tokens of {each} bytes; "
+                f"at least {LEAST_PLACES * each} are needed, {self._most * each} are of use"
+            )
         shape = (self.layers, places + 1, 2, kv_heads, head_dim)
-        return torch.zeros(shape, dtype=like.dtype, device=like.device)
+        try:
+            return torch.zeros(shape, dtype=like.dtype, device=like.device)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise OutOfMemory(
+                f"a KV cache of {places} tokens, {places * each} bytes, does not fit the memory of "
+                f"{like.device}; lower rows or max_model_len, or set kv_cache_bytes",
+                moved=False,
+            ) from error
 
 
 def _rows_of(pool: Tensor, longest: int) -> RowByRow | CompiledRows | FusedRows:

@@ -60,6 +60,7 @@ def arguments(description: str | None) -> Asked:
 def set_threads(threads: int) -> None:
     """For this process and those it starts; threads that wait leave the cores to others."""
     os.environ.update(OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads))
+    os.environ.update(THP_MEM_ALLOC_ENABLE="1")  # as replicas have it
     os.environ.update(OMP_WAIT_POLICY="PASSIVE", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 
 

@@ -18,6 +18,7 @@ from tasc_engine.cpu.lanes import (
     div,
     exponent,
     fma,
+    fold,
     load,
     maximum,
     mul,
@@ -25,12 +26,14 @@ from tasc_engine.cpu.lanes import (
     splat,
     store,
     sub,
+    tile,
     widen,
     zeros,
 )  # fmt: skip
-from tasc_engine.cpu.sizes import Size, value
+from tasc_engine.cpu.sizes import Size, known, value
 
 _MOST_LANES = 256
+_one, _two, _four, _eight, _sixteen = (known(n) for n in (1, 2, 4, 8, 16))
 
 _TAKEN = 8  # places taken at once
 
@@ -72,8 +75,8 @@ def attend(
         pool: ``[places * 2 * kv_heads * head_dim]`` elements of one layer.
         layout: A `StepLayout` of numpy arrays.
         rows: ``int64[n]`` the rows to do; the others' part of ``out`` stays as it is.
+        scratch: Holds the longest of them.
     """
-    scratch.hold(int((layout.trunks + layout.nodes)[rows].max()))
     _attend(
         query, pool, layout.positions, layout.seen, layout.tree, layout.begins, layout.firsts,
         layout.trunks, layout.nodes, rows, scratch.heads, scratch.kv_heads, scratch.size,
@@ -105,9 +108,11 @@ def _attend(
             low = _lowest(positions, token, tokens, window)
             end = places if token + tokens > node else seen[token + tokens - 1]
             for g in range(kv_heads):
-                _gather(query, token, n, g, shared, heads, size, scale, queries)
                 at = (firsts[r] + low) * step + g * dim
-                _score(pool, at, step, end - low, n, size, queries, keys, scores, g * n, lanes)
+                _score(
+                    query, token, n, g, shared, heads, size, scale, pool, at, step, end - low,
+                    queries, keys, scores, g * n, lanes,
+                )  # fmt: skip
             if softcap > 0:
                 _cap(scores, (end - low) * lanes, softcap)
             for t in range(token, token + tokens):
@@ -150,16 +155,20 @@ def _lanes(queries: int) -> int:
 
 @arithmetic
 def _gather(
-    query: Any, token: int, n: int, g: int, shared: int, heads: int, size: Any, scale: Any,
-    queries: Any,
+    query: Any, token: int, begin: int, end: int, g: int, shared: int, heads: int, size: Any,
+    scale: Any, queries: Any, slices: Any,
 ) -> None:  # fmt: skip
-    """Queries of one head of keys as lanes, ``[dim, lanes]``."""
-    dim = value(size)
-    lanes = (n + WIDTH - 1) // WIDTH * WIDTH
-    for q in range(n):
+    """Some queries of one head of keys as vectors of lanes: a lane has a slice of a query."""
+    dim, each = value(size), value(slices)
+    together = WIDTH // each
+    for i in range((end - begin + together - 1) // together * together):
+        q = begin + i
         at = ((token + q // shared) * heads + g * shared + q % shared) * dim
-        for d in range(dim):
-            queries[d * lanes + q] = widen(query[at + d]) * scale
+        to = i // together * dim * together + i % together * each
+        for d in range(0, dim, each):
+            for s in range(each):
+                x = widen(query[at + d + s]) * scale if q < end else scale - scale
+                queries[to + d * together + s] = x
 
 
 @arithmetic
@@ -176,36 +185,68 @@ def _convert(source: Any, at: int, size: Any, target: Any, to: int) -> None:
 
 @arithmetic
 def _score(
-    pool: Any, at: int, step: int, places: int, n: int, size: Any, queries: Any, keys: Any,
-    scores: Any, first: int, stride: int,
+    query: Any, token: int, n: int, g: int, shared: int, heads: int, size: Any, scale: Any,
+    pool: Any, at: int, step: int, places: int, queries: Any, keys: Any, scores: Any, first: int,
+    stride: int,
 ) -> None:  # fmt: skip
-    lanes = (n + WIDTH - 1) // WIDTH * WIDTH
-    dim = value(size)
+    """Scores of one head of keys: of queries that fill vectors, then of the few that are left."""
+    s1, s2, s4, s8, s16 = _one(), _two(), _four(), _eight(), _sixteen()
+    full = n // WIDTH * WIDTH if value(size) % WIDTH == 0 else n
+    left = n - full
+    if full:
+        _gather(query, token, 0, full, g, shared, heads, size, scale, queries, s1)
+        _score_lanes(pool, at, step, places, queries, keys, scores, first, stride, size, s1, full)
+    if left:
+        to, few = first + full, queries
+        if left > 8:
+            _gather(query, token, full, n, g, shared, heads, size, scale, few, s1)
+            _score_lanes(pool, at, step, places, few, keys, scores, to, stride, size, s1, left)
+        elif left > 4:
+            _gather(query, token, full, n, g, shared, heads, size, scale, few, s2)
+            _score_lanes(pool, at, step, places, few, keys, scores, to, stride, size, s2, left)
+        elif left > 2:
+            _gather(query, token, full, n, g, shared, heads, size, scale, few, s4)
+            _score_lanes(pool, at, step, places, few, keys, scores, to, stride, size, s4, left)
+        elif left > 1:
+            _gather(query, token, full, n, g, shared, heads, size, scale, few, s8)
+            _score_lanes(pool, at, step, places, few, keys, scores, to, stride, size, s8, left)
+        else:
+            _gather(query, token, full, n, g, shared, heads, size, scale, few, s16)
+            _score_lanes(pool, at, step, places, few, keys, scores, to, stride, size, s16, left)
+
+
+@arithmetic
+def _score_lanes(
+    pool: Any, at: int, step: int, places: int, queries: Any, keys: Any, scores: Any, first: int,
+    stride: int, size: Any, slices: Any, n: int,
+) -> None:  # fmt: skip
+    """Scores of gathered queries at eight places at once."""
+    dim, each = value(size), value(slices)
     for p in range(0, places, 8):
         for k in range(8):
             _convert(pool, at + min(p + k, places - 1) * step, size, keys, k * dim)
-        for b in range(0, lanes, WIDTH):
+        for b in range(0, n, WIDTH):
             none = zeros(keys)
-            s0, s1, s2, s3, s4, s5, s6, s7 = none, none, none, none, none, none, none, none
-            for d in range(dim):
-                q = load(queries, d * lanes + b)
-                s0 = fma(q, splat(keys[d]), s0)
-                s1 = fma(q, splat(keys[dim + d]), s1)
-                s2 = fma(q, splat(keys[2 * dim + d]), s2)
-                s3 = fma(q, splat(keys[3 * dim + d]), s3)
-                s4 = fma(q, splat(keys[4 * dim + d]), s4)
-                s5 = fma(q, splat(keys[5 * dim + d]), s5)
-                s6 = fma(q, splat(keys[6 * dim + d]), s6)
-                s7 = fma(q, splat(keys[7 * dim + d]), s7)
-            to = p * stride + first + b
-            store(scores, to, s0)
-            store(scores, to + stride, s1)
-            store(scores, to + 2 * stride, s2)
-            store(scores, to + 3 * stride, s3)
-            store(scores, to + 4 * stride, s4)
-            store(scores, to + 5 * stride, s5)
-            store(scores, to + 6 * stride, s6)
-            store(scores, to + 7 * stride, s7)
+            t0, t1, t2, t3, t4, t5, t6, t7 = none, none, none, none, none, none, none, none
+            for d in range(0, dim, each):
+                q = load(queries, b * dim + d // each * WIDTH)
+                t0 = fma(q, tile(keys, d, slices), t0)
+                t1 = fma(q, tile(keys, dim + d, slices), t1)
+                t2 = fma(q, tile(keys, 2 * dim + d, slices), t2)
+                t3 = fma(q, tile(keys, 3 * dim + d, slices), t3)
+                t4 = fma(q, tile(keys, 4 * dim + d, slices), t4)
+                t5 = fma(q, tile(keys, 5 * dim + d, slices), t5)
+                t6 = fma(q, tile(keys, 6 * dim + d, slices), t6)
+                t7 = fma(q, tile(keys, 7 * dim + d, slices), t7)
+            to = first + p * stride + b
+            store(scores, to, fold(t0, slices))
+            store(scores, to + stride, fold(t1, slices))
+            store(scores, to + 2 * stride, fold(t2, slices))
+            store(scores, to + 3 * stride, fold(t3, slices))
+            store(scores, to + 4 * stride, fold(t4, slices))
+            store(scores, to + 5 * stride, fold(t5, slices))
+            store(scores, to + 6 * stride, fold(t6, slices))
+            store(scores, to + 7 * stride, fold(t7, slices))
 
 
 @arithmetic

@@ -87,11 +87,13 @@ def _narrowed(builder: Any, value: Any, of: Any, count: int = WIDTH) -> Any:
     return builder.trunc(builder.lshr(kept, _all(whole, 16)), short)
 
 
-def _place(context: Any, builder: Any, kind: Any, array: Any, index: Any) -> tuple[Any, int]:
+def _place(
+    context: Any, builder: Any, kind: Any, array: Any, index: Any, count: int = WIDTH
+) -> tuple[Any, int]:
     element = context.get_data_type(kind.dtype)
     data = make_array(kind)(context, builder, array).data
     where = builder.gep(data, [index])
-    vector = ir.VectorType(element, WIDTH).as_pointer()
+    vector = ir.VectorType(element, count).as_pointer()
     return builder.bitcast(where, vector), context.get_abi_sizeof(element)
 
 
@@ -104,6 +106,42 @@ def load(_: Any, array: Any, index: Any) -> Any:
         return _widened(builder, builder.load(where, align=size), array.dtype)
 
     return Lanes(_of(array))(array, types.intp), lower
+
+
+@intrinsic
+def tile(_: Any, array: Any, index: Any, size: Any) -> Any:
+    """As many elements of a flat array as a `Size` says, again and again."""
+    few = size.value
+
+    def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        where, each = _place(context, builder, array, args[0], args[1], few)
+        loaded = builder.load(where, align=each)
+        again = ir.Constant(ir.VectorType(_I32, WIDTH), [i % few for i in range(WIDTH)])
+        none = ir.Constant(loaded.type, ir.Undefined)
+        return _widened(builder, builder.shuffle_vector(loaded, none, again), array.dtype)
+
+    return Lanes(_of(array))(array, types.intp, size), lower
+
+
+@intrinsic
+def fold(_: Any, x: Any, size: Any) -> Any:
+    """The sum of each run of as many lanes as a `Size` says, one behind the other."""
+    kind, few = _vector(x.of), size.value
+
+    def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        (value, _), none = args, ir.Constant(kind, ir.Undefined)
+
+        def shuffled(order: list[int]) -> Any:
+            places = ir.Constant(ir.VectorType(_I32, WIDTH), order)
+            return builder.shuffle_vector(value, none, places)
+
+        step = few // 2
+        while step:
+            value = builder.fadd(value, shuffled([i ^ step for i in range(WIDTH)]))
+            step //= 2
+        return shuffled([i * few % WIDTH for i in range(WIDTH)])
+
+    return x(x, size), lower
 
 
 @intrinsic

@@ -27,7 +27,8 @@ class CompiledRows:
         self._layers = [bits(layer) for layer in pool]
         self._kv_heads = pool.shape[3]
         self._scratch: Scratch | None = None
-        self._out = torch.empty(0)
+        self._query = self._out = torch.empty(0)
+        self._asked = self._found = bits(self._out)
 
     def bits(self, layer: int) -> NDArray[Any]:
         """One layer's keys and values as elements of `lanes`."""
@@ -37,37 +38,42 @@ class CompiledRows:
         """Take in a step's layout."""
         self._others.begin(host, device)
         self._step = host
-        self._work = (host.trunks + host.nodes) * np.diff(host.begins)
-        self._split: tuple[Int64, list[int]] | None = None
+        self._lengths = host.trunks + host.nodes
+        self._work = self._lengths * np.diff(host.begins)
+        self._little: Int64 | None = None
+        self._much: list[int] = []
 
     def attend(
         self, layer: int, query: Tensor, scale: float, window: int | None, softcap: float | None
     ) -> Tensor:
         """See `RowCache.attend`; what is returned is overwritten by the next call."""
         query = query.contiguous()
-        if self._out.shape != query.shape:
-            self._out = torch.empty_like(query)
-        out = self._out
-        little, much = self._rows(query.shape[1] * query.shape[2])
+        self._take(query)
+        scratch, little = self._prepared(query)
         if len(little):
-            scratch = self._scratch_of(query)
             attend(
-                bits(query), self._layers[layer], self._step, little, scratch, scale, window,
-                softcap, bits(out),
+                self._asked, self._layers[layer], self._step, little, scratch, scale, window,
+                softcap, self._found,
             )  # fmt: skip
-        for row in much:
-            self._others.attend_row(row, layer, query, scale, window, softcap, out)
-        return out
+        for row in self._much:
+            self._others.attend_row(row, layer, query, scale, window, softcap, self._out)
+        return self._out
 
-    def _rows(self, width: int) -> tuple[Int64, list[int]]:
-        """Rows for compiled code, and those for torch's."""
-        if self._split is None:
-            much = self._work * width >= _MUCH
-            self._split = np.flatnonzero(~much), np.flatnonzero(much).tolist()
-        return self._split
+    def _take(self, query: Tensor) -> None:
+        """Queries and memory for what they find, as arrays; mostly those of the layer before."""
+        if query is not self._query:
+            if self._out.shape != query.shape:
+                self._out = torch.empty_like(query)
+                self._found = bits(self._out)
+            self._query, self._asked = query, bits(query)
 
-    def _scratch_of(self, query: Tensor) -> Scratch:
+    def _prepared(self, query: Tensor) -> tuple[Scratch, Int64]:
+        """Memory to work in, and the rows for compiled code; once a step."""
+        _, heads, dim = query.shape
         if self._scratch is None:
-            _, heads, dim = query.shape
             self._scratch = Scratch(heads, self._kv_heads, dim, numbers(query.dtype))
-        return self._scratch
+        if self._little is None:
+            much = self._work * (heads * dim) >= _MUCH
+            self._little, self._much = np.flatnonzero(~much), np.flatnonzero(much).tolist()
+            self._scratch.hold(int(self._lengths[self._little].max(initial=0)))
+        return self._scratch, self._little

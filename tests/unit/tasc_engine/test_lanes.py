@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tasc_engine.cpu import lanes
 from tasc_engine.cpu.lanes import WIDTH
+from tasc_engine.cpu.sizes import Size
 
 # As the package compiles: sums may be taken in any order.
 compiled = numba.njit(
@@ -272,3 +273,25 @@ def test_a_fused_product_is_not_rounded_before_it_is_added_to() -> None:
     exact = x.astype(np.float64) * y - (x * y)
     assert exact.any()
     assert (out[4 * WIDTH : 5 * WIDTH] == exact.astype(np.float32)).all()
+
+
+@compiled
+def _tile(x, start, size, out):
+    lanes.store(out, 0, lanes.tile(x, start, size))
+
+
+@compiled
+def _fold(x, size, out):
+    lanes.store(out, 0, lanes.fold(lanes.load(x, 0), size))
+
+
+@pytest.mark.parametrize("few", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_few_elements_are_tiled_and_runs_of_lanes_are_folded(dtype: type, few: int) -> None:
+    x = np.random.default_rng(few).integers(-99, 99, 3 * WIDTH).astype(dtype)
+    out = np.empty(WIDTH, dtype)
+    _tile(x, 5, Size(few), out)
+    assert out.tolist() == np.tile(x[5 : 5 + few], WIDTH // few).tolist()
+    _fold(x, Size(few), out)
+    sums = x[:WIDTH].reshape(-1, few).sum(1)
+    assert out[: WIDTH // few].tolist() == sums.tolist()

@@ -16,6 +16,7 @@ from transformers import (
 
 from tasc_engine import EngineConfig, ModelSource, Target, UnsupportedModel
 from tasc_engine import target as target_module
+from tasc_engine.errors import OutOfMemory
 from tasc_engine.layout import plain_feed
 from tiny import make_folder, make_tokenizer, plain
 
@@ -98,6 +99,28 @@ def test_an_adapter_is_merged(tmp_path: Path) -> None:
 def test_a_model_that_goes_round_the_attention_interface_is_refused(tmp_path: Path) -> None:
     folder = save(tmp_path, BloomConfig(vocab_size=300, hidden_size=32, n_layer=2, n_head=4))
     with pytest.raises(UnsupportedModel, match="Bloom"):
+        Target.load(ModelSource(folder), CONFIG)
+
+
+def test_a_kv_cache_too_small_for_anything_names_the_least(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path)
+    with pytest.raises(ValueError, match="kv_cache_bytes is 1000, room for .* at least .* needed"):
+        Target.load(ModelSource(folder), dataclasses.replace(CONFIG, kv_cache_bytes=1000))
+
+
+def test_a_kv_cache_that_does_not_fit_memory_says_what_to_lower(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_folder(tmp_path)
+    honest = torch.zeros
+
+    def scarce(shape, *args, **kwargs):
+        if isinstance(shape, tuple) and len(shape) == 5:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return honest(shape, *args, **kwargs)
+
+    monkeypatch.setattr(torch, "zeros", scarce)
+    with pytest.raises(OutOfMemory, match="does not fit the memory of cpu; lower rows"):
         Target.load(ModelSource(folder), CONFIG)
 
 
