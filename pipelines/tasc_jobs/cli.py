@@ -95,16 +95,24 @@ def stats(
 ) -> None:
     """How variable is a task? Bigram statistics of its inputs and outputs."""
     from tasc_jobs.ray_local import local_ray
-    from tasc_jobs.statistics import corpus_statistics, file_statistics
+    from tasc_jobs.stages import Stages
+    from tasc_jobs.statistics import STAGES, corpus_statistics, file_statistics
 
     if (task is None) == (not train):
         raise typer.BadParameter("name either a TASK or --train FILE")
     if train:
-        found = file_statistics(train, input_field=input_field, output_field=output_field)
+        with Stages("statistics", STAGES) as stages:
+            found = file_statistics(
+                train, input_field=input_field, output_field=output_field, progress=stages
+            )
     else:
         assert task is not None
-        with open_store(redis_url, data_dir) as url, local_ray():
-            found = corpus_statistics(url, task)
+        with (
+            open_store(redis_url, data_dir) as url,
+            local_ray(),
+            Stages(f"statistics {task}", STAGES) as stages,
+        ):
+            found = corpus_statistics(url, task, progress=stages)
     lines = [
         f"{name:8}{side.bigram_entropy_bits:6.2f} bits of bigram entropy, "
         f"{side.bigrams_for_80_percent:,} bigrams for 80 %, {side.rows:,} rows"
@@ -144,7 +152,7 @@ def build_index(
     from tasc_draft.index.corpus_build import check_cap
 
     check_cap(max_bytes)
-    from tasc_jobs.index_job import STAGES, build_and_publish
+    from tasc_jobs.index_job import NOTES, STAGES, build_and_publish
     from tasc_jobs.index_report import IndexReport
     from tasc_jobs.ray_local import local_ray
     from tasc_jobs.stages import Stages
@@ -152,7 +160,7 @@ def build_index(
 
     with open_store(redis_url, data_dir) as url:
         record = TaskStore(connect(url)).get(task)
-        with local_ray(), Stages(f"index {task}", STAGES) as stages:
+        with local_ray(), Stages(f"index {task}", STAGES, notes=NOTES) as stages:
             artifact, index = build_and_publish(
                 url,
                 record,
@@ -214,7 +222,11 @@ def generate(
     data_dir: DataDir = DEFAULT_DATA_DIR,
     as_json: AsJson = False,
 ) -> None:
-    """Answer every row of a file with the engines of a Ray Data actor pool."""
+    """Answer every row of a file with the engines of a Ray Data actor pool.
+
+    An answer has its row's id as a string; a row without one gives the number of its line in the
+    file, from 1 and blank lines counted, or of its row in a Parquet file.
+    """
     from tasc_jobs.generate import generate as run
     from tasc_jobs.ray_local import local_ray
     from tasc_serve.settings import EngineSettings

@@ -149,11 +149,11 @@ def tune(
 
     What is tuned is always mixed.
     """
+    from tasc_jobs.tuning.cost_file import read_cost_file
     from tasc_jobs.tuning.jobs import PriceRequest, tune_job
-    from tasc_jobs.tuning.step_cost import read_step_costs
 
     _check_report(report)
-    price = PriceRequest(node_cost, read_step_costs(step_cost) if step_cost else None, rows)
+    price = PriceRequest(node_cost, read_cost_file(step_cost) if step_cost else None, rows)
     with open_store(redis_url, data_dir) as url:
         figures, page = tune_job(connect(url), task, price, tree)
     if as_json:
@@ -185,13 +185,13 @@ def forecast(
 
     It is drafted for as it was tuned, else as its record says; mixed where nobody said otherwise.
     """
+    from tasc_jobs.tuning.cost_file import read_cost_file
     from tasc_jobs.tuning.jobs import forecast_job
-    from tasc_jobs.tuning.step_cost import read_step_costs
 
     _check_report(report)
     several = _numbers("--rows", rows or ["1,8,32"], _MOST_ROWS)
     budgets = _budgets(budget)
-    costs = read_step_costs(step_cost)
+    costs = read_cost_file(step_cost)
     with open_store(redis_url, data_dir) as url:
         figures, page = forecast_job(connect(url), task, costs, several, budgets, tree)
     if as_json:

@@ -4,7 +4,7 @@ Between the two travel tables of counts, so memory here grows with the *unique* 
 groupby would send every bigram through a shuffle.) It knows no files and computes no statistics.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pyarrow as pa
 import ray.data
@@ -12,10 +12,12 @@ import ray.data
 from tasc_jobs.bigrams import BigramCounts, BigramTotal, count_bigrams, merge
 from tasc_jobs.errors import RaySetupError
 from tasc_jobs.redis_source import RedisCorpusSource
+from tasc_jobs.stages import StageProgress
 
 SIDES = ("input", "output")
 _ROWS_PER_TASK = 20_000
 _BATCH_ROWS = 5_000
+_ROWS = "rows"  # not a side: how many rows a table of counts comes from
 _COUNTS = pa.schema(
     [
         ("side", pa.string()),
@@ -27,9 +29,12 @@ _COUNTS = pa.schema(
 
 
 def count_corpus(
-    url: str, task: str, parallelism: int | None
+    url: str, task: str, parallelism: int | None, progress: StageProgress
 ) -> tuple[dict[str, BigramCounts], int]:
     """Counts of each side, and the number of rows they come from.
+
+    Args:
+        progress: Told of one stage, ``count``.
 
     Raises:
         RaySetupError: Ray is not running in this process.
@@ -44,12 +49,16 @@ def count_corpus(
     counted = ray.data.read_datasource(source, override_num_blocks=blocks).map_batches(
         _count_rows, batch_format="pyarrow", batch_size=_BATCH_ROWS
     )
-    return _sum(counted.iter_batches(batch_format="pyarrow", batch_size=None)), source.rows
+    progress("count", 0, source.rows)
+    tables = counted.iter_batches(batch_format="pyarrow", batch_size=None)
+    return _sum(tables, lambda done: progress("count", done, source.rows)), source.rows
 
 
 def _count_rows(table: pa.Table) -> pa.Table:
     """Rows -> their counts. Every row brings its previous word, so however they are cut will do."""
-    return pa.concat_tables([_encoded(side, _counts_of(table, side)) for side in SIDES])
+    counts = [_encoded(side, _counts_of(table, side)) for side in SIDES]
+    done = pa.table([[_ROWS], [None], [None], [table.num_rows]], schema=_COUNTS)
+    return pa.concat_tables([*counts, done])
 
 
 def _counts_of(table: pa.Table, side: str) -> BigramCounts:
@@ -68,12 +77,15 @@ def _encoded(side: str, counts: BigramCounts) -> pa.Table:
     return pa.table(columns, schema=_COUNTS)
 
 
-def _sum(tables: Iterable[pa.Table]) -> dict[str, BigramCounts]:
-    totals = {side: BigramTotal() for side in SIDES}
+def _sum(tables: Iterable[pa.Table], counted: Callable[[int], None]) -> dict[str, BigramCounts]:
+    totals, rows = {side: BigramTotal() for side in SIDES}, 0
     for table in tables:
         for side, first, second, count in zip(*(c.to_pylist() for c in table.columns), strict=True):
-            if first is None:
+            if side == _ROWS:
+                rows += count
+            elif first is None:
                 totals[side].add_words(count)
             else:
                 totals[side].add_pair((first, second), count)
+        counted(rows)
     return {side: total.counts() for side, total in totals.items()}

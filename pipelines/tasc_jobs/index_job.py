@@ -29,7 +29,7 @@ from tasc_jobs.errors import RaySetupError
 from tasc_jobs.index_parts import sorted_parts
 from tasc_jobs.index_store import current_index, publish_index
 from tasc_jobs.redis_source import RedisCorpusSource
-from tasc_jobs.stages import StageProgress
+from tasc_jobs.stages import StageProgress, silent
 from tasc_jobs.tokenise import BATCH_ROWS, tokenise
 from tasc_serve.models import load_tokenizer
 from tasc_store import Artifact, ArtifactStore, CorruptArtifact, TaskRecord, connect
@@ -46,10 +46,7 @@ STAGES = {
     "index prompts": "rows",
     "publish": "steps",
 }
-
-
-def _silent(stage: str, done: int, total: int | None) -> None:
-    """Nobody watches."""
+NOTES = {"learn": "the first run on a machine compiles for up to a minute before round 1"}
 
 
 def build_and_publish(
@@ -59,7 +56,7 @@ def build_and_publish(
     parallelism: int | None = None,
     bigrams: Path | None = None,
     max_bytes: int | None = None,
-    progress: StageProgress = _silent,
+    progress: StageProgress = silent,
 ) -> tuple[Artifact, DraftIndex]:
     """Build a task's index from its corpus, publish it and make it current.
 
@@ -132,7 +129,7 @@ class _Builder:
     max_bytes: int | None
 
     def index(
-        self, outputs: Tokens, prompts: Tokens | None, progress: StageProgress = _silent
+        self, outputs: Tokens, prompts: Tokens | None, progress: StageProgress = silent
     ) -> DraftIndex:
         rows, vocab_size, eos_id = len(outputs), self.tokenizer.vocab_size, self.tokenizer.eos_id
         progress("merge outputs", 0, rows)
@@ -156,7 +153,7 @@ class _Builder:
         self, documents: Documents, progress: StageProgress
     ) -> tuple[CorpusIndex, Documents]:
         # Sorting again belongs to the stage of pruning, which counts other things than parts.
-        told = chain([progress], repeat(_silent))
+        told = chain([progress], repeat(silent))
         return index_documents(
             documents,
             fingerprint=self.tokenizer.fingerprint,

@@ -26,7 +26,7 @@ SCHEMA = pa.schema(
 def read_inputs(path: Path, input_field: str, id_field: str, block_rows: int) -> list[pa.Table]:
     """All rows of a file, in tables of ``block_rows``.
 
-    An id is the row's own, else its line number.
+    An id is the row's own, a string or a whole number, else the number of its line.
 
     Raises:
         FileError: The file cannot be read as what its suffix says, or has no rows.

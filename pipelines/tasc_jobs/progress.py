@@ -21,9 +21,9 @@ from rich.progress import Progress as RichProgress
 from rich.text import Text
 
 
-def note(text: str) -> None:
-    """One line for people who wait."""
-    print(text, file=sys.stderr, flush=True)
+def note(text: str, stream: TextIO | None = None) -> None:
+    """One line for people who wait; to stderr if no stream is given."""
+    print(text, file=stream or sys.stderr, flush=True)
 
 
 class Clock:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from tasc_jobs.progress import note
 from tasc_serve import app
@@ -25,7 +26,7 @@ def run_service(
     """Start the service, say where it answers, and keep it until ``wait`` returns or is broken off.
 
     Args:
-        say: Told, in words, of each part that comes up.
+        say: Told, in words, of each part that comes up, and of what takes long until then.
 
     Raises:
         ServeError: It does not come up.
@@ -39,13 +40,18 @@ def run_service(
 
     say("starting the service ...")
     try:
-        base = app.start(settings, redis_url, came_up)
+        base = app.start(settings, redis_url, came_up, partial(say_of_task, say))
         say("every task answers")
         print(usage_of(base, settings.tasks[0].name, example), flush=True)
         wait()
     finally:
         with suppress(Exception):  # what brought us here is the error to show
             app.stop()
+
+
+def say_of_task(say: Callable[[str], None], task: str, text: str) -> None:
+    """What a task's replica tells people who wait, as one line of the start."""
+    say(f"task {task}: {text}")
 
 
 def usage_of(base: str, task: str, example: str) -> str:

@@ -6,10 +6,14 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Self, TextIO, TypeAlias
 
-from tasc_jobs.progress import Progress
+from tasc_jobs.progress import Progress, note
 
 StageProgress: TypeAlias = Callable[[str, int, int | None], None]
 """Told the stage, how much of it is done, and how much it is in all, None if nobody knows."""
+
+
+def silent(stage: str, done: int, total: int | None) -> None:
+    """A `StageProgress` that nobody watches."""
 
 
 class Stages:
@@ -18,6 +22,7 @@ class Stages:
     Args:
         description: One or two words, before the stage's name.
         units: What is counted in each stage, in the plural.
+        notes: What to say where a stage begins, of those that need it.
         stream: Where to write; stderr if None.
 
     Attributes:
@@ -25,10 +30,16 @@ class Stages:
     """
 
     def __init__(
-        self, description: str, units: Mapping[str, str], *, stream: TextIO | None = None
+        self,
+        description: str,
+        units: Mapping[str, str],
+        *,
+        notes: Mapping[str, str] | None = None,
+        stream: TextIO | None = None,
     ) -> None:
         self.seconds: dict[str, float] = {}
         self._description, self._units, self._stream = description, units, stream
+        self._notes = notes or {}
         self._open = ExitStack()
         self._stage: str | None = None
         self._done = 0
@@ -37,9 +48,10 @@ class Stages:
     def __call__(self, stage: str, done: int, total: int | None) -> None:
         if stage != self._stage:
             self._close()
-            shown = Progress(
-                f"{self._description}: {stage}", total, self._units[stage], stream=self._stream
-            )
+            name = f"{self._description}: {stage}"
+            if said := self._notes.get(stage):
+                note(f"{name}: {said}", self._stream)
+            shown = Progress(name, total, self._units[stage], stream=self._stream)
             self._bar = self._open.enter_context(shown)
             self._stage, self._done, self._started = stage, 0, time.perf_counter()
         self._bar.advance(done - self._done)

@@ -11,6 +11,9 @@ from pathlib import Path
 from tasc_jobs.bigrams import BigramTotal, Statistics, count_bigrams, last_word, statistics
 from tasc_jobs.errors import EmptyCorpusError
 from tasc_jobs.rows import BadRow, check_file, read_rows
+from tasc_jobs.stages import StageProgress, silent
+
+STAGES = {"count": "rows"}
 
 
 @dataclass(frozen=True)
@@ -22,13 +25,16 @@ class CorpusStatistics:
     rejected: int = 0
 
 
-def corpus_statistics(url: str, task: str, *, parallelism: int | None = None) -> CorpusStatistics:
+def corpus_statistics(
+    url: str, task: str, *, parallelism: int | None = None, progress: StageProgress = silent
+) -> CorpusStatistics:
     """Statistics of a task's corpus in Redis, by a Ray Data job on the Ray that is running.
 
     Args:
         url: The Redis, as every node of the Ray cluster can reach it.
         task: Whose corpus.
         parallelism: Ranges to read it in; by default one for every 20,000 rows.
+        progress: Told of one stage, ``count``.
 
     Raises:
         RaySetupError: Ray is not running in this process.
@@ -37,7 +43,7 @@ def corpus_statistics(url: str, task: str, *, parallelism: int | None = None) ->
     """
     from tasc_jobs.corpus_counts import count_corpus  # here, since files need no Ray
 
-    counts, rows = count_corpus(url, task, parallelism)
+    counts, rows = count_corpus(url, task, parallelism, progress)
     return CorpusStatistics(statistics(counts["input"], rows), statistics(counts["output"], rows))
 
 
@@ -47,10 +53,14 @@ def file_statistics(
     input_field: str = "input",
     output_field: str = "output",
     id_field: str = "id",
+    progress: StageProgress = silent,
 ) -> CorpusStatistics:
     """Statistics of the rows of files, in the order given.
 
     Unlike a corpus, files may hold a key twice; both rows count.
+
+    Args:
+        progress: Told of one stage, ``count``, whose end nobody knows.
 
     Raises:
         FileError: A file cannot be read.
@@ -67,6 +77,7 @@ def file_statistics(
             else:
                 inputs.add(row.input)
                 outputs.add(row.output)
+                progress("count", outputs.rows, None)
     if not outputs.rows:
         named = ", ".join(map(str, paths)) or "no files"
         raise EmptyCorpusError(f"no rows in {named}; {rejected} lines were refused")

@@ -18,6 +18,7 @@ from tasc_serve.gateway import Gateway
 from tasc_serve.ports import free_port, require_free
 from tasc_serve.replica import TaskReplica
 from tasc_serve.settings import ServedTask, ServeSettings
+from tasc_serve.start_notes import heard
 
 NAME = "tasc"
 _LOGGING = LoggingConfig(enable_access_log=False, log_level="WARNING")
@@ -45,6 +46,7 @@ def start(
     settings: ServeSettings,
     redis_url: str,
     came_up: Callable[[str, int], None] = lambda deployment, running: None,
+    told: Callable[[str, str], None] = lambda task, note: None,
 ) -> str:
     """Run the application on the Ray this process is connected to; returns its base URL.
 
@@ -53,9 +55,11 @@ def start(
     Args:
         came_up: Told a deployment, a task's name or ``gateway``, and how many of its replicas run,
             whenever there are more.
+        told: Told a task and what a replica of it says takes long, on a thread of its own.
 
     Raises:
         ServeError: The port is taken, or a deployment does not come up.
+        StoreError: Redis cannot be reached.
     """
     host, port = settings.http.host, settings.http.port or free_port(settings.http.host)
     require_free(host, port)
@@ -65,14 +69,15 @@ def start(
     options = HTTPOptions(host=host, port=port, request_timeout_s=2 * limits.request_timeout_s)
     serve.start(http_options=options, logging_config=_LOGGING)
     target = serve.RunTarget(build(settings, redis_url), name=NAME, logging_config=_LOGGING)
-    serve.run_many(
-        [target],
-        wait_for_ingress_deployment_creation=False,
-        wait_for_applications_running=False,
-    )
     base = f"http://{host}:{port}"
     tasks = {task.name for task in settings.tasks}
-    _wait_until_ready(base, tasks, limits.start_timeout_s, Arrivals(came_up))
+    with heard(redis_url, tasks, told):
+        serve.run_many(
+            [target],
+            wait_for_ingress_deployment_creation=False,
+            wait_for_applications_running=False,
+        )
+        _wait_until_ready(base, tasks, limits.start_timeout_s, Arrivals(came_up))
     return base
 
 

@@ -6,6 +6,7 @@ It takes calls and gives deltas; HTTP is the gateway's business.
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
+from functools import partial
 
 from prometheus_client import CollectorRegistry
 
@@ -17,6 +18,7 @@ from tasc_serve.loop import EngineLoop
 from tasc_serve.metrics import ReplicaMetrics
 from tasc_serve.models import model_name
 from tasc_serve.settings import ServedTask, ServeSettings
+from tasc_serve.start_notes import tell
 from tasc_serve.watcher import IndexWatcher
 from tasc_serve.worker import Worker
 from tasc_store import Artifact, TaskStore, connect
@@ -51,6 +53,7 @@ class TaskReplica:
             max_waiting=limits.max_queued,
             cache_dir=settings.cache_dir,
             on_step=self._metrics.observe_step,
+            say=partial(tell, client, task.name),
         )
         self._set_index(self._worker.artifact)
         host = settings.metrics.host or node_address()

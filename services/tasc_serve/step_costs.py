@@ -11,7 +11,7 @@ import json
 import logging
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -20,9 +20,10 @@ import torch
 import tasc_engine
 from tasc_draft.compiled import digest_of
 from tasc_engine import ModelSource, Target
-from tasc_engine.cost import StepCosts, kept, measure
+from tasc_engine.cost import SECONDS, StepCosts, kept, measure
 
 WAIT_S = 120.0  # for others that measure on this machine; the start-up limit is longer
+_PATIENCE_S = 1.0  # others may only be reading, which is nothing to tell people
 
 log = logging.getLogger(__name__)
 
@@ -31,25 +32,34 @@ def default_cost_dir() -> Path:
     return Path.home() / ".cache" / "tasc-serve" / "costs"
 
 
-def step_costs(target: Target, source: ModelSource, folder: Path | None = None) -> StepCosts:
+def step_costs(
+    target: Target,
+    source: ModelSource,
+    folder: Path | None = None,
+    say: Callable[[str], None] = log.info,
+) -> StepCosts:
     """What this target's steps cost here.
 
     Args:
         folder: Where files of costs lie; made if need be.
+        say: Told, in a line for people who wait, of what takes seconds.
     """
     folder = folder or default_cost_dir()
     path = folder / f"{_key(target, source)}.json"
 
     def measured() -> StepCosts:
-        log.info("measuring what steps of %s cost here, kept in %s", source.folder.name, path)
+        say(
+            f"measuring what steps of {source.folder.name} cost on {platform.node()}, up to about "
+            f"{SECONDS:.0f} s; once only, later starts on this machine read {path}"
+        )
         return measure(target, source.folder.name)
 
-    with _alone(folder):
+    with _alone(folder, say):
         return kept(path, measured)
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _alone(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
     """One measurement at a time: two would measure each other. Without a folder, at any time."""
     with contextlib.ExitStack() as stack:
         try:
@@ -58,17 +68,20 @@ def _alone(folder: Path) -> Iterator[None]:
         except OSError:
             log.warning("cannot write to %s; others may measure at the same time", folder)
         else:
-            _lock(file, WAIT_S)  # let go when the file is closed, or its process dies
+            _lock(file, say)  # let go when the file is closed, or its process dies
         yield
 
 
-def _lock(file: IO[str], wait_s: float) -> None:
-    until = time.monotonic() + wait_s
-    while time.monotonic() < until:
+def _lock(file: IO[str], say: Callable[[str], None]) -> None:
+    began, told = time.monotonic(), False
+    while (waited := time.monotonic() - began) < WAIT_S:
         with contextlib.suppress(BlockingIOError):
             return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if waited >= _PATIENCE_S and not told:
+            say(f"another replica measures its step costs on {platform.node()}; waiting for it")
+            told = True
         time.sleep(0.1)
-    log.warning("others have measured for %.0f s; measuring beside them", wait_s)
+    log.warning("others have measured for %.0f s; measuring beside them", WAIT_S)
 
 
 def _key(target: Target, source: ModelSource) -> str:

@@ -36,6 +36,7 @@ class Worker:
 
     Args:
         gpus: GPUs this process was given; without any, ``auto`` means the CPU.
+        say: Told, in a line for people who wait, what takes seconds before it is ready.
 
     Raises:
         ServeError: The model folder's tokenizer is not the one the task was registered with.
@@ -54,6 +55,7 @@ class Worker:
         cache_dir: Path | None = None,
         cost_dir: Path | None = None,
         on_step: Callable[[StepRecord], None] = lambda record: None,
+        say: Callable[[str], None] = log.info,
     ) -> None:
         store = TaskStore(client)
         self.record: TaskRecord = store.get(task)
@@ -73,7 +75,7 @@ class Worker:
         )  # fmt: skip
         target = Target.load(source, config)
         self.proposer = self._new_proposer(target.vocab_size, config, draft)
-        costs = step_costs(target, source, cost_dir) if settings.cost_aware else None
+        costs = step_costs(target, source, cost_dir, say) if settings.cost_aware else None
         self.engine = Engine(target, self.tokenizer, self.proposer, config, on_step, costs)
 
     @property

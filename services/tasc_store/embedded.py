@@ -30,6 +30,7 @@ _START_S = 30.0
 _STOP_S = 10.0
 _POLL_S = 0.01
 _PORT_TRIES = 5
+_LONGEST_URL = 64
 _PORT_TAKEN = "Address already in use"
 
 # Becomes the server after asking the kernel to end it with its parent. Not a preexec_fn: that is
@@ -70,7 +71,7 @@ class EmbeddedRedis:
         self.url = f"redis://127.0.0.1:{port}/0"
         self._directory = directory
         self._durable = durable
-        self._child = _Child(_command(binary, directory, port, durable), directory)
+        self._child = _Child(_command(binary, directory, port, durable), directory, self.url)
         self.pid = self._child.pid
         atexit.register(self.close)
 
@@ -154,10 +155,10 @@ class _Child:
     may end long before its process; this one lives as long as the child does.
     """
 
-    def __init__(self, command: list[str], directory: Path) -> None:
+    def __init__(self, command: list[str], directory: Path, url: str) -> None:
         started: Future[subprocess.Popen[bytes]] = Future()
         self._thread = threading.Thread(
-            target=_start_and_wait, args=(command, directory, started), daemon=True
+            target=_start_and_wait, args=(command, directory, url, started), daemon=True
         )
         self._thread.start()
         self._process = started.result()
@@ -176,10 +177,10 @@ class _Child:
 
 
 def _start_and_wait(
-    command: list[str], directory: Path, started: "Future[subprocess.Popen[bytes]]"
+    command: list[str], directory: Path, url: str, started: "Future[subprocess.Popen[bytes]]"
 ) -> None:
     try:
-        lock = _claimed(directory)
+        lock = _claimed(directory, url)
         try:
             with (directory / "redis.log").open("ab") as log:
                 process = subprocess.Popen(
@@ -199,16 +200,24 @@ def _start_and_wait(
     process.wait()
 
 
-def _claimed(directory: Path) -> int:
-    """A locked file the server inherits: two servers on one append-only file would destroy it."""
+def _claimed(directory: Path, url: str) -> int:
+    """A locked file the server inherits: two servers on one append-only file would destroy it.
+
+    The file says where the server answers, for those who find it locked.
+    """
     descriptor = os.open(directory / "redis.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
+        theirs = os.read(descriptor, _LONGEST_URL).decode()
         os.close(descriptor)
+        share = f"set REDIS_URL={theirs} to share it, " if theirs else ""  # written a moment later
         raise StoreError(
-            f"a Redis server already runs in {directory}; use its URL, or another directory"
+            f"another command's Redis server already runs in {directory}: {share}wait until that "
+            "command ends, or name another folder with --data-dir (TASC_DATA_DIR)"
         ) from None
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, url.encode())
     return descriptor
 
 

@@ -103,7 +103,10 @@ def test_from_rows_to_answers_with_an_embedded_store(
         assert (out["added"], out["known"], out["rejected"]) == (added, 60 - added, 1)
     assert json.loads(rejects.read_text())["line"] == 61
     from_file = json.loads(tasc.run("stats", "--train", train, "--json"))
-    from_redis = json.loads(tasc.run("stats", "t", "--json"))
+    with tasc.start("stats", "t", "--json") as process:
+        out, err = tasc.finish(process)
+    assert "statistics t: count: 60/60 rows" in err
+    from_redis = json.loads(out)
     for side in ("input", "output"):
         assert from_file[side] == from_redis[side]
         assert from_file[side]["bigram_entropy_bits"] > 0
@@ -117,11 +120,11 @@ def test_from_rows_to_answers_with_an_embedded_store(
     assert 0 < capped["rows"] < capped["corpus_rows"] == 60
     output = tmp_path / "out.jsonl"
     source = tmp_path / "in.jsonl"
-    source.write_text('{"id": "a", "input": "one"}\n{"id": "b", "input": "two"}\n')
+    source.write_text('{"id": "a", "input": "one"}\n\n{"id": 7, "input": "two"}\n{"input": "3"}\n')
     report = json.loads(tasc.run("generate", "t", "--input", source, "--output", output, "--json"))
-    assert (report["rows"], report["errors"]) == (2, 0)
+    assert (report["rows"], report["errors"]) == (3, 0)
     answers = [json.loads(line) for line in output.read_text().splitlines()]
-    assert [a["id"] for a in answers] == ["a", "b"]
+    assert [a["id"] for a in answers] == ["a", "7", "4"]
     assert all(a["index_version"] == capped["version"] == 3 for a in answers)
 
 
@@ -131,7 +134,10 @@ def assert_each_part_was_said(lines: list[str], tasc: Command) -> None:
     assert all(found), lines
     parts = [match[2].split(":")[0] for match in found]
     assert parts[1:5] == ["store", "starting Ray ...", "Ray", "starting the service ..."]
-    assert sorted(parts[5:]) == ["HTTP gateway", "task t"]
+    assert sorted(parts[5:]) == ["HTTP gateway", "task t", "task t"]
+    (measuring, up) = (match[2] for match in found if match[2].startswith("task t"))
+    assert measuring.startswith("task t: measuring what steps of ")
+    assert up == "task t: 1 of 1 replicas up"
     seconds = [float(match[1]) for match in found]
     assert seconds == sorted(seconds)
     (url,) = re.findall(r"REDIS_URL=(redis://127\.0\.0\.1:\d+/0)$", lines[1].strip())

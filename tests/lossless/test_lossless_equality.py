@@ -6,12 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from lossless_cases import LONGEST, PAPER, Case, answer, make_case, reference
+from lossless_cases import LONGEST, PAPER, Case, answer, answered_alone, make_case, reference
 
 from tasc_draft import DraftSettings
 from tasc_draft.settings import MIXTURES
 from tasc_engine import GenerationRequest
-from tiny import plain
 
 NEAR_TIE = 1e-5
 
@@ -50,7 +49,7 @@ def test_every_mixture_answers_alike(case: Case, mixture: str) -> None:
     """Prompts hold the beginning of their answers, so that prompts alone can be drafted from."""
     model = reference(case.folder)
     prompts = [(*p, *a) for p, a in zip(case.prompts, case.answers, strict=True)]
-    answers = [plain(model, p, 24) for p in prompts]
+    answers = [answered_alone(model, p, 24) for p in prompts]
     requests = [GenerationRequest(str(i), p, 24) for i, p in enumerate(prompts)]
     settings = DraftSettings(mixture=mixture, min_prob=0.0)
     found = answer(case, settings=settings, requests=requests)
@@ -93,7 +92,7 @@ def test_prompts_that_begin_alike_answer_alike(case: Case, kept: int) -> None:
     shared = [long[:n] + other[: 12 - n % 7] for n in (60, 60, 33, 60, 9, 5, 33, 60)]
     prompts = [*shared, long[:60], *shared]
     model = reference(case.folder)
-    answers = [plain(model, p, 12) for p in prompts]
+    answers = [answered_alone(model, p, 12) for p in prompts]
     requests = [GenerationRequest(str(i), p, 12) for i, p in enumerate(prompts)]
     found = answer(case, requests=requests, rows=2, prefix_cache_bytes=kept)
     asked = sum(len(p) for p in prompts)
@@ -221,4 +220,4 @@ def test_float32_is_equal_but_for_near_ties(tmp_path: Path, capsys) -> None:
 
 def test_transformers_reference_is_deterministic(case: Case) -> None:
     model = reference(case.folder)
-    assert plain(model, case.prompts[3], case.max_tokens[3]) == case.answers[3]
+    assert answered_alone(model, case.prompts[3], case.max_tokens[3]) == case.answers[3]

@@ -7,21 +7,22 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from tasc_jobs import statistics
 from tasc_jobs.demo import measure, report
 from tasc_jobs.demo.quality import intent_quality
 from tasc_jobs.demo.tasks import TASKS, data_file, demo_record, read_split
-from tasc_jobs.index_job import STAGES, build_and_publish
+from tasc_jobs.index_job import NOTES, STAGES, build_and_publish
 from tasc_jobs.ingest import ingest
 from tasc_jobs.progress import Progress, note
 from tasc_jobs.ray_local import local_ray
-from tasc_jobs.service import run_service
+from tasc_jobs.service import run_service, say_of_task
 from tasc_jobs.stages import Stages
-from tasc_jobs.statistics import corpus_statistics
 from tasc_serve import app
 from tasc_serve.settings import (
     DraftOverrides,
@@ -50,8 +51,10 @@ def prepare(url: str, tasks: Sequence[str], console: Console) -> None:
         with Progress(f"ingest {task}", rows) as bar:
             rejects = Path(f"{task}.rejected.jsonl")
             ingest(client, task, [data_file(task, "train")], reject=rejects, progress=bar.advance)
-        report.show_statistics(console, task, corpus_statistics(url, task))
-        with Stages(f"index {task}", STAGES) as stages:
+        with Stages(f"statistics {task}", statistics.STAGES) as stages:
+            found = statistics.corpus_statistics(url, task, progress=stages)
+        report.show_statistics(console, task, found)
+        with Stages(f"index {task}", STAGES, notes=NOTES) as stages:
             artifact, index = build_and_publish(url, demo_record(task), progress=stages)
         console.print(
             f"{task}: draft index version {artifact.version}, {index.corpus.documents:,} outputs, "
@@ -75,7 +78,8 @@ def run_demo(url: str) -> None:
         prepare(url, [TASK], console)
         note("starting the service ...")
         try:
-            base = app.start(settings([TASK], port=0, draft=FORGETFUL), url)
+            served = settings([TASK], port=0, draft=FORGETFUL)
+            base = app.start(served, url, told=partial(say_of_task, note))
             found = _measure(url, base)
         finally:
             with suppress(Exception):  # what brought us here is the error to show

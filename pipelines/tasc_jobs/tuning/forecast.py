@@ -9,8 +9,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tasc_draft import DraftSettings, Replay
+from tasc_engine.layout import MOST_NODES
+from tasc_jobs.tuning.cost_file import StepCurve
 from tasc_jobs.tuning.held_out import HeldOut
-from tasc_jobs.tuning.step_cost import StepCurve
+from tasc_serve.settings import EngineSettings
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,23 @@ class Outlook:
         """All of it for machines."""
         verdict = {"draft": self.budget > 0, "budget": self.budget, "speed_up": self.speed_up}
         return {**asdict(self), **verdict, "verdict": self.verdict()}
+
+
+def how_to_set(task: str, found: Outlook, now: int) -> str | None:
+    """The settings that give a task the budget recommended; None where it has it, or none is known.
+
+    Args:
+        now: Most draft tokens of a row's step, as the task was tuned, else as its record says.
+    """
+    if found.best is None or found.budget == now:
+        return None
+    put = f"tasks: [{{name: {task}, draft: {{num_speculative_tokens: {found.budget}}}}}]"
+    if found.budget > EngineSettings().max_draft_tokens:
+        put += f" and engine: {{max_draft_tokens: {min(found.budget, MOST_NODES)}}}"
+    return (
+        f"b = {found.rows}: {task} drafts up to {now} tokens so far; put {put} into serve.yaml, or "
+        f"run `tasc tune {task} --step-cost FILE --rows {found.rows}`, which chooses and keeps it"
+    )
 
 
 def replayed(

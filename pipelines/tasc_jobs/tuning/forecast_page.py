@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from tasc_draft import Replay
 from tasc_jobs.tuning.acceptance import ACCEPTED, acceptance_plot, acceptance_table
-from tasc_jobs.tuning.forecast import Option, Outlook
+from tasc_jobs.tuning.forecast import Option, Outlook, how_to_set
 from tasc_jobs.tuning.page import Line, Lines, Page, Table
 from tasc_jobs.tuning.replay_page import efficiency_plot
 
@@ -15,15 +15,24 @@ _COLUMNS = (
 
 
 def forecast_page(
-    task: str, outlooks: Sequence[Outlook], replays: dict[int, Replay], summary: Sequence[str]
+    task: str,
+    outlooks: Sequence[Outlook],
+    replays: dict[int, Replay],
+    now: int,
+    summary: Sequence[str],
 ) -> Page:
-    """Speed-up by budget for each b; the summary says the verdicts."""
+    """Speed-up by budget for each b; the summary says the verdicts, and how to follow them.
+
+    Args:
+        now: Most draft tokens of a row's step as the task is drafted so far.
+    """
+    said = [(each.verdict(), how_to_set(task, each, now)) for each in outlooks]
     rows = tuple(_row(outlook, option) for outlook in outlooks for option in outlook.options)
     runs = [(f"budget {budget}", found) for budget, found in replays.items()]
     efficiency = Line(task, list(replays), [r.tokens_per_step for r in replays.values()])
     return Page(
         f"Forecast for {task}",
-        (*summary, *(outlook.verdict() for outlook in outlooks)),
+        (*summary, *(line for pair in said for line in pair if line)),
         (
             Table("What to expect", _COLUMNS, rows),
             acceptance_table(ACCEPTED, runs),

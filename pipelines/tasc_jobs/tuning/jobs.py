@@ -13,6 +13,7 @@ import redis
 from tasc_draft.index.bigrams import read_bigrams
 from tasc_jobs.index_size import IndexSize
 from tasc_jobs.progress import Progress, note
+from tasc_jobs.tuning.cost_file import CostFile
 from tasc_jobs.tuning.forecast import outlook, replayed
 from tasc_jobs.tuning.forecast_page import forecast_page
 from tasc_jobs.tuning.held_out import HeldOut
@@ -20,7 +21,6 @@ from tasc_jobs.tuning.page import Page
 from tasc_jobs.tuning.proposers import named_proposers
 from tasc_jobs.tuning.replay_page import replay_page
 from tasc_jobs.tuning.replays import Comparison, Measured, compare, index_of, prepare
-from tasc_jobs.tuning.step_cost import StepCosts
 from tasc_jobs.tuning.stored import StoredTask, publish, read_task
 from tasc_jobs.tuning.task_rows import Fields, FileRows, from_files
 from tasc_jobs.tuning.tokenizer import open_tokenizer
@@ -116,7 +116,7 @@ class PriceRequest:
     """What a drafted token costs: a share of a plain step, or a machine's costs at b rows."""
 
     node_cost: float
-    costs: StepCosts | None
+    costs: CostFile | None
     rows: int
 
     def price(self, context: float) -> Price:
@@ -197,7 +197,7 @@ def tune_job(
 def forecast_job(
     client: redis.Redis,
     name: str,
-    costs: StepCosts,
+    costs: CostFile,
     rows: Sequence[int],
     budgets: Sequence[int],
     branching: bool,
@@ -231,7 +231,8 @@ def forecast_job(
         f"{costs.model} in {costs.dtype} on {costs.device}; {held.rows:,} rows held out of the "
         f"corpus of {name}, drafted for with min_prob {task.settings.min_prob}.",
     )
-    return figures, forecast_page(name, outlooks, replays, summary)
+    now = task.settings.num_speculative_tokens
+    return figures, forecast_page(name, outlooks, replays, now, summary)
 
 
 def _held_out(client: redis.Redis, name: str, branching: bool) -> tuple[StoredTask, HeldOut]:

@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 
 from tasc_draft import DraftSettings, Replay
 from tasc_draft.index.weights import Weights
+from tasc_jobs.tuning.cost_file import StepCurve
 from tasc_jobs.tuning.forecast import priced
 from tasc_jobs.tuning.held_out import HeldOut
-from tasc_jobs.tuning.step_cost import StepCurve
 
 BUDGETS = (4, 8, 16, 32)
 NEIGHBOURS = (0, 16, 32, 64)

@@ -26,7 +26,12 @@ def pos_ewt(redis_url, tmp_path_factory):
 def test_any_number_of_ranges_gives_the_papers_figures(
     ray_cluster, redis_url, pos_ewt, parallelism
 ):
-    found = corpus_statistics(redis_url, pos_ewt, parallelism=parallelism)
+    told = []
+    found = corpus_statistics(
+        redis_url, pos_ewt, parallelism=parallelism, progress=lambda *to: told.append(to)
+    )
+    assert told == sorted(told)
+    assert (told[0], told[-1]) == (("count", 0, 12_544), ("count", 12_544, 12_544))
     assert found == file_statistics([TRAIN])
     assert found.input.bigrams_for_80_percent == 65_288  # 65,287 when a range forgets its border
     assert found.output.bigrams_for_80_percent == 63

@@ -111,10 +111,25 @@ def test_data_in_a_directory_of_its_own_outlives_the_server(tmp_path: Path) -> N
 
 def test_one_directory_takes_one_server(tmp_path: Path) -> None:
     with (
-        EmbeddedRedis.start(tmp_path / "data"),
-        pytest.raises(StoreError, match=f"already runs in {tmp_path / 'data'}"),
+        EmbeddedRedis.start(tmp_path / "data") as first,
+        pytest.raises(StoreError, match=f"already runs in {tmp_path / 'data'}") as refusal,
     ):
         EmbeddedRedis.start(tmp_path / "data")
+    said = str(refusal.value)
+    assert f"REDIS_URL={first.url} " in said
+    assert "--data-dir (TASC_DATA_DIR)" in said
+
+
+def test_who_finds_a_directory_in_use_is_told_the_url_of_the_server_there_now(
+    tmp_path: Path,
+) -> None:
+    with EmbeddedRedis.start(tmp_path / "data"):
+        pass
+    with EmbeddedRedis.start(tmp_path / "data") as second:
+        with pytest.raises(StoreError, match=f"REDIS_URL={second.url} to share it"):
+            EmbeddedRedis.start(tmp_path / "data")
+        with connect(second.url) as client:
+            assert client.ping()
 
 
 def test_a_program_that_is_no_server_is_told_by_its_last_words(

@@ -42,6 +42,14 @@ def test_several_files_are_one_running_text(tmp_path):
     assert found.output.bigrams == 4
 
 
+def test_who_waits_is_told_of_every_row(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"input": "a b", "output": "c"}\nno json\n{"input": "d", "output": "e"}\n')
+    told = []
+    file_statistics([path, path], progress=lambda *progress: told.append(progress))
+    assert told == [("count", rows, None) for rows in (1, 2, 3, 4)]
+
+
 def test_refused_lines_are_counted_and_left_out(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"input": "a b", "output": "c"}\nno json\n')

@@ -5,12 +5,14 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tasc_draft import Replay
 from tasc_jobs.errors import FileError, JobError
-from tasc_jobs.tuning.forecast import Outlook, outlook, priced
+from tasc_jobs.tuning.cost_file import EXAMPLE, CostFile, StepCurve, read_cost_file
+from tasc_jobs.tuning.forecast import Outlook, how_to_set, outlook, priced
 from tasc_jobs.tuning.forecast_page import forecast_page
-from tasc_jobs.tuning.step_cost import EXAMPLE, StepCosts, StepCurve, read_step_costs
+from tasc_serve.settings import ServeSettings
 
 # 10 ms for the 8 tokens of a plain step, 30 ms for 24 and 110 ms for 88.
 CURVE = StepCurve(8, 128, (8, 24, 88), (0.010, 0.030, 0.110))
@@ -84,10 +86,40 @@ def test_a_step_larger_than_any_measured_is_not_guessed():
 
 def test_the_report_says_every_verdict_and_what_was_not_measured():
     replays = {4: replay(60, 10, 40), 16: replay(90, 10, 150)}
-    page = forecast_page("t", [outlook(CURVE, replays, 0.0)], replays, ("first",))
+    page = forecast_page("t", [outlook(CURVE, replays, 0.0)], replays, 4, ("first",))
     assert page.summary == ("first", "b = 8: draft 4 tokens, 1.20 x")
     assert [row[-1] for row in page.tables[0].rows] == ["1.20 x", "not measured"]
     assert page.plots[0].lines[0].y == [pytest.approx(1.2)]
+
+
+def test_a_budget_other_than_the_tasks_own_is_followed_by_the_setting_that_gives_it():
+    replays = {4: replay(60, 10, 40)}
+    page = forecast_page("t", [outlook(CURVE, replays, 0.0)], replays, 16, ())
+    verdict, setting = page.summary
+    assert verdict == "b = 8: draft 4 tokens, 1.20 x"
+    assert setting.startswith("b = 8: t drafts up to 16 tokens so far; ")
+    assert "`tasc tune t --step-cost FILE --rows 8`" in setting
+    (settings,) = re.findall(r"put (.*) into serve\.yaml", setting)
+    (task,) = ServeSettings.model_validate(yaml.safe_load(f"{{{settings}}}")).tasks
+    assert (task.name, task.draft.num_speculative_tokens) == ("t", 4)
+
+
+def test_a_budget_above_the_engines_own_bound_names_that_bound_too():
+    large = StepCurve(1, 0, (1, 100), (1.0, 1.0))
+    for budget, most in ((32, 32), (48, 48), (80, 63)):
+        said = how_to_set("t", outlook(large, {budget: replay(60, 10, 40)}, 0.0), 16)
+        assert said is not None
+        (settings,) = re.findall(r"put (.*) into serve\.yaml", said)
+        found = yaml.safe_load(settings.replace(" and ", "\n"))
+        assert found["tasks"][0]["draft"] == {"num_speculative_tokens": budget}
+        assert ServeSettings.model_validate(found).engine.max_draft_tokens == most
+
+
+def test_where_not_to_draft_the_setting_is_none_and_where_nothing_is_known_none_is_named():
+    loses = outlook(CURVE, {4: replay(30, 10, 40)}, 0.0)
+    assert "{num_speculative_tokens: 0}" in str(how_to_set("t", loses, 16))
+    assert how_to_set("t", loses, 0) is None
+    assert how_to_set("t", outlook(CURVE, {16: replay(90, 10, 150)}, 0.0), 8) is None
 
 
 def test_a_file_gives_the_curve_of_its_rows_at_the_nearest_context(tmp_path):
@@ -95,7 +127,7 @@ def test_a_file_gives_the_curve_of_its_rows_at_the_nearest_context(tmp_path):
     measured = [cost(8, 88, 0.11), cost(8, 8, 0.01), cost(8, 24, 0.03)]
     far = [cost(8, 8, 1.0, 1024), cost(8, 88, 2.0, 1024), cost(1, 1, 0.5), cost(1, 9, 0.6)]
     path.write_text(json.dumps(costs(*measured, *far, draft_seconds=1e-5)))
-    found = read_step_costs(path)
+    found = read_cost_file(path)
     assert found.draft_seconds == 1e-5
     assert found.curve(8, 500.0) == CURVE
     assert found.curve(8, 600.0).context == 1024
@@ -103,7 +135,7 @@ def test_a_file_gives_the_curve_of_its_rows_at_the_nearest_context(tmp_path):
 
 
 def test_rows_without_costs_are_refused_by_name():
-    found = StepCosts.model_validate(costs(cost(1, 1, 0.1), cost(1, 9, 0.2), cost(8, 8, 0.1)))
+    found = CostFile.model_validate(costs(cost(1, 1, 0.1), cost(1, 9, 0.2), cost(8, 8, 0.1)))
     with pytest.raises(JobError, match=r"none for b = 32 rows, it has b = 1, 8.*--rows 1,8"):
         found.curve(32, 0.0)
     with pytest.raises(JobError, match="span 8 to 8 tokens; a plain step has 8"):
@@ -130,7 +162,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path, content, message):
     path = tmp_path / "cost.json"
     path.write_text(json.dumps(content))
     with pytest.raises(FileError, match=rf"cost\.json holds no step costs: .*{message}"):
-        read_step_costs(path)
+        read_cost_file(path)
 
 
 def test_all_faults_of_a_file_are_said_at_once_beside_a_right_file(tmp_path):
@@ -138,7 +170,7 @@ def test_all_faults_of_a_file_are_said_at_once_beside_a_right_file(tmp_path):
     wrong = [{"rows": 0, "tokens": 8, "seconds": 0.1}, {"rows": 8, "seconds": 0.1, "ms": 1}]
     path.write_text(json.dumps({"model": "m", "dtype": 32, "costs": wrong}))
     with pytest.raises(FileError) as refusal:
-        read_step_costs(path)
+        read_cost_file(path)
     said = str(refusal.value)
     for fault in (
         "device: Field required",
@@ -160,15 +192,15 @@ def test_the_examples_of_a_right_file_are_right(tmp_path):
     (in_readme,) = re.findall(r'^\{"model": .*?\]\}$', readme, re.DOTALL | re.MULTILINE)
     for example in (EXAMPLE, in_readme):
         (tmp_path / "cost.json").write_text(example)
-        assert read_step_costs(tmp_path / "cost.json").curve(8, 64.0).plain > 0
+        assert read_cost_file(tmp_path / "cost.json").curve(8, 64.0).plain > 0
 
 
 def test_a_file_that_is_not_there_or_no_json_is_refused(tmp_path):
     with pytest.raises(FileError, match="cannot read step costs"):
-        read_step_costs(tmp_path / "cost.json")
+        read_cost_file(tmp_path / "cost.json")
     (tmp_path / "cost.json").write_text("{")
     with pytest.raises(FileError, match="holds no step costs: the file: Invalid JSON"):
-        read_step_costs(Path(tmp_path / "cost.json"))
+        read_cost_file(Path(tmp_path / "cost.json"))
 
 
 def test_an_outlook_without_options_drafts_nothing():

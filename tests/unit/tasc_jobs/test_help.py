@@ -45,6 +45,11 @@ def test_defaults_that_stand_for_a_list_or_a_place_are_said():
     assert "[default: (1,8,32)]" in options("forecast")["--rows"]
 
 
+def test_generate_says_which_ids_answers_get():
+    said = BORDERS.sub(" ", " ".join(rows("generate")))
+    assert "a row without one gives the number of its line" in said
+
+
 @pytest.mark.parametrize("command", ["replay", "tune", "forecast"])
 def test_each_mixture_is_said_in_one_line(command):
     said = [row.strip() for row in rows(command)]

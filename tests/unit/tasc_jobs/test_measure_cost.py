@@ -8,7 +8,7 @@ import pytest
 
 from tasc_jobs.errors import JobError
 from tasc_jobs.measure_cost import CostJob, in_words, measure_cost
-from tasc_jobs.tuning.step_cost import read_step_costs
+from tasc_jobs.tuning.cost_file import read_cost_file
 from tiny import make_folder
 
 
@@ -21,7 +21,7 @@ def test_a_forecast_reads_what_was_measured(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     path.write_text(json.dumps(costs.as_json()))
     for rows in (1, 2, 4):
-        curve = read_step_costs(path).curve(rows, context=20)
+        curve = read_cost_file(path).curve(rows, context=20)
         assert curve.tokens[0] == rows
         assert curve.plain > 0
     said = in_words(costs)

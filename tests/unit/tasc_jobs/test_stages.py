@@ -41,6 +41,16 @@ def test_a_stage_that_fails_still_shows_how_far_it_came():
     assert out.getvalue().startswith("index t: read: 4/10 rows")
 
 
+def test_what_a_stage_needs_said_is_said_once_when_it_begins():
+    out = io.StringIO()
+    with Stages("index t", UNITS, notes={"sort": "takes long"}, stream=out) as stages:
+        stages("read", 1, 1)
+        stages("sort", 0, 2)
+        assert out.getvalue().splitlines()[1:] == ["index t: sort: takes long"]
+        stages("sort", 2, 2)
+    assert out.getvalue().count("takes long") == 1
+
+
 def test_without_a_stage_nothing_is_shown():
     out = io.StringIO()
     with Stages("index t", UNITS, stream=out) as stages:

@@ -8,10 +8,10 @@ import pytest
 from tasc_draft import DraftSettings, Replay, Tokens
 from tasc_draft.learning import LEAST_ROWS, held_out
 from tasc_jobs.errors import JobError
+from tasc_jobs.tuning.cost_file import CostFile, StepCurve
 from tasc_jobs.tuning.held_out import HeldOut
 from tasc_jobs.tuning.jobs import PriceRequest
 from tasc_jobs.tuning.replays import index_of
-from tasc_jobs.tuning.step_cost import StepCosts, StepCurve
 from tasc_jobs.tuning.stored import StoredTask
 from tasc_jobs.tuning.task_rows import TaskRows
 from tasc_jobs.tuning.tune import BUDGETS, MIN_PROBS, by_curve, by_node, planned, tune
@@ -121,7 +121,7 @@ def test_the_price_of_a_drafted_token_is_said_to_be_assumed_and_how_to_measure_i
 def test_a_measured_price_is_said_to_be_measured_and_of_what():
     cost = {"rows": 8, "tokens": 8, "context": 64, "seconds": 0.01}
     machine = {"model": "m", "device": "d", "dtype": "float32"}
-    measured = PriceRequest(0.02, StepCosts.model_validate({**machine, "costs": [cost]}), 8)
+    measured = PriceRequest(0.02, CostFile.model_validate({**machine, "costs": [cost]}), 8)
     said = measured.in_words()
     assert said.startswith("Measured (--step-cost), not assumed")
     assert "m in float32 on d at b = 8" in said

@@ -1,5 +1,6 @@
 """Costs are measured at the first start and read at the next; another engine has others."""
 
+import fcntl
 from pathlib import Path
 
 import pytest
@@ -22,11 +23,33 @@ def test_each_kind_of_engine_is_measured_once(
 
     honest = module.measure
     monkeypatch.setattr(module, "measure", measure)
-    found = []
+    found, said = [], list[str]()
     for rows in (1, 2, 2, 1):
         target = Target.load(source, EngineConfig(rows=rows, max_model_len=64))
-        found.append(step_costs(target, source, tmp_path / "costs"))
+        found.append(step_costs(target, source, tmp_path / "costs", said.append))
     assert measured == [1, 2]
     assert found[1] == found[2]
     assert found[0] == found[3] != found[1]
-    assert len(list((tmp_path / "costs").glob("*.json"))) == 2
+    files = {str(path) for path in (tmp_path / "costs").glob("*.json")}
+    assert len(files) == 2
+    for text in said:
+        assert text.startswith("measuring what steps of model cost on ")
+        assert "up to about 15 s; once only" in text
+    assert {text.split(" read ")[1] for text in said} == files, "said of each that was measured"
+    assert len(said) == 2
+
+
+def test_who_waits_for_another_measurement_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WAIT_S", 0.4)
+    monkeypatch.setattr(module, "_PATIENCE_S", 0.1)
+    said: list[str] = []
+    with (tmp_path / "measuring.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with module._alone(tmp_path, said.append):
+            pass
+    with module._alone(tmp_path, said.append):
+        pass
+    (text,) = said
+    assert text.startswith("another replica measures its step costs on ")

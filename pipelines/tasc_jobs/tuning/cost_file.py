@@ -24,7 +24,7 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Cost(_Section):
+class CostEntry(_Section):
     """One measured forward: tokens of all rows together, context of each row, seconds."""
 
     rows: int = Field(ge=1)
@@ -33,14 +33,14 @@ class Cost(_Section):
     seconds: float = Field(gt=0, allow_inf_nan=False)
 
 
-class StepCosts(_Section):
+class CostFile(_Section):
     """The content of a step-cost file; ``draft_seconds`` are those of one row in one step."""
 
     model: str
     device: str
     dtype: str
     draft_seconds: float | None = Field(None, ge=0, allow_inf_nan=False)
-    costs: tuple[Cost, ...] = Field(min_length=1)
+    costs: tuple[CostEntry, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _measured_once(self) -> Self:
@@ -50,7 +50,7 @@ class StepCosts(_Section):
             raise ValueError(f"{rows} rows, {tokens} tokens, context {context} stand there twice")
         return self
 
-    def of(self, rows: int) -> list[Cost]:
+    def of(self, rows: int) -> list[CostEntry]:
         """The costs of steps of so many rows.
 
         Raises:
@@ -106,14 +106,14 @@ class StepCurve:
         return tokens <= self.tokens[-1]
 
 
-def read_step_costs(path: Path) -> StepCosts:
+def read_cost_file(path: Path) -> CostFile:
     """Read a step-cost file.
 
     Raises:
-        FileError: It cannot be read, or is not as `StepCosts` says.
+        FileError: It cannot be read, or is not as `CostFile` says.
     """
     try:
-        return StepCosts.model_validate_json(path.read_bytes())
+        return CostFile.model_validate_json(path.read_bytes())
     except OSError as error:
         raise FileError(f"cannot read step costs from {path}: {error}") from error
     except ValidationError as error:

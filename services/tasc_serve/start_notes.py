@@ -1,0 +1,62 @@
+"""What replicas say while they start, carried by Redis to whoever starts the service.
+
+Nothing is kept: a note that nobody hears, or that Redis does not carry, is lost. It knows no
+replica and no engine.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import redis
+
+from tasc_store import connect, translated
+
+_CHANNEL: Final = "tasc:start-notes"
+_POLL_S: Final = 0.1
+_log = logging.getLogger(__name__)
+
+
+def tell(client: redis.Redis, task: str, text: str) -> None:
+    """Tell people who wait for a task's replica what takes long; never raises for Redis's sake."""
+    try:
+        client.publish(_CHANNEL, json.dumps([task, text]))
+    except redis.RedisError as error:
+        _log.warning("nobody was told %r: %s", text, error)
+
+
+@contextmanager
+def heard(url: str, tasks: Collection[str], told: Callable[[str, str], None]) -> Iterator[None]:
+    """Inside the block ``told`` is called, on a thread of its own, with what replicas say.
+
+    Args:
+        url: The store that the replicas use.
+        tasks: Whose replicas; a store may be shared with other services.
+        told: Given a task's name and a note, which is one line.
+
+    Raises:
+        StoreError: Redis cannot be reached when the block begins.
+    """
+
+    def handle(message: dict[str, Any]) -> None:
+        task, text = json.loads(message["data"])
+        if task in tasks:
+            told(task, text)
+
+    # Where Redis is away for long the service says so itself; it may come back until then.
+    def lost(error: BaseException, notes: Any, thread: Any) -> None:
+        time.sleep(_POLL_S)
+
+    with connect(url) as client:
+        notes = client.pubsub()
+        with translated(url):
+            notes.subscribe(**{_CHANNEL: handle})
+        thread = notes.run_in_thread(_POLL_S, daemon=True, exception_handler=lost)
+        try:
+            yield
+        finally:
+            thread.stop()
+            thread.join()

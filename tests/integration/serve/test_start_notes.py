@@ -1,0 +1,48 @@
+"""What replicas say while they start reaches who starts them, and nobody fails for its sake."""
+
+import threading
+
+import pytest
+import redis
+
+from tasc_serve.start_notes import heard, tell
+from tasc_store import connect
+
+pytestmark = pytest.mark.redis
+
+
+def test_notes_of_the_tasks_served_are_heard_in_order(redis_url: str) -> None:
+    found: list[tuple[str, str]] = []
+    last = threading.Event()
+
+    def told(task: str, text: str) -> None:
+        found.append((task, text))
+        if text == "last":
+            last.set()
+
+    with connect(redis_url) as client:
+        tell(client, "t", "before anybody listened")
+        with heard(redis_url, {"t", "u"}, told):
+            tell(client, "t", "measuring: 100 %, café")
+            tell(client, "of another service", "nothing of ours")
+            tell(client, "u", "last")
+            assert last.wait(10)
+        tell(client, "t", "behind the end")
+    assert found == [("t", "measuring: 100 %, café"), ("u", "last")]
+
+
+def test_who_starts_a_service_is_left_with_no_thread_and_no_connection(redis_url: str) -> None:
+    before = threading.active_count()
+    with connect(redis_url) as client:
+        listening = client.info("clients")["connected_clients"]
+        with heard(redis_url, {"t"}, lambda task, text: None):
+            assert client.pubsub_numsub("tasc:start-notes")[0][1] == 1
+        assert client.info("clients")["connected_clients"] == listening
+    assert threading.active_count() == before
+
+
+def test_a_note_that_redis_does_not_carry_stops_no_replica(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tell(redis.Redis(port=1, retry=None), "t", "measuring")
+    assert "nobody was told 'measuring'" in caplog.text
