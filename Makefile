@@ -31,7 +31,7 @@ bench-model: .venv/.installed ## train the model that tests/benchmarks/engine.py
 	.venv/bin/python -m tasc_jobs.demo.train --data $(DATA) --out .bench/model --size bench --base-epochs 2 --adapter-epochs 0
 
 clean: ## remove the virtual environment and caches
-	rm -rf .venv services/tasc_draft/__pycache__ build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv services/tasc_draft/__pycache__ services/tasc_engine/cpu/__pycache__ build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'

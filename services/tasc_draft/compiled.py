@@ -69,14 +69,17 @@ def _cache_dir(folder: Path) -> Path:
         home = Path(chosen)
     elif not os.access(home if home.is_dir() else folder, os.W_OK):
         home = Path.home() / ".cache" / "tasc-serve"
-    own = home / f"compiled-{folder.name}-{digest_of(folder)}"
-    _remove_unused(own)
+    how = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]  # options are no key of numba
+    own = home / f"compiled-{folder.name}-{digest_of(folder)}-{how}"
+    _remove_unused(own, f"compiled-{folder.name}-*")
     return own
 
 
-def _remove_unused(own: Path) -> None:
-    """Other states' caches go when no process has written to them for a day."""
-    for other in own.parent.glob("compiled-*"):
+def _remove_unused(own: Path, states: str) -> None:
+    """Caches of a package's other states go when no process has begun with them for a day."""
+    with contextlib.suppress(OSError):
+        os.utime(own)
+    for other in own.parent.glob(states):
         with contextlib.suppress(OSError):
             if other != own and time.time() - other.stat().st_mtime > _KEPT_S:
                 shutil.rmtree(other)

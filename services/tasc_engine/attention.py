@@ -41,7 +41,7 @@ class RowCache:
         longest: Places of the longest row there can be; None for all.
 
     Attributes:
-        host, device: The current step's layout; None before the first and where one ended early.
+        host, device: The layout of the step that runs, or ran last, outside of a graph.
     """
 
     def __init__(
@@ -61,12 +61,16 @@ class RowCache:
 
     def begin(self, host: StepLayout[Int64], device: StepLayout[Tensor]) -> None:
         """Nodes that the last step kept move to where they belong; then the layout is taken in."""
-        if self._pool is not None and device.moves.numel():
-            source, target = device.moves
-            self._pool.index_copy_(1, target, self._pool.index_select(1, source))
+        self.move(device.moves)
+        self.host, self.device = host, device
         if self._rows is not None:
             self._rows.begin(host, device)
-        self.host, self.device = host, device
+
+    def move(self, moves: Tensor) -> None:
+        """Copy places, ``int64[2, k]`` from and to; all are read before any is written."""
+        if self._pool is not None and moves.numel():
+            source, target = moves
+            self._pool.index_copy_(1, target, self._pool.index_select(1, source))
 
     def pool(self, layer: int, kv_heads: int, head_dim: int, like: Tensor) -> Tensor:
         """One layer's keys and values."""
@@ -100,7 +104,7 @@ class RowCache:
             softcap: Scores s become ``softcap * tanh(s / softcap)``.
 
         Returns:
-            ``[N, heads, head_dim]``.
+            ``[N, heads, head_dim]``; may be overwritten by the next call.
         """
         assert self._rows is not None, "keys and values come before queries"
         return self._rows.attend(layer, query, scale, window, softcap)
@@ -137,6 +141,15 @@ class RowCache:
             self._pool[:, first : first + kv.shape[1]] = kv
 
     @torch.inference_mode()
+    def shift(self, first: int, to: int, tokens: int) -> None:
+        """Move places that lie together; where there is no memory for a layer's, nothing moves."""
+        if self._pool is not None:
+            held = torch.empty_like(self._pool[0, :tokens])
+            for layer in self._pool:
+                held.copy_(layer[first : first + tokens])
+                layer[to : to + tokens] = held
+
+    @torch.inference_mode()
     def clear(self) -> None:
         """Forget what a trial forward left; the memory stays."""
         if self._pool is not None:
@@ -145,12 +158,13 @@ class RowCache:
 
     def _taken(self, kv_heads: int, head_dim: int, like: Tensor) -> Tensor:
         each = self.layers * 2 * kv_heads * head_dim * like.element_size()
-        places = self._most if self._nbytes is None else min(self._most, self._nbytes // each)
+        places = self._most if self._nbytes is None else min(self._most, self._nbytes // each - 1)
         log.info("the KV cache holds %d tokens of %d bytes", places, each)
         if places < min(LEAST_PLACES, self._most):
             raise ValueError(
                 f"kv_cache_bytes is {self._nbytes}, room for {places} tokens of {each} bytes; "
-                f"at least {LEAST_PLACES * each} are needed, {self._most * each} are of use"
+                f"at least {(LEAST_PLACES + 1) * each} are needed, and no more than "
+                f"{(self._most + 1) * each} are of use"
             )
         shape = (self.layers, places + 1, 2, kv_heads, head_dim)
         try:
@@ -168,7 +182,7 @@ class RowCache:
 def _rows_of(pool: Tensor, longest: int) -> RowByRow | CompiledRows | FusedRows:
     if pool.device.type == "cpu":
         return CompiledRows(pool)
-    fits = pool.is_cuda and available(pool.dtype, pool.shape[-1])
+    fits = pool.is_cuda and available(pool.dtype, pool.shape[-1], pool.device)
     return FusedRows(pool, longest) if fits else RowByRow(pool)
 
 

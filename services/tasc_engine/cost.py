@@ -126,8 +126,8 @@ def _points(target: Target) -> Iterator[tuple[int, int, int]]:
     drafted = [n for n in DRAFTED if n <= most and n < _stride(target)] or [0]
     longest = max(_stride(target) - 1 - max(drafted), 0)
     short, long = min(_CONTEXT, longest), 3 * longest // 4
-    contexts = [short, long] if long >= 2 * short else [short]
-    counts = [target.config.rows]
+    contexts = [short, long] if long >= 2 * short > 0 else [short]
+    counts = [min(target.config.rows, target.cache.places)]
     while counts[-1] > 1:
         counts.append(counts[-1] // 2)
     return ((r, n, c) for r, c, n in product(counts, contexts, drafted))
@@ -146,7 +146,8 @@ def _time(target: Target, point: tuple[int, int, int], warm_up: bool) -> float:
 
 def _stride(target: Target) -> int:
     """Places of the cache for each row."""
-    return min(target.config.max_model_len, target.cache.places // target.config.rows)
+    places, config = target.cache.places, target.config
+    return min(config.max_model_len, places // min(config.rows, places))
 
 
 def _feed(vocab_size: int, rows: int, drafted: int, context: int, stride: int) -> Feed:

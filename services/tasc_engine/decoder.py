@@ -154,7 +154,11 @@ def _head_norm(attention: Any, config: Any) -> Norm:
 def _operations(turns: Tensor, heads: int, kv_heads: int, activation: str) -> Operations:
     if turns.device.type == "cpu" and activation == "silu":
         return CompiledOperations(turns, heads, kv_heads)
-    if turns.is_cuda and activation == "silu" and available(turns.dtype, turns.shape[-1]):
+    if (
+        turns.is_cuda
+        and activation == "silu"
+        and available(turns.dtype, turns.shape[-1], turns.device)
+    ):
         return FusedOperations(turns, heads, kv_heads)
     function = functional.silu if activation == "silu" else ACT2FN[activation]
     return TensorOperations(turns, heads, kv_heads, function)

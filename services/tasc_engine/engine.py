@@ -84,8 +84,8 @@ class Engine:
 
     @property
     def kv_usage(self) -> float:
-        """Part of the KV cache that holds tokens."""
-        return self.cached_tokens / self._places.total
+        """Part of the KV cache that is given away; the rest is what waiting requests need."""
+        return 1 - self._places.free / self._places.total
 
     @property
     def longest(self) -> int:
@@ -112,8 +112,9 @@ class Engine:
         needed = len(request.prompt) + request.max_tokens
         if needed > self.longest:
             raise RequestTooLong(
-                f"prompt ({len(request.prompt)} tokens) and max_tokens ({request.max_tokens}) make "
-                f"{needed}, a row holds {self.longest}; shorten the prompt or lower max_tokens"
+                f"prompt ({len(request.prompt)} tokens) and max_tokens ({request.max_tokens}) "
+                f"make {needed}, a row holds {self.longest} (max_model_len, kv_cache_bytes); "
+                "shorten the prompt or lower max_tokens"
             )
         if max(request.prompt) >= self._target.vocab_size or min(request.prompt) < 0:
             raise ValueError(f"request {request.id}: a prompt id is outside the vocabulary")

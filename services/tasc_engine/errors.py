@@ -21,7 +21,7 @@ class OutOfMemory(EngineError):
         self.moved = moved
 
 
-def is_out_of_memory(error: Exception) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Whether torch ran out of memory; it has a class for that on GPUs only, and not always."""
     known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     words = ("can't allocate memory", "out of memory", "STATUS_ALLOC_FAILED")

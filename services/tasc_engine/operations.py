@@ -4,9 +4,11 @@ It knows no weights but those it is given and no rows.
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from functools import cached_property
+from typing import Any, Protocol
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tasc_engine.attention import RowCache
@@ -23,9 +25,14 @@ class Norm:
     """
 
     def __init__(self, weight: Tensor, eps: float) -> None:
-        self.weight, self.eps = weight.detach(), eps
-        self.wide = self.weight if weight.dtype == torch.float64 else self.weight.float()
-        self.flat = self.wide.reshape(-1).cpu().numpy()
+        weight = weight.detach()
+        self.wide = weight if weight.dtype == torch.float64 else weight.float()
+        self.eps = eps
+
+    @cached_property
+    def flat(self) -> NDArray[Any]:
+        """The weight's numbers, for compiled code."""
+        return self.wide.reshape(-1).numpy()
 
     def __call__(self, x: Tensor) -> Tensor:
         """``[N, D]`` or ``[N, heads, D]`` to a new tensor like it; float32 inside, or float64."""
@@ -54,10 +61,6 @@ class Operations(Protocol):
 
     def gate(self, joined: Tensor) -> Tensor:
         """``[N, 2 * width]`` gates and values to ``[N, width]``: activated gates times values."""
-        ...
-
-    def choose(self, logits: Tensor) -> Int64:
-        """``int64[M]`` the first of the greatest of each line; -1 where one is no number."""
         ...
 
 
@@ -98,13 +101,9 @@ class TensorOperations:
         gate, value = joined.chunk(2, -1)
         return self._activation(gate).mul_(value)
 
-    def choose(self, logits: Tensor) -> Int64:
-        """See `Operations`."""
-        return greatest(logits)
-
 
 def greatest(logits: Tensor) -> Int64:
-    """See `Operations.choose`."""
+    """``int64[M]`` the first of the greatest of each line; -1 where one is no number."""
     chosen: Int64 = first_greatest(logits).cpu().numpy()
     return chosen
 

@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasc_engine.attention import RowCache
+from tasc_engine.errors import is_out_of_memory
+from tasc_engine.layout import MOST_NODES
 from tasc_engine.sequence import Sequence
 
 
@@ -36,7 +38,12 @@ class Places:
         if sequence.needs > self.free:
             return False
         if not self._fit(sequence):
-            self._push_together(moves)
+            try:
+                self._push_together(moves)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                return False  # until others have left
             self._fit(sequence)
         self._held.sort(key=lambda s: s.first)
         return True
@@ -67,7 +74,9 @@ class Places:
         for sequence in self._held:
             first = sequence.first
             if first > begin:
-                self._cache.paste(begin, self._cache.copied(first, sequence.needs))
+                # What it holds, and the nodes of its last draft, which are about to move.
+                held = min(sequence.needs, sequence.cached + 1 + MOST_NODES)
+                self._cache.shift(first, begin, held)
                 own = (moves >= first) & (moves < first + sequence.needs)
                 moves[own] -= first - begin
                 sequence.first = begin

@@ -54,6 +54,7 @@ class Spender:
         self._tried = 0
         self._pause = self._paused = 0
         self._marginals: dict[tuple[int, int, int], tuple[float, Float32]] = {}
+        convex_steps(np.zeros(2))  # compiled before the first request waits for it
 
     @property
     def paused(self) -> bool:

@@ -8,6 +8,7 @@ import platform
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ class ModelSource:
 
 
 class Target:
-    """A causal LM with a KV cache of ``config.rows`` rows.
+    """A causal LM with a KV cache for ``config.rows`` rows.
 
     Raises:
         UnsupportedModel: The model cannot be decoded exactly here; the message names it and why.
@@ -87,9 +88,14 @@ class Target:
         return cls(load_model(source), config)
 
     def warm_up(self) -> None:
-        """Capture graphs, where there are any, so that no request waits for them."""
+        """Compile and capture what a GPU needs, so that no request waits for it; rows are free."""
         if self._graphs:
-            self._graphs.warm_up()
+            with self._current():
+                self._graphs.warm_up()
+            most = min(self.config.prefill_chunk, self.config.max_model_len, self.cache.places)
+            for tokens in {max(most // 8, 1), max(most // 2, 1), most}:  # kernels of prompt chunks
+                self.next_tokens(plain_feed([0], 0, np.zeros(tokens, np.int32)))
+            self.cache.clear()
 
     @property
     def dtype_name(self) -> str:
@@ -114,8 +120,9 @@ class Target:
         self.cache.host = None
         try:
             step = lay_out(feed)
-            chosen = self._graphs(step) if self._graphs else None
-            return self._chosen(step) if chosen is None else chosen
+            with self._current():
+                chosen = self._graphs(step) if self._graphs else None
+                return self._chosen(step) if chosen is None else chosen
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -136,7 +143,9 @@ class Target:
 
     def _graphed(self, decoder: LeanDecoder) -> GraphedForward | None:
         """Decoding steps as graphs; None where there are none."""
-        if not (self.device.type == "cuda" and available(self.dtype, decoder.head_dim)):
+        if not (
+            self.device.type == "cuda" and available(self.dtype, decoder.head_dim, self.device)
+        ):
             return None
         rows, most = self.config.rows, self.config.max_draft_tokens
         limits = Limits(rows, rows * (1 + most), rows * most, self.cache.places)
@@ -145,6 +154,11 @@ class Target:
     @torch.inference_mode()
     def _check_against(self, expected: Tensor) -> None:
         """Two rows at once, in two steps each, must give what the model gives by itself."""
+        with self._current():
+            self._try(expected)
+        self.cache.clear()
+
+    def _try(self, expected: Tensor) -> None:
         ids, cut = _trial_ids(self.vocab_size), len(_trial_ids(self.vocab_size)) // 2
         firsts = [0, len(ids)] if self.config.rows > 1 else [0]  # what leaks comes from near by
         for start, part in ((0, ids[:cut]), (cut, ids[cut:])):
@@ -155,7 +169,11 @@ class Target:
                 f"{self._name} does not give its own answer through the packed "
                 f"cache (relative difference {error:.3g}); this architecture is not supported"
             )
-        self.cache.clear()
+
+    def _current(self) -> AbstractContextManager[Any]:
+        """Kernels of ours are launched on the thread's current device."""
+        cuda = self.device.type == "cuda"
+        return torch.cuda.device(self.device) if cuda else nullcontext()
 
 
 def through_modules(model: Any, cache: RowCache) -> Forward:

@@ -34,7 +34,7 @@ class EngineSettings(_Section):
     cost_aware: bool = Field(
         True, description="measure step costs at the first start; draft only where it pays"
     )
-    torch_threads: int = Field(1, ge=1, description="CPU threads of one replica")
+    torch_threads: int = Field(1, ge=1, description="CPU threads of a replica's linear layers")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:0 ...")
 
 

@@ -93,7 +93,7 @@ def _key(target: Target, source: ModelSource) -> str:
         target.dtype_name,
         target.device_name,
         _processor(),
-        [config.rows, config.max_model_len, config.max_draft_tokens],
+        [config.rows, config.max_model_len, config.max_draft_tokens, target.cache.places],
         [torch.__version__, digest_of(Path(tasc_engine.__file__).parent)],
     ]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]

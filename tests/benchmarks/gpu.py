@@ -61,8 +61,10 @@ def all_stages(here: Here) -> dict[str, Any]:
     found: dict[str, Any] = {"dry_run": here.dry, "stages": {}}
     for turn in TURNS:
         started = {name: start(name, here) for name in turn}
+        begun = time.monotonic()
         for name, process in started.items():
-            found["stages"][name] = ended(name, process, turn[name], began, here)
+            left = turn[name] - (time.monotonic() - begun)
+            found["stages"][name] = ended(name, process, left, began, here)
     found["seconds"] = round(time.monotonic() - began, 1)
     found["bars"] = bars(found["stages"])
     return {**environment(here), **found}

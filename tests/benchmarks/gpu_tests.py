@@ -13,7 +13,9 @@ _COUNT = re.compile(r"(\d+) (passed|failed|errors?|skipped)")
 
 
 def tests(found: Found, here: Here) -> None:
-    names = ["test_gpu_graphs.py"] if here.dry else ["test_gpu_attention.py", "test_gpu_graphs.py"]
+    names = ["test_gpu_graphs.py"]
+    if not here.dry:
+        names += ["test_gpu_attention.py", "test_gpu_operations.py"]
     command = [
         sys.executable, "-m", "pytest", "-q", "-W", "default", "-o", "addopts=", "-rs",
         "--noconftest", "-p", "no:cacheprovider", *(str(TESTS / name) for name in names),

@@ -131,7 +131,7 @@ def test_random_schedules_leave_engine_and_cache_whole(
     alone = Target.load(
         ModelSource(case.folder, dtype=case.dtype), EngineConfig(rows=1, max_model_len=LENGTH)
     )
-    nbytes = places * alone.cache.copied(0, 1).nbytes
+    nbytes = (places + 1) * alone.cache.copied(0, 1).nbytes
     engine = make_engine(case, replace(config, kv_cache_bytes=nbytes), totals)
     assert engine._target.cache.places == places
     schedule, looked_at, waited = Schedule(case, engine), 0, 0

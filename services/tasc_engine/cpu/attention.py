@@ -114,7 +114,7 @@ def _attend(
                     queries, keys, scores, g * n, lanes,
                 )  # fmt: skip
             if softcap > 0:
-                _cap(scores, (end - low) * lanes, softcap)
+                _cap(scores, end - low, lanes, tokens * heads, softcap)
             for t in range(token, token + tokens):
                 i = (t - token) * shared
                 if window:
@@ -129,7 +129,7 @@ def _attend(
                         or (window and positions[t] - positions[node + b] >= window)
                     ):
                         _hide(scores, (p - low) * lanes + i, n, kv_heads, shared)
-            _weigh(scores, end - low, lanes, totals)
+            _weigh(scores, end - low, lanes, tokens * heads, totals)
             for g in range(kv_heads):
                 at = (firsts[r] + low) * step + (kv_heads + g) * dim
                 _sum(pool, at, step, end - low, n, size, scores, g * n, lanes, values, sums)
@@ -197,22 +197,22 @@ def _score(
         _gather(query, token, 0, full, g, shared, heads, size, scale, queries, s1)
         _score_lanes(pool, at, step, places, queries, keys, scores, first, stride, size, s1, full)
     if left:
-        to, few = first + full, queries
+        to = first + full
         if left > 8:
-            _gather(query, token, full, n, g, shared, heads, size, scale, few, s1)
-            _score_lanes(pool, at, step, places, few, keys, scores, to, stride, size, s1, left)
+            _gather(query, token, full, n, g, shared, heads, size, scale, queries, s1)
+            _score_lanes(pool, at, step, places, queries, keys, scores, to, stride, size, s1, left)
         elif left > 4:
-            _gather(query, token, full, n, g, shared, heads, size, scale, few, s2)
-            _score_lanes(pool, at, step, places, few, keys, scores, to, stride, size, s2, left)
+            _gather(query, token, full, n, g, shared, heads, size, scale, queries, s2)
+            _score_lanes(pool, at, step, places, queries, keys, scores, to, stride, size, s2, left)
         elif left > 2:
-            _gather(query, token, full, n, g, shared, heads, size, scale, few, s4)
-            _score_lanes(pool, at, step, places, few, keys, scores, to, stride, size, s4, left)
+            _gather(query, token, full, n, g, shared, heads, size, scale, queries, s4)
+            _score_lanes(pool, at, step, places, queries, keys, scores, to, stride, size, s4, left)
         elif left > 1:
-            _gather(query, token, full, n, g, shared, heads, size, scale, few, s8)
-            _score_lanes(pool, at, step, places, few, keys, scores, to, stride, size, s8, left)
+            _gather(query, token, full, n, g, shared, heads, size, scale, queries, s8)
+            _score_lanes(pool, at, step, places, queries, keys, scores, to, stride, size, s8, left)
         else:
-            _gather(query, token, full, n, g, shared, heads, size, scale, few, s16)
-            _score_lanes(pool, at, step, places, few, keys, scores, to, stride, size, s16, left)
+            _gather(query, token, full, n, g, shared, heads, size, scale, queries, s16)
+            _score_lanes(pool, at, step, places, queries, keys, scores, to, stride, size, s16, left)
 
 
 @arithmetic
@@ -250,14 +250,15 @@ def _score_lanes(
 
 
 @arithmetic
-def _cap(scores: Any, n: int, softcap: Any) -> None:
+def _cap(scores: Any, places: int, lanes: int, used: int, softcap: Any) -> None:
     """``c tanh(s / c)``, as 1 - 2 / (e^2x + 1)."""
     cap = splat(softcap)
     one = div(cap, cap)
     two = add(one, one)
-    for i in range(0, n, WIDTH):
-        grown = exponent(div(mul(two, load(scores, i)), cap))
-        store(scores, i, mul(cap, sub(one, div(two, add(grown, one)))))
+    for p in range(places):
+        for i in range(p * lanes, p * lanes + used, WIDTH):
+            grown = exponent(div(mul(two, load(scores, i)), cap))
+            store(scores, i, mul(cap, sub(one, div(two, add(grown, one)))))
 
 
 @arithmetic
@@ -269,9 +270,9 @@ def _hide(scores: Any, at: int, n: int, kv_heads: int, shared: int) -> None:
 
 
 @arithmetic
-def _weigh(scores: Any, places: int, lanes: int, totals: Any) -> None:
-    """Scores to weights, and their sums; zeros behind the last place."""
-    for b in range(0, lanes, WIDTH):
+def _weigh(scores: Any, places: int, lanes: int, used: int, totals: Any) -> None:
+    """Scores of ``used`` lanes to weights, and their sums; zeros behind the last place."""
+    for b in range(0, used, WIDTH):
         most, total = load(scores, b), zeros(totals)
         for p in range(1, places):
             most = maximum(most, load(scores, p * lanes + b))

@@ -131,13 +131,6 @@ def _turn(joined: Any, at: int, dim: int, turns: Any, turn: int, out: Any, to: i
 
 
 @arithmetic
-def keep(kv: Any, places: Any, width: int, pool: Any) -> None:
-    """Keys and values ``[N * width]`` into the pool ``[* * width]`` at their places."""
-    for t in range(len(places)):
-        _copy_finite(kv, t * width, width, pool, places[t] * width)
-
-
-@arithmetic
 def _copy_finite(source: Any, at: int, n: int, pool: Any, to: int) -> None:
     """0 for what is no finite number: a mask hides only numbers, and leftovers must be hidden."""
     d = 0

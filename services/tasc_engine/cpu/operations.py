@@ -63,10 +63,6 @@ class CompiledOperations:
         layers.gate(bits(joined), width, flat)
         return out
 
-    def choose(self, logits: Tensor) -> Int64:
-        """See `Operations`."""
-        return choose(logits)
-
     def _hold(self, name: str, shape: Any, like: Tensor) -> tuple[Tensor, NDArray[Any]]:
         """Memory of a name, and its elements: taken anew only for another shape."""
         held = self._held.get(name)
@@ -77,7 +73,7 @@ class CompiledOperations:
 
 
 def choose(logits: Tensor) -> Int64:
-    """See `Operations.choose`."""
+    """See `operations.greatest`; on a CPU."""
     out = np.empty(len(logits), np.int64)
     layers.choose(bits(logits.contiguous()), logits.shape[1], out)
     return out

@@ -12,11 +12,13 @@ from torch import Tensor
 
 from tasc_engine.cpu.attention import Scratch, attend
 from tasc_engine.cpu.bits import bits, numbers
+from tasc_engine.errors import UnsupportedModel
 from tasc_engine.layout import Int64, StepLayout
 from tasc_engine.row_by_row import RowByRow
 
-# Products of a row from which on torch is faster; measured with 32 and 64 places a head.
-_MUCH = 400_000
+# Torch is faster from so many queries of a head of keys on, if there is enough to do; measured
+# with 32 to 128 places a head and contexts up to 900.
+_MANY, _MUCH = 24, 400_000
 
 
 class CompiledRows:
@@ -39,7 +41,7 @@ class CompiledRows:
         self._others.begin(host, device)
         self._step = host
         self._lengths = host.trunks + host.nodes
-        self._work = self._lengths * np.diff(host.begins)
+        self._tokens = np.diff(host.begins)
         self._little: Int64 | None = None
         self._much: list[int] = []
 
@@ -72,8 +74,11 @@ class CompiledRows:
         _, heads, dim = query.shape
         if self._scratch is None:
             self._scratch = Scratch(heads, self._kv_heads, dim, numbers(query.dtype))
+        if self._scratch.heads != heads:
+            raise UnsupportedModel(f"layers have {self._scratch.heads} and {heads} query heads")
         if self._little is None:
-            much = self._work * (heads * dim) >= _MUCH
+            work = self._tokens * self._lengths * (heads * dim)
+            much = (self._tokens * (heads // self._kv_heads) >= _MANY) & (work >= _MUCH)
             self._little, self._much = np.flatnonzero(~much), np.flatnonzero(much).tolist()
             self._scratch.hold(int(self._lengths[self._little].max(initial=0)))
         return self._scratch, self._little

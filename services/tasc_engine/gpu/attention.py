@@ -12,7 +12,6 @@ Triton comes with the CUDA builds of torch; without it this module imports and i
 
 from __future__ import annotations
 
-# mypy: disable-error-code="import-not-found"
 from typing import Any
 
 import torch
@@ -38,19 +37,21 @@ _KEY_BYTES = 8192  # of the keys that a program holds at a time
 _WIDE = 64 * 64  # numbers of an accumulator that four warps hold
 
 
-def available(dtype: torch.dtype = torch.bfloat16, head_dim: int = 64) -> bool:
+def available(
+    dtype: torch.dtype = torch.bfloat16, head_dim: int = 64, device: torch.device | None = None
+) -> bool:
     """Whether `attend` can be used here for such keys: Triton, and a GPU of Ampere or later."""
     fits = dtype in DTYPES and head_dim <= MOST_HEAD_DIM
     if triton is None or not fits:
         return False
     return INTERPRETED or (
-        torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
+        torch.cuda.is_available() and torch.cuda.get_device_capability(device) >= (8, 0)
     )
 
 
 def attend(
     query: Tensor, pool: Tensor, layout: StepLayout[Tensor], scale: float, longest: int,
-    window: int | None = None, softcap: float | None = None, out: Tensor | None = None,
+    window: int | None = None, softcap: float | None = None,
 ) -> Tensor:  # fmt: skip
     """Each token attends to what it sees; the step's own keys and values are in the pool already.
 
@@ -64,7 +65,6 @@ def attend(
         longest: Places of the longest row there can be; decides how finely contexts are cut.
         window: A token at p sees position j only if ``p - j < window``; None for all.
         softcap: Scores s become ``softcap * tanh(s / softcap)``.
-        out: Written to, like ``query``, contiguous; made where it is None.
 
     Returns:
         ``[N, heads, D]``; zeros for a token that sees nothing; tokens of no row are not written.
@@ -81,8 +81,7 @@ def attend(
     each = lines // together
     tiles, columns = min(tokens, tokens // each + rows), kv_heads * -(-shared // together)
     splits = _splits(tiles * columns, longest)
-    if out is None:
-        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     parts = sums = out
     if splits > 1:
         parts = query.new_empty((tokens, heads, splits, dim), dtype=torch.float32)
@@ -137,7 +136,7 @@ def _jit(**settings: Any) -> Any:
     return (lambda kernel: kernel) if triton is None else triton.jit(**settings)
 
 
-# What varies between steps is not specialised: requests would wait for a kernel to be compiled.
+# Numbers that vary from step to step are not specialised, shapes are: `Target.warm_up` meets them.
 @_jit(do_not_specialize=["window", "rows"])
 def _attention(
     query: tl.tensor, pool: tl.tensor, out: tl.tensor, parts: tl.tensor, sums: tl.tensor,

@@ -35,10 +35,12 @@ _WARM_UPS = 2  # the first compiles kernels and asks libraries for their workspa
 
 
 class Cache(Protocol):
-    """Keys and values; ``begin`` makes the moves of a step and takes its layout in."""
+    """Keys and values: ``move`` copies places, ``begin`` takes a layout in."""
 
     host: Step | None
     device: StepLayout[Tensor] | None
+
+    def move(self, moves: Tensor) -> None: ...
 
     def begin(self, host: Step, device: StepLayout[Tensor]) -> None: ...
 
@@ -73,11 +75,12 @@ class Limits:
 
 
 def buckets(most: int) -> tuple[int, ...]:
-    """Numbers of tokens that graphs are made for, up to ``most``: half as many again at most.
+    """Numbers of tokens that graphs are made for, up to ``most``.
 
-    Below eight tokens a step costs what eight cost, but a single row alone is worth its own.
+    From eight on a step has at least two thirds of its bucket; fewer tokens cost what eight cost,
+    but for one alone.
     """
-    sizes, size = [1, 2, 4, 8], 8
+    sizes, size = [1, 8], 8
     while size < most:
         sizes += [size * 3 // 2, size * 2]
         size *= 2
@@ -120,12 +123,15 @@ class _Bucket:
     parts: dict[str, Int64]
     host: Tensor
     device: Tensor
+    moves: Tensor
     chosen: Tensor
     replay: Callable[[], Tensor]
 
-    def run(self, step: Step, limits: Limits, wait: Callable[[], None]) -> Int64:
+    def run(self, step: Step, limits: Limits, cache: Cache, wait: Callable[[], None]) -> Int64:
         fill(self.parts, step, limits)
         self.device.copy_(self.host, non_blocking=True)
+        # Not in the graph, which would move as many places as there may be at every step.
+        cache.move(self.moves[:, : step.moves.shape[1]])
         self.chosen.copy_(self.replay(), non_blocking=True)
         wait()
         found: Int64 = self.chosen.numpy()[: len(step.ids)].copy()
@@ -167,7 +173,11 @@ class GraphedForward:
         """
         size = self.size_of(step)
         bucket = None if size is None else self._bucket(size)
-        return None if bucket is None else bucket.run(step, self._limits, self._recorder.wait)
+        return (
+            None
+            if bucket is None
+            else bucket.run(step, self._limits, self._cache, self._recorder.wait)
+        )
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -190,7 +200,8 @@ class GraphedForward:
             try:
                 self._buckets[size] = self._record(size)
             except RuntimeError as error:
-                if not is_out_of_memory(error):
+                # A capture that breaks off says so instead of why.
+                if not any(is_out_of_memory(e) for e in (error, error.__context__) if e):
                     raise
                 log.warning("no memory for the graph of %d tokens; such steps run slower", size)
                 self._buckets[size] = None
@@ -208,8 +219,8 @@ class GraphedForward:
         parts = dict(zip(counts, np.split(host.numpy(), np.cumsum(split)[:-1]), strict=True))
         fill(parts, _NOTHING, self._limits)
         device.copy_(host)
-        own = _layout(dict(zip(counts, device.split(split), strict=True)),
-                      torch.arange(size, device=self._device))  # fmt: skip
+        own_parts = dict(zip(counts, device.split(split), strict=True))
+        own = _layout(own_parts, torch.arange(size, device=self._device))
         padded: Step = _layout(parts, np.arange(size))
 
         def run() -> Tensor:
@@ -218,7 +229,8 @@ class GraphedForward:
             return first_greatest(logits)
 
         chosen = torch.empty(size, dtype=torch.int64, pin_memory=pinned)
-        return _Bucket(parts, host, device, chosen, self._recorder.record(run))
+        moves = own_parts["moves"].view(2, -1)
+        return _Bucket(parts, host, device, moves, chosen, self._recorder.record(run))
 
 
 class CudaGraphs:
@@ -263,8 +275,9 @@ class CudaGraphs:
 
 
 def _layout(parts: dict[str, Any], looked_at: Any) -> StepLayout[Any]:
-    moves = parts["moves"].reshape(2, -1)
-    return StepLayout(**{**parts, "moves": moves, "looked_at": looked_at})
+    """Without moves: they are made before."""
+    none = parts["moves"][:0].reshape(2, 0)
+    return StepLayout(**{**parts, "moves": none, "looked_at": looked_at})
 
 
 _NONE = np.zeros(0, np.int64)

@@ -6,15 +6,13 @@ Triton comes with the CUDA builds of torch; without it this module imports and c
 
 from __future__ import annotations
 
-# mypy: disable-error-code="import-not-found"
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tasc_engine.attention import RowCache
-from tasc_engine.layout import Int64
-from tasc_engine.operations import Norm, greatest
+from tasc_engine.operations import Norm
 
 try:
     import triton
@@ -68,10 +66,6 @@ class FusedOperations:
         out = joined.new_empty((tokens, width))
         _gate[(tokens, -(-width // _GATES))](joined, out, width=width, each=_GATES, num_warps=4)
         return out
-
-    def choose(self, logits: Tensor) -> Int64:
-        """See `Operations`."""
-        return greatest(logits)
 
 
 def _power(n: int) -> int:

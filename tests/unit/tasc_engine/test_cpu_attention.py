@@ -136,6 +136,7 @@ def cache_of(case: Case) -> RowCache:
 def attended(case: Case, much: int) -> Tensor:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cpu_rows, "_MUCH", much)
+        patch.setattr(cpu_rows, "_MANY", 0)
         shape = case.shape
         found = cache_of(case).attend(
             1, case.query, shape.dim**-0.5, shape.window, shape.softcap
@@ -257,6 +258,7 @@ def test_what_is_kept_is_attended_to_and_what_is_no_number_is_kept_as_zeros(shap
     assert (cache.copied(0, len(pool))[1, places] == 0).sum() == 9
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cpu_rows, "_MUCH", much)
+        patch.setattr(cpu_rows, "_MANY", 0)
         found = cache.attend(1, case.query, shape.dim**-0.5, shape.window, shape.softcap)
     assert off(found, by_definition(replace(case, pool=pool))) < torchs_close(shape)
 

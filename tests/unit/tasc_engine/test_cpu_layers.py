@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tasc_engine.attention import RowCache, on_device
-from tasc_engine.cpu.operations import CompiledOperations
+from tasc_engine.cpu.operations import CompiledOperations, choose
 from tasc_engine.layout import lay_out, plain_feed
 from tasc_engine.operations import Norm, TensorOperations, greatest
 
@@ -50,7 +50,7 @@ def turns_of(positions: int, dim: int, dtype: torch.dtype) -> Tensor:
 def test_a_norm_of_what_is_added_to(width, dtype) -> None:
     fast, slow = pair(turns_of(4, 8, dtype), 2, 1)
     norm = Norm(drawn(width, seed=1).to(dtype), 1e-5)
-    exact = Norm(norm.weight.double(), 1e-5)
+    exact = Norm(norm.wide.double(), 1e-5)
     hidden = drawn(7, width, scale=30.0).to(dtype)
     expected = hidden.double().clone()
     for seed in (None, 2, 3):  # the stream goes on: a layer adds to what the last one left
@@ -67,7 +67,7 @@ def test_a_norm_of_what_is_added_to(width, dtype) -> None:
 def test_an_epsilon_counts_where_all_is_small(dtype) -> None:
     fast, slow = pair(turns_of(4, 8, dtype), 2, 1)
     norm, hidden = Norm(torch.ones(40, dtype=dtype), 0.25), drawn(3, 40, scale=1e-2).to(dtype)
-    exact = Norm(norm.weight.double(), 0.25)
+    exact = Norm(norm.wide.double(), 0.25)
     found = fast.add_and_norm(hidden, None, norm)
     assert close(found, slow.add_and_norm(hidden.double(), None, exact), dtype)
     assert found.abs().max() < 0.1
@@ -192,8 +192,7 @@ MOSTLY_NUMBERS = st.lists(LOGITS, min_size=1, max_size=300).flatmap(
 
 
 def choices(logits: Tensor) -> list[list[int]]:
-    fast, slow = pair(turns_of(4, 8, logits.dtype), 2, 1)
-    both = fast.choose(logits), slow.choose(logits), greatest(logits)
+    both = choose(logits), greatest(logits)
     assert {chosen.dtype for chosen in both} == {np.dtype(np.int64)}
     return [chosen.tolist() for chosen in both]
 
@@ -232,6 +231,6 @@ def test_the_greatest_is_found_anywhere(width, dtype) -> None:
 @by_dtype
 def test_no_lines_choose_nothing_and_columns_of_a_wider_tensor_are_read_rightly(dtype) -> None:
     logits = drawn(6, 40).to(dtype)
-    assert choices(logits[:0]) == [[], [], []]
+    assert choices(logits[:0]) == [[], []]
     expected = first_greatest(logits[:, 3:30].double().tolist())
-    assert choices(logits[:, 3:30]) == [expected] * 3
+    assert choices(logits[:, 3:30]) == [expected] * 2

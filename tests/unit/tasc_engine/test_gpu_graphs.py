@@ -56,9 +56,12 @@ class PoolCache:
         self.pool = numbers.to(model.device, model.dtype)
         self.host = self.device = None
 
-    def begin(self, host: Step, device: StepLayout[Tensor]) -> None:
-        source, target = device.moves
+    def move(self, moves: Tensor) -> None:
+        source, target = moves
         self.pool[:, target] = self.pool[:, source]
+
+    def begin(self, host: Step, device: StepLayout[Tensor]) -> None:
+        self.move(device.moves)
         self.host, self.device = host, device
 
     def attend(self, layer: int, query: Tensor, kv: Tensor, scale: float) -> Tensor:
@@ -173,7 +176,7 @@ def test_a_padded_step_says_and_leaves_what_it_does_alone(model, steps) -> None:
 
 def test_a_step_that_is_no_decoding_or_passes_a_limit_is_for_no_graph(model) -> None:
     run, cache = graphed(model, Eager())
-    assert run.size_of(host_of([(3, 1, (-1,)), (0, 1, ())])) == 4
+    assert run.size_of(host_of([(3, 1, (-1,)), (0, 1, ())])) == 8
     assert run(host_of([(3, 1, ()), (0, 2, ())])) is None  # a prompt
     assert run(host_of([(3, 1, range(-1, 30))])) is None  # 32 tokens
     assert run(host_of([(3, 1, ())], (range(7), range(7)))) is None  # 7 moves

@@ -12,7 +12,8 @@ from tasc_engine.gpu.operations import FusedOperations
 from tasc_engine.operations import Norm, TensorOperations
 
 pytestmark = pytest.mark.skipif(
-    not available(), reason="needs Triton and a GPU, or TRITON_INTERPRET=1; see README, Develop"
+    not available(),
+    reason="needs Triton and a GPU, or Triton and TRITON_INTERPRET=1, as in .ci/run",
 )
 DEVICE = "cpu" if INTERPRETED else "cuda"
 # The interpreter's products of bfloat16 are wrong.
