@@ -187,3 +187,22 @@ def test_who_lies_over_another_or_beyond_the_end_is_found_out(first) -> None:
 
 def test_the_last_token_of_an_answer_needs_no_place() -> None:
     assert [sequence(1, n, m).needs for n, m in ((1, 1), (5, 1), (5, 4))] == [1, 5, 8]
+
+
+def test_where_there_is_no_memory_to_push_a_sequence_waits(monkeypatch) -> None:
+    cache = used_cache()
+    places, (_, leaves, stays) = held_by(cache, [10, 10, 10])
+    places.leave(leaves)
+    comes = sequence(9, 10, 6)
+    with monkeypatch.context() as patch:
+        patch.setattr(RowCache, "shift", scarce)
+        assert not places.enter(comes, no_moves())
+    places.check_integrity()
+    marks = write(cache, stays)
+    assert places.enter(comes, no_moves())
+    assert (comes.first, stays.first) == (20, 10)
+    assert read(cache, stays) == marks
+
+
+def scarce(*_: object) -> None:
+    raise MemoryError
