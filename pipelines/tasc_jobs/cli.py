@@ -199,7 +199,8 @@ def serve(
         cpus = logical_cpus(settings)
         with local_ray(num_cpus=cpus):
             cluster = os.environ.get("RAY_ADDRESS")
-            clock.note(f"Ray: the cluster {cluster}" if cluster else f"Ray: our own, {cpus} CPUs")
+            own = f"our own, {cpus} logical CPUs"
+            clock.note(f"Ray: the cluster {cluster}" if cluster else f"Ray: {own}")
             run_service(settings, url, _wait_for_end, say=clock.note)
 
 

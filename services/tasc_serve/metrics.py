@@ -90,14 +90,14 @@ class ReplicaMetrics:
         registry: Where the series live; another registry is another process's view.
         task: The task's name.
         model_name: The target's name.
-        proposer: What makes the drafts.
+        proposer: The mixture that makes the drafts.
 
     Raises:
         ValueError: The registry already holds these series.
     """
 
     def __init__(
-        self, registry: CollectorRegistry, *, task: str, model_name: str, proposer: str = "tasc"
+        self, registry: CollectorRegistry, *, task: str, model_name: str, proposer: str
     ) -> None:
         self._labels = {"task": task, "model_name": model_name, "proposer": proposer}
         make = _Series(registry, self._labels)
@@ -280,7 +280,7 @@ class GatewayMetrics:
 
 def _exported() -> frozenset[str]:
     registry = CollectorRegistry()
-    ReplicaMetrics(registry, task="", model_name="")
+    ReplicaMetrics(registry, task="", model_name="", proposer="")
     GatewayMetrics(registry)
     suffixes = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
     return frozenset(f.name + end for f in registry.collect() for end in suffixes[f.type])

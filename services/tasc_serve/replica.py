@@ -10,7 +10,7 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry
 
-from tasc_engine import Delta, Engine, GenerationRequest, GenerationResult
+from tasc_engine import Delta, Engine, GenerationRequest, GenerationResult, StepRecord
 from tasc_serve.calls import Call, Refusal, TaskStatus
 from tasc_serve.discovery import MetricsPort, node_address
 from tasc_serve.errors import EngineBroken
@@ -21,7 +21,7 @@ from tasc_serve.settings import ServedTask, ServeSettings
 from tasc_serve.start_notes import tell
 from tasc_serve.watcher import IndexWatcher
 from tasc_serve.worker import Worker
-from tasc_store import Artifact, TaskStore, connect
+from tasc_store import Artifact, connect
 
 _LEAST_STALL_S = 60.0  # a step may take long, a replica must not be replaced for that
 
@@ -42,8 +42,6 @@ class TaskReplica:
         self._places = settings.engine.rows + limits.max_queued
         self._outstanding = 0
         self._stall_limit_s = max(limits.request_timeout_s, _LEAST_STALL_S)
-        name = model_name(TaskStore(client).get(task.name))
-        self._metrics = ReplicaMetrics(registry, task=task.name, model_name=name)
         self._worker = Worker(
             client,
             task.name,
@@ -52,8 +50,14 @@ class TaskReplica:
             gpus=task.num_gpus,
             max_waiting=limits.max_queued,
             cache_dir=settings.cache_dir,
-            on_step=self._metrics.observe_step,
+            on_step=self._observe_step,
             say=partial(tell, client, task.name),
+        )
+        self._metrics = ReplicaMetrics(
+            registry,
+            task=task.name,
+            model_name=model_name(self._worker.record),
+            proposer=self._worker.proposer.settings.mixture,
         )
         self._set_index(self._worker.artifact)
         host = settings.metrics.host or node_address()
@@ -159,6 +163,10 @@ class TaskReplica:
     def _set_index(self, artifact: Artifact | None) -> None:
         version = artifact.version if artifact else None
         self._metrics.set_index(version, self._worker.index_bytes)
+
+    def _observe_step(self, record: StepRecord) -> None:
+        # Metrics are labelled by what the worker turns out to draft with, so they are made later.
+        self._metrics.observe_step(record)
 
     def _set_load(self, engine: Engine) -> None:
         self._metrics.set_load(engine.running, engine.waiting, engine.kv_usage)

@@ -49,7 +49,7 @@ def feed(replica: ReplicaMetrics, gateway: GatewayMetrics, task: str) -> None:
 
 def main(redis_url: str, task: str) -> None:
     registry = CollectorRegistry()
-    replica = ReplicaMetrics(registry, task=task, model_name="tiny")
+    replica = ReplicaMetrics(registry, task=task, model_name="tiny", proposer="mixed")
     gateway = GatewayMetrics(registry)
     replica.set_load(3, 2, 0.25)
     replica.set_index(6, 1000)

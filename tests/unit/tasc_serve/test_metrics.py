@@ -40,7 +40,7 @@ def step_records(draw: st.DrawFn) -> StepRecord:
 
 def replica() -> tuple[CollectorRegistry, ReplicaMetrics]:
     registry = CollectorRegistry()
-    return registry, ReplicaMetrics(registry, task="tag", model_name="tiny")
+    return registry, ReplicaMetrics(registry, task="tag", model_name="tiny", proposer="tasc")
 
 
 def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
