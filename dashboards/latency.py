@@ -116,7 +116,7 @@ _REST = (
     Panel(
         "KV cache in use",
         "percentunit",
-        "Part of the cache that holds tokens; the fullest replica of each task.",
+        "Part of the cache that requests hold for their longest answers; the fullest replica.",
         (Target(f"max by (task) (tasc_kv_cache_usage_ratio{_OWN})", "{{task}}"),),
         most=1,
     ),

@@ -159,7 +159,8 @@ class Target:
         self.cache.clear()
 
     def _try(self, expected: Tensor) -> None:
-        ids, cut = _trial_ids(self.vocab_size), len(_trial_ids(self.vocab_size)) // 2
+        ids = _trial_ids(self.vocab_size)
+        cut = len(ids) // 2
         firsts = [0, len(ids)] if self.config.rows > 1 else [0]  # what leaks comes from near by
         for start, part in ((0, ids[:cut]), (cut, ids[cut:])):
             found = self._logits(lay_out(plain_feed(firsts, start, part)))

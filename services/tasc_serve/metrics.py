@@ -176,7 +176,10 @@ class ReplicaMetrics:
         )
         self._running = make.gauge("tasc_num_requests_running", "Requests that hold a row.")
         self._waiting = make.gauge("tasc_num_requests_waiting", "Requests in the queue.")
-        self._kv_ratio = make.gauge("tasc_kv_cache_usage_ratio", "Part of the KV cache in use.")
+        self._kv_ratio = make.gauge(
+            "tasc_kv_cache_usage_ratio",
+            "Part of the KV cache that requests hold for their longest answers.",
+        )
 
     def _index_of(self, make: _Series, registry: CollectorRegistry) -> None:
         self._index_info = Gauge(

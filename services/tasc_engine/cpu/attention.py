@@ -29,13 +29,12 @@ from tasc_engine.cpu.lanes import (
     tile,
     widen,
     zeros,
-)  # fmt: skip
+)
 from tasc_engine.cpu.sizes import Size, known, value
 
-_MOST_LANES = 256
-_one, _two, _four, _eight, _sixteen = (known(n) for n in (1, 2, 4, 8, 16))
-
+_MOST_LANES = 256  # queries scored together
 _TAKEN = 8  # places taken at once
+_one, _two, _four, _eight, _sixteen = (known(n) for n in (1, 2, 4, 8, 16))
 
 
 class Scratch:
@@ -46,7 +45,7 @@ class Scratch:
     """
 
     def __init__(self, heads: int, kv_heads: int, head_dim: int, dtype: Any) -> None:
-        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
+        self.heads, self.kv_heads = heads, kv_heads
         self.size = Size(head_dim)
         self.tokens = max(_MOST_LANES // heads, 1)  # taken together
         self.lanes = _up(self.tokens * heads) + WIDTH

@@ -27,7 +27,7 @@ from tasc_engine.cpu.lanes import (
     total,
     widen,
     zeros,
-)  # fmt: skip
+)
 
 _ONE = np.float32(1)  # of the narrower type: it widens nothing
 _BLOCK = 8 * WIDTH  # logits that are looked through again for the greatest
