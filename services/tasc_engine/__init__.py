@@ -15,8 +15,11 @@ from tasc_engine.request import (
     FinishReason,
     GenerationRequest,
     GenerationResult,
+    GuideSpec,
     Timings,
+    TokenLogprob,
 )
+from tasc_engine.sampling import Sampling
 from tasc_engine.stats import EngineTotals, StepRecord
 
 if TYPE_CHECKING:
@@ -39,12 +42,15 @@ __all__ = [
     "FinishReason",
     "GenerationRequest",
     "GenerationResult",
+    "GuideSpec",
     "ModelSource",
     "QueueFull",
     "RequestTooLong",
+    "Sampling",
     "StepRecord",
     "Target",
     "Timings",
+    "TokenLogprob",
     "UnsupportedModel",
 ]
 

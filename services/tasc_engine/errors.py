@@ -34,3 +34,7 @@ class RequestTooLong(EngineError, ValueError):
 
 class QueueFull(EngineError):
     """As many requests wait as may."""
+
+
+class GuideError(EngineError, ValueError):
+    """A guide that allows nothing, does not fit the request, or is too large to follow."""

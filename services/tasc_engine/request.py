@@ -3,12 +3,38 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from tasc_engine.sampling import Sampling
+
 FinishReason = Literal["stop", "length", "error"]
+MOST_LOGPROBS = 20  # alternatives told at each place
+
+
+@dataclass(frozen=True)
+class GuideSpec:
+    """What an answer may be; nothing else is ever said.
+
+    Attributes:
+        kind: ``choice``: one of ``choices``, in the tokens the tokenizer writes it in, then the
+            end. Else ``text`` is a JSON schema, a regular expression, or a Lark grammar.
+
+    Raises:
+        ValueError: It has no choices, or no text.
+    """
+
+    kind: Literal["choice", "json_schema", "regex", "grammar"]
+    choices: tuple[str, ...] = ()
+    text: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind == "choice" and (not self.choices or self.text):
+            raise ValueError("a guide of choices needs a list of them, and nothing else")
+        if self.kind != "choice" and (not self.text or self.choices):
+            raise ValueError(f"a guide by {self.kind} needs its text, and nothing else")
 
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """One prompt to be answered by greedy decoding.
+    """One prompt to be answered.
 
     Attributes:
         id: Unique among the requests the engine holds.
@@ -17,9 +43,16 @@ class GenerationRequest:
         stop: Strings that end the answer; the text is cut before the first of them.
         draft: Whether drafts may be proposed for this row. The answer is the same either way.
         stream: Whether each step's delta carries its text, rather than the last one all of it.
+        sampling: The rule by which tokens are chosen.
+        guide: What the answer may be; unset: anything.
+        logprobs: How many of the likeliest tokens to tell at each place, with their
+            log-probabilities and the chosen token's; unset: none of it.
+        ignore_eos: Go on behind an end of sequence.
+        adapter: Which of the target's adapters answers; unset: none of them.
 
     Raises:
-        ValueError: The prompt is empty, ``max_tokens`` is below 1 or a stop string is empty.
+        ValueError: The prompt is empty, ``max_tokens`` is below 1, a stop string is empty, or a
+            guide meets ``ignore_eos``.
     """
 
     id: str
@@ -28,6 +61,11 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     draft: bool = True
     stream: bool = False
+    sampling: Sampling = field(default_factory=Sampling)
+    guide: GuideSpec | None = None
+    logprobs: int | None = None
+    ignore_eos: bool = False
+    adapter: str | None = None
 
     def __post_init__(self) -> None:
         if not self.prompt:
@@ -36,6 +74,14 @@ class GenerationRequest:
             raise ValueError(f"request {self.id}: max_tokens is {self.max_tokens}; least is 1")
         if any(not s for s in self.stop):
             raise ValueError(f"request {self.id}: a stop string is empty; leave it out")
+        if self.logprobs is not None and not 0 <= self.logprobs <= MOST_LOGPROBS:
+            raise ValueError(
+                f"request {self.id}: logprobs is {self.logprobs}; it goes from 0 to {MOST_LOGPROBS}"
+            )
+        if self.guide and self.ignore_eos:
+            raise ValueError(
+                f"request {self.id}: a guided answer ends with its guide; leave ignore_eos out"
+            )
 
 
 @dataclass(frozen=True)
@@ -66,6 +112,20 @@ class Acceptance:
 
 
 @dataclass(frozen=True)
+class TokenLogprob:
+    """How likely a token of the answer was to the target itself, before any rule or guide.
+
+    Attributes:
+        logprob: Natural logarithm of its probability.
+        top: The likeliest tokens of its place, the likeliest first: ids and their logarithms.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
 class GenerationResult:
     """A finished answer.
 
@@ -73,6 +133,8 @@ class GenerationResult:
         tokens: Emitted token ids, end-of-sequence included when the model said it.
         text: The decoded answer, without end-of-sequence and cut before a stop string.
         error: Why the answer broke off, where ``finish_reason`` is ``error``.
+        logprobs: One of each token, where they were asked for.
+        index_version: Of the draft index at its end, from whoever knows versions.
     """
 
     id: str
@@ -83,13 +145,20 @@ class GenerationResult:
     timings: Timings
     acceptance: Acceptance = field(default_factory=Acceptance)
     error: str | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    index_version: int | None = None
 
 
 @dataclass(frozen=True)
 class Delta:
-    """Text and tokens one step added to one row; the last one carries the result."""
+    """Text and tokens one step added to one row; the last one carries the result.
+
+    Attributes:
+        logprobs: One of each token, where they were asked for.
+    """
 
     id: str
     tokens: tuple[int, ...]
     text: str
     result: GenerationResult | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
