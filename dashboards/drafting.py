@@ -89,10 +89,12 @@ _OVER_TIME = (
     Panel(
         "Tokens from drafts and from the target",
         "short",
-        "Emitted tokens per second: accepted from a draft, and chosen by the target (bonus).",
+        "Emitted tokens per second: accepted from a draft, chosen by the target (bonus), and "
+        "forced by a guide, which take no forward.",
         (
             Target(_rate(_SPEC + "accepted_tokens_total", "task"), "drafts {{task}}"),
             Target(_rate("tasc_bonus_tokens_total", "task"), "target {{task}}"),
+            Target(_rate("tasc_forced_tokens_total", "task"), "guide {{task}}"),
         ),
     ),
     Panel(

@@ -24,11 +24,12 @@ from tasc_engine.stats import EngineTotals, StepRecord
 
 if TYPE_CHECKING:
     from tasc_engine.engine import Engine
-    from tasc_engine.target import ModelSource, Target
+    from tasc_engine.loading import ModelSource
+    from tasc_engine.target import Target
 
 _NEEDS_TORCH = {
     "Engine": "tasc_engine.engine",
-    "ModelSource": "tasc_engine.target",
+    "ModelSource": "tasc_engine.loading",
     "Target": "tasc_engine.target",
 }
 

@@ -37,7 +37,9 @@ class Accepted:
     followed: Int32
 
 
-def accept(chosen: Int64, drafts: Drafts, room: Int32, is_eos: NDArray[np.bool_]) -> Accepted:
+def accept(
+    chosen: Int64, drafts: Drafts, room: Int32, ends: NDArray[np.bool_], is_eos: NDArray[np.bool_]
+) -> Accepted:
     """Follow the target through each row's tree.
 
     Args:
@@ -45,7 +47,8 @@ def accept(chosen: Int64, drafts: Drafts, room: Int32, is_eos: NDArray[np.bool_]
             below 0 where its logits are no numbers.
         drafts: The drafts of the same rows, in the same order.
         room: ``int32[rows]`` most tokens a row may emit, at least one.
-        is_eos: Whether an id ends an answer; an answer ends behind the first.
+        ends: ``bool[rows]`` whether a row's answer ends behind the first end of sequence.
+        is_eos: Whether an id is one.
     """
     rows = len(drafts.offsets) - 1
     widest = int(np.diff(drafts.offsets).max(initial=0)) + 1
@@ -54,7 +57,7 @@ def accept(chosen: Int64, drafts: Drafts, room: Int32, is_eos: NDArray[np.bool_]
         np.zeros((rows, widest), np.int32), np.zeros(rows, np.int32),
     )  # fmt: skip
     _accept(
-        chosen, drafts.tokens, drafts.parents, drafts.offsets, room, is_eos,
+        chosen, drafts.tokens, drafts.parents, drafts.offsets, room, ends, is_eos,
         found.tokens, found.emitted, found.path, found.followed,
     )  # fmt: skip
     return found
@@ -94,7 +97,7 @@ def count(
 def warm_up() -> None:
     """Compile, or load what is compiled, before the first request waits for it."""
     drafts, one = Drafts.empty(1), np.ones(1, np.int32)
-    found = accept(np.zeros(1, np.int64), drafts, one, np.zeros(1, bool))
+    found = accept(np.zeros(1, np.int64), drafts, one, np.ones(1, bool), np.zeros(1, bool))
     moves(found, np.zeros(1, np.int64), one)
     count(drafts, found, one, 1, 1)
 
@@ -110,7 +113,7 @@ def _child(tokens: Any, parents: Any, node: int, token: int) -> int:
 
 @numba.njit(cache=True, nogil=True)
 def _accept(
-    chosen: Any, tokens: Any, parents: Any, offsets: Any, room: Any, is_eos: Any,
+    chosen: Any, tokens: Any, parents: Any, offsets: Any, room: Any, ends: Any, is_eos: Any,
     out: Any, emitted: Any, path: Any, followed: Any,
 ) -> None:  # fmt: skip
     current = 0
@@ -127,7 +130,7 @@ def _accept(
             if child < size:
                 path[i, k] = node = child
                 k += 1
-            if child == size or is_eos[token] or n == room[i]:
+            if child == size or (ends[i] and is_eos[token]) or n == room[i]:
                 break
         emitted[i], followed[i] = n, k
         current += size + 1

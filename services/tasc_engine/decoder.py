@@ -14,6 +14,7 @@ from torch.nn import functional
 from transformers import LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
 from transformers.activations import ACT2FN
 
+from tasc_engine.adapters import Adapters, Product
 from tasc_engine.attention import RowCache
 from tasc_engine.cpu.operations import CompiledOperations
 from tasc_engine.gpu.attention import available
@@ -38,12 +39,12 @@ _UNKNOWN = ("attn_logit_softcapping", "final_logit_softcapping", "logit_scale", 
 class Layer:
     """One layer's weights; ``head_norm`` is of queries and keys, ``behind`` of what comes next."""
 
-    qkv: Linear
+    qkv: Product
     head_norm: Norm | None
-    out: Linear
+    out: Product
     before_mlp: Norm
-    gate_up: Linear
-    down: Linear
+    gate_up: Product
+    down: Product
     behind: Norm
     window: int | None
 
@@ -59,7 +60,7 @@ class LeanDecoder:
         layers, heads, kv_heads, head_dim: Of its attention.
     """
 
-    def __init__(self, model: Any, max_positions: int) -> None:
+    def __init__(self, model: Any, max_positions: int, adapters: Adapters) -> None:
         config, attention = model.config, model.model.layers[0].self_attn
         self.heads = int(config.num_attention_heads)
         self.kv_heads = int(config.num_key_value_heads)
@@ -67,9 +68,9 @@ class LeanDecoder:
         self._scale = float(attention.scaling)
         self._embedding: Tensor = model.model.embed_tokens.weight.detach()
         self._first = Norm(model.model.layers[0].input_layernorm.weight, config.rms_norm_eps)
-        self._layers = [_layer(model, index) for index in range(config.num_hidden_layers)]
+        self._layers = [_layer(model, i, adapters) for i in range(config.num_hidden_layers)]
         self.layers = len(self._layers)
-        self._head = Linear.joining(model.lm_head)
+        self._head, self._adapters = Linear.joining(model.lm_head), adapters
         turns = _turns(model, max_positions)
         self.operations = _operations(turns, self.heads, self.kv_heads, config.hidden_act)
         self.turned = turns.shape[-1]
@@ -82,6 +83,7 @@ class LeanDecoder:
             looked_at: ``int64[M]`` which of the N tokens get logits.
             cache: Has the step's layout; is given keys and values of all N, in every layer.
         """
+        self._adapters.begin(cache, looked_at)
         do, hidden = self.operations, functional.embedding(ids, self._embedding)
         normed = do.add_and_norm(hidden, None, self._first)
         for index, layer in enumerate(self._layers):
@@ -95,7 +97,7 @@ class LeanDecoder:
         return self._head(normed)
 
 
-def lean(model: Any, max_positions: int) -> LeanDecoder | None:
+def lean(model: Any, max_positions: int, adapters: Adapters | None = None) -> LeanDecoder | None:
     """The lean forward of a transformers causal LM, or None if the model needs other code.
 
     Weights that are joined or laid out are copies: drop ``model`` afterwards.
@@ -103,11 +105,12 @@ def lean(model: Any, max_positions: int) -> LeanDecoder | None:
     Args:
         model: In evaluation mode, on any device, of any dtype.
         max_positions: Positions of the longest row; rope is tabulated for so many.
+        adapters: Of this model, chosen by row.
     """
     known = FAMILIES.get(model.config.model_type) is type(model)
     if not (known and _is_plain(model) and _settings_known(model.config)):
         return None
-    decoder = LeanDecoder(model, max_positions)
+    decoder = LeanDecoder(model, max_positions, adapters or Adapters(model))
     # Partial rope would turn the first part of each head only.
     return decoder if decoder.turned == decoder.head_dim else None
 
@@ -127,19 +130,26 @@ def _settings_known(config: Any) -> bool:
     return static and whole and all(getattr(config, name, None) is None for name in _UNKNOWN)
 
 
-def _layer(model: Any, index: int) -> Layer:
+def _layer(model: Any, index: int, adapters: Adapters) -> Layer:
     layer, config = model.model.layers[index], model.config
-    attention, mlp, eps = layer.self_attn, layer.mlp, config.rms_norm_eps
+    attention, eps = layer.self_attn, config.rms_norm_eps
     of_model = config.sliding_window if config.model_type == "mistral" else None
     last = index == config.num_hidden_layers - 1
     behind = model.model.norm if last else model.model.layers[index + 1].input_layernorm
+
+    def joined(part: str, *names: str, picked: bool = last) -> Product:
+        linears = [layer.get_submodule(f"{part}.{name}") for name in names]
+        paths = [f"model.layers.{index}.{part}.{name}" for name in names]
+        widths = [linear.out_features for linear in linears]
+        return adapters.around(Linear.joining(*linears), paths, widths, picked)
+
     return Layer(
-        qkv=Linear.joining(attention.q_proj, attention.k_proj, attention.v_proj),
+        qkv=joined("self_attn", "q_proj", "k_proj", "v_proj", picked=False),
         head_norm=_head_norm(attention, config) if hasattr(attention, "q_norm") else None,
-        out=Linear.joining(attention.o_proj),
+        out=joined("self_attn", "o_proj"),
         before_mlp=Norm(layer.post_attention_layernorm.weight, eps),
-        gate_up=Linear.joining(mlp.gate_proj, mlp.up_proj),
-        down=Linear.joining(mlp.down_proj),
+        gate_up=joined("mlp", "gate_proj", "up_proj"),
+        down=joined("mlp", "down_proj"),
         behind=Norm(behind.weight, eps),
         window=getattr(attention, "sliding_window", of_model),
     )

@@ -1,8 +1,8 @@
 """The decoding engine: continuous batching with drafts, verified losslessly by the target.
 
-For the same request the emitted tokens equal those of plain one-by-one greedy decoding with the
-same model, whatever is drafted and whoever shares the batch. It knows no HTTP, no Ray, no store.
-One thread owns an engine.
+For the same request the emitted tokens equal those of plain one-by-one decoding by the request's
+own rule with the same model, whatever is drafted and whoever shares the batch. It knows no HTTP, no
+Ray, no store. One thread owns an engine.
 """
 
 import time
@@ -13,11 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasc_draft import SOURCES, Drafts, Proposer
-from tasc_engine.accept import Accepted, accept, count, moves, warm_up
+from tasc_engine.accept import Accepted, accept, count, warm_up
+from tasc_engine.choosing import Chooser
 from tasc_engine.config import EngineConfig
 from tasc_engine.cost import StepCosts
 from tasc_engine.drafting import Drafter
 from tasc_engine.errors import OutOfMemory, QueueFull, RequestTooLong
+from tasc_engine.guides import Guides
 from tasc_engine.places import Places
 from tasc_engine.plan import Plan
 from tasc_engine.prefixes import PrefixCache
@@ -26,6 +28,7 @@ from tasc_engine.sequence import Sequence
 from tasc_engine.spending import Spender, Spent
 from tasc_engine.stats import StepRecord
 from tasc_engine.target import Target
+from tasc_engine.verifier import Verified, Verifier
 from tasc_text import TaskTokenizer
 
 NOT_NUMBERS = (
@@ -39,6 +42,9 @@ class Engine:
     Args:
         on_step: Called with each step's record, on the engine's thread.
         costs: What steps cost here, so that drafts are made where they pay; without, always.
+
+    Attributes:
+        guides: Makes guides of what requests ask for; of any thread.
     """
 
     def __init__(
@@ -63,7 +69,9 @@ class Engine:
         self._places = Places(target.cache)
         self._prefixes = PrefixCache(target.cache, config.prefix_cache_bytes)
         self._chunk, self._most_drafts = config.prefill_chunk, config.max_draft_tokens
-        self._moves = np.zeros((2, 0), np.int64)
+        self.guides = Guides(tokenizer, target.vocab_size)
+        self._chooser = Chooser(config.rows, config.max_model_len, target.vocab_size)
+        self._verifier = Verifier(target, self._chooser)
         most = config.rows * min(config.max_draft_tokens, proposer.max_depth)
         self._spender = Spender(costs, most) if costs else None
         self._asked = False
@@ -97,18 +105,22 @@ class Engine:
 
         Raises:
             RequestTooLong: Prompt and ``max_tokens`` do not fit ``max_model_len``.
+            GuideError: Its guide cannot be followed.
             QueueFull: As many requests wait as may.
-            ValueError: The engine holds a request of this id, or an id is outside the vocabulary.
+            ValueError: The engine holds a request of this id, an id is outside the vocabulary, or
+                there is no such adapter.
         """
         self.require_fit(request)
         if any(s.request.id == request.id for s in self._held()):
             raise ValueError(f"request {request.id} is being answered; ids must differ")
         if self.waiting >= self.config.max_waiting + len(self._free):
             raise QueueFull(f"{self.waiting} requests wait already; try again later")
-        self._waiting.append(Sequence.of(request, self._tokenizer))
+        guide = request.guide and self.guides.of(request.guide, request.max_tokens)
+        adapter = self._target.adapter_number(request.adapter)
+        self._waiting.append(Sequence.of(request, self._tokenizer, guide or None, adapter))
 
     def require_fit(self, request: GenerationRequest) -> None:
-        """Raise RequestTooLong, or ValueError for an id outside the vocabulary."""
+        """Raise RequestTooLong, or ValueError for an id outside the vocabulary or an adapter."""
         needed = len(request.prompt) + request.max_tokens
         if needed > self.longest:
             raise RequestTooLong(
@@ -116,8 +128,12 @@ class Engine:
                 f"make {needed}, a row holds {self.longest} (max_model_len, kv_cache_bytes); "
                 "shorten the prompt or lower max_tokens"
             )
-        if max(request.prompt) >= self._target.vocab_size or min(request.prompt) < 0:
+        size = self._target.vocab_size
+        if max(request.prompt) >= size or min(request.prompt) < 0:
             raise ValueError(f"request {request.id}: a prompt id is outside the vocabulary")
+        if unknown := [i for i, _ in request.sampling.logit_bias if not 0 <= i < size]:
+            raise ValueError(f"logit_bias is on token {unknown[0]}; ids go from 0 to {size - 1}")
+        self._target.adapter_number(request.adapter)
 
     def cancel(self, request_id: str) -> bool:
         """Drop a request wherever it is; its row is free for the next step."""
@@ -140,16 +156,18 @@ class Engine:
         least = self._least(plan, budget)
         began = time.perf_counter()
         drafts = self._drafter.propose(plan.emitting_rows, budget, least)
+        drafts, allowed = plan.guided(drafts)
         drafted = time.perf_counter()
         try:
-            chosen, drafts = self._verify(plan, drafts)
+            verified = self._verifier.verify(plan, drafts, allowed)
         except OutOfMemory as error:
             return self._give_up_on_largest(plan, error)
-        verified = time.perf_counter()
-        accepted = accept(chosen, drafts, plan.room(), self._is_eos)
-        deltas, used = self._commit(plan, accepted, drafts)
-        self._moves = self._moves_of(plan, accepted)
-        record = self._record(plan, drafts, accepted, used, drafted - began, verified - drafted)
+        ended = time.perf_counter()
+        accepted = accept(verified.chosen, verified.drafts, plan.room(), plan.ends(), self._is_eos)
+        deltas, used, forced = self._commit(plan, accepted, verified)
+        self._verifier.keep(plan, accepted, [s.first for s in plan.emitting])
+        seconds = drafted - began, ended - drafted
+        record = self._record(plan, verified.drafts, accepted, used, forced, seconds)
         self._learn(plan, record)
         return deltas
 
@@ -172,9 +190,9 @@ class Engine:
         assert rows == list(range(self.config.rows)), f"rows {rows} are not each owned once"
         assert all(s.row == row for row, s in self._active.items())
         assert all(s.cached <= self.config.max_model_len for s in self._active.values())
-        assert all(s.entered <= s.prefilled <= len(s.prompt) for s in self._active.values())
+        assert all(s.entered <= s.cached and s.behind > 0 for s in self._active.values())
         held = [range(s.first, s.first + s.needs) for s in self._active.values()]
-        moved = self._moves.ravel().tolist()
+        moved = self._verifier.moves.ravel().tolist()
         assert all(any(p in own for own in held) for p in moved), f"{moved} move, {held} are held"
         self._places.check_integrity()
         self._prefixes.check_integrity()
@@ -184,46 +202,58 @@ class Engine:
 
     def _admit(self) -> None:
         while self._waiting and self._free:
-            if not self._places.enter(self._waiting[0], self._moves):
+            sequence = self._waiting[0]
+            if not self._places.enter(sequence, self._verifier.moves):
                 return
-            sequence = self._waiting.popleft()
-            sequence.row = self._free.pop()
+            self._waiting.popleft()
+            sequence.row = row = self._free.pop()
             sequence.admitted = time.monotonic()
-            self._active[sequence.row] = sequence
-            sequence.entered = self._prefixes.enter(sequence.first, sequence.prompt)
-            sequence.prefilled = sequence.entered
-            self._drafter.start(sequence.row, sequence.prompt)
+            self._active[row] = sequence
+            entered = self._prefixes.enter(sequence.first, sequence.prompt, sequence.adapter)
+            sequence.entered = sequence.cached = entered
+            self._drafter.start(row, sequence.prompt)
+            self._chooser.start(row, sequence.prompt, sequence.request.sampling)
 
     def _commit(
-        self, plan: Plan, accepted: Accepted, drafts: Drafts
-    ) -> tuple[list[Delta], NDArray[np.int32]]:
-        """Give each row its tokens; returns deltas, and how many tokens each answer took."""
+        self, plan: Plan, accepted: Accepted, verified: Verified
+    ) -> tuple[list[Delta], NDArray[np.int32], int]:
+        """Give each row its tokens.
+
+        Returns:
+            Deltas, how many tokens each answer took, and how many guides forced besides.
+        """
         for sequence, size in zip(plan.sequences, np.diff(plan.offsets).tolist(), strict=True):
-            sequence.prefilled += size if sequence.prefilling else 0
-        sizes = np.diff(drafts.offsets).tolist()
+            sequence.cached += size
+        sizes, told = np.diff(verified.drafts.offsets).tolist(), verified.logprobs(plan, accepted)
         used = np.zeros(len(plan.emitting), np.int32)
-        deltas = []
+        deltas, all_forced = [], 0
         for i, sequence in enumerate(plan.emitting):
             new = accepted.tokens[i, : accepted.emitted[i]]
             if not len(new):
-                deltas.append(self._fail(sequence, NOT_NUMBERS))
+                deltas.append(self._fail(sequence, sequence.stuck or NOT_NUMBERS))
                 continue
             if not sequence.answer:
-                self._prefixes.leave(sequence.first, sequence.prompt, sequence.entered)
-            used[i] = sequence.emit(new.tolist(), sizes[i], int(accepted.followed[i]))
-            deltas.append(self._advance(sequence, new[: used[i]]))
-        return deltas, used
+                self._prefixes.leave(
+                    sequence.first, sequence.prompt, sequence.entered, sequence.adapter
+                )
+            used[i] = sequence.emit(new.tolist(), sizes[i], int(accepted.followed[i]), told[i])
+            forced = sequence.follow_guide(int(used[i]))
+            all_forced += forced
+            deltas.append(self._advance(sequence, int(used[i]) + forced))
+        return deltas, used, all_forced
 
-    def _advance(self, sequence: Sequence, new: NDArray[np.int32]) -> Delta:
+    def _advance(self, sequence: Sequence, n: int) -> Delta:
+        """Tell who follows an answer of its newest tokens, and what they make of it."""
         reason = sequence.finish_reason(self._tokenizer.eos_ids)
+        new = np.array(sequence.answer[-n:], np.int32)
         self._drafter.observe(sequence.row, new)
+        self._chooser.observe(sequence.row, new)
         if reason is not None:
             self._release(sequence)
-        return sequence.delta(len(new), reason, self._tokenizer)
+        return sequence.delta(n, reason, self._tokenizer)
 
     def _give_up_on_largest(self, plan: Plan, error: OutOfMemory) -> list[Delta]:
         """A forward did not fit: end the request that brought most tokens, keep the others."""
-        self._forget_moves_if(error.moved)
         sizes = np.diff(plan.offsets) + plan.starts / self.config.max_model_len
         return [self._fail(plan.sequences[int(sizes.argmax())], str(error))]
 
@@ -232,20 +262,13 @@ class Engine:
         self._release(sequence)
         return delta
 
-    def _moves_of(self, plan: Plan, accepted: Accepted) -> NDArray[np.int64]:
-        """Where accepted draft tokens must go in the cache; rows that ended leave theirs."""
-        firsts = np.array([s.first for s in plan.emitting], np.int64)
-        return moves(accepted, firsts, plan.behind)
-
     def _release(self, sequence: Sequence) -> None:
-        # Another's tokens may be there before moves are made: none may be left for it.
-        source = self._moves[0]
-        end = sequence.first + sequence.needs
-        self._moves = self._moves[:, (source < sequence.first) | (source >= end)]
+        self._verifier.forget(sequence.first, sequence.first + sequence.needs)
         self._places.leave(sequence)
         del self._active[sequence.row]
         self._free.append(sequence.row)
         self._drafter.finish(sequence.row)
+        self._chooser.finish(sequence.row)
         sequence.row = sequence.first = -1
 
     def _record(
@@ -254,8 +277,8 @@ class Engine:
         drafts: Drafts,
         accepted: Accepted,
         used: NDArray[np.int32],
-        draft_seconds: float,
-        verify_seconds: float,
+        forced: int,
+        seconds: tuple[float, float],
     ) -> StepRecord:
         positions = self._drafter.max_depth
         drafted, reached, kept = count(drafts, accepted, used, len(SOURCES), positions)
@@ -269,10 +292,11 @@ class Engine:
             prompt_tokens=plan.prompt_tokens,
             shared_tokens=plan.shared_tokens,
             cached_tokens=self.cached_tokens,
-            draft_seconds=draft_seconds,
-            verify_seconds=verify_seconds,
+            draft_seconds=seconds[0],
+            verify_seconds=seconds[1],
             paused=self._asked and self._spender is not None and self._spender.paused,
             draft_failures=self._drafter.failures_since(),
+            forced_tokens=forced,
         )
         self._on_step(record)
         return record
@@ -283,21 +307,6 @@ class Engine:
         if not self._asked or self._spender is None:
             return None
         return self._spender.least(len(plan.emitting), len(plan.tokens), plan.context)
-
-    def _verify(self, plan: Plan, drafts: Drafts) -> tuple[NDArray[np.int64], Drafts]:
-        """The target's tokens, and the drafts they answer: none where those did not fit memory."""
-        try:
-            return self._target.next_tokens(plan.feed(drafts, self._moves)), drafts
-        except OutOfMemory as error:
-            if not len(drafts.tokens):
-                raise
-            self._forget_moves_if(error.moved)
-        none = Drafts.empty(len(plan.emitting))
-        return self._target.next_tokens(plan.feed(none, self._moves)), none
-
-    def _forget_moves_if(self, made: bool) -> None:
-        if made:
-            self._moves = np.zeros((2, 0), np.int64)
 
     def _learn(self, plan: Plan, record: StepRecord) -> None:
         """What the step says of drafting, if it was asked for any."""

@@ -35,6 +35,7 @@ class Feed:
         draft_of: ``int32[n]`` place of the row's draft in ``drafts``; -1 when it may not emit yet.
         drafts: Trees behind the last token of each row that may emit.
         moves: ``int64[2, k]`` cache places to copy from and to before anything is written.
+        adapters: ``int32[n]`` the number of each row's adapter, 0 for none; None: none has one.
     """
 
     firsts: Int64
@@ -44,6 +45,7 @@ class Feed:
     draft_of: Int32
     drafts: Drafts
     moves: Int64
+    adapters: Int32 | None = None
 
 
 def plain_feed(firsts: list[int], start: int, tokens: Int32) -> Feed:
@@ -70,6 +72,7 @@ class StepLayout(Generic[Array]):
             it is a node.
         tree: ``[N]`` for a node the nodes that it sees, itself included: bit b is node b of its
             row. 0 for others.
+        adapters: ``[N]`` the number of its row's adapter, 0 for none.
         looked_at: ``[M]`` packed indices whose next token is wanted: of each row that may emit its
             last token, then its draft.
         begins: ``[R + 1]`` where each row's tokens begin.
@@ -84,6 +87,7 @@ class StepLayout(Generic[Array]):
     places: Array
     seen: Array
     tree: Array
+    adapters: Array
     looked_at: Array
     begins: Array
     firsts: Array
@@ -96,25 +100,26 @@ def lay_out(feed: Feed) -> StepLayout[Int64]:
     """Lay out one step."""
     drafts, rows = feed.drafts, len(feed.firsts)
     n, m = len(feed.tokens) + len(drafts.tokens), len(drafts.tokens) + len(drafts.offsets) - 1
-    ids, positions, places, seen, tree = np.empty((5, n), np.int64)
+    ids, positions, places, seen, tree, adapters = np.empty((6, n), np.int64)
+    own = np.zeros(rows, np.int32) if feed.adapters is None else feed.adapters
     looked_at, begins = np.empty(m, np.int64), np.zeros(rows + 1, np.int64)
     trunks, nodes = np.empty((2, rows), np.int64)
     _lay_out(
         feed.firsts, feed.starts, feed.tokens, feed.offsets, feed.draft_of, drafts.tokens,
-        drafts.depths, drafts.parents, drafts.offsets, ids, positions, places, seen, tree,
-        looked_at, begins, trunks, nodes,
+        drafts.depths, drafts.parents, drafts.offsets, own, ids, positions, places, seen, tree,
+        adapters, looked_at, begins, trunks, nodes,
     )  # fmt: skip
     return StepLayout(
-        ids, positions, places, seen, tree, looked_at, begins, feed.firsts, trunks, nodes,
-        feed.moves,
+        ids, positions, places, seen, tree, adapters, looked_at, begins, feed.firsts, trunks,
+        nodes, feed.moves,
     )  # fmt: skip
 
 
 @numba.njit(cache=True, nogil=True)
 def _lay_out(
     firsts: Any, starts: Any, tokens: Any, token_offsets: Any, draft_of: Any, drafted: Any,
-    depths: Any, parents: Any, offsets: Any, ids: Any, positions: Any, places: Any, seen: Any,
-    tree: Any, looked_at: Any, begins: Any, trunks: Any, nodes: Any,
+    depths: Any, parents: Any, offsets: Any, own: Any, ids: Any, positions: Any, places: Any,
+    seen: Any, tree: Any, adapters: Any, looked_at: Any, begins: Any, trunks: Any, nodes: Any,
 ) -> None:  # fmt: skip
     n, m = 0, 0
     for i in range(len(firsts)):
@@ -137,4 +142,5 @@ def _lay_out(
                     tree[n] |= tree[n - b + parents[x]]
                 looked_at[m] = n
                 n, m = n + 1, m + 1
+        adapters[begins[i] : n] = own[i]
         begins[i + 1] = n

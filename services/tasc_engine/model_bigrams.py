@@ -27,7 +27,7 @@ def model_bigrams(
     """The likeliest next tokens of each token when it is all the model sees.
 
     Args:
-        model: What ``tasc_engine.target.load_model`` gives: adapter merged, on its device.
+        model: What ``tasc_engine.loading.load_model`` gives: adapter merged, on its device.
         vocab_size: The tokenizer's, V; ids beyond it are neither asked for nor listed.
         top: How many next tokens, k.
         progress: Told how many more tokens are done.

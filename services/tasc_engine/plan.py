@@ -7,6 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasc_draft import Drafts
+from tasc_engine.allowed import Allowed
+from tasc_engine.guides import follow
 from tasc_engine.layout import Feed
 from tasc_engine.sequence import Sequence
 
@@ -20,11 +22,12 @@ class Plan:
 
     Attributes:
         sequences: Of the rows, ascending.
-        emitting: Those of them that may emit: the prompt is in the cache, or will be.
+        emitting: Those of them that may emit: prompt and answer are in the cache, or will be.
         rows: ``int32[n]`` their rows of the batch.
         firsts, starts, offsets, tokens, draft_of: See `Feed`.
         prompt_tokens: Prompt tokens that enter the cache by this step's forward.
         shared_tokens: Prompt tokens of rows that begin in this step which were copied instead.
+        adapters: ``int32[n]`` the number of each row's adapter, 0 for none.
     """
 
     sequences: list[Sequence]
@@ -37,13 +40,14 @@ class Plan:
     draft_of: Int32
     prompt_tokens: int
     shared_tokens: int
+    adapters: Int32
 
     @classmethod
     def of(cls, sequences: list[Sequence], chunk: int) -> "Plan":
-        """Each row's next tokens; at most ``chunk`` of a prompt."""
+        """Each row's next tokens, at most ``chunk``."""
         tokens = [s.next_tokens(chunk) for s in sequences]
         sizes = [len(t) for t in tokens]
-        emits = [s.prefilled + n >= len(s.prompt) for s, n in zip(sequences, sizes, strict=True)]
+        emits = [n >= s.behind for s, n in zip(sequences, sizes, strict=True)]
         return cls(
             sequences=sequences,
             emitting=[s for s, may in zip(sequences, emits, strict=True) if may],
@@ -54,7 +58,8 @@ class Plan:
             tokens=np.concatenate(tokens) if tokens else _ints(()),
             draft_of=np.where(emits, np.cumsum(emits) - 1, -1).astype(np.int32),
             prompt_tokens=sum(n for s, n in zip(sequences, sizes, strict=True) if s.prefilling),
-            shared_tokens=sum(s.entered for s in sequences if s.prefilled == s.entered),
+            shared_tokens=sum(s.entered for s in sequences if s.cached == s.entered),
+            adapters=_ints(s.adapter for s in sequences),
         )
 
     @property
@@ -76,14 +81,27 @@ class Plan:
         """``int32[m]`` most tokens each row may still emit."""
         return _ints(s.remaining for s in self.emitting)
 
+    def ends(self) -> NDArray[np.bool_]:
+        """``bool[m]`` whether an end of sequence ends each row's answer."""
+        return np.array([not s.request.ignore_eos for s in self.emitting], bool)
+
     def budget(self, most: int) -> Int32:
         """``int32[m]`` most draft tokens of each row: the bonus token needs room too."""
         asked = (s.remaining - 1 if s.request.draft else 0 for s in self.emitting)
         return np.minimum(_ints(asked), most).astype(np.int32)
 
+    def guided(self, drafts: Drafts) -> tuple[Drafts, Allowed | None]:
+        """Drafts without what guides forbid, and what they allow; None where nobody is guided."""
+        guides = [s.guide for s in self.emitting]
+        if not any(guides):
+            return drafts, None
+        found = follow(guides, drafts)
+        return found.drafts, found.allowed
+
     def feed(self, drafts: Drafts, moves: Int64) -> Feed:
         return Feed(
-            self.firsts, self.starts, self.tokens, self.offsets, self.draft_of, drafts, moves
+            self.firsts, self.starts, self.tokens, self.offsets, self.draft_of, drafts, moves,
+            self.adapters,
         )  # fmt: skip
 
 

@@ -17,6 +17,8 @@ from tasc_engine.errors import is_out_of_memory
 
 Int32 = NDArray[np.int32]
 
+_Key = tuple[int, bytes]  # adapter and tokens
+
 LEAST_TOKENS = 8  # shorter beginnings are not worth a copy
 RECENT = 8  # prompts that a new one is compared with
 MOST_KEPT = 64  # beginnings, so that looking through them stays cheap
@@ -33,18 +35,21 @@ class PrefixCache:
     def __init__(self, cache: RowCache, budget: int) -> None:
         self._cache = cache
         self._budget = budget
-        self._recent: deque[Int32] = deque(maxlen=RECENT)
-        self._kept: OrderedDict[bytes, tuple[Int32, Tensor]] = OrderedDict()
+        self._recent: deque[tuple[int, Int32]] = deque(maxlen=RECENT)
+        self._kept: OrderedDict[_Key, tuple[Int32, Tensor]] = OrderedDict()
         self.nbytes = 0
 
-    def enter(self, first: int, prompt: Int32) -> int:
+    def enter(self, first: int, prompt: Int32, adapter: int = 0) -> int:
         """Copy the longest kept beginning of a prompt to a row's first place; returns its tokens.
 
         The prompt's last token is never among them: its forward says what comes first.
+
+        Args:
+            adapter: Number of the adapter that answers: others have other keys and values.
         """
         longest, best = 0, None
         for key, (tokens, _) in self._kept.items():
-            n = _common(tokens, prompt[:-1])
+            n = _common(tokens, prompt[:-1]) if key[0] == adapter else 0
             if n > longest:
                 longest, best = n, key
         if best is None or longest < LEAST_TOKENS:
@@ -53,7 +58,7 @@ class PrefixCache:
         self._cache.paste(first, self._kept[best][1][:, :longest])
         return longest
 
-    def leave(self, first: int, prompt: Int32, entered: int) -> None:
+    def leave(self, first: int, prompt: Int32, entered: int, adapter: int = 0) -> None:
         """Take note of a prompt that a row holds, and keep what it shares with those before it.
 
         Args:
@@ -61,11 +66,12 @@ class PrefixCache:
         """
         if not self._budget:
             return
-        shared = max((_common(p, prompt[:-1]) for p in self._recent), default=0)
-        self._recent.append(prompt)
+        own = (p for number, p in self._recent if number == adapter)
+        shared = max((_common(p, prompt[:-1]) for p in own), default=0)
+        self._recent.append((adapter, prompt))
         if shared >= max(entered, 1) + LEAST_TOKENS:
             try:
-                self._keep(prompt[:shared].copy(), self._cache.copied(first, shared))
+                self._keep(adapter, prompt[:shared].copy(), self._cache.copied(first, shared))
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise  # else the beginning is prefilled again: slower, and no harm
@@ -73,14 +79,15 @@ class PrefixCache:
     def check_integrity(self) -> None:
         """Raise AssertionError unless what is kept is within its bounds and named rightly."""
         assert self.nbytes == sum(kv.nbytes for _, kv in self._kept.values()) <= self._budget
-        assert all(key == tokens.tobytes() for key, (tokens, _) in self._kept.items())
+        assert all(key[1] == tokens.tobytes() for key, (tokens, _) in self._kept.items())
         assert all(len(tokens) == kv.shape[1] for tokens, kv in self._kept.values())
 
-    def _keep(self, tokens: Int32, kv: Tensor) -> None:
+    def _keep(self, adapter: int, tokens: Int32, kv: Tensor) -> None:
         if kv.nbytes > self._budget:
             return
-        self._kept[tokens.tobytes()] = tokens, kv
-        self._kept.move_to_end(tokens.tobytes())
+        key = adapter, tokens.tobytes()
+        self._kept[key] = tokens, kv
+        self._kept.move_to_end(key)
         self.nbytes = sum(kept.nbytes for _, kept in self._kept.values())
         while self.nbytes > self._budget or len(self._kept) > MOST_KEPT:
             self.nbytes -= self._kept.popitem(last=False)[1][1].nbytes

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from tasc_engine.guides import Guide
 from tasc_engine.request import (
     Acceptance,
     Delta,
@@ -13,6 +14,7 @@ from tasc_engine.request import (
     GenerationRequest,
     GenerationResult,
     Timings,
+    TokenLogprob,
 )
 from tasc_text import AnswerText, TaskTokenizer
 
@@ -26,31 +28,43 @@ class Sequence:
     Attributes:
         row: Its row of the batch; -1 while waiting.
         first: The cache place of its first token; -1 while waiting.
-        prefilled: Prompt tokens in the cache.
-        entered: Those of them that were there already, prefilled for another prompt.
-        answer: Tokens emitted so far.
+        cached: Tokens of prompt and answer in the cache.
+        entered: Those of the prompt that were there already, prefilled for another.
+        answer: Tokens emitted so far. The newest is not in the cache yet, nor are forced ones.
         writer: Incremental text, only for who streams or has stop strings.
+        guide: What the answer may be.
+        adapter: Number of the target's adapter; 0 for none.
+        logprobs: One of each token of the answer, where they are asked for.
     """
 
     request: GenerationRequest
     prompt: Int32
     writer: AnswerText | None
+    guide: Guide | None = None
+    adapter: int = 0
     arrived: float = field(default_factory=time.monotonic)
     row: int = -1
     first: int = -1
-    prefilled: int = 0
+    cached: int = 0
     entered: int = 0
     answer: list[int] = field(default_factory=list)
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     admitted: float = 0.0
     first_token: float = 0.0
 
     @classmethod
-    def of(cls, request: GenerationRequest, tokenizer: TaskTokenizer) -> "Sequence":
+    def of(
+        cls,
+        request: GenerationRequest,
+        tokenizer: TaskTokenizer,
+        guide: Guide | None = None,
+        adapter: int = 0,
+    ) -> "Sequence":
         wants_text = request.stream or request.stop
         writer = AnswerText(tokenizer, request.stop) if wants_text else None
-        return cls(request, np.array(request.prompt, np.int32), writer)
+        return cls(request, np.array(request.prompt, np.int32), writer, guide, adapter)
 
     @property
     def remaining(self) -> int:
@@ -63,42 +77,72 @@ class Sequence:
         return len(self.prompt) + self.request.max_tokens - 1
 
     @property
-    def cached(self) -> int:
-        """Tokens in the KV cache: the newest emitted token is not there yet."""
-        return self.prefilled + max(len(self.answer) - 1, 0)
+    def behind(self) -> int:
+        """Tokens of prompt and answer that are not in the cache yet."""
+        return len(self.prompt) + len(self.answer) - self.cached
 
     @property
     def prefilling(self) -> bool:
-        return self.prefilled < len(self.prompt)
+        return self.cached < len(self.prompt)
 
     def next_tokens(self, chunk: int) -> Int32:
-        """What goes into the next forward before any draft: prompt tokens or the current one."""
+        """What goes into the next forward before any draft: prompt tokens, or what was emitted."""
         if self.prefilling:
-            return self.prompt[self.prefilled : self.prefilled + chunk]
-        return np.array(self.answer[-1:], np.int32)
+            return self.prompt[self.cached : self.cached + chunk]
+        begin = self.cached - len(self.prompt)
+        return np.array(self.answer[begin : begin + chunk], np.int32)
 
-    def emit(self, tokens: list[int], drafted: int, agreed: int) -> int:
+    @property
+    def stuck(self) -> str:
+        """Why there is no next token, where that is the guide's doing."""
+        return self.guide.error if self.guide else ""
+
+    def emit(
+        self, tokens: list[int], drafted: int, agreed: int, logprobs: list[TokenLogprob]
+    ) -> int:
         """Take tokens of one step, up to a stop string; return how many belong to the answer."""
-        used = self.writer.push(tokens) if self.writer else len(tokens)
-        self.answer.extend(tokens[:used])
+        used = self._take(tokens)
+        self.cached += used - 1
         self.drafted.append(drafted)
         self.accepted.append(min(agreed, used))
+        self.logprobs += logprobs[:used]
         self.first_token = self.first_token or time.monotonic()
         return used
 
+    def follow_guide(self, new: int) -> int:
+        """Tell the guide of the newest tokens, and take those it forces; return how many."""
+        if self.guide is None or (self.writer and self.writer.stopped):
+            return 0
+        self.guide.advance(np.array(self.answer[-new:], np.int32))
+        if self.request.logprobs is not None:  # each token needs a forward that says how likely
+            return 0
+        stretch = self.guide.forced(self.remaining)
+        used = self._take(stretch.tolist())
+        self.guide.advance(stretch[:used])
+        return used
+
+    def _take(self, tokens: list[int]) -> int:
+        used = self.writer.push(tokens) if self.writer else len(tokens)
+        self.answer.extend(tokens[:used])
+        return used
+
     def finish_reason(self, eos_ids: tuple[int, ...]) -> FinishReason | None:
-        if (self.writer and self.writer.stopped) or self.answer[-1] in eos_ids:
+        if self.writer and self.writer.stopped:
+            return "stop"
+        if self.answer[-1] in eos_ids and not self.request.ignore_eos:
             return "stop"
         return "length" if self.remaining <= 0 else None
 
     def delta(self, used: int, reason: FinishReason | None, tokenizer: TaskTokenizer) -> Delta:
-        tokens = tuple(self.answer[len(self.answer) - used :])
+        """What the step's ``used`` tokens add, and the result where they end the answer."""
+        new = slice(len(self.answer) - used, None)
+        tokens, logprobs = tuple(self.answer[new]), tuple(self.logprobs[new])
         if reason is None:
             text = self.writer.take() if self.writer and self.request.stream else ""
-            return Delta(self.request.id, tokens, text)
+            return Delta(self.request.id, tokens, text, logprobs=logprobs)
         result = self.result(reason, tokenizer)
         rest = self.writer.finish(result.text) if self.writer else result.text
-        return Delta(self.request.id, tokens, rest, result)
+        return Delta(self.request.id, tokens, rest, result, logprobs)
 
     def failed(self, error: str, tokenizer: TaskTokenizer) -> Delta:
         """The last delta of a request that cannot be answered to its end."""
@@ -123,4 +167,5 @@ class Sequence:
                 total=now - self.arrived,
             ),
             acceptance=Acceptance(tuple(self.drafted), tuple(self.accepted)),
+            logprobs=tuple(self.logprobs),
         )

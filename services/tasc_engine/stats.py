@@ -25,6 +25,7 @@ class StepRecord:
         draft_seconds: Time spent proposing.
         verify_seconds: Time spent in the target's forward, until its tokens were read.
         draft_failures: Calls of the proposer that raised, and drafts that were no trees.
+        forced_tokens: Tokens emitted without a forward of their own: a guide allowed no other.
         paused: The step went without drafts because those before it did not pay.
     """
 
@@ -41,10 +42,11 @@ class StepRecord:
     paused: bool = False
     shared_tokens: int = 0
     draft_failures: int = 0
+    forced_tokens: int = 0
 
     @property
     def emitted_tokens(self) -> int:
-        return int(self.accepted.sum()) + self.bonus_tokens
+        return int(self.accepted.sum()) + self.bonus_tokens + self.forced_tokens
 
 
 class EngineTotals:
@@ -61,6 +63,7 @@ class EngineTotals:
         self.bonus_tokens = 0
         self.prompt_tokens = 0
         self.shared_tokens = 0
+        self.forced_tokens = 0
         self.draft_seconds = 0.0
         self.verify_seconds = 0.0
         self.drafted: Counts = np.zeros(self._shape, np.int64)
@@ -74,6 +77,7 @@ class EngineTotals:
         self.bonus_tokens += record.bonus_tokens
         self.prompt_tokens += record.prompt_tokens
         self.shared_tokens += record.shared_tokens
+        self.forced_tokens += record.forced_tokens
         self.draft_seconds += record.draft_seconds
         self.verify_seconds += record.verify_seconds
         self.drafted += record.drafted
@@ -82,7 +86,7 @@ class EngineTotals:
 
     @property
     def emitted_tokens(self) -> int:
-        return int(self.accepted.sum()) + self.bonus_tokens
+        return int(self.accepted.sum()) + self.bonus_tokens + self.forced_tokens
 
     @property
     def block_efficiency(self) -> float:

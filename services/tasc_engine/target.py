@@ -3,23 +3,18 @@
 It knows models, devices and dtypes; it knows no requests, drafts or text.
 """
 
-import logging
 import platform
-import sys
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.utils import logging as transformers_logging
 
+from tasc_engine.adapter_files import Adapter, read_adapter
+from tasc_engine.adapters import Adapters
 from tasc_engine.attention import RowCache, attach, attention_layers, on_device
 from tasc_engine.config import EngineConfig
 from tasc_engine.cpu.operations import choose
@@ -29,14 +24,9 @@ from tasc_engine.gpu.attention import available
 from tasc_engine.gpu.graphs import GraphedForward, Limits
 from tasc_engine.layout import Feed, Int64, StepLayout, lay_out, plain_feed
 from tasc_engine.linears import lay_out_linears
+from tasc_engine.loading import ModelSource, load_model, positions_of
 from tasc_engine.operations import greatest
 
-DTYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 # Norm of the difference over that of the logits: rounding passes, a wrong mask does not.
 TOLERANCE = {
     torch.float64: 1e-6,
@@ -46,30 +36,28 @@ TOLERANCE = {
 }
 
 
+T = TypeVar("T")
 # Token ids, places looked at, cache with the step's layout: logits of those places.
 Forward = Callable[[Tensor, Tensor, RowCache], Tensor]
-
-
-@dataclass(frozen=True)
-class ModelSource:
-    """Where a target comes from: local folders, a dtype of ``DTYPES`` and a torch device."""
-
-    folder: Path
-    adapter: Path | None = None
-    dtype: str = "float32"
-    device: str = "cpu"
 
 
 class Target:
     """A causal LM with a KV cache for ``config.rows`` rows.
 
+    Args:
+        adapters: Those of which each row uses one or none.
+
+    Attributes:
+        adapters: Their names; the number of each is its place, from 1 on.
+
     Raises:
         UnsupportedModel: The model cannot be decoded exactly here; the message names it and why.
     """
 
-    def __init__(self, model: Any, config: EngineConfig) -> None:
+    def __init__(self, model: Any, config: EngineConfig, adapters: Sequence[Adapter] = ()) -> None:
         self.config = config
-        weight = next(model.parameters())
+        self.adapters = tuple(adapter.name for adapter in adapters)
+        weight = model.get_input_embeddings().weight  # quantised layers have other dtypes
         self.device, self.dtype = weight.device, weight.dtype
         self.vocab_size = int(model.config.get_text_config().vocab_size)
         places = config.rows * config.max_model_len
@@ -77,15 +65,30 @@ class Target:
         self.cache = RowCache(layers, places, config.kv_cache_bytes, longest)
         _check_config(model.config, config.max_model_len)
         expected, self._name = _own_logits(model.eval()), type(model).__name__
-        decoder = lean(model, config.max_model_len)
-        self._forward = through_modules(model, self.cache) if decoder is None else decoder
+        added = Adapters(model, adapters)
+        decoder = lean(model, config.max_model_len, added)
+        self._forward = through_modules(model, self.cache, added) if decoder is None else decoder
         self._check_against(expected)
         self._graphs = None if decoder is None else self._graphed(decoder)
 
     @classmethod
     def load(cls, source: ModelSource, config: EngineConfig) -> "Target":
-        """Read the weights, merge the adapter if there is one, and check that decoding is exact."""
-        return cls(load_model(source), config)
+        """Read weights and adapters, and check that decoding is exact."""
+        adapters = [read_adapter(name, folder) for name, folder in source.adapters]
+        return cls(load_model(source), config, adapters)
+
+    def adapter_number(self, name: str | None) -> int:
+        """What a row carries that uses an adapter; 0 for None.
+
+        Raises:
+            ValueError: There is no such adapter.
+        """
+        if name is None:
+            return 0
+        if name not in self.adapters:
+            known = ", ".join(self.adapters) or "none"
+            raise ValueError(f"adapter is {name!r}; the target has {known}")
+        return self.adapters.index(name) + 1
 
     def warm_up(self) -> None:
         """Compile and capture what a GPU needs, so that no request waits for it; rows are free."""
@@ -108,7 +111,6 @@ class Target:
             return torch.cuda.get_device_name(self.device)
         return f"{platform.machine()} cpu, {torch.get_num_threads()} threads"
 
-    @torch.inference_mode()
     def next_tokens(self, feed: Feed) -> Int64:
         """Run one step; ``int64[M]`` the greedy next token at each place looked at.
 
@@ -117,12 +119,22 @@ class Target:
         Raises:
             OutOfMemory: The forward did not fit; what rows have in the cache is as it should be.
         """
+        return self._step(feed, self._chosen)
+
+    def logits(self, feed: Feed) -> Tensor:
+        """Run one step; ``[M, vocab]`` in the target's dtype, on its device, until the next step.
+
+        Raises:
+            OutOfMemory: See :meth:`next_tokens`.
+        """
+        return self._step(feed, self._logits)
+
+    @torch.inference_mode()
+    def _step(self, feed: Feed, run: Callable[[StepLayout[Int64]], T]) -> T:
         self.cache.host = None
         try:
-            step = lay_out(feed)
             with self._current():
-                chosen = self._graphs(step) if self._graphs else None
-                return self._chosen(step) if chosen is None else chosen
+                return run(lay_out(feed))
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -133,10 +145,17 @@ class Target:
             ) from error
 
     def _chosen(self, step: StepLayout[Int64]) -> Int64:
-        logits = self._logits(step)
+        chosen = self._graphs.next_tokens(step) if self._graphs else None
+        if chosen is not None:
+            return chosen
+        logits = self._forward_of(step)
         return choose(logits) if logits.device.type == "cpu" else greatest(logits)
 
     def _logits(self, step: StepLayout[Int64]) -> Tensor:
+        logits = self._graphs.logits(step) if self._graphs else None
+        return self._forward_of(step) if logits is None else logits
+
+    def _forward_of(self, step: StepLayout[Int64]) -> Tensor:
         device = on_device(step, self.device)
         self.cache.begin(step, device)
         return self._forward(device.ids, device.looked_at, self.cache)
@@ -163,7 +182,7 @@ class Target:
         cut = len(ids) // 2
         firsts = [0, len(ids)] if self.config.rows > 1 else [0]  # what leaks comes from near by
         for start, part in ((0, ids[:cut]), (cut, ids[cut:])):
-            found = self._logits(lay_out(plain_feed(firsts, start, part)))
+            found = self._forward_of(lay_out(plain_feed(firsts, start, part)))
         error = float((found - expected).double().norm() / expected.double().norm())
         if not error <= TOLERANCE[expected.dtype]:  # so that NaN is refused too
             raise UnsupportedModel(
@@ -177,13 +196,15 @@ class Target:
         return torch.cuda.device(self.device) if cuda else nullcontext()
 
 
-def through_modules(model: Any, cache: RowCache) -> Forward:
+def through_modules(model: Any, cache: RowCache, adapters: Adapters) -> Forward:
     """The model's own code, with our attention in its layers and its weights laid out once."""
     attach(model, cache)
+    adapters.attach(model)
     lay_out_linears(model)
 
     def forward(ids: Tensor, looked_at: Tensor, held: RowCache) -> Tensor:
         assert held.device is not None, "a forward begins with a layout"
+        adapters.begin(held, looked_at)
         out = model(
             input_ids=ids[None],
             position_ids=held.device.positions[None],
@@ -196,36 +217,8 @@ def through_modules(model: Any, cache: RowCache) -> Forward:
     return forward
 
 
-def max_positions(folder: Path) -> int:
-    """Most positions a model was made for; a model without a limit has ``sys.maxsize``."""
-    return _max_positions(AutoConfig.from_pretrained(folder))
-
-
-def load_model(source: ModelSource) -> Any:
-    """A transformers model in evaluation mode, its adapter merged."""
-    transformers_logging.disable_progress_bar()
-    config = AutoConfig.from_pretrained(source.folder)
-    if config.is_encoder_decoder:
-        raise UnsupportedModel(f"{config.model_type} is an encoder-decoder; a causal LM is needed")
-    # What a model says by itself is what its eager attention says: others leave soft caps out.
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        source.folder, dtype=DTYPES[source.dtype], attn_implementation="eager"
-    )
-    if source.adapter is not None:
-        # peft brings in bitsandbytes, which logs that a faster 4-bit kernel of another package is
-        # missing; nothing here is 4-bit.
-        logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-        from peft import PeftModel
-
-        with warnings.catch_warnings():
-            # peft 0.21 asks transformers 5.23 by an older name.
-            warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
-            model = PeftModel.from_pretrained(model, str(source.adapter)).merge_and_unload()
-    return model.to(source.device).eval()
-
-
 def _check_config(config: Any, max_model_len: int) -> None:
-    text, longest = config.get_text_config(), _max_positions(config)
+    text, longest = config.get_text_config(), positions_of(config)
     if max_model_len > longest:
         raise UnsupportedModel(
             f"max_model_len is {max_model_len}, {config.model_type} was made for {longest} "
@@ -249,11 +242,6 @@ def _rope_types(config: Any) -> set[str]:
     rope = getattr(config, "rope_parameters", None) or {}
     parts = [rope, *(part for part in rope.values() if isinstance(part, dict))]
     return {part["rope_type"] for part in parts if "rope_type" in part}
-
-
-def _max_positions(config: Any) -> int:
-    found = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return sys.maxsize if found is None else int(found)
 
 
 def _trial_ids(vocab_size: int) -> NDArray[np.int32]:

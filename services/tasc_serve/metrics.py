@@ -124,10 +124,14 @@ class ReplicaMetrics:
             "tasc_prefix_cache_hits", "Prompt tokens copied from a beginning that another had."
         )
         self._generation_tokens = make.counter(
-            "tasc_generation_tokens", "Emitted tokens, end-of-sequence included: accepted + bonus."
+            "tasc_generation_tokens",
+            "Emitted tokens, end-of-sequence included: accepted + bonus + forced.",
         )
         self._bonus_tokens = make.counter(
             "tasc_bonus_tokens", "Emitted tokens that the target chose itself."
+        )
+        self._forced_tokens = make.counter(
+            "tasc_forced_tokens", "Emitted tokens that had no forward: a guide allowed no other."
         )
         self._draft_seconds = make.histogram("tasc_draft_seconds", "Proposing, per step.", _DRAFT_S)
         self._verify_seconds = make.histogram(
@@ -205,6 +209,7 @@ class ReplicaMetrics:
         self._row_steps.inc(record.row_steps)
         self._drafts.inc(record.drafts)
         self._bonus_tokens.inc(record.bonus_tokens)
+        self._forced_tokens.inc(record.forced_tokens)
         self._generation_tokens.inc(record.emitted_tokens)
         self._prompt_tokens.inc(record.prompt_tokens)
         self._shared_tokens.inc(record.shared_tokens)

@@ -1,7 +1,7 @@
 """A process that counts like a replica and a gateway, until its standard input ends.
 
 Every step is the same, so the ratios a dashboard should show are known: 5 of 9 draft tokens are
-accepted, 13 tokens come from 8 row-steps, drafting takes a quarter of the time of verifying.
+accepted, 16 tokens come from 8 row-steps, drafting takes a quarter of the time of verifying.
 """
 
 import select
@@ -35,6 +35,7 @@ STEP = StepRecord(
     paused=True,
     shared_tokens=60,
     draft_failures=1,
+    forced_tokens=3,
 )
 RESULT = GenerationResult("r", (1, 2), "", "stop", 20, Timings(0.001, 0.006, 0.015))
 

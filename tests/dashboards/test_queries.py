@@ -48,10 +48,10 @@ def test_a_fed_service_gives_each_query_numbers(prometheus: Prometheus, name: st
 
 # By panel, label and value: the ratios of the step that the exporter repeats.
 KNOWN = [
-    ("drafting: Block efficiency, timeseries, A", {}, 13 / 8),
-    ("drafting: Block efficiency, stat, A", {}, 13 / 8),
+    ("drafting: Block efficiency, timeseries, A", {}, 16 / 8),
+    ("drafting: Block efficiency, stat, A", {}, 16 / 8),
     ("drafting: Coverage, stat, A", {}, 6 / 8),
-    ("drafting: Output from drafts, stat, A", {}, 5 / 13),
+    ("drafting: Output from drafts, stat, A", {}, 5 / 16),
     ("drafting: Acceptance rate, stat, A", {}, 5 / 9),
     ("drafting: Rows per step, timeseries, A", {}, 8),
     ("drafting: Acceptance rate by source, timeseries, A", {"source": "corpus"}, 4 / 6),

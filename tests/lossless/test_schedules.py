@@ -110,11 +110,11 @@ def assert_cache_holds(engine: Engine, alone: Target) -> int:
     """Each row's keys and values are those of its tokens alone; returns rows looked at."""
     cache = engine._target.cache
     pool = cache._pool.clone()
-    source, target = torch.from_numpy(engine._moves)
+    source, target = torch.from_numpy(engine._verifier.moves)
     pool[:, target] = pool[:, source]
     rows = 0
     for sequence in engine._active.values():
-        tokens = np.concatenate([sequence.prompt[: sequence.prefilled], sequence.answer[:-1]])
+        tokens = np.concatenate([sequence.prompt, sequence.answer])[: sequence.cached]
         if len(tokens):
             alone.next_tokens(plain_feed([0], 0, tokens.astype(np.int32)))
             found = pool[:, sequence.first : sequence.first + len(tokens)]

@@ -5,4 +5,4 @@ from pathlib import Path
 from tasc_draft.compiled import Compiler
 
 _own = Compiler(Path(__file__).parent)
-arithmetic = _own.arithmetic
+arithmetic, borrowing = _own.arithmetic, _own.borrowing

@@ -227,6 +227,29 @@ def finite(_: Any, x: Any) -> Any:
 
 
 @intrinsic
+def double(_: Any, x: Any) -> Any:
+    """The same numbers as float64."""
+    kind = Lanes(types.float64)
+
+    def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return args[0] if x == kind else builder.fpext(args[0], _vector(types.float64))
+
+    return kind(x), lower
+
+
+@intrinsic
+def only(_: Any, x: Any, bits: Any) -> Any:
+    """Lanes whose bit of an integer is set; minus infinity in place of the others."""
+    kind = _vector(x.of)
+
+    def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        some = builder.bitcast(builder.trunc(args[1], _I16), ir.VectorType(ir.IntType(1), WIDTH))
+        return builder.select(some, args[0], _all(kind, -math.inf))
+
+    return x(x, bits), lower
+
+
+@intrinsic
 def greatest(_: Any, x: Any) -> Any:
     """Of all lanes; no number if one of them is none."""
     kind = _vector(x.of)

@@ -8,8 +8,8 @@ and not how a forward or a cache is made; steps that bring prompt tokens are not
 
 Use, by whoever owns a forward and a cache on a GPU, in front of the forward it makes itself::
 
-    chosen = graphs(step)      # as `lay_out` gives it
-    if chosen is None:         # this step is for no graph
+    chosen = graphs.next_tokens(step)      # as `lay_out` gives it
+    if chosen is None:                     # this step is for no graph
         chosen = greatest(...)
 """
 
@@ -27,9 +27,10 @@ from tasc_engine.layout import Int64, StepLayout
 from tasc_engine.operations import first_greatest
 
 Step = StepLayout[Int64]
+Work = Callable[[], tuple[Tensor, Tensor]]  # logits, and the first of the greatest of each line
 log = logging.getLogger(__name__)
 
-_PER_TOKEN = ("ids", "positions", "places", "seen", "tree")
+_PER_TOKEN = ("ids", "positions", "places", "seen", "tree", "adapters")
 _PER_ROW = ("firsts", "trunks", "nodes")
 _WARM_UPS = 2  # the first compiles kernels and asks libraries for their workspaces
 
@@ -48,8 +49,8 @@ class Cache(Protocol):
 class Recorder(Protocol):
     """Turns work on fixed tensors into work that can be done again, and waits for it."""
 
-    def record(self, run: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """What gives the same tensor with new contents at each call."""
+    def record(self, run: Work) -> Work:
+        """What gives the same tensors with new contents at each call."""
         ...
 
     def wait(self) -> None:
@@ -103,7 +104,7 @@ def fill(parts: dict[str, Int64], step: Step, limits: Limits) -> None:
     """
     n, rows, k = len(step.ids), len(step.firsts), step.moves.shape[1]
     padding = {"ids": 0, "positions": 0, "places": limits.scratch, "seen": 1, "tree": 0,
-               "firsts": limits.scratch, "trunks": 1, "nodes": 0}  # fmt: skip
+               "adapters": 0, "firsts": limits.scratch, "trunks": 1, "nodes": 0}  # fmt: skip
     for name, value in padding.items():
         own: Int64 = getattr(step, name)
         parts[name][: len(own)] = own
@@ -125,17 +126,14 @@ class _Bucket:
     device: Tensor
     moves: Tensor
     chosen: Tensor
-    replay: Callable[[], Tensor]
+    replay: Work
 
-    def run(self, step: Step, limits: Limits, cache: Cache, wait: Callable[[], None]) -> Int64:
+    def run(self, step: Step, limits: Limits, cache: Cache) -> tuple[Tensor, Tensor]:
         fill(self.parts, step, limits)
         self.device.copy_(self.host, non_blocking=True)
         # Not in the graph, which would move as many places as there may be at every step.
         cache.move(self.moves[:, : step.moves.shape[1]])
-        self.chosen.copy_(self.replay(), non_blocking=True)
-        wait()
-        found: Int64 = self.chosen.numpy()[: len(step.ids)].copy()
-        return found
+        return self.replay()
 
 
 class GraphedForward:
@@ -165,19 +163,31 @@ class GraphedForward:
         self._buckets: dict[int, _Bucket | None] = {}
 
     @torch.inference_mode()
-    def __call__(self, step: Step) -> Int64 | None:
+    def next_tokens(self, step: Step) -> Int64 | None:
         """``int64[N]`` the greedy next token at each of the step's tokens; None if not for a graph.
 
         It is below 0 where logits are no numbers. A bucket's first step captures its graph. Where
         that does not fit the memory, steps of the bucket are for no graph.
         """
-        size = self.size_of(step)
-        bucket = None if size is None else self._bucket(size)
-        return (
-            None
-            if bucket is None
-            else bucket.run(step, self._limits, self._cache, self._recorder.wait)
-        )
+        bucket = self._bucket_of(step)
+        if bucket is None:
+            return None
+        _, chosen = bucket.run(step, self._limits, self._cache)
+        bucket.chosen.copy_(chosen, non_blocking=True)
+        self._recorder.wait()
+        found: Int64 = bucket.chosen.numpy()[: len(step.ids)].copy()
+        return found
+
+    @torch.inference_mode()
+    def logits(self, step: Step) -> Tensor | None:
+        """``[N, vocab]`` on the device, until the next step; None if not for a graph."""
+        bucket = self._bucket_of(step)
+        if bucket is None:
+            return None
+        logits, _ = bucket.run(step, self._limits, self._cache)
+        # The next step's numbers may not be written over these before they are copied.
+        self._recorder.wait()
+        return logits[: len(step.ids)]
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -194,6 +204,10 @@ class GraphedForward:
         if not (decodes and fits and 0 < n <= limits.tokens):
             return None
         return next(size for size in self._sizes if size >= n)
+
+    def _bucket_of(self, step: Step) -> _Bucket | None:
+        size = self.size_of(step)
+        return None if size is None else self._bucket(size)
 
     def _bucket(self, size: int) -> _Bucket | None:
         if size not in self._buckets:
@@ -223,10 +237,10 @@ class GraphedForward:
         own = _layout(own_parts, torch.arange(size, device=self._device))
         padded: Step = _layout(parts, np.arange(size))
 
-        def run() -> Tensor:
+        def run() -> tuple[Tensor, Tensor]:
             self._cache.begin(padded, own)
             logits = self._forward(own.ids, own.looked_at, self._cache)
-            return first_greatest(logits)
+            return logits, first_greatest(logits)
 
         chosen = torch.empty(size, dtype=torch.int64, pin_memory=pinned)
         moves = own_parts["moves"].view(2, -1)
@@ -240,7 +254,7 @@ class CudaGraphs:
         self._device = device
         self._pool: Any = None
 
-    def record(self, run: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    def record(self, run: Work) -> Work:
         """Run it, then capture it; it must not wait for the device.
 
         Raises:
@@ -255,7 +269,7 @@ class CudaGraphs:
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 found = run()
 
-        def replay() -> Tensor:
+        def replay() -> tuple[Tensor, Tensor]:
             graph.replay()
             return found
 
@@ -264,7 +278,7 @@ class CudaGraphs:
     def wait(self) -> None:
         torch.cuda.current_stream(self._device).synchronize()
 
-    def _warm_up(self, run: Callable[[], Tensor]) -> None:
+    def _warm_up(self, run: Work) -> None:
         # On a stream of its own, as capturing is: memory of the caller's stream is not reused.
         own = torch.cuda.Stream(self._device)
         own.wait_stream(torch.cuda.current_stream(self._device))
@@ -282,7 +296,7 @@ def _layout(parts: dict[str, Any], looked_at: Any) -> StepLayout[Any]:
 
 _NONE = np.zeros(0, np.int64)
 _NOTHING = Step(
-    ids=_NONE, positions=_NONE, places=_NONE, seen=_NONE, tree=_NONE, looked_at=_NONE,
-    begins=np.zeros(1, np.int64), firsts=_NONE, trunks=_NONE, nodes=_NONE,
+    ids=_NONE, positions=_NONE, places=_NONE, seen=_NONE, tree=_NONE, adapters=_NONE,
+    looked_at=_NONE, begins=np.zeros(1, np.int64), firsts=_NONE, trunks=_NONE, nodes=_NONE,
     moves=np.zeros((2, 0), np.int64),
 )  # fmt: skip

@@ -16,11 +16,12 @@ trees = st.integers(0, 8).flatmap(
         st.tuples(*(st.integers(0, 3) for _ in range(n))),
         st.tuples(*(st.integers(0, 3) for _ in range(n + 1))),
         st.integers(1, 6),
+        st.booleans(),
     )
 )
 
 
-def followed(parents, tokens, chosen, room) -> tuple[list[int], list[int]]:
+def followed(parents, tokens, chosen, room, ends) -> tuple[list[int], list[int]]:
     """Plain: emitted tokens and accepted nodes."""
     node, out, path = -1, [], []
     while True:
@@ -29,7 +30,7 @@ def followed(parents, tokens, chosen, room) -> tuple[list[int], list[int]]:
         if children:
             node = children[0]
             path.append(node)
-        if not children or out[-1] == EOS or len(out) == room:
+        if not children or (ends and out[-1] == EOS) or len(out) == room:
             return out, path
 
 
@@ -39,7 +40,8 @@ def test_each_row_emits_what_the_target_says_along_its_tree(rows) -> None:
     drafts = forest([r[0] for r in rows], [r[1] for r in rows])
     chosen = np.array([t for r in rows for t in r[2]], np.int64)
     room = np.array([r[3] for r in rows], np.int32)
-    found = accept(chosen, drafts, room, IS_EOS)
+    ends = np.array([r[4] for r in rows])
+    found = accept(chosen, drafts, room, ends, IS_EOS)
     for i, row in enumerate(rows):
         out, path = followed(*row)
         assert found.tokens[i, : found.emitted[i]].tolist() == out
@@ -51,7 +53,9 @@ def test_each_row_emits_what_the_target_says_along_its_tree(rows) -> None:
 def test_accepted_nodes_move_to_where_their_depth_says(rows, data) -> None:
     drafts = forest([r[0] for r in rows], [r[1] for r in rows])
     chosen = np.array([t for r in rows for t in r[2]], np.int64)
-    found = accept(chosen, drafts, np.full(len(rows), 9, np.int32), IS_EOS)
+    found = accept(
+        chosen, drafts, np.full(len(rows), 9, np.int32), np.ones(len(rows), bool), IS_EOS
+    )
     alive = np.array([data.draw(st.sampled_from([-1, 2 * i])) for i in range(len(rows))], np.int64)
     behind = np.arange(len(rows), dtype=np.int32) + 5
     cache = np.arange(2 * len(rows) * LENGTH)
@@ -68,7 +72,8 @@ def test_accepted_nodes_move_to_where_their_depth_says(rows, data) -> None:
 def test_a_step_is_counted_by_source_and_depth() -> None:
     drafts = forest([(-1, -1, 0, 2), ()], [(1, 2, 3, 4), ()])
     drafts.source[:] = [0, 1, 1, 0]
-    found = accept(np.array([1, 3, 9, 5, 9, 9]), drafts, np.array([9, 9], np.int32), IS_EOS_WIDE)
+    chosen, room, ends = np.array([1, 3, 9, 5, 9, 9]), np.array([9, 9], np.int32), np.ones(2, bool)
+    found = accept(chosen, drafts, room, ends, IS_EOS_WIDE)
     assert found.emitted.tolist() == [3, 1]
     drafted, reached, kept = count(drafts, found, np.array([3, 1], np.int32), 2, 4)
     assert drafted.tolist() == [[1, 0, 1, 0], [1, 1, 0, 0]]

@@ -121,12 +121,11 @@ def graphed(model: Model, recorder: Any) -> tuple[GraphedForward, PoolCache]:
 
 
 @torch.inference_mode()
-def alone(model: Model, cache: PoolCache, step: Step) -> np.ndarray:
+def alone(model: Model, cache: PoolCache, step: Step) -> torch.Tensor:
     """The step without padding."""
     own = StepLayout(**{name: torch.from_numpy(part) for name, part in vars(step).items()})
     cache.begin(step, own)
-    logits = model(own.ids, own.looked_at, cache)
-    return first_greatest(logits).numpy()
+    return model(own.ids, own.looked_at, cache)
 
 
 @given(st.integers(1, 300), st.integers(1, 300))
@@ -142,16 +141,18 @@ def test_each_number_of_tokens_has_a_bucket_not_much_larger(n, most) -> None:
 @given(rows_of(ROWS, 30, 1, 6), st.integers(0, 6))
 def test_padding_stands_behind_the_step_and_touches_scratch_only(rows, moved) -> None:
     step = host_of(rows, (range(moved), range(10, 10 + moved)))
+    step.adapters[:] = range(1, 1 + len(step.ids))
     n, count, size = len(step.ids), len(rows), 30
     counts = {"begins": ROWS + 2, "moves": 12, **dict.fromkeys(("firsts", "trunks", "nodes"), 5)}
-    names = ("ids", "positions", "places", "seen", "tree", *counts)
+    names = ("ids", "positions", "places", "seen", "tree", "adapters", *counts)
     parts = {name: np.full(counts.get(name, size), -7, np.int64) for name in names}
     fill(parts, step, LIMITS)
-    for name in ("ids", "positions", "places", "seen", "tree"):
+    for name in ("ids", "positions", "places", "seen", "tree", "adapters"):
         assert parts[name][:n].tolist() == getattr(step, name).tolist()
     assert set(parts["places"][n:]) <= {LIMITS.scratch}
     assert set(parts["seen"][n:]) <= {1}
     assert not parts["tree"][n:].any()
+    assert not parts["adapters"][n:].any()
     begins = parts["begins"].tolist()
     assert begins == [*step.begins.tolist(), *[n] * (ROWS - count), size]
     assert parts["firsts"].tolist()[count:] == [LIMITS.scratch] * (ROWS + 1 - count)
@@ -169,7 +170,9 @@ def test_a_padded_step_says_and_leaves_what_it_does_alone(model, steps) -> None:
     other = PoolCache(model)
     for rows in steps:
         step = host_of(rows, ((20, 22), (19, 20)))
-        assert run(step).tolist() == alone(model, other, step).tolist()
+        expected = alone(model, other, step)
+        assert run.next_tokens(step).tolist() == first_greatest(expected).tolist()
+        torch.testing.assert_close(run.logits(host_of(rows)), alone(model, other, host_of(rows)))
         torch.testing.assert_close(cache.pool[:, :-1], other.pool[:, :-1])
     assert recorder.recorded == len({run.size_of(host_of(rows)) for rows in steps})
 
@@ -177,10 +180,10 @@ def test_a_padded_step_says_and_leaves_what_it_does_alone(model, steps) -> None:
 def test_a_step_that_is_no_decoding_or_passes_a_limit_is_for_no_graph(model) -> None:
     run, cache = graphed(model, Eager())
     assert run.size_of(host_of([(3, 1, (-1,)), (0, 1, ())])) == 8
-    assert run(host_of([(3, 1, ()), (0, 2, ())])) is None  # a prompt
-    assert run(host_of([(3, 1, range(-1, 30))])) is None  # 32 tokens
-    assert run(host_of([(3, 1, ())], (range(7), range(7)))) is None  # 7 moves
-    assert run(host_of([(3, 1, ())] * (ROWS + 1))) is None
+    assert run.next_tokens(host_of([(3, 1, ()), (0, 2, ())])) is None  # a prompt
+    assert run.next_tokens(host_of([(3, 1, range(-1, 30))])) is None  # 32 tokens
+    assert run.next_tokens(host_of([(3, 1, ())], (range(7), range(7)))) is None  # 7 moves
+    assert run.next_tokens(host_of([(3, 1, ())] * (ROWS + 1))) is None
     assert torch.equal(cache.pool, PoolCache(model).pool)
 
 
@@ -191,7 +194,7 @@ def test_warming_up_records_each_bucket_once_and_touches_no_row(model) -> None:
     assert recorder.recorded == len(buckets(LIMITS.tokens))
     assert torch.equal(cache.pool[:, :-1], PoolCache(model).pool[:, :-1])
     assert cache.host is cache.device is None
-    assert run(host_of([(3, 1, ())])) is not None
+    assert run.next_tokens(host_of([(3, 1, ())])) is not None
     assert recorder.recorded == len(buckets(LIMITS.tokens))
 
 
@@ -203,7 +206,7 @@ def test_a_graph_that_does_not_fit_the_memory_is_tried_once(model) -> None:
 
     recorder = Full()
     run, cache = graphed(model, recorder)
-    assert [run(host_of([(3, 1, ())])) for _ in range(2)] == [None, None]
+    assert [run.next_tokens(host_of([(3, 1, ())])) for _ in range(2)] == [None, None]
     assert recorder.recorded == 1
     assert cache.host is cache.device is None
 
@@ -215,7 +218,7 @@ def test_an_error_in_capturing_is_not_hidden(model) -> None:
 
     run, _ = graphed(model, Broken())
     with pytest.raises(RuntimeError, match="capturing"):
-        run(host_of([(3, 1, ())]))
+        run.next_tokens(host_of([(3, 1, ())]))
 
 
 def test_the_first_of_equal_logits_is_chosen_and_no_number_is_said_so() -> None:
@@ -242,9 +245,9 @@ def test_replayed_graphs_say_what_eager_steps_say(dtype) -> None:
     ]  # fmt: skip
     for each in rows:
         step = host_of(each, ((20, 22), (19, 20)))
-        found = run(step)
+        found = run.next_tokens(step)
         assert found is not None
-        assert found.tolist() == eager(step).tolist()
+        assert found.tolist() == eager.next_tokens(step).tolist()
         assert torch.equal(cache.pool[:, :-1], other.pool[:, :-1])
 
 

@@ -9,8 +9,8 @@ from transformers import AutoModelForCausalLM
 
 from tasc_engine import ModelSource, UnsupportedModel
 from tasc_engine import model_bigrams as module
+from tasc_engine.loading import load_model
 from tasc_engine.model_bigrams import model_bigrams
-from tasc_engine.target import load_model
 from tasc_text import TaskTokenizer
 from tiny import ARCHITECTURES, make_folder
 

@@ -40,7 +40,7 @@ def layout_of(rows: Sequence[Row], length: int) -> Layout:
     ids = [(7 * p + 3 * i) % 50 for i, p in enumerate(positions)]
     numbers = {
         "ids": ids, "positions": positions, "places": places, "seen": seen, "tree": tree,
-        "looked_at": looked_at, "begins": begins,
+        "adapters": [0] * len(ids), "looked_at": looked_at, "begins": begins,
         "firsts": [row * length for row in range(len(rows))],
         "trunks": [cached + brought for cached, brought, _ in rows],
         "nodes": [len(parents) for _, _, parents in rows],

@@ -1,0 +1,114 @@
+"""Guided choice: an answer is one of some texts, in the tokens the tokenizer writes it in.
+
+Other ways to write the same text are not allowed: the corpus, and so what is drafted, has this one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasc_engine.errors import GuideError
+from tasc_engine.guides.guide import Guide, Int32, Masks
+from tasc_engine.guides.trie import NOWHERE, Trie
+from tasc_text import TaskTokenizer
+
+_SHOWN = 40  # characters of a choice in an error
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Texts as a trie of their tokens, each with the end of sequence behind it.
+
+    Attributes:
+        longest: Tokens of the longest, its end included.
+        name: That one, for errors.
+    """
+
+    trie: Trie
+    words: int
+    longest: int
+    name: str
+
+    @classmethod
+    def of(cls, texts: Sequence[str], tokenizer: TaskTokenizer, vocab_size: int) -> "Choices":
+        """Compile choices.
+
+        Raises:
+            GuideError: A text is empty, has no tokens, one the model does not know or one that
+                ends an answer, or is not what its tokens say.
+        """
+        ids = tokenizer.encode_outputs(texts)
+        _require_sayable(texts, ids, tokenizer, vocab_size)
+        lengths = [len(tokens) for tokens in ids]
+        at = int(np.argmax(lengths))
+        trie = Trie.of([[*tokens, tokenizer.eos_id] for tokens in ids])
+        return cls(trie, -(-vocab_size // 32), lengths[at] + 1, _name(at, texts[at]))
+
+    def guide(self, max_tokens: int) -> Guide:
+        """A guide for one answer.
+
+        Raises:
+            GuideError: A choice does not fit ``max_tokens``.
+        """
+        if self.longest > max_tokens:
+            raise GuideError(
+                f"{self.name} takes {self.longest} tokens, its end included, and max_tokens is "
+                f"{max_tokens}; raise max_tokens or leave the choice out"
+            )
+        return ChoiceGuide(self)
+
+
+class ChoiceGuide:
+    """Where one answer is in the trie; see `Guide`."""
+
+    def __init__(self, choices: Choices) -> None:
+        self.words = choices.words
+        self.error = ""
+        self._trie = choices.trie
+        self._state = 0
+
+    @property
+    def ended(self) -> bool:
+        return self._trie.at_end(self._state)
+
+    def look(self, tokens: Int32, parents: Int32, kept: NDArray[np.bool_], masks: Masks) -> None:
+        self._trie.look(self._state, tokens, parents, kept, masks)
+
+    def advance(self, tokens: Int32) -> None:
+        self._state = self._trie.behind(self._state, tokens)
+        if self._state == NOWHERE and not self.error:
+            self.error = f"no choice goes on with tokens {tokens.tolist()}"
+
+    def forced(self, most: int) -> Int32:
+        return self._trie.forced(self._state, most)
+
+
+def _require_sayable(
+    texts: Sequence[str], ids: Sequence[Sequence[int]], tokenizer: TaskTokenizer, vocab_size: int
+) -> None:
+    ends = set(tokenizer.eos_ids)
+    said = tokenizer.backend.decode_batch(list(ids), skip_special_tokens=True)
+    if tokenizer.eos_id >= vocab_size:
+        raise GuideError(
+            f"the end of sequence is token {tokenizer.eos_id}, and the model knows {vocab_size}; "
+            "set eos_token_id to the model's own"
+        )
+    for at, (text, tokens, back) in enumerate(zip(texts, ids, said, strict=True)):
+        if not text or not tokens:
+            raise GuideError(f"{_name(at, text)} has no tokens; leave it out")
+        if max(tokens) >= vocab_size or not ends.isdisjoint(tokens):
+            raise GuideError(
+                f"{_name(at, text)} has a token that the model (of {vocab_size}) does not know, or "
+                f"that ends an answer, among {list(tokens)[:8]}; write it in other words"
+            )
+        if back != text:
+            raise GuideError(
+                f"{_name(at, text)} would be answered as {back[:_SHOWN]!r}: the tokenizer does not "
+                "give it back; write it as it comes back"
+            )
+
+
+def _name(at: int, text: str) -> str:
+    return f"choice {at} ({text[:_SHOWN]!r})"

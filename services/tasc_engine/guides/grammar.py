@@ -1,0 +1,175 @@
+"""An answer guided by a grammar that llguidance follows. It does not know how one is compiled.
+
+Matchers of one grammar share what its lexer has found out, and so its errors: where one has spent
+what a lexer may hold, all of them stop. So a matcher that stops is made once more, from the tokens
+said so far and a lexer that has held nothing yet; only what stops then too is an error.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasc_engine.guides.guide import Guide, Int32, Masks
+from tasc_engine.guides.trial import reason
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+
+class Grammar:
+    """A compiled grammar, for any number of answers and threads.
+
+    Args:
+        make: Makes a matcher at its begin, with a lexer of its own.
+        never: ``uint32[words]`` tokens that are never allowed.
+
+    Attributes:
+        eos_id: What is said at the end.
+    """
+
+    def __init__(self, make: Callable[[], "LLMatcher"], eos_id: int, never: Masks) -> None:
+        self.eos_id = eos_id
+        self.words = len(never)
+        self._never = never if never.any() else None
+        self._make = make
+        self._fresh = make()
+        self._lock = threading.Lock()
+
+    def guide(self, max_tokens: int) -> Guide:
+        """A guide for one answer. How long one gets is known of few grammars, and not asked."""
+        return GrammarGuide(self)
+
+    def begin(self) -> "LLMatcher":
+        """A matcher at its begin, whose lexer can still go on."""
+        with self._lock:
+            matcher = self._fresh.deep_copy()
+            matcher.compute_bitmask()
+            if matcher.is_error():
+                self._fresh = self._make()
+                matcher = self._fresh.deep_copy()
+            return matcher
+
+    def fill(self, matcher: "LLMatcher", mask: Masks) -> bool:
+        """Write what a matcher allows; False where it cannot go on."""
+        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if matcher.is_error():
+            return False
+        # A grammar may name the end of sequence in its midst, where an answer would end.
+        early = _allows(mask, self.eos_id) and not (matcher.is_stopped() or matcher.is_accepting())
+        if not early and self._never is None:
+            return True
+        if early:
+            mask[self.eos_id >> 5] &= ~np.uint32(1 << (self.eos_id & 31))
+        if self._never is not None:
+            mask &= ~self._never
+        return bool(mask.any())
+
+
+class GrammarGuide:
+    """Where one answer is in a grammar; see `Guide`."""
+
+    def __init__(self, grammar: Grammar) -> None:
+        self.words = grammar.words
+        self.ended = False
+        self.error = ""
+        self._grammar = grammar
+        self._matcher = grammar.begin()
+        self._said: list[int] = []
+
+    def look(self, tokens: Int32, parents: Int32, kept: NDArray[np.bool_], masks: Masks) -> None:
+        kept[:] = False
+        if not self._now(masks[0]):
+            masks[0] = 0
+        elif len(tokens) and not self._walk(tokens.tolist(), parents.tolist(), kept, masks):
+            self._again()
+
+    def advance(self, tokens: Int32) -> None:
+        for token in tokens.tolist():
+            if self.ended or self.error:
+                return
+            if token == self._grammar.eos_id:
+                self.ended = True
+                return
+            self._said.append(token)
+            if not self._matcher.consume_token(token):
+                self._again()
+
+    def forced(self, most: int) -> Int32:
+        found: list[int] = []
+        mask = np.empty(self.words, np.uint32)
+        going = self._now(mask)
+        while going and len(found) < most:
+            token = _only(mask)
+            if token is None:
+                break
+            found.append(token)
+            if token == self._grammar.eos_id:
+                break
+            going = self._matcher.consume_token(token) and self._grammar.fill(self._matcher, mask)
+        back = len(found) - (found[-1:] == [self._grammar.eos_id])
+        if not self._matcher.rollback(back):
+            self._again()
+        return np.array(found, np.int32)
+
+    def _now(self, mask: Masks) -> bool:
+        """Write what may come next; False where nothing may."""
+        if self.ended or self.error:
+            return False
+        if self._grammar.fill(self._matcher, mask) or (
+            self._again() and self._grammar.fill(self._matcher, mask)
+        ):
+            return True
+        self.error = self.error or reason(self._matcher) or "no token may follow"
+        return False
+
+    def _walk(
+        self, tokens: list[int], parents: list[int], kept: NDArray[np.bool_], masks: Masks
+    ) -> bool:
+        """Depth first through the draft; False where the matcher stopped for good."""
+        below: dict[int, list[int]] = {}
+        for x in range(len(tokens) - 1, -1, -1):
+            below.setdefault(parents[x], []).append(x)
+        pending, path = below.get(-1, []), [-1]
+        while pending:
+            x = pending.pop()
+            back = len(path) - 1 - path.index(parents[x])
+            if back:
+                self._matcher.rollback(back)
+                del path[-back:]
+            if not _allows(masks[1 + parents[x]], tokens[x]):
+                continue
+            if tokens[x] == self._grammar.eos_id:
+                kept[x], masks[1 + x] = True, 0
+                continue
+            if not self._matcher.consume_token(tokens[x]):
+                return False
+            path.append(x)
+            if not self._grammar.fill(self._matcher, masks[1 + x]):
+                return False
+            kept[x] = True
+            pending += below.get(x, [])
+        return self._matcher.rollback(len(path) - 1)
+
+    def _again(self) -> bool:
+        """Go on with a matcher made anew; where it cannot say what was said, that is an error."""
+        self._matcher = self._grammar.begin()
+        going = self._matcher.consume_tokens(self._said)
+        if not going:
+            self.error = reason(self._matcher)
+        return going
+
+
+def _allows(mask: Masks, token: int) -> bool:
+    return bool(int(mask[token >> 5]) >> (token & 31) & 1)
+
+
+def _only(mask: Masks) -> int | None:
+    """The one token of a mask; None where there are none or several."""
+    words = np.flatnonzero(mask)
+    if len(words) != 1:
+        return None
+    bits = int(mask[words[0]])
+    return None if bits & (bits - 1) else 32 * int(words[0]) + bits.bit_length() - 1

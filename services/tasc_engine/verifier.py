@@ -1,0 +1,116 @@
+"""One step's forward, and the token that each row's own rule takes at each place looked at.
+
+It also keeps which accepted draft tokens must still move in the cache: they do with the next
+forward. It knows no requests but by their rows, and emits nothing.
+"""
+
+from collections.abc import Sequence as Row
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tasc_draft import Drafts
+from tasc_engine.accept import Accepted, moves
+from tasc_engine.allowed import Allowed
+from tasc_engine.choosing import Chooser
+from tasc_engine.errors import OutOfMemory
+from tasc_engine.logprobs import token_logprobs
+from tasc_engine.plan import Plan
+from tasc_engine.request import TokenLogprob
+from tasc_engine.target import Target
+
+Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What the target says to a step.
+
+    Attributes:
+        chosen: ``int64[M]`` the token behind each row's current token and draft tokens, at least
+            where it is visited; below 0 where logits are no numbers or nothing is allowed.
+        drafts: What was verified: none where drafts did not fit the memory.
+        logits: ``[M, vocab]`` until the next step, where somebody needs them.
+    """
+
+    chosen: Int64
+    drafts: Drafts
+    logits: Tensor | None = None
+
+    def logprobs(self, plan: Plan, accepted: Accepted) -> list[list[TokenLogprob]]:
+        """Of the tokens each row of ``plan.emitting`` emits; none for rows that do not ask."""
+        asked = [s.request.logprobs for s in plan.emitting]
+        counts = [0 if n is None else k for n, k in zip(asked, accepted.emitted, strict=True)]
+        if self.logits is None or not sum(counts):
+            return [[] for _ in asked]
+        places, tokens, most = [], [], []
+        for i, count in enumerate(counts):
+            root = int(self.drafts.offsets[i]) + i
+            places += [root, *(root + 1 + accepted.path[i, : count - 1])][:count]
+            tokens += accepted.tokens[i, :count].tolist()
+            most += [asked[i] or 0] * count
+        told = iter(token_logprobs(self.logits, np.array(places, np.int64), np.array(tokens), most))
+        return [[next(told) for _ in range(count)] for count in counts]
+
+
+class Verifier:
+    """A target and the rules of its rows.
+
+    Attributes:
+        moves: ``int64[2, k]`` cache places to copy from and to with the next forward.
+    """
+
+    def __init__(self, target: Target, chooser: Chooser) -> None:
+        self._target = target
+        self._chooser = chooser
+        self.moves = _none()
+
+    def verify(self, plan: Plan, drafts: Drafts, allowed: Allowed | None) -> Verified:
+        """Run a step; without its drafts where they do not fit the memory.
+
+        Args:
+            allowed: What guides allow at each place; None where there are no guides.
+
+        Raises:
+            OutOfMemory: The step does not fit without drafts either.
+        """
+        try:
+            return self._run(plan, drafts, allowed)
+        except OutOfMemory:
+            if not len(drafts.tokens):
+                raise
+        roots = drafts.offsets[:-1] + np.arange(len(plan.emitting))
+        at_roots = allowed and Allowed(allowed.masks, allowed.mask_of[roots])
+        return self._run(plan, Drafts.empty(len(plan.emitting)), at_roots)
+
+    def keep(self, plan: Plan, accepted: Accepted, firsts: Row[int]) -> None:
+        """Accepted draft tokens go where they belong.
+
+        Args:
+            firsts: The first cache place of each row that could emit; -1 where its answer ended.
+        """
+        self.moves = moves(accepted, np.array(firsts, np.int64), plan.behind)
+
+    def forget(self, first: int, end: int) -> None:
+        """Nothing moves from these places: another's tokens may be there before it would."""
+        source = self.moves[0]
+        self.moves = self.moves[:, (source < first) | (source >= end)]
+
+    def _run(self, plan: Plan, drafts: Drafts, allowed: Allowed | None) -> Verified:
+        feed, rows = plan.feed(drafts, self.moves), plan.emitting_rows
+        told = any(s.request.logprobs is not None for s in plan.emitting)
+        try:
+            if allowed is None and not told and self._chooser.plain(rows):
+                return Verified(self._target.next_tokens(feed), drafts)
+            logits = self._target.logits(feed)
+        except OutOfMemory as error:
+            if error.moved:
+                self.moves = _none()
+            raise
+        return Verified(self._chooser.choose(logits, rows, drafts, allowed), drafts, logits)
+
+
+def _none() -> Int64:
+    return np.zeros((2, 0), np.int64)

@@ -1,0 +1,112 @@
+"""Engines of the shipped model for the requests benchmark, and what a run of one tells."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tasc_engine.engine as engine_module
+from tasc_draft import SOURCES, DraftSettings, NgramProposer, Tokens, build_learnt_index
+from tasc_engine import (
+    Engine,
+    EngineConfig,
+    EngineTotals,
+    GenerationRequest,
+    GenerationResult,
+    ModelSource,
+    Target,
+)
+from tasc_jobs.demo.tasks import MODEL
+from tasc_text import TaskTokenizer
+
+SETTINGS = DraftSettings(recent_tokens=0)
+LENGTH = 1024
+Examples = Sequence[tuple[str, str]]  # prompts and outputs
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run over some requests, results in their order."""
+
+    results: list[GenerationResult]
+    totals: EngineTotals
+    seconds: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        return sum(len(r.tokens) for r in self.results) / self.seconds
+
+    @property
+    def texts(self) -> list[str]:
+        return [r.text for r in self.results]
+
+
+def tokenizer() -> TaskTokenizer:
+    return TaskTokenizer.from_folder(MODEL)
+
+
+def load(rows: int = 8, **source: Any) -> Target:
+    """The shipped model; ``source``: see `ModelSource`."""
+    return Target.load(ModelSource(MODEL, **source), EngineConfig(rows=rows, max_model_len=LENGTH))
+
+
+def prompts(texts: Sequence[str], most: int = 512) -> list[tuple[int, ...]]:
+    """The last ``most`` tokens of each."""
+    known = tokenizer()
+    return [tuple(known.encode_prompt(text)[-most:]) for text in texts]
+
+
+class Drafted:
+    """A target with an index of examples; each run has a proposer of its own."""
+
+    def __init__(self, target: Target, examples: Examples) -> None:
+        self.target, self.known = target, tokenizer()
+        self.index = build_learnt_index(
+            Tokens.of(self.known.encode_outputs([output for _, output in examples])),
+            Tokens.of(prompts([prompt for prompt, _ in examples])),
+            fingerprint=self.known.fingerprint,
+            vocab_size=self.known.vocab_size,
+            eos_id=self.known.eos_id,
+            settings=SETTINGS,
+            word_starts=self.known.word_starts,
+            canonical=self.known.canonical,
+        )
+
+    def run(self, requests: Sequence[GenerationRequest], draft: bool = True) -> Run:
+        config = self.target.config
+        proposer = NgramProposer(
+            SETTINGS, rows=config.rows, capacity=LENGTH, vocab_size=self.target.vocab_size,
+            eos_ids=self.known.eos_ids, index=self.index,
+        )  # fmt: skip
+        totals = EngineTotals(len(SOURCES), proposer.max_depth)
+        engine = Engine(self.target, self.known, proposer, config, totals.add)
+        asked = [replace(r, draft=draft) for r in requests]
+        began = time.perf_counter()
+        found = {r.id: r for r in engine.generate(asked)}
+        seconds = time.perf_counter() - began
+        return Run([found[r.id] for r in requests], totals, seconds)
+
+
+@contextmanager
+def guides_timed() -> Iterator[list[float]]:
+    """Seconds that guides take while it is open: masks, pruned drafts, forced stretches."""
+    spent: list[float] = []
+
+    def timed(call: Any) -> Any:
+        def run(*args: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return call(*args)
+            finally:
+                spent.append(time.perf_counter() - began)
+
+        return run
+
+    sequence = engine_module.Sequence
+    honest = engine_module.follow, sequence.follow_guide
+    engine_module.follow, sequence.follow_guide = timed(honest[0]), timed(honest[1])
+    try:
+        yield spent
+    finally:
+        engine_module.follow, sequence.follow_guide = honest

@@ -1,0 +1,146 @@
+"""What a request asks for is answered the same, drafted or not, alone or among seven others."""
+
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from choosing_reference import reference_choice
+from lossless_cases import Case, reference
+from request_grid import WAYS, Way, Ways, answer_all_ways, random_requests
+
+from tasc_engine import GenerationRequest, GenerationResult, Sampling
+from tasc_engine.sampling import uniforms
+
+REQUESTS = 120
+
+
+@pytest.fixture(scope="module")
+def requests(case: Case) -> list[GenerationRequest]:
+    return random_requests(case, REQUESTS)
+
+
+@pytest.fixture(scope="module")
+def ways(case: Case, requests: list[GenerationRequest]) -> Ways:
+    return answer_all_ways(case, requests)
+
+
+def test_every_request_is_answered_alike_in_all_ways(ways: Ways) -> None:
+    for way in WAYS:
+        totals = ways.totals[way]
+        accepted, drafted = int(totals.accepted.sum()), int(totals.drafted.sum())
+        assert accepted > 50 if way.draft else accepted == drafted == 0
+        assert not way.draft or drafted - accepted > 50
+    assert all(ways.equal())
+
+
+def test_what_is_sampled_is_what_the_rule_takes_of_the_models_own_logits(
+    case: Case, requests: list[GenerationRequest], ways: Ways
+) -> None:
+    """One token at a time, without a cache, by transformers and a plain reading of the rule."""
+    model, looked_at = reference(case.folder), 0
+    for request, result in zip(requests, ways.answers[Way(8, True)], strict=True):
+        if request.guide is None:
+            assert list(result.tokens) == _by_hand(case, model, request, len(result.tokens))
+            looked_at += len(result.tokens)
+    assert looked_at > 300
+
+
+def _by_hand(case: Case, model, request: GenerationRequest, most: int) -> list[int]:
+    answer: list[int] = []
+    numbers = uniforms(request.sampling, 0, most)
+    while len(answer) < most:
+        with torch.inference_mode():
+            logits = model(torch.tensor([[*request.prompt, *answer]])).logits[0, -1].numpy()
+        number = numbers[len(answer)]
+        answer.append(
+            reference_choice(logits, request.sampling, request.prompt, answer, number, None)
+        )
+    return answer
+
+
+def test_logprobs_are_the_models_own_whatever_was_drafted(
+    case: Case, requests: list[GenerationRequest], ways: Ways
+) -> None:
+    model, told = reference(case.folder), 0
+    for request, result in zip(requests, ways.answers[Way(8, True)], strict=True):
+        if request.logprobs is None:
+            assert result.logprobs == ()
+            continue
+        assert [one.token for one in result.logprobs] == list(result.tokens)
+        with torch.inference_mode():
+            ids = torch.tensor([[*request.prompt, *result.tokens[:-1]]])
+            found = model(ids).logits[0, len(request.prompt) - 1 :].log_softmax(-1)
+        for one, line in zip(result.logprobs, found, strict=True):
+            assert one.logprob == pytest.approx(float(line[one.token]), abs=1e-5)
+            assert [i for i, _ in one.top] == line.topk(request.logprobs).indices.tolist()
+            told += 1
+    assert told > 50
+
+
+def test_guided_answers_are_what_their_guide_allows(
+    requests: list[GenerationRequest], ways: Ways
+) -> None:
+    kinds: dict[str, int] = {}
+    for request, result in zip(requests, ways.answers[Way(8, True)], strict=True):
+        if request.guide and result.finish_reason == "stop":
+            assert _allowed(request, result), (request.guide, result.text)
+            kinds[request.guide.kind] = kinds.get(request.guide.kind, 0) + 1
+    assert set(kinds) == {"choice", "regex", "json_schema", "grammar"}
+
+
+def _allowed(request: GenerationRequest, result: GenerationResult) -> bool:
+    guide = request.guide
+    assert guide is not None
+    if guide.kind == "choice":
+        return result.text in guide.choices
+    if guide.kind == "json_schema":
+        call = json.loads(result.text)
+        return call["name"] in ("alarm_set", "play_music") and 0 <= call["n"] <= 99
+    pattern = guide.text if guide.kind == "regex" else r"a[bc]+\."
+    return re.fullmatch(pattern, result.text) is not None
+
+
+def test_forced_stretches_take_no_forward_of_their_own(ways: Ways) -> None:
+    plain, drafted = ways.totals[Way(1, False)], ways.totals[Way(8, True)]
+    assert plain.forced_tokens > 50
+    assert drafted.forced_tokens > 0  # where a draft ends; within it they are accepted
+    assert plain.emitted_tokens == plain.row_steps + plain.forced_tokens
+    assert drafted.row_steps < plain.row_steps
+
+
+def test_answers_to_one_prompt_differ_by_their_number_and_repeat_by_their_seed(case: Case) -> None:
+    warm = Sampling(temperature=1.5, seed=7)
+    numbers = [0, 1, 2, 3, 0]
+    asked = [
+        GenerationRequest(f"{i}", case.prompts[3], 16, sampling=replace(warm, choice=number))
+        for i, number in enumerate(numbers)
+    ]
+    answers = [r.tokens for r in answer_all_ways(case, asked).answers[Way(8, True)]]
+    assert answers[0] == answers[4]
+    assert len(set(answers)) == 4
+
+
+def test_an_end_of_sequence_ends_an_answer_unless_it_is_ignored(case: Case) -> None:
+    ends = tuple((e, 100.0) for e in case.tokenizer.eos_ids)
+    asked = [
+        GenerationRequest(
+            str(ignored), case.prompts[0], 5, sampling=Sampling(logit_bias=ends), ignore_eos=ignored
+        )
+        for ignored in (False, True)
+    ]
+    ended, went_on = answer_all_ways(case, asked).answers[Way(8, True)]
+    assert (len(ended.tokens), ended.finish_reason) == (1, "stop")
+    assert (len(went_on.tokens), went_on.finish_reason) == (5, "length")
+
+
+def test_random_numbers_depend_on_seed_choice_and_position_only() -> None:
+    rule = Sampling(temperature=1.0, seed=2**64 - 1, choice=3)
+    whole = uniforms(rule, 0, 200)
+    assert ((whole >= 0) & (whole < 1)).all()
+    for begin in (0, 1, 3, 4, 5, 63, 150):
+        assert np.array_equal(uniforms(rule, begin, 50), whole[begin : begin + 50])
+    for other in (replace(rule, seed=1), replace(rule, choice=2), replace(rule, prompt=1)):
+        assert not np.isin(uniforms(other, 0, 200), whole).any()

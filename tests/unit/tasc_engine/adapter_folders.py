@@ -1,0 +1,88 @@
+"""LoRA adapters made by peft itself, steps of rows that use them, and what merged models say."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from draft_trees import forest, no_moves
+from peft import LoraConfig, get_peft_model
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from tasc_engine.layout import Feed
+from tasc_engine.loading import ModelSource, load_model
+
+SPACE = 48  # cache places of a row
+# Of each row: its adapter's number, tokens it brings in the first step and the second, and parents
+# of its draft in the second.
+Part = tuple[int, int, int, Sequence[int]]
+ROWS: Sequence[Part] = (
+    (1, 7, 2, (-1, -1, 0, 2)), (0, 5, 1, (-1, 0)), (2, 3, 4, ()), (1, 1, 1, (-1,)),
+    (2, 9, 3, (-1, 0, 0)), (1, 4, 1, (-1, 0, 1)), (1, 6, 2, ()),
+)  # fmt: skip
+
+
+def make_adapter(base: Path, folder: Path, seed: int = 0, **config: Any) -> Path:
+    """A random adapter that changes answers."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    lora = LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, **config)
+    get_peft_model(model, lora).save_pretrained(folder)
+    return folder
+
+
+def ids_of(rows: Sequence[Part]) -> list[list[int]]:
+    """Each row's tokens but its draft's, which count from 1."""
+    return [[(5 + 13 * i + 7 * k) % 290 + 1 for k in range(a + b)] for i, (_, a, b, _) in
+            enumerate(rows)]  # fmt: skip
+
+
+def feeds(rows: Sequence[Part]) -> tuple[Feed, Feed]:
+    """The first step, in which nobody emits, and the second, in which all do."""
+    n, ids = len(rows), ids_of(rows)
+    firsts = np.arange(n, dtype=np.int64) * SPACE
+    numbers = np.array([number for number, *_ in rows], np.int32)
+    cuts = [a for _, a, _, _ in rows]
+
+    def feed(starts: Sequence[int], tokens: Sequence[list[int]], draft_of: Any, trees: Any) -> Feed:
+        offsets = np.cumsum([0, *map(len, tokens)]).astype(np.int32)
+        flat = np.array([t for own in tokens for t in own], np.int32)
+        return Feed(
+            firsts, np.array(starts, np.int32), flat, offsets, np.array(draft_of, np.int32),
+            forest(trees), no_moves(), numbers,
+        )  # fmt: skip
+
+    early = [own[:cut] for own, cut in zip(ids, cuts, strict=True)]
+    late = [own[cut:] for own, cut in zip(ids, cuts, strict=True)]
+    trees = [tree for *_, tree in rows]
+    return feed([0] * n, early, [-1] * n, []), feed(cuts, late, range(n), trees)
+
+
+def logits_of(target: Any, rows: Sequence[Part]) -> Tensor:
+    """Of all places that the second step looks at."""
+    first, second = feeds(rows)
+    target.logits(first)
+    return target.logits(second).clone()
+
+
+@torch.inference_mode()
+def merged_logits(base: Path, adapters: Sequence[Path], rows: Sequence[Part], dtype: str) -> Tensor:
+    """The same by transformers: one whole sequence after the other, each by its own merged model."""
+    sources = [ModelSource(base, folder, dtype) for folder in (None, *adapters)]
+    models, found = [load_model(source) for source in sources], []
+    for (number, _, _, tree), ids in zip(rows, ids_of(rows), strict=True):
+        paths: list[list[int]] = []
+        for node, parent in enumerate(tree):
+            paths.append([*(paths[parent] if parent >= 0 else []), node + 1])
+        for path in ([], *paths):
+            whole = torch.tensor([[*ids, *path]])
+            found.append(models[number](input_ids=whole, use_cache=False).logits[0, -1])
+    return torch.stack(found)
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    assert found.shape == expected.shape
+    assert found.dtype == expected.dtype
+    return float((found - expected).double().norm() / expected.double().norm())

@@ -1,0 +1,194 @@
+"""Rows of several adapters, and of none, share a forward; each gets what its merged model says."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from adapter_folders import ROWS, SPACE, feeds, logits_of, make_adapter, merged_logits, relative
+from torch import nn
+
+from tasc_engine import adapters as adapters_module
+from tasc_engine import target as target_module
+from tasc_engine.config import EngineConfig
+from tasc_engine.errors import UnsupportedModel
+from tasc_engine.loading import ModelSource
+from tasc_engine.low_rank import MaskedTokens
+from tasc_engine.target import Target
+from tasc_jobs.demo.tasks import HERE, MODEL, TASKS, TEMPLATES, read_split
+from tasc_text import PromptTemplate, TaskTokenizer
+from tiny import make_folder
+
+# Norm of the difference over that of the logits. Merged weights are rounded once more, those that
+# are not merged have products that are: in bfloat16, of 8 bits, each is near 2^-8 a layer.
+CLOSE = {"float64": 1e-9, "float32": 1e-5, "bfloat16": 0.05}
+CONFIG = EngineConfig(rows=len(ROWS), max_model_len=SPACE, prefill_chunk=16)
+ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+NEOX = ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"]
+Folders = tuple[Path, tuple[Path, Path]]
+
+
+def make_two(folder: Path, architecture: str, every: list[str], some: list[str]) -> Folders:
+    """One of many ranks in all layers, one of an odd rank in some."""
+    base = make_folder(folder / "base", architecture)
+    first = make_adapter(
+        base, folder / "first", 1, r=4, lora_alpha=6, target_modules=every,
+        rank_pattern={every[0]: 17, f"layers.1.*{every[-1]}": 2}, alpha_pattern={every[1]: 11},
+    )  # fmt: skip
+    second = make_adapter(
+        base, folder / "second", 2, r=3, lora_alpha=5, target_modules=some, use_rslora=True,
+        layers_to_transform=[0],
+    )  # fmt: skip
+    return base, (first, second)
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen2", "gpt_neox"])
+def folders(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    every, some = (NEOX, NEOX[:2]) if request.param == "gpt_neox" else (ALL, ["k_proj", "up_proj"])
+    return make_two(tmp_path_factory.mktemp(request.param), request.param, every, some)
+
+
+def load(folders: Folders, dtype: str = "float64", **source: Any) -> Target:
+    base, (first, second) = folders
+    named = (("first", first), ("second", second))
+    return Target.load(ModelSource(base, dtype=dtype, adapters=named, **source), CONFIG)
+
+
+def through_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target_module, "lean", lambda *args: None)
+
+
+def by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapters_module, "CompiledTokens", lambda adapters: MaskedTokens())
+
+
+def both(monkeypatch: pytest.MonkeyPatch) -> None:
+    through_modules(monkeypatch)
+    by_torch(monkeypatch)
+
+
+@pytest.mark.parametrize("way", [lambda patch: None, through_modules, by_torch, both])
+@pytest.mark.parametrize("dtype", CLOSE)
+def test_each_row_gets_what_its_merged_model_says(
+    folders: Folders, dtype: str, way: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    way(monkeypatch)
+    found = logits_of(load(folders, dtype), ROWS)
+    assert relative(found, merged_logits(folders[0], folders[1], ROWS, dtype)) < CLOSE[dtype]
+
+
+def test_adapters_change_what_rows_say_and_none_changes_nothing(folders: Folders) -> None:
+    """Positive control of the test above."""
+    target = load(folders)
+    plain = [(0, *part) for _, *part in ROWS]
+    base = Target.load(ModelSource(folders[0], dtype="float64"), CONFIG)
+    untouched = logits_of(target, plain)
+    assert torch.equal(untouched, logits_of(base, plain))
+    for number in (1, 2):
+        rows = [(number, *part) for _, *part in ROWS]
+        assert relative(logits_of(target, rows), untouched) > 0.01
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_a_row_gets_the_same_whichever_adapters_its_neighbours_use(
+    folders: Folders, dtype: str
+) -> None:
+    """To the last bit: the shapes of products are the same."""
+    target = load(folders, dtype)
+    ends = [0, *(1 + len(tree) for *_, tree in ROWS)]
+    second = slice(ends[1], ends[1] + ends[2])
+    base = ROWS[1][1:]
+    for own in (0, 1, 2):
+        rows = [(number, *part) for number, part in zip((1, own, 2, 0, 2, 1, 0), base_parts())]
+        others = [(own, *part) for part in base_parts()]
+        assert rows[1][1:] == base
+        assert torch.equal(logits_of(target, rows)[second], logits_of(target, others)[second])
+
+
+def base_parts() -> list[Any]:
+    return [part for _, *part in map(tuple, ROWS)]
+
+
+def test_adapters_have_numbers_by_their_names(folders: Folders) -> None:
+    target = load(folders)
+    assert target.adapters == ("first", "second")
+    assert [target.adapter_number(name) for name in (None, "first", "second")] == [0, 1, 2]
+    with pytest.raises(ValueError, match="'third'; the target has first, second"):
+        target.adapter_number("third")
+    bare = Target.load(ModelSource(folders[0]), CONFIG)
+    assert bare.adapters == ()
+    with pytest.raises(ValueError, match="'first'; the target has none"):
+        bare.adapter_number("first")
+
+
+def test_an_adapter_of_another_model_is_refused_with_both_shapes(tmp_path: Path) -> None:
+    base = make_folder(tmp_path / "base")
+    path = make_adapter(base, tmp_path / "adapter", r=4, target_modules=["up_proj"])
+    other = make_folder(tmp_path / "other", "gemma2")
+    with pytest.raises(UnsupportedModel, match=r"adapter a .*gate_proj, which Gemma2.* not have"):
+        renamed = tmp_path / "renamed"
+        rename(path, renamed, "up_proj", "out_gate_proj")
+        Target.load(ModelSource(other, adapters=(("a", renamed),)), CONFIG)
+    swapped = tmp_path / "swapped"
+    rename(path, swapped, "up_proj", "down_proj")
+    expected = r"adapter a .*layers.0.mlp.down_proj of \[64, 32\].* has \[32, 64\]"
+    with pytest.raises(UnsupportedModel, match=expected):
+        Target.load(ModelSource(base, adapters=(("a", swapped),)), CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("lm_head", "embeddings"), ("model.embed_tokens", "embeddings"),
+                       ("model.layers.0.mlp", "MLP")],
+)  # fmt: skip
+def test_what_is_no_linear_layer_inside_the_model_is_refused(
+    tmp_path: Path, name: str, kind: str
+) -> None:
+    base = make_folder(tmp_path / "base")
+    path = make_adapter(
+        base, tmp_path / "adapter", r=4, target_modules=["up_proj"], layers_to_transform=[0]
+    )
+    rename(path, tmp_path / "renamed", "model.layers.0.mlp.up_proj", name)
+    with pytest.raises(UnsupportedModel, match=f"adapter a changes {name}, of .*{kind}.*merge it"):
+        Target.load(ModelSource(base, adapters=(("a", tmp_path / "renamed"),)), CONFIG)
+
+
+def rename(path: Path, to: Path, old: str, new: str) -> None:
+    from safetensors.torch import load_file, save_file
+
+    to.mkdir()
+    (to / "adapter_config.json").write_text((path / "adapter_config.json").read_text())
+    tensors = load_file(path / "adapter_model.safetensors")
+    renamed = {key.replace(old, new): tensor for key, tensor in tensors.items()}
+    assert renamed.keys() != tensors.keys()
+    save_file(renamed, to / "adapter_model.safetensors")
+
+
+def test_a_layer_that_is_given_some_tokens_only_is_refused(folders: Folders) -> None:
+    """A layer of experts: whose tokens it is given is not known."""
+
+    class Halved(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x)
+
+    target = load(folders)
+    tokens = MaskedTokens()
+    tokens.begin(torch.zeros(6, dtype=torch.int64))
+    module = adapters_module._AdaptedModule(Halved(4, 4), lambda x, y: None, tokens, "experts.0")
+    assert module(torch.ones(1, 6, 4)).shape == (1, 6, 4)
+    with pytest.raises(UnsupportedModel, match=r"experts\.0 is given 3 of a step's 6 tokens"):
+        module(torch.ones(3, 4))
+    assert target.adapters
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_shipped_adapters_in_one_batch_say_what_each_merged_says(dtype: str) -> None:
+    tokenizer, folders = TaskTokenizer.from_folder(MODEL), [HERE / "adapters" / t for t in TASKS]
+    config = EngineConfig(rows=len(ROWS), max_model_len=256)
+    named = tuple(zip(TASKS, folders, strict=True))
+    target = Target.load(ModelSource(MODEL, dtype=dtype, adapters=named), config)
+    found = logits_of(target, ROWS)
+    assert relative(found, merged_logits(MODEL, folders, ROWS, dtype)) < CLOSE[dtype]
+    assert {template for template in TEMPLATES if template in TASKS} == set(TASKS)
+    assert PromptTemplate(TEMPLATES[TASKS[0]]).render(read_split(TASKS[0], "test")[0]["input"])
+    assert tokenizer.vocab_size == target.vocab_size
+    assert feeds(ROWS)[1].adapters is not None
