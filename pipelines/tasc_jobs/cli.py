@@ -29,7 +29,7 @@ from tasc_jobs.cli_options import (
 )
 from tasc_jobs.cli_tasks import task_app
 from tasc_jobs.cli_tuning import MIXTURES, forecast, replay, tune
-from tasc_jobs.outcomes import in_short, known_errors
+from tasc_jobs.outcomes import exit_code, in_short, known_errors
 from tasc_jobs.progress import Clock, Progress, note
 from tasc_store import connect
 
@@ -313,7 +313,7 @@ def demo(
 
 
 def main() -> None:
-    """Entry point: turn the project's own errors into one line and exit code 1."""
+    """Entry point: turn the project's own errors into one line and exit code 1 or 2."""
     ended: list[int] = []
 
     def end(signum: int, frame: Any) -> None:
@@ -331,7 +331,7 @@ def main() -> None:
     except known_errors() as error:
         if not ended:
             print(f"tasc: {in_short(error)}", file=sys.stderr)
-        sys.exit(ended[0] if ended else 1)
+        sys.exit(ended[0] if ended else exit_code(error))
     except SystemExit as error:  # a library may have made another code of ours
         sys.exit(ended[0] if ended else error.code)
 

@@ -1,8 +1,19 @@
 """What can go wrong with a job. Every message names the value and the way out."""
 
+import re
+
+_LINE_END = re.compile(r"\s*\n\s*")
+
 
 class JobError(Exception):
     """Root of this package's own errors."""
+
+
+class UsageError(JobError):
+    """What a command was given will not do, and nothing was done; its exit code is 2."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(_LINE_END.sub(" ", message))  # one line, whatever a library said
 
 
 class FileError(JobError):

@@ -12,8 +12,8 @@ import torch
 
 from tasc_draft.index.bigrams import BigramTable, write_bigrams
 from tasc_engine import EngineError, ModelSource
+from tasc_engine.loading import DTYPES, load_model
 from tasc_engine.model_bigrams import model_bigrams
-from tasc_engine.target import DTYPES, load_model
 from tasc_jobs.errors import FileError, JobError
 from tasc_serve.worker import device_of
 from tasc_text import TaskTokenizer, resolve_folder

@@ -2,7 +2,7 @@
 
 import sys
 
-from tasc_jobs.errors import JobError
+from tasc_jobs.errors import JobError, UsageError
 from tasc_store import StoreError
 
 
@@ -26,3 +26,8 @@ def in_short(error: Exception) -> str:
     if type(error).__module__.startswith("ray."):
         return str(error).strip().splitlines()[-1]
     return str(error)
+
+
+def exit_code(error: Exception) -> int:
+    """2 where a command was used wrongly, 1 where it failed."""
+    return 2 if isinstance(error, UsageError) else 1

@@ -76,7 +76,7 @@ class Adapters:
             linear: Any = model.get_submodule(name)
             addition = self._addition(self._every, [name], [linear.out_features])
             assert addition is not None, "somebody adapts it"
-            module = _AdaptedModule(linear, addition, self._every, name)
+            module = AdaptedModule(linear, addition, self._every, name)
             setattr(model.get_submodule(parent), own, module)
 
     def _addition(
@@ -100,7 +100,7 @@ class _Adapted:
         return y
 
 
-class _AdaptedModule(nn.Module):
+class AdaptedModule(nn.Module):
     """A linear layer in a model's tree, and what is added to its output."""
 
     def __init__(self, linear: nn.Linear, addition: Addition, tokens: Tokens, name: str) -> None:

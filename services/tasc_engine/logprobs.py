@@ -30,7 +30,7 @@ def token_logprobs(
     asked = torch.from_numpy(np.stack((places, tokens))).to(logits.device)
     logs = logits.index_select(0, asked[0]).double().log_softmax(-1)
     own = logs.gather(-1, asked[1].unsqueeze(-1))
-    n = min(max(counts), logits.shape[1])
+    n = min(max(1, *counts), logits.shape[1])
     values, ids = _likeliest(logs, n)
     told = torch.cat((own, values, ids.double()), -1).tolist()  # float64 holds ids exactly
     return [
@@ -41,8 +41,6 @@ def token_logprobs(
 
 def _likeliest(logs: Tensor, n: int) -> tuple[Tensor, Tensor]:
     """The ``n`` greatest of each line and their ids; of equal ones the first."""
-    if n == 0:
-        return logs[:, :0], torch.zeros(len(logs), 0, dtype=torch.int64, device=logs.device)
     values, _ = logs.topk(n)  # which of equal ones it finds is not said
     width, least = logs.shape[1], values[:, -1:]
     above, equal = logs > least, logs == least

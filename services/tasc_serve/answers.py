@@ -1,27 +1,42 @@
-"""From request bodies to calls, from results to response bodies and server-sent events."""
+"""Response bodies in the OpenAI shape: what both endpoints write, whole or in chunks."""
 
-import json
 import time
-import uuid
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from tasc_engine import Delta, GenerationResult
-from tasc_serve.calls import Call, Refusal
-from tasc_serve.http_errors import ApiError, of_refusal
-from tasc_serve.schemas import (
-    ChatRequest,
-    CompletionRequest,
-    chat_choice,
-    chat_chunk,
-    completion_choice,
-    completion_chunk,
-    usage,
-)
-from tasc_serve.settings import LimitSettings
+from tasc_engine import GenerationResult
+from tasc_serve.calls import Answer, Call, Piece, TokenText
+from tasc_serve.logprobs import chat_logprobs, completion_logprobs
+from tasc_serve.request_metrics import metrics_of
+from tasc_serve.schemas import ChatRequest, CompletionRequest, MetricsLevel
 
-DONE = "data: [DONE]\n\n"
+
+def usage(results: Sequence[GenerationResult]) -> dict[str, int]:
+    """Of all answers to one prompt, which counts once."""
+    prompt = max((r.prompt_tokens for r in results), default=0)
+    answers = sum(len(r.tokens) for r in results)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": answers,
+        "total_tokens": prompt + answers,
+    }
+
+
+def _whole_text(text: str) -> dict[str, Any]:
+    return {"text": text}
+
+
+def _message(text: str) -> dict[str, Any]:
+    return {"message": {"role": "assistant", "content": text}}
+
+
+def _text(text: str, first: bool) -> dict[str, Any]:
+    return _whole_text(text)
+
+
+def _delta(text: str, first: bool) -> dict[str, Any]:
+    return {"delta": {"role": "assistant", "content": text} if first else {"content": text}}
 
 
 @dataclass(frozen=True)
@@ -31,87 +46,89 @@ class Shape:
     prefix: str
     object: str
     chunk_object: str
-    choice: Callable[[str, str | None], dict[str, Any]]
-    chunk: Callable[[str, str | None, bool], dict[str, Any]]
-
-    def body(
-        self, kind: str, task: str, call_id: str, created: int, choices: list[dict[str, Any]]
-    ) -> dict[str, Any]:
-        return {
-            "id": f"{self.prefix}-{call_id}",
-            "object": kind,
-            "created": created,
-            "model": task,
-            "choices": choices,
-        }
-
-    @staticmethod
-    def failure(error: ApiError) -> str:
-        """The end of a stream that cannot go on: the status line is long gone."""
-        return event(error.body) + DONE
+    content: Callable[[str], dict[str, Any]]
+    chunk: Callable[[str, bool], dict[str, Any]]
+    logprobs: Callable[[Sequence[TokenText]], dict[str, Any]]
 
 
 COMPLETION = Shape(
-    "cmpl", "text_completion", "text_completion", completion_choice, completion_chunk
+    "cmpl", "text_completion", "text_completion", _whole_text, _text, completion_logprobs
 )
-CHAT = Shape("chatcmpl", "chat.completion", "chat.completion.chunk", chat_choice, chat_chunk)
+CHAT = Shape(
+    "chatcmpl", "chat.completion", "chat.completion.chunk", _message, _delta, chat_logprobs
+)
 
 
-def call_of(body: CompletionRequest | ChatRequest, limits: LimitSettings) -> Call:
-    """Raises ApiError 400 for a prompt or an answer over its limit."""
-    prompt = body.messages[0].content if isinstance(body, ChatRequest) else body.prompt
-    call = Call(
-        id=uuid.uuid4().hex,
-        prompt=prompt if isinstance(prompt, str) else tuple(prompt),
-        templated=isinstance(body, ChatRequest),
-        max_tokens=body.limit,
-        stop=body.stops,
-        draft=body.draft,
-        stream=body.stream,
-    )
-    size = len(prompt.encode()) if isinstance(prompt, str) else 0
-    _check(call.prompt_field, "has", size, "bytes", limits.max_prompt_bytes)
-    field = "max_tokens" if body.limit == body.max_tokens else "max_completion_tokens"
-    _check(field, "is", body.limit or 0, "tokens", limits.max_tokens)
-    return call
+@dataclass(frozen=True)
+class Reply:
+    """How one request is to be answered."""
 
+    shape: Shape
+    task: str
+    id: str
+    n: int
+    logprobs: bool
+    wants_usage: bool
+    metrics: MetricsLevel
+    created: int = field(default_factory=lambda: int(time.time()))
 
-def _check(field: str, verb: str, size: int, unit: str, limit: int) -> None:
-    if size > limit:
-        raise ApiError(400, f"{field} {verb} {size} {unit}; at most {limit} are taken", field)
+    @classmethod
+    def to(
+        cls, body: CompletionRequest | ChatRequest, shape: Shape, task: str, call: Call
+    ) -> "Reply":
+        told = call.asked.logprobs is not None
+        return cls(shape, task, call.id, call.n, told, body.wants_usage, body.metrics)
 
+    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        """The body that answers at once: one choice for each answer, in their order."""
+        results = [answer.result for answer in answers]
+        choices = [
+            self._choice(i, self.shape.content(a.result.text), a.result, self._logprobs(a.tokens))
+            for i, a in enumerate(answers)
+        ]
+        body = self._body(self.shape.object, choices)
+        return {**body, "usage": usage(results), **self.told(results)}
 
-def whole(shape: Shape, task: str, result: GenerationResult) -> dict[str, Any]:
-    choice = shape.choice(result.text, result.finish_reason)
-    body = shape.body(shape.object, task, result.id, int(time.time()), [choice])
-    return {**body, "usage": usage(result)}
+    def chunk(self, index: int, piece: Piece, first: bool) -> dict[str, Any]:
+        """A part of one choice; ``first`` of its parts or not."""
+        content = self.shape.chunk(piece.text, first)
+        logprobs = self._logprobs(piece.tokens) if piece.tokens else None
+        choice = self._choice(index, content, piece.result, logprobs)
+        body = self._body(self.shape.chunk_object, [choice])
+        if piece.result and self.n == 1 and not self.wants_usage:
+            body |= self.told([piece.result])  # no later chunk will say it
+        return body
 
+    def last(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
+        """The chunk behind all choices, for who wants usage."""
+        body = self._body(self.shape.chunk_object, [])
+        return {**body, "usage": usage(results), **self.told(results)}
 
-def event(content: dict[str, Any]) -> str:
-    return f"data: {json.dumps(content, ensure_ascii=False, separators=(',', ':'))}\n\n"
+    def told(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
+        """The metrics, if they are wanted: null for several answers, whose times overlap."""
+        if self.metrics == "none":
+            return {}
+        alone = metrics_of(results[0], self.metrics == "detailed") if len(results) == 1 else None
+        return {"metrics": alone}
 
+    def _logprobs(self, tokens: Sequence[TokenText]) -> dict[str, Any] | None:
+        return self.shape.logprobs(tokens) if self.logprobs else None
 
-async def events(
-    shape: Shape,
-    task: str,
-    call_id: str,
-    first: Delta,
-    rest: AsyncIterator[Delta | Refusal],
-    wants_usage: bool,
-) -> AsyncIterator[str]:
-    """Server-sent events of one answer, one for each delta that has text or ends it."""
-    piece: Delta | Refusal | None = first
-    created, begun = int(time.time()), False
-    while piece is not None:
-        if isinstance(piece, Refusal):
-            raise of_refusal(piece)
-        result = piece.result
-        if piece.text or result:
-            choice = shape.chunk(piece.text, result.finish_reason if result else None, not begun)
-            begun = True
-            yield event(shape.body(shape.chunk_object, task, call_id, created, [choice]))
-        if result and wants_usage:
-            tail = shape.body(shape.chunk_object, task, call_id, created, [])
-            yield event({**tail, "usage": usage(result)})
-        piece = await anext(rest, None)
-    yield DONE
+    def _choice(
+        self,
+        index: int,
+        content: dict[str, Any],
+        result: GenerationResult | None,
+        logprobs: dict[str, Any] | None,
+    ) -> dict[str, Any]:
+        reason = result.finish_reason if result else None
+        return {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
+
+    def _body(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": f"{self.shape.prefix}-{self.id}",
+            "object": kind,
+            "created": self.created,
+            "model": self.task,
+            "choices": choices,
+        }

@@ -17,13 +17,14 @@ from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, gener
 from pydantic import BaseModel, ValidationError
 from starlette.types import Send
 
-from tasc_serve import http_errors
-from tasc_serve.answers import CHAT, COMPLETION, Shape, call_of, events, whole
+from tasc_serve import choices, http_errors, sse
+from tasc_serve.answers import CHAT, COMPLETION, Reply, Shape
 from tasc_serve.calls import Backend, Call, Refusal, TaskStatus
 from tasc_serve.discovery import service_discovery
 from tasc_serve.exposition import merge
 from tasc_serve.http_errors import ApiError, of_refusal, of_unexpected, of_validation
 from tasc_serve.metrics import GatewayMetrics
+from tasc_serve.reading import call_of
 from tasc_serve.schemas import ChatRequest, CompletionRequest
 from tasc_serve.settings import LimitSettings
 
@@ -56,9 +57,10 @@ def _add_generation(
             body = await _read(request, model, limits)
             task = _served(backend, body.model)
             call = call_of(body, limits)
+            reply = Reply.to(body, shape, task, call)
             if body.stream:
-                return await _streamed(backend, task, call, body, shape, limits, done)
-            content = await _whole(backend, task, call, shape, limits)
+                return await _streamed(backend, call, reply, limits, done)
+            content = await _whole(backend, call, reply, limits)
         except Exception as error:
             done(error.status if isinstance(error, ApiError) else 500)
             raise
@@ -141,7 +143,7 @@ async def _read(request: Request, model: type[Body], limits: LimitSettings) -> B
     try:
         return model.model_validate_json(bytes(raw))
     except ValidationError as error:
-        raise of_validation(error) from error
+        raise of_validation(error, bytes(raw)) from error
 
 
 def _served(backend: Backend, task: str) -> str:
@@ -153,50 +155,45 @@ def _served(backend: Backend, task: str) -> str:
 
 
 async def _whole(
-    backend: Backend, task: str, call: Call, shape: Shape, limits: LimitSettings
+    backend: Backend, call: Call, reply: Reply, limits: LimitSettings
 ) -> dict[str, Any]:
     try:
         async with asyncio.timeout(limits.request_timeout_s):
-            result = await backend.complete(task, call)
+            return reply.whole(await choices.complete(backend, reply.task, call))
     except TimeoutError as error:
         raise _too_late(limits) from error
-    if isinstance(result, Refusal):
-        raise of_refusal(result)
-    return whole(shape, task, result)
 
 
 async def _streamed(
     backend: Backend,
-    task: str,
     call: Call,
-    body: Any,
-    shape: Shape,
+    reply: Reply,
     limits: LimitSettings,
     done: Callable[[int], None],
 ) -> StreamingResponse:
     """Wait for the first piece, so that a refusal still has a status code of its own."""
     deadline = asyncio.get_running_loop().time() + limits.request_timeout_s
-    pieces = backend.stream(task, call)
+    pieces = choices.stream(backend, reply.task, call)
     try:
         async with asyncio.timeout_at(deadline):
             first = await anext(pieces)
     except TimeoutError as error:
         raise _too_late(limits) from error
-    if isinstance(first, Refusal):
+    if isinstance(first[1], Refusal):
         await pieces.aclose()
-        raise of_refusal(first)
+        raise of_refusal(first[1])
 
     async def lines() -> AsyncIterator[str]:
         code = 499  # the client went away
         try:
             async with asyncio.timeout_at(deadline):
-                async for line in events(shape, task, call.id, first, pieces, body.wants_usage):
+                async for line in sse.events(reply, first, pieces):
                     yield line
             code = 200
         except Exception as error:
             failure = _failure(error, limits)
             code = failure.status
-            yield shape.failure(failure)
+            yield sse.failure(failure)
         finally:
             done(code)
             await pieces.aclose()

@@ -1,21 +1,24 @@
 """What gateway and replica say to each other: frozen values that travel between processes."""
 
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from tasc_engine import Delta, GenerationResult
+from tasc_engine import GenerationResult
+from tasc_serve.asked import Asked
 
 
 @dataclass(frozen=True)
 class Call:
-    """One request on its way to a replica.
+    """One answer that is asked for, on its way to a replica.
 
     Attributes:
         id: Unique; also the request's id in the engine.
         prompt: The prompt itself as text or token ids, or with ``templated`` a row's input.
         max_tokens: Most tokens of the answer; the task's own number when unset.
         draft: Whether drafts may be used; the answer is the same.
+        asked: How the answer is wanted.
+        n: Answers to this prompt that are asked for, this one counted.
     """
 
     id: str
@@ -25,6 +28,8 @@ class Call:
     stop: tuple[str, ...] = ()
     draft: bool = True
     stream: bool = False
+    asked: Asked = field(default_factory=Asked)
+    n: int = 1
 
     @property
     def prompt_field(self) -> str:
@@ -45,6 +50,44 @@ class Refusal:
     kind: Literal["full", "invalid", "failed"]
     message: str
     param: str | None = None
+
+
+@dataclass(frozen=True)
+class TokenText:
+    """A token of an answer, as who knows the tokenizer tells it to who does not.
+
+    Attributes:
+        utf8: What it adds to a text; it may be a part of a character.
+        logprob: Natural logarithm of its probability.
+        offset: Characters of the answer in front of it.
+        top: The likeliest tokens of its place, the likeliest first.
+    """
+
+    utf8: bytes
+    logprob: float
+    offset: int
+    top: tuple[tuple[bytes, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A finished answer.
+
+    Attributes:
+        tokens: Its tokens, the end of sequence left out, where logprobs were asked for.
+    """
+
+    result: GenerationResult
+    tokens: tuple[TokenText, ...] = ()
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What has been added to an answer since the last piece; the last one carries the result."""
+
+    text: str
+    tokens: tuple[TokenText, ...] = ()
+    result: GenerationResult | None = None
 
 
 @dataclass(frozen=True)
@@ -69,10 +112,10 @@ class Backend(Protocol):
     @property
     def tasks(self) -> Sequence[str]: ...
 
-    async def complete(self, task: str, call: Call) -> GenerationResult | Refusal:
+    async def complete(self, task: str, call: Call) -> Answer | Refusal:
         """The whole answer. Cancelling the awaiting task frees the row."""
 
-    def stream(self, task: str, call: Call) -> AsyncGenerator[Delta | Refusal, None]:
+    def stream(self, task: str, call: Call) -> AsyncGenerator[Piece | Refusal, None]:
         """The answer piece by piece; a refusal ends it, and comes alone unless the answer failed.
 
         Closing the iterator frees the row.

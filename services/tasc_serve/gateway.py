@@ -17,9 +17,8 @@ from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
-from tasc_engine import Delta, GenerationResult
 from tasc_serve.api import create_api
-from tasc_serve.calls import Call, Refusal, TaskStatus
+from tasc_serve.calls import Answer, Call, Piece, Refusal, TaskStatus
 from tasc_serve.discovery import MetricsPort, live_targets, node_address
 from tasc_serve.errors import EngineBroken
 from tasc_serve.http_errors import ApiError
@@ -39,7 +38,7 @@ class HandleBackend:
     """Replicas behind Ray Serve handles.
 
     A call whose replica dies before the first token was handed out is made again, up to
-    ``ATTEMPTS`` times; the answer is the same, since decoding is deterministic.
+    ``ATTEMPTS`` times; the answer is the same, since a call carries its random numbers' seed.
     """
 
     def __init__(
@@ -59,12 +58,12 @@ class HandleBackend:
     def tasks(self) -> Sequence[str]:
         return list(self._handles)
 
-    async def complete(self, task: str, call: Call) -> GenerationResult | Refusal:
+    async def complete(self, task: str, call: Call) -> Answer | Refusal:
         for attempt in range(1, ATTEMPTS + 1):
             response = self._handles[task].complete.remote(_again(call, attempt))
             try:
-                result: GenerationResult | Refusal = await response
-                return result
+                answer: Answer | Refusal = await response
+                return answer
             except asyncio.CancelledError:
                 response.cancel()
                 raise
@@ -72,7 +71,7 @@ class HandleBackend:
                 _log_loss(task, call, attempt, error)
         raise _lost(task)
 
-    async def stream(self, task: str, call: Call) -> AsyncGenerator[Delta | Refusal, None]:
+    async def stream(self, task: str, call: Call) -> AsyncGenerator[Piece | Refusal, None]:
         for attempt in range(1, ATTEMPTS + 1):
             again = _again(call, attempt)
             response: Any = self._handles[task].options(stream=True).stream.remote(again)

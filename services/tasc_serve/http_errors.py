@@ -1,5 +1,6 @@
 """Every error of the HTTP surface, in the OpenAI shape, mapped in this one place."""
 
+import json
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -51,7 +52,8 @@ _CODES = {
     503: "service_unavailable",
     504: "timeout",
 }
-_UNIONS = (("prompt",), ("stop",))
+_UNIONS = (("prompt",), ("stop",), ("response_format",))
+_KEY = "[key]"  # pydantic's word for what is wrong with a key, not with its value
 
 
 def of_refusal(refusal: Refusal) -> ApiError:
@@ -62,18 +64,35 @@ def of_refusal(refusal: Refusal) -> ApiError:
     return ApiError(400, refusal.message, refusal.param)
 
 
-def of_validation(error: ValidationError) -> ApiError:
-    """Name the field at fault; a body that is no JSON has no field."""
+def of_validation(error: ValidationError, body: bytes) -> ApiError:
+    """Name the field at fault; a body that is no JSON has one where a character was cut."""
     fault = _nearest(error.errors(include_url=False, include_context=False, include_input=False))
     place = fault["loc"]
     if place[:1] in _UNIONS:
         place = place[:1] + place[2:]  # the second is pydantic's name of a branch
-    param = ".".join(map(str, place)) or None
+    param = ".".join(str(part) for part in place if part != _KEY) or None
+    if fault["type"] == "json_invalid" and (field := _cut_field(body)):
+        message = f"{field} has half of a character (a lone surrogate); cut it between two"
+        return ApiError(400, message, field)
     if fault["type"] == "json_invalid":
         return ApiError(400, f"the body is not valid JSON: {fault['msg']}")
     if fault["type"] == "extra_forbidden":
         return ApiError(400, f"unknown field {param}; remove it", param)
     return ApiError(400, f"{param or 'body'}: {fault['msg']}", param)
+
+
+def _cut_field(body: bytes) -> str | None:
+    """The first field with half of a character in it, which pydantic takes for no JSON."""
+    try:
+        content = json.loads(body)  # takes it
+        fields = content.items() if isinstance(content, dict) else ()
+        return next((name for name, value in fields if _is_cut(value)), None)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _is_cut(value: object) -> bool:
+    return any("\ud800" <= c <= "\udfff" for c in json.dumps(value, ensure_ascii=False))
 
 
 def of_unexpected(error: Exception, where: str) -> ApiError:

@@ -1,9 +1,10 @@
 """The Serve deployment that answers for one task: an engine, its step loop, its metrics.
 
-It takes calls and gives deltas; HTTP is the gateway's business.
+It takes calls and gives pieces of answers; HTTP is the gateway's business.
 """
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from functools import partial
@@ -11,7 +12,8 @@ from functools import partial
 from prometheus_client import CollectorRegistry
 
 from tasc_engine import Delta, Engine, GenerationRequest, GenerationResult, StepRecord
-from tasc_serve.calls import Call, Refusal, TaskStatus
+from tasc_serve.admission import Admission
+from tasc_serve.calls import Answer, Call, Piece, Refusal, TaskStatus
 from tasc_serve.discovery import MetricsPort, node_address
 from tasc_serve.errors import EngineBroken
 from tasc_serve.loop import EngineLoop
@@ -19,6 +21,7 @@ from tasc_serve.metrics import ReplicaMetrics
 from tasc_serve.models import model_name
 from tasc_serve.settings import ServedTask, ServeSettings
 from tasc_serve.start_notes import tell
+from tasc_serve.token_texts import TokenTexts
 from tasc_serve.watcher import IndexWatcher
 from tasc_serve.worker import Worker
 from tasc_store import Artifact, connect
@@ -53,6 +56,7 @@ class TaskReplica:
             on_step=self._observe_step,
             say=partial(tell, client, task.name),
         )
+        self._admission = Admission(self._worker, limits)
         self._metrics = ReplicaMetrics(
             registry,
             task=task.name,
@@ -71,28 +75,31 @@ class TaskReplica:
             self._worker, self._loop, settings.index_poll_s, self._set_index
         )
 
-    async def complete(self, call: Call) -> GenerationResult | Refusal:
+    async def complete(self, call: Call) -> Answer | Refusal:
         """The whole answer of one call."""
         async with aclosing(self.stream(call)) as items:
             async for item in items:
                 if isinstance(item, Refusal):
                     return item
                 if item.result:
-                    return item.result
+                    return Answer(item.result, item.tokens)
         raise RuntimeError(f"call {call.id} ended without a result")
 
-    async def stream(self, call: Call) -> AsyncGenerator[Delta | Refusal, None]:
-        """An answer piece by piece; closing the iterator frees the row."""
-        request = self._admit(call)
-        if isinstance(request, Refusal):
-            yield request
+    async def stream(self, call: Call) -> AsyncGenerator[Piece | Refusal, None]:
+        """An answer piece by piece, or all of it in one; closing the iterator frees the row."""
+        if self._outstanding >= self._places:
+            yield Refusal("full", f"{self._outstanding} requests are in this replica already")
             return
         self._outstanding += 1
         try:
+            request = await self._admission.request(call)
+            if isinstance(request, Refusal):
+                yield request
+                return
             # Closed before its place is given away: the engine hears of the end first.
-            async with aclosing(self._deltas(request)) as deltas:
-                async for delta in deltas:
-                    yield delta
+            async with aclosing(self._pieces(request)) as pieces:
+                async for piece in pieces:
+                    yield piece
         finally:
             self._outstanding -= 1
 
@@ -120,21 +127,30 @@ class TaskReplica:
             raise EngineBroken(f"no step has ended for {self._loop.stalled_s:.0f} s")
 
     def __del__(self) -> None:
-        for part in ("_watcher", "_loop", "_port"):
+        for part in ("_watcher", "_loop", "_admission", "_port"):
             if hasattr(self, part):
                 getattr(self, part).close()
 
-    def _admit(self, call: Call) -> GenerationRequest | Refusal:
-        if self._outstanding >= self._places:
-            return Refusal("full", f"{self._outstanding} requests are in this replica already")
-        try:
-            request = self._worker.request(call)
-            self._worker.engine.require_fit(request)
-        except ValueError as error:
-            return Refusal("invalid", str(error), call.prompt_field)
-        return request
+    async def _pieces(self, request: GenerationRequest) -> AsyncGenerator[Piece | Refusal, None]:
+        ends = () if request.ignore_eos else self._worker.tokenizer.eos_ids
+        texts = TokenTexts(self._worker.tokenizer, ends)
+        async with aclosing(self._deltas(request)) as deltas:
+            async for delta in deltas:
+                error = delta.result.error if delta.result else None
+                yield Refusal("failed", error) if error else self._piece(delta, request, texts)
 
-    async def _deltas(self, request: GenerationRequest) -> AsyncGenerator[Delta | Refusal, None]:
+    def _piece(self, delta: Delta, request: GenerationRequest, texts: TokenTexts) -> Piece:
+        result = delta.result
+        told = result.logprobs if result and not request.stream else delta.logprobs
+        return Piece(delta.text, texts.of(told), self._versioned(result) if result else None)
+
+    def _versioned(self, result: GenerationResult) -> GenerationResult:
+        """Without log-probabilities, which travel as texts; with what only a replica knows."""
+        artifact = self._worker.artifact
+        version = artifact.version if artifact else None
+        return dataclasses.replace(result, logprobs=(), index_version=version)
+
+    async def _deltas(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
         here = asyncio.get_running_loop()
         # One item per step at most, and a row holds max_tokens steps: bounded by the request.
         arrived: asyncio.Queue[Delta | Exception] = asyncio.Queue()
@@ -154,8 +170,7 @@ class TaskReplica:
                 if item.result:
                     ended = True
                     self._metrics.observe_result(item.result)
-                error = item.result.error if item.result else None
-                yield Refusal("failed", error) if error else item
+                yield item
         finally:
             if not ended:
                 self._loop.cancel(request.id)

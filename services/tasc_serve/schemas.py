@@ -1,41 +1,73 @@
-"""The HTTP surface in the OpenAI shape: what is read, what is written.
+"""Request bodies in the OpenAI shape: what is read. What is written is in `answers`.
 
 Unknown fields are refused, never dropped.
 """
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import Field, model_validator
 
-from tasc_engine import GenerationResult
+from tasc_engine.request import MOST_LOGPROBS
+from tasc_serve.formats import Biases, Body, Number, ResponseFormat, StopText, TokenId
 
-Text = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
-TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-# Only greedy decoding is offered, so only its own values pass; others would be ignored silently.
-_GREEDY = "decoding is greedy: only {0} is accepted"
-
-
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+MetricsLevel = Literal["none", "summary", "detailed"]
+Top = Annotated[int, Field(ge=0, le=MOST_LOGPROBS)]
+Penalty = Annotated[Number, Field(ge=-2, le=2)]
+_DEFAULT = "unset: the task's own, else {0}"
 
 
-class StreamOptions(_Body):
+class StreamOptions(Body):
     include_usage: bool = False
 
 
-class _Generation(_Body):
+class _Generation(Body):
     model: str = Field(max_length=256, description="the task's name")
-    max_tokens: int | None = Field(None, ge=1)
-    stop: Text | Annotated[list[Text], Field(max_length=16)] | None = None
+    max_tokens: int | None = Field(None, ge=1, description="unset: the task's own")
+    stop: StopText | Annotated[list[StopText], Field(max_length=16)] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    temperature: Annotated[float, Field(ge=0, le=0)] | None = Field(
-        None, description=_GREEDY.format("0")
+    temperature: Annotated[Number, Field(ge=0, le=2)] | None = Field(
+        None,
+        description=_DEFAULT.format("0: most tasks are classifications")
+        + "; 0 takes the likeliest token, the first of equal ones",
     )
-    top_p: Annotated[float, Field(ge=1, le=1)] | None = Field(None, description=_GREEDY.format("1"))
-    n: Annotated[int, Field(ge=1, le=1)] | None = Field(None, description=_GREEDY.format("1"))
+    top_p: Annotated[Number, Field(gt=0, le=1)] | None = Field(
+        None, description=_DEFAULT.format("1")
+    )
+    n: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="answers to the prompt; with temperature 0 they are equal"
+    )
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = Field(
+        None, description="same seed, same answers; unset: a drawn one"
+    )
+    logit_bias: Biases | None = Field(None, description="token ids and what their logits get")
+    presence_penalty: Penalty | None = Field(None, description=_DEFAULT.format("0"))
+    frequency_penalty: Penalty | None = Field(None, description=_DEFAULT.format("0"))
+    response_format: ResponseFormat | None = None
     user: str | None = Field(None, max_length=256)
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = Field(
+        None, description=f"extension; 0 or -1: all tokens; {_DEFAULT.format('0')}"
+    )
+    min_p: Annotated[Number, Field(ge=0, le=1)] | None = Field(
+        None, description=f"extension; {_DEFAULT.format('0')}"
+    )
+    repetition_penalty: Annotated[Number, Field(gt=0, le=100)] | None = Field(
+        None, description=f"extension; {_DEFAULT.format('1')}"
+    )
+    ignore_eos: bool = Field(False, description="extension: go on behind an end of sequence")
+    guided_choice: Annotated[list[str], Field(fail_fast=True)] | None = Field(
+        None, description="extension: the answer is one of these"
+    )
+    guided_regex: str | None = Field(None, description="extension: the whole answer matches it")
+    guided_json: dict[str, Any] | None = Field(
+        None, description="extension: a JSON schema that the answer fits"
+    )
+    guided_grammar: str | None = Field(None, description="extension: a grammar in Lark's syntax")
     draft: bool = Field(True, description="extension: whether to draft; the answer is the same")
+    metrics: MetricsLevel = Field(
+        "summary",
+        description="extension: how much to tell of time and drafts; of n > 1 nothing is told",
+    )
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -53,13 +85,20 @@ class CompletionRequest(_Generation):
 
     # One fault is enough: a million wrong ids must not become a million errors.
     prompt: str | Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+    logprobs: Top | None = Field(
+        None, description="so many of the likeliest tokens of each place, and the chosen one"
+    )
 
     @property
     def limit(self) -> int | None:
         return self.max_tokens
 
+    @property
+    def told_logprobs(self) -> int | None:
+        return self.logprobs
 
-class ChatMessage(_Body):
+
+class ChatMessage(Body):
     role: Literal["user"] = Field(description="tasks have one turn: the row's input")
     content: str
     name: str | None = None
@@ -70,6 +109,8 @@ class ChatRequest(_Generation):
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=1)]
     max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: Top | None = Field(None, description="needs logprobs")
 
     @model_validator(mode="after")
     def _one_limit(self) -> Self:
@@ -81,29 +122,6 @@ class ChatRequest(_Generation):
     def limit(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
-
-def usage(result: GenerationResult) -> dict[str, int]:
-    answer = len(result.tokens)
-    return {
-        "prompt_tokens": result.prompt_tokens,
-        "completion_tokens": answer,
-        "total_tokens": result.prompt_tokens + answer,
-    }
-
-
-def completion_choice(text: str, reason: str | None) -> dict[str, Any]:
-    return {"index": 0, "text": text, "logprobs": None, "finish_reason": reason}
-
-
-def chat_choice(text: str, reason: str | None) -> dict[str, Any]:
-    message = {"role": "assistant", "content": text}
-    return {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
-
-
-def chat_chunk(text: str, reason: str | None, first: bool) -> dict[str, Any]:
-    delta = {"role": "assistant", "content": text} if first else {"content": text}
-    return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
-
-
-def completion_chunk(text: str, reason: str | None, first: bool) -> dict[str, Any]:
-    return completion_choice(text, reason)
+    @property
+    def told_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None

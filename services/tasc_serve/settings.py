@@ -44,10 +44,26 @@ class LimitSettings(_Section):
     max_prompt_bytes: int = Field(262_144, ge=1)
     max_body_bytes: int = Field(4_194_304, ge=1)
     max_tokens: int = Field(512, ge=1, description="most max_tokens a request may ask for")
+    max_choices: int = Field(16, ge=1, description="most answers (n) to one request")
+    max_total_tokens: int = Field(
+        4096, ge=1, description="most tokens of all answers to a request with n above 1"
+    )
+    guide_timeout_s: float = Field(
+        5.0, gt=0, description="until the guide of a request is compiled, which is done once"
+    )
     max_queued: int = Field(256, ge=0, description="requests waiting in one replica")
     request_timeout_s: float = Field(60.0, gt=0)
     drain_timeout_s: float = Field(20.0, gt=0)
     start_timeout_s: float = Field(300.0, gt=0, description="until every task answers")
+
+    def over_total(self, n: int, max_tokens: int) -> str | None:
+        """What is wrong with ``n`` answers of ``max_tokens`` each, if that is too much."""
+        total, most = n * max_tokens, self.max_total_tokens
+        if n == 1 or total <= most:
+            return None
+        return (
+            f"n is {n} answers of {max_tokens} tokens, {total} together; at most {most} are taken"
+        )
 
 
 class DraftOverrides(_Section):

@@ -89,7 +89,7 @@ def _key(target: Target, source: ModelSource) -> str:
     facts = [
         str(source.folder.resolve()),
         [p.stat().st_mtime_ns for p in sorted(source.folder.glob("*.safetensors"))],
-        str(source.adapter),
+        [str(source.adapter), str(source.adapters), source.quantization],
         target.dtype_name,
         target.device_name,
         _processor(),

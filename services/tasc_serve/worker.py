@@ -13,7 +13,8 @@ import torch
 
 from tasc_draft import DraftIndex, DraftSettings, NgramProposer
 from tasc_engine import Engine, EngineConfig, GenerationRequest, ModelSource, StepRecord, Target
-from tasc_engine.target import max_positions
+from tasc_engine.loading import max_positions
+from tasc_serve.asked import Asked, FieldError, Guide
 from tasc_serve.calls import Call
 from tasc_serve.indexes import DraftIndexes
 from tasc_serve.models import load_tokenizer
@@ -97,25 +98,51 @@ class Worker:
         self.artifact = artifact
 
     def request(self, call: Call) -> GenerationRequest:
-        """Turn a call into token ids and limits.
+        """Turn a call into token ids, limits, a rule and a guide, which is compiled here.
+
+        It may be called on any thread; compiling a guide takes time.
 
         Raises:
+            FieldError: A field of the request other than the prompt cannot be met.
             ValueError: The prompt has no tokens, or a limit is out of range.
         """
         prompt = call.prompt
         if isinstance(prompt, str):
             text = self.template.render(prompt) if call.templated else prompt
             prompt = tuple(self.tokenizer.encode_prompt(text))
-        room = self.engine.longest - len(prompt)
-        asked = call.max_tokens
+        asked = call.asked.guided(self.record)
+        self._require_tokens(asked)
+        room = max(self.engine.longest - len(prompt), 1)
+        most = min(self.record.max_tokens, room) if call.max_tokens is None else call.max_tokens
+        if asked.guide:
+            self._compile(asked.guide, most)
         return GenerationRequest(
             id=call.id,
             prompt=prompt,
-            max_tokens=asked if asked is not None else max(min(self.record.max_tokens, room), 1),
+            max_tokens=most,
             stop=(*self.record.stop, *call.stop),
             draft=call.draft,
             stream=call.stream,
+            sampling=asked.sampling(self.record.sampling),
+            guide=asked.guide.spec if asked.guide else None,
+            logprobs=asked.logprobs,
+            ignore_eos=asked.ignore_eos,
         )
+
+    def _require_tokens(self, asked: Asked) -> None:
+        size = self.tokenizer.vocab_size
+        unknown = [token for token, _ in asked.logit_bias if token >= size]
+        if unknown:
+            raise FieldError(
+                "logit_bias", f"logit_bias has token {unknown[0]}; the task's model has {size}"
+            )
+
+    def _compile(self, guide: Guide, max_tokens: int) -> None:
+        """Have the engine know the guide before its request comes."""
+        try:
+            self.engine.guides.of(guide.spec, max_tokens)
+        except ValueError as error:
+            raise FieldError(guide.field, f"{guide.field}: {error}") from error
 
     def _settings(self, index: DraftIndex) -> DraftSettings:
         """The service's own settings over those tuned with the index, or over the record's."""

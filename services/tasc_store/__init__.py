@@ -13,10 +13,14 @@ from tasc_store.errors import (
     StoreReadOnly,
     StoreTooOld,
     StoreUnreachable,
+    TaskChanged,
+    TaskInUse,
     UnknownTask,
     UnknownVersion,
 )
-from tasc_store.tasks import TaskRecord, TaskStore
+from tasc_store.sampling_defaults import SamplingDefaults
+from tasc_store.task_record import TaskRecord
+from tasc_store.tasks import TaskStore
 
 __all__ = [
     "Appended",
@@ -28,11 +32,14 @@ __all__ = [
     "CorruptArtifact",
     "EmbeddedRedis",
     "FingerprintMismatch",
+    "SamplingDefaults",
     "StoreError",
     "StoreFull",
     "StoreReadOnly",
     "StoreTooOld",
     "StoreUnreachable",
+    "TaskChanged",
+    "TaskInUse",
     "TaskRecord",
     "TaskStore",
     "UnknownTask",

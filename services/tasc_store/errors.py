@@ -29,6 +29,14 @@ class UnknownVersion(StoreError):
     """The task or index is known, that version of it is not."""
 
 
+class TaskInUse(StoreError):
+    """The task cannot be deleted: the tasks named draft from its corpus."""
+
+
+class TaskChanged(StoreError):
+    """Somebody else put another version of the task since it was read."""
+
+
 class CorruptArtifact(StoreError):
     """An artifact's bytes are missing, or are not those its record describes."""
 

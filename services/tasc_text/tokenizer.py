@@ -16,6 +16,7 @@ from tasc_text.errors import TokenizerError
 # Padding and truncation are how one run was called, not who the tokenizer is.
 _NOT_IDENTITY = ("padding", "truncation", "version")
 _INSIDE = "a"  # its own text in byte-level and in SentencePiece vocabularies alike
+_CUT = "\N{REPLACEMENT CHARACTER}"  # what decoders write for a part of a character
 
 
 class TaskTokenizer:
@@ -73,6 +74,12 @@ class TaskTokenizer:
         return frozenset(i for i in ids if i is not None)
 
     @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Ids that have no text in an answer."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return frozenset(id_ for id_, token in added.items() if token.special)
+
+    @cached_property
     def word_starts(self) -> NDArray[np.bool_]:
         """``bool[vocab_size + 1]``: whether a token begins a word.
 
@@ -83,8 +90,7 @@ class TaskTokenizer:
         starts = np.ones(self.vocab_size + 1, bool)
         for id_, text in self._texts.items():
             starts[id_] = text[:1].isspace()
-        added = self._tokenizer.get_added_tokens_decoder()
-        starts[[id_ for id_, token in added.items() if token.special]] = True
+        starts[list(self.special_ids)] = True
         starts[[id_ for id_ in self.eos_ids if id_ < self.vocab_size]] = True
         starts.setflags(write=False)
         return starts
@@ -124,14 +130,53 @@ class TaskTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
+    def token_bytes(self, id_: int) -> bytes:
+        """What a token adds to a text, in UTF-8: also where that is a part of a character only.
+
+        A special token has the text it is written as; an id without a token has none.
+        """
+        found = self._bytes.get(id_)
+        if found is None:
+            found = self._bytes[id_] = self._bytes_of(id_)
+        return found
+
+    @cached_property
+    def _bytes(self) -> dict[int, bytes]:
+        return {}
+
+    def _bytes_of(self, id_: int) -> bytes:
+        piece = self._tokenizer.id_to_token(id_)
+        if piece is None:
+            return b""
+        if id_ in self.byte_ids:
+            return bytes([int(piece[3:5], 16)])
+        if id_ in self.special_ids:
+            return piece.encode()
+        text = self._text(piece)
+        if _CUT in text and all(letter in _BYTES for letter in piece):
+            return bytes(_BYTES[letter] for letter in piece)
+        return text.encode()
+
     @cached_property
     def _texts(self) -> dict[int, str]:
-        """Each id's text inside a text: at its begin decoders drop a blank."""
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        return {id_: self._text(piece) for piece, id_ in vocabulary.items()}
+
+    def _text(self, piece: str) -> str:
+        """A token's text inside a text: at its begin decoders drop a blank."""
         decoder = self._tokenizer.decoder
-        return {
-            id_: (decoder.decode([_INSIDE, piece]) if decoder else piece).removeprefix(_INSIDE)
-            for piece, id_ in self._tokenizer.get_vocab(with_added_tokens=True).items()
-        }
+        return (decoder.decode([_INSIDE, piece]) if decoder else piece).removeprefix(_INSIDE)
+
+
+def _letters_of_bytes() -> dict[str, int]:
+    """The letters that byte-level vocabularies write bytes as (Radford et al. 2019, GPT-2): those
+    that are seen stand for themselves, the others are the letters from 256 on."""
+    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    unseen = [byte for byte in range(256) if byte not in seen]
+    return {chr(b): b for b in seen} | {chr(256 + i): b for i, b in enumerate(unseen)}
+
+
+_BYTES = _letters_of_bytes()
 
 
 def _eos_ids(folder: Path, path: Path) -> list[int]:

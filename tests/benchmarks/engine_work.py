@@ -11,7 +11,7 @@ from pathlib import Path
 from engine_args import Asked
 from engine_loop import Job
 
-from tasc_engine.target import ModelSource, load_model
+from tasc_engine.loading import ModelSource, load_model
 from tasc_jobs.demo.tasks import MODEL, TEMPLATES, demo_record, read_split
 from tasc_jobs.demo.train import SIZES
 from tasc_serve.worker import model_source

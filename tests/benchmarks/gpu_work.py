@@ -28,8 +28,8 @@ from tasc_draft import (
 )
 from tasc_engine import Engine, EngineConfig, EngineTotals, GenerationRequest, ModelSource, Target
 from tasc_engine.cost import StepCosts
+from tasc_engine.loading import load_model
 from tasc_engine.stats import StepRecord
-from tasc_engine.target import load_model
 from tasc_text import PromptTemplate, TaskTokenizer
 
 DEMO = Path(__file__).resolve().parents[2] / "pipelines" / "tasc_jobs" / "demo"

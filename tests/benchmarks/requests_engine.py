@@ -1,12 +1,12 @@
 """Engines of the shipped model for the requests benchmark, and what a run of one tells."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from collections.abc import Sequence as Row
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-import tasc_engine.engine as engine_module
 from tasc_draft import SOURCES, DraftSettings, NgramProposer, Tokens, build_learnt_index
 from tasc_engine import (
     Engine,
@@ -17,12 +17,14 @@ from tasc_engine import (
     ModelSource,
     Target,
 )
+from tasc_engine.plan import Plan
+from tasc_engine.sequence import Sequence
 from tasc_jobs.demo.tasks import MODEL
 from tasc_text import TaskTokenizer
 
 SETTINGS = DraftSettings(recent_tokens=0)
 LENGTH = 1024
-Examples = Sequence[tuple[str, str]]  # prompts and outputs
+Examples = Row[tuple[str, str]]  # prompts and outputs
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ def load(rows: int = 8, **source: Any) -> Target:
     return Target.load(ModelSource(MODEL, **source), EngineConfig(rows=rows, max_model_len=LENGTH))
 
 
-def prompts(texts: Sequence[str], most: int = 512) -> list[tuple[int, ...]]:
+def prompts(texts: Row[str], most: int = 512) -> list[tuple[int, ...]]:
     """The last ``most`` tokens of each."""
     known = tokenizer()
     return [tuple(known.encode_prompt(text)[-most:]) for text in texts]
@@ -73,7 +75,7 @@ class Drafted:
             canonical=self.known.canonical,
         )
 
-    def run(self, requests: Sequence[GenerationRequest], draft: bool = True) -> Run:
+    def run(self, requests: Row[GenerationRequest], draft: bool = True) -> Run:
         config = self.target.config
         proposer = NgramProposer(
             SETTINGS, rows=config.rows, capacity=LENGTH, vocab_size=self.target.vocab_size,
@@ -103,10 +105,9 @@ def guides_timed() -> Iterator[list[float]]:
 
         return run
 
-    sequence = engine_module.Sequence
-    honest = engine_module.follow, sequence.follow_guide
-    engine_module.follow, sequence.follow_guide = timed(honest[0]), timed(honest[1])
+    honest = Plan.guided, Sequence.follow_guide
+    Plan.guided, Sequence.follow_guide = timed(honest[0]), timed(honest[1])
     try:
         yield spent
     finally:
-        engine_module.follow, sequence.follow_guide = honest
+        Plan.guided, Sequence.follow_guide = honest

@@ -11,7 +11,7 @@ from requests_engine import Drafted, load, prompts
 
 from tasc_engine import GenerationRequest, GuideSpec, Sampling
 
-MAX_TOKENS = 300
+MAX_TOKENS = 900  # a model that never saw JSON writes blanks wherever it may
 _SERVICES = ("FindRestaurants", "ReserveRestaurant", "GetWeather", "SearchFlights", "PlayMedia")
 _SLOTS = ("city", "date", "time", "number_of_seats", "category", "price_range", "has_live_music")
 _VALUES = ("cheap", "moderate", "expensive", "San Jose", "New York", "naïve café", "2019-03-08")

@@ -13,7 +13,7 @@ from gpu_found import Found, Here
 from gpu_work import BASE, DEMO, TASK, merged
 
 from tasc_engine import ModelSource
-from tasc_engine.target import load_model
+from tasc_engine.loading import load_model
 
 SCRIPT = Path(__file__).with_name("gpu.sh")
 STAGES = {"prepare", "tests", "equality", "steps", "speed"}

@@ -1,8 +1,10 @@
 """One real Redis and one real local Ray for all tests that need no server of their own."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from tasc_command import Command
 
 from tasc_jobs.ray_local import local_ray
 from tasc_store import EmbeddedRedis
@@ -18,3 +20,10 @@ def redis_url() -> Iterator[str]:
 def ray_cluster() -> Iterator[None]:
     with local_ray(num_cpus=4, object_store_mb=150):
         yield
+
+
+@pytest.fixture
+def tasc(tmp_path: Path) -> Iterator[Command]:
+    command = Command(tmp_path)
+    yield command
+    command.wait_until_gone()

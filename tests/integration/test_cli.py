@@ -1,80 +1,18 @@
 """The ``tasc`` command as people run it: whole processes, real servers, nothing left behind."""
 
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
-import time
-import uuid
-from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
 
 import httpx
 import pytest
+from tasc_command import Command
 
 from tiny import SENTENCES, make_folder
 
 pytestmark = [pytest.mark.redis, pytest.mark.ray]
-DEADLINE_S = 240
-
-
-class Command:
-    """Runs ``tasc`` with a mark in its environment by which all its processes can be found."""
-
-    def __init__(self, folder: Path) -> None:
-        self.mark = uuid.uuid4().hex
-        self.data_dir = folder / "redis"
-        unset = ("REDIS_URL", "RAY_ADDRESS")
-        self.env = {k: v for k, v in os.environ.items() if k not in unset}
-        self.env |= {"TASC_TEST_MARK": self.mark, "TASC_DATA_DIR": str(self.data_dir)}
-        self.env["HOME"] = str(folder)
-
-    def start(self, *args: object) -> subprocess.Popen[str]:
-        code = "from tasc_jobs.cli import main; main()"
-        return subprocess.Popen(
-            [sys.executable, "-c", code, *map(str, args)],
-            env=self.env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
-
-    def run(self, *args: object, code: int = 0) -> str:
-        with self.start(*args) as process:
-            out, err = self.finish(process)
-        assert process.returncode == code, err
-        return out if code == 0 else err
-
-    @staticmethod
-    def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
-        try:
-            return process.communicate(timeout=DEADLINE_S)
-        except BaseException:
-            process.kill()  # what it started dies with it, or shows in wait_until_gone
-            raise
-
-    def processes(self) -> list[str]:
-        found = []
-        for environ in Path("/proc").glob("[0-9]*/environ"):
-            try:
-                if self.mark.encode() in environ.read_bytes():
-                    found.append(environ.with_name("cmdline").read_text().replace("\0", " "))
-            except OSError:
-                continue  # it ended while we looked
-        return found
-
-    def wait_until_gone(self) -> None:
-        deadline = time.monotonic() + 15
-        while (left := self.processes()) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert not left
-
-
-@pytest.fixture
-def tasc(tmp_path: Path) -> Iterator[Command]:
-    command = Command(tmp_path)
-    yield command
-    command.wait_until_gone()
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +114,7 @@ def test_a_service_that_is_told_to_end_leaves_no_process(
         (["stats"], 2, "TASK"),
         (["ingest", "t", "nowhere.jsonl"], 1, "nowhere.jsonl"),
         (["serve", "--config", "nowhere.yaml"], 1, "nowhere.yaml"),
-        (["task", "create", "t", "--model", "/", "--template", "{input}"], 1, "tokenizer.json"),
+        (["task", "create", "t", "--model", "/", "--template", "{input}"], 2, "tokenizer.json"),
         (["stats", "t", "--redis-url", "redis://:secret@127.0.0.1:1/0"], 1, "127.0.0.1:1"),
     ],
 )

@@ -13,6 +13,7 @@ FORBIDDEN = {
     "tasc_engine": {"ray", "fastapi", "redis", "bitsandbytes", "prometheus_client"},
     "tasc_serve.gateway": {"torch", "transformers"},
     "tasc_jobs.cli": {"torch", "transformers", "ray", "fastapi"},
+    "tasc_jobs.tasks.register": {"torch", "transformers", "ray", "fastapi"},
 }
 
 

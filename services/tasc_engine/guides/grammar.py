@@ -1,8 +1,9 @@
 """An answer guided by a grammar that llguidance follows. It does not know how one is compiled.
 
 Matchers of one grammar share what its lexer has found out, and so its errors: where one has spent
-what a lexer may hold, all of them stop. So a matcher that stops is made once more, from the tokens
-said so far and a lexer that has held nothing yet; only what stops then too is an error.
+what a lexer may hold, all of them stop. So one that stops is made anew from the tokens said so far,
+at last with a lexer of its own; only what stops then too is an error. An answer depends on its
+request, not on its neighbours.
 """
 
 import threading
@@ -23,10 +24,10 @@ class Grammar:
     """A compiled grammar, for any number of answers and threads.
 
     Args:
-        make: Makes a matcher at its begin, with a lexer of its own.
         never: ``uint32[words]`` tokens that are never allowed.
 
     Attributes:
+        make: Makes a matcher at its begin, with a lexer of its own.
         eos_id: What is said at the end.
     """
 
@@ -34,7 +35,7 @@ class Grammar:
         self.eos_id = eos_id
         self.words = len(never)
         self._never = never if never.any() else None
-        self._make = make
+        self.make = make
         self._fresh = make()
         self._lock = threading.Lock()
 
@@ -43,12 +44,12 @@ class Grammar:
         return GrammarGuide(self)
 
     def begin(self) -> "LLMatcher":
-        """A matcher at its begin, whose lexer can still go on."""
+        """A matcher at its begin, whose lexer is shared and can still go on."""
         with self._lock:
             matcher = self._fresh.deep_copy()
             matcher.compute_bitmask()
             if matcher.is_error():
-                self._fresh = self._make()
+                self._fresh = self.make()
                 matcher = self._fresh.deep_copy()
             return matcher
 
@@ -84,7 +85,7 @@ class GrammarGuide:
         if not self._now(masks[0]):
             masks[0] = 0
         elif len(tokens) and not self._walk(tokens.tolist(), parents.tolist(), kept, masks):
-            self._again()
+            self._revive()
 
     def advance(self, tokens: Int32) -> None:
         for token in tokens.tolist():
@@ -95,7 +96,7 @@ class GrammarGuide:
                 return
             self._said.append(token)
             if not self._matcher.consume_token(token):
-                self._again()
+                self._revive()
 
     def forced(self, most: int) -> Int32:
         found: list[int] = []
@@ -111,19 +112,14 @@ class GrammarGuide:
             going = self._matcher.consume_token(token) and self._grammar.fill(self._matcher, mask)
         back = len(found) - (found[-1:] == [self._grammar.eos_id])
         if not self._matcher.rollback(back):
-            self._again()
+            self._revive()
         return np.array(found, np.int32)
 
     def _now(self, mask: Masks) -> bool:
         """Write what may come next; False where nothing may."""
         if self.ended or self.error:
             return False
-        if self._grammar.fill(self._matcher, mask) or (
-            self._again() and self._grammar.fill(self._matcher, mask)
-        ):
-            return True
-        self.error = self.error or reason(self._matcher) or "no token may follow"
-        return False
+        return self._grammar.fill(self._matcher, mask) or self._revive(mask)
 
     def _walk(
         self, tokens: list[int], parents: list[int], kept: NDArray[np.bool_], masks: Masks
@@ -153,13 +149,16 @@ class GrammarGuide:
             pending += below.get(x, [])
         return self._matcher.rollback(len(path) - 1)
 
-    def _again(self) -> bool:
-        """Go on with a matcher made anew; where it cannot say what was said, that is an error."""
-        self._matcher = self._grammar.begin()
-        going = self._matcher.consume_tokens(self._said)
-        if not going:
-            self.error = reason(self._matcher)
-        return going
+    def _revive(self, mask: Masks | None = None) -> bool:
+        """Make the matcher anew and write what may come next; False, and an error, where none can."""
+        for begin in (self._grammar.begin, self._grammar.make):
+            self._matcher = begin()
+            if self._matcher.consume_tokens(self._said) and (
+                mask is None or self._grammar.fill(self._matcher, mask)
+            ):
+                return True
+        self.error = reason(self._matcher) or "no token may follow"
+        return False
 
 
 def _allows(mask: Masks, token: int) -> bool:

@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -214,7 +214,7 @@ def test_what_cannot_be_done_is_said_and_nothing_is_published(
 def test_a_corpus_too_small_to_hold_rows_out_is_refused(
     client, redis_url, record, task, monkeypatch, capsys
 ):
-    small = TaskRecord(**{**asdict(record), "name": f"{task}-small", "draft": record.draft})
+    small = replace(record, name=f"{task}-small")
     TaskStore(client).put(small)
     assert tasc(monkeypatch, redis_url, "tune", small.name) == 1
     assert "has no rows; ingest some first" in capsys.readouterr().err

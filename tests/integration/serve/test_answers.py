@@ -116,7 +116,8 @@ def test_metrics_add_up(service, client):
         assert more("tasc_http_requests_total", code=200) == len(mine)
         accepted = after.sum("tasc_spec_decode_num_accepted_tokens_total", task=task)
         bonus = after.sum("tasc_bonus_tokens_total", task=task)
-        assert after.sum("tasc_generation_tokens_total", task=task) == accepted + bonus
+        forced = after.sum("tasc_forced_tokens_total", task=task)
+        assert after.sum("tasc_generation_tokens_total", task=task) == accepted + bonus + forced
         reached = after.by_position("tasc_spec_decode_num_drafts_per_pos_total", task)
         kept = after.by_position("tasc_spec_decode_num_accepted_tokens_per_pos_total", task)
         assert 1 < len(kept) <= len(reached)
@@ -148,7 +149,7 @@ def test_the_client_understands_our_errors(client):
     with pytest.raises(NotFoundError, match="'gamma' is not served here; there are alpha, beta"):
         client.completions.create(model="gamma", prompt="hi")
     with pytest.raises(BadRequestError, match="temperature") as refused:
-        client.completions.create(model=ALPHA, prompt="hi", temperature=0.7)
+        client.completions.create(model=ALPHA, prompt="hi", temperature=2.5)
     assert refused.value.param == "temperature"
 
 

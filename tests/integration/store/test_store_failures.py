@@ -3,12 +3,14 @@
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import redis
 
 from tasc_store import (
+    Artifact,
     ArtifactStore,
     CorpusRow,
     CorpusStore,
@@ -27,6 +29,13 @@ RECORD = TaskRecord("task", "m", "finger", "{input}")
 Write = Callable[[redis.Redis, Path], object]
 
 
+def _fill(client: redis.Redis, source: Path) -> Artifact:
+    """What the writes below go on from: a task of two versions, a published index."""
+    for limit in (1, 2):
+        TaskStore(client).put(replace(RECORD, name="old", max_tokens=limit))
+    return ArtifactStore(client, "task", "finger").publish(source, 1)
+
+
 def _announce(client: redis.Redis, source: Path) -> None:
     store = ArtifactStore(client, "task", "finger")
     store.announce(store.versions()[-1])
@@ -34,6 +43,7 @@ def _announce(client: redis.Redis, source: Path) -> None:
 
 WRITES: dict[str, Write] = {
     "put": lambda client, _: TaskStore(client).put(RECORD),
+    "use": lambda client, _: TaskStore(client).use("old", 1),
     "append": lambda client, _: CorpusStore(client, "task").append([CorpusRow("k", "i", "o")]),
     "publish": lambda client, source: ArtifactStore(client, "task", "finger").publish(source, 1),
     "announce": _announce,
@@ -53,12 +63,19 @@ def unused_port() -> Iterator[int]:
 def test_a_full_redis_is_named_and_nothing_goes_in(
     server: EmbeddedRedis, client: redis.Redis, source: Path, write: Write
 ) -> None:
-    ArtifactStore(client, "task", "finger").publish(source, 1)
+    _fill(client, source)
     client.config_set("maxmemory", 1)
     before = set(client.keys())
     with connect(server.url) as full, pytest.raises(StoreFull, match=server.url):
         write(full, source)
     assert set(client.keys()) == before
+
+
+def test_a_full_redis_lets_a_task_be_deleted(client: redis.Redis, source: Path) -> None:
+    _fill(client, source)
+    client.config_set("maxmemory", 1)
+    TaskStore(client).delete("old")
+    assert not client.exists("tasc:{old}:records")
 
 
 def test_a_redis_that_becomes_full_during_a_publish_is_cleared_of_it(
@@ -81,7 +98,7 @@ def test_a_read_only_replica_is_named(
     write: Write,
     poll_until: Callable[[Callable[[], bool]], None],
 ) -> None:
-    artifact = ArtifactStore(client, "task", "finger").publish(source, 1)
+    artifact = _fill(client, source)
     client.config_set("repl-diskless-sync-delay", 0)  # Redis 7 waits 5 s for more replicas
     with connect(spare.url) as replica:
         replica.replicaof("127.0.0.1", server.url.rpartition(":")[2].removesuffix("/0"))
@@ -132,6 +149,8 @@ def test_a_silent_server_is_given_up() -> None:
         *WRITES.values(),
         lambda client, _: TaskStore(client).get("task"),
         lambda client, _: TaskStore(client).names(),
+        lambda client, _: TaskStore(client).newest(),
+        lambda client, _: TaskStore(client).delete("task"),
         lambda client, _: len(CorpusStore(client, "task")),
         lambda client, _: CorpusStore(client, "task").read(0, 1),
         lambda client, _: ArtifactStore(client, "task", "finger").current(),

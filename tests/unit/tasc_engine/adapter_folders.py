@@ -67,10 +67,21 @@ def logits_of(target: Any, rows: Sequence[Part]) -> Tensor:
     return target.logits(second).clone()
 
 
+def of_rows(logits: Tensor, rows: Sequence[Part], chosen: Sequence[int]) -> Tensor:
+    """What a step's logits say of some of its rows."""
+    return torch.cat([logits.split([1 + len(tree) for *_, tree in rows])[i] for i in chosen])
+
+
+def merged_logits(merged: Sequence[Any], rows: Sequence[Part]) -> Tensor:
+    """The same, each row by its own target: the base's, or one an adapter is merged into."""
+    plain = [(0, *part) for _, *part in rows]
+    found = [logits_of(target, plain) for target in merged]
+    return torch.cat([of_rows(found[row[0]], rows, [i]) for i, row in enumerate(rows)])
+
+
 @torch.inference_mode()
-def merged_logits(base: Path, adapters: Sequence[Path], rows: Sequence[Part], dtype: str) -> Tensor:
-    """The same by transformers: one whole sequence after the other, each by its own merged model."""
-    sources = [ModelSource(base, folder, dtype) for folder in (None, *adapters)]
+def logits_by_transformers(sources: Sequence[ModelSource], rows: Sequence[Part]) -> Tensor:
+    """The same by transformers, one whole sequence after the other."""
     models, found = [load_model(source) for source in sources], []
     for (number, _, _, tree), ids in zip(rows, ids_of(rows), strict=True):
         paths: list[list[int]] = []

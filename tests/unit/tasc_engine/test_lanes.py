@@ -6,7 +6,7 @@ import numba
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasc_engine.cpu import lanes
@@ -63,6 +63,16 @@ def _maximum(x, y, out):
 def _finite(x, out):
     for i in range(0, len(out), WIDTH):
         lanes.store(out, i, lanes.finite(lanes.load(x, i)))
+
+
+@compiled
+def _double(x, out):
+    lanes.store(out, 0, lanes.double(lanes.load(x, 0)))
+
+
+@compiled
+def _only(x, bits, out):
+    lanes.store(out, 0, lanes.only(lanes.load(x, 0), bits))
 
 
 @compiled
@@ -224,6 +234,7 @@ def test_greater_ones_and_no_numbers_are_found_in_any_lane(dtype) -> None:
         assert _greatest(one) == -np.inf
 
 
+@settings(deadline=None)  # the first example compiles
 @given(st.lists(st.floats(width=32), min_size=WIDTH, max_size=WIDTH))
 def test_the_greatest_is_numpys(values) -> None:
     for dtype in FLOATS:
@@ -231,6 +242,20 @@ def test_the_greatest_is_numpys(values) -> None:
         assert np.array_equal(_greatest(x), x.max(), equal_nan=True)
 
 
+@settings(deadline=None)  # the first example compiles
+@given(st.lists(st.floats(width=32), min_size=WIDTH, max_size=WIDTH), st.integers(0, 2**32 - 1))
+def test_lanes_whose_bit_is_set_stay_and_float64_holds_them_all(values, bits) -> None:
+    stays = np.array([bits >> lane & 1 for lane in range(WIDTH)], bool)
+    for dtype in FLOATS:
+        x = np.array(values, dtype)
+        out, wide = np.zeros_like(x), np.zeros(WIDTH)
+        _only(x, bits, out)
+        same(out, np.where(stays, x, dtype(-np.inf)))
+        _double(x, wide)
+        same(wide, x.astype(np.float64))
+
+
+@settings(deadline=None)  # the first example compiles
 @given(st.lists(st.floats(width=32), min_size=WIDTH, max_size=WIDTH))
 def test_only_finite_numbers_stay(values) -> None:
     for dtype in FLOATS:

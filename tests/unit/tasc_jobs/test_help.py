@@ -1,4 +1,4 @@
-"""What `--help` says of the commands that measure drafts: every default, and what is drafted."""
+"""What `--help` says: every default, what is drafted, and how tasks are registered."""
 
 import re
 
@@ -11,7 +11,7 @@ BORDERS = re.compile(r"[\s│]+")
 
 
 def rows(command: str) -> list[str]:
-    ran = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "110"})
+    ran = CliRunner().invoke(app, [*command.split(), "--help"], env={"COLUMNS": "110"})
     assert ran.exit_code == 0
     return ran.output.splitlines()
 
@@ -28,7 +28,9 @@ def options(command: str) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("command", ["replay", "tune", "forecast", "build-index", "generate"])
+@pytest.mark.parametrize(
+    "command", ["replay", "tune", "forecast", "build-index", "generate", "task create"]
+)
 def test_each_option_says_its_default_or_that_it_must_be_given(command):
     said = options(command)
     assert len(said) > 5
@@ -66,3 +68,31 @@ def test_replay_tune_and_forecast_say_what_is_a_tree_and_what_the_service_verifi
         said = options(command)["--tree"]
         assert "the service drafts trees" in said
         assert "[default: tree]" in said
+
+
+def test_create_says_its_defaults_and_shows_how():
+    said = options("task create")
+    for name, default in (
+        ("--dtype", "float32"), ("--max-tokens", "256"), ("--temperature", "0"),
+        ("--repetition-penalty", "1"), ("--mixture", "mixed"), ("--num-speculative-tokens", "16"),
+    ):  # fmt: skip
+        assert f"[default: ({default})]" in said[name]
+    assert {name for name, text in said.items() if "[required]" in text} == {
+        "--model",
+        "--template",
+    }
+    assert " ".join(rows("task create")).count("tasc task create ") == 3
+
+
+def test_set_takes_what_create_takes_and_says_no_defaults():
+    said, created = options("task set"), options("task create")
+    assert said.keys() - created.keys() == {"--unset"}
+    assert created.keys() - said.keys() == {"--replace"}
+    with_default = {name for name, text in said.items() if "[default: " in text}
+    assert with_default == {"--redis-url", "--data-dir"}
+
+
+def test_every_command_of_tasks_says_what_it_does():
+    listed = "".join(rows("task"))
+    for name in ("create", "show", "list", "set", "use", "delete"):
+        assert re.search(rf"│ {name} +[A-Z]", listed)

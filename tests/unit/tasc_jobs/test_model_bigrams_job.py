@@ -9,8 +9,8 @@ import pytest
 
 from tasc_draft.index.bigrams import read_bigrams
 from tasc_engine import ModelSource
+from tasc_engine.loading import load_model
 from tasc_engine.model_bigrams import model_bigrams
-from tasc_engine.target import load_model
 from tasc_jobs.cli import main
 from tasc_jobs.errors import FileError, JobError
 from tasc_jobs.model_bigrams import BigramJob, make_bigrams, vocabulary

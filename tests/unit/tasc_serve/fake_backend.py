@@ -1,7 +1,7 @@
 """A backend that plays a script, so that the HTTP surface can be tested without Ray and models."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Final
@@ -10,44 +10,56 @@ import httpx
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
-from tasc_engine import Delta, GenerationResult, Timings
+from tasc_engine import Acceptance, GenerationResult, Timings
 from tasc_serve.api import create_api
-from tasc_serve.calls import Call, Refusal, TaskStatus
+from tasc_serve.calls import Answer, Call, Piece, Refusal, TaskStatus, TokenText
 from tasc_serve.settings import LimitSettings
 
 FOREVER: Final = "wait for ever"
 TASK: Final = "greet"
 STATUS: Final = TaskStatus(TASK, 1, "model", None, "f" * 32, 512, 8, 3, 100, 4096)
 
-Item = Delta | Refusal | Exception | str
+Item = Piece | Refusal | Exception | str
 
 
 class FakeBackend:
-    """Plays the same script for every call; notes the calls and how many are still open."""
+    """Plays the same script for every call, or ``by_choice`` that of its choice.
+
+    It notes the calls and how many are still open.
+    """
 
     tasks = (TASK,)
 
-    def __init__(self, *script: Item, status: TaskStatus | Exception = STATUS) -> None:
+    def __init__(
+        self,
+        *script: Item,
+        status: TaskStatus | Exception = STATUS,
+        by_choice: Mapping[int, Sequence[Item]] | None = None,
+    ) -> None:
         self.script = script
+        self.by_choice = by_choice or {}
         self.calls: list[Call] = []
         self.open = 0
         self._status = status
 
-    async def complete(self, task: str, call: Call) -> GenerationResult | Refusal:
+    async def complete(self, task: str, call: Call) -> Answer | Refusal:
+        text, tokens = "", ()
         async with aclosing(self.stream(task, call)) as items:
             async for item in items:
                 if isinstance(item, Refusal):
                     return item
+                text, tokens = text + item.text, tokens + item.tokens
                 if item.result:
-                    return item.result
+                    assert text == item.result.text
+                    return Answer(item.result, tokens)
         raise AssertionError("the script has no end")
 
-    async def stream(self, task: str, call: Call) -> AsyncGenerator[Delta | Refusal, None]:
+    async def stream(self, task: str, call: Call) -> AsyncGenerator[Piece | Refusal, None]:
         assert task == TASK
         self.calls.append(call)
         self.open += 1
         try:
-            for item in self.script:
+            for item in self.by_choice.get(call.asked.choice, self.script):
                 if isinstance(item, Exception):
                     raise item
                 if isinstance(item, str):
@@ -69,14 +81,29 @@ class FakeBackend:
         return ["127.0.0.1:1", "127.0.0.1:2"]
 
 
-def answer(*texts: str) -> list[Delta]:
-    """The deltas of one answer of two tokens a piece."""
+def answer(*texts: str, reason: str = "stop", logprobs: int | None = None) -> list[Piece]:
+    """The pieces of one answer of two tokens a piece; with logprobs each token is half of one."""
     whole = tuple(range(2 * len(texts)))
     result = GenerationResult(
-        "id", whole, "".join(texts), "stop", prompt_tokens=5, timings=Timings(0.0, 0.0, 0.0)
+        *("id", whole, "".join(texts), reason),
+        prompt_tokens=5,
+        timings=Timings(queued=0.5, first_token=1.5, total=3.5),
+        acceptance=Acceptance(drafted=(3, 0, 2), accepted=(3, 0, 0)),
+        index_version=7,
     )
-    deltas = [Delta("id", (2 * i, 2 * i + 1), text) for i, text in enumerate(texts)]
-    return [*deltas[:-1], replace(deltas[-1], result=result)]
+    pieces, offset = [], 0
+    for text in texts:
+        tokens = () if logprobs is None else _halves(text, offset, logprobs)
+        pieces.append(Piece(text, tokens))
+        offset += len(text)
+    return [*pieces[:-1], replace(pieces[-1], result=result)]
+
+
+def _halves(text: str, offset: int, logprobs: int) -> tuple[TokenText, TokenText]:
+    middle = len(text) // 2
+    top = tuple((letter.encode(), -1.0 - i) for i, letter in enumerate("abcdefghij"[:logprobs]))
+    first = TokenText(text[:middle].encode(), -0.25, offset, top)
+    return first, TokenText(text[middle:].encode(), -0.5, offset + middle, top)
 
 
 class Service:

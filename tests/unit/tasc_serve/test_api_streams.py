@@ -89,8 +89,8 @@ def test_a_stream_that_cannot_go_on_ends_with_an_error_and_the_end_mark(path, th
 class Client:
     """Speaks ASGI itself, since httpx's transport cannot hang up half-way."""
 
-    def __init__(self, path, spec_version):
-        body = json.dumps(BODIES[path] | {"stream": True}).encode()
+    def __init__(self, path, spec_version, n):
+        body = json.dumps(BODIES[path] | {"stream": True, "n": n}).encode()
         asgi = {"version": "3.0", "spec_version": spec_version}
         self.scope = {"type": "http", "asgi": asgi, "http_version": "1.1", "method": "POST"}
         self.scope |= {"path": path, "raw_path": path.encode(), "query_string": b""}
@@ -112,14 +112,15 @@ class Client:
 
 
 @either_endpoint
+@pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("how", ["the server says so", "sending fails", "the server cancels"])
-def test_a_client_that_goes_away_ends_the_work_for_it(path, how):
+def test_a_client_that_goes_away_ends_the_work_for_it(path, how, n):
     first, last = answer("one", "two")
     backend = FakeBackend(first, last if how == "sending fails" else FOREVER)
     service = Service(backend)
 
     async def hang_up_after_the_first_piece():
-        client = Client(path, "2.3" if how == "the server says so" else "2.4")
+        client = Client(path, "2.3" if how == "the server says so" else "2.4", n)
         if how == "sending fails":
             client.has_piece = client.is_gone
         serving = asyncio.ensure_future(service.app(client.scope, client.receive, client.send))
@@ -128,7 +129,7 @@ def test_a_client_that_goes_away_ends_the_work_for_it(path, how):
         if how == "the server cancels":
             serving.cancel()
         (ended,) = await asyncio.gather(serving, return_exceptions=True)
-        assert (len(backend.calls), backend.open) == (1, 0)
+        assert (len(backend.calls), backend.open) == (n, 0)
         return type(ended)
 
     kinds = {"sending fails": ClientDisconnect, "the server cancels": asyncio.CancelledError}

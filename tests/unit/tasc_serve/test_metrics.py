@@ -35,6 +35,7 @@ def step_records(draw: st.DrawFn) -> StepRecord:
         paused=draw(st.booleans()),
         shared_tokens=draw(st.integers(0, 100)),
         draft_failures=draw(st.integers(0, 3)),
+        forced_tokens=draw(st.integers(0, 9)),
     )
 
 
@@ -52,7 +53,7 @@ def result(reason: str, tokens: tuple[int, ...]) -> GenerationResult:
 
 
 @given(st.lists(step_records(), min_size=1, max_size=5))
-def test_counters_are_the_sums_of_the_steps_and_generation_is_accepted_plus_bonus(records):
+def test_counters_are_the_sums_of_the_steps_and_generation_is_accepted_bonus_and_forced(records):
     registry, metrics = replica()
     totals = EngineTotals(len(SOURCES), POSITIONS)
     for record in records:
@@ -73,7 +74,9 @@ def test_counters_are_the_sums_of_the_steps_and_generation_is_accepted_plus_bonu
     accepted = [value(registry, spec + "accepted_tokens_total", source=s) for s in SOURCES]
     assert accepted == totals.accepted.sum(1).tolist()
     bonus = value(registry, "tasc_bonus_tokens_total")
-    assert value(registry, "tasc_generation_tokens_total") == sum(accepted) + bonus
+    forced = value(registry, "tasc_forced_tokens_total")
+    assert forced == totals.forced_tokens
+    assert value(registry, "tasc_generation_tokens_total") == sum(accepted) + bonus + forced
     drafted = [value(registry, spec + "draft_tokens_total", source=s) for s in SOURCES]
     assert drafted == totals.drafted.sum(1).tolist()
     for name, counts in (("drafts", totals.reached), ("accepted_tokens", totals.accepted)):

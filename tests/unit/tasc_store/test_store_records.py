@@ -11,11 +11,66 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasc_draft.settings import DraftSettings
-from tasc_store import ArtifactCache, ArtifactStore, CorpusRow, CorpusStore, TaskRecord
+from tasc_store import (
+    ArtifactCache,
+    ArtifactStore,
+    CorpusRow,
+    CorpusStore,
+    SamplingDefaults,
+    TaskRecord,
+)
+from tasc_store.answer_forms import MOST_CHOICE_CHARACTERS, MOST_CHOICES, MOST_TEXT_BYTES
 from tasc_store.corpora import MAX_BATCH
 
 RECORD = TaskRecord("intents", "org/model", "f" * 32, "Classify: {input}\n")
 TEXT = st.text(min_size=1)
+
+
+# As records were written before there was sampling, quantization, choices, schema or regex.
+BEFORE = (
+    '{"adapter":null,"corpus":null,"draft":{"corpus_weight":0.75,"learning_rate":0.1,"min_prob":0.2'
+    ',"mixture":"mixed","n_max":6,"neighbour_tokens":4096,"neighbours":32,'
+    '"num_speculative_tokens":16,"p_min":1,"prefix":3,"recent_tokens":65536,"sources":["corpus",'
+    '"prompt","neighbours","recent","bigrams","aligned"]},"dtype":"float32","fingerprint":"'
+    + "f"
+    * 32
+    + '","max_tokens":256,"model":"org/model","name":"intents","revision":null,"stop":[],'
+    '"template":"Classify: {input}\\n"}'
+)
+
+
+def test_a_record_of_before_loads_and_is_written_as_it_was() -> None:
+    record = TaskRecord.from_json(BEFORE)
+    assert record == RECORD
+    assert (record.sampling, record.quantization) == (SamplingDefaults(), None)
+    assert (record.choices, record.schema, record.regex) == ((), None, None)
+    assert record.to_json() == BEFORE
+
+
+@given(
+    numbers=st.fixed_dictionaries(
+        {},
+        optional={
+            "temperature": st.floats(0, 100) | st.integers(0, 100),
+            "top_p": st.floats(0, 1, exclude_min=True),
+            "top_k": st.integers(0, 2**31 - 1),
+            "presence_penalty": st.floats(-100, 100),
+        },
+    ),
+    form=st.sampled_from(
+        [{}, {"choices": ("a", "é ")}, {"schema": '{"type": "string"}'}, {"regex": "a|b"}]
+    ),
+    quantization=st.sampled_from([None, "nf4", "int8"]),
+)
+def test_how_answers_are_made_survives_json(
+    numbers: dict[str, float], form: dict[str, Any], quantization: str | None
+) -> None:
+    sampling = SamplingDefaults(**numbers)
+    record = replace(RECORD, sampling=sampling, quantization=quantization, **form)
+    again = TaskRecord.from_json(record.to_json())
+    assert again == record
+    assert again.to_json() == record.to_json()
+    assert sampling.given == numbers
 
 
 @given(
@@ -62,6 +117,25 @@ def test_a_short_hand_written_record_gets_the_defaults() -> None:
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": True}, "max_tokens"),
         ({"max_tokens": "12"}, "max_tokens"),
+        ({"quantization": "int4"}, "quantization is 'int4'; use nf4 or int8"),
+        ({"quantization": ""}, "quantization"),
+        ({"choices": "ab"}, "choices is 'ab'"),
+        ({"choices": ["a"]}, "choices"),
+        ({"choices": ("a", "")}, "choices"),
+        ({"choices": ("a", 1)}, "choices"),
+        ({"choices": ("a", "b", "a")}, "choices has 'a' twice"),
+        ({"choices": ("\ud800",)}, "choices has a lone surrogate"),
+        ({"choices": tuple(map(str, range(MOST_CHOICES + 1)))}, "20001 labels; at most 20000"),
+        ({"choices": ("x" * (MOST_CHOICE_CHARACTERS + 1),)}, "2000001 characters; at most"),
+        ({"schema": ""}, "schema is ''"),
+        ({"schema": "{"}, "schema is no JSON"),
+        ({"schema": "[" * 60_000}, "schema is no JSON"),
+        ({"schema": "[1]"}, "schema is '.1.'; it must be a JSON object"),
+        ({"schema": '{"é":"' + "x" * (MOST_TEXT_BYTES - 8) + '"}'}, "65537 bytes; at most 65536"),
+        ({"regex": ""}, "regex is ''"),
+        ({"regex": "x" * (MOST_TEXT_BYTES + 1)}, "regex has 65537 bytes"),
+        ({"choices": ("a",), "regex": "a"}, "choices and regex are set"),
+        ({"schema": "{}", "regex": "a"}, "schema and regex are set"),
     ],
 )
 def test_a_wrong_value_is_named(change: dict[str, Any], named: str) -> None:
@@ -76,6 +150,11 @@ def test_a_wrong_value_is_named(change: dict[str, Any], named: str) -> None:
         ({"draft": {"nmax": 3}}, "draft has unknown fields nmax"),
         ({"draft": {"n_max": 99}}, "n_max is 99"),
         ({"draft": 3}, "draft is 3"),
+        ({"sampling": {"temp": 1}}, "sampling has unknown fields temp"),
+        ({"sampling": {"top_k": 2.0}}, "top_k is 2.0; it must be an integer"),
+        ({"sampling": {"top_p": "1"}}, "top_p is '1'; it must be a number"),
+        ({"sampling": {"top_p": True}}, "top_p is True"),
+        ({"choices": "ab"}, "choices is 'ab'"),
     ],
 )
 def test_a_field_json_should_not_have_is_named(change: dict[str, Any], named: str) -> None:
@@ -90,6 +169,17 @@ def test_a_field_json_should_not_have_is_named(change: dict[str, Any], named: st
 def test_json_that_is_no_record_is_refused(text: str, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         TaskRecord.from_json(text)
+
+
+def test_values_at_their_limits_are_taken() -> None:
+    schema = '{"é":"' + "x" * (MOST_TEXT_BYTES - 9) + '"}'
+    for form in (
+        {"choices": tuple(map(str, range(MOST_CHOICES)))},
+        {"choices": ("x" * MOST_CHOICE_CHARACTERS,)},
+        {"schema": schema},
+        {"regex": "x" * MOST_TEXT_BYTES},
+    ):
+        assert replace(RECORD, **form) != RECORD
 
 
 def test_a_row_needs_a_key_and_real_text() -> None:

@@ -149,6 +149,25 @@ def test_byte_tokens_are_known_where_there_are_any(
     assert byte_fallback.byte_ids == frozenset(range(3, 259))
 
 
+@pytest.mark.parametrize("text", ["ab a", "a\n中 東b", "naïve é", "\N{REPLACEMENT CHARACTER}a"])
+def test_the_bytes_of_tokens_make_the_text_also_where_characters_are_cut(
+    tokenizer: TaskTokenizer, text: str
+) -> None:
+    (ids,) = tokenizer.encode_outputs([text])
+    found = [tokenizer.token_bytes(id_) for id_ in ids]
+    assert b"".join(found).decode().removeprefix(" ") == text
+    assert any(not utf8.isascii() and len(utf8) == 1 for utf8 in found) or text.isascii()
+
+
+def test_special_tokens_are_told_as_written_and_ids_without_a_token_as_nothing(
+    tokenizer: TaskTokenizer,
+) -> None:
+    written = tokenizer.backend.id_to_token(tokenizer.eos_id)
+    assert tokenizer.eos_id in tokenizer.special_ids
+    assert tokenizer.token_bytes(tokenizer.eos_id) == written.encode()
+    assert tokenizer.token_bytes(tokenizer.vocab_size) == b""
+
+
 def test_tokenizer_errors_are_text_errors() -> None:
     assert issubclass(TokenizerError, TextError)
     assert issubclass(TextError, ValueError)

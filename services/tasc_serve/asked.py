@@ -1,0 +1,99 @@
+"""What a request asks for beside its prompt, on its way to a replica, and over what its task says.
+
+Values only: it reads no HTTP, compiles no guide and samples nothing.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from tasc_engine import GuideSpec, Sampling
+from tasc_store import SamplingDefaults, TaskRecord
+
+_DEFAULTED = tuple(field.name for field in dataclasses.fields(SamplingDefaults))
+
+
+class FieldError(ValueError):
+    """A request cannot be answered as it is.
+
+    Attributes:
+        field: The request field at fault.
+    """
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+@dataclass(frozen=True)
+class Guide:
+    """What an answer may be.
+
+    Attributes:
+        field: The request field that says so; ``model`` for the guide of the task itself.
+    """
+
+    spec: GuideSpec
+    field: str
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How one answer is wanted; None leaves a value to the task.
+
+    Attributes:
+        seed: Same seed, same answer.
+        choice: Which of the answers to one prompt this is.
+        guide: What the answer may be.
+        logprobs: How many of the likeliest tokens to tell at each place; unset: no logprobs.
+
+    Raises:
+        FieldError: A guide meets ``ignore_eos``.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int = 0
+    choice: int = 0
+    guide: Guide | None = None
+    logprobs: int | None = None
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        if self.guide and self.ignore_eos:
+            raise FieldError(
+                "ignore_eos",
+                f"ignore_eos meets {self.guide.field}, whose guide ends the answer; leave it out",
+            )
+
+    def guided(self, record: TaskRecord) -> "Asked":
+        """With the task's own guide, where the request brings none.
+
+        Raises:
+            FieldError: It meets ``ignore_eos``.
+        """
+        return self if self.guide else dataclasses.replace(self, guide=_own_guide(record))
+
+    def sampling(self, task: SamplingDefaults) -> Sampling:
+        """The rule for this answer: what the request leaves open is the task's, else neutral.
+
+        Raises:
+            ValueError: A value is out of its range.
+        """
+        asked = {name: getattr(self, name) for name in _DEFAULTED}
+        rule: dict[str, Any] = task.given | {k: v for k, v in asked.items() if v is not None}
+        return Sampling(**rule, logit_bias=self.logit_bias, seed=self.seed, choice=self.choice)
+
+
+def _own_guide(record: TaskRecord) -> Guide | None:
+    if record.choices:
+        return Guide(GuideSpec("choice", choices=record.choices), "model")
+    if record.schema:
+        return Guide(GuideSpec("json_schema", text=record.schema), "model")
+    return Guide(GuideSpec("regex", text=record.regex), "model") if record.regex else None

@@ -1,0 +1,54 @@
+"""Server-sent events of one answer, or of several side by side."""
+
+import json
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from typing import Any
+
+from tasc_engine import GenerationResult
+from tasc_serve.answers import Reply
+from tasc_serve.calls import Piece, Refusal, TokenText
+from tasc_serve.choices import Numbered
+from tasc_serve.http_errors import ApiError, of_refusal
+
+DONE = "data: [DONE]\n\n"
+
+
+def event(content: dict[str, Any]) -> str:
+    return f"data: {json.dumps(content, ensure_ascii=False, separators=(',', ':'))}\n\n"
+
+
+def failure(error: ApiError) -> str:
+    """The end of a stream that cannot go on: the status line is long gone."""
+    return event(error.body) + DONE
+
+
+async def events(
+    reply: Reply, first: Numbered, rest: AsyncIterator[Numbered]
+) -> AsyncIterator[str]:
+    """One event for each piece that has text or ends its choice, and the end mark.
+
+    Log-probabilities of tokens whose text is held back come with the next event of their choice.
+
+    Raises:
+        ApiError: An answer failed, or was refused behind the first piece.
+    """
+    begun: set[int] = set()
+    held: defaultdict[int, tuple[TokenText, ...]] = defaultdict(tuple)
+    results: list[GenerationResult] = []
+    numbered: Numbered | None = first
+    while numbered is not None:
+        index, piece = numbered
+        if isinstance(piece, Refusal):
+            raise of_refusal(piece)
+        held[index] += piece.tokens
+        if piece.text or piece.result:
+            whole = Piece(piece.text, held.pop(index), piece.result)
+            yield event(reply.chunk(index, whole, first=index not in begun))
+            begun.add(index)
+        if piece.result:
+            results.append(piece.result)
+        numbered = await anext(rest, None)
+    if reply.wants_usage:
+        yield event(reply.last(results))
+    yield DONE

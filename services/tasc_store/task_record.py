@@ -1,0 +1,132 @@
+"""A task's record, frozen, and how it is written as JSON. It loads no model and renders nothing."""
+
+import json
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from typing import Any, Self
+
+from tasc_draft.settings import DraftSettings
+from tasc_store import keys
+from tasc_store.answer_forms import check_forms
+from tasc_store.sampling_defaults import SamplingDefaults
+
+_FIELD = "{input}"
+_DTYPES = ("float32", "bfloat16", "float16", "float64")
+_QUANTIZATIONS = ("nf4", "int8")
+_MAY_BE_UNSET = ("adapter", "revision", "corpus")
+# Left out of the JSON where unset: records of before are then written as they were, so that putting
+# one again adds nothing, and programs of before read whatever uses none of these.
+_LATER = ("quantization", "sampling", "choices", "schema", "regex")
+
+
+@dataclass(frozen=True)
+class TaskRecord:
+    """Everything that says what a task is.
+
+    Attributes:
+        name: Letters, digits, ``.``, ``_`` and ``-``; at most 64.
+        model: Hub name or folder of the base model.
+        fingerprint: Fingerprint of the target's tokenizer.
+        template: Prompt with ``{input}`` exactly once.
+        adapter: Hub name or folder of a PEFT adapter.
+        revision: Revision of the base model on the hub.
+        dtype: float32, bfloat16, float16 or float64.
+        stop: Strings any of which ends an answer.
+        max_tokens: Most tokens of an answer, where a request does not say.
+        corpus: The task whose corpus feeds this one's drafts; unset: its own.
+        draft: How the task is drafted.
+        quantization: nf4 or int8; unset: weights of ``dtype``.
+        sampling: How tokens are chosen, where a request does not say.
+        choices: Labels, one of which is the answer. Of choices, schema and regex one may be set.
+        schema: JSON schema of the answer, as text.
+        regex: Regular expression of the whole answer.
+
+    Raises:
+        ValueError: A value is of the wrong kind or outside its range.
+    """
+
+    name: str
+    model: str
+    fingerprint: str
+    template: str
+    adapter: str | None = None
+    revision: str | None = None
+    dtype: str = "float32"
+    stop: tuple[str, ...] = ()
+    max_tokens: int = 256
+    corpus: str | None = None
+    draft: DraftSettings = field(default_factory=DraftSettings)
+    quantization: str | None = None
+    sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
+    choices: tuple[str, ...] = ()
+    schema: str | None = None
+    regex: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("name", "model", "fingerprint", "template", *_MAY_BE_UNSET):
+            _check_text(name, getattr(self, name))
+        keys.checked_task(self.name)
+        keys.checked_task(self.corpus_name)
+        keys.checked_fingerprint(self.fingerprint)
+        if (found := self.template.count(_FIELD)) != 1:
+            raise ValueError(f"template has {_FIELD} {found} times; put it in exactly once")
+        if self.dtype not in _DTYPES:
+            raise ValueError(f"dtype is {self.dtype!r}; use one of {', '.join(_DTYPES)}")
+        if self.quantization not in (None, *_QUANTIZATIONS):
+            allowed = " or ".join(_QUANTIZATIONS)
+            raise ValueError(f"quantization is {self.quantization!r}; use {allowed}, or none")
+        if not isinstance(self.stop, tuple) or not all(_is_text(s) for s in self.stop):
+            raise ValueError(f"stop is {self.stop!r}; it must be a list of non-empty strings")
+        if type(self.max_tokens) is not int or self.max_tokens < 1:
+            raise ValueError(f"max_tokens is {self.max_tokens!r}; it must be an integer above 0")
+        check_forms(self.choices, self.schema, self.regex)
+
+    @property
+    def corpus_name(self) -> str:
+        """The task whose corpus feeds this one's drafts."""
+        return self.name if self.corpus is None else self.corpus
+
+    def to_json(self) -> str:
+        content = {**asdict(self), "sampling": self.sampling.given}
+        written = {k: v for k, v in content.items() if v or k not in _LATER}
+        return json.dumps(written, sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """The record written by `to_json`, or by hand: fields with a default may be absent.
+
+        Raises:
+            ValueError: It is no JSON object, a field is unknown or missing, or a value is wrong.
+        """
+        content = _object("task record", json.loads(text), cls)
+        for name in ("stop", "choices"):
+            if isinstance(content.get(name), list):
+                content[name] = tuple(content[name])
+        for name, part in (("draft", DraftSettings), ("sampling", SamplingDefaults)):
+            if name in content:
+                content[name] = part(**_object(name, content[name], part))
+        return cls(**content)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _check_text(name: str, value: object) -> None:
+    if value is None and name in _MAY_BE_UNSET:
+        return
+    if not _is_text(value):
+        raise ValueError(f"{name} is {value!r}; it must be a non-empty string")
+
+
+def _object(what: str, content: Any, cls: type[Any]) -> dict[str, Any]:
+    if not isinstance(content, dict):
+        raise ValueError(f"{what} is {content!r:.80}; it must be a JSON object")
+    known = {f.name: f for f in fields(cls)}
+    if unknown := sorted(content.keys() - known.keys()):
+        raise ValueError(
+            f"{what} has unknown fields {', '.join(unknown)}; known are {', '.join(known)}"
+        )
+    needed = (n for n, f in known.items() if f.default is f.default_factory is MISSING)
+    if missing := [n for n in needed if n not in content]:
+        raise ValueError(f"{what} lacks {', '.join(missing)}; add what is missing")
+    return dict(content)

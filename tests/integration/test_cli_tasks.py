@@ -1,0 +1,175 @@
+"""``tasc task``: registered, shown, changed, rolled back, deleted; refused before it is written."""
+
+import json
+import os
+import pty
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tasc_command import Command
+
+from tasc_store import ArtifactStore, CorpusRow, CorpusStore, TaskStore, connect
+from tiny import END, make_folder
+
+pytestmark = pytest.mark.redis
+Run = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("cli-tasks"))
+
+
+@pytest.fixture
+def name() -> str:
+    """A name no other test uses."""
+    return f"t-{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def store(redis_url: str) -> TaskStore:
+    return TaskStore(connect(redis_url))
+
+
+@pytest.fixture
+def run(tasc: Command, redis_url: str) -> Run:
+    """``tasc task`` on the shared store."""
+    tasc.env["REDIS_URL"] = redis_url
+    return lambda *args, code=0: tasc.run("task", *args, code=code)
+
+
+def test_a_task_is_registered_changed_and_rolled_back(
+    run: Run, store: TaskStore, folder: Path, name: str
+) -> None:
+    out = run(
+        "create", name, "--model", folder, "--template", r"say {input}\n", "--stop", r"\n",
+        "--max-tokens", 40, "--temperature", 0.5, "--mixture", "trie", "--draft", "n_max=5",
+    )  # fmt: skip
+    assert out == f"{name} version 1\n"
+    first = store.get(name)
+    assert (first.template, first.stop, first.max_tokens) == ("say {input}\n", ("\n",), 40)
+    assert (first.sampling.temperature, first.draft.mixture, first.draft.n_max) == (0.5, "trie", 5)
+    out = run("set", name, "--top-p", 0.9, "--unset", "temperature", "--unset", "stop")
+    assert out == f'{name} version 2: stop ["\\n"] -> unset, temperature 0.5 -> unset, ' \
+        "top_p unset -> 0.9\n"  # fmt: skip
+    assert run("set", name, "--top-p", 0.9) == f"{name} version 2: as it was\n"
+    assert run("use", name, 1) == f"{name} version 3\n"
+    assert store.get(name) == first
+    assert run("use", name, 3) == f"{name} version 3\n"
+    assert store.versions(name) == [1, 2, 3]
+    out = run("set", name, "--unset", "draft", "--unset", "max-tokens")
+    assert out == f"{name} version 4: max_tokens 40 -> 256, mixture trie -> mixed, n_max 5 -> 6\n"
+
+
+def test_a_task_is_shown_with_what_changed(run: Run, folder: Path, name: str) -> None:
+    labels = [f"--choice={label}" for label in ("yes", "no")]
+    run("create", name, "--model", folder, "--template", "{input}", *labels)
+    run("set", name, "--unset", "choices", "--regex", "yes|no", "--max-tokens", 9)
+    text = run("show", name)
+    for line in (
+        "version                 2 of 2",
+        f"model                   {folder}",
+        'regex                   "yes|no"',
+        "   1  first",
+        '   2  max_tokens 256 -> 9, choices 2 labels: yes, no -> unset, regex unset -> "yes|no"',
+    ):
+        assert line in text.splitlines()
+    found = json.loads(run("show", name, "--version", 1, "--json"))
+    assert (found["name"], found["version"]) == (name, 1)
+    assert found["record"]["choices"] == ["yes", "no"]
+    assert found["versions"][1]["changed"]["max_tokens"] == [256, 9]
+    assert f"{name}\t{folder}\t-\tversion 2" in run("list").splitlines()
+    listed = {task["name"]: task for task in json.loads(run("list", "--json"))["tasks"]}
+    assert listed[name]["version"] == 2
+    assert listed[name]["sampling"]["top_k"] is None
+    assert "has versions 1 to 2, not 3" in run("show", name, "--version", 3, code=1)
+
+
+def test_a_task_that_is_there_is_only_replaced_when_asked(
+    run: Run, store: TaskStore, folder: Path, name: str
+) -> None:
+    create = ("create", name, "--model", folder, "--template", "{input}")
+    run(*create, "--max-tokens", 5)
+    err = run(*create, code=2)
+    assert err == (
+        f"tasc: task {name} is there already, at version 1; change it with `tasc task set {name}`, "
+        "or make a new version of these options alone with --replace\n"
+    )
+    assert store.versions(name) == [1]
+    assert run(*create, "--replace") == f"{name} version 2\n"
+    assert store.get(name).max_tokens == 256
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--max-tokens", "0"], "--max-tokens is 0"),
+        (["--max-tokens", "512"], "--max-tokens is 512"),
+        (["--stop", END], "--stop '<|end|>' is never in an answer"),
+        (["--stop", b"\xe6\x9d"], "--stop"),
+        (["--adapter", "."], "--adapter"),
+        (["--regex", "a", "--choice", "a"], "choices and regex are set"),
+        (["--choices", "nowhere.txt"], "--choices nowhere.txt cannot be read"),
+        (["--template", "nothing"], "--template has {input} 0 times"),
+        (["--quantization", "int4"], "--quantization is 'int4'"),
+        (["--model", "/"], "--model: / has no tokenizer.json"),
+    ],
+)
+def test_what_a_model_cannot_do_is_said_in_one_line_and_not_written(
+    tasc: Command, redis_url: str, store: TaskStore, folder: Path, name: str,
+    args: list[str | bytes], said: str,
+) -> None:  # fmt: skip
+    given = [
+        arg.decode(errors="surrogateescape") if isinstance(arg, bytes) else arg for arg in args
+    ]
+    base = ["task", "create", name, "--redis-url", redis_url, "--model", folder]
+    err = tasc.run(*base, "--template", "{input}", *given, code=2)
+    assert said in err
+    assert err.startswith("tasc: ")
+    assert err.count("\n") == 1
+    assert name not in store.names()
+
+
+def test_a_change_that_is_refused_leaves_the_task_as_it_was(
+    run: Run, store: TaskStore, folder: Path, name: str
+) -> None:
+    run("create", name, "--model", folder, "--template", "{input}", "--choice", "yes")
+    for args, said in (
+        ((), "nothing to change"),
+        (("--max-tokens", 1), "--choices: choice 0 ('yes') takes"),
+        (("--stop", "es"), "holds the stop string 'es'"),
+        (("--unset", "model"), "--unset 'model' is no field that has a default"),
+        (("--top-k", 1, "--unset", "sampling"), "top_k is both given and --unset"),
+    ):
+        assert said in run("set", name, *args, code=2)
+    assert store.versions(name) == [1]
+    assert "no task 'other-" in run("set", "other-" + name, "--top-k", 1, code=1)
+
+
+def test_a_task_is_deleted_when_somebody_says_so(
+    run: Run, tasc: Command, store: TaskStore, redis_url: str, folder: Path, name: str
+) -> None:
+    run("create", name, "--model", folder, "--template", "{input}")
+    client = connect(redis_url)
+    CorpusStore(client, name).append([CorpusRow("k", "in", "out")])
+    artifacts = ArtifactStore(client, name, store.get(name).fingerprint)
+    artifacts.announce(artifacts.publish(folder / "config.json", 1).version)
+    run("create", f"{name}.b", "--model", folder, "--template", "{input}", "--corpus", name)
+    what = f"task {name} (version 1, 1 corpus rows) and its draft indexes"
+
+    assert "give --yes" in run("delete", name, code=2)
+    assert f"{name}.b draft from the corpus of task {name}" in run("delete", name, "--yes", code=1)
+    assert run("delete", f"{name}.b", "--yes").startswith("deleted task")
+    for answer, code in (("n", 1), ("y", 0)):
+        ours, theirs = pty.openpty()
+        os.write(ours, f"{answer}\n".encode())
+        with tasc.start("task", "delete", name, stdin=theirs) as process:
+            out, err = tasc.finish(process)
+        os.close(theirs)
+        os.close(ours)
+        assert f"Delete {what}?" in err
+        assert (process.returncode, out) == (code, "" if code else f"deleted {what}\n")
+        assert (name in store.names()) == bool(code)
+    assert client.keys(f"tasc:{{{name}}}:*") == []

@@ -1,0 +1,97 @@
+"""Rows with rules for tests of how their tokens are chosen, and what a plain walk chooses."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from choosing_reference import reference_choice
+from tasc_draft import Drafts
+from tasc_engine import Sampling, choosing_tensors
+from tasc_engine.allowed import Allowed
+from tasc_engine.choosing import Chooser
+from tasc_engine.sampling import uniforms
+
+CAPACITY = 256
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One row."""
+
+    sampling: Sampling
+    prompt: tuple[int, ...] = (0,)
+    answer: tuple[int, ...] = ()
+
+
+def ints(values: Sequence[int]) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+def begin(chooser: Chooser, row: int, asked: Asked) -> None:
+    chooser.start(row, ints(asked.prompt), asked.sampling)
+    for token in asked.answer:
+        chooser.observe(row, ints([token]))
+
+
+def chooser_of(asked: Sequence[Asked], vocab_size: int) -> Chooser:
+    """Row i is what is asked i-th."""
+    chooser = Chooser(len(asked), CAPACITY, vocab_size)
+    for row, one in enumerate(asked):
+        begin(chooser, row, one)
+    return chooser
+
+
+def both(
+    chooser: Chooser,
+    logits: Tensor,
+    rows: Sequence[int],
+    drafts: Drafts | None = None,
+    allowed: Allowed | None = None,
+) -> list[int]:
+    """What is chosen by compiled code; tensors choose the same."""
+    drafts = Drafts.empty(len(rows)) if drafts is None else drafts
+    found = chooser.choose(logits, ints(rows), drafts, allowed)
+    by_tensors = choosing_tensors.choose(logits, ints(rows), drafts, allowed, chooser.rules)
+    assert found.dtype == by_tensors.dtype == np.int64
+    assert found.tolist() == by_tensors.tolist()
+    return found.tolist()
+
+
+def alone(asked: Asked, logits: Sequence[float] | Tensor, allowed: Allowed | None = None) -> int:
+    """The token of one row without a draft."""
+    line = torch.as_tensor(logits, dtype=torch.float64)
+    return both(chooser_of([asked], len(line)), line[None], [0], None, allowed)[0]
+
+
+def allowed_of(sets: Sequence[set[int]], mask_of: Sequence[int], vocab_size: int) -> Allowed:
+    masks = np.zeros((len(sets), -(-vocab_size // 32)), np.uint32)
+    for mask, tokens in zip(masks, sets, strict=True):
+        for token in tokens:
+            mask[token // 32] |= np.uint32(1 << token % 32)
+    return Allowed(masks, ints(mask_of))
+
+
+def expected(
+    asked: Asked,
+    logits: Tensor,
+    parents: Sequence[int],
+    tokens: Sequence[int],
+    allowed: Sequence[set[int] | None],
+) -> list[int]:
+    """Plain: the tokens of one row's places, -2 where it does not come to."""
+    found, node, path = [-2] * len(logits), -1, []
+    while True:
+        place, answer = node + 1, [*asked.answer, *path]
+        line = logits[place].double().numpy()
+        number = float(uniforms(asked.sampling, len(answer), 1)[0])
+        found[place] = reference_choice(
+            line, asked.sampling, asked.prompt, answer, number, allowed[place]
+        )
+        path.append(found[place])
+        children = [x for x, p in enumerate(parents) if p == node and tokens[x] == path[-1]]
+        if not children:
+            return found
+        node = children[0]

@@ -1,0 +1,70 @@
+"""Guides asked step by step, for tests: what they allow, as sets and lists of tokens."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasc_engine.guides import Guide
+
+GuideMaker = Callable[[], Guide]
+
+
+def ids(tokens: Sequence[int]) -> NDArray[np.int32]:
+    return np.array(tokens, np.int32)
+
+
+def tokens_of(mask: NDArray[np.uint32]) -> list[int]:
+    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+
+
+def look(
+    guide: Guide, tokens: Sequence[int], parents: Sequence[int]
+) -> tuple[list[int], list[bool], list[list[int]]]:
+    """What may come now, which nodes are kept, and what may come behind each of those."""
+    kept = np.ones(len(tokens), bool)
+    masks = np.full((1 + len(tokens), guide.words), 2**32 - 1, np.uint32)
+    guide.look(ids(tokens), ids(parents), kept, masks)
+    behind = [tokens_of(m) if k else [] for m, k in zip(masks[1:], kept, strict=True)]
+    return tokens_of(masks[0]), kept.tolist(), behind
+
+
+def allowed(guide: Guide) -> list[int]:
+    return look(guide, [], [])[0]
+
+
+def behind(make: GuideMaker, path: Sequence[int]) -> Guide:
+    """A guide of its own that has gone along a path."""
+    guide = make()
+    guide.advance(ids(path))
+    return guide
+
+
+def path_to(tokens: Sequence[int], parents: Sequence[int], node: int) -> list[int]:
+    """Tokens from the current one down to a node of a draft."""
+    above = path_to(tokens, parents, parents[node]) if parents[node] >= 0 else []
+    return [*above, tokens[node]]
+
+
+def answers(make: GuideMaker, eos: int, most: int = 12) -> set[tuple[int, ...]]:
+    """Every answer a guide allows, of at most so many tokens, its end left out."""
+    found: set[tuple[int, ...]] = set()
+    pending: list[tuple[int, ...]] = [()]
+    while pending:
+        path = pending.pop()
+        for token in allowed(behind(make, path)):
+            if token == eos:
+                found.add(path)
+            elif len(path) < most:
+                pending.append((*path, token))
+    return found
+
+
+def random_answer(guide: Guide, seed: int, most: int = 200) -> list[int]:
+    """Tokens of a walk that takes any allowed token, up to the end of sequence."""
+    rng = np.random.default_rng(seed)
+    said: list[int] = []
+    while not guide.ended and len(said) < most:
+        said.append(int(rng.choice(allowed(guide))))
+        guide.advance(ids(said[-1:]))
+    return said

@@ -1,0 +1,235 @@
+"""A token depends on its row's request, the tokens before it and its position, on nothing else."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from choosing_cases import Asked, allowed_of, alone, begin, both, chooser_of, ints
+from draft_trees import forest
+
+from tasc_engine import Sampling, choosing_tensors
+from tasc_engine.accept import accept
+from tasc_engine.allowed import Allowed
+from tasc_engine.choosing import Chooser, warm_up
+from tasc_engine.operations import greatest
+
+VOCAB = 40
+LENGTH = 140  # beyond the random numbers that are fetched at once
+NO_END = np.zeros(VOCAB, bool)
+WARM = Sampling(temperature=1.0, seed=11)
+RULES = [
+    Sampling(),
+    WARM,
+    Sampling(temperature=0.8, top_p=0.9, top_k=9, seed=2),
+    Sampling(temperature=1.2, repetition_penalty=1.4, frequency_penalty=0.2, seed=3),
+    Sampling(presence_penalty=1.5, frequency_penalty=-0.1, logit_bias=((3, 1.0),)),
+    Sampling(temperature=0.7, min_p=0.05, presence_penalty=0.4, seed=5, choice=2),
+]
+Tree = tuple[list[int], list[int]]
+
+
+def logits_behind(row: int, tokens: list[int]) -> np.ndarray:
+    """A model that remembers three tokens."""
+    return np.random.default_rng([row, *tokens[-3:]]).standard_normal(VOCAB) * 1.5
+
+
+def places_of(row: int, tokens: list[int], tree: Tree) -> list[np.ndarray]:
+    """Its logits behind some tokens, and at each node of a draft."""
+    paths = [tokens]
+    for parent, token in zip(*tree, strict=True):
+        paths.append([*paths[parent + 1], token])
+    return [logits_behind(row, path) for path in paths]
+
+
+def decode(rows: list[int], draft: Callable[[int, int], Tree]) -> tuple[list[list[int]], int, int]:
+    """Answers of some rules' rows, together; how many draft tokens were accepted, and not."""
+    asked = [Asked(RULES[row], prompt=(row, 1, 2)) for row in rows]
+    chooser, answers = chooser_of(asked, VOCAB), [[] for _ in rows]
+    going, accepted, drafted = list(range(len(rows))), 0, 0
+    while going:
+        trees = [draft(rows[i], len(answers[i])) for i in going]
+        drafts = forest([tree for tree, _ in trees], [tokens for _, tokens in trees])
+        lines = [
+            line
+            for i, tree in zip(going, trees, strict=True)
+            for line in places_of(rows[i], [*asked[i].prompt, *answers[i]], tree)
+        ]
+        chosen = np.array(both(chooser, torch.from_numpy(np.stack(lines)), going, drafts))
+        room, ends = ints([LENGTH - len(answers[i]) for i in going]), np.ones(len(going), bool)
+        found = accept(chosen, drafts, room, ends, NO_END)
+        accepted, drafted = accepted + int(found.followed.sum()), drafted + len(drafts.tokens)
+        for i, tokens, n in zip(list(going), found.tokens, found.emitted, strict=True):
+            answers[i] += tokens[:n].tolist()
+            chooser.observe(i, tokens[:n])
+            if len(answers[i]) >= LENGTH:
+                chooser.finish(i)
+                going.remove(i)
+    return answers, accepted, drafted - accepted
+
+
+def test_answers_are_those_of_one_by_one_whatever_is_drafted_and_whoever_is_beside() -> None:
+    rows, make = list(range(len(RULES))), np.random.default_rng(0)
+    truth = [decode([row], lambda *_: ([], []))[0][0] for row in rows]
+    assert len({tuple(answer) for answer in truth}) == len(rows)
+
+    def sometimes_right(row: int, at: int) -> Tree:
+        chain = [t if make.random() < 0.7 else 9 for t in truth[row][at : at + 4]]
+        wrong = [(t + 1) % VOCAB for t in chain]
+        return [-1, *range(len(chain) - 1), *range(-1, len(wrong) - 1)][: 2 * len(chain)], [
+            *chain,
+            *wrong,
+        ]
+
+    for together in (rows, rows[::-1], [3], [4, 1]):
+        answers, accepted, rejected = decode(together, sometimes_right)
+        assert answers == [truth[row] for row in together]
+        assert accepted > 20
+        assert rejected > 20
+
+
+def test_a_place_does_not_depend_on_other_branches_or_rows() -> None:
+    asked = [Asked(rule, answer=(1, 5, 5)) for rule in RULES]
+    chooser, make = chooser_of(asked, VOCAB), np.random.default_rng(4)
+    for row, rule in enumerate(RULES):
+        own = torch.from_numpy(make.standard_normal((3, VOCAB)))
+        first = alone(asked[row], own[0])
+        chain = both(chooser, own[:2], [row], forest([(-1,)], [(first,)]))
+        other = torch.from_numpy(make.standard_normal((1, VOCAB)))
+        tree = torch.cat((own[:1], other, own[1:2], other, other))
+        branches = forest([(-1, -1, 1), ()], [((first + 1) % VOCAB, first, 7), ()])
+        beside = both(chooser, tree, [row, (row + 1) % len(RULES)], branches)
+        assert [beside[0], beside[2]] == chain, rule
+        assert beside[1] == -2
+
+
+def test_a_node_is_of_its_own_position() -> None:
+    """The same logits everywhere: random numbers, hence tokens, are those of the positions."""
+    line = torch.zeros(VOCAB, dtype=torch.float64)
+    tokens = [alone(Asked(WARM, answer=(0,) * n), line) for n in range(130)]
+    assert len(set(tokens)) > 20
+    for begin_at in (0, 1, 60, 64, 65, 66, 100):
+        asked = Asked(WARM, answer=(0,) * begin_at)
+        chain = tokens[begin_at : begin_at + 29]
+        drafts = forest([range(-1, 28)], [chain])
+        assert (
+            both(chooser_of([asked], VOCAB), line.expand(30, -1), [0], drafts)
+            == (tokens[begin_at : begin_at + 30])
+        )
+
+
+def test_tokens_may_be_told_many_at_once() -> None:
+    line = torch.zeros(1, VOCAB, dtype=torch.float64)
+    rule = replace(WARM, frequency_penalty=0.1)
+    one_by_one = alone(Asked(rule, answer=(1, 2) * 75), line[0])
+    chooser = chooser_of([Asked(rule)], VOCAB)
+    chooser.observe(0, ints((1, 2) * 75))
+    assert both(chooser, line, [0]) == [one_by_one]
+
+
+def test_answers_to_one_prompt_differ_and_repeat() -> None:
+    line = torch.zeros(1, 10_000, dtype=torch.float64)
+    numbers = [
+        (seed, choice, prompt) for seed in (0, 1) for choice in (0, 1, 2) for prompt in (0, 1)
+    ]
+    rules = [
+        replace(WARM, seed=seed, choice=choice, prompt=prompt) for seed, choice, prompt in numbers
+    ]
+    chooser = chooser_of([Asked(rule) for rule in rules * 2], 10_000)
+    found = both(chooser, line.expand(2 * len(rules), -1), range(2 * len(rules)))
+    assert found[: len(rules)] == found[len(rules) :]
+    assert len(set(found)) == len(rules)
+
+
+def test_a_row_that_is_used_again_remembers_nothing() -> None:
+    make, chooser = np.random.default_rng(6), Chooser(2, 256, VOCAB)
+    for before in RULES:
+        for after in RULES:
+            begin(chooser, 1, Asked(before, prompt=(1, 2, 3), answer=tuple(range(30))))
+            chooser.finish(1)
+            assert not chooser.rules.held.any()
+            begin(chooser, 1, Asked(after, prompt=(5,), answer=(7, 8)))
+            line = torch.from_numpy(make.standard_normal(VOCAB))
+            expected = alone(Asked(after, prompt=(5,), answer=(7, 8)), line)
+            assert both(chooser, line[None], [1]) == [expected]
+            chooser.finish(1)
+
+
+def test_choosing_changes_nothing() -> None:
+    asked = [Asked(rule, answer=(1, 1, 2)) for rule in RULES]
+    chooser, logits = chooser_of(asked, VOCAB), torch.zeros(3 * len(RULES), VOCAB)
+    drafts = forest([(-1, 0)] * len(RULES), [(0, 0)] * len(RULES))
+    held, first = chooser.rules.held.copy(), both(chooser, logits, range(len(RULES)), drafts)
+    assert both(chooser, logits, range(len(RULES)), drafts) == first
+    assert (chooser.rules.held == held).all()
+    assert held.any()
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_where_a_logit_is_no_number_nothing_is_chosen(rule) -> None:
+    for width in (VOCAB, 64, 130):
+        for where in range(0, width, 3):
+            logits = torch.zeros(width, dtype=torch.float64)
+            logits[where] = torch.nan
+            assert alone(Asked(rule), logits) == -1
+            if not rule.plain:
+                logits[where] = torch.inf
+                assert alone(Asked(rule), logits) == -1
+            # Hidden behind a mask it is none the less.
+            rest = allowed_of([set(range(width)) - {where}], [0], width)
+            assert alone(Asked(rule), logits, rest) == -1
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_where_nothing_may_be_said_nothing_is_chosen(rule) -> None:
+    none = allowed_of([set()], [0], VOCAB)
+    assert alone(Asked(rule), torch.zeros(VOCAB), none) == -1
+    impossible = torch.full((VOCAB,), -torch.inf, dtype=torch.float64)
+    some = allowed_of([{1, 2}], [0], VOCAB)
+    assert alone(Asked(rule), impossible, some) == -1
+    assert alone(Asked(rule), impossible) == (0 if rule.plain else -1)
+    impossible[7] = -1e300
+    assert alone(Asked(rule), impossible) == 7
+    assert alone(Asked(rule), impossible, some) == -1
+    assert alone(Asked(rule), impossible, allowed_of([{3, 7}], [0], VOCAB)) == 7
+
+
+def test_plain_rows_say_what_is_said_without_rules() -> None:
+    odd = torch.tensor([0.0, 1.0, torch.inf, -torch.inf, torch.nan, 2.0])
+    make, chooser = np.random.default_rng(8), chooser_of([Asked(Sampling()), Asked(WARM)], VOCAB)
+    assert chooser.plain(ints([0, 0]))
+    assert not chooser.plain(ints([0, 1]))
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        logits = odd[make.integers(0, 6, (2, VOCAB))].to(dtype)
+        logits[0] = odd[make.integers(0, 4, VOCAB)].to(dtype)
+        assert both(chooser, logits, [0, 0]) == greatest(logits).tolist()
+        masked = Allowed(np.zeros((0, 2), np.uint32), ints([-1, -1]))
+        assert both(chooser, logits, [0, 0], allowed=masked) == greatest(logits).tolist()
+    chooser.finish(1)
+    assert chooser.plain(ints([0, 1]))
+
+
+def test_no_rows_choose_nothing() -> None:
+    chooser = chooser_of([Asked(WARM)], VOCAB)
+    assert both(chooser, torch.zeros(0, VOCAB), []) == []
+
+
+def test_ids_outside_the_vocabulary_and_other_logits_are_refused() -> None:
+    chooser = Chooser(1, 8, VOCAB)
+    for token in (-1, VOCAB):
+        with pytest.raises(ValueError, match=f"token {token}; ids go from 0 to {VOCAB - 1}"):
+            chooser.start(0, ints([0]), Sampling(logit_bias=((token, 1.0),)))
+    with pytest.raises(ValueError, match=f"41 logits for a vocabulary of {VOCAB}"):
+        both(chooser, torch.zeros(1, 41), [0])
+
+
+def test_tensors_are_for_logits_elsewhere(monkeypatch) -> None:
+    seen = []
+    monkeypatch.setattr(choosing_tensors, "choose", lambda *args: seen.append(args) or ints([3]))
+    warm_up(torch.float64)
+    chooser = chooser_of([Asked(WARM)], VOCAB)
+    logits, drafts = torch.zeros(1, VOCAB, device="meta"), forest([()])
+    assert chooser.choose(logits, ints([0]), drafts, None).tolist() == [3]
+    assert seen[0][0] is logits
+    assert seen[0][4] is chooser.rules

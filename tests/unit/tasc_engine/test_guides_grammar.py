@@ -1,0 +1,378 @@
+"""Guides by schema, expression and grammar: what they allow is what they describe, by any path."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from guide_walks import allowed, answers, behind, ids, look, path_to, random_answer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers
+
+from tasc_engine.errors import GuideError
+from tasc_engine.guides import Guide, GuideLimits, Guides, library, trial
+from tasc_engine.guides.trial import make_matcher
+from tasc_engine.request import GuideSpec
+from tasc_text import TaskTokenizer
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "n": {"type": "integer", "minimum": 0, "maximum": 300},
+        "tags": {"type": "array", "items": {"enum": ["x", "naïve", "東"]}, "maxItems": 2},
+    },
+    "required": ["name", "n", "tags"],
+    "additionalProperties": False,
+}
+SPECS = (
+    GuideSpec("json_schema", text=json.dumps(SCHEMA)),
+    GuideSpec("json_schema", text='{"type": "object"}'),
+    GuideSpec("regex", text=r"(alarm|friday)( [a-c0-9]{1,4})*"),
+    GuideSpec("regex", text="intent: alarm_set, slot fills: .{0,9}"),
+    GuideSpec("grammar", text='start: e\ne: e "+" e | "(" e ")" | /[0-9]+/'),
+    GuideSpec("grammar", text='start: b "y"*\nb[lazy]: /[a-z ]*x/'),
+    GuideSpec("grammar", text='start: b "y"\nb[suffix="x"]: /[a-z]*/'),
+    GuideSpec("grammar", text='start: "ab" "cd" "x"*\n%ignore / {1,3}/'),
+)
+EOS = 0
+
+
+@pytest.fixture(scope="module")
+def guides(tokenizer: TaskTokenizer) -> Guides:
+    return Guides(tokenizer, tokenizer.vocab_size + 100)
+
+
+def regex(*texts: str) -> GuideSpec:
+    return GuideSpec("regex", text="|".join(re.escape(text) for text in texts))
+
+
+def refused(guides: Guides, spec: GuideSpec) -> str:
+    with pytest.raises(GuideError) as caught:
+        guides.of(spec, 99)
+    return str(caught.value)
+
+
+@settings(deadline=None, max_examples=30)
+@given(texts=st.lists(st.text("ab東 ", min_size=1, max_size=4), min_size=1, max_size=4))
+def test_answers_of_a_finite_expression_are_its_texts(
+    guides: Guides, tokenizer: TaskTokenizer, texts: list[str]
+) -> None:
+    found = answers(lambda: guides.of(regex(*texts), 99), EOS, most=20)
+    assert {tokenizer.decode(tokens) for tokens in found} == set(texts)
+    assert found >= {tuple(tokens) for tokens in tokenizer.encode_outputs(texts)}
+
+
+@settings(deadline=None, max_examples=40)
+@given(spec=st.sampled_from(SPECS), data=st.data())
+def test_behind_each_node_is_what_is_behind_its_path(
+    guides: Guides, tokenizer: TaskTokenizer, spec: GuideSpec, data: st.DataObject
+) -> None:
+    def make() -> Guide:
+        return guides.of(spec, 99)
+
+    said = random_answer(make(), data.draw(st.integers(0, 50)), data.draw(st.integers(0, 8)))
+    said = [token for token in said if token != EOS]
+    paths: list[list[int]] = []
+    tokens, parents = [], []
+    for x in range(data.draw(st.integers(0, 9))):
+        parents.append(data.draw(st.integers(-1, x - 1)))
+        above = paths[parents[-1]] if parents[-1] >= 0 else []
+        options = [t for t in allowed(behind(make, [*said, *above])) if EOS not in above] or [5]
+        wrong = st.integers(0, tokenizer.vocab_size - 1)
+        tokens.append(data.draw(st.sampled_from(options) | wrong))
+        paths.append([*above, tokens[-1]] if tokens[-1] in options and above != [5] else [5])
+    guide = behind(make, said)
+    for _ in range(2):  # the second finds what the first did
+        now, kept, after = look(guide, tokens, parents)
+        assert now == allowed(behind(make, said))
+        for x, parent in enumerate(parents):
+            before = now if parent < 0 else after[parent]
+            assert kept[x] == ((parent < 0 or kept[parent]) and tokens[x] in before)
+            if kept[x]:
+                path = path_to(tokens, parents, x)
+                assert after[x] == allowed(behind(make, [*said, *path]))
+
+
+@settings(deadline=None, max_examples=40)
+@given(spec=st.sampled_from(SPECS), seed=st.integers(0, 50), length=st.integers(0, 30))
+def test_a_stretch_is_forced_while_one_token_is_allowed(
+    guides: Guides, spec: GuideSpec, seed: int, length: int
+) -> None:
+    def make() -> Guide:
+        return guides.of(spec, 99)
+
+    said = random_answer(make(), seed, length)
+    expected: list[int] = []
+    while len(expected) < 6 and len(only := allowed(behind(make, [*said, *expected]))) == 1:
+        expected += only
+    guide = behind(make, said)
+    assert guide.forced(6).tolist() == expected
+    assert allowed(guide) == allowed(behind(make, said))
+
+
+def test_what_has_one_way_to_go_on_is_forced_to_its_end(
+    guides: Guides, tokenizer: TaskTokenizer
+) -> None:
+    text = "intent: alarm_set, slot fills:"
+    found = guides.of(regex(text), 99).forced(99).tolist()
+    assert found == [*tokenizer.encode_outputs([text])[0], EOS]
+    assert guides.of(regex(text), 99).forced(2).tolist() == found[:2]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_any_walk_of_a_schema_is_json_of_it(
+    guides: Guides, tokenizer: TaskTokenizer, seed: int
+) -> None:
+    said = random_answer(guides.of(SPECS[0], 99), seed, 400)
+    assert said[-1] == EOS
+    found = json.loads(tokenizer.decode(said))
+    assert list(found) == ["name", "n", "tags"]
+    assert len(found["name"]) <= 6
+    assert 0 <= found["n"] <= 300
+    assert len(found["tags"]) <= 2
+    assert set(found["tags"]) <= {"x", "naïve", "東"}
+
+
+@pytest.mark.parametrize(
+    ("layout", "followed"),
+    [
+        ({"separators": (",", ":")}, True),
+        ({}, True),
+        ({"indent": 2}, True),
+        ({"separators": (",", ":" + 40 * " ")}, False),
+    ],
+)
+def test_json_may_be_laid_out_as_people_do_and_not_without_end(
+    guides: Guides, tokenizer: TaskTokenizer, layout: dict, followed: bool
+) -> None:
+    value = {"name": "a b", "n": 12, "tags": ["x", "東"]}
+    said = tokenizer.encode_outputs([json.dumps(value, ensure_ascii=False, **layout)])[0]
+    kept = look(guides.of(SPECS[0], 99), said, range(-1, len(said) - 1))[1]
+    assert all(kept) == followed
+
+
+def test_a_complete_answer_allows_its_end_and_then_nothing(
+    guides: Guides, tokenizer: TaskTokenizer
+) -> None:
+    guide = guides.of(regex("friday"), 99)
+    guide.advance(ids(tokenizer.encode_outputs(["friday"])[0]))
+    assert look(guide, [EOS, EOS, 5], [-1, 0, -1]) == (
+        [EOS], [True, False, False], [[], [], []],
+    )  # fmt: skip
+    assert guide.forced(3).tolist() == [EOS]
+    assert not guide.ended
+    guide.advance(ids([EOS]))
+    assert guide.ended
+    assert look(guide, [5], [-1]) == ([], [False], [[]])
+    assert not len(guide.forced(3))
+    assert not guide.error
+
+
+def test_a_draft_of_several_branches_is_walked_through_all_of_them(
+    guides: Guides, tokenizer: TaskTokenizer
+) -> None:
+    a, b = tokenizer.encode_outputs(["a", "b"])
+    found = look(guides.of(regex("ab", "ba"), 99), [*a, *b, *b, *a, *a, EOS], [-1, -1, 0, 0, 1, 4])
+    assert found[1] == [True, True, True, False, True, True]
+
+
+def test_no_other_end_and_no_token_without_text_is_allowed(folder: Path) -> None:
+    z = TaskTokenizer.from_folder(folder).encode_outputs(["z"])[0][0]
+    tokenizer = TaskTokenizer(folder / "tokenizer.json", [EOS, z])
+    guides = Guides(tokenizer, tokenizer.vocab_size + 100)
+    found = allowed(guides.of(GuideSpec("regex", text="(?s:.*)"), 99))
+    assert z not in found
+    assert max(found) < tokenizer.vocab_size
+    guide = guides.of(GuideSpec("regex", text="[xz]z"), 99)
+    guide.advance(ids(tokenizer.encode_outputs(["x"])[0]))
+    assert not allowed(guide)
+    assert guide.error == "no token may follow"
+
+
+def test_an_end_in_the_midst_of_a_grammar_is_not_allowed(
+    guides: Guides, tokenizer: TaskTokenizer
+) -> None:
+    guide = guides.of(GuideSpec("grammar", text='start: "a" (<|end|> | "c") "b"'), 99)
+    guide.advance(ids(tokenizer.encode_outputs(["a"])[0]))
+    assert allowed(guide) == tokenizer.encode_outputs(["c"])[0]
+
+
+@pytest.fixture(scope="module")
+def dummy_blank(tmp_path_factory: pytest.TempPathFactory) -> TaskTokenizer:
+    """A tokenizer that writes a blank in front of a text and drops it when reading."""
+    pieces = ["</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "▁a", "▁b"]
+    vocab = {piece: at for at, piece in enumerate(pieces)}
+    merges = [("▁", "a"), ("▁", "b")]
+    made = Tokenizer(models.BPE(vocab=vocab, merges=merges, byte_fallback=True))
+    made.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
+         decoders.Strip(" ", 1, 0)]
+    )  # fmt: skip
+    made.add_special_tokens(["</s>"])
+    path = tmp_path_factory.mktemp("dummy_blank") / "tokenizer.json"
+    made.save(str(path))
+    return TaskTokenizer(path, [EOS])
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        regex("a b", "ba"),
+        GuideSpec("grammar", text='start: "a b" | "ba"'),
+        GuideSpec("json_schema", text='{"enum": ["a b", "ba"], "type": "string"}'),
+    ],
+)
+def test_an_answer_begins_with_the_blank_that_its_tokenizer_writes(
+    dummy_blank: TaskTokenizer, spec: GuideSpec
+) -> None:
+    guides = Guides(dummy_blank, dummy_blank.vocab_size)
+    quote = '"' if spec.kind == "json_schema" else ""
+    texts = [f"{quote}{text}{quote}" for text in ("a b", "ba")]
+    found = answers(lambda: guides.of(spec, 99), EOS)
+    assert {dummy_blank.decode(tokens) for tokens in found} == set(texts)
+    assert found >= {tuple(tokens) for tokens in dummy_blank.encode_outputs(texts)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "told"),
+    [
+        ("regex", "(a", "unclosed group"),
+        ("regex", "(?=a)b", "look-around"),
+        ("regex", r"[^\s\S]", "no token may follow"),
+        ("regex", r"a[^\s\S]", "no token may follow"),
+        ("regex", "a{0}", "only an empty one"),
+        ("regex", "(" * 5000 + ")" * 5000, "maximum number of nested"),
+        ("regex", "a" * 70_000, "70000 characters; at most 65536"),
+        ("json_schema", "{", "no JSON object"),
+        ("json_schema", "[1]", "no JSON object"),
+        ("json_schema", '{"type": "integer"}, "lark_grammar": "start: /a/"', "no JSON object"),
+        ("json_schema", '{"items": ' * 3000 + "{}" + "}" * 3000, "recursion limit"),
+        ("json_schema", '{"type": "foo"}', "Invalid type: foo"),
+        ("json_schema", '{"type": "array", "uniqueItems": true}', "uniqueItems"),
+        ("json_schema", '{"type": "integer", "minimum": 5, "maximum": 3}', "greater than maximum"),
+        ("json_schema", '{"$ref": "file:///etc/passwd"}', "retriev"),
+        ("grammar", "start: foo", 'unknown name: "foo"'),
+        ("grammar", '{"grammars": [{"json_schema": {}}]}', "expecting rule"),
+        ("grammar", "start: start start", "no token may follow"),
+        ("grammar", 'start: b "y"\nb[stop="x"]: /.*/', "rollback not supported"),
+    ],
+)
+def test_what_cannot_guide_is_refused_with_the_reason(
+    guides: Guides, kind: str, text: str, told: str
+) -> None:
+    reason = refused(guides, GuideSpec(kind, text=text))
+    assert told in reason
+    assert kind in reason
+    assert len(reason) < 400
+
+
+@pytest.mark.parametrize(
+    ("limits", "text"),
+    [
+        (GuideLimits(compile_seconds=0.3, compile_bytes=2**33), r"start: A\nA: %s & ~%s"),
+        (GuideLimits(compile_seconds=60.0, compile_bytes=2**25), r"start: A\nA: %s & ~%s"),
+    ],
+)
+def test_what_would_compile_for_hours_is_given_up_and_others_are_not(
+    tokenizer: TaskTokenizer, limits: GuideLimits, text: str
+) -> None:
+    guides = Guides(tokenizer, tokenizer.vocab_size, limits)
+    long = text.replace(r"\n", "\n") % ("/(.*b.{20}.*)/", "/(.*c.{20}.*)/")
+    told = f"more than {limits.compile_seconds:g} s or {limits.compile_bytes / 2**20:g} MiB"
+    assert told in refused(guides, GuideSpec("grammar", text=long))
+    assert allowed(guides.of(regex("friday"), 99))
+
+
+def test_answers_go_on_where_others_have_worn_the_lexer_out(
+    tokenizer: TaskTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    letters = "abcd"  # each has states of its own, which are too many together
+    spec = GuideSpec("regex", text="|".join(f"{c}{{1,40}}x" for c in letters))
+    roomy = Guides(tokenizer, tokenizer.vocab_size)
+    made: list[object] = []
+    monkeypatch.setitem(trial.LIMITS, "max_lexer_states", 100)
+    monkeypatch.setattr(
+        library, "make_matcher", lambda *a: made.append(make_matcher(*a)) or made[-1]
+    )
+    guides = Guides(tokenizer, tokenizer.vocab_size)
+    rows = [
+        (guides.of(spec, 99), roomy.of(spec, 99), t) for [t] in tokenizer.encode_outputs(letters)
+    ]
+    for _ in range(30):
+        for guide, expected, token in rows:
+            assert look(guide, [token, token], [-1, 0]) == look(expected, [token, token], [-1, 0])
+            guide.advance(ids([token]))
+            expected.advance(ids([token]))
+    assert len(made) > 2
+    assert not any(guide.error for guide, _, _ in rows)
+
+
+def test_an_answer_that_outgrows_its_limits_ends_with_the_reason(
+    tokenizer: TaskTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = GuideSpec("regex", text="x(.*a.{30}){20}")
+    x = tokenizer.encode_outputs(["x"])[0]
+    monkeypatch.setitem(trial.LIMITS, "step_lexer_fuel", 3000)
+    guides = Guides(tokenizer, tokenizer.vocab_size)
+    guide = guides.of(spec, 999)
+    assert look(guide, x, [-1])[0] == x
+    assert not guide.error
+    said = tokenizer.encode_outputs(["xabababab" * 6])[0]
+    guide.advance(ids(said))
+    assert look(guide, [5, 6], [-1, 0]) == ([], [False, False], [[], []])
+    assert "lexer error" in guide.error
+    assert not len(guide.forced(3))
+    assert allowed(guides.of(spec, 999)) == x
+
+
+def test_a_token_that_is_not_allowed_is_an_error(guides: Guides, tokenizer: TaskTokenizer) -> None:
+    guide = guides.of(regex("friday"), 99)
+    guide.advance(ids(tokenizer.encode_outputs(["z"])[0]))
+    assert "doesn't satisfy the grammar" in guide.error
+    assert not allowed(guide)
+
+
+def test_masks_of_another_width_are_refused(guides: Guides) -> None:
+    guide = guides.of(regex("friday"), 99)
+    none = ids([])
+    with pytest.raises(ValueError, match="buffer size"):
+        guide.look(none, none, np.zeros(0, bool), np.zeros((1, guide.words - 1), np.uint32))
+
+
+def test_without_the_library_only_choices_guide(
+    tokenizer: TaskTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    guides = Guides(tokenizer, tokenizer.vocab_size)
+    assert allowed(guides.of(GuideSpec("choice", ("friday",)), 99))
+    assert "pip install llguidance" in refused(guides, regex("friday"))
+
+
+def test_a_tokenizer_whose_tokens_are_read_otherwise_is_refused(
+    folder: Path, tmp_path: Path
+) -> None:
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["normalizer"] = {"type": "Prepend", "prepend": "x"}
+    content["decoder"] = {
+        "type": "Sequence",
+        "decoders": [content["decoder"], {"type": "Strip", "content": "x", "start": 1, "stop": 0}],
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    tokenizer = TaskTokenizer(tmp_path / "tokenizer.json", [EOS])
+    guides = Guides(tokenizer, tokenizer.vocab_size)
+    assert "otherwise than the tokenizer" in refused(guides, regex("friday"))
+    assert "vocab size too small" in refused(Guides(tokenizer, 100), regex("friday"))
+
+
+def test_importing_guides_leaves_the_library_alone() -> None:
+    code = "import sys, tasc_engine.guides; print('llguidance' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False"]

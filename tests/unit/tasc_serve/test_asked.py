@@ -1,0 +1,151 @@
+"""Each field of a request reaches the replica as what it means, over what the task says."""
+
+import json
+
+import pytest
+from fake_backend import TASK, FakeBackend, Service, answer
+
+from tasc_engine import GuideSpec, Sampling
+from tasc_serve.asked import Asked, FieldError, Guide
+from tasc_store import SamplingDefaults, TaskRecord
+
+BODIES = {
+    "/v1/completions": {"model": TASK, "prompt": "hi"},
+    "/v1/chat/completions": {"model": TASK, "messages": [{"role": "user", "content": "hi"}]},
+}
+SCHEMA = {"type": "object", "properties": {"b": {"const": "é"}, "a": {"type": "null"}}}
+OBJECT_SCHEMA = {"name": "it", "schema": SCHEMA, "strict": True, "description": "a thing"}
+either_endpoint = pytest.mark.parametrize("path", BODIES)
+
+
+def asked(path: str, n: int = 1, **fields: object) -> list[Asked]:
+    backend = FakeBackend(*answer("yes"))
+    response = Service(backend).ask("POST", path, json=BODIES[path] | {"n": n} | fields)
+    assert response.status_code == 200, response.text
+    return [call.asked for call in backend.calls]
+
+
+@either_endpoint
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        ({}, {}),
+        ({"temperature": 2}, {"temperature": 2.0}),
+        ({"temperature": 0}, {"temperature": 0.0}),
+        ({"temperature": None, "top_p": 1e-9}, {"top_p": 1e-9}),
+        ({"top_k": 5, "min_p": 0.5}, {"top_k": 5, "min_p": 0.5}),
+        ({"top_k": -1}, {"top_k": 0}),
+        ({"presence_penalty": -2, "frequency_penalty": 2}, None),
+        ({"repetition_penalty": 1.3}, {"repetition_penalty": 1.3}),
+        ({"logit_bias": {"0": -100, "17": 2.5}}, {"logit_bias": ((0, -100.0), (17, 2.5))}),
+        ({"ignore_eos": True}, {"ignore_eos": True}),
+        ({"response_format": {"type": "text"}}, {}),
+    ],
+    ids=str,
+)
+def test_a_field_is_asked_for_and_the_others_are_left_to_the_task(path, fields, found):
+    (one,) = asked(path, seed=3, **fields)
+    assert one == Asked(seed=3, **(fields if found is None else found))
+
+
+@either_endpoint
+@pytest.mark.parametrize(
+    ("field", "value", "spec"),
+    [
+        ("guided_choice", ["yes", "no"], GuideSpec("choice", choices=("yes", "no"))),
+        ("guided_regex", "[0-9]+", GuideSpec("regex", text="[0-9]+")),
+        ("guided_grammar", 'start: "a"', GuideSpec("grammar", text='start: "a"')),
+    ],
+)
+def test_a_guide_comes_with_the_field_that_named_it(path, field, value, spec):
+    (one,) = asked(path, **{field: value})
+    assert one.guide == Guide(spec, field)
+
+
+@either_endpoint
+@pytest.mark.parametrize(
+    ("field", "value", "schema"),
+    [
+        ("guided_json", SCHEMA, SCHEMA),
+        ("response_format", {"type": "json_schema", "json_schema": OBJECT_SCHEMA}, SCHEMA),
+        ("response_format", {"type": "json_object"}, {"type": "object"}),
+    ],
+)
+def test_a_schema_arrives_with_its_properties_in_their_order(path, field, value, schema):
+    (one,) = asked(path, **{field: value})
+    assert (one.guide.field, one.guide.spec.kind) == (field, "json_schema")
+    found = json.loads(one.guide.spec.text)
+    assert found == schema
+    assert json.dumps(found) == json.dumps(schema)
+
+
+def test_logprobs_are_a_number_for_completions_and_two_fields_for_chats():
+    def told(path, **fields):
+        (one,) = asked(path, **fields)
+        return one.logprobs
+
+    completions, chats = BODIES
+    assert [told(completions, logprobs=n) for n in (None, 0, 20)] == [None, 0, 20]
+    assert told(chats, logprobs=True) == told(chats, logprobs=True, top_logprobs=0) == 0
+    assert told(chats, logprobs=True, top_logprobs=20) == 20
+    assert told(chats) is told(chats, logprobs=False) is None
+
+
+@either_endpoint
+def test_choices_share_a_seed_and_differ_in_their_numbers(path):
+    found = asked(path, n=3, seed=11)
+    assert sorted(one.choice for one in found) == [0, 1, 2]
+    assert {one.seed for one in found} == {11}
+
+
+@either_endpoint
+def test_without_a_seed_each_request_draws_one_and_its_choices_share_it(path):
+    seeds = [{one.seed for one in asked(path, n=2)} for _ in range(3)]
+    assert [len(s) for s in seeds] == [1, 1, 1]
+    assert len(set.union(*seeds)) == 3
+
+
+@pytest.mark.parametrize("seed", [-(2**63), -1, 0, 1, 2**63 - 1])
+def test_every_seed_of_openais_is_one_of_ours_and_no_two_are_the_same(seed):
+    (one,) = asked("/v1/completions", seed=seed)
+    assert Sampling(seed=one.seed).seed == seed % 2**64
+
+
+def record(**fields: object) -> TaskRecord:
+    return TaskRecord("greet", "model", "f" * 32, "{input}", **fields)
+
+
+def test_the_rule_is_the_requests_over_the_tasks_over_the_neutral_one():
+    task = SamplingDefaults(temperature=0.7, top_p=0.9, presence_penalty=1.0)
+    one = Asked(temperature=0.0, top_k=3, logit_bias=((1, 2.0),), seed=4, choice=2)
+    assert one.sampling(task) == Sampling(
+        temperature=0.0,
+        top_p=0.9,
+        presence_penalty=1.0,
+        top_k=3,
+        logit_bias=((1, 2.0),),
+        seed=4,
+        choice=2,
+    )
+    assert Asked().sampling(SamplingDefaults()) == Sampling()
+
+
+def test_a_requests_guide_replaces_the_tasks_and_the_tasks_holds_otherwise():
+    own = {
+        "choices": (("a", "b"), GuideSpec("choice", choices=("a", "b"))),
+        "schema": ("{}", GuideSpec("json_schema", text="{}")),
+        "regex": ("x+", GuideSpec("regex", text="x+")),
+    }
+    sent = Guide(GuideSpec("regex", text="y"), "guided_regex")
+    for field, (value, spec) in own.items():
+        task = record(**{field: value})
+        assert Asked().guided(task).guide == Guide(spec, "model")
+        assert Asked(guide=sent).guided(task).guide == sent
+    assert Asked().guided(record()).guide is None
+
+
+def test_ignoring_the_end_is_refused_by_name_where_the_task_has_a_guide():
+    assert Asked(ignore_eos=True).guided(record()).ignore_eos
+    with pytest.raises(FieldError, match="ends the answer; leave it out") as refused:
+        Asked(ignore_eos=True).guided(record(regex="x"))
+    assert refused.value.field == "ignore_eos"

@@ -1,0 +1,83 @@
+"""Tokens as a client sees them: their bytes make the answer, their offsets find them in it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+
+import tiny
+from tasc_engine import TokenLogprob
+from tasc_serve.token_texts import TokenTexts
+from tasc_text import TaskTokenizer
+
+TEXTS = st.text(st.sampled_from("ab é東🙂\n."), max_size=12)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("texts")
+    tiny.make_tokenizer(folder)
+    return TaskTokenizer.from_folder(folder)
+
+
+def logprobs(ids, top=()):
+    return [TokenLogprob(i, -float(i), top) for i in ids]
+
+
+@given(text=TEXTS)
+def test_bytes_make_the_text_and_offsets_are_the_characters_in_front(tokenizer, text):
+    (ids,) = tokenizer.encode_outputs([text])
+    found = TokenTexts(tokenizer, tokenizer.eos_ids).of(logprobs(ids))
+    assert b"".join(t.utf8 for t in found).decode() == text
+    front = b""
+    for token in found:
+        assert token.offset == len(front.decode(errors="ignore"))
+        front += token.utf8
+
+
+@given(text=TEXTS, cut=st.integers(0, 12))
+def test_told_in_two_goes_they_are_those_of_one(tokenizer, text, cut):
+    (ids,) = tokenizer.encode_outputs([text])
+    whole = TokenTexts(tokenizer, ()).of(logprobs(ids))
+    twice = TokenTexts(tokenizer, ())
+    assert twice.of(logprobs(ids[:cut])) + twice.of(logprobs(ids[cut:])) == whole
+
+
+def test_a_character_that_is_never_whole_is_counted_before_what_follows(tokenizer):
+    cut = tokenizer.encode_outputs(["é"])[0][0]
+    assert tokenizer.token_bytes(cut) == "é".encode()[:1]
+    whole = tokenizer.encode_outputs(["a"])[0][0]
+    ids = [cut, whole, cut, cut, whole]
+    text = tokenizer.decode(ids)
+    offsets = [t.offset for t in TokenTexts(tokenizer, ()).of(logprobs(ids))]
+    assert offsets == [0, 1, 2, 3, 4]
+    assert [text[offset] == "a" for offset in offsets] == [i == whole for i in ids]
+
+
+def test_the_end_is_left_out_where_it_ends_and_told_where_it_does_not(tokenizer):
+    (ids,) = tokenizer.encode_outputs(["ab"])
+    ended = [*ids, tokenizer.eos_id]
+    assert len(TokenTexts(tokenizer, tokenizer.eos_ids).of(logprobs(ended))) == len(ids)
+    *_, end, behind = TokenTexts(tokenizer, ()).of(logprobs([*ended, ids[0]]))
+    assert end.utf8 == tiny.END.encode()
+    assert end.offset == behind.offset == 2, "it has no text in the answer"
+
+
+def test_a_blank_that_the_answer_does_not_begin_with_is_not_counted(tmp_path):
+    pieces = Tokenizer(models.WordLevel({"▁a": 0, "▁b": 1, "</s>": 2}, unk_token="</s>"))
+    pieces.decoder = decoders.Metaspace()
+    pieces.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = TaskTokenizer(tmp_path / "tokenizer.json", [2])
+    assert tokenizer.decode([0, 1]) == "a b"
+    first, second = TokenTexts(tokenizer, [2]).of(logprobs([0, 1, 2]))
+    assert (first.utf8, second.utf8) == (b" a", b" b")
+    assert (first.offset, second.offset) == (0, 1)
+
+
+def test_the_likeliest_come_with_their_bytes_in_their_order(tokenizer):
+    (ids,) = tokenizer.encode_outputs(["é"])
+    top = ((ids[0], -0.1), (tokenizer.eos_id, -3.0), (tokenizer.vocab_size + 5, -9.0))
+    (found,) = TokenTexts(tokenizer, ()).of(logprobs(ids[:1], top))
+    named = [tokenizer.token_bytes(ids[0]), tiny.END.encode(), b""]
+    assert found.top == tuple(zip(named, (-0.1, -3.0, -9.0), strict=True))
+    assert found.logprob == -float(ids[0])
