@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tasc_jobs.cli_generate import generate
 from tasc_jobs.cli_options import (
     DEFAULT_DATA_DIR,
     AsJson,
@@ -42,6 +43,7 @@ app = typer.Typer(
 app.add_typer(task_app, name="task")
 for _command in (replay, tune, forecast):
     app.command(epilog=MIXTURES)(_command)
+app.command()(generate)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -202,53 +204,6 @@ def serve(
             own = f"our own, {cpus} logical CPUs"
             clock.note(f"Ray: the cluster {cluster}" if cluster else f"Ray: {own}")
             run_service(settings, url, _wait_for_end, say=clock.note)
-
-
-@app.command()
-def generate(
-    task: Task,
-    source: Annotated[Path, typer.Option("--input", help=".jsonl, .jsonl.gz or .parquet")],
-    output: Annotated[Path, typer.Option(help="JSON lines, one per input row, in order.")],
-    actors: Annotated[int, typer.Option(min=1, help="Engines in the pool.")] = 1,
-    gpus: Annotated[float, typer.Option(min=0, help="GPUs of each engine.")] = 0.0,
-    rows: Annotated[int, typer.Option(min=1, help="b, rows an engine decodes together.")] = 8,
-    max_model_len: Annotated[
-        int | None,
-        typer.Option(min=8, help="Prompt + answer, tokens.", show_default="up to 1024"),
-    ] = None,
-    draft: Annotated[bool, typer.Option(help="Whether to draft; answers are the same.")] = True,
-    input_field: InputField = "input",
-    id_field: IdField = "id",
-    redis_url: RedisUrl = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    as_json: AsJson = False,
-) -> None:
-    """Answer every row of a file with the engines of a Ray Data actor pool.
-
-    An answer has its row's id as a string; a row without one gives the number of its line in the
-    file, from 1 and blank lines counted, or of its row in a Parquet file.
-    """
-    from tasc_jobs.generate import generate as run
-    from tasc_jobs.ray_local import local_ray
-    from tasc_serve.settings import EngineSettings
-
-    with open_store(redis_url, data_dir) as url, local_ray(), Progress("write", None) as bar:
-        report = run(
-            url,
-            task,
-            source,
-            output,
-            engine=EngineSettings(rows=rows, max_model_len=max_model_len),
-            actors=actors,
-            actor_gpus=gpus,
-            draft=draft,
-            input_field=input_field,
-            id_field=id_field,
-            progress=bar.advance,
-        )
-    efficiency = round(report.block_efficiency, 3)
-    text = f"{report.rows} rows, {report.errors} errors, block efficiency {efficiency}"
-    print_result({**asdict(report), "block_efficiency": efficiency}, text, as_json)
 
 
 @app.command()

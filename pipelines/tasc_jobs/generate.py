@@ -4,6 +4,7 @@ Engines are built by the same worker as online replicas, with the same drafting.
 any order and are put back by ordinal; the job fails rather than lose or double one.
 """
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import ray.data
 from tasc_engine import GenerationRequest, GenerationResult
 from tasc_jobs.errors import FileError, JobError, RaySetupError
 from tasc_jobs.inputs import read_inputs
+from tasc_serve.asked import Asked
 from tasc_serve.calls import Call
 from tasc_serve.settings import EngineSettings
 from tasc_serve.worker import Worker
@@ -64,6 +66,7 @@ def generate(
     actor_cpus: float = 0.5,
     actor_gpus: float = 0.0,
     draft: bool = True,
+    asked: Asked | None = None,
     input_field: str = "input",
     id_field: str = "id",
     progress: Callable[[int], None] = lambda rows: None,
@@ -76,6 +79,7 @@ def generate(
         actors: Engines in the pool.
         actor_cpus: Logical CPUs of each; below 1, so that reading is not starved on small machines.
         actor_gpus: GPUs of each; without any, engines run on the CPU.
+        asked: How answers are wanted; random numbers of each row are its own.
 
     Raises:
         RaySetupError: Ray is not running in this process.
@@ -91,7 +95,7 @@ def generate(
     tables = read_inputs(source, input_field, id_field, BATCH_ROWS)
     answers = ray.data.from_arrow(tables).map_batches(
         _Answer,
-        fn_constructor_args=(url, task, engine or EngineSettings(), draft, actor_gpus),
+        fn_constructor_args=(url, task, engine or EngineSettings(), draft, asked, actor_gpus),
         compute=ray.data.ActorPoolStrategy(size=actors),
         num_cpus=actor_cpus,
         num_gpus=actor_gpus,
@@ -110,10 +114,16 @@ class _Answer:
     """One engine of the pool."""
 
     def __init__(
-        self, url: str, task: str, settings: EngineSettings, draft: bool, gpus: float
+        self,
+        url: str,
+        task: str,
+        settings: EngineSettings,
+        draft: bool,
+        asked: Asked | None,
+        gpus: float,
     ) -> None:
         self._worker = Worker(connect(url), task, settings, gpus=gpus, max_waiting=BATCH_ROWS)
-        self._draft = draft
+        self._draft, self._asked = draft, asked or Asked()
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         answered = {row["ordinal"]: self._failed(row) for row in rows.to_pylist()}
@@ -125,14 +135,17 @@ class _Answer:
     def _requests(self, rows: dict[int, dict[str, Any]]) -> Iterator[GenerationRequest]:
         for ordinal, row in rows.items():
             if row["error"] is None:
-                call = Call(id=str(ordinal), prompt=row["input"], templated=True, draft=self._draft)
                 try:
-                    request = self._worker.request(call)
+                    request = self._worker.request(self._call(ordinal, row["input"]))
                     self._worker.engine.require_fit(request)
                 except ValueError as error:
                     row["error"] = str(error)
                 else:
                     yield request
+
+    def _call(self, ordinal: int, prompt: str) -> Call:
+        asked = dataclasses.replace(self._asked, prompt=ordinal)
+        return Call(str(ordinal), prompt, templated=True, draft=self._draft, asked=asked)
 
     def _fields(self, result: GenerationResult) -> dict[str, Any]:
         artifact = self._worker.artifact

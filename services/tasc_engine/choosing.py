@@ -22,6 +22,8 @@ from tasc_engine.sampling import Sampling, uniforms
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 
+_warm: set[torch.dtype] = set()
+
 
 class Chooser:
     """Chooses for rows that are started, told what entered their answers, and finished.
@@ -117,6 +119,11 @@ class Chooser:
             rules.numbers[row] = uniforms(sampling, begin, rules.numbers.shape[1])
 
 
+def is_warm(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether a choice among logits of a dtype waits for no compiler."""
+    return device.type != "cpu" or dtype in _warm
+
+
 def warm_up(dtype: torch.dtype) -> None:
     """Compile, or load what is compiled, for logits of a dtype on a CPU."""
     chooser, one = Chooser(1, 2, 2), np.zeros(1, np.int32)
@@ -124,6 +131,7 @@ def warm_up(dtype: torch.dtype) -> None:
     chooser.observe(0, one)
     chooser.choose(torch.zeros(1, 2, dtype=dtype), one, Drafts.empty(1), None)
     chooser.finish(0)
+    _warm.add(dtype)
 
 
 def _summed(biases: tuple[tuple[int, float], ...]) -> dict[int, float]:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasc_draft import SOURCES, Drafts, Proposer
+from tasc_engine import choosing
 from tasc_engine.accept import Accepted, accept, count, warm_up
 from tasc_engine.choosing import Chooser
 from tasc_engine.config import EngineConfig
@@ -96,6 +97,10 @@ class Engine:
         return 1 - self._places.free / self._places.total
 
     @property
+    def vocab_size(self) -> int:
+        return self._target.vocab_size
+
+    @property
     def longest(self) -> int:
         """Most tokens of one request, prompt and answer together."""
         return min(self.config.max_model_len, self._places.total)
@@ -134,6 +139,18 @@ class Engine:
         if unknown := [i for i, _ in request.sampling.logit_bias if not 0 <= i < size]:
             raise ValueError(f"logit_bias is on token {unknown[0]}; ids go from 0 to {size - 1}")
         self._target.adapter_number(request.adapter)
+
+    def waits_to_compile(self, request: GenerationRequest) -> bool:
+        """Whether a request needs what `compile_rules` compiles, and nobody has called it yet."""
+        plain = request.sampling.plain and request.guide is None and request.logprobs is None
+        return not (plain or choosing.is_warm(self._target.dtype, self._target.device))
+
+    def compile_rules(self) -> None:
+        """Compile all rules but the plain one, on any thread: seconds, once on a machine.
+
+        Else the first request that has one waits for it, and all that share the batch.
+        """
+        choosing.warm_up(self._target.dtype)
 
     def cancel(self, request_id: str) -> bool:
         """Drop a request wherever it is; its row is free for the next step."""

@@ -38,7 +38,8 @@ class ModelSource:
         adapters: Names and folders of LoRA adapters of which each row uses one or none.
 
     Raises:
-        ValueError: Both ``adapter`` and ``adapters``, a name twice, or an unknown quantization.
+        ValueError: Both ``adapter`` and ``adapters``, a name twice, an unknown quantization, or one
+            in float64.
     """
 
     folder: Path
@@ -59,6 +60,11 @@ class ModelSource:
             raise ValueError(f"adapters has {', '.join(names)}; each name may be there once")
         if self.quantization not in (None, "nf4", "int8"):
             raise ValueError(f"quantization is {self.quantization!r}; use nf4, int8 or None")
+        if self.quantization and self.dtype == "float64":
+            raise ValueError(
+                f"quantization is {self.quantization} and dtype float64, in which it has no "
+                "products; use float32, bfloat16 or float16"
+            )
 
 
 def max_positions(folder: Path) -> int:

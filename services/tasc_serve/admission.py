@@ -37,6 +37,8 @@ class Admission:
             return Refusal("invalid", str(error), call.prompt_field)
         if isinstance(request, Refusal):
             return request
+        if self.worker.engine.waits_to_compile(request):
+            await asyncio.to_thread(self.worker.engine.compile_rules)
         over = self.limits.over_total(call.n, request.max_tokens)
         return Refusal("invalid", over, "n") if over else request
 

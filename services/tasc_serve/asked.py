@@ -43,6 +43,7 @@ class Asked:
 
     Attributes:
         seed: Same seed, same answer.
+        prompt: Which of the prompts with this seed it is.
         choice: Which of the answers to one prompt this is.
         guide: What the answer may be.
         logprobs: How many of the likeliest tokens to tell at each place; unset: no logprobs.
@@ -60,6 +61,7 @@ class Asked:
     frequency_penalty: float | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int = 0
+    prompt: int = 0
     choice: int = 0
     guide: Guide | None = None
     logprobs: int | None = None
@@ -78,7 +80,7 @@ class Asked:
         Raises:
             FieldError: It meets ``ignore_eos``.
         """
-        return self if self.guide else dataclasses.replace(self, guide=_own_guide(record))
+        return self if self.guide else dataclasses.replace(self, guide=guide_of(record))
 
     def sampling(self, task: SamplingDefaults) -> Sampling:
         """The rule for this answer: what the request leaves open is the task's, else neutral.
@@ -88,10 +90,12 @@ class Asked:
         """
         asked = {name: getattr(self, name) for name in _DEFAULTED}
         rule: dict[str, Any] = task.given | {k: v for k, v in asked.items() if v is not None}
-        return Sampling(**rule, logit_bias=self.logit_bias, seed=self.seed, choice=self.choice)
+        own = {name: getattr(self, name) for name in ("logit_bias", "seed", "prompt", "choice")}
+        return Sampling(**rule, **own)
 
 
-def _own_guide(record: TaskRecord) -> Guide | None:
+def guide_of(record: TaskRecord) -> Guide | None:
+    """What a task's own answers may be; None for anything."""
     if record.choices:
         return Guide(GuideSpec("choice", choices=record.choices), "model")
     if record.schema:

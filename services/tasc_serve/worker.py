@@ -130,7 +130,7 @@ class Worker:
         )
 
     def _require_tokens(self, asked: Asked) -> None:
-        size = self.tokenizer.vocab_size
+        size = self.engine.vocab_size
         unknown = [token for token, _ in asked.logit_bias if token >= size]
         if unknown:
             raise FieldError(
@@ -177,4 +177,5 @@ def model_source(record: TaskRecord, device: str) -> ModelSource:
         adapter=resolve_folder(record.adapter) if record.adapter else None,
         dtype=record.dtype,
         device=device,
+        quantization=record.quantization,
     )

@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import MISSING, asdict, dataclass, field, fields
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from tasc_draft.settings import DraftSettings
 from tasc_store import keys
@@ -55,7 +55,7 @@ class TaskRecord:
     max_tokens: int = 256
     corpus: str | None = None
     draft: DraftSettings = field(default_factory=DraftSettings)
-    quantization: str | None = None
+    quantization: Literal["nf4", "int8"] | None = None
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
     choices: tuple[str, ...] = ()
     schema: str | None = None

@@ -5,10 +5,10 @@ The record's own rules hold already. No weights are read.
 
 from collections.abc import Callable
 
-from tasc_engine import GuideSpec
 from tasc_jobs.errors import UsageError
 from tasc_jobs.tasks.adapter import check_adapter
 from tasc_jobs.tasks.base_model import BaseModel
+from tasc_serve.asked import guide_of
 from tasc_store import TaskRecord
 from tasc_text import PromptTemplate, resolve_folder
 
@@ -24,15 +24,6 @@ def check_record(record: TaskRecord, model: BaseModel) -> None:
     """
     for check in _CHECKS:
         check(record, model)
-
-
-def guide_of(record: TaskRecord) -> GuideSpec | None:
-    """What a task's answers may be, in the engine's words; None for anything."""
-    if record.choices:
-        return GuideSpec("choice", choices=record.choices)
-    if record.schema is not None:
-        return GuideSpec("json_schema", text=record.schema)
-    return None if record.regex is None else GuideSpec("regex", text=record.regex)
 
 
 def _check_template(record: TaskRecord, model: BaseModel) -> None:
@@ -101,14 +92,14 @@ def _check_adapter(record: TaskRecord, model: BaseModel) -> None:
 
 
 def _check_guide(record: TaskRecord, model: BaseModel) -> None:
-    spec = guide_of(record)
-    if spec is None:
+    guide = guide_of(record)
+    if guide is None:
         return
     from tasc_engine.guides import Guides
 
-    option = {"choice": "--choices", "json_schema": "--schema", "regex": "--regex"}[spec.kind]
+    option = {"choice": "--choices", "json_schema": "--schema"}.get(guide.spec.kind, "--regex")
     try:
-        Guides(model.tokenizer, model.vocab_size).of(spec, record.max_tokens)
+        Guides(model.tokenizer, model.vocab_size).of(guide.spec, record.max_tokens)
     except ValueError as error:
         raise UsageError(f"{option}: {error}") from error
 

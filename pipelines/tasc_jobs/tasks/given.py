@@ -29,7 +29,9 @@ def given_values(options: TaskOptions) -> Values:
     values["template"] = _with_breaks(options.template)
     values["stop"] = tuple(map(_with_breaks, options.stop)) if options.stop else None
     values["choices"] = _labels(options)
-    values["schema"] = _read("schema", options.schema, MOST_TEXT_BYTES) if options.schema else None
+    values["schema"] = (
+        read_text("schema", options.schema, MOST_TEXT_BYTES) if options.schema else None
+    )
     found = {name: value for name, value in values.items() if value is not None}
     for name, value in _draft_values(options.draft or ()):
         if name in found:
@@ -52,12 +54,17 @@ def _with_breaks(text: str | None) -> str | None:
 def _labels(options: TaskOptions) -> tuple[str, ...] | None:
     if options.choice is None and options.choices is None:
         return None
-    from_file = () if options.choices is None else _labels_of(options.choices)
+    from_file = () if options.choices is None else labels_of(options.choices)
     return (*(options.choice or ()), *from_file)
 
 
-def _labels_of(path: Path) -> tuple[str, ...]:
-    text = _read("choices", path, _MOST_LABEL_BYTES)
+def labels_of(path: Path) -> tuple[str, ...]:
+    """Labels of a file: one a line, or a list in a ``.json`` file.
+
+    Raises:
+        UsageError: It cannot be read, or holds no labels.
+    """
+    text = read_text("choices", path, _MOST_LABEL_BYTES)
     if path.suffix == ".json":
         try:
             content = json.loads(text)
@@ -74,7 +81,12 @@ def _labels_of(path: Path) -> tuple[str, ...]:
     return labels
 
 
-def _read(name: str, path: Path, most: int) -> str:
+def read_text(name: str, path: Path, most: int) -> str:
+    """The text of a file that an option names.
+
+    Raises:
+        UsageError: It cannot be read, is too large, or is no UTF-8.
+    """
     try:
         with path.open("rb") as file:
             content = file.read(most + 1)

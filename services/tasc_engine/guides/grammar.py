@@ -102,6 +102,8 @@ class GrammarGuide:
         found: list[int] = []
         mask = np.empty(self.words, np.uint32)
         going = self._now(mask)
+        if not going:
+            return np.array(found, np.int32)
         while going and len(found) < most:
             token = _only(mask)
             if token is None:
@@ -150,7 +152,7 @@ class GrammarGuide:
         return self._matcher.rollback(len(path) - 1)
 
     def _revive(self, mask: Masks | None = None) -> bool:
-        """Make the matcher anew and write what may come next; False, and an error, where none can."""
+        """Make the matcher anew, and write what may come; False, and an error, where it stops."""
         for begin in (self._grammar.begin, self._grammar.make):
             self._matcher = begin()
             if self._matcher.consume_tokens(self._said) and (

@@ -20,9 +20,11 @@ NOWHERE = -1  # the state behind a token that no sequence has
 
 @dataclass(frozen=True)
 class Trie:
-    """Attributes:
-    token: ``int32[nodes]`` what leads to a node.
-    first: ``int32[nodes + 1]`` where each node's children begin.
+    """Token sequences that share what they begin with.
+
+    Attributes:
+        token: ``int32[nodes]`` what leads to a node.
+        first: ``int32[nodes + 1]`` where each node's children begin.
     """
 
     token: Int32

@@ -9,9 +9,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tasc_draft import DraftSettings
+from tasc_engine import GuideSpec
 from tasc_jobs.errors import FileError
 from tasc_jobs.generate import generate
 from tasc_jobs.index_job import build_and_publish
+from tasc_serve.asked import Asked, Guide
 from tasc_serve.settings import EngineSettings
 from tasc_store import CorpusRow, CorpusStore, TaskRecord, TaskStore
 from tasc_text import TaskTokenizer
@@ -105,3 +107,25 @@ def test_a_missing_input_file_is_said_before_anything_runs(
     with pytest.raises(FileError, match="nowhere"):
         generate(redis_url, served.name, tmp_path / "nowhere.jsonl", output)
     assert not output.exists()
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_rows_are_answered_by_the_jobs_own_guide_and_rule(
+    redis_url: str, served: TaskRecord, tmp_path: Path
+) -> None:
+    source = write(tmp_path / "in.jsonl", [{"input": "wake me"} for _ in range(12)])
+    labels = ("alarm", "weather", "music")
+    guide = Guide(GuideSpec("choice", labels), "--choices")
+
+    def answers(name: str, **asked: object) -> list[str]:
+        generate(
+            redis_url, served.name, source, tmp_path / name, engine=ENGINE, asked=Asked(**asked)
+        )
+        return [row["text"] for row in read(tmp_path / name)]
+
+    greedy = answers("greedy.jsonl", guide=guide)
+    assert len(set(greedy)) == 1
+    assert set(greedy) <= set(labels)
+    sampled = answers("sampled.jsonl", temperature=2.0, seed=3)
+    assert len(set(sampled)) > 3  # random numbers of each row are its own
+    assert answers("again.jsonl", temperature=2.0, seed=3) == sampled

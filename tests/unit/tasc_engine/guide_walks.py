@@ -1,13 +1,20 @@
 """Guides asked step by step, for tests: what they allow, as sets and lists of tokens."""
 
+import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tasc_engine.guides import Guide
+from tasc_engine.request import GuideSpec
 
 GuideMaker = Callable[[], Guide]
+
+
+def regex(*texts: str) -> GuideSpec:
+    """One of some texts, as an expression."""
+    return GuideSpec("regex", text="|".join(re.escape(text) for text in texts))
 
 
 def ids(tokens: Sequence[int]) -> NDArray[np.int32]:

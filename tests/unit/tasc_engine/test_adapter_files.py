@@ -54,7 +54,7 @@ def test_weights_and_scales_are_those_that_peft_merges(
 
     path = make_adapter(
         base, tmp_path, r=4, lora_alpha=6, target_modules=["q_proj", "up_proj", "down_proj"],
-        rank_pattern={"q_proj": 9, r"layers\.1\..*_proj": 3}, use_rslora=rslora,
+        rank_pattern={"q_proj": 9, r"layers\.1\.mlp\..*_proj": 3}, use_rslora=rslora,
         alpha_pattern={"model.layers.0.mlp.up_proj": 7, "down_proj": 5},
     )  # fmt: skip
     models = [AutoModelForCausalLM.from_pretrained(base, dtype=torch.float64) for _ in range(2)]

@@ -1,0 +1,191 @@
+"""What is read from a model's folder, quantised how, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from adapter_folders import ROWS, SPACE, logits_of, make_adapter, of_rows, relative
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from tasc_engine.config import EngineConfig
+from tasc_engine.errors import UnsupportedModel
+from tasc_engine.loading import ModelSource, load_model, max_positions
+from tasc_engine.target import Target
+from tasc_jobs.demo.tasks import HERE, MODEL, TASKS
+from tiny import make_folder
+
+CONFIG = EngineConfig(rows=len(ROWS), max_model_len=SPACE)
+ADAPTERS = tuple((task, HERE / "adapters" / task) for task in TASKS)
+
+
+class Trap:
+    """Whoever unpickles it runs it."""
+
+    def __reduce__(self) -> Any:
+        return pytest.fail, ("something pickled was loaded",)
+
+
+def load(rows: int = len(ROWS), **source: Any) -> Target:
+    config = EngineConfig(rows=rows, max_model_len=SPACE)
+    return Target.load(ModelSource(MODEL, adapters=ADAPTERS, **source), config)
+
+
+def test_a_model_without_safetensors_is_refused_and_not_unpickled(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "base")
+    torch.save(Trap(), folder / "pytorch_model.bin")
+    assert load_model(ModelSource(folder)) is not None  # beside safetensors it is not looked at
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UnsupportedModel, match=f"{folder} has no weights in safetensors.*save_pre"):
+        load_model(ModelSource(folder))
+
+
+@pytest.mark.parametrize("merged", [True, False])
+def test_an_adapter_without_safetensors_is_refused_and_not_unpickled(
+    tmp_path: Path, merged: bool
+) -> None:
+    base = make_folder(tmp_path / "base")
+    adapter = make_adapter(base, tmp_path / "adapter", r=4, target_modules=["up_proj"])
+    torch.save(Trap(), adapter / "adapter_model.bin")
+    how: dict[str, Any] = {"adapter": adapter} if merged else {"adapters": (("a", adapter),)}
+    Target.load(ModelSource(base, **how), CONFIG)
+    (adapter / "adapter_model.safetensors").unlink()
+    with pytest.raises(UnsupportedModel, match=f"{adapter}.*only adapter_model.bin.*save it with"):
+        Target.load(ModelSource(base, **how), CONFIG)
+
+
+def test_sources_that_say_two_things_are_refused() -> None:
+    here = Path()
+    for wrong, said in (
+        ({"adapter": here, "adapters": (("a", here),)}, "adapter is .* and adapters has 1"),
+        ({"adapters": (("a", here), ("a", here))}, "adapters has a, a; each name"),
+        ({"quantization": "fp4"}, "quantization is 'fp4'; use nf4, int8"),
+        ({"quantization": "nf4", "dtype": "float64"}, "quantization is nf4 and dtype float64"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            ModelSource(here, **wrong)
+
+
+def test_positions_are_the_models_own(tmp_path: Path) -> None:
+    assert max_positions(make_folder(tmp_path)) == 512
+
+
+@pytest.fixture(scope="module")
+def quantised() -> dict[str, Any]:
+    return {
+        name: load_model(ModelSource(MODEL, dtype="bfloat16", quantization=name))
+        for name in ("nf4", "int8", None)
+    }
+
+
+def bytes_of(model: Any) -> int:
+    """Of all linear layers but the head: weights, and what is needed to read them."""
+    found = 0
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.Linear) and name != "lm_head":
+            state = getattr(layer.weight, "quant_state", None)
+            kept = state.as_dict(packed=False).values() if state else ()
+            kept = (*kept, layer.weight, getattr(layer.weight, "SCB", None))
+            found += sum(t.nbytes for t in kept if isinstance(t, Tensor))
+    return found
+
+
+@torch.inference_mode()
+def test_quantised_layers_take_a_share_of_the_memory(quantised: dict[str, Any]) -> None:
+    ids = torch.arange(1, 9)[None]
+    for model in quantised.values():
+        model(ids)  # bitsandbytes may lay weights out anew at the first forward
+    full = bytes_of(quantised[None])
+    assert full == 2 * sum(
+        t.numel() for name, t in load_file(MODEL / "model.safetensors").items() if "_proj.w" in name
+    )
+    shares = {name: bytes_of(quantised[name]) / full for name in ("nf4", "int8")}
+    print(f"memory of linear layers: {shares} of bfloat16's")
+    assert shares["nf4"] <= 0.3
+    assert shares["int8"] <= 0.55
+
+
+# Of the norm of the logits; a random model would be 1.4 off.
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("quantization", "near"), [("nf4", 0.2), ("int8", 0.04)])
+def test_quantised_models_say_nearly_what_they_were_made_from(
+    quantization: Any, near: float, dtype: str
+) -> None:
+    found = logits_of(load(dtype=dtype, quantization=quantization), ROWS)
+    error = relative(found, logits_of(load(dtype=dtype), ROWS))
+    print(f"{quantization} in {dtype}: {error:.3f} of the norm of the logits")
+    assert 0 < error < near
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("quantization", ["nf4", "int8"])
+def test_a_quantised_row_is_told_the_same_alone_and_among_others(
+    quantization: Any, dtype: str
+) -> None:
+    """To the rounding of a product of another shape."""
+    target = load(dtype=dtype, quantization=quantization)
+    together = logits_of(target, ROWS)
+    for i in (0, 1, 2):
+        alone = logits_of(target, ROWS[: i + 1])
+        apart = relative(of_rows(alone, ROWS[: i + 1], [i]), of_rows(together, ROWS, [i]))
+        assert apart < {"float32": 1e-5, "bfloat16": 0.02}[dtype]
+
+
+@pytest.mark.parametrize("quantization", ["nf4", "int8"])
+def test_one_adapter_of_a_quantised_model_is_added_to_it_as_it_is(quantization: Any) -> None:
+    """By peft itself; what several adapters get by our own products is no different."""
+    source = ModelSource(MODEL, ADAPTERS[0][1], quantization=quantization)
+    plain, own = ([(number, *part) for _, *part in ROWS] for number in (0, 1))
+    target = load(quantization=quantization)
+    found = logits_of(Target.load(source, CONFIG), plain)
+    assert relative(found, logits_of(target, own)) < 0.005
+    assert relative(found, logits_of(target, plain)) > 0.02
+
+
+def with_settings(folder: Path, **settings: Any) -> Path:
+    path = folder / "config.json"
+    config = {**json.loads(path.read_text()), "quantization_config": settings}
+    path.write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("threshold", [{}, {"llm_int8_threshold": 6.0}])
+def test_eight_bits_with_an_outlier_threshold_are_refused(
+    tmp_path: Path, threshold: dict[str, float]
+) -> None:
+    folder = make_folder(tmp_path, dtype=torch.float32)
+    with_settings(folder, quant_method="bitsandbytes", load_in_8bit=True, **threshold)
+    with pytest.raises(UnsupportedModel, match=r"llm_int8_threshold 6\.0: .*neighbours"):
+        load_model(ModelSource(folder))
+
+
+def test_a_folder_that_is_quantised_keeps_its_own_way(tmp_path: Path) -> None:
+    folder = tmp_path / "quantised"
+    made = load_model(ModelSource(MODEL, quantization="int8"))
+    made.save_pretrained(folder)
+    assert any(t.dtype == torch.int8 for t in load_file(folder / "model.safetensors").values())
+    target = Target.load(ModelSource(folder), CONFIG)
+    expected = Target(load_model(ModelSource(MODEL, quantization="int8")), CONFIG)
+    plain = [(0, *part) for _, *part in ROWS]
+    assert relative(logits_of(target, plain), logits_of(expected, plain)) < 1e-5
+    with pytest.raises(UnsupportedModel, match="is quantised already.*leave quantization out"):
+        load_model(ModelSource(folder, quantization="nf4"))
+
+
+def test_nothing_is_printed_while_loading(capfd: pytest.CaptureFixture[str]) -> None:
+    load(quantization="int8", dtype="bfloat16")
+    Target.load(ModelSource(MODEL, ADAPTERS[0][1], quantization="nf4"), CONFIG)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_quantised_layers_are_those_of_bitsandbytes(quantised: dict[str, Any]) -> None:
+    """Positive control of the tests above."""
+    kinds = {
+        name: {type(m).__name__ for n, m in model.named_modules() if n.endswith("_proj")}
+        for name, model in quantised.items()
+    }
+    assert kinds == {"nf4": {"Linear4bit"}, "int8": {"Linear8bitLt"}, None: {"Linear"}}
+    assert isinstance(AutoModelForCausalLM.from_pretrained(MODEL).lm_head, nn.Linear)
