@@ -64,7 +64,10 @@ def arguments() -> Asked:
 def main() -> int:
     asked = arguments()
     os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")  # before torch is imported
-    sys.path[:0] = [str(HERE.parent / "lossless"), str(HERE.parent), str(HERE)]
+    tests = HERE.parent
+    sys.path[:0] = [
+        str(folder) for folder in (tests / "lossless", tests / "unit" / "tasc_engine", tests, HERE)
+    ]
     from draft_report import git_revision, processor, rounded
     from draft_tables import show_figures
     from rich.console import Console

@@ -7,6 +7,7 @@ those of `lanes`. LoRA: Hu et al. 2021, arXiv 2106.09685.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,9 @@ from torch import Tensor
 
 from tasc_engine.cpu.bits import bits, numbers
 from tasc_engine.cpu.compiling import arithmetic
-from tasc_engine.cpu.lanes import WIDTH, add, fma, load, narrow, store, tile, widen, zeros
+from tasc_engine.cpu.lanes import WIDTH, add, fma, load, mul, narrow, store, tile, widen, zeros
 from tasc_engine.cpu.sizes import known
-from tasc_engine.low_rank import Addition, Weights
+from tasc_engine.low_rank import Addition, LowRank, Weights
 
 _TOKENS = 4  # taken together
 _BLOCK = 2 + _TOKENS  # numbers of a block: its adapter, how many tokens count, the tokens
@@ -47,59 +48,87 @@ class CompiledTokens:
 
     def addition(self, weights: Weights, widths: Sequence[int], like: Tensor) -> Addition:
         """See `Tokens`."""
-        down, up, plan, most = _laid_out(weights, widths, like)
-        self._hold(int(plan[0]), most, numbers(like.dtype))
-        flat_down, flat_up = bits(down), bits(up)
+        layer = _laid_out(weights, widths, like.dtype)
+        self._hold(layer)
 
         def add_own(x: Tensor, y: Tensor) -> None:
             if len(self._blocks):
                 _add_low_rank(
-                    bits(x.contiguous()), bits(y), self._blocks, flat_down, flat_up, plan,
-                    self._widened, self._inner, self._sums,
+                    bits(x.contiguous()), bits(y), self._blocks, layer.down, layer.up,
+                    layer.scales, layer.plan, self._widened, self._inner, self._sums,
                 )  # fmt: skip
 
         return add_own
 
-    def _hold(self, width: int, lanes: int, number: Any) -> None:
+    def _hold(self, layer: "_LaidOut") -> None:
         """Memory for the widest layer; all layers work in the same."""
-        widest = max(width * _TOKENS, len(self._widened))
-        most = max(lanes * _TOKENS, len(self._inner))
+        number = layer.scales.dtype
+        widest = max(int(layer.plan[0]) * _TOKENS, len(self._widened))
+        most = max(layer.lanes * _TOKENS, len(self._inner))
         self._widened, self._inner = np.zeros(widest, number), np.zeros(most, number)
         self._sums = np.zeros(_TOKENS * _OUTPUTS, number)
 
 
-def _laid_out(
-    weights: Weights, widths: Sequence[int], like: Tensor
-) -> tuple[Tensor, Tensor, NDArray[np.int64], int]:
-    """Weights in the order they are read, where each begins, and the most lanes of an adapter.
+@dataclass(frozen=True)
+class _LaidOut:
+    """Weights of a layer, or of joined ones, in the order in which they are read.
 
-    Of an adapter lies ``[in, lanes]`` in the first, the ranks of all parts beside each other, and
-    ``[rank, outputs]`` of each part in the second; lanes and outputs are filled up with zeros.
+    Attributes:
+        down: Of each adapter ``[lanes / 16, in, 16]`` elements, the ranks of all parts beside each
+            other; lanes that are left over are 0.
+        up: Of each adapter and part ``[outputs / 32, rank, 32]`` elements, filled up with 0.
+        scales: Of each adapter ``[lanes]`` numbers.
+        plan: Inputs, outputs, parts; of each part its first output and its outputs; of each adapter
+            where it begins in ``down`` and in ``scales``, its lanes, and of each part where it
+            begins in ``up``, its rank and its first lane.
+        lanes: The most of an adapter.
     """
-    size = next(w.down.shape[1] for own in weights for w in own if w)
-    plan = [size, sum(widths), len(widths)]
-    for begin, width in zip(np.cumsum([0, *widths]), widths, strict=False):
-        plan += [int(begin), width]
-    downs, ups, most, down_at, up_at = [], [], 0, 0, 0
+
+    down: NDArray[Any]
+    up: NDArray[Any]
+    scales: NDArray[Any]
+    plan: NDArray[np.int64]
+    lanes: int
+
+
+def _laid_out(weights: Weights, widths: Sequence[int], dtype: torch.dtype) -> _LaidOut:
+    given = [w for own in weights for w in own if w]
+    kept, begins = _kept(given, dtype), np.cumsum([0, *widths]).tolist()
+    plan, most = [given[0].down.shape[1], begins[-1], len(widths)], 0
+    for begin, width in zip(begins, widths, strict=False):
+        plan += [begin, width]
+    downs, ups, scales, up_at = [], [], list[float](), 0
     for own in weights:
-        pairs = [w.cast(like) if w else None for w in own]
-        ranks = [len(pair[0]) if pair else 0 for pair in pairs]
-        lanes = _up_to(sum(ranks), WIDTH)
-        plan += [down_at, lanes]
-        stacked = like.new_zeros(size, lanes)
-        for pair, rank, first, width in zip(
-            pairs, ranks, np.cumsum([0, *ranks]), widths, strict=False
-        ):
-            plan += [up_at, rank, int(first)]
-            if pair:
-                stacked[:, first : first + rank] = pair[0].T
-                wide = like.new_zeros(rank, _up_to(width, _OUTPUTS))
-                wide[:, :width] = pair[1].T
-                ups.append(wide.reshape(-1))
-                up_at += wide.numel()
-        downs.append(stacked.reshape(-1))
-        down_at, most = down_at + stacked.numel(), max(most, lanes)
-    return torch.cat(downs), torch.cat(ups), np.array(plan, np.int64), most
+        there = [w for w in own if w]
+        lanes = _up_to(sum(len(w.down) for w in there), WIDTH)
+        plan += [sum(map(len, downs)), len(scales), lanes]
+        most, first = max(most, lanes), len(scales)
+        for w in own:
+            plan += [up_at, len(w.down) if w else 0, len(scales) - first]
+            if w:
+                ups.append(_blocked(w.up.to(kept).T, _OUTPUTS))
+                up_at += len(ups[-1])
+                scales += [w.scale] * len(w.down)
+        scales += [0.0] * (first + lanes - len(scales))
+        downs += [_blocked(torch.cat([w.down.to(kept) for w in there]).T, WIDTH)] if there else []
+    flat_scales = np.array(scales, numbers(dtype))
+    flat_plan = np.array(plan, np.int64)
+    return _LaidOut(bits(torch.cat(downs)), bits(torch.cat(ups)), flat_scales, flat_plan, most)
+
+
+def _kept(weights: Sequence[LowRank], dtype: torch.dtype) -> torch.dtype:
+    """What weights are kept in: their own 16 bits where they have no more, for less to read."""
+    own = {tensor.dtype for w in weights for tensor in (w.down, w.up)}
+    short = len(own) == 1 and own <= {torch.float16, torch.bfloat16}
+    return own.pop() if short and dtype != torch.float64 else dtype
+
+
+def _blocked(matrix: Tensor, width: int) -> Tensor:
+    """``[rows, n]`` as ``[n / width, rows, width]``, flat; filled up with 0."""
+    rows, n = matrix.shape
+    filled = matrix.new_zeros(rows, _up_to(n, width))
+    filled[:, :n] = matrix
+    return filled.view(rows, -1, width).transpose(0, 1).reshape(-1)
 
 
 def _up_to(n: int, step: int) -> int:
@@ -133,29 +162,30 @@ def _gather(tokens: Any, adapters: int, blocks: Any) -> int:
 
 @arithmetic
 def _add_low_rank(
-    x: Any, y: Any, blocks: Any, down: Any, up: Any, plan: Any, widened: Any, inner: Any, sums: Any
-) -> None:
+    x: Any, y: Any, blocks: Any, down: Any, up: Any, scales: Any, plan: Any, widened: Any,
+    inner: Any, sums: Any,
+) -> None:  # fmt: skip
     """Add to outputs what their tokens' adapters make of inputs.
 
     Args:
         x: ``[N * in]`` elements.
         y: ``[N * out]`` elements, added to.
         blocks: What `_gather` wrote.
-        down, up, plan: What `_laid_out` gives.
+        down, up, scales, plan: See `_LaidOut`.
         widened, inner, sums: Numbers to work in: four tokens' inputs, their ranks' lanes, and
             some of their outputs.
     """
     width, outputs, parts = plan[0], plan[1], plan[2]
     for k in range(0, len(blocks), _BLOCK):
-        own = 3 + 2 * parts + (blocks[k] - 1) * (2 + 3 * parts)
-        lanes = plan[own + 1]
+        own = 3 + 2 * parts + (blocks[k] - 1) * (3 + 3 * parts)
+        lanes = plan[own + 2]
         if not lanes:
             continue
         for t in range(_TOKENS):
             _widen(x, blocks[k + 2 + t] * width, width, widened, t * width)
-        _go_down(widened, width, down, plan[own], lanes, inner)
+        _go_down(widened, width, down, plan[own], scales, plan[own + 1], lanes, inner)
         for p in range(parts):
-            at = own + 2 + 3 * p
+            at = own + 3 + 3 * p
             if plan[at + 1]:
                 _go_up(
                     inner, lanes, plan[at + 2], plan[at + 1], up, plan[at], plan[4 + 2 * p], y,
@@ -175,14 +205,18 @@ def _widen(x: Any, at: int, width: int, widened: Any, to: int) -> None:
 
 
 @arithmetic
-def _go_down(widened: Any, width: int, down: Any, at: int, lanes: int, inner: Any) -> None:
+def _go_down(
+    widened: Any, width: int, down: Any, at: int, scales: Any, scale_at: int, lanes: int, inner: Any
+) -> None:
     """``[4, lanes]`` of an adapter's ranks; even and odd inputs have sums of their own."""
     none, one, even = zeros(inner), _one(), width // 2 * 2
     for j in range(0, lanes, WIDTH):
         a0, a1, a2, a3, b0, b1, b2, b3 = none, none, none, none, none, none, none, none
+        base = at + j * width
         for i in range(0, even, 2):
-            w, v = load(down, at + i * lanes + j), load(down, at + (i + 1) * lanes + j)
-            a0, b0 = fma(tile(widened, i, one), w, a0), fma(tile(widened, i + 1, one), v, b0)
+            w, v = load(down, base + i * WIDTH), load(down, base + i * WIDTH + WIDTH)
+            a0 = fma(tile(widened, i, one), w, a0)
+            b0 = fma(tile(widened, i + 1, one), v, b0)
             s = width + i
             a1, b1 = fma(tile(widened, s, one), w, a1), fma(tile(widened, s + 1, one), v, b1)
             s += width
@@ -190,14 +224,16 @@ def _go_down(widened: Any, width: int, down: Any, at: int, lanes: int, inner: An
             s += width
             a3, b3 = fma(tile(widened, s, one), w, a3), fma(tile(widened, s + 1, one), v, b3)
         if even < width:
-            w = load(down, at + even * lanes + j)
-            a0, a1 = fma(tile(widened, even, one), w, a0), fma(tile(widened, width + even, one), w, a1)
-            a2 = fma(tile(widened, 2 * width + even, one), w, a2)
-            a3 = fma(tile(widened, 3 * width + even, one), w, a3)
-        store(inner, j, add(a0, b0))
-        store(inner, lanes + j, add(a1, b1))
-        store(inner, 2 * lanes + j, add(a2, b2))
-        store(inner, 3 * lanes + j, add(a3, b3))
+            w, s = load(down, base + even * WIDTH), even
+            a0 = fma(tile(widened, s, one), w, a0)
+            a1 = fma(tile(widened, s + width, one), w, a1)
+            a2 = fma(tile(widened, s + 2 * width, one), w, a2)
+            a3 = fma(tile(widened, s + 3 * width, one), w, a3)
+        scale = load(scales, scale_at + j)
+        store(inner, j, mul(add(a0, b0), scale))
+        store(inner, lanes + j, mul(add(a1, b1), scale))
+        store(inner, 2 * lanes + j, mul(add(a2, b2), scale))
+        store(inner, 3 * lanes + j, mul(add(a3, b3), scale))
 
 
 @arithmetic
@@ -206,11 +242,12 @@ def _go_up(
     outputs: int, begin: int, blocks: Any, k: int, sums: Any,
 ) -> None:  # fmt: skip
     """Add one part's ``width`` outputs, which begin at ``begin`` of a token's."""
-    none, one, step = zeros(inner), _one(), (width + _OUTPUTS - 1) // _OUTPUTS * _OUTPUTS
+    none, one = zeros(inner), _one()
     for o in range(0, width, _OUTPUTS):
         a0, a1, a2, a3, b0, b1, b2, b3 = none, none, none, none, none, none, none, none
         for r in range(rank):
-            w, v = load(up, at + r * step + o), load(up, at + r * step + o + WIDTH)
+            base = at + o * rank + r * _OUTPUTS
+            w, v = load(up, base), load(up, base + WIDTH)
             s = tile(inner, first + r, one)
             a0, b0 = fma(s, w, a0), fma(s, v, b0)
             s = tile(inner, lanes + first + r, one)
@@ -219,7 +256,7 @@ def _go_up(
             a2, b2 = fma(s, w, a2), fma(s, v, b2)
             s = tile(inner, 3 * lanes + first + r, one)
             a3, b3 = fma(s, w, a3), fma(s, v, b3)
-        if blocks[k + 1] == 4 and o + _OUTPUTS <= width:
+        if blocks[k + 1] == _TOKENS and o + _OUTPUTS <= width:
             to = begin + o
             t0, t1 = blocks[k + 2] * outputs + to, blocks[k + 3] * outputs + to
             t2, t3 = blocks[k + 4] * outputs + to, blocks[k + 5] * outputs + to

@@ -1,20 +1,16 @@
 """Guides by schema, expression and grammar: what they allow is what they describe, by any path."""
 
 import json
-
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from guide_walks import allowed, answers, behind, ids, look, path_to, random_answer
+from guide_walks import allowed, answers, behind, ids, look, path_to, random_answer, regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers
 
-from tasc_engine.errors import GuideError
-from tasc_engine.guides import Guide, GuideLimits, Guides, library, trial
+from tasc_engine.guides import Guide, Guides, library, trial
 from tasc_engine.guides.trial import make_matcher
 from tasc_engine.request import GuideSpec
 from tasc_text import TaskTokenizer
