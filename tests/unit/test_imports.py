@@ -10,7 +10,14 @@ FORBIDDEN = {
     "tasc_text": {"torch", "transformers", "ray", "redis", "fastapi", "numba"},
     "tasc_draft": {"torch", "transformers", "ray", "redis", "fastapi"},
     "tasc_store": {"torch", "transformers", "ray", "fastapi"},
-    "tasc_engine": {"ray", "fastapi", "redis", "bitsandbytes", "prometheus_client"},
+    "tasc_engine": {
+        "ray",
+        "fastapi",
+        "redis",
+        "bitsandbytes",
+        "llguidance",
+        "prometheus_client",
+    },  # fmt: skip
     "tasc_serve.gateway": {"torch", "transformers"},
     "tasc_jobs.cli": {"torch", "transformers", "ray", "fastapi"},
     "tasc_jobs.tasks.register": {"torch", "transformers", "ray", "fastapi"},

@@ -8,6 +8,7 @@ import torch
 from adapter_folders import (
     ROWS,
     SPACE,
+    feeds,
     logits_by_transformers,
     logits_of,
     make_adapter,
@@ -23,6 +24,8 @@ from tasc_engine import target as target_module
 from tasc_engine.adapters import AdaptedModule
 from tasc_engine.config import EngineConfig
 from tasc_engine.errors import UnsupportedModel
+from tasc_engine.gpu.graphs import GraphedForward, Limits
+from tasc_engine.layout import lay_out
 from tasc_engine.loading import ModelSource
 from tasc_engine.low_rank import MaskedTokens
 from tasc_engine.target import Target
@@ -125,6 +128,36 @@ def test_a_row_gets_the_same_whichever_adapters_its_neighbours_use(
         alike = [(own, *part) for part in parts]
         found = [of_rows(logits_of(target, rows), rows, [1]) for rows in (mixed, alike)]
         assert torch.equal(*found)
+
+
+class Again:
+    """A recorder that runs again what it is told to record."""
+
+    def record(self, run: Any) -> Any:
+        run()
+        return run
+
+    def wait(self) -> None:
+        pass
+
+
+@torch.inference_mode()
+def test_a_padded_step_of_a_graph_carries_them(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recorded while nobody has an adapter, replayed with rows that have."""
+    by_torch(monkeypatch)
+    target, rows = load(folders), [(n, a + b - 1, 1, tree) for n, a, b, tree in ROWS]
+    cache = target.cache
+    expected = logits_of(target, rows)
+    limits = Limits(rows=9, tokens=40, moves=4, scratch=cache.places)
+    graphs = GraphedForward(target._forward, cache, limits, target.device, Again())
+    step = lay_out(feeds(rows)[1])
+    graphs.warm_up()
+    for _ in range(2):
+        found = graphs.logits(step)
+        assert found is not None
+        assert relative(found, expected) < CLOSE["float64"]
 
 
 def test_adapters_have_numbers_by_their_names(folders: Folders) -> None:

@@ -1,5 +1,7 @@
 """Packing: every token lands where its row and position say, and sees exactly its past."""
 
+from typing import Any
+
 import numpy as np
 from draft_trees import forest, no_moves
 from hypothesis import example, given, settings
@@ -35,7 +37,7 @@ def firsts_of(parts: list[Part], backwards: bool) -> list[int]:
 
 
 def laid_out(
-    parts: list[Part], backwards: bool = False, moves: Int64 | None = None
+    parts: list[Part], backwards: bool = False, moves: Int64 | None = None, adapters: Any = None
 ) -> StepLayout[Int64]:
     sizes, may = [p[2] for p in parts], np.array([p[3] is not None for p in parts])
     feed = Feed(
@@ -46,6 +48,7 @@ def laid_out(
         np.where(may, np.cumsum(may) - 1, -1).astype(np.int32),
         forest([p[3] for p in parts if p[3] is not None]),
         no_moves() if moves is None else moves,
+        adapters,
     )
     return lay_out(feed)
 
@@ -124,6 +127,16 @@ def test_ids_and_the_bounds_of_rows_are_what_was_fed(parts) -> None:
     assert step.trunks.tolist() == [start + size for _, start, size, _ in parts]
     assert step.nodes.tolist() == [len(tree or ()) for *_, tree in parts]
     assert {array.dtype for array in vars(step).values()} == {np.dtype(np.int64)}
+
+
+@settings(deadline=None)
+@given(parts_of_rows, st.data())
+def test_each_token_and_node_carries_the_adapter_of_its_row(parts, data) -> None:
+    own = data.draw(st.lists(st.integers(0, 9), min_size=len(parts), max_size=len(parts)))
+    step = laid_out(parts, adapters=np.array(own, np.int32))
+    sizes = [size + len(tree or ()) for _, _, size, tree in parts]
+    assert step.adapters.tolist() == [a for a, n in zip(own, sizes, strict=True) for _ in range(n)]
+    assert not laid_out(parts).adapters.any()
 
 
 def test_no_two_tokens_enter_the_same_place_and_none_one_that_is_held() -> None:

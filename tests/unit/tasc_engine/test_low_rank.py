@@ -81,6 +81,22 @@ def test_each_token_gets_what_its_own_adapter_says(way: str, dtype: Any, case: A
     assert torch.equal(found[none], y[none])
 
 
+@pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize("kept", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("way", WAYS)
+def test_weights_may_be_of_another_dtype(way: str, kept: torch.dtype, dtype: torch.dtype) -> None:
+    """Of 16 bits, compiled code reads them as they are."""
+    own, widths = [2, 1, 0, 1, 1, 2, 1], [32, 7]
+    weights = weights_of([[4, 2], [3, 0]], 20, widths, kept)
+    x, y = numbers(len(own), 20, dtype=dtype), numbers(len(own), 39, dtype=dtype)
+    tokens, expected = WAYS[way](2), by_definition(x, y, weights, widths, own)
+    add = tokens.addition(weights, widths, torch.zeros(1, dtype=dtype))
+    tokens.begin(torch.tensor(own))
+    summed = by_definition(x, y, weights, widths, own, size=True)
+    add(x, y)
+    assert float((y - expected).norm()) <= CLOSE[dtype] * float(summed.norm())
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_numbers_of_the_last_forward_are_forgotten(way: str) -> None:
     """Layers share what is made once a forward; so do layers of other ranks."""
