@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,65 +21,50 @@ from tasc_jobs.errors import UsageError
 from tasc_jobs.progress import Progress, note
 
 if TYPE_CHECKING:
+    from tasc_jobs.generate import BatchReport
     from tasc_serve.asked import Guide
 
-_ANSWERS, _SAMPLING = "Answers", "Sampling"
-_OWN = "the task's"
+
+def _option(help_: str, panel: str) -> Any:
+    return typer.Option(help=help_, show_default="the task's", rich_help_panel=panel)
+
+
+Actors = Annotated[int, typer.Option(min=1, help="Engines in the pool.")]
+Gpus = Annotated[float, typer.Option(min=0, help="GPUs of each engine.")]
+Rows = Annotated[int, typer.Option(min=1, help="b, rows an engine decodes together.")]
+MaxModelLen = Annotated[
+    int | None, typer.Option(min=8, help="Prompt + answer, tokens.", show_default="up to 1024")
+]
+Choices = Annotated[
+    Path | None,
+    _option("File of labels, one a line or a .json list: each answer is one.", "Answers"),
+]
+Schema = Annotated[Path | None, _option("File with the JSON schema of every answer.", "Answers")]
+Regex = Annotated[str | None, _option("Expression that a whole answer matches.", "Answers")]
+Temperature = Annotated[float | None, _option("0 takes the likeliest token.", "Sampling")]
+TopP = Annotated[float | None, _option("Share of probability drawn from.", "Sampling")]
+TopK = Annotated[int | None, _option("Likeliest tokens drawn from; 0: all.", "Sampling")]
+Seed = Annotated[
+    int, typer.Option(min=0, help="Same seed, same answers.", rich_help_panel="Sampling")
+]
 
 
 def generate(
     task: Task,
     source: Annotated[Path, typer.Option("--input", help=".jsonl, .jsonl.gz or .parquet")],
     output: Annotated[Path, typer.Option(help="JSON lines, one per input row, in order.")],
-    actors: Annotated[int, typer.Option(min=1, help="Engines in the pool.")] = 1,
-    gpus: Annotated[float, typer.Option(min=0, help="GPUs of each engine.")] = 0.0,
-    rows: Annotated[int, typer.Option(min=1, help="b, rows an engine decodes together.")] = 8,
-    max_model_len: Annotated[
-        int | None,
-        typer.Option(min=8, help="Prompt + answer, tokens.", show_default="up to 1024"),
-    ] = None,
+    actors: Actors = 1,
+    gpus: Gpus = 0.0,
+    rows: Rows = 8,
+    max_model_len: MaxModelLen = None,
     draft: Annotated[bool, typer.Option(help="Whether to draft; answers are the same.")] = True,
-    choices: Annotated[
-        Path | None,
-        typer.Option(
-            help="File of labels, one a line or a .json list: each answer is one of them.",
-            show_default=_OWN,
-            rich_help_panel=_ANSWERS,
-        ),
-    ] = None,
-    schema: Annotated[
-        Path | None,
-        typer.Option(
-            help="File with the JSON schema of every answer.",
-            show_default=_OWN,
-            rich_help_panel=_ANSWERS,
-        ),
-    ] = None,
-    regex: Annotated[
-        str | None,
-        typer.Option(
-            help="Expression that a whole answer matches.",
-            show_default=_OWN,
-            rich_help_panel=_ANSWERS,
-        ),
-    ] = None,
-    temperature: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            help="0 takes the likeliest token.",
-            show_default=_OWN,
-            rich_help_panel=_SAMPLING,
-        ),
-    ] = None,
-    top_p: Annotated[
-        float | None, typer.Option(show_default=_OWN, rich_help_panel=_SAMPLING)
-    ] = None,
-    top_k: Annotated[int | None, typer.Option(show_default=_OWN, rich_help_panel=_SAMPLING)] = None,
-    seed: Annotated[
-        int,
-        typer.Option(min=0, help="Same seed, same answers.", rich_help_panel=_SAMPLING),
-    ] = 0,
+    choices: Choices = None,
+    schema: Schema = None,
+    regex: Regex = None,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    seed: Seed = 0,
     input_field: InputField = "input",
     id_field: IdField = "id",
     redis_url: RedisUrl = None,
@@ -122,6 +107,10 @@ def generate(
                 id_field=id_field,
                 progress=bar.advance,
             )
+    _print(report, as_json)
+
+
+def _print(report: "BatchReport", as_json: bool) -> None:
     efficiency = round(report.block_efficiency, 3)
     text = f"{report.rows} rows, {report.errors} errors, block efficiency {efficiency}"
     print_result({**asdict(report), "block_efficiency": efficiency}, text, as_json)

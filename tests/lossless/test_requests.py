@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from choosing_reference import reference_choice
 from lossless_cases import Case, reference
 from request_grid import WAYS, Way, Ways, answer_all_ways, random_requests
 
+from choosing_reference import reference_choice
 from tasc_engine import GenerationRequest, GenerationResult, Sampling
 from tasc_engine.sampling import uniforms
 

@@ -17,7 +17,7 @@ FORBIDDEN = {
         "bitsandbytes",
         "llguidance",
         "prometheus_client",
-    },  # fmt: skip
+    },
     "tasc_serve.gateway": {"torch", "transformers"},
     "tasc_jobs.cli": {"torch", "transformers", "ray", "fastapi"},
     "tasc_jobs.tasks.register": {"torch", "transformers", "ray", "fastapi"},

@@ -97,17 +97,16 @@ def _laid_out(weights: Weights, widths: Sequence[int], dtype: torch.dtype) -> _L
     plan, most = [given[0].down.shape[1], begins[-1], len(widths)], 0
     for begin, width in zip(begins, widths, strict=False):
         plan += [begin, width]
-    downs, ups, scales, up_at = [], [], list[float](), 0
+    downs, ups, scales = list[Tensor](), list[Tensor](), list[float]()
     for own in weights:
         there = [w for w in own if w]
         lanes = _up_to(sum(len(w.down) for w in there), WIDTH)
-        plan += [sum(map(len, downs)), len(scales), lanes]
+        plan += [_length(downs), len(scales), lanes]
         most, first = max(most, lanes), len(scales)
         for w in own:
-            plan += [up_at, len(w.down) if w else 0, len(scales) - first]
+            plan += [_length(ups), len(w.down) if w else 0, len(scales) - first]
             if w:
                 ups.append(_blocked(w.up.to(kept).T, _OUTPUTS))
-                up_at += len(ups[-1])
                 scales += [w.scale] * len(w.down)
         scales += [0.0] * (first + lanes - len(scales))
         downs += [_blocked(torch.cat([w.down.to(kept) for w in there]).T, WIDTH)] if there else []
@@ -121,6 +120,10 @@ def _kept(weights: Sequence[LowRank], dtype: torch.dtype) -> torch.dtype:
     own = {tensor.dtype for w in weights for tensor in (w.down, w.up)}
     short = len(own) == 1 and own <= {torch.float16, torch.bfloat16}
     return own.pop() if short and dtype != torch.float64 else dtype
+
+
+def _length(flat: Sequence[Tensor]) -> int:
+    return sum(len(part) for part in flat)
 
 
 def _blocked(matrix: Tensor, width: int) -> Tensor:
