@@ -20,7 +20,7 @@ from tasc_engine.config import EngineConfig
 from tasc_engine.cost import StepCosts
 from tasc_engine.drafting import Drafter
 from tasc_engine.errors import OutOfMemory, QueueFull, RequestTooLong
-from tasc_engine.guides import Guides
+from tasc_engine.guides import Guide, Guides
 from tasc_engine.places import Places
 from tasc_engine.plan import Plan
 from tasc_engine.prefixes import PrefixCache
@@ -105,8 +105,11 @@ class Engine:
         """Most tokens of one request, prompt and answer together."""
         return min(self.config.max_model_len, self._places.total)
 
-    def submit(self, request: GenerationRequest) -> None:
+    def submit(self, request: GenerationRequest, guide: Guide | None = None) -> None:
         """Queue a request.
+
+        Args:
+            guide: What `guides` made of the request's guide on another thread; else made here.
 
         Raises:
             RequestTooLong: Prompt and ``max_tokens`` do not fit ``max_model_len``.
@@ -120,9 +123,10 @@ class Engine:
             raise ValueError(f"request {request.id} is being answered; ids must differ")
         if self.waiting >= self.config.max_waiting + len(self._free):
             raise QueueFull(f"{self.waiting} requests wait already; try again later")
-        guide = request.guide and self.guides.of(request.guide, request.max_tokens)
+        if request.guide and guide is None:
+            guide = self.guides.of(request.guide, request.max_tokens)
         adapter = self._target.adapter_number(request.adapter)
-        self._waiting.append(Sequence.of(request, self._tokenizer, guide or None, adapter))
+        self._waiting.append(Sequence.of(request, self._tokenizer, guide, adapter))
 
     def require_fit(self, request: GenerationRequest) -> None:
         """Raise RequestTooLong, or ValueError for an id outside the vocabulary or an adapter."""
