@@ -95,10 +95,12 @@ _TIMES = (
     Panel(
         "Time per step",
         "s",
-        "Mean seconds of one step for the whole batch: drafting, and the target's forward.",
+        "Mean seconds of one step for the whole batch: drafting, the target's forward, and asking "
+        "guides what may come; a slow schema shows in the last.",
         (
             Target(_mean("tasc_draft_seconds"), "draft {{task}}"),
             Target(_mean("tasc_verify_seconds"), "verify {{task}}"),
+            Target(_mean("tasc_guide_seconds"), "guides {{task}}"),
         ),
     ),
 )

@@ -131,6 +131,8 @@ def _layer(module: str, pair: Mapping[str, Tensor], settings: Mapping[str, Any])
             f"{module} has weights {shapes} and rank {rank}; A must be [rank, in] and B [out, "
             "rank], of a rank above 0"
         )
+    if not all(bool(tensor.isfinite().all()) for tensor in pair.values()):
+        raise ValueError(f"{module} has weights that are no finite numbers; train it again")
     alpha = float(_setting(settings, "alpha_pattern", "lora_alpha", module))
     root = settings.get("use_rslora")  # Kalajdzievski 2023, arXiv 2312.03732
     return LowRank(pair["A"], pair["B"], alpha / (math.sqrt(rank) if root else rank))

@@ -22,7 +22,7 @@ from tasc_engine.sampling import Sampling, uniforms
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 
-_warm: set[torch.dtype] = set()
+_warm: set[tuple[torch.dtype, str]] = set()
 
 
 class Chooser:
@@ -49,7 +49,7 @@ class Chooser:
         Raises:
             ValueError: A bias is for an id outside the vocabulary.
         """
-        rules, biases = self.rules, _summed(sampling.logit_bias)
+        rules, biases = self.rules, dict(sampling.logit_bias)
         for token in biases:
             if not 0 <= token < self._vocab_size:
                 raise ValueError(
@@ -120,22 +120,23 @@ class Chooser:
 
 
 def is_warm(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether a choice among logits of a dtype waits for no compiler."""
-    return device.type != "cpu" or dtype in _warm
+    """Whether a choice among such logits waits for no compiler."""
+    return (dtype, device.type) in _warm
 
 
-def warm_up(dtype: torch.dtype) -> None:
-    """Compile, or load what is compiled, for logits of a dtype on a CPU."""
+def warm_up(dtype: torch.dtype, device: torch.device) -> None:
+    """Compile, or load what is compiled, to choose among such logits."""
     chooser, one = Chooser(1, 2, 2), np.zeros(1, np.int32)
     chooser.start(0, one, Sampling(temperature=1, repetition_penalty=2))
     chooser.observe(0, one)
-    chooser.choose(torch.zeros(1, 2, dtype=dtype), one, Drafts.empty(1), None)
+    draft = Drafts(
+        one, one - 1, np.ones(1, np.int16), np.arange(2, dtype=np.int32),
+        np.zeros(1, np.float32), np.zeros(1, np.int8),
+    )  # fmt: skip
+    logits = torch.zeros(2, 2, dtype=dtype)
+    if device.type == "cpu":
+        chooser.choose(logits, one, draft, None)
+    else:  # what is compiled of it runs on the host
+        choosing_tensors.choose(logits, one, draft, None, chooser.rules)
     chooser.finish(0)
-    _warm.add(dtype)
-
-
-def _summed(biases: tuple[tuple[int, float], ...]) -> dict[int, float]:
-    found: dict[int, float] = {}
-    for token, value in biases:
-        found[token] = found.get(token, 0.0) + value
-    return found
+    _warm.add((dtype, device.type))

@@ -20,7 +20,7 @@ from tasc_engine.cpu.penalties import MOST
 from tasc_engine.cpu.rules import IN_PROMPT, Int32, Int64, Rules
 from tasc_engine.operations import first_greatest
 
-_AT_ONCE = 1 << 25  # logits that are looked at together: bounds what is held beside them
+_AT_ONCE = 1 << 22  # logits that are looked at together: some ten times their 32 MB are held
 _RANKED = 1024  # likeliest tokens that are ranked at first; seldom are they too few
 _NOTHING = -torch.inf
 

@@ -24,16 +24,17 @@ from tasc_engine.guides import Guide, Guides
 from tasc_engine.places import Places
 from tasc_engine.plan import Plan
 from tasc_engine.prefixes import PrefixCache
-from tasc_engine.request import Delta, GenerationRequest, GenerationResult
+from tasc_engine.request import Delta, GenerationRequest, GenerationResult, TokenLogprob
 from tasc_engine.sequence import Sequence
 from tasc_engine.spending import Spender, Spent
 from tasc_engine.stats import StepRecord
 from tasc_engine.target import Target
-from tasc_engine.verifier import Verified, Verifier
+from tasc_engine.verifier import Verifier
 from tasc_text import TaskTokenizer
 
 NOT_NUMBERS = (
-    "the target's logits are not numbers (NaN); load it in another dtype, and check its weights"
+    "the target's logits are not numbers (NaN), or make all that is allowed impossible; load it in "
+    "another dtype, and check its weights"
 )
 
 
@@ -154,7 +155,7 @@ class Engine:
 
         Else the first request that has one waits for it, and all that share the batch.
         """
-        choosing.warm_up(self._target.dtype)
+        choosing.warm_up(self._target.dtype, self._target.device)
 
     def cancel(self, request_id: str) -> bool:
         """Drop a request wherever it is; its row is free for the next step."""
@@ -177,17 +178,20 @@ class Engine:
         least = self._least(plan, budget)
         began = time.perf_counter()
         drafts = self._drafter.propose(plan.emitting_rows, budget, least)
-        drafts, allowed = plan.guided(drafts)
         drafted = time.perf_counter()
+        drafts, allowed = plan.guided(drafts)
+        guided = time.perf_counter()
         try:
             verified = self._verifier.verify(plan, drafts, allowed)
+            chosen, ended = verified.chosen, time.perf_counter()
+            accepted = accept(chosen, verified.drafts, plan.room(), plan.ends(), self._is_eos)
+            told = verified.logprobs(plan, accepted)
         except OutOfMemory as error:
+            self._verifier.forget_moves_if(error.moved)
             return self._give_up_on_largest(plan, error)
-        ended = time.perf_counter()
-        accepted = accept(verified.chosen, verified.drafts, plan.room(), plan.ends(), self._is_eos)
-        deltas, used, forced = self._commit(plan, accepted, verified)
+        deltas, used, forced = self._commit(plan, accepted, verified.drafts, told)
         self._verifier.keep(plan, accepted, [s.first for s in plan.emitting])
-        seconds = drafted - began, ended - drafted
+        seconds = drafted - began, guided - drafted, ended - guided
         record = self._record(plan, verified.drafts, accepted, used, forced, seconds)
         self._learn(plan, record)
         return deltas
@@ -236,16 +240,16 @@ class Engine:
             self._chooser.start(row, sequence.prompt, sequence.request.sampling)
 
     def _commit(
-        self, plan: Plan, accepted: Accepted, verified: Verified
+        self, plan: Plan, accepted: Accepted, drafts: Drafts, told: list[list[TokenLogprob]]
     ) -> tuple[list[Delta], NDArray[np.int32], int]:
-        """Give each row its tokens.
+        """Give each row its tokens, and what is told of them.
 
         Returns:
             Deltas, how many tokens each answer took, and how many guides forced besides.
         """
         for sequence, size in zip(plan.sequences, np.diff(plan.offsets).tolist(), strict=True):
             sequence.cached += size
-        sizes, told = np.diff(verified.drafts.offsets).tolist(), verified.logprobs(plan, accepted)
+        sizes = np.diff(drafts.offsets).tolist()
         used = np.zeros(len(plan.emitting), np.int32)
         deltas, all_forced = [], 0
         for i, sequence in enumerate(plan.emitting):
@@ -299,7 +303,7 @@ class Engine:
         accepted: Accepted,
         used: NDArray[np.int32],
         forced: int,
-        seconds: tuple[float, float],
+        seconds: tuple[float, float, float],
     ) -> StepRecord:
         positions = self._drafter.max_depth
         drafted, reached, kept = count(drafts, accepted, used, len(SOURCES), positions)
@@ -314,7 +318,8 @@ class Engine:
             shared_tokens=plan.shared_tokens,
             cached_tokens=self.cached_tokens,
             draft_seconds=seconds[0],
-            verify_seconds=seconds[1],
+            guide_seconds=seconds[1],
+            verify_seconds=seconds[2],
             paused=self._asked and self._spender is not None and self._spender.paused,
             draft_failures=self._drafter.failures_since(),
             forced_tokens=forced,

@@ -1,5 +1,8 @@
 """What can go wrong in the engine. Every message names the value, the limit and the way out."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class EngineError(Exception):
     """Root of this package's errors."""
@@ -19,6 +22,19 @@ class OutOfMemory(EngineError):
     def __init__(self, message: str, moved: bool) -> None:
         super().__init__(message)
         self.moved = moved
+
+
+@contextmanager
+def out_of_memory_is(doing: str, moved: bool) -> Iterator[None]:
+    """Raise what torch says of memory as `OutOfMemory`; everything else as it is."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise OutOfMemory(
+            f"{doing} did not fit the memory; lower rows, prefill_chunk or max_draft_tokens", moved
+        ) from error
 
 
 def is_out_of_memory(error: BaseException) -> bool:

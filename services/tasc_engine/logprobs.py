@@ -10,6 +10,8 @@ from torch import Tensor
 from tasc_engine.layout import Int64
 from tasc_engine.request import TokenLogprob
 
+_AT_ONCE = 1 << 22  # logits that are looked at together: some three times their 32 MB are held
+
 
 @torch.inference_mode()
 def token_logprobs(
@@ -24,8 +26,14 @@ def token_logprobs(
         most: How many likeliest tokens of each place; of equal ones the first. Those that are
             impossible are left out.
     """
-    if not len(places):
-        return []
+    at_once = max(_AT_ONCE // logits.shape[1], 1)
+    parts = [slice(begin, begin + at_once) for begin in range(0, len(places), at_once)]
+    return [one for p in parts for one in _told(logits, places[p], tokens[p], most[p])]
+
+
+def _told(
+    logits: Tensor, places: Int64, tokens: Int64, most: Sequence[int] | Int64
+) -> list[TokenLogprob]:
     counts = [int(n) for n in most]
     asked = torch.from_numpy(np.stack((places, tokens))).to(logits.device)
     logs = logits.index_select(0, asked[0]).double().log_softmax(-1)

@@ -1,11 +1,13 @@
 """What goes into the engine and what comes out: frozen values, no tensors, no HTTP."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import cached_property
+from typing import Literal, get_args
 
 from tasc_engine.sampling import Sampling
 
 FinishReason = Literal["stop", "length", "error"]
+GuideKind = Literal["choice", "json_schema", "regex", "grammar"]
 MOST_LOGPROBS = 20  # alternatives told at each place
 
 
@@ -18,18 +20,51 @@ class GuideSpec:
             end. Else ``text`` is a JSON schema, a regular expression, or a Lark grammar.
 
     Raises:
-        ValueError: It has no choices, or no text.
+        ValueError: It has no choices, or no text, or text that is none: a lone surrogate.
     """
 
-    kind: Literal["choice", "json_schema", "regex", "grammar"]
+    kind: GuideKind
     choices: tuple[str, ...] = ()
     text: str = ""
 
     def __post_init__(self) -> None:
-        if self.kind == "choice" and (not self.choices or self.text):
-            raise ValueError("a guide of choices needs a list of them, and nothing else")
+        if self.kind not in get_args(GuideKind):
+            kinds = ", ".join(get_args(GuideKind))
+            raise ValueError(f"a guide's kind is {self.kind!r}; it is one of {kinds}")
+        if self.kind == "choice" and not self.choices:
+            raise ValueError("a guide of choices is empty; give at least one")
+        if self.kind == "choice" and self.text:
+            raise ValueError("a guide of choices has a text besides; leave it out")
         if self.kind != "choice" and (not self.text or self.choices):
             raise ValueError(f"a guide by {self.kind} needs its text, and nothing else")
+        _require_text(self.kind, self.text)
+        for at, choice in enumerate(self.choices):
+            _require_text(f"choice {at}", choice)
+
+    @cached_property
+    def characters(self) -> int:
+        """Of the text, or of the choices together."""
+        return len(self.text) + sum(map(len, self.choices))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:  # of 20,000 choices, which are looked up again and again
+        return hash((self.kind, self.choices, self.text))
+
+    def __reduce__(self) -> tuple[type["GuideSpec"], tuple[str, tuple[str, ...], str]]:
+        return GuideSpec, (self.kind, self.choices, self.text)  # another process hashes otherwise
+
+
+def _require_text(what: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"a guide's {what} has the lone surrogate {text[error.start]!r} at character "
+            f"{error.start}, which no text has; leave it out"
+        ) from error
 
 
 @dataclass(frozen=True)

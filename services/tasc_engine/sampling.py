@@ -3,13 +3,13 @@
 It knows no logits; who applies the rule is `choosing`.
 """
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 MOST_BIASES = 1024  # of one request
+MOST_BIAS = 10_000.0  # enough to force or forbid, and sums of it stay numbers
 _MOST_SEED = 2**64
 _BLOCK = 4  # numbers that Philox makes of one counter
 
@@ -55,6 +55,9 @@ class Sampling:
     choice: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("top_k", "seed", "prompt", "choice"):
+            if type(getattr(self, name)) is not int:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be an integer")
         for name, least, most in (
             ("temperature", 0.0, 100.0), ("top_p", 0.0, 1.0), ("min_p", 0.0, 1.0),
             ("top_k", 0, 2**31 - 1), ("repetition_penalty", 0.0, 100.0),
@@ -69,8 +72,14 @@ class Sampling:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
         if len(self.logit_bias) > MOST_BIASES:
             raise ValueError(f"logit_bias has {len(self.logit_bias)} tokens; at most {MOST_BIASES}")
-        if any(not math.isfinite(value) for _, value in self.logit_bias):
-            raise ValueError("logit_bias has a value that is no finite number")
+        if len({token for token, _ in self.logit_bias}) < len(self.logit_bias):
+            raise ValueError("logit_bias has a token twice; add its values up")
+        for token, value in self.logit_bias:
+            if not abs(value) <= MOST_BIAS:
+                raise ValueError(
+                    f"logit_bias of token {token} is {value}; it goes from -{MOST_BIAS:g} to "
+                    f"{MOST_BIAS:g}"
+                )
 
     @property
     def penalises(self) -> bool:

@@ -25,6 +25,7 @@ class StepRecord:
         draft_seconds: Time spent proposing.
         verify_seconds: Time spent in the target's forward, until its tokens were read.
         draft_failures: Calls of the proposer that raised, and drafts that were no trees.
+        guide_seconds: Time spent asking guides what may come.
         forced_tokens: Tokens emitted without a forward of their own: a guide allowed no other.
         paused: The step went without drafts because those before it did not pay.
     """
@@ -43,6 +44,7 @@ class StepRecord:
     shared_tokens: int = 0
     draft_failures: int = 0
     forced_tokens: int = 0
+    guide_seconds: float = 0.0
 
     @property
     def emitted_tokens(self) -> int:

@@ -15,7 +15,7 @@ from tasc_draft import Drafts
 from tasc_engine.accept import Accepted, moves
 from tasc_engine.allowed import Allowed
 from tasc_engine.choosing import Chooser
-from tasc_engine.errors import OutOfMemory
+from tasc_engine.errors import OutOfMemory, out_of_memory_is
 from tasc_engine.logprobs import token_logprobs
 from tasc_engine.plan import Plan
 from tasc_engine.request import TokenLogprob
@@ -40,7 +40,11 @@ class Verified:
     logits: Tensor | None = None
 
     def logprobs(self, plan: Plan, accepted: Accepted) -> list[list[TokenLogprob]]:
-        """Of the tokens each row of ``plan.emitting`` emits; none for rows that do not ask."""
+        """Of the tokens each row of ``plan.emitting`` emits; none for rows that do not ask.
+
+        Raises:
+            OutOfMemory: They did not fit; nothing has changed.
+        """
         asked = [s.request.logprobs for s in plan.emitting]
         counts = [0 if n is None else k for n, k in zip(asked, accepted.emitted, strict=True)]
         if self.logits is None or not sum(counts):
@@ -51,7 +55,9 @@ class Verified:
             places += [root, *(root + 1 + accepted.path[i, : count - 1])][:count]
             tokens += accepted.tokens[i, :count].tolist()
             most += [asked[i] or 0] * count
-        told = iter(token_logprobs(self.logits, np.array(places, np.int64), np.array(tokens), most))
+        with out_of_memory_is("log-probabilities", moved=True):
+            found = token_logprobs(self.logits, np.array(places), np.array(tokens), most)
+        told = iter(found)
         return [[next(told) for _ in range(count)] for count in counts]
 
 
@@ -93,6 +99,10 @@ class Verifier:
         """
         self.moves = moves(accepted, np.array(firsts, np.int64), plan.behind)
 
+    def forget_moves_if(self, made: bool) -> None:
+        if made:
+            self.moves = _none()
+
     def forget(self, first: int, end: int) -> None:
         """Nothing moves from these places: another's tokens may be there before it would."""
         source = self.moves[0]
@@ -105,11 +115,12 @@ class Verifier:
             if allowed is None and not told and self._chooser.plain(rows):
                 return Verified(self._target.next_tokens(feed), drafts)
             logits = self._target.logits(feed)
+            with out_of_memory_is("choosing tokens", moved=True):
+                chosen = self._chooser.choose(logits, rows, drafts, allowed)
         except OutOfMemory as error:
-            if error.moved:
-                self.moves = _none()
+            self.forget_moves_if(error.moved)
             raise
-        return Verified(self._chooser.choose(logits, rows, drafts, allowed), drafts, logits)
+        return Verified(chosen, drafts, logits)
 
 
 def _none() -> Int64:

@@ -134,6 +134,9 @@ class ReplicaMetrics:
             "tasc_forced_tokens", "Emitted tokens that had no forward: a guide allowed no other."
         )
         self._draft_seconds = make.histogram("tasc_draft_seconds", "Proposing, per step.", _DRAFT_S)
+        self._guide_seconds = make.histogram(
+            "tasc_guide_seconds", "Asking guides what may come, per step.", _DRAFT_S
+        )
         self._verify_seconds = make.histogram(
             "tasc_verify_seconds", "The target's forward until its tokens are read.", _VERIFY_S
         )
@@ -216,6 +219,7 @@ class ReplicaMetrics:
         self._paused_steps.inc(int(record.paused))
         self._draft_failures.inc(record.draft_failures)
         self._draft_seconds.observe(record.draft_seconds)
+        self._guide_seconds.observe(record.guide_seconds)
         self._verify_seconds.observe(record.verify_seconds)
 
     def observe_result(self, result: GenerationResult) -> None:

@@ -36,6 +36,7 @@ STEP = StepRecord(
     shared_tokens=60,
     draft_failures=1,
     forced_tokens=3,
+    guide_seconds=0.0005,
 )
 RESULT = GenerationResult("r", (1, 2), "", "stop", 20, Timings(0.001, 0.006, 0.015))
 

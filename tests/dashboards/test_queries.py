@@ -64,6 +64,7 @@ KNOWN = [
     ("drafting: Index size, timeseries, A", {}, 4096),
     ("latency: Time per step, timeseries, A", {}, 0.001),
     ("latency: Time per step, timeseries, B", {}, 0.004),
+    ("latency: Time per step, timeseries, C", {}, 0.0005),
     ("latency: Running and waiting, timeseries, A", {}, 3),
     ("latency: Running and waiting, timeseries, B", {}, 2),
     ("latency: KV cache in use, timeseries, A", {}, 0.25),

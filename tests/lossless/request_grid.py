@@ -51,7 +51,7 @@ def _request(case: Case, rng: random.Random, name: str) -> GenerationRequest:
         name,
         rng.choice(case.prompts),
         rng.choice([1, 2, 7, 16, 30]) if guide is None else 64,
-        stop=tuple(rng.sample(_STOPS, rng.choice([0, 0, 0, 1, 2]))) if guide is None else (),
+        stop=tuple(rng.sample(_STOPS, rng.choice([0, 0, 0, 1, 2]))),
         sampling=_sampling(case, rng),
         guide=guide,
         logprobs=rng.choice([None, None, None, 0, 3]),
@@ -121,7 +121,9 @@ def answer_all_ways(case: Case, requests: Sequence[GenerationRequest]) -> Ways:
 def _answer(
     case: Case, requests: Sequence[GenerationRequest], way: Way, outputs: list[list[int]]
 ) -> tuple[list[GenerationResult], EngineTotals]:
-    config = EngineConfig(rows=way.rows, max_model_len=LENGTH, prefill_chunk=16)
+    # A forced stretch may be longer than a chunk.
+    chunk = 2 if way.draft else 16
+    config = EngineConfig(rows=way.rows, max_model_len=LENGTH, prefill_chunk=chunk)
     target = Target.load(ModelSource(case.folder, dtype=case.dtype), config)
     tokenizer = case.tokenizer
     index = build_index(

@@ -199,10 +199,9 @@ def _put(s: Any, token: int, logit: float) -> None:
 @borrowing
 def _first(s: Any, best: float) -> int:
     """The first token with the greatest logit."""
-    block = 0
-    while s.tops[block] != best:
-        block += 1
-    i = block * BLOCK
-    while s.line[i] != best:
-        i += 1
-    return i
+    for block in range(len(s.tops)):
+        if s.tops[block] == best:
+            for i in range(block * BLOCK, (block + 1) * BLOCK):
+                if s.line[i] == best:
+                    return i
+    return -1

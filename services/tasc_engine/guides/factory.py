@@ -1,7 +1,6 @@
 """Guides for requests: each different one is compiled once and kept while it is used."""
 
 import threading
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,8 +8,9 @@ from tasc_engine.errors import GuideError
 from tasc_engine.guides import following, trie
 from tasc_engine.guides.choices import Choices
 from tasc_engine.guides.guide import Guide
+from tasc_engine.guides.kept import Kept
 from tasc_engine.guides.library import Library
-from tasc_engine.guides.sandbox import Effort
+from tasc_engine.guides.sandbox import Effort, Unsettled
 from tasc_engine.request import GuideSpec
 from tasc_text import TaskTokenizer
 
@@ -25,8 +25,8 @@ class GuideLimits:
         text_characters: Of a JSON schema, a regular expression or a grammar.
         compile_seconds: Of processor time, to compile one of those.
         compile_bytes: Of memory, to compile one of those.
-        kept: Compiled guides that are kept, the latest used ones.
-        kept_characters: Of what they were compiled from, together.
+        kept: Compiled guides that are kept, the latest used ones, and as many refused ones.
+        kept_characters: Of what they were compiled from, together, and of the refused ones.
     """
 
     choices: int = 20_000
@@ -40,16 +40,6 @@ class GuideLimits:
 
 class _Compiled(Protocol):
     def guide(self, max_tokens: int) -> Guide: ...
-
-
-@dataclass(frozen=True)
-class _Refused:
-    """A guide that cannot be: not compiled again for each of a million requests."""
-
-    error: str
-
-    def guide(self, max_tokens: int) -> Guide:
-        raise GuideError(self.error)
 
 
 class Guides:
@@ -68,12 +58,13 @@ class Guides:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._limits = limits or GuideLimits()
-        self._kept: OrderedDict[GuideSpec, _Compiled] = OrderedDict()
-        self._characters = 0
-        self._library: Library | None = None
+        most, characters = self._limits.kept, self._limits.kept_characters
+        self._kept: Kept[_Compiled] = Kept(most, characters)
+        # Apart, so that guides that cannot be do not press out those that are used.
+        self._refused: Kept[str] = Kept(most, characters)
+        self._library: Library | GuideError | None = None
+        self._warm = False
         self._lock, self._compiling = threading.Lock(), threading.Lock()
-        trie.warm_up()
-        following.warm_up()
 
     def of(self, spec: GuideSpec, max_tokens: int) -> Guide:
         """A guide for one answer of at most so many tokens.
@@ -81,55 +72,67 @@ class Guides:
         Raises:
             GuideError: No answer can be guided so, it is too large, or a choice does not fit.
         """
-        self._require_size(spec)
+        if told := self._too_large(spec):
+            raise GuideError(told)
         compiled = self._find(spec)
         if compiled is None:
             with self._compiling:
-                compiled = self._find(spec) or self._keep(spec, self._compile(spec))
+                compiled = self._find(spec) or self._compile(spec)
         return compiled.guide(max_tokens)
 
-    def _require_size(self, spec: GuideSpec) -> None:
+    def known(self, spec: GuideSpec) -> bool:
+        """Whether `of` would compile nothing now; for threads that must not wait."""
+        with self._lock:
+            kept = spec in self._kept or spec in self._refused
+        return kept or bool(self._too_large(spec))
+
+    def _too_large(self, spec: GuideSpec) -> str:
         limits = self._limits
+        text = spec.kind != "choice"
         for what, size, most in (
             ("choices", len(spec.choices), limits.choices),
-            ("characters of choices", sum(map(len, spec.choices)), limits.choice_characters),
-            ("characters", len(spec.text), limits.text_characters),
-        ):
+            ("characters" if text else "characters of choices", spec.characters,
+             limits.text_characters if text else limits.choice_characters),
+        ):  # fmt: skip
             if size > most:
-                raise GuideError(
+                return (
                     f"a guide by {spec.kind} has {size} {what}; at most {most} are followed: "
                     "send a smaller one"
                 )
+        return ""
 
     def _compile(self, spec: GuideSpec) -> _Compiled:
-        if spec.kind != "choice" and self._library is None:
-            effort = Effort(self._limits.compile_seconds, self._limits.compile_bytes)
-            self._library = Library(self._tokenizer, self._vocab_size, effort)
+        if not self._warm:  # not before: it takes seconds on a machine that never did it
+            trie.warm_up()
+            following.warm_up()
+            self._warm = True
         try:
-            if self._library is None or spec.kind == "choice":
-                return Choices.of(spec.choices, self._tokenizer, self._vocab_size)
-            return self._library.compile(spec)
+            compiled = self._made_of(spec)
+        except Unsettled:
+            raise
         except GuideError as error:
-            return _Refused(str(error))
+            with self._lock:
+                self._refused.add(spec, str(error))
+            raise
+        with self._lock:
+            self._kept.add(spec, compiled)
+        return compiled
+
+    def _made_of(self, spec: GuideSpec) -> _Compiled:
+        if spec.kind == "choice":
+            return Choices.of(spec.choices, self._tokenizer, self._vocab_size)
+        if self._library is None:
+            effort = Effort(self._limits.compile_seconds, self._limits.compile_bytes)
+            try:
+                self._library = Library(self._tokenizer, self._vocab_size, effort)
+            except GuideError as error:  # it takes a while, and would fail again
+                self._library = error
+        if isinstance(self._library, GuideError):
+            raise GuideError(str(self._library))
+        return self._library.compile(spec)
 
     def _find(self, spec: GuideSpec) -> _Compiled | None:
         with self._lock:
-            if spec in self._kept:
-                self._kept.move_to_end(spec)
+            if told := self._refused.get(spec):
+                raise GuideError(told)
             return self._kept.get(spec)
-
-    def _keep(self, spec: GuideSpec, compiled: _Compiled) -> _Compiled:
-        with self._lock:
-            self._kept[spec] = compiled
-            self._characters += _size(spec)
-            while len(self._kept) > 1 and (
-                len(self._kept) > self._limits.kept
-                or self._characters > self._limits.kept_characters
-            ):
-                oldest, _ = self._kept.popitem(last=False)
-                self._characters -= _size(oldest)
-        return compiled
-
-
-def _size(spec: GuideSpec) -> int:
-    return len(spec.text) + sum(map(len, spec.choices))

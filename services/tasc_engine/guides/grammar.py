@@ -2,8 +2,8 @@
 
 Matchers of one grammar share what its lexer has found out, and so its errors: where one has spent
 what a lexer may hold, all of them stop. So one that stops is made anew from the tokens said so far,
-at last with a lexer of its own; only what stops then too is an error. An answer depends on its
-request, not on its neighbours.
+with a lexer that a neighbour has renewed or that it renews for all of them, at last with one of its
+own; only what stops then too is an error. An answer depends on its request, not on its neighbours.
 """
 
 import threading
@@ -18,6 +18,14 @@ from tasc_engine.guides.trial import reason
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
+
+# Each token of a stretch takes a mask, up to a millisecond, for which all rows wait. What is forced
+# behind these comes a step later, and is the same.
+MOST_FORCED = 32
+# Lexers made for one answer, each a compile for which all rows wait: so many of them for everyone,
+# then for itself, so that neighbours who wear lexers out cannot end it.
+MOST_SHARED, MOST_MADE = 3, 6
+_DEAD_ENDS = ("doesn't satisfy the grammar", "NoExtension")  # in errors that no lexer can mend
 
 
 class Grammar:
@@ -36,22 +44,32 @@ class Grammar:
         self.words = len(never)
         self._never = never if never.any() else None
         self.make = make
-        self._fresh = make()
         self._lock = threading.Lock()
+        self._fresh = make()
 
     def guide(self, max_tokens: int) -> Guide:
         """A guide for one answer. How long one gets is known of few grammars, and not asked."""
         return GrammarGuide(self)
 
+    @property
+    def fresh(self) -> "LLMatcher":
+        """What to copy: a matcher at its begin, whose lexer is shared. It is never moved."""
+        with self._lock:
+            return self._fresh
+
     def begin(self) -> "LLMatcher":
-        """A matcher at its begin, whose lexer is shared and can still go on."""
+        """What to copy, with a lexer that can still go on."""
         with self._lock:
             matcher = self._fresh.deep_copy()
             matcher.compute_bitmask()
             if matcher.is_error():
                 self._fresh = self.make()
-                matcher = self._fresh.deep_copy()
-            return matcher
+            return self._fresh
+
+    def share(self, fresh: "LLMatcher") -> None:
+        """Let others copy this one from now on."""
+        with self._lock:
+            self._fresh = fresh
 
     def fill(self, matcher: "LLMatcher", mask: Masks) -> bool:
         """Write what a matcher allows; False where it cannot go on."""
@@ -77,7 +95,9 @@ class GrammarGuide:
         self.ended = False
         self.error = ""
         self._grammar = grammar
-        self._matcher = grammar.begin()
+        self._origin = grammar.begin()
+        self._matcher = self._origin.deep_copy()
+        self._made = 0
         self._said: list[int] = []
 
     def look(self, tokens: Int32, parents: Int32, kept: NDArray[np.bool_], masks: Masks) -> None:
@@ -100,6 +120,7 @@ class GrammarGuide:
 
     def forced(self, most: int) -> Int32:
         found: list[int] = []
+        most = min(most, MOST_FORCED)
         mask = np.empty(self.words, np.uint32)
         going = self._now(mask)
         if not going:
@@ -153,14 +174,36 @@ class GrammarGuide:
 
     def _revive(self, mask: Masks | None = None) -> bool:
         """Make the matcher anew, and write what may come; False, and an error, where it stops."""
-        for begin in (self._grammar.begin, self._grammar.make):
-            self._matcher = begin()
-            if self._matcher.consume_tokens(self._said) and (
-                mask is None or self._grammar.fill(self._matcher, mask)
-            ):
+        # Not worn, it stopped where a draft or a stretch led, or where the answer is: then for good
+        if not self._worn and mask is None and self._restart(self._origin):
+            return True
+        if self._worn and self._made < MOST_SHARED:
+            fresh = self._grammar.fresh
+            if fresh is not self._origin and self._restart(fresh, mask):
+                return True
+        if self._worn and self._made < MOST_MADE:
+            self._made += 1
+            fresh = self._grammar.make()
+            if self._restart(fresh, mask):
+                if self._made <= MOST_SHARED:
+                    self._grammar.share(fresh)
                 return True
         self.error = reason(self._matcher) or "no token may follow"
         return False
+
+    @property
+    def _worn(self) -> bool:
+        """Whether the matcher stopped for what its lexer holds, not for what the grammar says."""
+        if not self._matcher.is_error():
+            return False
+        told = self._matcher.get_error()
+        return not any(words in told for words in _DEAD_ENDS)
+
+    def _restart(self, origin: "LLMatcher", mask: Masks | None = None) -> bool:
+        self._origin, self._matcher = origin, origin.deep_copy()
+        return self._matcher.consume_tokens(self._said) and (
+            mask is None or self._grammar.fill(self._matcher, mask)
+        )
 
 
 def _allows(mask: Masks, token: int) -> bool:

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 # What a tokenizer's tokens are in bytes is seen on what it writes and reads without loss.
 _PROBES = ('a {"b": [1, -2.5]}', "naïve, 東京 🙂")
-# White space at one place of JSON: the library's own default has no bound, and a model that begins
-# to write blanks writes them to its last token. This has room for `{"a": 1}`, `{"a":1}` and what
-# is indented, sixteen deep by two; another goes into the schema's own "x-guidance".
-_JSON_DEFAULTS: "JsonCompileOptions" = {"whitespace_pattern": r"(\r?\n)?[ \t]{0,32}"}
+# White space at one place of JSON. The library's own default has no bound, and a model that was not
+# taught JSON writes as much as it may, at each place, and runs into its last token. One blank is
+# both `{"a": 1}` and `{"a":1}`; what is indented needs a schema's own "x-guidance".
+_JSON_DEFAULTS: "JsonCompileOptions" = {"whitespace_pattern": " ?"}
 
 
 class Library:
@@ -85,6 +85,11 @@ def _top_grammar(spec: GuideSpec) -> dict[str, object]:
         return {"lark_grammar": spec.text}
     if spec.kind == "regex":
         return dict(json.loads(LLMatcher.grammar_from_regex(spec.text))["grammars"][0])
+    if spec.text.lstrip()[:1] not in ("{", ""):
+        raise GuideError(
+            f"this json_schema is no JSON object but {spec.text[:20]!r}; send an object, which is "
+            "{} where any value is welcome"
+        )
     try:
         text = LLMatcher.grammar_from_json_schema(spec.text, defaults=_JSON_DEFAULTS)
         return dict(json.loads(text)["grammars"][0])

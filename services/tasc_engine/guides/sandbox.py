@@ -1,15 +1,24 @@
 """The process in which new grammars are compiled first. It knows no tokens and no answers."""
 
 import json
+import signal
 import subprocess
 import sys
+import threading
 import weakref
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tasc_engine.errors import EngineError
+from tasc_engine.errors import GuideError
 
 _PROGRAM = Path(__file__).with_name("trial.py")
+_START_SECONDS = 60.0  # on a machine that is busy with loading a model
+_WALL_SECONDS = 5  # for each second of processor time, on a machine that is busy with answers
+MOST_ASKED = 256  # grammars of one process: what they leave of its memory is in pieces
+
+
+class Unsettled(GuideError):
+    """Whether a grammar compiles could not be found out this time; it may be at another."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +37,8 @@ class Effort:
 class Sandbox:
     """Says whether a grammar compiles in time. Used by one thread at a time.
 
-    The process starts with the first grammar, and again after one that it died of.
+    The process starts with the first grammar, and again after one that it died of, when someone
+    else ended it, and after so many grammars.
 
     Args:
         tokenizer: Text of a ``tokenizer.json``.
@@ -39,52 +49,94 @@ class Sandbox:
         self._about = {**about, **asdict(effort)}
         self._effort = effort
         self._process: subprocess.Popen[str] | None = None
+        self._asked = 0
 
     def refusal(self, grammar: str) -> str:
         """Why the grammar cannot be used; empty where it can.
 
         Raises:
-            EngineError: The process does not start.
+            Unsettled: The process does not start, or was ended by someone else, twice.
         """
-        process = self._process or self._start()
-        told = _ask(process, grammar)
-        if told is None:
+        for _ in range(2):
+            process = self._ready()
+            self._asked += 1
+            told = _ask(process, grammar, _WALL_SECONDS * self._effort.seconds)
+            if told is not None:
+                return told
+            self._stop()
+            if self._took_too_much(process.returncode):
+                most = f"{self._effort.seconds:g} s or {self._effort.bytes / 2**20:g} MiB"
+                return f"it takes more than {most} to compile"
+        raise Unsettled(
+            f"the process that compiles guides was ended twice (by {process.returncode}, a "
+            "signal's number where it is negative); look for what ends it, and send it again"
+        )
+
+    def _took_too_much(self, code: int) -> bool:
+        # Memory that grammars before left in pieces is not this one's doing.
+        return code == -signal.SIGPROF or (code == -signal.SIGABRT and self._asked == 1)
+
+    def _ready(self) -> "subprocess.Popen[str]":
+        process = self._process
+        if process and process.poll() is None and self._asked < MOST_ASKED:
+            return process
+        self._stop()
+        return self._start()
+
+    def _stop(self) -> None:
+        if self._process:
             self._process = None
             self._end()
-            most = f"{self._effort.seconds:g} s or {self._effort.bytes / 2**20:g} MiB"
-            return f"it takes more than {most} to compile"
-        return told
 
     def _start(self) -> "subprocess.Popen[str]":
-        process = subprocess.Popen(
-            [sys.executable, "-P", str(_PROGRAM)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-P", str(_PROGRAM)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+        except OSError as error:
+            raise Unsettled(f"the process that compiles guides does not start: {error}") from error
+        self._process, self._asked = process, 0
         self._end = weakref.finalize(self, _end, process)
-        if _ask(process, self._about) is None:
-            self._end()
-            raise EngineError(
+        if _ask(process, self._about, _START_SECONDS) is None:
+            self._stop()
+            raise Unsettled(
                 f"the process that compiles guides ended at once ({process.returncode}); "
                 f"run {_PROGRAM} to see why"
             )
-        self._process = process
         return process
 
 
-def _ask(process: "subprocess.Popen[str]", question: object) -> str | None:
-    """The process's answer; None where it is gone."""
+def _ask(process: "subprocess.Popen[str]", question: object, seconds: float) -> str | None:
+    """The process's answer; None where it is gone.
+
+    Raises:
+        Unsettled: It took longer, as the clock on the wall goes; the process has been ended.
+    """
     assert process.stdin
     assert process.stdout
+    over = threading.Event()
+    timer = threading.Timer(seconds, lambda: (over.set(), process.kill()))
+    timer.start()
     try:
         process.stdin.write(json.dumps(question) + "\n")
         process.stdin.flush()
         line = process.stdout.readline()
     except OSError:  # its end of a pipe is closed
-        return None
-    return str(json.loads(line)) if line.endswith("\n") else None
+        line = ""
+    finally:
+        timer.cancel()
+    if line.endswith("\n"):
+        return str(json.loads(line))
+    if over.is_set():
+        raise Unsettled(
+            f"compiling the guide took too long: more than {seconds:g} s on the clock; send it "
+            "again when the machine has less to do"
+        )
+    return None
 
 
 def _end(process: "subprocess.Popen[str]") -> None:

@@ -8,6 +8,7 @@ knows no answers.
 """
 
 import json
+import os
 import resource
 import signal
 import sys
@@ -74,7 +75,10 @@ def main() -> None:
     print(json.dumps(""), flush=True)
     for line in sys.stdin:
         signal.setitimer(signal.ITIMER_PROF, about["seconds"])  # ends the process when it is over
-        told = refusal(make_matcher(tokens, json.loads(line)), about["eos_id"])
+        try:
+            told = refusal(make_matcher(tokens, json.loads(line)), about["eos_id"])
+        except MemoryError:
+            os.abort()  # as where the library itself runs out of it
         signal.setitimer(signal.ITIMER_PROF, 0)
         print(json.dumps(told), flush=True)
 

@@ -12,7 +12,7 @@ from draft_trees import forest
 from tasc_engine import Sampling, choosing_tensors
 from tasc_engine.accept import accept
 from tasc_engine.allowed import Allowed
-from tasc_engine.choosing import Chooser, warm_up
+from tasc_engine.choosing import Chooser, is_warm, warm_up
 from tasc_engine.operations import greatest
 
 VOCAB = 40
@@ -227,7 +227,9 @@ def test_ids_outside_the_vocabulary_and_other_logits_are_refused() -> None:
 def test_tensors_are_for_logits_elsewhere(monkeypatch) -> None:
     seen = []
     monkeypatch.setattr(choosing_tensors, "choose", lambda *args: seen.append(args) or ints([3]))
-    warm_up(torch.float64)
+    warm_up(torch.float64, torch.device("meta"))
+    assert is_warm(torch.float64, torch.device("meta"))
+    seen.clear()
     chooser = chooser_of([Asked(WARM)], VOCAB)
     logits, drafts = torch.zeros(1, VOCAB, device="meta"), forest([()])
     assert chooser.choose(logits, ints([0]), drafts, None).tolist() == [3]

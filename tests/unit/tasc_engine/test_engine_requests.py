@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+import torch
 
-from tasc_engine import GenerationRequest, GuideSpec, Sampling
+from tasc_engine import GenerationRequest, GuideSpec, Sampling, verifier
 from tasc_engine.errors import GuideError
 
 PROMPT = (5, 9, 30, 41, 7)
@@ -92,3 +93,52 @@ def test_logprobs_add_up_over_the_deltas(make_engine) -> None:
             result = delta.result
     assert tuple(told) == result.logprobs
     assert all(len(one.top) == 2 and one.logprob <= one.top[0][1] for one in told)
+
+
+@pytest.mark.parametrize("broken", ["choose", "logprobs"])
+def test_choosing_that_does_not_fit_memory_fails_one_request_alone(
+    make_engine, monkeypatch, broken: str
+) -> None:
+    engine, plain = make_engine(), {r.id: r.tokens for r in make_engine().generate(both())}
+    where = engine._chooser if broken == "choose" else verifier
+    name = "choose" if broken == "choose" else "token_logprobs"
+    honest, calls = getattr(where, name), []
+
+    def scarce(*args):
+        calls.append(args)
+        if len(calls) in (4, 5):  # with drafts, and again without
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return honest(*args)
+
+    monkeypatch.setattr(where, name, scarce)
+    found = {r.id: r for r in engine.generate(both())}
+    errors = [r for r in found.values() if r.error]
+    assert len(errors) <= 2
+    assert all("did not fit the memory" in r.error for r in errors)
+    assert all(found[n].tokens == plain[n] for n in plain if not found[n].error)
+    assert len(calls) > 5
+    engine.check_integrity()
+
+
+def both() -> list[GenerationRequest]:
+    warm = Sampling(temperature=1.0, seed=5)
+    asked = [request(name, sampling=warm, logprobs=1) for name in "abc"]
+    return [*asked, request("d", sampling=warm, logprobs=0)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"logit_bias": ((5, 1.0), (5, 2.0))}, "twice"),
+        ({"logit_bias": ((5, 1.7e308),)}, "it goes from -10000 to 10000"),
+        ({"logit_bias": ((5, float("nan")),)}, "it goes from"),
+        ({"top_k": 1.5}, "must be an integer"),
+        ({"seed": True}, "must be an integer"),
+        ({"seed": 2**64}, "it goes from 0 to"),
+        ({"temperature": float("nan")}, "it goes from"),
+        ({"top_p": 0.0}, "above 0"),
+    ],
+)
+def test_a_rule_out_of_range_cannot_be_made(fields, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Sampling(**fields)
