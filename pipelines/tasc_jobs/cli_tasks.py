@@ -1,7 +1,8 @@
 """The commands under `tasc task`: the register of tasks. No model is run, nothing is computed."""
 
 import sys
-from typing import Annotated
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,12 +18,15 @@ from tasc_jobs.cli_options import (
 from tasc_jobs.errors import JobError, UsageError
 from tasc_jobs.progress import note
 from tasc_jobs.tasks.options import TaskOptions, spread
-from tasc_store import CorpusStore, TaskStore, connect
+from tasc_store import CorpusStore, TaskStore, UnknownTask, connect
+
+if TYPE_CHECKING:
+    import redis
 
 task_app = typer.Typer(
     help="Register tasks, look at them, change them, roll them back.", no_args_is_help=True
 )
-# Lines of their own: paragraphs are what the help keeps apart.
+# Lines of their own: paragraphs are what the help keeps apart. It is markup: brackets are escaped.
 _EXAMPLES = """\
 A classifier: tasc task create tickets --model ./my-model --adapter ./my-lora
 --template 'label: {input}\\n' --choices labels.txt
@@ -39,7 +43,7 @@ A longer answer: tasc task set tickets --max-tokens 64
 
 Other labels: tasc task set tickets --choices labels.txt
 
-No labels, a pattern: tasc task set tickets --unset choices --regex '[a-z]+'
+No labels, a pattern: tasc task set tickets --unset choices --regex '\\[a-z]+'
 
 As it was before: tasc task show tickets; tasc task use tickets 1"""
 
@@ -60,10 +64,11 @@ def task_create(
 ) -> None:
     """Register a task, after a check that its model can do what is asked."""
     from tasc_jobs.tasks.register import create
+    from tasc_jobs.tasks.shown import registered
 
     with open_store(redis_url, data_dir) as url:
-        version, _ = create(TaskStore(connect(url)), name, options, replace)
-    print(f"{name} version {version}")
+        new = create(TaskStore(connect(url)), name, options, replace)
+    print(f"{name} version {new.version}{registered(new)}")
 
 
 @task_app.command("set", epilog=_CHANGES)
@@ -84,16 +89,21 @@ def task_set(
 ) -> None:
     """Make a new version of a task in which only what is given changes.
 
+    What is given of --choice, --choices or --stop replaces the list: name all that shall be in it.
+
     Services and jobs that run keep the version they began with.
     """
     from tasc_jobs.tasks.register import change
-    from tasc_jobs.tasks.shown import changes, changes_in_words
+    from tasc_jobs.tasks.shown import changes, changes_in_words, registered
 
     with open_store(redis_url, data_dir) as url:
-        version, old, new = change(TaskStore(connect(url)), name, options, unset or ())
-    print(f"{name} version {version}: {changes_in_words(changes(old, new)) or 'as it was'}")
-    if old.fingerprint != new.fingerprint:
-        note(f"the tokenizer is another one: run `tasc build-index {new.corpus_name}` for it")
+        old, new = change(TaskStore(connect(url)), name, options, unset or ())
+    changed = changes(old, new.record)
+    labels = registered(new) if "choices" in changed else ""
+    print(f"{name} version {new.version}: {changes_in_words(changed) or 'as it was'}{labels}")
+    if old.fingerprint != new.record.fingerprint:
+        corpus = new.record.corpus_name
+        note(f"the tokenizer is another one: run `tasc build-index {corpus}` for it")
 
 
 @task_app.command("show")
@@ -112,13 +122,13 @@ def task_show(
     with open_store(redis_url, data_dir) as url:
         store = TaskStore(connect(url))
         past = list(shown.history(store, name))
-        wanted = past[-1][0] if version is None else version
+        wanted = past[-1].version if version is None else version
         record = store.get(name, wanted)
     content = {
         "name": name,
         "version": wanted,
         "record": shown.as_json(record),
-        "versions": [{"version": number, "changed": changed} for number, changed in past],
+        "versions": [asdict(each) for each in past],
     }
     print_result(content, shown.table(record, wanted, past), as_json)
 
@@ -132,8 +142,8 @@ def task_list(
 
     with open_store(redis_url, data_dir) as url:
         found = TaskStore(connect(url)).newest()
-    content = [{**shown.as_json(record), "version": version} for version, record in found]
-    print_result({"tasks": content}, "\n".join(shown.listed(*each) for each in found), as_json)
+    text = "\n".join([shown.LIST_HEADER, *map(shown.listed, found)])
+    print_result({"tasks": [shown.listed_as_json(each) for each in found]}, text, as_json)
 
 
 @task_app.command("use")
@@ -146,7 +156,8 @@ def task_use(
     """Roll back: make an older version's record the newest again, under a new number."""
     with open_store(redis_url, data_dir) as url:
         newest = TaskStore(connect(url)).use(name, version)
-    print(f"{name} version {newest}")
+    same = "" if newest == version else f", the same as version {version}"
+    print(f"{name} version {newest}{same}")
 
 
 @task_app.command("delete")
@@ -160,17 +171,29 @@ def task_delete(
 ) -> None:
     """Remove a task for good: its versions, its corpus and its draft indexes.
 
-    Stop services that serve it first: they would go on with what they have loaded.
+    Stop services that serve it and ingests first: services go on with what they have loaded, and
+    rows that come later are a corpus again. What these leave can be deleted again.
     """
     with open_store(redis_url, data_dir) as url:
         client = connect(url)
-        newest = TaskStore(client).versions(name)[-1]
-        rows = len(CorpusStore(client, name))
-        what = f"task {name} (version {newest}, {rows} corpus rows) and its draft indexes"
+        what = _what(client, name)
         if not yes:
             _ask(f"Delete {what}?")
         TaskStore(client).delete(name)
     print(f"deleted {what}")
+
+
+def _what(client: "redis.Redis", name: str) -> str:
+    """What there is of a task, which may have lost its record in a deletion that was cut short."""
+    rows = len(CorpusStore(client, name))
+    store = TaskStore(client)
+    try:
+        version = f"version {store.versions(name)[-1]}"
+    except UnknownTask:
+        if not store.left(name):
+            raise
+        version = "no record"
+    return f"task {name} ({version}, {rows} corpus rows) and its draft indexes"
 
 
 def _ask(question: str) -> None:

@@ -43,12 +43,19 @@ _OUTPUT = pa.schema(
 
 @dataclass(frozen=True)
 class BatchReport:
-    """What a batch job did; ``tokens`` include end-of-sequence, ``steps`` are per row."""
+    """What a batch job did.
+
+    Attributes:
+        tokens: Of all answers, end-of-sequence included.
+        steps: Decoding steps of all rows together.
+        first_error: The first row without an answer, counted from 1, and why; None without errors.
+    """
 
     rows: int
     errors: int
     tokens: int
     steps: int
+    first_error: str | None = None
 
     @property
     def block_efficiency(self) -> float:
@@ -137,7 +144,6 @@ class _Answer:
             if row["error"] is None:
                 try:
                     request = self._worker.request(self._call(ordinal, row["input"]))
-                    self._worker.engine.require_fit(request)
                 except ValueError as error:
                     row["error"] = str(error)
                 else:
@@ -167,6 +173,7 @@ class _Answer:
 def _write(answers: Any, path: Path, expected: int, progress: Callable[[int], None]) -> BatchReport:
     """Write rows by ordinal as they become complete; what is ahead of its turn waits here."""
     rows = errors = tokens = steps = 0
+    first_error = None
     ahead: dict[int, dict[str, Any]] = {}
     with path.open("w", encoding="utf-8") as file:
         for batch in answers.iter_batches(batch_format="pyarrow", batch_size=None):
@@ -176,14 +183,16 @@ def _write(answers: Any, path: Path, expected: int, progress: Callable[[int], No
                 ahead[row["ordinal"]] = row
             while (next_row := ahead.pop(rows, None)) is not None:
                 rows += 1
-                errors += next_row["error"] is not None
+                if next_row["error"] is not None:
+                    errors += 1
+                    first_error = first_error or f"row {rows}: {next_row['error']}"
                 tokens += len(next_row["tokens"] or ())
                 steps += next_row["steps"] or 0
                 file.write(_line(next_row))
             progress(batch.num_rows)
     if rows != expected or ahead:
         raise JobError(f"{expected} rows went in and {rows} came out; {path} is not whole")
-    return BatchReport(rows, errors, tokens, steps)
+    return BatchReport(rows, errors, tokens, steps, first_error)
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -97,6 +97,8 @@ class Reply:
         body = self._body(self.shape.chunk_object, [choice])
         if piece.result and self.n == 1 and not self.wants_usage:
             body |= self.told([piece.result])  # no later chunk will say it
+        if self.wants_usage:
+            body["usage"] = None  # as OpenAI has it: the last chunk says it
         return body
 
     def last(self, results: Sequence[GenerationResult]) -> dict[str, Any]:

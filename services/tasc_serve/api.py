@@ -6,7 +6,7 @@ It knows schemas, codes and deadlines; it knows neither Ray nor models.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import asdict
 from typing import Any, TypeVar
@@ -15,13 +15,15 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, generate_latest
 from pydantic import BaseModel, ValidationError
-from starlette.types import Send
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
 from tasc_serve import choices, http_errors, sse
 from tasc_serve.answers import CHAT, COMPLETION, Reply, Shape
 from tasc_serve.calls import Backend, Call, Refusal, TaskStatus
 from tasc_serve.discovery import service_discovery
 from tasc_serve.exposition import merge
+from tasc_serve.formats import SHOWN
 from tasc_serve.http_errors import ApiError, of_refusal, of_unexpected, of_validation
 from tasc_serve.metrics import GatewayMetrics
 from tasc_serve.reading import call_of
@@ -30,6 +32,8 @@ from tasc_serve.settings import LimitSettings
 
 Body = TypeVar("Body", bound=BaseModel)
 STATUS_TIMEOUT_S = 5.0
+_LARGE_BODY = 65_536  # bytes; less is read in a few milliseconds
+_GONE = 499  # the client went away, as nginx counts it
 log = logging.getLogger(__name__)
 
 
@@ -54,13 +58,23 @@ def _add_generation(
             metrics.observe_http(task, code, time.perf_counter() - began)
 
         try:
-            body = await _read(request, model, limits)
+            raw = await _read(request, limits)
+            if len(raw) > _LARGE_BODY:  # others' answers must not wait while it is read
+                body = await asyncio.to_thread(_parsed, raw, model)
+            else:
+                body = _parsed(raw, model)
             task = _served(backend, body.model)
-            call = call_of(body, limits)
+            if len(raw) > _LARGE_BODY:
+                call = await asyncio.to_thread(call_of, body, limits)
+            else:
+                call = call_of(body, limits)
             reply = Reply.to(body, shape, task, call)
             if body.stream:
                 return await _streamed(backend, call, reply, limits, done)
             content = await _whole(backend, call, reply, limits)
+        except asyncio.CancelledError:
+            done(_GONE)
+            raise
         except Exception as error:
             done(error.status if isinstance(error, ApiError) else 500)
             raise
@@ -79,11 +93,11 @@ def _add_generation(
 def _add_listings(app: FastAPI, backend: Backend) -> None:
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        listed = [
-            {"id": task, "object": "model", "created": 0, "owned_by": "tasc-serve"}
-            for task in backend.tasks
-        ]
-        return {"object": "list", "data": listed}
+        return {"object": "list", "data": [_model(task) for task in backend.tasks]}
+
+    @app.get("/v1/models/{task:path}")
+    async def model(task: str) -> dict[str, Any]:
+        return _model(_served(backend, task))
 
     @app.get("/v1/tasks")
     async def tasks() -> dict[str, Any]:
@@ -128,8 +142,8 @@ async def _status(backend: Backend, task: str) -> TaskStatus | None:
         return None
 
 
-async def _read(request: Request, model: type[Body], limits: LimitSettings) -> Body:
-    """The validated body, read with a bound in bytes and in time."""
+async def _read(request: Request, limits: LimitSettings) -> bytes:
+    """The body, with a bound in bytes and in time."""
     raw = bytearray()
     try:
         async with asyncio.timeout(limits.request_timeout_s):
@@ -140,16 +154,26 @@ async def _read(request: Request, model: type[Body], limits: LimitSettings) -> B
                     raise ApiError(413, message)
     except TimeoutError as error:
         raise ApiError(408, "the body did not arrive in time; send it faster") from error
+    except ClientDisconnect as error:
+        raise ApiError(_GONE, "the client went away before its body had arrived") from error
+    return bytes(raw)
+
+
+def _parsed(raw: bytes, model: type[Body]) -> Body:
     try:
-        return model.model_validate_json(bytes(raw))
+        return model.model_validate_json(raw)
     except ValidationError as error:
-        raise of_validation(error, bytes(raw)) from error
+        raise of_validation(error, raw) from error
+
+
+def _model(task: str) -> dict[str, Any]:
+    return {"id": task, "object": "model", "created": 0, "owned_by": "tasc-serve"}
 
 
 def _served(backend: Backend, task: str) -> str:
     if task not in backend.tasks:
         known = ", ".join(backend.tasks)
-        message = f"model {task!r} is not served here; there are {known}"
+        message = f"model {task[:SHOWN]!r} is not served here; there are {known}"
         raise ApiError(404, message, "model", "model_not_found")
     return task
 
@@ -183,30 +207,52 @@ async def _streamed(
         await pieces.aclose()
         raise of_refusal(first[1])
 
-    async def lines() -> AsyncIterator[str]:
-        code = 499  # the client went away
-        try:
-            async with asyncio.timeout_at(deadline):
-                async for line in sse.events(reply, first, pieces):
-                    yield line
-            code = 200
-        except Exception as error:
-            failure = _failure(error, limits)
-            code = failure.status
-            yield sse.failure(failure)
-        finally:
-            done(code)
-            await pieces.aclose()
-
-    return _Events(lines(), media_type="text/event-stream")
+    return _Events(sse.events(reply, first, pieces), pieces, deadline, limits, done)
 
 
 class _Events(StreamingResponse):
-    """Closes its iterator however sending ends; Starlette leaves that to the garbage collector."""
+    """The events of one stream.
+
+    However sending ends, and if it never began, the pieces are closed and the end is counted at
+    once; Starlette leaves its iterators to the garbage collector.
+    """
+
+    def __init__(
+        self,
+        events: AsyncIterator[str],
+        pieces: AsyncGenerator[choices.Numbered, None],
+        deadline: float,
+        limits: LimitSettings,
+        done: Callable[[int], None],
+    ) -> None:
+        self._pieces, self._done = pieces, done
+        self._deadline, self._limits = deadline, limits
+        self._code = _GONE
+        self._lines = self._ended(events)
+        super().__init__(self._lines, media_type="text/event-stream")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._done(self._code)
+            async with aclosing(self._pieces), aclosing(self._lines):
+                pass
 
     async def stream_response(self, send: Send) -> None:
-        async with aclosing(self.body_iterator):  # type: ignore[type-var]
+        async with aclosing(self._pieces), aclosing(self._lines):
             await super().stream_response(send)
+
+    async def _ended(self, events: AsyncIterator[str]) -> AsyncGenerator[str, None]:
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                async for line in events:
+                    yield line
+            self._code = 200
+        except Exception as error:
+            failure = _failure(error, self._limits)
+            self._code = failure.status
+            yield sse.failure(failure)
 
 
 def _failure(error: Exception, limits: LimitSettings) -> ApiError:

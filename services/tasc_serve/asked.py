@@ -10,6 +10,7 @@ from typing import Any
 from tasc_engine import GuideSpec, Sampling
 from tasc_store import SamplingDefaults, TaskRecord
 
+_OWN = {"choice": "choices", "json_schema": "schema", "regex": "regex", "grammar": "grammar"}
 _DEFAULTED = tuple(field.name for field in dataclasses.fields(SamplingDefaults))
 
 
@@ -35,6 +36,15 @@ class Guide:
 
     spec: GuideSpec
     field: str
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return f"the task's {_OWN[self.spec.kind]}" if self.is_tasks else self.field
+
+    @property
+    def is_tasks(self) -> bool:
+        return self.field == "model"
 
 
 @dataclass(frozen=True)
@@ -71,7 +81,7 @@ class Asked:
         if self.guide and self.ignore_eos:
             raise FieldError(
                 "ignore_eos",
-                f"ignore_eos meets {self.guide.field}, whose guide ends the answer; leave it out",
+                f"ignore_eos meets {self.guide.name}, whose guide ends the answer; leave it out",
             )
 
     def guided(self, record: TaskRecord) -> "Asked":

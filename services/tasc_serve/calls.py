@@ -19,6 +19,7 @@ class Call:
         draft: Whether drafts may be used; the answer is the same.
         asked: How the answer is wanted.
         n: Answers to this prompt that are asked for, this one counted.
+        max_tokens_field: The request field that ``max_tokens`` came in.
     """
 
     id: str
@@ -30,6 +31,7 @@ class Call:
     stream: bool = False
     asked: Asked = field(default_factory=Asked)
     n: int = 1
+    max_tokens_field: str = "max_tokens"
 
     @property
     def prompt_field(self) -> str:

@@ -124,7 +124,7 @@ class Gateway:
         self, settings: ServeSettings, redis_url: str, handles: dict[str, DeploymentHandle[Any]]
     ) -> None:
         client = connect(redis_url)
-        self._limits = settings.limits
+        self._limits = settings.gateway_limits
         self._registry = CollectorRegistry()
         host = settings.metrics.host or node_address()
         self._port = MetricsPort(client, self._registry, host=host, ttl_s=settings.metrics.ttl_s)

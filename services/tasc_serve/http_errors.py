@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 
 from tasc_serve.calls import Refusal
+from tasc_serve.formats import SHOWN, UNKNOWN
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +55,8 @@ _CODES = {
     504: "timeout",
 }
 _UNIONS = (("prompt",), ("stop",), ("response_format",))
+_ONE_MESSAGE = "one message with the role user; the task's template holds everything else"
+_HALF = re.compile("[\ud800-\udfff]")
 _KEY = "[key]"  # pydantic's word for what is wrong with a key, not with its value
 
 
@@ -66,19 +70,50 @@ def of_refusal(refusal: Refusal) -> ApiError:
 
 def of_validation(error: ValidationError, body: bytes) -> ApiError:
     """Name the field at fault; a body that is no JSON has one where a character was cut."""
-    fault = _nearest(error.errors(include_url=False, include_context=False, include_input=False))
+    fault = _nearest(error.errors(include_url=False, include_input=False))
+    if fault["type"] == "json_invalid":
+        return _no_json(fault, body)
     place = fault["loc"]
     if place[:1] in _UNIONS:
         place = place[:1] + place[2:]  # the second is pydantic's name of a branch
-    param = ".".join(str(part) for part in place if part != _KEY) or None
-    if fault["type"] == "json_invalid" and (field := _cut_field(body)):
-        message = f"{field} has half of a character (a lone surrogate); cut it between two"
-        return ApiError(400, message, field)
-    if fault["type"] == "json_invalid":
+    context = fault.get("ctx", {})
+    if fault["type"] == UNKNOWN:
+        place = (*place, context["field"])
+    param = ".".join(_shown(part) for part in place if part != _KEY) or None
+    if fault["type"] == UNKNOWN:
+        nearest = context["nearest"]
+        way_out = f"did you mean {nearest}?" if nearest else "remove it"
+        return ApiError(400, f"unknown field {param}; {way_out}", param)
+    return ApiError(400, f"{param or 'body'}: {_in_words(fault)}", param)
+
+
+def _in_words(fault: ErrorDetails) -> str:
+    """What a field takes, where pydantic says only what it does not."""
+    place, kind = fault["loc"], fault["type"]
+    if place[0:1] == ("logit_bias",) and _KEY in place:
+        return "keys are token ids, 0 or more"
+    if place[0:1] == ("messages",) and (kind == "too_long" or place[-1] == "role"):
+        return _ONE_MESSAGE
+    if place[0:1] == ("prompt",) and kind in ("string_type", "list_type", "int_type"):
+        return "a string or a list of token ids; one prompt a request"
+    return fault["msg"]
+
+
+def _shown(part: int | str) -> str:
+    """A place in a body as messages name it; a client's own name can be anything."""
+    name = str(part)
+    if not name:
+        return '""'
+    return (name if name.isprintable() else ascii(name[:SHOWN]))[:SHOWN]
+
+
+def _no_json(fault: ErrorDetails, body: bytes) -> ApiError:
+    field = _cut_field(body)
+    if field is None:
         return ApiError(400, f"the body is not valid JSON: {fault['msg']}")
-    if fault["type"] == "extra_forbidden":
-        return ApiError(400, f"unknown field {param}; remove it", param)
-    return ApiError(400, f"{param or 'body'}: {fault['msg']}", param)
+    name = _shown(field)
+    message = f"{name} has half of a character (a lone surrogate); cut it between two"
+    return ApiError(400, message, name)
 
 
 def _cut_field(body: bytes) -> str | None:
@@ -86,13 +121,13 @@ def _cut_field(body: bytes) -> str | None:
     try:
         content = json.loads(body)  # takes it
         fields = content.items() if isinstance(content, dict) else ()
-        return next((name for name, value in fields if _is_cut(value)), None)
+        return next((name for name, value in fields if _is_cut([name, value])), None)
     except (ValueError, RecursionError):
         return None
 
 
 def _is_cut(value: object) -> bool:
-    return any("\ud800" <= c <= "\udfff" for c in json.dumps(value, ensure_ascii=False))
+    return _HALF.search(json.dumps(value, ensure_ascii=False)) is not None
 
 
 def of_unexpected(error: Exception, where: str) -> ApiError:

@@ -32,7 +32,11 @@ def chat_logprobs(tokens: Sequence[TokenText]) -> dict[str, Any]:
 
 
 def _likeliest(token: TokenText) -> dict[str, float]:
-    return {_name(utf8): _finite(lp) for utf8, lp in (*token.top, (token.utf8, token.logprob))}
+    found: dict[str, float] = {}
+    for utf8, logprob in (*token.top, (token.utf8, token.logprob)):
+        name = _name(utf8)  # two tokens may have one text: the likelier one is told
+        found[name] = max(_finite(logprob), found.get(name, _LEAST))
+    return found
 
 
 def _entry(utf8: bytes, logprob: float) -> dict[str, Any]:

@@ -10,11 +10,13 @@ import threading
 import time
 from collections.abc import Callable
 
-from tasc_engine import Delta, Engine, GenerationRequest
+from tasc_engine import Delta, Engine, GenerationRequest, QueueFull
+from tasc_engine.guides import Guide
+from tasc_serve.calls import Refusal
 
 log = logging.getLogger(__name__)
 
-Sink = Callable[[Delta | Exception], None]
+Sink = Callable[[Delta | Refusal | Exception], None]
 _IDLE_S = 0.5
 
 
@@ -58,9 +60,13 @@ class EngineLoop:
         """Seconds since the thread last came round; large when a forward hangs."""
         return time.monotonic() - self._round
 
-    def submit(self, request: GenerationRequest, sink: Sink) -> None:
-        """Answer ``request``; whatever the engine refuses goes to the sink as an exception."""
-        self._inbox.put(lambda: self._submit(request, sink))
+    def submit(self, request: GenerationRequest, sink: Sink, guide: Guide | None = None) -> None:
+        """Answer ``request``; what the engine does not take is told to the sink as a refusal.
+
+        Args:
+            guide: The request's, made on another thread: this one compiles nothing.
+        """
+        self._inbox.put(lambda: self._submit(request, sink, guide))
 
     def cancel(self, request_id: str) -> None:
         """Forget a request; its row is free at the next step and its sink hears no more."""
@@ -118,9 +124,15 @@ class EngineLoop:
         except queue.Empty:
             return
 
-    def _submit(self, request: GenerationRequest, sink: Sink) -> None:
+    def _submit(self, request: GenerationRequest, sink: Sink, guide: Guide | None) -> None:
         try:
-            self._engine.submit(request)
+            self._engine.submit(request, guide)
+        except QueueFull as error:
+            sink(Refusal("full", str(error)))
+            return
+        except ValueError as error:
+            sink(Refusal("invalid", str(error)))
+            return
         except Exception as error:
             sink(error)
             return

@@ -16,6 +16,7 @@ from tasc_serve.schemas import ChatRequest, CompletionRequest
 from tasc_serve.settings import LimitSettings
 
 Request = CompletionRequest | ChatRequest
+_TOKEN_BYTES = 4  # of a prompt's text that a token id stands for, about
 _ANY_OBJECT = '{"type":"object"}'
 
 
@@ -23,7 +24,9 @@ def call_of(body: Request, limits: LimitSettings) -> Call:
     """Raises ApiError 400 for what is over a limit, and for fields that contradict each other."""
     prompt = body.messages[0].content if isinstance(body, ChatRequest) else body.prompt
     try:
+        _require_one_limit(body)
         asked = _asked_of(body)
+        _require_small(asked.guide, limits)
     except FieldError as error:
         raise ApiError(400, str(error), error.field) from error
     call = Call(
@@ -36,15 +39,42 @@ def call_of(body: Request, limits: LimitSettings) -> Call:
         stream=body.stream,
         asked=asked,
         n=body.n or 1,
+        max_tokens_field=body.limit_field,
     )
-    size = len(prompt.encode()) if isinstance(prompt, str) else 0
-    _check(call.prompt_field, f"has {size} bytes", size, limits.max_prompt_bytes)
-    field = "max_tokens" if body.limit == body.max_tokens else "max_completion_tokens"
-    _check(field, f"is {body.limit} tokens", body.limit or 0, limits.max_tokens)
+    if isinstance(prompt, str):
+        size = len(prompt.encode())
+        _check(call.prompt_field, f"has {size} bytes", size, limits.max_prompt_bytes)
+    else:
+        most = limits.max_prompt_bytes // _TOKEN_BYTES
+        _check(call.prompt_field, f"has {len(prompt)} token ids", len(prompt), most)
+    _check(body.limit_field, f"is {body.limit} tokens", body.limit or 0, limits.max_tokens)
     _check("n", f"is {call.n} answers", call.n, limits.max_choices)
     if over := limits.over_total(call.n, body.limit or 0):
         raise ApiError(400, over, "n")
     return call
+
+
+def _require_one_limit(body: Request) -> None:
+    if isinstance(body, ChatRequest) and None not in (body.max_tokens, body.max_completion_tokens):
+        raise FieldError(
+            "max_completion_tokens",
+            "max_tokens and max_completion_tokens are sent; they are one limit, send one of them",
+        )
+
+
+def _require_small(guide: Guide | None, limits: LimitSettings) -> None:
+    """Before anything is done with it that takes longer the larger it is."""
+    if guide is None:
+        return
+    choices, text = guide.spec.choices, guide.spec.text
+    for found, what, most in (
+        (len(choices), "choices", limits.max_guide_choices),
+        (sum(len(c.encode()) for c in choices), "bytes", limits.max_guide_choices_bytes),
+        (len(text.encode()), "bytes", limits.max_guide_bytes),
+    ):
+        if found > most:
+            message = f"{guide.name} has {found} {what}; at most {most} are taken: send a smaller"
+            raise FieldError(guide.field, message)
 
 
 def _check(field: str, found: str, size: int, limit: int) -> None:
@@ -88,6 +118,9 @@ def _guide_of(body: Request) -> Guide | None:
         raise FieldError(given[1], f"{' and '.join(given)} are sent; an answer has one guide")
     if not given:
         return None
+    if getattr(body, given[0]) in ([], ""):
+        message = f"{given[0]} is empty; say what the answer may be, or leave it out"
+        raise FieldError(given[0], message)
     try:
         return Guide(_spec_of(body), given[0])
     except (ValueError, RecursionError) as error:

@@ -23,7 +23,7 @@ from tasc_serve.settings import ServedTask, ServeSettings
 from tasc_serve.start_notes import tell
 from tasc_serve.token_texts import TokenTexts
 from tasc_serve.watcher import IndexWatcher
-from tasc_serve.worker import Worker
+from tasc_serve.worker import Ready, Worker
 from tasc_store import Artifact, connect
 
 _LEAST_STALL_S = 60.0  # a step may take long, a replica must not be replaced for that
@@ -56,6 +56,7 @@ class TaskReplica:
             on_step=self._observe_step,
             say=partial(tell, client, task.name),
         )
+        self._worker.compile_own_guide()
         self._admission = Admission(self._worker, limits)
         self._metrics = ReplicaMetrics(
             registry,
@@ -92,12 +93,12 @@ class TaskReplica:
             return
         self._outstanding += 1
         try:
-            request = await self._admission.request(call)
-            if isinstance(request, Refusal):
-                yield request
+            ready = await self._admission.request(call)
+            if isinstance(ready, Refusal):
+                yield ready
                 return
             # Closed before its place is given away: the engine hears of the end first.
-            async with aclosing(self._pieces(request)) as pieces:
+            async with aclosing(self._pieces(ready)) as pieces:
                 async for piece in pieces:
                     yield piece
         finally:
@@ -131,11 +132,15 @@ class TaskReplica:
             if hasattr(self, part):
                 getattr(self, part).close()
 
-    async def _pieces(self, request: GenerationRequest) -> AsyncGenerator[Piece | Refusal, None]:
+    async def _pieces(self, ready: Ready) -> AsyncGenerator[Piece | Refusal, None]:
+        request = ready.request
         ends = () if request.ignore_eos else self._worker.tokenizer.eos_ids
         texts = TokenTexts(self._worker.tokenizer, ends)
-        async with aclosing(self._deltas(request)) as deltas:
+        async with aclosing(self._deltas(ready)) as deltas:
             async for delta in deltas:
+                if isinstance(delta, Refusal):
+                    yield delta
+                    return
                 error = delta.result.error if delta.result else None
                 yield Refusal("failed", error) if error else self._piece(delta, request, texts)
 
@@ -150,16 +155,16 @@ class TaskReplica:
         version = artifact.version if artifact else None
         return dataclasses.replace(result, logprobs=(), index_version=version)
 
-    async def _deltas(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
+    async def _deltas(self, ready: Ready) -> AsyncGenerator[Delta | Refusal, None]:
         here = asyncio.get_running_loop()
         # One item per step at most, and a row holds max_tokens steps: bounded by the request.
-        arrived: asyncio.Queue[Delta | Exception] = asyncio.Queue()
+        arrived: asyncio.Queue[Delta | Refusal | Exception] = asyncio.Queue()
 
-        def sink(item: Delta | Exception) -> None:
+        def sink(item: Delta | Refusal | Exception) -> None:
             with suppress(RuntimeError):  # the event loop is closing
                 here.call_soon_threadsafe(arrived.put_nowait, item)
 
-        self._loop.submit(request, sink)
+        self._loop.submit(ready.request, sink, ready.guide)
         ended = False
         try:
             while not ended:
@@ -167,13 +172,15 @@ class TaskReplica:
                 if isinstance(item, Exception):
                     ended = True
                     raise EngineBroken(f"the engine ended on {item!r}") from item
-                if item.result:
+                if isinstance(item, Refusal):
+                    ended = True
+                elif item.result:
                     ended = True
                     self._metrics.observe_result(item.result)
                 yield item
         finally:
             if not ended:
-                self._loop.cancel(request.id)
+                self._loop.cancel(ready.request.id)
 
     def _set_index(self, artifact: Artifact | None) -> None:
         version = artifact.version if artifact else None

@@ -1,14 +1,14 @@
 """Request bodies in the OpenAI shape: what is read. What is written is in `answers`.
 
-Unknown fields are refused, never dropped.
+Unknown fields are refused, never dropped; null means a field's default.
 """
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from tasc_engine.request import MOST_LOGPROBS
-from tasc_serve.formats import Biases, Body, Number, ResponseFormat, StopText, TokenId
+from tasc_serve.formats import Biases, Body, Content, Number, ResponseFormat, StopText, TokenId
 
 MetricsLevel = Literal["none", "summary", "detailed"]
 Top = Annotated[int, Field(ge=0, le=MOST_LOGPROBS)]
@@ -94,13 +94,17 @@ class CompletionRequest(_Generation):
         return self.max_tokens
 
     @property
+    def limit_field(self) -> str:
+        return "max_tokens"
+
+    @property
     def told_logprobs(self) -> int | None:
         return self.logprobs
 
 
 class ChatMessage(Body):
     role: Literal["user"] = Field(description="tasks have one turn: the row's input")
-    content: str
+    content: Content
     name: str | None = None
 
 
@@ -112,15 +116,13 @@ class ChatRequest(_Generation):
     logprobs: bool | None = None
     top_logprobs: Top | None = Field(None, description="needs logprobs")
 
-    @model_validator(mode="after")
-    def _one_limit(self) -> Self:
-        if self.max_tokens is not None and self.max_completion_tokens is not None:
-            raise ValueError("send max_tokens or max_completion_tokens, not both")
-        return self
-
     @property
     def limit(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def limit_field(self) -> str:
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     @property
     def told_logprobs(self) -> int | None:

@@ -51,6 +51,14 @@ class LimitSettings(_Section):
     guide_timeout_s: float = Field(
         5.0, gt=0, description="until the guide of a request is compiled, which is done once"
     )
+    max_guides_compiling: int = Field(
+        16, ge=1, description="different guides being compiled or waiting for it in one replica"
+    )
+    max_guide_choices: int = Field(20_000, ge=1, description="choices of one guide")
+    max_guide_choices_bytes: int = Field(2_000_000, ge=1, description="of one guide, together")
+    max_guide_bytes: int = Field(
+        65_536, ge=1, description="of a schema, a regular expression or a grammar"
+    )
     max_queued: int = Field(256, ge=0, description="requests waiting in one replica")
     request_timeout_s: float = Field(60.0, gt=0)
     drain_timeout_s: float = Field(20.0, gt=0)
@@ -121,6 +129,13 @@ class ServeSettings(_Section):
     metrics: MetricsSettings = MetricsSettings()
     index_poll_s: float = Field(2.0, gt=0, description="longest time until a new index is seen")
     cache_dir: Path | None = Field(None, description="node-local index cache; unset: per user")
+
+    @property
+    def gateway_limits(self) -> LimitSettings:
+        """With no more answers to one request than a replica has places for."""
+        places = self.engine.rows + self.limits.max_queued
+        most = min(self.limits.max_choices, places)
+        return self.limits.model_copy(update={"max_choices": most})
 
     @model_validator(mode="after")
     def _tasks_are_named_once(self) -> Self:

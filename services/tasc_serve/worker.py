@@ -6,6 +6,7 @@ Online replicas and batch actors use it alike. It knows the store; it knows no H
 import dataclasses
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import redis
@@ -13,8 +14,10 @@ import torch
 
 from tasc_draft import DraftIndex, DraftSettings, NgramProposer
 from tasc_engine import Engine, EngineConfig, GenerationRequest, ModelSource, StepRecord, Target
+from tasc_engine import guides as engine_guides
+from tasc_engine.errors import GuideError
 from tasc_engine.loading import max_positions
-from tasc_serve.asked import Asked, FieldError, Guide
+from tasc_serve.asked import Asked, FieldError, Guide, guide_of
 from tasc_serve.calls import Call
 from tasc_serve.indexes import DraftIndexes
 from tasc_serve.models import load_tokenizer
@@ -26,6 +29,20 @@ from tasc_text import PromptTemplate, resolve_folder
 log = logging.getLogger(__name__)
 
 DEFAULT_MODEL_LEN = 1024  # tokens of a row, unless the model has fewer positions
+_SHOWN = 64  # characters of a text in an error
+_ENDLESS = 2**31 - 1  # tokens: what does not fit so many is not too long, it is wrong
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A request that the engine can take at once.
+
+    Attributes:
+        guide: What the engine made of the request's guide, if it has one.
+    """
+
+    request: GenerationRequest
+    guide: engine_guides.Guide | None = None
 
 
 def default_cache_dir() -> Path:
@@ -98,28 +115,33 @@ class Worker:
         self.artifact = artifact
 
     def request(self, call: Call) -> GenerationRequest:
-        """Turn a call into token ids, limits, a rule and a guide, which is compiled here.
-
-        It may be called on any thread; compiling a guide takes time.
+        """Read a call and have the engine know its guide, which takes time the first time.
 
         Raises:
             FieldError: A field of the request other than the prompt cannot be met.
             ValueError: The prompt has no tokens, or a limit is out of range.
         """
-        prompt = call.prompt
-        if isinstance(prompt, str):
-            text = self.template.render(prompt) if call.templated else prompt
-            prompt = tuple(self.tokenizer.encode_prompt(text))
+        request = self.read(call)
+        self.guide(call, request)
+        return request
+
+    def read(self, call: Call) -> GenerationRequest:
+        """Turn a call into token ids, limits and a rule that fit the engine; any thread may.
+
+        Raises:
+            FieldError: A field of the request cannot be met.
+            ValueError: The prompt has no tokens, or a limit is out of range.
+        """
         asked = call.asked.guided(self.record)
-        self._require_tokens(asked)
-        room = max(self.engine.longest - len(prompt), 1)
-        most = min(self.record.max_tokens, room) if call.max_tokens is None else call.max_tokens
         if asked.guide:
-            self._compile(asked.guide, most)
-        return GenerationRequest(
+            _require_whole(asked.guide, call.stop)
+        prompt = self._prompt(call)
+        self._require_tokens(asked)
+        room, most = self._room(call, prompt), call.max_tokens
+        request = GenerationRequest(
             id=call.id,
             prompt=prompt,
-            max_tokens=most,
+            max_tokens=min(self.record.max_tokens, room) if most is None else most,
             stop=(*self.record.stop, *call.stop),
             draft=call.draft,
             stream=call.stream,
@@ -128,6 +150,48 @@ class Worker:
             logprobs=asked.logprobs,
             ignore_eos=asked.ignore_eos,
         )
+        self.engine.require_fit(request)
+        return request
+
+    def guide(self, call: Call, request: GenerationRequest) -> engine_guides.Guide | None:
+        """The guide of a request that was read from ``call``; compiled here unless it is known.
+
+        Raises:
+            FieldError: It cannot be followed, or not in so few tokens.
+        """
+        guide = call.asked.guided(self.record).guide
+        if guide is None:
+            return None
+        try:
+            return self.engine.guides.of(guide.spec, request.max_tokens)
+        except GuideError as error:
+            raise self._refused(call, guide, error) from error
+
+    def compile_own_guide(self) -> None:
+        """Have the task's own guide ready before the first request comes."""
+        guide = guide_of(self.record)
+        try:
+            if guide:
+                self.engine.guides.of(guide.spec, self.engine.longest)
+        except GuideError as error:
+            log.error("task %s: %s: %s", self.record.name, guide.name if guide else "", error)
+
+    def _prompt(self, call: Call) -> tuple[int, ...]:
+        if not isinstance(call.prompt, str):
+            return call.prompt
+        text = self.template.render(call.prompt) if call.templated else call.prompt
+        return tuple(self.tokenizer.encode_prompt(text))
+
+    def _room(self, call: Call, prompt: tuple[int, ...]) -> int:
+        """Tokens that a prompt leaves for its answer."""
+        longest = self.engine.longest
+        if len(prompt) >= longest:
+            raise FieldError(
+                call.prompt_field,
+                f"{call.prompt_field} has {len(prompt)} tokens; a row holds {longest}, the answer "
+                "included (max_model_len, kv_cache_bytes): shorten it",
+            )
+        return longest - len(prompt)
 
     def _require_tokens(self, asked: Asked) -> None:
         size = self.engine.vocab_size
@@ -137,12 +201,18 @@ class Worker:
                 "logit_bias", f"logit_bias has token {unknown[0]}; the task's model has {size}"
             )
 
-    def _compile(self, guide: Guide, max_tokens: int) -> None:
-        """Have the engine know the guide before its request comes."""
+    def _refused(self, call: Call, guide: Guide, error: GuideError) -> FieldError:
+        """Whose fault it is: the guide's, or that of a ``max_tokens`` it does not fit."""
         try:
-            self.engine.guides.of(guide.spec, max_tokens)
-        except ValueError as error:
-            raise FieldError(guide.field, f"{guide.field}: {error}") from error
+            self.engine.guides.of(guide.spec, _ENDLESS)
+        except GuideError:
+            return FieldError(guide.field, f"{guide.name}: {error}")
+        unsent = (
+            f"; max_tokens was not sent: the task's is {self.record.max_tokens}, and prompt and "
+            f"answer have {self.engine.longest} together"
+        )
+        message = f"{guide.name}: {error}{unsent if call.max_tokens is None else ''}"
+        return FieldError(call.max_tokens_field, message)
 
     def _settings(self, index: DraftIndex) -> DraftSettings:
         """The service's own settings over those tuned with the index, or over the record's."""
@@ -161,6 +231,17 @@ class Worker:
             eos_ids=self.tokenizer.eos_ids,
             index=index,
         )
+
+
+def _require_whole(guide: Guide, stops: tuple[str, ...]) -> None:
+    """Raise FieldError where a stop string would cut a choice."""
+    for stop in stops:
+        if cut := next((choice for choice in guide.spec.choices if stop in choice), None):
+            raise FieldError(
+                "stop",
+                f"stop has {stop[:_SHOWN]!r}, which is in {cut[:_SHOWN]!r} of {guide.name} and "
+                "would cut it; leave it out",
+            )
 
 
 def device_of(device: str, gpus: float) -> str:

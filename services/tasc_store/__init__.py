@@ -20,7 +20,7 @@ from tasc_store.errors import (
 )
 from tasc_store.sampling_defaults import SamplingDefaults
 from tasc_store.task_record import TaskRecord
-from tasc_store.tasks import TaskStore
+from tasc_store.tasks import Newest, TaskStore
 
 __all__ = [
     "Appended",
@@ -32,6 +32,7 @@ __all__ = [
     "CorruptArtifact",
     "EmbeddedRedis",
     "FingerprintMismatch",
+    "Newest",
     "SamplingDefaults",
     "StoreError",
     "StoreFull",

@@ -1,9 +1,14 @@
 """The register of tasks in Redis: records, every version of which is kept. It knows no model."""
 
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import redis
 
 from tasc_store import keys
 from tasc_store.client import as_text, translated, url_of
+from tasc_store.corpora import CorpusStore
 from tasc_store.errors import TaskChanged, TaskInUse, UnknownTask, UnknownVersion
 from tasc_store.task_record import TaskRecord
 
@@ -29,6 +34,15 @@ return redis.call('RPUSH', KEYS[1], found)
 
 # A script and no MULTI, whose commands a full server refuses.
 _NEWEST = "return {redis.call('LLEN', KEYS[1]), redis.call('LINDEX', KEYS[1], -1)}"
+
+
+@dataclass(frozen=True)
+class Newest:
+    """A task's newest version; ``record`` is the reason where it cannot be read."""
+
+    name: str
+    version: int
+    record: TaskRecord | ValueError
 
 
 class TaskStore:
@@ -73,26 +87,45 @@ class TaskStore:
         Raises:
             UnknownTask: No such task.
             UnknownVersion: The task has no such version.
+            UnknownTask: The task whose corpus it drafts from is gone.
         """
-        self.get(name, version)
+        self.require_corpus(self.get(name, version))
         with translated(self._url):
             newest = int(self._use([_record_key(name)], [version]))
         if not newest:
             raise UnknownTask(self._unknown(name))
         return newest
 
+    def require_corpus(self, record: TaskRecord) -> None:
+        """Raises UnknownTask: the corpus it drafts from is of no task, and has no rows either."""
+        name = record.corpus_name
+        with translated(self._url):
+            found = name == record.name or bool(self._client.exists(_record_key(name)))
+        if not found and not len(CorpusStore(self._client, name)):
+            raise UnknownTask(
+                f"task {record.name} is to draft from the corpus of {name}: {self._unknown(name)}"
+            )
+
+    def left(self, name: str) -> bool:
+        """Whether there is anything of a task, be it without a record."""
+        with translated(self._url):
+            return any(self._pages(name))
+
     def delete(self, name: str) -> None:
         """Remove a task: its corpus, its draft indexes of all tokenizers, its records.
 
-        The records go last, so that a deletion that was cut short can be done again. Indexes that
+        What a deletion that was cut short has left, or an ingest that outlived one, goes too. Its
+        newest record is enough for another task to count as one that drafts from it. Indexes that
         a service has mapped stay with it until it ends.
 
         Raises:
-            UnknownTask: No such task.
+            UnknownTask: There is nothing of such a task.
             TaskInUse: Other tasks draft from its corpus.
+            ValueError: Nothing can have that name.
         """
-        self.versions(name)
-        if users := [r.name for _, r in self.newest() if r.corpus == name != r.name]:
+        if not self.left(keys.checked_task(name)):
+            raise UnknownTask(self._unknown(name))
+        if users := self._users(name):
             raise TaskInUse(
                 f"{', '.join(users)} draft from the corpus of task {name}; delete them first, or "
                 "give them another --corpus"
@@ -101,6 +134,8 @@ class TaskStore:
             self._unlink_all_but_records(name)
             self._client.srem(keys.ALL_TASKS, name)
             self._client.unlink(_record_key(name))
+            # An ingest that ran meanwhile: what it wrote would be a later task's of that name.
+            self._unlink_all_but_records(name)
 
     def get(self, name: str, version: int | None = None) -> TaskRecord:
         """A task's record, the newest unless a version is named.
@@ -122,15 +157,12 @@ class TaskStore:
         with translated(self._url):
             return sorted(as_text(name) for name in self._client.smembers(keys.ALL_TASKS))
 
-    def newest(self) -> list[tuple[int, TaskRecord]]:
-        """Each task's newest version and its record, sorted by name."""
-        found = []
-        for name in self.names():
-            with translated(self._url):
-                version, record = self._newest([_record_key(name)])
-            if record is not None:  # else it was deleted since we asked for names
-                found.append((int(version), _parsed(name, record)))
-        return found
+    def newest(self) -> list[Newest]:
+        """Each task's newest version, sorted by name; also of those that cannot be read."""
+        return [
+            Newest(name, version, _parsed_or_why(name, text))
+            for name, version, text in self._newest_texts()
+        ]
 
     def versions(self, name: str) -> list[int]:
         """A task's versions, oldest first.
@@ -144,14 +176,30 @@ class TaskStore:
             raise UnknownTask(self._unknown(name))
         return list(range(1, count + 1))
 
+    def _newest_texts(self) -> Iterator[tuple[str, int, str | bytes]]:
+        for name in self.names():
+            with translated(self._url):
+                version, text = self._newest([_record_key(name)])
+            if text is not None:  # else it was deleted since we asked for names
+                yield name, int(version), text
+
+    def _users(self, name: str) -> list[str]:
+        """Other tasks that draft from its corpus."""
+        found = ((other, _corpus_of(text)) for other, _, text in self._newest_texts())
+        return [other for other, corpus in found if corpus == name != other]
+
     def _unlink_all_but_records(self, name: str) -> None:
-        """In steps: one command for all keys of a large server would keep everybody waiting."""
+        for page in self._pages(name):
+            if others := [key for key in page if as_text(key) != _record_key(name)]:
+                self._client.unlink(*others)
+
+    def _pages(self, name: str) -> Iterator[list[str | bytes]]:
+        """A task's keys, in steps: one command for all would keep everybody else waiting."""
         pattern = keys.task_key(name, "*")  # nothing of a name means anything in a pattern
         cursor = -1
         while cursor:
             cursor, page = self._client.scan(max(cursor, 0), match=pattern, count=_PAGE)
-            if others := [key for key in page if as_text(key) != _record_key(name)]:
-                self._client.unlink(*others)
+            yield page
 
     def _unknown(self, name: str) -> str:
         known = self.names()
@@ -164,8 +212,24 @@ def _record_key(name: str) -> str:
     return keys.task_key(name, "records")
 
 
+def _corpus_of(text: str | bytes) -> object:
+    """All that a deletion needs of other tasks, also of records that are unreadable else."""
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return content.get("corpus") if isinstance(content, dict) else None
+
+
+def _parsed_or_why(name: str, text: str | bytes) -> TaskRecord | ValueError:
+    try:
+        return _parsed(name, text)
+    except ValueError as error:
+        return error
+
+
 def _parsed(name: str, text: str | bytes) -> TaskRecord:
     try:
         return TaskRecord.from_json(text)
-    except ValueError as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"the record of task {name} cannot be read: {error}") from error

@@ -55,7 +55,8 @@ def test_a_task_is_registered_changed_and_rolled_back(
     assert out == f'{name} version 2: stop ["\\n"] -> unset, temperature 0.5 -> unset, ' \
         "top_p unset -> 0.9\n"  # fmt: skip
     assert run("set", name, "--top-p", 0.9) == f"{name} version 2: as it was\n"
-    assert run("use", name, 1) == f"{name} version 3\n"
+    assert run("use", name, 1) == f"{name} version 3, the same as version 1\n"
+    assert "   3  same as version 1" in run("show", name).splitlines()
     assert store.get(name) == first
     assert run("use", name, 3) == f"{name} version 3\n"
     assert store.versions(name) == [1, 2, 3]
@@ -65,7 +66,8 @@ def test_a_task_is_registered_changed_and_rolled_back(
 
 def test_a_task_is_shown_with_what_changed(run: Run, folder: Path, name: str) -> None:
     labels = [f"--choice={label}" for label in ("yes", "no")]
-    run("create", name, "--model", folder, "--template", "{input}", *labels)
+    out = run("create", name, "--model", folder, "--template", "{input}", *labels)
+    assert out == f"{name} version 1; 2 labels, the longest 3 tokens with its end\n"
     run("set", name, "--unset", "choices", "--regex", "yes|no", "--max-tokens", 9)
     text = run("show", name)
     for line in (
@@ -80,7 +82,9 @@ def test_a_task_is_shown_with_what_changed(run: Run, folder: Path, name: str) ->
     assert (found["name"], found["version"]) == (name, 1)
     assert found["record"]["choices"] == ["yes", "no"]
     assert found["versions"][1]["changed"]["max_tokens"] == [256, 9]
-    assert f"{name}\t{folder}\t-\tversion 2" in run("list").splitlines()
+    header, *tasks = run("list").splitlines()
+    assert header == "name\tmodel\tadapter\tversion"
+    assert f"{name}\t{folder}\t-\t2" in tasks
     listed = {task["name"]: task for task in json.loads(run("list", "--json"))["tasks"]}
     assert listed[name]["version"] == 2
     assert listed[name]["sampling"]["top_k"] is None
@@ -114,6 +118,7 @@ def test_a_task_that_is_there_is_only_replaced_when_asked(
         (["--choices", "nowhere.txt"], "--choices nowhere.txt cannot be read"),
         (["--template", "nothing"], "--template has {input} 0 times"),
         (["--quantization", "int4"], "--quantization is 'int4'"),
+        (["--corpus", "gone"], "--corpus: task t-"),
         (["--model", "/"], "--model: / has no tokenizer.json"),
     ],
 )
@@ -173,3 +178,55 @@ def test_a_task_is_deleted_when_somebody_says_so(
         assert (process.returncode, out) == (code, "" if code else f"deleted {what}\n")
         assert (name in store.names()) == bool(code)
     assert client.keys(f"tasc:{{{name}}}:*") == []
+
+
+def test_a_corpus_without_a_task_is_deleted_when_somebody_says_so(
+    run: Run, redis_url: str, name: str
+) -> None:
+    client = connect(redis_url)
+    CorpusStore(client, name).append([CorpusRow("k", "in", "out")])
+    what = f"task {name} (no record, 1 corpus rows) and its draft indexes"
+    assert run("delete", name, "--yes") == f"deleted {what}\n"
+    assert client.keys(f"tasc:{{{name}}}:*") == []
+    assert f"no task '{name}'" in run("delete", name, "--yes", code=1)
+
+
+def test_a_task_that_cannot_be_read_is_listed_as_such(
+    run: Run, store: TaskStore, redis_url: str, folder: Path, name: str
+) -> None:
+    run("create", name, "--model", folder, "--template", "{input}")
+    connect(redis_url).rpush(f"tasc:{{{name}}}:records", "[]")
+    (line,) = (line for line in run("list").splitlines() if line.startswith(name))
+    assert f"the record of task {name} cannot be read" in line
+    listed = {task["name"]: task for task in json.loads(run("list", "--json"))["tasks"]}
+    assert "cannot be read" in listed[name]["unreadable"]
+    run("delete", name, "--yes")
+    assert name not in store.names()
+
+
+@pytest.mark.timeout(600)
+def test_generate_says_what_is_wrong_before_it_begins(
+    tasc: Command, run: Run, redis_url: str, folder: Path, tmp_path: Path, name: str
+) -> None:
+    run("create", name, "--model", folder, "--template", "{input}")
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"input": "a"}\n')
+    (tmp_path / "empty").touch()
+    for args, said in (
+        (("--temperature", 101), "--temperature is 101.0; it goes from 0.0 to 100.0"),
+        (("--top-p", 0), "--top-p is 0.0; it must be above 0"),
+        (("--seed", 2**64), "--seed is "),
+        (("--regex", ""), "--regex is empty"),
+        (("--schema", tmp_path / "empty"), "--schema is empty"),
+        (("--regex", "(" * 10), "--regex: "),
+        (("--input", tmp_path / "nowhere.jsonl"), "--input: cannot read rows from"),
+        (("--input", tmp_path), "--input: "),
+        (("--output", tmp_path / "nowhere" / "out"), "--output: there is no folder"),
+        (("--output", tmp_path), f"--output {tmp_path} is a folder"),
+    ):
+        base = ("generate", name, "--redis-url", redis_url, "--input", source)
+        err = tasc.run(*base, "--output", tmp_path / "out", *args, code=2)
+        assert said in err
+        assert err.startswith("tasc: ")
+        assert err.count("\n") == 1
+    assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""The store takes the sampling values that the engine takes, though neither knows the other."""
+"""The store takes the values that the engine takes, though neither knows the other's limits."""
 
 import itertools
 import math
@@ -8,7 +8,8 @@ from dataclasses import fields
 import pytest
 
 from tasc_engine import Sampling
-from tasc_store import SamplingDefaults
+from tasc_engine.guides.factory import GuideLimits
+from tasc_store import SamplingDefaults, answer_forms
 
 NAMES = [f.name for f in fields(SamplingDefaults)]
 PROBES = (0.0, 0.5, 1.0, 1.5, 99.0, 100.0, 101.0, 2.0**31 - 1, 2.0**31, 2.0**64, math.inf)
@@ -49,3 +50,12 @@ def test_every_number_of_a_sampling_rule_that_is_no_request_s_own_has_a_default(
     assert {f.name for f in fields(Sampling)} - set(NAMES) == {
         "logit_bias", "seed", "prompt", "choice",
     }  # fmt: skip
+
+
+def test_the_store_takes_answer_forms_as_large_as_guides_are_followed() -> None:
+    limits = GuideLimits()
+    assert (limits.choices, limits.choice_characters, limits.text_characters) == (
+        answer_forms.MOST_CHOICES,
+        answer_forms.MOST_CHOICE_CHARACTERS,
+        answer_forms.MOST_TEXT_BYTES,
+    )

@@ -72,6 +72,8 @@ def labels_of(path: Path) -> tuple[str, ...]:
             raise UsageError(f"--choices {path} is no JSON: {error}") from error
         if not isinstance(content, list):
             raise UsageError(f"--choices {path} holds no list; write a list of strings there")
+        for item in content:
+            _require_text(path, item)
         labels = tuple(content)
     else:
         lines = (line.removesuffix("\r") for line in text.split("\n"))
@@ -79,6 +81,17 @@ def labels_of(path: Path) -> tuple[str, ...]:
     if not labels:
         raise UsageError(f"--choices {path} holds no label; write one a line, or a .json list")
     return labels
+
+
+def _require_text(path: Path, item: object) -> None:
+    try:
+        if not isinstance(item, str):
+            raise TypeError
+        item.encode()
+    except (TypeError, UnicodeEncodeError):
+        raise UsageError(
+            f"--choices {path} holds {item!r:.80}, which is no text; write a list of strings there"
+        ) from None
 
 
 def read_text(name: str, path: Path, most: int) -> str:

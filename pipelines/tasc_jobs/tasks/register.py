@@ -1,6 +1,7 @@
 """Tasks created, changed, rolled back and described in a store; the commands' work. No output."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from tasc_jobs.errors import UsageError
 from tasc_jobs.tasks.base_model import BaseModel
@@ -12,10 +13,21 @@ from tasc_store import TaskRecord, TaskStore, UnknownTask
 from tasc_store.keys import checked_task
 
 
-def create(
-    store: TaskStore, name: str, options: TaskOptions, replace: bool
-) -> tuple[int, TaskRecord]:
-    """Register a task; its version and its record.
+@dataclass(frozen=True)
+class Registered:
+    """A task's new newest version.
+
+    Attributes:
+        longest_label: Tokens of the longest label, its end counted; 0 without labels.
+    """
+
+    version: int
+    record: TaskRecord
+    longest_label: int
+
+
+def create(store: TaskStore, name: str, options: TaskOptions, replace: bool) -> Registered:
+    """Register a task.
 
     Args:
         replace: Whether a task of that name gets a new version, of these options alone.
@@ -33,14 +45,13 @@ def create(
             f"task {name} is there already, at version {newest}; change it with `tasc task set "
             f"{name}`, or make a new version of these options alone with --replace"
         )
-    record = _checked({"name": name, **given_values(options)})
-    return store.put(record, after=newest), record
+    return _put(store, {"name": name, **given_values(options)}, newest)
 
 
 def change(
     store: TaskStore, name: str, options: TaskOptions, unset: Iterable[str]
-) -> tuple[int, TaskRecord, TaskRecord]:
-    """Make a new version in which only what is given differs; its number, the old and new record.
+) -> tuple[TaskRecord, Registered]:
+    """Make a new version in which only what is given differs; the old record, and the new one.
 
     Args:
         unset: Values, or groups of them, to be as if nobody had ever given them.
@@ -55,15 +66,20 @@ def change(
         raise UsageError("nothing to change; give an option, see `tasc task set --help`")
     if both := sorted(given.keys() & reset.keys()):
         raise UsageError(f"{', '.join(both)} is both given and --unset; leave one out")
-    record = _checked({**flat(old), **reset, **given})
-    return store.put(record, after=newest), old, record
+    return old, _put(store, {**flat(old), **reset, **given}, newest)
 
 
-def _checked(values: Values) -> TaskRecord:
+def _put(store: TaskStore, values: Values, newest: int) -> Registered:
     model = BaseModel.open(values["model"], values.get("revision"))
     record = record_of({**values, "fingerprint": model.tokenizer.fingerprint})
+    try:
+        store.require_corpus(record)
+    except UnknownTask as error:
+        raise UsageError(f"--corpus: {error}") from error
     check_record(record, model)
-    return record
+    labels = model.tokenizer.encode_outputs(record.choices) if record.choices else ()
+    longest = max((len(label) + 1 for label in labels), default=0)
+    return Registered(store.put(record, after=newest), record, longest)
 
 
 def _newest_version(store: TaskStore, name: str) -> int:

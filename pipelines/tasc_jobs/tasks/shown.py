@@ -2,17 +2,34 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from tasc_jobs.tasks.register import Registered
 from tasc_jobs.tasks.values import flat
-from tasc_store import TaskRecord, TaskStore
+from tasc_store import Newest, TaskRecord, TaskStore
 
 _MOST_IN_TABLE, _MOST_IN_CHANGE = 300, 40  # characters
 _QUOTED = ("template", "regex", "stop")
 _LABELS_SHOWN = 5
 
+LIST_HEADER = "name\tmodel\tadapter\tversion"
+
 Changes = dict[str, tuple[Any, Any]]
+
+
+@dataclass(frozen=True)
+class Past:
+    """A version of a task.
+
+    Attributes:
+        changed: What differs from the version before; nothing for the first.
+        same_as: The first version with an equal record, where this is not the first.
+    """
+
+    version: int
+    changed: Changes
+    same_as: int | None = None
 
 
 def as_json(record: TaskRecord) -> dict[str, Any]:
@@ -20,12 +37,15 @@ def as_json(record: TaskRecord) -> dict[str, Any]:
     return asdict(record)
 
 
-def history(store: TaskStore, name: str) -> Iterator[tuple[int, Changes]]:
-    """Each version with what differs from the one before, oldest first; the first has nothing."""
+def history(store: TaskStore, name: str) -> Iterator[Past]:
+    """Each version, oldest first."""
     before: TaskRecord | None = None
+    firsts: dict[TaskRecord, int] = {}
     for version in store.versions(name):
         record = store.get(name, version)
-        yield version, {} if before is None else changes(before, record)
+        changed = {} if before is None else changes(before, record)
+        yield Past(version, changed, firsts.get(record))
+        firsts.setdefault(record, version)
         before = record
 
 
@@ -39,21 +59,47 @@ def changes_in_words(found: Changes) -> str:
     return ", ".join(_change(name, old, new) for name, (old, new) in found.items())
 
 
-def table(record: TaskRecord, version: int, past: list[tuple[int, Changes]]) -> str:
+def table(record: TaskRecord, version: int, past: list[Past]) -> str:
     """A line for each value, then one for each version."""
     values = flat(record)
     width = max(map(len, values)) + 2
     lines = [f"{'version':{width}}{version} of {len(past)}"]
     lines += [f"{k:{width}}{_value(k, v, _MOST_IN_TABLE)}" for k, v in values.items()]
     lines += ["", "versions"]
-    for number, found in past:
-        said = "first" if number == 1 else changes_in_words(found) or "nothing"
-        lines.append(f"{number:>4}  {said}")
+    lines += [f"{each.version:>4}  {_past(each)}" for each in past]
     return "\n".join(lines)
 
 
-def listed(version: int, record: TaskRecord) -> str:
-    return f"{record.name}\t{record.model}\t{record.adapter or '-'}\tversion {version}"
+def listed(newest: Newest) -> str:
+    record = newest.record
+    if isinstance(record, ValueError):
+        return f"{newest.name}\t{_short(str(record), _MOST_IN_TABLE)}\t-\t{newest.version}"
+    return f"{newest.name}\t{record.model}\t{record.adapter or '-'}\t{newest.version}"
+
+
+def listed_as_json(newest: Newest) -> dict[str, Any]:
+    """The record with its version; where it cannot be read, its name and the reason."""
+    record = newest.record
+    if isinstance(record, ValueError):
+        return {"name": newest.name, "version": newest.version, "unreadable": str(record)}
+    return {**as_json(record), "version": newest.version}
+
+
+def registered(new: Registered) -> str:
+    """What there is to say of a task's labels; nothing without any."""
+    labels = len(new.record.choices)
+    if not labels:
+        return ""
+    words = "label" if labels == 1 else "labels"
+    return f"; {labels} {words}, the longest {new.longest_label} tokens with its end"
+
+
+def _past(past: Past) -> str:
+    if past.version == 1:
+        return "first"
+    if past.same_as is not None:
+        return f"same as version {past.same_as}"
+    return changes_in_words(past.changed) or "nothing"
 
 
 def _change(name: str, old: Any, new: Any) -> str:

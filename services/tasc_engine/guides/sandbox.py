@@ -119,7 +119,12 @@ def _ask(process: "subprocess.Popen[str]", question: object, seconds: float) -> 
     assert process.stdin
     assert process.stdout
     over = threading.Event()
-    timer = threading.Timer(seconds, lambda: (over.set(), process.kill()))
+
+    def end() -> None:
+        over.set()
+        process.kill()
+
+    timer = threading.Timer(seconds, end)
     timer.start()
     try:
         process.stdin.write(json.dumps(question) + "\n")
@@ -132,6 +137,7 @@ def _ask(process: "subprocess.Popen[str]", question: object, seconds: float) -> 
     if line.endswith("\n"):
         return str(json.loads(line))
     if over.is_set():
+        process.wait()
         raise Unsettled(
             f"compiling the guide took too long: more than {seconds:g} s on the clock; send it "
             "again when the machine has less to do"

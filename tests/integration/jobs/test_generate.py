@@ -93,6 +93,7 @@ def test_a_row_that_cannot_be_answered_keeps_its_place_and_says_why(
     report = generate(redis_url, served.name, source, output, engine=ENGINE, draft=False)
     out = read(output)
     assert (report.rows, report.errors) == (4, 3)
+    assert report.first_error == f"row 2: {out[1]['error']}"
     assert [row["id"] for row in out] == ["a", "b", "3", "c"]
     assert "error" not in out[0]
     assert "no string field 'input'" in out[1]["error"]

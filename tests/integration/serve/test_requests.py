@@ -219,7 +219,7 @@ def test_metrics_say_how_it_went(service, client):
         ({"guided_json": {"type": "no such type"}}, "guided_json"),
         ({"guided_grammar": "this is no grammar"}, "guided_grammar"),
         ({"guided_choice": ["ok", ""]}, "guided_choice"),
-        ({"guided_choice": ["wake me up at nine am on friday"], "max_tokens": 2}, "guided_choice"),
+        ({"guided_choice": ["wake me up at nine am on friday"], "max_tokens": 2}, "max_tokens"),
         ({"max_tokens": 510}, "prompt"),
     ],
     ids=str,

@@ -71,7 +71,22 @@ def test_what_cannot_be_met_is_refused_by_name(worker, asked, field):
     assert refused.value.field == field
 
 
-def test_an_answer_too_short_for_the_tasks_choices_names_what_chose_the_task(worker):
-    with pytest.raises(FieldError) as refused:
+def test_an_answer_too_short_for_the_tasks_choices_names_max_tokens(worker):
+    with pytest.raises(FieldError, match="the task's choices: .* max_tokens is 1") as refused:
         worker.request(replace(call(), max_tokens=1))
-    assert refused.value.field == "model"
+    assert refused.value.field == "max_tokens"
+
+
+def test_a_stop_inside_a_choice_is_refused_by_name(worker):
+    with pytest.raises(FieldError, match="'music', which is in 'play music'") as refused:
+        worker.request(replace(call(), stop=("x", "music")))
+    assert refused.value.field == "stop"
+    assert worker.request(replace(call(), stop=("musical",))).stop[-1] == "musical"
+
+
+def test_a_prompt_that_fills_a_row_is_refused_before_its_guide_is_asked(worker):
+    guide = Guide(GuideSpec("regex", text="(("), "guided_regex")
+    long = replace(call(guide=guide), prompt=(1,) * 128)
+    with pytest.raises(FieldError, match="has 128 tokens; a row holds 128") as refused:
+        worker.request(long)
+    assert refused.value.field == "messages.0.content"

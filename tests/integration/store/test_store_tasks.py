@@ -10,6 +10,7 @@ from tasc_store import (
     ArtifactStore,
     CorpusRow,
     CorpusStore,
+    Newest,
     TaskChanged,
     TaskInUse,
     TaskRecord,
@@ -21,6 +22,7 @@ from tasc_store import (
 pytestmark = pytest.mark.redis
 FIRST = TaskRecord("intents", "org/model", "f" * 32, "{input}", stop=("\n",))
 SECOND = replace(FIRST, max_tokens=8)
+BAD_DRAFT = FIRST.to_json().replace('"n_max":6', '"n_max":"many"')
 
 
 def test_versions_grow_and_every_one_stays_readable(client: redis.Redis) -> None:
@@ -110,14 +112,33 @@ def test_the_newest_of_all_tasks_come_with_their_versions(client: redis.Redis) -
     for record in (FIRST, SECOND, other):
         tasks.put(record)
     client.sadd("tasc:tasks", "deleted-meanwhile")
-    assert tasks.newest() == [(1, other), (2, SECOND)]
+    assert tasks.newest() == [Newest("answers", 1, other), Newest("intents", 2, SECOND)]
 
 
-def test_a_record_that_is_none_is_named_by_its_task(client: redis.Redis) -> None:
-    TaskStore(client).put(FIRST)
-    client.rpush("tasc:{intents}:records", "[]")
+@pytest.mark.parametrize("text", ["[]", "{", "[" * 100_000, BAD_DRAFT])
+def test_a_record_that_is_none_stands_in_nobody_s_way(client: redis.Redis, text: str) -> None:
+    tasks = TaskStore(client)
+    for name in ("intents", "other"):
+        tasks.put(replace(FIRST, name=name))
+    client.rpush("tasc:{intents}:records", text)
     with pytest.raises(ValueError, match="record of task intents cannot be read"):
-        TaskStore(client).newest()
+        tasks.get("intents")
+    unreadable, other = tasks.newest()
+    assert (unreadable.name, unreadable.version) == ("intents", 2)
+    assert isinstance(unreadable.record, ValueError)
+    assert other.record == replace(FIRST, name="other")
+    tasks.delete("other")
+    tasks.delete("intents")
+    assert client.keys() == []
+
+
+def test_a_record_of_a_later_program_still_says_whose_corpus_it_uses(client: redis.Redis) -> None:
+    tasks = TaskStore(client)
+    tasks.put(FIRST)
+    tasks.put(replace(FIRST, name="other"))
+    client.rpush("tasc:{other}:records", '{"corpus": "intents", "new": 1}')
+    with pytest.raises(TaskInUse, match="other draft from the corpus of task intents"):
+        tasks.delete("intents")
 
 
 def fill(client: redis.Redis, name: str, folder: Path) -> None:
@@ -182,6 +203,56 @@ def test_a_task_whose_corpus_others_draft_from_stays_whole(
     for name in ("two", "own", "shared"):  # one drafts from its own now: what it was counts no more
         tasks.delete(name)
     assert tasks.names() == ["one"]
+
+
+def test_rows_that_an_ingest_adds_during_a_deletion_go_too(
+    client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(client, "a", tmp_path)
+    tasks, corpus = TaskStore(client), CorpusStore(client, "a")
+    done = client.srem
+
+    def late(*args: str) -> None:
+        done(*args)
+        assert corpus.append([CorpusRow("late", "in", "out")]).added == 1
+
+    monkeypatch.setattr(client, "srem", late)
+    tasks.delete("a")
+    assert client.keys() == []
+
+
+def test_what_has_no_record_can_be_deleted(client: redis.Redis) -> None:
+    tasks = TaskStore(client)
+    tasks.put(FIRST)
+    before = client.keys()
+    CorpusStore(client, "a").append([CorpusRow("late", "in", "out")])
+    assert tasks.left("a")
+    tasks.delete("a")
+    assert not tasks.left("a")
+    assert client.keys() == before
+    with pytest.raises(UnknownTask, match="'a'"):
+        tasks.delete("a")
+    with pytest.raises(ValueError, match="'[*]' will not do"):
+        tasks.delete("*")
+    assert client.keys() == before
+
+
+def test_a_corpus_to_draft_from_is_of_a_task_or_has_rows(client: redis.Redis) -> None:
+    tasks = TaskStore(client)
+    user = replace(FIRST, corpus="shared")
+    for record in (user, FIRST):
+        tasks.put(record)
+    with pytest.raises(UnknownTask, match="corpus of shared: no task 'shared'"):
+        tasks.use("intents", 1)
+    assert tasks.versions("intents") == [1, 2]
+    tasks.require_corpus(FIRST)
+    tasks.require_corpus(replace(FIRST, corpus="intents"))
+    CorpusStore(client, "shared").append([CorpusRow("k", "in", "out")])
+    assert tasks.use("intents", 1) == 3
+    tasks.put(FIRST)
+    tasks.delete("shared")
+    tasks.put(replace(FIRST, name="shared"))
+    assert tasks.use("intents", 1) == 5
 
 
 @pytest.mark.parametrize("step", ["unlink", "srem"])

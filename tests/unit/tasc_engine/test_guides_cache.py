@@ -6,7 +6,7 @@ import pytest
 from guide_walks import allowed, ids
 
 from tasc_engine.errors import GuideError
-from tasc_engine.guides import GuideLimits, Guides
+from tasc_engine.guides import GuideLimits, Guides, factory
 from tasc_engine.guides.choices import Choices
 from tasc_engine.request import GuideSpec
 from tasc_text import TaskTokenizer
@@ -54,6 +54,45 @@ def test_what_was_refused_is_not_compiled_again(
         with pytest.raises(GuideError, match="choice 1"):
             guides.of(choice("a", ""), 99)
     assert compiled == ["a"]
+
+
+def test_known_is_what_needs_no_compile(tokenizer: TaskTokenizer, compiled: list[str]) -> None:
+    guides = Guides(tokenizer, tokenizer.vocab_size, GuideLimits(choices=2))
+    good, bad, large = choice("a"), choice("b", ""), choice("a", "b", "c")
+    assert [guides.known(s) for s in (good, bad, large)] == [False, False, True]
+    guides.of(good, 99)
+    for spec in (bad, large):
+        with pytest.raises(GuideError):
+            guides.of(spec, 99)
+    assert [guides.known(s) for s in (good, bad, large)] == [True, True, True]
+    assert compiled == ["a", "b"]
+
+
+def test_refused_guides_press_no_others_out(tokenizer: TaskTokenizer, compiled: list[str]) -> None:
+    guides = Guides(tokenizer, tokenizer.vocab_size, GuideLimits(kept=2))
+    guides.of(choice("a"), 99)
+    for text in "bcdefb":
+        with pytest.raises(GuideError):
+            guides.of(choice(text, ""), 99)
+    guides.of(choice("a"), 99)
+    assert compiled == [*"abcdefb"]
+
+
+def test_a_library_that_is_not_there_is_looked_for_once(
+    tokenizer: TaskTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[object] = []
+
+    def missing(*args: object) -> None:
+        tried.append(args)
+        raise GuideError("it is not there")
+
+    monkeypatch.setattr(factory, "Library", missing)
+    guides = Guides(tokenizer, tokenizer.vocab_size)
+    for text in "abab":
+        with pytest.raises(GuideError, match="not there"):
+            guides.of(GuideSpec("regex", text=text), 99)
+    assert len(tried) == 1
 
 
 @pytest.mark.parametrize("spec", [choice("ab", "ba"), GuideSpec("regex", text="ab|ba")])

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers
 
-from tasc_engine.guides import Guide, Guides, library, trial
-from tasc_engine.guides.trial import make_matcher
+from tasc_engine.guides import Guide, Guides
+from tasc_engine.guides.grammar import MOST_FORCED
 from tasc_engine.request import GuideSpec
 from tasc_text import TaskTokenizer
 
@@ -108,6 +108,21 @@ def test_what_has_one_way_to_go_on_is_forced_to_its_end(
     found = guides.of(regex(text), 99).forced(99).tolist()
     assert found == [*tokenizer.encode_outputs([text])[0], EOS]
     assert guides.of(regex(text), 99).forced(2).tolist() == found[:2]
+
+
+def test_a_long_stretch_is_forced_a_piece_at_a_time(
+    guides: Guides, tokenizer: TaskTokenizer
+) -> None:
+    text = "wake me up at nine am " * 100
+    schema = json.dumps({"const": text})
+    guide = guides.of(GuideSpec("json_schema", text=schema), 99_999)
+    said: list[int] = []
+    while not guide.ended:
+        piece = guide.forced(99_999)
+        assert 0 < len(piece) <= MOST_FORCED
+        guide.advance(piece)
+        said += piece.tolist()
+    assert json.loads(tokenizer.decode(said)) == text
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -228,48 +243,6 @@ def test_an_answer_begins_with_the_blank_that_its_tokenizer_writes(
     found = answers(lambda: guides.of(spec, 99), EOS)
     assert {dummy_blank.decode(tokens) for tokens in found} == set(texts)
     assert found >= {tuple(tokens) for tokens in dummy_blank.encode_outputs(texts)}
-
-
-def test_answers_go_on_where_others_have_worn_the_lexer_out(
-    tokenizer: TaskTokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    letters = "abcd"  # each has states of its own, which are too many together
-    spec = GuideSpec("regex", text="|".join(f"{c}{{1,40}}x" for c in letters))
-    roomy = Guides(tokenizer, tokenizer.vocab_size)
-    made: list[object] = []
-    monkeypatch.setitem(trial.LIMITS, "max_lexer_states", 100)
-    monkeypatch.setattr(
-        library, "make_matcher", lambda *a: made.append(make_matcher(*a)) or made[-1]
-    )
-    guides = Guides(tokenizer, tokenizer.vocab_size)
-    rows = [
-        (guides.of(spec, 99), roomy.of(spec, 99), t) for [t] in tokenizer.encode_outputs(letters)
-    ]
-    for _ in range(30):
-        for guide, expected, token in rows:
-            assert look(guide, [token, token], [-1, 0]) == look(expected, [token, token], [-1, 0])
-            guide.advance(ids([token]))
-            expected.advance(ids([token]))
-    assert len(made) > 2
-    assert not any(guide.error for guide, _, _ in rows)
-
-
-def test_an_answer_that_outgrows_its_limits_ends_with_the_reason(
-    tokenizer: TaskTokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec = GuideSpec("regex", text="x(.*a.{30}){20}")
-    x = tokenizer.encode_outputs(["x"])[0]
-    monkeypatch.setitem(trial.LIMITS, "step_lexer_fuel", 3000)
-    guides = Guides(tokenizer, tokenizer.vocab_size)
-    guide = guides.of(spec, 999)
-    assert look(guide, x, [-1])[0] == x
-    assert not guide.error
-    said = tokenizer.encode_outputs(["xabababab" * 6])[0]
-    guide.advance(ids(said))
-    assert look(guide, [5, 6], [-1, 0]) == ([], [False, False], [[], []])
-    assert "lexer error" in guide.error
-    assert not len(guide.forced(3))
-    assert allowed(guides.of(spec, 999)) == x
 
 
 def test_a_token_that_is_not_allowed_is_an_error(guides: Guides, tokenizer: TaskTokenizer) -> None:

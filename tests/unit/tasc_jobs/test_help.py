@@ -2,11 +2,15 @@
 
 import re
 
+import click
 import pytest
+import typer
+from rich.markup import render
 from typer.testing import CliRunner
 
 from tasc_jobs.cli import app
 
+APP = typer.main.get_command(app)
 BORDERS = re.compile(r"[\s│]+")
 
 
@@ -96,3 +100,40 @@ def test_every_command_of_tasks_says_what_it_does():
     listed = "".join(rows("task"))
     for name in ("create", "show", "list", "set", "use", "delete"):
         assert re.search(rf"│ {name} +[A-Z]", listed)
+
+
+def commands(of: click.Command) -> list[click.Command]:
+    inner = getattr(of, "commands", {}).values()
+    return [of, *(found for each in inner for found in commands(each))]
+
+
+def test_no_help_text_loses_what_stands_in_brackets():
+    found = commands(APP)
+    texts = [
+        t for c in found for t in (c.help, c.epilog, *(getattr(p, "help", "") for p in c.params))
+    ]
+    said = [text for text in texts if text]
+    assert len(said) > 100
+    assert any("\\[" in text for text in said)
+    for text in said:
+        assert render(text).plain == text.replace("\\[", "[")
+
+
+@pytest.mark.parametrize("name", ["create", "set"])
+def test_examples_are_shown_as_they_are_to_be_typed(name):
+    epilog = APP.commands["task"].commands[name].epilog
+    examples = [" ".join(each.split()).replace("\\[", "[") for each in epilog.split("\n\n")]
+    assert len(examples) > 3
+    said = " ".join(" ".join(rows(f"task {name}")).split())
+    for example in examples:
+        assert example in said
+
+
+def test_set_says_that_lists_are_replaced_and_delete_what_to_stop():
+    assert "replaces the list" in BORDERS.sub(" ", " ".join(rows("task set")))
+    assert "ingests first" in BORDERS.sub(" ", " ".join(rows("task delete")))
+
+
+@pytest.mark.parametrize("command", ["generate", "task create", "task set"])
+def test_the_greatest_temperature_is_said(command):
+    assert "to 100" in options(command)["--temperature"]

@@ -10,7 +10,8 @@ import pytest
 
 from tasc_jobs.errors import UsageError
 from tasc_jobs.tasks.base_model import BaseModel
-from tasc_jobs.tasks.checks import check_record, guide_of
+from tasc_jobs.tasks.checks import check_record
+from tasc_serve.asked import guide_of
 from tasc_store import TaskRecord
 from tiny import END, SENTENCES, make_folder
 
@@ -107,7 +108,7 @@ def test_a_guide_says_what_the_record_says(record: TaskRecord) -> None:
     found = [guide_of(replace(record, **form)) for form in (
         {"choices": ("a", "b")}, {"schema": "{}"}, {"regex": "a"},
     )]  # fmt: skip
-    assert [(g.kind, g.choices, g.text) for g in found if g] == [
+    assert [(g.spec.kind, g.spec.choices, g.spec.text) for g in found if g] == [
         ("choice", ("a", "b"), ""), ("json_schema", (), "{}"), ("regex", (), "a"),
     ]  # fmt: skip
 

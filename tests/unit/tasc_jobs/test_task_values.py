@@ -98,6 +98,9 @@ def test_labels_come_in_the_order_they_were_given(tmp_path: Path) -> None:
         ("l.txt", b"caf\xe9", "is no UTF-8"),
         ("l.json", b"{}", "holds no list"),
         ("l.json", b"[", "is no JSON"),
+        ("l.json", b"[1,2]", "holds 1, which is no text"),
+        ("l.json", b'["a", ["a"]]', r"holds \['a'\], which is no text"),
+        ("l.json", b'["\\udce6"]', "holds '.udce6', which is no text"),
         ("l.json", b"[" * 100_000, "is no JSON"),
         ("l.txt", b"a" * 24_000_001, "is larger than 24000000 bytes"),
     ],
@@ -170,14 +173,17 @@ def test_changed_labels_are_counted_and_long_values_cut() -> None:
 
 
 def test_a_table_has_every_value_and_every_version() -> None:
-    past = [(1, {}), (2, shown.changes(RECORD, OTHER)), (3, shown.changes(OTHER, OTHER))]
+    past = [
+        shown.Past(1, {}), shown.Past(2, shown.changes(RECORD, OTHER)),
+        shown.Past(3, shown.changes(OTHER, RECORD), same_as=1),
+    ]  # fmt: skip
     lines = shown.table(OTHER, 2, past).splitlines()
     said = dict(line.split(maxsplit=1) for line in lines if line[:1].strip() and " " in line)
     assert said.pop("version") == "2 of 3"
     assert set(said) == set(flat(OTHER))
     assert said["stop"] == '["\\n", "."]'
     assert lines[-4:-2] == ["versions", "   1  first"]
-    assert lines[-1] == "   3  nothing"
+    assert lines[-1] == "   3  same as version 1"
 
 
 def test_json_has_every_field() -> None:

@@ -7,20 +7,73 @@ from types import SimpleNamespace
 import pytest
 
 from tasc_engine import GenerationRequest, GuideSpec, RequestTooLong
+from tasc_engine.errors import GuideError
 from tasc_serve.admission import Admission
 from tasc_serve.asked import Asked, FieldError, Guide
 from tasc_serve.calls import Call, Refusal
 from tasc_serve.settings import LimitSettings
+from tasc_serve.worker import Ready
 from tasc_store import TaskRecord
 
 PLAIN = TaskRecord("greet", "model", "f" * 32, "{input}")
 CHOOSING = TaskRecord("greet", "model", "f" * 32, "{input}", choices=("a", "b"))
-GUIDED = Asked(guide=Guide(GuideSpec("regex", text="a+"), "guided_regex"))
 
 
-def admitted(calls, make, record=PLAIN, fits=lambda request: None, **limits):
-    """What becomes of calls that come together; ``make`` is the worker's part."""
-    worker = SimpleNamespace(record=record, request=make, engine=SimpleNamespace(require_fit=fits))
+def by(pattern):
+    return Asked(guide=Guide(GuideSpec("regex", text=pattern), "guided_regex"))
+
+
+GUIDED = by("a+")
+
+
+class Guides:
+    """Keeps what it has made; ``make`` is what takes time, or fails."""
+
+    def __init__(self, make=lambda spec: None):
+        self.kept, self.threads, self._make = {}, [], make
+
+    def known(self, spec):
+        return spec in self.kept
+
+    def of(self, spec, max_tokens):
+        if spec not in self.kept:
+            self.threads.append(threading.current_thread())
+            self._make(spec)
+            self.kept[spec] = f"the guide of {spec.text or spec.choices}"
+        return self.kept[spec]
+
+
+class Engine:
+    longest = 100
+
+    def __init__(self, guides):
+        self.guides, self.compiled_on = guides, []
+        self.waits = False
+
+    def waits_to_compile(self, request):
+        return self.waits
+
+    def compile_rules(self):
+        self.compiled_on.append(threading.current_thread())
+        self.waits = False
+
+
+def request(call):
+    return GenerationRequest(call.id, (1,), call.max_tokens or 10)
+
+
+def worker_of(guides=None, record=PLAIN, read=request):
+    engine = Engine(guides or Guides())
+
+    def guide(call, request):
+        guide = call.asked.guided(record).guide
+        return engine.guides.of(guide.spec, request.max_tokens) if guide else None
+
+    return SimpleNamespace(record=record, read=read, guide=guide, engine=engine)
+
+
+def admitted(calls, worker, **limits):
+    """What becomes of calls that come together."""
     admission = Admission(worker, LimitSettings(**limits))
 
     async def together():
@@ -36,82 +89,128 @@ def call(asked=None, **fields):
     return Call("id", "hi", templated=True, asked=asked or Asked(), **fields)
 
 
-def request(call):
-    return GenerationRequest(call.id, (1,), call.max_tokens or 10)
-
-
 def raising(error):
-    def make(call):
+    def make(anything):
         raise error
 
     return make
 
 
-@pytest.mark.parametrize(("record", "asked"), [(PLAIN, None), (PLAIN, GUIDED), (CHOOSING, None)])
-def test_what_fits_becomes_a_request(record, asked):
+@pytest.mark.parametrize(
+    ("record", "asked", "guide"),
+    [
+        (PLAIN, None, None),
+        (PLAIN, GUIDED, "the guide of a+"),
+        (CHOOSING, None, "the guide of ('a', 'b')"),
+    ],
+)
+def test_what_fits_becomes_a_request_with_its_guide(record, asked, guide):
     one = call(asked, max_tokens=7)
-    assert admitted([one], request, record) == [request(one)]
+    assert admitted([one], worker_of(record=record)) == [Ready(request(one), guide)]
 
 
 @pytest.mark.parametrize(
     ("error", "field"),
     [
         (FieldError("logit_bias", "no such token"), "logit_bias"),
-        (FieldError("guided_regex", "no such thing"), "guided_regex"),
         (ValueError("no tokens"), "messages.0.content"),
+        (RequestTooLong("too long"), "messages.0.content"),
     ],
 )
 @pytest.mark.parametrize("asked", [None, GUIDED])
-def test_what_is_at_fault_is_named(error, field, asked):
-    (refusal,) = admitted([call(asked)], raising(error))
+def test_what_is_at_fault_is_named_before_the_guide_is_asked(error, field, asked):
+    guides = Guides()
+    (refusal,) = admitted([call(asked)], worker_of(guides, read=raising(error)))
     assert refusal == Refusal("invalid", str(error), field)
+    assert not guides.threads
 
 
-def test_what_is_too_long_names_the_prompt():
-    error = RequestTooLong("too long")
-    (refusal,) = admitted([call()], request, fits=raising(error))
-    assert refusal == Refusal("invalid", "too long", "messages.0.content")
+def test_a_guide_that_cannot_be_is_refused_by_name_and_tried_once():
+    guides = Guides(raising(GuideError("no such thing")))
+    (refusal,) = admitted([call(GUIDED)], worker_of(guides))
+    assert refusal == Refusal("invalid", "guided_regex: no such thing", "guided_regex")
+    assert len(guides.threads) == 1
 
 
 def test_ignoring_the_end_of_a_task_with_choices_is_refused_by_name():
-    (refusal,) = admitted([call(Asked(ignore_eos=True))], request, CHOOSING)
+    (refusal,) = admitted([call(Asked(ignore_eos=True))], worker_of(record=CHOOSING))
     assert (refusal.kind, refusal.param) == ("invalid", "ignore_eos")
 
 
 def test_answers_that_are_too_long_together_are_refused_also_where_the_task_says_how_long():
     def found(n):
-        (one,) = admitted([call(n=n)], request, max_total_tokens=30)
+        (one,) = admitted([call(n=n)], worker_of(), max_total_tokens=30)
         return one
 
-    assert found(1) == found(3) == request(call())
+    assert found(1) == found(3) == Ready(request(call()))
     assert (found(4).kind, found(4).param) == ("invalid", "n")
     assert "40 together; at most 30" in found(4).message
 
 
-def test_while_a_guide_is_compiled_others_are_answered():
-    others_are_through = threading.Event()
+def test_rules_are_compiled_once_and_off_the_event_loop():
+    worker = worker_of()
+    worker.engine.waits = True
+    assert admitted([call()] * 3, worker) == [Ready(request(call()))] * 3
+    (thread,) = worker.engine.compiled_on
+    assert thread is not threading.main_thread()
 
-    def make(call):
-        if call.asked.guide:
-            assert others_are_through.wait(30)
-        else:
-            others_are_through.set()
-        return request(call)
 
-    found = admitted([call(GUIDED), call()], make, guide_timeout_s=60)
-    assert [type(one) for one in found] == [GenerationRequest] * 2
+def test_new_guides_hold_up_neither_known_ones_nor_the_tasks_own():
+    others = threading.Event()
+
+    def make(spec):
+        if spec.text.startswith("slow"):
+            assert others.wait(30)
+
+    guides = Guides(make)
+    guides.of(GUIDED.guide.spec, 10)
+    admission = Admission(worker_of(guides, CHOOSING), LimitSettings(guide_timeout_s=60))
+
+    async def meet():
+        slow = [asyncio.create_task(admission.request(call(by(f"slow{i}")))) for i in range(9)]
+        await asyncio.sleep(0)
+        assert isinstance(await admission.request(call(GUIDED)), Ready)
+        assert isinstance(await admission.request(call()), Ready)
+        assert not any(task.done() for task in slow)
+        others.set()
+        return await asyncio.gather(*slow)
+
+    try:
+        assert [type(one) for one in asyncio.run(meet())] == [Ready] * 9
+    finally:
+        others.set()
+        admission.close()
+    assert threading.main_thread() not in guides.threads[1:]
+
+
+def test_so_many_new_guides_wait_and_one_counts_once():
+    ended = threading.Event()
+    guides = Guides(lambda spec: ended.wait(30))
+    calls = [*[call(by("a"))] * 20, call(by("b")), call(by("c"))]
+    try:
+        found = admitted(calls, worker_of(guides), guide_timeout_s=0.2, max_guides_compiling=2)
+    finally:
+        ended.set()
+    assert {(r.kind, r.param) for r in found} == {("full", "guided_regex")}
+    assert all("0.2 s" in r.message for r in found[:-1])
+    assert "2 other guides are being compiled; try again later" in found[-1].message
 
 
 def test_who_waits_too_long_for_a_guide_may_come_again_when_it_is_ready():
     ended = threading.Event()
+    guides = Guides(lambda spec: ended.wait(30))
+    admission = Admission(worker_of(guides), LimitSettings(guide_timeout_s=0.2))
 
-    def make(call):
-        assert ended.wait(30)
-        return request(call)
+    async def twice():
+        first = await admission.request(call(GUIDED))
+        ended.set()
+        return first, await admission.request(call(GUIDED))
 
     try:
-        found = admitted([call(GUIDED)] * 20, make, guide_timeout_s=0.2)
+        first, second = asyncio.run(twice())
     finally:
         ended.set()
-    assert {r.kind for r in found} == {"full"}
-    assert all(r.message.startswith("guided_regex: ") and "0.2 s" in r.message for r in found)
+        admission.close()
+    assert (first.kind, first.param) == ("full", "guided_regex")
+    assert isinstance(second, Ready)
+    assert len(guides.threads) == 1

@@ -54,6 +54,7 @@ def test_usage_comes_last_in_an_event_of_its_own_for_who_asks(path):
     service = Service(FakeBackend(*answer(*TEXTS)))
     *pieces, last = events(stream(service, path, stream_options={"include_usage": True}))
     assert "".join(map(text_of, pieces)) == "".join(TEXTS)
+    assert [e["usage"] for e in pieces] == [None] * len(pieces)
     assert last["choices"] == []
     assert last["usage"] == {"prompt_tokens": 5, "completion_tokens": 8, "total_tokens": 13}
 
@@ -89,8 +90,8 @@ def test_a_stream_that_cannot_go_on_ends_with_an_error_and_the_end_mark(path, th
 class Client:
     """Speaks ASGI itself, since httpx's transport cannot hang up half-way."""
 
-    def __init__(self, path, spec_version, n):
-        body = json.dumps(BODIES[path] | {"stream": True, "n": n}).encode()
+    def __init__(self, path, spec_version, n, stream=True):
+        body = json.dumps(BODIES[path] | {"stream": stream, "n": n}).encode()
         asgi = {"version": "3.0", "spec_version": spec_version}
         self.scope = {"type": "http", "asgi": asgi, "http_version": "1.1", "method": "POST"}
         self.scope |= {"path": path, "raw_path": path.encode(), "query_string": b""}
@@ -134,4 +135,38 @@ def test_a_client_that_goes_away_ends_the_work_for_it(path, how, n):
 
     kinds = {"sending fails": ClientDisconnect, "the server cancels": asyncio.CancelledError}
     assert asyncio.run(hang_up_after_the_first_piece()) is kinds.get(how, type(None))
+    assert service.counted(TASK, 499) == 1
+
+
+@either_endpoint
+def test_a_stream_whose_first_event_was_never_sent_is_closed_and_counted(path):
+    backend = FakeBackend(answer("one", "two")[0], FOREVER)
+    service = Service(backend)
+
+    async def hang_up_before_anything_is_sent():
+        client = Client(path, "2.4", 1)
+        client.is_gone.set()
+        serving = service.app(client.scope, client.receive, client.send)
+        await asyncio.gather(serving, return_exceptions=True)
+        return backend.open
+
+    assert asyncio.run(hang_up_before_anything_is_sent()) == 0
+    assert service.counted(TASK, 499) == 1
+
+
+@either_endpoint
+def test_a_whole_answer_that_nobody_waits_for_is_counted(path):
+    backend = FakeBackend(FOREVER)
+    service = Service(backend)
+
+    async def cancel():
+        client = Client(path, "2.4", 1, stream=False)
+        serving = asyncio.ensure_future(service.app(client.scope, client.receive, client.send))
+        while not backend.open:
+            await asyncio.sleep(0)
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        return backend.open
+
+    assert asyncio.run(cancel()) == 0
     assert service.counted(TASK, 499) == 1

@@ -146,6 +146,8 @@ def test_a_requests_guide_replaces_the_tasks_and_the_tasks_holds_otherwise():
 
 def test_ignoring_the_end_is_refused_by_name_where_the_task_has_a_guide():
     assert Asked(ignore_eos=True).guided(record()).ignore_eos
-    with pytest.raises(FieldError, match="ends the answer; leave it out") as refused:
+    with pytest.raises(
+        FieldError, match="meets the task's regex, whose guide ends the answer; leave it out"
+    ) as refused:
         Asked(ignore_eos=True).guided(record(regex="x"))
     assert refused.value.field == "ignore_eos"

@@ -98,10 +98,17 @@ def test_an_answer_that_ends_at_once_has_empty_columns_and_rows():
 
 
 def test_parts_of_characters_are_told_apart_and_what_cannot_be_is_a_number():
-    half = TokenText(b"\xf0\x9f", -math.inf, 0, ((b"\xf0\x9f", -0.5), (b"\x99\x82", -1.0)))
+    half = TokenText(b"\xf0\x9f", -math.inf, 0, ((b"\x99\x82", -1.0),))
     told = completion_logprobs([half])
     assert told["tokens"] == ["bytes:\\xf0\\x9f"]
     assert told["top_logprobs"] == [{"bytes:\\xf0\\x9f": -9999.0, "bytes:\\x99\\x82": -1.0}]
     (row,) = chat_logprobs([half])["content"]
     assert (row["bytes"], row["logprob"]) == ([0xF0, 0x9F], -9999.0)
     assert json.loads(json.dumps(told, allow_nan=False)) == told
+
+
+def test_of_two_tokens_with_one_text_the_likelier_is_told():
+    told = completion_logprobs([TokenText(b"a", -2.0, 0, ((b"a", -0.5), (b"a", -1.0)))])
+    assert told["top_logprobs"] == [{"a": -0.5}]
+    told = completion_logprobs([TokenText(b"a", -0.5, 0, ((b"b", -1.0), (b"a", -3.0)))])
+    assert told["top_logprobs"] == [{"b": -1.0, "a": -0.5}]

@@ -12,10 +12,12 @@ from tasc_engine import (
     Engine,
     EngineConfig,
     GenerationRequest,
+    GuideSpec,
     ModelSource,
-    RequestTooLong,
+    QueueFull,
     Target,
 )
+from tasc_serve.calls import Refusal
 from tasc_serve.loop import EngineLoop
 from tasc_text import TaskTokenizer
 
@@ -185,7 +187,8 @@ def test_what_the_engine_refuses_is_told_to_its_sender_only(loop, requests, expe
     good = requests[0]
     long = GenerationRequest("long", good.prompt, CONFIG.max_model_len)
     sinks = submit(loop, [long, good])
-    assert isinstance(sinks["long"].next(), RequestTooLong)
+    refusal = sinks["long"].next()
+    assert (refusal.kind, "a row holds" in refusal.message) == ("invalid", True)
     assert sinks[good.id].all()[-1].result.tokens == expected[good.id].tokens
     assert loop.alive
 
@@ -238,3 +241,23 @@ def test_a_broken_engine_tells_everybody_and_refuses_what_comes_later(
     late = GenerationRequest("late", requests[0].prompt, 5)
     assert submit(loop, [late])["late"].next() is fault
     loop.close()
+
+
+def test_a_full_queue_is_a_refusal_and_a_guide_made_elsewhere_is_the_one_used(loop, engine):
+    spec = GuideSpec("choice", choices=("wake up",))
+    request = GenerationRequest("guided", (1, 2), 20, guide=spec)
+    taken = []
+    submitted = engine.submit
+    engine.submit = lambda request, guide: (taken.append(guide), submitted(request, guide))
+    made, sink = engine.guides.of(spec, 20), Sink()
+    loop.submit(request, sink, made)
+    assert sink.all()[-1].result.text == "wake up"
+    assert taken == [made]
+
+    def full(request, guide):
+        raise QueueFull("as many wait as may")
+
+    engine.submit = full
+    loop.submit(request, sink)
+    assert sink.next() == Refusal("full", "as many wait as may")
+    assert loop.alive

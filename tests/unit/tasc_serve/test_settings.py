@@ -58,3 +58,9 @@ def test_what_cannot_be_meant_is_refused_by_name(written, content, named):
 def test_a_file_that_is_not_there_is_refused_by_name(tmp_path):
     with pytest.raises(SettingsError, match="absent"):
         load_settings(tmp_path / "absent.yaml")
+
+
+def test_no_more_answers_are_taken_than_a_replica_has_places_for(written):
+    few = load_settings(written(TASK + "engine: {rows: 2}\nlimits: {max_queued: 3}\n"))
+    assert (few.limits.max_choices, few.gateway_limits.max_choices) == (16, 5)
+    assert load_settings(written(TASK)).gateway_limits.max_choices == 16
