@@ -43,6 +43,10 @@ Choices = Annotated[
 ]
 Schema = Annotated[Path | None, _option("File with the JSON schema of every answer.", "Answers")]
 Regex = Annotated[str | None, _option("Expression that a whole answer matches.", "Answers")]
+Adapter = Annotated[
+    str | None,
+    typer.Option(help="Which of the task's adapters answers.", show_default="its first"),
+]
 Temperature = Annotated[float | None, _option("0 takes the likeliest token, to 100.", "Sampling")]
 TopP = Annotated[
     float | None, _option("Above 0, to 1: share of probability drawn from.", "Sampling")
@@ -61,6 +65,7 @@ def generate(
     gpus: Gpus = 0.0,
     rows: Rows = 8,
     max_model_len: MaxModelLen = None,
+    adapter: Adapter = None,
     draft: Annotated[bool, typer.Option(help="Whether to draft; answers are the same.")] = True,
     choices: Choices = None,
     schema: Schema = None,
@@ -84,7 +89,9 @@ def generate(
     from tasc_serve.asked import Asked
 
     guide = _guide(choices, schema, regex)
-    asked = Asked(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, guide=guide)
+    asked = Asked(
+        temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, guide=guide, adapter=adapter
+    )
     with open_store(redis_url, data_dir) as url:
         _require_task(url, task, asked)
         note("starting Ray ...")
@@ -140,6 +147,7 @@ def _require_task(url: str, task: str, asked: "Asked") -> None:
     record = TaskStore(connect(url)).get(task)
     try:
         asked.sampling(record.sampling)
+        asked.adapter_of(record)
     except ValueError as error:
         name, blank, rest = str(error).partition(" ")
         raise UsageError(f"{option(name)}{blank}{rest}") from error

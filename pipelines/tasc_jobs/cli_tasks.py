@@ -89,7 +89,8 @@ def task_set(
 ) -> None:
     """Make a new version of a task in which only what is given changes.
 
-    What is given of --choice, --choices or --stop replaces the list: name all that shall be in it.
+    What is given of --adapters, --choice, --choices or --stop replaces the list: name all that
+    shall be in it.
 
     Services and jobs that run keep the version they began with.
     """

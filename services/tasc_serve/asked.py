@@ -57,6 +57,7 @@ class Asked:
         choice: Which of the answers to one prompt this is.
         guide: What the answer may be.
         logprobs: How many of the likeliest tokens to tell at each place; unset: no logprobs.
+        adapter: Which of the task's adapters answers; unset: its first.
 
     Raises:
         FieldError: A guide meets ``ignore_eos``.
@@ -76,6 +77,7 @@ class Asked:
     guide: Guide | None = None
     logprobs: int | None = None
     ignore_eos: bool = False
+    adapter: str | None = None
 
     def __post_init__(self) -> None:
         if self.guide and self.ignore_eos:
@@ -91,6 +93,24 @@ class Asked:
             FieldError: It meets ``ignore_eos``.
         """
         return self if self.guide else dataclasses.replace(self, guide=guide_of(record))
+
+    def adapter_of(self, record: TaskRecord) -> str | None:
+        """The name of the adapter that answers; None for a task without several.
+
+        Raises:
+            FieldError: The task has none of that name.
+        """
+        known = record.adapter_names
+        if self.adapter is None:
+            return known[0] if known else None
+        if self.adapter not in known:
+            if known:
+                way_out = f"has {', '.join(known)}: name one of them"
+            else:
+                way_out = "has no adapters to choose from: leave it out"
+            message = f"adapter is {self.adapter!r}; task {record.name} {way_out}"
+            raise FieldError("adapter", message)
+        return self.adapter
 
     def sampling(self, task: SamplingDefaults) -> Sampling:
         """The rule for this answer: what the request leaves open is the task's, else neutral.

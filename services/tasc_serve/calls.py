@@ -94,7 +94,11 @@ class Piece:
 
 @dataclass(frozen=True)
 class TaskStatus:
-    """What a replica serves: the task record's version, its model, and the index in use."""
+    """What a replica serves: the task record's version, its model, and the index in use.
+
+    Attributes:
+        adapters: Names of those that a request may choose from.
+    """
 
     task: str
     record_version: int
@@ -106,6 +110,7 @@ class TaskStatus:
     index_version: int | None
     index_rows: int
     index_bytes: int
+    adapters: tuple[str, ...] = ()
 
 
 class Backend(Protocol):

@@ -101,6 +101,7 @@ def _asked_of(body: Request) -> Asked:
         guide=_guide_of(body),
         logprobs=body.told_logprobs,
         ignore_eos=body.ignore_eos,
+        adapter=body.adapter,
     )
 
 

@@ -118,6 +118,7 @@ class TaskReplica:
             index_version=artifact.version if artifact else None,
             index_rows=artifact.corpus_rows if artifact else 0,
             index_bytes=worker.index_bytes,
+            adapters=worker.record.adapter_names,
         )
 
     def check_health(self) -> None:

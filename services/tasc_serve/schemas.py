@@ -63,6 +63,11 @@ class _Generation(Body):
         None, description="extension: a JSON schema that the answer fits"
     )
     guided_grammar: str | None = Field(None, description="extension: a grammar in Lark's syntax")
+    adapter: str | None = Field(
+        None,
+        max_length=64,
+        description="extension: which of the task's adapters answers; unset: its first",
+    )
     draft: bool = Field(True, description="extension: whether to draft; the answer is the same")
     metrics: MetricsLevel = Field(
         "summary",

@@ -149,6 +149,7 @@ class Worker:
             guide=asked.guide.spec if asked.guide else None,
             logprobs=asked.logprobs,
             ignore_eos=asked.ignore_eos,
+            adapter=asked.adapter_of(self.record),
         )
         self.engine.require_fit(request)
         return request
@@ -252,11 +253,12 @@ def device_of(device: str, gpus: float) -> str:
 
 
 def model_source(record: TaskRecord, device: str) -> ModelSource:
-    """Local folders of a task's model and adapter."""
+    """Local folders of a task's model and adapters."""
     return ModelSource(
         folder=resolve_folder(record.model, record.revision),
         adapter=resolve_folder(record.adapter) if record.adapter else None,
         dtype=record.dtype,
         device=device,
         quantization=record.quantization,
+        adapters=tuple((name, resolve_folder(place)) for name, place in record.adapters),
     )

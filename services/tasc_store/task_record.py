@@ -1,6 +1,7 @@
 """A task's record, frozen, and how it is written as JSON. It loads no model and renders nothing."""
 
 import json
+import re
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any, Literal, Self
 
@@ -12,10 +13,11 @@ from tasc_store.sampling_defaults import SamplingDefaults
 _FIELD = "{input}"
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 _QUANTIZATIONS = ("nf4", "int8")
+_ADAPTER_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _MAY_BE_UNSET = ("adapter", "revision", "corpus")
 # Left out of the JSON where unset: records of before are then written as they were, so that putting
 # one again adds nothing, and programs of before read whatever uses none of these.
-_LATER = ("quantization", "sampling", "choices", "schema", "regex")
+_LATER = ("quantization", "sampling", "choices", "schema", "regex", "adapters")
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,9 @@ class TaskRecord:
         choices: Labels, one of which is the answer. Of choices, schema and regex one may be set.
         schema: JSON schema of the answer, as text.
         regex: Regular expression of the whole answer.
+        adapters: Names and folders or hub names of PEFT adapters of which each request uses one,
+            the first where it names none. Names have letters, digits, ``.``, ``_`` and ``-``; at
+            most 64. Of adapter and adapters one may be set.
 
     Raises:
         ValueError: A value is of the wrong kind or outside its range.
@@ -60,6 +65,7 @@ class TaskRecord:
     choices: tuple[str, ...] = ()
     schema: str | None = None
     regex: str | None = None
+    adapters: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("name", "model", "fingerprint", "template", *_MAY_BE_UNSET):
@@ -79,6 +85,16 @@ class TaskRecord:
         if type(self.max_tokens) is not int or self.max_tokens < 1:
             raise ValueError(f"max_tokens is {self.max_tokens!r}; it must be an integer above 0")
         check_forms(self.choices, self.schema, self.regex)
+        _check_adapters(self.adapters)
+        if self.adapter is not None and self.adapters:
+            raise ValueError(
+                "adapter and adapters are set; unset one, or name the adapter among adapters"
+            )
+
+    @property
+    def adapter_names(self) -> tuple[str, ...]:
+        """What requests call the adapters."""
+        return tuple(name for name, _ in self.adapters)
 
     @property
     def corpus_name(self) -> str:
@@ -101,6 +117,8 @@ class TaskRecord:
         for name in ("stop", "choices"):
             if isinstance(content.get(name), list):
                 content[name] = tuple(content[name])
+        if "adapters" in content:
+            content["adapters"] = _pairs(content["adapters"])
         for name, part in (("draft", DraftSettings), ("sampling", SamplingDefaults)):
             if name in content:
                 content[name] = part(**_object(name, content[name], part))
@@ -116,6 +134,35 @@ def _check_text(name: str, value: object) -> None:
         return
     if not _is_text(value):
         raise ValueError(f"{name} is {value!r}; it must be a non-empty string")
+
+
+def _pairs(content: Any) -> Any:
+    """Adapters as records have them; what is neither a list nor an object is left to be refused."""
+    if isinstance(content, dict):
+        return tuple(content.items())
+    if not isinstance(content, list):
+        return content
+    return tuple(tuple(pair) if isinstance(pair, list) else pair for pair in content)
+
+
+def _check_adapters(adapters: object) -> None:
+    if not isinstance(adapters, tuple) or not all(map(_is_pair, adapters)):
+        raise ValueError(
+            f"adapters is {adapters!r:.200}; it must be pairs of a name and a folder or hub name"
+        )
+    names = [name for name, _ in adapters]
+    for name in names:
+        if not _ADAPTER_NAME.fullmatch(name):
+            raise ValueError(
+                f"adapters has the name {name!r:.80}; use 1 to 64 of letters, digits, '.', '_' "
+                "and '-'"
+            )
+        if names.count(name) > 1:
+            raise ValueError(f"adapters has {name!r} twice; each name may be there once")
+
+
+def _is_pair(value: object) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and all(map(_is_text, value))
 
 
 def _object(what: str, content: Any, cls: type[Any]) -> dict[str, Any]:

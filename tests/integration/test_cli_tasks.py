@@ -8,7 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from peft import LoraConfig, get_peft_model
 from tasc_command import Command
+from transformers import AutoModelForCausalLM
 
 from tasc_store import ArtifactStore, CorpusRow, CorpusStore, TaskStore, connect
 from tiny import END, make_folder
@@ -89,6 +91,25 @@ def test_a_task_is_shown_with_what_changed(run: Run, folder: Path, name: str) ->
     assert listed[name]["version"] == 2
     assert listed[name]["sampling"]["top_k"] is None
     assert "has versions 1 to 2, not 3" in run("show", name, "--version", 3, code=1)
+
+
+def test_adapters_are_registered_shown_replaced_and_unset(
+    run: Run, store: TaskStore, folder: Path, name: str, tmp_path: Path
+) -> None:
+    place = tmp_path / "lora"
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    get_peft_model(model, LoraConfig(target_modules="all-linear")).save_pretrained(place)
+    create = ("create", name, "--model", folder, "--template", "{input}")
+    run(*create, "--adapters", f"z={place}", "--adapters", f"a={place}")
+    assert store.get(name).adapters == (("z", str(place)), ("a", str(place)))
+    assert f"adapters                z={place}, a={place}" in run("show", name).splitlines()
+    assert f"{name}\t{folder}\tz, a\t1" in run("list").splitlines()
+    assert "--adapters b=" in run("set", name, "--adapters", f"b={folder}", code=2)
+    assert "--adapter and adapters are set" in run("set", name, "--adapter", place, code=2)
+    run("set", name, "--adapters", f"b={place}")
+    assert store.get(name).adapter_names == ("b",)
+    run("set", name, "--unset", "adapters", "--adapter", place)
+    assert (store.get(name).adapters, store.get(name).adapter) == ((), str(place))
 
 
 def test_a_task_that_is_there_is_only_replaced_when_asked(
@@ -217,6 +238,7 @@ def test_generate_says_what_is_wrong_before_it_begins(
         (("--top-p", 0), "--top-p is 0.0; it must be above 0"),
         (("--seed", 2**64), "--seed is "),
         (("--regex", ""), "--regex is empty"),
+        (("--adapter", "gone"), "--adapter is 'gone'; task t-"),
         (("--schema", tmp_path / "empty"), "--schema is empty"),
         (("--regex", "(" * 10), "--regex: "),
         (("--input", tmp_path / "nowhere.jsonl"), "--input: cannot read rows from"),

@@ -82,13 +82,15 @@ def _check_labels(record: TaskRecord, model: BaseModel) -> None:
             )
 
 
-def _check_adapter(record: TaskRecord, model: BaseModel) -> None:
-    if record.adapter is None:
-        return
-    try:
-        check_adapter(resolve_folder(record.adapter), model.folder)
-    except (ValueError, OSError) as error:
-        raise UsageError(f"--adapter {record.adapter}: {error}") from error
+def _check_adapters(record: TaskRecord, model: BaseModel) -> None:
+    given = [(f"--adapters {name}={place}", place) for name, place in record.adapters]
+    if record.adapter is not None:
+        given.append((f"--adapter {record.adapter}", record.adapter))
+    for said, place in given:
+        try:
+            check_adapter(resolve_folder(place), model.folder)
+        except (ValueError, OSError) as error:
+            raise UsageError(f"{said}: {error}") from error
 
 
 def _check_guide(record: TaskRecord, model: BaseModel) -> None:
@@ -109,7 +111,7 @@ _CHECKS: tuple[Callable[[TaskRecord, BaseModel], None], ...] = (
     _check_length,
     _check_template,
     _check_stops,
-    _check_adapter,
+    _check_adapters,
     _check_labels,
     _check_guide,
 )

@@ -26,6 +26,7 @@ def given_values(options: TaskOptions) -> Values:
     own = ("choice", "choices", "schema", "draft")
     values = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in own}
     values["model"], values["adapter"] = _placed(options.model), _placed(options.adapter)
+    values["adapters"] = tuple(map(_named, options.adapters)) if options.adapters else None
     values["template"] = _with_breaks(options.template)
     values["stop"] = tuple(map(_with_breaks, options.stop)) if options.stop else None
     values["choices"] = _labels(options)
@@ -45,6 +46,14 @@ def _placed(model: str | None) -> str | None:
     if not model or not (folder := Path(model).expanduser()).is_dir():
         return model
     return str(folder.resolve())
+
+
+def _named(pair: str) -> tuple[str, str]:
+    """An adapter's name and place."""
+    name, equals, place = pair.partition("=")
+    if not (name and equals and place):
+        raise UsageError(f"--adapters is {pair!r}; write NAME=FOLDER, or NAME= and a hub name")
+    return name, _placed(place) or place
 
 
 def _with_breaks(text: str | None) -> str | None:

@@ -33,6 +33,14 @@ class TaskOptions:
         typer.Option(help=r"Prompt with {input} where the row's input goes; \n is a line break."),
     ] = None
     adapter: Annotated[str | None, _option("LoRA adapter of PEFT, folder or name.", "none")] = None
+    adapters: Annotated[
+        list[str] | None,
+        _option(
+            "NAME=FOLDER, repeatable: LoRA adapters of which each request names one, or gets the "
+            "first.",
+            "none",
+        ),
+    ] = None
     revision: Annotated[str | None, _option("Revision of the model on the hub.", "main")] = None
     dtype: Annotated[
         str | None, _option("float32, bfloat16, float16, float64", TaskRecord.dtype)

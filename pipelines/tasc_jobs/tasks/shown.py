@@ -74,7 +74,11 @@ def listed(newest: Newest) -> str:
     record = newest.record
     if isinstance(record, ValueError):
         return f"{newest.name}\t{_short(str(record), _MOST_IN_TABLE)}\t-\t{newest.version}"
-    return f"{newest.name}\t{record.model}\t{record.adapter or '-'}\t{newest.version}"
+    return f"{newest.name}\t{record.model}\t{_adapters(record) or '-'}\t{newest.version}"
+
+
+def _adapters(record: TaskRecord) -> str:
+    return record.adapter or ", ".join(record.adapter_names)
 
 
 def listed_as_json(newest: Newest) -> dict[str, Any]:
@@ -111,6 +115,8 @@ def _change(name: str, old: Any, new: Any) -> str:
 def _value(name: str, value: Any, most: int) -> str:
     if value is None or value == ():
         return "unset"
+    if name == "adapters":
+        return _short(", ".join(f"{called}={place}" for called, place in value), most)
     if name == "choices":
         first = ", ".join(value[:_LABELS_SHOWN]) + (", ..." if len(value) > _LABELS_SHOWN else "")
         return _short(f"{len(value)} labels: {first}", most)

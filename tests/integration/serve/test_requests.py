@@ -221,6 +221,7 @@ def test_metrics_say_how_it_went(service, client):
         ({"guided_choice": ["ok", ""]}, "guided_choice"),
         ({"guided_choice": ["wake me up at nine am on friday"], "max_tokens": 2}, "max_tokens"),
         ({"max_tokens": 510}, "prompt"),
+        ({"adapter": "gone"}, "adapter"),
     ],
     ids=str,
 )

@@ -86,6 +86,22 @@ def test_what_a_model_cannot_do_is_named(
     assert "\n" not in str(caught.value)
 
 
+def test_each_adapter_is_checked_and_the_one_at_fault_named(
+    record: TaskRecord, model: BaseModel, tmp_path: Path
+) -> None:
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    good = str(tmp_path / "good")
+    base = AutoModelForCausalLM.from_pretrained(model.folder)
+    get_peft_model(base, LoraConfig(r=4, target_modules="all-linear")).save_pretrained(good)
+    check_record(replace(record, adapters=(("a", good), ("b", good))), model)
+    (tmp_path / "bad").mkdir()
+    bad = f"{tmp_path}/bad"
+    with pytest.raises(UsageError, match=f"^--adapters b={bad}: .* adapter_config.json"):
+        check_record(replace(record, adapters=(("a", good), ("b", bad))), model)
+
+
 def test_a_template_of_no_tokens_is_refused(record: TaskRecord, model: BaseModel) -> None:
     class Mute:
         def encode_prompt(self, text: str) -> list[int]:

@@ -50,6 +50,8 @@ def test_values_left_out_are_the_defaults() -> None:
         ({"mixture": "x"}, "--mixture is 'x'"),
         ({"choices": ("a", "a")}, "--choices has 'a' twice"),
         ({"corpus": "a b"}, "task name 'a b'"),
+        ({"adapters": (("a", "b"), ("a", "c"))}, "--adapters has 'a' twice"),
+        ({"adapter": "a", "adapters": (("a", "b"),)}, "--adapter and adapters are set"),
     ],
 )
 def test_a_value_that_is_refused_is_named_by_its_option(change: dict[str, Any], said: str) -> None:
@@ -78,6 +80,21 @@ def test_folders_are_known_by_their_whole_path(
     monkeypatch.chdir(tmp_path)
     found = given_values(TaskOptions(model="./model", adapter="org/adapter"))
     assert found == {"model": str(tmp_path / "model"), "adapter": "org/adapter"}
+
+
+def test_adapters_are_names_and_folders_by_their_whole_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fr=1").mkdir()
+    monkeypatch.chdir(tmp_path)
+    found = given_values(TaskOptions(adapters=["fr=./fr=1", "de=org/adapter"]))
+    adapters = (("fr", str(tmp_path / "fr=1")), ("de", "org/adapter"))
+    assert found == {"adapters": adapters}
+    words = shown.changes_in_words(shown.changes(RECORD, replace(RECORD, adapters=adapters[1:])))
+    assert words == "adapters unset -> de=org/adapter"
+    for wrong in ("fr", "=x", "fr="):
+        with pytest.raises(UsageError, match=f"^--adapters is '{wrong}'; write NAME=FOLDER"):
+            given_values(TaskOptions(adapters=[wrong]))
 
 
 def test_labels_come_in_the_order_they_were_given(tmp_path: Path) -> None:

@@ -39,6 +39,8 @@ def asked(path: str, n: int = 1, **fields: object) -> list[Asked]:
         ({"repetition_penalty": 1.3}, {"repetition_penalty": 1.3}),
         ({"logit_bias": {"0": -100, "17": 2.5}}, {"logit_bias": ((0, -100.0), (17, 2.5))}),
         ({"ignore_eos": True}, {"ignore_eos": True}),
+        ({"adapter": "fr"}, {"adapter": "fr"}),
+        ({"adapter": None}, {}),
         ({"response_format": {"type": "text"}}, {}),
     ],
     ids=str,
@@ -151,3 +153,25 @@ def test_ignoring_the_end_is_refused_by_name_where_the_task_has_a_guide():
     ) as refused:
         Asked(ignore_eos=True).guided(record(regex="x"))
     assert refused.value.field == "ignore_eos"
+
+
+def test_the_adapter_is_the_requests_over_the_first_of_the_tasks():
+    task = record(adapters=(("fr", "org/fr"), ("de", "org/de")))
+    assert [Asked(adapter=name).adapter_of(task) for name in (None, "fr", "de")] == [
+        "fr", "fr", "de",
+    ]  # fmt: skip
+    assert Asked().adapter_of(record()) is Asked().adapter_of(record(adapter="org/fr")) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"adapters": (("fr", "x"), ("de", "y"))}, "adapter is 'it'; task greet has fr, de: name"),
+        ({}, "adapter is 'it'; task greet has no adapters to choose from: leave it out"),
+        ({"adapter": "it"}, "has no adapters to choose from"),
+    ],
+)
+def test_an_adapter_the_task_has_not_is_refused_with_those_it_has(fields, said):
+    with pytest.raises(FieldError, match=said) as refused:
+        Asked(adapter="it").adapter_of(record(**fields))
+    assert refused.value.field == "adapter"

@@ -26,7 +26,8 @@ RECORD = TaskRecord("intents", "org/model", "f" * 32, "Classify: {input}\n")
 TEXT = st.text(min_size=1)
 
 
-# As records were written before there was sampling, quantization, choices, schema or regex.
+# As records were written before there was sampling, quantization, choices, schema, regex or
+# adapters.
 BEFORE = (
     '{"adapter":null,"corpus":null,"draft":{"corpus_weight":0.75,"learning_rate":0.1,"min_prob":0.2'
     ',"mixture":"mixed","n_max":6,"neighbour_tokens":4096,"neighbours":32,'
@@ -44,6 +45,7 @@ def test_a_record_of_before_loads_and_is_written_as_it_was() -> None:
     assert record == RECORD
     assert (record.sampling, record.quantization) == (SamplingDefaults(), None)
     assert (record.choices, record.schema, record.regex) == ((), None, None)
+    assert record.adapters == ()
     assert record.to_json() == BEFORE
 
 
@@ -87,6 +89,17 @@ def test_a_record_survives_json(
     record = TaskRecord("a.b-c_1", model, "f", template, stop=tuple(stop), max_tokens=max_tokens)
     record = replace(record, draft=DraftSettings(n_max=n_max))
     assert TaskRecord.from_json(record.to_json()) == record
+
+
+def test_adapters_survive_json_in_their_order_and_may_be_written_as_an_object() -> None:
+    adapters = (("z", "/somewhere"), ("A.b-c_1", "org/adapter"), ("x" * 64, "b"))
+    record = replace(RECORD, adapters=adapters)
+    again = TaskRecord.from_json(record.to_json())
+    assert again == record
+    assert again.adapter_names == ("z", "A.b-c_1", "x" * 64)
+    content = json.loads(record.to_json())
+    assert content["adapters"] == [list(pair) for pair in adapters]
+    assert TaskRecord.from_json(json.dumps({**content, "adapters": dict(adapters)})) == record
 
 
 def test_a_short_hand_written_record_gets_the_defaults() -> None:
@@ -136,6 +149,15 @@ def test_a_short_hand_written_record_gets_the_defaults() -> None:
         ({"regex": "x" * (MOST_TEXT_BYTES + 1)}, "regex has 65537 bytes"),
         ({"choices": ("a",), "regex": "a"}, "choices and regex are set"),
         ({"schema": "{}", "regex": "a"}, "schema and regex are set"),
+        ({"adapters": [("a", "b")]}, "adapters is .* pairs of a name and a folder"),
+        ({"adapters": (("a", "b", "c"),)}, "adapters is"),
+        ({"adapters": (("a", ""),)}, "adapters is"),
+        ({"adapters": (("a", 1),)}, "adapters is"),
+        ({"adapters": (("a b", "c"),)}, "name 'a b'; use 1 to 64"),
+        ({"adapters": (("a\n", "c"),)}, "adapters has the name"),
+        ({"adapters": (("x" * 65, "c"),)}, "use 1 to 64"),
+        ({"adapters": (("a", "b"), ("c", "d"), ("a", "e"))}, "adapters has 'a' twice"),
+        ({"adapters": (("a", "b"),), "adapter": "c"}, "adapter and adapters are set; unset one"),
     ],
 )
 def test_a_wrong_value_is_named(change: dict[str, Any], named: str) -> None:
@@ -155,6 +177,10 @@ def test_a_wrong_value_is_named(change: dict[str, Any], named: str) -> None:
         ({"sampling": {"top_p": "1"}}, "top_p is '1'; it must be a number"),
         ({"sampling": {"top_p": True}}, "top_p is True"),
         ({"choices": "ab"}, "choices is 'ab'"),
+        ({"adapters": "ab"}, "adapters is 'ab'"),
+        ({"adapters": ["ab"]}, "adapters is"),
+        ({"adapters": [[["a"], "b"]]}, "adapters is"),
+        ({"adapters": {"a": None}}, "adapters is"),
     ],
 )
 def test_a_field_json_should_not_have_is_named(change: dict[str, Any], named: str) -> None:

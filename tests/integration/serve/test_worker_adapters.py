@@ -1,0 +1,86 @@
+"""Each request is answered by the adapter of its task that it names; it needs Redis only."""
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from serving import Task, make_task
+from transformers import AutoModelForCausalLM
+
+import tiny
+from tasc_engine.loading import ModelSource, load_model
+from tasc_serve.asked import Asked, FieldError
+from tasc_serve.calls import Call
+from tasc_serve.settings import EngineSettings
+from tasc_serve.worker import Worker
+from tasc_store import TaskStore, connect
+
+pytestmark = pytest.mark.redis
+ENGINE = EngineSettings(rows=4, max_model_len=128, device="cpu", cost_aware=False)
+FIRST, SECOND = NAMES = ("z-first", "a.second")  # the first in order, not by name
+
+
+def make_adapter(base: Path, folder: Path, seed: int) -> Path:
+    """A random adapter that changes answers."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    lora = LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, target_modules="all-linear")
+    get_peft_model(model, lora).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Task:
+    folder = tmp_path_factory.mktemp("model")
+    task = make_task(folder, "alpha")
+    adapters = tuple(
+        (name, str(make_adapter(folder, tmp_path_factory.mktemp("adapter"), seed)))
+        for seed, name in enumerate(NAMES)
+    )
+    name = f"adapted-{uuid.uuid4().hex}"
+    return replace(task, record=replace(task.record, name=name, corpus=None, adapters=adapters))
+
+
+@pytest.fixture(scope="module")
+def worker(
+    made: Task, redis_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Worker]:
+    with connect(redis_url) as client:
+        TaskStore(client).put(made.record)
+        cache = tmp_path_factory.mktemp("cache")
+        yield Worker(client, made.record.name, ENGINE, cache_dir=cache)
+
+
+def call(number: int, value: str, adapter: str | None) -> Call:
+    return Call(str(number), value, templated=True, asked=Asked(adapter=adapter))
+
+
+def test_rows_of_one_batch_are_answered_as_by_their_own_merged_models(
+    made: Task, worker: Worker
+) -> None:
+    base = Path(made.record.model)
+    merged = {
+        name: load_model(ModelSource(base, Path(folder), dtype="float64"))
+        for name, folder in made.record.adapters
+    }
+    merged[None] = merged[FIRST]
+    asked = [(value, name) for value in tiny.SENTENCES[:3] for name in (SECOND, None, FIRST)]
+    requests = [worker.request(call(i, *each)) for i, each in enumerate(asked)]
+    found = {int(result.id): result.text for result in worker.engine.generate(requests)}
+    expected = []
+    for value, name in asked:
+        tokens = tiny.plain(merged[name], made.prompt(value, chat=True), 24)
+        expected.append(made.tokenizer.decode(tokens))
+    assert [found[i] for i in range(len(asked))] == expected
+    assert expected[0] != expected[1]
+    assert expected[0] != made.plain(made.prompt(asked[0][0], chat=True), 24).text
+
+
+def test_an_adapter_the_task_has_not_is_refused_by_name(worker: Worker) -> None:
+    with pytest.raises(FieldError, match="'gone'; task .* has z-first, a.second: name") as refused:
+        worker.request(call(1, "x", "gone"))
+    assert refused.value.field == "adapter"
