@@ -6,10 +6,10 @@ import torch
 from bench_requests import Asked
 from draft_bars import Figure
 from requests_engine import Drafted, Run, load, prompts
-from tasc_engine.loading import ModelSource, load_model
 from torch import nn
 
 from tasc_engine import GenerationRequest
+from tasc_engine.loading import ModelSource, load_model
 from tasc_jobs.demo.quality import IntentQuality, intent_quality
 from tasc_jobs.demo.tasks import HERE, MODEL, TEMPLATES, read_split
 from tasc_text import PromptTemplate
