@@ -46,9 +46,9 @@ class Verified:
             OutOfMemory: They did not fit; nothing has changed.
         """
         asked = [s.request.logprobs for s in plan.emitting]
-        counts = [0 if n is None else k for n, k in zip(asked, accepted.emitted, strict=True)]
-        if self.logits is None or not sum(counts):
+        if self.logits is None or all(n is None for n in asked):
             return [[] for _ in asked]
+        counts = [0 if n is None else k for n, k in zip(asked, accepted.emitted, strict=True)]
         places, tokens, most = [], [], []
         for i, count in enumerate(counts):
             root = int(self.drafts.offsets[i]) + i
