@@ -24,8 +24,8 @@ from tasc_serve.calls import Backend, Call, Refusal, TaskStatus
 from tasc_serve.discovery import service_discovery
 from tasc_serve.exposition import merge
 from tasc_serve.formats import SHOWN
+from tasc_serve.gateway_metrics import GatewayMetrics
 from tasc_serve.http_errors import ApiError, of_refusal, of_unexpected, of_validation
-from tasc_serve.metrics import GatewayMetrics
 from tasc_serve.reading import call_of
 from tasc_serve.schemas import ChatRequest, CompletionRequest
 from tasc_serve.settings import LimitSettings

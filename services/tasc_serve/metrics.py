@@ -5,7 +5,7 @@ denominators: ``tasc_row_steps_total`` and ``tasc_spec_decode_num_drafts_per_pos
 """
 
 from collections.abc import Callable
-from typing import Final, get_args
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -14,11 +14,11 @@ from tasc_engine.request import FinishReason, GenerationResult
 from tasc_engine.stats import Counts, StepRecord
 
 # vLLM's edges, and finer ones below: a small model answers in milliseconds.
-_E2E_S = (
+E2E_S = (
     *(0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5),
     *(5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0),
 )
-_QUEUE_S = (0.0005, 0.001, 0.002, *_E2E_S)
+_QUEUE_S = (0.0005, 0.001, 0.002, *E2E_S)
 _FIRST_TOKEN_S = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0),
     *(7.5, 10.0, 20.0, 40.0),
@@ -29,8 +29,6 @@ _INTER_TOKEN_S = (
 )
 _VERIFY_S = _INTER_TOKEN_S
 _DRAFT_S = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.1)
-
-NO_TASK: Final = "-"  # no task can have this name
 
 
 class _Series:
@@ -171,7 +169,7 @@ class ReplicaMetrics:
             "tasc_time_to_first_token_seconds", "Arrival to first token.", _FIRST_TOKEN_S
         )
         self._e2e = make.histogram(
-            "tasc_e2e_request_latency_seconds", "Arrival to the end of the answer.", _E2E_S
+            "tasc_e2e_request_latency_seconds", "Arrival to the end of the answer.", E2E_S
         )
         self._queued = make.histogram(
             "tasc_request_queue_time_seconds", "Arrival to a free row.", _QUEUE_S
@@ -256,47 +254,3 @@ class ReplicaMetrics:
             self._index_info.labels(*self._labels.values(), str(version)).set(1)
         self._swaps.inc(int(self._started))
         self._started, self._version = True, version
-
-
-class GatewayMetrics:
-    """The series of one gateway.
-
-    Raises:
-        ValueError: The registry already holds these series.
-    """
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._requests = Counter(
-            "tasc_http_requests", "HTTP requests answered.", ("task", "code"), registry=registry
-        )
-        self._seconds = Histogram(
-            "tasc_http_request_seconds",
-            "First byte of the request to last byte of the answer.",
-            ("task",),
-            registry=registry,
-            buckets=_E2E_S,
-        )
-
-    def observe_http(self, task: str | None, code: int, seconds: float) -> None:
-        """Count one answered HTTP request.
-
-        Args:
-            task: The name of a served task. None where the request named no such task: names that
-                clients make up must not become labels, each of which lives as long as the process.
-            code: The HTTP status.
-            seconds: Until the last byte was sent.
-        """
-        self._requests.labels(task or NO_TASK, str(code)).inc()
-        self._seconds.labels(task or NO_TASK).observe(seconds)
-
-
-def _exported() -> frozenset[str]:
-    registry = CollectorRegistry()
-    ReplicaMetrics(registry, task="", model_name="", proposer="")
-    GatewayMetrics(registry)
-    suffixes = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
-    return frozenset(f.name + end for f in registry.collect() for end in suffixes[f.type])
-
-
-METRICS: Final = _exported()
-"""The name of every exported series; a dashboard or rule may ask for no other."""

@@ -14,7 +14,8 @@ from tasc_draft.sources import SOURCES
 from tasc_engine.request import GenerationResult, Timings
 from tasc_engine.stats import StepRecord
 from tasc_serve.discovery import MetricsPort
-from tasc_serve.metrics import GatewayMetrics, ReplicaMetrics
+from tasc_serve.gateway_metrics import GatewayMetrics
+from tasc_serve.metrics import ReplicaMetrics
 from tasc_store import connect
 
 DRAFTED = np.zeros((len(SOURCES), 3), np.int64)

@@ -8,7 +8,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tasc_draft.sources import SOURCES
 from tasc_engine.request import GenerationResult, Timings
 from tasc_engine.stats import EngineTotals, StepRecord
-from tasc_serve.metrics import METRICS, NO_TASK, GatewayMetrics, ReplicaMetrics
+from tasc_serve.gateway_metrics import NO_TASK, GatewayMetrics
+from tasc_serve.metric_names import METRICS
+from tasc_serve.metrics import ReplicaMetrics
 
 OWN = {"task": "tag", "model_name": "tiny", "proposer": "tasc"}
 POSITIONS = 3
