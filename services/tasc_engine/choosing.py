@@ -22,6 +22,7 @@ from tasc_engine.sampling import Sampling, uniforms
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 
+NOTHING = np.zeros(0, np.int32)
 _warm: set[tuple[torch.dtype, str]] = set()
 
 
@@ -43,8 +44,11 @@ class Chooser:
         self._scratch = scratch_for(vocab_size)
         self._vocab_size = vocab_size
 
-    def start(self, row: int, prompt: Int32, sampling: Sampling) -> None:
+    def start(self, row: int, prompt: Int32, sampling: Sampling, said: Int32 = NOTHING) -> None:
         """Begin a row that is not in use, with ``int32[*]`` ids of its prompt.
+
+        Args:
+            said: ``int32[*]`` beginning of its answer.
 
         Raises:
             ValueError: A bias is for an id outside the vocabulary.
@@ -65,6 +69,7 @@ class Chooser:
         if sampling.repetition_penalty != 1:
             hold_prompt(rules, row, prompt)
         rules.answered[row] = 0
+        self.observe(row, said)
         self._look_ahead(row)
 
     def observe(self, row: int, tokens: Int32) -> None:

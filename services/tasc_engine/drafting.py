@@ -36,9 +36,12 @@ class Drafter:
     def max_depth(self) -> int:
         return self._proposer.max_depth
 
-    def start(self, row: int, prompt: Int32) -> None:
+    def start(self, row: int, prompt: Int32, said: Int32) -> None:
+        """Begin a row with ``int32[*]`` ids of its prompt, and of its answer so far."""
         self._lost.discard(row)
         self._call(row, self._proposer.start, row, prompt)
+        if len(said):
+            self.observe(row, said)
 
     def observe(self, row: int, tokens: Int32) -> None:
         if row not in self._lost:

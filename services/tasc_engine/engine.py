@@ -138,8 +138,8 @@ class Engine:
                 f"make {needed}, a row holds {self.longest} (max_model_len, kv_cache_bytes); "
                 "shorten the prompt or lower max_tokens"
             )
-        size = self._target.vocab_size
-        if max(request.prompt) >= size or min(request.prompt) < 0:
+        size, ids = self._target.vocab_size, request.prompt + request.said
+        if max(ids) >= size or min(ids) < 0:
             raise ValueError(f"request {request.id}: a prompt id is outside the vocabulary")
         if unknown := [i for i, _ in request.sampling.logit_bias if not 0 <= i < size]:
             raise ValueError(f"logit_bias is on token {unknown[0]}; ids go from 0 to {size - 1}")
@@ -236,8 +236,8 @@ class Engine:
             self._active[row] = sequence
             entered = self._prefixes.enter(sequence.first, sequence.prompt, sequence.adapter)
             sequence.entered = sequence.cached = entered
-            self._drafter.start(row, sequence.prompt)
-            self._chooser.start(row, sequence.prompt, sequence.request.sampling)
+            self._drafter.start(row, sequence.prompt, sequence.said)
+            self._chooser.start(row, sequence.prompt, sequence.request.sampling, sequence.said)
 
     def _commit(
         self, plan: Plan, accepted: Accepted, drafts: Drafts, told: list[list[TokenLogprob]]

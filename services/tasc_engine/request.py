@@ -84,10 +84,12 @@ class GenerationRequest:
             log-probabilities and the chosen token's; unset: none of it.
         ignore_eos: Go on behind an end of sequence.
         adapter: Which of the target's adapters answers; unset: none of them.
+        said: Beginning of the answer that another engine has given already; what comes behind it is
+            what that engine would have said, and only that is told.
 
     Raises:
-        ValueError: The prompt is empty, ``max_tokens`` is below 1, a stop string is empty, or a
-            guide meets ``ignore_eos``.
+        ValueError: The prompt is empty, ``max_tokens`` is below 1, a stop string is empty, a guide
+            meets ``ignore_eos``, or as much has been said as may be.
     """
 
     id: str
@@ -101,12 +103,18 @@ class GenerationRequest:
     logprobs: int | None = None
     ignore_eos: bool = False
     adapter: str | None = None
+    said: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.prompt:
             raise ValueError(f"request {self.id}: the prompt has no tokens; send at least one")
         if self.max_tokens < 1:
             raise ValueError(f"request {self.id}: max_tokens is {self.max_tokens}; least is 1")
+        if len(self.said) >= self.max_tokens:
+            raise ValueError(
+                f"request {self.id}: {len(self.said)} tokens have been said and max_tokens is "
+                f"{self.max_tokens}; nothing is left to say"
+            )
         if any(not s for s in self.stop):
             raise ValueError(f"request {self.id}: a stop string is empty; leave it out")
         if self.logprobs is not None and not 0 <= self.logprobs <= MOST_LOGPROBS:
@@ -168,8 +176,9 @@ class GenerationResult:
         tokens: Emitted token ids, end-of-sequence included when the model said it.
         text: The decoded answer, without end-of-sequence and cut before a stop string.
         error: Why the answer broke off, where ``finish_reason`` is ``error``.
-        logprobs: One of each token, where they were asked for.
+        logprobs: One of each token, where they were asked for; of none that had been said.
         index_version: Of the draft index at its end, from whoever knows versions.
+        said: How many of the tokens had been said before; timings and acceptance tell of the rest.
     """
 
     id: str
@@ -182,6 +191,7 @@ class GenerationResult:
     error: str | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     index_version: int | None = None
+    said: int = 0
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,23 @@ class Sequence:
     ) -> "Sequence":
         wants_text = request.stream or request.stop
         writer = AnswerText(tokenizer, request.stop) if wants_text else None
-        return cls(request, np.array(request.prompt, np.int32), writer, guide, adapter)
+        sequence = cls(request, np.array(request.prompt, np.int32), writer, guide, adapter)
+        if request.said:
+            sequence._go_on()
+        return sequence
+
+    def _go_on(self) -> None:
+        """Be where whoever said the beginning was: its text has been sent, its guide followed."""
+        self._take(list(self.request.said))
+        if self.writer:
+            self.writer.take()
+        if self.guide:
+            self.guide.advance(self.said)
+
+    @property
+    def said(self) -> Int32:
+        """Tokens of the answer that another engine gave."""
+        return np.array(self.request.said, np.int32)
 
     @property
     def remaining(self) -> int:
@@ -136,7 +152,7 @@ class Sequence:
     def delta(self, used: int, reason: FinishReason | None, tokenizer: TaskTokenizer) -> Delta:
         """What the step's ``used`` tokens add, and the result where they end the answer."""
         new = slice(len(self.answer) - used, None)
-        tokens, logprobs = tuple(self.answer[new]), tuple(self.logprobs[new])
+        tokens, logprobs = tuple(self.answer[new]), tuple(self.logprobs[-used:])
         if reason is None:
             text = self.writer.take() if self.writer and self.request.stream else ""
             return Delta(self.request.id, tokens, text, logprobs=logprobs)
@@ -168,4 +184,5 @@ class Sequence:
             ),
             acceptance=Acceptance(tuple(self.drafted), tuple(self.accepted)),
             logprobs=tuple(self.logprobs),
+            said=len(self.request.said),
         )

@@ -11,8 +11,11 @@ from tasc_engine import Acceptance, GenerationResult
 
 
 def metrics_of(result: GenerationResult, detailed: bool) -> dict[str, Any]:
-    """Times in milliseconds; None where one token or no time leaves nothing to divide by."""
-    times, tokens = result.timings, len(result.tokens)
+    """Times in milliseconds; None where one token or no time leaves nothing to divide by.
+
+    Of an answer that another replica began, all tell of its rest.
+    """
+    times, tokens = result.timings, len(result.tokens) - result.said
     decoding, inference = times.total - times.first_token, times.total - times.queued
     return {
         "time_to_first_token_ms": _ms(times.first_token - times.queued),

@@ -111,16 +111,25 @@ def answer_all_ways(case: Case, requests: Sequence[GenerationRequest]) -> Ways:
     found, totals = {}, {}
     outputs: list[list[int]] = []
     for way in WAYS:
-        found[way], totals[way] = _answer(case, requests, way, outputs)
+        found[way], totals[way] = answer(case, requests, way, outputs)
         ends = case.tokenizer.eos_ids
         plain = [[t for t in r.tokens if t not in ends] for r in found[WAYS[0]]]
         outputs = [tokens for i, tokens in enumerate(plain) if tokens and i % 3]
     return Ways(found, totals)
 
 
-def _answer(
+def answer(
     case: Case, requests: Sequence[GenerationRequest], way: Way, outputs: list[list[int]]
 ) -> tuple[list[GenerationResult], EngineTotals]:
+    engine, totals = engine_of(case, way, outputs)
+    asked = [replace(r, draft=way.draft) for r in requests]
+    results = {r.id: r for r in engine.generate(asked)}
+    engine.check_integrity()
+    return [results[r.id] for r in requests], totals
+
+
+def engine_of(case: Case, way: Way, outputs: list[list[int]]) -> tuple[Engine, EngineTotals]:
+    """An engine that drafts from ``outputs``, where there are any, and what it will have done."""
     # A forced stretch may be longer than a chunk.
     chunk = 2 if way.draft else 16
     config = EngineConfig(rows=way.rows, max_model_len=LENGTH, prefill_chunk=chunk)
@@ -138,7 +147,4 @@ def _answer(
     )  # fmt: skip
     totals = EngineTotals(len(SOURCES), proposer.max_depth)
     engine = Engine(target, tokenizer, proposer, config, totals.add)
-    asked = [replace(r, draft=way.draft) for r in requests]
-    results = {r.id: r for r in engine.generate(asked)}
-    engine.check_integrity()
-    return [results[r.id] for r in requests], totals
+    return engine, totals

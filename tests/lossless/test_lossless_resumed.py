@@ -1,0 +1,98 @@
+"""An answer that one engine began and another goes on with is the one that either gives alone."""
+
+import random
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+
+import pytest
+from lossless_cases import Case
+from request_grid import Way, engine_of, random_requests
+
+from tasc_engine import Engine, GenerationRequest, GenerationResult, TokenLogprob
+
+REQUESTS = 120
+
+
+@dataclass
+class Told:
+    """What a client that streams has after each delta."""
+
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    after: list[tuple[int, str]] = field(default_factory=list)
+    result: GenerationResult | None = None
+
+
+def follow(engine: Engine, requests: list[GenerationRequest]) -> dict[str, Told]:
+    told: defaultdict[str, Told] = defaultdict(Told)
+    waiting = list(requests)
+    while waiting or engine.running or engine.waiting:
+        while waiting and engine.waiting < engine.config.rows:
+            engine.submit(waiting.pop())
+        for delta in engine.step():
+            one = told[delta.id]
+            one.tokens += delta.tokens
+            one.text += delta.text
+            one.logprobs += delta.logprobs
+            one.after.append((len(one.tokens), one.text))
+            one.result = delta.result
+    engine.check_integrity()
+    return told
+
+
+@pytest.fixture(scope="module")
+def requests(case: Case) -> list[GenerationRequest]:
+    return [replace(r, stream=True) for r in random_requests(case, REQUESTS, seed=5)]
+
+
+@pytest.fixture(scope="module")
+def whole(case: Case, requests: list[GenerationRequest]) -> dict[str, Told]:
+    return follow(engine_of(case, Way(8, True), [])[0], requests)
+
+
+def test_what_is_left_of_an_answer_is_the_same_behind_every_beginning(
+    case: Case, requests: list[GenerationRequest], whole: dict[str, Told]
+) -> None:
+    rng, cuts = random.Random(1), {}
+    for request in requests:
+        if len(whole[request.id].after) > 1:
+            cuts[request.id] = rng.choice(whole[request.id].after[:-1])
+    begun = [
+        replace(r, said=tuple(whole[r.id].tokens[: cuts[r.id][0]]))
+        for r in requests
+        if r.id in cuts
+    ]
+    assert len(begun) > 50
+    assert {kind for r in begun for kind in _kinds(r)} == {"guide", "stop", "sampled", "penalised"}
+    outputs = [list(t.tokens) for t in whole.values()]
+    for way in (Way(8, True), Way(1, False)):
+        rest = follow(
+            engine_of(case, way, outputs)[0], [replace(r, draft=way.draft) for r in begun]
+        )
+        for request in begun:
+            one, other, (cut, sent) = rest[request.id], whole[request.id], cuts[request.id]
+            assert one.tokens == other.tokens[cut:]
+            assert sent + one.text == other.text
+            assert [p.token for p in one.logprobs] == [p.token for p in other.logprobs[cut:]]
+            assert one.result is not None
+            assert other.result is not None
+            assert one.result.tokens == other.result.tokens
+            assert one.result.text == other.result.text
+            assert one.result.finish_reason == other.result.finish_reason
+            assert one.result.said == cut
+
+
+def _kinds(request: GenerationRequest) -> set[str]:
+    found = {
+        "guide": request.guide is not None,
+        "stop": bool(request.stop),
+        "sampled": request.sampling.temperature > 0,
+        "penalised": request.sampling.penalises,
+    }
+    return {name for name, holds in found.items() if holds}
+
+
+def test_as_much_as_may_be_said_leaves_nothing_to_say() -> None:
+    with pytest.raises(ValueError, match="nothing is left to say"):
+        GenerationRequest("r", (1,), 2, said=(5, 6))
