@@ -15,6 +15,8 @@ from typing import Annotated, Any
 import typer
 
 from tasc_jobs.cli_generate import generate
+from tasc_jobs.cli_index import index_app
+from tasc_jobs.cli_keys import key_app
 from tasc_jobs.cli_options import (
     DEFAULT_DATA_DIR,
     AsJson,
@@ -28,8 +30,10 @@ from tasc_jobs.cli_options import (
     print_result,
     store_in_words,
 )
+from tasc_jobs.cli_refresh import refresh
 from tasc_jobs.cli_tasks import task_app
 from tasc_jobs.cli_tuning import MIXTURES, forecast, replay, tune
+from tasc_jobs.cli_worker import worker
 from tasc_jobs.outcomes import exit_code, in_short, known_errors
 from tasc_jobs.progress import Clock, Progress, note
 from tasc_store import connect
@@ -41,9 +45,13 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(task_app, name="task")
+app.add_typer(index_app, name="index")
+app.add_typer(key_app, name="key")
 for _command in (replay, tune, forecast):
     app.command(epilog=MIXTURES)(_command)
 app.command()(generate)
+app.command()(worker)
+app.command()(refresh)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

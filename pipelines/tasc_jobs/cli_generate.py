@@ -3,10 +3,31 @@
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import typer
-
+from tasc_jobs.cli_generate_options import (
+    Actors,
+    Adapter,
+    Choices,
+    Draft,
+    DryRun,
+    Gpus,
+    Input,
+    MaxErrors,
+    MaxModelLen,
+    Output,
+    Regex,
+    Reject,
+    Restart,
+    Rows,
+    Schema,
+    Seed,
+    Stall,
+    Temperature,
+    TopK,
+    TopP,
+    Unflushed,
+)
 from tasc_jobs.cli_options import (
     DEFAULT_DATA_DIR,
     AsJson,
@@ -22,51 +43,28 @@ from tasc_jobs.errors import FileError, UsageError
 from tasc_jobs.progress import Progress, note
 
 if TYPE_CHECKING:
-    from tasc_jobs.generate import BatchReport
+    from tasc_jobs.batch import JobReport
+    from tasc_jobs.job_files import Source
     from tasc_serve.asked import Asked, Guide
     from tasc_store import TaskRecord
 
 
-def _option(help_: str, panel: str) -> Any:
-    return typer.Option(help=help_, show_default="the task's", rich_help_panel=panel)
-
-
-Actors = Annotated[int, typer.Option(min=1, help="Engines in the pool.")]
-Gpus = Annotated[float, typer.Option(min=0, help="GPUs of each engine.")]
-Rows = Annotated[int, typer.Option(min=1, help="b, rows an engine decodes together.")]
-MaxModelLen = Annotated[
-    int | None, typer.Option(min=8, help="Prompt + answer, tokens.", show_default="up to 1024")
-]
-Choices = Annotated[
-    Path | None,
-    _option("File of labels, one a line or a .json list: each answer is one.", "Answers"),
-]
-Schema = Annotated[Path | None, _option("File with the JSON schema of every answer.", "Answers")]
-Regex = Annotated[str | None, _option("Expression that a whole answer matches.", "Answers")]
-Adapter = Annotated[
-    str | None,
-    typer.Option(help="Which of the task's adapters answers.", show_default="its first"),
-]
-Temperature = Annotated[float | None, _option("0 takes the likeliest token, to 100.", "Sampling")]
-TopP = Annotated[
-    float | None, _option("Above 0, to 1: share of probability drawn from.", "Sampling")
-]
-TopK = Annotated[int | None, _option("Likeliest tokens drawn from; 0: all.", "Sampling")]
-Seed = Annotated[
-    int, typer.Option(min=0, help="Same seed, same answers.", rich_help_panel="Sampling")
-]
-
-
 def generate(
     task: Task,
-    source: Annotated[Path, typer.Option("--input", help=".jsonl, .jsonl.gz or .parquet")],
-    output: Annotated[Path, typer.Option(help="JSON lines, one per input row, in order.")],
+    source: Input,
+    output: Output,
+    reject: Reject = None,
+    max_errors: MaxErrors = None,
+    dry_run: DryRun = False,
+    restart: Restart = False,
     actors: Actors = 1,
     gpus: Gpus = 0.0,
     rows: Rows = 8,
     max_model_len: MaxModelLen = None,
+    max_unflushed: Unflushed = 8192,
+    stall_timeout: Stall = 600.0,
     adapter: Adapter = None,
-    draft: Annotated[bool, typer.Option(help="Whether to draft; answers are the same.")] = True,
+    draft: Draft = True,
     choices: Choices = None,
     schema: Schema = None,
     regex: Regex = None,
@@ -80,63 +78,103 @@ def generate(
     data_dir: DataDir = DEFAULT_DATA_DIR,
     as_json: AsJson = False,
 ) -> None:
-    """Answer every row of a file with the engines of a Ray Data actor pool.
+    """Answer every row of the input with a pool of engines.
 
     An answer has its row's id as a string; a row without one gives the number of its line in the
-    file, from 1 and blank lines counted, or of its row in a Parquet file.
+    file, from 1 and blank lines counted, or of its row in a Parquet file; of several files, behind
+    the file's name. Of rows with the same id the first is answered, the others are rejected.
+
+    A job that was ended, by whatever, goes on where it was when the same command is run again; what
+    it has done so far is in the folder OUTPUT.job. A changed input or other settings are refused
+    until --restart.
     """
-    _require_files(source, output, input_field)
+    given = _source(source, input_field, id_field, output, reject)
     from tasc_serve.asked import Asked
+    from tasc_serve.settings import EngineSettings
 
     guide = _guide(choices, schema, regex)
     asked = Asked(
         temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, guide=guide, adapter=adapter
     )
+    job: dict[str, Any] = {
+        "engine": EngineSettings(rows=rows, max_model_len=max_model_len), "asked": asked,
+        "actors": actors, "actor_gpus": gpus, "max_errors": max_errors, "restart": restart,
+        "max_unflushed": max_unflushed, "part_rows": min(1000, max(1, max_unflushed // 4)),
+        "stall_s": stall_timeout,
+    }  # fmt: skip
     with open_store(redis_url, data_dir) as url:
         _require_task(url, task, asked)
         note("starting Ray ...")
-        from tasc_jobs.generate import generate as run
         from tasc_jobs.ray_local import local_ray
-        from tasc_serve.settings import EngineSettings
 
-        with local_ray(), Progress("write", None) as bar:
-            report = run(
-                url,
-                task,
-                source,
-                output,
-                engine=EngineSettings(rows=rows, max_model_len=max_model_len),
-                actors=actors,
-                actor_gpus=gpus,
-                draft=draft,
-                asked=asked,
-                input_field=input_field,
-                id_field=id_field,
-                progress=bar.advance,
-            )
-    _print(report, as_json)
+        with local_ray(num_cpus=max(4, actors + 1)):
+            if dry_run:
+                _preview((url, task, given, output), job, as_json)
+            else:
+                _answer((url, task, given, output), reject, {**job, "draft": draft}, as_json)
 
 
-def _print(report: "BatchReport", as_json: bool) -> None:
+_Job: TypeAlias = tuple[str, str, "Source", Path]
+
+
+def _preview(which: _Job, job: dict[str, Any], as_json: bool) -> None:
+    from tasc_jobs.batch.told import preview_as_json, preview_in_words
+    from tasc_jobs.generate import dry_run
+
+    found, total = dry_run(*which, **job)
+    engines = job["actors"]
+    told = preview_in_words(found, total, engines)
+    print_result(preview_as_json(found, total, engines), told, as_json)
+
+
+def _answer(which: _Job, reject: Path | None, job: dict[str, Any], as_json: bool) -> None:
+    from tasc_jobs.batch.told import Told
+    from tasc_jobs.generate import generate as run
+    from tasc_jobs.job_files import reject_file
+
+    rejects = reject or reject_file(which[-1])
+    with Progress("answer", None) as bar:
+        report = run(*which, reject=rejects, progress=Told(bar), **job)
+    _print(report, rejects, as_json)
+
+
+def _print(report: "JobReport", rejects: Path, as_json: bool) -> None:
     efficiency = round(report.block_efficiency, 3)
     first = f" (first: {' '.join(report.first_error.split())})" if report.first_error else ""
+    where = str(rejects) if report.errors else None
     text = f"{report.rows} rows, {report.errors} errors{first}, block efficiency {efficiency}"
-    print_result({**asdict(report), "block_efficiency": efficiency}, text, as_json)
+    if report.resumed:
+        text += f"; {report.resumed} rows were done before"
+    if where:
+        text += f"; see {where}"
+    content = {**asdict(report), "block_efficiency": efficiency, "reject_file": where}
+    print_result(content, text, as_json)
 
 
-def _require_files(source: Path, output: Path, input_field: str) -> None:
-    from tasc_jobs.rows import check_file
+def _source(
+    given: list[str], input_field: str, id_field: str, output: Path, reject: Path | None
+) -> "Source":
+    """Say what is wrong before anything slow begins."""
+    from tasc_jobs.job_files import Source, check_files, check_output
 
+    source = Source(tuple(given), input_field, id_field)
+    written = [path for path in (output, reject) if path is not None]
     try:
-        check_file(source, (input_field,))
+        source.check()
+        check_files(source.files, input_field, written)
     except FileError as error:
         raise UsageError(f"--input: {error}") from error
-    if output.is_dir():
-        raise UsageError(f"--output {output} is a folder; name a file in it")
-    if not output.parent.is_dir():
-        raise UsageError(f"--output: there is no folder {output.parent}; make it or name another")
+    try:
+        check_output(output)
+    except FileError as error:
+        raise UsageError(f"--output: {error}") from error
+    if reject is not None and (reject.is_dir() or not reject.parent.is_dir()):
+        raise UsageError(f"--reject: {reject} is a folder, or in one that is not there")
+    if reject is not None and reject.resolve() == output.resolve():
+        raise UsageError(f"--reject: {reject} is the output too; name another")
     if not os.access(output.parent, os.W_OK):
         raise UsageError(f"--output: {output.parent} may not be written to; name another folder")
+    return source
 
 
 def _require_task(url: str, task: str, asked: "Asked") -> None:

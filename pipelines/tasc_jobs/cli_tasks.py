@@ -92,7 +92,8 @@ def task_set(
     What is given of --adapters, --choice, --choices or --stop replaces the list: name all that
     shall be in it.
 
-    Services and jobs that run keep the version they began with.
+    Services that run take --max-tokens, --stop, sampling and what answers may be within seconds,
+    and anything else when they start again. Jobs that run keep the version they began with.
     """
     from tasc_jobs.tasks.register import change
     from tasc_jobs.tasks.shown import changes, changes_in_words, registered

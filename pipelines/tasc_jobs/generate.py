@@ -1,200 +1,155 @@
-"""A batch job: every row of a file answered by engines in a Ray Data actor pool, in file order.
+"""A batch job over rows: each good one answered once, in order, whatever is killed on the way.
 
-Engines are built by the same worker as online replicas, with the same drafting. Rows come out in
-any order and are put back by ordinal; the job fails rather than lose or double one.
+It says what a row asks for and what is kept of its answer; `tasc_jobs.batch` does the work. Engines
+are built by the same worker as online replicas, with the same drafting.
 """
 
 import dataclasses
+import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import ray.data
-
-from tasc_engine import GenerationRequest, GenerationResult
-from tasc_jobs.errors import FileError, JobError, RaySetupError
-from tasc_jobs.inputs import read_inputs
+from tasc_jobs.batch import JobProgress, JobReport, JobSpec, Row, run_job
+from tasc_jobs.batch.folder import JobFolder
+from tasc_jobs.batch.preview import Preview
+from tasc_jobs.batch.runner import preview_job
+from tasc_jobs.errors import FileError
+from tasc_jobs.inputs import Input, open_input
+from tasc_jobs.job_files import Source, check_output, job_folder, reject_file
+from tasc_jobs.outputs import write_files
 from tasc_serve.asked import Asked
-from tasc_serve.calls import Call
+from tasc_serve.calls import Answer, Call
 from tasc_serve.settings import EngineSettings
 from tasc_serve.worker import Worker
-from tasc_store import TaskStore, connect
 
-# An actor gets hundreds of rows at a time: with fewer, rows that end could not be refilled.
-BATCH_ROWS = 512
-NO_PROGRESS_TIMEOUT_S = 3600
-
-_OUTPUT = pa.schema(
-    [
-        ("ordinal", pa.int64()),
-        ("id", pa.string()),
-        ("text", pa.string()),
-        ("tokens", pa.list_(pa.int32())),
-        ("finish_reason", pa.string()),
-        ("index_version", pa.int64()),
-        ("steps", pa.int64()),
-        ("error", pa.string()),
-    ]
-)
+PREVIEW_ROWS = 20
 
 
 @dataclass(frozen=True)
-class BatchReport:
-    """What a batch job did.
+class RowAnswers:
+    """One answer to each row, by one rule; random numbers of each row are its own."""
 
-    Attributes:
-        tokens: Of all answers, end-of-sequence included.
-        steps: Decoding steps of all rows together.
-        first_error: The first row without an answer, counted from 1, and why; None without errors.
-    """
+    asked: Asked
+    draft: bool
 
-    rows: int
-    errors: int
-    tokens: int
-    steps: int
-    first_error: str | None = None
+    def calls(self, row: Row, worker: Worker) -> Sequence[Call]:
+        asked = dataclasses.replace(self.asked, prompt=row.ordinal)
+        return [Call(row.id, row.payload, templated=True, draft=self.draft, asked=asked)]
 
-    @property
-    def block_efficiency(self) -> float:
-        return self.tokens / self.steps if self.steps else 0.0
+    def content(self, row: Row, answers: Sequence[Answer], worker: Worker) -> dict[str, Any]:
+        result = answers[0].result
+        return {
+            "text": result.text,
+            "tokens": list(result.tokens),
+            "finish_reason": result.finish_reason,
+            "model": worker.record.model,
+            "adapter": self.asked.adapter_of(worker.record) or worker.record.adapter,
+            "index_version": result.index_version,
+        }
 
 
 def generate(
     url: str,
     task: str,
-    source: Path,
+    source: Source | Path,
     output: Path,
     *,
     engine: EngineSettings | None = None,
-    actors: int = 1,
-    actor_cpus: float = 0.5,
-    actor_gpus: float = 0.0,
     draft: bool = True,
     asked: Asked | None = None,
-    input_field: str = "input",
-    id_field: str = "id",
-    progress: Callable[[int], None] = lambda rows: None,
-) -> BatchReport:
-    """Answer every row of ``source`` and write one JSON line for each to ``output``.
+    reject: Path | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+    progress: Callable[[JobProgress], None] = lambda progress: None,
+    **job: Any,
+) -> JobReport:
+    """Answer every good row of ``source``, in order, into ``output``, .jsonl or .parquet.
 
-    The output appears only when it is whole. A row that cannot be answered has ``error`` set.
+    The output appears only when it is whole. Until then, and afterwards for the record, the job's
+    state is in the folder ``OUTPUT.job``; the same call goes on where an earlier one ended.
 
     Args:
-        actors: Engines in the pool.
-        actor_cpus: Logical CPUs of each; below 1, so that reading is not starved on small machines.
-        actor_gpus: GPUs of each; without any, engines run on the CPU.
-        asked: How answers are wanted; random numbers of each row are its own.
+        asked: How answers are wanted.
+        reject: Where rows without an answer go, as JSON lines ``line, id, reason`` and, of several
+            files, ``file``; beside the output if unset. It is there only if there are any.
+        job: More of a `JobSpec`: actors, max_errors, restart ...
 
     Raises:
-        RaySetupError: Ray is not running in this process.
-        FileError: The input cannot be read, or the output has no folder.
+        FileError: The input cannot be read, or the output not be written.
         UnknownTask: There is no such task.
-        JobError: A row was lost or doubled.
+        JobError: See `run_job`.
     """
-    if not ray.is_initialized():
-        raise RaySetupError("no Ray is running; start one with tasc_jobs.ray_local.local_ray()")
-    TaskStore(connect(url)).get(task)  # an unknown task is said here, not by every actor
-    if not output.parent.is_dir():
-        raise FileError(f"no folder {output.parent} for the output; make it or name another")
-    tables = read_inputs(source, input_field, id_field, BATCH_ROWS)
-    answers = ray.data.from_arrow(tables).map_batches(
-        _Answer,
-        fn_constructor_args=(url, task, engine or EngineSettings(), draft, asked, actor_gpus),
-        compute=ray.data.ActorPoolStrategy(size=actors),
-        num_cpus=actor_cpus,
-        num_gpus=actor_gpus,
-        batch_size=BATCH_ROWS,
-        batch_format="pyarrow",
-    )
-    # A block of answers may take long; that nothing else hangs is for the engine to say.
-    answers.context.execution_no_progress_timeout_s = NO_PROGRESS_TIMEOUT_S
-    partial = output.with_name(output.name + ".partial")
-    report = _write(answers, partial, sum(t.num_rows for t in tables), progress)
-    partial.replace(output)
-    return report
+    check_output(output)
+    spec, found = _spec(url, task, source, output, engine, draft, asked, job)
+    strategy = RowAnswers(asked or Asked(), draft)
+    finish = partial(write_files, output, reject or reject_file(output))
+    return run_job(spec, found.rows, strategy, finish, should_stop=should_stop, progress=progress)
 
 
-class _Answer:
-    """One engine of the pool."""
+def dry_run(
+    url: str,
+    task: str,
+    source: Source | Path,
+    output: Path,
+    *,
+    engine: EngineSettings | None = None,
+    asked: Asked | None = None,
+    **job: Any,
+) -> tuple[Preview, int]:
+    """Time the first rows with drafts and without; what was found, and the rows there are.
 
-    def __init__(
-        self,
-        url: str,
-        task: str,
-        settings: EngineSettings,
-        draft: bool,
-        asked: Asked | None,
-        gpus: float,
-    ) -> None:
-        self._worker = Worker(connect(url), task, settings, gpus=gpus, max_waiting=BATCH_ROWS)
-        self._draft, self._asked = draft, asked or Asked()
+    It writes nothing.
 
-    def __call__(self, rows: pa.Table) -> pa.Table:
-        answered = {row["ordinal"]: self._failed(row) for row in rows.to_pylist()}
-        requests = list(self._requests(answered))
-        for result in self._worker.engine.generate(requests):
-            answered[int(result.id)].update(self._fields(result))
-        return pa.Table.from_pylist(list(answered.values()), _OUTPUT)
-
-    def _requests(self, rows: dict[int, dict[str, Any]]) -> Iterator[GenerationRequest]:
-        for ordinal, row in rows.items():
-            if row["error"] is None:
-                try:
-                    request = self._worker.request(self._call(ordinal, row["input"]))
-                except ValueError as error:
-                    row["error"] = str(error)
-                else:
-                    yield request
-
-    def _call(self, ordinal: int, prompt: str) -> Call:
-        asked = dataclasses.replace(self._asked, prompt=ordinal)
-        return Call(str(ordinal), prompt, templated=True, draft=self._draft, asked=asked)
-
-    def _fields(self, result: GenerationResult) -> dict[str, Any]:
-        artifact = self._worker.artifact
-        if result.error:
-            return {"error": result.error}
-        return {
-            "text": result.text,
-            "tokens": list(result.tokens),
-            "finish_reason": result.finish_reason,
-            "index_version": artifact.version if artifact else None,
-            "steps": result.acceptance.steps,
-        }
-
-    @staticmethod
-    def _failed(row: dict[str, Any]) -> dict[str, Any]:
-        return {**dict.fromkeys(_OUTPUT.names), **row}
+    Raises:
+        FileError: The input cannot be read, or has no row that can be answered.
+        JobError: No engine can be built.
+    """
+    spec, found = _spec(url, task, source, output, engine, True, asked, {**job, "restart": True})
+    good = (row for row in found.rows() if row.refused is None)
+    rows = list(islice(good, PREVIEW_ROWS))
+    if not rows:
+        raise FileError("no row of the input can be answered; see what --input-field names")
+    return preview_job(spec, rows, RowAnswers(asked or Asked(), draft=True)), found.total
 
 
-def _write(answers: Any, path: Path, expected: int, progress: Callable[[int], None]) -> BatchReport:
-    """Write rows by ordinal as they become complete; what is ahead of its turn waits here."""
-    rows = errors = tokens = steps = 0
-    first_error = None
-    ahead: dict[int, dict[str, Any]] = {}
-    with path.open("w", encoding="utf-8") as file:
-        for batch in answers.iter_batches(batch_format="pyarrow", batch_size=None):
-            for row in batch.to_pylist():
-                if row["ordinal"] in ahead or row["ordinal"] < rows:
-                    raise JobError(f"row {row['ordinal']} was answered twice; {path} is not whole")
-                ahead[row["ordinal"]] = row
-            while (next_row := ahead.pop(rows, None)) is not None:
-                rows += 1
-                if next_row["error"] is not None:
-                    errors += 1
-                    first_error = first_error or f"row {rows}: {next_row['error']}"
-                tokens += len(next_row["tokens"] or ())
-                steps += next_row["steps"] or 0
-                file.write(_line(next_row))
-            progress(batch.num_rows)
-    if rows != expected or ahead:
-        raise JobError(f"{expected} rows went in and {rows} came out; {path} is not whole")
-    return BatchReport(rows, errors, tokens, steps, first_error)
+def _spec(
+    url: str,
+    task: str,
+    source: Source | Path,
+    output: Path,
+    engine: EngineSettings | None,
+    draft: bool,
+    asked: Asked | None,
+    job: dict[str, Any],
+) -> tuple[JobSpec, Input]:
+    source = Source.of(source) if isinstance(source, Path) else source
+    engine = engine or EngineSettings()
+    begun = None if job.get("restart") else JobFolder(job_folder(output)).begun()
+    if begun and begun.report and not output.exists():
+        begun, job = None, {**job, "restart": True}  # it was done, and somebody took the output
+    found = open_input(source, url, begun.pins.get("input") if begun else None)
+    pins = {
+        "input": found.pins,
+        "input_field": source.input_field,
+        "id_field": source.id_field,
+        "task": task,
+        "draft": draft,
+        "max_model_len": engine.max_model_len,
+        **_pins_of(asked or Asked()),
+    }
+    spec = JobSpec(url, task, job_folder(output), pins, engine, total=found.total, **job)
+    return spec, found
 
 
-def _line(row: dict[str, Any]) -> str:
-    kept = {k: v for k, v in row.items() if v is not None and k not in ("ordinal", "steps")}
-    return json.dumps(kept, ensure_ascii=False) + "\n"
+def _pins_of(asked: Asked) -> dict[str, Any]:
+    """What changes answers; of a guide, which may be long, its hash."""
+    pins = dataclasses.asdict(asked)
+    if asked.guide:
+        text = json.dumps([asked.guide.spec.choices, asked.guide.spec.text])
+        pins["guide"] = [asked.guide.spec.kind, hashlib.sha256(text.encode()).hexdigest()]
+    del pins["prompt"], pins["choice"]
+    return pins

@@ -8,12 +8,16 @@ and room for the tokens in the folder for temporary files (TMPDIR).
 
 import logging
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, count, repeat
 from pathlib import Path
 
+import numpy as np
 import ray
+from numpy.typing import NDArray
 
 from tasc_draft.errors import DraftError
 from tasc_draft.index.bigrams import BigramTable, read_bigrams
@@ -87,6 +91,36 @@ def build_and_publish(
         JobError: Ray lost or doubled a row.
         RayError: A part of the job failed, or its workers died again and again.
     """
+    with opened(
+        url,
+        record,
+        parallelism=parallelism,
+        bigrams=bigrams,
+        max_bytes=max_bytes,
+        progress=progress,
+    ) as corpus:
+        index = corpus.index()
+        progress("publish", 0, 2)
+        stored = partial(progress, "publish", 1, 2)
+        artifact = publish_index(corpus.store, index, corpus.rows, stored)
+    progress("publish", 2, 2)
+    return artifact, index
+
+
+@contextmanager
+def opened(
+    url: str,
+    record: TaskRecord,
+    *,
+    parallelism: int | None = None,
+    bigrams: Path | None = None,
+    max_bytes: int | None = None,
+    progress: StageProgress = silent,
+) -> Iterator["TokenCorpus"]:
+    """A task's corpus as tokens, on this machine's disk while the block lasts.
+
+    See `build_and_publish` for what it takes and raises; nothing is published here.
+    """
     check_cap(max_bytes)
     if not ray.is_initialized():
         raise RaySetupError("no Ray is running; start one with tasc_jobs.ray_local.local_ray()")
@@ -97,15 +131,47 @@ def build_and_publish(
     source = RedisCorpusSource(url, record.corpus_name, batch_rows=BATCH_ROWS)
     with tempfile.TemporaryDirectory(prefix="tasc-index-") as name:
         folder = Path(name)
-        rows = tokenise(source, record, folder, parallelism, progress)
+        outputs, prompts = tokenise(source, record, folder, parallelism, progress)
         builder = _Builder(tokenizer, table, folder, parallelism, max_bytes)
-        weights = _learn(builder, *rows, before.settings or record.draft, progress)
-        index = builder.index(*rows, progress)
-        index = replace(index, weights=weights, settings=before.settings)
-        progress("publish", 0, 2)
-        artifact = publish_index(store, index, source.rows, partial(progress, "publish", 1, 2))
-    progress("publish", 2, 2)
-    return artifact, index
+        settings = before.settings or record.draft
+        yield TokenCorpus(store, before, settings, outputs, prompts, builder, progress)
+
+
+@dataclass(frozen=True)
+class TokenCorpus:
+    """A corpus as tokens, and where indexes of it go.
+
+    Attributes:
+        before: The current index when it was opened; an empty one where there is none.
+        settings: Those that the task is drafted with: tuned before, else the record's.
+    """
+
+    store: ArtifactStore
+    before: DraftIndex
+    settings: DraftSettings
+    outputs: Tokens
+    prompts: Tokens | None
+    builder: "_Builder"
+    progress: StageProgress
+
+    @property
+    def rows(self) -> int:
+        return len(self.outputs)
+
+    def index(
+        self, kept: NDArray[np.int64] | None = None, weights: Weights | None = None
+    ) -> DraftIndex:
+        """An index of all rows, or of those numbered.
+
+        Args:
+            weights: Those of an index of some of these rows; by default they are learnt.
+        """
+        rows = self.outputs, self.prompts
+        if kept is not None:
+            rows = self.outputs.take(kept), self.prompts.take(kept) if self.prompts else None
+        weights = weights or _learn(self.builder, *rows, self.settings, self.progress)
+        index = self.builder.index(*rows, self.progress)
+        return replace(index, weights=weights, settings=self.before.settings)
 
 
 def _before(store: ArtifactStore) -> DraftIndex:

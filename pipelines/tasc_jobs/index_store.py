@@ -33,21 +33,29 @@ def publish_index(
     index: DraftIndex,
     corpus_rows: int,
     stored: Callable[[], None] = lambda: None,
+    *,
+    forecast: float | None = None,
+    after: int | None = None,
+    keep: int = KEPT_VERSIONS,
 ) -> Artifact:
     """Store an index as the next version, make it current and let go of old versions.
 
     Args:
         corpus_rows: It was built from rows ``[0, corpus_rows)``.
         stored: Called when the version is whole in the store and not yet current.
+        forecast: Tokens per step that it brought on rows it did not hold.
+        after: The version that must be current until then, 0 for none; unset: any.
+        keep: How many of the newest versions stay.
 
     Raises:
+        IndexChanged: Another version is current by now; the new one is stored all the same.
         StoreError: Redis fails.
     """
     with tempfile.TemporaryDirectory(prefix="tasc-index-") as folder:
         path = Path(folder) / "index"
         write_index(index, path)
-        artifact = store.publish(path, corpus_rows)
+        artifact = store.publish(path, corpus_rows, forecast=forecast)
     stored()
-    store.announce(artifact.version)
-    store.prune(KEPT_VERSIONS)
+    store.announce(artifact.version, after=after)
+    store.prune(keep)
     return artifact

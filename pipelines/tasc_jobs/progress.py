@@ -39,6 +39,9 @@ class Clock:
 class _View(Protocol):
     def start(self) -> None: ...
     def advance(self, count: int) -> None: ...
+    def resume(self, count: int) -> None: ...
+    def tell(self, text: str) -> None: ...
+    def expect(self, total: int) -> None: ...
     def stop(self) -> None: ...
 
 
@@ -77,6 +80,19 @@ class Progress:
         if count:
             self._view.advance(count)
 
+    def resume(self, count: int) -> None:
+        """So many were done before it began: they count, and the rate is of the others."""
+        if count:
+            self._view.resume(count)
+
+    def tell(self, text: str) -> None:
+        """Words to show behind the rate, in place of those told before."""
+        self._view.tell(text)
+
+    def expect(self, total: int) -> None:
+        """How many there will be, known only now."""
+        self._view.expect(total)
+
     def __enter__(self) -> Self:
         self._view.start()
         return self
@@ -96,18 +112,28 @@ class _Lines:
     ) -> None:
         self._description, self._total, self._unit = description, total, unit
         self._out, self._every_s = out, every_s
-        self._done = self._first = 0
+        self._done = self._first = self._before = 0
+        self._told = ""
         self._started = self._written = self._first_at = time.monotonic()
 
     def start(self) -> None:
         self._started = self._written = time.monotonic()
 
     def advance(self, count: int) -> None:
-        if not self._done:
-            self._first, self._first_at = count, time.monotonic()
+        if self._done == self._before:
+            self._first, self._first_at = self._before + count, time.monotonic()
         self._done += count
         if time.monotonic() - self._written >= self._every_s:
             self._write()
+
+    def resume(self, count: int) -> None:
+        self._done = self._before = self._done + count
+
+    def tell(self, text: str) -> None:
+        self._told = text
+
+    def expect(self, total: int) -> None:
+        self._total = total
 
     def stop(self) -> None:
         self._write()
@@ -115,9 +141,11 @@ class _Lines:
     def _write(self) -> None:
         self._written = time.monotonic()
         elapsed = self._written - self._started
-        rate = self._done / elapsed if elapsed > 0 else 0.0
+        rate = (self._done - self._before) / elapsed if elapsed > 0 else 0.0
         parts = [f"{self._description}: {self._done}{self._of_total()} {self._unit}"]
         parts.append(f"{_short(rate)} {self._unit}/s")
+        if self._told:
+            parts.append(self._told)
         if (left := self._seconds_left()) is not None:
             parts.append(f"{left:.0f} s left")
         print(", ".join(parts), file=self._out, flush=True)
@@ -153,16 +181,26 @@ class _Bar:
             BarColumn(),
             MofNCompleteColumn(),
             _Rate(unit),
+            TextColumn("{task.fields[told]}"),
             TimeRemainingColumn(),
             console=Console(file=out),
         )
-        self._task = self._rich.add_task(description, total=total)
+        self._task = self._rich.add_task(description, total=total, told="")
 
     def start(self) -> None:
         self._rich.start()
 
     def advance(self, count: int) -> None:
         self._rich.advance(self._task, count)
+
+    def resume(self, count: int) -> None:
+        self._rich.reset(self._task, completed=count)
+
+    def tell(self, text: str) -> None:
+        self._rich.update(self._task, told=text)
+
+    def expect(self, total: int) -> None:
+        self._rich.update(self._task, total=total)
 
     def stop(self) -> None:
         self._rich.stop()

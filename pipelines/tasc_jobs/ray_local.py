@@ -17,6 +17,7 @@ from ray._private import ray_constants
 from ray.data import DataContext
 
 from tasc_jobs.errors import RaySetupError
+from tasc_serve.proxy_guard import CALLBACK
 
 NO_PROGRESS_TIMEOUT_S = 90
 # A socket's path may have 107 bytes: 18 are for our folder below this one, up to 70 for what Ray
@@ -29,6 +30,7 @@ _ALWAYS = {
     "OMP_WAIT_POLICY": "PASSIVE",
     "RAY_worker_niceness": "0",
     "THP_MEM_ALLOC_ENABLE": "1",
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": CALLBACK,
 }
 # Without a password only because nobody outside this machine can reach it.
 _LOOPBACK = {ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0", "RAY_AUTH_MODE": "disabled"}

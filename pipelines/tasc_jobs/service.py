@@ -46,7 +46,7 @@ def run_service(
         wait()
     finally:
         with suppress(Exception):  # what brought us here is the error to show
-            app.stop()
+            app.stop(settings.limits.drain_timeout_s)
 
 
 def say_of_task(say: Callable[[str], None], task: str, text: str) -> None:

@@ -5,6 +5,7 @@ and whoever brings a known guide, or none, does not wait for them. It decodes no
 """
 
 import asyncio
+import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -34,14 +35,17 @@ class Admission:
 
     async def request(self, call: Call) -> Ready | Refusal:
         """Raises what nobody foresaw only."""
+        # One version from here on: a newer one may come while a guide is waited for.
+        version = call.record_version or self.worker.record_version
+        call = dataclasses.replace(call, record_version=version)
         try:
-            guide = call.asked.guided(self.worker.record).guide
+            guide = call.asked.guided(self.worker.records.of(version)).guide
             request = self.worker.read(call)
             if over := self.limits.over_total(call.n, request.max_tokens):
                 return Refusal("invalid", over, "n")
             if refusal := await self._known(guide):
                 return refusal
-            ready = Ready(request, self.worker.guide(call, request))
+            ready = Ready(request, version, self.worker.guide(call, request))
         except FieldError as error:
             return Refusal("invalid", str(error), error.field)
         except ValueError as error:

@@ -10,17 +10,22 @@ from typing import Any
 
 import httpx
 from ray import serve
-from ray.serve.config import HTTPOptions
+from ray.serve.config import HTTPOptions, RequestRouterConfig
 from ray.serve.schema import ApplicationStatus, LoggingConfig
 
 from tasc_serve.errors import ServeError
 from tasc_serve.gateway import Gateway
 from tasc_serve.ports import free_port, require_free
 from tasc_serve.replica import TaskReplica
+from tasc_serve.routing import ChosenReplicaRouter
 from tasc_serve.settings import ServedTask, ServeSettings
 from tasc_serve.start_notes import heard
 
 NAME = "tasc"
+_DRAIN_MARGIN_S = 5.0
+_ROUTER: Any = ChosenReplicaRouter  # Ray's types name no class here, its documents do
+_ROUTED = RequestRouterConfig(request_router_class=_ROUTER)
+log = logging.getLogger(__name__)
 _LOGGING = LoggingConfig(enable_access_log=False, log_level="WARNING")
 
 
@@ -65,8 +70,9 @@ def start(
     require_free(host, port)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     limits = settings.limits
+    longest_s = max(limits.request_timeout_s, limits.upload_timeout_s)
     # Ours ends a request first; this one only frees what Ray itself still holds.
-    options = HTTPOptions(host=host, port=port, request_timeout_s=2 * limits.request_timeout_s)
+    options = HTTPOptions(host=host, port=port, request_timeout_s=2 * longest_s)
     serve.start(http_options=options, logging_config=_LOGGING)
     target = serve.RunTarget(build(settings, redis_url), name=NAME, logging_config=_LOGGING)
     base = f"http://{host}:{port}"
@@ -81,8 +87,18 @@ def start(
     return base
 
 
-def stop() -> None:
-    """End the application: replicas finish what they have, within ``drain_timeout_s``."""
+def stop(drain_timeout_s: float = 0) -> None:
+    """End the application: gateways take no more requests and end what they have, then all stop.
+
+    Args:
+        drain_timeout_s: How long gateways may take for it.
+    """
+    try:
+        gateways: Any = serve.get_deployment_handle("gateway", NAME)
+        limit_s = drain_timeout_s + _DRAIN_MARGIN_S
+        gateways.broadcast("drain", drain_timeout_s).results(timeout_s=limit_s)
+    except Exception as error:  # gateways that do not answer are stopped like the others
+        log.warning("the gateways were not drained: %r", error)
     serve.delete(NAME)
 
 
@@ -95,6 +111,7 @@ def _replica(settings: ServeSettings, task: ServedTask) -> Any:
         max_ongoing_requests=2 * _places(settings),
         graceful_shutdown_timeout_s=settings.limits.drain_timeout_s,
         health_check_period_s=2,
+        request_router_config=_ROUTED,
     )
 
 

@@ -20,6 +20,10 @@ class Call:
         asked: How the answer is wanted.
         n: Answers to this prompt that are asked for, this one counted.
         max_tokens_field: The request field that ``max_tokens`` came in.
+        timeout_s: Seconds that the answer may take; unset: as the service's limits say.
+        said: Token ids of the answer that another replica has given already.
+        record_version: Version of the task's record that the answer was begun by; unset: any.
+        to: The replica that is to answer; unset: any.
     """
 
     id: str
@@ -32,6 +36,10 @@ class Call:
     asked: Asked = field(default_factory=Asked)
     n: int = 1
     max_tokens_field: str = "max_tokens"
+    timeout_s: float | None = None
+    said: tuple[int, ...] = ()
+    record_version: int | None = None
+    to: str | None = None
 
     @property
     def prompt_field(self) -> str:
@@ -45,13 +53,16 @@ class Refusal:
 
     Attributes:
         kind: ``full``: try again later; ``invalid``: the request itself is at fault; ``failed``: it
-            was taken, and broke off.
+            was taken, and broke off; ``changed``: the task's record is another than the call was
+            begun by; ``late``: its time is over.
         param: The request field at fault.
+        retry_after_s: When a place is likely to be free, as far as it is known.
     """
 
-    kind: Literal["full", "invalid", "failed"]
+    kind: Literal["full", "invalid", "failed", "changed", "late"]
     message: str
     param: str | None = None
+    retry_after_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -85,11 +96,19 @@ class Answer:
 
 @dataclass(frozen=True)
 class Piece:
-    """What has been added to an answer since the last piece; the last one carries the result."""
+    """What has been added to an answer since the last piece; the last one carries the result.
+
+    Attributes:
+        ids: Its tokens as the model knows them.
+        tokens: Its tokens as clients do, where logprobs were asked for.
+        record_version: Of the task's record that the answer was begun by.
+    """
 
     text: str
     tokens: tuple[TokenText, ...] = ()
     result: GenerationResult | None = None
+    ids: tuple[int, ...] = ()
+    record_version: int | None = None
 
 
 @dataclass(frozen=True)
@@ -98,6 +117,7 @@ class TaskStatus:
 
     Attributes:
         adapters: Names of those that a request may choose from.
+        older_record_versions: By which it still ends answers that were begun by them.
     """
 
     task: str
@@ -111,6 +131,28 @@ class TaskStatus:
     index_rows: int
     index_bytes: int
     adapters: tuple[str, ...] = ()
+    older_record_versions: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A question to one replica about itself."""
+
+    to: str
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """What a replica says of itself when it is asked, about once a second.
+
+    Attributes:
+        outstanding: Requests that it holds, running or waiting.
+        stalled_s: Seconds since its engine last came round.
+    """
+
+    status: TaskStatus
+    outstanding: int
+    stalled_s: float
 
 
 class Backend(Protocol):
@@ -128,8 +170,12 @@ class Backend(Protocol):
         Closing the iterator frees the row.
         """
 
-    async def status(self, task: str) -> TaskStatus:
-        """Ask one replica; raises when none answers in time."""
+    @property
+    def store_fault(self) -> str | None:
+        """Why the store does not answer; None while it does."""
+
+    def status(self, task: str) -> TaskStatus | None:
+        """What a replica last said of itself; None when none has been heard of lately."""
 
     async def metrics(self) -> Sequence[str]:
         """Prometheus text of every live process but this one."""

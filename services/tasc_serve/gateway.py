@@ -1,98 +1,106 @@
-"""The Serve deployment in front: the HTTP application over handles to the replicas.
-
-It is the only file that knows both Ray Serve handles and HTTP.
-"""
+"""The Serve deployment in front: the HTTP application over the fleets of replicas of all tasks."""
 
 import asyncio
-import dataclasses
 import logging
 from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 from typing import Any
 
 import httpx
 import redis
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
-from ray.exceptions import RayActorError
-from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from tasc_serve.api import create_api
+from tasc_serve.batch_storage import RedisStorage
 from tasc_serve.calls import Answer, Call, Piece, Refusal, TaskStatus
 from tasc_serve.discovery import MetricsPort, live_targets, node_address
-from tasc_serve.errors import EngineBroken
-from tasc_serve.http_errors import ApiError
+from tasc_serve.doors import Doors
+from tasc_serve.failover import Budget, Failover
+from tasc_serve.failover_metrics import FailoverMetrics
+from tasc_serve.fleet import Fleet
+from tasc_serve.gate import Gate
+from tasc_serve.line import HandleLine, why_lost
+from tasc_serve.presence import present
 from tasc_serve.settings import ServeSettings
-from tasc_store import connect, translated
+from tasc_serve.store_health import StoreHealth
+from tasc_store import FirstTries, connect, translated
 
 log = logging.getLogger(__name__)
 
-# A replica that dies takes its requests with it; nothing was sent yet, so another may answer.
-ATTEMPTS = 3
-# The replica died or does not answer, its engine broke, or there is none at all.
-LOST = (RayActorError, EngineBroken, DeploymentUnavailableError, BackPressureError)
 SCRAPE_TIMEOUT_S = 2.0
 
 
 class HandleBackend:
     """Replicas behind Ray Serve handles.
 
-    A call whose replica dies before the first token was handed out is made again, up to
-    ``ATTEMPTS`` times; the answer is the same, since a call carries its random numbers' seed.
+    Args:
+        handles: One per task, in the settings' order.
+        own_target: This process's own metrics port.
     """
 
     def __init__(
         self,
         handles: dict[str, DeploymentHandle[Any]],
+        settings: ServeSettings,
         client: redis.Redis,
         redis_url: str,
         own_target: str,
+        registry: CollectorRegistry,
     ) -> None:
-        self._handles = handles
         self._client = client
         self._url = redis_url
         self._own_target = own_target
         self._scraper = httpx.AsyncClient(timeout=SCRAPE_TIMEOUT_S)
+        self._store = StoreHealth(client)
+        self._lines: list[HandleLine] = []
+        self._fleets: dict[str, Fleet] = {}
+        self._calls: dict[str, Failover] = {}
+        self._watching: list[asyncio.Task[None]] = []
+        failover, metrics = settings.failover, FailoverMetrics(registry)
+        budget = Budget(failover.budget_share, failover.budget_burst)
+        for task, handle in handles.items():
+            line = HandleLine(handle)
+            fleet = Fleet(
+                task,
+                partial(present, task),
+                line.pulse,
+                failover.silence_s,
+                why_lost,
+                partial(metrics.seen, task),
+            )
+            self._lines.append(line)
+            self._fleets[task] = fleet
+            self._calls[task] = Failover(task, fleet, line, failover, budget, metrics, why_lost)
 
     @property
     def tasks(self) -> Sequence[str]:
-        return list(self._handles)
+        return list(self._fleets)
+
+    @property
+    def store_fault(self) -> str | None:
+        return self._store.fault
 
     async def complete(self, task: str, call: Call) -> Answer | Refusal:
-        for attempt in range(1, ATTEMPTS + 1):
-            response = self._handles[task].complete.remote(_again(call, attempt))
-            try:
-                answer: Answer | Refusal = await response
-                return answer
-            except asyncio.CancelledError:
-                response.cancel()
-                raise
-            except LOST as error:
-                _log_loss(task, call, attempt, error)
-        raise _lost(task)
+        self.watch()
+        return await self._calls[task].complete(call)
 
-    async def stream(self, task: str, call: Call) -> AsyncGenerator[Piece | Refusal, None]:
-        for attempt in range(1, ATTEMPTS + 1):
-            again = _again(call, attempt)
-            response: Any = self._handles[task].options(stream=True).stream.remote(again)
-            begun = False
-            try:
-                async for item in response:
-                    begun = True
-                    yield item
-                return
-            except (asyncio.CancelledError, GeneratorExit):
-                response.cancel()
-                raise
-            except LOST as error:
-                _log_loss(task, call, attempt, error)
-                if begun:
-                    break
-        raise _lost(task)
+    def stream(self, task: str, call: Call) -> AsyncGenerator[Piece | Refusal, None]:
+        self.watch()
+        return self._calls[task].stream(call)
 
-    async def status(self, task: str) -> TaskStatus:
-        found: TaskStatus = await self._handles[task].status.remote()
-        return found
+    def status(self, task: str) -> TaskStatus | None:
+        self.watch()
+        return self._fleets[task].status
+
+    def watch(self) -> None:
+        """Begin to look after the replicas, on the event loop that answers requests."""
+        if not self._watching:
+            woken = (line.wake() for line in self._lines)
+            watched = (fleet.watch() for fleet in self._fleets.values())
+            all_ = [*woken, *watched, self._store.watch()]
+            self._watching = [asyncio.create_task(each) for each in all_]
 
     async def metrics(self) -> Sequence[str]:
         targets = await asyncio.to_thread(self.metrics_targets)
@@ -125,27 +133,32 @@ class Gateway:
     ) -> None:
         client = connect(redis_url)
         self._limits = settings.gateway_limits
+        self._tries = FirstTries(client, self._limits.retry_ttl_s)
         self._registry = CollectorRegistry()
+        self._doors = Doors()
+        self._gate = Gate.of(settings, client, self._registry)
+        self._storage = RedisStorage(client)
         host = settings.metrics.host or node_address()
         self._port = MetricsPort(client, self._registry, host=host, ttl_s=settings.metrics.ttl_s)
-        self._backend = HandleBackend(handles, client, redis_url, self._port.target)
+        self._backend = HandleBackend(
+            handles, settings, client, redis_url, self._port.target, self._registry
+        )
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return create_api(self._backend, self._limits, self._registry)
+        return create_api(
+            self._backend,
+            self._limits,
+            self._registry,
+            doors=self._doors,
+            gate=self._gate,
+            tries=self._tries,
+            storage=self._storage,
+        )
+
+    async def drain(self, timeout_s: float) -> int:
+        """Take no more requests, wait until those here are answered; how many are not by then."""
+        return await self._doors.drain(timeout_s)
 
     def __del__(self) -> Any:
         if hasattr(self, "_port"):
             self._port.close()
-
-
-def _again(call: Call, attempt: int) -> Call:
-    """A lost replica may still be at work on the first attempt, so each has an id of its own."""
-    return dataclasses.replace(call, id=f"{call.id}-{attempt}") if attempt > 1 else call
-
-
-def _log_loss(task: str, call: Call, attempt: int, error: Exception) -> None:
-    log.warning("task %s lost call %s (attempt %d): %s", task, call.id, attempt, error)
-
-
-def _lost(task: str) -> ApiError:
-    return ApiError(503, f"the replica answering for {task} died; try again")

@@ -2,8 +2,9 @@
 
 import json
 import logging
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -14,6 +15,7 @@ from starlette.exceptions import HTTPException
 
 from tasc_serve.calls import Refusal
 from tasc_serve.formats import SHOWN, UNKNOWN
+from tasc_store import StoreError
 
 log = logging.getLogger(__name__)
 
@@ -26,16 +28,23 @@ class ApiError(Exception):
     Attributes:
         status: HTTP code.
         param: The request field at fault, if it is one.
+        headers: Sent along; a ``Retry-After`` among them replaces the usual one.
     """
 
     def __init__(
-        self, status: int, message: str, param: str | None = None, code: str | None = None
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.param = param
         self.code = code or _CODES.get(status)
+        self.headers = headers or {}
 
     @property
     def body(self) -> dict[str, Any]:
@@ -44,11 +53,12 @@ class ApiError(Exception):
         return {"error": error}
 
     def response(self) -> JSONResponse:
-        headers = {"Retry-After": str(RETRY_AFTER_S)} if self.status in (429, 503) else None
-        return JSONResponse(self.body, self.status, headers)
+        usual = {"Retry-After": str(RETRY_AFTER_S)} if self.status in (429, 503) else {}
+        return JSONResponse(self.body, self.status, {**usual, **self.headers})
 
 
 _CODES = {
+    401: "invalid_api_key",
     413: "request_too_large",
     429: "rate_limit_exceeded",
     503: "service_unavailable",
@@ -61,8 +71,13 @@ _KEY = "[key]"  # pydantic's word for what is wrong with a key, not with its val
 
 
 def of_refusal(refusal: Refusal) -> ApiError:
+    if refusal.kind == "changed":
+        return ApiError(409, refusal.message, code="task_changed")
     if refusal.kind == "full":
-        return ApiError(503, refusal.message, code="service_full")
+        headers = {"Retry-After": str(math.ceil(refusal.retry_after_s or RETRY_AFTER_S))}
+        return ApiError(503, refusal.message, code="service_full", headers=headers)
+    if refusal.kind == "late":
+        return ApiError(504, f"{refusal.message}; try again later")
     if refusal.kind == "failed":
         return ApiError(500, refusal.message, code="answer_failed")
     return ApiError(400, refusal.message, refusal.param)
@@ -144,6 +159,10 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def _unknown(request: Request, error: Exception) -> JSONResponse:
         return of_unexpected(error, request.url.path).response()
+
+    @app.exception_handler(StoreError)
+    async def _store(request: Request, error: StoreError) -> JSONResponse:
+        return ApiError(503, f"the store does not answer: {error}").response()
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> JSONResponse:

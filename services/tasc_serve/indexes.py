@@ -63,8 +63,21 @@ class DraftIndexes:
                 return artifact, self.fetch(artifact)
             except (DraftError, CorruptArtifact, OSError):
                 log.exception("task %s: index %d cannot be used", self._task, artifact.version)
-        tokenizer = self._tokenizer
-        return None, DraftIndex.empty(tokenizer.fingerprint, tokenizer.vocab_size)
+        return None, self._empty()
+
+    def pinned(self, version: int | None) -> tuple[Artifact | None, DraftIndex]:
+        """The index of a version, announced or not; an empty one for None.
+
+        Raises:
+            IndexRefused, DraftError, StoreError, OSError: It cannot be had as it was built.
+        """
+        if version is None:
+            return None, self._empty()
+        artifact = self.store.get(version)
+        return artifact, self.fetch(artifact)
+
+    def _empty(self) -> DraftIndex:
+        return DraftIndex.empty(self._tokenizer.fingerprint, self._tokenizer.vocab_size)
 
     def _require_own(self, index: DraftIndex, artifact: Artifact) -> None:
         ours = (self._tokenizer.fingerprint, self._tokenizer.vocab_size)

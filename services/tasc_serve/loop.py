@@ -13,6 +13,7 @@ from collections.abc import Callable
 from tasc_engine import Delta, Engine, GenerationRequest, QueueFull
 from tasc_engine.guides import Guide
 from tasc_serve.calls import Refusal
+from tasc_serve.shadow import ShadowCheck
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ class EngineLoop:
     Args:
         on_delta: Called with seconds since the row's previous delta and its number of tokens.
         on_load: Called after each round with the engine, also when it has become idle.
+        shadow: Requests of its own that it brings in where rows are free.
     """
 
     def __init__(
@@ -38,10 +40,12 @@ class EngineLoop:
         *,
         on_delta: Callable[[float, int], None] = lambda seconds, tokens: None,
         on_load: Callable[[Engine], None] = lambda engine: None,
+        shadow: ShadowCheck | None = None,
     ) -> None:
         self._engine = engine
         self._on_delta = on_delta
         self._on_load = on_load
+        self._shadow = shadow
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._sinks: dict[str, tuple[Sink, bool]] = {}
         self._last: dict[str, float] = {}
@@ -96,7 +100,7 @@ class EngineLoop:
             while not self._closed:
                 self._read_inbox()
                 self._round = time.monotonic()
-                self._deliver(self._engine.step())
+                self._deliver(self._step())
                 self._on_load(self._engine)
         except Exception as error:
             log.exception("the engine broke; this process must be replaced")
@@ -104,6 +108,12 @@ class EngineLoop:
             for sink, _ in self._sinks.values():
                 sink(error)
             self._refuse_all(error)
+
+    def _step(self) -> list[Delta]:
+        if self._shadow is None:
+            return self._engine.step()
+        self._shadow.fill()
+        return self._shadow.own(self._engine.step())
 
     def _refuse_all(self, error: Exception) -> None:
         """Nobody may wait for an engine that is gone: refuse what still arrives."""
@@ -126,6 +136,8 @@ class EngineLoop:
 
     def _submit(self, request: GenerationRequest, sink: Sink, guide: Guide | None) -> None:
         try:
+            if self._shadow:
+                self._shadow.make_way()
             self._engine.submit(request, guide)
         except QueueFull as error:
             sink(Refusal("full", str(error)))

@@ -4,8 +4,13 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry
 
+from tasc_serve.collector_metrics import CollectorMetrics
+from tasc_serve.drift_metrics import DriftMetrics
+from tasc_serve.failover_metrics import FailoverMetrics
 from tasc_serve.gateway_metrics import GatewayMetrics
 from tasc_serve.metrics import ReplicaMetrics
+from tasc_serve.rate_metrics import RateMetrics
+from tasc_serve.shadow_metrics import ShadowMetrics
 
 _SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
 
@@ -14,6 +19,11 @@ def _exported() -> frozenset[str]:
     registry = CollectorRegistry()
     ReplicaMetrics(registry, task="", model_name="", proposer="")
     GatewayMetrics(registry)
+    ShadowMetrics(registry, task="", model_name="")
+    CollectorMetrics(registry, task="", model_name="")
+    DriftMetrics(registry, {"task": ""}).expect(1.0)
+    RateMetrics(registry)
+    FailoverMetrics(registry)
     return frozenset(f.name + end for f in registry.collect() for end in _SUFFIXES[f.type])
 
 

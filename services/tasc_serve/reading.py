@@ -40,6 +40,7 @@ def call_of(body: Request, limits: LimitSettings) -> Call:
         asked=asked,
         n=body.n or 1,
         max_tokens_field=body.limit_field,
+        timeout_s=min(body.timeout or limits.request_timeout_s, limits.request_timeout_s),
     )
     if isinstance(prompt, str):
         size = len(prompt.encode())

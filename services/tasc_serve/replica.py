@@ -11,20 +11,28 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry
 
-from tasc_engine import Delta, Engine, GenerationRequest, GenerationResult, StepRecord
+from tasc_engine import Delta, Engine, GenerationResult, StepRecord
 from tasc_serve.admission import Admission
-from tasc_serve.calls import Answer, Call, Piece, Refusal, TaskStatus
+from tasc_serve.calls import Answer, Ask, Call, Piece, Pulse, Refusal, TaskStatus
+from tasc_serve.collector import Collector
+from tasc_serve.collector_metrics import CollectorMetrics
 from tasc_serve.discovery import MetricsPort, node_address
+from tasc_serve.drain_rate import DrainRate
+from tasc_serve.drift import DriftGuard
+from tasc_serve.drift_metrics import DriftMetrics
 from tasc_serve.errors import EngineBroken
 from tasc_serve.loop import EngineLoop
 from tasc_serve.metrics import ReplicaMetrics
 from tasc_serve.models import model_name
+from tasc_serve.record_watcher import RecordWatcher
 from tasc_serve.settings import ServedTask, ServeSettings
+from tasc_serve.shadow import ShadowCheck
+from tasc_serve.shadow_metrics import ShadowMetrics
 from tasc_serve.start_notes import tell
 from tasc_serve.token_texts import TokenTexts
 from tasc_serve.watcher import IndexWatcher
 from tasc_serve.worker import Ready, Worker
-from tasc_store import Artifact, connect
+from tasc_store import Artifact, CollectedRows, TaskStore, connect
 
 _LEAST_STALL_S = 60.0  # a step may take long, a replica must not be replaced for that
 
@@ -39,11 +47,13 @@ class TaskReplica:
     """
 
     def __init__(self, settings: ServeSettings, redis_url: str, task: ServedTask) -> None:
-        client = connect(redis_url)
+        self._client = client = connect(redis_url)
         registry = CollectorRegistry()
         limits = settings.limits
         self._places = settings.engine.rows + limits.max_queued
         self._outstanding = 0
+        self._drain = DrainRate()
+        self._timeout_s = limits.request_timeout_s
         self._stall_limit_s = max(limits.request_timeout_s, _LEAST_STALL_S)
         self._worker = Worker(
             client,
@@ -58,11 +68,21 @@ class TaskReplica:
         )
         self._worker.compile_own_guide()
         self._admission = Admission(self._worker, limits)
-        self._metrics = ReplicaMetrics(
-            registry,
-            task=task.name,
-            model_name=model_name(self._worker.record),
-            proposer=self._worker.proposer.settings.mixture,
+        own = {"task": task.name, "model_name": model_name(self._worker.record)}
+        labels = {**own, "proposer": self._worker.proposer.settings.mixture}
+        self._metrics = ReplicaMetrics(registry, **labels)
+        self._shadow = ShadowCheck(
+            self._worker.engine,
+            task.shadow,
+            self._worker.record.dtype,
+            ShadowMetrics(registry, **own),
+            self._observe_users,
+        )
+        self._drift = DriftGuard(
+            self._worker.indexes.store, settings.rollback, DriftMetrics(registry, labels)
+        )
+        self._collector = Collector(
+            CollectedRows(client, task.name), task.collect, CollectorMetrics(registry, **own)
         )
         self._set_index(self._worker.artifact)
         host = settings.metrics.host or node_address()
@@ -71,10 +91,12 @@ class TaskReplica:
             self._worker.engine,
             on_delta=self._metrics.observe_inter_token,
             on_load=self._set_load,
+            shadow=self._shadow,
         )
         self._watcher = IndexWatcher(
-            self._worker, self._loop, settings.index_poll_s, self._set_index
+            self._worker, self._loop, settings.index_poll_s, self._set_index, self._drift.act
         )
+        self._records = RecordWatcher(self._worker, TaskStore(client), settings.index_poll_s)
 
     async def complete(self, call: Call) -> Answer | Refusal:
         """The whole answer of one call."""
@@ -88,8 +110,8 @@ class TaskReplica:
 
     async def stream(self, call: Call) -> AsyncGenerator[Piece | Refusal, None]:
         """An answer piece by piece, or all of it in one; closing the iterator frees the row."""
-        if self._outstanding >= self._places:
-            yield Refusal("full", f"{self._outstanding} requests are in this replica already")
+        if refusal := self._refused(call):
+            yield refusal
             return
         self._outstanding += 1
         try:
@@ -98,13 +120,30 @@ class TaskReplica:
                 yield ready
                 return
             # Closed before its place is given away: the engine hears of the end first.
-            async with aclosing(self._pieces(ready)) as pieces:
+            async with aclosing(self._pieces(ready, call)) as pieces:
                 async for piece in pieces:
                     yield piece
         finally:
             self._outstanding -= 1
+            self._drain.ended()
 
-    async def status(self) -> TaskStatus:
+    async def pulse(self, ask: Ask) -> Pulse:
+        """That it is alive, and how much it has to do."""
+        return Pulse(self._status(), self._outstanding, self._loop.stalled_s)
+
+    def _refused(self, call: Call) -> Refusal | None:
+        """Why a call cannot be taken now."""
+        outstanding, version = self._outstanding, self._worker.record_version
+        if outstanding >= self._places:
+            message = f"{outstanding} requests are in this replica already"
+            waiting = outstanding - self._worker.engine.config.rows
+            return Refusal("full", message, None, self._drain.retry_after_s(max(waiting, 1)))
+        if not (call.record_version is None or call.record_version in self._worker.records):
+            message = f"the answer was begun by version {call.record_version}, this is {version}"
+            return Refusal("changed", message)
+        return None
+
+    def _status(self) -> TaskStatus:
         worker, artifact = self._worker, self._worker.artifact
         config = worker.engine.config
         return TaskStatus(
@@ -119,6 +158,7 @@ class TaskReplica:
             index_rows=artifact.corpus_rows if artifact else 0,
             index_bytes=worker.index_bytes,
             adapters=worker.record.adapter_names,
+            older_record_versions=worker.records.older,
         )
 
     def check_health(self) -> None:
@@ -129,34 +169,49 @@ class TaskReplica:
             raise EngineBroken(f"no step has ended for {self._loop.stalled_s:.0f} s")
 
     def __del__(self) -> None:
-        for part in ("_watcher", "_loop", "_admission", "_port"):
+        for part in ("_records", "_watcher", "_loop", "_admission", "_collector", "_port"):
             if hasattr(self, part):
                 getattr(self, part).close()
+        if hasattr(self, "_client"):
+            self._client.close()
 
-    async def _pieces(self, ready: Ready) -> AsyncGenerator[Piece | Refusal, None]:
+    async def _pieces(self, ready: Ready, call: Call) -> AsyncGenerator[Piece | Refusal, None]:
         request = ready.request
         ends = () if request.ignore_eos else self._worker.tokenizer.eos_ids
-        texts = TokenTexts(self._worker.tokenizer, ends)
-        async with aclosing(self._deltas(ready)) as deltas:
+        texts = TokenTexts(self._worker.tokenizer, ends, request.said)
+        timeout_s = self._timeout_s if call.timeout_s is None else call.timeout_s
+        async with aclosing(self._deltas(ready, timeout_s)) as deltas:
             async for delta in deltas:
                 if isinstance(delta, Refusal):
                     yield delta
                     return
                 error = delta.result.error if delta.result else None
-                yield Refusal("failed", error) if error else self._piece(delta, request, texts)
+                if error:
+                    yield _failure(error, ready, call)
+                    return
+                piece = self._piece(delta, ready, texts)
+                if piece.result:
+                    self._shadow.finished(request, piece.result)
+                    self._collector.finished(call, request, piece.result)
+                yield piece
 
-    def _piece(self, delta: Delta, request: GenerationRequest, texts: TokenTexts) -> Piece:
+    def _piece(self, delta: Delta, ready: Ready, texts: TokenTexts) -> Piece:
         result = delta.result
-        told = result.logprobs if result and not request.stream else delta.logprobs
-        return Piece(delta.text, texts.of(told), self._versioned(result) if result else None)
+        told = result.logprobs if result and not ready.request.stream else delta.logprobs
+        versioned, version = self._versioned(result), ready.record_version
+        return Piece(delta.text, texts.of(told), versioned, delta.tokens, version)
 
-    def _versioned(self, result: GenerationResult) -> GenerationResult:
+    def _versioned(self, result: GenerationResult | None) -> GenerationResult | None:
         """Without log-probabilities, which travel as texts; with what only a replica knows."""
+        if result is None:
+            return None
         artifact = self._worker.artifact
         version = artifact.version if artifact else None
         return dataclasses.replace(result, logprobs=(), index_version=version)
 
-    async def _deltas(self, ready: Ready) -> AsyncGenerator[Delta | Refusal, None]:
+    async def _deltas(
+        self, ready: Ready, timeout_s: float
+    ) -> AsyncGenerator[Delta | Refusal, None]:
         here = asyncio.get_running_loop()
         # One item per step at most, and a row holds max_tokens steps: bounded by the request.
         arrived: asyncio.Queue[Delta | Refusal | Exception] = asyncio.Queue()
@@ -166,6 +221,9 @@ class TaskReplica:
                 here.call_soon_threadsafe(arrived.put_nowait, item)
 
         self._loop.submit(ready.request, sink, ready.guide)
+        # The gateway gives up at the same time; this one counts where the gateway is dead.
+        late = Refusal("late", f"no answer within {timeout_s:g} s")
+        timer = here.call_later(timeout_s, arrived.put_nowait, late)
         ended = False
         try:
             while not ended:
@@ -174,22 +232,39 @@ class TaskReplica:
                     ended = True
                     raise EngineBroken(f"the engine ended on {item!r}") from item
                 if isinstance(item, Refusal):
-                    ended = True
-                elif item.result:
+                    yield item
+                    ended = item is not late
+                    return
+                if item.result:
                     ended = True
                     self._metrics.observe_result(item.result)
                 yield item
         finally:
+            timer.cancel()
             if not ended:
                 self._loop.cancel(ready.request.id)
 
     def _set_index(self, artifact: Artifact | None) -> None:
         version = artifact.version if artifact else None
         self._metrics.set_index(version, self._worker.index_bytes)
+        self._drift.swapped(artifact)
 
     def _observe_step(self, record: StepRecord) -> None:
         # Metrics are labelled by what the worker turns out to draft with, so they are made later.
+        self._shadow.hold(record)
+
+    def _observe_users(self, record: StepRecord) -> None:
         self._metrics.observe_step(record)
+        self._drift.observe(record)
 
     def _set_load(self, engine: Engine) -> None:
-        self._metrics.set_load(engine.running, engine.waiting, engine.kv_usage)
+        running = engine.running - self._shadow.running
+        self._metrics.set_load(running, engine.waiting, engine.kv_usage)
+
+
+def _failure(error: str, ready: Ready, call: Call) -> Refusal:
+    """A guide that stops half-way, as no trial foresees, is the fault of who sent it."""
+    guide = call.asked.guide
+    if guide and ready.guide and ready.guide.error:
+        return Refusal("invalid", f"{guide.name} cannot be followed: {error}", guide.field)
+    return Refusal("failed", error)

@@ -68,6 +68,9 @@ class _Generation(Body):
         max_length=64,
         description="extension: which of the task's adapters answers; unset: its first",
     )
+    timeout: Annotated[Number, Field(gt=0)] | None = Field(
+        None, description="extension: seconds until the answer is given up, the service's at most"
+    )
     draft: bool = Field(True, description="extension: whether to draft; the answer is the same")
     metrics: MetricsLevel = Field(
         "summary",

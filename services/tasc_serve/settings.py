@@ -11,7 +11,8 @@ from tasc_serve.errors import SettingsError
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # Values can be secrets: what is wrong is said without them.
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 class EngineSettings(_Section):
@@ -61,8 +62,18 @@ class LimitSettings(_Section):
     )
     max_queued: int = Field(256, ge=0, description="requests waiting in one replica")
     request_timeout_s: float = Field(60.0, gt=0)
+    retry_ttl_s: int = Field(3600, ge=1, description="answers are kept for retries with a key")
+    max_retry_bytes: int = Field(65_536, ge=0, description="a longer answer is made again")
     drain_timeout_s: float = Field(20.0, gt=0)
     start_timeout_s: float = Field(300.0, gt=0, description="until every task answers")
+    max_file_bytes: int = Field(104_857_600, ge=1, description="of an uploaded file")
+    max_files: int = Field(1000, ge=1, description="files kept, those that batches wrote counted")
+    max_files_bytes: int = Field(2_147_483_648, ge=1, description="of all files together")
+    file_ttl_s: int = Field(604_800, ge=3600, description="of files and ended batches")
+    max_uploads: int = Field(4, ge=1, description="files being uploaded to one gateway")
+    upload_timeout_s: float = Field(600.0, gt=0, description="until an uploaded file is whole")
+    max_batches: int = Field(1000, ge=1, description="batches kept, those that ended counted")
+    max_batch_lines: int = Field(100_000, ge=1, description="requests of one batch")
 
     def over_total(self, n: int, max_tokens: int) -> str | None:
         """What is wrong with ``n`` answers of ``max_tokens`` each, if that is too much."""
@@ -72,6 +83,22 @@ class LimitSettings(_Section):
         return (
             f"n is {n} answers of {max_tokens} tokens, {total} together; at most {most} are taken"
         )
+
+
+class FailoverSettings(_Section):
+    """What a gateway does about replicas that die or fall silent with requests in hand."""
+
+    silence_s: float = Field(
+        5.0, gt=0, description="a replica not heard of for this long is given up, if another is"
+    )
+    max_losses: int = Field(3, ge=0, description="replicas that one request may outlive")
+    wait_s: float = Field(
+        15.0, ge=0, description="how long a request waits for a replica where there is none"
+    )
+    budget_share: float = Field(
+        0.2, ge=0, le=1, description="of all requests, those that may be made again"
+    )
+    budget_burst: int = Field(1000, ge=1, description="that may be made again at once")
 
 
 class DraftOverrides(_Section):
@@ -92,6 +119,39 @@ class DraftOverrides(_Section):
         return self
 
 
+class ShadowSettings(_Section):
+    """Answers that are decoded again without drafts in rows that nobody needs, and compared."""
+
+    rate: float = Field(0.0, ge=0, le=1, description="share of drafted answers; 0: none")
+    max_waiting: int = Field(64, ge=1, description="answers of one replica that wait for a row")
+    max_age_s: float = Field(30.0, gt=0, description="older ones are not checked any more")
+
+
+class CollectSettings(_Section):
+    """Finished answers that are kept for `tasc refresh`, of chats that ask for nothing special."""
+
+    share: float = Field(0.0, ge=0, le=1, description="of the answers; 0: none is kept")
+    max_rows: int = Field(10_000, ge=1, description="kept for the task; the oldest go")
+    max_bytes: int = Field(
+        67_108_864, ge=1024, le=2**31, description="kept for the task; the oldest go"
+    )
+    max_buffered_bytes: int = Field(
+        8_388_608, ge=1024, description="of one replica on their way there; more are dropped"
+    )
+    flush_s: float = Field(2.0, gt=0, description="longest time until one is in the store")
+
+
+class RollbackSettings(_Section):
+    """When a replica goes back from a new draft index to the one before."""
+
+    drop: float = Field(
+        0.3, ge=0, lt=1, description="share that tokens per step must fall by; 0: never back"
+    )
+    row_steps: int = Field(
+        4000, ge=10, description="forwards of rows, before and after, that are compared"
+    )
+
+
 class ServedTask(_Section):
     """A task of the store that this service answers for, in a Serve deployment of its own."""
 
@@ -99,7 +159,27 @@ class ServedTask(_Section):
     replicas: int = Field(1, ge=1)
     num_cpus: float = Field(0.5, ge=0, description="logical CPUs Ray reserves for one replica")
     num_gpus: float = Field(0.0, ge=0, description="GPUs Ray reserves for one replica")
+    max_requests_per_s: float | None = Field(
+        None, gt=0, le=1e6, description="of all clients together; more are answered 429"
+    )
     draft: DraftOverrides = DraftOverrides()
+    shadow: ShadowSettings = ShadowSettings()
+    collect: CollectSettings = CollectSettings()
+
+
+class AuthSettings(_Section):
+    """Whether requests need an API key, and how keys are remembered."""
+
+    required: bool = Field(False, description="false: no key is asked for, none is looked at")
+    cache_s: float = Field(
+        10.0, gt=0, description="a revoked or a new key is noticed within this time"
+    )
+    max_cached: int = Field(
+        10_000, ge=1, description="keys remembered by a gateway, and as many unknown ones"
+    )
+    lookup_timeout_s: float = Field(
+        2.0, gt=0, description="for Redis to answer; then known keys count as last seen"
+    )
 
 
 class HttpSettings(_Section):
@@ -121,12 +201,17 @@ class MetricsSettings(_Section):
 class ServeSettings(_Section):
     """Everything the service needs to know. ``tasks`` must name at least one task, each once."""
 
-    redis_url: str | None = Field(None, description="unset: REDIS_URL, else an embedded server")
+    redis_url: str | None = Field(
+        None, repr=False, description="unset: REDIS_URL, else an embedded server"
+    )
     tasks: tuple[ServedTask, ...] = Field(min_length=1)
     http: HttpSettings = HttpSettings()
     engine: EngineSettings = EngineSettings()
     limits: LimitSettings = LimitSettings()
+    failover: FailoverSettings = FailoverSettings()
+    auth: AuthSettings = AuthSettings()
     metrics: MetricsSettings = MetricsSettings()
+    rollback: RollbackSettings = RollbackSettings()
     index_poll_s: float = Field(2.0, gt=0, description="longest time until a new index is seen")
     cache_dir: Path | None = Field(None, description="node-local index cache; unset: per user")
 
@@ -153,7 +238,10 @@ def load_settings(path: Path) -> ServeSettings:
     """
     try:
         content: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except yaml.YAMLError as error:
+        # Not chained: the library's message quotes the line, and with it maybe a password.
+        raise SettingsError(f"{path} cannot be read as YAML: {_fault(error)}") from None
+    except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} cannot be read as YAML: {error}") from error
     try:
         return ServeSettings.model_validate(content)
@@ -162,3 +250,10 @@ def load_settings(path: Path) -> ServeSettings:
             f"{'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors()
         )
         raise SettingsError(f"{path}: {faults}") from error
+
+
+def _fault(error: yaml.YAMLError) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f"{error.problem}, line {mark.line + 1}, column {mark.column + 1}"
+    return "it has a character that YAML does not allow"

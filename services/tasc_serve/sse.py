@@ -1,5 +1,6 @@
 """Server-sent events of one answer, or of several side by side."""
 
+import dataclasses
 import json
 from collections import defaultdict
 from collections.abc import AsyncIterator
@@ -7,7 +8,7 @@ from typing import Any
 
 from tasc_engine import GenerationResult
 from tasc_serve.answers import Reply
-from tasc_serve.calls import Piece, Refusal, TokenText
+from tasc_serve.calls import Refusal, TokenText
 from tasc_serve.choices import Numbered
 from tasc_serve.http_errors import ApiError, of_refusal
 
@@ -43,7 +44,7 @@ async def events(
             raise of_refusal(piece)
         held[index] += piece.tokens
         if piece.text or piece.result:
-            whole = Piece(piece.text, held.pop(index), piece.result)
+            whole = dataclasses.replace(piece, tokens=held.pop(index))
             yield event(reply.chunk(index, whole, first=index not in begun))
             begun.add(index)
         if piece.result:

@@ -16,14 +16,18 @@ class TokenTexts:
 
     Args:
         ends: Ids that end the answer: they are no part of it.
+        said: Its first tokens, of which somebody else has told.
     """
 
-    def __init__(self, tokenizer: TaskTokenizer, ends: Sequence[int]) -> None:
+    def __init__(
+        self, tokenizer: TaskTokenizer, ends: Sequence[int], said: Sequence[int] = ()
+    ) -> None:
         self._tokenizer = tokenizer
         self._ends = frozenset(ends)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._length = 0  # characters so far that no later byte can change
         self._begun = False
+        self.of([TokenLogprob(token, 0.0) for token in said])
 
     def of(self, logprobs: Sequence[TokenLogprob]) -> tuple[TokenText, ...]:
         """The next tokens of the answer."""

@@ -23,15 +23,22 @@ class IndexWatcher:
     Args:
         poll_s: Longest time until a new version is seen when its announcement was lost.
         on_swap: Called with the artifact once the engine drafts from it.
+        each_round: Called on the watcher's thread before it looks; may raise StoreError.
     """
 
     def __init__(
-        self, worker: Worker, loop: EngineLoop, poll_s: float, on_swap: Callable[[Artifact], None]
+        self,
+        worker: Worker,
+        loop: EngineLoop,
+        poll_s: float,
+        on_swap: Callable[[Artifact], None],
+        each_round: Callable[[], None] = lambda: None,
     ) -> None:
         self._worker = worker
         self._loop = loop
         self._poll_s = poll_s
         self._on_swap = on_swap
+        self._each_round = each_round
         self._stopped = threading.Event()
         self._failed = False
         self._seen = worker.artifact.version if worker.artifact else None
@@ -55,6 +62,7 @@ class IndexWatcher:
                 self._stopped.wait(self._poll_s)
 
     def _look(self) -> None:
+        self._each_round()
         if self._failed:
             self._stopped.wait(self._poll_s)
             self._failed = False

@@ -21,6 +21,7 @@ from tasc_serve.asked import Asked, FieldError, Guide, guide_of
 from tasc_serve.calls import Call
 from tasc_serve.indexes import DraftIndexes
 from tasc_serve.models import load_tokenizer
+from tasc_serve.records import Records
 from tasc_serve.settings import DraftOverrides, EngineSettings
 from tasc_serve.step_costs import step_costs
 from tasc_store import Artifact, ArtifactCache, ArtifactStore, TaskRecord, TaskStore
@@ -38,11 +39,25 @@ class Ready:
     """A request that the engine can take at once.
 
     Attributes:
+        record_version: Of the task's record that it was read by.
         guide: What the engine made of the request's guide, if it has one.
     """
 
     request: GenerationRequest
+    record_version: int
     guide: engine_guides.Guide | None = None
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """What a worker is built of, in place of the newest: versions of task record and index.
+
+    Attributes:
+        index_version: None: no index.
+    """
+
+    record_version: int
+    index_version: int | None
 
 
 def default_cache_dir() -> Path:
@@ -55,6 +70,7 @@ class Worker:
     Args:
         gpus: GPUs this process was given; without any, ``auto`` means the CPU.
         say: Told, in a line for people who wait, what takes seconds before it is ready.
+        pinned: Versions to use, whatever is the newest.
 
     Raises:
         ServeError: The model folder's tokenizer is not the one the task was registered with.
@@ -74,16 +90,17 @@ class Worker:
         cost_dir: Path | None = None,
         on_step: Callable[[StepRecord], None] = lambda record: None,
         say: Callable[[str], None] = log.info,
+        pinned: Pinned | None = None,
     ) -> None:
         store = TaskStore(client)
-        self.record: TaskRecord = store.get(task)
-        self.record_version = store.versions(task)[-1]
+        version = pinned.record_version if pinned else store.versions(task)[-1]
+        self.records = Records(store.get(task, version), version)
         self.tokenizer = load_tokenizer(self.record)
         self.template = PromptTemplate(self.record.template)
         artifacts = ArtifactStore(client, self.record.corpus_name, self.record.fingerprint)
         cache = ArtifactCache(cache_dir or default_cache_dir())
         self.indexes = DraftIndexes(task, artifacts, cache, self.tokenizer)
-        self.artifact: Artifact | None = None
+        self.artifact: Artifact | None
         torch.set_num_threads(settings.torch_threads)
         source = model_source(self.record, device_of(settings.device, gpus))
         length = settings.max_model_len or min(DEFAULT_MODEL_LEN, max_positions(source.folder))
@@ -92,9 +109,21 @@ class Worker:
             settings.prefix_cache_bytes, settings.kv_cache_bytes,
         )  # fmt: skip
         target = Target.load(source, config)
-        self.proposer = self._new_proposer(target.vocab_size, config, draft)
+        self.artifact, index = (
+            self.indexes.pinned(pinned.index_version) if pinned else self.indexes.current()
+        )
+        self.proposer = self._new_proposer(index, target.vocab_size, config, draft)
         costs = step_costs(target, source, cost_dir, say) if settings.cost_aware else None
         self.engine = Engine(target, self.tokenizer, self.proposer, config, on_step, costs)
+
+    @property
+    def record(self) -> TaskRecord:
+        """The newest version of the task's record that this engine can answer by."""
+        return self.records.newest[0]
+
+    @property
+    def record_version(self) -> int:
+        return self.records.newest[1]
 
     @property
     def index_bytes(self) -> int:
@@ -128,11 +157,14 @@ class Worker:
     def read(self, call: Call) -> GenerationRequest:
         """Turn a call into token ids, limits and a rule that fit the engine; any thread may.
 
+        It is read by the version of the task's record that it names, else by the newest.
+
         Raises:
             FieldError: A field of the request cannot be met.
             ValueError: The prompt has no tokens, or a limit is out of range.
         """
-        asked = call.asked.guided(self.record)
+        record = self.records.of(call.record_version)
+        asked = call.asked.guided(record)
         if asked.guide:
             _require_whole(asked.guide, call.stop)
         prompt = self._prompt(call)
@@ -141,15 +173,16 @@ class Worker:
         request = GenerationRequest(
             id=call.id,
             prompt=prompt,
-            max_tokens=min(self.record.max_tokens, room) if most is None else most,
-            stop=(*self.record.stop, *call.stop),
+            max_tokens=min(record.max_tokens, room) if most is None else most,
+            stop=(*record.stop, *call.stop),
             draft=call.draft,
             stream=call.stream,
-            sampling=asked.sampling(self.record.sampling),
+            sampling=asked.sampling(record.sampling),
             guide=asked.guide.spec if asked.guide else None,
             logprobs=asked.logprobs,
             ignore_eos=asked.ignore_eos,
-            adapter=asked.adapter_of(self.record),
+            adapter=asked.adapter_of(record),
+            said=call.said,
         )
         self.engine.require_fit(request)
         return request
@@ -160,7 +193,7 @@ class Worker:
         Raises:
             FieldError: It cannot be followed, or not in so few tokens.
         """
-        guide = call.asked.guided(self.record).guide
+        guide = call.asked.guided(self.records.of(call.record_version)).guide
         if guide is None:
             return None
         try:
@@ -208,8 +241,9 @@ class Worker:
             self.engine.guides.of(guide.spec, _ENDLESS)
         except GuideError:
             return FieldError(guide.field, f"{guide.name}: {error}")
+        most = self.records.of(call.record_version).max_tokens
         unsent = (
-            f"; max_tokens was not sent: the task's is {self.record.max_tokens}, and prompt and "
+            f"; max_tokens was not sent: the task's is {most}, and prompt and "
             f"answer have {self.engine.longest} together"
         )
         message = f"{guide.name}: {error}{unsent if call.max_tokens is None else ''}"
@@ -220,10 +254,13 @@ class Worker:
         return dataclasses.replace(index.settings or self.record.draft, **self._overrides)
 
     def _new_proposer(
-        self, vocab_size: int, config: EngineConfig, overrides: DraftOverrides | None
+        self,
+        index: DraftIndex,
+        vocab_size: int,
+        config: EngineConfig,
+        overrides: DraftOverrides | None,
     ) -> NgramProposer:
         self._overrides = overrides.model_dump(exclude_none=True) if overrides else {}
-        self.artifact, index = self.indexes.current()
         return NgramProposer(
             self._settings(index),
             rows=config.rows,

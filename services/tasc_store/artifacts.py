@@ -13,7 +13,7 @@ from pathlib import Path
 
 import redis
 
-from tasc_store import keys
+from tasc_store import artifact_scripts, keys
 from tasc_store.chunks import (
     UNSEALED_S,
     ChunkError,
@@ -24,43 +24,15 @@ from tasc_store.chunks import (
     write_chunks,
 )
 from tasc_store.client import as_text, translated, url_of
-from tasc_store.errors import CorruptArtifact, FingerprintMismatch, StoreError, UnknownVersion
+from tasc_store.errors import (
+    CorruptArtifact,
+    FingerprintMismatch,
+    IndexChanged,
+    StoreError,
+    UnknownVersion,
+)
 
 CHUNK_BYTES = 16 * 1024 * 1024
-
-# KEYS: records, chunks... ; makes the chunks permanent and writes the record, or neither.
-_SEAL = """
-for i = 2, #KEYS do
-  if redis.call('EXISTS', KEYS[i]) == 0 then return 0 end
-end
-for i = 2, #KEYS do redis.call('PERSIST', KEYS[i]) end
-redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
-return 1
-"""
-
-# KEYS: records, pointer, fingerprints; ARGV: version, fingerprint, channel.
-_ANNOUNCE = """
-if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 0 end
-redis.call('SET', KEYS[2], ARGV[1])
-redis.call('SADD', KEYS[3], ARGV[2])
-redis.call('PUBLISH', ARGV[3], ARGV[1])
-return 1
-"""
-
-# One script, so that the pointer cannot move between the two reads.
-_CURRENT = """
-local version = redis.call('GET', KEYS[2])
-if not version then return false end
-return {version, redis.call('HGET', KEYS[1], version) or ''}
-"""
-
-# KEYS: records, pointer, chunks...
-_DELETE = """
-if redis.call('GET', KEYS[2]) == ARGV[1] then return 0 end
-redis.call('HDEL', KEYS[1], ARGV[1])
-for i = 3, #KEYS do redis.call('UNLINK', KEYS[i]) end
-return 1
-"""
 
 
 @dataclass(frozen=True)
@@ -74,6 +46,7 @@ class Artifact:
         chunks: How many pieces it lies in.
         corpus_rows: It was built from rows ``[0, corpus_rows)``.
         created_at: Seconds since the epoch.
+        forecast: Tokens per step of rows that it did not hold when it was judged; None: unknown.
     """
 
     task: str
@@ -84,6 +57,7 @@ class Artifact:
     chunks: int
     corpus_rows: int
     created_at: float
+    forecast: float | None = None
 
 
 class ArtifactStore:
@@ -114,8 +88,12 @@ class ArtifactStore:
         self._fingerprints = keys.task_key(task, "index", "fingerprints")
         self._records, self._pointer = self._key("records"), self._key("current")
 
-    def publish(self, path: Path, corpus_rows: int) -> Artifact:
+    def publish(self, path: Path, corpus_rows: int, *, forecast: float | None = None) -> Artifact:
         """Store a file as the next version, read it back, and only then write its record.
+
+        Args:
+            corpus_rows: It was built from rows ``[0, corpus_rows)``.
+            forecast: Tokens per step that it is expected to bring.
 
         Raises:
             ValueError: The file is empty.
@@ -128,7 +106,7 @@ class ArtifactStore:
             chunks, total = write_chunks(self._client, prefix, file, self._chunk_bytes)
             if not chunks:
                 raise ValueError(f"{path} is empty; there is nothing to publish")
-            artifact = self._record(version, chunks, total, corpus_rows)
+            artifact = self._record(version, chunks, total, corpus_rows, forecast)
             try:
                 self._copy(artifact, lambda block: None)
             except BaseException:
@@ -138,20 +116,55 @@ class ArtifactStore:
             self._seal(artifact)
         return artifact
 
-    def announce(self, version: int) -> None:
+    def announce(self, version: int, *, after: int | None = None) -> None:
         """Make a version the current one, and tell whoever waits. An older one rolls back.
+
+        Args:
+            after: The version that must be current, 0 for none; unset: any.
 
         Raises:
             UnknownVersion: No such version.
+            IndexChanged: Another version is current by now.
         """
-        script = self._client.register_script(_ANNOUNCE)
+        script = self._client.register_script(artifact_scripts.ANNOUNCE)
+        expected = [] if after is None else [after]
         with translated(self._url):
             moved = script(
                 [self._records, self._pointer, self._fingerprints],
-                [version, self.fingerprint, self._key("announced")],
+                [version, self.fingerprint, self._key("announced"), *expected],
             )
-        if not moved:
+        if moved == 0:
             raise self._unknown(version)
+        if moved < 0:
+            raise IndexChanged(
+                f"version {after or 'none'} of {self._name} is not current any more: somebody else "
+                f"announced another; version {version} stays as it is, look at `tasc index list`"
+            )
+
+    def roll_back(self, bad: int, good: int) -> bool:
+        """Make ``good`` current in place of ``bad``, and tell whoever waits; whether it was done.
+
+        It is not done where another version is current by now, and for no version twice, whoever
+        asks: who announces it again has the last word.
+
+        Raises:
+            UnknownVersion: There is no ``good`` any more.
+        """
+        script = self._client.register_script(artifact_scripts.ROLL_BACK)
+        with translated(self._url):
+            moved = script(
+                [self._records, self._pointer, self._key("rolled-back")],
+                [bad, good, self._key("announced")],
+            )
+        if moved == -3:
+            raise self._unknown(good)
+        return bool(moved == 1)
+
+    def rolled_back(self) -> list[int]:
+        """Versions that were rolled back, oldest first; also such as are gone by now."""
+        with translated(self._url):
+            found = self._client.smembers(self._key("rolled-back"))
+        return sorted(int(version) for version in found)
 
     def current(self) -> Artifact | None:
         """The announced version, or None where none was.
@@ -159,7 +172,7 @@ class ArtifactStore:
         Raises:
             CorruptArtifact: Its record is gone.
         """
-        script = self._client.register_script(_CURRENT)
+        script = self._client.register_script(artifact_scripts.CURRENT)
         with translated(self._url):
             found = script([self._records, self._pointer])
         return None if found is None else self._parsed(int(found[0]), found[1])
@@ -225,7 +238,7 @@ class ArtifactStore:
             StoreError: It is the current one.
         """
         names = chunk_names(self._chunks(version), self.get(version).chunks)
-        script = self._client.register_script(_DELETE)
+        script = self._client.register_script(artifact_scripts.DELETE)
         with translated(self._url):
             gone = script([self._records, self._pointer, *names], [version])
         if not gone:
@@ -266,7 +279,9 @@ class ArtifactStore:
     def _chunks(self, version: int) -> str:
         return self._key("chunk", version)
 
-    def _record(self, version: int, chunks: int, total: Sum, corpus_rows: int) -> Artifact:
+    def _record(
+        self, version: int, chunks: int, total: Sum, corpus_rows: int, forecast: float | None
+    ) -> Artifact:
         return Artifact(
             task=self.task,
             fingerprint=self.fingerprint,
@@ -276,12 +291,15 @@ class ArtifactStore:
             chunks=chunks,
             corpus_rows=corpus_rows,
             created_at=time.time(),
+            forecast=forecast,
         )
 
     def _seal(self, artifact: Artifact) -> None:
         names = chunk_names(self._chunks(artifact.version), artifact.chunks)
-        record = json.dumps(asdict(artifact), separators=(",", ":"))
-        script = self._client.register_script(_SEAL)
+        # A forecast that is none is left out: programs of before know no such field.
+        told = {k: v for k, v in asdict(artifact).items() if v is not None}
+        record = json.dumps(told, separators=(",", ":"))
+        script = self._client.register_script(artifact_scripts.SEAL)
         if not script([self._records, *names], [artifact.version, record]):
             raise StoreError(
                 f"version {artifact.version} of {self._name} lost chunks before its record was"

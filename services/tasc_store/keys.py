@@ -7,6 +7,9 @@ task share a slot and one Lua script may touch several of them.
 import re
 
 ALL_TASKS = "tasc:tasks"
+API_KEYS = "tasc:api-keys"
+# Of files and batches, which belong to no task: no task's name may hold an @.
+SHARED = "tasc:{@batches}"
 # Deleted, never written: a command that needs the right to write and leaves nothing behind.
 WRITE_PROBE = "tasc:write-probe"
 
@@ -17,6 +20,11 @@ _FINGERPRINT = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,127}")
 def task_key(task: str, *parts: str | int) -> str:
     """``tasc:{task}:part:part``, the braces included."""
     return ":".join((f"tasc:{{{task}}}", *map(str, parts)))
+
+
+def shared_key(*parts: str | int) -> str:
+    """``tasc:{@batches}:part:part``, the braces included."""
+    return ":".join((SHARED, *map(str, parts)))
 
 
 def checked_task(name: str) -> str:

@@ -70,7 +70,7 @@ class Prometheus:
 def started(folder: Path, discovery_url: str) -> Iterator[Prometheus]:
     """Prometheus on the shipped files, asking ``discovery_url``, every second instead of five."""
     text = (DEPLOY / "prometheus.yml").read_text("utf-8")
-    shipped = "http://127.0.0.1:8080/sd"
+    shipped = "http://127.0.0.1:8081/sd"
     assert text.count(shipped) == 1
     text = text.replace(shipped, discovery_url).replace(": 5s", ": 1s")
     (folder / "prometheus.yml").write_text(text, "utf-8")

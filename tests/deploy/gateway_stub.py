@@ -16,26 +16,46 @@ class Gateway:
     def __init__(self, name: str) -> None:
         self.name, self.ready = name, True
         self.posts: list[str | None] = []
+        self.gets: list[str] = []
         self.probes = 0
         self.release = threading.Event()
         gateway = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                gateway.probes += 1
-                ready = gateway.ready and self.path == "/readyz"
-                self.send_response(200 if ready else 503)
-                self.end_headers()
+                if self.path == "/readyz":
+                    gateway.probes += 1
+                    self.send_response(200 if gateway.ready else 503)
+                    self.end_headers()
+                else:
+                    gateway.gets.append(self.path)
+                    self._named()
 
             def do_POST(self) -> None:
                 gateway.posts.append(self.headers["X-Request-ID"])
-                if self.path == "/die":
+                self.rfile.read(int(self.headers["Content-Length"] or 0))
+                if self.path == "/v1/die":
                     return  # the connection is closed without an answer
-                if self.path == "/slow":
+                if self.path == "/v1/stream":
+                    self._streamed()
+                    return
+                if self.path == "/v1/slow":
                     gateway.release.wait(30)
+                self._named()
+
+            def _named(self) -> None:
                 self.send_response(200)
                 self.end_headers()
                 self.wfile.write(gateway.name.encode())
+
+            def _streamed(self) -> None:
+                """One event at once, the other when released."""
+                self.send_response(200)
+                self.send_header("Content-Type", "text/event-stream")
+                self.end_headers()
+                self.wfile.write(b"data: first\n\n")
+                gateway.release.wait(30)
+                self.wfile.write(b"data: last\n\n")
 
             def log_message(self, *_: object) -> None:
                 pass

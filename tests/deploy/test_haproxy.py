@@ -1,20 +1,31 @@
+import os
 import subprocess
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import httpx
+import pytest
 from gateway_stub import CONFIG, eventually
+from haproxy_process import balancing
 
 
 def answered(balancer: str, path: str = "/v1/completions", times: int = 8) -> list[str]:
-    answers = [httpx.post(balancer + path) for _ in range(times)]
+    answers = [httpx.post(balancer + path, timeout=60) for _ in range(times)]
     assert {a.status_code for a in answers} == {200}
     return [a.text for a in answers]
 
 
-def test_haproxy_accepts_the_shipped_file_without_a_warning(haproxy):
-    checked = subprocess.run([haproxy, "-c", "-f", str(CONFIG)], capture_output=True, text=True)
+@pytest.mark.parametrize("variable", ["TASC_CLIENTS=:8080", "TASC_GATEWAYS=localhost:8000"])
+def test_haproxy_accepts_the_shipped_file_without_a_warning(haproxy, variable):
+    name, value = variable.split("=")
+    checked = subprocess.run(
+        [haproxy, "-c", "-f", str(CONFIG)],
+        env={**os.environ, name: value},
+        capture_output=True,
+        text=True,
+    )
     assert checked.returncode == 0, checked.stderr
     assert "WARNING" not in checked.stderr + checked.stdout
 
@@ -26,7 +37,7 @@ def test_requests_are_shared_between_the_gateways(balancer):
 
 def test_a_busy_gateway_gets_no_more_while_the_other_is_idle(balancer, gateways):
     with ThreadPoolExecutor(1) as pool:
-        slow = pool.submit(answered, balancer, "/slow", 1)
+        slow = pool.submit(answered, balancer, "/v1/slow", 1)
         eventually(lambda: any(g.posts for g in gateways))
         busy, idle = sorted(gateways, key=lambda g: len(g.posts), reverse=True)
         assert answered(balancer) == [idle.name] * 8
@@ -41,20 +52,20 @@ def test_no_request_is_lost_when_a_gateway_stops(balancer, gateways):
 
 
 def test_a_request_that_reached_a_gateway_is_not_sent_again(balancer, gateways):
-    assert httpx.post(balancer + "/die").status_code == 502
+    assert httpx.post(balancer + "/v1/die").status_code == 502
     assert sum(len(g.posts) for g in gateways) == 1
 
 
 def test_a_draining_gateway_finishes_what_it_has_and_gets_nothing_new(balancer, gateways):
     with ThreadPoolExecutor(4) as pool:
-        first = pool.submit(answered, balancer, "/slow", 1)
+        first = pool.submit(answered, balancer, "/v1/slow", 1)
         eventually(lambda: any(g.posts for g in gateways))
         draining, other = sorted(gateways, key=lambda g: len(g.posts), reverse=True)
         draining.ready = False
         probes = draining.probes
         eventually(lambda: draining.probes >= probes + 5)
         # Were it still in, its one open request would soon be the least.
-        later = [pool.submit(answered, balancer, "/slow", 1) for _ in range(3)]
+        later = [pool.submit(answered, balancer, "/v1/slow", 1) for _ in range(3)]
         eventually(lambda: len(other.posts) == 3)
         draining.release.set()
         assert first.result() == [draining.name]
@@ -65,14 +76,33 @@ def test_a_draining_gateway_finishes_what_it_has_and_gets_nothing_new(balancer, 
 def test_with_no_gateway_ready_the_answer_is_503(balancer, gateways):
     for gateway in gateways:
         gateway.ready = False
-    eventually(lambda: httpx.post(balancer).status_code == 503)
+    posted = partial(httpx.post, balancer + "/v1/completions")
+    eventually(lambda: posted().status_code == 503)
+    assert posted().headers["Retry-After"] == "2"
+    assert posted().json()["error"]["code"] == "service_unavailable"
 
 
 def test_a_request_keeps_its_id_or_is_given_one(balancer, gateways, tmp_path: Path):
-    kept = httpx.post(balancer, headers={"X-Request-ID": "mine-1"}).headers["X-Request-ID"]
-    made = httpx.post(balancer).headers["X-Request-ID"]
+    url = balancer + "/v1/completions"
+    kept = httpx.post(url, headers={"X-Request-ID": "mine-1"}).headers["X-Request-ID"]
+    made = httpx.post(url).headers["X-Request-ID"]
     assert kept == "mine-1"
     assert uuid.UUID(made)
     assert sorted(i for g in gateways for i in g.posts) == sorted([kept, made])
     log = tmp_path / "haproxy.log"
     eventually(lambda: all(f"id={i}" in log.read_text() for i in (kept, made)))
+
+
+def test_a_streamed_piece_does_not_wait_for_the_next(balancer, gateways):
+    with httpx.stream("POST", balancer + "/v1/stream") as answer:
+        lines = answer.iter_lines()
+        assert next(lines) == "data: first"
+        for gateway in gateways:
+            gateway.release.set()
+        assert "data: last" in list(lines)
+
+
+def test_gateways_can_be_found_by_one_name(haproxy, gateways, tmp_path: Path):
+    address = f"localhost:{gateways[0].port}"
+    with balancing(haproxy, gateways[:1], tmp_path, TASC_GATEWAYS=address) as running:
+        assert answered(running.url) == ["gateway0"] * 8

@@ -57,5 +57,5 @@ def test_prometheus_scrapes_the_processes_and_not_their_sum():
     config = yaml.safe_load((DEPLOY / "prometheus.yml").read_text("utf-8"))
     (job,) = config["scrape_configs"]
     (discovery,) = job["http_sd_configs"]
-    assert discovery["url"].endswith(":8080/sd")
+    assert discovery["url"].endswith(":8081/sd")
     assert "static_configs" not in job

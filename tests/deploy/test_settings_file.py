@@ -6,13 +6,17 @@ from pydantic import BaseModel
 
 from tasc_draft.settings import DraftSettings
 from tasc_serve.settings import (
+    AuthSettings,
+    CollectSettings,
     DraftOverrides,
     EngineSettings,
     HttpSettings,
     LimitSettings,
     MetricsSettings,
+    RollbackSettings,
     ServedTask,
     ServeSettings,
+    ShadowSettings,
     load_settings,
 )
 
@@ -32,9 +36,13 @@ def test_the_settings_file_shows_every_setting_there_is():
         (HttpSettings, written["http"]),
         (EngineSettings, written["engine"]),
         (LimitSettings, written["limits"]),
+        (AuthSettings, written["auth"]),
         (MetricsSettings, written["metrics"]),
         (ServedTask, written["tasks"][1]),
         (DraftOverrides, written["tasks"][1]["draft"]),
+        (ShadowSettings, written["tasks"][1]["shadow"]),
+        (CollectSettings, written["tasks"][1]["collect"]),
+        (RollbackSettings, written["rollback"]),
     ]
     for model, values in sections:
         assert set(values) == set(model.model_fields), model.__name__
@@ -59,7 +67,7 @@ def test_a_second_service_needs_only_another_port():
     text = (DEPLOY / "serve.yaml").read_text("utf-8")
     assert text.count("port: 8000") == 1
     assert "sed 's/port: 8000/port: 8001/'" in (DEPLOY / "README.md").read_text("utf-8")
-    ports = {f"server gateway{i} 127.0.0.1:{8000 + i}" for i in (0, 1)}
+    ports = {f"TASC_GATEWAY{i} 127.0.0.1:{8000 + i}" for i in (0, 1)}
     balanced = (DEPLOY / "haproxy.cfg").read_text("utf-8")
     assert all(port in balanced for port in ports)
 

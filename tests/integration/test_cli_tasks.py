@@ -244,7 +244,7 @@ def test_generate_says_what_is_wrong_before_it_begins(
         (("--input", tmp_path / "nowhere.jsonl"), "--input: cannot read rows from"),
         (("--input", tmp_path), "--input: "),
         (("--output", tmp_path / "nowhere" / "out"), "--output: there is no folder"),
-        (("--output", tmp_path), f"--output {tmp_path} is a folder"),
+        (("--output", tmp_path), f"--output: {tmp_path} is a folder"),
     ):
         base = ("generate", name, "--redis-url", redis_url, "--input", source)
         err = tasc.run(*base, "--output", tmp_path / "out", *args, code=2)

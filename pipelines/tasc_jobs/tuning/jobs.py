@@ -168,7 +168,8 @@ def tune_job(
     settings = replace(tuned.chosen.settings, recent_tokens=task.record.draft.recent_tokens)
     index = task.index or index_of(task.rows, task.tokenizer)
     index = replace(index, weights=tuned.weights, settings=settings)
-    artifact, size = publish(client, task, index), IndexSize.of(index)
+    forecast = tuned.chosen.replay.tokens_per_step
+    artifact, size = publish(client, task, index, forecast), IndexSize.of(index)
     figures = {
         "task": name,
         "version": artifact.version,

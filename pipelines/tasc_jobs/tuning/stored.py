@@ -72,13 +72,16 @@ def read_task(client: redis.Redis, task: str) -> StoredTask:
     return StoredTask(record, tokenizer, rows, current_index(store), there - len(rows))
 
 
-def publish(client: redis.Redis, task: StoredTask, index: DraftIndex) -> Artifact:
+def publish(client: redis.Redis, task: StoredTask, index: DraftIndex, forecast: float) -> Artifact:
     """Store an index of the task's rows as its next version and make it current.
+
+    Args:
+        forecast: Tokens per step that it is expected to bring.
 
     Raises:
         StoreError: Redis fails.
     """
-    return publish_index(_artifacts(client, task.record), index, len(task.rows))
+    return publish_index(_artifacts(client, task.record), index, len(task.rows), forecast=forecast)
 
 
 def _artifacts(client: redis.Redis, record: TaskRecord) -> ArtifactStore:

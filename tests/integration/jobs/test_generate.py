@@ -1,27 +1,28 @@
-"""The batch job in a Ray Data actor pool: each row once, in order, with generate's answer."""
+"""The batch job: each good row once, in order, with generate's answer; the others with a reason."""
 
-import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import redis
 import torch
+from batch_jobs import ENGINE, MAX_TOKENS, read, record_of, rows, write
 from transformers import AutoModelForCausalLM
 
-from tasc_draft import DraftSettings
 from tasc_engine import GuideSpec
+from tasc_jobs.batch.errors import JobChanged, JobStalled, TooManyErrors
+from tasc_jobs.batch.folder import JobFolder
 from tasc_jobs.errors import FileError
-from tasc_jobs.generate import generate
+from tasc_jobs.generate import dry_run, generate
 from tasc_jobs.index_job import build_and_publish
+from tasc_jobs.job_files import Source, job_folder
 from tasc_serve.asked import Asked, Guide
-from tasc_serve.settings import EngineSettings
-from tasc_store import CorpusRow, CorpusStore, TaskRecord, TaskStore
+from tasc_store import CorpusRow, CorpusStore, TaskRecord, TaskStore, UnknownTask
 from tasc_text import TaskTokenizer
 from tiny import make_folder, plain
 
-pytestmark = [pytest.mark.redis, pytest.mark.ray]
-ENGINE = EngineSettings(rows=8, max_model_len=64, cost_aware=False)
-MAX_TOKENS = 12
+pytestmark = [pytest.mark.redis, pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
 
 @pytest.fixture(scope="module")
@@ -31,26 +32,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def served(client: redis.Redis, task: str, folder: Path) -> TaskRecord:
-    record = TaskRecord(
-        name=task,
-        model=str(folder),
-        fingerprint=TaskTokenizer.from_folder(folder).fingerprint,
-        template="say {input}\n",
-        dtype="float64",
-        max_tokens=MAX_TOKENS,
-        draft=DraftSettings(min_prob=0.0),
-    )
+    record = record_of(task, folder)
     TaskStore(client).put(record)
     return record
-
-
-def write(path: Path, rows: list[object]) -> Path:
-    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
-    return path
-
-
-def read(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def expected(folder: Path, inputs: list[str]) -> list[list[int]]:
@@ -60,57 +44,124 @@ def expected(folder: Path, inputs: list[str]) -> list[list[int]]:
     return [plain(model, p, MAX_TOKENS) for p in prompts]
 
 
-@pytest.mark.usefixtures("ray_cluster")
 def test_every_row_once_in_order_with_the_answer_of_generate(
     client: redis.Redis, redis_url: str, served: TaskRecord, folder: Path, tmp_path: Path
 ) -> None:
-    inputs = [f"wake me at {i} " + "please " * (i % 5) for i in range(30)]
+    inputs = [row["input"] for row in rows(30)]
     right = expected(folder, inputs)
     tokenizer = TaskTokenizer.from_folder(folder)
-    rows = [CorpusRow(str(i), "x", tokenizer.decode(a)) for i, a in enumerate(right[:20])]
-    CorpusStore(client, served.name).append(rows)
-    artifact, _ = build_and_publish(redis_url, served)
-    source = write(
-        tmp_path / "in.jsonl", [{"id": f"r{i}", "input": t} for i, t in enumerate(inputs)]
+    store = CorpusStore(client, served.name)
+    store.append(
+        [CorpusRow(f"k{i}", inputs[i], tokenizer.decode(a)) for i, a in enumerate(right[:20])]
     )
+    artifact, _ = build_and_publish(redis_url, served)
+    source = write(tmp_path / "in.jsonl", rows(30))
     drafted = generate(redis_url, served.name, source, tmp_path / "out.jsonl", engine=ENGINE)
     assert drafted.block_efficiency > 1
-    assert drafted.rows == 30
-    assert drafted.errors == 0
+    assert (drafted.rows, drafted.errors) == (30, 0)
     out = read(tmp_path / "out.jsonl")
     assert [row["id"] for row in out] == [f"r{i}" for i in range(30)]
     assert [row["tokens"] for row in out] == right
     assert {row["index_version"] for row in out} == {artifact.version}
+    assert {(row["model"], row["adapter"]) for row in out} == {(str(folder), None)}
+    assert not (tmp_path / "out.rejected.jsonl").exists()
+
+    # The same inputs out of the corpus; rows that come later are none of the job's.
+    output = tmp_path / "corpus.parquet"
+    corpus = Source.of(f"redis:{served.name}")
+    with pytest.raises(InterruptedError):
+        generate(redis_url, served.name, corpus, output, engine=ENGINE, progress=_interrupt)
+    store.append([CorpusRow("later", "wake me", "x")])
+    generate(redis_url, served.name, corpus, output, engine=ENGINE)
+    table = pq.read_table(output)
+    assert table.column("id").to_pylist() == [f"k{i}" for i in range(20)]
+    assert table.column("tokens").to_pylist() == right[:20]
 
 
-@pytest.mark.usefixtures("ray_cluster")
-def test_a_row_that_cannot_be_answered_keeps_its_place_and_says_why(
+def _interrupt(found: object) -> None:
+    raise InterruptedError
+
+
+def test_rows_without_an_answer_are_rejected_with_line_id_and_reason(
     redis_url: str, served: TaskRecord, tmp_path: Path
 ) -> None:
-    rows = [{"id": "a", "input": "hi"}, {"id": "b"}, [1], {"id": "c", "input": "long " * 200}]
-    source = write(tmp_path / "in.jsonl", rows)
-    output = tmp_path / "out.jsonl"
-    report = generate(redis_url, served.name, source, output, engine=ENGINE, draft=False)
-    out = read(output)
-    assert (report.rows, report.errors) == (4, 3)
-    assert report.first_error == f"row 2: {out[1]['error']}"
-    assert [row["id"] for row in out] == ["a", "b", "3", "c"]
-    assert "error" not in out[0]
-    assert "no string field 'input'" in out[1]["error"]
-    assert "a row holds 64" in out[3]["error"]
+    (tmp_path / "in").mkdir()
+    write(tmp_path / "in" / "a.jsonl", [{"id": "a", "input": "hi"}, {"id": "b"}, [1]])
+    table = pa.table({"id": ["c", "a"], "input": ["long " * 200, "again"]})
+    pq.write_table(table, tmp_path / "in" / "b.parquet")
+    output, reject = tmp_path / "out.jsonl", tmp_path / "no.jsonl"
+
+    def run(**more: object) -> object:
+        return generate(
+            redis_url, served.name, tmp_path / "in", output,
+            engine=ENGINE, draft=False, reject=reject, **more,
+        )  # fmt: skip
+
+    with pytest.raises(TooManyErrors, match="--max-errors is 2; raise it and run the job again"):
+        run(max_errors=2)
+    assert not output.exists()
+    assert len(read(reject)) >= 3
+    report = run(max_errors=4)
+    assert (report.rows, report.errors, report.stopped) == (5, 4, False)
+    assert report.first_error == "row 2: no string field 'input'"
+    assert [row["id"] for row in read(output)] == ["a"]
+    found = read(reject)
+    assert [(r["file"], r["line"], r["id"]) for r in found] == [
+        ("a.jsonl", 2, "b"),
+        ("a.jsonl", 3, "a.jsonl:3"),
+        ("b.parquet", 1, "c"),
+        ("b.parquet", 2, "a"),
+    ]
+    assert "a row holds 64" in found[2]["reason"]
+    assert found[3]["reason"] == "id 'a' is that of line 1 of a.jsonl"
 
 
-@pytest.mark.usefixtures("ray_cluster")
-def test_a_missing_input_file_is_said_before_anything_runs(
+def test_what_cannot_be_is_said_before_any_engine_is_built(
     redis_url: str, served: TaskRecord, tmp_path: Path
 ) -> None:
     output = tmp_path / "out.jsonl"
+    source = write(tmp_path / "in.jsonl", rows(3))
     with pytest.raises(FileError, match="nowhere"):
         generate(redis_url, served.name, tmp_path / "nowhere.jsonl", output)
+    with pytest.raises(UnknownTask):
+        generate(redis_url, "no-such-task", source, output)
+    with pytest.raises(FileError, match=r"out\.csv is neither"):
+        generate(redis_url, served.name, source, tmp_path / "out.csv")
     assert not output.exists()
 
 
-@pytest.mark.usefixtures("ray_cluster")
+def test_a_job_is_stopped_and_goes_on_with_the_same_input_and_settings_only(
+    client: redis.Redis, redis_url: str, served: TaskRecord, tmp_path: Path
+) -> None:
+    source = write(tmp_path / "in.jsonl", rows(1500))
+    output = tmp_path / "out.jsonl"
+    done: list[int] = []
+
+    def run(**more: object) -> object:
+        return generate(redis_url, served.name, source, output, engine=ENGINE, **more)
+
+    with pytest.raises(JobStalled, match="0 of 1 engines are up, .* the cluster has"):
+        run(stall_s=0.2)
+    stopped = run(progress=lambda f: done.append(f.done), should_stop=lambda: any(done))
+    assert stopped.stopped
+    assert not output.exists()
+    with pytest.raises(JobChanged, match="temperature was null, is 0.5.*--restart"):
+        run(asked=Asked(temperature=0.5))
+    write(source, rows(1501))
+    with pytest.raises(JobChanged, match="input was .* is .*--restart"):
+        run()
+    TaskStore(client).put(record_of(served.name, Path(served.model), stop=("x",)))
+    write(source, rows(1500))
+    whole = run()  # by the task's version of its beginning
+    assert (whole.rows, whole.stopped) == (1500, False)
+    assert whole.resumed >= done[-1] > 0
+    begun = JobFolder(job_folder(output)).begun()
+    assert (begun.record_version, begun.report["rows"]) == (1, 1500)
+    write(source, rows(8))
+    assert run(restart=True).rows == 8
+    assert len(read(output)) == 8
+
+
 def test_rows_are_answered_by_the_jobs_own_guide_and_rule(
     redis_url: str, served: TaskRecord, tmp_path: Path
 ) -> None:
@@ -130,3 +181,19 @@ def test_rows_are_answered_by_the_jobs_own_guide_and_rule(
     sampled = answers("sampled.jsonl", temperature=2.0, seed=3)
     assert len(set(sampled)) > 3  # random numbers of each row are its own
     assert answers("again.jsonl", temperature=2.0, seed=3) == sampled
+
+
+def test_a_dry_run_times_rows_both_ways_and_writes_nothing(
+    client: redis.Redis, redis_url: str, served: TaskRecord, tmp_path: Path
+) -> None:
+    source = write(tmp_path / "in.jsonl", [[1], *rows(30)])
+    before = client.dbsize()
+    found, total = dry_run(
+        redis_url, served.name, source, tmp_path / "out.jsonl", engine=ENGINE, max_errors=0
+    )
+    assert (found.rows, found.refused, found.identical, total) == (20, 0, 20, 31)
+    assert found.plain.block_efficiency == 1
+    assert found.drafted.block_efficiency > 1
+    assert found.seconds_of(total, 1, draft=True) > 0
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+    assert client.dbsize() == before

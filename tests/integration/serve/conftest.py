@@ -46,7 +46,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> ServeSettings:
     light = {"num_cpus": 0.1}  # other tests may want the cluster's logical CPUs meanwhile
     return ServeSettings.model_validate(
         {
-            "tasks": [{"name": ALPHA, **light}, {"name": BETA, **light}],
+            "tasks": [{"name": ALPHA, **light}, {"name": BETA, **light, "replicas": 2}],
             "http": {"port": 0, "gateway_num_cpus": 0.1},
             "engine": {
                 "rows": ROWS,
@@ -55,6 +55,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> ServeSettings:
                 "cost_aware": False,  # so that what these tests see drafted is no matter of speed
             },
             "limits": {"max_queued": QUEUED, "request_timeout_s": 60, "drain_timeout_s": 1},
+            "failover": {"silence_s": 2, "max_losses": 5},
             "metrics": {"ttl_s": 3},
             "index_poll_s": 0.2,
             "cache_dir": Path(tmp_path_factory.mktemp("cache")),

@@ -1,5 +1,6 @@
 """The two tasks that the tests serve, what their models say by themselves, and how to look on."""
 
+import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -156,12 +157,12 @@ class Samples:
         return [self.sum(name, task=task, position=i) for i in range(max(places, default=-1) + 1)]
 
 
-def publish(store: ArtifactStore, index: DraftIndex) -> Artifact:
+def publish(store: ArtifactStore, index: DraftIndex, forecast: float | None = None) -> Artifact:
     """Make an index the current one."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "index"
         write_index(index, path)
-        artifact = store.publish(path, corpus_rows=0)
+        artifact = store.publish(path, corpus_rows=0, forecast=forecast)
     store.announce(artifact.version)
     return artifact
 
@@ -172,3 +173,20 @@ def eventually(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < deadline, "did not come to hold within 90 s"
         time.sleep(0.05)
+
+
+def replica_pids(task: str) -> list[int]:
+    """The processes of a task's replicas, among the descendants of this process."""
+    parents, names = {}, {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            rest = stat.read_text().rpartition(")")[2].split()
+            names[int(stat.parent.name)] = (stat.parent / "cmdline").read_text()
+        except OSError:
+            continue
+        parents[int(stat.parent.name)] = int(rest[1])
+    ours = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
+        ours |= more
+    name = f"ray::ServeReplica:tasc:{task}"
+    return sorted(p for p in ours if names.get(p, "").startswith(name))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from serving import ALPHA, BETA, MODEL_LEN, Ask, eventually
+from serving import ALPHA, BETA, MODEL_LEN, Ask, eventually, replica_pids
 
 import tiny
 
@@ -120,23 +120,6 @@ def test_what_finds_no_place_is_told_to_come_again(service, long):
     eventually(lambda: load(service, ALPHA) == (0, 0))
 
 
-def replica_pid(task):
-    """The process of a task's replica, among the descendants of this process."""
-    parents, names = {}, {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            rest = stat.read_text().rpartition(")")[2].split()
-            names[int(stat.parent.name)] = (stat.parent / "cmdline").read_text()
-        except OSError:
-            continue
-        parents[int(stat.parent.name)] = int(rest[1])
-    ours = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
-        ours |= more
-    (found,) = (p for p in ours if names.get(p, "").startswith(f"ray::ServeReplica:tasc:{task}"))
-    return found
-
-
 def ended_well(service, one, response):
     """Whether it is the right answer whole, or an error that says to try again."""
     if response.status_code != 200:
@@ -153,7 +136,7 @@ def ended_well(service, one, response):
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at Linux's /proc")
 def test_a_killed_replica_is_replaced_and_nobody_waits_in_vain(service, long):
-    pid = replica_pid(ALPHA)
+    (pid,) = replica_pids(ALPHA)
     asks = [Ask(ALPHA, long.value, LONG, stream=i % 2 == 0, draft=False) for i in range(6)]
     with httpx.Client() as client, ThreadPoolExecutor(len(asks)) as pool:
         coming = [pool.submit(post, client, service, one) for one in asks]
@@ -165,4 +148,4 @@ def test_a_killed_replica_is_replaced_and_nobody_waits_in_vain(service, long):
     one = Ask(ALPHA, tiny.SENTENCES[0])
     eventually(lambda: httpx.get(f"{service.base}/readyz", timeout=30).status_code == 200)
     assert service.answer(one) == service.expected(one)
-    assert replica_pid(ALPHA) != pid
+    assert pid not in replica_pids(ALPHA)

@@ -33,7 +33,11 @@ def options(command: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "command", ["replay", "tune", "forecast", "build-index", "generate", "task create"]
+    "command",
+    [
+        *("replay", "tune", "forecast", "build-index", "generate", "refresh"),
+        *("task create", "key create"),
+    ],
 )
 def test_each_option_says_its_default_or_that_it_must_be_given(command):
     said = options(command)

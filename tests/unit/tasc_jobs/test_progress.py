@@ -106,3 +106,32 @@ def test_stdout_stays_clean(capsys):
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.startswith("ingest: 1/1 rows")
+
+
+def test_what_was_done_before_counts_and_the_rate_is_of_the_others(monkeypatch):
+    now = iter([0.0, 0.0])  # made, started
+    monkeypatch.setattr("time.monotonic", lambda: next(now))
+    out = io.StringIO()
+    with Progress("answer", None, every_s=0, stream=out) as progress:
+        progress.resume(90)
+        progress.expect(100)
+        for seconds in (10.0, 12.0):
+            now = iter([seconds] * 3)
+            progress.tell(f"at {seconds}")
+            progress.advance()
+        now = iter([12.0])
+    first, second, _ = out.getvalue().splitlines()
+    assert first == "answer: 91/100 rows, 0.1 rows/s, at 10.0"
+    assert second == "answer: 92/100 rows, 0.17 rows/s, at 12.0, 16 s left"
+
+
+def test_a_bar_shows_what_is_told_and_what_was_done_before():
+    out = Terminal()
+    with Progress("answer", None, stream=out) as progress:
+        progress.resume(90)
+        progress.expect(100)
+        progress.tell("5 tokens/s")
+        progress.advance()
+    shown = out.getvalue().rpartition("answer")[2]
+    assert "91/100" in shown
+    assert "5 tokens/s" in shown

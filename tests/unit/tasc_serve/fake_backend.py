@@ -13,6 +13,8 @@ from prometheus_client import CollectorRegistry
 from tasc_engine import Acceptance, GenerationResult, Timings
 from tasc_serve.api import create_api
 from tasc_serve.calls import Answer, Call, Piece, Refusal, TaskStatus, TokenText
+from tasc_serve.doors import Doors
+from tasc_serve.idempotency import Tries
 from tasc_serve.settings import LimitSettings
 
 FOREVER: Final = "wait for ever"
@@ -33,14 +35,16 @@ class FakeBackend:
     def __init__(
         self,
         *script: Item,
-        status: TaskStatus | Exception = STATUS,
+        status: TaskStatus | None = STATUS,
         by_choice: Mapping[int, Sequence[Item]] | None = None,
+        store_fault: str | None = None,
     ) -> None:
         self.script = script
         self.by_choice = by_choice or {}
         self.calls: list[Call] = []
         self.open = 0
         self._status = status
+        self.store_fault = store_fault
 
     async def complete(self, task: str, call: Call) -> Answer | Refusal:
         text, tokens = "", ()
@@ -69,10 +73,8 @@ class FakeBackend:
         finally:
             self.open -= 1
 
-    async def status(self, task: str) -> TaskStatus:
-        if isinstance(self._status, Exception):
-            raise self._status
-        return replace(self._status, task=task)
+    def status(self, task: str) -> TaskStatus | None:
+        return self._status and replace(self._status, task=task)
 
     async def metrics(self) -> Sequence[str]:
         return ["# TYPE held gauge\nheld 1\n", "# TYPE held gauge\nheld 2\n"]
@@ -109,9 +111,11 @@ def _halves(text: str, offset: int, logprobs: int) -> tuple[TokenText, TokenText
 class Service:
     """The application over a backend, asked one request at a time."""
 
-    def __init__(self, backend: FakeBackend, **limits: float) -> None:
-        self.registry = CollectorRegistry()
-        self.app: FastAPI = create_api(backend, LimitSettings(**limits), self.registry)
+    def __init__(self, backend: FakeBackend, tries: Tries | None = None, **limits: float) -> None:
+        self.registry, self.doors = CollectorRegistry(), Doors()
+        self.app: FastAPI = create_api(
+            backend, LimitSettings(**limits), self.registry, doors=self.doors, tries=tries
+        )
 
     def ask(self, method: str, path: str, **request: object) -> httpx.Response:
         async def once() -> httpx.Response:

@@ -11,10 +11,12 @@ from tasc_engine.errors import GuideError
 from tasc_serve.admission import Admission
 from tasc_serve.asked import Asked, FieldError, Guide
 from tasc_serve.calls import Call, Refusal
+from tasc_serve.records import Records
 from tasc_serve.settings import LimitSettings
 from tasc_serve.worker import Ready
 from tasc_store import TaskRecord
 
+VERSION = 4
 PLAIN = TaskRecord("greet", "model", "f" * 32, "{input}")
 CHOOSING = TaskRecord("greet", "model", "f" * 32, "{input}", choices=("a", "b"))
 
@@ -69,7 +71,13 @@ def worker_of(guides=None, record=PLAIN, read=request):
         guide = call.asked.guided(record).guide
         return engine.guides.of(guide.spec, request.max_tokens) if guide else None
 
-    return SimpleNamespace(record=record, read=read, guide=guide, engine=engine)
+    return SimpleNamespace(
+        records=Records(record, VERSION),
+        record_version=VERSION,
+        read=read,
+        guide=guide,
+        engine=engine,
+    )
 
 
 def admitted(calls, worker, **limits):
@@ -106,7 +114,7 @@ def raising(error):
 )
 def test_what_fits_becomes_a_request_with_its_guide(record, asked, guide):
     one = call(asked, max_tokens=7)
-    assert admitted([one], worker_of(record=record)) == [Ready(request(one), guide)]
+    assert admitted([one], worker_of(record=record)) == [Ready(request(one), VERSION, guide)]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +150,7 @@ def test_answers_that_are_too_long_together_are_refused_also_where_the_task_says
         (one,) = admitted([call(n=n)], worker_of(), max_total_tokens=30)
         return one
 
-    assert found(1) == found(3) == Ready(request(call()))
+    assert found(1) == found(3) == Ready(request(call()), VERSION)
     assert (found(4).kind, found(4).param) == ("invalid", "n")
     assert "40 together; at most 30" in found(4).message
 
@@ -150,7 +158,7 @@ def test_answers_that_are_too_long_together_are_refused_also_where_the_task_says
 def test_rules_are_compiled_once_and_off_the_event_loop():
     worker = worker_of()
     worker.engine.waits = True
-    assert admitted([call()] * 3, worker) == [Ready(request(call()))] * 3
+    assert admitted([call()] * 3, worker) == [Ready(request(call()), VERSION)] * 3
     (thread,) = worker.engine.compiled_on
     assert thread is not threading.main_thread()
 

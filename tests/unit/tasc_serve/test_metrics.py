@@ -8,9 +8,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from tasc_draft.sources import SOURCES
 from tasc_engine.request import GenerationResult, Timings
 from tasc_engine.stats import EngineTotals, StepRecord
+from tasc_serve.collector_metrics import CollectorMetrics
+from tasc_serve.drift_metrics import DriftMetrics
+from tasc_serve.failover_metrics import FailoverMetrics
 from tasc_serve.gateway_metrics import NO_TASK, GatewayMetrics
 from tasc_serve.metric_names import METRICS
 from tasc_serve.metrics import ReplicaMetrics
+from tasc_serve.rate_metrics import RateMetrics
+from tasc_serve.shadow_metrics import ShadowMetrics
 
 OWN = {"task": "tag", "model_name": "tiny", "proposer": "tasc"}
 POSITIONS = 3
@@ -154,6 +159,16 @@ def test_the_list_of_metrics_is_what_a_fed_process_exports_and_each_series_names
     registry, metrics = replica()
     gateway = GatewayMetrics(registry)
     gateway.observe_http("tag", 200, 0.1)
+    RateMetrics(registry).observe("tag", "key")
+    failovers = FailoverMetrics(registry)
+    failovers.lost("tag", "died")
+    failovers.recovered("tag", 0.5)
+    failovers.gave_up("tag")
+    failovers.seen("tag", 2)
+    own = {"task": "tag", "model_name": "tiny"}
+    ShadowMetrics(registry, **own)
+    CollectorMetrics(registry, **own)
+    DriftMetrics(registry, OWN).expect(3.0)
     counts = np.ones((len(SOURCES), 1), np.int64)
     metrics.observe_step(StepRecord(1, 1, counts, counts, counts, 1, 0, 0, 0.0, 0.0))
     metrics.set_index(1, 10)

@@ -1,0 +1,138 @@
+"""The lines of a batch's file: whether they make a batch; rows of a job. It answers none."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from tasc_jobs.batch.work import Row
+from tasc_jobs.worker.faults import fault_of
+from tasc_serve.batch_schemas import BatchLine
+from tasc_serve.formats import SHOWN
+from tasc_serve.http_errors import ApiError, of_validation
+from tasc_serve.settings import LimitSettings
+from tasc_store.batches import Batch, BatchFault
+
+_MOST_FAULTS: Final = 20
+_ENDLESS: Final = ("too_many_lines", "line_too_long")  # nothing behind is looked at
+_AROUND_BODY: Final = 4096  # bytes of a line beside its body
+_HASH_BYTES: Final = 16
+
+
+class _FaultyLineError(Exception):
+    def __init__(self, code: str, message: str, line: int, param: str | None = None) -> None:
+        super().__init__(message)
+        self.fault = BatchFault(code, f"line {line}: {message}", line, param)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Lines that are not blank, and what keeps them from being a batch: nothing, if all is well."""
+
+    total: int
+    faults: tuple[BatchFault, ...]
+
+
+@dataclass(frozen=True)
+class BatchLines:
+    """The lines of one batch.
+
+    Args:
+        path: Its file on this machine.
+    """
+
+    path: Path
+    batch: Batch
+    limits: LimitSettings
+
+    def check(self) -> Checked:
+        """Read all lines once. Only what leaves a line without a name of its own, or the batch
+        without one task, is a fault; whatever else is wrong with a line is its own error.
+        """
+        total, faults = 0, list[BatchFault]()
+        seen = set[bytes]()
+        for number, raw in self._raw():
+            total += 1
+            try:
+                self._require_named(number, raw, seen)
+                if total > self.limits.max_batch_lines:
+                    most = self.limits.max_batch_lines
+                    raise _FaultyLineError("too_many_lines", f"over {most}; split it", number)
+            except _FaultyLineError as error:
+                faults.append(error.fault)
+                if len(faults) == _MOST_FAULTS or error.fault.code in _ENDLESS:
+                    break
+        if not total:
+            faults.append(BatchFault("empty_file", "the file has no lines; write requests in it"))
+        return Checked(total, tuple(faults))
+
+    def rows(self) -> Iterator[Row]:
+        """Rows of the job, which must have been checked; the payload is a request's body."""
+        for ordinal, (number, raw) in enumerate(self._raw()):
+            content = json.loads(raw)
+            try:
+                line = BatchLine.model_validate_json(raw)
+                if line.url != self.batch.endpoint:
+                    message = f"url is {line.url}; this batch is for {self.batch.endpoint}"
+                    raise ApiError(400, message, "url")
+            except ValidationError as error:
+                refused = fault_of(of_validation(error, raw))
+                yield Row(ordinal, content["custom_id"], "", number, refused=refused)
+            except ApiError as error:
+                yield Row(ordinal, content["custom_id"], "", number, refused=fault_of(error))
+            else:
+                yield Row(ordinal, line.custom_id, json.dumps(line.body), number)
+
+    def _raw(self) -> Iterator[tuple[int, bytes]]:
+        most = self.limits.max_body_bytes + _AROUND_BODY
+        with self.path.open("rb") as file:
+            number = 0
+            while raw := file.readline(most + 1):
+                number += 1
+                if raw.strip():
+                    yield number, raw
+
+    def _require_named(self, number: int, raw: bytes, seen: set[bytes]) -> None:
+        most = self.limits.max_body_bytes + _AROUND_BODY
+        if len(raw) > most:
+            raise _FaultyLineError("line_too_long", f"over {most} bytes; shorten it", number)
+        content = _object(raw, number)
+        name = content.get("custom_id")
+        if not isinstance(name, str) or not 1 <= len(name) <= 256 or not _encodes(name):
+            message = "no custom_id, a text of 1 to 256 characters"
+            raise _FaultyLineError("missing_custom_id", message, number, "custom_id")
+        digest = hashlib.sha256(name.encode()).digest()[:_HASH_BYTES]
+        if digest in seen:
+            message = f"custom_id {name[:SHOWN]!r} was there before; give each line its own"
+            raise _FaultyLineError("duplicate_custom_id", message, number, "custom_id")
+        seen.add(digest)
+        body = content.get("body")
+        model = body.get("model") if isinstance(body, dict) else None
+        if isinstance(model, str) and model != self.batch.model:
+            message = (
+                f"model is {model[:SHOWN]!r}, that of the first line {self.batch.model!r}; make a "
+                "batch for each model"
+            )
+            raise _FaultyLineError("mismatched_model", message, number, "body.model")
+
+
+def _object(raw: bytes, number: int) -> dict[str, Any]:
+    try:
+        content = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise _FaultyLineError("invalid_json_line", f"no JSON: {error}", number) from error
+    if not isinstance(content, dict):
+        raise _FaultyLineError("invalid_json_line", "no JSON object", number)
+    return content
+
+
+def _encodes(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

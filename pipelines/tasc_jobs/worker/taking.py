@@ -1,0 +1,140 @@
+"""The worker's loop: takes one batch after another, and gives back what it cannot end.
+
+It answers nothing itself.
+"""
+
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+import redis
+
+from tasc_jobs.batch import JobProgress
+from tasc_jobs.batch.errors import JobBusy
+from tasc_jobs.errors import JobError, RaySetupError
+from tasc_jobs.outcomes import in_short
+from tasc_jobs.worker.holding import Hold
+from tasc_jobs.worker.one_batch import Ended, OneBatch, WorkerSettings, forget
+from tasc_serve.batch_schemas import LONGEST_S
+from tasc_serve.errors import ServeError
+from tasc_store import StoreError
+from tasc_store.batch_leases import BatchLease, take_batch
+from tasc_store.batches import Batch, BatchStore
+from tasc_store.errors import LeaseLost, UnknownBatch
+from tasc_text import TextError
+
+LEASE_S: Final = 10.0
+_MOST_ATTEMPTS: Final = 5
+_FORGOTTEN_S: Final = LONGEST_S
+_NO_MORE: Final = "worker_failed"
+# What may be the batch's own fault. A cluster or a disk that fails is not: it ends the worker.
+BUSY_OR_BAD: Final = (JobError, ServeError, TextError, ValueError)
+
+
+class BatchWorker:
+    """Answers batches, one at a time.
+
+    Args:
+        tasks: Only batches of these; empty: of any.
+        poll_s: How often it looks for a batch when there was none.
+        lease_s: A batch whose worker was silent for so long is another's.
+        say: Told what people should know, in a line.
+        told: Told how far a batch is, now and then.
+        ended: Told what came of one.
+    """
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        settings: WorkerSettings,
+        tasks: Sequence[str],
+        poll_s: float,
+        lease_s: float = LEASE_S,
+        *,
+        say: Callable[[str], None],
+        told: Callable[[Batch, JobProgress], None],
+        ended: Callable[[Ended], None],
+    ) -> None:
+        self._client, self._settings, self._tasks = client, settings, tasks
+        self._poll_s, self._lease_s = poll_s, lease_s
+        self._say, self._told, self._ended = say, told, ended
+
+    def run_waiting(self) -> None:
+        """Answer the batches that wait, until there is none.
+
+        Raises:
+            StoreError: Redis fails.
+        """
+        self._forget_ended()
+        while lease := take_batch(self._client, self._lease_s, self._tasks):
+            self._run(lease)
+
+    def run_for_ever(self) -> None:
+        """The same, and wait for more; while Redis is away too."""
+        while True:
+            try:
+                self.run_waiting()
+            except StoreError as error:
+                self._say(f"waiting for the store: {error}")
+            time.sleep(self._poll_s)
+
+    def _run(self, lease: BatchLease) -> None:
+        batch, failed = lease.batch, False
+        self._say(f"{batch.id}: {batch.model}, {batch.endpoint}{_again(batch)}")
+        try:
+            with Hold(lease) as hold:
+                told = partial(self._told, batch)
+                self._ended(self._outcome(OneBatch(self._client, hold, self._settings, told)))
+        except LeaseLost as error:
+            self._say(f"{batch.id}: {error}")
+        except BUSY_OR_BAD as error:
+            failed = not isinstance(error, JobBusy)
+            self._say(f"{batch.id}: {in_short(error)}")
+            time.sleep(self._poll_s)
+        finally:
+            with suppress(StoreError):
+                lease.release(failed)
+        with suppress(UnknownBatch):
+            if BatchStore(self._client).get(batch.id).ended:
+                forget(self._settings, batch)
+
+    def _outcome(self, one: OneBatch) -> Ended:
+        """Ends a batch that was tried often enough.
+
+        Raises:
+            StoreError: Redis fails, or the batch is another worker's by now.
+            JobBusy, JobError, ServeError, TextError, ValueError: It can be tried again.
+        """
+        batch = one.batch
+        if batch.attempts > _MOST_ATTEMPTS:
+            why = f"{_MOST_ATTEMPTS} workers died with it before a line was answered"
+            return one.failed(_NO_MORE, why)
+        try:
+            return one.run()
+        except (JobBusy, RaySetupError):
+            raise
+        except BUSY_OR_BAD as error:
+            if batch.attempts < _MOST_ATTEMPTS:
+                raise
+            self._say(f"{batch.id}: {in_short(error)}")
+            return one.failed(_NO_MORE, in_short(error))
+
+    def _forget_ended(self) -> None:
+        """What workers that were killed have left of batches that have ended since."""
+        for folder in sorted(self._settings.folder.glob("batch-*")):
+            try:
+                batch = BatchStore(self._client).get(folder.name)
+            except UnknownBatch:
+                # Not at once: it may be of another store, whose worker shares our folder.
+                if time.time() - folder.stat().st_mtime > _FORGOTTEN_S:
+                    shutil.rmtree(folder, ignore_errors=True)
+            else:
+                if batch.ended:
+                    forget(self._settings, batch)
+
+
+def _again(batch: Batch) -> str:
+    return f", again (attempt {batch.attempts})" if batch.attempts > 1 else ""

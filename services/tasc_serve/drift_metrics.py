@@ -1,0 +1,45 @@
+"""What is expected of the draft index in use, and roll-backs from it, as Prometheus series."""
+
+from collections.abc import Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+
+class DriftMetrics:
+    """The series of one replica.
+
+    What is expected carries the labels of the counters it is compared with; where nothing is
+    known of an index there is no sample.
+
+    Args:
+        labels: Those of the replica's other series.
+
+    Raises:
+        ValueError: The registry already holds these series.
+    """
+
+    def __init__(self, registry: CollectorRegistry, labels: Mapping[str, str]) -> None:
+        self._labels = tuple(labels.values())
+        self._forecast = Gauge(
+            "tasc_forecast_tokens_per_step",
+            "Tokens per step that the draft index in use brought on rows it had not seen.",
+            tuple(labels),
+            registry=registry,
+        )
+        self._rollbacks = Counter(
+            "tasc_index_rollbacks",
+            "Draft indexes that this replica took out of use since they drafted worse.",
+            tuple(labels),
+            registry=registry,
+        ).labels(*self._labels)
+
+    def expect(self, tokens_per_step: float | None) -> None:
+        """Say what the index in use is expected to bring; None: nobody knows."""
+        if tokens_per_step is None:
+            self._forecast.clear()
+        else:
+            self._forecast.labels(*self._labels).set(tokens_per_step)
+
+    def rolled_back(self) -> None:
+        """Count a roll-back."""
+        self._rollbacks.inc()

@@ -1,0 +1,46 @@
+"""Brings each call to the replica that the gateway has chosen for it, inside Ray Serve's router.
+
+Who is chosen is the gateway's business (`fleet`); this says who is there and does as it is told.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+
+from tasc_serve import presence
+
+
+class ChosenReplicaRouter(RequestRouter):
+    """Routes by the ``to`` of a request's first argument; else by the least queue of all.
+
+    Nodes do not matter: replicas of other nodes would stand idle until those of a gateway's own
+    are full.
+    """
+
+    async def choose_replicas(
+        self,
+        candidate_replicas: list[RunningReplica],
+        pending_request: PendingRequest | None = None,
+    ) -> list[list[RunningReplica]]:
+        if pending_request:  # else Serve tries again without a pause, and nothing else runs
+            pending_request.routing_context.should_backoff = True
+        to = _to(pending_request.args) if pending_request else None
+        chosen = [r for r in candidate_replicas if r.replica_id.unique_id == to]
+        return [chosen or candidate_replicas]
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        super().update_replicas(replicas)
+        self._tell()
+
+    def on_replica_actor_died(self, replica_id: Any) -> None:
+        super().on_replica_actor_died(replica_id)
+        self._tell()
+
+    def _tell(self) -> None:
+        names = (replica.unique_id for replica in self.curr_replicas)
+        presence.tell(self._deployment_id.name, names)
+
+
+def _to(args: Sequence[Any]) -> str | None:
+    return getattr(args[0], "to", None) if args else None

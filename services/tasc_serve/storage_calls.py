@@ -1,0 +1,68 @@
+"""Calls of a store that waits, beside requests that must not. It knows no file and no batch."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, TypeVar
+
+from tasc_serve.http_errors import ApiError
+from tasc_store import CorruptArtifact, StoreError, StoreFull
+from tasc_store.errors import (
+    BatchEnded,
+    BatchesFull,
+    FileInUse,
+    FilesFull,
+    UnknownBatch,
+    UnknownFile,
+)
+
+log = logging.getLogger(__name__)
+
+Found = TypeVar("Found")
+_THREADS: Final = 4
+_MOST_WAITING: Final = 64
+_CODES: Final[tuple[tuple[type[StoreError], int, str], ...]] = (
+    (UnknownFile, 404, "file_not_found"),
+    (UnknownBatch, 404, "batch_not_found"),
+    (FileInUse, 400, "file_in_use"),
+    (BatchEnded, 400, "batch_ended"),
+    (FilesFull, 429, "too_many_files"),
+    (BatchesFull, 429, "too_many_batches"),
+    (CorruptArtifact, 500, "file_damaged"),
+)
+
+
+class StorageCalls:
+    """Threads of their own: a store that is silent holds up nothing but what asks for it."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(_THREADS, "storage")
+        self._open = 0
+
+    async def run(self, work: Callable[[], Found]) -> Found:
+        """What ``work`` gives.
+
+        Raises:
+            ApiError: What is asked for is not there, or cannot be; 503 when the store fails, or
+                too many calls wait for it.
+        """
+        if self._open >= _MOST_WAITING:
+            raise ApiError(503, "too many requests wait for the store of files; try again later")
+        self._open += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        except StoreError as error:
+            raise _told(error) from error
+        finally:
+            self._open -= 1
+
+
+def _told(error: StoreError) -> ApiError:
+    for kind, status, code in _CODES:
+        if isinstance(error, kind):
+            return ApiError(status, str(error), code=code)
+    log.warning("the store of files and batches fails: %s", error)
+    if isinstance(error, StoreFull):
+        return ApiError(503, "the store is full; delete files that you need no more")
+    return ApiError(503, "files and batches cannot be reached at the moment; try again later")

@@ -1,0 +1,36 @@
+"""Whether the store answers, asked beside the requests: none of them waits for it."""
+
+import asyncio
+
+import redis
+
+from tasc_store import StoreError, translated
+from tasc_store.client import url_of
+
+_EVERY_S = 1.0
+
+
+class StoreHealth:
+    """What a Redis said when it was last asked.
+
+    Attributes:
+        fault: Why it does not answer; None while it does.
+    """
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client = client
+        self.fault: str | None = None
+
+    async def watch(self) -> None:
+        """Ask again and again, until this is cancelled."""
+        while True:
+            self.fault = await asyncio.to_thread(self._ask)
+            await asyncio.sleep(_EVERY_S)
+
+    def _ask(self) -> str | None:
+        try:
+            with translated(url_of(self._client)):
+                self._client.ping()
+        except StoreError as error:
+            return str(error)
+        return None

@@ -1,0 +1,165 @@
+"""API keys in Redis: who may ask, for which tasks, how often. It knows no HTTP and no request.
+
+A key is 256 random bits, shown once to whoever makes it; Redis holds its SHA-256. One fast hash is
+right for such a secret: nobody can try 2^256 of them, so that what slows the guessing of passwords
+(salt, many rounds) would only slow every request. A key is found by its hash alone: secrets are
+never compared with each other, so that no comparison's time tells anything of one.
+"""
+
+import hashlib
+import json
+import re
+import secrets
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final, Self
+
+import redis
+
+from tasc_store import keys
+from tasc_store.client import as_text, translated, url_of
+from tasc_store.errors import UnknownKey
+
+PREFIX: Final = "tasc_"
+_SECRET_BYTES = 32
+_SECRET = re.compile(rf"{PREFIX}[A-Za-z0-9_-]{{43}}")
+_ID_LENGTH = 16  # of the hash's 64 hexadecimal digits
+_ID = re.compile(rf"[0-9a-f]{{{_ID_LENGTH}}}")
+_LONGEST_NAME = 64
+_MOST_TASKS = 1000
+_HIGHEST_LIMIT = 10**9
+
+
+@dataclass(frozen=True)
+class ApiKey:
+    """What is known of a key; the key itself is not.
+
+    Attributes:
+        id: What commands call it, the beginning of the key's hash.
+        name: Whose it is, for people: 1 to 64 printable characters.
+        tasks: Those it may use; empty: all.
+        requests_per_minute: Most requests; unset: no limit.
+        tokens_per_minute: Most tokens of answers; unset: no limit.
+        created_at: Seconds since the epoch.
+        revoked: It opens nothing any more.
+
+    Raises:
+        ValueError: A value is of the wrong kind or outside its range.
+    """
+
+    id: str
+    name: str
+    tasks: tuple[str, ...] = ()
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    created_at: float = 0.0
+    revoked: bool = False
+
+    def __post_init__(self) -> None:
+        if not _ID.fullmatch(self.id):
+            raise ValueError(f"{self.id!r} is no id of a key; `tasc key list` shows them")
+        if not 1 <= len(self.name) <= _LONGEST_NAME or not self.name.isprintable():
+            raise ValueError(
+                f"name of a key {self.name!r} will not do; use 1 to {_LONGEST_NAME} printable "
+                "characters"
+            )
+        if len(self.tasks) > _MOST_TASKS:
+            raise ValueError(f"tasks are {len(self.tasks)}; at most {_MOST_TASKS}, or none for all")
+        for task in self.tasks:
+            keys.checked_task(task)
+        _check_limit("requests_per_minute", self.requests_per_minute)
+        _check_limit("tokens_per_minute", self.tokens_per_minute)
+
+    def may_use(self, task: str) -> bool:
+        return not self.tasks or task in self.tasks
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """Raises ValueError or TypeError for what is no key's record."""
+        content: Any = json.loads(text)
+        return cls(**{**content, "tasks": tuple(content["tasks"])})
+
+
+class ApiKeys:
+    """The register of keys. Records are never removed, so that a revoked key stays known as one.
+
+    Every method raises `StoreError` (see `translated`) when Redis fails, and ValueError where a
+    record that it reads is none.
+    """
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client = client
+        self._url = url_of(client)
+
+    def create(
+        self,
+        name: str,
+        *,
+        tasks: tuple[str, ...] = (),
+        requests_per_minute: int | None = None,
+        tokens_per_minute: int | None = None,
+    ) -> tuple[str, ApiKey]:
+        """A new key, and its record. Nothing can show the key again.
+
+        Raises:
+            ValueError: See `ApiKey`.
+        """
+        secret = PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
+        digest = digest_of(secret)
+        limits = (requests_per_minute, tokens_per_minute)
+        key = ApiKey(digest[:_ID_LENGTH], name, tuple(tasks), *limits, created_at=time.time())
+        with translated(self._url):
+            self._client.hset(keys.API_KEYS, digest, key.to_json())
+        return secret, key
+
+    def find(self, digest: str) -> ApiKey | None:
+        """The key with this hash, revoked or not; None where there is none."""
+        with translated(self._url):
+            found = self._client.hget(keys.API_KEYS, digest)
+        return None if found is None else _parsed(found)
+
+    def known(self) -> list[ApiKey]:
+        """Every key, oldest first."""
+        with translated(self._url):
+            found = [_parsed(text) for _, text in self._client.hscan_iter(keys.API_KEYS)]
+        return sorted(set(found), key=lambda key: (key.created_at, key.id))
+
+    def revoke(self, id: str) -> ApiKey:
+        """Close a key for good; services follow within their ``auth.cache_s``.
+
+        Raises:
+            UnknownKey: There is none with this id.
+        """
+        if not _ID.fullmatch(id):
+            raise UnknownKey(f"{id[:_LONGEST_NAME]!r} is no id of a key; `tasc key list` has them")
+        with translated(self._url):
+            for digest, text in self._client.hscan_iter(keys.API_KEYS, match=f"{id}*"):
+                key = replace(_parsed(text), revoked=True)
+                self._client.hset(keys.API_KEYS, as_text(digest), key.to_json())
+                return key
+        raise UnknownKey(f"no key {id} at {self._url}; `tasc key list` has those there are")
+
+
+def is_key(text: str) -> bool:
+    """Whether it can be a key by its looks."""
+    return _SECRET.fullmatch(text) is not None
+
+
+def digest_of(secret: str) -> str:
+    """The SHA-256 of a key in 64 hexadecimal digits."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def _check_limit(name: str, limit: int | None) -> None:
+    if limit is not None and (type(limit) is not int or not 1 <= limit <= _HIGHEST_LIMIT):
+        raise ValueError(f"{name} is {limit!r}; use 1 to {_HIGHEST_LIMIT}, or leave it out")
+
+
+def _parsed(text: str | bytes) -> ApiKey:
+    try:
+        return ApiKey.from_json(text)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ValueError(f"the record of an API key cannot be read: {error}") from error

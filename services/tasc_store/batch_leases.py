@@ -1,0 +1,126 @@
+"""A worker's side of batches: one is taken for a while, told about, and ended. It answers nothing.
+
+Who holds a batch says so by a lease that runs out unless it is renewed. Whatever is written about a
+batch is written by who holds it, so that a worker that was thought dead can do no harm.
+"""
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import redis
+
+from tasc_store import batch_scripts, keys
+from tasc_store.batches import Batch, BatchFault, BatchStore, Status, errors_json
+from tasc_store.client import as_text, translated, url_of
+from tasc_store.errors import LeaseLost, StoreError
+from tasc_store.files import StoredFile
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Lines of a batch: all of them, those answered, those in its error file."""
+
+    total: int
+    completed: int = 0
+    failed: int = 0
+
+
+class BatchLease:
+    """One batch in the hands of one worker, for ``seconds`` behind each renewal. Any thread.
+
+    Every method raises LeaseLost once the batch is another's, and `StoreError` (see `translated`)
+    when Redis fails.
+    """
+
+    def __init__(self, client: redis.Redis, batch: Batch, token: str, lease_s: float) -> None:
+        self.batch = batch
+        self._client, self._token, self.seconds = client, token, lease_s
+        self._url = url_of(client)
+        self._renew = client.register_script(batch_scripts.RENEW)
+        self._release = client.register_script(batch_scripts.RELEASE)
+        self._tell = client.register_script(batch_scripts.TELL)
+        self._finish = client.register_script(batch_scripts.FINISH)
+
+    def renew(self) -> str:
+        """Hold it for another while; its status, which a cancelling client may have changed."""
+        return self._status(self._renew, _milliseconds(self.seconds))
+
+    def release(self, failed: bool = False) -> None:
+        """Give it back as it is, for another worker to take at once.
+
+        Args:
+            failed: It counts as an attempt.
+        """
+        with translated(self._url):
+            self._release([keys.SHARED], [self.batch.id, self._token, int(failed)])
+
+    def tell(self, counts: Counts, status: Status | None = None) -> str:
+        """How far it is; its status from now on: ``cancelling`` stays."""
+        numbers = (counts.total, counts.completed, counts.failed)
+        return self._status(self._tell, int(time.time()), status or "", *numbers)
+
+    def finish(
+        self,
+        status: Status,
+        counts: Counts,
+        files: Mapping[str, StoredFile],
+        errors: Sequence[BatchFault] = (),
+    ) -> None:
+        """End it and keep its files, in one step.
+
+        Args:
+            files: By the field that names them, ``output_file_id`` and ``error_file_id``.
+
+        Raises:
+            StoreError: Writing a file took so long that its beginning is gone.
+        """
+        named = [part for name, file in files.items() for part in (name, file.to_json())]
+        arguments: tuple[str | int, ...] = (
+            self.batch.id, self._token, int(time.time()), status, errors_json(errors), len(files),
+            *named, counts.total, counts.completed, counts.failed,
+        )  # fmt: skip
+        with translated(self._url):
+            done = self._finish([keys.SHARED], arguments)
+        if done is None:
+            raise self._lost()
+        if not done:
+            raise StoreError(f"the files of batch {self.batch.id} took too long to write")
+
+    def _status(self, script: redis.commands.core.Script, *arguments: str | int) -> str:
+        with translated(self._url):
+            found = script([keys.SHARED], [self.batch.id, self._token, *arguments])
+        if found is None:
+            raise self._lost()
+        return as_text(found)
+
+    def _lost(self) -> LeaseLost:
+        return LeaseLost(
+            f"batch {self.batch.id} was not renewed within {self.seconds:g} s and is another "
+            "worker's by now; what is done is not lost"
+        )
+
+
+def take_batch(client: redis.Redis, lease_s: float, tasks: Sequence[str] = ()) -> BatchLease | None:
+    """The batch of the nearest deadline that nobody holds; None where there is none.
+
+    Args:
+        lease_s: How long it is held without being renewed, in seconds.
+        tasks: Only batches of these; empty: of any.
+
+    Raises:
+        StoreError: See `translated`.
+    """
+    token = secrets.token_hex(16)
+    script = client.register_script(batch_scripts.TAKE)
+    with translated(url_of(client)):
+        arguments: tuple[str | int, ...] = (int(time.time()), token, _milliseconds(lease_s), *tasks)
+        found = script([keys.SHARED], arguments)
+    if found is None:
+        return None
+    return BatchLease(client, BatchStore(client).get(as_text(found)), token, lease_s)
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, int(seconds * 1000))

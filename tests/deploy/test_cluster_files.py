@@ -1,0 +1,70 @@
+"""The settings and the Serve config of a cluster, judged by our schema and by Ray's own."""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ray.serve.schema import ServeDeploySchema
+
+from tasc_serve.app import NAME
+from tasc_serve.deployed import Deployed, app
+from tasc_serve.errors import SettingsError
+from tasc_serve.settings import ServeSettings, load_settings
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+SETTINGS = DEPLOY / "serve-cluster.yaml"
+
+
+@pytest.fixture
+def config() -> Any:
+    return yaml.safe_load((DEPLOY / "ray-serve.yaml").read_text("utf-8"))
+
+
+@pytest.fixture
+def settings() -> ServeSettings:
+    return load_settings(SETTINGS)
+
+
+def test_ray_accepts_the_config(config):
+    (application,) = ServeDeploySchema.model_validate(config).applications
+    assert (application.name, application.route_prefix) == (NAME, "/")
+
+
+def test_the_config_names_our_builder_and_the_settings_file(config):
+    (application,) = config["applications"]
+    module, name = application["import_path"].split(":")
+    assert getattr(import_module(module), name) is app
+    assert Deployed.model_validate(application["args"]).settings.name == SETTINGS.name
+
+
+def test_ray_ends_no_request_before_the_service_does(config, settings):
+    assert config["http_options"]["request_timeout_s"] > settings.limits.request_timeout_s
+
+
+def test_a_dead_node_leaves_a_replica_of_each_task_and_a_gateway(settings):
+    assert all(task.replicas >= 2 for task in settings.tasks)
+    assert settings.http.gateways >= 2
+
+
+def test_whoever_reaches_a_cluster_needs_a_key(settings):
+    assert settings.auth.required
+
+
+def test_the_application_has_a_deployment_for_each_task(monkeypatch, settings):
+    monkeypatch.setenv("REDIS_URL", "redis://unused")
+    built = app(Deployed(settings=SETTINGS))
+    assert built._bound_deployment.name == "gateway"
+    assert set(built._bound_deployment.init_args[2]) == {task.name for task in settings.tasks}
+
+
+def test_without_a_redis_url_it_is_said_what_to_set(monkeypatch):
+    monkeypatch.delenv("REDIS_URL", raising=False)
+    with pytest.raises(SettingsError, match="set one of them"):
+        app(Deployed(settings=SETTINGS))
+
+
+def test_an_argument_that_is_none_is_refused():
+    with pytest.raises(ValueError, match="setings"):
+        Deployed.model_validate({"setings": "/etc/tasc/serve-cluster.yaml"})

@@ -1,0 +1,57 @@
+"""Commands that the deploy files run, read by the ``tasc`` command itself; none is carried out."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from tasc_jobs.cli import app
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+
+
+def _commands() -> dict[str, list[str]]:
+    """Argument lists by the file they stand in."""
+    image = (DEPLOY / "Dockerfile").read_text("utf-8")
+    (default,) = re.findall(r"^CMD (\[.*\])$", image, re.M)
+    compose: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))
+    worker = yaml.safe_load((DEPLOY / "kubernetes" / "batch-worker.yaml").read_text("utf-8"))
+    (container,) = worker["spec"]["template"]["spec"]["containers"]
+    found = {
+        "Dockerfile": json.loads(default),
+        "compose.yaml": shlex.split(compose["services"]["batches"]["command"]),
+        "batch-worker.yaml": container["command"],
+    }
+    for job in sorted((DEPLOY / "kubernetes" / "jobs").glob("*/kustomization.yaml")):
+        for entrypoint in re.findall(r"path: /spec/entrypoint, value: (.*)}", job.read_text()):
+            found[job.parent.name] = shlex.split(entrypoint)
+    return found
+
+
+def test_every_file_with_a_command_is_looked_at():
+    assert set(_commands()) == {
+        "Dockerfile", "compose.yaml", "batch-worker.yaml", "build-index", "generate",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("file", _commands())
+def test_the_command_is_one_of_ours_with_options_it_has(file):
+    program, name, *arguments = _commands()[file]
+    assert program == "tasc"
+    group: Any = typer.main.get_command(app)
+    command = group.get_command(typer.Context(group), name)
+    assert command is not None, name
+    assert command.make_context(name, arguments).params
+
+
+def test_the_readme_shows_commands_of_ours_only():
+    readme = (DEPLOY / "README.md").read_text("utf-8")
+    group: Any = typer.main.get_command(app)
+    shown = re.findall(r"(?:^ {4,}|tools )tasc ([a-z-]+)", readme, re.M)
+    assert len(shown) >= 6
+    assert set(shown) <= set(group.commands)

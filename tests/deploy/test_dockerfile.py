@@ -1,0 +1,116 @@
+"""The container file, as far as it can be judged without a container engine."""
+
+import fnmatch
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FILE = ROOT / "deploy" / "Dockerfile"
+Instruction = tuple[str, str]
+
+
+def stages() -> dict[str, list[Instruction]]:
+    """Instructions by stage; those before the first ``FROM`` are under ''."""
+    text = re.sub(r"\\\n\s*", "", FILE.read_text("utf-8"))
+    found: dict[str, list[Instruction]] = {"": []}
+    for line in text.splitlines():
+        if not line or line.startswith("#"):
+            continue
+        word, rest = line.split(None, 1)
+        if word == "FROM":
+            found[rest.split(" AS ")[1]] = []
+        list(found.values())[-1].append((word, rest))
+    return found
+
+
+def of(stage: str, word: str) -> list[str]:
+    return [rest for found, rest in stages()[stage] if found == word]
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+def test_what_runs_is_not_root(target):
+    word, user = stages()[target][-1]
+    assert (word, user) == ("USER", "10001:10001")
+    assert "--uid 10001" in " ".join(of("runtime", "RUN"))
+    assert of(target, "FROM")[0].startswith("runtime ")
+
+
+def test_the_last_stage_is_the_one_without_a_gpu():
+    assert list(stages())[-1] == "cpu"
+
+
+def test_the_base_is_pinned_and_fits_the_project():
+    (python,) = of("", "ARG")
+    assert re.fullmatch(r"PYTHON=3\.11\.\d+-slim-bookworm", python)
+    assert of("base", "FROM") == ["python:${PYTHON} AS base"]
+
+
+def test_no_stage_starts_from_one_that_is_not_there():
+    names = list(stages())
+    for index, name in enumerate(names[2:], 2):
+        assert of(name, "FROM")[0].split()[0] in names[:index]
+
+
+def test_no_secret_is_built_in():
+    text = FILE.read_text("utf-8")
+    declared = re.findall(r"^(?:ARG|ENV|\s{4})\s*(\w+)=", text, re.M)
+    assert len(declared) >= 8
+    assert [n for n in declared if re.search("PASSWORD|SECRET|TOKEN|KEY", n)] == []
+
+
+def test_usage_reports_are_off_and_rays_token_is_asked_for():
+    environment = " ".join(of("runtime", "ENV"))
+    for setting in ("RAY_USAGE_STATS_ENABLED=0", "OMP_WAIT_POLICY=PASSIVE", "RAY_AUTH_MODE=token"):
+        assert setting in environment
+    assert len(of("runtime", "HEALTHCHECK")) == 1
+
+
+def test_what_is_copied_is_there_and_not_hidden_from_the_build():
+    ignored = (FILE.parent / "Dockerfile.dockerignore").read_text("utf-8").splitlines()
+    shown = {line[1:] for line in ignored if line.startswith("!")}
+    assert "*" in ignored
+    copied = {
+        source
+        for stage in ("empty", "wheel")
+        for line in of(stage, "COPY")
+        for source in line.split()[:-1]
+    }
+    assert copied == shown
+    assert all((ROOT / name).exists() for name in copied)
+    secrets = ["services/.env", "services/tasc_serve/__pycache__"]
+    hidden = [line.removeprefix("**/") for line in ignored if line.startswith("**/")]
+    assert all(any(fnmatch.fnmatch(Path(s).name, h) for h in hidden) for s in secrets)
+
+
+def test_the_wheel_that_is_installed_has_the_command_and_the_data(tmp_path: Path):
+    """The same command as in the stage ``wheel``, with the build tools of this environment."""
+    context = tmp_path / "src"
+    context.mkdir()
+    for name in {source for line in of("wheel", "COPY") for source in line.split()[:-1]}:
+        given, seen = ROOT / name, context / name
+        if given.is_dir():
+            shutil.copytree(given, seen, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(given, seen)
+    (command,) = (line for line in of("wheel", "RUN") if line.startswith("pip wheel"))
+    arguments = command.replace("/wheels .", f"{tmp_path} {context}").split()[1:]
+    built = subprocess.run(
+        [sys.executable, "-m", "pip", *arguments, "--no-build-isolation", "--quiet"],
+        capture_output=True,
+        text=True,
+    )
+    if "setuptools" in built.stderr:
+        pytest.skip("setuptools is not in this environment; the build brings its own")
+    assert built.returncode == 0, built.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert any(name.endswith("tasc-demo-7m/model.safetensors") for name in names)
+    assert "tasc_serve/deployed.py" in names
+    (entry,) = (name for name in names if name.endswith("entry_points.txt"))
+    assert b"tasc = tasc_jobs.cli:main" in zipfile.ZipFile(wheel).read(entry)

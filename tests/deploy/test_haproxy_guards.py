@@ -1,0 +1,121 @@
+"""What the load balancer keeps away from the gateways."""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from gateway_stub import eventually
+from haproxy_process import Balancer, balancing
+
+from tasc_serve.settings import LimitSettings
+
+OPERATORS_ONLY = ["/sd", "/metrics", "/v1/tasks", "/-/routes", "/openapi.json"]
+
+
+@pytest.fixture
+def guarded(haproxy, gateways, tmp_path: Path) -> Iterator[Balancer]:
+    """Few requests and connections are too many here."""
+    few = {"TASC_KEY_REQUESTS": "3", "TASC_ADDRESS_REQUESTS": "5", "TASC_ADDRESS_CONNECTIONS": "4"}
+    with balancing(haproxy, gateways, tmp_path, **few) as running:
+        yield running
+
+
+def codes(url: str, times: int, key: str | None = None) -> list[int]:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    return [httpx.post(url, headers=headers).status_code for _ in range(times)]
+
+
+@pytest.mark.parametrize("path", [*OPERATORS_ONLY, "/v1/%74asks", "/v1/tasks/", "/", "/nothing"])
+def test_clients_do_not_reach_what_operators_ask(balancer, gateways, path):
+    answer = httpx.get(balancer + path)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (404, None)
+    assert [g.gets for g in gateways] == [[], []]
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/batches/b1", "/healthz", "/readyz"])
+def test_clients_reach_the_api(balancer, path):
+    assert httpx.get(balancer + path).status_code == 200
+
+
+@pytest.mark.parametrize("path", OPERATORS_ONLY)
+def test_operators_reach_everything_at_an_address_of_their_own(guarded, path):
+    assert httpx.get(guarded.operators + path).status_code == 200
+
+
+def test_a_key_over_its_requests_is_told_when_to_come_back_and_others_go_on(guarded):
+    url = guarded.url + "/v1/completions"
+    assert codes(url, 4, "greedy") == [200, 200, 200, 429]
+    refused = httpx.post(url, headers={"Authorization": "Bearer greedy"})
+    assert refused.headers["Retry-After"] == "10"
+    assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+    assert codes(url, 3, "modest") == [200, 200, 200]
+
+
+def test_without_a_key_the_address_is_counted(guarded):
+    assert codes(guarded.url + "/v1/completions", 6) == [200] * 5 + [429]
+    assert codes(guarded.url + "/v1/completions", 1, "modest") == [200]
+
+
+def test_a_body_over_the_services_limit_is_refused_before_it_is_sent(balancer, gateways):
+    limit = LimitSettings().max_body_bytes
+    url = balancer + "/v1/completions"
+    assert httpx.post(url, content=b" " * limit).status_code == 200
+    assert httpx.post(url, content=b" " * (limit + 1)).status_code == 413
+    assert sum(len(g.posts) for g in gateways) == 1
+
+
+def test_a_file_may_be_larger_than_a_request_and_has_a_limit_too(balancer):
+    limits, url = LimitSettings(), balancer + "/v1/files"
+    assert httpx.post(url, content=b" " * (limits.max_body_bytes + 1)).status_code == 200
+    said = {"Content-Length": str(limits.max_file_bytes + 2**20 + 1)}
+    assert refused_early(balancer, "/v1/files", said).startswith(b"HTTP/1.1 413 ")
+
+
+def refused_early(balancer: str, path: str, headers: dict[str, str]) -> bytes:
+    """The first line of the answer to a request whose body has only begun."""
+    host, port = balancer.removeprefix("http://").split(":")
+    head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(f"POST {path} HTTP/1.1\r\nHost: a\r\n{head}\r\n".encode() + b" " * 20_000)
+        client.settimeout(30)
+        return client.recv(64)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{f"X-{i}": "1" for i in range(70)}, {"X-Long": "x" * 16_000}],
+    ids=["too many", "too long"],
+)
+def test_headers_over_the_limit_are_refused(balancer, gateways, headers):
+    assert httpx.get(balancer + "/v1/models", headers=headers).status_code == 400
+    assert [g.gets for g in gateways] == [[], []]
+
+
+def test_an_address_that_hoards_connections_gets_no_more(guarded):
+    hoard = [socket.create_connection(("127.0.0.1", guarded.port)) for _ in range(4)]
+    try:
+        with pytest.raises(httpx.TransportError):
+            httpx.get(guarded.url + "/v1/models")
+    finally:
+        for connection in hoard:
+            connection.close()
+    eventually(lambda: _gets(guarded.url + "/v1/models"))
+
+
+def _gets(url: str) -> bool:
+    try:
+        return httpx.get(url).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_a_body_that_does_not_come_holds_no_gateway(balancer, gateways):
+    host, port = balancer.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as slow:
+        slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nhalf")
+        assert httpx.post(balancer + "/v1/completions").status_code == 200
+        assert sum(len(g.posts) for g in gateways) == 1
+        slow.settimeout(30)
+        assert slow.recv(64).startswith(b"HTTP/1.1 408 ")

@@ -1,0 +1,230 @@
+"""Batches whose worker is killed, loses them or is told to stop: each line is in one file, once."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import ray
+import redis
+from batch_jobs import ENGINE, record_of
+from batch_service import answers, asked, batch_service, line, wait_for
+from openai import OpenAI
+from openai.types import Batch as Shown
+
+from tasc_jobs.batch import JobProgress
+from tasc_jobs.worker.one_batch import Ended, WorkerSettings
+from tasc_jobs.worker.taking import BatchWorker
+from tasc_store import TaskStore, connect
+from tasc_store.batch_leases import BatchLease, take_batch
+from tasc_store.batches import Batch, BatchStore, NewBatch
+from tiny import make_folder
+
+pytestmark = [pytest.mark.redis, pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+LINES = 400
+_CONFIG = """
+tasks: [{name: any}]
+engine: {rows: 8, max_model_len: 64, cost_aware: false}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("batch-kills"))
+
+
+@pytest.fixture
+def served(client: redis.Redis, task: str, folder: Path) -> str:
+    TaskStore(client).put(record_of(task, folder))
+    return task
+
+
+@pytest.fixture
+def openai(client: redis.Redis) -> Iterator[OpenAI]:
+    with batch_service(client) as found:
+        yield found
+
+
+def lines(task: str, count: int = LINES) -> list[str]:
+    """One of a hundred cannot be answered."""
+    return [
+        line(task, f"r{i}", f"wake me at {i} " + "please " * (i % 5 + (i % 100 == 7) * 90))
+        for i in range(count)
+    ]
+
+
+def files_of(openai: OpenAI, batch: Shown) -> tuple[dict[str, dict], dict[str, dict]]:
+    """Answers and errors of an ended batch, which have each of its lines once."""
+    good, bad = answers(openai, batch.output_file_id), answers(openai, batch.error_file_id)
+    assert not good.keys() & bad.keys()
+    return good, bad
+
+
+def said(found: dict[str, dict]) -> dict[str, object]:
+    return {name: each["response"]["body"]["choices"] for name, each in found.items()}
+
+
+@contextmanager
+def worker_process(url: str, task: str, work: Path) -> Iterator[subprocess.Popen[str]]:
+    """`tasc worker` on this process's Ray, which is killed at the end of the block."""
+    config = work.with_suffix(".yaml")
+    config.write_text(_CONFIG)
+    code = "from tasc_jobs.cli import main; main()"
+    command = [sys.executable, "-c", code, "worker", "--tasks", task, "--redis-url", url]
+    command += ["--work-dir", str(work), "--config", str(config), "--lease", "2", "--poll", "0.1"]
+    env = os.environ | {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        print(process.communicate()[1])  # shown where the test fails
+
+
+def done(openai: OpenAI, batch: Shown) -> int:
+    counts = openai.batches.retrieve(batch.id).request_counts
+    assert counts is not None
+    return counts.completed
+
+
+class Run:
+    """A worker of this process, which does something once so many lines are done."""
+
+    def __init__(self, client: redis.Redis, url: str, task: str, work: Path) -> None:
+        self.client, self.task = client, task
+        self.settings = WorkerSettings(url, work, ENGINE)
+        self.ended: list[Ended] = []
+        self.resumed: list[int] = []
+
+    def go(self, least: int = 0, action: Callable[[], object] = lambda: None) -> None:
+        happened: list[object] = []
+
+        def told(batch: Batch, progress: JobProgress) -> None:
+            self.resumed.append(progress.done)
+            if least <= progress.done < (progress.total or 0) and progress.engines and not happened:
+                happened.append(action())
+
+        worker = BatchWorker(
+            self.client, self.settings, [self.task], 0.1,
+            say=lambda text: None, told=told, ended=self.ended.append,
+        )  # fmt: skip
+        worker.run_waiting()
+        assert happened or not least
+
+
+@pytest.fixture
+def run(client: redis.Redis, redis_url: str, served: str, tmp_path: Path) -> Run:
+    work = tmp_path / "work"
+    work.mkdir()
+    return Run(client, redis_url, served, work)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(
+    redis_url: str, ray_cluster: None, folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, object]:
+    """What is said where nothing is killed."""
+    with connect(redis_url) as client, batch_service(client) as openai:
+        TaskStore(client).put(record_of("undisturbed", folder))
+        batch = asked(openai, lines("undisturbed"))
+        Run(client, redis_url, "undisturbed", tmp_path_factory.mktemp("undisturbed")).go()
+        good, bad = files_of(openai, openai.batches.retrieve(batch.id))
+    assert (len(good), len(bad)) == (LINES - 4, 4)
+    return said(good)
+
+
+def saved(client: redis.Redis, task: str) -> int:
+    """Answers that are in Redis and in no file yet."""
+    return sum(client.hlen(key) for key in client.keys(f"tasc:{{{task}}}:job:*:results"))
+
+
+def test_a_worker_that_is_killed_loses_and_doubles_nothing(
+    openai: OpenAI, client: redis.Redis, redis_url: str, served: str, run: Run,
+    undisturbed: dict[str, object],
+) -> None:  # fmt: skip
+    batch = asked(openai, lines(served))
+    with worker_process(redis_url, served, run.settings.folder):
+        wait_for(lambda: saved(client, served) >= 20)
+    assert openai.batches.retrieve(batch.id).status == "in_progress"
+    reached = saved(client, served)
+    assert 20 <= reached < LINES
+    while not run.ended:  # until the lease of the dead one has run out
+        run.go()
+    assert run.resumed
+    assert run.resumed[0] >= reached
+    whole = openai.batches.retrieve(batch.id)
+    assert whole.request_counts is not None
+    assert (whole.request_counts.completed, whole.request_counts.failed) == (LINES - 4, 4)
+    good, bad = files_of(openai, whole)
+    assert said(good) == undisturbed
+    assert list(good) == [f"r{i}" for i in range(LINES) if i % 100 != 7]
+    assert len(bad) == 4
+
+
+def test_a_batch_that_is_cancelled_while_it_runs_keeps_what_was_done(
+    openai: OpenAI, run: Run, served: str
+) -> None:
+    batch = asked(openai, lines(served))
+    seen: list[str] = []
+    run.go(1, lambda: seen.append(openai.batches.cancel(batch.id).status))
+    assert seen == ["cancelling"]
+    cancelled = openai.batches.retrieve(batch.id)
+    assert cancelled.status == "cancelled"
+    assert cancelled.cancelled_at is not None
+    good, bad = files_of(openai, cancelled)
+    assert good
+    assert len(good) + len(bad) == LINES
+    left = {n for n, each in bad.items() if (each["error"] or {}).get("code") == "batch_cancelled"}
+    assert left
+    counts = cancelled.request_counts
+    assert counts is not None
+    assert (counts.total, counts.completed) == (LINES, len(good))
+    assert counts.failed == len(bad) - len(left)
+    assert list(run.settings.folder.iterdir()) == []
+
+
+def test_a_batch_that_is_not_done_in_time_has_expired(
+    openai: OpenAI, run: Run, served: str, client: redis.Redis
+) -> None:
+    text = "".join(lines(served, 4000)).encode()
+    file = openai.files.create(file=("in.jsonl", text), purpose="batch")
+    window_s = 4  # more than it takes to begin, less than 4000 lines take
+    new = NewBatch(
+        file.id, "/v1/chat/completions", "24h", window_s, served, kept_s=7200, output_ttl_s=3600
+    )
+    id_ = BatchStore(client).create(new, most=1000).id
+    run.go()
+    expired = openai.batches.retrieve(id_)
+    assert expired.status == "expired"
+    assert expired.expired_at is not None
+    good, bad = files_of(openai, expired)
+    assert len(good) + len(bad) == 4000
+    codes = {(each["error"] or {}).get("code") for each in bad.values()}
+    assert "batch_expired" in codes
+
+
+def test_a_worker_that_lost_its_batch_leaves_it_to_who_has_it(
+    openai: OpenAI, run: Run, served: str, client: redis.Redis, undisturbed: dict[str, object]
+) -> None:
+    batch = asked(openai, lines(served))
+    others: list[BatchLease] = []
+
+    def take() -> None:
+        """As if this worker had been silent for long."""
+        (name,) = client.scan_iter(f"*:lease:{batch.id}")
+        client.delete(name)
+        lease = take_batch(client, 600.0, [served])
+        assert lease
+        others.append(lease)
+
+    run.go(1, take)
+    assert run.ended[-1].status == "lost"
+    assert openai.batches.retrieve(batch.id).status == "in_progress"
+    others[0].release()
+    run.go()
+    good, bad = files_of(openai, openai.batches.retrieve(batch.id))
+    assert said(good) == undisturbed
+    assert len(bad) == 4

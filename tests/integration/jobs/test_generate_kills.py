@@ -1,0 +1,179 @@
+"""A batch job whose engine, driver, Redis or Ray is killed ends with the undisturbed output."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import redis
+from batch_jobs import (
+    ENGINE,
+    driver,
+    kill_itself,
+    kill_others,
+    read,
+    record_of,
+    rows,
+    rows_done,
+    write,
+)
+
+from killable import RedisServer, pids
+from tasc_jobs.batch import JobProgress
+from tasc_jobs.batch.errors import JobBusy
+from tasc_jobs.generate import generate
+from tasc_store import TaskStore, connect
+from tiny import make_folder
+
+pytestmark = [pytest.mark.redis, pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+ROWS = 2000
+PART = 100
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("kills"))
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("kills-in") / "in.jsonl", [*rows(ROWS), [1]])
+
+
+@pytest.fixture(scope="module")
+def undisturbed(
+    redis_url: str, ray_cluster: None, folder: Path, source: Path, tmp_path_factory
+) -> bytes:
+    """What the job writes if nothing is killed."""
+    output = tmp_path_factory.mktemp("kills-out") / "out.jsonl"
+    with closing(connect(redis_url)) as client:
+        TaskStore(client).put(record_of("kills", folder))
+    report = generate(redis_url, "kills", source, output, engine=ENGINE, actors=2)
+    assert (report.rows, report.errors) == (ROWS + 1, 1)
+    ids = [row["id"] for row in read(output)]
+    assert ids == [f"r{i}" for i in range(ROWS)]
+    return output.read_bytes()
+
+
+def once(least: int, action: Callable[[], object]) -> Callable[[JobProgress], None]:
+    """Does something as soon as so many rows are done, if more are to come."""
+    done: list[int] = []
+
+    def told(found: JobProgress) -> None:
+        if found.done >= least and not done and found.engines:
+            assert found.done < ROWS
+            done.append(found.done)
+            action()
+
+    return told
+
+
+def test_an_engine_that_is_killed_is_replaced(
+    redis_url: str, source: Path, undisturbed: bytes, tmp_path: Path
+) -> None:
+    killed: list[int] = []
+
+    def kill() -> None:
+        killed.append(pids("ray::EngineActor")[0])
+        os.kill(killed[0], signal.SIGKILL)
+
+    output = tmp_path / "out.jsonl"
+    generate(
+        redis_url, "kills", source, output, engine=ENGINE, part_rows=PART, progress=once(50, kill)
+    )
+    assert killed
+    assert output.read_bytes() == undisturbed
+
+
+def test_results_that_redis_loses_are_made_again(
+    client: redis.Redis, redis_url: str, source: Path, undisturbed: bytes, tmp_path: Path
+) -> None:
+    lost: list[int] = []
+
+    def lose() -> None:
+        (key,) = client.keys("tasc:{kills}:job:*:results")
+        lost.append(client.hlen(key))
+        client.delete(key)
+
+    output = tmp_path / "out.jsonl"
+    generate(
+        redis_url, "kills", source, output, engine=ENGINE, part_rows=900, progress=once(50, lose)
+    )
+    assert lost[0] > 0
+    assert output.read_bytes() == undisturbed
+    assert client.keys("tasc:{kills}:job:*") == []
+
+
+def test_a_driver_that_is_killed_goes_on_where_it_was_and_keeps_others_out(
+    redis_url: str, source: Path, undisturbed: bytes, tmp_path: Path
+) -> None:
+    output = tmp_path / "out.jsonl"
+    with driver(redis_url, "kills", source, output, part_rows=PART) as process:
+        assert rows_done(process) < ROWS
+        with pytest.raises(JobBusy, match="another process works on the job in"):
+            generate(redis_url, "kills", source, output, engine=ENGINE)
+        kill_itself(process)
+    assert not output.exists()
+    told: list[JobProgress] = []
+    report = generate(
+        redis_url, "kills", source, output, engine=ENGINE, part_rows=PART, progress=told.append
+    )
+    assert 0 < report.resumed < ROWS
+    assert report.rows == ROWS + 1
+    assert output.read_bytes() == undisturbed
+    assert told[-1].done == ROWS + 1
+    # And a third time: nothing is left to do.
+    again = generate(redis_url, "kills", source, output, engine=ENGINE)
+    assert (again.rows, again.resumed) == (ROWS + 1, ROWS + 1)
+
+
+def test_a_ray_that_dies_ends_the_job_with_an_error_and_it_is_resumed(
+    redis_url: str,
+    source: Path,
+    undisturbed: bytes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # A node that is silent is dead to Ray after 13 s; here somewhat sooner.
+    monkeypatch.setenv("RAY_health_check_period_ms", "500")
+    monkeypatch.setenv("RAY_health_check_timeout_ms", "2000")
+    monkeypatch.setenv("RAY_health_check_failure_threshold", "2")
+    output = tmp_path / "out.jsonl"
+    with driver(redis_url, "kills", source, output, part_rows=PART, own_ray=True) as process:
+        assert rows_done(process) < ROWS
+        victims = [*pids("/raylet ", process.pid), *pids("ray::EngineActor", process.pid)]
+        assert len(victims) == 2
+        err = kill_others(process, victims)
+    assert process.returncode == 1, err
+    assert "run the job again, which goes on where it was" in err
+    report = generate(redis_url, "kills", source, output, engine=ENGINE, part_rows=PART)
+    assert 0 < report.resumed < ROWS
+    assert output.read_bytes() == undisturbed
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path / "redis")
+    yield server
+    server.kill()
+
+
+def test_a_redis_that_is_killed_and_comes_back_without_what_it_wrote_last_loses_no_row(
+    server: RedisServer, folder: Path, source: Path, undisturbed: bytes, tmp_path: Path
+) -> None:
+    with closing(connect(server.url)) as client:
+        TaskStore(client).put(record_of("kills", folder))
+    size = server.log.stat().st_size
+    lost: list[int] = []
+
+    def restart() -> None:
+        server.kill()
+        lost.append(server.cut(size))
+        server.start()
+
+    output, told = tmp_path / "out.jsonl", once(50, restart)
+    generate(server.url, "kills", source, output, engine=ENGINE, part_rows=900, progress=told)
+    assert lost[0] > 0
+    assert output.read_bytes() == undisturbed

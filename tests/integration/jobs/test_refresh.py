@@ -1,0 +1,218 @@
+"""The flywheel over real Redis and Ray: answers become corpus rows, and an index where it helps."""
+
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import redis
+
+from tasc_draft.learning import answers
+from tasc_jobs.demo.tasks import demo_record, read_split
+from tasc_jobs.errors import JobError
+from tasc_jobs.index_job import build_and_publish
+from tasc_jobs.index_store import current_index
+from tasc_jobs.refresh import RefreshOptions, held_out, move_collected, refresh
+from tasc_jobs.tuning.replays import run
+from tasc_jobs.tuning.task_rows import encode
+from tasc_serve.models import load_tokenizer
+from tasc_store import (
+    ArtifactStore,
+    CollectedRow,
+    CollectedRows,
+    CorpusRow,
+    CorpusStore,
+    IndexChanged,
+    TaskRecord,
+    TaskStore,
+)
+from tasc_text import PromptTemplate
+
+pytestmark = [pytest.mark.redis, pytest.mark.ray]
+FIRST, THEN = 250, 350
+WIDE = {"max_rows": 10_000, "max_bytes": 1 << 30}
+KILLED = """
+import os, sys
+from tasc_jobs import refresh
+from tasc_store import CollectedRows, TaskStore, connect
+
+CollectedRows.remove = lambda self, end: os._exit(9)
+client = connect(sys.argv[1])
+refresh.move_collected(client, TaskStore(client).get(sys.argv[2]))
+"""
+
+
+@pytest.fixture
+def record(client: redis.Redis, task: str) -> TaskRecord:
+    shipped = demo_record("massive_en")
+    record = TaskRecord(
+        name=task, model=shipped.model, fingerprint=shipped.fingerprint, template=shipped.template
+    )
+    TaskStore(client).put(record)
+    return record
+
+
+@pytest.fixture(scope="module")
+def shipped() -> list[CollectedRow]:
+    rows = read_split("massive_en", "train")[: FIRST + THEN]
+    unique = {r["input"]: CollectedRow(r["input"], r["output"]) for r in rows}
+    return list(unique.values())
+
+
+@pytest.fixture
+def store(client: redis.Redis, record: TaskRecord) -> ArtifactStore:
+    return ArtifactStore(client, record.name, record.fingerprint)
+
+
+def ingest(client: redis.Redis, record: TaskRecord, rows: list[CollectedRow]) -> None:
+    corpus = CorpusStore(client, record.corpus_name)
+    corpus.append([CorpusRow(str(i), r.input, r.output) for i, r in enumerate(rows)])
+
+
+def collect(client: redis.Redis, record: TaskRecord, rows: list[CollectedRow]) -> None:
+    CollectedRows(client, record.name).add(rows, **WIDE)
+
+
+def corpus_of(client: redis.Redis, record: TaskRecord) -> list[tuple[str, str]]:
+    return [(r.input, r.output) for r in CorpusStore(client, record.corpus_name).read(0, 10_000)]
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_new_index_becomes_current_where_it_drafts_better_and_says_why(
+    client, redis_url, record, store, shipped
+):
+    ingest(client, record, shipped[:FIRST])
+    first, _ = build_and_publish(redis_url, record)
+    collect(client, record, [*shipped[FIRST:], shipped[FIRST]])
+    told = []
+    done = refresh(redis_url, record.name, progress=lambda *to: told.append(to))
+    assert (done.moved, done.known) == (len(shipped) - FIRST, 1)
+    assert corpus_of(client, record) == [(r.input, r.output) for r in shipped]
+    assert len(CollectedRows(client, record.name)) == 0
+    assert done.new_tokens_per_step > 1.01 * done.old_tokens_per_step > 1
+    current = store.current()
+    assert current is not None
+    assert (done.old_version, done.version) == (first.version, current.version)
+    assert (current.corpus_rows, current.forecast) == (len(shipped), done.new_tokens_per_step)
+    index = current_index(store)
+    assert index.corpus.documents == len(shipped), "it holds the judging rows too"
+    assert index.weights is not None
+    assert f"version {current.version} is current" in done.in_words
+    replayed = [step for step in told if step[0] == "replay"]
+    assert replayed[-1] == ("replay", done.judged_rows, done.judged_rows)
+    assert done.as_json["versions"] == (first.version, current.version)
+
+    again = refresh(redis_url, record.name)
+    assert (again.moved, again.new_rows, again.version) == (0, 0, None)
+    assert "200 are waited for" in again.in_words
+    assert store.current() == current
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_an_index_that_is_not_better_is_not_even_stored(client, redis_url, record, store, shipped):
+    ingest(client, record, shipped[:FIRST])
+    first, _ = build_and_publish(redis_url, record)
+    collect(client, record, shipped[FIRST:])
+    done = refresh(redis_url, record.name, RefreshOptions(margin=9.0))
+    assert (done.version, done.versions) == (None, (first.version,))
+    assert store.current() == first
+    assert "not 900.0% more than" in done.reason
+    assert len(CorpusStore(client, record.name)) == len(shipped), "the rows stay in the corpus"
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_rows_that_judge_are_in_neither_index(client, redis_url, record, store):
+    """Outputs that nothing predicts: who had seen them would draft them by heart."""
+    dice = random.Random(1)
+
+    def rows(n: int) -> list[CollectedRow]:
+        numbers = [" ".join(str(dice.randrange(10**9)) for _ in range(4)) for _ in range(2 * n)]
+        return [CollectedRow(*pair) for pair in zip(numbers[::2], numbers[1::2], strict=True)]
+
+    ingest(client, record, rows(200))
+    build_and_publish(redis_url, record)
+    collect(client, record, rows(250))
+    done = refresh(redis_url, record.name, RefreshOptions(margin=-0.9))
+    assert done.version is not None
+    assert done.old_tokens_per_step < 2
+    assert done.new_tokens_per_step < 2
+    _, held = held_out(200, 450)
+    assert len(held) == done.judged_rows == 50
+    tokenizer = load_tokenizer(record)
+    corpus = CorpusStore(client, record.name).read(0, 450)
+    judged = encode([corpus[i] for i in held], tokenizer, PromptTemplate(record.template))
+    found = run(
+        current_index(store),
+        answers(judged.prompts, judged.outputs, tokenizer.eos_id),
+        record.draft,
+        branching=True,
+        tokenizer=tokenizer,
+    )
+    assert found.tokens_per_step > 4, "the published one holds them"
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_the_first_index_of_a_task_is_published_with_a_forecast(
+    client, redis_url, record, store, shipped
+):
+    collect(client, record, shipped[:FIRST])
+    done = refresh(redis_url, record.name)
+    assert (done.old_version, done.old_tokens_per_step, done.version) == (None, None, 1)
+    assert store.current().forecast == done.new_tokens_per_step > 1
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_who_announces_another_meanwhile_is_not_overruled(
+    client, redis_url, record, store, shipped
+):
+    ingest(client, record, shipped[:FIRST])
+    build_and_publish(redis_url, record)
+    build_and_publish(redis_url, record)
+    collect(client, record, shipped[FIRST:])
+
+    def someone(stage: str, done: int, total: int | None) -> None:
+        if (stage, done) == ("publish", 0):
+            store.announce(1)
+
+    with pytest.raises(IndexChanged, match="tasc index list"):
+        refresh(redis_url, record.name, progress=someone)
+    assert store.current().version == 1
+    assert store.versions() == [1, 2, 3]
+
+
+def test_a_move_that_was_killed_adds_nothing_twice(client, redis_url, record, shipped):
+    collect(client, record, shipped[:30])
+    ran = subprocess.run([sys.executable, "-c", KILLED, redis_url, record.name], timeout=120)
+    assert ran.returncode == 9
+    assert len(CorpusStore(client, record.name)) == 30
+    assert len(CollectedRows(client, record.name)) == 30
+    collect(client, record, shipped[30:40])
+    assert move_collected(client, record) == (10, 30)
+    assert corpus_of(client, record) == [(r.input, r.output) for r in shipped[:40]]
+
+
+def test_rows_go_into_the_corpus_that_the_task_drafts_from(client, task, record, shipped):
+    other = TaskRecord(
+        name=f"{task}-b", model=record.model, fingerprint=record.fingerprint,
+        template=record.template, corpus=task,
+    )  # fmt: skip
+    collect(client, other, shipped[:3])
+    assert move_collected(client, other) == (3, 0)
+    assert len(corpus_of(client, record)) == 3
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_corpus_without_inputs_has_no_requests_to_judge_by(client, redis_url, record):
+    ingest(client, record, [CollectedRow("", f"out {i}") for i in range(210)])
+    with pytest.raises(JobError, match="tasc build-index"):
+        refresh(redis_url, record.name)
+
+
+@pytest.mark.parametrize(("seen", "rows"), [(0, 100), (200, 401), (10, 5000), (99, 199)])
+def test_new_rows_judge_and_all_others_build(seen, rows):
+    kept, held = held_out(seen, rows)
+    assert sorted([*kept, *held]) == list(range(rows))
+    assert held.min() >= seen
+    assert len(held) == min(max((rows - seen) // 5, 50), 600, (rows - seen) // 2)
+    np.testing.assert_array_equal(held, held_out(seen, rows)[1])

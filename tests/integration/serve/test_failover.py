@@ -1,0 +1,135 @@
+"""Replicas that die or hang in the middle of answers: clients see a pause, and the same answers."""
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from serving import BETA, Ask, Service, eventually, replica_pids
+
+import tiny
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.redis,
+    pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at Linux's /proc"),
+]
+LONG = 400
+SAMPLED = {
+    "temperature": 1.3,
+    "seed": 11,
+    "repetition_penalty": 1.2,
+    "frequency_penalty": 0.3,
+    "stop": ["never said"],
+    "logprobs": 1,
+    "ignore_eos": True,
+}
+CROWD = 3  # of each kind
+
+
+class Client:
+    """One streaming client, whose answer can be looked at while it grows."""
+
+    def __init__(self, service: Service, body: dict[str, Any]) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.begun = threading.Event()
+        self._url = f"{service.base}/v1/completions"
+        self._body = body | {"stream": True}
+
+    def run(self) -> "Client":
+        with httpx.stream("POST", self._url, json=self._body, timeout=120) as response:
+            assert response.status_code == 200, response.read()
+            for line in response.iter_lines():
+                if line.startswith("data: {"):
+                    self.events.append(json.loads(line.removeprefix("data: ")))
+                    self.begun.set()
+        return self
+
+    @property
+    def text(self) -> str:
+        return "".join(e["choices"][0]["text"] for e in self.events)
+
+    @property
+    def told(self) -> list[str]:
+        found = (e["choices"][0]["logprobs"] or {"tokens": []} for e in self.events)
+        return [token for logprobs in found for token in logprobs["tokens"]]
+
+
+def body_of(value: str, **more: Any) -> dict[str, Any]:
+    return Ask(BETA, value, LONG, draft=False).body | {"stream": False} | more
+
+
+def whole(service: Service, body: dict[str, Any]) -> dict[str, Any]:
+    """Text and tokens; log-probabilities differ in the last place by who shares the batch."""
+    response = httpx.post(f"{service.base}/v1/completions", json=body, timeout=120)
+    assert response.status_code == 200, response.text
+    (choice,) = response.json()["choices"]
+    tokens = choice["logprobs"] and choice["logprobs"]["tokens"]
+    return {"text": choice["text"], "tokens": tokens, "reason": choice["finish_reason"]}
+
+
+@pytest.fixture
+def both(service: Service) -> Iterator[list[int]]:
+    """Process ids of the task's two replicas, once both are there; and again afterwards."""
+    eventually(lambda: len(replica_pids(BETA)) == 2 and serving(service) == 2)
+    yield replica_pids(BETA)
+    eventually(lambda: len(replica_pids(BETA)) == 2 and serving(service) == 2)
+
+
+def serving(service: Service) -> int:
+    """How many replicas of the task are scraped, and so have come up."""
+    return int(service.metrics().sum("tasc_replicas_seen", task=BETA))
+
+
+def failovers(service: Service, why: str) -> float:
+    return service.metrics().sum("tasc_failovers_total", task=BETA, why=why)
+
+
+def running(service: Service) -> float:
+    return service.metrics().sum("tasc_num_requests_running", task=BETA)
+
+
+def answers_outlive(service: Service, harm: Any) -> None:
+    """Harm the service while greedy and sampled, streaming and whole answers are on their way."""
+    value = tiny.SENTENCES[2]
+    asked = [body_of(value, ignore_eos=True), body_of(value, **SAMPLED)]
+    expected = [whole(service, body) for body in asked]
+    streams = [Client(service, body) for body in asked * CROWD]
+    with ThreadPoolExecutor(4 * CROWD) as pool:
+        coming: list[Future[Any]] = [pool.submit(stream.run) for stream in streams]
+        later = [pool.submit(whole, service, body) for body in asked * CROWD]
+        for stream in streams:
+            assert stream.begun.wait(60)
+        cut_at = [len(stream.events) for stream in streams]
+        harm()
+        for future in coming:
+            future.result()
+        wholes = [future.result() for future in later]
+    assert wholes == expected * CROWD
+    for stream, answer in zip(streams, expected * CROWD, strict=True):
+        assert stream.text == answer["text"]
+        if answer["tokens"]:
+            assert stream.told == answer["tokens"]
+    assert all(cut < len(s.events) for cut, s in zip(cut_at, streams, strict=True))
+
+
+def test_answers_go_on_in_the_middle_when_a_replica_is_killed(service: Service, both: list[int]):
+    before = failovers(service, "died")
+    answers_outlive(service, lambda: os.kill(both[0], signal.SIGKILL))
+    assert failovers(service, "died") > before
+    assert service.metrics().sum("tasc_failover_seconds_count", task=BETA) > 0
+
+
+def test_answers_go_on_in_the_middle_when_a_replica_hangs(service: Service, both: list[int]):
+    before = failovers(service, "silent")
+    try:
+        answers_outlive(service, lambda: os.kill(both[0], signal.SIGSTOP))
+        assert failovers(service, "silent") > before
+    finally:
+        os.kill(both[0], signal.SIGCONT)

@@ -1,0 +1,159 @@
+"""A running replica takes what a new version of its task changes, or says that it cannot.
+
+The replica lives in this process and needs Redis only.
+"""
+
+import asyncio
+import uuid
+from dataclasses import replace
+
+import pytest
+from serving import eventually, make_task
+
+import tiny
+from tasc_draft import DraftSettings
+from tasc_serve.asked import Asked
+from tasc_serve.calls import Answer, Ask, Call, Refusal
+from tasc_serve.records import MOST_KNOWN, Records
+from tasc_serve.replica import TaskReplica
+from tasc_serve.settings import ServeSettings
+from tasc_store import SamplingDefaults, TaskStore, connect
+
+pytestmark = pytest.mark.redis
+PROMPT = tiny.SENTENCES[0]
+
+
+@pytest.fixture
+def store(redis_url):
+    with connect(redis_url) as client:
+        yield TaskStore(client)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return make_task(tmp_path_factory.mktemp("model"), "alpha")
+
+
+@pytest.fixture
+def record(store, made):
+    """The same model under a name of this test's own, with two versions."""
+    record = replace(made.record, name=f"record-{uuid.uuid4().hex}", corpus=None, max_tokens=9)
+    store.put(replace(record, max_tokens=8))
+    store.put(record)
+    return record
+
+
+@pytest.fixture
+def replica(redis_url, record, tmp_path):
+    settings = ServeSettings.model_validate(
+        {
+            "tasks": [{"name": record.name}],
+            "engine": {"rows": 2, "max_model_len": 128, "device": "cpu", "cost_aware": False},
+            "metrics": {"host": "127.0.0.1"},
+            "index_poll_s": 0.05,
+            "cache_dir": tmp_path,
+        }
+    )
+    running = TaskReplica(settings, redis_url, settings.tasks[0])
+    yield running
+    running.__del__()
+
+
+def status(replica):
+    return asyncio.run(replica.pulse(Ask("anybody"))).status
+
+
+def answer(replica, **values):
+    values = {"prompt": PROMPT, "templated": True, **values}
+    return asyncio.run(replica.complete(Call(uuid.uuid4().hex, **values)))
+
+
+def until_served(replica, version):
+    eventually(lambda: status(replica).record_version == version)
+
+
+def test_what_no_weight_depends_on_counts_for_the_next_request(replica, record, store):
+    plain = answer(replica).result
+    assert len(plain.tokens) == 9
+    for change, holds in (
+        ({"max_tokens": 5}, lambda r: len(r.tokens) == 5),
+        ({"choices": ("yes, always", "no")}, lambda r: r.text in ("yes, always", "no")),
+        ({"regex": "[0-9]{3}"}, lambda r: r.text.isdigit() and len(r.text) == 3),
+        ({"sampling": SamplingDefaults(temperature=5.0)}, lambda r: len(r.tokens) <= 9),
+    ):
+        version = store.put(replace(record, **change))
+        until_served(replica, version)
+        found = answer(replica)
+        assert isinstance(found, Answer), found
+        assert holds(found.result), change
+    texts = {answer(replica, asked=Asked(seed=seed)).result.text for seed in range(4)}
+    assert len(texts) > 1, "answers are drawn now"
+    stop = plain.text[2]
+    until_served(replica, store.put(replace(record, stop=(stop,))))
+    assert answer(replica).result.text == plain.text.split(stop)[0]
+
+
+def test_what_needs_another_engine_waits_for_a_restart(replica, record, store, caplog):
+    first = status(replica).record_version
+    version = store.put(replace(record, template="other {input}", max_tokens=4))
+    eventually(lambda: f"version {version} of task" in caplog.text)
+    assert "changes template; restart the service" in caplog.text
+    store.put(replace(record, draft=DraftSettings(min_prob=0.5), max_tokens=4))
+    eventually(lambda: "changes draft; restart" in caplog.text)
+    assert status(replica).record_version == first
+    assert len(answer(replica).result.tokens) == 9
+    back = store.put(replace(record, max_tokens=6))  # what was in the way is as it was
+    until_served(replica, back)
+    assert len(answer(replica).result.tokens) == 6
+
+
+def test_a_guide_that_cannot_be_followed_leaves_the_old_version(replica, record, store, caplog):
+    first = status(replica).record_version
+    store.put(replace(record, regex="(unclosed"))
+    eventually(lambda: "cannot be used" in caplog.text)
+    assert status(replica).record_version == first
+    assert len(answer(replica).result.tokens) == 9
+
+
+def test_an_answer_is_ended_by_the_version_that_began_it(replica, record, store):
+    eventually(lambda: status(replica).older_record_versions == (1,))
+    version = store.put(replace(record, max_tokens=5))
+    until_served(replica, version)
+    assert status(replica).older_record_versions == (1, 2)
+    assert len(answer(replica, record_version=1).result.tokens) == 8
+    assert len(answer(replica, record_version=2).result.tokens) == 9
+    assert len(answer(replica, record_version=version).result.tokens) == 5
+    refusal = answer(replica, record_version=version + 1)
+    assert isinstance(refusal, Refusal)
+    assert refusal.kind == "changed"
+
+
+def test_pieces_name_the_version_of_their_request_not_of_the_moment(replica, record, store):
+    async def stream():
+        call = Call("1", PROMPT, templated=True, stream=True, asked=Asked(seed=1))
+        versions = []
+        async for piece in replica.stream(call):
+            if not versions:
+                version = store.put(replace(record, max_tokens=7))
+                while (await replica.pulse(Ask("me"))).status.record_version != version:
+                    await asyncio.sleep(0.01)
+            versions.append(piece.record_version)
+        return versions, piece.result
+
+    versions, result = asyncio.run(stream())
+    assert set(versions) == {2}
+    assert len(result.tokens) == 9
+
+
+def test_few_older_versions_are_known(record):
+    records = Records(record, 1)
+    for version in range(2, 30):
+        records.add(replace(record, max_tokens=version), version)
+    assert records.newest[1] == 29
+    assert records.older == tuple(range(30 - MOST_KNOWN, 29))
+    with pytest.raises(ValueError, match="version 1 .* is not served"):
+        records.of(1)
+    with pytest.raises(ValueError, match="version 30 changes model, dtype"):
+        records.add(replace(record, model="m", dtype="float32"), 30)
+    records.add(replace(record, max_tokens=99), 25)
+    assert records.newest[1] == 29, "what is remembered late is no newer"

@@ -1,0 +1,241 @@
+"""What a replica does beside answering: shadow checks, collecting, going back to an older index.
+
+The replica lives in this process and needs Redis only.
+"""
+
+import asyncio
+import uuid
+from dataclasses import replace
+
+import httpx
+import pytest
+from serving import Samples, eventually, make_task, publish
+
+import tiny
+from tasc_draft import DraftIndex, Tokens, build_index
+from tasc_engine import engine as engine_module
+from tasc_serve.calls import Answer, Call
+from tasc_serve.replica import TaskReplica
+from tasc_serve.settings import ServeSettings
+from tasc_store import ArtifactStore, CollectedRow, CollectedRows, EmbeddedRedis, TaskStore, connect
+
+pytestmark = pytest.mark.redis
+PROMPTS = [f"{sentence} {i}" for sentence in tiny.SENTENCES for i in range(4)]
+ROW_STEPS = 150
+
+
+@pytest.fixture
+def client(redis_url):
+    with connect(redis_url) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return make_task(tmp_path_factory.mktemp("model"), "alpha")
+
+
+@pytest.fixture
+def task(client, made):
+    """The same model under a name of this test's own."""
+    record = replace(made.record, name=f"beside-{uuid.uuid4().hex}", corpus=None)
+    TaskStore(client).put(record)
+    return replace(made, record=record)
+
+
+@pytest.fixture
+def store(client, task):
+    return ArtifactStore(client, task.record.name, task.record.fingerprint)
+
+
+@pytest.fixture
+def index(task):
+    """The n-grams of all answers that will be asked for."""
+    answers = [
+        tiny.plain(task.model, task.prompt(value, chat=True), task.record.max_tokens)
+        for value in PROMPTS
+    ]
+    return build_index(
+        Tokens.of(answers),
+        fingerprint=task.tokenizer.fingerprint,
+        vocab_size=task.tokenizer.vocab_size,
+        eos_id=task.tokenizer.eos_id,
+    )
+
+
+class Replica:
+    """A replica, its answers and its metrics."""
+
+    def __init__(self, url, task, folder, **own):
+        served = {"name": task.record.name, "draft": {"recent_tokens": 0}, **own}
+        settings = {
+            "tasks": [served],
+            "engine": {"rows": 4, "max_model_len": 128, "device": "cpu", "cost_aware": False},
+            "metrics": {"host": "127.0.0.1"},
+            "rollback": {"drop": 0.3, "row_steps": ROW_STEPS},
+            "index_poll_s": 0.05,
+            "cache_dir": folder,
+        }
+        settings = ServeSettings.model_validate(settings)
+        self._replica = TaskReplica(settings, url, settings.tasks[0])
+
+    def answers(self, **changes):
+        """The answer to each prompt, all asked for at once."""
+
+        async def ask():
+            calls = [
+                replace(Call(uuid.uuid4().hex, value, templated=True), **changes)
+                for value in PROMPTS
+            ]
+            return await asyncio.gather(*map(self._replica.complete, calls))
+
+        found = asyncio.run(ask())
+        assert all(isinstance(answer, Answer) for answer in found)
+        return [answer.result for answer in found]
+
+    def sum(self, name, **labels):
+        url = f"http://{self._replica._port.target}/metrics"
+        return Samples(httpx.get(url, timeout=30).raise_for_status().text).sum(name, **labels)
+
+    def close(self):
+        self._replica.__del__()
+
+
+@pytest.fixture
+def start(redis_url, task, tmp_path):
+    running = []
+
+    def start(url=redis_url, **own):
+        running.append(Replica(url, task, tmp_path, **own))
+        return running[-1]
+
+    yield start
+    for replica in running:
+        replica.close()
+
+
+def expected(task):
+    found = []
+    for value in PROMPTS:
+        said = task.plain(task.prompt(value, chat=True), task.record.max_tokens)
+        found.append((said.text, said.reason))
+    return found
+
+
+def test_every_drafted_answer_is_checked_and_users_notice_nothing(start, task, store, index):
+    publish(store, index)
+    replica = start(shadow={"rate": 1.0, "max_age_s": 300})
+    results = replica.answers()
+    assert [(r.text, r.finish_reason) for r in results] == expected(task)
+    drafted = sum(any(r.acceptance.drafted) for r in results)
+    assert drafted == len(PROMPTS)
+    eventually(lambda: replica.sum("tasc_lossless_checks_total") == drafted)
+    assert replica.sum("tasc_lossless_mismatches_total") == 0
+    row_steps = sum(r.acceptance.steps for r in results)
+    assert replica.sum("tasc_row_steps_total") == row_steps
+    assert replica.sum("tasc_generation_tokens_total") == sum(len(r.tokens) for r in results)
+    assert replica.sum("tasc_e2e_request_latency_seconds_count") == len(PROMPTS)
+
+
+def test_a_replica_whose_engine_lies_about_drafts_says_so(
+    start, task, store, index, monkeypatch, caplog
+):
+    publish(store, index)
+    honest = engine_module.accept
+
+    def lying(chosen, drafts, *rest):
+        found = honest(chosen, drafts, *rest)
+        for row, (begin, end) in enumerate(zip(drafts.offsets, drafts.offsets[1:], strict=False)):
+            if end > begin and (n := found.emitted[row]):
+                found.tokens[row, n - 1] = found.tokens[row, n - 1] % 200 + 1
+        return found
+
+    monkeypatch.setattr(engine_module, "accept", lying)
+    replica = start(shadow={"rate": 1.0, "max_age_s": 300})
+    results = replica.answers()
+    wrong = sum((r.text, r.finish_reason) != want for r, want in
+                zip(results, expected(task), strict=True))  # fmt: skip
+    assert wrong > len(PROMPTS) // 2
+    eventually(lambda: replica.sum("tasc_lossless_checks_total") == len(PROMPTS))
+    assert replica.sum("tasc_lossless_mismatches_total", kind="real") >= wrong
+    assert "differs from what its target says without drafts" in caplog.text
+    assert not any(sentence in caplog.text for sentence in tiny.SENTENCES)
+
+
+def test_a_share_of_the_finished_answers_is_collected(start, task, client):
+    texts = [text for text, _ in expected(task)]
+    characters = {c for text in texts for c in text[1:]} - {c for text in texts for c in text[:1]}
+    stop = max(characters, key=lambda c: min(sum(c in t for t in texts), len(texts) - 1))
+    TaskStore(client).put(replace(task.record, stop=(stop,)))
+    replica = start(collect={"share": 1.0, "flush_s": 0.05})
+    results = replica.answers()
+    replica.answers(templated=False)
+    kept = [
+        CollectedRow(value, result.text)
+        for value, result in zip(PROMPTS, results, strict=True)
+        if result.finish_reason == "stop" and result.text.strip()
+    ]
+    assert 0 < len(kept) < len(PROMPTS)
+    eventually(lambda: replica.sum("tasc_collected_rows_total") == len(kept))
+    found = CollectedRows(client, task.record.name).read().rows
+    assert sorted(found, key=str) == sorted(kept, key=str)
+
+
+def test_a_store_that_goes_away_costs_collected_answers_only(start, task):
+    with EmbeddedRedis.start() as own:
+        with connect(own.url) as client:
+            TaskStore(client).put(task.record)
+        replica = start(own.url, collect={"share": 1.0, "flush_s": 0.05})
+    results = replica.answers()
+    assert [(r.text, r.finish_reason) for r in results] == expected(task)
+    assert replica.sum("tasc_collected_rows_total") == 0
+
+
+def test_an_index_that_drafts_worse_is_rolled_back_once_by_one_of_two(
+    start, task, store, index, caplog
+):
+    good = publish(store, index)
+    replicas = [start(), start()]
+
+    def steps(replica):
+        return sum(r.acceptance.steps for r in replica.answers())
+
+    for replica in replicas:
+        done = 0
+        while done < ROW_STEPS:
+            done += steps(replica)
+    bad = publish(store, DraftIndex.empty(index.fingerprint, index.vocab_size))
+    shown = "tasc_draft_index_info"
+    for replica in replicas:
+        eventually(lambda replica=replica: replica.sum(shown, version=bad.version) == 1)
+
+    def rolled_back():
+        for replica in replicas:
+            replica.answers()
+        return store.current() == good
+
+    eventually(rolled_back)
+    for replica in replicas:
+        eventually(lambda replica=replica: replica.sum(shown, version=good.version) == 1)
+    total = sum(replica.sum("tasc_index_rollbacks_total") for replica in replicas)
+    assert total == 1
+    assert f"index {bad.version} was rolled back to {good.version}" in caplog.text
+    assert store.rolled_back() == [bad.version]
+    store.announce(bad.version)  # the operator's will
+    for replica in replicas:
+        eventually(lambda replica=replica: replica.sum(shown, version=bad.version) == 1)
+        done = 0
+        while done < 2 * ROW_STEPS:
+            done += steps(replica)
+    assert store.current() == bad
+
+
+def test_what_an_index_is_expected_to_bring_is_told_beside_what_it_brings(start, store, index):
+    replica = start()
+    assert replica.sum("tasc_forecast_tokens_per_step") == 0
+    publish(store, index, forecast=3.25)
+    eventually(lambda: replica.sum("tasc_forecast_tokens_per_step") == 3.25)
+    results = replica.answers()
+    live = replica.sum("tasc_generation_tokens_total") / replica.sum("tasc_row_steps_total")
+    told = sum(len(r.tokens) for r in results) / sum(r.acceptance.steps for r in results)
+    assert live == pytest.approx(told)

@@ -1,0 +1,95 @@
+"""API keys in a real Redis: found by their hash, never kept themselves, closed for good."""
+
+import pytest
+import redis
+
+from tasc_store import ApiKey, ApiKeys, StoreUnreachable, UnknownKey
+from tasc_store.api_keys import digest_of
+from tasc_store.keys import API_KEYS
+
+pytestmark = pytest.mark.redis
+LIMITS = {"tasks": ("a", "b"), "requests_per_minute": 60, "tokens_per_minute": 9}
+
+
+def test_a_new_key_is_found_by_its_hash_and_nothing_else(client: redis.Redis) -> None:
+    keys = ApiKeys(client)
+    secret, key = keys.create("backend", **LIMITS)
+    assert keys.find(digest_of(secret)) == key
+    assert (key.name, key.tasks, key.requests_per_minute) == ("backend", ("a", "b"), 60)
+    assert key.tokens_per_minute == 9
+    assert not key.revoked
+    for other in (secret[:-1], secret + "a", secret.lower(), secret.removeprefix("tasc_"), ""):
+        assert keys.find(digest_of(other)) is None
+
+
+def test_keys_are_256_random_bits(client: redis.Redis) -> None:
+    made = {ApiKeys(client).create("same")[0] for _ in range(50)}
+    assert len(made) == 50
+    assert all(secret.startswith("tasc_") and len(secret) == 5 + 43 for secret in made)
+
+
+def test_nothing_in_redis_holds_a_key(client: redis.Redis) -> None:
+    secret, _ = ApiKeys(client).create("backend", **LIMITS)
+    held = client.hgetall(API_KEYS)
+    assert len(held) == 1
+    assert secret.removeprefix("tasc_").encode() not in b"".join([*held, *held.values()])
+
+
+def test_a_revoked_key_stays_known_as_one_and_others_stay_open(client: redis.Redis) -> None:
+    keys = ApiKeys(client)
+    secret, key = keys.create("gone")
+    other, kept = keys.create("kept")
+    for _ in range(2):
+        assert keys.revoke(key.id).revoked
+    assert keys.find(digest_of(secret)).revoked
+    assert not keys.find(digest_of(other)).revoked
+    assert [(k.name, k.revoked) for k in keys.known()] == [("gone", True), ("kept", False)]
+    assert kept.id != key.id
+
+
+@pytest.mark.parametrize("id", ["", "0" * 16, "*", "[0-9]*", "0" * 15, "F" * 16, "\n"])
+def test_what_is_no_keys_id_revokes_nothing(client: redis.Redis, id: str) -> None:
+    keys = ApiKeys(client)
+    secret, _ = keys.create("kept")
+    with pytest.raises(UnknownKey, match="tasc key list"):
+        keys.revoke(id)
+    assert not keys.find(digest_of(secret)).revoked
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"name": ""}, "name"),
+        ({"name": "a\nb"}, "name"),
+        ({"name": "x" * 65}, "name"),
+        ({"tasks": ("a b",)}, "task name 'a b'"),
+        ({"tasks": ("a",) * 1001}, "1001"),
+        ({"requests_per_minute": 0}, "requests_per_minute is 0"),
+        ({"requests_per_minute": True}, "requests_per_minute is True"),
+        ({"tokens_per_minute": 10**10}, "tokens_per_minute is 10000000000"),
+    ],
+)
+def test_what_a_key_cannot_be_is_refused_before_it_is_written(
+    client: redis.Redis, changed: dict[str, object], named: str
+) -> None:
+    with pytest.raises(ValueError, match=named):
+        ApiKeys(client).create(**{"name": "good", **changed})
+    assert client.keys() == []
+
+
+def test_a_record_is_read_as_it_was_written() -> None:
+    key = ApiKey("0" * 16, "n\N{SNOWMAN}", **LIMITS, created_at=1.5, revoked=True)
+    assert ApiKey.from_json(key.to_json()) == key
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"tasks":[]}', '{"tasks":7}', "[" * 10**5])
+def test_a_record_that_is_none_is_said_to_be(client: redis.Redis, text: str) -> None:
+    client.hset(API_KEYS, "f" * 64, text)
+    with pytest.raises(ValueError, match="record of an API key cannot be read"):
+        ApiKeys(client).find("f" * 64)
+
+
+def test_a_server_that_is_gone_is_named() -> None:
+    gone = redis.Redis(port=1, retry=None, socket_timeout=1)
+    with pytest.raises(StoreUnreachable, match=":1/"):
+        ApiKeys(gone).find("0" * 64)

@@ -1,0 +1,106 @@
+"""Collected answers in a real Redis: bounded, removed once read, nothing lost between readers."""
+
+import pytest
+import redis
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasc_store import CollectedRow, CollectedRows, StoreFull
+from tasc_store.collected import MOST_ROWS
+
+pytestmark = pytest.mark.redis
+WIDE = {"max_rows": 1000, "max_bytes": 1 << 20}
+
+
+def row(n: int, size: int = 1) -> CollectedRow:
+    return CollectedRow(f"ask {n}", "é" * size)
+
+
+@pytest.fixture
+def collected(client: redis.Redis) -> CollectedRows:
+    return CollectedRows(client, "task")
+
+
+def test_rows_come_back_in_order_and_stay_until_they_are_removed(collected: CollectedRows) -> None:
+    rows = [row(n) for n in range(5)]
+    assert collected.add(rows[:3], **WIDE) == 0
+    assert collected.add(rows[3:], **WIDE) == 0
+    assert collected.read().rows == collected.read().rows == tuple(rows)
+    first = collected.read(2)
+    assert first.rows == tuple(rows[:2])
+    assert collected.remove(first.end) == 2
+    assert collected.remove(first.end) == 0, "a repeated removal takes nothing more"
+    assert collected.read().rows == tuple(rows[2:])
+    assert len(collected) == 3
+
+
+def test_the_oldest_go_where_there_are_too_many(collected: CollectedRows) -> None:
+    assert collected.add([row(n) for n in range(4)], max_rows=3, max_bytes=1 << 20) == 1
+    assert collected.add([row(4)], max_rows=3, max_bytes=1 << 20) == 1
+    assert collected.read().rows == tuple(row(n) for n in (2, 3, 4))
+
+
+def test_the_oldest_go_where_they_are_too_large(collected: CollectedRows) -> None:
+    one = len('["ask 0",""]') + 2 * 100
+    assert collected.add([row(n, 100) for n in range(3)], max_rows=9, max_bytes=2 * one) == 1
+    assert len(collected) == 2
+    assert collected.add([row(3, 1000)], max_rows=9, max_bytes=2 * one) == 3
+    assert len(collected) == 0, "a row larger than all may be is not kept either"
+    assert collected.add([row(4)], max_rows=9, max_bytes=2 * one) == 0
+
+
+def test_rows_read_before_others_made_room_are_not_taken_for_these(
+    collected: CollectedRows,
+) -> None:
+    collected.add([row(n) for n in range(3)], max_rows=3, max_bytes=1 << 20)
+    seen = collected.read(2)
+    collected.add([row(3), row(4)], max_rows=3, max_bytes=1 << 20)  # 0 and 1 went for these
+    assert collected.remove(seen.end) == 0
+    assert collected.read().rows == tuple(row(n) for n in (2, 3, 4))
+
+
+@given(st.lists(st.integers(1, 60), max_size=20), st.integers(1, 5), st.integers(60, 300))
+def test_bounds_hold_and_the_newest_stay(
+    redis_url_here: str, sizes: list[int], most: int, max_bytes: int
+) -> None:
+    with redis.Redis.from_url(redis_url_here) as client:
+        client.flushall()
+        collected = CollectedRows(client, "task")
+        rows = [CollectedRow(str(n), "x" * size) for n, size in enumerate(sizes)]
+        gone = sum(collected.add([r], max_rows=most, max_bytes=max_bytes) for r in rows)
+        kept = collected.read().rows
+        assert kept == tuple(rows[gone:])
+        state = client.hgetall("tasc:{task}:collected:state")
+        held = client.lrange("tasc:{task}:collected:rows", 0, -1)
+        assert int(state.get(b"bytes", 0)) == sum(map(len, held)) <= max_bytes
+        assert len(kept) <= most
+
+
+@pytest.fixture(scope="module")
+def redis_url_here(server) -> str:
+    return server.url
+
+
+def test_many_rows_are_removed_in_steps(collected: CollectedRows) -> None:
+    for begin in (0, MOST_ROWS, 2 * MOST_ROWS):
+        rows = [row(n) for n in range(begin, begin + MOST_ROWS)]
+        collected.add(rows, max_rows=10_000, max_bytes=1 << 20)
+    assert collected.remove(3 * MOST_ROWS - 1) == 3 * MOST_ROWS - 1
+    assert collected.read().rows == (row(3 * MOST_ROWS - 1),)
+    with pytest.raises(ValueError, match="at most 500"):
+        collected.add([row(0)] * (MOST_ROWS + 1), **WIDE)
+
+
+def test_a_full_server_loses_nothing(collected: CollectedRows, client: redis.Redis) -> None:
+    collected.add([row(0)], **WIDE)
+    client.config_set("maxmemory", 1)
+    with pytest.raises(StoreFull):
+        collected.add([row(1)], max_rows=1, max_bytes=1 << 20)
+    client.config_set("maxmemory", 0)
+    assert collected.read().rows == (row(0),)
+
+
+@pytest.mark.parametrize("bad", [("in", " \n"), ("in", ""), ("\ud800", "out"), ("in", "\ud800")])
+def test_what_no_corpus_takes_is_refused(bad: tuple[str, str]) -> None:
+    with pytest.raises(ValueError, match="leave it out"):
+        CollectedRow(*bad)

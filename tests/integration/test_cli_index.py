@@ -1,0 +1,127 @@
+"""``tasc index`` and ``tasc refresh``: versions shown, gone back to, and made anew when it pays."""
+
+import json
+import sys
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tasc_jobs import cli_refresh
+from tasc_jobs.cli import main
+from tasc_store import (
+    ArtifactStore,
+    CollectedRow,
+    CollectedRows,
+    CorpusStore,
+    TaskRecord,
+    TaskStore,
+    connect,
+)
+from tasc_text import TaskTokenizer
+from tiny import make_tokenizer
+
+pytestmark = pytest.mark.redis
+Run = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("cli-index")
+    make_tokenizer(made)
+    return made
+
+
+@pytest.fixture
+def record(redis_url: str, folder: Path) -> TaskRecord:
+    fingerprint = TaskTokenizer.from_folder(folder).fingerprint
+    record = TaskRecord(f"t-{uuid.uuid4().hex}", str(folder), fingerprint, "{input}\n")
+    TaskStore(connect(redis_url)).put(record)
+    return record
+
+
+@pytest.fixture
+def store(redis_url: str, record: TaskRecord, tmp_path: Path) -> ArtifactStore:
+    """Three versions, the last of which is current; services would refuse what is in them."""
+    found = ArtifactStore(connect(redis_url), record.name, record.fingerprint)
+    path = tmp_path / "index"
+    path.write_bytes(b"no index")
+    for forecast in (None, 4.25, None):
+        found.announce(found.publish(path, 1234, forecast=forecast).version)
+    return found
+
+
+@pytest.fixture
+def run(redis_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """The command in this process: what it prints, or where it fails what it says."""
+
+    def run(*args: object, code: int = 0) -> str:
+        monkeypatch.setattr(sys, "argv", ["tasc", *map(str, args), "--redis-url", redis_url])
+        monkeypatch.setattr("signal.signal", lambda signum, handler: None)
+        with pytest.raises(SystemExit) as end:
+            main()
+        out, err = capsys.readouterr()
+        assert (end.value.code or 0) == code, err
+        return out if code == 0 else err
+
+    return run
+
+
+def test_versions_are_listed_and_any_can_be_used_again(
+    run: Run, record: TaskRecord, store: ArtifactStore
+) -> None:
+    assert store.roll_back(3, 1)
+    lines = run("index", "list", record.name).splitlines()
+    assert [line.split()[0] for line in lines] == ["1", "2", "3"]
+    assert all("1,234 rows  8 bytes" in line for line in lines)
+    assert lines[0].endswith("current")
+    assert lines[1].endswith("4.250 tokens per step")
+    assert lines[2].endswith("rolled back")
+    out = run("index", "use", record.name, 3)
+    assert out == f"version 3 of the index of {record.name} is current\n"
+    printed = json.loads(run("index", "list", record.name, "--json"))["versions"]
+    assert [v["version"] for v in printed if v["current"]] == [3]
+    assert [v["forecast"] for v in printed] == [None, 4.25, None]
+    assert [v["rolled_back"] for v in printed] == [False, False, True]
+
+
+def test_what_is_not_there_is_said(run: Run, record: TaskRecord, redis_url: str) -> None:
+    assert run("index", "list", record.name) == f"none yet; run `tasc build-index {record.name}`\n"
+    said = run("index", "use", record.name, 7, code=1)
+    assert "no index version 7" in said
+    assert "there are: none" in said
+    assert "no task 'nothing'" in run("index", "list", "nothing", code=1)
+
+
+def test_a_refresh_without_new_rows_moves_what_there_is_and_waits(
+    run: Run, record: TaskRecord, redis_url: str
+) -> None:
+    client = connect(redis_url)
+    rows = [CollectedRow(str(i), "out") for i in range(7)]
+    CollectedRows(client, record.name).add(rows, max_rows=99, max_bytes=1 << 20)
+    assert "no task 'nothing'" in run("refresh", "nothing", code=1)
+    out = run("refresh", record.name)
+    assert out == (
+        f"{record.name}: 7 collected rows moved into the corpus; 7 new rows, 200 are waited for "
+        "(--min-rows)\n"
+    )
+    assert len(CorpusStore(client, record.name)) == 7
+    printed = json.loads(run("refresh", record.name, "--json"))
+    assert (printed["moved"], printed["corpus_rows"], printed["version"]) == (0, 7, None)
+
+
+def test_a_repeated_refresh_goes_on_where_one_fails(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            sys.exit(143)
+
+    monkeypatch.setattr(cli_refresh.time, "sleep", sleep)
+    said = run("refresh", "nothing", "--every", 60, code=143)
+    assert said.count("refresh nothing failed, next try in 60 s: no task 'nothing'") == 3
+    assert slept == [60.0] * 3

@@ -1,0 +1,153 @@
+"""Passwords, API keys and tokens stay out of what is logged, answered, measured and complained."""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import redis
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry, generate_latest
+
+from tasc_serve.api import create_api
+from tasc_serve.calls import Answer, Call, Refusal, TaskStatus
+from tasc_serve.discovery import MetricsPort, live_targets
+from tasc_serve.errors import SettingsError
+from tasc_serve.gate import Gate
+from tasc_serve.settings import ServeSettings, load_settings
+from tasc_store import ApiKeys, EmbeddedRedis, StoreError, connect
+
+pytestmark = pytest.mark.redis
+PASSWORD, TOKEN = "p4ssw0rd-of-redis", "t0ken-of-ray"
+TASK = "greet"
+GETS = ("/metrics", "/openapi.json", "/sd", "/v1/tasks", "/v1/models", "/readyz", "/nothing")
+
+
+class Broken:
+    """A backend whose every answer fails, and for Redis's reasons when that is gone."""
+
+    def __init__(self, client: redis.Redis, url: str) -> None:
+        self._client, self._url = client, url
+        self.tasks = (TASK,)
+
+    async def complete(self, task: str, call: Call) -> Answer | Refusal:
+        await asyncio.to_thread(connect, self._url, timeout_s=1)
+        raise RuntimeError("broken")
+
+    @property
+    def store_fault(self) -> str | None:
+        try:
+            live_targets(self._client)
+        except StoreError as error:
+            return str(error)
+        return None
+
+    def status(self, task: str) -> TaskStatus | None:
+        return TaskStatus(task, 1, "model", None, "f" * 32, 512, 8, 3, 100, 4096)
+
+    async def metrics(self) -> list[str]:
+        return []
+
+    def metrics_targets(self) -> list[str]:
+        return live_targets(self._client)
+
+
+@pytest.fixture
+def server() -> Iterator[EmbeddedRedis]:
+    with EmbeddedRedis.start() as running:
+        with connect(running.url) as client:
+            client.config_set("requirepass", PASSWORD)
+        yield running
+
+
+def with_password(server: EmbeddedRedis, password: str) -> str:
+    return server.url.replace("redis://", f"redis://default:{password}@")
+
+
+def ask(app: FastAPI, method: str, path: str, **request: object) -> httpx.Response:
+    async def once() -> httpx.Response:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.request(method, path, **request)
+
+    return asyncio.run(once())
+
+
+def test_nothing_that_a_gateway_says_holds_a_secret(
+    server: EmbeddedRedis, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    caplog.set_level(logging.DEBUG)
+    url = with_password(server, PASSWORD)
+    settings = ServeSettings.model_validate(
+        {"redis_url": url, "tasks": [{"name": TASK}], "auth": {"required": True, "cache_s": 0.01}}
+    )
+    client, registry = connect(url, timeout_s=1), CollectorRegistry()
+    unknown = f"tasc_{'u' * 43}"
+    known, key = ApiKeys(client).create("known", tasks=(TASK,), requests_per_minute=2)
+    gate = Gate.of(settings, client, registry)
+    said = [repr(settings), repr(key), str(gate.__dict__)]
+
+    def ask_all(app: FastAPI) -> list[int]:
+        codes = []
+        for secret in (known, known, known, unknown, f"{known} {TOKEN}"):
+            headers = {"Authorization": f"Bearer {secret}"}
+            body = {"model": TASK, "prompt": "hi"}
+            asked = [("POST", "/v1/completions"), *(("GET", path) for path in GETS)]
+            for method, path in asked:
+                answered = ask(app, method, path, json=body, headers=headers)
+                said.append(f"{answered.headers} {answered.text}")
+                codes.append(answered.status_code)
+        return codes
+
+    with MetricsPort(client, registry, host="127.0.0.1", ttl_s=1):
+        app = create_api(Broken(client, url), settings.limits, registry, gate=gate)
+        codes = ask_all(app)
+        assert {200, 401, 404, 429, 500} <= set(codes)
+        server.close()
+        assert 503 in ask_all(app)
+        assert "no Redis answers at redis://" in ask(app, "GET", "/readyz").text
+    said.append(generate_latest(registry).decode())
+    assert "Traceback" in caplog.text
+    assert "API keys cannot be looked up" in caplog.text
+    said.append(caplog.text)
+    for secret in (PASSWORD, TOKEN, known, unknown):
+        assert secret not in "\n".join(said)
+
+
+def test_errors_of_a_store_hold_no_password(server: EmbeddedRedis) -> None:
+    wrong = with_password(server, f"{PASSWORD}-wrong")
+    server_gone = "redis://u:{}@127.0.0.1:1/0"
+    unreadable = "redis://u:{}@127.0.0.1:port/0"
+    for url in (wrong, server_gone.format(PASSWORD), unreadable.format(PASSWORD)):
+        with pytest.raises(StoreError) as caught:
+            connect(url, timeout_s=0.2)
+        error: BaseException | None = caught.value
+        while error is not None:
+            assert PASSWORD not in f"{error!s} {error!r}"
+            error = error.__cause__
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "redis_url: redis://:{0}@host: 6379\ntasks: [{{name: a}}]",
+        "redis_url: [{0}\ntasks: ]",
+        "redis_url: {0}\x01",
+        "redis_url: [{0}]\ntasks: [{{name: a}}]",
+        "redis_url: redis://:{0}@host\ntasks: [{{name: a}}, {{name: a}}]",
+        "redis_url: redis://:{0}@host\ntasks: [{{name: a}}]\nnothing: {0}",
+        "auth: {0}\ntasks: [{{name: a}}]",
+    ],
+)
+def test_errors_of_a_settings_file_hold_no_value(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text(text.format(PASSWORD))
+    with pytest.raises(SettingsError) as caught:
+        load_settings(path)
+    error: BaseException | None = caught.value
+    while error is not None:
+        assert PASSWORD not in f"{error!s} {error!r}"
+        error = error.__cause__

@@ -1,0 +1,78 @@
+"""What tests and benchmarks kill: a Redis server that comes back, and processes below another."""
+
+import os
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import redis
+
+from tasc_store.embedded import redis_binaries
+
+_START_S = 30.0
+
+
+class RedisServer:
+    """A Redis server on a port of its own; what it has on disk outlives it."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        self.folder = folder
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = int(probe.getsockname()[1])
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self.log = folder / "appendonly.aof"
+        self.start()
+
+    def start(self) -> None:
+        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
+        durable = ["--save", "", "--appendonly", "yes", "--auto-aof-rewrite-percentage", "0"]
+        command = [str(redis_binaries()[0]), *options, *durable, "--logfile", "redis.log"]
+        self.process = subprocess.Popen(command)
+        deadline = time.monotonic() + _START_S
+        with redis.Redis.from_url(self.url) as client:
+            while True:
+                try:
+                    client.ping()
+                    return
+                except redis.ConnectionError:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.02)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def cut(self, size: int) -> int:
+        """Forget what was written behind so many bytes, as a failing machine may; how many went."""
+        there = self.log.stat().st_size
+        os.truncate(self.log, min(size, there))
+        return max(0, there - size)
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """Processes below one, and their commands."""
+    parents: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue  # it ended while we looked
+        parents.setdefault(parent, []).append(int(stat.parent.name))
+    found, new = dict[int, str](), parents.get(pid, [])
+    while new:
+        for each in new:
+            try:
+                found[each] = Path(f"/proc/{each}/cmdline").read_text().replace("\0", " ")
+            except OSError:
+                continue
+        new = [child for each in new for child in parents.get(each, [])]
+    return found
+
+
+def pids(command: str, below: int | None = None) -> list[int]:
+    """Of processes below this one (or another) whose command has these words."""
+    found = descendants(os.getpid() if below is None else below)
+    return [pid for pid, words in found.items() if command in words]

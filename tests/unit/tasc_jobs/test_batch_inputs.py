@@ -1,0 +1,127 @@
+"""A job's input gives each row once with its id and place, and says what it is."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tasc_jobs.batch.seen_ids import SeenIds
+from tasc_jobs.errors import FileError
+from tasc_jobs.inputs import open_files
+from tasc_jobs.job_files import Source, check_files, check_output, files_of, reject_file
+
+
+def lines(*rows: object) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def test_rows_of_a_folder_are_in_order_and_those_without_an_id_named_by_file_and_line(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "b.jsonl").write_text("\n" + lines({"input": "2"}, {"id": 7, "input": "3"}))
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines({"id": "x", "input": "1"}).encode()))
+    pq.write_table(pa.table({"input": ["4", None]}), tmp_path / "c.parquet")
+    (tmp_path / "notes.txt").write_text("no rows")
+    found = open_files([tmp_path], "input", "id")
+    rows = list(found.rows())
+    assert [(r.ordinal, r.id, r.payload, r.line, r.file, r.refused) for r in rows] == [
+        (0, "x", "1", 1, "a.jsonl.gz", None),
+        (1, "b.jsonl:2", "2", 2, "b.jsonl", None),
+        (2, "7", "3", 3, "b.jsonl", None),
+        (3, "c.parquet:1", "4", 1, "c.parquet", None),
+        (4, "c.parquet:2", "", 2, "c.parquet", "no string field 'input'"),
+    ]
+    assert list(found.rows()) == rows
+    assert found.total == 6  # a blank line too
+    assert [pin["file"] for pin in found.pins] == ["a.jsonl.gz", "b.jsonl", "c.parquet"]
+
+
+def test_each_bad_row_keeps_its_place_and_says_why(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    bad = ['"text"', '{"id": 1.5, "input": "x"}', '{"input": 3}', "{", '{"input": "\\ud800"}']
+    path.write_text("\n".join(['{"id": "a", "input": "1"}', *bad, '{"id": "a", "input": "2"}']))
+    found = open_files([path], "input", "id")
+    assert found.total == 7
+    rows = list(found.rows())
+    assert [row.ordinal for row in rows] == list(range(7))
+    reasons = [row.refused or "" for row in rows]
+    assert reasons[0] == ""
+    for reason, said in zip(
+        reasons[1:],
+        (
+            "not a JSON object",
+            "field 'id' is neither a string nor a whole number",
+            "no string field 'input'",
+            "not JSON: ",
+            "lone surrogate",
+            "id 'a' is that of line 1",
+        ),
+        strict=True,
+    ):
+        assert said in reason
+    assert [row.file for row in rows] == [None] * 7
+
+
+def test_another_content_is_another_input_and_another_time_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text(lines({"input": "1"}))
+    first = open_files([path], "input", "id").pins
+    path.write_text(lines({"input": "1"}))
+    assert open_files([path], "input", "id").pins == first
+    path.write_text(lines({"input": "2"}))
+    assert open_files([path], "input", "id").pins != first
+
+
+def test_a_damaged_gzip_gives_what_stands_before_the_damage(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl.gz"
+    text = lines(*({"input": f"{i} {i * 7919 % 9973}"} for i in range(3000)))
+    path.write_bytes(gzip.compress(text.encode())[:-2000])
+    found = open_files([path], "input", "id")
+    rows = list(found.rows())
+    assert rows[-1].refused is not None
+    assert "damaged gzip" in rows[-1].refused
+    assert len(rows) > 100
+    assert all(row.refused is None for row in rows[:-1])
+
+
+def test_inputs_that_cannot_be_are_named_with_the_way_out(tmp_path: Path) -> None:
+    one, empty = tmp_path / "in.jsonl", tmp_path / "empty.jsonl"
+    one.write_text(lines({"input": "1"}))
+    empty.touch()
+    (tmp_path / "none").mkdir()
+    for given, said in (
+        ([tmp_path / "none"], "has no .jsonl"),
+        ([one, one], "is named twice"),
+        ([tmp_path / "gone.jsonl"], "it is not there"),
+    ):
+        with pytest.raises(FileError, match=said):
+            files_of(given)
+    with pytest.raises(FileError, match="has no rows; there is nothing to generate"):
+        open_files([empty], "input", "id")
+    with pytest.raises(FileError, match="is to be read and to be written"):
+        check_files([one], "input", [one])
+    with pytest.raises(FileError, match="which is read; name another output"):
+        check_files([tmp_path], "input", [tmp_path / "out.jsonl"])
+    with pytest.raises(FileError, match="a corpus is read alone"):
+        Source.of("redis:t", one).check()
+    assert Source.of("redis:t").files == []
+
+
+def test_outputs_that_cannot_be_are_said(tmp_path: Path) -> None:
+    for path, said in (
+        (tmp_path / "out.csv", "neither .jsonl nor .parquet"),
+        (tmp_path, "is a folder"),
+        (tmp_path / "no" / "out", "there is no folder"),
+    ):
+        with pytest.raises(FileError, match=said):
+            check_output(path)
+    assert reject_file(tmp_path / "out.jsonl") == tmp_path / "out.rejected.jsonl"
+
+
+def test_ids_are_known_by_where_they_were_first() -> None:
+    with SeenIds() as seen:
+        places = [seen.first(f"id{i % 700}", i) for i in range(2000)]
+    assert places == [i % 700 for i in range(2000)]

@@ -1,0 +1,143 @@
+"""Replicas in one process that answer, refuse, die or fall silent by script. No Ray, no models."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from tasc_engine import GenerationResult, Timings
+from tasc_serve.calls import Answer, Call, Piece, Pulse, Refusal, TaskStatus
+from tasc_serve.failover import Budget, Failover
+from tasc_serve.failover_metrics import FailoverMetrics
+from tasc_serve.fleet import Fleet
+from tasc_serve.settings import FailoverSettings
+
+TASK = "greet"
+WHOLE = tuple(range(100, 110))  # what every replica answers, one token a piece
+
+
+class Died(Exception):
+    """What a call gets whose replica dies."""
+
+
+def why_lost(error: BaseException) -> str | None:
+    return "died" if isinstance(error, Died) else None
+
+
+def status(record_version: int = 1) -> TaskStatus:
+    return TaskStatus(TASK, record_version, "model", None, "f" * 32, 512, 8, 3, 100, 4096)
+
+
+def text_of(ids: tuple[int, ...]) -> str:
+    return "".join(chr(ord("a") + token - WHOLE[0]) for token in ids)
+
+
+@dataclass
+class Scripted:
+    """One replica.
+
+    Attributes:
+        dies_after: It ends with its call after so many pieces of it.
+        hangs_after: It says nothing any more after so many pieces of a call.
+        refuses: What it answers to every call.
+    """
+
+    dies_after: int | None = None
+    hangs_after: int | None = None
+    refuses: Refusal | None = None
+    record_version: int = 1
+    outstanding: int = 0
+    present: bool = True
+    hung: bool = False
+    calls: list[Call] = field(default_factory=list)
+    open: int = 0
+
+
+class Replicas:
+    """A line to scripted replicas, and their fleet."""
+
+    def __init__(self, **replicas: Scripted) -> None:
+        self.all = replicas
+        self.fleet = Fleet(TASK, self.present, self.pulse, 0.1, why_lost)
+
+    def present(self) -> list[str]:
+        return [name for name, replica in self.all.items() if replica.present]
+
+    async def pulse(self, name: str) -> Pulse:
+        replica = self.all[name]
+        if not replica.present:
+            raise Died(name)
+        if replica.hung:
+            await asyncio.Event().wait()
+        return Pulse(status(replica.record_version), replica.outstanding, 0.0)
+
+    async def complete(self, call: Call) -> Answer | Refusal:
+        pieces = [item async for item in self.stream(call)]
+        if isinstance(pieces[-1], Refusal):
+            return pieces[-1]
+        assert pieces[-1].result
+        return Answer(pieces[-1].result)
+
+    async def stream(self, call: Call) -> AsyncGenerator[Piece | Refusal, None]:
+        replica = self.all[call.to or ""]
+        replica.calls.append(call)
+        replica.open += 1
+        try:
+            if replica.refuses:
+                yield replica.refuses
+                return
+            for sent, token in enumerate(WHOLE[len(call.said) :]):
+                await self._mishap(replica, sent)
+                yield self._piece(replica, call, token)
+        finally:
+            replica.open -= 1
+
+    async def _mishap(self, replica: Scripted, sent: int) -> None:
+        await asyncio.sleep(0)
+        if sent == replica.dies_after:
+            replica.present = False
+            raise Died("in the middle")
+        if sent == replica.hangs_after:
+            replica.hung = True
+            await asyncio.Event().wait()
+
+    def _piece(self, replica: Scripted, call: Call, token: int) -> Piece:
+        result = None
+        if token == WHOLE[-1]:
+            result = GenerationResult(
+                call.id, WHOLE, text_of(WHOLE), "length", 3, Timings(0.0, 0.0, 0.0)
+            )
+        return Piece(text_of((token,)), (), result, (token,), replica.record_version)
+
+
+class Calls:
+    """Failover over scripted replicas that are looked after."""
+
+    def __init__(self, replicas: Replicas, budget: float = 100, **settings: Any) -> None:
+        self.replicas = replicas
+        self.registry = CollectorRegistry()
+        self.failover = Failover(
+            TASK,
+            replicas.fleet,
+            replicas,
+            FailoverSettings(**{"wait_s": 0.3, **settings}),
+            Budget(0, budget),
+            FailoverMetrics(self.registry),
+            why_lost,
+        )
+
+    def run(self, asked: Callable[[Failover], Any]) -> Any:
+        async def watched() -> Any:
+            watching = asyncio.create_task(self.replicas.fleet.watch())
+            try:
+                async with asyncio.timeout(30):
+                    return await asked(self.failover)
+            finally:
+                watching.cancel()
+
+        return asyncio.run(watched())
+
+    def counted(self, name: str, **labels: str) -> float:
+        return self.registry.get_sample_value(name, {"task": TASK, **labels}) or 0.0

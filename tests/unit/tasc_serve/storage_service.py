@@ -1,0 +1,56 @@
+"""The application over files and batches in memory, asked one request at a time."""
+
+import asyncio
+import json
+
+import httpx
+from fake_backend import FakeBackend
+from prometheus_client import CollectorRegistry
+
+from storage_fakes import FakeStorage
+from tasc_serve.api import create_api
+from tasc_serve.gate import Gate
+from tasc_serve.settings import LimitSettings
+from tasc_store.files import StoredFile
+
+FORM = {"purpose": "batch"}
+
+
+def line(i: int = 0, model: str = "greet", **said: object) -> str:
+    body = {"model": model, "messages": [{"role": "user", "content": f"hi {i}"}]}
+    request = {"custom_id": f"r{i}", "method": "POST", "url": "/v1/chat/completions"}
+    return json.dumps({**request, "body": body, **said}) + "\n"
+
+
+class StorageService:
+    def __init__(self, gate: Gate | None = None, **limits: float) -> None:
+        self.storage = FakeStorage("greet", "other")
+        registry = CollectorRegistry()
+        self.app = create_api(
+            FakeBackend(), LimitSettings(**limits), registry, gate=gate, storage=self.storage
+        )
+
+    def ask(self, method: str, path: str, **request: object) -> httpx.Response:
+        async def once() -> httpx.Response:
+            transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+                return await client.request(method, path, **request)
+
+        return asyncio.run(once())
+
+    def upload(self, text: str | bytes, **form: str) -> httpx.Response:
+        files = {"file": ("in.jsonl", text if isinstance(text, bytes) else text.encode())}
+        return self.ask("POST", "/v1/files", data={**FORM, **form}, files=files)
+
+    def uploaded(self, text: str | None = None) -> StoredFile:
+        response = self.upload(text or line())
+        assert response.status_code == 200, response.text
+        return self.storage.files.get(response.json()["id"])
+
+    def create(self, file: StoredFile, **said: object) -> httpx.Response:
+        body = {
+            "input_file_id": file.id,
+            "endpoint": "/v1/chat/completions",
+            "completion_window": "24h",
+        }
+        return self.ask("POST", "/v1/batches", json={**body, **said})

@@ -1,0 +1,201 @@
+"""Keys are remembered for a while, within bounds, and go on working while the store is away."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from tasc_serve.auth import KnownKeys
+from tasc_serve.http_errors import ApiError
+from tasc_serve.settings import AuthSettings
+from tasc_store import ApiKey, StoreUnreachable
+from tasc_store.api_keys import digest_of
+
+
+def secret_of(number: int) -> str:
+    return f"tasc_{number:043}"
+
+
+@dataclass
+class Store:
+    """Keys by hash; it counts look-ups, and is away, silent or broken when told so."""
+
+    keys: dict[str, ApiKey] = field(default_factory=dict)
+    looked_up: list[str] = field(default_factory=list)
+    fails: Exception | None = None
+    silent: threading.Event | None = None
+    now: float = 0.0
+
+    def add(self, number: int) -> ApiKey:
+        key = ApiKey(f"{number:016x}", "a key")
+        self.keys[digest_of(secret_of(number))] = key
+        return key
+
+    def revoke(self, number: int) -> None:
+        digest = digest_of(secret_of(number))
+        self.keys[digest] = replace(self.keys[digest], revoked=True)
+
+    def find(self, digest: str) -> ApiKey | None:
+        self.looked_up.append(digest)
+        if self.silent:
+            self.silent.wait(30)
+        if self.fails:
+            raise self.fails
+        return self.keys.get(digest)
+
+    def known(self, **settings: float) -> KnownKeys:
+        return KnownKeys(self.find, AuthSettings(**settings), lambda: self.now)
+
+
+async def asked(known: KnownKeys, number: int) -> ApiKey | int:
+    """The key, or the status of the error."""
+    try:
+        return await known.of(f"Bearer {secret_of(number)}")
+    except ApiError as error:
+        return error.status
+
+
+def run(test: Callable[[Store], Awaitable[None]]) -> None:
+    asyncio.run(test(Store()))
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not holds():
+            await asyncio.sleep(0.001)
+
+
+def test_a_key_is_looked_up_once_and_again_when_its_time_is_over():
+    async def test(store: Store) -> None:
+        key, known = store.add(1), store.known(cache_s=10)
+        for _ in range(5):
+            assert await asked(known, 1) == key
+            assert await asked(known, 2) == 401
+        assert len(store.looked_up) == 2
+        store.now = 10
+        store.revoke(1)
+        new = store.add(2)
+        assert [await asked(known, number) for number in (1, 2)] == [401, new]
+        assert len(store.looked_up) == 4
+
+    run(test)
+
+
+def test_many_who_ask_at_once_are_one_look_up():
+    async def test(store: Store) -> None:
+        key, known = store.add(1), store.known()
+        found = await asyncio.gather(*(asked(known, 1) for _ in range(50)))
+        assert found == [key] * 50
+        assert len(store.looked_up) == 1
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [None, "", "Bearer", "Bearer ", "Basic dXNlcjpwYXNz", secret_of(1), f"Token {secret_of(1)}",
+     "Bearer none", f"Bearer {secret_of(1)}x", f"Bearer  {secret_of(1)[:-1]}", "Bearer \xe9" * 99],
+)  # fmt: skip
+def test_what_is_no_key_is_refused_without_a_look_up(header: str | None):
+    async def test(store: Store) -> None:
+        store.add(1)
+        with pytest.raises(ApiError) as caught:
+            await store.known().of(header)
+        assert (caught.value.status, caught.value.code) == (401, "invalid_api_key")
+        assert caught.value.headers == {"WWW-Authenticate": "Bearer"}
+        assert secret_of(1) not in caught.value.message
+        assert store.looked_up == []
+
+    run(test)
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
+def test_the_schemes_case_does_not_matter(scheme: str):
+    async def test(store: Store) -> None:
+        key = store.add(1)
+        assert await store.known().of(f"{scheme}  {secret_of(1)} ") == key
+
+    run(test)
+
+
+def test_while_the_store_is_away_known_keys_go_on_and_unknown_ones_are_told_to_wait():
+    async def test(store: Store) -> None:
+        key, known = store.add(1), store.known(cache_s=10)
+        assert [await asked(known, 1), await asked(known, 2)] == [key, 401]
+        store.now, store.fails = 11, StoreUnreachable("gone")
+        for _ in range(9):
+            assert [await asked(known, number) for number in (1, 2, 3)] == [key, 503, 503]
+        assert len(store.looked_up) == 3
+        store.now, store.fails = 13, None
+        assert await asked(known, 1) == key
+        await until(lambda: len(store.looked_up) == 4 and not known._looking)
+        assert [await asked(known, number) for number in (1, 2, 3)] == [key, 401, 401]
+
+    run(test)
+
+
+def test_a_silent_store_holds_nobody_up_for_long_and_known_keys_not_at_all():
+    async def test(store: Store) -> None:
+        key, known = store.add(1), store.known(cache_s=10, lookup_timeout_s=0.05)
+        assert await asked(known, 1) == key
+        store.now, store.silent = 11, threading.Event()
+        assert await asked(known, 1) == key  # this one waited for the time-out
+        for _ in range(5):
+            assert [await asked(known, 1), await asked(known, 2)] == [key, 503]
+        store.silent.set()
+        store.now = 13
+        await asked(known, 1)
+        await until(lambda: known._failed_at is None)
+        assert await asked(known, 2) == 401
+
+    run(test)
+
+
+def test_unknown_keys_neither_fill_memory_nor_displace_those_that_work():
+    async def test(store: Store) -> None:
+        key, known = store.add(0), store.known(max_cached=10)
+        assert await asked(known, 0) == key
+        for number in range(1, 300):
+            assert await asked(known, number) == 401
+        assert (len(known._refused), len(known._open)) == (10, 1)
+        store.fails = StoreUnreachable("gone")
+        assert await asked(known, 0) == key
+
+    run(test)
+
+
+def test_only_so_many_look_ups_wait_at_a_time():
+    async def test(store: Store) -> None:
+        store.silent = threading.Event()
+        known = store.known(max_cached=10)
+        asking = [asyncio.create_task(asked(known, number)) for number in range(50)]
+        await until(lambda: sum(task.done() for task in asking) == 40)
+        store.silent.set()
+        assert sorted(await asyncio.gather(*asking)) == [401] * 10 + [503] * 40
+
+    run(test)
+
+
+def test_who_gives_up_does_not_end_the_look_up_of_others():
+    async def test(store: Store) -> None:
+        store.silent = threading.Event()
+        key, known = store.add(1), store.known()
+        first, second = (asyncio.create_task(asked(known, 1)) for _ in range(2))
+        await until(lambda: len(store.looked_up) == 1)
+        first.cancel()
+        store.silent.set()
+        assert await second == key
+
+    run(test)
+
+
+def test_a_record_that_cannot_be_read_opens_nothing(caplog: pytest.LogCaptureFixture):
+    async def test(store: Store) -> None:
+        store.fails = ValueError("the record of an API key cannot be read: x")
+        assert await asked(store.known(), 1) == 401
+
+    run(test)
+    assert "cannot be read" in caplog.text
+    assert secret_of(1) not in caplog.text

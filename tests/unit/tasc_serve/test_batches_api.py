@@ -1,0 +1,195 @@
+"""Batches over HTTP: what is asked for becomes a record, and nobody sees another's."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from fake_backend import error_of
+from prometheus_client import CollectorRegistry
+from starlette.requests import Request
+from storage_service import StorageService, line
+
+from tasc_serve.gate import Gate
+from tasc_store import ApiKey, StoreUnreachable
+from tasc_store.batches import BatchFault
+
+
+def test_a_batch_is_made_shown_listed_and_cancelled() -> None:
+    service = StorageService()
+    file = service.uploaded()
+    batch = service.create(file, metadata={"why": "tonight"}).json()
+    assert batch["object"] == "batch"
+    assert (batch["status"], batch["model"]) == ("validating", "greet")
+    assert batch["input_file_id"] == file.id
+    assert batch["metadata"] == {"why": "tonight"}
+    assert batch["expires_at"] == batch["created_at"] + 24 * 3600
+    assert batch["request_counts"] == {"total": 0, "completed": 0, "failed": 0}
+    unset = ("errors", "output_file_id", "error_file_id", "in_progress_at", "completed_at")
+    assert [batch[name] for name in unset] == [None] * 5
+    assert service.ask("GET", f"/v1/batches/{batch['id']}").json() == batch
+    listed = service.ask("GET", "/v1/batches").json()
+    assert (listed["data"], listed["has_more"]) == ([batch], False)
+    cancelled = service.ask("POST", f"/v1/batches/{batch['id']}/cancel").json()
+    assert cancelled["status"] == "cancelled"
+    assert cancelled["cancelled_at"] is not None
+
+
+def test_nothing_of_a_file_but_its_beginning_is_read() -> None:
+    service = StorageService()
+    file = service.uploaded("\n" + line() + "no JSON at all\n")
+    assert service.create(file).status_code == 200
+    assert service.storage.files.abandoned == 0
+
+
+@pytest.mark.parametrize(
+    ("said", "field"),
+    [
+        ({"input_file_id": "file-none"}, "input_file_id"),
+        ({"input_file_id": 5}, "input_file_id"),
+        ({"input_file_id": ""}, "input_file_id"),
+        ({"endpoint": "/v1/embeddings"}, "endpoint"),
+        ({"completion_window": "1h"}, "completion_window"),
+        ({"metadata": {"a": 5}}, "metadata.a"),
+        ({"metadata": {"a": "x" * 513}}, "metadata.a"),
+        ({"metadata": {str(i): "x" for i in range(17)}}, "metadata"),
+        ({"output_expires_after": {"anchor": "created_at", "seconds": 5}}, None),
+        ({"window": "24h"}, "window"),
+    ],
+)
+def test_a_batch_that_cannot_be_is_refused_by_field(
+    said: dict[str, object], field: str | None
+) -> None:
+    service = StorageService()
+    error = error_of(service.create(service.uploaded(), **said), 400)
+    assert field is None or error["param"] == field
+    assert service.storage.batches.kept == {}
+
+
+@pytest.mark.parametrize(
+    "text", ["x\n", "[]\n", "{}\n", '{"body": 5}\n', '{"body": {"model": 5}}', "[" * 9999]
+)
+def test_a_file_whose_first_line_names_no_model_is_refused(text: str) -> None:
+    service = StorageService()
+    error = error_of(service.create(service.uploaded(text)), 400)
+    assert error["param"] == "input_file_id"
+
+
+def test_a_model_that_is_no_task_is_said_at_once() -> None:
+    service = StorageService()
+    error = error_of(service.create(service.uploaded(line(model="nobody"))), 404)
+    assert (error["param"], error["code"]) == ("model", "model_not_found")
+
+
+def test_what_a_batch_wrote_is_no_input() -> None:
+    service = StorageService()
+    file = service.uploaded()
+    output = replace(file, purpose="batch_output")
+    service.storage.files.kept[file.id] = (output, b"x")
+    assert "upload one" in str(error_of(service.create(output), 400)["message"])
+
+
+def test_batches_are_bounded() -> None:
+    service = StorageService(max_batches=1)
+    file = service.uploaded()
+    assert service.create(file).status_code == 200
+    assert error_of(service.create(file), 429)["code"] == "too_many_batches"
+
+
+def test_an_ended_batch_cannot_be_cancelled_and_says_why_it_failed() -> None:
+    service = StorageService()
+    batches = service.storage.batches
+    id_ = service.create(service.uploaded()).json()["id"]
+    fault = BatchFault("duplicate_custom_id", "line 3 repeats r1", 3, "custom_id")
+    batches.kept[id_] = replace(
+        batches.kept[id_], status="failed", errors=(fault,), at={"failed": 7}
+    )
+    assert error_of(service.ask("POST", f"/v1/batches/{id_}/cancel"), 400)["code"] == "batch_ended"
+    shown = service.ask("GET", f"/v1/batches/{id_}").json()
+    assert shown["failed_at"] == 7
+    assert shown["errors"]["object"] == "list"
+    assert shown["errors"]["data"] == [
+        {"code": fault.code, "message": fault.message, "line": 3, "param": "custom_id"}
+    ]
+
+
+def test_a_file_that_a_batch_reads_is_not_deleted() -> None:
+    service = StorageService()
+    file = service.uploaded()
+    service.create(file)
+    assert error_of(service.ask("DELETE", f"/v1/files/{file.id}"), 400)["code"] == "file_in_use"
+
+
+def test_pages_of_batches_have_the_newest_first() -> None:
+    service = StorageService()
+    file = service.uploaded()
+    ids = [service.create(file).json()["id"] for _ in range(5)]
+    page = service.ask("GET", "/v1/batches?limit=3").json()
+    assert [batch["id"] for batch in page["data"]] == ids[:1:-1]
+    assert page["has_more"]
+    rest = service.ask("GET", f"/v1/batches?limit=3&after={page['last_id']}").json()
+    assert [batch["id"] for batch in rest["data"]] == ids[1::-1]
+    assert not rest["has_more"]
+    assert error_of(service.ask("GET", "/v1/batches?limit=101"), 400)["param"] == "limit"
+
+
+def test_a_store_that_is_away_is_said_and_to_be_tried_again() -> None:
+    service = StorageService()
+    file = service.uploaded()
+    id_ = service.create(file).json()["id"]
+    service.storage.files.down = StoreUnreachable("no Redis answers")
+    for ask in (
+        lambda: service.create(file),
+        lambda: service.ask("GET", "/v1/batches"),
+        lambda: service.ask("GET", f"/v1/batches/{id_}"),
+        lambda: service.ask("POST", f"/v1/batches/{id_}/cancel"),
+    ):
+        response = ask()
+        assert error_of(response, 503)["code"] == "service_unavailable"
+        assert int(response.headers["retry-after"]) >= 1
+
+
+class TwoKeys(Gate):
+    """Keys by name: the first may use one task, the second all."""
+
+    def __init__(self) -> None:
+        registry = CollectorRegistry()
+        opened = Gate.open(registry)
+        self.__dict__.update(opened.__dict__)
+        self.known = {
+            "ann": ApiKey("a" * 16, "ann", tasks=("greet",)),
+            "bob": ApiKey("b" * 16, "bob"),
+        }
+
+    async def key_of(self, request: Request) -> ApiKey | None:
+        await asyncio.sleep(0)
+        return self.known[request.headers["authorization"]]
+
+
+def test_keys_see_their_own_files_and_batches_and_ask_for_their_own_tasks() -> None:
+    service = StorageService(gate=TwoKeys())
+    ann, bob = {"authorization": "ann"}, {"authorization": "bob"}
+
+    def upload(key: dict[str, str], text: str) -> str:
+        request = {"data": {"purpose": "batch"}, "files": {"file": ("a", text.encode())}}
+        return service.ask("POST", "/v1/files", headers=key, **request).json()["id"]
+
+    def create(key: dict[str, str], file: str) -> object:
+        body = {"endpoint": "/v1/completions", "completion_window": "24h", "input_file_id": file}
+        return service.ask("POST", "/v1/batches", headers=key, json=body)
+
+    hers, other = upload(ann, line()), upload(ann, line(model="other"))
+    batch = create(ann, hers).json()["id"]
+    assert error_of(create(ann, other), 403)["code"] == "model_not_allowed"
+    assert error_of(create(bob, hers), 400)["param"] == "input_file_id"
+    assert create(bob, upload(bob, line(model="other"))).status_code == 200
+    for method, path in (
+        ("GET", f"/v1/files/{hers}"),
+        ("GET", f"/v1/files/{hers}/content"),
+        ("DELETE", f"/v1/files/{hers}"),
+        ("GET", f"/v1/batches/{batch}"),
+        ("POST", f"/v1/batches/{batch}/cancel"),
+    ):
+        error_of(service.ask(method, path, headers=bob), 404)
+    assert len(service.ask("GET", "/v1/files", headers=bob).json()["data"]) == 1
+    assert len(service.ask("GET", "/v1/batches", headers=ann).json()["data"]) == 1
+    assert service.ask("GET", f"/v1/batches/{batch}", headers=ann).json()["status"] == "validating"

@@ -1,0 +1,167 @@
+"""Which answers are kept for the corpus, and that a store which is away harms nobody."""
+
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from tasc_engine import GenerationRequest, GenerationResult, GuideSpec, Sampling, Timings
+from tasc_serve.asked import Asked, Guide
+from tasc_serve.calls import Call
+from tasc_serve.collector import Collector, row_of
+from tasc_serve.collector_metrics import CollectorMetrics
+from tasc_serve.settings import CollectSettings
+from tasc_store import CollectedRow, StoreError
+
+CALL = Call("1", "wake me", templated=True)
+REQUEST = GenerationRequest("1", (5, 6), 9)
+RESULT = GenerationResult("1", (7, 0), "alarm", "stop", 2, Timings(0, 0, 0))
+OWN = GuideSpec("choice", ("alarm",))
+ALL = {"share": 1.0, "flush_s": 0.01}
+
+
+def asked(**values):
+    return replace(CALL, asked=Asked(**values))
+
+
+@pytest.mark.parametrize(
+    ("call", "request_"),
+    [
+        (CALL, REQUEST),
+        (replace(CALL, n=3, stream=True, draft=False, max_tokens=4), REQUEST),
+        (asked(temperature=0.0, seed=3, logprobs=2), replace(REQUEST, logprobs=2)),
+        (CALL, replace(REQUEST, guide=OWN)),  # the task's own
+    ],
+)
+def test_answers_that_say_what_the_task_says_by_itself_are_kept(call, request_):
+    assert row_of(call, request_, RESULT) == CollectedRow("wake me", "alarm")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        replace(CALL, templated=False),
+        replace(CALL, prompt=(5, 6)),
+        replace(CALL, stop=("a",)),
+        asked(guide=Guide(OWN, "guided_choice")),
+        asked(adapter="other"),
+        asked(logit_bias=((1, 2.0),)),
+        asked(repetition_penalty=1.2),
+        asked(top_k=1),
+        asked(choice=1),
+        asked(ignore_eos=True),
+        replace(CALL, prompt="\ud800"),
+    ],
+)
+def test_what_a_request_changed_is_not_kept(call):
+    assert row_of(call, REQUEST, RESULT) is None
+
+
+@pytest.mark.parametrize(
+    ("request_", "result"),
+    [
+        (replace(REQUEST, sampling=Sampling(temperature=0.1)), RESULT),
+        (REQUEST, replace(RESULT, finish_reason="length")),
+        (REQUEST, replace(RESULT, finish_reason="error")),
+        (REQUEST, replace(RESULT, text=" ")),
+    ],
+)
+def test_what_was_drawn_or_broke_off_is_not_kept(request_, result):
+    assert row_of(CALL, request_, result) is None
+
+
+class Store:
+    """Keeps rows while it is there."""
+
+    def __init__(self, away=False):
+        self.rows, self.tried = [], threading.Event()
+        self.away = away
+
+    def add(self, rows, *, max_rows, max_bytes):
+        self.tried.set()
+        if self.away:
+            raise StoreError("no Redis answers")
+        self.rows += rows
+        return 2
+
+
+class Collected:
+    def __init__(self, store, **settings):
+        self.registry = CollectorRegistry()
+        metrics = CollectorMetrics(self.registry, task="t", model_name="m")
+        self.collector = Collector(store, CollectSettings(**{**ALL, **settings}), metrics)
+
+    def give(self, n, begin=0):
+        for i in range(begin, begin + n):
+            self.collector.finished(replace(CALL, prompt=str(i)), REQUEST, RESULT)
+
+    def count(self, name, **labels):
+        labels |= {"task": "t", "model_name": "m"}
+        return self.registry.get_sample_value(f"tasc_collected_rows{name}_total", labels)
+
+
+def eventually(holds):
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def inputs(store):
+    return [row.input for row in store.rows]
+
+
+def test_answers_reach_the_store_in_order_and_what_it_let_go_is_counted():
+    store = Store()
+    collected = Collected(store)
+    collected.give(1200)
+    eventually(lambda: len(store.rows) == 1200)
+    assert inputs(store) == [str(i) for i in range(1200)]
+    eventually(lambda: collected.count("") == 1200)
+    assert collected.count("_lost", reason="trimmed") >= 2 * 3, "at most 500 went at a time"
+    collected.collector.close()
+
+
+def test_a_share_of_the_answers_is_kept():
+    store = Store()
+    collected = Collected(store, share=0.25)
+    collected.give(80)
+    collected.collector.close()
+    assert inputs(store) == [str(i) for i in range(3, 80, 4)]
+
+
+def test_a_store_that_is_away_costs_answers_and_nothing_else(caplog):
+    store = Store(away=True)
+    collected = Collected(store, max_buffered_bytes=2600)
+    collected.give(100)
+    lost = collected.count("_lost", reason="full")
+    assert lost == 91, "about 260 bytes each"
+    assert store.tried.wait(30)
+    store.tried.clear()
+    assert store.tried.wait(30), "it is tried again"
+    store.away = False
+    eventually(lambda: inputs(store) == [str(i) for i in range(9)])
+    assert sum("not collected now" in r.getMessage() for r in caplog.records) == 1
+    collected.give(2, begin=100)
+    eventually(lambda: inputs(store)[-2:] == ["100", "101"])
+    collected.collector.close()
+
+
+def test_what_is_there_at_the_end_is_stored():
+    store = Store()
+    collected = Collected(store, flush_s=3600)
+    collected.give(3)
+    collected.collector.close()
+    assert inputs(store) == ["0", "1", "2"]
+
+
+def test_who_does_not_opt_in_has_nothing_kept_and_no_thread():
+    store = Store()
+    before = threading.active_count()
+    collected = Collected(store, share=0.0)
+    collected.give(3)
+    assert threading.active_count() == before
+    collected.collector.close()
+    assert store.rows == []

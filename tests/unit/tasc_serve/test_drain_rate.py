@@ -1,0 +1,39 @@
+from tasc_serve.drain_rate import DrainRate
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def rate_of(*ends: float) -> tuple[DrainRate, Clock]:
+    clock = Clock()
+    drain = DrainRate(clock)
+    for clock.now in ends:
+        drain.ended()
+    return drain, clock
+
+
+def test_the_wait_is_what_is_ahead_over_the_rate():
+    drain, _ = rate_of(*(i / 4 for i in range(9)))
+    assert drain.per_second() == 4
+    assert [drain.retry_after_s(n) for n in (1, 4, 5, 40)] == [1, 1, 2, 10]
+
+
+def test_the_wait_has_a_least_and_a_most():
+    assert rate_of()[0].retry_after_s(100) == rate_of(3.0)[0].retry_after_s(100) == 1
+    assert rate_of(0, 100)[0].retry_after_s(1000) == 60
+
+
+def test_the_rate_falls_while_nothing_ends():
+    drain, clock = rate_of(0, 1, 2)
+    clock.now = 10
+    assert drain.per_second() == 0.2
+    assert drain.retry_after_s(4) == 20
+
+
+def test_the_rate_is_that_of_the_last_endings():
+    ends = [float(i) for i in range(100)] + [99 + i / 100 for i in range(1, 65)]
+    assert round(rate_of(*ends)[0].per_second()) == 100

@@ -1,0 +1,205 @@
+"""Calls over replicas that die, hang and refuse: each answer whole, each piece once."""
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+from fake_fleet import TASK, WHOLE, Calls, Replicas, Scripted, text_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasc_serve.calls import Answer, Call, Piece, Refusal
+from tasc_serve.failover import Budget, Failover
+from tasc_serve.http_errors import ApiError
+
+CALL = Call("call", "prompt", templated=False, timeout_s=20.0)
+FULL = Refusal("full", "no place", None, 7.0)
+
+
+async def streamed(failover: Failover) -> list[Piece | Refusal]:
+    async with aclosing(failover.stream(CALL)) as items:
+        return [item async for item in items]
+
+
+def text(items: list[Piece | Refusal]) -> str:
+    return "".join(item.text for item in items if isinstance(item, Piece))
+
+
+@given(st.integers(0, 9), st.integers(0, 9))
+def test_a_stream_has_each_piece_once_wherever_two_replicas_die(first: int, second: int) -> None:
+    replicas = Replicas(
+        a=Scripted(dies_after=first), b=Scripted(dies_after=second), c=Scripted(outstanding=9)
+    )
+    calls = Calls(replicas)
+    items = calls.run(streamed)
+    assert text(items) == text_of(WHOLE)
+    assert tuple(i for item in items for i in item.ids) == WHOLE
+    died = sum(not replica.present for replica in replicas.all.values())
+    assert calls.counted("tasc_failovers_total", why="died") == died >= 1
+    last = next(r for r in replicas.all.values() if r.present and r.calls)
+    assert last.calls[0].record_version in (None, 1)
+    assert all(replica.open == 0 for replica in replicas.all.values())
+
+
+def test_the_next_replica_is_told_what_was_said_under_another_id_with_less_time() -> None:
+    replicas = Replicas(a=Scripted(dies_after=4), b=Scripted(outstanding=5))
+    Calls(replicas).run(streamed)
+    (first,), (second,) = replicas.all["a"].calls, replicas.all["b"].calls
+    assert (first.said, second.said) == ((), WHOLE[:4])
+    assert first.id != second.id
+    assert (first.to, second.to) == ("a", "b")
+    assert 0 < second.timeout_s < first.timeout_s <= 20
+    assert second.record_version == 1
+
+
+def test_a_silent_replica_is_given_up_and_its_call_cancelled() -> None:
+    replicas = Replicas(a=Scripted(hangs_after=3), b=Scripted(outstanding=5))
+    calls = Calls(replicas)
+    assert text(calls.run(streamed)) == text_of(WHOLE)
+    assert calls.counted("tasc_failovers_total", why="silent") == 1
+    assert calls.counted("tasc_failover_seconds_count") == 1
+    assert replicas.all["a"].open == 0
+
+
+@pytest.mark.parametrize("mishap", [{"dies_after": 5}, {"hangs_after": 5}])
+def test_a_whole_answer_is_asked_for_again(mishap: dict[str, int]) -> None:
+    replicas = Replicas(a=Scripted(**mishap), b=Scripted(outstanding=5))
+    answer = Calls(replicas).run(lambda failover: failover.complete(CALL))
+    assert isinstance(answer, Answer)
+    assert answer.result.tokens == WHOLE
+    assert replicas.all["b"].calls[0].said == ()
+
+
+def test_an_only_replica_that_is_silent_is_waited_for() -> None:
+    async def come_back(failover: Failover) -> list[Piece | Refusal]:
+        asked = asyncio.create_task(streamed(failover))
+        while not replicas.all["a"].calls:
+            await asyncio.sleep(0.01)
+        replicas.all["a"].hung = True
+        await asyncio.sleep(0.3)
+        replicas.all["a"].hung = False
+        return await asked
+
+    replicas = Replicas(a=Scripted())
+    calls = Calls(replicas)
+    assert text(calls.run(come_back)) == text_of(WHOLE)
+    assert calls.counted("tasc_failovers_total", why="silent") == 0
+
+
+def test_what_one_refuses_as_full_another_takes() -> None:
+    replicas = Replicas(a=Scripted(refuses=FULL), b=Scripted(outstanding=5))
+    calls = Calls(replicas)
+    assert text(calls.run(streamed)) == text_of(WHOLE)
+    assert [len(r.calls) for r in replicas.all.values()] == [1, 1]
+    assert calls.counted("tasc_failovers_total", why="died") == 0
+
+
+def test_when_all_are_full_the_shortest_wait_is_told() -> None:
+    replicas = Replicas(
+        a=Scripted(refuses=FULL), b=Scripted(refuses=Refusal("full", "none", None, 3.0))
+    )
+    assert Calls(replicas).run(streamed) == [Refusal("full", "none", None, 3.0)]
+
+
+def test_a_refusal_of_the_request_itself_is_final() -> None:
+    refusal = Refusal("invalid", "no", "prompt")
+    replicas = Replicas(a=Scripted(refuses=refusal), b=Scripted(outstanding=5))
+    assert Calls(replicas).run(streamed) == [refusal]
+    assert not replicas.all["b"].calls
+
+
+def test_an_answer_never_goes_on_by_another_version_of_the_task() -> None:
+    replicas = Replicas(a=Scripted(dies_after=4), b=Scripted(outstanding=5, record_version=2))
+    *pieces, last = Calls(replicas).run(streamed)
+    assert text(pieces) == text_of(WHOLE[:4])
+    assert isinstance(last, Refusal)
+    assert last.kind == "changed"
+    assert not replicas.all["b"].calls
+
+
+@pytest.mark.parametrize(("settings", "asks"), [({"max_losses": 1}, 2), ({"budget": 1}, 2)])
+def test_losses_are_bounded_and_counted(settings: dict[str, int], asks: int) -> None:
+    replicas = Replicas(**{name: Scripted(dies_after=2) for name in "abcd"})
+    calls = Calls(replicas, **settings)
+    with pytest.raises(ApiError) as gave_up:
+        calls.run(streamed)
+    assert gave_up.value.status == 503
+    assert sum(len(r.calls) for r in replicas.all.values()) == asks
+    assert calls.counted("tasc_failovers_refused_total") == 1
+
+
+def test_with_nobody_there_it_waits_and_then_says_so() -> None:
+    with pytest.raises(ApiError, match=f"no replica of {TASK}"):
+        Calls(Replicas(a=Scripted(present=False))).run(streamed)
+
+
+def test_an_heir_that_comes_up_while_it_waits_takes_the_call() -> None:
+    async def born(failover: Failover) -> list[Piece | Refusal]:
+        asked = asyncio.create_task(streamed(failover))
+        await asyncio.sleep(0.1)
+        replicas.all["b"].present = True
+        return await asked
+
+    replicas = Replicas(a=Scripted(dies_after=2), b=Scripted(present=False))
+    assert text(Calls(replicas, wait_s=20).run(born)) == text_of(WHOLE)
+
+
+def test_what_is_no_loss_is_raised() -> None:
+    class Broken(Replicas):
+        async def complete(self, call: Call) -> Answer | Refusal:
+            raise KeyError("a bug")
+
+    with pytest.raises(KeyError):
+        Calls(Broken(a=Scripted())).run(lambda failover: failover.complete(CALL))
+
+
+def test_calls_go_where_least_is_to_be_done() -> None:
+    async def three(failover: Failover) -> None:
+        while not all(replicas.fleet.pick({other}, None) for other in "ab"):
+            await asyncio.sleep(0.01)
+        await asyncio.gather(*(streamed(failover) for _ in range(3)))
+
+    replicas = Replicas(a=Scripted(outstanding=2), b=Scripted(outstanding=0))
+    Calls(replicas).run(three)
+    assert [len(r.calls) for r in replicas.all.values()] == [1, 2]
+
+
+def test_who_goes_away_ends_the_call_at_its_replica() -> None:
+    async def leave(failover: Failover) -> None:
+        async with aclosing(failover.stream(CALL)) as items:
+            await anext(items)
+
+    replicas = Replicas(a=Scripted())
+    Calls(replicas).run(leave)
+    assert replicas.all["a"].calls
+    assert replicas.all["a"].open == 0
+
+
+def test_a_budget_is_earned_by_calls_up_to_its_burst() -> None:
+    budget = Budget(share=0.5, most=2)
+    assert [budget.spend() for _ in range(3)] == [True, True, False]
+    budget.earn()
+    assert not budget.spend()
+    budget.earn()
+    assert budget.spend()
+    for _ in range(100):
+        budget.earn()
+    assert [budget.spend() for _ in range(3)] == [True, True, False]
+
+
+def test_all_who_wait_for_a_replica_that_dies_go_elsewhere() -> None:
+    async def crowd(failover: Failover) -> list[list[Piece | Refusal]]:
+        hanging = [asyncio.create_task(streamed(failover)) for _ in range(5)]
+        while replicas.all["a"].open < 5:
+            await asyncio.sleep(0.01)
+        dying = replicas.fleet.pick((), None)
+        assert dying is not None
+        replicas.all["b"].present = True
+        for _ in range(2):  # each of the calls may be the one that finds out
+            dying.give_up("died")
+        return await asyncio.gather(*hanging)
+
+    replicas = Replicas(a=Scripted(hangs_after=3), b=Scripted(present=False))
+    calls = Calls(replicas, wait_s=20)
+    assert [text(items) for items in calls.run(crowd)] == [text_of(WHOLE)] * 5
+    assert calls.counted("tasc_failovers_total", why="died") == 5

@@ -1,0 +1,128 @@
+"""A retry with the same key gets the same answer, with a store and without one."""
+
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+from fake_backend import STATUS, TASK, FakeBackend, Service, answer, error_of
+
+from tasc_serve.calls import Refusal
+from tasc_store import StoreUnreachable
+
+BODY = {"model": TASK, "prompt": "hello"}
+KEY = {"Idempotency-Key": "order-7"}
+
+
+class MemoryTries:
+    """First tries in a dictionary; see tests/integration/store/test_store_first_tries.py."""
+
+    def __init__(self) -> None:
+        self.notes: dict[tuple[str, str], str] = {}
+        self.answers: dict[tuple[str, str], bytes] = {}
+
+    def claim(self, task: str, name: str, note: str) -> tuple[str, bytes | None]:
+        return self.notes.setdefault((task, name), note), self.answers.get((task, name))
+
+    def keep(self, task: str, name: str, answer: bytes) -> None:
+        self.answers.setdefault((task, name), answer)
+
+
+class AwayTries(MemoryTries):
+    def claim(self, task: str, name: str, note: str) -> tuple[str, bytes | None]:
+        raise StoreUnreachable("no Redis answers")
+
+    keep = claim  # type: ignore[assignment]
+
+
+def post(service: Service, headers: dict[str, str] = KEY, **more: Any) -> httpx.Response:
+    return service.ask("POST", "/v1/completions", json=BODY | more, headers=headers)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_retry_is_answered_from_the_store_byte_for_byte(stream: bool) -> None:
+    backend = FakeBackend(*answer("Good ", "day"))
+    service = Service(backend, tries=MemoryTries())
+    first, second = (post(service, stream=stream) for _ in range(2))
+    assert "day" in first.text
+    assert second.content == first.content
+    assert second.headers["content-type"] == first.headers["content-type"]
+    assert second.headers["idempotency-replayed"] == "true"
+    assert "idempotency-replayed" not in first.headers
+    assert len(backend.calls) == 1
+
+
+@pytest.mark.parametrize("tries", [None, AwayTries()])
+def test_without_a_store_the_retry_runs_again_with_the_same_seed_and_id(tries: Any) -> None:
+    backend = FakeBackend(*answer("Good day"))
+    service = Service(backend, tries=tries)
+    first, second = (post(service, temperature=1).json() for _ in range(2))
+    assert first["id"] == second["id"]
+    one, other = backend.calls
+    assert one.asked.seed == other.asked.seed
+    assert one.id == other.id
+
+
+def test_another_key_another_sender_or_no_key_is_another_request() -> None:
+    backend = FakeBackend(*answer("Good day"))
+    service = Service(backend, tries=MemoryTries())
+    for headers in (KEY, {"Idempotency-Key": "order-8"}, {}, {}):
+        assert post(service, headers).status_code == 200
+    assert len({call.asked.seed for call in backend.calls}) == 4
+    assert len({call.id for call in backend.calls}) == 4
+
+
+def test_a_seed_of_the_request_stays_its_own() -> None:
+    backend = FakeBackend(*answer("Good day"))
+    post(Service(backend), seed=5)
+    assert backend.calls[0].asked.seed == 5
+
+
+def test_a_key_of_another_request_is_refused() -> None:
+    service = Service(FakeBackend(*answer("Good day")), tries=MemoryTries())
+    assert post(service).status_code == 200
+    error = error_of(post(service, max_tokens=3), 422)
+    assert error["param"] == "Idempotency-Key"
+
+
+@pytest.mark.parametrize("key", ["", "k" * 256])
+def test_a_key_without_length_or_with_too_much_is_refused(key: str) -> None:
+    service = Service(FakeBackend(*answer("Good day")))
+    error_of(post(service, {"Idempotency-Key": key}), 400)
+
+
+def test_an_answer_that_failed_is_not_kept() -> None:
+    tries = MemoryTries()
+    backend = FakeBackend(Refusal("full", "no place"))
+    service = Service(backend, tries=tries)
+    error_of(post(service), 503)
+    backend.script = tuple(answer("Good day"))
+    assert post(service).json()["choices"][0]["text"] == "Good day"
+    assert len(backend.calls) == 2
+
+
+def test_a_stream_that_broke_off_is_not_kept() -> None:
+    tries = MemoryTries()
+    broken = (*answer("Good ", "day")[:1], RuntimeError("cut"))
+    assert "day" not in post(Service(FakeBackend(*broken), tries=tries), stream=True).text
+    assert not tries.answers
+
+
+def test_an_answer_that_is_too_long_is_made_again() -> None:
+    backend, tries = FakeBackend(*answer("Good day")), MemoryTries()
+    service = Service(backend, tries=tries, max_retry_bytes=10)
+    for stream in (False, True):
+        headers = {"Idempotency-Key": f"key {stream}"}
+        assert [post(service, headers, stream=stream).status_code for _ in range(2)] == [200] * 2
+    assert len(backend.calls) == 4
+    assert not tries.answers
+
+
+def test_a_retry_is_held_to_the_version_that_its_first_try_met() -> None:
+    tries, versions = MemoryTries(), []
+    for version in (1, 2):
+        status = replace(STATUS, record_version=version)
+        backend = FakeBackend(Refusal("full", "no place"), status=status)
+        post(Service(backend, tries=tries))
+        versions.append(backend.calls[0].record_version)
+    assert versions == [1, 1]

@@ -1,0 +1,72 @@
+"""What Ray Serve's HTTP server never sees, and how little it loads for that."""
+
+import asyncio
+import subprocess
+import sys
+from typing import Any
+
+import httpx
+import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
+
+from tasc_serve.proxy_guard import CALLBACK, PlainHeaders, middlewares
+
+
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    headers = dict(Request(scope).headers)
+    await JSONResponse(headers)(scope, receive, send)
+
+
+def answered(*headers: tuple[bytes, bytes]) -> httpx.Response:
+    async def once() -> httpx.Response:
+        transport = httpx.ASGITransport(PlainHeaders(echo))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.get("/", headers=list(headers))
+
+    return asyncio.run(once())
+
+
+@pytest.mark.parametrize("name", [b"X-Request-ID", b"traceparent", b"Anything"])
+def test_a_header_that_is_no_text_is_refused_by_name(name: bytes) -> None:
+    response = answered((name, b"\xff\xfe"))
+    assert response.status_code == 400
+    assert name.decode().lower() in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [b"x-request-timeout-seconds", b"X-Request-Disconnect-Disabled", b"serve_multiplexed_model_id",
+     b"Serve-Multiplexed-Model-Id", b"x-session-id"],
+)  # fmt: skip
+def test_no_header_of_a_clients_steers_serve(name: bytes) -> None:
+    response = answered((name, b"?1"), (b"x-request-id", "é".encode()), (b"Accept", b"a/b"))
+    assert response.status_code == 200
+    seen = {key.replace("-", "_") for key in response.json()}
+    assert name.decode().lower().replace("-", "_") not in seen
+    assert {"x_request_id", "accept"} <= seen
+
+
+def test_what_is_no_http_passes() -> None:
+    seen: list[Any] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(scope)
+
+    asyncio.run(PlainHeaders(app)({"type": "lifespan"}, None, None))  # type: ignore[arg-type]
+    assert seen == [{"type": "lifespan"}]
+
+
+def test_serve_takes_what_the_path_names() -> None:
+    from ray.serve._private.http_util import validate_http_proxy_callback_return
+    from ray.serve._private.utils import call_function_from_import_path
+
+    found = validate_http_proxy_callback_return(call_function_from_import_path(CALLBACK))
+    assert [m.cls for m in found] == [m.cls for m in middlewares()] == [PlainHeaders]
+
+
+def test_a_proxy_loads_no_models_for_it() -> None:
+    code = "import sys, tasc_serve.proxy_guard; print(*{m.split('.')[0] for m in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not set(done.stdout.split()) & {"torch", "ray", "redis", "pydantic", "tasc_engine"}

@@ -1,0 +1,158 @@
+"""Token buckets admit exactly their limit, say when there is room again, and keep a bound."""
+
+import math
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasc_serve.rates import Bucket, Rates, duration, retry_after
+from tasc_serve.settings import ServedTask
+from tasc_store import ApiKey
+
+KEY = ApiKey("0" * 16, "key", requests_per_minute=60, tokens_per_minute=600)
+
+
+@dataclass
+class Clock:
+    now: float = 1e6
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def key(number: int, requests: int | None = None, tokens: int | None = None) -> ApiKey:
+    limits = {"requests_per_minute": requests, "tokens_per_minute": tokens}
+    return ApiKey(f"{number:016x}", "key", **limits)
+
+
+def rates(clock: Clock, limit: float | None = None, gateways: int = 1, most: int = 100) -> Rates:
+    return Rates([ServedTask(name="t", max_requests_per_s=limit)], gateways, most, clock)
+
+
+def admitted(of: Rates, key: ApiKey | None, asked: int) -> int:
+    return sum(of.take(key, "t") is None for _ in range(asked))
+
+
+@pytest.mark.parametrize("gateways", [1, 2, 3])
+def test_a_burst_gets_a_minutes_share_and_then_what_time_brings(gateways: int) -> None:
+    clock = Clock()
+    of = rates(clock, gateways=gateways)
+    share = 60 // gateways
+    assert admitted(of, KEY, 100) == share
+    clock.now += 10
+    assert admitted(of, KEY, 100) == 10 // gateways
+    clock.now += 3600
+    assert admitted(of, KEY, 100) == share
+
+
+@given(
+    per_minute=st.integers(1, 2000),
+    gateways=st.integers(1, 7),
+    waits=st.lists(st.floats(0, 5), max_size=40),
+)
+def test_who_takes_all_there_is_gets_the_limit_no_more_and_no_less(
+    per_minute: int, gateways: int, waits: list[float]
+) -> None:
+    clock = Clock()
+    of, mine = rates(clock, gateways=gateways), key(1, per_minute)
+    per_s = per_minute / 60 / gateways
+    size, level = max(60 * per_s, 1), max(60 * per_s, 1)
+    for wait in [0.0, *waits]:
+        clock.now += wait
+        level = min(size, level + wait * per_s)
+        got = admitted(of, mine, math.ceil(size) + 1)
+        assert level - 1 - 1e-6 < got < level + 1e-6
+        level -= got
+
+
+def test_the_wait_told_is_the_wait_there_is() -> None:
+    clock = Clock()
+    of, mine = rates(clock), key(1, 7)
+    assert admitted(of, mine, 8) == 7
+    over = of.take(mine, "t")
+    clock.now += over.wait_s / 2
+    assert of.take(mine, "t") is not None
+    clock.now += over.wait_s / 2 + 1e-6
+    assert of.take(mine, "t") is None
+
+
+def test_who_waits_the_whole_seconds_told_is_admitted() -> None:
+    clock = Clock()
+    of, mine = rates(clock), key(1, 7)
+    admitted(of, mine, 8)
+    clock.now += int(retry_after(of.take(mine, "t").wait_s))
+    assert of.take(mine, "t") is None
+
+
+def test_a_tasks_limit_holds_for_all_keys_together_and_costs_a_key_nothing() -> None:
+    clock = Clock()
+    of, a, b = rates(clock, limit=2), key(1, 60), key(2, 60)
+    assert [of.take(k, "t") for k in (a, None)] == [None, None]
+    over = of.take(b, "t")
+    assert (over.what, over.wait_s) == ("task", pytest.approx(0.5))
+    assert of.headers(b)["x-ratelimit-remaining-requests"] == "60"
+    assert of.take(b, "another task") is None
+
+
+def test_a_keys_limit_costs_the_task_nothing() -> None:
+    clock = Clock()
+    of, mine = rates(clock, limit=2), key(1, 1)
+    assert of.take(mine, "t") is None
+    assert {of.take(mine, "t").what for _ in range(5)} == {"key"}
+    assert admitted(of, None, 5) == 1
+
+
+def test_tokens_beyond_the_limit_are_a_debt_that_time_pays() -> None:
+    clock = Clock()
+    of, mine = rates(clock), key(1, None, 60)
+    assert of.take(mine, "t") is None
+    of.spend(mine, 100)
+    over = of.take(mine, "t")
+    assert over.wait_s == pytest.approx(41)
+    assert "60 tokens a minute" in over.message
+    assert of.headers(mine) == {
+        "x-ratelimit-limit-tokens": "60",
+        "x-ratelimit-remaining-tokens": "0",
+        "x-ratelimit-reset-tokens": "1m40s",
+    }
+    clock.now += 41
+    assert of.take(mine, "t") is None
+
+
+def test_without_limits_nothing_is_said_or_held() -> None:
+    of, free = rates(Clock()), key(1)
+    assert admitted(of, free, 1000) == admitted(of, None, 1000) == 1000
+    of.spend(None, 5)
+    of.spend(free, 5)
+    assert of.headers(free) == of.headers(None) == {}
+
+
+def test_only_so_many_keys_are_held_and_those_that_ask_stay() -> None:
+    clock = Clock()
+    of, busy = rates(clock, most=10), key(0, 1)
+    assert of.take(busy, "t") is None
+    for number in range(1, 500):
+        assert of.take(key(number, 1), "t") is None
+        assert of.take(busy, "t") is not None
+    assert len(of._keys) == 10
+
+
+def test_a_clock_that_stands_still_gives_nothing() -> None:
+    bucket = Bucket(1e6, 1, Clock())
+    bucket.take(1)
+    assert bucket.wait_s() > 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0, "0ms"), (0.0164, "17ms"), (1, "1s"), (1.5, "1.5s"), (60, "1m0s"), (361.25, "6m1.25s")],
+)
+def test_durations_are_written_as_openai_writes_them(seconds: float, said: str) -> None:
+    assert duration(seconds) == said
+
+
+@pytest.mark.parametrize(("wait_s", "said"), [(1e-9, "1"), (1, "1"), (1.001, "2"), (59.1, "60")])
+def test_retry_after_is_whole_seconds_and_never_too_few(wait_s: float, said: str) -> None:
+    assert retry_after(wait_s) == said
