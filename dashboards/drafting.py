@@ -1,178 +1,217 @@
-"""The dashboard "tasc-serve / Drafting": whether drafting pays, and what it drafts from."""
+"""The dashboard "tasc-serve / Drafting": whether drafting pays, why not, is it lossless."""
 
-from panels import Dashboard, Panel, Target, Variable
+from panels import Dashboard, Panel, Section, Target, Variable
+from queries import ACCEPTED, ACCEPTED_AT, DRAFTED, DRAFTS, OWN, REACHED_AT, rate, ratio, rise
 
-_OWN = '{task=~"$task", model_name=~"$model_name"}'
-_SPEC = "tasc_spec_decode_num_"
-
-
-def _rate(metric: str, by: str) -> str:
-    return f"sum by ({by}) (rate({metric}{_OWN}[$__rate_interval]))"
-
-
-def _ratio(above: str, below: str, by: str) -> str:
-    return f"{_rate(above, by)} / {_rate(below, by)}"
+_BLOCK = ratio("tasc_generation_tokens_total", "tasc_row_steps_total")
+_COVERAGE = ratio(DRAFTS, "tasc_row_steps_total")
+_REPLICAS = f"count by (task) (tasc_num_requests_running{OWN})"
+_INDEXED = f"count by (task) (tasc_draft_index_info{OWN})"
 
 
-_BLOCK = _ratio("tasc_generation_tokens_total", "tasc_row_steps_total", "task")
-_COVERAGE = _ratio(_SPEC + "drafts_total", "tasc_row_steps_total", "task")
-_FROM_DRAFTS = _ratio(_SPEC + "accepted_tokens_total", "tasc_generation_tokens_total", "task")
-_ACCEPTANCE = _ratio(_SPEC + "accepted_tokens_total", _SPEC + "draft_tokens_total", "task")
-_NOW = (
-    (
+def _now(title: str, unit: str, about: str, wrong: str, expr: str) -> Panel:
+    return Panel(title, unit, about, wrong, (Target(expr, "{{task}}"),), "stat", width=6, height=4)
+
+
+def _at_position(by: str) -> str:
+    return f"{rate(ACCEPTED_AT, by)} / ({rate(REACHED_AT, by)} > 0)"
+
+
+_PAYS = (
+    _now(
         "Block efficiency",
         "short",
-        "Emitted tokens / target forwards of a row that can emit.",
+        "Emitted tokens / target forwards of a row that can emit. 1 is decoding without drafts.",
+        "See below whether coverage or acceptance is low.",
         _BLOCK,
     ),
-    ("Coverage", "percentunit", "Row-steps with a non-empty draft / all row-steps.", _COVERAGE),
-    ("Output from drafts", "percentunit", "Accepted tokens / emitted tokens.", _FROM_DRAFTS),
-    ("Acceptance rate", "percentunit", "Accepted tokens / drafted tokens.", _ACCEPTANCE),
-)
-
-_BY_POSITION = Panel(
-    "Acceptance rate by draft position",
-    "percentunit",
-    "Drafts accepted at a position / drafts that reach it. A draft that ends earlier counts in"
-    " neither; positions that no draft reached show nothing.",
-    (
-        Target(
-            _rate(_SPEC + "accepted_tokens_per_pos_total", "task, position")
-            + f" / ({_rate(_SPEC + 'drafts_per_pos_total', 'task, position')} > 0)",
-            "{{task}} {{position}}",
-        ),
+    _now(
+        "Coverage",
+        "percentunit",
+        "Row-steps with a non-empty draft / all row-steps.",
+        "Low: see why rows go without a draft.",
+        _COVERAGE,
     ),
-    width=12,
-    most=1,
-)
-_BY_SOURCE = Panel(
-    "Acceptance rate by source",
-    "percentunit",
-    "Accepted / drafted tokens of one source: the task's corpus, this request's prompt and answer"
-    " so far, similar rows' outputs, ... A token counts for its largest contributor.",
-    (
-        Target(
-            _rate(_SPEC + "accepted_tokens_total", "task, source")
-            + f" / ({_rate(_SPEC + 'draft_tokens_total', 'task, source')} > 0)",
-            "{{task}} {{source}}",
-        ),
+    _now(
+        "Output from drafts",
+        "percentunit",
+        "Accepted tokens / emitted tokens.",
+        "Low with good acceptance: drafts are short or rare; `tasc tune` finds better settings.",
+        ratio(ACCEPTED, "tasc_generation_tokens_total"),
     ),
-    width=12,
-    most=1,
-)
-_OVER_TIME = (
+    _now(
+        "Acceptance rate",
+        "percentunit",
+        "Accepted tokens / drafted tokens.",
+        "Low: the index knows other rows than those that come; build it from recent ones.",
+        ratio(ACCEPTED, DRAFTED),
+    ),
     Panel(
-        "Block efficiency",
+        "Tokens per step, live and forecast",
         "short",
-        "Emitted tokens / row-steps. The denominator is tasc_row_steps_total: each row counts its"
-        " own forwards, whatever the batch. 1 is decoding without drafts.",
-        (Target(_BLOCK, "{{task}}"),),
+        "Emitted tokens / row-steps, and what the index in use brought on rows it had not seen when"
+        " it was judged; an index that nobody judged has no forecast.",
+        "Live well under the forecast: the task's input has changed; run `tasc refresh`, or go back"
+        " with `tasc index use`.",
+        (
+            Target(_BLOCK, "live {{task}}"),
+            Target(f"avg by (task) (tasc_forecast_tokens_per_step{OWN})", "forecast {{task}}"),
+        ),
+    ),
+    Panel(
+        "Tokens from drafts and from the target",
+        "short",
+        "Emitted tokens per second: accepted from a draft, chosen by the target (bonus), and forced"
+        " by a guide, which take no forward.",
+        "Drafts fall while the target goes on: look at acceptance by source.",
+        (
+            Target(rate(ACCEPTED), "drafts {{task}}"),
+            Target(rate("tasc_bonus_tokens_total"), "target {{task}}"),
+            Target(rate("tasc_forced_tokens_total"), "guide {{task}}"),
+        ),
     ),
     Panel(
         "Rows per step",
         "short",
         "Row-steps / verify steps: how full the batch is.",
-        (
-            Target(
-                _ratio("tasc_row_steps_total", "tasc_verify_steps_total", "task"),
-                "{{task}}",
-            ),
-        ),
+        "1 under load: requests come one by one; the fuller a batch, the less drafts are worth.",
+        (Target(ratio("tasc_row_steps_total", "tasc_verify_steps_total"), "{{task}}"),),
     ),
+)
+
+_ACCEPTANCE = (
     Panel(
-        "Coverage",
+        "Acceptance rate by draft position",
         "percentunit",
-        "Row-steps with a non-empty draft / all row-steps.",
-        (Target(_COVERAGE, "{{task}}"),),
+        "Drafts accepted at a position / drafts that reach it. A draft that ends earlier counts in"
+        " neither; positions that no draft reached show nothing.",
+        "Falls off early: raise min_prob or shorten drafts (num_speculative_tokens); `tasc tune`"
+        " weighs it.",
+        (Target(_at_position("task, position"), "{{task}} {{position}}"),),
+        width=12,
         most=1,
     ),
     Panel(
-        "Tokens from drafts and from the target",
-        "short",
-        "Emitted tokens per second: accepted from a draft, chosen by the target (bonus), and "
-        "forced by a guide, which take no forward.",
+        "Acceptance rate by position over time",
+        "percentunit",
+        "As on the left, of all chosen tasks together: a row is a draft position from 00.",
+        "A column that turns pale at one moment: something changed then, an index or the input."
+        " Pale rows at the top only: drafts are longer than what pays.",
         (
-            Target(_rate(_SPEC + "accepted_tokens_total", "task"), "drafts {{task}}"),
-            Target(_rate("tasc_bonus_tokens_total", "task"), "target {{task}}"),
-            Target(_rate("tasc_forced_tokens_total", "task"), "guide {{task}}"),
+            Target(
+                f'label_replace({_at_position("position")}, "position", "0$1", "position", "(.)")',
+                "{{position}}",
+            ),
         ),
+        kind="cells",
+        width=12,
+        most=1,
+    ),
+    Panel(
+        "Acceptance rate by source",
+        "percentunit",
+        "Accepted / drafted tokens of one source: the task's corpus, this request's prompt and"
+        " answer so far, similar rows' outputs, ... A token counts for its largest contributor.",
+        "The corpus alone falls: refresh the index. All fall: the model or its template changed.",
+        (
+            Target(
+                f"{rate(ACCEPTED, 'task, source')} / ({rate(DRAFTED, 'task, source')} > 0)",
+                "{{task}} {{source}}",
+            ),
+        ),
+        width=12,
+        most=1,
     ),
     Panel(
         "Draft tokens by source",
         "short",
         "Tokens proposed per second, accepted or not.",
-        (Target(_rate(_SPEC + "draft_tokens_total", "task, source"), "{{task}} {{source}}"),),
+        "A source with many tokens and low acceptance costs time: `tasc tune`, or leave it out.",
+        (Target(rate(DRAFTED, "task, source"), "{{task}} {{source}}"),),
+        width=12,
+    ),
+)
+
+_COST = (
+    Panel(
+        "Coverage over time",
+        "percentunit",
+        "Row-steps with a non-empty draft / all row-steps.",
+        "Falls: see why rows go without a draft.",
+        (Target(_COVERAGE, "{{task}}"),),
+        most=1,
+    ),
+    Panel(
+        "Why rows go without a draft",
+        "percentunit",
+        "Steps that drafting sat out since those before did not pay, and drafts that failed, each /"
+        " verify steps; replicas without an index / replicas.",
+        "Sat out: right under full batches; else drafts miss, so refresh the index. Failed: the"
+        " replica's log has the error. No index: build one for this tokenizer. None of them, and"
+        " low coverage: min_prob is high, or requests ask for no drafts.",
+        (
+            Target(
+                ratio("tasc_drafting_paused_steps_total", "tasc_verify_steps_total"),
+                "sat out {{task}}",
+            ),
+            Target(
+                ratio("tasc_draft_failures_total", "tasc_verify_steps_total"), "failed {{task}}"
+            ),
+            Target(f"1 - ({_INDEXED} / {_REPLICAS} or 0 * {_REPLICAS})", "no index {{task}}"),
+        ),
     ),
     Panel(
         "Drafting time / verify time",
         "percentunit",
         "Seconds spent proposing / seconds in the target's forward.",
-        (Target(_ratio("tasc_draft_seconds_sum", "tasc_verify_seconds_sum", "task"), "{{task}}"),),
-    ),
-    Panel(
-        "Steps that drafting sat out",
-        "percentunit",
-        "Steps without drafts because those before them did not pay / verify steps.",
-        (
-            Target(
-                _ratio("tasc_drafting_paused_steps_total", "tasc_verify_steps_total", "task"),
-                "{{task}}",
-            ),
-        ),
-        most=1,
+        "Over a fifth: fewer neighbours, shorter drafts, or a smaller index.",
+        (Target(ratio("tasc_draft_seconds_sum", "tasc_verify_seconds_sum"), "{{task}}"),),
     ),
 )
-_FAILURES = Panel(
-    "Drafts that failed",
-    "short",
-    "Proposer calls that raised and drafts that were no trees, per second: answers go on without.",
-    (Target(_rate("tasc_draft_failures_total", "task"), "{{task}}"),),
-)
-_INDEX = (
+
+_LOSSLESS = (
     Panel(
-        "Replicas by index version",
+        "Shadow checks",
         "short",
-        "Replicas that serve a version of the draft index; two for long mean one does not follow.",
+        "Drafted answers per second that were decoded again without drafts and compared; and those"
+        " chosen but not checked: queue full, too old before a row was idle, or failed.",
+        "None: shadow.rate is 0. Mostly dropped: no row is ever idle; lower shadow.rate."
+        " failed: see the replica's log.",
         (
+            Target(rate("tasc_lossless_checks_total"), "checked {{task}}"),
             Target(
-                f"count by (task, version) (tasc_draft_index_info{_OWN})",
-                "{{task}} v{{version}}",
+                rate("tasc_lossless_checks_dropped_total", "task, reason"), "{{reason}} {{task}}"
             ),
         ),
     ),
     Panel(
-        "Index size",
-        "bytes",
-        "Bytes of the served draft index; a node's replicas share one copy.",
-        (Target(f"max by (task) (tasc_draft_index_bytes{_OWN})", "{{task}}"),),
+        "Answers that differ without drafts",
+        "short",
+        "Shadow checks that found another answer: near_tie where two tokens are as likely as"
+        " rounding can tell, real otherwise.",
+        "real: a fault. Turn drafting off for the task (num_speculative_tokens: 0) and report the"
+        " answer in the replica's log. near_tie: float32 has fewest.",
+        (Target(rise("tasc_lossless_mismatches_total", "task, kind"), "{{kind}} {{task}}"),),
     ),
     Panel(
-        "Index swaps",
+        "Roll-backs of the index",
         "short",
-        "Indexes swapped in by running replicas.",
-        (
-            Target(
-                f"sum by (task) (increase(tasc_index_swaps_total{_OWN}[$__rate_interval]))",
-                "{{task}}",
-            ),
-        ),
+        "Draft indexes taken out of use since they drafted worse than the one before.",
+        "Any: look at the rows that the index was built from before it is used again; `tasc index"
+        " list` shows which it was.",
+        (Target(rise("tasc_index_rollbacks_total"), "{{task}}"),),
     ),
 )
 
 DRAFTING = Dashboard(
     uid="tasc-drafting",
     title="tasc-serve / Drafting",
-    about="Whether drafting pays, and what it drafts from.",
-    panels=(
-        *(
-            Panel(title, unit, about, (Target(expr, "{{task}}"),), "stat", width=6, height=4)
-            for title, unit, about, expr in _NOW
-        ),
-        _BY_POSITION,
-        _BY_SOURCE,
-        *_OVER_TIME,
-        _FAILURES,
-        *_INDEX,
+    about="Whether drafting pays, why it does not, and that it changes no answer.",
+    sections=(
+        Section("Does it pay?", _PAYS),
+        Section("Acceptance", _ACCEPTANCE),
+        Section("What it costs, and why it is off", _COST),
+        Section("Lossless, and taken back", _LOSSLESS),
     ),
     variables=(
         Variable("task", "tasc_verify_steps_total"),

@@ -1,27 +1,23 @@
-"""The dashboard "tasc-serve / Latency": how long answers take and where the time goes."""
+"""The dashboard "tasc-serve / Service latency": whether answers come, how fast, and what delays."""
 
-from panels import Dashboard, Panel, Target, Variable
+from panels import Dashboard, Panel, Section, Target, Variable
+from queries import OWN, TASK, mean, quantile, rate, rise
 
-_OWN = '{task=~"$task", model_name=~"$model_name"}'
-_TASK = '{task=~"$task"}'  # the gateway knows the task, not the model
-_RATE = "[$__rate_interval]"
-
-
-def _quantile(q: float, metric: str) -> str:
-    buckets = f"sum by (le, task) (rate({metric}_bucket{_OWN}{_RATE}))"
-    return f"histogram_quantile({q}, {buckets})"
+_HTTP = "tasc_http_requests_total"
 
 
-def _quantiles(title: str, metric: str, about: str) -> Panel:
+def _quantiles(title: str, histogram: str, about: str, wrong: str, where: str = OWN) -> Panel:
     targets = tuple(
-        Target(_quantile(q, metric), f"p{q * 100:.0f} {{{{task}}}}") for q in (0.5, 0.95, 0.99)
+        Target(quantile(q, histogram, where), f"p{q * 100:.0f} {{{{task}}}}")
+        for q in (0.5, 0.95, 0.99)
     )
-    return Panel(title, "s", about, targets)
+    return Panel(title, "s", about, wrong, targets)
 
 
-def _mean(metric: str) -> str:
-    total = f"sum by (task) (rate({metric}_sum{_OWN}{_RATE}))"
-    return f"{total} / sum by (task) (rate({metric}_count{_OWN}{_RATE}))"
+def _share(codes: str) -> str:
+    """Share of a task's answers that have one of ``codes``."""
+    refused = rate(_HTTP, "task, code", f'{{task=~"$task", code=~"{codes}"}}')
+    return f"{refused} / ignoring (code) group_left {rate(_HTTP, where=TASK)}"
 
 
 _REQUESTS = (
@@ -29,20 +25,35 @@ _REQUESTS = (
         "Requests by status",
         "reqps",
         "HTTP answers per second at the gateways. Task '-': the request named no served task.",
-        (
-            Target(
-                f'sum by (task, code) (rate(tasc_http_requests_total{{task=~"$task|-"}}{_RATE}))',
-                "{{task}} {{code}}",
-            ),
-        ),
+        "Many 4xx: a client asks for what is not served; the answer's text says what. None at all:"
+        " look at the load balancer, then at /readyz.",
+        (Target(rate(_HTTP, "task, code", '{task=~"$task|-"}'), "{{task}} {{code}}"),),
+    ),
+    Panel(
+        "Share of 503 and 504",
+        "percentunit",
+        "Answers with 503 (queues full, or no replica answers) or 504 (out of time) / all answers.",
+        "503 with full queues, or 504 with a long queue time: add replicas, or limit the task or"
+        " its keys. 503 with fewer replicas seen: look at the replicas' logs.",
+        (Target(_share("503|504"), "{{task}} {{code}}"),),
+    ),
+    Panel(
+        "Rate-limited requests",
+        "reqps",
+        "Requests per second answered 429, by whose limit they met: the key's or the task's.",
+        "Fine where one client asks too much. Where all do, raise max_requests_per_s of the task,"
+        " or the key's limits, if there is capacity.",
+        (Target(rate("tasc_rate_limited_total", "task, what", TASK), "{{task}} {{what}}"),),
     ),
     Panel(
         "Finished requests by reason",
         "reqps",
         "stop: end-of-sequence or a stop string; length: max_tokens.",
+        "Mostly length where answers should end by themselves: raise max_tokens, or look whether"
+        " clients use the chat template that the model was trained with.",
         (
             Target(
-                f"sum by (task, finished_reason) (rate(tasc_request_success_total{_OWN}{_RATE}))",
+                rate("tasc_request_success_total", "task, finished_reason"),
                 "{{task}} {{finished_reason}}",
             ),
         ),
@@ -51,121 +62,168 @@ _REQUESTS = (
         "Running and waiting",
         "short",
         "Requests that hold a row of a batch, and requests in the replicas' queues.",
+        "Waiting that does not go down: add replicas, or rows where memory allows it. Waiting with"
+        " nothing running: the step loop stands still; see the replicas' logs.",
         (
-            Target(f"sum by (task) (tasc_num_requests_running{_OWN})", "running {{task}}"),
-            Target(f"sum by (task) (tasc_num_requests_waiting{_OWN})", "waiting {{task}}"),
+            Target(f"sum by (task) (tasc_num_requests_running{OWN})", "running {{task}}"),
+            Target(f"sum by (task) (tasc_num_requests_waiting{OWN})", "waiting {{task}}"),
+        ),
+    ),
+    Panel(
+        "Prompt and generation tokens",
+        "short",
+        "Tokens per second: prompt tokens that entered the cache, and emitted tokens.",
+        "Fewer out at the same number of requests running: see time per step here and block"
+        " efficiency under Drafting.",
+        (
+            Target(rate("tasc_prompt_tokens_total"), "in {{task}}"),
+            Target(rate("tasc_generation_tokens_total"), "out {{task}}"),
         ),
     ),
 )
 
 _TIMES = (
     _quantiles(
+        "End to end at the gateway",
+        "tasc_http_request_seconds",
+        "First byte of the request to last byte of the answer, the service's own hops included.",
+        "Much above the time in the replica: gateways lack CPU; raise http.gateways.",
+        TASK,
+    ),
+    _quantiles(
         "End to end in the replica",
         "tasc_e2e_request_latency_seconds",
         "From a request's arrival in the engine to the end of its answer.",
-    ),
-    _quantiles(
-        "Time to first token",
-        "tasc_time_to_first_token_seconds",
-        "From a request's arrival in the engine to its first token.",
-    ),
-    _quantiles(
-        "Inter-token latency",
-        "tasc_inter_token_latency_seconds",
-        "The gap between two chunks divided by the tokens of the later one, once per token.",
+        "See which part grew: queue time, time to first token, or inter-token latency.",
     ),
     _quantiles(
         "Queue time",
         "tasc_request_queue_time_seconds",
         "From a request's arrival in the engine to a free row.",
+        "Add replicas, or raise engine.rows; a full KV cache holds requests back as well.",
+    ),
+    _quantiles(
+        "Time to first token",
+        "tasc_time_to_first_token_seconds",
+        "From a request's arrival in the engine to its first token.",
+        "Without queue time: prompts are long, or share no beginning; see prompt tokens not"
+        " computed again.",
+    ),
+    _quantiles(
+        "Inter-token latency",
+        "tasc_inter_token_latency_seconds",
+        "The gap between two chunks divided by the tokens of the later one, once per token.",
+        "Too many rows for one machine, other processes on its cores, or drafts that are accepted"
+        " less: see time per step and Drafting.",
     ),
     Panel(
-        "End to end at the gateway",
+        "End to end, all requests",
         "s",
-        "First byte of the request to last byte of the answer, the service's own hops included.",
-        tuple(
-            Target(
-                f"histogram_quantile({q}, sum by (le, task)"
-                f" (rate(tasc_http_request_seconds_bucket{_TASK}{_RATE})))",
-                f"p{q * 100:.0f} {{{{task}}}}",
-            )
-            for q in (0.5, 0.95, 0.99)
-        ),
-    ),
-    Panel(
-        "Time per step",
-        "s",
-        "Mean seconds of one step for the whole batch: drafting, the target's forward, and asking "
-        "guides what may come; a slow schema shows in the last.",
-        (
-            Target(_mean("tasc_draft_seconds"), "draft {{task}}"),
-            Target(_mean("tasc_verify_seconds"), "verify {{task}}"),
-            Target(_mean("tasc_guide_seconds"), "guides {{task}}"),
-        ),
+        "Requests per bucket of end-to-end time.",
+        "A second band is a second kind of request; a band that wanders upwards is load.",
+        (Target(rise("tasc_e2e_request_latency_seconds_bucket", "le"), "{{le}}"),),
+        kind="buckets",
     ),
 )
 
-_REST = (
+_STEPS = (
+    Panel(
+        "Time per step",
+        "s",
+        "Mean seconds of one step for the whole batch: drafting, the target's forward, and asking"
+        " guides what may come.",
+        "Forwards: fewer rows, or fewer processes on the machine's cores. Guides: a schema is slow;"
+        " make it simpler.",
+        (
+            Target(mean("tasc_draft_seconds"), "draft {{task}}"),
+            Target(mean("tasc_verify_seconds"), "verify {{task}}"),
+            Target(mean("tasc_guide_seconds"), "guides {{task}}"),
+        ),
+        width=6,
+    ),
     Panel(
         "Step time, p99",
         "s",
         "99th percentile of one step for the whole batch.",
+        "Far above the mean: something else takes the CPU or GPU at times.",
         (
-            Target(_quantile(0.99, "tasc_draft_seconds"), "draft {{task}}"),
-            Target(_quantile(0.99, "tasc_verify_seconds"), "verify {{task}}"),
+            Target(quantile(0.99, "tasc_draft_seconds"), "draft {{task}}"),
+            Target(quantile(0.99, "tasc_verify_seconds"), "verify {{task}}"),
         ),
+        width=6,
     ),
     Panel(
         "KV cache in use",
         "percentunit",
         "Part of the cache that requests hold for their longest answers; the fullest replica.",
-        (Target(f"max by (task) (tasc_kv_cache_usage_ratio{_OWN})", "{{task}}"),),
+        "Near 100% while requests wait: raise engine.kv_cache_bytes, or lower max_tokens.",
+        (Target(f"max by (task) (tasc_kv_cache_usage_ratio{OWN})", "{{task}}"),),
+        width=6,
         most=1,
-    ),
-    Panel(
-        "Prompt and generation tokens",
-        "short",
-        "Tokens per second: prompt tokens that entered the cache, and emitted tokens.",
-        (
-            Target(f"sum by (task) (rate(tasc_prompt_tokens_total{_OWN}{_RATE}))", "in {{task}}"),
-            Target(
-                f"sum by (task) (rate(tasc_generation_tokens_total{_OWN}{_RATE}))", "out {{task}}"
-            ),
-        ),
     ),
     Panel(
         "Prompt tokens not computed again",
         "percentunit",
         "Prompt tokens copied from a beginning that another prompt had / all prompt tokens.",
+        "Low though prompts begin alike: raise engine.prefix_cache_bytes; 0 is right for prompts"
+        " that share nothing.",
         (
             Target(
-                f"sum by (task) (rate(tasc_prefix_cache_hits_total{_OWN}{_RATE}))"
-                f" / (sum by (task) (rate(tasc_prefix_cache_hits_total{_OWN}{_RATE}))"
-                f" + sum by (task) (rate(tasc_prompt_tokens_total{_OWN}{_RATE})))",
+                f"{rate('tasc_prefix_cache_hits_total')} / ({rate('tasc_prefix_cache_hits_total')}"
+                f" + {rate('tasc_prompt_tokens_total')})",
                 "{{task}}",
             ),
         ),
+        width=6,
         most=1,
     ),
+)
+
+_FAILOVER = (
     Panel(
-        "End to end, all requests",
-        "s",
-        "Requests per bucket of end-to-end time; a second band is a second kind of request.",
+        "Replicas seen",
+        "short",
+        "Replicas of a task that answered a gateway lately; the gateway that sees fewest.",
+        "Fewer than configured for over a minute: see `ray status` and the replicas' logs. Up and"
+        " down: replicas die and come back, by memory or a node that is cut off.",
+        (Target(f"min by (task) (tasc_replicas_seen{TASK})", "{{task}}"),),
+    ),
+    Panel(
+        "Failovers by cause",
+        "short",
+        "Requests brought to another replica: their own died, fell silent or had a broken engine;"
+        " and refused, those that were lost too often or over the budget, and got 503.",
+        "died: out of memory or a lost node. silent: a machine without CPU, or cut off. broken: the"
+        " replica's log has the error. refused: see failover in the settings.",
         (
-            Target(
-                f"sum by (le) (increase(tasc_e2e_request_latency_seconds_bucket{_OWN}{_RATE}))",
-            ),
+            Target(rise("tasc_failovers_total", "task, why", TASK), "{{why}} {{task}}"),
+            Target(rise("tasc_failovers_refused_total", where=TASK), "refused {{task}}"),
         ),
-        kind="heatmap",
-        width=24,
+    ),
+    Panel(
+        "Time of failover",
+        "s",
+        "From the loss of a replica to the next piece of an answer: the pause that a client sees."
+        " The part before the loss was noticed, up to failover.silence_s, comes on top.",
+        "Long: the replicas that are left are full, or none is left and requests wait for a new"
+        " one; keep at least two replicas of a task.",
+        tuple(
+            Target(quantile(q, "tasc_failover_seconds", TASK), f"p{q * 100:.0f} {{{{task}}}}")
+            for q in (0.5, 0.99)
+        ),
     ),
 )
 
 LATENCY = Dashboard(
     uid="tasc-latency",
-    title="tasc-serve / Latency",
-    about="How long answers take, and where the time goes.",
-    panels=(*_REQUESTS, *_TIMES, *_REST),
+    title="tasc-serve / Service latency",
+    about="Whether answers come, how long they take, and where the time goes.",
+    sections=(
+        Section("Requests", _REQUESTS),
+        Section("Times", _TIMES),
+        Section("Steps and memory", _STEPS),
+        Section("Replicas and failover", _FAILOVER),
+    ),
     variables=(
         Variable("task", "tasc_verify_steps_total"),
         Variable("model_name", "tasc_verify_steps_total"),

@@ -1,20 +1,22 @@
 """Writes each dashboard beside this file as JSON for Grafana; ``--check`` only compares."""
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+
+from corpora import CORPORA
 from drafting import DRAFTING
 from latency import LATENCY
 from panels import Dashboard
 
-_FILES = {"latency.json": LATENCY, "drafting.json": DRAFTING}
+_FILES = {"latency.json": LATENCY, "drafting.json": DRAFTING, "corpora.json": CORPORA}
 
 
 def rendered(dashboard: Dashboard) -> str:
     """The dashboard's file content."""
-    return json.dumps(dashboard.to_json(), indent=2) + "\n"
+    return JSONEncoder(sort_keys=True, indent=2).encode(dashboard.built()) + "\n"
 
 
 def stale(folder: Path) -> list[str]:

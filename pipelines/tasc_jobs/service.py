@@ -12,7 +12,7 @@ from tasc_serve.settings import ServeSettings
 
 def logical_cpus(settings: ServeSettings) -> int:
     """Logical CPUs a Ray of our own needs for all replicas, gateways and Serve itself."""
-    replicas = sum(task.replicas * task.num_cpus for task in settings.tasks)
+    replicas = sum(task.replica_range[1] * task.num_cpus for task in settings.tasks)
     return max(4, math.ceil(replicas + settings.http.gateways * settings.http.gateway_num_cpus) + 1)
 
 
@@ -31,7 +31,7 @@ def run_service(
     Raises:
         ServeError: It does not come up.
     """
-    wanted = {task.name: task.replicas for task in settings.tasks}
+    wanted = {task.name: task.replica_range[0] for task in settings.tasks}
 
     def came_up(deployment: str, running: int) -> None:
         of = wanted.get(deployment)

@@ -43,6 +43,7 @@ def build(settings: ServeSettings, redis_url: str) -> serve.Application:
         # Our own bounded queue decides; this is a coarse guard above it.
         max_ongoing_requests=2 * _places(settings) * len(settings.tasks),
         graceful_shutdown_timeout_s=settings.limits.drain_timeout_s,
+        health_check_period_s=2,
     )
     return gateway.bind(settings, redis_url, replicas)
 
@@ -106,13 +107,24 @@ def _replica(settings: ServeSettings, task: ServedTask) -> Any:
     return serve.deployment(
         TaskReplica,
         name=task.name,
-        num_replicas=task.replicas,
+        **_replicas_of(settings, task),
+        max_replicas_per_node=task.max_replicas_per_node,
         ray_actor_options={"num_cpus": task.num_cpus, "num_gpus": task.num_gpus},
         max_ongoing_requests=2 * _places(settings),
         graceful_shutdown_timeout_s=settings.limits.drain_timeout_s,
         health_check_period_s=2,
         request_router_config=_ROUTED,
     )
+
+
+def _replicas_of(settings: ServeSettings, task: ServedTask) -> dict[str, Any]:
+    """How many there are: always so many, or as many as their requests call for."""
+    scaling = task.autoscaling
+    if scaling is None:
+        return {"num_replicas": task.replicas}
+    config = scaling.model_dump(exclude={"target_requests"})
+    target = scaling.target_requests or settings.engine.rows
+    return {"autoscaling_config": {**config, "target_ongoing_requests": target}}
 
 
 def _places(settings: ServeSettings) -> int:

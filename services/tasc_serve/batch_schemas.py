@@ -7,7 +7,6 @@ from pydantic import Field, StringConstraints
 from tasc_serve.formats import Body
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
-WINDOW: Final = "24h"
 WINDOW_S: Final = 24 * 3600
 SHORTEST_S: Final = 3600
 LONGEST_S: Final = 2_592_000

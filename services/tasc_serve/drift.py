@@ -79,6 +79,7 @@ class DriftGuard:
     def swapped(self, artifact: Artifact | None) -> None:
         """Another index is drafted from; None: none, when the replica starts without one."""
         self._metrics.expect(artifact.forecast if artifact else None)
+        self._metrics.built(artifact.created_at if artifact else None)
         if self._version is not None and self._window.full:
             self._before = _Judged(self._version, self._window.tokens_per_step)
         self._version = artifact.version if artifact else None

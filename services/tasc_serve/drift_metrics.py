@@ -1,4 +1,4 @@
-"""What is expected of the draft index in use, and roll-backs from it, as Prometheus series."""
+"""What is known of the draft index in use, and roll-backs from it, as Prometheus series."""
 
 from collections.abc import Mapping
 
@@ -26,6 +26,12 @@ class DriftMetrics:
             tuple(labels),
             registry=registry,
         )
+        self._built = Gauge(
+            "tasc_draft_index_built_timestamp_seconds",
+            "When the draft index in use was built, in seconds since the epoch.",
+            tuple(labels),
+            registry=registry,
+        )
         self._rollbacks = Counter(
             "tasc_index_rollbacks",
             "Draft indexes that this replica took out of use since they drafted worse.",
@@ -39,6 +45,13 @@ class DriftMetrics:
             self._forecast.clear()
         else:
             self._forecast.labels(*self._labels).set(tokens_per_step)
+
+    def built(self, at: float | None) -> None:
+        """Say when the index in use was built, in seconds since the epoch; None: there is none."""
+        if at is None:
+            self._built.clear()
+        else:
+            self._built.labels(*self._labels).set(at)
 
     def rolled_back(self) -> None:
         """Count a roll-back."""

@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 _Key = tuple[str, tuple[tuple[str, str], ...]]
+_NO_SUMMANDS = ("_info", "_ratio", "_per_step", "_seen", "_timestamp_seconds")
 _OF_ONE_PROCESS = ("process_", "python_")  # a sum of start times or file limits says nothing
 
 
@@ -20,7 +21,7 @@ class _Family:
     def __init__(self, metric: Metric) -> None:
         self._metric = metric
         # Summing would make of a mark (1) a count, and of a part in [0, 1] more than the whole.
-        self._take_max = metric.type == "gauge" and metric.name.endswith(("_info", "_ratio"))
+        self._take_max = metric.type == "gauge" and metric.name.endswith(_NO_SUMMANDS)
         self._samples: dict[_Key, Sample] = {}
 
     def add(self, metric: Metric) -> None:
@@ -53,7 +54,7 @@ class _Merged(Collector):
 
 
 def merge(texts: Iterable[str]) -> str:
-    """Sum what has the same name and labels; ``*_info`` and ``*_ratio`` gauges take the greatest.
+    """Sum what has the same name and labels; gauges that are no summands take the greatest.
 
     ``*_created`` series and those of the process and Python collectors are left out. Histograms
     are expected to have the same buckets in every text.

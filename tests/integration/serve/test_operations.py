@@ -18,13 +18,13 @@ def test_each_process_is_listed_once_and_serves_its_own_series(service):
         (group,) = httpx.get(f"{service.base}/sd").json()
         return group["targets"]
 
-    eventually(lambda: len(targets()) == 3)  # one that was killed stays listed for 3 s
+    eventually(lambda: len(targets()) == 4)  # one that was killed stays listed for 3 s
     texts = [httpx.get(f"http://{target}/metrics").text for target in targets()]
     seen = [
         tuple(t for t in (ALPHA, BETA) if Samples(text).sum("tasc_draft_index_info", task=t) == 1)
         for text in texts
     ]
-    assert sorted(seen) == [(), (ALPHA,), (BETA,)], "a gateway and one replica for each task"
+    assert sorted(seen) == [(), (ALPHA,), (BETA,), (BETA,)], "a gateway, and each replica"
     (gateway,) = (text for text, tasks in zip(texts, seen, strict=True) if not tasks)
     assert "tasc_http_request_seconds" in gateway
 

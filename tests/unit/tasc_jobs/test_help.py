@@ -36,7 +36,7 @@ def options(command: str) -> dict[str, str]:
     "command",
     [
         *("replay", "tune", "forecast", "build-index", "generate", "refresh"),
-        *("task create", "key create"),
+        *("task create", "key create", "worker"),
     ],
 )
 def test_each_option_says_its_default_or_that_it_must_be_given(command):

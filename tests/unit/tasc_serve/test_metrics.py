@@ -168,7 +168,9 @@ def test_the_list_of_metrics_is_what_a_fed_process_exports_and_each_series_names
     own = {"task": "tag", "model_name": "tiny"}
     ShadowMetrics(registry, **own)
     CollectorMetrics(registry, **own)
-    DriftMetrics(registry, OWN).expect(3.0)
+    drift = DriftMetrics(registry, OWN)
+    drift.expect(3.0)
+    drift.built(1e9)
     counts = np.ones((len(SOURCES), 1), np.int64)
     metrics.observe_step(StepRecord(1, 1, counts, counts, counts, 1, 0, 0, 0.0, 0.0))
     metrics.set_index(1, 10)

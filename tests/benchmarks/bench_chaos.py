@@ -1,0 +1,162 @@
+"""Replicas, a node, the store and a gateway are killed in turn while clients go on asking.
+
+    python tests/benchmarks/bench_chaos.py
+    python tests/benchmarks/bench_chaos.py --requests 2000 --faults replica,hang
+
+A service of two Ray nodes runs on this machine: two gateways, two replicas of a tiny model in
+float32, each on a node of its own, and Redis. Half of the requests stream, half are sampled; each
+is sent again with its Idempotency-Key until it is answered. Every answer is compared with what the
+model says alone, one token after the other, without drafts. At even distances one fault after
+another is made: a replica killed, a replica that hangs (SIGSTOP), a gateway killed, Redis killed
+and started again, a node removed and another added. Tables go to stdout, progress to stderr; the
+last line of stdout is one JSON object. The exit code is 1 where an answer was wrong, lost or
+duplicated.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One fault and what clients saw of it.
+
+    Attributes:
+        pause_s: Longest time without any answer until the service was whole again.
+        recovery_s: Until it was whole again; unset: it did not become so.
+    """
+
+    fault: str
+    failed: int
+    failovers: float
+    pause_s: float
+    recovery_s: float | None
+
+
+def arguments() -> argparse.Namespace:
+    from chaos_service import FAULTS
+
+    first, _, rest = (__doc__ or "").partition("\n")
+    parser = argparse.ArgumentParser(
+        description=first, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--requests", type=int, default=20_000, help="how many (20000)")
+    add("--clients", type=int, default=16, help="that ask at the same time (16)")
+    add("--seed", type=int, default=1, help="of what they ask (1)")
+    add("--faults", default=",".join(FAULTS), help="in this order, commas between")
+    add("--redis-down", type=float, default=5.0, help="seconds that Redis is away (5)")
+    add("--whole-within", type=float, default=120.0, help="seconds to recover from a fault (120)")
+    return parser.parse_args()
+
+
+def main() -> int:
+    os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")  # before torch is imported
+    tests = HERE.parent
+    sys.path[:0] = [str(folder) for folder in (tests / "integration" / "serve", tests, HERE)]
+    asked = arguments()
+    from chaos_clients import Tally, crowd
+    from chaos_questions import questions_of
+    from chaos_service import running
+
+    tally, began = Tally(), time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="tasc-chaos-") as folder:
+        note("starting two nodes, two gateways and two replicas ...")
+        with running(Path(folder), asked.redis_down) as (chaos, task):
+            note("asking the model itself ...")
+            questions = questions_of(task, chaos.store.url)
+            begun = time.monotonic()
+            threads = crowd(chaos.base, questions, asked.requests, asked.clients, asked.seed, tally)
+            hits = harm_in_turn(chaos, tally, asked)
+            for thread in threads:
+                thread.join()
+            asking_s = time.monotonic() - begun
+    return report(tally, hits, asking_s, time.monotonic() - began)
+
+
+def harm_in_turn(chaos: Any, tally: Any, asked: argparse.Namespace) -> list[Hit]:
+    """Make each fault once its share of the requests is answered, and see how it is outlived."""
+    from chaos_clients import wait_until
+
+    faults, hits = [f for f in asked.faults.split(",") if f], []
+    if not wait_until(chaos.whole, asked.whole_within):
+        raise TimeoutError("the service did not become whole before the first fault")
+    for number, fault in enumerate(faults, start=1):
+        due = asked.requests * number // (len(faults) + 1)
+        wait_until(partial(_answered, tally, due), float("inf"))
+        note(f"{tally.requests} answered; now: {fault}")
+        failed, begin = tally.tries_failed, time.monotonic()
+        chaos.harm(fault)
+        failing_over = time.monotonic()
+        wait_until(partial(_answered, tally, due + 2 * asked.clients), asked.whole_within)
+        chaos.mend()
+        whole = wait_until(chaos.whole, asked.whole_within)
+        end = time.monotonic()
+        hits.append(
+            Hit(
+                fault,
+                tally.tries_failed - failed,
+                chaos.metric("tasc_failovers_total"),
+                round(tally.longest_pause(begin, max(end, failing_over)), 2),
+                round(end - begin, 2) if whole else None,
+            )
+        )
+    return hits
+
+
+def _answered(tally: Any, count: int) -> bool:
+    return bool(tally.requests >= count)
+
+
+def report(tally: Any, hits: list[Hit], asking_s: float, seconds: float) -> int:
+    print(f"{'fault':10}{'tries failed':>14}{'failovers':>11}{'pause s':>9}{'whole after s':>15}")
+    for hit in hits:
+        recovery = "never" if hit.recovery_s is None else f"{hit.recovery_s:.1f}"
+        print(
+            f"{hit.fault:10}{hit.failed:>14}{hit.failovers:>11.0f}{hit.pause_s:>9.2f}{recovery:>15}"
+        )
+    for example in tally.examples[:5]:
+        print("wrong:", example)
+    bad = tally.wrong + tally.lost + tally.duplicated
+    found = {
+        "requests": tally.requests,
+        "failed": tally.tries_failed,
+        "failed_by": dict(tally.failed),
+        "unclean": tally.unclean,
+        "wrong": tally.wrong,
+        "lost": tally.lost,
+        "duplicated": tally.duplicated,
+        "recovery_seconds": {hit.fault: hit.recovery_s for hit in hits},
+        "pause_seconds": {hit.fault: hit.pause_s for hit in hits},
+        "faults": [asdict(hit) for hit in hits],
+        "requests_per_second": round(tally.requests / asking_s, 1),
+        "seconds": round(seconds, 1),
+        "revision": revision(),
+    }
+    print(json.dumps(found))
+    return int(bad > 0)
+
+
+def revision() -> str:
+    command = ["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+def note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""A service of two Ray nodes on one machine, and the ways to harm it. It sends no requests."""
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import redis
+
+TASK = "alpha"
+REPLICAS = GATEWAYS = 2
+FAULTS = ("replica", "hang", "gateway", "redis", "node")
+_ROWS, _QUEUED, _MODEL_LEN = 8, 512, 256
+
+
+@dataclass
+class RedisServer:
+    """A server that may be killed, and started again on its data and its port."""
+
+    folder: Path
+    port: int
+    _process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def start(self) -> None:
+        from tasc_store.embedded import redis_binaries
+
+        command = [str(redis_binaries()[0]), "--port", str(self.port), "--bind", "127.0.0.1"]
+        command += ["--dir", str(self.folder), "--appendonly", "yes", "--save", ""]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        with redis.Redis.from_url(self.url) as client:
+            deadline = time.monotonic() + 60
+            while not _answers(client):
+                if time.monotonic() > deadline:
+                    raise TimeoutError("Redis did not come up within 60 s")
+                time.sleep(0.02)
+
+    def kill(self) -> None:
+        if self._process:
+            self._process.kill()
+            self._process.wait()
+
+
+@dataclass
+class Chaos:
+    """The running service.
+
+    Attributes:
+        base: Where it answers.
+    """
+
+    cluster: Any
+    node: Any
+    node_args: dict[str, Any]
+    store: RedisServer
+    base: str
+    redis_down_s: float
+    _stopped: list[int] = field(default_factory=list)
+
+    def harm(self, fault: str) -> None:
+        """Do it, and have whatever does not come back by itself come back."""
+        if fault == "replica":
+            os.kill(self.pids(TASK)[0], signal.SIGKILL)
+        elif fault == "hang":
+            self._stopped.append(self.pids(TASK)[0])
+            os.kill(self._stopped[-1], signal.SIGSTOP)
+        elif fault == "gateway":
+            os.kill(self.pids("gateway")[0], signal.SIGKILL)
+        elif fault == "redis":
+            self.store.kill()
+            time.sleep(self.redis_down_s)
+            self.store.start()
+        else:
+            self.cluster.remove_node(self.node, allow_graceful=False)
+            self.node = self.cluster.add_node(**self.node_args)
+
+    def mend(self) -> None:
+        """A process that hangs is ended: Serve may not have noticed it yet."""
+        while self._stopped:
+            pid = self._stopped.pop()
+            if _is_stopped(pid):
+                os.kill(pid, signal.SIGKILL)
+
+    def whole(self) -> bool:
+        """Whether all replicas and gateways are there, and the store."""
+        try:
+            with urlopen(f"{self.base}/readyz", timeout=5) as answer:
+                ready = json.load(answer)["status"] == "ready"
+            seen = self.metric("tasc_replicas_seen")
+        except OSError:
+            return False
+        processes = len(self.pids(TASK)), len(self.pids("gateway"))
+        return ready and seen == REPLICAS and processes == (REPLICAS, GATEWAYS)
+
+    def metric(self, name: str) -> float:
+        """The greatest value of a gateway's series; its sum over labels otherwise."""
+        with urlopen(f"{self.base}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        values = [float(line.rpartition(" ")[2]) for line in lines if line.startswith(name + "{")]
+        merged = GATEWAYS if name == "tasc_replicas_seen" else 1  # gauges of gateways are summed
+        return sum(values) / merged
+
+    def pids(self, deployment: str) -> list[int]:
+        """Processes of a deployment that are not stopped."""
+        name = f"ray::ServeReplica:tasc:{deployment}"
+        found = (int(p.parent.name) for p in Path("/proc").glob("[0-9]*/cmdline") if _is(p, name))
+        return sorted(pid for pid in found if not _is_stopped(pid))
+
+
+@contextmanager
+def running(folder: Path, redis_down_s: float) -> Iterator[tuple[Chaos, Any]]:
+    """The service, and the task it answers for."""
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    # Ray's sockets are open to other machines here: nobody talks to them without the token.
+    os.environ.update({**token, "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"})
+    import ray
+    from ray import serve
+    from ray.cluster_utils import Cluster
+    from serving import make_task
+
+    from tasc_serve import app
+    from tasc_serve.ports import free_port
+    from tasc_serve.proxy_guard import CALLBACK
+    from tasc_serve.settings import ServeSettings
+    from tasc_store import TaskStore, connect
+
+    os.environ["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"] = CALLBACK
+    with ExitStack() as stack:
+        store = RedisServer(folder, free_port("127.0.0.1"))
+        store.start()
+        stack.callback(store.kill)
+        task = make_task(folder / TASK, TASK)
+        with connect(store.url) as client:
+            TaskStore(client).put(task.record)
+        node_args = {"num_cpus": 4, "object_store_memory": 100 << 20, "include_dashboard": False}
+        cluster = Cluster(initialize_head=True, head_node_args=node_args)
+        stack.callback(cluster.shutdown)
+        del node_args["include_dashboard"]
+        node = cluster.add_node(**node_args)
+        ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
+        stack.callback(ray.shutdown)
+        base = app.start(ServeSettings.model_validate(_settings(folder)), store.url)
+        stack.callback(serve.shutdown)
+        yield Chaos(cluster, node, node_args, store, base, redis_down_s), task
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    spread = {"replicas": REPLICAS, "max_replicas_per_node": 1, "num_cpus": 0.1}
+    return {
+        "tasks": [{"name": TASK, **spread}],
+        "http": {"port": 0, "gateways": GATEWAYS, "gateway_num_cpus": 0.1},
+        "engine": {"rows": _ROWS, "max_model_len": _MODEL_LEN, "cost_aware": False},
+        "limits": {"max_queued": _QUEUED, "drain_timeout_s": 5},
+        "failover": {"silence_s": 3, "wait_s": 40, "max_losses": 6},
+        "metrics": {"host": "127.0.0.1"},
+        "cache_dir": str(folder / "cache"),
+    }
+
+
+def _answers(client: redis.Redis) -> bool:
+    try:
+        return bool(client.ping())
+    except redis.RedisError:
+        return False
+
+
+def _is(command: Path, name: str) -> bool:
+    try:
+        return command.read_text().startswith(name)
+    except OSError:
+        return False
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False
