@@ -189,8 +189,8 @@ _LOSSLESS = (
         "short",
         "Shadow checks that found another answer: near_tie where two tokens are as likely as"
         " rounding can tell, real otherwise.",
-        "real: a fault. Turn drafting off for the task (num_speculative_tokens: 0) and report the"
-        " answer in the replica's log. near_tie: float32 has fewest.",
+        "real: a fault. Turn drafting off for the task (num_speculative_tokens: 0) and report what"
+        " the replica's log says of it. near_tie: float32 has fewest.",
         (Target(rise("tasc_lossless_mismatches_total", "task, kind"), "{{kind}} {{task}}"),),
     ),
     Panel(

@@ -87,7 +87,8 @@ class SeenReplica:
         """
         try:
             async with asyncio.timeout(0 if self.gone else None) as scope:
-                self._waits.add(scope)
+                if not self.gone:  # else it ends by itself, and must not be told to
+                    self._waits.add(scope)
                 try:
                     yield
                 finally:

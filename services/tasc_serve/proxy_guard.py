@@ -1,4 +1,4 @@
-"""Headers that reach Ray Serve's HTTP server: readable ones, none that steer Serve itself.
+"""In front of Ray Serve's HTTP servers: readable headers, none that steer Serve, and clean errors.
 
 Serve looks at some headers before any code of ours: it fails on values that are no UTF-8, and lets
 clients switch off what frees a row when they leave. ``RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH``
@@ -9,7 +9,7 @@ from typing import Final
 
 from starlette.middleware import Middleware
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 CALLBACK: Final = "tasc_serve.proxy_guard.middlewares"
 # As Serve compares them, with underscores for hyphens.
@@ -25,7 +25,7 @@ _STEERING: Final = frozenset(
 
 def middlewares() -> list[Middleware]:
     """What Serve puts in front of its HTTP servers."""
-    return [Middleware(PlainHeaders)]
+    return [Middleware(PlainHeaders), Middleware(OwnErrors)]
 
 
 class PlainHeaders:
@@ -46,6 +46,40 @@ class PlainHeaders:
                 return
             scope = {**scope, "headers": headers}
         await self._app(scope, receive, send)
+
+
+class OwnErrors:
+    """Says in our shape what Serve says of a gateway that died with a request: to send it again.
+
+    Errors of the gateways themselves are JSON, and pass.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        replaced = False
+
+        async def sent(message: Message) -> None:
+            nonlocal replaced
+            if message["type"] == "http.response.start" and _is_serves_own(message):
+                replaced = True
+                await _gone()(scope, receive, send)
+            elif not replaced:
+                await send(message)
+
+        await self._app(scope, receive, sent if scope["type"] == "http" else send)
+
+
+def _is_serves_own(start: Message) -> bool:
+    types = [value for name, value in start.get("headers", ()) if name.lower() == b"content-type"]
+    return start["status"] >= 500 and not any(b"json" in value for value in types)
+
+
+def _gone() -> JSONResponse:
+    message = "the gateway that had this request ended before it was answered; send it again"
+    error = {"message": message, "type": "server_error", "param": None, "code": "gateway_gone"}
+    return JSONResponse({"error": error}, 503, {"Retry-After": "1"})
 
 
 def _is_text(value: bytes) -> bool:

@@ -24,7 +24,7 @@ def rules() -> list[dict[str, str]]:
     [
         "check config prometheus.yml",
         "check rules --lint-fatal rules.yml",
-        "test rules rules_test.yml",
+        "test rules rules_test.yml rules_service_test.yml",
     ],
 )
 def test_prometheus_accepts_and_passes(command):
@@ -34,22 +34,47 @@ def test_prometheus_accepts_and_passes(command):
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
+def cases() -> list[dict]:
+    """Of all test files."""
+    files = sorted(DEPLOY.glob("rules*_test.yml"))
+    assert len(files) == 2
+    return [case for file in files for case in yaml.safe_load(file.read_text("utf-8"))["tests"]]
+
+
 def test_every_rule_has_a_test():
-    tests = yaml.safe_load((DEPLOY / "rules_test.yml").read_text("utf-8"))["tests"]
-    fired = {
-        case["alertname"]
-        for test in tests
-        for case in test.get("alert_rule_test", [])
-        if case["exp_alerts"]
-    }
-    computed = {case["expr"] for test in tests for case in test.get("promql_expr_test", [])}
+    fired = {a["alertname"] for c in cases() for a in alerts(c) if a["exp_alerts"]}
+    computed = {asked["expr"] for c in cases() for asked in c.get("promql_expr_test", [])}
     assert {rule["alert"] for rule in rules() if "alert" in rule} == fired
     assert {rule["record"] for rule in rules() if "record" in rule} == computed
 
 
+def test_every_alert_stays_silent_somewhere_too():
+    silent = {a["alertname"] for c in cases() for a in alerts(c) if spared(c, a)}
+    assert {rule["alert"] for rule in rules() if "alert" in rule} == silent
+
+
+def alerts(case: dict) -> list[dict]:
+    return case.get("alert_rule_test", [])
+
+
+def spared(case: dict, alert: dict) -> set[str]:
+    """Tasks whose series are there and do not fire."""
+    series = " ".join(given["series"] for given in case.get("input_series", ()))
+    told = {one["exp_labels"].get("task", "") for one in alert["exp_alerts"]}
+    return set(re.findall(r'task="(\w+)"', series)) - told
+
+
+def test_every_alert_says_what_happened_and_what_to_do():
+    for rule in rules():
+        if "alert" in rule:
+            assert rule["labels"]["severity"] in ("info", "warning", "critical")
+            notes = rule["annotations"]
+            assert min(len(notes["summary"]), len(notes["description"])) > 20
+
+
 def test_rules_ask_only_for_series_that_are_exported():
     asked = {name for rule in rules() for name in SERIES.findall(rule["expr"])}
-    assert len(asked) >= 7
+    assert len(asked) >= 15
     assert asked <= METRICS
 
 

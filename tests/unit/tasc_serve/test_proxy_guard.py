@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from tasc_serve.proxy_guard import CALLBACK, PlainHeaders, middlewares
+from tasc_serve.proxy_guard import CALLBACK, OwnErrors, PlainHeaders, middlewares
 
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
@@ -63,10 +63,41 @@ def test_serve_takes_what_the_path_names() -> None:
     from ray.serve._private.utils import call_function_from_import_path
 
     found = validate_http_proxy_callback_return(call_function_from_import_path(CALLBACK))
-    assert [m.cls for m in found] == [m.cls for m in middlewares()] == [PlainHeaders]
+    assert [m.cls for m in found] == [m.cls for m in middlewares()] == [PlainHeaders, OwnErrors]
 
 
 def test_a_proxy_loads_no_models_for_it() -> None:
     code = "import sys, tasc_serve.proxy_guard; print(*{m.split('.')[0] for m in sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not set(done.stdout.split()) & {"torch", "ray", "redis", "pydantic", "tasc_engine"}
+
+
+def errors_of(status: int, body: bytes, kind: bytes) -> httpx.Response:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(b"Content-Type", kind), (b"Content-Length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body[:3], "more_body": True})
+        await send({"type": "http.response.body", "body": body[3:], "more_body": False})
+
+    async def once() -> httpx.Response:
+        transport = httpx.ASGITransport(OwnErrors(app))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.post("/v1/completions")
+
+    return asyncio.run(once())
+
+
+@pytest.mark.parametrize("status", [500, 502, 503])
+def test_what_serve_says_of_a_dead_gateway_has_our_shape(status: int) -> None:
+    response = errors_of(status, b"Internal Server Error", b"text/plain; charset=utf-8")
+    assert response.status_code == 503
+    assert response.headers["retry-after"] == "1"
+    assert response.json()["error"]["code"] == "gateway_gone"
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(500, b"application/json"), (404, b"text/plain"), (200, b"text/plain")]
+)
+def test_answers_and_errors_of_a_gateway_pass_untouched(status: int, kind: bytes) -> None:
+    response = errors_of(status, b'{"a": 1}', kind)
+    assert (response.status_code, response.content) == (status, b'{"a": 1}')

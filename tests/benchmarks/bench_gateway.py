@@ -1,0 +1,226 @@
+"""What gateway, routing and HTTP add to the engine, and how many requests a service takes.
+
+    python tests/benchmarks/bench_gateway.py
+    python tests/benchmarks/bench_gateway.py --no-haproxy --seconds 20
+
+Two measurements of one running service with two replicas on this machine, through Ray Serve's
+HAProxy mode unless told otherwise. Overhead: one client asks the same questions of the service and
+of an engine in its own process, alternately; what is left is HTTP, gateway and routing. Throughput:
+32 clients ask for one token each. First with a tiny random model, then with the shipped demo model.
+The ceiling printed beside it is what the engine answers alone, one after another. Tables go to
+stdout, progress to stderr; the last line of stdout is one JSON object.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+DEMO = HERE.parents[1] / "pipelines" / "tasc_jobs" / "demo"
+REPLICAS = 2
+
+
+def arguments() -> argparse.Namespace:
+    first, _, rest = (__doc__ or "").partition("\n")
+    parser = argparse.ArgumentParser(
+        description=first, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--seconds", type=float, default=15.0, help="of each throughput measurement (15)")
+    add("--pairs", type=int, default=200, help="questions of the overhead measurement (200)")
+    add("--clients", type=int, default=32, help="of the throughput measurement (32)")
+    add("--haproxy", action=argparse.BooleanOptionalAction, default=True, help="in front")
+    add("--models", default="tiny,demo", help="which, commas between (tiny,demo)")
+    return parser.parse_args()
+
+
+def main() -> int:
+    asked = arguments()
+    os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")  # before torch is imported
+    tests = HERE.parent
+    sys.path[:0] = [str(folder) for folder in (tests / "integration" / "serve", tests, HERE)]
+    found: dict[str, Any] = {}
+    for model in asked.models.split(","):
+        with tempfile.TemporaryDirectory(prefix="tasc-gateway-") as folder:
+            note(f"{model}: starting a service of {REPLICAS} replicas ...")
+            with running(Path(folder), model, asked.haproxy) as (base, worker):
+                found[model] = measured(base, worker, model, asked)
+        show(model, found[model])
+    print(json.dumps({**found, "haproxy": asked.haproxy, "revision": revision()}))
+    return 0
+
+
+@contextmanager
+def running(folder: Path, model: str, haproxy: bool) -> Iterator[tuple[str, Any]]:
+    """A service's URL, and a worker for the same task in this process."""
+    if haproxy:
+        own = {"CONFIG_FILE_LOC": "haproxy.cfg", "SOCKET_PATH": "admin.sock"}
+        own |= {"SERVER_STATE_BASE": "", "SERVER_STATE_FILE": "server-state"}
+        files = {f"RAY_SERVE_HAPROXY_{name}": str(folder / file) for name, file in own.items()}
+        os.environ.update({"RAY_SERVE_ENABLE_HA_PROXY": "1", **files})
+    from ray import serve
+
+    from tasc_jobs.ray_local import local_ray
+    from tasc_serve import app
+    from tasc_serve.settings import EngineSettings, ServeSettings
+    from tasc_serve.worker import Worker
+    from tasc_store import EmbeddedRedis, TaskStore, connect
+
+    with ExitStack() as stack:
+        server = stack.enter_context(EmbeddedRedis.start())
+        with connect(server.url) as client:
+            TaskStore(client).put(record_of(folder, model))
+        stack.enter_context(local_ray(num_cpus=4, object_store_mb=100))
+        engine = {"rows": 8, "max_model_len": 256, "cost_aware": False}
+        settings = {
+            "tasks": [{"name": model, "replicas": REPLICAS, "num_cpus": 0.1}],
+            "http": {"port": 0, "gateways": 2, "gateway_num_cpus": 0.1},
+            "engine": engine,
+            "cache_dir": str(folder / "cache"),
+        }
+        base = app.start(ServeSettings.model_validate(settings), server.url)
+        stack.callback(serve.shutdown)
+        yield base, Worker(connect(server.url), model, EngineSettings(**engine))
+
+
+def record_of(folder: Path, model: str) -> Any:
+    """The task's record: a tiny random model, or the demo's own."""
+    import dataclasses
+
+    from serving import ALPHA, make_task
+
+    from tasc_store import TaskRecord
+    from tasc_text import TaskTokenizer
+
+    if model == "tiny":
+        return dataclasses.replace(make_task(folder / "model", ALPHA).record, name=model)
+    base = DEMO / "tasc-demo-7m"
+    return TaskRecord(
+        name=model,
+        model=str(base),
+        adapter=str(DEMO / "adapters" / "massive_en"),
+        fingerprint=TaskTokenizer.from_folder(base).fingerprint,
+        template="intent and slots: {input}\n",
+    )
+
+
+def measured(base: str, worker: Any, model: str, asked: argparse.Namespace) -> dict[str, Any]:
+    note(f"{model}: overhead ...")
+    overhead, alone = overheads(base, worker, model, asked.pairs)
+    note(f"{model}: throughput ...")
+    rate, errors, latencies = throughput(base, model, asked.clients, asked.seconds)
+    return {
+        "overhead_p50_ms": percentile(overhead, 50),
+        "overhead_p99_ms": percentile(overhead, 99),
+        "engine_p50_ms": percentile(alone, 50),
+        "requests_per_second": round(rate, 1),
+        "ceiling_requests_per_second": round(1e3 / statistics.mean(alone), 1),
+        "errors": errors,
+        "latency_p50_ms": percentile(latencies, 50),
+        "latency_p99_ms": percentile(latencies, 99),
+    }
+
+
+def overheads(base: str, worker: Any, model: str, pairs: int) -> tuple[list[float], list[float]]:
+    """Milliseconds that the service takes longer than the engine alone, and those of the engine."""
+    import httpx
+
+    from tasc_serve.calls import Call
+
+    body = {"model": model, "prompt": "wake me up at nine am", "max_tokens": 1}
+    call = Call("q", body["prompt"], templated=False, max_tokens=1)  # type: ignore[arg-type]
+    over, alone = [], []
+    with httpx.Client(timeout=60) as client:
+
+        def served() -> None:
+            client.post(f"{base}/v1/completions", json=body).raise_for_status()
+
+        def direct() -> None:
+            list(worker.engine.generate([worker.request(call)]))
+
+        for at in range(pairs + 20):
+            first, second = (served, direct) if at % 2 else (direct, served)
+            times = {step: timed(step) for step in (first, second)}
+            if at >= 20:
+                over.append(times[served] - times[direct])
+                alone.append(times[direct])
+    return over, alone
+
+
+def throughput(
+    base: str, model: str, clients: int, seconds: float
+) -> tuple[float, int, list[float]]:
+    """Requests a second, errors, and each answer's milliseconds."""
+    import httpx
+
+    latencies: list[float] = []
+    errors: list[int] = []
+    stop = threading.Event()
+    body = {"model": model, "prompt": "wake me up at nine am", "max_tokens": 1, "metrics": "none"}
+
+    def ask() -> None:
+        with httpx.Client(timeout=60) as client:
+            while not stop.is_set():
+                began = time.perf_counter()
+                answer = client.post(f"{base}/v1/completions", json=body)
+                if answer.status_code == 200:
+                    latencies.append((time.perf_counter() - began) * 1e3)
+                else:
+                    errors.append(answer.status_code)
+
+    threads = [threading.Thread(target=ask) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
+    time.sleep(2)
+    warm, began = len(latencies), time.perf_counter()
+    time.sleep(seconds)
+    rate = (len(latencies) - warm) / (time.perf_counter() - began)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    return rate, len(errors), latencies[warm:]
+
+
+def timed(step: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    step()
+    return (time.perf_counter() - began) * 1e3
+
+
+def percentile(values: list[float], of: int) -> float:
+    return round(sorted(values)[min(len(values) * of // 100, len(values) - 1)], 2)
+
+
+def show(model: str, found: dict[str, Any]) -> None:
+    print(
+        f"{model}: over the engine alone p50 {found['overhead_p50_ms']} ms, p99 "
+        f"{found['overhead_p99_ms']} ms (engine {found['engine_p50_ms']} ms); "
+        f"{found['requests_per_second']} requests/s of one token (one engine alone "
+        f"{found['ceiling_requests_per_second']}), {found['errors']} errors, "
+        f"p50 {found['latency_p50_ms']} ms, p99 {found['latency_p99_ms']} ms",
+        flush=True,
+    )
+
+
+def revision() -> str:
+    command = ["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+def note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""Two real replicas of a tiny model behind a real gateway, all in this process, and who asks them.
+
+There is no Ray: the line to the replicas loses a call now and then, as if one had died.
+"""
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Sequence
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+import httpx
+import redis
+from prometheus_client import CollectorRegistry
+
+import tiny
+from tasc_draft import Tokens, build_index, write_index
+from tasc_serve.api import create_api
+from tasc_serve.calls import Answer, Ask, Call, Piece, Pulse, Refusal, TaskStatus
+from tasc_serve.discovery import MetricsPort
+from tasc_serve.failover import Budget, Failover
+from tasc_serve.failover_metrics import FailoverMetrics
+from tasc_serve.fleet import Fleet, ReplicaLost
+from tasc_serve.gate import Gate
+from tasc_serve.replica import TaskReplica
+from tasc_serve.settings import ServeSettings
+from tasc_store import ArtifactStore, TaskRecord, TaskStore
+from tasc_text import TaskTokenizer
+
+TASK = "tiny"
+AT_ONCE = 24  # more than the replicas have places for: 503; more than the task takes: 429
+LOST_EVERY = 40
+
+
+def settings(folder: Path) -> ServeSettings:
+    task = {
+        "name": TASK,
+        "max_requests_per_s": 16,
+        "shadow": {"rate": 1.0},
+        "collect": {"share": 1.0, "flush_s": 0.1},
+    }
+    return ServeSettings.model_validate(
+        {
+            "tasks": [task],
+            "engine": {"rows": 2, "max_model_len": 128, "device": "cpu", "cost_aware": False},
+            "limits": {"max_queued": 2},
+            "metrics": {"host": "127.0.0.1"},
+            "index_poll_s": 0.1,
+            "cache_dir": folder,
+        }
+    )
+
+
+def register(client: redis.Redis, folder: Path) -> None:
+    """The task, and an index of what its model answers."""
+    tiny.make_tokenizer(folder)
+    model = tiny.make_model(folder, seed=3)
+    tokenizer = TaskTokenizer.from_folder(folder)
+    record = TaskRecord(
+        name=TASK,
+        model=str(folder),
+        fingerprint=tokenizer.fingerprint,
+        template="{input} =>",
+        dtype="float64",
+        max_tokens=16,
+    )
+    TaskStore(client).put(record)
+    asked = [tokenizer.encode_prompt(f"{value} =>") for value in tiny.SENTENCES]
+    index = build_index(
+        Tokens.of([tiny.plain(model, prompt, 16) for prompt in asked]),
+        fingerprint=tokenizer.fingerprint,
+        vocab_size=tokenizer.vocab_size,
+        eos_id=tokenizer.eos_id,
+    )
+    write_index(index, folder / "index")
+    store = ArtifactStore(client, TASK, tokenizer.fingerprint)
+    store.announce(store.publish(folder / "index", corpus_rows=0, forecast=2.0).version)
+
+
+class Line:
+    """The way to replicas in this process; every so many calls it is as if one had died."""
+
+    def __init__(self, replicas: dict[str, TaskReplica]) -> None:
+        self.replicas = replicas
+        self._calls = count(1)
+
+    async def complete(self, call: Call) -> Answer | Refusal:
+        return await self._of(call).complete(call)
+
+    def stream(self, call: Call) -> AsyncGenerator[Piece | Refusal, None]:
+        return self._of(call).stream(call)
+
+    async def pulse(self, name: str) -> Pulse:
+        return await self.replicas[name].pulse(Ask(name))
+
+    def _of(self, call: Call) -> TaskReplica:
+        if next(self._calls) % LOST_EVERY == 0:
+            raise ReplicaLost(str(call.to), "died")
+        return self.replicas[str(call.to)]
+
+
+class Backend:
+    """What the gateway's application asks; its replicas are looked after while ``fleet`` is."""
+
+    tasks = (TASK,)
+    store_fault = None
+
+    def __init__(self, line: Line, own: ServeSettings, registry: CollectorRegistry) -> None:
+        metrics = FailoverMetrics(registry)
+        seen = partial(metrics.seen, TASK)
+        self.fleet = Fleet(TASK, line.replicas.keys, line.pulse, 5, lambda error: None, seen)
+        budget = Budget(1, 100)
+        self._calls = Failover(
+            TASK, self.fleet, line, own.failover, budget, metrics, lambda error: None
+        )
+
+    async def complete(self, task: str, call: Call) -> Answer | Refusal:
+        return await self._calls.complete(call)
+
+    def stream(self, task: str, call: Call) -> AsyncGenerator[Piece | Refusal, None]:
+        return self._calls.stream(call)
+
+    def status(self, task: str) -> TaskStatus | None:
+        return self.fleet.status
+
+    async def metrics(self) -> Sequence[str]:
+        return ()
+
+    def metrics_targets(self) -> Sequence[str]:
+        return ()
+
+
+class ServedLoad:
+    """Serves and asks from ``start`` to ``close``; ``codes`` are the answers' statuses so far."""
+
+    def __init__(self, client: redis.Redis, redis_url: str, folder: Path) -> None:
+        register(client, folder)
+        own = settings(folder / "cache")
+        self.codes: set[int] = set()
+        self._replicas = {n: TaskReplica(own, redis_url, own.tasks[0]) for n in ("a", "b")}
+        self._registry = CollectorRegistry()
+        self._port = MetricsPort(client, self._registry, host="127.0.0.1", ttl_s=15)
+        backend = Backend(Line(self._replicas), own, self._registry)
+        self._fleet = backend.fleet
+        gate = Gate.of(own, client, self._registry)
+        self._api = create_api(backend, own.limits, self._registry, gate=gate)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closing.set()
+        self._thread.join()
+        self._port.close()
+        for replica in self._replicas.values():
+            replica.__del__()
+
+    async def _serve(self) -> None:
+        watching = asyncio.create_task(self._fleet.watch())
+        transport = httpx.ASGITransport(app=self._api)
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            while not self._closing.is_set():
+                asked = [self._ask(client, i) for i in range(AT_ONCE)]
+                self.codes.update(await asyncio.gather(*asked))
+        watching.cancel()
+
+    async def _ask(self, client: httpx.AsyncClient, i: int) -> int:
+        value = tiny.SENTENCES[i % len(tiny.SENTENCES)]
+        body = {"model": TASK, "messages": [{"role": "user", "content": value}]}
+        body |= {"stream": i % 2 == 0}
+        return (await client.post("/v1/chat/completions", json=body)).status_code
