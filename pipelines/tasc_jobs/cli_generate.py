@@ -155,13 +155,12 @@ def _source(
     given: list[str], input_field: str, id_field: str, output: Path, reject: Path | None
 ) -> "Source":
     """Say what is wrong before anything slow begins."""
-    from tasc_jobs.job_files import Source, check_files, check_output
+    from tasc_jobs.job_files import Source, check_files, check_output, reject_file
 
     source = Source(tuple(given), input_field, id_field)
-    written = [path for path in (output, reject) if path is not None]
     try:
         source.check()
-        check_files(source.files, input_field, written)
+        check_files(source.files, input_field, (output, reject or reject_file(output)))
     except FileError as error:
         raise UsageError(f"--input: {error}") from error
     try:

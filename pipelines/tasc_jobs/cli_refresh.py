@@ -60,11 +60,14 @@ def refresh(
     from tasc_jobs.stages import Stages
 
     options = RefreshOptions(margin, min_rows, keep, parallelism, max_bytes)
+    judged = 0
     with open_store(redis_url, data_dir) as url:
         while True:
             try:
                 with Stages(f"refresh {task}", STAGES) as stages:
-                    done = run(url, task, options, stages)
+                    done = run(url, task, options, stages, judged=judged)
+                if done.judged_rows:
+                    judged = done.corpus_rows
                 print_result(done.as_json, done.in_words, as_json)
             except known_errors() as error:
                 if every is None:

@@ -86,7 +86,7 @@ def worker(
 
         settings = _settings(url, folder, config, actors, gpus, rows, max_model_len)
         shown = Shown(as_json)
-        with local_ray():
+        with local_ray(num_cpus=max(4, actors + 1)):
             note("waiting for batches; Ctrl-C ends" if not once else "answering what waits")
             client = connect(url)
             found = BatchWorker(

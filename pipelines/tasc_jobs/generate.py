@@ -20,7 +20,7 @@ from tasc_jobs.batch.preview import Preview
 from tasc_jobs.batch.runner import preview_job
 from tasc_jobs.errors import FileError
 from tasc_jobs.inputs import Input, open_input
-from tasc_jobs.job_files import Source, check_output, job_folder, reject_file
+from tasc_jobs.job_files import Source, check_output, check_written, job_folder, reject_file
 from tasc_jobs.outputs import write_files
 from tasc_serve.asked import Asked
 from tasc_serve.calls import Answer, Call
@@ -79,14 +79,18 @@ def generate(
         job: More of a `JobSpec`: actors, max_errors, restart ...
 
     Raises:
-        FileError: The input cannot be read, or the output not be written.
+        FileError: The input cannot be read, or the output not be written, or a file of the input
+            would be written to.
         UnknownTask: There is no such task.
         JobError: See `run_job`.
     """
     check_output(output)
+    source = Source.of(source) if isinstance(source, Path) else source
+    rejects = reject or reject_file(output)
+    check_written(source.files, (output, rejects))
     spec, found = _spec(url, task, source, output, engine, draft, asked, job)
     strategy = RowAnswers(asked or Asked(), draft)
-    finish = partial(write_files, output, reject or reject_file(output))
+    finish = partial(write_files, output, rejects)
     return run_job(spec, found.rows, strategy, finish, should_stop=should_stop, progress=progress)
 
 

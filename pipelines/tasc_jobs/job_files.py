@@ -96,6 +96,11 @@ def check_files(given: Sequence[Path], input_field: str, written: Sequence[Path]
     """
     for _, path in files_of(given):
         check_file(path, (input_field,))
+    check_written(given, written)
+
+
+def check_written(given: Sequence[Path], written: Sequence[Path]) -> None:
+    """Raise FileError for a file that is to be read, or lies in a folder that is, and written."""
     for path in written:
         for one in given:
             if path.resolve() == one.resolve():

@@ -100,6 +100,8 @@ def refresh(
     name: str,
     options: RefreshOptions | None = None,
     progress: StageProgress = silent,
+    *,
+    judged: int = 0,
 ) -> Refreshed:
     """Move collected rows into a task's corpus, and refresh its index where that is worth it.
 
@@ -107,6 +109,8 @@ def refresh(
 
     Args:
         progress: Told of the stages in STAGES; those of a build come twice.
+        judged: Rows of the corpus when an index was last judged; `min_rows` are waited for behind
+            these too, or one that was not good enough would be built again and again.
 
     Raises:
         IndexChanged: Somebody else announced another version meanwhile; the new one is stored.
@@ -124,8 +128,9 @@ def refresh(
     rows = len(CorpusStore(client, record.corpus_name))
     old = current.version if current else None
     done = Refreshed(name, moved, known, rows, max(rows - seen, 0), "", old_version=old)
-    if done.new_rows < options.min_rows:
-        reason = f"{done.new_rows} new rows, {options.min_rows} are waited for (--min-rows)"
+    waiting = max(rows - max(seen, judged), 0)
+    if waiting < options.min_rows:
+        reason = f"{waiting} new rows, {options.min_rows} are waited for (--min-rows)"
         return replace(done, reason=reason, versions=tuple(versions))
     with (
         local_ray(),

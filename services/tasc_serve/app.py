@@ -41,7 +41,8 @@ def build(settings: ServeSettings, redis_url: str) -> serve.Application:
         num_replicas=settings.http.gateways,
         ray_actor_options={"num_cpus": settings.http.gateway_num_cpus},
         # Our own bounded queue decides; this is a coarse guard above it.
-        max_ongoing_requests=2 * _places(settings) * len(settings.tasks),
+        max_ongoing_requests=2 * _all_places(settings),
+        max_queued_requests=_all_places(settings),
         graceful_shutdown_timeout_s=settings.limits.drain_timeout_s,
         health_check_period_s=2,
     )
@@ -108,7 +109,6 @@ def _replica(settings: ServeSettings, task: ServedTask) -> Any:
         TaskReplica,
         name=task.name,
         **_replicas_of(settings, task),
-        max_replicas_per_node=task.max_replicas_per_node,
         ray_actor_options={"num_cpus": task.num_cpus, "num_gpus": task.num_gpus},
         max_ongoing_requests=2 * _places(settings),
         graceful_shutdown_timeout_s=settings.limits.drain_timeout_s,
@@ -118,17 +118,23 @@ def _replica(settings: ServeSettings, task: ServedTask) -> Any:
 
 
 def _replicas_of(settings: ServeSettings, task: ServedTask) -> dict[str, Any]:
-    """How many there are: always so many, or as many as their requests call for."""
-    scaling = task.autoscaling
+    """How many there are: always so many, or as many as their requests call for; and where."""
+    most, scaling = task.max_replicas_per_node, task.autoscaling
+    spread = {} if most is None else {"max_replicas_per_node": most}
     if scaling is None:
-        return {"num_replicas": task.replicas}
+        return {"num_replicas": task.replicas, **spread}
     config = scaling.model_dump(exclude={"target_requests"})
     target = scaling.target_requests or settings.engine.rows
-    return {"autoscaling_config": {**config, "target_ongoing_requests": target}}
+    return {"autoscaling_config": {**config, "target_ongoing_requests": target}, **spread}
 
 
 def _places(settings: ServeSettings) -> int:
     return settings.engine.rows + settings.limits.max_queued
+
+
+def _all_places(settings: ServeSettings) -> int:
+    """Of all replicas that there may be."""
+    return _places(settings) * sum(task.replica_range[1] for task in settings.tasks)
 
 
 class Arrivals:

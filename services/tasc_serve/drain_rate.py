@@ -20,6 +20,10 @@ class DrainRate:
         """A place has become free."""
         self._ends.append(self._clock())
 
+    def idle(self) -> None:
+        """There is nothing left to end: time until more comes says nothing about the rate."""
+        self._ends.clear()
+
     def per_second(self) -> float:
         """0 while nothing is known; it falls while nothing ends."""
         if len(self._ends) < 2:

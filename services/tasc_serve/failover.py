@@ -9,6 +9,7 @@ import asyncio
 import dataclasses
 import logging
 import time
+import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -68,9 +69,9 @@ class _Run:
     began: float = field(default_factory=time.monotonic)
 
     def to(self, replica: SeenReplica) -> Call:
-        """A lost replica may still be at work on it, so each attempt has an id of its own."""
-        call = self.call
-        name = f"{call.id}-{self.losses}" if self.losses else call.id
+        """With an id of its own: a replica may still be at work on an earlier attempt, or on the
+        same request of a client that could not wait and sent it again."""
+        call, name = self.call, uuid.uuid4().hex
         left = call.timeout_s and max(call.timeout_s - (time.monotonic() - self.began), 0)
         return dataclasses.replace(call, id=name, to=replica.name, timeout_s=left)
 

@@ -15,6 +15,7 @@ from tasc_serve.calls import Pulse, TaskStatus
 log = logging.getLogger(__name__)
 
 _MOST_PULSE_S = 1.0
+_WHOLE_ANSWER = 4  # times the silence of one that is asked: an answer that does not stream may take
 
 
 class ReplicaLost(Exception):
@@ -42,7 +43,7 @@ class SeenReplica:
         self.calls = 0
         self.pulse: Pulse | None = None
         self.asking = False
-        self.gone = ""
+        self.gone = self._why = ""
         self._heard = time.monotonic()
         self._calls_then = 0
         self._waits: set[asyncio.Timeout] = set()
@@ -65,7 +66,7 @@ class SeenReplica:
 
     def give_up(self, why: str) -> None:
         """Have every wait for it end now, and every later one at once."""
-        self.gone = self.gone or why
+        self.gone = self._why = self.gone or why
         waits, self._waits = self._waits, set()
         for wait in waits:
             wait.reschedule(0)
@@ -91,11 +92,12 @@ class SeenReplica:
                     self._waits.add(scope)
                 try:
                     yield
+                    self._heard = time.monotonic()
                 finally:
                     self._waits.discard(scope)
         except TimeoutError as error:
             if scope.expired():
-                raise ReplicaLost(self.name, self.gone) from error
+                raise ReplicaLost(self.name, self._why) from error  # it may be heard of by now
             raise
 
 
@@ -143,7 +145,10 @@ class Fleet:
     async def watch(self) -> None:
         """Ask all of them, again and again, until this is cancelled."""
         while True:
-            self.look()
+            try:
+                self.look()
+            except Exception:  # unforeseen; the next look must come
+                log.exception("task %s: its replicas could not be looked after", self._task)
             await asyncio.sleep(min(_MOST_PULSE_S, self._silence_s / 4))
 
     def look(self) -> None:
@@ -154,13 +159,15 @@ class Fleet:
         for replica in list(self._replicas.values()):
             if replica.name in names:
                 self._begin_to_ask(replica)
-                self._judge(replica)
-            elif not replica.calls:  # one that is being stopped still ends what it has
+                self._judge(replica, self._silence_s)
+            elif not replica.calls:
                 del self._replicas[replica.name]
+            else:  # being stopped it still ends what it has, and is heard of by that alone
+                self._judge(replica, _WHOLE_ANSWER * self._silence_s)
         self._seen(sum(r.pulse is not None for r in self._live()))
 
-    def _judge(self, replica: SeenReplica) -> None:
-        if replica.silent_s < self._silence_s or replica.gone:
+    def _judge(self, replica: SeenReplica, longest_s: float) -> None:
+        if replica.silent_s < longest_s or replica.gone:
             return
         # Waiting for one that may come back is better than for nobody.
         if any(other.silent_s < self._silence_s for other in self._live() if other is not replica):

@@ -4,6 +4,7 @@ It knows schemas, deadlines and codes; it knows neither Ray nor models.
 """
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
@@ -105,6 +106,8 @@ class Generation:
             if known := tried.response(media_type, admitted.headers):
                 return known
             call = tried.marked(call, seeded=body.seed is not None)
+        elif call.n > 1:  # all by one version of the task
+            call = dataclasses.replace(call, record_version=self._version(task))
         reply = Reply.to(body, shape, task, call)
         if body.stream:
             return await self._streamed(call, reply, visit, admitted, tried)
@@ -112,16 +115,18 @@ class Generation:
         admitted.spend(content["usage"]["completion_tokens"])
         response = JSONResponse(content, headers=dict(admitted.headers))
         if tried:
-            await tried.keep(bytes(response.body))
+            tried.keep(bytes(response.body))
         return response
 
     async def _tried(
         self, request: Request, raw: bytes, task: str, key: ApiKey | None
     ) -> Tried | None:
-        status = self._backend.status(task)
-        version = status.record_version if status else None
-        sender = key.id if key else ""
+        sender, version = key.id if key else "", self._version(task)
         return await self._idempotency.of(request, raw, task, sender, version)
+
+    def _version(self, task: str) -> int | None:
+        status = self._backend.status(task)
+        return status.record_version if status else None
 
     async def _whole(self, call: Call, reply: Reply) -> dict[str, Any]:
         try:
@@ -185,9 +190,13 @@ class _Events(StreamingResponse):
 
     async def _ended(self, events: AsyncIterator[str]) -> AsyncGenerator[str, None]:
         try:
-            async with asyncio.timeout_at(self._deadline):
-                async for line in events:
-                    yield line
+            while True:
+                # Not around the sending: a client that reads slowly has its answer.
+                async with asyncio.timeout_at(self._deadline):
+                    line = await anext(events, None)
+                if line is None:
+                    break
+                yield line
             self._code = 200
         except Exception as error:
             failure = _failure(error, self._call)

@@ -11,15 +11,17 @@ import dataclasses
 import hashlib
 import json
 import logging
-from collections.abc import AsyncIterator, Mapping
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from fastapi import Request, Response
 
 from tasc_serve.calls import Call
 from tasc_serve.http_errors import ApiError
-from tasc_store import StoreError
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +29,10 @@ HEADER = "Idempotency-Key"
 _REPLAYED = {"Idempotency-Replayed": "true"}
 _LONGEST_KEY = 255
 _STORE_S = 2.0
+_PAUSE_S = 1.0  # between two calls while the store is away
+_THREADS = 4
+_MOST_OPEN = 256
+T = TypeVar("T")
 
 
 class Tries(Protocol):
@@ -58,6 +64,7 @@ class Tried:
     """
 
     tries: Tries
+    store: "StoreThreads"
     task: str
     name: str
     record_version: int | None
@@ -77,14 +84,10 @@ class Tried:
             return None
         return Response(self.answer, 200, {**headers, **_REPLAYED}, media_type)
 
-    async def keep(self, answer: bytes) -> None:
-        """Keep an answer that was whole, unless it is too long."""
+    def keep(self, answer: bytes) -> None:
+        """Keep an answer that was whole, unless it is too long; nobody waits for it."""
         if len(answer) <= self.max_bytes:
-            try:
-                async with asyncio.timeout(_STORE_S):
-                    await asyncio.to_thread(self.tries.keep, self.task, self.name, answer)
-            except (StoreError, TimeoutError) as error:
-                log.warning("an answer is not kept for a retry: %r", error)
+            self.store.begin(lambda: self.tries.keep(self.task, self.name, answer))
 
     async def keeping(self, events: AsyncIterator[str]) -> AsyncIterator[str]:
         """The same events, kept if they come to their end."""
@@ -96,7 +99,38 @@ class Tried:
                 kept.append(encoded)
             yield event
         if size <= self.max_bytes:
-            await self.keep(b"".join(kept))
+            self.keep(b"".join(kept))
+
+
+class StoreThreads:
+    """Asks the store on threads of its own, and leaves it alone for a moment after a failure.
+
+    A store that is silent would otherwise take threads that all requests need, and each of its
+    callers seconds.
+    """
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(_THREADS, "first-tries")
+        self._places = threading.Semaphore(_MOST_OPEN)
+        self._not_before = 0.0
+
+    def begin(self, call: Callable[[], T]) -> Future[T] | None:
+        """Begin a call; None where the store is left alone or too many wait for it."""
+        if time.monotonic() < self._not_before or not self._places.acquire(blocking=False):
+            return None
+        begun = self._threads.submit(call)
+        begun.add_done_callback(self._ended)
+        return begun
+
+    def leave_alone(self) -> None:
+        """For a moment: it has failed, or takes too long."""
+        self._not_before = time.monotonic() + _PAUSE_S
+
+    def _ended(self, done: Future[Any]) -> None:
+        self._places.release()
+        if not done.cancelled() and (error := done.exception()):
+            log.warning("first tries are not noted for a moment: %r", error)
+            self.leave_alone()
 
 
 class Idempotency:
@@ -106,6 +140,7 @@ class Idempotency:
 
     def __init__(self, tries: Tries, max_bytes: int) -> None:
         self._tries = tries
+        self._store = StoreThreads()
         self._max_bytes = max_bytes
 
     async def of(
@@ -131,15 +166,20 @@ class Idempotency:
             message = f"this {HEADER} was sent with another request; a new request needs a new key"
             raise ApiError(422, message, HEADER)
         version = noted["record_version"]
-        return Tried(self._tries, task, name, version, answer, self._max_bytes)
+        return Tried(self._tries, self._store, task, name, version, answer, self._max_bytes)
 
     async def _claim(self, task: str, name: str, note: str) -> tuple[str, bytes | None]:
+        """As a first try where the store does not say in time."""
+        claimed = self._store.begin(lambda: self._tries.claim(task, name, note))
+        if claimed is None:
+            return note, None
         try:
             async with asyncio.timeout(_STORE_S):
-                return await asyncio.to_thread(self._tries.claim, task, name, note)
-        except (StoreError, TimeoutError) as error:
-            log.warning("a retry cannot be told from a first try: %r", error)
-            return note, None
+                return await asyncio.wrap_future(claimed)
+        except Exception as error:  # said where it ended, but for one that has not
+            if isinstance(error, TimeoutError):
+                self._store.leave_alone()
+        return note, None
 
 
 def _digest(text: bytes) -> str:

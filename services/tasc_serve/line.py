@@ -13,11 +13,7 @@ from ray.exceptions import (
     RaySystemError,
     TaskCancelledError,
 )
-from ray.serve.exceptions import (
-    BackPressureError,
-    DeploymentUnavailableError,
-    RequestCancelledError,
-)
+from ray.serve.exceptions import RequestCancelledError
 from ray.serve.handle import DeploymentHandle
 
 from tasc_serve.calls import Answer, Ask, Call, Piece, Pulse, Refusal
@@ -28,8 +24,6 @@ _DIED = (
     NodeDiedError,
     ObjectLostError,
     RaySystemError,
-    DeploymentUnavailableError,
-    BackPressureError,
     # Of a replica that is being stopped; what we cancel ourselves does not come back as this.
     TaskCancelledError,
     RequestCancelledError,

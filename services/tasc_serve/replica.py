@@ -123,12 +123,20 @@ class TaskReplica:
             async with aclosing(self._pieces(ready, call)) as pieces:
                 async for piece in pieces:
                     yield piece
+                self._drain.ended()
         finally:
             self._outstanding -= 1
-            self._drain.ended()
+            if not self._outstanding:
+                self._drain.idle()
 
     async def pulse(self, ask: Ask) -> Pulse:
-        """That it is alive, and how much it has to do."""
+        """That it is alive, and how much it has to do.
+
+        Raises:
+            EngineBroken: Its engine is not.
+        """
+        if not self._loop.alive:
+            raise EngineBroken(f"the engine loop ended: {self._loop.failure!r}")
         return Pulse(self._status(), self._outstanding, self._loop.stalled_s)
 
     def _refused(self, call: Call) -> Refusal | None:

@@ -155,7 +155,7 @@ class RollbackSettings(_Section):
 class AutoscalingSettings(_Section):
     """How many replicas a task has, by the requests they hold, running and queued."""
 
-    min_replicas: int = Field(1, ge=0)
+    min_replicas: int = Field(1, ge=1)
     max_replicas: int = Field(4, ge=1)
     target_requests: float | None = Field(
         None, gt=0, description="of one replica; more replicas beyond; unset: engine.rows"

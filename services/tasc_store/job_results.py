@@ -28,12 +28,19 @@ redis.call('EXPIRE', KEYS[1], ARGV[1])
 return added
 """
 
-# KEYS: results, moved; ARGV: seconds, first row, row behind the last.
+# KEYS: results, moved; ARGV: seconds, first row, row behind the last. A full server refuses a SET,
+# but not behind a write of the same script that makes room.
 _MOVED = """
+for row = tonumber(ARGV[2]), tonumber(ARGV[3]) - 1 do redis.call('HDEL', KEYS[1], row) end
 if tonumber(redis.call('GET', KEYS[2]) or '0') < tonumber(ARGV[3]) then
   redis.call('SET', KEYS[2], ARGV[3], 'EX', ARGV[1])
 end
-for row = tonumber(ARGV[2]), tonumber(ARGV[3]) - 1 do redis.call('HDEL', KEYS[1], row) end
+"""
+
+# KEYS: moved; ARGV: seconds, first row. The same holds of its SET.
+_RESUME = """
+redis.call('DEL', KEYS[1])
+if tonumber(ARGV[2]) > 0 then redis.call('SET', KEYS[1], ARGV[2], 'EX', ARGV[1]) end
 """
 
 
@@ -54,6 +61,7 @@ class JobResults:
         self._url = url_of(client)
         self._put = client.register_script(_PUT)
         self._moved_script = client.register_script(_MOVED)
+        self._resume = client.register_script(_RESUME)
         checked = keys.checked_task(task)
         self._results = keys.task_key(checked, "job", keys.checked_task(job), "results")
         self._moved = keys.task_key(checked, "job", job, "moved")
@@ -91,6 +99,11 @@ class JobResults:
             with translated(self._url):
                 end = min(start + MAX_BATCH, stop)
                 self._moved_script([self._results, self._moved], [KEPT_S, start, end])
+
+    def resume_at(self, first: int) -> None:
+        """The files hold the rows below ``first``, fewer or more than were said to be moved."""
+        with translated(self._url):
+            self._resume([self._moved], [KEPT_S, first])
 
     def clear(self) -> None:
         """Forget the job."""

@@ -12,7 +12,7 @@ import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -100,9 +100,15 @@ class JobFolder:
         assert begun is not None
         return begun
 
+    def repin(self, begun: Begun, index_version: int | None) -> Begun:
+        """Go on with another draft index; finished rows stay."""
+        found = replace(begun, index_version=index_version)
+        self._write_begun(found)
+        return found
+
     def end(self, begun: Begun, report: Mapping[str, Any]) -> None:
         """Keep what the job came to, and let go of its parts."""
-        self._write_begun(Begun(**{**asdict(begun), "report": dict(report)}))
+        self._write_begun(replace(begun, report=dict(report)))
         self._remove(self._parts())
 
     def discard(self) -> None:

@@ -8,6 +8,7 @@ not know what its rows ask for or what its output looks like.
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TypeAlias, TypeVar
 
@@ -70,12 +71,14 @@ class Job:
         finish(self._records(), not stopped)
         if not stopped:
             self._folder.end(self._begun, asdict(report))
-            self._patiently(self._results.clear)
+            with suppress(StoreError):  # the job is done; what it leaves there goes by itself
+                self._patiently(self._results.clear)
         return report
 
     def _open(self, source: Iterator[Row]) -> None:
         """Find what earlier starts have done."""
         first = self._folder.resume()
+        self._patiently(lambda: self._results.resume_at(first))
         there = sorted(self._patiently(self._results.rows))
         known = [row for row in there if row >= first]
         if known != there:  # the job was killed between writing a part and forgetting its entries
@@ -133,9 +136,9 @@ class Job:
         """An engine died: hand out again what it had not saved."""
         asked = sorted(ordinals)
         found = self._patiently(lambda: self._results.get(asked))
-        there = {o for o, entry in zip(asked, found, strict=True) if entry is not None}
-        self._window.save(map(Saved, there))
-        self._window.again(ordinals - there)
+        there = [_saved(o, e) for o, e in zip(asked, found, strict=True) if e is not None]
+        self._window.save(there)
+        self._window.again(ordinals - {each.ordinal for each in there})
 
     def _totals(self) -> Totals:
         waiting = self._window.saved

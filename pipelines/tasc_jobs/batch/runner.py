@@ -3,21 +3,25 @@
 It says what a job was begun with and that nobody else works on it; `Job` does the work.
 """
 
+import logging
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 
 import ray
+import redis
 
 from tasc_jobs.batch import folder as folders
-from tasc_jobs.batch.folder import JobFolder, require_same
+from tasc_jobs.batch.folder import Begun, JobFolder, require_same
 from tasc_jobs.batch.job import Finish, Job
 from tasc_jobs.batch.pool import EngineSpec, Pool
 from tasc_jobs.batch.preview import Preview
 from tasc_jobs.batch.spec import JobSpec
 from tasc_jobs.batch.work import JobProgress, JobReport, Row, Strategy
-from tasc_jobs.errors import RaySetupError
+from tasc_jobs.errors import JobError, RaySetupError
 from tasc_serve.worker import Pinned
-from tasc_store import ArtifactStore, JobResults, TaskStore, connect
+from tasc_store import ArtifactStore, JobResults, TaskRecord, TaskStore, connect
+
+log = logging.getLogger(__name__)
 
 
 def run_job(
@@ -30,6 +34,9 @@ def run_job(
     progress: Callable[[JobProgress], None] = lambda progress: None,
 ) -> JobReport:
     """Answer all rows, those left out that an earlier start has answered, and finish.
+
+    Where the index of an earlier start is gone it goes on with the current one: an index makes
+    answers faster, never others.
 
     Args:
         rows: Opens the input: the same rows in the same order each time.
@@ -44,8 +51,8 @@ def run_job(
         JobChanged: The job has begun with other pins.
         JobStalled: Nothing was finished for ``stall_s``.
         TooManyErrors: More rows than ``max_errors`` have no answer.
-        UnknownTask, UnknownVersion: There is no such task, or its version of the first start is
-            gone.
+        UnknownTask, UnknownVersion: There is no such task, or its record's version of the first
+            start is gone.
         StoreError: Redis was away for ``store_wait_s``.
         JobError: Engines cannot be built, or die again and again.
     """
@@ -62,6 +69,7 @@ def run_job(
         if begun.report is not None:
             held.end(begun, begun.report)
             return JobReport(**{**begun.report, "resumed": begun.report["rows"]})
+        begun = _with_index(client, spec.task, held, begun)
         results = JobResults(client, spec.task, begun.id)
         pinned = Pinned(begun.record_version, begun.index_version)
         engine = _engine(spec, pinned, begun.id, strategy)
@@ -113,7 +121,10 @@ def _engine(spec: JobSpec, pinned: Pinned, job: str, strategy: Strategy) -> Engi
 
 
 def _forget(spec: JobSpec, held: JobFolder) -> None:
-    begun = held.begun()
+    try:
+        begun = held.begun()
+    except JobError:  # nobody can say what it has in Redis; that goes by itself
+        begun = None
     if begun is not None:
         with closing(connect(spec.url)) as client:
             JobResults(client, spec.task, begun.id).clear()
@@ -125,6 +136,23 @@ def _versions(spec: JobSpec) -> tuple[int, int | None]:
     with closing(connect(spec.url)) as client:
         tasks = TaskStore(client)
         version = tasks.versions(spec.task)[-1]
-        record = tasks.get(spec.task, version)
-        current = ArtifactStore(client, record.corpus_name, record.fingerprint).current()
-        return version, current.version if current else None
+        return version, _current(_indexes(client, tasks.get(spec.task, version)))
+
+
+def _with_index(client: redis.Redis, task: str, held: JobFolder, begun: Begun) -> Begun:
+    """The job, with the current index where the one that it was begun with is gone."""
+    store = _indexes(client, TaskStore(client).get(task, begun.record_version))
+    if begun.index_version is None or begun.index_version in store.versions():
+        return begun
+    current = _current(store)
+    log.warning("task %s: index %d is gone; going on with %s", task, begun.index_version, current)
+    return held.repin(begun, current)
+
+
+def _indexes(client: redis.Redis, record: TaskRecord) -> ArtifactStore:
+    return ArtifactStore(client, record.corpus_name, record.fingerprint)
+
+
+def _current(store: ArtifactStore) -> int | None:
+    current = store.current()
+    return current.version if current else None

@@ -181,6 +181,16 @@ def test_who_announces_another_meanwhile_is_not_overruled(
     assert store.versions() == [1, 2, 3]
 
 
+def test_an_index_that_was_judged_is_not_built_again_for_the_same_rows(
+    client, redis_url, record, shipped
+):
+    ingest(client, record, shipped[:FIRST])
+    done = refresh(redis_url, record.name, judged=FIRST - 199)
+    assert done.judged_rows == 0
+    assert done.new_rows == FIRST
+    assert done.reason.startswith("199 new rows, 200 are waited for")
+
+
 def test_a_move_that_was_killed_adds_nothing_twice(client, redis_url, record, shipped):
     collect(client, record, shipped[:30])
     ran = subprocess.run([sys.executable, "-c", KILLED, redis_url, record.name], timeout=120)

@@ -5,7 +5,7 @@ import uuid
 import pytest
 import redis
 
-from tasc_store import JobResults
+from tasc_store import JobResults, StoreFull
 from tasc_store.job_results import KEPT_S, MAX_BATCH
 
 pytestmark = pytest.mark.redis
@@ -30,6 +30,30 @@ def test_rows_that_were_moved_are_forgotten_and_take_no_entry_more(results: JobR
     assert results.rows() == {4, 5}
     assert results.put([(3, "late"), (4, "late"), (6, "6")]) == 1
     assert results.get([3, 4, 6]) == [None, b"4", b"6"]
+
+
+@pytest.mark.parametrize("first", [0, 2, 5])
+def test_a_job_whose_files_hold_fewer_rows_or_more_goes_on_at_theirs(
+    results: JobResults, first: int
+) -> None:
+    results.moved(0, 4)
+    results.resume_at(first)
+    assert results.put([(row, str(row)) for row in range(7)]) == 7 - first
+    assert results.rows() == set(range(first, 7))
+
+
+def test_a_full_redis_lets_rows_be_moved_and_a_job_be_resumed(
+    client: redis.Redis, results: JobResults
+) -> None:
+    results.put([(row, "x" * 1000) for row in range(2 * MAX_BATCH)])
+    client.config_set("maxmemory", 1)
+    with pytest.raises(StoreFull):
+        results.put([(2 * MAX_BATCH, "x")])
+    results.moved(0, 2 * MAX_BATCH - 1)
+    results.resume_at(5)
+    assert results.rows() == {2 * MAX_BATCH - 1}
+    client.config_set("maxmemory", 0)
+    assert results.put([(4, "late"), (5, "5")]) == 1
 
 
 def test_more_rows_than_one_script_takes(results: JobResults) -> None:

@@ -60,7 +60,7 @@ class Replicas:
 
     def __init__(self, **replicas: Scripted) -> None:
         self.all = replicas
-        self.fleet = Fleet(TASK, self.present, self.pulse, 0.1, why_lost)
+        self.fleet = Fleet(TASK, self.present, self.pulse, 0.4, why_lost)
 
     def present(self) -> list[str]:
         return [name for name, replica in self.all.items() if replica.present]

@@ -37,3 +37,11 @@ def test_the_rate_falls_while_nothing_ends():
 def test_the_rate_is_that_of_the_last_endings():
     ends = [float(i) for i in range(100)] + [99 + i / 100 for i in range(1, 65)]
     assert round(rate_of(*ends)[0].per_second()) == 100
+
+
+def test_time_without_requests_does_not_count():
+    drain, clock = rate_of(*(i / 100 for i in range(64)))
+    drain.idle()
+    for clock.now in (600 + i / 100 for i in range(20)):
+        drain.ended()
+    assert drain.retry_after_s(100) == 2

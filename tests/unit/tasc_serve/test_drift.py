@@ -186,6 +186,16 @@ def test_what_is_expected_is_told_where_it_is_known():
     assert guarded.forecast is None
 
 
+def test_when_an_index_was_built_is_told_while_there_is_one():
+    guarded = Guarded()
+    built = "tasc_draft_index_built_timestamp_seconds"
+    for artifact, told in ((None, None), (Artifact("t", "f", 1, 1, "0", 1, 1, 1e9), 1e9)):
+        guarded.guard.swapped(artifact)
+        assert guarded.registry.get_sample_value(built, LABELS) == told
+    guarded.guard.swapped(None)
+    assert guarded.registry.get_sample_value(built, LABELS) is None
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 40), st.integers(0, 8)), min_size=1, max_size=200),
     st.integers(10, 60),

@@ -66,9 +66,17 @@ def test_a_label_value_survives_whatever_it_holds(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "merged"), [("held", 0.75), ("index_info", 0.5), ("cache_usage_ratio", 0.5)]
+    ("name", "merged"),
+    [
+        ("held", 0.75),
+        ("index_info", 0.5),
+        ("cache_usage_ratio", 0.5),
+        ("tokens_per_step", 0.5),
+        ("replicas_seen", 0.5),
+        ("built_timestamp_seconds", 0.5),
+    ],
 )
-def test_gauges_are_summed_but_a_mark_and_a_part_of_a_whole_are_not(name, merged):
+def test_gauges_are_summed_but_a_mark_a_ratio_a_time_and_what_all_see_are_not(name, merged):
     texts = [f"# TYPE {name} gauge\n{name} {value}\n" for value in (0.25, 0.5)]
     assert samples(merge(texts)) == {(name, frozenset()): merged}
 

@@ -76,7 +76,7 @@ def test_an_only_replica_that_is_silent_is_waited_for() -> None:
         while not replicas.all["a"].calls:
             await asyncio.sleep(0.01)
         replicas.all["a"].hung = True
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(1)
         replicas.all["a"].hung = False
         return await asked
 
@@ -203,3 +203,26 @@ def test_all_who_wait_for_a_replica_that_dies_go_elsewhere() -> None:
     calls = Calls(replicas, wait_s=20)
     assert [text(items) for items in calls.run(crowd)] == [text_of(WHOLE)] * 5
     assert calls.counted("tasc_failovers_total", why="died") == 5
+
+
+def test_a_replica_that_is_being_stopped_and_hangs_is_given_up_too() -> None:
+    async def stopped(failover: Failover) -> list[Piece | Refusal]:
+        asked = asyncio.create_task(streamed(failover))
+        while not replicas.all["a"].hung:
+            await asyncio.sleep(0.01)
+        replicas.all["a"].present = False
+        return await asked
+
+    replicas = Replicas(a=Scripted(hangs_after=3), b=Scripted(outstanding=5))
+    calls = Calls(replicas)
+    assert text(calls.run(stopped)) == text_of(WHOLE)
+    assert calls.counted("tasc_failovers_total", why="silent") == 1
+
+
+def test_two_tries_of_one_request_at_a_time_do_not_meet_in_a_replica() -> None:
+    async def twice(failover: Failover) -> None:
+        await asyncio.gather(streamed(failover), streamed(failover))
+
+    replicas = Replicas(a=Scripted())
+    Calls(replicas).run(twice)
+    assert len({call.id for call in replicas.all["a"].calls}) == 2

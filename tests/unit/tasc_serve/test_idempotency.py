@@ -1,5 +1,8 @@
 """A retry with the same key gets the same answer, with a store and without one."""
 
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -35,15 +38,24 @@ class AwayTries(MemoryTries):
     keep = claim  # type: ignore[assignment]
 
 
+def eventually(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline, "did not come to hold within 30 s"
+        time.sleep(0.01)
+
+
 def post(service: Service, headers: dict[str, str] = KEY, **more: Any) -> httpx.Response:
     return service.ask("POST", "/v1/completions", json=BODY | more, headers=headers)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_retry_is_answered_from_the_store_byte_for_byte(stream: bool) -> None:
-    backend = FakeBackend(*answer("Good ", "day"))
-    service = Service(backend, tries=MemoryTries())
-    first, second = (post(service, stream=stream) for _ in range(2))
+    backend, tries = FakeBackend(*answer("Good ", "day")), MemoryTries()
+    service = Service(backend, tries=tries)
+    first = post(service, stream=stream)
+    eventually(lambda: bool(tries.answers))  # nobody waits until it is kept
+    second = post(service, stream=stream)
     assert "day" in first.text
     assert second.content == first.content
     assert second.headers["content-type"] == first.headers["content-type"]
@@ -126,3 +138,22 @@ def test_a_retry_is_held_to_the_version_that_its_first_try_met() -> None:
         post(Service(backend, tries=tries))
         versions.append(backend.calls[0].record_version)
     assert versions == [1, 1]
+
+
+def test_a_store_that_is_silent_costs_a_request_little_and_the_next_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, release = [], threading.Event()
+
+    class Silent(MemoryTries):
+        def claim(self, task: str, name: str, note: str) -> tuple[str, bytes | None]:
+            asked.append(name)
+            release.wait(30)
+            return note, None
+
+    monkeypatch.setattr("tasc_serve.idempotency._STORE_S", 0.05)
+    monkeypatch.setattr("tasc_serve.idempotency._PAUSE_S", 60.0)
+    service = Service(FakeBackend(*answer("Good day")), tries=Silent())
+    assert [post(service).status_code for _ in range(3)] == [200] * 3
+    release.set()
+    assert len(asked) == 1

@@ -155,6 +155,16 @@ def test_a_name_that_clients_make_up_becomes_no_label():
     assert seconds == pytest.approx(0.004)
 
 
+def test_failovers_are_counted_from_0_on_so_that_the_first_is_a_rise():
+    registry = CollectorRegistry()
+    failovers = FailoverMetrics(registry)
+    failovers.seen("tag", 2)
+    for why in ("died", "silent", "broken"):
+        labels = {"task": "tag", "why": why}
+        assert registry.get_sample_value("tasc_failovers_total", labels) == 0
+    assert registry.get_sample_value("tasc_failovers_refused_total", {"task": "tag"}) == 0
+
+
 def test_the_list_of_metrics_is_what_a_fed_process_exports_and_each_series_names_its_task():
     registry, metrics = replica()
     gateway = GatewayMetrics(registry)
