@@ -69,6 +69,32 @@ class StorageContract:
             storage.files.require_room(FileLimits(1, 10_000))
         assert len(storage.files.page().items) == 1
 
+    def test_one_owner_leaves_half_of_the_room_for_files_to_others(
+        self, storage: BatchStorage
+    ) -> None:
+        few, small = FileLimits(4, 10_000), FileLimits(100, 4 * len(DATA))
+        first = keep(storage, room=FileLimits(1, len(DATA)), owner="ann")
+        keep(storage, room=small, owner="ann")
+        for room in (few, small):
+            with pytest.raises(FilesFull, match="half"):
+                keep(storage, room=room, owner="ann")
+            with pytest.raises(FilesFull, match="half"):
+                storage.files.require_room(room, "ann")
+            storage.files.require_room(room, "bob")
+            storage.files.require_room(room)
+        keep(storage, room=few, owner="bob")
+        storage.files.delete(first.id)
+        keep(storage, room=few, owner="ann")
+
+    def test_one_owner_leaves_half_of_the_batches_to_others(self, storage: BatchStorage) -> None:
+        hers, his = keep(storage, owner="ann"), keep(storage, owner="bob")
+        for _ in range(2):
+            ask(storage, hers, most=4)
+        with pytest.raises(BatchesFull, match="half"):
+            ask(storage, hers, most=4)
+        for _ in range(2):
+            ask(storage, his, most=4)
+
     def test_pages_have_each_file_once_also_when_the_last_one_seen_is_deleted(
         self, storage: BatchStorage
     ) -> None:

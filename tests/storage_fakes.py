@@ -47,7 +47,7 @@ class FakeUpload:
     ) -> StoredFile:
         if not self.data:
             raise ValueError("the file is empty")
-        self._store.require_room(limits, len(self.data))
+        self._store.require_room(limits, owner, len(self.data))
         now = int(time.time())
         digest = hashlib.sha256(self.data).hexdigest()
         size, chunks = len(self.data), -(-len(self.data) // BLOCK)
@@ -78,11 +78,15 @@ class FakeFiles:
         self.begun.append(FakeUpload(self))
         return self.begun[-1]
 
-    def require_room(self, limits: FileLimits, size: int = 1) -> None:
+    def require_room(self, limits: FileLimits, owner: str = "", size: int = 1) -> None:
         self.check()
         total = sum(len(data) for _, data in self.kept.values())
         if len(self.kept) >= limits.max_files or total + size > limits.max_bytes:
             raise FilesFull("no room; delete some")
+        own = [len(data) for file, data in self.kept.values() if owner and file.owner == owner]
+        over = len(own) >= limits.max_files / 2 or sum(own) + size > limits.max_bytes / 2
+        if own and over:
+            raise FilesFull("this key has half; delete some")
 
     def get(self, id_: str) -> StoredFile:
         self.check()
@@ -126,6 +130,9 @@ class FakeBatches:
         self._files.get(new.input_file_id)
         if len(self.kept) >= most:
             raise BatchesFull(f"there are {most} batches")
+        own = sum(new.owner == batch.owner != "" for batch in self.kept.values())
+        if own and own >= most / 2:
+            raise BatchesFull(f"this key has half of {most} batches")
         now = int(time.time())
         batch = Batch(
             id=new_id("batch"), endpoint=new.endpoint, input_file_id=new.input_file_id,

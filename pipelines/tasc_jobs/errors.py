@@ -24,5 +24,9 @@ class EmptyCorpusError(JobError):
     """A task's corpus has no rows, or fewer than it had when the job began."""
 
 
-class RaySetupError(JobError):
+class ClusterError(JobError):
+    """The cluster cannot work now, whatever it is asked for."""
+
+
+class RaySetupError(ClusterError):
     """No Ray is running where a job needs one, or it would be open to the network."""

@@ -55,7 +55,7 @@ def create_api(
     _add_generation(app, Generation(backend, limits, metrics, doors, gate, idempotency))
     _add_listings(app, backend, gate)
     if storage:
-        add_storage(app, storage, limits, gate)
+        add_storage(app, storage, limits, gate, doors)
     _add_operations(app, backend, doors, registry)
     return app
 

@@ -6,21 +6,24 @@ answers them.
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator
 from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, Request
 
 from tasc_serve.batch_schemas import WINDOW_S, BatchRequest
-from tasc_serve.batch_storage import BatchStorage
+from tasc_serve.batch_storage import BatchStorage, file_limits
 from tasc_serve.bodies import limit_of, parsed, query_of, read_body
 from tasc_serve.files_api import Files, add_files, listing, owner_of
+from tasc_serve.doors import Doors
 from tasc_serve.formats import SHOWN
 from tasc_serve.gate import Gate
 from tasc_serve.http_errors import ApiError
 from tasc_serve.settings import LimitSettings
 from tasc_serve.storage_calls import StorageCalls
+from tasc_store import ApiKey
 from tasc_store.batches import TIMES, Batch, NewBatch
 from tasc_store.errors import UnknownBatch
 from tasc_store.files import StoredFile
@@ -29,30 +32,43 @@ _LISTED: Final = 20
 _MOST_LISTED: Final = 100
 
 
-def add_storage(app: FastAPI, storage: BatchStorage, limits: LimitSettings, gate: Gate) -> None:
+def add_storage(
+    app: FastAPI, storage: BatchStorage, limits: LimitSettings, gate: Gate, doors: Doors
+) -> None:
     """Add the routes below ``/v1/files`` and ``/v1/batches``."""
+
+    async def inside() -> AsyncGenerator[None, None]:
+        """From a request's first byte to its answer's last one."""
+        doors.enter()
+        try:
+            yield
+        finally:
+            doors.leave()
+
     calls = StorageCalls()
-    add_files(app, storage, limits, gate, calls)
-    _add_batches(app, Batches(storage, limits, gate, calls), gate)
+    routes = APIRouter(dependencies=[Depends(inside)])
+    add_files(routes, storage, limits, gate, calls)
+    _add_batches(routes, Batches(storage, limits, gate, calls), gate)
+    app.include_router(routes)
 
 
-def _add_batches(app: FastAPI, batches: "Batches", gate: Gate) -> None:
+def _add_batches(routes: APIRouter, batches: "Batches", gate: Gate) -> None:
     schema = {"schema": BatchRequest.model_json_schema()}
     documented = {"requestBody": {"content": {"application/json": schema}, "required": True}}
 
-    @app.post("/v1/batches", openapi_extra=documented)
+    @routes.post("/v1/batches", openapi_extra=documented)
     async def create(request: Request) -> dict[str, Any]:
         return shown(await batches.create(request))
 
-    @app.get("/v1/batches")
+    @routes.get("/v1/batches")
     async def listed(request: Request) -> dict[str, Any]:
         return await batches.listed(request, await owner_of(gate, request))
 
-    @app.get("/v1/batches/{batch_id}")
+    @routes.get("/v1/batches/{batch_id}")
     async def retrieve(request: Request, batch_id: str) -> dict[str, Any]:
         return shown(await batches.get(batch_id, await owner_of(gate, request)))
 
-    @app.post("/v1/batches/{batch_id}/cancel")
+    @routes.post("/v1/batches/{batch_id}/cancel")
     async def cancel(request: Request, batch_id: str) -> dict[str, Any]:
         return shown(await batches.cancelled(batch_id, await owner_of(gate, request)))
 
@@ -105,8 +121,8 @@ class Batches:
         if file.purpose != "batch":
             message = f"file {file.id} was uploaded for {file.purpose}; upload one for batch"
             raise ApiError(400, message, "input_file_id")
-        model = await self._model(file)
-        self._gate.allow(key, model)
+        await self._calls.run(partial(self._storage.files.require_room, file_limits(self._limits)))
+        model = await self._model(file, key)
         new = NewBatch(
             file.id, body.endpoint, body.completion_window, WINDOW_S, model,
             self._limits.file_ttl_s,
@@ -143,11 +159,12 @@ class Batches:
             raise UnknownBatch(f"there is no batch {id_[:SHOWN]!r}")
         return batch
 
-    async def _model(self, file: StoredFile) -> str:
+    async def _model(self, file: StoredFile, key: ApiKey | None) -> str:
         """The task that the first line names, which is that of the whole batch.
 
         Raises:
-            ApiError: 400: it names none; 404: no task has that name.
+            ApiError: 400: it names none; 403: the key may not use it, be it there or not; 404: no
+                task has that name.
         """
         most = self._limits.max_body_bytes
         head = await self._calls.run(partial(self._storage.files.head, file, most))
@@ -158,6 +175,7 @@ class Batches:
                 "write one JSON object on each line"
             )
             raise ApiError(400, message, "input_file_id")
+        self._gate.allow(key, model)
         if not await self._calls.run(partial(self._storage.has_task, model)):
             message = f"the first line names model {model[:SHOWN]!r}, and there is no such task"
             raise ApiError(404, message, "model", "model_not_found")

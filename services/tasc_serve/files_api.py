@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Iterator
 from functools import partial
 from typing import Any, Final
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
 from tasc_serve.batch_schemas import LONGEST_S, SHORTEST_S
@@ -30,13 +30,17 @@ _FIELDS: Final = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
 
 
 def add_files(
-    app: FastAPI, storage: BatchStorage, limits: LimitSettings, gate: Gate, calls: StorageCalls
+    routes: APIRouter,
+    storage: BatchStorage,
+    limits: LimitSettings,
+    gate: Gate,
+    calls: StorageCalls,
 ) -> None:
     """Add the routes below ``/v1/files``."""
     files = Files(storage, limits, calls)
     places = asyncio.Semaphore(limits.max_uploads)
 
-    @app.post("/v1/files")
+    @routes.post("/v1/files")
     async def create(request: Request) -> dict[str, Any]:
         owner = await owner_of(gate, request)
         if places.locked():
@@ -45,21 +49,21 @@ def add_files(
         async with places:
             return shown(await files.create(request, owner))
 
-    @app.get("/v1/files")
+    @routes.get("/v1/files")
     async def listed(request: Request) -> dict[str, Any]:
         return await files.listed(request, await owner_of(gate, request))
 
-    @app.get("/v1/files/{file_id}")
+    @routes.get("/v1/files/{file_id}")
     async def retrieve(request: Request, file_id: str) -> dict[str, Any]:
         return shown(await files.get(file_id, await owner_of(gate, request)))
 
-    @app.delete("/v1/files/{file_id}")
+    @routes.delete("/v1/files/{file_id}")
     async def delete(request: Request, file_id: str) -> dict[str, Any]:
         file = await files.get(file_id, await owner_of(gate, request))
         await calls.run(partial(storage.files.delete, file.id))
         return {"id": file.id, "object": "file", "deleted": True}
 
-    @app.get("/v1/files/{file_id}/content")
+    @routes.get("/v1/files/{file_id}/content")
     async def content(request: Request, file_id: str) -> Response:
         return await files.content(await files.get(file_id, await owner_of(gate, request)))
 
@@ -112,7 +116,7 @@ class Files:
         return listing([shown(file) for file in page.items], page.has_more)
 
     async def create(self, request: Request, owner: str) -> StoredFile:
-        await self._calls.run(partial(self._files.require_room, self._bounds))
+        await self._calls.run(partial(self._files.require_room, self._bounds, owner))
         upload = self._files.begin()
         try:
             form = await self._received(request, upload)

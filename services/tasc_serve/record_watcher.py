@@ -11,7 +11,7 @@ from tasc_engine.errors import GuideError
 from tasc_serve.asked import guide_of
 from tasc_serve.records import MOST_KNOWN
 from tasc_serve.worker import Worker
-from tasc_store import StoreError, TaskStore
+from tasc_store import StoreError, TaskRecord, TaskStore
 
 log = logging.getLogger(__name__)
 
@@ -54,9 +54,12 @@ class RecordWatcher:
             self._stopped.wait(self._poll_s)
 
     def _remember(self, version: int) -> None:
-        """An answer may have been begun by it, on a replica that is gone."""
+        """An answer may have been begun by it, on a replica that is gone or saw it sooner."""
         try:
-            self._worker.records.add(self._tasks.get(self._name, version), version)
+            record = self._tasks.get(self._name, version)
+            if version > self._worker.record_version:  # it is the newest until the next one is
+                self._prepare(record)
+            self._worker.records.add(record, version)
         except ValueError:  # unreadable, or of another engine: nobody here can end it
             log.debug("version %d of task %s is not remembered", version, self._name)
 
@@ -65,6 +68,8 @@ class RecordWatcher:
         if version == self._seen:
             return
         record = self._tasks.get(self._name, version)
+        for between in range(max(self._seen + 1, version - MOST_KNOWN + 1), version):
+            self._remember(between)
         self._seen = version
         now = self._worker.record_version
         if version < now:
@@ -77,8 +82,7 @@ class RecordWatcher:
             )  # fmt: skip
             return
         try:
-            if guide := guide_of(record):  # here, where nobody waits
-                self._worker.engine.guides.of(guide.spec, self._worker.engine.longest)
+            self._prepare(record)
         except GuideError as error:
             log.error(
                 "version %d of task %s cannot be used, version %d stays in use: %s",
@@ -87,3 +91,8 @@ class RecordWatcher:
             return
         self._worker.records.add(record, version)
         log.info("task %s is served by version %d of its record", self._name, version)
+
+    def _prepare(self, record: TaskRecord) -> None:
+        """Compile its guide, here, where nobody waits. Raises GuideError."""
+        if guide := guide_of(record):
+            self._worker.engine.guides.of(guide.spec, self._worker.engine.longest)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
@@ -22,6 +23,7 @@ log = logging.getLogger(__name__)
 Found = TypeVar("Found")
 _THREADS: Final = 4
 _MOST_WAITING: Final = 64
+_WAIT_S: Final = 20.0  # longer than a call of a silent Redis, which then fails in its own words
 _CODES: Final[tuple[tuple[type[StoreError], int, str], ...]] = (
     (UnknownFile, 404, "file_not_found"),
     (UnknownBatch, 404, "batch_not_found"),
@@ -34,28 +36,37 @@ _CODES: Final[tuple[tuple[type[StoreError], int, str], ...]] = (
 
 
 class StorageCalls:
-    """Threads of their own: a store that is silent holds up nothing but what asks for it."""
+    """Threads of their own: a store that is silent holds up nothing but what asks for it.
 
-    def __init__(self) -> None:
+    Args:
+        wait_s: Longest time that one call takes, waiting for a thread included.
+    """
+
+    def __init__(self, wait_s: float = _WAIT_S) -> None:
+        self._wait_s = wait_s
         self._threads = ThreadPoolExecutor(_THREADS, "storage")
-        self._open = 0
+        self._places = threading.BoundedSemaphore(_MOST_WAITING)
 
     async def run(self, work: Callable[[], Found]) -> Found:
         """What ``work`` gives.
 
         Raises:
-            ApiError: What is asked for is not there, or cannot be; 503 when the store fails, or
-                too many calls wait for it.
+            ApiError: What is asked for is not there, or cannot be; 503 when the store fails, is
+                silent, or too many calls wait for it.
         """
-        if self._open >= _MOST_WAITING:
+        if not self._places.acquire(blocking=False):
             raise ApiError(503, "too many requests wait for the store of files; try again later")
-        self._open += 1
+        running = self._threads.submit(work)
+        # Not when nobody waits any more: until then it has a thread, or is about to have one.
+        running.add_done_callback(lambda _: self._places.release())
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+            async with asyncio.timeout(self._wait_s):
+                return await asyncio.wrap_future(running)
+        except TimeoutError as error:
+            message = f"the store of files gave no answer in {self._wait_s:g} s; try again later"
+            raise ApiError(503, message) from error
         except StoreError as error:
             raise _told(error) from error
-        finally:
-            self._open -= 1
 
 
 def _told(error: StoreError) -> ApiError:

@@ -23,7 +23,8 @@ class IndexWatcher:
     Args:
         poll_s: Longest time until a new version is seen when its announcement was lost.
         on_swap: Called with the artifact once the engine drafts from it.
-        each_round: Called on the watcher's thread before it looks; may raise StoreError.
+        each_round: Called on the watcher's thread before it looks; goes back to an older index
+            where it should. Whatever it raises is logged, and it is called again.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class IndexWatcher:
         self._on_swap = on_swap
         self._each_round = each_round
         self._stopped = threading.Event()
-        self._failed = False
+        self._failed = self._round_failing = False
         self._seen = worker.artifact.version if worker.artifact else None
         self._thread = threading.Thread(target=self._run, name="index-watcher", daemon=True)
         self._thread.start()
@@ -52,6 +53,7 @@ class IndexWatcher:
     def _run(self) -> None:
         failing = False
         while not self._stopped.is_set():
+            self._act()
             try:
                 self._look()
                 failing = False
@@ -61,8 +63,16 @@ class IndexWatcher:
                 failing = True
                 self._stopped.wait(self._poll_s)
 
+    def _act(self) -> None:
+        try:
+            self._each_round()
+            self._round_failing = False
+        except Exception as error:  # whatever it is, later versions must still be seen
+            if not self._round_failing:
+                log.warning("an index could not be rolled back, the new one stays in use: %s", error)
+            self._round_failing = True
+
     def _look(self) -> None:
-        self._each_round()
         if self._failed:
             self._stopped.wait(self._poll_s)
             self._failed = False

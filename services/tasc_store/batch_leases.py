@@ -45,7 +45,7 @@ class BatchLease:
 
     def renew(self) -> str:
         """Hold it for another while; its status, which a cancelling client may have changed."""
-        return self._status(self._renew, _milliseconds(self.seconds))
+        return self._status(self._renew)
 
     def release(self, failed: bool = False) -> None:
         """Give it back as it is, for another worker to take at once.
@@ -54,7 +54,7 @@ class BatchLease:
             failed: It counts as an attempt.
         """
         with translated(self._url):
-            self._release([keys.SHARED], [self.batch.id, self._token, int(failed)])
+            self._release([keys.SHARED], [*self._leased, int(failed)])
 
     def tell(self, counts: Counts, status: Status | None = None) -> str:
         """How far it is; its status from now on: ``cancelling`` stays."""
@@ -78,7 +78,7 @@ class BatchLease:
         """
         named = [part for name, file in files.items() for part in (name, file.to_json())]
         arguments: tuple[str | int, ...] = (
-            self.batch.id, self._token, int(time.time()), status, errors_json(errors), len(files),
+            *self._leased, int(time.time()), status, errors_json(errors), len(files),
             *named, counts.total, counts.completed, counts.failed,
         )  # fmt: skip
         with translated(self._url):
@@ -88,9 +88,13 @@ class BatchLease:
         if not done:
             raise StoreError(f"the files of batch {self.batch.id} took too long to write")
 
+    @property
+    def _leased(self) -> tuple[str, str, int]:
+        return self.batch.id, self._token, _milliseconds(self.seconds)
+
     def _status(self, script: redis.commands.core.Script, *arguments: str | int) -> str:
         with translated(self._url):
-            found = script([keys.SHARED], [self.batch.id, self._token, *arguments])
+            found = script([keys.SHARED], [*self._leased, *arguments])
         if found is None:
             raise self._lost()
         return as_text(found)

@@ -21,15 +21,34 @@ local function keep(file)
   redis.call('ZADD', P .. ':files', 0, file.id)
   redis.call('ZADD', P .. ':files:ends', file.expires_at, file.id)
   redis.call('HSET', P .. ':files:sizes', file.id, file.size_bytes)
+  redis.call('HSET', P .. ':files:owners', file.id, file.owner or '')
 end
 
 local function forget(id)
   redis.call('ZREM', P .. ':files', id)
   redis.call('ZREM', P .. ':files:ends', id)
   redis.call('HDEL', P .. ':files:sizes', id)
+  redis.call('HDEL', P .. ':files:owners', id)
 end
 
-local function room(now, most_files, most_bytes, size)
+-- Of one who has files already, where users are told apart: half of everything.
+local function room_of(owner, most_files, most_bytes, size)
+  if owner == '' then return 1 end
+  local count, total = 0, size
+  local sizes = redis.call('HGETALL', P .. ':files:sizes')
+  for i = 1, #sizes, 2 do
+    if redis.call('HGET', P .. ':files:owners', sizes[i]) == owner then
+      count = count + 1
+      total = total + tonumber(sizes[i + 1])
+    end
+  end
+  if count == 0 then return 1 end
+  if count >= most_files / 2 then return -3 end
+  if total > most_bytes / 2 then return -4 end
+  return 1
+end
+
+local function room(now, most_files, most_bytes, size, owner)
   local ended = redis.call('ZRANGEBYSCORE', P .. ':files:ends', '-inf', now)
   for _, id in ipairs(ended) do forget(id) end
   if redis.call('ZCARD', P .. ':files') >= most_files then return -1 end
@@ -38,15 +57,16 @@ local function room(now, most_files, most_bytes, size)
     total = total + tonumber(one)
   end
   if total > most_bytes then return -2 end
-  return 1
+  return room_of(owner, most_files, most_bytes, size)
 end
 """
 
-# ARGV: now, most files, most bytes, size of the next.
+# ARGV: now, most files, most bytes, size of the next, its owner.
 ROOM = (
     _FILES
     + """
-return room(tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]))
+local now, most_files, most_bytes = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+return room(now, most_files, most_bytes, tonumber(ARGV[4]), ARGV[5])
 """
 )
 
@@ -57,7 +77,8 @@ KEEP = (
     + """
 local file = cjson.decode(ARGV[4])
 if redis.call('EXISTS', P .. ':file:' .. file.id) == 1 then return 1 end
-local free = room(tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), file.size_bytes)
+local now, most_files, most_bytes = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local free = room(now, most_files, most_bytes, file.size_bytes, file.owner or '')
 if free < 0 then return free end
 if not whole(file.part, file.chunks) then return 0 end
 keep(file)
@@ -116,7 +137,7 @@ end
 SWEEP = _BATCHES + "sweep(tonumber(ARGV[1]))"
 
 # ARGV: now, most batches, input file's id, the deadline, until when the file must stay, batch's id,
-# its fields.
+# its owner, its fields.
 CREATE = (
     _BATCHES
     + """
@@ -125,14 +146,22 @@ if redis.call('EXISTS', batch(id)) == 1 then return 1 end
 sweep(now)
 local record = redis.call('GET', P .. ':file:' .. ARGV[3])
 if not record then return 0 end
-if redis.call('ZCARD', P .. ':batches') >= tonumber(ARGV[2]) then return -1 end
+local most, owner = tonumber(ARGV[2]), ARGV[7]
+if redis.call('ZCARD', P .. ':batches') >= most then return -1 end
+if owner ~= '' then
+  local count = 0
+  for _, one in ipairs(redis.call('ZRANGE', P .. ':batches', 0, -1)) do
+    if redis.call('HGET', batch(one), 'owner') == owner then count = count + 1 end
+  end
+  if count >= most / 2 then return -2 end
+end
 local file = cjson.decode(record)
 if file.expires_at < tonumber(ARGV[5]) then
   file.expires_at = tonumber(ARGV[5])
   keep(file)
 end
 local fields = {}
-for i = 7, #ARGV do fields[#fields + 1] = ARGV[i] end
+for i = 8, #ARGV do fields[#fields + 1] = ARGV[i] end
 redis.call('HSET', batch(id), unpack(fields))
 redis.call('ZADD', P .. ':batches', 0, id)
 redis.call('ZADD', P .. ':open', ARGV[4], id)
@@ -176,60 +205,55 @@ return false
 """
 )
 
+# ARGV: batch's id, token, milliseconds. A lease that ran out while nobody took the batch is taken up
+# again: Redis may have been away for longer than that.
 _LEASED = (
     _BATCHES
     + """
 local id, token = ARGV[1], ARGV[2]
-if redis.call('GET', lease(id)) ~= token then return false end
-"""
-)
-
-# ARGV: batch's id, token, milliseconds. One that ran out and that nobody took is taken again.
-RENEW = (
-    _BATCHES
-    + """
-local id = ARGV[1]
 local holder = redis.call('GET', lease(id))
-if holder and holder ~= ARGV[2] or not redis.call('ZSCORE', P .. ':open', id) then return false end
-redis.call('SET', lease(id), ARGV[2], 'PX', ARGV[3])
-return redis.call('HGET', batch(id), 'status')
+if holder and holder ~= token or not redis.call('ZSCORE', P .. ':open', id) then return false end
+redis.call('SET', lease(id), token, 'PX', ARGV[3])
 """
 )
 
-# ARGV: batch's id, token, whether it counts as an attempt. The next worker need not wait until the
+# ARGV: as _LEASED.
+RENEW = _LEASED + "return redis.call('HGET', batch(id), 'status')"
+
+# ARGV: as _LEASED, whether it counts as an attempt. The next worker need not wait until the
 # lease runs out.
 RELEASE = (
     _LEASED
     + """
-if ARGV[3] == '0' then redis.call('HINCRBY', batch(id), 'attempts', -1) end
+if ARGV[4] == '0' then redis.call('HINCRBY', batch(id), 'attempts', -1) end
 return redis.call('UNLINK', lease(id))
 """
 )
 
-# ARGV: batch's id, token, now, status or nothing, total, completed, failed. A cancelled batch keeps
+# ARGV: as _LEASED, now, status or nothing, total, completed, failed. A cancelled batch keeps
 # its status. Where something was done, earlier attempts do not count any more.
 TELL = (
     _LEASED
     + """
 local status = redis.call('HGET', batch(id), 'status')
-if ARGV[4] ~= '' and status ~= 'cancelling' and status ~= ARGV[4] then
-  redis.call('HSET', batch(id), 'status', ARGV[4], ARGV[4] .. '_at', ARGV[3])
-  status = ARGV[4]
+if ARGV[5] ~= '' and status ~= 'cancelling' and status ~= ARGV[5] then
+  redis.call('HSET', batch(id), 'status', ARGV[5], ARGV[5] .. '_at', ARGV[4])
+  status = ARGV[5]
 end
 local before = redis.call('HMGET', batch(id), 'completed', 'failed')
-if ARGV[6] + ARGV[7] > before[1] + before[2] then redis.call('HSET', batch(id), 'attempts', 1) end
-redis.call('HSET', batch(id), 'total', ARGV[5], 'completed', ARGV[6], 'failed', ARGV[7])
+if ARGV[7] + ARGV[8] > before[1] + before[2] then redis.call('HSET', batch(id), 'attempts', 1) end
+redis.call('HSET', batch(id), 'total', ARGV[6], 'completed', ARGV[7], 'failed', ARGV[8])
 return status
 """
 )
 
-# ARGV: batch's id, token, now, last status, errors, number of files, then each one's field and
+# ARGV: as _LEASED, now, last status, errors, number of files, then each one's field and
 # record, then the batch's counts.
 FINISH = (
     _LEASED
     + """
-local files, at = {}, 7
-for i = 1, tonumber(ARGV[6]) do
+local files, at = {}, 8
+for i = 1, tonumber(ARGV[7]) do
   local file = cjson.decode(ARGV[at + 1])
   if not whole(file.part, file.chunks) then return 0 end
   files[ARGV[at]] = file
@@ -239,9 +263,9 @@ for field, file in pairs(files) do
   keep(file)
   redis.call('HSET', batch(id), field, file.id)
 end
-redis.call('HSET', batch(id), 'errors', ARGV[5],
+redis.call('HSET', batch(id), 'errors', ARGV[6],
   'total', ARGV[at], 'completed', ARGV[at + 1], 'failed', ARGV[at + 2])
-close(id, ARGV[4], tonumber(ARGV[3]))
+close(id, ARGV[5], tonumber(ARGV[4]))
 return 1
 """
 )

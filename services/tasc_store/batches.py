@@ -117,7 +117,7 @@ class BatchStore:
 
         Raises:
             UnknownFile: The input file is gone.
-            BatchesFull: There are ``most`` already.
+            BatchesFull: There are ``most`` already, or half as many of the same owner.
         """
         now = time.time()
         id_, deadline = new_id("batch", now), int(now + new.window_s)
@@ -125,10 +125,12 @@ class BatchStore:
         flat = [part for pair in fields.items() for part in pair]
         stays = deadline + _BEHIND_DEADLINE_S
         with translated(self._url):
-            done = int(
-                self._create(
-                    [keys.SHARED], [int(now), most, new.input_file_id, deadline, stays, id_, *flat]
-                )
+            values = [int(now), most, new.input_file_id, deadline, stays, id_, new.owner, *flat]
+            done = int(self._create([keys.SHARED], values))
+        if done == -2:
+            raise BatchesFull(
+                f"this key has half of the {most} batches that are kept, and may have no more; "
+                "wait until its oldest is forgotten"
             )
         if done < 0:
             raise BatchesFull(

@@ -52,7 +52,11 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class FileLimits:
-    """How many files there may be, and their bytes together, those of batches' answers counted."""
+    """How many files there may be, and their bytes together, for another one to be let in.
+
+    Those of batches' answers are counted and always kept: beyond the limits there may be what the
+    batches write that were let in before. One owner may have half of either, and one file always.
+    """
 
     max_files: int
     max_bytes: int
@@ -141,10 +145,10 @@ class FileStore:
     def begin(self) -> Upload:
         return Upload(self._client, self._chunk_bytes)
 
-    def require_room(self, limits: FileLimits) -> None:
+    def require_room(self, limits: FileLimits, owner: str = "") -> None:
         """Raises FilesFull: there is no room for one more file, be it small."""
         with translated(self._url):
-            found = self._room([keys.SHARED], [int(time.time()), *_values(limits), 1])
+            found = self._room([keys.SHARED], [int(time.time()), *_values(limits), 1, owner])
         _require_kept(int(found), limits)
 
     def get(self, id_: str) -> StoredFile:
@@ -217,6 +221,12 @@ def _require_kept(found: int, limits: FileLimits) -> None:
         raise FilesFull(f"there are {limits.max_files} files, as many as are kept; {way_out}")
     if found == -2:
         raise FilesFull(f"files would have more than {limits.max_bytes} bytes together; {way_out}")
+    if found == -3:
+        most = f"the {limits.max_files} files that are kept"
+        raise FilesFull(f"this key has half of {most}, and may have no more; {way_out}")
+    if found == -4:
+        most = f"the {limits.max_bytes} bytes that files may have"
+        raise FilesFull(f"the files of this key would have more than half of {most}; {way_out}")
     if not found:
         raise StoreError(f"the upload took more than {UNSEALED_S} s; send it faster, or in parts")
 

@@ -3,8 +3,8 @@
     python tests/benchmarks/bench_gateway.py
     python tests/benchmarks/bench_gateway.py --no-haproxy --seconds 20
 
-Two measurements of one running service with two replicas on this machine, through Ray Serve's
-HAProxy mode unless told otherwise. Overhead: one client asks the same questions of the service and
+Two measurements of one running service with two replicas on this machine, in Ray Serve's HAProxy
+and throughput modes unless told otherwise. Overhead: one client asks the same questions of the service and
 of an engine in its own process, alternately; what is left is HTTP, gateway and routing. Throughput:
 32 clients ask for one token each. First with a tiny random model, then with the shipped demo model.
 The ceiling printed beside it is what the engine answers alone, one after another. Tables go to
@@ -39,7 +39,7 @@ def arguments() -> argparse.Namespace:
     add("--seconds", type=float, default=15.0, help="of each throughput measurement (15)")
     add("--pairs", type=int, default=200, help="questions of the overhead measurement (200)")
     add("--clients", type=int, default=32, help="of the throughput measurement (32)")
-    add("--haproxy", action=argparse.BooleanOptionalAction, default=True, help="in front")
+    add("--haproxy", action=argparse.BooleanOptionalAction, default=True, help="Ray Serve's HAProxy and throughput modes")
     add("--models", default="tiny,demo", help="which, commas between (tiny,demo)")
     return parser.parse_args()
 
@@ -67,7 +67,8 @@ def running(folder: Path, model: str, haproxy: bool) -> Iterator[tuple[str, Any]
         own = {"CONFIG_FILE_LOC": "haproxy.cfg", "SOCKET_PATH": "admin.sock"}
         own |= {"SERVER_STATE_BASE": "", "SERVER_STATE_FILE": "server-state"}
         files = {f"RAY_SERVE_HAPROXY_{name}": str(folder / file) for name, file in own.items()}
-        os.environ.update({"RAY_SERVE_ENABLE_HA_PROXY": "1", **files})
+        modes = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1"}
+        os.environ.update({**modes, **files})
     from ray import serve
 
     from tasc_jobs.ray_local import local_ray

@@ -40,7 +40,9 @@ def test_the_config_names_our_builder_and_the_settings_file(config):
 
 
 def test_ray_ends_no_request_before_the_service_does(config, settings):
-    assert config["http_options"]["request_timeout_s"] > settings.limits.request_timeout_s
+    limits = settings.limits
+    longest_s = max(limits.request_timeout_s, limits.upload_timeout_s)
+    assert config["http_options"]["request_timeout_s"] == 2 * longest_s  # as `tasc serve` has it
 
 
 def test_a_dead_node_leaves_a_replica_of_each_task_and_a_gateway(settings):

@@ -180,6 +180,11 @@ def test_secrets_come_from_the_environment_file_alone(text):
     assert ".env" in (ROOT / ".gitignore").read_text("utf-8").split()
 
 
+def test_redis_can_be_full(compose):
+    started = compose.services["redis"].entrypoint
+    assert re.fullmatch(r"[1-9]\d*gb", started[started.index("--maxmemory") + 1])
+
+
 def test_a_stopped_node_has_time_to_finish(compose):
     drain = yaml.safe_load((DEPLOY / "serve-cluster.yaml").read_text("utf-8"))["limits"]
     for name in ("ray-head", "ray-worker"):

@@ -18,6 +18,7 @@ OPERATORS_ONLY = ["/sd", "/metrics", "/v1/tasks", "/-/routes", "/openapi.json"]
 def guarded(haproxy, gateways, tmp_path: Path) -> Iterator[Balancer]:
     """Few requests and connections are too many here."""
     few = {"TASC_KEY_REQUESTS": "3", "TASC_ADDRESS_REQUESTS": "5", "TASC_ADDRESS_CONNECTIONS": "4"}
+    few |= {"TASC_ADDRESS_KEYED_REQUESTS": "9"}
     with balancing(haproxy, gateways, tmp_path, **few) as running:
         yield running
 
@@ -56,6 +57,13 @@ def test_a_key_over_its_requests_is_told_when_to_come_back_and_others_go_on(guar
 def test_without_a_key_the_address_is_counted(guarded):
     assert codes(guarded.url + "/v1/completions", 6) == [200] * 5 + [429]
     assert codes(guarded.url + "/v1/completions", 1, "modest") == [200]
+
+
+def test_an_address_that_makes_up_keys_is_counted_too(guarded):
+    url = guarded.url + "/v1/completions"
+    found = [code for i in range(10) for code in codes(url, 1, f"made-up-{i}")]
+    assert found == [200] * 9 + [429]
+    assert codes(url, 5) == [200] * 5
 
 
 def test_a_body_over_the_services_limit_is_refused_before_it_is_sent(balancer, gateways):

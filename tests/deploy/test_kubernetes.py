@@ -180,6 +180,16 @@ def test_every_container_says_what_it_needs_and_every_image_is_pinned():
         assert re.fullmatch(r"[\w./-]+:\d+\.\d+\.\d+[\w-]*", container["image"]), at
 
 
+def test_redis_is_full_before_it_is_killed():
+    (container,) = one("StatefulSet", "redis")["spec"]["template"]["spec"]["containers"]
+    command = container["command"]
+    full = re.fullmatch(r"(\d+)gb", command[command.index("--maxmemory") + 1])
+    killed = re.fullmatch(r"(\d+)Gi", container["resources"]["limits"]["memory"])
+    assert full
+    assert killed
+    assert int(full[1]) <= 2 / 3 * int(killed[1])
+
+
 def test_what_lasts_is_probed():
     # The batch worker's sign of life is its lease in Redis.
     lasting = [

@@ -1,6 +1,6 @@
 """How a batch job may end before it is done. Its state is kept each time; it is resumed by name."""
 
-from tasc_jobs.errors import JobError
+from tasc_jobs.errors import ClusterError, JobError
 
 
 class JobBusy(JobError):
@@ -13,6 +13,10 @@ class JobChanged(JobError):
 
 class JobStalled(JobError):
     """No row was finished for longer than it may take, or no engine came up."""
+
+
+class NoEngine(JobStalled, ClusterError):
+    """No engine came up in all that time."""
 
 
 class TooManyErrors(JobError):

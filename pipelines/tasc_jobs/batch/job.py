@@ -14,7 +14,7 @@ from typing import TypeAlias, TypeVar
 
 import ray
 
-from tasc_jobs.batch.errors import JobStalled, TooManyErrors
+from tasc_jobs.batch.errors import JobStalled, NoEngine, TooManyErrors
 from tasc_jobs.batch.folder import Begun, JobFolder
 from tasc_jobs.batch.pool import EngineSpec, Pool
 from tasc_jobs.batch.spec import JobSpec
@@ -56,17 +56,20 @@ class Job:
         self, source: Iterator[Row], finish: Finish, should_stop: Callable[[], bool]
     ) -> JobReport:
         self._open(source)
-        stopped = False
+        stopped = should_stop()
         try:
             while not self._window.empty and not stopped:
                 self._require_few_errors(finish)
                 self._turn()
                 self._require_movement()
-                stopped = should_stop() and not self._window.empty
+                stopped = should_stop()
+            while self._window.read(_READ_ROWS):  # what an earlier start saved may be there
+                pass
             self._require_few_errors(finish)
         finally:
             self._pool.close()
         self._tell()
+        stopped = not self._window.empty
         report = JobReport(**asdict(self._totals()), stopped=stopped, resumed=self._resumed)
         finish(self._records(), not stopped)
         if not stopped:
@@ -183,7 +186,7 @@ class Job:
         up, size, held = self._pool.up, self._spec.actors, self._pool.held
         free = ray.available_resources() if not up else {}
         room = f"; the cluster has {free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs free"
-        raise JobStalled(
+        raise (JobStalled if up else NoEngine)(
             f"no row was finished for {stalled:.0f} s: {up} of {size} engines are up, {held} rows "
             f"are with them{room if not up else ''}. Run the job again, it goes on where it was; "
             "if rows may take that long, raise --stall-timeout"

@@ -17,7 +17,7 @@ from tasc_jobs.batch.answering import Answering
 from tasc_jobs.batch.preview import Preview, measure
 from tasc_jobs.batch.window import Saved, Window
 from tasc_jobs.batch.work import Row, Strategy
-from tasc_jobs.errors import JobError
+from tasc_jobs.errors import ClusterError, JobError
 from tasc_serve.settings import EngineSettings
 from tasc_serve.worker import Pinned, Worker
 from tasc_store import JobResults, connect
@@ -106,7 +106,8 @@ class Pool:
         engine has come up.
 
         Raises:
-            JobError: Engines died again and again, or cannot be built, or Ray is gone.
+            JobError: Engines died again and again, or cannot be built.
+            ClusterError: They died before they were up, or Ray is gone.
         """
         self._require_nodes()
         self._fill()
@@ -149,7 +150,7 @@ class Pool:
             return
         self._look_at = time.monotonic() + _LOOK_S
         if not any(node["Alive"] for node in ray.nodes()):
-            raise JobError(
+            raise ClusterError(
                 "Ray has no node left that lives; start Ray anew and run the job again, which goes"
                 " on where it was"
             )
@@ -194,7 +195,9 @@ class Pool:
             ray.kill(engine.actor)
         self._deaths += 1
         if self._deaths >= _MOST_DEATHS * self._size:
-            raise JobError(
+            # One that died before it was up, and said nothing, had not seen a row yet.
+            own = engine.up or isinstance(error, RayTaskError)
+            raise (JobError if own else ClusterError)(
                 f"engines ended {self._deaths} times without a row between: {_cause(error)}; see to"
                 " it and run the job again, which goes on where it was"
             ) from error

@@ -5,7 +5,9 @@ takes no batch and gives none back.
 """
 
 import dataclasses
+import hashlib
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -16,19 +18,25 @@ import redis
 
 from tasc_jobs.batch import JobProgress, JobSpec, Record, discard, run_job
 from tasc_jobs.batch.errors import JobBusy, JobChanged
+from tasc_jobs.batch.folder import rename, settle
+from tasc_jobs.errors import ClusterError, JobError
 from tasc_jobs.worker.answers import LineAnswers
 from tasc_jobs.worker.holding import Hold
 from tasc_jobs.worker.lines import BatchLines
 from tasc_jobs.worker.outputs import Outputs
+from tasc_serve.errors import ServeError
 from tasc_serve.settings import EngineSettings, LimitSettings
 from tasc_store import CorruptArtifact, TaskStore, UnknownTask, UnknownVersion
 from tasc_store.batch_leases import Counts
 from tasc_store.batches import Batch, BatchFault, Status
 from tasc_store.errors import LeaseLost, UnknownFile
-from tasc_store.files import FileStore
+from tasc_store.files import FileStore, StoredFile
+from tasc_text import TextError
 
 _INPUT: Final = "input.jsonl"
 _JOB: Final = "job"
+# What may be the batch's own fault. A cluster or a disk that fails is not: it ends the worker.
+BUSY_OR_BAD: Final = (JobError, ServeError, TextError, ValueError)
 
 Tell = Callable[[JobProgress], None]
 
@@ -101,6 +109,9 @@ class OneBatch:
         self._files = FileStore(client)
         self._counts = Counts(self.batch.total, self.batch.completed, self.batch.failed)
         self._status: Status = "completed"
+        self._faults: tuple[BatchFault, ...] = ()
+        self._given_up: BatchFault | None = None
+        self._lost = False
         self._began = time.monotonic()
 
     def run(self) -> Ended:
@@ -111,17 +122,30 @@ class OneBatch:
             JobError: It cannot go on; its state is kept.
             StoreError: Redis fails; the same.
         """
-        faults = self._fail_or_answer()
-        return self._ended("lost" if self._hold.stop == "lost" else self._status, faults)
+        self._fail_or_answer()
+        return self._ended()
 
     def failed(self, code: str, message: str) -> Ended:
-        """End the batch without answers."""
-        return self._ended("failed", self._fail(BatchFault(code, message)))
+        """End the batch with the answers that it has, if they can be read.
 
-    def _ended(self, status: str, faults: tuple[BatchFault, ...]) -> Ended:
-        return Ended(self.batch, status, self._counts, time.monotonic() - self._began, faults)
+        Raises:
+            JobBusy, ClusterError, StoreError: As `run`.
+        """
+        self._given_up = BatchFault(code, message)
+        try:
+            self._fail_or_answer()
+        except (JobBusy, ClusterError):
+            raise
+        except (*BUSY_OR_BAD, UnknownVersion):
+            self._fail(self._given_up)
+        return self._ended()
 
-    def _fail_or_answer(self) -> tuple[BatchFault, ...]:
+    def _ended(self) -> Ended:
+        status = "lost" if self._lost else self._status
+        seconds = time.monotonic() - self._began
+        return Ended(self.batch, status, self._counts, seconds, self._faults)
+
+    def _fail_or_answer(self) -> None:
         batch, limits = self.batch, self._settings.limits
         try:
             TaskStore(self._client).get(batch.model)
@@ -138,26 +162,41 @@ class OneBatch:
         try:
             self._answer(lines)
         except LeaseLost:
-            self._hold.stop = "lost"
-        return ()
+            self._lost = True
 
-    def _fail(self, *faults: BatchFault) -> tuple[BatchFault, ...]:
-        self._status = "failed"
+    def _fail(self, *faults: BatchFault) -> None:
+        self._status, self._faults = "failed", faults
         self._hold.lease.finish("failed", self._counts, {}, faults)
-        return faults
 
     def _fetched(self) -> Path:
         """The batch's file on this machine, whole."""
         path = self._settings.folder_of(self.batch) / _INPUT
-        stored = self._files.get(self.batch.input_file_id)
-        if not path.exists() or path.stat().st_size != stored.size_bytes:
+        try:
+            stored = self._files.get(self.batch.input_file_id)
+        except UnknownFile:
+            if path.exists():  # fetched before it expired
+                return path
+            raise
+        if not path.exists() or _sha256(path) != stored.sha256:
             path.parent.mkdir(parents=True, exist_ok=True)
-            partial = path.with_suffix(".partial")
-            with partial.open("wb") as file:
+            self._fetch(stored, path)
+        return path
+
+    def _fetch(self, stored: StoredFile, path: Path) -> None:
+        # Under a name of its own: a worker that was thought dead may be fetching it too.
+        with tempfile.NamedTemporaryFile(
+            dir=path.parent, suffix=".partial", delete=False
+        ) as file:
+            partial = Path(file.name)
+            try:
                 for block in self._files.blocks(stored):
                     file.write(block)
-            partial.replace(path)
-        return path
+                file.flush()
+                settle(file.fileno())
+                rename(partial, path)
+            except BaseException:
+                partial.unlink(missing_ok=True)
+                raise
 
     def _answer(self, lines: BatchLines) -> None:
         batch, limits = self.batch, self._settings.limits
@@ -168,14 +207,19 @@ class OneBatch:
             self._end(lines, records, whole)
 
         def run(spec: JobSpec) -> None:
-            stopped, progress = (lambda: self._hold.stopped), self._progress
-            run_job(spec, lines.rows, answers, finish, should_stop=stopped, progress=progress)
+            stop, progress = self._should_stop, self._progress
+            run_job(spec, lines.rows, answers, finish, should_stop=stop, progress=progress)
 
         try:
             run(spec)
         except (JobChanged, UnknownVersion):
+            if self._given_up:
+                raise
             # Nothing of it was handed out yet; what it was pinned to is gone or no longer meant.
             run(dataclasses.replace(spec, restart=True))
+
+    def _should_stop(self) -> bool:
+        return self._given_up is not None or self._hold.stopped
 
     def _progress(self, progress: JobProgress) -> None:
         answered = progress.done - progress.errors
@@ -188,8 +232,10 @@ class OneBatch:
         if stop == "lost":  # raised, so that the job does not count as ended here
             raise LeaseLost(f"batch {self.batch.id} is another worker's by now")
         self._hold.tell(self._counts, "finalizing")
-        if not whole:
-            assert stop is not None
+        if not whole and stop is None:
+            assert self._given_up is not None
+            self._status, self._faults = "failed", (self._given_up,)
+        elif not whole and stop is not None:
             self._status = stop
         outputs = Outputs(self._files, self.batch)
         try:
@@ -200,7 +246,12 @@ class OneBatch:
             raise
         self._counts = outputs.counts
         # If it raises, Redis may have done it nevertheless: nothing is removed.
-        self._hold.lease.finish(self._status, self._counts, files)
+        self._hold.lease.finish(self._status, self._counts, files, self._faults)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def forget(settings: WorkerSettings, batch: Batch) -> None:

@@ -13,6 +13,7 @@ from tasc_store.files import FileStore, StoredFile, Upload
 
 PURPOSE: Final = "batch_output"
 _ENDED: Final = {
+    "failed": ("batch_failed", "the batch failed before this request was answered; see its errors"),
     "expired": ("batch_expired", "this request was not answered before the batch's deadline"),
     "cancelled": ("batch_cancelled", "the batch was cancelled before this request was answered"),
 }

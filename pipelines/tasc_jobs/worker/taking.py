@@ -14,24 +14,20 @@ import redis
 
 from tasc_jobs.batch import JobProgress
 from tasc_jobs.batch.errors import JobBusy
-from tasc_jobs.errors import JobError, RaySetupError
+from tasc_jobs.errors import ClusterError
 from tasc_jobs.outcomes import in_short
 from tasc_jobs.worker.holding import Hold
-from tasc_jobs.worker.one_batch import Ended, OneBatch, WorkerSettings, forget
+from tasc_jobs.worker.one_batch import BUSY_OR_BAD, Ended, OneBatch, WorkerSettings, forget
 from tasc_serve.batch_schemas import LONGEST_S
-from tasc_serve.errors import ServeError
 from tasc_store import StoreError
 from tasc_store.batch_leases import BatchLease, take_batch
 from tasc_store.batches import Batch, BatchStore
 from tasc_store.errors import LeaseLost, UnknownBatch
-from tasc_text import TextError
 
 LEASE_S: Final = 10.0
 _MOST_ATTEMPTS: Final = 5
 _FORGOTTEN_S: Final = LONGEST_S
 _NO_MORE: Final = "worker_failed"
-# What may be the batch's own fault. A cluster or a disk that fails is not: it ends the worker.
-BUSY_OR_BAD: Final = (JobError, ServeError, TextError, ValueError)
 
 
 class BatchWorker:
@@ -67,13 +63,18 @@ class BatchWorker:
 
         Raises:
             StoreError: Redis fails.
+            ClusterError: No engine can work; the batch is given back, with no attempt counted.
         """
         self._forget_ended()
         while lease := take_batch(self._client, self._lease_s, self._tasks):
             self._run(lease)
 
     def run_for_ever(self) -> None:
-        """The same, and wait for more; while Redis is away too."""
+        """The same, and wait for more; while Redis is away too.
+
+        Raises:
+            ClusterError: No engine can work.
+        """
         while True:
             try:
                 self.run_waiting()
@@ -90,6 +91,8 @@ class BatchWorker:
                 self._ended(self._outcome(OneBatch(self._client, hold, self._settings, told)))
         except LeaseLost as error:
             self._say(f"{batch.id}: {error}")
+        except ClusterError:
+            raise
         except BUSY_OR_BAD as error:
             failed = not isinstance(error, JobBusy)
             self._say(f"{batch.id}: {in_short(error)}")
@@ -114,7 +117,7 @@ class BatchWorker:
             return one.failed(_NO_MORE, why)
         try:
             return one.run()
-        except (JobBusy, RaySetupError):
+        except (JobBusy, ClusterError):
             raise
         except BUSY_OR_BAD as error:
             if batch.attempts < _MOST_ATTEMPTS:

@@ -107,6 +107,19 @@ def test_a_lease_that_ran_out_is_taken_up_again_if_nobody_else_did(
     assert take_batch(client, 60.0) is None
 
 
+def test_whatever_its_worker_writes_takes_up_a_lease_that_ran_out(
+    client: redis.Redis, storage: RedisStorage
+) -> None:
+    id_ = ask(storage, keep(storage)).id
+    lease = taken(client)
+    expire(client, lease)
+    assert lease.tell(Counts(3), "in_progress") == "in_progress"
+    assert take_batch(client, 60.0) is None
+    expire(client, lease)
+    lease.finish("completed", Counts(3, 3), {})
+    assert storage.batches.get(id_).status == "completed"
+
+
 def output(client: redis.Redis, text: bytes) -> Upload:
     upload = FileStore(client).begin()
     upload.write(text)

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from storage_fakes import FakeStorage
 from tasc_serve.api import create_api
+from tasc_serve.doors import Doors
 from tasc_serve.gate import Gate
 from tasc_serve.settings import LimitSettings
 from tasc_store.files import StoredFile
@@ -26,8 +27,14 @@ class StorageService:
     def __init__(self, gate: Gate | None = None, **limits: float) -> None:
         self.storage = FakeStorage("greet", "other")
         registry = CollectorRegistry()
+        self.doors = Doors()
         self.app = create_api(
-            FakeBackend(), LimitSettings(**limits), registry, gate=gate, storage=self.storage
+            FakeBackend(),
+            LimitSettings(**limits),
+            registry,
+            gate=gate,
+            doors=self.doors,
+            storage=self.storage,
         )
 
     def ask(self, method: str, path: str, **request: object) -> httpx.Response:

@@ -180,6 +180,8 @@ def test_keys_see_their_own_files_and_batches_and_ask_for_their_own_tasks() -> N
     hers, other = upload(ann, line()), upload(ann, line(model="other"))
     batch = create(ann, hers).json()["id"]
     assert error_of(create(ann, other), 403)["code"] == "model_not_allowed"
+    nowhere = upload(ann, line(model="nobody"))
+    assert error_of(create(ann, nowhere), 403)["code"] == "model_not_allowed", "as if it were there"
     assert error_of(create(bob, hers), 400)["param"] == "input_file_id"
     assert create(bob, upload(bob, line(model="other"))).status_code == 200
     for method, path in (

@@ -1,0 +1,211 @@
+"""How a batch ends that its worker cannot answer to the end: real Redis, and no engine."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from tasc_jobs.batch import JobReport, Record, folder, runner
+from tasc_jobs.batch.errors import NoEngine
+from tasc_jobs.errors import ClusterError, JobError
+from tasc_jobs.worker import one_batch
+from tasc_jobs.worker.holding import Hold
+from tasc_jobs.worker.one_batch import Ended, OneBatch, WorkerSettings
+from tasc_jobs.worker.taking import BatchWorker
+from tasc_store import JobResults, TaskRecord, TaskStore
+from tasc_store.batch_leases import BatchLease, Counts, take_batch
+from tasc_store.batches import Batch, BatchStore, NewBatch
+from tasc_store.errors import UnknownFile
+from tasc_store.files import FileLimits, FileStore, StoredFile
+
+pytestmark = pytest.mark.redis
+
+CONTENT = {
+    "text": "hi", "tokens": [1], "finish_reason": "stop", "model": "m", "adapter": None,
+    "index_version": None,
+}  # fmt: skip
+
+
+class Asked:
+    """A batch of ten lines, and a worker's settings for it."""
+
+    def __init__(self, client: redis.Redis, url: str, task: str, work: Path) -> None:
+        TaskStore(client).put(TaskRecord(task, "m", "f" * 32, "{input}"))
+        self.client, self.task, self.settings = client, task, WorkerSettings(url, work)
+        body = {"model": task, "prompt": "x"}
+        lines = (
+            {"custom_id": f"r{i}", "method": "POST", "url": "/v1/completions", "body": body}
+            for i in range(10)
+        )
+        upload = FileStore(client).begin()
+        upload.write("".join(json.dumps(line) + "\n" for line in lines).encode())
+        self.file = upload.keep(FileLimits(10**6, 10**12), "in.jsonl", "batch", 3600)
+        new = NewBatch(self.file.id, "/v1/completions", "24h", 86_400, task, 7200, 3600)
+        self.id = BatchStore(client).create(new, 10**6).id
+
+    def taken(self) -> BatchLease:
+        lease = take_batch(self.client, 60.0, [self.task])
+        assert lease
+        return lease
+
+    def one(self) -> OneBatch:
+        return OneBatch(self.client, Hold(self.taken()), self.settings)
+
+    def found(self) -> Batch:
+        return BatchStore(self.client).get(self.id)
+
+    def worker(self) -> BatchWorker:
+        return BatchWorker(
+            self.client, self.settings, [self.task], 0.01,
+            say=lambda text: None, told=lambda batch, progress: None, ended=lambda ended: None,
+        )  # fmt: skip
+
+    def lines(self, id_: str | None) -> list[dict[str, Any]]:
+        assert id_
+        files = FileStore(self.client)
+        return [json.loads(x) for x in b"".join(files.blocks(files.get(id_))).splitlines()]
+
+    def answer_some(self) -> None:
+        """As a worker does that is killed with a part of four lines, and another saved."""
+        batch = self.found()
+        spec = self.settings.spec(batch)
+        spec.folder.parent.mkdir(parents=True, exist_ok=True)
+        with folder.JobFolder.held(spec.folder) as held:
+            begun = held.begin(spec.pins, 1, None)
+            held.add([Record(i, f"r{i}", i + 1, None, CONTENT, None, 1, 1) for i in range(4)])
+        saved = {"content": CONTENT, "error": None, "tokens": 1, "steps": 1}
+        JobResults(self.client, self.task, begun.id).put({6: json.dumps(saved)})
+
+
+@pytest.fixture
+def asked(
+    client: redis.Redis, redis_url: str, task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Asked:
+    monkeypatch.setattr(runner, "_require_ray", lambda: None)
+    return Asked(client, redis_url, task, tmp_path)
+
+
+def all_done(*args: Any, **named: Any) -> JobReport:
+    """As `run_job` where there is nothing left to do."""
+    records = [Record(i, f"r{i}", i + 1, None, CONTENT, None, 1, 1) for i in range(10)]
+    args[3](records, True)
+    return JobReport(10, 0, 10, 10)
+
+
+def test_a_batch_that_fails_at_last_hands_out_what_was_answered(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked.answer_some()
+
+    def fails(one: OneBatch) -> Ended:
+        raise JobError("a line ends every engine")
+
+    monkeypatch.setattr(OneBatch, "run", fails)
+    asked.worker().run_waiting()
+    batch = asked.found()
+    assert batch.status == "failed"
+    assert [fault.message for fault in batch.errors] == ["a line ends every engine"]
+    assert (batch.total, batch.completed, batch.failed) == (10, 5, 0)
+    names = [line["custom_id"] for line in asked.lines(batch.output_file_id)]
+    assert names == ["r0", "r1", "r2", "r3", "r6"]
+    assert {line["error"]["code"] for line in asked.lines(batch.error_file_id)} == {"batch_failed"}
+
+
+def test_a_batch_whose_state_cannot_be_read_fails_without_answers(asked: Asked) -> None:
+    asked.answer_some()
+    (asked.settings.spec(asked.found()).folder / "job.json").write_text("damaged")
+    assert asked.one().failed("worker_failed", "why").status == "failed"
+    batch = asked.found()
+    assert (batch.status, batch.output_file_id) == ("failed", None)
+    assert [(fault.code, fault.message) for fault in batch.errors] == [("worker_failed", "why")]
+
+
+def test_a_sick_cluster_ends_the_worker_and_fails_no_batch(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(one: OneBatch) -> Ended:
+        raise NoEngine("0 of 1 engines are up")
+
+    monkeypatch.setattr(OneBatch, "run", fails)
+    for _ in range(8):
+        with pytest.raises(ClusterError):
+            asked.worker().run_for_ever()
+    assert asked.found().status == "validating"
+    assert asked.taken().batch.attempts == 1
+
+
+def test_a_batch_that_ended_is_not_said_to_be_lost(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish = BatchLease.finish
+
+    def slow(lease: BatchLease, *args: Any) -> None:
+        """The thread that renews is heard before the rest of it."""
+        finish(lease, *args)
+        hold.tell(Counts(10))
+        assert hold.stop == "lost"
+
+    monkeypatch.setattr(BatchLease, "finish", slow)
+    monkeypatch.setattr(one_batch, "run_job", all_done)
+    hold = Hold(asked.taken())
+    assert OneBatch(asked.client, hold, asked.settings).run().status == "completed"
+
+
+def test_a_batch_that_is_anothers_is_lost(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(one_batch, "run_job", all_done)
+    one = asked.one()
+    (name,) = asked.client.scan_iter(f"*:lease:{asked.id}")
+    asked.client.set(name, "another's")
+    assert one.run().status == "lost"
+
+
+def test_a_batch_goes_on_from_its_own_copy_of_a_file_that_expired(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = asked.one()
+    one._fetched()
+    (name,) = asked.client.scan_iter(f"*:file:{asked.file.id}")
+    asked.client.delete(name)
+    monkeypatch.setattr(one_batch, "run_job", all_done)
+    assert one.run().status == "completed"
+    assert asked.found().completed == 10
+
+
+def test_without_a_copy_a_file_that_expired_is_lost(asked: Asked) -> None:
+    (name,) = asked.client.scan_iter(f"*:file:{asked.file.id}")
+    asked.client.delete(name)
+    ended = asked.one().run()
+    assert [fault.code for fault in ended.errors] == ["input_file_lost"]
+    with pytest.raises(UnknownFile):
+        FileStore(asked.client).get(asked.file.id)
+
+
+def test_a_copy_that_is_not_what_was_uploaded_is_fetched_again(asked: Asked) -> None:
+    one = asked.one()
+    path = one._fetched()
+    whole = path.read_bytes()
+    path.write_bytes(bytes(len(whole)))
+    assert one._fetched().read_bytes() == whole
+
+
+def test_two_workers_that_fetch_a_file_at_once_do_not_meet(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, blocks = asked.one(), FileStore.blocks
+    found: list[bytes] = []
+
+    def meanwhile(files: FileStore, file: StoredFile) -> Iterator[bytes]:
+        monkeypatch.setattr(FileStore, "blocks", blocks)
+        whole = b"".join(files.blocks(file))
+        yield whole[:7]
+        found.append(one._fetched().read_bytes())
+        yield whole[7:]
+
+    monkeypatch.setattr(FileStore, "blocks", meanwhile)
+    found.append(one._fetched().read_bytes())
+    assert len(found) == 2
+    assert found[0] == found[1]
+    assert [path.name for path in one._fetched().parent.iterdir()] == ["input.jsonl"]

@@ -1,0 +1,80 @@
+"""Files and batches of a gateway that is being stopped: none begins, and what has begun counts."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import httpx
+import pytest
+from fake_backend import error_of
+from storage_service import FORM, StorageService, line
+
+from tasc_store.files import StoredFile
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/files"),
+        ("GET", "/v1/files"),
+        ("GET", "/v1/files/file-1"),
+        ("GET", "/v1/files/file-1/content"),
+        ("DELETE", "/v1/files/file-1"),
+        ("POST", "/v1/batches"),
+        ("GET", "/v1/batches"),
+        ("GET", "/v1/batches/batch-1"),
+        ("POST", "/v1/batches/batch-1/cancel"),
+    ],
+)
+def test_a_stopping_gateway_sends_everybody_to_another(method: str, path: str) -> None:
+    service = StorageService()
+    service.doors.open = False
+    response = service.ask(method, path)
+    assert "being stopped" in str(error_of(response, 503)["message"])
+    assert response.headers["connection"] == "close"
+    assert service.doors.inside == 0
+
+
+def test_a_drain_waits_for_an_upload_that_has_begun() -> None:
+    service = StorageService()
+    whole = httpx.Request("POST", "http://t/", data=FORM, files={"file": ("a", line().encode())})
+    raw, headers = whole.read(), {"content-type": whole.headers["content-type"]}
+    left = []
+
+    async def parts() -> AsyncIterator[bytes]:
+        yield raw[:50]
+        left.append(await service.doors.drain(0))
+        yield raw[50:]
+
+    async def sent() -> httpx.Response:
+        transport = httpx.ASGITransport(service.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.post("/v1/files", content=parts(), headers=headers)
+
+    assert asyncio.run(sent()).status_code == 200
+    assert left == [1]
+    assert service.doors.inside == 0
+
+
+def test_a_drain_waits_for_a_download_until_its_last_byte() -> None:
+    service = StorageService()
+    file = service.uploaded()
+    blocks, inside = service.storage.files.blocks, []
+
+    def seen(file: StoredFile) -> Iterator[bytes]:
+        for block in blocks(file):
+            inside.append(service.doors.inside)
+            yield block
+        inside.append(service.doors.inside)
+
+    service.storage.files.blocks = seen
+    assert service.ask("GET", f"/v1/files/{file.id}/content").text == line()
+    assert len(inside) > 2
+    assert set(inside) == {1}
+    assert service.doors.inside == 0
+
+
+def test_what_is_refused_has_left() -> None:
+    service = StorageService()
+    error_of(service.ask("GET", "/v1/files/file-1"), 404)
+    error_of(service.ask("POST", "/v1/batches", json={}), 400)
+    assert service.doors.inside == 0
