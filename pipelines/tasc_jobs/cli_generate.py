@@ -1,6 +1,7 @@
 """The command `tasc generate`: answers to the rows of a file. It answers nothing itself."""
 
 import os
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -104,14 +105,18 @@ def generate(
     }  # fmt: skip
     with open_store(redis_url, data_dir) as url:
         _require_task(url, task, asked)
-        note("starting Ray ...")
-        from tasc_jobs.ray_local import local_ray
-
-        with local_ray(num_cpus=max(4, actors + 1)):
+        with _ray_for(actors):
             if dry_run:
                 _preview((url, task, given, output), job, as_json)
             else:
                 _answer((url, task, given, output), reject, {**job, "draft": draft}, as_json)
+
+
+def _ray_for(actors: int) -> AbstractContextManager[None]:
+    note("starting Ray ...")
+    from tasc_jobs.ray_local import local_ray
+
+    return local_ray(num_cpus=max(4, actors + 1))
 
 
 _Job: TypeAlias = tuple[str, str, "Source", Path]

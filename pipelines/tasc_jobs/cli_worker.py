@@ -27,44 +27,53 @@ if TYPE_CHECKING:
 _EVERY_S: Final = 10.0  # at least, between two lines on one batch
 
 
+Once = Annotated[
+    bool, typer.Option("--once", help="End when no batch waits.", show_default="wait for more")
+]
+Tasks = Annotated[
+    str | None, typer.Option(help="Only batches of these, by commas.", show_default="of any")
+]
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        help="The service's settings file: its limits hold for lines too.",
+        show_default="default limits",
+    ),
+]
+Actors = Annotated[int, typer.Option(min=1, help="Engines that work on a batch.")]
+Gpus = Annotated[float, typer.Option(min=0, help="GPUs of each engine.")]
+Rows = Annotated[
+    int | None, typer.Option(min=1, help="b, rows an engine decodes together.", show_default="8")
+]
+MaxModelLen = Annotated[
+    int | None, typer.Option(min=8, help="Prompt + answer, tokens.", show_default="up to 1024")
+]
+WorkDir = Annotated[
+    Path | None,
+    typer.Option(
+        help="Where what is done of a batch is kept; on disks that workers share, each of them "
+        "goes on where another was ended.",
+        show_default="batches in --data-dir",
+    ),
+]
+Poll = Annotated[float, typer.Option(min=0.1, help="Seconds between two looks for a batch.")]
+Lease = Annotated[
+    float,
+    typer.Option(min=0.5, help="A batch whose worker is silent for so many s is another's."),
+]
+
+
 def worker(
-    once: Annotated[
-        bool, typer.Option("--once", help="End when no batch waits.", show_default="wait for more")
-    ] = False,
-    tasks: Annotated[
-        str | None, typer.Option(help="Only batches of these, by commas.", show_default="of any")
-    ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            help="The service's settings file: its limits hold for lines too.",
-            show_default="default limits",
-        ),
-    ] = None,
-    actors: Annotated[int, typer.Option(min=1, help="Engines that work on a batch.")] = 1,
-    gpus: Annotated[float, typer.Option(min=0, help="GPUs of each engine.")] = 0.0,
-    rows: Annotated[
-        int | None,
-        typer.Option(min=1, help="b, rows an engine decodes together.", show_default="8"),
-    ] = None,
-    max_model_len: Annotated[
-        int | None, typer.Option(min=8, help="Prompt + answer, tokens.", show_default="up to 1024")
-    ] = None,
-    work_dir: Annotated[
-        Path | None,
-        typer.Option(
-            help="Where what is done of a batch is kept; on disks that workers share, each of them "
-            "goes on where another was ended.",
-            show_default="batches in --data-dir",
-        ),
-    ] = None,
-    poll: Annotated[
-        float, typer.Option(min=0.1, help="Seconds between two looks for a batch.")
-    ] = 1.0,
-    lease: Annotated[
-        float,
-        typer.Option(min=0.5, help="A batch whose worker is silent for so many s is another's."),
-    ] = 10.0,
+    once: Once = False,
+    tasks: Tasks = None,
+    config: Config = None,
+    actors: Actors = 1,
+    gpus: Gpus = 0.0,
+    rows: Rows = None,
+    max_model_len: MaxModelLen = None,
+    work_dir: WorkDir = None,
+    poll: Poll = 1.0,
+    lease: Lease = 10.0,
     redis_url: RedisUrl = None,
     data_dir: DataDir = DEFAULT_DATA_DIR,
     as_json: AsJson = False,

@@ -16,8 +16,8 @@ from fastapi import APIRouter, Depends, FastAPI, Request
 from tasc_serve.batch_schemas import WINDOW_S, BatchRequest
 from tasc_serve.batch_storage import BatchStorage, file_limits
 from tasc_serve.bodies import limit_of, parsed, query_of, read_body
-from tasc_serve.files_api import Files, add_files, listing, owner_of
 from tasc_serve.doors import Doors
+from tasc_serve.files_api import Files, add_files, listing, owner_of
 from tasc_serve.formats import SHOWN
 from tasc_serve.gate import Gate
 from tasc_serve.http_errors import ApiError
@@ -121,7 +121,8 @@ class Batches:
         if file.purpose != "batch":
             message = f"file {file.id} was uploaded for {file.purpose}; upload one for batch"
             raise ApiError(400, message, "input_file_id")
-        await self._calls.run(partial(self._storage.files.require_room, file_limits(self._limits)))
+        bounds = file_limits(self._limits)
+        await self._calls.run(partial(self._storage.files.require_room, bounds, owner))
         model = await self._model(file, key)
         new = NewBatch(
             file.id, body.endpoint, body.completion_window, WINDOW_S, model,

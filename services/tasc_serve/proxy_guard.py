@@ -5,12 +5,14 @@ clients switch off what frees a row when they leave. ``RAY_SERVE_HTTP_PROXY_CALL
 names `middlewares` on every node. Nothing heavy is imported: proxies hold no models.
 """
 
+import logging
 from typing import Final
 
 from starlette.middleware import Middleware
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+log = logging.getLogger(__name__)
 CALLBACK: Final = "tasc_serve.proxy_guard.middlewares"
 # As Serve compares them, with underscores for hyphens.
 _STEERING: Final = frozenset(
@@ -58,17 +60,27 @@ class OwnErrors:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        replaced = False
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begun = replaced = False
 
         async def sent(message: Message) -> None:
-            nonlocal replaced
+            nonlocal begun, replaced
             if message["type"] == "http.response.start" and _is_serves_own(message):
-                replaced = True
+                begun = replaced = True
                 await _gone()(scope, receive, send)
             elif not replaced:
+                begun = True
                 await send(message)
 
-        await self._app(scope, receive, sent if scope["type"] == "http" else send)
+        try:
+            await self._app(scope, receive, sent)
+        except Exception:
+            if begun:  # a stream is cut, so that its client sees that it is not whole
+                raise
+            log.warning("a request ended with its gateway", exc_info=True)
+            await _gone()(scope, receive, send)
 
 
 def _is_serves_own(start: Message) -> bool:

@@ -69,7 +69,7 @@ class IndexWatcher:
             self._round_failing = False
         except Exception as error:  # whatever it is, later versions must still be seen
             if not self._round_failing:
-                log.warning("an index could not be rolled back, the new one stays in use: %s", error)
+                log.warning("an index was not rolled back, the new one stays in use: %s", error)
             self._round_failing = True
 
     def _look(self) -> None:

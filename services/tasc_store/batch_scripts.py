@@ -205,8 +205,8 @@ return false
 """
 )
 
-# ARGV: batch's id, token, milliseconds. A lease that ran out while nobody took the batch is taken up
-# again: Redis may have been away for longer than that.
+# ARGV: batch's id, token, milliseconds. A lease that ran out while nobody took the batch is
+# taken up again: Redis may have been away for longer.
 _LEASED = (
     _BATCHES
     + """

@@ -39,7 +39,12 @@ def arguments() -> argparse.Namespace:
     add("--seconds", type=float, default=15.0, help="of each throughput measurement (15)")
     add("--pairs", type=int, default=200, help="questions of the overhead measurement (200)")
     add("--clients", type=int, default=32, help="of the throughput measurement (32)")
-    add("--haproxy", action=argparse.BooleanOptionalAction, default=True, help="Ray Serve's HAProxy and throughput modes")
+    add(
+        "--haproxy",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="Ray Serve's HAProxy and throughput modes",
+    )
     add("--models", default="tiny,demo", help="which, commas between (tiny,demo)")
     return parser.parse_args()
 

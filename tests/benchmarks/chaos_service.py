@@ -120,6 +120,9 @@ class Chaos:
 def running(folder: Path, redis_down_s: float) -> Iterator[tuple[Chaos, Any]]:
     """The service, and the task it answers for."""
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    from tasc_serve.proxy_guard import CALLBACK
+
+    os.environ["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"] = CALLBACK  # read at Serve's import
     # Ray's sockets are open to other machines here: nobody talks to them without the token.
     os.environ.update({**token, "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"})
     import ray
@@ -129,11 +132,9 @@ def running(folder: Path, redis_down_s: float) -> Iterator[tuple[Chaos, Any]]:
 
     from tasc_serve import app
     from tasc_serve.ports import free_port
-    from tasc_serve.proxy_guard import CALLBACK
     from tasc_serve.settings import ServeSettings
     from tasc_store import TaskStore, connect
 
-    os.environ["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"] = CALLBACK
     with ExitStack() as stack:
         store = RedisServer(folder, free_port("127.0.0.1"))
         store.start()

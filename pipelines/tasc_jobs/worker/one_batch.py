@@ -184,9 +184,7 @@ class OneBatch:
 
     def _fetch(self, stored: StoredFile, path: Path) -> None:
         # Under a name of its own: a worker that was thought dead may be fetching it too.
-        with tempfile.NamedTemporaryFile(
-            dir=path.parent, suffix=".partial", delete=False
-        ) as file:
+        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".partial", delete=False) as file:
             partial = Path(file.name)
             try:
                 for block in self._files.blocks(stored):

@@ -77,7 +77,7 @@ class Asked:
             begun = held.begin(spec.pins, 1, None)
             held.add([Record(i, f"r{i}", i + 1, None, CONTENT, None, 1, 1) for i in range(4)])
         saved = {"content": CONTENT, "error": None, "tokens": 1, "steps": 1}
-        JobResults(self.client, self.task, begun.id).put({6: json.dumps(saved)})
+        JobResults(self.client, self.task, begun.id).put([(6, json.dumps(saved))])
 
 
 @pytest.fixture

@@ -69,11 +69,8 @@ def said_by_the_model(folder: Path, prompt: str) -> tuple[str, list[int]]:
     return tokenizer.decode(tokens), tokens
 
 
-@pytest.mark.usefixtures("ray_cluster")
-def test_a_batch_goes_from_upload_to_answers(
-    openai: OpenAI, run: Run, served: str, folder: Path
-) -> None:
-    bad = {
+def bad_lines(served: str) -> dict[str, str]:
+    return {
         "typo": line(served, "typo", "x", max_tokns=5),
         "stream": line(served, "stream", "x", stream=True),
         "long": line(served, "long", "long " * 200),
@@ -82,6 +79,13 @@ def test_a_batch_goes_from_upload_to_answers(
         "method": line(served, "method", "x").replace('"POST"', '"GET"'),
         "unnamed": request("unnamed", "/v1/chat/completions", {"messages": []}),
     }
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_batch_goes_from_upload_to_answers(
+    openai: OpenAI, run: Run, served: str, folder: Path
+) -> None:
+    bad = bad_lines(served)
     batch = asked(
         openai,
         [
@@ -208,6 +212,7 @@ def test_a_task_that_is_gone_fails_its_batch(
     assert failed.errors.data[0].code == "model_not_found"
 
 
+@pytest.mark.usefixtures("ray_cluster")
 def test_a_batch_that_can_never_be_answered_fails_after_some_attempts(
     openai: OpenAI, run: Run, served: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

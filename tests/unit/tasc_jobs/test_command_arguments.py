@@ -1,6 +1,6 @@
 """What a command is told reaches what it starts; nothing of it is started here."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +13,6 @@ from tasc_jobs.cli_generate import generate as generate_command
 from tasc_jobs.errors import FileError, UsageError
 from tasc_jobs.generate import generate
 from tasc_jobs.refresh import Refreshed
-
-Store = Callable[..., AbstractContextManager[str]]
 
 
 def store(*given: object) -> AbstractContextManager[str]:

@@ -95,6 +95,15 @@ def test_batches_are_bounded() -> None:
     assert error_of(service.create(file), 429)["code"] == "too_many_batches"
 
 
+def test_no_batch_is_taken_where_its_answers_would_have_no_room() -> None:
+    service = StorageService(max_files=2)
+    first, second = service.uploaded(), service.uploaded()
+    refused = error_of(service.create(first), 429)
+    assert refused["code"] == "too_many_files"
+    service.ask("DELETE", f"/v1/files/{second.id}")
+    assert service.create(first).status_code == 200
+
+
 def test_an_ended_batch_cannot_be_cancelled_and_says_why_it_failed() -> None:
     service = StorageService()
     batches = service.storage.batches

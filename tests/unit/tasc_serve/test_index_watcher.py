@@ -31,4 +31,4 @@ def test_a_roll_back_that_fails_is_said_once_as_what_it_is_and_newer_indexes_are
     watcher.close()
     assert len(rounds) >= 3
     (said,) = [record.getMessage() for record in caplog.records]
-    assert "could not be rolled back, the new one stays in use: no Redis answers" in said
+    assert "was not rolled back, the new one stays in use: no Redis answers" in said

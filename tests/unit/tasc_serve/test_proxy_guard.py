@@ -101,3 +101,29 @@ def test_what_serve_says_of_a_dead_gateway_has_our_shape(status: int) -> None:
 def test_answers_and_errors_of_a_gateway_pass_untouched(status: int, kind: bytes) -> None:
     response = errors_of(status, b'{"a": 1}', kind)
     assert (response.status_code, response.content) == (status, b'{"a": 1}')
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_what_serve_raises_of_a_dead_gateway_has_our_shape_unless_a_stream_has_begun(
+    begun: bool,
+) -> None:
+    sent: list[Any] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if begun:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise RuntimeError("the replica died")
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def once() -> None:
+        await OwnErrors(app)({"type": "http"}, None, send)  # type: ignore[arg-type]
+
+    if begun:
+        with pytest.raises(RuntimeError):
+            asyncio.run(once())
+        assert [message.get("status") for message in sent] == [200]
+    else:
+        asyncio.run(once())
+        assert [message.get("status") for message in sent] == [503, None]

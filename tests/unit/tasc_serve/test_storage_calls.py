@@ -8,7 +8,7 @@ import pytest
 from tasc_serve.http_errors import ApiError
 from tasc_serve.storage_calls import StorageCalls
 
-PLACES = 64
+THREADS, PLACES = 4, 64
 
 
 def test_a_store_that_is_silent_is_said_in_time_and_to_be_tried_again() -> None:
@@ -26,62 +26,28 @@ def test_a_store_that_is_silent_is_said_in_time_and_to_be_tried_again() -> None:
         spoken.set()
 
 
-def test_a_call_has_its_place_until_its_thread_is_free() -> None:
-    calls, spoken = StorageCalls(wait_s=0.01), threading.Event()
-    began = threading.Semaphore(0)
+def test_a_call_that_nobody_waits_for_has_its_place_until_its_thread_is_free() -> None:
+    calls, spoken, began = StorageCalls(), threading.Event(), threading.Semaphore(0)
 
-    def silent() -> None:
+    def silent() -> bool:
         began.release()
-        spoken.wait()
-
-    async def refused() -> str:
-        with pytest.raises(ApiError) as error:
-            await calls.run(silent)
-        return error.value.message
+        return spoken.wait()
 
     async def asked() -> None:
-        said = await asyncio.gather(*(refused() for _ in range(PLACES + 1)))
-        assert sum("too many" in message for message in said) == 1
-        running = 0
-        while began.acquire(blocking=False):
-            running += 1
-        assert 0 < running < PLACES
-        # Those that never had a thread are gone, those that have one are not.
-        said = await asyncio.gather(*(refused() for _ in range(PLACES)))
-        assert sum("too many" in message for message in said) == running
-        spoken.set()
-        while True:  # until the threads are free
-            try:
-                assert await calls.run(lambda: "here") == "here"
-                return
-            except ApiError:
-                await asyncio.sleep(0.01)
-
-    try:
-        asyncio.run(asked())
-    finally:
-        spoken.set()
-
-
-def test_a_caller_that_leaves_takes_its_place_along_only_with_its_call() -> None:
-    calls, spoken, began = StorageCalls(), threading.Event(), threading.Event()
-
-    def silent() -> None:
-        began.set()
-        spoken.wait()
-
-    async def asked() -> None:
-        caller = asyncio.create_task(calls.run(silent))
-        await asyncio.to_thread(began.wait)
-        caller.cancel()
-        others = [asyncio.create_task(calls.run(spoken.wait)) for _ in range(PLACES - 1)]
+        left = [asyncio.create_task(calls.run(silent)) for _ in range(PLACES)]
+        for _ in range(THREADS):
+            assert await asyncio.to_thread(began.acquire, timeout=10)
+        for caller in left:
+            caller.cancel()
+        await asyncio.wait(left)
+        # Of those that left only the calls that had no thread are gone.
+        others = [asyncio.create_task(calls.run(silent)) for _ in range(PLACES - THREADS)]
         await asyncio.sleep(0)
         with pytest.raises(ApiError, match="too many"):
-            await calls.run(spoken.wait)
+            await calls.run(silent)
         spoken.set()
         assert all(await asyncio.gather(*others))
-        with pytest.raises(asyncio.CancelledError):
-            await caller
+        assert await calls.run(silent)
 
     try:
         asyncio.run(asked())
