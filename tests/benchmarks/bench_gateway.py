@@ -4,9 +4,9 @@
     python tests/benchmarks/bench_gateway.py --no-haproxy --seconds 20
 
 Two measurements of one running service with two replicas on this machine, in Ray Serve's HAProxy
-and throughput modes unless told otherwise. Overhead: one client asks the same questions of the service and
-of an engine in its own process, alternately; what is left is HTTP, gateway and routing. Throughput:
-32 clients ask for one token each. First with a tiny random model, then with the shipped demo model.
+and throughput modes unless told otherwise. Overhead: one client asks the same questions of the
+service and of an engine in its own process, alternately; what is left is HTTP, gateway and routing.
+Throughput: 32 clients ask for one token each. First with a tiny random model, then with the demo's.
 The ceiling printed beside it is what the engine answers alone, one after another. Tables go to
 stdout, progress to stderr; the last line of stdout is one JSON object.
 """
