@@ -7,6 +7,7 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 .DEFAULT_GOAL := help
 
 .venv/.installed: pyproject.toml
+	@echo 'installing packages into .venv; one to ten minutes, and nothing is said meanwhile' >&2
 	$(PYTHON) -m venv .venv && .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' && touch $@
 
 demo: .venv/.installed ## run the main job on real data, end to end

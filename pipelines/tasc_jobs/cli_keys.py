@@ -74,7 +74,7 @@ def key_create(
         )
     if unknown:
         note(f"there is no task {', '.join(unknown)} yet")
-    note(f"key {key.id} of {name}; this is the only time it is shown")
+    note(f"the key of {name}, whose id is {key.id}; this is the only time it is shown")
     print_result({**asdict(key), "key": secret}, secret, as_json)
 
 

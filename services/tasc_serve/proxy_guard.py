@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 log = logging.getLogger(__name__)
 CALLBACK: Final = "tasc_serve.proxy_guard.middlewares"
+_OURS: Final = b'{"error"'
 # As Serve compares them, with underscores for hyphens.
 _STEERING: Final = frozenset(
     {
@@ -53,7 +54,7 @@ class PlainHeaders:
 class OwnErrors:
     """Says in our shape what Serve says of a gateway that died with a request: to send it again.
 
-    Errors of the gateways themselves are JSON, and pass.
+    Serve's own words are a text, or a text as JSON; errors of the gateways are objects, and pass.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -64,14 +65,20 @@ class OwnErrors:
             await self._app(scope, receive, send)
             return
         begun = replaced = False
+        held: Message | None = None  # the start of an error, until it is seen whose it is
 
         async def sent(message: Message) -> None:
-            nonlocal begun, replaced
-            if message["type"] == "http.response.start" and _is_serves_own(message):
-                begun = replaced = True
+            nonlocal begun, replaced, held
+            if message["type"] == "http.response.start" and _may_be_serves(message["status"]):
+                held = message
+            elif held and not message.get("body", b"").startswith(_OURS):
+                held, begun, replaced = None, True, True
                 await _gone()(scope, receive, send)
             elif not replaced:
                 begun = True
+                if held:
+                    await send(held)
+                    held = None
                 await send(message)
 
         try:
@@ -83,13 +90,13 @@ class OwnErrors:
             await _gone()(scope, receive, send)
 
 
-def _is_serves_own(start: Message) -> bool:
-    types = [value for name, value in start.get("headers", ()) if name.lower() == b"content-type"]
-    return start["status"] >= 500 and not any(b"json" in value for value in types)
+def _may_be_serves(status: int) -> bool:
+    """404 is what it says of every path before the gateways are there, and after."""
+    return status >= 500 or status == 404
 
 
 def _gone() -> JSONResponse:
-    message = "the gateway that had this request ended before it was answered; send it again"
+    message = "no gateway answers, or the one that had this request ended; send it again"
     error = {"message": message, "type": "server_error", "param": None, "code": "gateway_gone"}
     return JSONResponse({"error": error}, 503, {"Retry-After": "1"})
 

@@ -76,8 +76,8 @@ def errors_of(status: int, body: bytes, kind: bytes) -> httpx.Response:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(b"Content-Type", kind), (b"Content-Length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body[:3], "more_body": True})
-        await send({"type": "http.response.body", "body": body[3:], "more_body": False})
+        await send({"type": "http.response.body", "body": body[:9], "more_body": True})
+        await send({"type": "http.response.body", "body": body[9:], "more_body": False})
 
     async def once() -> httpx.Response:
         transport = httpx.ASGITransport(OwnErrors(app))
@@ -87,9 +87,19 @@ def errors_of(status: int, body: bytes, kind: bytes) -> httpx.Response:
     return asyncio.run(once())
 
 
-@pytest.mark.parametrize("status", [500, 502, 503])
-def test_what_serve_says_of_a_dead_gateway_has_our_shape(status: int) -> None:
-    response = errors_of(status, b"Internal Server Error", b"text/plain; charset=utf-8")
+@pytest.mark.parametrize("status", [404, 500, 502, 503])
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (b"Internal Server Error", b"text/plain"),
+        (b'"Internal error"', b"application/json"),
+        (b"Path '/v1/completions' not found", b"text/plain"),
+    ],
+)
+def test_what_serve_says_of_a_dead_gateway_has_our_shape(
+    status: int, body: bytes, kind: bytes
+) -> None:
+    response = errors_of(status, body, kind)
     assert response.status_code == 503
     assert response.headers["retry-after"] == "1"
     assert response.json()["error"]["code"] == "gateway_gone"
@@ -99,8 +109,9 @@ def test_what_serve_says_of_a_dead_gateway_has_our_shape(status: int) -> None:
     ("status", "kind"), [(500, b"application/json"), (404, b"text/plain"), (200, b"text/plain")]
 )
 def test_answers_and_errors_of_a_gateway_pass_untouched(status: int, kind: bytes) -> None:
-    response = errors_of(status, b'{"a": 1}', kind)
-    assert (response.status_code, response.content) == (status, b'{"a": 1}')
+    body = b'{"error": {"message": "of ours"}}'
+    response = errors_of(status, body, kind)
+    assert (response.status_code, response.content) == (status, body)
 
 
 @pytest.mark.parametrize("begun", [False, True])
