@@ -87,6 +87,7 @@ class OwnErrors:
             if begun:  # a stream is cut, so that its client sees that it is not whole
                 raise
             log.warning("a request ended with its gateway", exc_info=True)
+        if not begun:
             await _gone()(scope, receive, send)
 
 

@@ -114,18 +114,21 @@ class TaskReplica:
             yield refusal
             return
         self._outstanding += 1
+        taken = False
         try:
             ready = await self._admission.request(call)
             if isinstance(ready, Refusal):
                 yield ready
                 return
+            taken = True
             # Closed before its place is given away: the engine hears of the end first.
             async with aclosing(self._pieces(ready, call)) as pieces:
                 async for piece in pieces:
                     yield piece
-                self._drain.ended()
         finally:
             self._outstanding -= 1
+            if taken:
+                self._drain.ended()
             if not self._outstanding:
                 self._drain.idle()
 

@@ -16,10 +16,20 @@ from tasc_store.client import translated, url_of
 # One call is one Lua script, and a script keeps every other client of the server waiting.
 MOST_ROWS = 500
 
+# The end of a script that took the `gone` oldest rows, of `freed` bytes together.
+_GONE = """
+if gone > 0 then
+  redis.call('HINCRBY', KEYS[2], 'first', gone)
+  redis.call('HINCRBY', KEYS[2], 'bytes', -freed)
+end
+return gone
+"""
+
 # KEYS: rows, state (first: number of the oldest row; bytes: of all). ARGV: most rows, most bytes,
 # rows... Returns how many rows went to make room. Rows go in before the old ones go, so that a full
 # server refuses the call before anything is lost.
-_ADD = """
+_ADD = (
+    """
 local size = 0
 for i = 3, #ARGV do
   redis.call('RPUSH', KEYS[1], ARGV[i])
@@ -32,12 +42,9 @@ while count - gone > tonumber(ARGV[1]) or bytes - freed > tonumber(ARGV[2]) do
   if not row then break end
   gone, freed = gone + 1, freed + #row
 end
-if gone > 0 then
-  redis.call('HINCRBY', KEYS[2], 'first', gone)
-  redis.call('HINCRBY', KEYS[2], 'bytes', -freed)
-end
-return gone
 """
+    + _GONE
+)
 
 _READ = """
 return {tonumber(redis.call('HGET', KEYS[2], 'first') or '0'),
@@ -45,19 +52,17 @@ return {tonumber(redis.call('HGET', KEYS[2], 'first') or '0'),
 """
 
 # ARGV: number of the first row that stays, most rows to remove. Returns how many went.
-_REMOVE = """
+_REMOVE = (
+    """
 local first, gone, freed = tonumber(redis.call('HGET', KEYS[2], 'first') or '0'), 0, 0
 while first + gone < tonumber(ARGV[1]) and gone < tonumber(ARGV[2]) do
   local row = redis.call('LPOP', KEYS[1])
   if not row then break end
   gone, freed = gone + 1, freed + #row
 end
-if gone > 0 then
-  redis.call('HINCRBY', KEYS[2], 'first', gone)
-  redis.call('HINCRBY', KEYS[2], 'bytes', -freed)
-end
-return gone
 """
+    + _GONE
+)
 
 
 @dataclass(frozen=True)

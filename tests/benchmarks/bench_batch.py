@@ -13,7 +13,6 @@ but beside one another. Progress goes to stderr; the last line of stdout is one 
 exit code is 1 where outputs differ.
 """
 
-import argparse
 import json
 import os
 import sys
@@ -21,6 +20,8 @@ import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+
+from bench_command import parser_of
 
 HERE = Path(__file__).parent
 
@@ -38,10 +39,7 @@ class Asked:
 
 
 def arguments() -> Asked:
-    first, _, rest = (__doc__ or "").partition("\n")
-    parser = argparse.ArgumentParser(
-        description=first, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     add = parser.add_argument
     add("--rows", type=int, default=50_000, help="input rows (50000)")
     add("--kills", type=int, default=5, help="kills, at least one of each kind from 3 on (5)")

@@ -16,7 +16,6 @@ duplicated.
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,6 +23,8 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from bench_command import parser_of, to_stderr
 
 HERE = Path(__file__).parent
 
@@ -47,10 +48,7 @@ class Hit:
 def arguments() -> argparse.Namespace:
     from chaos_service import FAULTS
 
-    first, _, rest = (__doc__ or "").partition("\n")
-    parser = argparse.ArgumentParser(
-        description=first, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     add = parser.add_argument
     add("--requests", type=int, default=20_000, help="how many (20000)")
     add("--clients", type=int, default=16, help="that ask at the same time (16)")
@@ -72,9 +70,9 @@ def main() -> int:
 
     tally, began = Tally(), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tasc-chaos-") as folder:
-        note("starting two nodes, two gateways and two replicas ...")
+        to_stderr("starting two nodes, two gateways and two replicas ...")
         with running(Path(folder), asked.redis_down) as (chaos, task):
-            note("asking the model itself ...")
+            to_stderr("asking the model itself ...")
             questions = questions_of(task, chaos.store.url)
             begun = time.monotonic()
             threads = crowd(chaos.base, questions, asked.requests, asked.clients, asked.seed, tally)
@@ -95,7 +93,7 @@ def harm_in_turn(chaos: Any, tally: Any, asked: argparse.Namespace) -> list[Hit]
     for number, fault in enumerate(faults, start=1):
         due = asked.requests * number // (len(faults) + 1)
         wait_until(partial(_answered, tally, due), float("inf"))
-        note(f"{tally.requests} answered; now: {fault}")
+        to_stderr(f"{tally.requests} answered; now: {fault}")
         failed, begin = tally.tries_failed, time.monotonic()
         chaos.harm(fault)
         failing_over = time.monotonic()
@@ -120,6 +118,8 @@ def _answered(tally: Any, count: int) -> bool:
 
 
 def report(tally: Any, hits: list[Hit], asking_s: float, seconds: float) -> int:
+    from draft_report import git_revision
+
     print(f"{'fault':10}{'tries failed':>14}{'failovers':>11}{'pause s':>9}{'whole after s':>15}")
     for hit in hits:
         recovery = "never" if hit.recovery_s is None else f"{hit.recovery_s:.1f}"
@@ -142,20 +142,10 @@ def report(tally: Any, hits: list[Hit], asking_s: float, seconds: float) -> int:
         "faults": [asdict(hit) for hit in hits],
         "requests_per_second": round(tally.requests / asking_s, 1),
         "seconds": round(seconds, 1),
-        "revision": revision(),
+        "git": git_revision(),
     }
     print(json.dumps(found))
     return int(bad > 0)
-
-
-def revision() -> str:
-    command = ["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
-
-
-def note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -24,14 +24,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from bench_command import parser_of, to_stderr
+
 HERE = Path(__file__).parent
 
 
 def arguments() -> argparse.Namespace:
-    first, _, rest = (__doc__ or "").partition("\n")
-    parser = argparse.ArgumentParser(
-        description=first, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     add = parser.add_argument
     add("--requests", type=int, default=20_000, help="how many (20000)")
     add("--seconds", type=float, help="stop after so many seconds, with fewer requests")
@@ -48,7 +47,7 @@ def main() -> int:
     os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")  # before torch is imported
     tests = HERE.parent
     sys.path[:0] = [str(folder) for folder in (tests / "integration" / "serve", tests, HERE)]
-    from fuzz_run import Plan, fuzz, to_stderr
+    from fuzz_run import Plan, fuzz
     from fuzz_service import Target, running
 
     plan = Plan(asked.requests, asked.seconds, asked.seed, asked.at_once, asked.deadline)

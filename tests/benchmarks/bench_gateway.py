@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -25,16 +24,15 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from bench_command import parser_of, to_stderr
+
 HERE = Path(__file__).parent
 DEMO = HERE.parents[1] / "pipelines" / "tasc_jobs" / "demo"
 REPLICAS = 2
 
 
 def arguments() -> argparse.Namespace:
-    first, _, rest = (__doc__ or "").partition("\n")
-    parser = argparse.ArgumentParser(
-        description=first, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     add = parser.add_argument
     add("--seconds", type=float, default=15.0, help="of each throughput measurement (15)")
     add("--pairs", type=int, default=200, help="questions of the overhead measurement (200)")
@@ -54,14 +52,16 @@ def main() -> int:
     os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")  # before torch is imported
     tests = HERE.parent
     sys.path[:0] = [str(folder) for folder in (tests / "integration" / "serve", tests, HERE)]
+    from draft_report import git_revision
+
     found: dict[str, Any] = {}
     for model in asked.models.split(","):
         with tempfile.TemporaryDirectory(prefix="tasc-gateway-") as folder:
-            note(f"{model}: starting a service of {REPLICAS} replicas ...")
+            to_stderr(f"{model}: starting a service of {REPLICAS} replicas ...")
             with running(Path(folder), model, asked.haproxy) as (base, worker):
                 found[model] = measured(base, worker, model, asked)
         show(model, found[model])
-    print(json.dumps({**found, "haproxy": asked.haproxy, "revision": revision()}))
+    print(json.dumps({**found, "haproxy": asked.haproxy, "git": git_revision()}))
     return 0
 
 
@@ -121,9 +121,9 @@ def record_of(folder: Path, model: str) -> Any:
 
 
 def measured(base: str, worker: Any, model: str, asked: argparse.Namespace) -> dict[str, Any]:
-    note(f"{model}: overhead ...")
+    to_stderr(f"{model}: overhead ...")
     overhead, alone = overheads(base, worker, model, asked.pairs)
-    note(f"{model}: throughput ...")
+    to_stderr(f"{model}: throughput ...")
     rate, errors, latencies = throughput(base, model, asked.clients, asked.seconds)
     return {
         "overhead_p50_ms": percentile(overhead, 50),
@@ -216,16 +216,6 @@ def show(model: str, found: dict[str, Any]) -> None:
         f"p50 {found['latency_p50_ms']} ms, p99 {found['latency_p99_ms']} ms",
         flush=True,
     )
-
-
-def revision() -> str:
-    command = ["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
-
-
-def note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ of `train.jsonl.gz` and `test.jsonl.gz`; without it their label sets are left ou
 stderr, tables to stdout; the last line of stdout is one JSON object.
 """
 
-import argparse
 import json
 import os
 import sys
@@ -21,6 +20,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from bench_command import parser_of
 
 HERE = Path(__file__).parent
 PARTS = ("grid", "sampling", "choices", "schemas", "adapters", "nf4")
@@ -40,10 +41,7 @@ class Asked:
 
 
 def arguments() -> Asked:
-    first, _, rest = (__doc__ or "").partition("\n")
-    parser = argparse.ArgumentParser(
-        description=first, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     add = parser.add_argument
     add("--parts", default=",".join(PARTS), help=f"of {','.join(PARTS)}; all of them")
     add("--data", type=Path, help="folder of task data")

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -210,7 +209,3 @@ class Answers:
 def _progress(tally: Tally, plan: Plan, seconds: float) -> str:
     done = f"{tally.requests} of {plan.requests}, {tally.requests / seconds:.0f} a second"
     return f"{done}, {tally.internal_errors} internal errors, {tally.hangs} hangs"
-
-
-def to_stderr(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -1,10 +1,17 @@
 """What job tests need beside the shared Redis and Ray."""
 
 import uuid
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import redis
+from batch_jobs import record_of
+from batch_service import batch_service
+from openai import OpenAI
 
-from tasc_store import connect
+from tasc_store import TaskStore, connect
+from tiny import make_folder
 
 
 @pytest.fixture
@@ -17,3 +24,23 @@ def client(redis_url):
 def task():
     """A name no other test uses."""
     return f"t-{uuid.uuid4().hex}"
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model that answers batches."""
+    return make_folder(tmp_path_factory.mktemp("batch-model"))
+
+
+@pytest.fixture
+def served(client: redis.Redis, task: str, folder: Path) -> str:
+    """The name of a task that has that model."""
+    TaskStore(client).put(record_of(task, folder))
+    return task
+
+
+@pytest.fixture
+def openai(client: redis.Redis) -> Iterator[OpenAI]:
+    """The official client of an HTTP service that keeps files and batches."""
+    with batch_service(client) as found:
+        yield found

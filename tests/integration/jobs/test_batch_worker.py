@@ -1,12 +1,11 @@
 """Batches from a client's upload to its download: real HTTP, Redis, Ray and a tiny model."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import redis
 import torch
-from batch_jobs import ENGINE, MAX_TOKENS, record_of
+from batch_jobs import ENGINE, MAX_TOKENS
 from batch_service import answers, asked, batch_service, line, request
 from openai import APIStatusError, InternalServerError, OpenAI
 from transformers import AutoModelForCausalLM
@@ -18,26 +17,9 @@ from tasc_jobs.worker.taking import BatchWorker
 from tasc_serve.settings import LimitSettings
 from tasc_store import EmbeddedRedis, TaskRecord, TaskStore, connect
 from tasc_text import TaskTokenizer
-from tiny import make_folder, plain
+from tiny import plain
 
 pytestmark = [pytest.mark.redis, pytest.mark.ray]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("batch-worker"))
-
-
-@pytest.fixture
-def served(client: redis.Redis, task: str, folder: Path) -> str:
-    TaskStore(client).put(record_of(task, folder))
-    return task
-
-
-@pytest.fixture
-def openai(client: redis.Redis) -> Iterator[OpenAI]:
-    with batch_service(client) as found:
-        yield found
 
 
 class Run:

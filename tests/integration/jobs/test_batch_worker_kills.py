@@ -21,7 +21,6 @@ from tasc_jobs.worker.taking import BatchWorker
 from tasc_store import TaskStore, connect
 from tasc_store.batch_leases import BatchLease, take_batch
 from tasc_store.batches import Batch, BatchStore, NewBatch
-from tiny import make_folder
 
 pytestmark = [pytest.mark.redis, pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 LINES = 400
@@ -29,23 +28,6 @@ _CONFIG = """
 tasks: [{name: any}]
 engine: {rows: 8, max_model_len: 64, cost_aware: false}
 """
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("batch-kills"))
-
-
-@pytest.fixture
-def served(client: redis.Redis, task: str, folder: Path) -> str:
-    TaskStore(client).put(record_of(task, folder))
-    return task
-
-
-@pytest.fixture
-def openai(client: redis.Redis) -> Iterator[OpenAI]:
-    with batch_service(client) as found:
-        yield found
 
 
 def lines(task: str, count: int = LINES) -> list[str]:

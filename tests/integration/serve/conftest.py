@@ -1,9 +1,12 @@
 """One running service for all tests of this folder: two tasks, one corpus, two tokenizers."""
 
+import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import redis
 from ray import serve
 from serving import ALPHA, BETA, MODEL_LEN, Service, Task, make_task
 
@@ -11,7 +14,7 @@ import tiny
 from tasc_jobs.index_job import build_and_publish
 from tasc_serve import app
 from tasc_serve.settings import ServeSettings
-from tasc_store import CorpusRow, CorpusStore, TaskStore, connect
+from tasc_store import ArtifactStore, CorpusRow, CorpusStore, TaskStore, connect
 
 # So few that a test can fill every place with requests that last.
 ROWS, QUEUED = 4, 10
@@ -68,3 +71,29 @@ def service(indexed: str, settings: ServeSettings, tasks: dict[str, Task]) -> It
     base = app.start(settings, indexed)
     yield Service(base, indexed, settings, tasks)
     serve.shutdown()
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[redis.Redis]:
+    with connect(redis_url) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Task:
+    """A task of a tiny model, in no store."""
+    return make_task(tmp_path_factory.mktemp("model"), ALPHA)
+
+
+@pytest.fixture
+def task(client: redis.Redis, made: Task) -> Task:
+    """The same model in the store under a name of this test's own."""
+    record = replace(made.record, name=f"own-{uuid.uuid4().hex}", corpus=None)
+    TaskStore(client).put(record)
+    return replace(made, record=record)
+
+
+@pytest.fixture
+def store(client: redis.Redis, task: Task) -> ArtifactStore:
+    """The draft indexes of that task."""
+    return ArtifactStore(client, task.record.name, task.record.fingerprint)

@@ -4,11 +4,10 @@ It needs Redis only.
 """
 
 import queue
-import uuid
 from dataclasses import dataclass, replace
 
 import pytest
-from serving import Ask, eventually, make_task, publish
+from serving import Ask, eventually, publish
 
 import tiny
 from tasc_draft import DraftIndex, Tokens, build_index, write_index
@@ -18,35 +17,11 @@ from tasc_serve.loop import EngineLoop
 from tasc_serve.settings import EngineSettings
 from tasc_serve.watcher import IndexWatcher
 from tasc_serve.worker import Worker
-from tasc_store import ArtifactStore, TaskStore, connect
+from tasc_store import TaskStore
 
 pytestmark = pytest.mark.redis
 ENGINE = EngineSettings(rows=2, max_model_len=128, device="cpu", cost_aware=False)
 ASK = Ask("alpha", tiny.SENTENCES[0], 40)
-
-
-@pytest.fixture
-def client(redis_url):
-    with connect(redis_url) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    return make_task(tmp_path_factory.mktemp("model"), "alpha")
-
-
-@pytest.fixture
-def task(client, made):
-    """The same model under a name of this test's own."""
-    record = replace(made.record, name=f"watched-{uuid.uuid4().hex}", corpus=None)
-    TaskStore(client).put(record)
-    return replace(made, record=record)
-
-
-@pytest.fixture
-def store(client, task):
-    return ArtifactStore(client, task.record.name, task.record.fingerprint)
 
 
 @pytest.fixture

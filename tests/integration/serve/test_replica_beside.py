@@ -4,48 +4,28 @@ The replica lives in this process and needs Redis only.
 """
 
 import asyncio
+import itertools
 import uuid
 from dataclasses import replace
+from functools import partial
 
 import httpx
 import pytest
-from serving import Samples, eventually, make_task, publish
+from serving import Samples, eventually, publish
 
 import tiny
 from tasc_draft import DraftIndex, Tokens, build_index
 from tasc_engine import engine as engine_module
-from tasc_serve.calls import Answer, Call
+from tasc_serve import replica as replica_module
+from tasc_serve.calls import Answer, Call, Refusal
+from tasc_serve.drain_rate import DrainRate
 from tasc_serve.replica import TaskReplica
 from tasc_serve.settings import ServeSettings
-from tasc_store import ArtifactStore, CollectedRow, CollectedRows, EmbeddedRedis, TaskStore, connect
+from tasc_store import CollectedRow, CollectedRows, EmbeddedRedis, TaskStore, connect
 
 pytestmark = pytest.mark.redis
 PROMPTS = [f"{sentence} {i}" for sentence in tiny.SENTENCES for i in range(4)]
 ROW_STEPS = 150
-
-
-@pytest.fixture
-def client(redis_url):
-    with connect(redis_url) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    return make_task(tmp_path_factory.mktemp("model"), "alpha")
-
-
-@pytest.fixture
-def task(client, made):
-    """The same model under a name of this test's own."""
-    record = replace(made.record, name=f"beside-{uuid.uuid4().hex}", corpus=None)
-    TaskStore(client).put(record)
-    return replace(made, record=record)
-
-
-@pytest.fixture
-def store(client, task):
-    return ArtifactStore(client, task.record.name, task.record.fingerprint)
 
 
 @pytest.fixture
@@ -66,11 +46,12 @@ def index(task):
 class Replica:
     """A replica, its answers and its metrics."""
 
-    def __init__(self, url, task, folder, **own):
+    def __init__(self, url, task, folder, limits=None, **own):
         served = {"name": task.record.name, "draft": {"recent_tokens": 0}, **own}
         settings = {
             "tasks": [served],
             "engine": {"rows": 4, "max_model_len": 128, "device": "cpu", "cost_aware": False},
+            "limits": limits or {},
             "metrics": {"host": "127.0.0.1"},
             "rollback": {"drop": 0.3, "row_steps": ROW_STEPS},
             "index_poll_s": 0.05,
@@ -92,6 +73,29 @@ class Replica:
         found = asyncio.run(ask())
         assert all(isinstance(answer, Answer) for answer in found)
         return [answer.result for answer in found]
+
+    def refusal_of_a_full_house(self, places):
+        """What one request more is told, after some of those that filled all places have ended."""
+
+        async def ask():
+            values = itertools.cycle(PROMPTS)
+
+            def one():
+                return self._replica.complete(Call(uuid.uuid4().hex, next(values), templated=True))
+
+            running = {asyncio.ensure_future(one()) for _ in range(places)}
+            ended = 0
+            while True:
+                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                ended += len(done)
+                running |= {asyncio.ensure_future(one()) for _ in done}
+                await asyncio.sleep(0)
+                more = await one()
+                if isinstance(more, Refusal) and ended > 2:
+                    await asyncio.gather(*running)
+                    return more
+
+        return asyncio.run(ask())
 
     def sum(self, name, **labels):
         url = f"http://{self._replica._port.target}/metrics"
@@ -228,6 +232,15 @@ def test_an_index_that_drafts_worse_is_rolled_back_once_by_one_of_two(
         while done < 2 * ROW_STEPS:
             done += steps(replica)
     assert store.current() == bad
+
+
+def test_a_full_house_says_how_long_its_whole_answers_take(start, monkeypatch):
+    seconds = itertools.count(step=10)  # between two looks at the clock
+    monkeypatch.setattr(replica_module, "DrainRate", partial(DrainRate, seconds.__next__))
+    replica = start(limits={"max_queued": 1})
+    refusal = replica.refusal_of_a_full_house(places=5)
+    assert refusal.kind == "full"
+    assert 10 <= refusal.retry_after_s <= 60
 
 
 def test_what_an_index_is_expected_to_bring_is_told_beside_what_it_brings(start, store, index):

@@ -114,16 +114,17 @@ def test_answers_and_errors_of_a_gateway_pass_untouched(status: int, kind: bytes
     assert (response.status_code, response.content) == (status, body)
 
 
-@pytest.mark.parametrize("begun", [False, True])
-def test_what_serve_raises_of_a_dead_gateway_has_our_shape_unless_a_stream_has_begun(
-    begun: bool,
+@pytest.mark.parametrize(("begun", "raises"), [(False, True), (True, True), (False, False)])
+def test_a_dead_gateway_is_told_in_our_shape_unless_a_stream_has_begun(
+    begun: bool, raises: bool
 ) -> None:
     sent: list[Any] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if begun:
             await send({"type": "http.response.start", "status": 200, "headers": []})
-        raise RuntimeError("the replica died")
+        if raises:
+            raise RuntimeError("the replica died")
 
     async def send(message: Any) -> None:
         sent.append(message)
