@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 export OMP_WAIT_POLICY ?= PASSIVE
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: help demo test serve check fix chaos bench-env bench-model clean
+.PHONY: help demo test serve check fix chaos soak bench-env bench-model clean
 .DEFAULT_GOAL := help
 
 .venv/.installed: pyproject.toml
@@ -27,6 +27,9 @@ fix: .venv/.installed ## format and mend what can be mended by machine
 
 chaos: .venv/.installed ## kill replicas, gateway, Redis and a node under load, and compare every answer; minutes
 	.venv/bin/python tests/benchmarks/bench_chaos.py
+
+soak: .venv/.installed ## keep a service at four fifths of its load, Redis away for 30 s; 32 minutes
+	.venv/bin/python tests/benchmarks/bench_soak.py
 
 bench-env: ## environments of the peers that tests/benchmarks/engine.py measures; minutes, gigabytes
 	@for peer in 'openvino openvino-genai optimum-intel' 'ctranslate2 ctranslate2 transformers torch'; do set -- $$peer; to=.bench/$$1; name=$$1; shift; $(PYTHON) -m venv $$to && $$to/bin/pip install --quiet "$$@" || echo "$$name did not install"; done

@@ -1,9 +1,79 @@
-"""The dashboard "tasc-serve / Batch and corpora": what refreshes get, and what they made."""
+"""The dashboard "tasc-serve / Batch and corpora": batches, what refreshes get, what they made."""
 
 from panels import Dashboard, Panel, Section, Target, Variable
-from queries import OWN, rate, rise
+from queries import OWN, TASK, rate, rise
 
 _KEPT = "tasc_collected_rows_total"
+_REQUESTS = "tasc_batch_requests_total"
+
+# Every gateway says the same of the one store: the greatest counts.
+_BATCHES = (
+    Panel(
+        "Batches waiting and in progress",
+        "short",
+        "Batches that no worker holds, and those that workers answer now.",
+        "Many wait and few are in progress: start more of `tasc worker`. None is in progress: is"
+        " one running, does its --tasks name the task, what does its log say?",
+        (
+            Target(f"max by (task) (tasc_batch_waiting{TASK})", "waiting {{task}}"),
+            Target(f"sum by (task) (tasc_batch_in_progress{TASK})", "in progress {{task}}"),
+        ),
+        width=6,
+    ),
+    Panel(
+        "Longest wait for a worker",
+        "s",
+        "Time since the first of the waiting batches was asked for, or last held by a worker.",
+        "Over some hours: a batch expires after a day, with what is done of it: start workers.",
+        (Target(f"max by (task) (tasc_batch_oldest_waiting_seconds{TASK})", "{{task}}"),),
+        width=6,
+    ),
+    Panel(
+        "Batches ended",
+        "short",
+        "Batches that workers ended, by their last status.",
+        "failed: the batch's errors (`client.batches.retrieve(id).errors`) name the line. expired:"
+        " too few workers. cancelled: somebody asked for it.",
+        (Target(rise("tasc_batch_ended_total", "task, status", TASK), "{{status}} {{task}}"),),
+        width=6,
+    ),
+    Panel(
+        "Engines of workers that failed",
+        "short",
+        "Batches given back since no engine could be built, or kept, on the worker's machine.",
+        "Any: the worker's log says why (no model folder, no memory, no Redis). The batch waits for"
+        " another worker; --max-faults in a row end the worker.",
+        (Target(rise("tasc_batch_engine_faults_total", where=TASK), "{{task}}"),),
+        width=6,
+    ),
+    Panel(
+        "Requests of batches done",
+        "reqps",
+        "Requests of batches that workers answered, or found to be wrong, per second.",
+        "Falls while batches wait: fewer workers, or slower ones; `tasc worker --actors` has more"
+        " engines work on one batch. Many failed: the batch's error file says why, line by line.",
+        (Target(rate(_REQUESTS, "task, result", TASK), "{{result}} {{task}}"),),
+        width=8,
+    ),
+    Panel(
+        "Tokens of batches",
+        "short",
+        "Tokens per second of answers that are done, end-of-sequence included.",
+        "Lower than a replica's on the same machine: engines wait for rows or for Redis, or share"
+        " their CPUs with replicas.",
+        (Target(rate("tasc_batch_tokens_total", where=TASK), "{{task}}"),),
+        width=8,
+    ),
+    Panel(
+        "Rows in engines' hands",
+        "short",
+        "Requests of batches that workers' engines have in hand.",
+        "0 while a batch is in progress: its engines are coming up, or cannot; see the worker's"
+        " log.",
+        (Target(f"sum by (task) (tasc_batch_rows_running{TASK})", "{{task}}"),),
+        width=8,
+    ),
+)
 
 _ROWS = (
     Panel(
@@ -88,8 +158,12 @@ _INDEX = (
 CORPORA = Dashboard(
     uid="tasc-corpora",
     title="tasc-serve / Batch and corpora",
-    about="Answers kept for the corpus, and the draft indexes built of it.",
-    sections=(Section("Answers kept", _ROWS), Section("Draft indexes", _INDEX)),
+    about="Batches, answers kept for the corpus, and the draft indexes built of it.",
+    sections=(
+        Section("Batches", _BATCHES),
+        Section("Answers kept", _ROWS),
+        Section("Draft indexes", _INDEX),
+    ),
     variables=(
         Variable("task", "tasc_verify_steps_total"),
         Variable("model_name", "tasc_verify_steps_total"),

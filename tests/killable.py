@@ -16,18 +16,19 @@ _START_S = 30.0
 class RedisServer:
     """A Redis server on a port of its own; what it has on disk outlives it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
         folder.mkdir(exist_ok=True)
-        self.folder = folder
+        self.folder, self.host = folder, host
         with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
+            probe.bind((host, 0))
             self.port = int(probe.getsockname()[1])
-        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self.url = f"redis://{host}:{self.port}/0"
         self.log = folder / "appendonly.aof"
         self.start()
 
     def start(self) -> None:
-        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
+        options = ["--port", str(self.port), "--bind", self.host, "--dir", str(self.folder)]
+        options += ["--protected-mode", "no"]  # else it hears loopback only
         durable = ["--save", "", "--appendonly", "yes", "--auto-aof-rewrite-percentage", "0"]
         command = [str(redis_binaries()[0]), *options, *durable, "--logfile", "redis.log"]
         self.process = subprocess.Popen(command)

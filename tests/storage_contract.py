@@ -10,6 +10,7 @@ from tasc_store.errors import (
     BatchesFull,
     FileInUse,
     FilesFull,
+    LinesFull,
     UnknownBatch,
     UnknownFile,
 )
@@ -29,12 +30,18 @@ def keep(
     return upload.keep(room, name, "batch", 3600, said.get("owner", ""))
 
 
-def ask(storage: BatchStorage, file: StoredFile, most: int = 100, window_s: float = 60) -> Batch:
+def ask(
+    storage: BatchStorage,
+    file: StoredFile,
+    most: int = 100,
+    window_s: float = 60,
+    most_lines: int | None = None,
+) -> Batch:
     said = {"why": "naïve 東京"}
     new = NewBatch(
         file.id, "/v1/completions", "24h", window_s, "greet", 7200, 3600, said, file.owner
     )
-    return storage.batches.create(new, most)
+    return storage.batches.create(new, most, most_lines)
 
 
 class StorageContract:
@@ -94,6 +101,31 @@ class StorageContract:
             ask(storage, hers, most=4)
         for _ in range(2):
             ask(storage, his, most=4)
+
+    @pytest.mark.parametrize(
+        ("data", "count"),
+        [(b"a\n", 1), (b"a", 1), (b"a\n\nb\n", 3), (b"123456\n123456\n12", 3), (b"\n", 1)],
+    )
+    def test_a_file_knows_how_many_lines_it_has(
+        self, storage: BatchStorage, data: bytes, count: int
+    ) -> None:
+        file = keep(storage, data)
+        assert storage.files.get(file.id).lines == count
+
+    def test_lines_of_one_owners_batches_are_bounded_until_they_end(
+        self, storage: BatchStorage
+    ) -> None:
+        hers, his = keep(storage, b"a\nb\n", owner="ann"), keep(storage, b"a\n", owner="bob")
+        first = ask(storage, hers, most_lines=5)
+        ask(storage, hers, most_lines=5)
+        with pytest.raises(LinesFull, match="5 lines.* wait"):
+            ask(storage, hers, most_lines=5)
+        assert len(storage.batches.page().items) == 2
+        ask(storage, his, most_lines=5)
+        storage.batches.cancel(first.id)
+        ask(storage, hers, most_lines=5)
+        with pytest.raises(LinesFull):
+            ask(storage, his, most_lines=1)
 
     def test_pages_have_each_file_once_also_when_the_last_one_seen_is_deleted(
         self, storage: BatchStorage

@@ -13,6 +13,7 @@ from tasc_store.errors import (
     BatchesFull,
     FileInUse,
     FilesFull,
+    LinesFull,
     UnknownBatch,
     UnknownFile,
 )
@@ -53,7 +54,7 @@ class FakeUpload:
         size, chunks = len(self.data), -(-len(self.data) // BLOCK)
         file = StoredFile(
             *(new_id("file"), filename, purpose, size, digest, chunks),
-            *("part", now, int(now + ttl_s), owner),
+            *("part", now, int(now + ttl_s), owner, len(self.data.splitlines())),
         )
         self._store.kept[file.id] = (file, bytes(self.data))
         return file
@@ -126,13 +127,19 @@ class FakeBatches:
         self._files = files
         self.kept: dict[str, Batch] = {}
 
-    def create(self, new: NewBatch, most: int) -> Batch:
-        self._files.get(new.input_file_id)
+    def create(self, new: NewBatch, most: int, most_lines: int | None = None) -> Batch:
+        file = self._files.get(new.input_file_id)
         if len(self.kept) >= most:
             raise BatchesFull(f"there are {most} batches")
         own = sum(new.owner == batch.owner != "" for batch in self.kept.values())
         if own and own >= most / 2:
             raise BatchesFull(f"this key has half of {most} batches")
+        open_ = [
+            b.input_file_id for b in self.kept.values() if b.owner == new.owner and not b.ended
+        ]
+        lines = sum(self._files.get(id_).lines for id_ in open_) + file.lines
+        if most_lines is not None and lines > most_lines:
+            raise LinesFull(f"more than {most_lines} lines; wait")
         now = int(time.time())
         batch = Batch(
             id=new_id("batch"), endpoint=new.endpoint, input_file_id=new.input_file_id,

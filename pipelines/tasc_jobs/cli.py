@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tasc_jobs.cli_enrich import enrich
 from tasc_jobs.cli_generate import generate
 from tasc_jobs.cli_index import index_app
 from tasc_jobs.cli_keys import key_app
@@ -52,6 +53,7 @@ for _command in (replay, tune, forecast):
 app.command()(generate)
 app.command()(worker)
 app.command()(refresh)
+app.command()(enrich)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

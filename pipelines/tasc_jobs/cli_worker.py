@@ -1,7 +1,10 @@
 """The command `tasc worker`: answers batches asked for over HTTP. It answers nothing itself."""
 
 import json
+import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -20,8 +23,12 @@ from tasc_jobs.errors import UsageError
 from tasc_jobs.progress import note
 
 if TYPE_CHECKING:
+    import redis
+
     from tasc_jobs.batch import JobProgress
     from tasc_jobs.worker.one_batch import Ended, WorkerSettings
+    from tasc_serve.batch_metrics import BatchMetrics
+    from tasc_serve.settings import ServeSettings
     from tasc_store.batches import Batch
 
 _EVERY_S: Final = 10.0  # at least, between two lines on one batch
@@ -61,6 +68,17 @@ Lease = Annotated[
     float,
     typer.Option(min=0.5, help="A batch whose worker is silent for so many s is another's."),
 ]
+MetricsHost = Annotated[
+    str | None,
+    typer.Option(
+        help="Address or name of this machine that Prometheus reaches.",
+        show_default="metrics.host of --config, else the address of the Ray node",
+    ),
+]
+MaxFaults = Annotated[
+    int,
+    typer.Option(min=1, help="Engines that fail so often in a row end the worker, exit code 1."),
+]
 
 
 def worker(
@@ -74,14 +92,18 @@ def worker(
     work_dir: WorkDir = None,
     poll: Poll = 1.0,
     lease: Lease = 10.0,
+    max_faults: MaxFaults = 5,
+    metrics_host: MetricsHost = None,
     redis_url: RedisUrl = None,
     data_dir: DataDir = DEFAULT_DATA_DIR,
     as_json: AsJson = False,
 ) -> None:
     """Answer the batches of /v1/batches, one after another, until Ctrl-C.
 
-    One killed at any moment loses nothing: started again it does what is missing. With --json each
-    batch that ends is an object on a line of stdout.
+    One killed at any moment loses nothing: started again it does what is missing. Engines that
+    cannot be built (no model folder, no memory, no Redis) do not count against a batch: its task is
+    left to other workers for a while. With --json each batch that ends is an object on a line of
+    stdout.
     """
     named = _names(tasks)
     with open_store(redis_url, data_dir) as url:
@@ -90,17 +112,22 @@ def worker(
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         note("starting Ray ...")
         from tasc_jobs.ray_local import local_ray
+        from tasc_jobs.worker.rests import Rests
         from tasc_jobs.worker.taking import BatchWorker
+        from tasc_serve.settings import load_settings
         from tasc_store import connect
 
-        settings = _settings(url, folder, config, actors, gpus, rows, max_model_len)
+        service = load_settings(config) if config else None
+        settings = _settings(url, folder, service, actors, gpus, rows, max_model_len)
         shown = Shown(as_json)
-        with local_ray(num_cpus=max(4, actors + 1)):
+        client = connect(url)
+        host = _address(metrics_host)
+        with local_ray(num_cpus=max(4, actors + 1)), _metrics(client, service, host) as metrics:
             note("waiting for batches; Ctrl-C ends" if not once else "answering what waits")
-            client = connect(url)
             found = BatchWorker(
                 client, settings, named, poll, lease,
                 say=note, told=shown.told, ended=shown.ended,
+                metrics=metrics, rests=Rests(max_faults),
             )  # fmt: skip
             if once:
                 found.run_waiting()
@@ -147,19 +174,51 @@ def _names(tasks: str | None) -> list[str]:
     return [name for name in names if name]
 
 
+def _address(host: str | None) -> str | None:
+    """Of a name that this machine has for itself; in a container nobody else need know it."""
+    if host is None:
+        return None
+    try:
+        return str(socket.getaddrinfo(host, None)[0][4][0])
+    except OSError as error:
+        raise UsageError(
+            f"--metrics-host {host!r} is neither an address nor a known name ({error}); name one of"
+            " this machine"
+        ) from error
+
+
+@contextmanager
+def _metrics(
+    client: "redis.Redis", service: "ServeSettings | None", host: str | None
+) -> Iterator["BatchMetrics"]:
+    """The worker's metrics, on a port of its own that `/sd` lists, for the block."""
+    from prometheus_client import CollectorRegistry
+
+    from tasc_serve.batch_metrics import BatchMetrics
+    from tasc_serve.discovery import MetricsPort, node_address
+    from tasc_serve.settings import MetricsSettings
+
+    said = service.metrics if service else MetricsSettings()
+    registry = CollectorRegistry()
+    metrics = BatchMetrics(registry)
+    host = host or said.host or node_address()
+    with MetricsPort(client, registry, host=host, ttl_s=said.ttl_s) as port:
+        note(f"metrics: http://{port.target}/metrics")
+        yield metrics
+
+
 def _settings(
     url: str,
     folder: Path,
-    config: Path | None,
+    service: "ServeSettings | None",
     actors: int,
     gpus: float,
     rows: int | None,
     max_model_len: int | None,
 ) -> "WorkerSettings":
     from tasc_jobs.worker.one_batch import WorkerSettings
-    from tasc_serve.settings import EngineSettings, LimitSettings, load_settings
+    from tasc_serve.settings import EngineSettings, LimitSettings
 
-    service = load_settings(config) if config else None
     engine = service.engine if service else EngineSettings()
     given = {"rows": rows, "max_model_len": max_model_len}
     engine = engine.model_copy(update={k: v for k, v in given.items() if v is not None})

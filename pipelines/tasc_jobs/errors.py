@@ -25,7 +25,7 @@ class EmptyCorpusError(JobError):
 
 
 class ClusterError(JobError):
-    """The cluster cannot work now, whatever it is asked for."""
+    """The cluster or its machines cannot work now, whatever rows they are given."""
 
 
 class RaySetupError(ClusterError):

@@ -6,10 +6,11 @@ It knows no job.
 
 import logging
 import os
+import secrets
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 import ray
@@ -32,8 +33,14 @@ _ALWAYS = {
     "THP_MEM_ALLOC_ENABLE": "1",
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": CALLBACK,
 }
-# Without a password only because nobody outside this machine can reach it.
-_LOOPBACK = {ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0", "RAY_AUTH_MODE": "disabled"}
+# Every Serve replica listens on all interfaces for calls that it unpickles: nobody makes one without
+# the password. A process has one for good, since Ray reads it once; and Ray looks at the mode again
+# after its import only where it is unset.
+_LOOPBACK: dict[str, str | None] = {
+    ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0",
+    "RAY_AUTH_MODE": None,
+    "RAY_AUTH_TOKEN": os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32),
+}
 
 
 @contextmanager
@@ -85,7 +92,7 @@ def _own_cluster(num_cpus: int, object_store_mb: int) -> Iterator[None]:
             address = ray.util.get_node_ip_address()
             if address != "127.0.0.1":
                 raise RaySetupError(
-                    f"Ray listens on {address} without a password, not on 127.0.0.1; start a"
+                    f"Ray listens on {address}, not on 127.0.0.1; start a"
                     " cluster of your own and set RAY_ADDRESS"
                 )
             yield
@@ -102,18 +109,22 @@ def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
 
 
 @contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    """Variables for this process and the ones it starts."""
+def _environment(values: Mapping[str, str | None]) -> Iterator[None]:
+    """Variables for this process and the ones it starts; None unsets one."""
     before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
+    _set(values)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        _set(before)
+
+
+def _set(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 @contextmanager

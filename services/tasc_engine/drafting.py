@@ -36,6 +36,11 @@ class Drafter:
     def max_depth(self) -> int:
         return self._proposer.max_depth
 
+    def use(self, proposer: Proposer) -> None:
+        """Ask another proposer from now on; it knows no row until that is started again."""
+        self._proposer = proposer
+        self._lost.clear()
+
     def start(self, row: int, prompt: Int32, said: Int32) -> None:
         """Begin a row with ``int32[*]`` ids of its prompt, and of its answer so far."""
         self._lost.discard(row)

@@ -21,15 +21,18 @@ from tasc_engine.cost import StepCosts
 from tasc_engine.drafting import Drafter
 from tasc_engine.errors import OutOfMemory, QueueFull, RequestTooLong
 from tasc_engine.guides import Guide, Guides
+from tasc_engine.integrity import check_engine
+from tasc_engine.loading import ModelSource
 from tasc_engine.places import Places
 from tasc_engine.plan import Plan
 from tasc_engine.prefixes import PrefixCache
 from tasc_engine.request import Delta, GenerationRequest, GenerationResult, TokenLogprob
 from tasc_engine.sequence import Sequence
-from tasc_engine.spending import Spender, Spent
 from tasc_engine.stats import StepRecord
 from tasc_engine.target import Target
+from tasc_engine.targets import Targets
 from tasc_engine.verifier import Verifier
+from tasc_engine.worth import Worth
 from tasc_text import TaskTokenizer
 
 NOT_NUMBERS = (
@@ -59,7 +62,7 @@ class Engine:
         costs: StepCosts | None = None,
     ) -> None:
         self.config = config
-        self._target = target
+        self._targets = Targets(target)
         self._tokenizer = tokenizer
         self._drafter = Drafter(proposer, target.vocab_size)
         self._on_step = on_step
@@ -73,10 +76,8 @@ class Engine:
         self._chunk, self._most_drafts = config.prefill_chunk, config.max_draft_tokens
         self.guides = Guides(tokenizer, target.vocab_size)
         self._chooser = Chooser(config.rows, config.max_model_len, target.vocab_size)
-        self._verifier = Verifier(target, self._chooser)
-        most = config.rows * min(config.max_draft_tokens, proposer.max_depth)
-        self._spender = Spender(costs, most) if costs else None
-        self._asked = False
+        self._verifier = Verifier(self._chooser)
+        self._worth = Worth(costs, config, proposer.max_depth)
         target.warm_up()
         warm_up()
 
@@ -102,6 +103,10 @@ class Engine:
         return self._target.vocab_size
 
     @property
+    def _target(self) -> Target:
+        return self._targets.newest
+
+    @property
     def longest(self) -> int:
         """Most tokens of one request, prompt and answer together."""
         return min(self.config.max_model_len, self._places.total)
@@ -117,7 +122,7 @@ class Engine:
             GuideError: Its guide cannot be followed.
             QueueFull: As many requests wait as may.
             ValueError: The engine holds a request of this id, an id is outside the vocabulary, or
-                there is no such adapter.
+                there is no such target or adapter.
         """
         self.require_fit(request)
         if any(s.request.id == request.id for s in self._held()):
@@ -126,11 +131,11 @@ class Engine:
             raise QueueFull(f"{self.waiting} requests wait already; try again later")
         if request.guide and guide is None:
             guide = self.guides.of(request.guide, request.max_tokens)
-        adapter = self._target.adapter_number(request.adapter)
+        adapter = self._targets.adapter_number(request)
         self._waiting.append(Sequence.of(request, self._tokenizer, guide, adapter))
 
     def require_fit(self, request: GenerationRequest) -> None:
-        """Raise RequestTooLong, or ValueError for an id outside the vocabulary or an adapter."""
+        """Raise RequestTooLong, or ValueError for an id, a target or an adapter there is not."""
         needed = len(request.prompt) + request.max_tokens
         if needed > self.longest:
             raise RequestTooLong(
@@ -138,12 +143,8 @@ class Engine:
                 f"make {needed}, a row holds {self.longest} (max_model_len, kv_cache_bytes); "
                 "shorten the prompt or lower max_tokens"
             )
-        size, ids = self._target.vocab_size, request.prompt + request.said
-        if max(ids) >= size or min(ids) < 0:
-            raise ValueError(f"request {request.id}: a prompt id is outside the vocabulary")
-        if unknown := [i for i, _ in request.sampling.logit_bias if not 0 <= i < size]:
-            raise ValueError(f"logit_bias is on token {unknown[0]}; ids go from 0 to {size - 1}")
-        self._target.adapter_number(request.adapter)
+        request.require_ids(self.vocab_size)
+        self._targets.adapter_number(request)
 
     def waits_to_compile(self, request: GenerationRequest) -> bool:
         """Whether a request needs what `compile_rules` compiles, and nobody has called it yet."""
@@ -168,21 +169,50 @@ class Engine:
                 return True
         return False
 
+    @property
+    def targets(self) -> tuple[int, ...]:
+        """Numbers of the targets that answer, in the order in which they came."""
+        return self._targets.numbers
+
+    def load_target(self, source: ModelSource) -> Target:
+        """A target that may be added, on any thread; raises what `Target.load` does."""
+        return Target.load(source, self.config, self._target)
+
+    def add_target(self, target: Target) -> int:
+        """Have what `load_target` gave answer requests that name the number this returns."""
+        return self._targets.add(target)
+
+    def drop_target(self, number: int) -> bool:
+        """Free a target, unless a request is answered by it; returns whether it is gone."""
+        if number in self.targets and any(s.request.target == number for s in self._held()):
+            return False
+        self._targets.drop(number)
+        self._prefixes.forget(number)
+        return number not in self.targets
+
+    def draft_by(self, proposer: Proposer) -> None:
+        """Draft by another proposer, which has no rows yet; answers go on as they would."""
+        self._drafter.use(proposer)
+        self._worth.begin_again(proposer.max_depth)
+        for row, sequence in self._active.items():
+            self._drafter.start(row, sequence.prompt, np.array(sequence.answer, np.int32))
+
     def step(self) -> list[Delta]:
         """Advance every row by one verify forward; nothing happens when there is no request."""
         self._admit()
-        plan = Plan.of([self._active[row] for row in sorted(self._active)], self._chunk)
+        plan = Plan.of(self._targets.turn(self._active.values()), self._chunk)
         if not plan.sequences:
             return []
         budget = plan.budget(self._most_drafts)
-        least = self._least(plan, budget)
+        least = self._worth.least(plan, budget)
         began = time.perf_counter()
         drafts = self._drafter.propose(plan.emitting_rows, budget, least)
         drafted = time.perf_counter()
         drafts, allowed = plan.guided(drafts)
         guided = time.perf_counter()
         try:
-            verified = self._verifier.verify(plan, drafts, allowed)
+            target = self._targets.of(plan.sequences[0].request)
+            verified = self._verifier.verify(target, plan, drafts, allowed)
             chosen, ended = verified.chosen, time.perf_counter()
             accepted = accept(chosen, verified.drafts, plan.room(), plan.ends(), self._is_eos)
             told = verified.logprobs(plan, accepted)
@@ -193,7 +223,7 @@ class Engine:
         self._verifier.keep(plan, accepted, [s.first for s in plan.emitting])
         seconds = drafted - began, guided - drafted, ended - guided
         record = self._record(plan, verified.drafts, accepted, used, forced, seconds)
-        self._learn(plan, record)
+        self._worth.learn(plan, record)
         return deltas
 
     def generate(self, requests: Iterable[GenerationRequest]) -> Iterator[GenerationResult]:
@@ -211,16 +241,7 @@ class Engine:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless each row is free or held by one request that fits it."""
-        rows = sorted([*self._free, *self._active])
-        assert rows == list(range(self.config.rows)), f"rows {rows} are not each owned once"
-        assert all(s.row == row for row, s in self._active.items())
-        assert all(s.cached <= self.config.max_model_len for s in self._active.values())
-        assert all(s.entered <= s.cached and s.behind > 0 for s in self._active.values())
-        held = [range(s.first, s.first + s.needs) for s in self._active.values()]
-        moved = self._verifier.moves.ravel().tolist()
-        assert all(any(p in own for own in held) for p in moved), f"{moved} move, {held} are held"
-        self._places.check_integrity()
-        self._prefixes.check_integrity()
+        check_engine(self)
 
     def _held(self) -> Iterator[Sequence]:
         yield from (*self._waiting, *self._active.values())
@@ -234,7 +255,7 @@ class Engine:
             sequence.row = row = self._free.pop()
             sequence.admitted = time.monotonic()
             self._active[row] = sequence
-            entered = self._prefixes.enter(sequence.first, sequence.prompt, sequence.adapter)
+            entered = self._prefixes.enter(sequence.first, sequence.prompt, sequence.weights)
             sequence.entered = sequence.cached = entered
             self._drafter.start(row, sequence.prompt, sequence.said)
             self._chooser.start(row, sequence.prompt, sequence.request.sampling, sequence.said)
@@ -259,7 +280,7 @@ class Engine:
                 continue
             if not sequence.answer:
                 self._prefixes.leave(
-                    sequence.first, sequence.prompt, sequence.entered, sequence.adapter
+                    sequence.first, sequence.prompt, sequence.entered, sequence.weights
                 )
             used[i] = sequence.emit(new.tolist(), sizes[i], int(accepted.followed[i]), told[i])
             forced = sequence.follow_guide(int(used[i]))
@@ -320,31 +341,9 @@ class Engine:
             draft_seconds=seconds[0],
             guide_seconds=seconds[1],
             verify_seconds=seconds[2],
-            paused=self._asked and self._spender is not None and self._spender.paused,
+            paused=self._worth.paused,
             draft_failures=self._drafter.failures_since(),
             forced_tokens=forced,
         )
         self._on_step(record)
         return record
-
-    def _least(self, plan: Plan, budget: NDArray[np.int32]) -> NDArray[np.float32] | None:
-        """Least probability of each draft token of the step; None where any will do."""
-        self._asked = bool(budget.any())
-        if not self._asked or self._spender is None:
-            return None
-        return self._spender.least(len(plan.emitting), len(plan.tokens), plan.context)
-
-    def _learn(self, plan: Plan, record: StepRecord) -> None:
-        """What the step says of drafting, if it was asked for any."""
-        if self._asked and self._spender is not None:
-            self._spender.learn(
-                Spent(
-                    rows=len(plan.emitting),
-                    tokens=len(plan.tokens),
-                    context=plan.context,
-                    drafted=int(record.drafted.sum()),
-                    accepted=int(record.accepted.sum()),
-                    emitted=record.emitted_tokens,
-                    draft_seconds=record.draft_seconds,
-                )
-            )

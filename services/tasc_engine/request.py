@@ -84,6 +84,7 @@ class GenerationRequest:
             log-probabilities and the chosen token's; unset: none of it.
         ignore_eos: Go on behind an end of sequence.
         adapter: Which of the target's adapters answers; unset: none of them.
+        target: Number of the engine's target that answers.
         said: Beginning of the answer that another engine has given already; what comes behind it is
             what that engine would have said, and only that is told.
 
@@ -103,6 +104,7 @@ class GenerationRequest:
     logprobs: int | None = None
     ignore_eos: bool = False
     adapter: str | None = None
+    target: int = 0
     said: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -125,6 +127,14 @@ class GenerationRequest:
             raise ValueError(
                 f"request {self.id}: a guided answer ends with its guide; leave ignore_eos out"
             )
+
+    def require_ids(self, size: int) -> None:
+        """Raise ValueError for a token that a vocabulary of this size does not have."""
+        ids = self.prompt + self.said
+        if max(ids) >= size or min(ids) < 0:
+            raise ValueError(f"request {self.id}: a prompt id is outside the vocabulary")
+        if unknown := [i for i, _ in self.sampling.logit_bias if not 0 <= i < size]:
+            raise ValueError(f"logit_bias is on token {unknown[0]}; ids go from 0 to {size - 1}")
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tasc_engine.adapter_files import Adapter, read_adapter
 from tasc_engine.adapters import Adapters
-from tasc_engine.attention import RowCache, attach, attention_layers, on_device
+from tasc_engine.attention import LEAST_PLACES, RowCache, attach, attention_layers, on_device
 from tasc_engine.config import EngineConfig
 from tasc_engine.cpu.operations import choose
 from tasc_engine.decoder import LeanDecoder, lean
@@ -26,6 +26,7 @@ from tasc_engine.layout import Feed, Int64, StepLayout, lay_out, plain_feed
 from tasc_engine.linears import lay_out_linears
 from tasc_engine.loading import ModelSource, load_model, positions_of
 from tasc_engine.operations import greatest
+from tasc_engine.room import require_room
 
 # Norm of the difference over that of the logits: rounding passes, a wrong mask does not.
 TOLERANCE = {
@@ -46,6 +47,8 @@ class Target:
 
     Args:
         adapters: Those of which each row uses one or none.
+        beside: Whose cache it uses, at the same time, for rows of its own: another target of the
+            same base model.
 
     Attributes:
         adapters: Their names; the number of each is its place, from 1 on.
@@ -54,28 +57,48 @@ class Target:
         UnsupportedModel: The model cannot be decoded exactly here; the message names it and why.
     """
 
-    def __init__(self, model: Any, config: EngineConfig, adapters: Sequence[Adapter] = ()) -> None:
+    def __init__(
+        self,
+        model: Any,
+        config: EngineConfig,
+        adapters: Sequence[Adapter] = (),
+        beside: "Target | None" = None,
+    ) -> None:
         self.config = config
         self.adapters = tuple(adapter.name for adapter in adapters)
         weight = model.get_input_embeddings().weight  # quantised layers have other dtypes
         self.device, self.dtype = weight.device, weight.dtype
         self.vocab_size = int(model.config.get_text_config().vocab_size)
-        places = config.rows * config.max_model_len
         layers, longest = attention_layers(model), config.max_model_len
-        self.cache = RowCache(layers, places, config.kv_cache_bytes, longest)
+        if beside is None:
+            places = config.rows * longest
+            self.cache = RowCache(layers, places, config.kv_cache_bytes, longest)
+        else:  # tried in a cache of its own: rows hold the other
+            self.cache = RowCache(layers, LEAST_PLACES, None, longest)
         _check_config(model.config, config.max_model_len)
         expected, self._name = _own_logits(model.eval()), type(model).__name__
         added = Adapters(model, adapters)
         decoder = lean(model, config.max_model_len, added)
         self._forward = through_modules(model, self.cache, added) if decoder is None else decoder
         self._check_against(expected)
+        if beside is not None:
+            self._join(beside)
         self._graphs = None if decoder is None else self._graphed(decoder)
 
     @classmethod
-    def load(cls, source: ModelSource, config: EngineConfig) -> "Target":
-        """Read weights and adapters, and check that decoding is exact."""
+    def load(
+        cls, source: ModelSource, config: EngineConfig, beside: "Target | None" = None
+    ) -> "Target":
+        """Read weights and adapters, and check that decoding is exact; on any thread.
+
+        Raises:
+            UnsupportedModel: See the class; or an adapter is not one that is served.
+            MemoryError: It does not fit beside the other.
+        """
+        if beside is not None:
+            require_room(source)
         adapters = [read_adapter(name, folder) for name, folder in source.adapters]
-        return cls(load_model(source), config, adapters)
+        return cls(load_model(source), config, adapters, beside)
 
     def adapter_number(self, name: str | None) -> int:
         """What a row carries that uses an adapter; 0 for None.
@@ -169,6 +192,14 @@ class Target:
         rows, most = self.config.rows, self.config.max_draft_tokens
         limits = Limits(rows, rows * (1 + most), rows * most, self.cache.places)
         return GraphedForward(decoder, self.cache, limits, self.device)
+
+    def _join(self, other: "Target") -> None:
+        if self.vocab_size != other.vocab_size:
+            raise UnsupportedModel(
+                f"the model has {self.vocab_size} tokens, the one that is served "
+                f"{other.vocab_size}; restart the service to serve it"
+            )
+        self.cache.share(other.cache)
 
     @torch.inference_mode()
     def _check_against(self, expected: Tensor) -> None:

@@ -62,34 +62,36 @@ class Verified:
 
 
 class Verifier:
-    """A target and the rules of its rows.
+    """Targets and the rules of their rows.
 
     Attributes:
         moves: ``int64[2, k]`` cache places to copy from and to with the next forward.
     """
 
-    def __init__(self, target: Target, chooser: Chooser) -> None:
-        self._target = target
+    def __init__(self, chooser: Chooser) -> None:
         self._chooser = chooser
         self.moves = _none()
 
-    def verify(self, plan: Plan, drafts: Drafts, allowed: Allowed | None) -> Verified:
+    def verify(
+        self, target: Target, plan: Plan, drafts: Drafts, allowed: Allowed | None
+    ) -> Verified:
         """Run a step; without its drafts where they do not fit the memory.
 
         Args:
+            target: That of all rows of the plan.
             allowed: What guides allow at each place; None where there are no guides.
 
         Raises:
             OutOfMemory: The step does not fit without drafts either.
         """
         try:
-            return self._run(plan, drafts, allowed)
+            return self._run(target, plan, drafts, allowed)
         except OutOfMemory:
             if not len(drafts.tokens):
                 raise
         roots = drafts.offsets[:-1] + np.arange(len(plan.emitting))
         at_roots = allowed and Allowed(allowed.masks, allowed.mask_of[roots])
-        return self._run(plan, Drafts.empty(len(plan.emitting)), at_roots)
+        return self._run(target, plan, Drafts.empty(len(plan.emitting)), at_roots)
 
     def keep(self, plan: Plan, accepted: Accepted, firsts: Row[int]) -> None:
         """Accepted draft tokens go where they belong.
@@ -108,13 +110,13 @@ class Verifier:
         source = self.moves[0]
         self.moves = self.moves[:, (source < first) | (source >= end)]
 
-    def _run(self, plan: Plan, drafts: Drafts, allowed: Allowed | None) -> Verified:
+    def _run(self, target: Target, plan: Plan, drafts: Drafts, allowed: Allowed | None) -> Verified:
         feed, rows = plan.feed(drafts, self.moves), plan.emitting_rows
         told = any(s.request.logprobs is not None for s in plan.emitting)
         try:
             if allowed is None and not told and self._chooser.plain(rows):
-                return Verified(self._target.next_tokens(feed), drafts)
-            logits = self._target.logits(feed)
+                return Verified(target.next_tokens(feed), drafts)
+            logits = target.logits(feed)
             with out_of_memory_is("choosing tokens", moved=True):
                 chosen = self._chooser.choose(logits, rows, drafts, allowed)
         except OutOfMemory as error:

@@ -23,6 +23,7 @@ from tasc_serve.start_notes import heard
 
 NAME = "tasc"
 _DRAIN_MARGIN_S = 5.0
+_LOOKS = 3  # at how busy replicas are, in the time whose mean counts; Serve's own default
 _ROUTER: Any = ChosenReplicaRouter  # Ray's types name no class here, its documents do
 _ROUTED = RequestRouterConfig(request_router_class=_ROUTER)
 log = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ def build(settings: ServeSettings, redis_url: str) -> serve.Application:
         serve.ingress()(Gateway),
         name="gateway",
         num_replicas=settings.http.gateways,
+        **_at_most(settings.http.max_gateways_per_node),
         ray_actor_options={"num_cpus": settings.http.gateway_num_cpus},
         # Our own bounded queue decides; this is a coarse guard above it.
         max_ongoing_requests=2 * _all_places(settings),
@@ -119,13 +121,19 @@ def _replica(settings: ServeSettings, task: ServedTask) -> Any:
 
 def _replicas_of(settings: ServeSettings, task: ServedTask) -> dict[str, Any]:
     """How many there are: always so many, or as many as their requests call for; and where."""
-    most, scaling = task.max_replicas_per_node, task.autoscaling
-    spread = {} if most is None else {"max_replicas_per_node": most}
+    spread, scaling = _at_most(task.max_replicas_per_node), task.autoscaling
     if scaling is None:
         return {"num_replicas": task.replicas, **spread}
-    config = scaling.model_dump(exclude={"target_requests"})
-    target = scaling.target_requests or settings.engine.rows
-    return {"autoscaling_config": {**config, "target_ongoing_requests": target}, **spread}
+    config = scaling.model_dump(exclude={"target_requests", "look_back_s"}) | {
+        "target_ongoing_requests": scaling.target_requests or settings.engine.rows,
+        "look_back_period_s": scaling.look_back_s,
+        "metrics_interval_s": scaling.look_back_s / _LOOKS,
+    }
+    return {"autoscaling_config": config, **spread}
+
+
+def _at_most(per_node: int | None) -> dict[str, Any]:
+    return {} if per_node is None else {"max_replicas_per_node": per_node}
 
 
 def _places(settings: ServeSettings) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 from tasc_engine import GuideSpec, Sampling
 from tasc_store import SamplingDefaults, TaskRecord
 
+_SHOWN = 64  # characters of a text in an error
 _OWN = {"choice": "choices", "json_schema": "schema", "regex": "regex", "grammar": "grammar"}
 _DEFAULTED = tuple(field.name for field in dataclasses.fields(SamplingDefaults))
 
@@ -45,6 +46,16 @@ class Guide:
     @property
     def is_tasks(self) -> bool:
         return self.field == "model"
+
+    def require_whole(self, stops: tuple[str, ...]) -> None:
+        """Raise FieldError where a stop string would cut a choice."""
+        for stop in stops:
+            if cut := next((choice for choice in self.spec.choices if stop in choice), None):
+                raise FieldError(
+                    "stop",
+                    f"stop has {stop[:_SHOWN]!r}, which is in {cut[:_SHOWN]!r} of {self.name} and "
+                    "would cut it; leave it out",
+                )
 
 
 @dataclass(frozen=True)

@@ -132,8 +132,8 @@ class Batches:
             else self._limits.file_ttl_s,
             body.metadata or {}, owner,
         )  # fmt: skip
-        create = partial(self._storage.batches.create, new, self._limits.max_batches)
-        return await self._calls.run(create)
+        most, lines = self._limits.max_batches, self._limits.max_open_batch_lines
+        return await self._calls.run(partial(self._storage.batches.create, new, most, lines))
 
     async def get(self, id_: str, owner: str) -> Batch:
         return await self._calls.run(partial(self._owned, id_, owner))

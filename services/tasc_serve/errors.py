@@ -13,5 +13,9 @@ class EngineBroken(ServeError):
     """The engine that held a request ended on an error; its replica is being replaced."""
 
 
+class AdapterRefused(ServeError):
+    """Adapters of a newer version of a task cannot be loaded; the message names folder and why."""
+
+
 class IndexRefused(ServeError):
     """A draft index does not fit the target's tokenizer; the message names both fingerprints."""

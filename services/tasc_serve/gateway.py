@@ -23,9 +23,12 @@ from tasc_serve.fleet import Fleet
 from tasc_serve.gate import Gate
 from tasc_serve.line import HandleLine, why_lost
 from tasc_serve.presence import present
+from tasc_serve.queue_metrics import QueueMetrics
+from tasc_serve.queue_watch import QueueWatch
 from tasc_serve.settings import ServeSettings
 from tasc_serve.store_health import StoreHealth
 from tasc_store import FirstTries, connect, translated
+from tasc_store.batch_queue import BatchQueue
 
 log = logging.getLogger(__name__)
 
@@ -138,6 +141,8 @@ class Gateway:
         self._doors = Doors()
         self._gate = Gate.of(settings, client, self._registry)
         self._storage = RedisStorage(client)
+        waiting = QueueMetrics(self._registry, list(handles))
+        self._queue = QueueWatch(BatchQueue(client), waiting)
         host = settings.metrics.host or node_address()
         self._port = MetricsPort(client, self._registry, host=host, ttl_s=settings.metrics.ttl_s)
         self._backend = HandleBackend(
@@ -160,5 +165,6 @@ class Gateway:
         return await self._doors.drain(timeout_s)
 
     def __del__(self) -> Any:
-        if hasattr(self, "_port"):
-            self._port.close()
+        for part in ("_queue", "_port"):
+            if hasattr(self, part):
+                getattr(self, part).close()

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 from tasc_engine import Delta, Engine, GenerationRequest, QueueFull
+from tasc_engine.errors import UnknownTarget
 from tasc_engine.guides import Guide
 from tasc_serve.calls import Refusal
 from tasc_serve.shadow import ShadowCheck
@@ -141,6 +142,9 @@ class EngineLoop:
             self._engine.submit(request, guide)
         except QueueFull as error:
             sink(Refusal("full", str(error)))
+            return
+        except UnknownTarget as error:
+            sink(Refusal("changed", str(error)))
             return
         except ValueError as error:
             sink(Refusal("invalid", str(error)))

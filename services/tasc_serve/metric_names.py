@@ -4,11 +4,13 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry
 
+from tasc_serve.batch_metrics import BatchMetrics
 from tasc_serve.collector_metrics import CollectorMetrics
 from tasc_serve.drift_metrics import DriftMetrics
 from tasc_serve.failover_metrics import FailoverMetrics
 from tasc_serve.gateway_metrics import GatewayMetrics
 from tasc_serve.metrics import ReplicaMetrics
+from tasc_serve.queue_metrics import QueueMetrics
 from tasc_serve.rate_metrics import RateMetrics
 from tasc_serve.shadow_metrics import ShadowMetrics
 
@@ -26,6 +28,8 @@ def _exported() -> frozenset[str]:
     drift.built(1.0)
     RateMetrics(registry)
     FailoverMetrics(registry)
+    BatchMetrics(registry)
+    QueueMetrics(registry, ())
     return frozenset(f.name + end for f in registry.collect() for end in _SUFFIXES[f.type])
 
 

@@ -5,7 +5,7 @@ denominators: ``tasc_row_steps_total`` and ``tasc_spec_decode_num_drafts_per_pos
 """
 
 from collections.abc import Callable
-from typing import get_args
+from typing import Any, TypeVar, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -31,28 +31,48 @@ _VERIFY_S = _INTER_TOKEN_S
 _DRAFT_S = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.1)
 
 
+Family = TypeVar("Family", Counter, Gauge, Histogram)
+
+
 class _Series:
-    """Makes series that all carry the replica's own labels."""
+    """Makes series that all carry the replica's own labels.
+
+    Families are made once: with other labels the same ones get other series.
+    """
 
     def __init__(self, registry: CollectorRegistry, labels: dict[str, str]) -> None:
         self._registry, self._labels = registry, labels
+        self._families: dict[str, Any] = {}
+
+    def use(self, labels: dict[str, str]) -> None:
+        """Make series with these labels from now on. Gauges with those of before are gone."""
+        for family in self._families.values():
+            if isinstance(family, Gauge):
+                family.clear()
+        self._labels = labels
 
     def counters(self, name: str, text: str, *by: str) -> Callable[..., Counter]:
-        family = Counter(name, text, (*self._labels, *by), registry=self._registry)
-        return lambda *values: family.labels(*self._labels.values(), *map(str, values))
+        return self._labelled(self.family(Counter, name, text, *by))
 
     def counter(self, name: str, text: str) -> Counter:
         return self.counters(name, text)()
 
     def gauge(self, name: str, text: str) -> Gauge:
-        family = Gauge(name, text, tuple(self._labels), registry=self._registry)
-        return family.labels(**self._labels)
+        return self._labelled(self.family(Gauge, name, text))()
 
     def histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        family = Histogram(
-            name, text, tuple(self._labels), registry=self._registry, buckets=buckets
-        )
-        return family.labels(**self._labels)
+        return self._labelled(self.family(Histogram, name, text, buckets=buckets))()
+
+    def family(self, kind: type[Family], name: str, text: str, *by: str, **how: Any) -> Family:
+        if name not in self._families:
+            names = (*self._labels, *by)
+            self._families[name] = kind(name, text, names, registry=self._registry, **how)
+        found: Family = self._families[name]
+        return found
+
+    def _labelled(self, family: Family) -> Callable[..., Family]:
+        own = tuple(self._labels.values())
+        return lambda *values: family.labels(*own, *map(str, values))
 
 
 class _TokensBySource:
@@ -98,11 +118,30 @@ class ReplicaMetrics:
         self, registry: CollectorRegistry, *, task: str, model_name: str, proposer: str
     ) -> None:
         self._labels = {"task": task, "model_name": model_name, "proposer": proposer}
-        make = _Series(registry, self._labels)
-        self._steps_of(make)
-        self._drafting_of(make)
-        self._requests_of(make)
-        self._index_of(make, registry)
+        self._series = _Series(registry, self._labels)
+        self._version: int | None = None
+        self._started = False
+        self._make()
+
+    @property
+    def proposer(self) -> str:
+        """The mixture that makes the drafts."""
+        return self._labels["proposer"]
+
+    def drafted_by(self, proposer: str) -> None:
+        """Another mixture makes the drafts: what is counted from now on carries its name.
+
+        Gauges, the draft index's too, are to be set anew. Called on the step loop.
+        """
+        self._labels = {**self._labels, "proposer": proposer}
+        self._series.use(self._labels)
+        self._make()
+
+    def _make(self) -> None:
+        self._steps_of(self._series)
+        self._drafting_of(self._series)
+        self._requests_of(self._series)
+        self._index_of(self._series)
 
     def _steps_of(self, make: _Series) -> None:
         self._steps = make.counter("tasc_verify_steps", "Target forwards of a whole batch.")
@@ -186,17 +225,12 @@ class ReplicaMetrics:
             "Part of the KV cache that requests hold for their longest answers.",
         )
 
-    def _index_of(self, make: _Series, registry: CollectorRegistry) -> None:
-        self._index_info = Gauge(
-            "tasc_draft_index_info",
-            "1 for the served one.",
-            (*self._labels, "version"),
-            registry=registry,
+    def _index_of(self, make: _Series) -> None:
+        self._index_info = make.family(
+            Gauge, "tasc_draft_index_info", "1 for the served one.", "version"
         )
         self._index_bytes = make.gauge("tasc_draft_index_bytes", "Size of the served draft index.")
         self._swaps = make.counter("tasc_index_swaps", "Draft indexes swapped in while running.")
-        self._version: int | None = None
-        self._started = False
 
     def observe_step(self, record: StepRecord) -> None:
         """Count one step. Called on the step loop: some tens of microseconds.
@@ -246,11 +280,9 @@ class ReplicaMetrics:
     def set_index(self, version: int | None, size_bytes: int) -> None:
         """Say which draft index is served; None is none. The first call is no swap."""
         self._index_bytes.set(size_bytes)
-        if self._started and version == self._version:
-            return
-        if self._version is not None:
-            self._index_info.remove(*self._labels.values(), str(self._version))
+        if version != self._version:
+            self._index_info.clear()
         if version is not None:
             self._index_info.labels(*self._labels.values(), str(version)).set(1)
-        self._swaps.inc(int(self._started))
+        self._swaps.inc(int(self._started and version != self._version))
         self._started, self._version = True, version

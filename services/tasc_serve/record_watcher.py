@@ -1,34 +1,57 @@
 """Watches the store for a newer record of a running engine's task, and has it answer by that.
 
-A record that needs another engine is logged and waits for a restart; a store that is away changes
-nothing.
+What a version needs is made here, beside the steps, and put in between two of them. A record that
+needs another engine is logged and waits for a restart; a store that is away changes nothing.
 """
 
 import logging
 import threading
+import time
+from collections.abc import Callable
+from functools import partial
 
+from tasc_draft import NgramProposer
+from tasc_engine import Target
 from tasc_engine.errors import GuideError
 from tasc_serve.asked import guide_of
+from tasc_serve.loop import EngineLoop
 from tasc_serve.records import MOST_KNOWN
 from tasc_serve.worker import Worker
-from tasc_store import StoreError, TaskRecord, TaskStore
+from tasc_store import TaskRecord, TaskStore
 
 log = logging.getLogger(__name__)
+
+AGAIN_S = 60.0  # until what could not be loaded is tried again
 
 
 class RecordWatcher:
     """A thread that brings new versions of ``worker``'s record into it.
 
-    Requests that are read from then on see the new version; those that were read keep theirs.
+    Requests that are read from then on see the new version; those that were read keep theirs. Of
+    two versions with different adapters the older's are freed once ``keep_s`` are over and nobody
+    is answered by them; a third one's are not loaded before.
 
     Args:
         poll_s: Longest time until a new version is seen.
+        keep_s: Longest time that an answer takes, so that another replica's can be ended here.
+        on_change: Called between two steps when other weights answer, or others draft.
     """
 
-    def __init__(self, worker: Worker, tasks: TaskStore, poll_s: float) -> None:
-        self._worker, self._tasks, self._poll_s = worker, tasks, poll_s
+    def __init__(
+        self,
+        worker: Worker,
+        loop: EngineLoop,
+        tasks: TaskStore,
+        poll_s: float,
+        keep_s: float,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._worker, self._loop, self._tasks = worker, loop, tasks
+        self._poll_s, self._keep_s, self._on_change = poll_s, keep_s, on_change
         self._name = worker.record.name
         self._seen = worker.record_version
+        self._failed, self._again = 0, 0.0
+        self._leaving: dict[int, float] = {}
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="record-watcher", daemon=True)
         self._thread.start()
@@ -45,9 +68,10 @@ class RecordWatcher:
                 while older:
                     self._remember(older[-1])
                     older.pop()
+                self._free(time.monotonic())
                 self._look()
                 failing = False
-            except (StoreError, ValueError) as error:  # a record may be unreadable, or gone
+            except Exception as error:  # a record may be unreadable, or gone
                 if not failing:
                     log.warning("no new record of the task, it stays as it is: %s", error)
                 failing = True
@@ -55,44 +79,115 @@ class RecordWatcher:
 
     def _remember(self, version: int) -> None:
         """An answer may have been begun by it, on a replica that is gone or saw it sooner."""
+        worker = self._worker
         try:
             record = self._tasks.get(self._name, version)
-            if version > self._worker.record_version:  # it is the newest until the next one is
-                self._prepare(record)
-            self._worker.records.add(record, version)
+            if version < worker.record_version:
+                worker.records.add(record, version)
+            elif worker.records.target_of(record) is not None:  # the newest until the next one is
+                self._bring(record, version)
         except ValueError:  # unreadable, or of another engine: nobody here can end it
             log.debug("version %d of task %s is not remembered", version, self._name)
 
     def _look(self) -> None:
         version = self._tasks.versions(self._name)[-1]
-        if version == self._seen:
+        failed = version == self._failed and time.monotonic() < self._again
+        if version == self._seen or failed:
             return
         record = self._tasks.get(self._name, version)
         for between in range(max(self._seen + 1, version - MOST_KNOWN + 1), version):
             self._remember(between)
-        self._seen = version
-        now = self._worker.record_version
+        self._seen = version - 1
+        if self._is_served(record, version):
+            self._seen = version
+
+    def _is_served(self, record: TaskRecord, version: int) -> bool:
+        """Bring a version in; False where that is to be tried again."""
+        records, now = self._worker.records, self._worker.record_version
         if version < now:
             log.error("task %s was made anew; restart the service to serve it", self._name)
-            return
-        if differing := self._worker.records.needs_restart(record):
+        elif differing := records.needs_restart(record):
             log.warning(
                 "version %d of task %s changes %s; restart the service to use it, version %d stays "
                 "in use", version, self._name, ", ".join(differing), now,
             )  # fmt: skip
-            return
+        elif records.target_of(record) is None and not self._has_room():
+            return False
+        else:
+            return self._is_brought(record, version)
+        return True
+
+    def _is_brought(self, record: TaskRecord, version: int) -> bool:
+        now = self._worker.record_version
         try:
-            self._prepare(record)
+            self._bring(record, version)
         except GuideError as error:
             log.error(
                 "version %d of task %s cannot be used, version %d stays in use: %s",
                 version, self._name, now, error,
             )  # fmt: skip
-            return
-        self._worker.records.add(record, version)
-        log.info("task %s is served by version %d of its record", self._name, version)
+        except Exception as error:  # whatever it is, later versions must still be seen
+            self._again = time.monotonic() + AGAIN_S
+            if version != self._failed:
+                log.error(
+                    "version %d of task %s cannot be used, version %d stays in use: %s; put it "
+                    "right, it is tried again every %.0f s, or go back with `tasc task use %s %d`",
+                    version, self._name, now, error, AGAIN_S, self._name, now,
+                )  # fmt: skip
+            self._failed = version
+            return False
+        return True
 
-    def _prepare(self, record: TaskRecord) -> None:
-        """Compile its guide, here, where nobody waits. Raises GuideError."""
+    def _bring(self, record: TaskRecord, version: int) -> None:
+        """Make what a version needs, where nobody waits, and wait until it is in use."""
+        worker = self._worker
         if guide := guide_of(record):
-            self._worker.engine.guides.of(guide.spec, self._worker.engine.longest)
+            worker.engine.guides.of(guide.spec, worker.engine.longest)
+        target = worker.target_for(record)
+        proposer = worker.proposer_for(record, worker.proposer.index)
+        self._between_steps(partial(self._take, record, version, target, proposer))
+
+    def _take(
+        self,
+        record: TaskRecord,
+        version: int,
+        target: Target | None,
+        proposer: NgramProposer | None,
+    ) -> None:
+        worker = self._worker
+        before = worker.proposer, worker.target_number
+        worker.take(record, version, target, proposer)
+        if before[1] != worker.target_number:
+            self._leaving[before[1]] = time.monotonic() + self._keep_s
+            self._leaving.pop(worker.target_number, None)
+        log.info("task %s is served by version %d of its record", self._name, version)
+        if before != (worker.proposer, worker.target_number):
+            self._on_change()
+
+    def _has_room(self) -> bool:
+        """One target beside the newest is enough memory: those that nobody needs go at once."""
+        self._free(float("inf"))
+        return not self._leaving
+
+    def _free(self, now: float) -> None:
+        for target in [target for target, at in self._leaving.items() if at <= now]:
+            self._between_steps(partial(self._let_go, target))
+
+    def _let_go(self, target: int) -> None:
+        if self._worker.let_go(target):
+            del self._leaving[target]
+            log.info("task %s: the adapters of before are freed", self._name)
+
+    def _between_steps(self, action: Callable[[], None]) -> None:
+        """Have the engine's thread do something, and wait until it has."""
+        done = threading.Event()
+
+        def act() -> None:
+            try:
+                action()
+            finally:
+                done.set()
+
+        self._loop.between_steps(act)
+        while not (done.wait(self._poll_s) or self._stopped.is_set()):
+            pass

@@ -1,6 +1,6 @@
 """The versions of a task's record that one running engine can answer by. It reads no store.
 
-A version is taken where it differs in nothing that the engine was built of. Older ones stay known
+A version is taken where it differs in nothing that the engine cannot change. Older ones stay known
 for a while, since an answer is ended by the version that it was begun by.
 """
 
@@ -9,21 +9,26 @@ from dataclasses import fields, replace
 
 from tasc_store import TaskRecord
 
-# What a request is read by, and no weight, token or template depends on.
-_LIVE = ("stop", "max_tokens", "sampling", "choices", "schema", "regex")
+# What a request is read by or drafted by, and no weight, token or template depends on.
+_LIVE = ("stop", "max_tokens", "sampling", "choices", "schema", "regex", "draft")
+# What an engine has another target for.
+_WEIGHTS = ("adapter", "adapters")
 MOST_KNOWN = 8
+
+_Weights = tuple[str | None, tuple[tuple[str, str], ...]]
 
 
 class Records:
-    """Versions of one task's record; any thread may ask, one may add.
+    """Versions of one task's record; any thread may ask, one at a time may change them.
 
     Args:
-        record: What the engine was built of.
+        record: What the engine was built of, its target 0 too.
         version: Its number.
     """
 
     def __init__(self, record: TaskRecord, version: int) -> None:
         self._known = {version: record}
+        self._targets = {_weights(record): 0}
         # One value, so that nobody sees a record with another's number.
         self.newest = record, version
 
@@ -49,26 +54,48 @@ class Records:
             )
         return found
 
+    def target_of(self, record: TaskRecord) -> int | None:
+        """Number of the engine's target that has a record's adapters; None where none has."""
+        return self._targets.get(_weights(record))
+
     def needs_restart(self, record: TaskRecord) -> list[str]:
         """The fields in which a record differs and that no running engine can change."""
-        return list(_differing(self.newest[0], record))
+        return list(_differing(self.newest[0], record, _LIVE + _WEIGHTS))
 
-    def add(self, record: TaskRecord, version: int) -> None:
+    def add(self, record: TaskRecord, version: int, target: int | None = None) -> None:
         """Take a version; it is the newest if its number is the greatest.
 
+        Args:
+            target: Number of the engine's target that answers by it, where that is new.
+
         Raises:
-            ValueError: It needs an engine of its own.
+            ValueError: It needs an engine or a target of its own.
         """
-        if differing := self.needs_restart(record):
+        known = target is not None or self.target_of(record) is not None
+        live = _LIVE + _WEIGHTS if known else _LIVE
+        if differing := list(_differing(self.newest[0], record, live)):
             raise ValueError(f"version {version} changes {', '.join(differing)}")
-        known = {**self._known, version: record}
-        self._known = {number: known[number] for number in sorted(known)[-MOST_KNOWN:]}
+        if target is not None:
+            self._targets = {**self._targets, _weights(record): target}
+        versions = {**self._known, version: record}
+        self._known = {number: versions[number] for number in sorted(versions)[-MOST_KNOWN:]}
         if version > self.newest[1]:
             self.newest = record, version
 
+    def forget(self, target: int) -> None:
+        """Answer by no version of a target any more; that of the newest stays."""
+        if target != self.target_of(self.newest[0]):
+            self._targets = {w: n for w, n in self._targets.items() if n != target}
+            kept = {v: r for v, r in self._known.items() if self.target_of(r) is not None}
+            self._known = kept
 
-def _differing(old: TaskRecord, new: TaskRecord) -> Iterator[str]:
-    alike = replace(new, **{name: getattr(old, name) for name in _LIVE})
+
+def _weights(record: TaskRecord) -> _Weights:
+    return record.adapter, record.adapters
+
+
+def _differing(old: TaskRecord, new: TaskRecord, live: tuple[str, ...]) -> Iterator[str]:
+    alike = replace(new, **{name: getattr(old, name) for name in live})
     for field in fields(TaskRecord):
         if getattr(alike, field.name) != getattr(old, field.name):
             yield field.name

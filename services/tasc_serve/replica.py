@@ -78,9 +78,8 @@ class TaskReplica:
             ShadowMetrics(registry, **own),
             self._observe_users,
         )
-        self._drift = DriftGuard(
-            self._worker.indexes.store, settings.rollback, DriftMetrics(registry, labels)
-        )
+        self._drift_metrics = DriftMetrics(registry, labels)
+        self._drift = DriftGuard(self._worker.indexes.store, settings.rollback, self._drift_metrics)
         self._collector = Collector(
             CollectedRows(client, task.name), task.collect, CollectorMetrics(registry, **own)
         )
@@ -96,7 +95,14 @@ class TaskReplica:
         self._watcher = IndexWatcher(
             self._worker, self._loop, settings.index_poll_s, self._set_index, self._drift.act
         )
-        self._records = RecordWatcher(self._worker, TaskStore(client), settings.index_poll_s)
+        self._records = RecordWatcher(
+            self._worker,
+            self._loop,
+            TaskStore(client),
+            settings.index_poll_s,
+            limits.request_timeout_s,
+            lambda: self._set_index(self._worker.artifact),
+        )
 
     async def complete(self, call: Call) -> Answer | Refusal:
         """The whole answer of one call."""
@@ -256,7 +262,12 @@ class TaskReplica:
                 self._loop.cancel(ready.request.id)
 
     def _set_index(self, artifact: Artifact | None) -> None:
+        """What answers are drafted from, and by what, has changed."""
         version = artifact.version if artifact else None
+        mixture = self._worker.proposer.settings.mixture
+        if mixture != self._metrics.proposer:
+            self._metrics.drafted_by(mixture)
+            self._drift_metrics.drafted_by(mixture)
         self._metrics.set_index(version, self._worker.index_bytes)
         self._drift.swapped(artifact)
 

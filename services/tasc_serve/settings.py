@@ -74,6 +74,18 @@ class LimitSettings(_Section):
     upload_timeout_s: float = Field(600.0, gt=0, description="until an uploaded file is whole")
     max_batches: int = Field(1000, ge=1, description="batches kept, those that ended counted")
     max_batch_lines: int = Field(100_000, ge=1, description="requests of one batch")
+    max_open_batch_lines: int = Field(
+        500_000, ge=1, description="lines of one key's batches that have not ended"
+    )
+
+    @model_validator(mode="after")
+    def _a_whole_batch_fits(self) -> Self:
+        if self.max_open_batch_lines < self.max_batch_lines:
+            raise ValueError(
+                f"max_open_batch_lines is {self.max_open_batch_lines}, less than max_batch_lines, "
+                f"which is {self.max_batch_lines}; no such batch would be taken: raise the first"
+            )
+        return self
 
     def over_total(self, n: int, max_tokens: int) -> str | None:
         """What is wrong with ``n`` answers of ``max_tokens`` each, if that is too much."""
@@ -160,6 +172,7 @@ class AutoscalingSettings(_Section):
     target_requests: float | None = Field(
         None, gt=0, description="of one replica; more replicas beyond; unset: engine.rows"
     )
+    look_back_s: float = Field(30.0, gt=0, description="their mean over so long counts")
     upscale_delay_s: float = Field(10.0, ge=0)
     downscale_delay_s: float = Field(300.0, ge=0)
 
@@ -221,6 +234,9 @@ class HttpSettings(_Section):
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535, description="0 takes a free one")
     gateways: int = Field(1, ge=1)
+    max_gateways_per_node: int | None = Field(
+        None, ge=1, le=100, description="fewer are lost with a node; unset: any number"
+    )
     gateway_num_cpus: float = Field(0.5, ge=0)
 
 

@@ -201,6 +201,9 @@ class ShadowCheck:
         if shadow.guide and not self._engine.guides.known(shadow.guide):
             self._metrics.dropped("failed")  # to compile it again would keep users waiting
             return
+        if shadow.target not in self._engine.targets:
+            self._metrics.dropped("old")
+            return
         self._engine.submit(shadow)
         self._running[shadow.id] = candidate
 

@@ -14,6 +14,7 @@ from tasc_store.errors import (
     BatchesFull,
     FileInUse,
     FilesFull,
+    LinesFull,
     UnknownBatch,
     UnknownFile,
 )
@@ -31,6 +32,7 @@ _CODES: Final[tuple[tuple[type[StoreError], int, str], ...]] = (
     (BatchEnded, 400, "batch_ended"),
     (FilesFull, 429, "too_many_files"),
     (BatchesFull, 429, "too_many_batches"),
+    (LinesFull, 429, "too_many_batch_lines"),
     (CorruptArtifact, 500, "file_damaged"),
 )
 

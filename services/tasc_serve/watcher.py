@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from tasc_draft import DraftError, DraftIndex
+from tasc_draft import DraftIndex, NgramProposer
 from tasc_serve.errors import ServeError
 from tasc_serve.loop import EngineLoop
 from tasc_serve.worker import Worker
@@ -81,17 +81,18 @@ class IndexWatcher:
             return
         try:
             index = self._worker.indexes.fetch(artifact)
-        except (ServeError, DraftError):
+            proposer = self._worker.proposer_for(self._worker.record, index)
+        except (ServeError, ValueError):
             log.exception("a new draft index does not fit; the old one stays in use")
             self._seen = artifact.version
         else:
             # Not before: what could not be fetched is tried again, what does not fit is not.
             self._seen = artifact.version
-            self._loop.between_steps(partial(self._swap, artifact, index))
+            self._loop.between_steps(partial(self._swap, artifact, index, proposer))
 
-    def _swap(self, artifact: Artifact, index: DraftIndex) -> None:
+    def _swap(self, artifact: Artifact, index: DraftIndex, proposer: NgramProposer | None) -> None:
         try:
-            self._worker.swap(artifact, index)
+            self._worker.swap(artifact, index, proposer)
         except Exception:
             self._seen, self._failed = None, True  # it is fetched and tried again
             raise

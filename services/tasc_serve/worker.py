@@ -3,7 +3,6 @@
 Online replicas and batch actors use it alike. It knows the store; it knows no HTTP and no Ray.
 """
 
-import dataclasses
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,15 +11,17 @@ from pathlib import Path
 import redis
 import torch
 
-from tasc_draft import DraftIndex, DraftSettings, NgramProposer
+from tasc_draft import DraftIndex, NgramProposer
 from tasc_engine import Engine, EngineConfig, GenerationRequest, ModelSource, StepRecord, Target
 from tasc_engine import guides as engine_guides
 from tasc_engine.errors import GuideError
 from tasc_engine.loading import max_positions
 from tasc_serve.asked import Asked, FieldError, Guide, guide_of
 from tasc_serve.calls import Call
+from tasc_serve.errors import AdapterRefused
 from tasc_serve.indexes import DraftIndexes
 from tasc_serve.models import load_tokenizer
+from tasc_serve.proposers import Proposers
 from tasc_serve.records import Records
 from tasc_serve.settings import DraftOverrides, EngineSettings
 from tasc_serve.step_costs import step_costs
@@ -30,7 +31,7 @@ from tasc_text import PromptTemplate, resolve_folder
 log = logging.getLogger(__name__)
 
 DEFAULT_MODEL_LEN = 1024  # tokens of a row, unless the model has fewer positions
-_SHOWN = 64  # characters of a text in an error
+_MOST_SAID = 500  # characters of what a loader says
 _ENDLESS = 2**31 - 1  # tokens: what does not fit so many is not too long, it is wrong
 
 
@@ -102,7 +103,8 @@ class Worker:
         self.indexes = DraftIndexes(task, artifacts, cache, self.tokenizer)
         self.artifact: Artifact | None
         torch.set_num_threads(settings.torch_threads)
-        source = model_source(self.record, device_of(settings.device, gpus))
+        self._device = device_of(settings.device, gpus)
+        source = model_source(self.record, self._device)
         length = settings.max_model_len or min(DEFAULT_MODEL_LEN, max_positions(source.folder))
         config = EngineConfig(
             settings.rows, length, settings.prefill_chunk, max_waiting, settings.max_draft_tokens,
@@ -112,7 +114,8 @@ class Worker:
         self.artifact, index = (
             self.indexes.pinned(pinned.index_version) if pinned else self.indexes.current()
         )
-        self.proposer = self._new_proposer(index, target.vocab_size, config, draft)
+        self._proposers = Proposers(draft, config, target.vocab_size, self.tokenizer.eos_ids)
+        self.proposer = self._proposers.make(self.record, index)
         costs = step_costs(target, source, cost_dir, say) if settings.cost_aware else None
         self.engine = Engine(target, self.tokenizer, self.proposer, config, on_step, costs)
 
@@ -126,22 +129,72 @@ class Worker:
         return self.records.newest[1]
 
     @property
+    def target_number(self) -> int:
+        """Of the engine's target that answers by the newest version."""
+        return self._target_of(self.record)
+
+    @property
     def index_bytes(self) -> int:
         return self.proposer.index.nbytes if self.artifact else 0
 
-    def swap(self, artifact: Artifact, index: DraftIndex) -> None:
-        """Draft from another index; call it between two steps.
+    def proposer_for(self, record: TaskRecord, index: DraftIndex) -> NgramProposer | None:
+        """What drafts as record and index say, made on any thread; None: what is there does.
 
-        Its settings count from the next start on: they shape the proposer's memory.
+        Raises:
+            ValueError: These settings cannot draft from this index.
         """
-        if self._settings(index) != self.proposer.settings:
-            log.warning(
-                "task %s: index %d was tuned to other drafting settings; restart the service to "
-                "use them",
-                self.record.name, artifact.version,
-            )  # fmt: skip
-        self.proposer.set_index(index)
+        if self._proposers.settings(record, index) == self.proposer.settings:
+            return None
+        return self._proposers.make(record, index)
+
+    def target_for(self, record: TaskRecord) -> Target | None:
+        """A target with a record's adapters, loaded on any thread; None: there is one.
+
+        Raises:
+            AdapterRefused: They cannot be loaded.
+        """
+        if self.records.target_of(record) is not None:
+            return None
+        try:
+            return self.engine.load_target(model_source(record, self._device))
+        except Exception as error:  # folders, files and shapes of others: whatever is wrong there
+            places = [record.adapter] if record.adapter else [p for _, p in record.adapters]
+            shown = " ".join(str(error).split())[:_MOST_SAID] or type(error).__name__
+            raise AdapterRefused(f"adapter {', '.join(places) or 'none'}: {shown}") from error
+
+    def swap(
+        self, artifact: Artifact, index: DraftIndex, proposer: NgramProposer | None = None
+    ) -> None:
+        """Draft from another index, by the settings it was tuned to; call it between two steps.
+
+        Args:
+            proposer: What `proposer_for` made for it.
+        """
+        self._draft(self.record, index, proposer)
         self.artifact = artifact
+
+    def take(
+        self,
+        record: TaskRecord,
+        version: int,
+        target: Target | None = None,
+        proposer: NgramProposer | None = None,
+    ) -> None:
+        """Answer by one more version of the record; call it between two steps.
+
+        Args:
+            target: What `target_for` loaded for it.
+            proposer: What `proposer_for` made for it.
+        """
+        newest = record if version > self.record_version else self.record
+        self._draft(newest, self.proposer.index, proposer)
+        number = None if target is None else self.engine.add_target(target)
+        self.records.add(record, version, number)
+
+    def let_go(self, target: int) -> bool:
+        """Take no more requests for a target between two steps; True once it is freed."""
+        self.records.forget(target)
+        return self.engine.drop_target(target)
 
     def request(self, call: Call) -> GenerationRequest:
         """Read a call and have the engine know its guide, which takes time the first time.
@@ -166,7 +219,7 @@ class Worker:
         record = self.records.of(call.record_version)
         asked = call.asked.guided(record)
         if asked.guide:
-            _require_whole(asked.guide, call.stop)
+            asked.guide.require_whole(call.stop)
         prompt = self._prompt(call)
         self._require_tokens(asked)
         room, most = self._room(call, prompt), call.max_tokens
@@ -182,6 +235,7 @@ class Worker:
             logprobs=asked.logprobs,
             ignore_eos=asked.ignore_eos,
             adapter=asked.adapter_of(record),
+            target=self._target_of(record),
             said=call.said,
         )
         self.engine.require_fit(request)
@@ -249,37 +303,21 @@ class Worker:
         message = f"{guide.name}: {error}{unsent if call.max_tokens is None else ''}"
         return FieldError(call.max_tokens_field, message)
 
-    def _settings(self, index: DraftIndex) -> DraftSettings:
-        """The service's own settings over those tuned with the index, or over the record's."""
-        return dataclasses.replace(index.settings or self.record.draft, **self._overrides)
+    def _target_of(self, record: TaskRecord) -> int:
+        if (number := self.records.target_of(record)) is None:
+            raise ValueError("this version of the task is not served any more; send a new request")
+        return number
 
-    def _new_proposer(
-        self,
-        index: DraftIndex,
-        vocab_size: int,
-        config: EngineConfig,
-        overrides: DraftOverrides | None,
-    ) -> NgramProposer:
-        self._overrides = overrides.model_dump(exclude_none=True) if overrides else {}
-        return NgramProposer(
-            self._settings(index),
-            rows=config.rows,
-            capacity=config.max_model_len,
-            vocab_size=vocab_size,
-            eos_ids=self.tokenizer.eos_ids,
-            index=index,
-        )
-
-
-def _require_whole(guide: Guide, stops: tuple[str, ...]) -> None:
-    """Raise FieldError where a stop string would cut a choice."""
-    for stop in stops:
-        if cut := next((choice for choice in guide.spec.choices if stop in choice), None):
-            raise FieldError(
-                "stop",
-                f"stop has {stop[:_SHOWN]!r}, which is in {cut[:_SHOWN]!r} of {guide.name} and "
-                "would cut it; leave it out",
-            )
+    def _draft(self, record: TaskRecord, index: DraftIndex, made: NgramProposer | None) -> None:
+        settings = self._proposers.settings(record, index)
+        if settings == self.proposer.settings:
+            if index is not self.proposer.index:
+                self.proposer.set_index(index)
+            return
+        if made is None or made.settings != settings or made.index is not index:
+            made = self._proposers.make(record, index)  # record and index changed at once: rare
+        self.engine.draft_by(made)
+        self.proposer = made
 
 
 def device_of(device: str, gpus: float) -> str:

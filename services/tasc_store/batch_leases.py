@@ -59,7 +59,7 @@ class BatchLease:
     def tell(self, counts: Counts, status: Status | None = None) -> str:
         """How far it is; its status from now on: ``cancelling`` stays."""
         numbers = (counts.total, counts.completed, counts.failed)
-        return self._status(self._tell, int(time.time()), status or "", *numbers)
+        return self._status(self._tell, status or "", *numbers)
 
     def finish(
         self,
@@ -78,8 +78,8 @@ class BatchLease:
         """
         named = [part for name, file in files.items() for part in (name, file.to_json())]
         arguments: tuple[str | int, ...] = (
-            *self._leased, int(time.time()), status, errors_json(errors), len(files),
-            *named, counts.total, counts.completed, counts.failed,
+            *self._leased, status, errors_json(errors), len(files), *named,
+            counts.total, counts.completed, counts.failed,
         )  # fmt: skip
         with translated(self._url):
             done = self._finish([keys.SHARED], arguments)
@@ -89,8 +89,8 @@ class BatchLease:
             raise StoreError(f"the files of batch {self.batch.id} took too long to write")
 
     @property
-    def _leased(self) -> tuple[str, str, int]:
-        return self.batch.id, self._token, _milliseconds(self.seconds)
+    def _leased(self) -> tuple[str, str, int, int]:
+        return self.batch.id, self._token, _milliseconds(self.seconds), int(time.time())
 
     def _status(self, script: redis.commands.core.Script, *arguments: str | int) -> str:
         with translated(self._url):
@@ -106,12 +106,15 @@ class BatchLease:
         )
 
 
-def take_batch(client: redis.Redis, lease_s: float, tasks: Sequence[str] = ()) -> BatchLease | None:
+def take_batch(
+    client: redis.Redis, lease_s: float, tasks: Sequence[str] = (), leave: Sequence[str] = ()
+) -> BatchLease | None:
     """The batch of the nearest deadline that nobody holds; None where there is none.
 
     Args:
         lease_s: How long it is held without being renewed, in seconds.
         tasks: Only batches of these; empty: of any.
+        leave: None of these.
 
     Raises:
         StoreError: See `translated`.
@@ -119,8 +122,8 @@ def take_batch(client: redis.Redis, lease_s: float, tasks: Sequence[str] = ()) -
     token = secrets.token_hex(16)
     script = client.register_script(batch_scripts.TAKE)
     with translated(url_of(client)):
-        arguments: tuple[str | int, ...] = (int(time.time()), token, _milliseconds(lease_s), *tasks)
-        found = script([keys.SHARED], arguments)
+        held = (int(time.time()), token, _milliseconds(lease_s))
+        found = script([keys.SHARED], [*held, len(leave), *leave, *tasks])
     if found is None:
         return None
     return BatchLease(client, BatchStore(client).get(as_text(found)), token, lease_s)

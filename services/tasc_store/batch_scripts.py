@@ -101,8 +101,13 @@ return 1
 """
 )
 
+# A begun batch past its deadline, or cancelled, that no worker takes up within so long ends without
+# its answers.
+LEFT_S = 300
+
 _BATCHES = (
     _FILES
+    + f"local LEFT_S = {LEFT_S}"
     + """
 local function batch(id) return P .. ':batch:' .. id end
 local function lease(id) return P .. ':lease:' .. id end
@@ -120,33 +125,74 @@ local function close(id, status, now)
   redis.call('ZADD', P .. ':batches:ends', kept, id)
 end
 
+-- One that was begun is left to workers for a while: they write what is done of it.
+local function overdue(id, now)
+  local status = redis.call('HGET', batch(id), 'status')
+  local due = tonumber(redis.call('ZSCORE', P .. ':open', id))
+  if status ~= 'validating' and now < due + LEFT_S then return end
+  close(id, status == 'cancelling' and 'cancelled' or 'expired', now)
+end
+
 local function sweep(now)
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', P .. ':batches:ends', '-inf', now)) do
     redis.call('ZREM', P .. ':batches', id)
     redis.call('ZREM', P .. ':batches:ends', id)
   end
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', P .. ':open', '-inf', now)) do
-    if redis.call('HGET', batch(id), 'status') == 'validating'
-      and redis.call('EXISTS', lease(id)) == 0 then close(id, 'expired', now) end
+    if redis.call('EXISTS', lease(id)) == 0 then overdue(id, now) end
   end
 end
 """
 )
 
-# ARGV: now. Batches that nobody began in time have expired; those kept long enough are forgotten.
+# ARGV: now. Batches that nobody holds past their deadline have expired; those kept long enough are
+# forgotten.
 SWEEP = _BATCHES + "sweep(tonumber(ARGV[1]))"
 
-# ARGV: now, most batches, input file's id, the deadline, until when the file must stay, batch's id,
-# its owner, its fields.
+# ARGV: now. Of each task whose batches nobody holds: its name, how many they are, since when the
+# first of them is waiting.
+WAITING = (
+    _BATCHES
+    + """
+sweep(tonumber(ARGV[1]))
+local count, since, found = {}, {}, {}
+for _, id in ipairs(redis.call('ZRANGE', P .. ':open', 0, -1)) do
+  if redis.call('EXISTS', lease(id)) == 0 then
+    local said = redis.call('HMGET', batch(id), 'model', 'created_at', 'held_at')
+    local task, from = said[1], tonumber(said[3] or said[2])
+    count[task] = (count[task] or 0) + 1
+    since[task] = math.min(since[task] or from, from)
+  end
+end
+for task, number in pairs(count) do
+  found[#found + 1] = task
+  found[#found + 1] = tostring(number)
+  found[#found + 1] = string.format('%d', since[task])
+end
+return found
+"""
+)
+
+# ARGV: now, most batches, most lines of an owner's open ones or -1, input file's id, the deadline,
+# until when the file must stay, batch's id, its owner, its fields.
 CREATE = (
     _BATCHES
     + """
-local now, id = tonumber(ARGV[1]), ARGV[6]
+local function lines_of(owner)
+  local total = 0
+  for _, one in ipairs(redis.call('ZRANGE', P .. ':open', 0, -1)) do
+    local said = redis.call('HMGET', batch(one), 'owner', 'lines')
+    if said[1] == owner then total = total + tonumber(said[2] or 0) end
+  end
+  return total
+end
+
+local now, id = tonumber(ARGV[1]), ARGV[7]
 if redis.call('EXISTS', batch(id)) == 1 then return 1 end
 sweep(now)
-local record = redis.call('GET', P .. ':file:' .. ARGV[3])
+local record = redis.call('GET', P .. ':file:' .. ARGV[4])
 if not record then return 0 end
-local most, owner = tonumber(ARGV[2]), ARGV[7]
+local most, most_lines, owner = tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[8]
 if redis.call('ZCARD', P .. ':batches') >= most then return -1 end
 if owner ~= '' then
   local count = 0
@@ -156,21 +202,23 @@ if owner ~= '' then
   if count >= most / 2 then return -2 end
 end
 local file = cjson.decode(record)
-if file.expires_at < tonumber(ARGV[5]) then
-  file.expires_at = tonumber(ARGV[5])
+local lines = file.lines or 0
+if most_lines >= 0 and lines_of(owner) + lines > most_lines then return -3 end
+if file.expires_at < tonumber(ARGV[6]) then
+  file.expires_at = tonumber(ARGV[6])
   keep(file)
 end
-local fields = {}
-for i = 8, #ARGV do fields[#fields + 1] = ARGV[i] end
+local fields = {'lines', lines}
+for i = 9, #ARGV do fields[#fields + 1] = ARGV[i] end
 redis.call('HSET', batch(id), unpack(fields))
 redis.call('ZADD', P .. ':batches', 0, id)
-redis.call('ZADD', P .. ':open', ARGV[4], id)
-redis.call('HINCRBY', P .. ':held', ARGV[3], 1)
+redis.call('ZADD', P .. ':open', ARGV[5], id)
+redis.call('HINCRBY', P .. ':held', ARGV[4], 1)
 return 1
 """
 )
 
-# ARGV: now, batch's id. One that no worker has begun ends at once.
+# ARGV: now, batch's id. One that no worker has begun ends at once; another is due from now on.
 CANCEL = (
     _BATCHES
     + """
@@ -182,22 +230,27 @@ if status ~= 'validating' and status ~= 'in_progress' then return -1 end
 redis.call('HSET', batch(id), 'status', 'cancelling', 'cancelling_at', now)
 if status == 'validating' and redis.call('EXISTS', lease(id)) == 0 then
   close(id, 'cancelled', now)
+else
+  redis.call('ZADD', P .. ':open', 'XX', 'LT', now, id)
 end
 return 1
 """
 )
 
-# ARGV: now, token, milliseconds of a lease, tasks... (none: any). The next deadline comes first.
+# ARGV: now, token, milliseconds of a lease, how many tasks to leave, these, tasks to take... (none:
+# any). The next deadline comes first.
 TAKE = (
     _BATCHES
     + """
 sweep(tonumber(ARGV[1]))
-local wanted = {}
-for i = 4, #ARGV do wanted[ARGV[i]] = true end
+local left, wanted, first = {}, {}, 5 + ARGV[4]
+for i = 5, #ARGV do (i < first and left or wanted)[ARGV[i]] = true end
 for _, id in ipairs(redis.call('ZRANGE', P .. ':open', 0, -1)) do
-  if (#ARGV < 4 or wanted[redis.call('HGET', batch(id), 'model')])
+  local task = redis.call('HGET', batch(id), 'model')
+  if not left[task] and (#ARGV < first or wanted[task])
     and redis.call('SET', lease(id), ARGV[2], 'NX', 'PX', ARGV[3]) then
     redis.call('HINCRBY', batch(id), 'attempts', 1)
+    redis.call('HSET', batch(id), 'held_at', ARGV[1])
     return id
   end
 end
@@ -205,7 +258,7 @@ return false
 """
 )
 
-# ARGV: batch's id, token, milliseconds. A lease that ran out while nobody took the batch is
+# ARGV: batch's id, token, milliseconds, now. A lease that ran out while nobody took the batch is
 # taken up again: Redis may have been away for longer.
 _LEASED = (
     _BATCHES
@@ -214,6 +267,7 @@ local id, token = ARGV[1], ARGV[2]
 local holder = redis.call('GET', lease(id))
 if holder and holder ~= token or not redis.call('ZSCORE', P .. ':open', id) then return false end
 redis.call('SET', lease(id), token, 'PX', ARGV[3])
+redis.call('HSET', batch(id), 'held_at', ARGV[4])
 """
 )
 
@@ -225,12 +279,12 @@ RENEW = _LEASED + "return redis.call('HGET', batch(id), 'status')"
 RELEASE = (
     _LEASED
     + """
-if ARGV[4] == '0' then redis.call('HINCRBY', batch(id), 'attempts', -1) end
+if ARGV[5] == '0' then redis.call('HINCRBY', batch(id), 'attempts', -1) end
 return redis.call('UNLINK', lease(id))
 """
 )
 
-# ARGV: as _LEASED, now, status or nothing, total, completed, failed. A cancelled batch keeps
+# ARGV: as _LEASED, status or nothing, total, completed, failed. A cancelled batch keeps
 # its status. Where something was done, earlier attempts do not count any more.
 TELL = (
     _LEASED
@@ -247,7 +301,7 @@ return status
 """
 )
 
-# ARGV: as _LEASED, now, last status, errors, number of files, then each one's field and
+# ARGV: as _LEASED, last status, errors, number of files, then each one's field and
 # record, then the batch's counts.
 FINISH = (
     _LEASED

@@ -13,7 +13,7 @@ import redis
 
 from tasc_store import batch_scripts, keys
 from tasc_store.client import as_text, translated, url_of
-from tasc_store.errors import BatchEnded, BatchesFull, UnknownBatch, UnknownFile
+from tasc_store.errors import BatchEnded, BatchesFull, LinesFull, UnknownBatch, UnknownFile
 from tasc_store.pages import Page, new_id, read_page
 
 Status = Literal[
@@ -112,12 +112,16 @@ class BatchStore:
         self._cancel = client.register_script(batch_scripts.CANCEL)
         self._sweep = client.register_script(batch_scripts.SWEEP)
 
-    def create(self, new: NewBatch, most: int) -> Batch:
+    def create(self, new: NewBatch, most: int, most_lines: int | None = None) -> Batch:
         """Ask for a batch; its input file stays until it has ended.
+
+        Args:
+            most_lines: Of the owner's batches that have not ended, this one counted; None: any.
 
         Raises:
             UnknownFile: The input file is gone.
             BatchesFull: There are ``most`` already, or half as many of the same owner.
+            LinesFull: The owner's would have more lines than ``most_lines``.
         """
         now = time.time()
         id_, deadline = new_id("batch", now), int(now + new.window_s)
@@ -125,8 +129,14 @@ class BatchStore:
         flat = [part for pair in fields.items() for part in pair]
         stays = deadline + _BEHIND_DEADLINE_S
         with translated(self._url):
-            values = [int(now), most, new.input_file_id, deadline, stays, id_, new.owner, *flat]
+            bounds = (most, -1 if most_lines is None else most_lines)
+            values = [int(now), *bounds, new.input_file_id, deadline, stays, id_, new.owner, *flat]
             done = int(self._create([keys.SHARED], values))
+        if done == -3:
+            raise LinesFull(
+                f"the batches of this key that have not ended would have more than {most_lines} "
+                "lines together; wait until one has ended, cancel one, or send fewer lines"
+            )
         if done == -2:
             raise BatchesFull(
                 f"this key has half of the {most} batches that are kept, and may have no more; "

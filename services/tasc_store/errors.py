@@ -77,5 +77,9 @@ class BatchesFull(StoreError):
     """There are as many batches as are kept."""
 
 
+class LinesFull(StoreError):
+    """An owner's batches that have not ended would have too many lines together."""
+
+
 class LeaseLost(StoreError):
     """The batch is another worker's by now; this one must not write about it any more."""

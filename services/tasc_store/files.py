@@ -33,6 +33,7 @@ class StoredFile:
         part: Under what name its pieces lie.
         created_at: Seconds since the epoch, as ``expires_at``, when it goes away by itself.
         owner: Whose it is; empty where nobody tells users apart.
+        lines: How many it has, blank ones too.
     """
 
     id: str
@@ -45,6 +46,7 @@ class StoredFile:
     created_at: int
     expires_at: int
     owner: str = ""
+    lines: int = 0
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), ensure_ascii=False)
@@ -78,10 +80,13 @@ class Upload:
         self._url = url_of(client)
         self._held = bytearray()
         self._digest = hashlib.sha256()
+        self._line_ends, self._open_line = 0, False
 
     def write(self, data: bytes) -> None:
         self._held += data
         self.size_bytes += len(data)
+        self._line_ends += data.count(b"\n")
+        self._open_line = not data.endswith(b"\n") if data else self._open_line
         while len(self._held) >= self._chunk_bytes:
             self._put(bytes(self._held[: self._chunk_bytes]))
             del self._held[: self._chunk_bytes]
@@ -117,6 +122,7 @@ class Upload:
         return StoredFile(
             new_id("file", now), filename, purpose, self.size_bytes, self._digest.hexdigest(),
             self.chunks, self.part, int(now), int(now + ttl_s), owner,
+            self._line_ends + self._open_line,
         )  # fmt: skip
 
     def abandon(self) -> None:

@@ -41,7 +41,7 @@ class TaskTokenizer:
             raise TokenizerError(f"{path} is no tokenizer file: {error}") from error
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
-        self._path = path
+        self.path = path
         self.eos_ids = tuple(eos_ids)
 
     @classmethod
@@ -112,7 +112,7 @@ class TaskTokenizer:
     @cached_property
     def fingerprint(self) -> str:
         """32 hexadecimal digits that differ whenever ids or their meaning may differ."""
-        content = json.loads(self._path.read_text(encoding="utf-8"))
+        content = json.loads(self.path.read_text(encoding="utf-8"))
         identity = {k: v for k, v in content.items() if k not in _NOT_IDENTITY}
         identity["eos_ids"] = self.eos_ids
         canonical = json.dumps(identity, sort_keys=True, separators=(",", ":"))

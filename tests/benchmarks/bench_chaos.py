@@ -2,15 +2,17 @@
 
     python tests/benchmarks/bench_chaos.py
     python tests/benchmarks/bench_chaos.py --requests 2000 --faults replica,hang
+    python tests/benchmarks/bench_chaos.py --hosts --requests 6000
 
 A service of two Ray nodes runs on this machine: two gateways, two replicas of a tiny model in
 float32, each on a node of its own, and Redis. Half of the requests stream, half are sampled; each
 is sent again with its Idempotency-Key until it is answered. Every answer is compared with what the
 model says alone, one token after the other, without drafts. At even distances one fault after
 another is made: a replica killed, a replica that hangs (SIGSTOP), a gateway killed, Redis killed
-and started again, a node removed and another added. Tables go to stdout, progress to stderr; the
-last line of stdout is one JSON object. The exit code is 1 where an answer was wrong, lost or
-duplicated.
+and started again, a node removed and another added. With --hosts each node is in a network
+namespace of its own, as if on a host of its own, behind the shipped HAProxy file; its processes are
+killed, or its cable is pulled for a while. Tables go to stdout, progress to stderr; the last line
+of stdout is one JSON object. The exit code is 1 where an answer was wrong, lost or duplicated.
 """
 
 import argparse
@@ -46,14 +48,15 @@ class Hit:
 
 
 def arguments() -> argparse.Namespace:
-    from chaos_service import FAULTS
-
     parser = parser_of(__doc__)
     add = parser.add_argument
     add("--requests", type=int, default=20_000, help="how many (20000)")
     add("--clients", type=int, default=16, help="that ask at the same time (16)")
     add("--seed", type=int, default=1, help="of what they ask (1)")
-    add("--faults", default=",".join(FAULTS), help="in this order, commas between")
+    add("--faults", help="in this order, commas between (all there are)")
+    add("--hosts", action="store_true", help="two hosts, HAProxy in front; needs root")
+    add("--check", action="store_true", help="only say whether there can be such hosts here")
+    add("--cut", type=float, default=25.0, help="seconds that a host is cut off (25)")
     add("--redis-down", type=float, default=5.0, help="seconds that Redis is away (5)")
     add("--whole-within", type=float, default=120.0, help="seconds to recover from a fault (120)")
     return parser.parse_args()
@@ -62,16 +65,18 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")  # before torch is imported
     tests = HERE.parent
-    sys.path[:0] = [str(folder) for folder in (tests / "integration" / "serve", tests, HERE)]
+    folders = (tests / "integration" / "serve", tests / "deploy", tests, HERE)
+    sys.path[:0] = map(str, folders)
     asked = arguments()
+    if asked.check:
+        return checked()
     from chaos_clients import Tally, crowd
     from chaos_questions import questions_of
-    from chaos_service import running
 
     tally, began = Tally(), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tasc-chaos-") as folder:
         to_stderr("starting two nodes, two gateways and two replicas ...")
-        with running(Path(folder), asked.redis_down) as (chaos, task):
+        with started(Path(folder), asked) as (chaos, task):
             to_stderr("asking the model itself ...")
             questions = questions_of(task, chaos.store.url)
             begun = time.monotonic()
@@ -83,11 +88,21 @@ def main() -> int:
     return report(tally, hits, asking_s, time.monotonic() - began)
 
 
+def started(folder: Path, asked: argparse.Namespace) -> Any:
+    """The service: on this machine itself, or on two hosts behind a load balancer."""
+    import chaos_hosts
+    import chaos_service
+
+    if asked.hosts:
+        return chaos_hosts.running(folder, asked.cut)
+    return chaos_service.running(folder, asked.redis_down)
+
+
 def harm_in_turn(chaos: Any, tally: Any, asked: argparse.Namespace) -> list[Hit]:
     """Make each fault once its share of the requests is answered, and see how it is outlived."""
     from chaos_clients import wait_until
 
-    faults, hits = [f for f in asked.faults.split(",") if f], []
+    faults, hits = faults_of(asked), list[Hit]()
     if not wait_until(chaos.whole, asked.whole_within):
         raise TimeoutError("the service did not become whole before the first fault")
     for number, fault in enumerate(faults, start=1):
@@ -111,6 +126,24 @@ def harm_in_turn(chaos: Any, tally: Any, asked: argparse.Namespace) -> list[Hit]
             )
         )
     return hits
+
+
+def checked() -> int:
+    import chaos_hosts
+
+    why = chaos_hosts.why_not()
+    if why:
+        to_stderr(why)
+    return int(why is not None)
+
+
+def faults_of(asked: argparse.Namespace) -> list[str]:
+    import chaos_hosts
+    import chaos_service
+
+    if asked.faults is None:
+        return list(chaos_hosts.FAULTS if asked.hosts else chaos_service.FAULTS)
+    return [fault for fault in asked.faults.split(",") if fault]
 
 
 def _answered(tally: Any, count: int) -> bool:

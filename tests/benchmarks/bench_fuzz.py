@@ -8,10 +8,10 @@ Three of five requests are JSON bodies made by the service's own /openapi.json a
 wrong types, numbers without end, half characters, deep nesting, floods of biases, guides that take
 for ever. The others are forms, paths, headers, garbage on the socket, wrong lengths, chunks that
 are none, pipelines, slow senders, clients that leave. Without --base a service with two tiny models
-is started, which asks for an API key. It must give no 500, hang in no request (--deadline), lose no
-process, and say at the end what it said at the beginning. The same --seed sends the same requests.
-Tables go to stdout, progress to stderr; the last line of stdout is one JSON object. The exit code
-is 1 where the service failed.
+is started, which asks for an API key; with --haproxy in Ray Serve's HAProxy mode. It must give no
+500, hang in no request (--deadline), lose no process, and say at the end what it said at the
+beginning. The same --seed sends the same requests. Tables go to stdout, progress to stderr; the
+last line of stdout is one JSON object. The exit code is 1 where the service failed.
 """
 
 import argparse
@@ -39,6 +39,7 @@ def arguments() -> argparse.Namespace:
     add("--deadline", type=float, default=60.0, help="seconds after which a request hangs (60)")
     add("--base", help="a service that runs; else one is started")
     add("--key", help="an API key of that service")
+    add("--haproxy", action="store_true", help="start it in Ray Serve's HAProxy mode")
     return parser.parse_args()
 
 
@@ -57,14 +58,14 @@ def main() -> int:
         else:
             to_stderr("starting a service ...")
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tasc-fuzz-"))
-            target = stack.enter_context(running(Path(folder)))
+            target = stack.enter_context(running(Path(folder), asked.haproxy))
         found = fuzz(target, plan, to_stderr)
     for line in (*found.wrong, *(f"dead: {who}" for who in found.dead)):
         print(line)
     show("answers by status", found.as_json["by_status"])
     show("attacks by kind", found.as_json["by_kind"])
     show("grown since the first fifth", found.as_json["grown"])
-    print(json.dumps(found.as_json))
+    print(json.dumps({**found.as_json, "haproxy": asked.haproxy}))
     return 0 if found.passed else 1
 
 

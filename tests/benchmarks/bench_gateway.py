@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from bench_command import parser_of, to_stderr
+from serve_modes import haproxy_mode
 
 HERE = Path(__file__).parent
 DEMO = HERE.parents[1] / "pipelines" / "tasc_jobs" / "demo"
@@ -69,11 +70,7 @@ def main() -> int:
 def running(folder: Path, model: str, haproxy: bool) -> Iterator[tuple[str, Any]]:
     """A service's URL, and a worker for the same task in this process."""
     if haproxy:
-        own = {"CONFIG_FILE_LOC": "haproxy.cfg", "SOCKET_PATH": "admin.sock"}
-        own |= {"SERVER_STATE_BASE": "", "SERVER_STATE_FILE": "server-state"}
-        files = {f"RAY_SERVE_HAPROXY_{name}": str(folder / file) for name, file in own.items()}
-        modes = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1"}
-        os.environ.update({**modes, **files})
+        haproxy_mode(folder)
     from ray import serve
 
     from tasc_jobs.ray_local import local_ray

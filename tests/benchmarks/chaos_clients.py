@@ -83,15 +83,23 @@ class Tally:
         return max(b - a for a, b in pairwise(moments))
 
 
-class _Failed(Exception):
+class Failed(Exception):
+    """A try came to nothing.
+
+    Attributes:
+        clean: Whether it was told so in the service's shape.
+    """
+
     def __init__(self, what: str, clean: bool) -> None:
         super().__init__(what)
         self.what, self.clean = what, clean
 
 
-def ask(client: httpx.Client, url: str, question: Question, stream: bool, key: str) -> str:
-    """The text of one try's answer; raises _Failed."""
-    body, headers = question.body | {"stream": stream}, {"Idempotency-Key": key}
+def ask(
+    client: httpx.Client, url: str, question: Question, stream: bool, key: str | None = None
+) -> str:
+    """The text of one try's answer; raises Failed."""
+    body, headers = question.body | {"stream": stream}, {"Idempotency-Key": key} if key else {}
     try:
         if not stream:
             response = client.post(url, json=body, headers=headers)
@@ -102,7 +110,7 @@ def ask(client: httpx.Client, url: str, question: Question, stream: bool, key: s
                 _good(response)
             return _joined(response)
     except httpx.HTTPError as error:
-        raise _Failed(f"connection: {type(error).__name__}", True) from error
+        raise Failed(f"connection: {type(error).__name__}", True) from error
 
 
 def _good(response: httpx.Response) -> Any:
@@ -113,7 +121,7 @@ def _good(response: httpx.Response) -> Any:
     if response.status_code == 200 and content:
         return content
     clean = isinstance(content, dict) and "error" in content
-    raise _Failed(f"status {response.status_code}", clean)
+    raise Failed(f"status {response.status_code}", clean)
 
 
 def _joined(response: httpx.Response) -> str:
@@ -122,11 +130,11 @@ def _joined(response: httpx.Response) -> str:
         if line.startswith("data: {"):
             event = json.loads(line.removeprefix("data: "))
             if "error" in event:
-                raise _Failed("error in a stream", True)
+                raise Failed("error in a stream", True)
             text += event["choices"][0]["text"]
             whole = event["choices"][0]["finish_reason"] is not None
     if not whole:
-        raise _Failed("a stream without its end", False)
+        raise Failed("a stream without its end", False)
     return text
 
 
@@ -163,7 +171,7 @@ def _until_answered(
     while time.monotonic() < deadline:
         try:
             tally.answered(question, ask(client, url, question, stream, key))
-        except _Failed as failed:
+        except Failed as failed:
             tally.failed_as(failed.what, failed.clean)
             time.sleep(0.1)
         else:

@@ -4,7 +4,6 @@ import json
 import os
 import secrets
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-import redis
+from killable import RedisServer
 
 TASK = "alpha"
 REPLICAS = GATEWAYS = 2
@@ -22,49 +21,49 @@ _ROWS, _QUEUED, _MODEL_LEN = 8, 512, 256
 
 
 @dataclass
-class RedisServer:
-    """A server that may be killed, and started again on its data and its port."""
+class Watched:
+    """A running service, seen from outside.
 
-    folder: Path
-    port: int
-    _process: subprocess.Popen[bytes] | None = None
+    Attributes:
+        base: Where it answers clients.
+        operators: Where it answers whoever looks after it.
+    """
 
-    @property
-    def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0"
+    store: RedisServer
+    base: str
+    operators: str
 
-    def start(self) -> None:
-        from tasc_store.embedded import redis_binaries
+    def whole(self) -> bool:
+        """Whether all replicas and gateways are there, and the store."""
+        try:
+            with urlopen(f"{self.operators}/readyz", timeout=5) as answer:
+                ready = json.load(answer)["status"] == "ready"
+            seen = self.metric("tasc_replicas_seen")
+        except OSError:
+            return False
+        processes = len(self.pids(TASK)), len(self.pids("gateway"))
+        return ready and seen == REPLICAS and processes == (REPLICAS, GATEWAYS)
 
-        command = [str(redis_binaries()[0]), "--port", str(self.port), "--bind", "127.0.0.1"]
-        command += ["--dir", str(self.folder), "--appendonly", "yes", "--save", ""]
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        with redis.Redis.from_url(self.url) as client:
-            deadline = time.monotonic() + 60
-            while not _answers(client):
-                if time.monotonic() > deadline:
-                    raise TimeoutError("Redis did not come up within 60 s")
-                time.sleep(0.02)
+    def metric(self, name: str) -> float:
+        """The sum of a series over its labels, as the gateways' merged metrics have it."""
+        with urlopen(f"{self.operators}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name + "{"))
 
-    def kill(self) -> None:
-        if self._process:
-            self._process.kill()
-            self._process.wait()
+    def pids(self, deployment: str) -> list[int]:
+        """Processes of a deployment that are not stopped."""
+        name = f"ray::ServeReplica:tasc:{deployment}"
+        found = (int(p.parent.name) for p in Path("/proc").glob("[0-9]*/cmdline") if _is(p, name))
+        return sorted(pid for pid in found if not _is_stopped(pid))
 
 
 @dataclass
-class Chaos:
-    """The running service.
-
-    Attributes:
-        base: Where it answers.
-    """
+class Chaos(Watched):
+    """One of two Ray nodes on this machine."""
 
     cluster: Any
     node: Any
     node_args: dict[str, Any]
-    store: RedisServer
-    base: str
     redis_down_s: float
     _stopped: list[int] = field(default_factory=list)
 
@@ -92,29 +91,6 @@ class Chaos:
             if _is_stopped(pid):
                 os.kill(pid, signal.SIGKILL)
 
-    def whole(self) -> bool:
-        """Whether all replicas and gateways are there, and the store."""
-        try:
-            with urlopen(f"{self.base}/readyz", timeout=5) as answer:
-                ready = json.load(answer)["status"] == "ready"
-            seen = self.metric("tasc_replicas_seen")
-        except OSError:
-            return False
-        processes = len(self.pids(TASK)), len(self.pids("gateway"))
-        return ready and seen == REPLICAS and processes == (REPLICAS, GATEWAYS)
-
-    def metric(self, name: str) -> float:
-        """The sum of a series over its labels, as the gateways' merged metrics have it."""
-        with urlopen(f"{self.base}/metrics", timeout=10) as answer:
-            lines = answer.read().decode().splitlines()
-        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name + "{"))
-
-    def pids(self, deployment: str) -> list[int]:
-        """Processes of a deployment that are not stopped."""
-        name = f"ray::ServeReplica:tasc:{deployment}"
-        found = (int(p.parent.name) for p in Path("/proc").glob("[0-9]*/cmdline") if _is(p, name))
-        return sorted(pid for pid in found if not _is_stopped(pid))
-
 
 @contextmanager
 def running(folder: Path, redis_down_s: float) -> Iterator[tuple[Chaos, Any]]:
@@ -125,19 +101,18 @@ def running(folder: Path, redis_down_s: float) -> Iterator[tuple[Chaos, Any]]:
     os.environ["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"] = CALLBACK  # read at Serve's import
     # Ray's sockets are open to other machines here: nobody talks to them without the token.
     os.environ.update({**token, "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"})
+    os.environ["RAY_SERVE_USE_GRPC_BY_DEFAULT"] = "1"  # as the image has it
     import ray
     from ray import serve
     from ray.cluster_utils import Cluster
     from serving import make_task
 
     from tasc_serve import app
-    from tasc_serve.ports import free_port
     from tasc_serve.settings import ServeSettings
     from tasc_store import TaskStore, connect
 
     with ExitStack() as stack:
-        store = RedisServer(folder, free_port("127.0.0.1"))
-        store.start()
+        store = RedisServer(folder / "redis")
         stack.callback(store.kill)
         task = make_task(folder / TASK, TASK)
         with connect(store.url) as client:
@@ -149,29 +124,24 @@ def running(folder: Path, redis_down_s: float) -> Iterator[tuple[Chaos, Any]]:
         node = cluster.add_node(**node_args)
         ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
         stack.callback(ray.shutdown)
-        base = app.start(ServeSettings.model_validate(_settings(folder)), store.url)
+        base = app.start(ServeSettings.model_validate(settings_of(folder)), store.url)
         stack.callback(serve.shutdown)
-        yield Chaos(cluster, node, node_args, store, base, redis_down_s), task
+        yield Chaos(store, base, base, cluster, node, node_args, redis_down_s), task
 
 
-def _settings(folder: Path) -> dict[str, Any]:
-    spread = {"replicas": REPLICAS, "max_replicas_per_node": 1, "num_cpus": 0.1}
+def settings_of(folder: Path) -> dict[str, Any]:
+    """What the service is told: each replica is on a node of its own, and each gateway."""
+    replicas = {"replicas": REPLICAS, "max_replicas_per_node": 1, "num_cpus": 0.1}
+    gateways = {"gateways": GATEWAYS, "max_gateways_per_node": 1, "gateway_num_cpus": 0.1}
     return {
-        "tasks": [{"name": TASK, **spread}],
-        "http": {"port": 0, "gateways": GATEWAYS, "gateway_num_cpus": 0.1},
+        "tasks": [{"name": TASK, **replicas}],
+        "http": {"port": 0, **gateways},
         "engine": {"rows": _ROWS, "max_model_len": _MODEL_LEN, "cost_aware": False},
         "limits": {"max_queued": _QUEUED, "drain_timeout_s": 5},
         "failover": {"silence_s": 3, "wait_s": 40, "max_losses": 6},
         "metrics": {"host": "127.0.0.1"},
         "cache_dir": str(folder / "cache"),
     }
-
-
-def _answers(client: redis.Redis) -> bool:
-    try:
-        return bool(client.ping())
-    except redis.RedisError:
-        return False
 
 
 def _is(command: Path, name: str) -> bool:

@@ -11,6 +11,7 @@ from urllib.request import Request, urlopen
 
 from fuzz_attacks import Surface
 from fuzz_bodies import Endpoint
+from serve_modes import haproxy_mode
 
 MARK = "TASC_FUZZ_MARK"
 MAX_BODY_BYTES = 1 << 20
@@ -45,9 +46,11 @@ class Target:
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[Target]:
+def running(folder: Path, haproxy: bool = False) -> Iterator[Target]:
     """Ray, Redis, two tasks, one of them with labels, and a key that they ask for."""
     os.environ[MARK] = mark = uuid.uuid4().hex
+    if haproxy:
+        haproxy_mode(folder)
     import dataclasses
 
     from ray import serve

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from chaos_clients import Question, Tally, _Failed, ask
+from chaos_clients import Failed, Question, Tally, ask
 
 BENCHMARK = Path(__file__).with_name("bench_chaos.py")
 QUESTION = Question({"model": "m", "prompt": "p"}, "right", 1)
@@ -56,7 +56,7 @@ def test_whole_and_streamed_answers_are_read() -> None:
 def test_errors_are_failures_clean_or_not(
     response: httpx.Response, stream: bool, clean: bool
 ) -> None:
-    with pytest.raises(_Failed) as failed:
+    with pytest.raises(Failed) as failed:
         said(lambda request: response, stream)
     assert failed.value.clean is clean
 

@@ -1,4 +1,4 @@
-"""A process that counts like a replica and a gateway, until its standard input ends.
+"""A process that counts like a replica, a gateway and a worker, until its standard input ends.
 
 Every step is the same, so the ratios a dashboard should show are known: 5 of 9 draft tokens are
 accepted, 16 tokens come from 8 row-steps, drafting takes a quarter of the time of verifying.
@@ -14,15 +14,18 @@ from prometheus_client import CollectorRegistry
 from tasc_draft.sources import SOURCES
 from tasc_engine.request import GenerationResult, Timings
 from tasc_engine.stats import StepRecord
+from tasc_serve.batch_metrics import BatchMetrics
 from tasc_serve.collector_metrics import CollectorMetrics
 from tasc_serve.discovery import MetricsPort
 from tasc_serve.drift_metrics import DriftMetrics
 from tasc_serve.failover_metrics import FailoverMetrics
 from tasc_serve.gateway_metrics import GatewayMetrics
 from tasc_serve.metrics import ReplicaMetrics
+from tasc_serve.queue_metrics import QueueMetrics
 from tasc_serve.rate_metrics import RateMetrics
 from tasc_serve.shadow_metrics import ShadowMetrics
 from tasc_store import connect
+from tasc_store.batch_queue import Waiting
 
 DRAFTED = np.zeros((len(SOURCES), 3), np.int64)
 ACCEPTED = np.zeros_like(DRAFTED)
@@ -88,6 +91,7 @@ class Gateway:
         self.rates = RateMetrics(registry)
         self.failover = FailoverMetrics(registry)
         self.failover.seen(task, 2)
+        QueueMetrics(registry, [task]).seen({task: Waiting(4, 90.0)})
 
     def feed(self) -> None:
         for code in (200, 200, 429, 503, 504):
@@ -99,9 +103,23 @@ class Gateway:
         self.failover.gave_up(self.task)
 
 
+class BatchWorker:
+    """The series of a worker in the middle of a batch."""
+
+    def __init__(self, registry: CollectorRegistry, task: str) -> None:
+        self.task, self.batches = task, BatchMetrics(registry)
+        self.batches.begun(task)
+        self.batches.running(task, 16)
+
+    def feed(self) -> None:
+        self.batches.done(self.task, completed=9, failed=1, tokens=120)
+        self.batches.engine_failed(self.task)
+        self.batches.ended(self.task, "completed")
+
+
 def main(redis_url: str, task: str) -> None:
     registry = CollectorRegistry()
-    fed = (Replica(registry, task), Gateway(registry, task))
+    fed = (Replica(registry, task), Gateway(registry, task), BatchWorker(registry, task))
     with (
         connect(redis_url) as client,
         MetricsPort(client, registry, host="127.0.0.1", ttl_s=10),

@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import redis
 from prometheus_client import CollectorRegistry
+from served_batches import end_a_batch
 
 import tiny
 from tasc_draft import Tokens, build_index, write_index
@@ -23,9 +24,12 @@ from tasc_serve.failover import Budget, Failover
 from tasc_serve.failover_metrics import FailoverMetrics
 from tasc_serve.fleet import Fleet, ReplicaLost
 from tasc_serve.gate import Gate
+from tasc_serve.queue_metrics import QueueMetrics
+from tasc_serve.queue_watch import QueueWatch
 from tasc_serve.replica import TaskReplica
 from tasc_serve.settings import ServeSettings
 from tasc_store import ArtifactStore, TaskRecord, TaskStore
+from tasc_store.batch_queue import BatchQueue
 from tasc_text import TaskTokenizer
 
 TASK = "tiny"
@@ -140,6 +144,8 @@ class ServedLoad:
         self.codes: set[int] = set()
         self._replicas = {n: TaskReplica(own, redis_url, own.tasks[0]) for n in ("a", "b")}
         self._registry = CollectorRegistry()
+        end_a_batch(client, redis_url, TASK, folder / "batches", self._registry)
+        self._queue = QueueWatch(BatchQueue(client), QueueMetrics(self._registry, [TASK]))
         self._port = MetricsPort(client, self._registry, host="127.0.0.1", ttl_s=15)
         backend = Backend(Line(self._replicas), own, self._registry)
         self._fleet = backend.fleet
@@ -152,6 +158,7 @@ class ServedLoad:
     def close(self) -> None:
         self._closing.set()
         self._thread.join()
+        self._queue.close()
         self._port.close()
         for replica in self._replicas.values():
             replica.__del__()

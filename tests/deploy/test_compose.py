@@ -61,6 +61,7 @@ class Service(Shape):
     volumes: list[str] = Field(default_factory=list)
     ports: list[str] = Field(default_factory=list)
     depends_on: dict[str, Needs] = Field(default_factory=dict)
+    hostname: str = ""
     network_mode: str = ""
     profiles: list[str] = Field(default_factory=list)
     shm_size: str = ""

@@ -66,7 +66,8 @@ def test_no_secret_is_built_in():
 
 def test_usage_reports_are_off_and_rays_token_is_asked_for():
     environment = " ".join(of("runtime", "ENV"))
-    for setting in ("RAY_USAGE_STATS_ENABLED=0", "OMP_WAIT_POLICY=PASSIVE", "RAY_AUTH_MODE=token"):
+    never = ("RAY_USAGE_STATS_ENABLED=0", "OMP_WAIT_POLICY=PASSIVE", "RAY_AUTH_MODE=token")
+    for setting in (*never, "RAY_SERVE_USE_GRPC_BY_DEFAULT=1"):
         assert setting in environment
     assert len(of("runtime", "HEALTHCHECK")) == 1
 

@@ -51,9 +51,20 @@ def test_no_request_is_lost_when_a_gateway_stops(balancer, gateways):
     assert answered(balancer) == ["gateway1"] * 8
 
 
-def test_a_request_that_reached_a_gateway_is_not_sent_again(balancer, gateways):
-    assert httpx.post(balancer + "/v1/die").status_code == 502
+def test_a_request_that_reached_a_gateway_which_died_is_not_sent_again(balancer, gateways):
+    for gateway in gateways:
+        gateway.dies = True
+    died = httpx.post(balancer + "/v1/completions")
+    assert (died.status_code, died.json()["error"]["type"]) == (502, "server_error")
     assert sum(len(g.posts) for g in gateways) == 1
+
+
+def test_one_whose_key_says_that_it_is_the_same_is_sent_again(balancer, gateways):
+    gateways[0].dies = True
+    url, keyed = balancer + "/v1/completions", {"Idempotency-Key": "k"}
+    answers = [httpx.post(url, headers=keyed, json={"prompt": "p"}) for _ in range(4)]
+    assert [a.text for a in answers] == ["gateway1"] * 4
+    assert gateways[0].posts
 
 
 def test_a_draining_gateway_finishes_what_it_has_and_gets_nothing_new(balancer, gateways):

@@ -220,7 +220,7 @@ def test_secrets_are_referred_to_and_the_readme_says_how_to_make_them():
         (e["valueFrom"]["secretKeyRef"]["name"], e["valueFrom"]["secretKeyRef"]["key"])
         for _, container in containers()
         for e in container.get("env", [])
-        if "valueFrom" in e
+        if "secretKeyRef" in e.get("valueFrom", {})
     }
     assert keys == {("tasc", "redis-url"), ("tasc", "redis-password")}
     for name, key in (*keys, ("tasc-ray", "auth_token")):

@@ -19,5 +19,9 @@ class NoEngine(JobStalled, ClusterError):
     """No engine came up in all that time."""
 
 
+class EngineFailed(ClusterError):
+    """Engines fail before they have seen a row, or lose the store: no row is to blame."""
+
+
 class TooManyErrors(JobError):
     """More rows were refused or failed than the job may have."""

@@ -56,6 +56,7 @@ class Job:
         self, source: Iterator[Row], finish: Finish, should_stop: Callable[[], bool]
     ) -> JobReport:
         self._open(source)
+        self._tell()  # of what is done from now on, earlier starts' rows are no part
         stopped = should_stop()
         try:
             while not self._window.empty and not stopped:
@@ -161,6 +162,7 @@ class Job:
                 found.tokens,
                 found.steps,
                 self._pool.up,
+                self._pool.held,
             )
         )
 

@@ -14,13 +14,14 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from tasc_jobs.batch.answering import Answering
+from tasc_jobs.batch.errors import EngineFailed
 from tasc_jobs.batch.preview import Preview, measure
 from tasc_jobs.batch.window import Saved, Window
 from tasc_jobs.batch.work import Row, Strategy
 from tasc_jobs.errors import ClusterError, JobError
 from tasc_serve.settings import EngineSettings
 from tasc_serve.worker import Pinned, Worker
-from tasc_store import JobResults, connect
+from tasc_store import JobResults, StoreError, connect
 
 _IN_FLIGHT = 2  # calls to an engine: one that it works on and one that waits for it
 _HANDFULS = 4  # of b rows, in one call
@@ -106,8 +107,9 @@ class Pool:
         engine has come up.
 
         Raises:
-            JobError: Engines died again and again, or cannot be built.
-            ClusterError: They died before they were up, or Ray is gone.
+            JobError: Engines died again and again.
+            EngineFailed: They cannot be built, or died without the store.
+            ClusterError: Ray is gone.
         """
         self._require_nodes()
         self._fill()
@@ -195,14 +197,17 @@ class Pool:
             ray.kill(engine.actor)
         self._deaths += 1
         if self._deaths >= _MOST_DEATHS * self._size:
-            # One that died before it was up, and said nothing, had not seen a row yet.
-            own = engine.up or isinstance(error, RayTaskError)
-            raise (JobError if own else ClusterError)(
+            rows_can_be = engine.up and not _without_store(error)
+            raise (JobError if rows_can_be else EngineFailed)(
                 f"engines ended {self._deaths} times without a row between: {_cause(error)}; see to"
                 " it and run the job again, which goes on where it was"
             ) from error
         self._start_at = time.monotonic() + _PAUSE_S
         self._lost(engine.held)
+
+
+def _without_store(error: RayError) -> bool:
+    return isinstance(error, RayTaskError) and isinstance(error.cause, StoreError)
 
 
 def _cause(error: RayError) -> str:

@@ -54,7 +54,8 @@ def run_job(
         UnknownTask, UnknownVersion: There is no such task, or its record's version of the first
             start is gone.
         StoreError: Redis was away for ``store_wait_s``.
-        JobError: Engines cannot be built, or die again and again.
+        EngineFailed: Engines cannot be built, or died without the store.
+        JobError: They die again and again.
     """
     _require_ray()
     with closing(connect(spec.url)) as client, ExitStack() as stack:

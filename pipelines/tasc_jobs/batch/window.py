@@ -75,7 +75,8 @@ class Window:
 
     @property
     def saved(self) -> Collection[Saved]:
-        return self._saved.values()
+        """Rows that are in no file, those of an earlier start that were not read yet too."""
+        return [*self._saved.values(), *self._known.values()]
 
     def read(self, most: int) -> int:
         """Read up to so many rows while there is room; how many were read."""

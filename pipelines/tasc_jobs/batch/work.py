@@ -107,6 +107,7 @@ class JobProgress:
     Attributes:
         resumed: Rows that were finished when this start began.
         engines: That are up now.
+        running: Rows that they have in hand.
     """
 
     done: int
@@ -116,6 +117,7 @@ class JobProgress:
     tokens: int
     steps: int
     engines: int
+    running: int = 0
 
 
 @dataclass(frozen=True)

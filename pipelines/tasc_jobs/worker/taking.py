@@ -13,11 +13,14 @@ from typing import Final
 import redis
 
 from tasc_jobs.batch import JobProgress
-from tasc_jobs.batch.errors import JobBusy
+from tasc_jobs.batch.errors import EngineFailed, JobBusy
 from tasc_jobs.errors import ClusterError
 from tasc_jobs.outcomes import in_short
+from tasc_jobs.worker.counting import Counting
 from tasc_jobs.worker.holding import Hold
 from tasc_jobs.worker.one_batch import BUSY_OR_BAD, Ended, OneBatch, WorkerSettings, forget
+from tasc_jobs.worker.rests import Rests
+from tasc_serve.batch_metrics import BatchMetrics
 from tasc_serve.batch_schemas import LONGEST_S
 from tasc_store import StoreError
 from tasc_store.batch_leases import BatchLease, take_batch
@@ -40,6 +43,7 @@ class BatchWorker:
         say: Told what people should know, in a line.
         told: Told how far a batch is, now and then.
         ended: Told what came of one.
+        rests: Which tasks are left alone since engines fail here.
     """
 
     def __init__(
@@ -53,21 +57,32 @@ class BatchWorker:
         say: Callable[[str], None],
         told: Callable[[Batch, JobProgress], None],
         ended: Callable[[Ended], None],
+        metrics: BatchMetrics,
+        rests: Rests,
     ) -> None:
         self._client, self._settings, self._tasks = client, settings, tasks
         self._poll_s, self._lease_s = poll_s, lease_s
         self._say, self._told, self._ended = say, told, ended
+        self._metrics, self._rests = metrics, rests
+        self._owed: BatchLease | None = None
 
     def run_waiting(self) -> None:
-        """Answer the batches that wait, until there is none.
+        """Answer the batches that wait, until there is none and no task rests.
 
         Raises:
             StoreError: Redis fails.
             ClusterError: No engine can work; the batch is given back, with no attempt counted.
         """
         self._forget_ended()
-        while lease := take_batch(self._client, self._lease_s, self._tasks):
-            self._run(lease)
+        while True:
+            self._pay()
+            resting = self._rests.resting
+            if lease := take_batch(self._client, self._lease_s, self._tasks, resting):
+                self._run(lease)
+            elif resting:
+                time.sleep(self._poll_s)
+            else:
+                return
 
     def run_for_ever(self) -> None:
         """The same, and wait for more; while Redis is away too.
@@ -86,11 +101,15 @@ class BatchWorker:
         batch, failed = lease.batch, False
         self._say(f"{batch.id}: {batch.model}, {batch.endpoint}{_again(batch)}")
         try:
-            with Hold(lease) as hold:
-                told = partial(self._told, batch)
-                self._ended(self._outcome(OneBatch(self._client, hold, self._settings, told)))
+            with Hold(lease) as hold, Counting(self._metrics, batch.model) as counting:
+                told = partial(self._heard, batch, counting)
+                ended = self._outcome(OneBatch(self._client, hold, self._settings, told))
+                counting.ended(ended)
+                self._ended(ended)
         except LeaseLost as error:
             self._say(f"{batch.id}: {error}")
+        except EngineFailed as error:
+            self._leave(batch, error)
         except ClusterError:
             raise
         except BUSY_OR_BAD as error:
@@ -98,11 +117,38 @@ class BatchWorker:
             self._say(f"{batch.id}: {in_short(error)}")
             time.sleep(self._poll_s)
         finally:
-            with suppress(StoreError):
-                lease.release(failed)
+            self._give_back(lease, failed)
         with suppress(UnknownBatch):
             if BatchStore(self._client).get(batch.id).ended:
                 forget(self._settings, batch)
+
+    def _heard(self, batch: Batch, counting: Counting, progress: JobProgress) -> None:
+        if progress.engines:
+            self._rests.worked(batch.model)
+        counting.told(progress)
+        self._told(batch, progress)
+
+    def _leave(self, batch: Batch, error: EngineFailed) -> None:
+        """Raises ClusterError: it happened too often."""
+        self._metrics.engine_failed(batch.model)
+        pause_s = self._rests.failed(batch.model, in_short(error))
+        self._say(
+            f"{batch.id}: {in_short(error)}. It does not count against the batch; task "
+            f"{batch.model} is left to other workers for {pause_s:g} s"
+        )
+
+    def _give_back(self, lease: BatchLease, failed: bool) -> None:
+        try:
+            lease.release(failed)
+        except StoreError:
+            # Else an attempt that Redis was away in would count as one that killed a worker.
+            self._owed = None if failed else lease
+
+    def _pay(self) -> None:
+        """Raises StoreError: Redis is still away."""
+        if self._owed:
+            self._owed.release()
+            self._owed = None
 
     def _outcome(self, one: OneBatch) -> Ended:
         """Ends a batch that was tried often enough.

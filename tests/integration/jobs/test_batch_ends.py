@@ -7,15 +7,18 @@ from typing import Any
 
 import pytest
 import redis
+from prometheus_client import CollectorRegistry
 
 from tasc_jobs.batch import JobReport, Record, folder, runner
-from tasc_jobs.batch.errors import NoEngine
+from tasc_jobs.batch.errors import EngineFailed, NoEngine
 from tasc_jobs.errors import ClusterError, JobError
 from tasc_jobs.worker import one_batch
 from tasc_jobs.worker.holding import Hold
 from tasc_jobs.worker.one_batch import Ended, OneBatch, WorkerSettings
+from tasc_jobs.worker.rests import Rests
 from tasc_jobs.worker.taking import BatchWorker
-from tasc_store import JobResults, TaskRecord, TaskStore
+from tasc_serve.batch_metrics import BatchMetrics
+from tasc_store import JobResults, StoreUnreachable, TaskRecord, TaskStore
 from tasc_store.batch_leases import BatchLease, Counts, take_batch
 from tasc_store.batches import Batch, BatchStore, NewBatch
 from tasc_store.errors import UnknownFile
@@ -42,6 +45,9 @@ class Asked:
         )
         upload = FileStore(client).begin()
         upload.write("".join(json.dumps(line) + "\n" for line in lines).encode())
+        self.said: list[str] = []
+        self.registry = CollectorRegistry()
+        self.metrics = BatchMetrics(self.registry)
         self.file = upload.keep(FileLimits(10**6, 10**12), "in.jsonl", "batch", 3600)
         new = NewBatch(self.file.id, "/v1/completions", "24h", 86_400, task, 7200, 3600)
         self.id = BatchStore(client).create(new, 10**6).id
@@ -57,11 +63,15 @@ class Asked:
     def found(self) -> Batch:
         return BatchStore(self.client).get(self.id)
 
-    def worker(self) -> BatchWorker:
+    def worker(self, most_faults: int = 5) -> BatchWorker:
         return BatchWorker(
             self.client, self.settings, [self.task], 0.01,
-            say=lambda text: None, told=lambda batch, progress: None, ended=lambda ended: None,
+            say=self.said.append, told=lambda batch, progress: None, ended=lambda ended: None,
+            metrics=self.metrics, rests=Rests(most_faults, first_s=0.01),
         )  # fmt: skip
+
+    def counted(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(name, {"task": self.task, **labels})
 
     def lines(self, id_: str | None) -> list[dict[str, Any]]:
         assert id_
@@ -135,6 +145,60 @@ def test_a_sick_cluster_ends_the_worker_and_fails_no_batch(
             asked.worker().run_for_ever()
     assert asked.found().status == "validating"
     assert asked.taken().batch.attempts == 1
+
+
+def test_engines_that_cannot_be_built_end_the_worker_and_fail_no_batch(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(one: OneBatch) -> Ended:
+        raise EngineFailed("OSError: no folder /models/m")
+
+    monkeypatch.setattr(OneBatch, "run", fails)
+    for _ in range(3):
+        with pytest.raises(ClusterError, match=r"4 times in a row.*/models/m.* start the worker"):
+            asked.worker(most_faults=4).run_for_ever()
+    assert (asked.found().status, asked.found().attempts) == ("validating", 0)
+    assert asked.counted("tasc_batch_engine_faults_total") == 12
+    assert sum("does not count against the batch" in text for text in asked.said) == 9
+    assert asked.taken().batch.attempts == 1
+
+
+def test_a_worker_whose_engine_comes_up_at_last_answers_the_batch(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[int] = []
+
+    def at_last(*args: Any, **named: Any) -> JobReport:
+        tries.append(1)
+        if len(tries) < 4:
+            raise EngineFailed("no memory")
+        return all_done(*args, **named)
+
+    monkeypatch.setattr(one_batch, "run_job", at_last)
+    asked.worker().run_waiting()
+    assert len(tries) == 4
+    assert (asked.found().status, asked.found().attempts) == ("completed", 1)
+    assert asked.counted("tasc_batch_ended_total", status="completed") == 1
+    assert asked.counted("tasc_batch_in_progress") == 0
+
+
+def test_a_store_that_is_away_when_a_batch_is_given_back_counts_no_attempt(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = asked.worker()
+
+    def away(*args: object) -> None:
+        raise StoreUnreachable("away")
+
+    for _ in range(8):
+        with monkeypatch.context() as gone:
+            gone.setattr(OneBatch, "run", away)
+            gone.setattr(BatchLease, "release", away)
+            with pytest.raises(StoreUnreachable):
+                worker.run_waiting()
+    monkeypatch.setattr(one_batch, "run_job", all_done)
+    worker.run_waiting()
+    assert (asked.found().status, asked.found().attempts) == ("completed", 1)
 
 
 def test_a_batch_that_ended_is_not_said_to_be_lost(

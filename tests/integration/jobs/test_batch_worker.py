@@ -1,21 +1,27 @@
 """Batches from a client's upload to its download: real HTTP, Redis, Ray and a tiny model."""
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import redis
 import torch
-from batch_jobs import ENGINE, MAX_TOKENS
+from batch_jobs import ENGINE, MAX_TOKENS, record_of
 from batch_service import answers, asked, batch_service, line, request
 from openai import APIStatusError, InternalServerError, OpenAI
+from prometheus_client import CollectorRegistry
 from transformers import AutoModelForCausalLM
 
 from tasc_jobs.batch.errors import JobBusy
-from tasc_jobs.errors import JobError
+from tasc_jobs.errors import ClusterError, JobError
 from tasc_jobs.worker.one_batch import Ended, OneBatch, WorkerSettings
+from tasc_jobs.worker.rests import Rests
 from tasc_jobs.worker.taking import BatchWorker
+from tasc_serve.batch_metrics import BatchMetrics
 from tasc_serve.settings import LimitSettings
 from tasc_store import EmbeddedRedis, TaskRecord, TaskStore, connect
+from tasc_store.batches import BatchStore
 from tasc_text import TaskTokenizer
 from tiny import plain
 
@@ -33,6 +39,7 @@ class Run:
         self.worker = BatchWorker(
             client, self.settings, [task], 0.1,
             say=self.said.append, told=lambda batch, progress: None, ended=self.ended.append,
+            metrics=BatchMetrics(CollectorRegistry()), rests=Rests(first_s=0.01),
         )  # fmt: skip
 
     def left(self) -> list[Path]:
@@ -211,6 +218,23 @@ def test_a_batch_that_can_never_be_answered_fails_after_some_attempts(
     (fault,) = failed.errors.data
     assert (fault.code, fault.message) == ("worker_failed", "no engine can be built")
     assert sum("no engine" in text for text in run.said) == 5
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_model_that_is_not_here_fails_no_batch_and_it_goes_on_where_it_is(
+    openai: OpenAI, run: Run, served: str, client: redis.Redis, folder: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    TaskStore(client).put(replace(record_of(served, folder), model=str(model)))
+    batch = asked(openai, [line(served, "a", "hi")])
+    run.worker._rests = Rests(1)
+    with pytest.raises(ClusterError, match=rf"1 times in a row.* task {served}: .*/model"):
+        run.worker.run_for_ever()
+    left = BatchStore(client).get(batch.id)
+    assert (left.status, left.attempts) == ("in_progress", 0)
+    shutil.copytree(folder, model)
+    run.worker.run_waiting()
+    assert openai.batches.retrieve(batch.id).status == "completed"
 
 
 def test_a_batch_that_another_process_works_on_is_left_to_it_however_long(

@@ -1,12 +1,14 @@
 """Batches whose worker is killed, loses them or is told to stop: each line is in one file, once."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import httpx
 import pytest
 import ray
 import redis
@@ -14,10 +16,14 @@ from batch_jobs import ENGINE, record_of
 from batch_service import answers, asked, batch_service, line, wait_for
 from openai import OpenAI
 from openai.types import Batch as Shown
+from prometheus_client import CollectorRegistry
 
 from tasc_jobs.batch import JobProgress
 from tasc_jobs.worker.one_batch import Ended, WorkerSettings
+from tasc_jobs.worker.rests import Rests
 from tasc_jobs.worker.taking import BatchWorker
+from tasc_serve.batch_metrics import BatchMetrics
+from tasc_serve.discovery import live_targets
 from tasc_store import TaskStore, connect
 from tasc_store.batch_leases import BatchLease, take_batch
 from tasc_store.batches import Batch, BatchStore, NewBatch
@@ -92,6 +98,7 @@ class Run:
         worker = BatchWorker(
             self.client, self.settings, [self.task], 0.1,
             say=lambda text: None, told=told, ended=self.ended.append,
+            metrics=BatchMetrics(CollectorRegistry()), rests=Rests(first_s=0.01),
         )  # fmt: skip
         worker.run_waiting()
         assert happened or not least
@@ -123,12 +130,24 @@ def saved(client: redis.Redis, task: str) -> int:
     return sum(client.hlen(key) for key in client.keys(f"tasc:{{{task}}}:job:*:results"))
 
 
+def running(client: redis.Redis, task: str) -> float:
+    """What workers that `/sd` lists say of batches of the task that they answer."""
+    found = 0.0
+    for target in live_targets(client):
+        with suppress(httpx.HTTPError):  # one that was killed is listed for a while
+            text = httpx.get(f"http://{target}/metrics").text
+            counted = re.search(rf'^tasc_batch_in_progress{{task="{task}"}} (.*)$', text, re.M)
+            found += float(counted[1]) if counted else 0
+    return found
+
+
 def test_a_worker_that_is_killed_loses_and_doubles_nothing(
     openai: OpenAI, client: redis.Redis, redis_url: str, served: str, run: Run,
     undisturbed: dict[str, object],
 ) -> None:  # fmt: skip
     batch = asked(openai, lines(served))
     with worker_process(redis_url, served, run.settings.folder):
+        wait_for(lambda: running(client, served) == 1)  # before its engine is up
         wait_for(lambda: saved(client, served) >= 20)
     assert openai.batches.retrieve(batch.id).status == "in_progress"
     reached = saved(client, served)
@@ -149,7 +168,8 @@ def test_a_worker_that_is_killed_loses_and_doubles_nothing(
 def test_a_batch_that_is_cancelled_while_it_runs_keeps_what_was_done(
     openai: OpenAI, run: Run, served: str
 ) -> None:
-    batch = asked(openai, lines(served))
+    count = 4000  # more than are answered before it is heard of
+    batch = asked(openai, lines(served, count))
     seen: list[str] = []
     run.go(1, lambda: seen.append(openai.batches.cancel(batch.id).status))
     assert seen == ["cancelling"]
@@ -158,12 +178,12 @@ def test_a_batch_that_is_cancelled_while_it_runs_keeps_what_was_done(
     assert cancelled.cancelled_at is not None
     good, bad = files_of(openai, cancelled)
     assert good
-    assert len(good) + len(bad) == LINES
+    assert len(good) + len(bad) == count
     left = {n for n, each in bad.items() if (each["error"] or {}).get("code") == "batch_cancelled"}
     assert left
     counts = cancelled.request_counts
     assert counts is not None
-    assert (counts.total, counts.completed) == (LINES, len(good))
+    assert (counts.total, counts.completed) == (count, len(good))
     assert counts.failed == len(bad) - len(left)
     assert list(run.settings.folder.iterdir()) == []
 

@@ -22,38 +22,9 @@ from pathlib import Path
 import ray
 from ray.data import DataContext
 
+from listeners import family, listeners
 from tasc_jobs.ray_local import local_ray
 
-
-def family():
-    parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            pid, rest = stat.parent.name, stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        parents[pid] = rest[1]
-    mine = {str(os.getpid())}
-    while more := {pid for pid, parent in parents.items() if parent in mine} - mine:
-        mine |= more
-    return mine
-
-
-def listening(pids):
-    inodes = set()
-    for pid in pids:
-        try:
-            links = [os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir()]
-        except OSError:
-            continue
-        inodes |= {link[8:-1] for link in links if link.startswith("socket:[")}
-    found = []
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in Path(table).read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and fields[9] in inodes:
-                found.append(fields[1].split(":")[0])
-    return found
 
 
 @ray.remote
@@ -71,25 +42,21 @@ with local_ray(num_cpus=2, object_store_mb=100):
         pass
     assert ray.is_initialized()
     members = family()
-    addresses = listening(members)
+    found = listeners(members)
     folder = ray._private.worker._global_node.get_session_dir_path()
 assert not ray.is_initialized()
 os.environ.pop("PYTHONBREAKPOINT", None)  # Ray's own, it stays
 assert dict(os.environ) == before
 left, deadline = members, time.monotonic() + 20
-while left != {str(os.getpid())} and time.monotonic() < deadline:
+while left != {os.getpid()} and time.monotonic() < deadline:
     left = {pid for pid in members if Path(f"/proc/{pid}").exists()}
-assert len(members) > 4 and left == {str(os.getpid())}, (members, left)
-print(len(addresses), *sorted(set(addresses)))
+assert len(members) > 4 and left == {os.getpid()}, (members, left)
+assert len(found) >= 4 and all(listener.loopback for listener in found), found
 print(folder)
 """
+TESTS = Path(__file__).parents[2]
 # Ray Data warns of defaults of its own when it makes its context.
 STRICT = ("-W", "error", "-W", "ignore::DeprecationWarning:ray.data.context")
-LOOPBACK = {
-    "0100007F",
-    "0000000000000000FFFF00000100007F",
-    "00000000000000000000000001000000",
-}
 
 
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="looks at Linux's /proc")
@@ -100,20 +67,69 @@ def test_it_listens_on_loopback_only_and_leaves_nothing_behind(tmp_path):
     ours = ("RAY_ADDRESS", "RAY_AUTH_MODE", "PYTHONBREAKPOINT")
     env = {k: v for k, v in os.environ.items() if k not in ours}
     env |= {"HOME": str(home), "TMPDIR": str(long)}  # TMPDIR is too long for Ray's sockets
+    env["PYTHONPATH"] = os.pathsep.join([str(TESTS), env.get("PYTHONPATH", "")])
     ran = subprocess.run(
         [sys.executable, *STRICT, "-c", SCRIPT], env=env, capture_output=True, text=True
     )
     assert ran.returncode == 0, ran.stderr
-    sockets, folder = ran.stdout.splitlines()
-    count, *addresses = sockets.split()
-    assert int(count) >= 4
-    assert set(addresses) <= LOOPBACK
+    folder = ran.stdout.strip()
     session = Path(folder)
     assert session.parent.name.startswith("tasc-ray-")
     assert not session.parent.exists()
     assert list(long.iterdir()) == []
     assert not (home / ".ray").exists()
     assert ran.stderr == ""
+
+
+SERVING = """
+import grpc
+from ray import serve
+
+from listeners import family, listeners
+from tasc_jobs.ray_local import local_ray
+
+
+@serve.deployment
+class Quiet:
+    async def __call__(self):
+        return 1
+
+
+def said(port, token):
+    headers = [("authorization", f"Bearer {token}")] if token else []
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = channel.unary_unary("/ray.serve.ASGIService/HandleRequest")
+        try:
+            call(b"", metadata=headers, timeout=30)
+        except grpc.RpcError as error:
+            return error.code().name
+    return "OK"
+
+
+with local_ray(num_cpus=2, object_store_mb=100):
+    import os
+    serve.start(http_options={"host": "127.0.0.1", "port": 0, "location": "HeadOnly"})
+    serve.run(Quiet.bind(), route_prefix=None)
+    for listener in listeners(family()):
+        if not listener.loopback:
+            tokens = None, "0" * 64, os.environ["RAY_AUTH_TOKEN"]
+            print("SAID", *(said(listener.port, token) for token in tokens))
+    serve.shutdown()
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="looks at Linux's /proc")
+def test_what_replicas_listen_on_beyond_loopback_wants_the_password():
+    ours = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
+    env = {k: v for k, v in os.environ.items() if k not in ours}
+    env["PYTHONPATH"] = os.pathsep.join([str(TESTS), env.get("PYTHONPATH", "")])
+    ran = subprocess.run([sys.executable, "-c", SERVING], env=env, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    said = [line.split()[1:] for line in ran.stdout.splitlines() if line.startswith("SAID")]
+    assert said, ran.stdout
+    for without, wrong, right in said:
+        assert (without, wrong) == ("UNAUTHENTICATED", "UNAUTHENTICATED")
+        assert right != "UNAUTHENTICATED"
 
 
 def test_with_ray_address_it_joins_that_cluster_and_leaves_it_running(ray_cluster):

@@ -11,7 +11,6 @@ import pytest
 from serving import eventually, make_task
 
 import tiny
-from tasc_draft import DraftSettings
 from tasc_serve.asked import Asked
 from tasc_serve.calls import Answer, Ask, Call, Refusal
 from tasc_serve.records import MOST_KNOWN, Records
@@ -98,8 +97,8 @@ def test_what_needs_another_engine_waits_for_a_restart(replica, record, store, c
     version = store.put(replace(record, template="other {input}", max_tokens=4))
     eventually(lambda: f"version {version} of task" in caplog.text)
     assert "changes template; restart the service" in caplog.text
-    store.put(replace(record, draft=DraftSettings(min_prob=0.5), max_tokens=4))
-    eventually(lambda: "changes draft; restart" in caplog.text)
+    store.put(replace(record, dtype="float32", adapter="/any", max_tokens=4))
+    eventually(lambda: "changes dtype; restart" in caplog.text)
     assert status(replica).record_version == first
     assert len(answer(replica).result.tokens) == 9
     back = store.put(replace(record, max_tokens=6))  # what was in the way is as it was

@@ -6,12 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-from peft import LoraConfig, get_peft_model
 from serving import Task, make_task
-from transformers import AutoModelForCausalLM
 
 import tiny
+from lora_folders import make_adapter
 from tasc_engine.loading import ModelSource, load_model
 from tasc_serve.asked import Asked, FieldError
 from tasc_serve.calls import Call
@@ -22,15 +20,6 @@ from tasc_store import TaskStore, connect
 pytestmark = pytest.mark.redis
 ENGINE = EngineSettings(rows=4, max_model_len=128, device="cpu", cost_aware=False)
 FIRST, SECOND = NAMES = ("z-first", "a.second")  # the first in order, not by name
-
-
-def make_adapter(base: Path, folder: Path, seed: int) -> Path:
-    """A random adapter that changes answers."""
-    torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    lora = LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, target_modules="all-linear")
-    get_peft_model(model, lora).save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

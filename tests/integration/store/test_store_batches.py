@@ -1,6 +1,7 @@
 """Batches in a real Redis, from a worker's side: who holds one, what it may write, how it ends."""
 
 import threading
+import time
 
 import pytest
 import redis
@@ -9,6 +10,7 @@ from storage_contract import DATA, ROOM, ask, keep
 from tasc_serve.batch_storage import RedisStorage
 from tasc_store import StoreError, batch_scripts, keys
 from tasc_store.batch_leases import BatchLease, Counts, take_batch
+from tasc_store.batch_queue import BatchQueue
 from tasc_store.batches import BatchFault
 from tasc_store.errors import BatchEnded, LeaseLost, UnknownBatch
 from tasc_store.files import FileStore, Upload
@@ -225,3 +227,96 @@ def test_an_ended_batch_is_forgotten_in_time(client: redis.Redis, storage: Redis
     assert storage.batches.page().items == ()
     with pytest.raises(UnknownBatch):
         storage.batches.get(id_)
+
+
+def overdue(client: redis.Redis, lease: BatchLease, late_s: float) -> None:
+    """As if it had been due so long ago."""
+    (name,) = client.scan_iter("*:open")
+    client.zadd(name, {lease.batch.id: time.time() - late_s})
+
+
+def test_a_begun_batch_that_nobody_takes_up_any_more_expires_for_whoever_looks(
+    client: redis.Redis, storage: RedisStorage
+) -> None:
+    file = keep(storage)
+    for look in (storage.batches.get, lambda id_: storage.batches.page().items[0]):
+        id_ = ask(storage, file).id
+        lease = taken(client)
+        lease.tell(Counts(3, 1), "in_progress")
+        expire(client, lease)
+        overdue(client, lease, batch_scripts.LEFT_S - 60)
+        assert look(id_).status == "in_progress", "a worker may write what is done"
+        overdue(client, lease, batch_scripts.LEFT_S + 1)
+        found = look(id_)
+        assert (found.status, found.completed) == ("expired", 1)
+        assert found.at["expired"] >= found.at["in_progress"]
+        for write in (lease.renew, lambda: lease.finish("expired", Counts(3, 1), {})):  # noqa: B023
+            with pytest.raises(LeaseLost):
+                write()
+        assert take_batch(client, 60.0) is None
+    storage.files.delete(file.id)
+
+
+def test_a_worker_that_comes_back_in_time_ends_an_overdue_batch_with_its_answers(
+    client: redis.Redis, storage: RedisStorage
+) -> None:
+    id_ = ask(storage, keep(storage)).id
+    former = taken(client)
+    former.tell(Counts(3, 1), "in_progress")
+    expire(client, former)
+    overdue(client, former, batch_scripts.LEFT_S - 60)
+    lease = taken(client)
+    overdue(client, lease, 2 * batch_scripts.LEFT_S)
+    assert storage.batches.get(id_).status == "in_progress", "it is held"
+    written = output(client, b"one").end("out.jsonl", "batch_output", 3600)
+    lease.finish("expired", Counts(3, 1), {"output_file_id": written})
+    assert storage.batches.get(id_).output_file_id == written.id
+
+
+def test_a_batch_cancelled_behind_a_dead_worker_ends_without_one(
+    client: redis.Redis, storage: RedisStorage
+) -> None:
+    file = keep(storage)
+    first, id_ = ask(storage, file, window_s=50), ask(storage, file, window_s=60).id
+    leases = [taken(client), taken(client)]
+    leases[1].tell(Counts(3, 1), "in_progress")
+    for lease in leases:
+        expire(client, lease)
+    assert storage.batches.cancel(id_).status == "cancelling"
+    lease = taken(client)
+    assert lease.batch.id == id_, "it is due before all others"
+    assert lease.renew() == "cancelling"
+    expire(client, lease)
+    overdue(client, lease, batch_scripts.LEFT_S + 1)
+    found = storage.batches.get(id_)
+    assert found.status == "cancelled"
+    assert found.at["cancelled"] >= found.at["cancelling"]
+    assert storage.batches.get(first.id).status == "validating"
+
+
+def test_a_worker_leaves_batches_of_tasks_that_it_cannot_answer(
+    client: redis.Redis, storage: RedisStorage
+) -> None:
+    ask(storage, keep(storage))
+    assert take_batch(client, 60.0, leave=["greet", "tags"]) is None
+    assert take_batch(client, 60.0, ["greet"], ["greet"]) is None
+    assert take_batch(client, 60.0, ["greet"], ["tags"])
+
+
+def test_batches_that_nobody_holds_wait_since_they_were_asked_for_or_let_go(
+    client: redis.Redis, storage: RedisStorage
+) -> None:
+    queue = BatchQueue(client)
+    assert queue.waiting() == {}
+    ids = [ask(storage, keep(storage)).id for _ in range(3)]
+    for id_, ago in zip(ids, (10, 500, 20), strict=True):
+        (name,) = client.scan_iter(f"*:batch:{id_}")
+        client.hset(name, "created_at", int(time.time()) - ago)
+    (found,) = queue.waiting().values()
+    assert (found.batches, round(found.oldest_s / 10)) == (3, 50)
+    leases = [taken(client) for _ in ids]
+    assert queue.waiting() == {}
+    next(lease for lease in leases if lease.batch.id == ids[1]).release()
+    assert queue.waiting()["greet"].oldest_s < 400
+    storage.batches.cancel(ids[1])
+    assert queue.waiting() == {}

@@ -156,7 +156,7 @@ def test_a_choice_in_tokens_the_model_does_not_know_is_refused(tokenizer: TaskTo
     rare = max(t for i in tokenizer.encode_outputs(TEXTS) for t in i)
     with pytest.raises(GuideError, match=f"model .of {rare}. does not know"):
         Guides(tokenizer, rare).of(GuideSpec("choice", TEXTS), 99)
-    last = TaskTokenizer(tokenizer._path, [rare])
+    last = TaskTokenizer(tokenizer.path, [rare])
     with pytest.raises(GuideError, match=f"end of sequence is token {rare}"):
         Guides(last, rare).of(GuideSpec("choice", ("friday",)), 99)
 

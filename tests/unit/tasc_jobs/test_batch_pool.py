@@ -1,14 +1,16 @@
-"""Whose fault it is that engines end: the cluster's, or that of the job they were given."""
+"""Whose fault it is that engines end: their machine's, or that of the job they were given."""
 
 import pytest
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from tasc_jobs.batch import pool as pools
+from tasc_jobs.batch.errors import EngineFailed
 from tasc_jobs.batch.pool import EngineSpec, Pool
 from tasc_jobs.batch.window import Window
 from tasc_jobs.errors import ClusterError, JobError
 from tasc_serve.settings import EngineSettings
 from tasc_serve.worker import Pinned
+from tasc_store import StoreUnreachable
 
 
 @pytest.fixture
@@ -35,25 +37,25 @@ def ended(pool: Pool, error: RayError, monkeypatch: pytest.MonkeyPatch, *, up: b
     pytest.fail("engines may end for ever")
 
 
-def task_error() -> RayTaskError:
-    cause = ValueError("no such model")
-    return RayTaskError("load", "ValueError: no such model", cause)
+def task_error(cause: Exception | None = None) -> RayTaskError:
+    return RayTaskError("load", "why", cause or ValueError("no such model"))
 
 
 @pytest.mark.parametrize(
-    ("error", "up", "clusters"),
+    ("error", "up", "machines"),
     [
         (ActorDiedError(), False, True),
         (ActorDiedError(), True, False),
-        (task_error(), False, False),
+        (task_error(), False, True),
         (task_error(), True, False),
+        (task_error(StoreUnreachable("no Redis answers")), True, True),
     ],
 )
-def test_an_engine_that_dies_unseen_before_it_is_up_is_the_clusters_fault(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch, error: RayError, up: bool, clusters: bool
+def test_an_engine_that_never_comes_up_or_loses_the_store_is_no_rows_fault(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, error: RayError, up: bool, machines: bool
 ) -> None:
     found = ended(pool, error, monkeypatch, up=up)
-    assert isinstance(found, ClusterError) == clusters
+    assert isinstance(found, EngineFailed) == isinstance(found, ClusterError) == machines
     assert "without a row between" in str(found)
 
 

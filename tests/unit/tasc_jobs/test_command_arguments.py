@@ -33,10 +33,30 @@ def test_a_workers_own_ray_has_room_for_its_engines(
     monkeypatch.setattr(cli_worker, "open_store", store)
     monkeypatch.setattr("tasc_store.connect", lambda url: None)
     monkeypatch.setattr("tasc_jobs.ray_local.local_ray", ray)
+    monkeypatch.setattr(cli_worker, "_metrics", lambda *args: nullcontext())
     idle = SimpleNamespace(run_waiting=lambda: None)
     monkeypatch.setattr("tasc_jobs.worker.taking.BatchWorker", lambda *args, **more: idle)
     cli_worker.worker(once=True, actors=actors, data_dir=tmp_path)
     assert started == [cpus]
+
+
+@pytest.mark.parametrize(
+    ("given", "host"), [("127.0.0.1", "127.0.0.1"), ("::1", "::1"), (None, None)]
+)
+def test_a_workers_metrics_are_at_an_address_of_its_own(
+    given: str | None, host: str | None
+) -> None:
+    assert cli_worker._address(given) == host
+    assert cli_worker._address("localhost") in ("127.0.0.1", "::1")
+
+
+def test_a_name_that_is_no_address_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(cli_worker, "open_store", store)
+    monkeypatch.setattr("tasc_store.connect", lambda url: None)
+    with pytest.raises(UsageError, match=r"--metrics-host 'no\.such\.invalid' .* name one"):
+        cli_worker.worker(once=True, metrics_host="no.such.invalid", data_dir=tmp_path)
 
 
 def test_rounds_of_refresh_wait_for_rows_behind_the_last_verdict(

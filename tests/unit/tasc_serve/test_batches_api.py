@@ -95,6 +95,16 @@ def test_batches_are_bounded() -> None:
     assert error_of(service.create(file), 429)["code"] == "too_many_batches"
 
 
+def test_lines_of_batches_that_have_not_ended_are_bounded() -> None:
+    service = StorageService(max_batch_lines=2, max_open_batch_lines=3)
+    file = service.uploaded(line(0) + line(1))
+    first = service.create(file)
+    assert first.status_code == 200
+    assert error_of(service.create(file), 429)["code"] == "too_many_batch_lines"
+    service.ask("POST", f"/v1/batches/{first.json()['id']}/cancel")
+    assert service.create(file).status_code == 200
+
+
 def test_no_batch_is_taken_where_its_answers_would_have_no_room() -> None:
     service = StorageService(max_files=2)
     first, second = service.uploaded(), service.uploaded()

@@ -8,12 +8,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from tasc_draft.sources import SOURCES
 from tasc_engine.request import GenerationResult, Timings
 from tasc_engine.stats import EngineTotals, StepRecord
+from tasc_serve.batch_metrics import BatchMetrics
 from tasc_serve.collector_metrics import CollectorMetrics
 from tasc_serve.drift_metrics import DriftMetrics
 from tasc_serve.failover_metrics import FailoverMetrics
 from tasc_serve.gateway_metrics import NO_TASK, GatewayMetrics
 from tasc_serve.metric_names import METRICS
 from tasc_serve.metrics import ReplicaMetrics
+from tasc_serve.queue_metrics import QueueMetrics
 from tasc_serve.rate_metrics import RateMetrics
 from tasc_serve.shadow_metrics import ShadowMetrics
 
@@ -175,6 +177,8 @@ def test_the_list_of_metrics_is_what_a_fed_process_exports_and_each_series_names
     failovers.recovered("tag", 0.5)
     failovers.gave_up("tag")
     failovers.seen("tag", 2)
+    BatchMetrics(registry).begun("tag")
+    QueueMetrics(registry, ["tag"])
     own = {"task": "tag", "model_name": "tiny"}
     ShadowMetrics(registry, **own)
     CollectorMetrics(registry, **own)

@@ -1,0 +1,92 @@
+"""The command `tasc enrich`: a tokenizer with a task's n-grams as tokens. It computes nothing."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from tasc_jobs.cli_options import (
+    DEFAULT_DATA_DIR,
+    AsJson,
+    DataDir,
+    InputField,
+    OutputField,
+    RedisUrl,
+    open_store,
+    print_result,
+)
+
+
+def enrich(
+    output: Annotated[Path, typer.Option(help="New folder for the tokenizer.")],
+    task: Annotated[
+        str | None, typer.Argument(help="Take the outputs of this task's corpus.")
+    ] = None,
+    train: Annotated[
+        list[Path] | None, typer.Option(help="Take outputs from this file instead; repeatable.")
+    ] = None,
+    test: Annotated[
+        list[Path] | None,
+        typer.Option(help="Judge by this file's outputs.", show_default="the outputs taken"),
+    ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            "--tokenizer",
+            "--model",
+            help="Model folder, or tokenizer.json.",
+            show_default="that of the task's model",
+        ),
+    ] = None,
+    budget: Annotated[int, typer.Option(min=0, max=100_000, help="Most new tokens.")] = 500,
+    n_max: Annotated[
+        int, typer.Option(min=2, max=16, help="Most tokens that a new one stands for.")
+    ] = 4,
+    pcs: Annotated[
+        float,
+        typer.Option(min=0, max=1, help="Leave out n-grams whose prefix collision score is this."),
+    ] = 0.02,
+    pcs_rule: Annotated[
+        Literal["suffix", "whole"],
+        typer.Option(help="Whether tokens collide that begin with its last token, or all of it."),
+    ] = "suffix",
+    eos: Annotated[
+        str | None,
+        typer.Option(help="The token that ends an answer.", show_default="the tokenizer's"),
+    ] = None,
+    input_field: InputField = "input",
+    output_field: OutputField = "output",
+    redis_url: RedisUrl = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    as_json: AsJson = False,
+) -> None:
+    """Merge the frequent n-grams of task outputs into single tokens (TASC-ft, first half).
+
+    A model with this tokenizer needs fewer steps for the same text once `tasc finetune` has taught
+    it the new tokens. Every text is read back as by the tokenizer without them.
+    """
+    from tasc_jobs.enrich.algorithm import EnrichSettings
+    from tasc_jobs.enrich.job import STAGES, enrich_and_save
+    from tasc_jobs.enrich.sources import corpus_source, file_source, outputs_of
+    from tasc_jobs.stages import Stages
+
+    if (task is None) == (not train):
+        raise typer.BadParameter("name either a TASK or --train FILE")
+    fields = (input_field, output_field)
+    if train:
+        source = file_source(train, tokenizer, eos, fields)
+    else:
+        assert task is not None
+        with open_store(redis_url, data_dir) as url:
+            source = corpus_source(url, task, tokenizer, eos)
+    with Stages("enrich", STAGES) as stages:
+        report = enrich_and_save(
+            source.tokenizer,
+            source.outputs,
+            EnrichSettings(budget, n_max, pcs, pcs_rule),
+            output,
+            test=outputs_of(test or (), fields),
+            others=source.inputs,
+            progress=stages,
+        )
+    print_result(report.as_json, report.in_words, as_json)

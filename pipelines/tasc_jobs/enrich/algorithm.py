@@ -1,0 +1,135 @@
+"""Which n-grams of a task's outputs become tokens: TASC-ft's Algorithm 1 (TASC, section 4.1).
+
+It takes the n-gram that would save most tokens, count times length less one, adds it unless it
+would lead past too many other tokens, encodes the outputs again, and so on. It knows no files and
+no models.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from tokenizers import Tokenizer
+
+from tasc_jobs.enrich.collisions import Collisions, Rule
+from tasc_jobs.enrich.corpus import Outputs
+from tasc_jobs.enrich.family import Growing
+from tasc_jobs.enrich.ngrams import NgramCounts
+from tasc_text import TaskTokenizer
+
+_LEAST_COUNT = 2  # an n-gram seen once says nothing of outputs to come
+
+
+@dataclass(frozen=True)
+class EnrichSettings:
+    """What may become a token.
+
+    Attributes:
+        budget: Most new tokens.
+        n_max: Most tokens that one new token stands for, those added before it counted as one.
+        pcs: An n-gram with a prefix collision score of this or more is left out; 1 leaves out none.
+        pcs_rule: See `Collisions`.
+    """
+
+    budget: int
+    n_max: int = 4
+    pcs: float = 1.0
+    pcs_rule: Rule = "suffix"
+
+
+@dataclass(frozen=True)
+class NewToken:
+    """A token that was added.
+
+    Attributes:
+        content: As the vocabulary has it.
+        parts: Ids of the tokens that it stands for, new ones among them; 2 to ``n_max``.
+        count: Of the n-gram in the outputs, when it was added.
+        collisions: Its prefix collision score then.
+        length: Tokens of all outputs behind it.
+    """
+
+    id: int
+    content: str
+    parts: tuple[int, ...]
+    count: int
+    collisions: float
+    length: int
+
+
+@dataclass(frozen=True)
+class Enriched:
+    """A tokenizer with a task's n-grams.
+
+    Attributes:
+        length: Tokens of all outputs before.
+        collided: N-grams left out for their prefix collision score.
+        unwritable: N-grams left out because no token can be written so.
+    """
+
+    tokenizer: Tokenizer = field(repr=False)
+    tokens: tuple[NewToken, ...]
+    length: int
+    collided: int
+    unwritable: int
+
+
+def enrich(
+    tokenizer: TaskTokenizer,
+    outputs: Sequence[str],
+    settings: EnrichSettings,
+    progress: Callable[[int, int], None] = lambda done, most: None,
+) -> Enriched:
+    """Add n-grams of ``outputs`` to a tokenizer; fewer than the budget where there are no more.
+
+    Args:
+        progress: Told the tokens added and the budget.
+
+    Raises:
+        FamilyError: Texts would not come back unchanged from such a tokenizer.
+    """
+    growing = Growing(tokenizer.backend)
+    most_ids = tokenizer.vocab_size + settings.budget
+    corpus = Outputs(outputs, growing, most_ids)
+    texts = _Texts(tokenizer)
+    counts = NgramCounts(settings.n_max, most_ids)
+    rows = corpus.tokens
+    counts.add(rows.ids, rows.offsets, corpus.weights)
+    scores = Collisions(texts.of, settings.pcs_rule)
+    length, tokens, collided, unwritable = corpus.length, list[NewToken](), 0, 0
+    while len(tokens) < settings.budget and (best := counts.best()):
+        slot, count, _ = best
+        if count < _LEAST_COUNT:
+            break
+        counts.exclude(slot)
+        ngram = counts.ngram(slot)
+        content = growing.content(text := texts.joined(ngram))
+        if content is None:
+            unwritable += 1
+            continue
+        score = scores.score(ngram, corpus.occurrences) if settings.pcs < 1 else 0.0
+        if score >= settings.pcs:
+            collided += 1
+            continue
+        id_ = growing.add(content)
+        texts.new[id_] = text
+        change = corpus.changed(content)
+        counts.add(change.before.ids, change.before.offsets, -change.weights)
+        counts.add(change.after.ids, change.after.offsets, change.weights)
+        tokens.append(NewToken(id_, content, ngram, count, score, corpus.length))
+        progress(len(tokens), settings.budget)
+    return Enriched(growing.backend, tuple(tokens), length, collided, unwritable)
+
+
+@dataclass
+class _Texts:
+    """What tokens, old and new, add to a text."""
+
+    tokenizer: TaskTokenizer
+    new: dict[int, bytes] = field(default_factory=dict)
+
+    def of(self, id_: int) -> bytes:
+        found = self.new.get(id_)
+        return self.tokenizer.token_bytes(id_) if found is None else found
+
+    def joined(self, ngram: Sequence[int]) -> bytes:
+        return b"".join(map(self.of, ngram))

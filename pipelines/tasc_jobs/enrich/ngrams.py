@@ -1,0 +1,132 @@
+"""How often each n-gram of token ids occurs, kept up to date row by row, in compiled code.
+
+It does not know what ids mean, nor why rows change.
+"""
+
+from typing import Any
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from tasc_draft import Int32
+from tasc_jobs.enrich.compiled import compiled
+
+Int64 = NDArray[np.int64]
+BREAK = -1  # an id that no n-gram crosses
+_ID_BITS = 32
+
+
+class NgramCounts:
+    """Counts of all n-grams of 2 to ``n_max`` ids that rows have, by slots given in order of sight.
+
+    Args:
+        ids: Above all token ids that will ever be seen.
+    """
+
+    def __init__(self, n_max: int, ids: int) -> None:
+        self._n_max, self._ids = n_max, ids
+        self._slots = numba.typed.Dict.empty(numba.int64, numba.int64)
+        self._size = 0
+        # By slot: occurrences, the n-gram without its last id, that id, length, not to be chosen.
+        self._counts = np.zeros(0, np.int64)
+        self._before = np.zeros(0, np.int64)
+        self._last = np.zeros(0, np.int32)
+        self._n = np.zeros(0, np.int32)
+        self._out = np.zeros(0, np.bool_)
+
+    def add(self, ids: Int32, offsets: Int64, weights: Int64) -> None:
+        """Count rows, each ``weights`` times; a negative weight takes them back.
+
+        Args:
+            ids: ``int32[tokens]``, `BREAK` where n-grams end.
+            offsets: ``int64[rows + 1]``.
+            weights: ``int64[rows]``.
+        """
+        self._reserve(self._size + len(ids) * (self._n_max - 1))
+        self._size = _add(
+            self._slots, self._counts, self._before, self._last, self._n, self._size,
+            ids, offsets, weights, self._n_max, self._ids,
+        )  # fmt: skip
+
+    def best(self) -> tuple[int, int, int] | None:
+        """Slot, count and reward (count times length less one) of the n-gram with most reward.
+
+        Among equals the one with the least ids. None when no n-gram is left.
+        """
+        size = self._size
+        rewards = self._counts[:size] * (self._n[:size] - 1) * ~self._out[:size]
+        most = int(rewards.max(initial=0))
+        if most == 0:
+            return None
+        equals = np.flatnonzero(rewards == most)
+        slot = min(map(int, equals), key=self.ngram)
+        return slot, int(self._counts[slot]), most
+
+    def exclude(self, slot: int) -> None:
+        """Never choose it again."""
+        self._out[slot] = True
+
+    def ngram(self, slot: int) -> tuple[int, ...]:
+        found = [int(self._last[slot])]
+        before = int(self._before[slot])
+        while before >= self._ids:
+            slot = before - self._ids
+            found.append(int(self._last[slot]))
+            before = int(self._before[slot])
+        return (before, *reversed(found))
+
+    def count(self, ngram: tuple[int, ...]) -> int:
+        before = ngram[0]
+        for id_ in ngram[1:]:
+            slot = self._slots.get(before << _ID_BITS | id_)
+            if slot is None:
+                return 0
+            before = slot + self._ids
+        return int(self._counts[before - self._ids])
+
+    def _reserve(self, size: int) -> None:
+        if size <= len(self._counts):
+            return
+        size = max(size, 2 * len(self._counts))
+        for name in ("_counts", "_before", "_last", "_n", "_out"):
+            old = getattr(self, name)
+            new = np.zeros(size, old.dtype)
+            new[: len(old)] = old
+            setattr(self, name, new)
+
+
+@compiled
+def _add(
+    slots: Any,
+    counts: Int64,
+    before: Int64,
+    last: Int32,
+    n: Int32,
+    size: int,
+    ids: Int32,
+    offsets: Int64,
+    weights: Int64,
+    n_max: int,
+    above: int,
+) -> int:
+    """An n-gram's key is the slot of its beginning, or the first id, and its last id."""
+    for row in range(len(weights)):
+        for start in range(offsets[row], offsets[row + 1]):
+            prefix = np.int64(ids[start])
+            if prefix < 0:
+                continue
+            for stop in range(start + 1, min(start + n_max, offsets[row + 1])):
+                id_ = ids[stop]
+                if id_ < 0:
+                    break
+                key = (prefix << _ID_BITS) | id_
+                if key in slots:
+                    slot = slots[key]
+                else:
+                    slot = slots[key] = np.int64(size)
+                    before[slot], last[slot], n[slot] = prefix, id_, stop - start + 1
+                    size += 1
+                counts[slot] += weights[row]
+                prefix = slot + above
+    return size

@@ -1,0 +1,78 @@
+"""Where the texts come from that a tokenizer is enriched by: files, or a corpus in Redis."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tasc_jobs.errors import EmptyCorpusError, UsageError
+from tasc_jobs.rows import BadRow, check_file, read_rows
+from tasc_jobs.tuning.task_rows import from_corpus
+from tasc_jobs.tuning.tokenizer import open_tokenizer
+from tasc_store import CorpusRow, CorpusStore, TaskStore, connect
+from tasc_text import TaskTokenizer, resolve_folder
+
+_ID_FIELD = "id"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A tokenizer, and what a task is asked and answers."""
+
+    tokenizer: TaskTokenizer
+    inputs: list[str]
+    outputs: list[str]
+
+
+def file_source(
+    paths: Sequence[Path], tokenizer: Path | None, eos: str | None, fields: tuple[str, str]
+) -> Source:
+    """Rows of files, given as names of the input's and the output's field.
+
+    Raises:
+        UsageError: No tokenizer was named.
+        TokenizerError: It cannot be read.
+        FileError: A file of rows cannot be read.
+        EmptyCorpusError: The files hold no rows.
+    """
+    if tokenizer is None:
+        raise UsageError("files do not say which tokenizer to enrich; name one with --tokenizer")
+    rows = list(_rows(paths, fields))
+    if not rows:
+        raise EmptyCorpusError(f"no rows in {', '.join(map(str, paths))}; name other files")
+    return _source(open_tokenizer(tokenizer, eos), rows)
+
+
+def corpus_source(url: str, task: str, tokenizer: Path | None, eos: str | None) -> Source:
+    """Rows of a task's corpus; without a tokenizer named, that of the task's model.
+
+    Raises:
+        StoreError: Redis fails, or has no such task.
+        EmptyCorpusError: The corpus has no rows.
+    """
+    with connect(url) as client:
+        name = task
+        if tokenizer is None:
+            record = TaskStore(client).get(task)
+            name, tokenizer = record.corpus_name, resolve_folder(record.model)
+        corpus = CorpusStore(client, name)
+        rows = list(from_corpus(corpus, len(corpus)))
+    if not rows:
+        raise EmptyCorpusError(f"the corpus of {name} has no rows; run `tasc ingest` first")
+    return _source(open_tokenizer(tokenizer, eos), rows)
+
+
+def outputs_of(paths: Sequence[Path], fields: tuple[str, str]) -> list[str]:
+    return [row.output for row in _rows(paths, fields)]
+
+
+def _source(tokenizer: TaskTokenizer, rows: Sequence[CorpusRow]) -> Source:
+    return Source(tokenizer, [row.input for row in rows], [row.output for row in rows])
+
+
+def _rows(paths: Sequence[Path], fields: tuple[str, str]) -> Iterator[CorpusRow]:
+    for path in paths:
+        check_file(path, fields)
+    for path in paths:
+        for row in read_rows(path, *fields, _ID_FIELD):
+            if not isinstance(row, BadRow):
+                yield row

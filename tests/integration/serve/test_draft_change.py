@@ -1,0 +1,214 @@
+"""Drafting settings change while answers are given: what is drafted does, no answer does.
+
+Workers and replicas live in this process and need Redis only.
+"""
+
+import asyncio
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from prometheus_client import generate_latest
+from serving import Samples, Task, eventually, make_task, publish
+
+import tiny
+from tasc_draft import DraftIndex, DraftSettings, Tokens, build_index
+from tasc_engine import GenerationResult
+from tasc_serve.calls import Answer, Call
+from tasc_serve.replica import TaskReplica
+from tasc_serve.settings import EngineSettings, ServeSettings
+from tasc_serve.worker import Worker
+from tasc_store import ArtifactStore, TaskRecord, TaskStore, connect
+
+pytestmark = pytest.mark.redis
+ENGINE = {"rows": 4, "max_model_len": 128, "device": "cpu", "cost_aware": False}
+MOST = 40  # tokens of an answer
+PROMPTS = tiny.SENTENCES[:4]
+OFF = DraftSettings(num_speculative_tokens=0)
+SHORT = DraftSettings(num_speculative_tokens=2, min_prob=0.0)
+TASC = DraftSettings(mixture="tasc", min_prob=0.0)
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
+    return make_task(tmp_path_factory.mktemp("model"), "alpha")
+
+
+@pytest.fixture(scope="module")
+def expected(task: Task) -> dict[str, tuple[int, ...]]:
+    prompts = {p: task.prompt(p, chat=True) for p in PROMPTS}
+    return {p: tuple(tiny.plain(task.model, ids, MOST)) for p, ids in prompts.items()}
+
+
+@pytest.fixture(scope="module")
+def index(task: Task, expected: dict[str, tuple[int, ...]]) -> DraftIndex:
+    """Of all that will be answered."""
+    return build_index(
+        Tokens.of(list(expected.values())),
+        fingerprint=task.tokenizer.fingerprint,
+        vocab_size=task.tokenizer.vocab_size,
+        eos_id=task.tokenizer.eos_id,
+    )
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[redis.Redis]:
+    with connect(redis_url) as client:
+        yield client
+
+
+@pytest.fixture
+def record(client: redis.Redis, task: Task) -> TaskRecord:
+    name = f"drafted-{uuid.uuid4().hex}"
+    given = replace(task.record, name=name, corpus=None, max_tokens=MOST)
+    TaskStore(client).put(given)
+    return given
+
+
+@pytest.fixture
+def indexes(client: redis.Redis, record: TaskRecord, index: DraftIndex) -> ArtifactStore:
+    store = ArtifactStore(client, record.name, record.fingerprint)
+    publish(store, index)
+    return store
+
+
+@pytest.fixture
+def worker(
+    client: redis.Redis, record: TaskRecord, indexes: ArtifactStore, tmp_path: Path
+) -> Worker:
+    return Worker(client, record.name, EngineSettings(**ENGINE), cache_dir=tmp_path)
+
+
+@pytest.fixture
+def replica(
+    redis_url: str, record: TaskRecord, indexes: ArtifactStore, tmp_path: Path
+) -> Iterator[TaskReplica]:
+    settings = ServeSettings.model_validate(
+        {
+            "tasks": [{"name": record.name}],
+            "engine": ENGINE,
+            "metrics": {"host": "127.0.0.1"},
+            "index_poll_s": 0.05,
+            "cache_dir": tmp_path,
+        }
+    )
+    running = TaskReplica(settings, redis_url, settings.tasks[0])
+    yield running
+    running.__del__()
+
+
+def call(prompt: str) -> Call:
+    return Call(uuid.uuid4().hex, prompt, templated=True)
+
+
+@pytest.mark.parametrize("settings", [OFF, SHORT, TASC], ids=["off", "short", "tasc"])
+def test_rows_in_flight_go_on_as_they_would_and_are_drafted_for_otherwise(
+    worker: Worker, record: TaskRecord, expected: Any, settings: DraftSettings
+) -> None:
+    asked = {prompt: worker.request(call(prompt)) for prompt in PROMPTS}
+    for request in asked.values():
+        worker.engine.submit(request)
+    changed = replace(record, draft=settings)
+    found: dict[str, GenerationResult] = {}
+    for step in range(200):
+        if step == 2:
+            assert not found, "all rows are in flight"
+            worker.take(changed, 2, None, worker.proposer_for(changed, worker.proposer.index))
+            worker.proposer.check_integrity()
+        found |= {d.id: d.result for d in worker.engine.step() if d.result}
+    assert {p: found[request.id].tokens for p, request in asked.items()} == expected
+    most = settings.num_speculative_tokens
+    drafted = [result.acceptance.drafted for result in found.values()]
+    assert any(n > 2 for own in drafted for n in own[:2]), "by the settings of before"
+    if settings == TASC:
+        assert any(sum(own[2:]) for own in drafted), "after the change, from where rows were"
+    else:
+        assert all(n <= most for own in drafted for n in own[2:])
+        assert any(own[2:] for own in drafted)
+
+
+def test_settings_that_change_with_the_index_take_it_as_it_is_then(
+    worker: Worker, record: TaskRecord, index: DraftIndex
+) -> None:
+    """A proposer that was made for another index or another record is not used."""
+    changed, tuned = replace(record, draft=SHORT), replace(index, settings=OFF)
+    made = worker.proposer_for(changed, worker.proposer.index)
+    assert worker.artifact is not None
+    worker.swap(worker.artifact, tuned, worker.proposer_for(worker.record, tuned))
+    worker.take(changed, 2, None, made)
+    assert (worker.proposer.settings, worker.proposer.index) == (OFF, tuned)
+    late = worker.proposer_for(worker.record, index)
+    worker.swap(worker.artifact, index)
+    assert (worker.proposer.settings, worker.proposer.index) == (SHORT, index)
+    assert late is not None
+    assert late is not worker.proposer
+
+
+def test_under_load_answers_are_equal_and_what_is_counted_names_who_drafts(
+    replica: TaskReplica, client: redis.Redis, record: TaskRecord, indexes: ArtifactStore,
+    index: DraftIndex, expected: Any,
+) -> None:  # fmt: skip
+    labels = {"task": record.name}
+    registry = replica._metrics._series._registry
+
+    def samples() -> Samples:
+        return Samples(generate_latest(registry).decode())
+
+    def drafting(proposer: str) -> float:
+        name = "tasc_spec_decode_num_draft_tokens_total"
+        return samples().sum(name, proposer=proposer, **labels)
+
+    async def ask(prompt: str, enough: asyncio.Event) -> None:
+        while not enough.is_set():
+            found = await replica.complete(call(prompt))
+            assert isinstance(found, Answer), found
+            assert found.result.tokens == expected[prompt]
+
+    async def change(enough: asyncio.Event) -> None:
+        while not drafting("mixed"):
+            await asyncio.sleep(0.01)
+        TaskStore(client).put(replace(record, draft=TASC))
+        while not drafting("tasc"):
+            await asyncio.sleep(0.01)
+        publish(indexes, replace(index, settings=SHORT))  # tuned: before what the record says
+        before = drafting("mixed")
+        while drafting("mixed") == before:
+            await asyncio.sleep(0.01)
+        enough.set()
+
+    async def all_() -> None:
+        enough = asyncio.Event()
+        async with asyncio.timeout(90):
+            await asyncio.gather(change(enough), *(ask(prompt, enough) for prompt in PROMPTS))
+
+    asyncio.run(all_())
+    found = samples()
+    for gauge in ("tasc_draft_index_info", "tasc_draft_index_built_timestamp_seconds"):
+        assert found.sum(gauge, proposer="mixed", **labels) > 0, gauge
+        assert found.sum(gauge, proposer="tasc", **labels) == 0, gauge
+    assert found.sum("tasc_draft_index_info", version=2, **labels) == 1
+    assert found.sum("tasc_draft_index_info", **labels) == 1
+    assert found.sum("tasc_index_swaps_total", **labels) == 1
+    assert found.sum("tasc_draft_failures_total", **labels) == 0
+
+
+def test_an_index_tuned_to_what_it_cannot_be_drafted_by_leaves_the_old_one(
+    replica: TaskReplica, indexes: ArtifactStore, index: DraftIndex, monkeypatch: Any, caplog: Any
+) -> None:
+    def fails(record: TaskRecord, index: DraftIndex) -> None:
+        raise ValueError("sorted by too few tokens")
+
+    worker = replica._worker
+    with monkeypatch.context() as patched:
+        patched.setattr(worker._proposers, "make", fails)
+        publish(indexes, replace(index, settings=TASC))
+        eventually(lambda: "does not fit; the old one stays in use" in caplog.text)
+    assert worker.artifact is not None
+    assert worker.artifact.version == 1
+    publish(indexes, replace(index, settings=SHORT))
+    eventually(lambda: worker.artifact is not None and worker.artifact.version == 3)
+    assert worker.proposer.settings == SHORT

@@ -1,0 +1,43 @@
+"""LoRA adapters of the tests' tiny models, and what models with them merged say by themselves."""
+
+from functools import cache
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+import tiny
+from tasc_engine.loading import ModelSource, load_model
+
+WEIGHTS = "adapter_model.safetensors"
+
+
+def make_adapter(base: Path, folder: Path, seed: int) -> Path:
+    """A random adapter that changes answers."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    lora = LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, target_modules="all-linear")
+    get_peft_model(model, lora).save_pretrained(folder)
+    return folder
+
+
+def cut(folder: Path) -> None:
+    """Make an adapter one of another model: its inputs are too narrow."""
+    tensors = load_file(folder / WEIGHTS)
+    narrow = {k: v[:, :-1].contiguous() if "lora_A" in k else v for k, v in tensors.items()}
+    save_file(narrow, folder / WEIGHTS)
+
+
+@cache
+def merged_says(
+    base: Path, adapter: Path | None, prompt: tuple[int, ...], max_tokens: int
+) -> tuple[int, ...]:
+    """Plain greedy decoding by transformers in float64, the adapter merged."""
+    return tuple(tiny.plain(_merged(base, adapter), prompt, max_tokens))
+
+
+@cache
+def _merged(base: Path, adapter: Path | None) -> torch.nn.Module:
+    return load_model(ModelSource(base, adapter, dtype="float64"))
