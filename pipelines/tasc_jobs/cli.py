@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from tasc_jobs.cli_enrich import enrich
+from tasc_jobs.cli_finetune import finetune
 from tasc_jobs.cli_generate import generate
 from tasc_jobs.cli_index import index_app
 from tasc_jobs.cli_keys import key_app
@@ -54,6 +55,7 @@ app.command()(generate)
 app.command()(worker)
 app.command()(refresh)
 app.command()(enrich)
+app.command()(finetune)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

@@ -16,44 +16,51 @@ from tasc_jobs.cli_options import (
     print_result,
 )
 
+Output = Annotated[Path, typer.Option(help="New folder for the tokenizer.")]
+Task = Annotated[str | None, typer.Argument(help="Take the outputs of this task's corpus.")]
+Train = Annotated[
+    list[Path] | None, typer.Option(help="Take outputs from this file instead; repeatable.")
+]
+Test = Annotated[
+    list[Path] | None,
+    typer.Option(help="Judge by this file's outputs.", show_default="the outputs taken"),
+]
+Tokenizer = Annotated[
+    Path | None,
+    typer.Option(
+        "--tokenizer",
+        "--model",
+        help="Model folder, or tokenizer.json.",
+        show_default="that of the task's model",
+    ),
+]
+Budget = Annotated[int, typer.Option(min=0, max=100_000, help="Most new tokens.")]
+NMax = Annotated[int, typer.Option(min=2, max=16, help="Most tokens that a new one stands for.")]
+Pcs = Annotated[
+    float,
+    typer.Option(min=0, max=1, help="Leave out n-grams with this prefix collision score or more."),
+]
+PcsRule = Annotated[
+    Literal["suffix", "whole"],
+    typer.Option(help="Whether tokens collide that begin with its last token, or all of it."),
+]
+Eos = Annotated[
+    str | None,
+    typer.Option(help="The token that ends an answer.", show_default="the tokenizer's"),
+]
+
 
 def enrich(
-    output: Annotated[Path, typer.Option(help="New folder for the tokenizer.")],
-    task: Annotated[
-        str | None, typer.Argument(help="Take the outputs of this task's corpus.")
-    ] = None,
-    train: Annotated[
-        list[Path] | None, typer.Option(help="Take outputs from this file instead; repeatable.")
-    ] = None,
-    test: Annotated[
-        list[Path] | None,
-        typer.Option(help="Judge by this file's outputs.", show_default="the outputs taken"),
-    ] = None,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(
-            "--tokenizer",
-            "--model",
-            help="Model folder, or tokenizer.json.",
-            show_default="that of the task's model",
-        ),
-    ] = None,
-    budget: Annotated[int, typer.Option(min=0, max=100_000, help="Most new tokens.")] = 500,
-    n_max: Annotated[
-        int, typer.Option(min=2, max=16, help="Most tokens that a new one stands for.")
-    ] = 4,
-    pcs: Annotated[
-        float,
-        typer.Option(min=0, max=1, help="Leave out n-grams whose prefix collision score is this."),
-    ] = 0.02,
-    pcs_rule: Annotated[
-        Literal["suffix", "whole"],
-        typer.Option(help="Whether tokens collide that begin with its last token, or all of it."),
-    ] = "suffix",
-    eos: Annotated[
-        str | None,
-        typer.Option(help="The token that ends an answer.", show_default="the tokenizer's"),
-    ] = None,
+    output: Output,
+    task: Task = None,
+    train: Train = None,
+    test: Test = None,
+    tokenizer: Tokenizer = None,
+    budget: Budget = 500,
+    n_max: NMax = 4,
+    pcs: Pcs = 0.02,
+    pcs_rule: PcsRule = "suffix",
+    eos: Eos = None,
     input_field: InputField = "input",
     output_field: OutputField = "output",
     redis_url: RedisUrl = None,

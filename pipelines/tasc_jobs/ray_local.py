@@ -33,9 +33,9 @@ _ALWAYS = {
     "THP_MEM_ALLOC_ENABLE": "1",
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": CALLBACK,
 }
-# Every Serve replica listens on all interfaces for calls that it unpickles: nobody makes one without
-# the password. A process has one for good, since Ray reads it once; and Ray looks at the mode again
-# after its import only where it is unset.
+# Every Serve replica listens on all interfaces for calls that it unpickles: the token is for those.
+# A process keeps one for good, since Ray reads it once; and Ray looks at the mode again after its
+# import only where it is unset.
 _LOOPBACK: dict[str, str | None] = {
     ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0",
     "RAY_AUTH_MODE": None,

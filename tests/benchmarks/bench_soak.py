@@ -9,8 +9,8 @@ seconds: answers must go on, with drafts, while /readyz says degraded, and then 
 processes that requests pass through are looked at every few seconds; what they hold in the last
 third of the time is compared with the second. Every answer is compared with the model's own. Tables
 go to stdout, progress to stderr; the last line of stdout is one JSON object. The exit code is 1
-where an answer was wrong or missing, a process grew beyond --most-growth or --most-files, or Redis
-was missed.
+where an answer was wrong or missing, a process ended, or grew beyond --most-growth or --most-files,
+p99 rose from the second third to the last beyond --most-slower, or Redis was missed.
 """
 
 import json
@@ -44,6 +44,7 @@ class Asked:
     capacity_seconds: float
     most_growth: float
     most_files: float
+    most_slower: float
 
 
 def arguments() -> Asked:
@@ -55,6 +56,7 @@ def arguments() -> Asked:
     add("--capacity-seconds", type=float, default=20.0, help="to find the full rate (20)")
     add("--most-growth", type=float, default=16.0, help="MiB that one process may grow by (16)")
     add("--most-files", type=float, default=8.0, help="file handles that it may grow by (8)")
+    add("--most-slower", type=float, default=1.5, help="times that p99 may rise (1.5)")
     return Asked(**vars(parser.parse_args()))
 
 
@@ -160,6 +162,7 @@ def watched(load: Any, store: Any, mark: str, asked: Asked) -> dict[str, Any]:
         "p50_ms": [percentile(third, 50) for third in thirds],
         "p99_ms": [percentile(third, 99) for third in thirds],
         "redis": away,
+        "ended": looks.ended(length),
         "growth": {name: asdict(growth) for name, growth in looks.growth(length).items()},
     }
 
@@ -198,10 +201,13 @@ def without_redis(load: Any, store: Any, seconds: float) -> dict[str, Any]:
 def faults(found: dict[str, Any], asked: Asked) -> list[str]:
     """What is not as it must be."""
     redis, growth = found["redis"], found["growth"].values()
+    _, second, last = (p99 or float("inf") for p99 in found["p99_ms"])
     wrong = {
         "requests failed": found["failed"],
         "answers were wrong": found["wrong"],
         "no process was seen": not growth,
+        "processes ended": found["ended"],
+        "p99 rose": last > asked.most_slower * second,
         "memory grew": any(g["memory_mib"] > asked.most_growth for g in growth),
         "file handles grew": any(g["files"] > asked.most_files for g in growth),
     }

@@ -10,7 +10,7 @@ from torch import nn
 
 from tasc_engine import GenerationRequest
 from tasc_engine.loading import ModelSource, load_model
-from tasc_jobs.demo.quality import IntentQuality, intent_quality
+from tasc_jobs.evaluate.quality import IntentQuality, intent_quality
 from tasc_jobs.demo.tasks import HERE, MODEL, TEMPLATES, read_split
 from tasc_text import PromptTemplate
 

@@ -38,6 +38,12 @@ class Looks:
         found = {name: self._of(pid, length) for pid, name in sorted(names.items())}
         return {name: growth for name, growth in found.items() if growth}
 
+    def ended(self, length: float) -> list[str]:
+        """Processes of the first third that are not there in the last look."""
+        first = {pid: p for at, seen in self._seen if at < length / 3 for pid, p in seen.items()}
+        last = self._seen[-1][1] if self._seen else {}
+        return sorted(f"{p.role} {pid}" for pid, p in first.items() if pid not in last)
+
     def _of(self, pid: int, length: float) -> Growth | None:
         middle, last = (self._between(pid, length * i / 3, length * (i + 1) / 3) for i in (1, 2))
         if not (middle and last):

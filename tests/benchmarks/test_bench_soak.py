@@ -13,10 +13,11 @@ from fuzz_service import Process
 from soak_watch import Growth, Looks
 
 BENCHMARK = Path(__file__).with_name("bench_soak.py")
-ASKED = Asked(1, 1, 1, 1, most_growth=2, most_files=3)
+ASKED = Asked(1, 1, 1, 1, most_growth=2, most_files=3, most_slower=1.5)
 REDIS = {"accepted_draft_tokens": 9, "said": ["degraded", "ready"], "ready_again_s": 0.5}
 GOOD = {
     "failed": 0, "wrong": 0, "redis": REDIS, "growth": {"gateway 1": {"memory_mib": 1, "files": 3}},
+    "ended": [], "p99_ms": [9.0, 10.0, 14.0],
 }  # fmt: skip
 
 
@@ -24,7 +25,7 @@ GOOD = {
 @pytest.mark.redis
 def test_a_short_load_with_redis_away_finds_nothing_wrong() -> None:
     few = ["--minutes", "0.2", "--redis-down", "5", "--capacity-seconds", "1"]
-    command = [sys.executable, str(BENCHMARK), *few, "--most-growth", "200"]  # it is just started
+    command = [sys.executable, str(BENCHMARK), *few, "--most-growth", "200", "--most-slower", "99"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
@@ -40,6 +41,9 @@ def test_a_short_load_with_redis_away_finds_nothing_wrong() -> None:
         ({"failed": 1}, "requests failed"),
         ({"wrong": 1}, "answers were wrong"),
         ({"growth": {}}, "no process was seen"),
+        ({"ended": ["gateway 1"]}, "processes ended"),
+        ({"p99_ms": [30.0, 10.0, 16.0]}, "p99 rose"),
+        ({"p99_ms": [30.0, 10.0, None]}, "p99 rose"),
         ({"growth": {"gateway 1": {"memory_mib": 2.5, "files": 0}}}, "memory grew"),
         ({"growth": {"gateway 1": {"memory_mib": 0, "files": 4}}}, "file handles grew"),
         ({"redis": REDIS | {"accepted_draft_tokens": 0}}, "no drafts without Redis"),
@@ -60,3 +64,4 @@ def test_growth_is_that_of_the_last_third_over_the_second() -> None:
         seen = {1: replace(whole, memory=memory * 2**20, files=10 + at)}
         looks.add(at, seen | {2: replace(whole, pid=2)} if at < 3 else seen)
     assert looks.growth(9) == {"gateway 1": Growth(100, 3)}
+    assert looks.ended(9) == ["gateway 2"]

@@ -67,6 +67,15 @@ def test_one_whose_key_says_that_it_is_the_same_is_sent_again(balancer, gateways
     assert gateways[0].posts
 
 
+def test_a_file_or_a_batch_is_not_sent_again_whatever_its_key(balancer, gateways):
+    for gateway in gateways:
+        gateway.dies = True
+    keyed = {"Idempotency-Key": "k"}
+    for path in ("/v1/batches", "/v1/files"):
+        assert httpx.post(balancer + path, headers=keyed).status_code == 502
+    assert sum(len(g.posts) for g in gateways) == 2
+
+
 def test_a_draining_gateway_finishes_what_it_has_and_gets_nothing_new(balancer, gateways):
     with ThreadPoolExecutor(4) as pool:
         first = pool.submit(answered, balancer, "/v1/slow", 1)

@@ -20,7 +20,7 @@ class NoEngine(JobStalled, ClusterError):
 
 
 class EngineFailed(ClusterError):
-    """Engines fail before they have seen a row, or lose the store: no row is to blame."""
+    """Engines fail before they have seen a row, or lose the store: its machine is to blame."""
 
 
 class TooManyErrors(JobError):

@@ -13,12 +13,14 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
+from tasc_engine.errors import UnsupportedModel
 from tasc_jobs.batch.answering import Answering
 from tasc_jobs.batch.errors import EngineFailed
 from tasc_jobs.batch.preview import Preview, measure
 from tasc_jobs.batch.window import Saved, Window
 from tasc_jobs.batch.work import Row, Strategy
 from tasc_jobs.errors import ClusterError, JobError
+from tasc_serve.errors import ServeError
 from tasc_serve.settings import EngineSettings
 from tasc_serve.worker import Pinned, Worker
 from tasc_store import JobResults, StoreError, connect
@@ -28,6 +30,7 @@ _HANDFULS = 4  # of b rows, in one call
 _MOST_DEATHS = 3  # of each engine, one after another, without a row saved between
 _PAUSE_S = 1.0  # before an engine is replaced
 _LOOK_S = 5.0  # at the cluster's nodes, while no engine is up
+_TASKS = (ServeError, UnsupportedModel)  # an engine that fails so fails on every machine
 _MOST_CALLS = 1 << 20  # waiting in an engine; few rows are given at a time
 
 
@@ -197,8 +200,8 @@ class Pool:
             ray.kill(engine.actor)
         self._deaths += 1
         if self._deaths >= _MOST_DEATHS * self._size:
-            rows_can_be = engine.up and not _without_store(error)
-            raise (JobError if rows_can_be else EngineFailed)(
+            machines = (not engine.up and not _is(error, _TASKS)) or _is(error, StoreError)
+            raise (EngineFailed if machines else JobError)(
                 f"engines ended {self._deaths} times without a row between: {_cause(error)}; see to"
                 " it and run the job again, which goes on where it was"
             ) from error
@@ -206,8 +209,8 @@ class Pool:
         self._lost(engine.held)
 
 
-def _without_store(error: RayError) -> bool:
-    return isinstance(error, RayTaskError) and isinstance(error.cause, StoreError)
+def _is(error: RayError, kinds: type[Exception] | tuple[type[Exception], ...]) -> bool:
+    return isinstance(error, RayTaskError) and isinstance(error.cause, kinds)
 
 
 def _cause(error: RayError) -> str:

@@ -13,7 +13,7 @@ import torch
 
 from tasc_draft import SOURCES, NgramProposer, Tokens, build_learnt_index
 from tasc_engine import Engine, EngineConfig, EngineTotals, GenerationRequest, Target
-from tasc_jobs.demo.quality import intent_quality, tagging_accuracy
+from tasc_jobs.evaluate.quality import intent_quality, tagging_accuracy
 from tasc_jobs.demo.tasks import TASKS, demo_record, read_split
 from tasc_jobs.progress import Progress
 from tasc_serve.models import load_tokenizer

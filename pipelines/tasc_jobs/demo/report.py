@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tasc_jobs.demo.measure import Measured, latency_ms, tokens_per_second
-from tasc_jobs.demo.quality import IntentQuality
+from tasc_jobs.evaluate.quality import IntentQuality
 from tasc_jobs.statistics import CorpusStatistics
 
 _BAR_CELLS = 30

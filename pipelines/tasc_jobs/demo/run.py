@@ -15,7 +15,7 @@ from rich.console import Console
 
 from tasc_jobs import statistics
 from tasc_jobs.demo import measure, report
-from tasc_jobs.demo.quality import intent_quality
+from tasc_jobs.evaluate.quality import intent_quality
 from tasc_jobs.demo.tasks import TASKS, data_file, demo_record, read_split
 from tasc_jobs.index_job import NOTES, STAGES, build_and_publish
 from tasc_jobs.ingest import ingest

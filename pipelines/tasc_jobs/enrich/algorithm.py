@@ -96,10 +96,8 @@ def enrich(
     counts.add(rows.ids, rows.offsets, corpus.weights)
     scores = Collisions(texts.of, settings.pcs_rule)
     length, tokens, collided, unwritable = corpus.length, list[NewToken](), 0, 0
-    while len(tokens) < settings.budget and (best := counts.best()):
+    while len(tokens) < settings.budget and (best := counts.best(_LEAST_COUNT)):
         slot, count, _ = best
-        if count < _LEAST_COUNT:
-            break
         counts.exclude(slot)
         ngram = counts.ngram(slot)
         content = growing.content(text := texts.joined(ngram))

@@ -49,13 +49,15 @@ class NgramCounts:
             ids, offsets, weights, self._n_max, self._ids,
         )  # fmt: skip
 
-    def best(self) -> tuple[int, int, int] | None:
+    def best(self, least: int) -> tuple[int, int, int] | None:
         """Slot, count and reward (count times length less one) of the n-gram with most reward.
 
-        Among equals the one with the least ids. None when no n-gram is left.
+        Of those that occur at least ``least`` times; among equals the one with the least ids. None
+        when no n-gram is left.
         """
         size = self._size
-        rewards = self._counts[:size] * (self._n[:size] - 1) * ~self._out[:size]
+        taken = ~self._out[:size] & (self._counts[:size] >= least)
+        rewards = self._counts[:size] * (self._n[:size] - 1) * taken
         most = int(rewards.max(initial=0))
         if most == 0:
             return None

@@ -8,8 +8,9 @@ from tasc_jobs.errors import EmptyCorpusError, UsageError
 from tasc_jobs.rows import BadRow, check_file, read_rows
 from tasc_jobs.tuning.task_rows import from_corpus
 from tasc_jobs.tuning.tokenizer import open_tokenizer
+from tasc_serve.models import load_tokenizer
 from tasc_store import CorpusRow, CorpusStore, TaskStore, connect
-from tasc_text import TaskTokenizer, resolve_folder
+from tasc_text import TaskTokenizer
 
 _ID_FIELD = "id"
 
@@ -48,17 +49,17 @@ def corpus_source(url: str, task: str, tokenizer: Path | None, eos: str | None) 
     Raises:
         StoreError: Redis fails, or has no such task.
         EmptyCorpusError: The corpus has no rows.
+        ServeError: The model's tokenizer is not the one the task was registered with.
     """
     with connect(url) as client:
-        name = task
-        if tokenizer is None:
-            record = TaskStore(client).get(task)
-            name, tokenizer = record.corpus_name, resolve_folder(record.model)
-        corpus = CorpusStore(client, name)
+        record = TaskStore(client).get(task)
+        corpus = CorpusStore(client, record.corpus_name)
         rows = list(from_corpus(corpus, len(corpus)))
     if not rows:
-        raise EmptyCorpusError(f"the corpus of {name} has no rows; run `tasc ingest` first")
-    return _source(open_tokenizer(tokenizer, eos), rows)
+        raise EmptyCorpusError(
+            f"the corpus of {record.corpus_name} has no rows; run `tasc ingest` first"
+        )
+    return _source(open_tokenizer(tokenizer, eos) if tokenizer else load_tokenizer(record), rows)
 
 
 def outputs_of(paths: Sequence[Path], fields: tuple[str, str]) -> list[str]:

@@ -36,7 +36,7 @@ from tasc_text import TextError
 _INPUT: Final = "input.jsonl"
 _JOB: Final = "job"
 # What may be the batch's own fault. A cluster or a disk that fails is not: it ends the worker.
-BUSY_OR_BAD: Final = (JobError, ServeError, TextError, ValueError)
+BAD: Final = (JobError, ServeError, TextError, ValueError)
 
 Tell = Callable[[JobProgress], None]
 
@@ -136,7 +136,7 @@ class OneBatch:
             self._fail_or_answer()
         except (JobBusy, ClusterError):
             raise
-        except (*BUSY_OR_BAD, UnknownVersion):
+        except (*BAD, UnknownVersion):
             self._fail(self._given_up)
         return self._ended()
 

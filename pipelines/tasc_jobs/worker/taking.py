@@ -18,7 +18,7 @@ from tasc_jobs.errors import ClusterError
 from tasc_jobs.outcomes import in_short
 from tasc_jobs.worker.counting import Counting
 from tasc_jobs.worker.holding import Hold
-from tasc_jobs.worker.one_batch import BUSY_OR_BAD, Ended, OneBatch, WorkerSettings, forget
+from tasc_jobs.worker.one_batch import BAD, Ended, OneBatch, WorkerSettings, forget
 from tasc_jobs.worker.rests import Rests
 from tasc_serve.batch_metrics import BatchMetrics
 from tasc_serve.batch_schemas import LONGEST_S
@@ -112,8 +112,11 @@ class BatchWorker:
             self._leave(batch, error)
         except ClusterError:
             raise
-        except BUSY_OR_BAD as error:
-            failed = not isinstance(error, JobBusy)
+        except JobBusy as error:
+            pause_s = self._rests.busy(batch.model)
+            self._say(f"{batch.id}: {in_short(error)}; looked at again in {pause_s:g} s")
+        except BAD as error:
+            failed = True
             self._say(f"{batch.id}: {in_short(error)}")
             time.sleep(self._poll_s)
         finally:
@@ -165,7 +168,7 @@ class BatchWorker:
             return one.run()
         except (JobBusy, ClusterError):
             raise
-        except BUSY_OR_BAD as error:
+        except BAD as error:
             if batch.attempts < _MOST_ATTEMPTS:
                 raise
             self._say(f"{batch.id}: {in_short(error)}")

@@ -3,11 +3,13 @@
 import pytest
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
+from tasc_engine.errors import UnsupportedModel
 from tasc_jobs.batch import pool as pools
 from tasc_jobs.batch.errors import EngineFailed
 from tasc_jobs.batch.pool import EngineSpec, Pool
 from tasc_jobs.batch.window import Window
 from tasc_jobs.errors import ClusterError, JobError
+from tasc_serve.errors import ServeError
 from tasc_serve.settings import EngineSettings
 from tasc_serve.worker import Pinned
 from tasc_store import StoreUnreachable
@@ -48,10 +50,12 @@ def task_error(cause: Exception | None = None) -> RayTaskError:
         (ActorDiedError(), True, False),
         (task_error(), False, True),
         (task_error(), True, False),
+        (task_error(ServeError("registered with another tokenizer")), False, False),
+        (task_error(UnsupportedModel("int8 with outliers")), False, False),
         (task_error(StoreUnreachable("no Redis answers")), True, True),
     ],
 )
-def test_an_engine_that_never_comes_up_or_loses_the_store_is_no_rows_fault(
+def test_an_engine_that_never_comes_up_or_loses_the_store_is_nobodys_fault_but_its_machines(
     pool: Pool, monkeypatch: pytest.MonkeyPatch, error: RayError, up: bool, machines: bool
 ) -> None:
     found = ended(pool, error, monkeypatch, up=up)

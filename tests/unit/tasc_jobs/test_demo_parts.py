@@ -3,7 +3,7 @@
 import pytest
 
 from tasc_jobs.demo.client import Counters
-from tasc_jobs.demo.quality import intent_quality, tagging_accuracy
+from tasc_jobs.evaluate.quality import intent_quality, tagging_accuracy
 from tasc_jobs.demo.tasks import TASKS, read_split
 
 RIGHT = [

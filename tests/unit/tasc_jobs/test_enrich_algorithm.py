@@ -87,3 +87,17 @@ def test_special_tokens_and_cut_characters_are_in_no_token(tokenizer: TaskTokeni
     for text in outputs:
         ids = found.tokenizer.encode(text, add_special_tokens=False).ids
         assert found.tokenizer.decode(ids, skip_special_tokens=False) == text
+
+
+def test_the_budget_is_used_up_while_anything_occurs_twice(tokenizer: TaskTokenizer) -> None:
+    outputs = [
+        *corpus(2, rows=12),
+        "the quick brown fox jumps over a lazy dog once",
+    ]
+    settings = EnrichSettings(10_000, 16)
+    found = enrich(tokenizer, outputs, settings)
+    assert [(t.content, t.parts, t.count) for t in found.tokens] == naive(
+        tokenizer, outputs, settings
+    )
+    assert found.tokens[-1].count == 2
+    assert 10 < len(found.tokens) < 10_000

@@ -1,0 +1,110 @@
+"""How far a fine-tune is, on disk: whole or not there, whatever dies. It trains nothing."""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from tasc_jobs.finetune.errors import FinetuneError
+
+NO_ROOM = (OSError, RuntimeError, SafetensorError)  # how libraries say that a disk is full
+_WEIGHTS, _OPTIMIZER, _STATE = "weights.safetensors", "optimizer.pt", "state.json"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a run goes on from.
+
+    Attributes:
+        step: Steps that were done.
+        losses: Of each of them.
+        weights: Of what is trained, by name.
+        optimizer: Its ``state_dict``.
+    """
+
+    step: int
+    losses: list[float]
+    weights: dict[str, torch.Tensor]
+    optimizer: dict[str, Any]
+
+
+class Checkpoints:
+    """The newest checkpoint of one run.
+
+    Args:
+        pins: What the run was begun with; one begun with anything else is refused.
+    """
+
+    def __init__(self, folder: Path, pins: Mapping[str, Any]) -> None:
+        self._folder, self._pins = folder, json.loads(json.dumps(pins))
+        self._older = folder.with_name(folder.name + ".older")
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Put it in the place of the one before, which stays until this one is whole.
+
+        Raises:
+            FinetuneError: It cannot be written.
+        """
+        begun = self._folder.with_name(self._folder.name + ".begun")
+        try:
+            shutil.rmtree(begun, ignore_errors=True)
+            begun.mkdir(parents=True)
+            save_file(checkpoint.weights, begun / _WEIGHTS)
+            torch.save(checkpoint.optimizer, begun / _OPTIMIZER)
+            state = {"step": checkpoint.step, "losses": checkpoint.losses, "pins": self._pins}
+            (begun / _STATE).write_text(json.dumps(state))
+            for path in (*begun.iterdir(), begun):
+                _flush(path)
+            self._replace(begun)
+        except NO_ROOM as error:
+            kept = self.load()
+            raise FinetuneError(
+                f"the checkpoint of step {checkpoint.step} cannot be written to {self._folder}: "
+                f"{error}; that of step {kept.step if kept else 0} stays, make room and run again"
+            ) from error
+
+    def load(self) -> Checkpoint | None:
+        """The newest that is whole; None of a run that has none.
+
+        Raises:
+            FinetuneError: It is of a run with other rows or settings.
+        """
+        folder = next((f for f in (self._folder, self._older) if f.is_dir()), None)
+        if folder is None:
+            return None
+        state = json.loads((folder / _STATE).read_text())
+        if state["pins"] != self._pins:
+            changed = [k for k in self._pins if state["pins"].get(k) != self._pins[k]]
+            raise FinetuneError(
+                f"{self._folder} is of a fine-tune with another {', '.join(changed)}; run it as it "
+                "was begun, or name another output"
+            )
+        optimizer = torch.load(folder / _OPTIMIZER, weights_only=True)
+        return Checkpoint(state["step"], state["losses"], load_file(folder / _WEIGHTS), optimizer)
+
+    def remove(self) -> None:
+        for folder in (self._folder, self._older):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _replace(self, begun: Path) -> None:
+        """At every moment one of the two is whole."""
+        shutil.rmtree(self._older, ignore_errors=True)
+        if self._folder.is_dir():
+            self._folder.rename(self._older)
+        begun.rename(self._folder)
+        shutil.rmtree(self._older, ignore_errors=True)
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

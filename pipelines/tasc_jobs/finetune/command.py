@@ -1,0 +1,126 @@
+"""What `tasc finetune` is given, as a job; and how it is run, here or by Ray Train workers."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tasc_jobs.errors import EmptyCorpusError, UsageError
+from tasc_jobs.finetune.job import Finetune, finetune
+from tasc_jobs.finetune.settings import FinetuneSettings
+from tasc_jobs.rows import BadRow, check_file, read_rows
+from tasc_jobs.stages import StageProgress
+from tasc_jobs.tuning.task_rows import from_corpus
+from tasc_store import CorpusRow, CorpusStore, TaskRecord, TaskStore, connect
+from tasc_text import PromptTemplate, resolve_folder
+
+_ID_FIELD = "id"
+
+
+@dataclass(frozen=True)
+class Given:
+    """What to train, as far as it was said; the task's record says the rest."""
+
+    task: str
+    model: Path | None
+    tokenizer: Path | None
+    template: str | None
+    files: tuple[Path, ...]
+    fields: tuple[str, str]
+
+    @property
+    def wants_store(self) -> bool:
+        return not (self.files and self.model and self.template)
+
+
+@dataclass(frozen=True)
+class How:
+    """What changes no result.
+
+    Attributes:
+        threads: Of a process on a CPU; None: all cores.
+    """
+
+    workers: int
+    threads: int | None
+    checkpoint_s: float
+
+
+@dataclass(frozen=True)
+class FinetuneReport:
+    """What became of it."""
+
+    found: dict[str, Any]
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        return self.found
+
+    @property
+    def in_words(self) -> str:
+        found = self.found
+        return (
+            f"{found['steps']} steps on {found['rows']:,} rows ({found['too_long']} were too long),"
+            f" loss {found['loss']:.3f}, {found['new_tokens']} new tokens, {found['seconds']:.0f} s"
+            f"\n{found['output']}"
+        )
+
+
+def run(
+    url: str | None,
+    given: Given,
+    settings: FinetuneSettings,
+    output: Path,
+    how: How,
+    progress: StageProgress,
+) -> FinetuneReport:
+    """Raises what `finetune` does, and what a store, a file of rows or a template may."""
+    job = _job(url, given, settings, output, how.checkpoint_s)
+    if how.workers == 1:
+        if how.threads:
+            torch.set_num_threads(how.threads)
+        return FinetuneReport(finetune(job, progress))
+    from tasc_jobs.finetune.crew import finetune_by
+    from tasc_jobs.ray_local import local_ray
+
+    with local_ray(num_cpus=how.workers + 1):
+        gpus = torch.cuda.is_available()
+        return FinetuneReport(finetune_by(how.workers, job, progress, gpus=gpus))
+
+
+def _job(
+    url: str | None, given: Given, settings: FinetuneSettings, output: Path, checkpoint_s: float
+) -> Finetune:
+    record, rows = _stored(url, given) if url else (None, [])
+    if given.files:
+        rows = _of_files(given)
+    if not rows:
+        raise EmptyCorpusError(f"task {given.task} has no rows to learn; run `tasc ingest` first")
+    model = given.model or (resolve_folder(record.model) if record else None)
+    template = given.template or (record.template if record else None)
+    if model is None or template is None:
+        raise UsageError(f"task {given.task} is not registered; name --model and --template")
+    text = template.replace("\\n", "\n") if given.template else template
+    return Finetune(
+        given.task, model, given.tokenizer or model, rows, PromptTemplate(text), settings, output,
+        checkpoint_s,
+    )  # fmt: skip
+
+
+def _stored(url: str, given: Given) -> tuple[TaskRecord | None, list[CorpusRow]]:
+    """The task's record, where one is needed, and the rows of its corpus."""
+    with connect(url) as client:
+        needed = given.model is None or given.template is None
+        record = TaskStore(client).get(given.task) if needed else None
+        if given.files:
+            return record, []
+        corpus = CorpusStore(client, record.corpus_name if record else given.task)
+        return record, list(from_corpus(corpus, len(corpus)))
+
+
+def _of_files(given: Given) -> list[CorpusRow]:
+    for path in given.files:
+        check_file(path, given.fields)
+    found = (row for path in given.files for row in read_rows(path, *given.fields, _ID_FIELD))
+    return [row for row in found if not isinstance(row, BadRow)]

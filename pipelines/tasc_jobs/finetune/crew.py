@@ -1,0 +1,114 @@
+"""A fine-tune shared by several Ray Train workers, on one machine or many.
+
+They take the steps that one process would take, each a part of every step's rows. It knows no
+command line.
+"""
+
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+import torch
+from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchConfig, TorchTrainer
+from torch import Tensor, distributed
+
+from tasc_jobs.finetune.errors import FinetuneError
+from tasc_jobs.finetune.job import Finetune, finetune
+from tasc_jobs.stages import StageProgress, silent
+
+_LOOK_S = 0.5
+
+
+class Ranks:
+    """The workers of a `torch.distributed` group that is there already."""
+
+    def __init__(self) -> None:
+        self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
+
+    def sum(self, tensors: Sequence[Tensor]) -> None:
+        for tensor in tensors:
+            distributed.all_reduce(tensor)
+
+
+@ray.remote(num_cpus=0)
+class _Board:
+    """Where the first worker writes how far they are."""
+
+    def __init__(self) -> None:
+        self._said: tuple[str, int, int | None] | None = None
+
+    def write(self, stage: str, done: int, total: int | None) -> None:
+        self._said = (stage, done, total)
+
+    def read(self) -> tuple[str, int, int | None] | None:
+        return self._said
+
+
+def finetune_by(
+    workers: int, job: Finetune, progress: StageProgress = silent, *, gpus: bool, retries: int = 2
+) -> dict[str, Any]:
+    """`finetune` by so many workers on the Ray that is running; all must see the job's folders.
+
+    A worker that dies has all of them start again from the last checkpoint.
+
+    Args:
+        gpus: A worker has a GPU.
+        retries: How often they may.
+
+    Raises:
+        FinetuneError: As of `finetune`, or they failed too often.
+    """
+    board = _Board.remote()  # type: ignore[attr-defined]
+    with tempfile.TemporaryDirectory(prefix="tasc-train-") as folder:
+        trainer = TorchTrainer(
+            _work,
+            train_loop_config={"job": job, "board": board},
+            scaling_config=ScalingConfig(num_workers=workers, use_gpu=gpus),
+            torch_config=TorchConfig(backend="nccl" if gpus else "gloo"),
+            run_config=RunConfig(
+                storage_path=folder, failure_config=FailureConfig(max_failures=retries)
+            ),
+        )
+        return _watched(trainer, board, progress)
+
+
+def _work(given: dict[str, Any]) -> None:
+    job, board, ranks = given["job"], given["board"], Ranks()
+    told = 0.0
+
+    def tell(stage: str, done: int, total: int | None) -> None:
+        nonlocal told
+        if done == total or time.monotonic() - told > _LOOK_S:
+            board.write.remote(stage, done, total)
+            told = time.monotonic()
+
+    torch.set_num_threads(1)
+    report = finetune(job, tell if ranks.rank == 0 else silent, ranks)
+    ray.train.report({"report": report})
+
+
+def _watched(trainer: Any, board: Any, progress: StageProgress) -> dict[str, Any]:
+    """Tell what the board says until the workers have ended."""
+    ended: list[Any] = []
+
+    def fit() -> None:
+        try:
+            ended.append(trainer.fit())
+        except Exception as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=fit, name="ray-train", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(_LOOK_S)
+        if said := ray.get(board.read.remote()):
+            progress(*said)
+    (result,) = ended
+    if isinstance(result, Exception):
+        raise FinetuneError(f"the workers failed: {str(result).splitlines()[-1]}") from result
+    report: dict[str, Any] = result.metrics["report"]
+    return report

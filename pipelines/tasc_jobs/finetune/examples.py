@@ -1,0 +1,88 @@
+"""Rows as token ids, and which of them each step takes. It knows no model."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tasc_jobs.finetune.settings import FinetuneSettings
+from tasc_store import CorpusRow
+from tasc_text import PromptTemplate, TaskTokenizer
+
+IGNORED = -100  # a label that costs nothing
+
+
+@dataclass(frozen=True)
+class Example:
+    """One row: ``ids[:prompt]`` the prompt, then the output and the end-of-sequence."""
+
+    ids: tuple[int, ...]
+    prompt: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows padded at their end, and what they should say.
+
+    Attributes:
+        ids: ``int64[rows, longest]``.
+        begin: Position of the first token that any row predicts from.
+        labels: ``int64[rows, longest - 1 - begin]``: the token behind each position from there
+            on, `IGNORED` inside prompts and behind outputs.
+    """
+
+    ids: Tensor
+    begin: int
+    labels: Tensor
+
+
+def examples_of(
+    rows: Iterable[CorpusRow], tokenizer: TaskTokenizer, template: PromptTemplate, max_length: int
+) -> tuple[list[Example], int]:
+    """The rows that are not too long, and how many are."""
+    found, too_long = list[Example](), 0
+    for row in rows:
+        prompt = tokenizer.encode_prompt(template.render(row.input))
+        (output,) = tokenizer.encode_outputs([row.output])
+        example = Example((*prompt, *output, tokenizer.eos_id), len(prompt))
+        if len(example.ids) > max_length:
+            too_long += 1
+        else:
+            found.append(example)
+    return found, too_long
+
+
+def steps_of(rows: int, settings: FinetuneSettings) -> int:
+    """Steps of the optimizer in all epochs."""
+    return math.ceil(settings.epochs * _steps_an_epoch(rows, settings))
+
+
+def rows_of(step: int, lengths: Sequence[int], settings: FinetuneSettings) -> list[list[int]]:
+    """The rows of one step, by those that go through the model together; of like length.
+
+    It depends on nothing but its arguments: a run that is resumed takes what it would have taken.
+    """
+    epoch, at = divmod(step, _steps_an_epoch(len(lengths), settings))
+    order = np.random.default_rng([settings.seed, epoch]).permutation(len(lengths))
+    taken = order[at * settings.batch_rows : (at + 1) * settings.batch_rows].tolist()
+    taken.sort(key=lambda row: (lengths[row], row))
+    size = settings.micro_rows
+    return [taken[start : start + size] for start in range(0, len(taken), size)]
+
+
+def batch_of(examples: Sequence[Example]) -> Batch:
+    longest = max(len(e.ids) for e in examples)
+    begin = min(e.prompt for e in examples) - 1
+    ids = torch.zeros(len(examples), longest, dtype=torch.long)
+    labels = torch.full((len(examples), longest), IGNORED)
+    for row, e in enumerate(examples):
+        ids[row, : len(e.ids)] = torch.tensor(e.ids)
+        labels[row, e.prompt : len(e.ids)] = ids[row, e.prompt : len(e.ids)]
+    return Batch(ids, begin, labels[:, begin + 1 :])
+
+
+def _steps_an_epoch(rows: int, settings: FinetuneSettings) -> int:
+    return math.ceil(rows / settings.batch_rows)

@@ -1,0 +1,159 @@
+"""The training loop: one step of the optimizer after the other, each a function of its number.
+
+Which rows a step takes and what dropout drops depend on the seed and the step alone, so a run that
+was killed and resumed, and one that several workers share, computes what one undisturbed process
+does. It reads no files.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from tasc_jobs.finetune.checkpoints import Checkpoint
+from tasc_jobs.finetune.errors import FinetuneError
+from tasc_jobs.finetune.examples import IGNORED, Example, batch_of, rows_of, steps_of
+from tasc_jobs.finetune.model import trained
+from tasc_jobs.finetune.settings import FinetuneSettings
+
+_MOST_NORM = 1.0  # of a gradient
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a step was like.
+
+    Attributes:
+        loss: Mean over the tokens of its outputs, in nats.
+        tokens: That went through the model.
+    """
+
+    step: int
+    steps: int
+    loss: float
+    tokens: int
+
+
+class Crew(Protocol):
+    """Processes that share a step: each takes a part of its rows, and all add what they found."""
+
+    rank: int
+    size: int
+
+    def sum(self, tensors: Sequence[Tensor]) -> None: ...
+
+
+class Alone:
+    """A crew of one."""
+
+    rank, size = 0, 1
+
+    def sum(self, tensors: Sequence[Tensor]) -> None:
+        """There is nobody to add."""
+
+
+class Trainer:
+    """A model on its way through all steps.
+
+    Args:
+        model: A PEFT model; what of it wants a gradient is trained.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        examples: Sequence[Example],
+        settings: FinetuneSettings,
+        crew: Crew | None = None,
+    ) -> None:
+        self.model, self._examples, self._settings = model, examples, settings
+        self._crew = crew or Alone()
+        self._lengths = [len(e.ids) for e in examples]
+        self._weights = trained(model)
+        self._device = model.get_input_embeddings().weight.device
+        self.steps = steps_of(len(examples), settings)
+        self._optimizer = torch.optim.AdamW(self._weights.values(), lr=settings.learning_rate)
+        self._schedule = lambda step: 1 - step / self.steps
+        self._losses: list[float] = []
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        weights = {name: value.detach().contiguous() for name, value in self._weights.items()}
+        return Checkpoint(len(self._losses), self._losses, weights, self._optimizer.state_dict())
+
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Go on behind a checkpoint of the same run."""
+        with torch.no_grad():
+            for name, value in self._weights.items():
+                value.copy_(checkpoint.weights[name])
+        self._optimizer.load_state_dict(checkpoint.optimizer)
+        self._losses = list(checkpoint.losses)
+
+    def run(self, tell: Callable[[Told], None] = lambda told: None) -> None:
+        """Take all steps that are left.
+
+        Raises:
+            FinetuneError: The loss is no number, or there is too little memory.
+        """
+        self.model.train()
+        for step in range(len(self._losses), self.steps):
+            try:
+                told = self._step(step)
+            except (torch.OutOfMemoryError, MemoryError) as error:
+                raise FinetuneError(
+                    f"too little memory for {self._settings.micro_rows} rows of up to "
+                    f"{max(self._lengths)} tokens; take fewer with --micro-rows, or shorter ones "
+                    "with --max-length"
+                ) from error
+            self._losses.append(told.loss)
+            tell(told)
+
+    def _step(self, step: int) -> Told:
+        taken = rows_of(step, self._lengths, self._settings)
+        labels = sum(len(e.ids) - e.prompt for rows in taken for e in self._at(rows))
+        total = torch.zeros((), device=self._device)
+        for at in range(self._crew.rank, len(taken), self._crew.size):
+            torch.manual_seed(hash((self._settings.seed, step, at)))
+            loss = self._loss(taken[at]) / labels
+            loss.backward()
+            total += loss.detach()
+        gradients = [_gradient(value) for value in self._weights.values()]
+        self._crew.sum([*gradients, total])
+        if not math.isfinite(mean := total.item()):
+            raise FinetuneError(
+                f"the loss of step {step + 1} of {self.steps} is {mean}; the last checkpoint "
+                "stays, begin again with a lower --learning-rate"
+            )
+        torch.nn.utils.clip_grad_norm_(self._weights.values(), _MOST_NORM)
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._settings.learning_rate * self._schedule(step)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        tokens = sum(self._lengths[row] for rows in taken for row in rows)
+        return Told(step + 1, self.steps, mean, tokens)
+
+    def _loss(self, rows: Sequence[int]) -> Tensor:
+        """Summed over the tokens of the outputs; the LM head runs only where there may be some."""
+        batch = batch_of(self._at(rows))
+        # Padding stands behind a row's end, where a causal model looks from nowhere: no mask.
+        positions = torch.arange(batch.begin, batch.ids.shape[1] - 1, device=self._device)
+        logits = self.model(
+            input_ids=batch.ids.to(self._device), logits_to_keep=positions, use_cache=False
+        ).logits
+        return torch.nn.functional.cross_entropy(
+            logits.float().flatten(0, 1), batch.labels.to(self._device).flatten(),
+            ignore_index=IGNORED, reduction="sum",
+        )  # fmt: skip
+
+    def _at(self, rows: Sequence[int]) -> list[Example]:
+        return [self._examples[row] for row in rows]
+
+
+def _gradient(value: torch.nn.Parameter) -> Tensor:
+    """One that no row gave anything to is zero."""
+    if value.grad is None:
+        value.grad = torch.zeros_like(value)
+    return value.grad
