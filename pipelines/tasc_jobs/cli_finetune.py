@@ -23,7 +23,9 @@ Train = Annotated[
     list[Path] | None,
     typer.Option(help="Learn rows of this file; repeatable.", show_default="the task's corpus"),
 ]
-Model = Annotated[Path | None, typer.Option(help="Model folder.", show_default="the task's")]
+Model = Annotated[
+    str | None, typer.Option(help="Folder or Hugging Face name.", show_default="the task's")
+]
 Tokenizer = Annotated[
     Path | None,
     typer.Option(help="What `tasc enrich` made of its tokenizer.", show_default="its own"),

@@ -23,7 +23,7 @@ class Given:
     """What to train, as far as it was said; the task's record says the rest."""
 
     task: str
-    model: Path | None
+    model: str | None
     tokenizer: Path | None
     template: str | None
     files: tuple[Path, ...]
@@ -97,14 +97,17 @@ def _job(
         rows = _of_files(given)
     if not rows:
         raise EmptyCorpusError(f"task {given.task} has no rows to learn; run `tasc ingest` first")
-    model = given.model or (resolve_folder(record.model) if record else None)
+    name, revision = given.model, None
+    if name is None and record:
+        name, revision = record.model, record.revision
     template = given.template or (record.template if record else None)
-    if model is None or template is None:
+    if name is None or template is None:
         raise UsageError(f"task {given.task} is not registered; name --model and --template")
+    folder = resolve_folder(name, revision)
     text = template.replace("\\n", "\n") if given.template else template
     return Finetune(
-        given.task, model, given.tokenizer or model, rows, PromptTemplate(text), settings, output,
-        checkpoint_s,
+        given.task, folder, given.tokenizer or folder, rows, PromptTemplate(text), settings, output,
+        checkpoint_s, base_name=None if Path(name).expanduser().is_dir() else name,
     )  # fmt: skip
 
 

@@ -40,6 +40,7 @@ class Finetune:
         base: Folder of the model.
         tokenizer: Folder of its tokenizer, or of one that `tasc enrich` made of it.
         output: Folder for the result, and for checkpoints meanwhile.
+        base_name: The model's name on the Hugging Face hub, where it has one.
     """
 
     task: str
@@ -50,6 +51,12 @@ class Finetune:
     settings: FinetuneSettings
     output: Path
     checkpoint_s: float = 60.0
+    base_name: str | None = None
+
+    @property
+    def base_told(self) -> str:
+        """How those who load the adapter find the model."""
+        return self.base_name or str(self.base.resolve())
 
 
 def finetune(
@@ -85,7 +92,7 @@ def finetune(
     settings = {**asdict(job.settings), "new_tokens": len(parts), "nf4": nf4, "device": device}
     if leads:
         progress("write", 0, 1)
-        made = Made(str(job.base), data, settings, metrics)
+        made = Made(job.base_told, data, settings, metrics)
         write(trainer.model, job.base, job.tokenizer, made, job.output)
         checkpoints.remove()
         progress("write", 1, 1)

@@ -51,7 +51,8 @@ def write(model: PeftModel, base: Path, tokenizer: Path, made: Made, folder: Pat
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write_adapter(model, base, tokenizer, folder / ADAPTER)
+        model.peft_config["default"].base_model_name_or_path = made.base
+        _write_adapter(model, tokenizer, folder / ADAPTER)
         _write_model(base, tokenizer, folder)
         (folder / CARD).write_text(_card(made))
         report = {"base": made.base, "data": dict(made.data), "settings": dict(made.settings),
@@ -64,8 +65,7 @@ def write(model: PeftModel, base: Path, tokenizer: Path, made: Made, folder: Pat
         ) from error
 
 
-def _write_adapter(model: PeftModel, base: Path, tokenizer: Path, folder: Path) -> None:
-    model.peft_config["default"].base_model_name_or_path = str(base.resolve())
+def _write_adapter(model: PeftModel, tokenizer: Path, folder: Path) -> None:
     # Of the embeddings there are the new rows in it, not the whole matrix.
     model.save_pretrained(str(folder), save_embedding_layers=False)
     (folder / CARD).unlink(missing_ok=True)  # PEFT's own, with nothing filled in

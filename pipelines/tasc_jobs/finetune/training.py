@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from tasc_engine.errors import is_out_of_memory
 from tasc_jobs.finetune.checkpoints import Checkpoint
 from tasc_jobs.finetune.errors import FinetuneError
 from tasc_jobs.finetune.examples import IGNORED, Example, batch_of, rows_of, steps_of
@@ -102,7 +103,9 @@ class Trainer:
         for step in range(len(self._losses), self.steps):
             try:
                 told = self._step(step)
-            except (torch.OutOfMemoryError, MemoryError) as error:
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
                 raise FinetuneError(
                     f"too little memory for {self._settings.micro_rows} rows of up to "
                     f"{max(self._lengths)} tokens; take fewer with --micro-rows, or shorter ones "

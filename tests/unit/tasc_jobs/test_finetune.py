@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from finetuning import Bench, make
 from safetensors.torch import load_file
 
+from finetuning import Bench, make
 from tasc_draft import DraftIndex, DraftSettings, NgramProposer
 from tasc_engine import Engine, EngineConfig, GenerationRequest, ModelSource, Target
 from tasc_jobs.finetune import job as job_module

@@ -1,0 +1,40 @@
+"""Ray Train workers that share a fine-tune end with the weights of one process alone."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from finetuning import make
+from tasc_jobs.finetune.crew import finetune_by
+from tasc_jobs.finetune.errors import FinetuneError
+from tasc_jobs.finetune.job import finetune
+
+pytestmark = pytest.mark.ray
+SUMS = 1e-4  # two workers add in another order
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "adapter" / "adapter_model.safetensors")
+
+
+def test_two_workers_make_what_one_makes(ray_cluster: None, tmp_path: Path) -> None:
+    bench = make(tmp_path, "qwen2")
+    alone = finetune(bench.job(tmp_path / "alone"))
+    told: list[tuple[str, int]] = []
+    shared = finetune_by(
+        2,
+        bench.job(tmp_path / "shared"),
+        lambda stage, done, total: told.append((stage, done)),
+        gpus=False,
+    )
+    assert shared["steps"] == alone["steps"]
+    one, other = weights(tmp_path / "alone"), weights(tmp_path / "shared")
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        torch.testing.assert_close(value, other[name], rtol=SUMS, atol=SUMS)
+    assert told
+    job = bench.job(tmp_path / "short", max_length=3)
+    with pytest.raises(FinetuneError, match="none of 20 rows has at most 3 tokens"):
+        finetune_by(2, job, gpus=False, retries=0)
