@@ -187,6 +187,22 @@ _FAILOVER = (
         "Fewer than configured for over a minute: see `ray status` and the replicas' logs. Up and"
         " down: replicas die and come back, by memory or a node that is cut off.",
         (Target(f"min by (task) (tasc_replicas_seen{TASK})", "{{task}}"),),
+        width=6,
+    ),
+    Panel(
+        "Replicas by version of the task",
+        "short",
+        "Replicas whose new requests are answered by a version of the task's record. Requests go to"
+        " the newest that has a place.",
+        "Two versions for minutes: a replica does not follow; its log says which adapter cannot be"
+        " loaded there, or what waits for a restart. Those that did follow bear the load alone.",
+        (
+            Target(
+                f'count_values by (task) ("version", tasc_record_version{OWN})',
+                "{{task}} v{{version}}",
+            ),
+        ),
+        width=6,
     ),
     Panel(
         "Failovers by cause",
@@ -199,6 +215,7 @@ _FAILOVER = (
             Target(rise("tasc_failovers_total", "task, why", TASK), "{{why}} {{task}}"),
             Target(rise("tasc_failovers_refused_total", where=TASK), "refused {{task}}"),
         ),
+        width=6,
     ),
     Panel(
         "Time of failover",
@@ -211,6 +228,7 @@ _FAILOVER = (
             Target(quantile(q, "tasc_failover_seconds", TASK), f"p{q * 100:.0f} {{{{task}}}}")
             for q in (0.5, 0.99)
         ),
+        width=6,
     ),
 )
 

@@ -15,7 +15,9 @@ from typing import Annotated, Any
 import typer
 
 from tasc_jobs.cli_enrich import enrich
+from tasc_jobs.cli_evaluate import evaluate
 from tasc_jobs.cli_finetune import finetune
+from tasc_jobs.cli_forecast_ft import forecast_ft
 from tasc_jobs.cli_generate import generate
 from tasc_jobs.cli_index import index_app
 from tasc_jobs.cli_keys import key_app
@@ -33,6 +35,7 @@ from tasc_jobs.cli_options import (
     store_in_words,
 )
 from tasc_jobs.cli_refresh import refresh
+from tasc_jobs.cli_stats import stats
 from tasc_jobs.cli_tasks import task_app
 from tasc_jobs.cli_tuning import MIXTURES, forecast, replay, tune
 from tasc_jobs.cli_worker import worker
@@ -51,11 +54,14 @@ app.add_typer(index_app, name="index")
 app.add_typer(key_app, name="key")
 for _command in (replay, tune, forecast):
     app.command(epilog=MIXTURES)(_command)
+app.command()(stats)
 app.command()(generate)
 app.command()(worker)
 app.command()(refresh)
 app.command()(enrich)
 app.command()(finetune)
+app.command()(evaluate)
+app.command()(forecast_ft)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -93,46 +99,6 @@ def ingest(
     if report.reject_file:
         text += f" (see {report.reject_file})"
     print_result(asdict(report), text, as_json)
-
-
-@app.command()
-def stats(
-    task: Annotated[str | None, typer.Argument(help="Name of the task.")] = None,
-    train: Annotated[
-        list[Path] | None, typer.Option(help="Read rows from this file instead of Redis.")
-    ] = None,
-    input_field: InputField = "input",
-    output_field: OutputField = "output",
-    redis_url: RedisUrl = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    as_json: AsJson = False,
-) -> None:
-    """How variable is a task? Bigram statistics of its inputs and outputs."""
-    from tasc_jobs.ray_local import local_ray
-    from tasc_jobs.stages import Stages
-    from tasc_jobs.statistics import STAGES, corpus_statistics, file_statistics
-
-    if (task is None) == (not train):
-        raise typer.BadParameter("name either a TASK or --train FILE")
-    if train:
-        with Stages("statistics", STAGES) as stages:
-            found = file_statistics(
-                train, input_field=input_field, output_field=output_field, progress=stages
-            )
-    else:
-        assert task is not None
-        with (
-            open_store(redis_url, data_dir) as url,
-            local_ray(),
-            Stages(f"statistics {task}", STAGES) as stages,
-        ):
-            found = corpus_statistics(url, task, progress=stages)
-    lines = [
-        f"{name:8}{side.bigram_entropy_bits:6.2f} bits of bigram entropy, "
-        f"{side.bigrams_for_80_percent:,} bigrams for 80 %, {side.rows:,} rows"
-        for name, side in (("inputs", found.input), ("outputs", found.output))
-    ]
-    print_result(asdict(found), "\n".join(lines), as_json)
 
 
 @app.command()

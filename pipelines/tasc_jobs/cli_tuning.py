@@ -17,6 +17,7 @@ from tasc_jobs.cli_options import (
     Task,
     open_store,
 )
+from tasc_jobs.cli_report import Report, check_report, show
 from tasc_store import connect
 
 MIXTURES = """\
@@ -26,12 +27,6 @@ tasc: TASC-spec, n-grams of the corpus's outputs and of the row's own text at a 
 
 trie: N-Gram Trie, n-grams of the row's prompt alone, the most frequent first."""
 
-Report = Annotated[
-    Path | None,
-    typer.Option(
-        help="Also write the report, with plots, as one HTML file.", show_default="no file"
-    ),
-]
 Budgets = Annotated[
     list[str] | None,
     typer.Option("--budget", help="Most draft tokens of a row's step.", show_default="4,8,16,32"),
@@ -105,7 +100,7 @@ def replay(
     from tasc_jobs.tuning.jobs import ReplayRequest, replay_job
     from tasc_jobs.tuning.task_rows import Fields
 
-    _check_report(report)
+    check_report(report)
     request = ReplayRequest(
         train=tuple(train),
         test=tuple(test),
@@ -120,7 +115,7 @@ def replay(
         fields=Fields(input_field, output_field, id_field),
     )
     page = replay_job(request, _print_line if as_json else lambda figures: None)
-    _show(page, report, as_json)
+    show(page, report, as_json)
 
 
 def tune(
@@ -152,13 +147,13 @@ def tune(
     from tasc_jobs.tuning.cost_file import read_cost_file
     from tasc_jobs.tuning.jobs import PriceRequest, tune_job
 
-    _check_report(report)
+    check_report(report)
     price = PriceRequest(node_cost, read_cost_file(step_cost) if step_cost else None, rows)
     with open_store(redis_url, data_dir) as url:
         figures, page = tune_job(connect(url), task, price, tree)
     if as_json:
         _print_line(figures)
-    _show(page, report, as_json)
+    show(page, report, as_json)
 
 
 def forecast(
@@ -188,7 +183,7 @@ def forecast(
     from tasc_jobs.tuning.cost_file import read_cost_file
     from tasc_jobs.tuning.jobs import forecast_job
 
-    _check_report(report)
+    check_report(report)
     several = _numbers("--rows", rows or ["1,8,32"], _MOST_ROWS)
     budgets = _budgets(budget)
     costs = read_cost_file(step_cost)
@@ -196,7 +191,7 @@ def forecast(
         figures, page = forecast_job(connect(url), task, costs, several, budgets, tree)
     if as_json:
         _print_line(figures)
-    _show(page, report, as_json)
+    show(page, report, as_json)
 
 
 def _budgets(values: list[str] | None) -> tuple[int, ...]:
@@ -216,25 +211,5 @@ def _split(values: list[str]) -> list[str]:
     return [part.strip() for value in values for part in value.split(",")]
 
 
-def _check_report(report: Path | None) -> None:
-    if report:
-        from tasc_jobs.tuning.web_page import check_writable
-
-        check_writable(report)
-
-
 def _print_line(figures: dict[str, Any]) -> None:
     print(json.dumps(figures), flush=True)
-
-
-def _show(page: Any, report: Path | None, as_json: bool) -> None:
-    from tasc_jobs.progress import note
-    from tasc_jobs.tuning.terminal import show
-
-    if not as_json:
-        show(page)
-    if report:
-        from tasc_jobs.tuning.web_page import write_html
-
-        write_html(page, report)
-        note(f"report: {report}")

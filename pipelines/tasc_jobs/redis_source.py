@@ -14,8 +14,8 @@ from ray.data import DataContext, Datasource
 from ray.data.block import BlockMetadata
 from ray.data.datasource import ReadTask
 
-from tasc_jobs.bigrams import last_word
 from tasc_jobs.errors import EmptyCorpusError
+from tasc_jobs.statistics.ngrams import last_words
 from tasc_store import CorpusRow, CorpusStore, connect
 
 _SAMPLED_ROWS = 100
@@ -25,7 +25,7 @@ _ROW = [
     ("input", pa.string()),
     ("output", pa.string()),
 ]
-_Words: TypeAlias = tuple[str | None, str | None]
+_Words: TypeAlias = tuple[str, str]
 _PREVIOUS = [("previous_input", pa.string()), ("previous_output", pa.string())]
 
 
@@ -33,14 +33,14 @@ class RedisCorpusSource(Datasource):
     """Rows ``[0, rows)`` of a corpus, ``rows`` being its length now, though it may grow meanwhile.
 
     Columns: ordinal (int64, the position in the corpus), key, input, output (string). With
-    ``previous_words`` also previous_input and previous_output: the last word before this row on
-    that side, null where there is none.
+    ``previous_words`` also previous_input and previous_output: so many of the last words before
+    this row on that side, or all there are, joined by blanks.
 
     Args:
         url: The Redis, as every read task can reach it.
         task: Whose corpus.
         batch_rows: Rows read from Redis in one call, and in one table.
-        previous_words: Add the two columns.
+        previous_words: How many; without any there are no such columns.
 
     Raises:
         EmptyCorpusError: There are no rows.
@@ -48,7 +48,7 @@ class RedisCorpusSource(Datasource):
     """
 
     def __init__(
-        self, url: str, task: str, *, batch_rows: int = 1000, previous_words: bool = False
+        self, url: str, task: str, *, batch_rows: int = 1000, previous_words: int = 0
     ) -> None:
         super().__init__()
         with closing(connect(url)) as client:
@@ -96,12 +96,12 @@ def _bytes(row: CorpusRow) -> int:
 
 
 def _read(
-    url: str, task: str, batch_rows: int, previous_words: bool, start: int, stop: int
+    url: str, task: str, batch_rows: int, previous_words: int, start: int, stop: int
 ) -> Iterator[pa.Table]:
     """Rows ``[start, stop)`` as tables of at most ``batch_rows`` rows."""
     with closing(connect(url)) as client:
         store = CorpusStore(client, task)
-        before = _words_before(store, start, batch_rows) if previous_words else (None, None)
+        before = _words_before(store, start, batch_rows, previous_words)
         for first in range(start, stop, batch_rows):
             rows = store.read(first, min(first + batch_rows, stop))
             if len(rows) < min(batch_rows, stop - first):
@@ -111,7 +111,7 @@ def _read(
                 )
             table = _table(rows, first)
             if previous_words:
-                table, before = _with_previous_words(table, rows, before)
+                table, before = _with_previous_words(table, rows, before, previous_words)
             yield table
 
 
@@ -126,24 +126,31 @@ def _table(rows: list[CorpusRow], first: int) -> pa.Table:
 
 
 def _with_previous_words(
-    table: pa.Table, rows: list[CorpusRow], before: _Words
+    table: pa.Table, rows: list[CorpusRow], before: _Words, most: int
 ) -> tuple[pa.Table, _Words]:
     """The table with the two columns, and the last words after its last row."""
     seen = [before]
     for row in rows:
-        seen.append((last_word(row.input) or seen[-1][0], last_word(row.output) or seen[-1][1]))
+        inputs, outputs = seen[-1]
+        seen.append(
+            (last_words(f"{inputs} {row.input}", most), last_words(f"{outputs} {row.output}", most))
+        )
     for side, (name, kind) in enumerate(_PREVIOUS):
         table = table.append_column(name, pa.array([words[side] for words in seen[:-1]], kind))
     return table, seen[-1]
 
 
-def _words_before(store: CorpusStore, ordinal: int, batch_rows: int) -> _Words:
-    """The last word of either side before a position; reads backwards only as far as it must."""
-    found: _Words = (None, None)
+def _words_before(store: CorpusStore, ordinal: int, batch_rows: int, most: int) -> _Words:
+    """The last words of either side before a position; reads backwards only as far as it must."""
+    found: _Words = ("", "")
     size = 1
-    while ordinal > 0 and None in found:
+    while ordinal > 0 and any(len(words.split()) < most for words in found):
         rows = store.read(max(0, ordinal - size), ordinal)
         for row in reversed(rows):
-            found = (found[0] or last_word(row.input), found[1] or last_word(row.output))
+            inputs, outputs = found
+            found = (
+                last_words(f"{row.input} {inputs}", most),
+                last_words(f"{row.output} {outputs}", most),
+            )
         ordinal, size = max(0, ordinal - size), min(2 * size, batch_rows)
     return found

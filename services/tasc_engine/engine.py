@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from tasc_draft import SOURCES, Drafts, Proposer
+from tasc_draft import Drafts, Proposer
 from tasc_engine import choosing
-from tasc_engine.accept import Accepted, accept, count, warm_up
+from tasc_engine.accept import Accepted, accept, warm_up
 from tasc_engine.choosing import Chooser
 from tasc_engine.config import EngineConfig
 from tasc_engine.cost import StepCosts
@@ -29,6 +29,7 @@ from tasc_engine.prefixes import PrefixCache
 from tasc_engine.request import Delta, GenerationRequest, GenerationResult, TokenLogprob
 from tasc_engine.sequence import Sequence
 from tasc_engine.stats import StepRecord
+from tasc_engine.step_record import record_of
 from tasc_engine.target import Target
 from tasc_engine.targets import Targets
 from tasc_engine.verifier import Verifier
@@ -179,12 +180,19 @@ class Engine:
         return Target.load(source, self.config, self._target)
 
     def add_target(self, target: Target) -> int:
-        """Have what `load_target` gave answer requests that name the number this returns."""
+        """Have what `load_target` gave answer requests that name the number this returns.
+
+        What a GPU captures for it is captured step by step, one graph in front of each.
+        """
         return self._targets.add(target)
+
+    def answers_by(self, number: int) -> bool:
+        """Whether a request that is here is answered by a target; between two steps."""
+        return any(s.request.target == number for s in self._held())
 
     def drop_target(self, number: int) -> bool:
         """Free a target, unless a request is answered by it; returns whether it is gone."""
-        if number in self.targets and any(s.request.target == number for s in self._held()):
+        if number in self.targets and self.answers_by(number):
             return False
         self._targets.drop(number)
         self._prefixes.forget(number)
@@ -198,7 +206,11 @@ class Engine:
             self._drafter.start(row, sequence.prompt, np.array(sequence.answer, np.int32))
 
     def step(self) -> list[Delta]:
-        """Advance every row by one verify forward; nothing happens when there is no request."""
+        """Advance rows by one verify forward; nothing happens when there is no request.
+
+        All rows, but where they have several targets: those of one of them, see `Targets.turn`.
+        """
+        self._targets.warm_up()
         self._admit()
         plan = Plan.of(self._targets.turn(self._active.values()), self._chunk)
         if not plan.sequences:
@@ -222,7 +234,12 @@ class Engine:
         deltas, used, forced = self._commit(plan, accepted, verified.drafts, told)
         self._verifier.keep(plan, accepted, [s.first for s in plan.emitting])
         seconds = drafted - began, guided - drafted, ended - guided
-        record = self._record(plan, verified.drafts, accepted, used, forced, seconds)
+        record = record_of(
+            plan, verified.drafts, accepted, used, forced, seconds,
+            positions=self._drafter.max_depth, cached_tokens=self.cached_tokens,
+            paused=self._worth.paused, draft_failures=self._drafter.failures_since(),
+        )  # fmt: skip
+        self._on_step(record)
         self._worth.learn(plan, record)
         return deltas
 
@@ -316,34 +333,3 @@ class Engine:
         self._drafter.finish(sequence.row)
         self._chooser.finish(sequence.row)
         sequence.row = sequence.first = -1
-
-    def _record(
-        self,
-        plan: Plan,
-        drafts: Drafts,
-        accepted: Accepted,
-        used: NDArray[np.int32],
-        forced: int,
-        seconds: tuple[float, float, float],
-    ) -> StepRecord:
-        positions = self._drafter.max_depth
-        drafted, reached, kept = count(drafts, accepted, used, len(SOURCES), positions)
-        record = StepRecord(
-            row_steps=len(plan.emitting),
-            drafts=int((np.diff(drafts.offsets) > 0).sum()),
-            drafted=drafted,
-            reached=reached,
-            accepted=kept,
-            bonus_tokens=int(used.sum()) - int(kept.sum()),
-            prompt_tokens=plan.prompt_tokens,
-            shared_tokens=plan.shared_tokens,
-            cached_tokens=self.cached_tokens,
-            draft_seconds=seconds[0],
-            guide_seconds=seconds[1],
-            verify_seconds=seconds[2],
-            paused=self._worth.paused,
-            draft_failures=self._drafter.failures_since(),
-            forced_tokens=forced,
-        )
-        self._on_step(record)
-        return record

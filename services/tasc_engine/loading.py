@@ -15,7 +15,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 from transformers.utils import logging as transformers_logging
 
-from tasc_engine.adapter_files import safe_weights
+from tasc_engine.adapter_files import read_adapter, safe_weights
 from tasc_engine.errors import UnsupportedModel
 
 DTYPES = {
@@ -78,6 +78,18 @@ def positions_of(config: Any) -> int:
     return sys.maxsize if found is None else int(found)
 
 
+def require_adapters(source: ModelSource) -> None:
+    """Look at a source's adapters, and not at its model, which takes long to load.
+
+    Raises:
+        UnsupportedModel: One has no weights in safetensors, or is not one that rows may choose.
+    """
+    if source.adapter is not None:
+        safe_weights(source.adapter)
+    for name, folder in source.adapters:
+        read_adapter(name, folder)
+
+
 def load_model(source: ModelSource) -> Any:
     """A transformers model in evaluation mode, ``source.adapter`` in it.
 
@@ -96,6 +108,8 @@ def load_model(source: ModelSource) -> Any:
             f"{source.folder} has no weights in safetensors; load it once where you trust it and "
             "save it with save_pretrained(folder)"
         )
+    if source.adapter is not None:
+        safe_weights(source.adapter)  # before the model is read in vain
     quantised = _quantisation(source, config)
     # What a model says by itself is what its eager attention says: others leave soft caps out.
     model: Any = AutoModelForCausalLM.from_pretrained(
@@ -153,7 +167,6 @@ def _adapted(model: Any, folder: Path, merge: bool) -> Any:
     quantise them the first time would take the whole model in full. So a quantised layer keeps its
     weights and what the adapter adds is added to its output: how such adapters are trained.
     """
-    safe_weights(folder)
     from peft import PeftModel
 
     with warnings.catch_warnings():

@@ -28,6 +28,7 @@ class StepRecord:
         guide_seconds: Time spent asking guides what may come.
         forced_tokens: Tokens emitted without a forward of their own: a guide allowed no other.
         paused: The step went without drafts because those before it did not pay.
+        requests: Ids of those whose rows took part.
     """
 
     row_steps: int
@@ -45,6 +46,7 @@ class StepRecord:
     draft_failures: int = 0
     forced_tokens: int = 0
     guide_seconds: float = 0.0
+    requests: tuple[str, ...] = ()
 
     @property
     def emitted_tokens(self) -> int:

@@ -123,6 +123,13 @@ class Target:
                 self.next_tokens(plain_feed([0], 0, np.zeros(tokens, np.int32)))
             self.cache.clear()
 
+    def warm_up_one(self) -> bool:
+        """Capture one graph of a GPU, between two steps; returns whether more are to come."""
+        if self._graphs is None:
+            return False
+        with self._current():
+            return self._graphs.warm_up_one()
+
     @property
     def dtype_name(self) -> str:
         return str(self.dtype).removeprefix("torch.")

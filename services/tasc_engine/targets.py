@@ -4,12 +4,15 @@ Nearly always there is one; while adapters change there are two, until what was 
 has ended. It loads no model and runs no forward.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 
 from tasc_engine.errors import UnknownTarget
 from tasc_engine.request import GenerationRequest
 from tasc_engine.sequence import Sequence
 from tasc_engine.target import Target
+
+_LEAST_SHARE = 8  # the fewest rows still get every so many-th forward
 
 
 class Targets:
@@ -21,7 +24,8 @@ class Targets:
     def __init__(self, first: Target) -> None:
         self._known = {0: first}
         self._given = 1
-        self._last = 0
+        self._cold: set[int] = set()
+        self._due: dict[int, int] = {}
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -30,7 +34,8 @@ class Targets:
 
     @property
     def newest(self) -> Target:
-        return self._known[max(self._known)]
+        known = self._known  # once: another thread may put another in its place
+        return known[max(known)]
 
     def of(self, request: GenerationRequest) -> Target:
         """Who answers a request.
@@ -63,6 +68,7 @@ class Targets:
             raise ValueError("the target has a cache of its own; load it beside the engine's")
         number, self._given = self._given, self._given + 1
         self._known = {**self._known, number: target}
+        self._cold.add(number)
         return number
 
     def drop(self, number: int) -> None:
@@ -70,11 +76,27 @@ class Targets:
         if len(self._known) > 1:
             self._known = {n: target for n, target in self._known.items() if n != number}
 
+    def warm_up(self) -> None:
+        """One part of what was added is made ready; much less than a step where all of it is."""
+        for number in tuple(self._cold):
+            target = self._known.get(number)
+            if target is None or not target.warm_up_one():
+                self._cold.discard(number)
+            return
+
     def turn(self, active: Iterable[Sequence]) -> list[Sequence]:
-        """The rows of the next forward: those of one target, of each in turn, by row."""
+        """The rows of the next forward, by row: those of one target.
+
+        Targets get forwards as they have rows, so that a few rows that are left of one do not take
+        half of all; but at least every eighth forward of two.
+        """
         rows = sorted(active, key=lambda sequence: sequence.row)
-        numbers = sorted({sequence.request.target for sequence in rows})
-        if len(numbers) > 1:
-            self._last = next((n for n in numbers if n > self._last), numbers[0])
-            rows = [sequence for sequence in rows if sequence.request.target == self._last]
-        return rows
+        counts = Counter(sequence.request.target for sequence in rows)
+        if len(counts) < 2:
+            return rows
+        most = max(counts.values())
+        shares = {n: max((_LEAST_SHARE - 1) * own, most) for n, own in counts.items()}
+        self._due = {n: self._due.get(n, 0) + share for n, share in shares.items()}
+        chosen = max(sorted(shares), key=self._due.__getitem__)
+        self._due[chosen] -= sum(shares.values())
+        return [sequence for sequence in rows if sequence.request.target == chosen]

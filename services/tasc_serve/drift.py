@@ -77,15 +77,21 @@ class DriftGuard:
         self._fallen: tuple[_Judged, _Judged] | None = None
 
     def swapped(self, artifact: Artifact | None) -> None:
-        """Another index is drafted from; None: none, when the replica starts without one."""
+        """Another index is drafted from, or the same by another target or proposer.
+
+        Args:
+            artifact: None: none is, when the replica starts without one.
+        """
         self._metrics.expect(artifact.forecast if artifact else None)
         self._metrics.built(artifact.created_at if artifact else None)
         if self._version is not None and self._window.full:
             self._before = _Judged(self._version, self._window.tokens_per_step)
-        self._version = artifact.version if artifact else None
+        version = artifact.version if artifact else None
+        same, self._version = version == self._version, version
         self._window, self._fallen = Window(self._settings.row_steps), None
-        # An older one is in use since somebody went back to it.
-        if self._before and (self._version or 0) <= self._before.version:
+        # What another target or proposer brings is no fault of the index; an older one is in use
+        # since somebody went back to it.
+        if self._before and (same or (version or 0) <= self._before.version):
             self._before = None
 
     def observe(self, record: StepRecord) -> None:

@@ -17,5 +17,9 @@ class AdapterRefused(ServeError):
     """Adapters of a newer version of a task cannot be loaded; the message names folder and why."""
 
 
+class StaleProposer(ServeError):
+    """A proposer was made for a record or an index that has gone out of use meanwhile."""
+
+
 class IndexRefused(ServeError):
     """A draft index does not fit the target's tokenizer; the message names both fingerprints."""

@@ -60,11 +60,17 @@ class Budget:
 
 @dataclass
 class _Run:
-    """How far one call has got."""
+    """How far one call has got.
+
+    Attributes:
+        full: Who has no place for it.
+        behind: Who cannot take it, and serves an older version than others.
+    """
 
     call: Call
     losses: int = 0
     full: dict[str, Refusal] = field(default_factory=dict)
+    behind: set[str] = field(default_factory=set)
     lost_at: float | None = None
     began: float = field(default_factory=time.monotonic)
 
@@ -126,7 +132,7 @@ class Failover:
             except Exception as error:
                 self._lose(run, replica, error)
                 continue
-            if not _elsewhere(run, replica, answer):
+            if not self._elsewhere(run, replica, answer):
                 self._found(run)
                 return answer
 
@@ -149,7 +155,7 @@ class Failover:
                         while True:
                             async with replica.wait():
                                 item = await anext(items, None)
-                            if item is None or _elsewhere(run, replica, item):
+                            if item is None or self._elsewhere(run, replica, item):
                                 break
                             self._found(run)
                             if isinstance(item, Piece):
@@ -166,7 +172,7 @@ class Failover:
         """The next to ask. While there is none it waits for one, such as the heir of a dead one."""
         deadline = time.monotonic() + self._settings.wait_s
         while True:
-            if found := self._fleet.pick(run.full.keys(), run.call.record_version):
+            if found := self._fleet.pick(run.full.keys() | run.behind, run.call.record_version):
                 return found
             if run.call.said:  # what has been begun is worth waiting for a place
                 run.full.clear()
@@ -187,6 +193,7 @@ class Failover:
         run.losses += 1
         run.lost_at = run.lost_at or time.monotonic()
         run.full.clear()
+        run.behind.clear()
         log.warning(
             "task %s lost call %s with replica %s (%s), %d tokens behind: %s",
             self._task, run.call.id, replica.name, why, len(run.call.said), error,
@@ -211,10 +218,16 @@ class Failover:
         version = run.call.record_version
         return f"version {version} of task {self._task} is not served any more; send a new request"
 
-
-def _elsewhere(run: _Run, replica: SeenReplica, item: Answer | Piece | Refusal) -> bool:
-    """Whether another replica may take what this one does not."""
-    if not isinstance(item, Refusal) or item.kind not in ("full", "changed"):
+    def _elsewhere(self, run: _Run, replica: SeenReplica, item: Answer | Piece | Refusal) -> bool:
+        """Whether another replica may take what this one does not."""
+        if not isinstance(item, Refusal):
+            return False
+        if item.kind in ("full", "changed"):
+            run.full[replica.name] = item
+            return True
+        # An adapter, say, that it does not know yet; those that do have no place now.
+        early = item.kind == "invalid" and not run.call.said
+        if early and run.full and self._fleet.is_behind(replica):
+            run.behind.add(replica.name)
+            return True
         return False
-    run.full[replica.name] = item
-    return True

@@ -55,6 +55,11 @@ class SeenReplica:
         return max(others, 0) + self.calls
 
     @property
+    def record_version(self) -> int:
+        """The newest that it serves, as of its last pulse; 0: nobody knows."""
+        return self.pulse.status.record_version if self.pulse else 0
+
+    @property
     def silent_s(self) -> float:
         return time.monotonic() - self._heard
 
@@ -138,9 +143,21 @@ class Fleet:
         return max(found, key=lambda status: status.record_version, default=None)
 
     def pick(self, avoid: Collection[str], record_version: int | None) -> SeenReplica | None:
-        """The one with least to do of those that serve a version of the record; None for none."""
+        """The one with least to do of those that serve a version of the record; None for none.
+
+        Args:
+            record_version: None: the newest that one of them serves; versions do not reach all at
+                once, and one without memory or files for it stays behind.
+        """
         fits = [r for r in self._live() if r.name not in avoid and _serves(r, record_version)]
+        if record_version is None:
+            newest = max((r.record_version for r in fits), default=0)
+            fits = [r for r in fits if r.record_version == newest]
         return min(fits, key=lambda r: r.load, default=None)
+
+    def is_behind(self, replica: SeenReplica) -> bool:
+        """Whether another one serves a newer version of the record."""
+        return any(other.record_version > replica.record_version for other in self._live())
 
     async def watch(self) -> None:
         """Ask all of them, again and again, until this is cancelled."""

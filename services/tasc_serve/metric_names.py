@@ -12,6 +12,7 @@ from tasc_serve.gateway_metrics import GatewayMetrics
 from tasc_serve.metrics import ReplicaMetrics
 from tasc_serve.queue_metrics import QueueMetrics
 from tasc_serve.rate_metrics import RateMetrics
+from tasc_serve.record_metrics import RecordMetrics
 from tasc_serve.shadow_metrics import ShadowMetrics
 
 _SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
@@ -23,6 +24,7 @@ def _exported() -> frozenset[str]:
     GatewayMetrics(registry)
     ShadowMetrics(registry, task="", model_name="")
     CollectorMetrics(registry, task="", model_name="")
+    RecordMetrics(registry, int, task="", model_name="")
     drift = DriftMetrics(registry, {"task": ""})
     drift.expect(1.0)
     drift.built(1.0)

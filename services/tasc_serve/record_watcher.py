@@ -8,12 +8,15 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from functools import partial
+from typing import TypeVar
 
 from tasc_draft import NgramProposer
 from tasc_engine import Target
 from tasc_engine.errors import GuideError
 from tasc_serve.asked import guide_of
+from tasc_serve.errors import StaleProposer
 from tasc_serve.loop import EngineLoop
 from tasc_serve.records import MOST_KNOWN
 from tasc_serve.worker import Worker
@@ -21,7 +24,11 @@ from tasc_store import TaskRecord, TaskStore
 
 log = logging.getLogger(__name__)
 
-AGAIN_S = 60.0  # until what could not be loaded is tried again
+AGAIN_S = 60.0  # until what could not be loaded is tried again, twice that the next time
+_MOST_AGAIN_S = 3600.0
+_TAKES = 3  # proposers made for one version; index and record both change, but not that often
+
+T = TypeVar("T")
 
 
 class RecordWatcher:
@@ -29,7 +36,8 @@ class RecordWatcher:
 
     Requests that are read from then on see the new version; those that were read keep theirs. Of
     two versions with different adapters the older's are freed once ``keep_s`` are over and nobody
-    is answered by them; a third one's are not loaded before.
+    is answered by them. A third one's are not loaded before; for those the older's are freed
+    sooner, as soon as nobody here is answered by them, if the third one's files look right.
 
     Args:
         poll_s: Longest time until a new version is seen.
@@ -50,7 +58,7 @@ class RecordWatcher:
         self._poll_s, self._keep_s, self._on_change = poll_s, keep_s, on_change
         self._name = worker.record.name
         self._seen = worker.record_version
-        self._failed, self._again = 0, 0.0
+        self._failed, self._again, self._wait_s = 0, 0.0, 0.0
         self._leaving: dict[int, float] = {}
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="record-watcher", daemon=True)
@@ -82,12 +90,16 @@ class RecordWatcher:
         worker = self._worker
         try:
             record = self._tasks.get(self._name, version)
+        except ValueError:
+            log.debug("version %d of task %s is unreadable", version, self._name)
+            return
+        try:
             if version < worker.record_version:
                 worker.records.add(record, version)
             elif worker.records.target_of(record) is not None:  # the newest until the next one is
                 self._bring(record, version)
-        except ValueError:  # unreadable, or of another engine: nobody here can end it
-            log.debug("version %d of task %s is not remembered", version, self._name)
+        except Exception as error:  # of another engine, say: nobody here can end it
+            log.debug("version %d of task %s is not remembered: %s", version, self._name, error)
 
     def _look(self) -> None:
         version = self._tasks.versions(self._name)[-1]
@@ -111,8 +123,6 @@ class RecordWatcher:
                 "version %d of task %s changes %s; restart the service to use it, version %d stays "
                 "in use", version, self._name, ", ".join(differing), now,
             )  # fmt: skip
-        elif records.target_of(record) is None and not self._has_room():
-            return False
         else:
             return self._is_brought(record, version)
         return True
@@ -120,32 +130,65 @@ class RecordWatcher:
     def _is_brought(self, record: TaskRecord, version: int) -> bool:
         now = self._worker.record_version
         try:
-            self._bring(record, version)
+            return self._bring(record, version)
         except GuideError as error:
             log.error(
                 "version %d of task %s cannot be used, version %d stays in use: %s",
                 version, self._name, now, error,
             )  # fmt: skip
+            return True
         except Exception as error:  # whatever it is, later versions must still be seen
-            self._again = time.monotonic() + AGAIN_S
             if version != self._failed:
+                self._failed, self._wait_s = version, AGAIN_S
                 log.error(
                     "version %d of task %s cannot be used, version %d stays in use: %s; put it "
-                    "right, it is tried again every %.0f s, or go back with `tasc task use %s %d`",
+                    "right, it is tried again in %.0f s and then ever more rarely, or go back with "
+                    "`tasc task use %s %d`",
                     version, self._name, now, error, AGAIN_S, self._name, now,
                 )  # fmt: skip
-            self._failed = version
+            self._again = time.monotonic() + self._wait_s
+            self._wait_s = min(2 * self._wait_s, _MOST_AGAIN_S)
             return False
-        return True
 
-    def _bring(self, record: TaskRecord, version: int) -> None:
-        """Make what a version needs, where nobody waits, and wait until it is in use."""
+    def _bring(self, record: TaskRecord, version: int) -> bool:
+        """Make what a version needs, where nobody waits, and wait until it is in use.
+
+        What takes a moment comes first: a version that cannot be used loads no model.
+
+        Returns:
+            False where another target must leave before.
+        """
         worker = self._worker
+        loads = worker.records.target_of(record) is None
+        if loads and any(self._is_needed(target) for target in self._leaving):
+            return False
         if guide := guide_of(record):
             worker.engine.guides.of(guide.spec, worker.engine.longest)
-        target = worker.target_for(record)
         proposer = worker.proposer_for(record, worker.proposer.index)
-        self._between_steps(partial(self._take, record, version, target, proposer))
+        if loads:
+            worker.require_adapters(record)
+            self._free()
+            if self._leaving:
+                return False
+        self._put_in(record, version, worker.target_for(record), proposer)
+        return True
+
+    def _put_in(
+        self,
+        record: TaskRecord,
+        version: int,
+        target: Target | None,
+        proposer: NgramProposer | None,
+    ) -> None:
+        takes = 1
+        while True:
+            try:
+                self._between_steps(partial(self._take, record, version, target, proposer))
+                return
+            except StaleProposer:
+                if (takes := takes + 1) > _TAKES:
+                    raise
+            proposer = self._worker.proposer_for(record, self._worker.proposer.index)
 
     def _take(
         self,
@@ -164,30 +207,40 @@ class RecordWatcher:
         if before != (worker.proposer, worker.target_number):
             self._on_change()
 
-    def _has_room(self) -> bool:
-        """One target beside the newest is enough memory: those that nobody needs go at once."""
-        self._free(float("inf"))
-        return not self._leaving
+    def _is_needed(self, target: int) -> bool:
+        """Whether somebody is answered by a target; True while the engine cannot be asked."""
+        return self._between_steps(partial(self._worker.engine.answers_by, target)) is not False
 
-    def _free(self, now: float) -> None:
+    def _free(self, now: float = float("inf")) -> None:
+        """Let targets go that have been kept long enough; unset: all that nobody here needs."""
         for target in [target for target, at in self._leaving.items() if at <= now]:
-            self._between_steps(partial(self._let_go, target))
+            if now < float("inf") or not self._is_needed(target):
+                self._between_steps(partial(self._let_go, target))
 
     def _let_go(self, target: int) -> None:
         if self._worker.let_go(target):
             del self._leaving[target]
             log.info("task %s: the adapters of before are freed", self._name)
 
-    def _between_steps(self, action: Callable[[], None]) -> None:
-        """Have the engine's thread do something, and wait until it has."""
-        done = threading.Event()
+    def _between_steps(self, action: Callable[[], T]) -> T | None:
+        """Have the engine's thread do something, and wait until it has.
+
+        Returns:
+            What it returns; None where the watcher is closed meanwhile.
+
+        Raises:
+            Exception: What it raises.
+        """
+        done: Future[T] = Future()
 
         def act() -> None:
             try:
-                action()
-            finally:
-                done.set()
+                done.set_result(action())
+            except BaseException as error:
+                done.set_exception(error)
 
         self._loop.between_steps(act)
-        while not (done.wait(self._poll_s) or self._stopped.is_set()):
-            pass
+        while not self._stopped.is_set():
+            if wait([done], self._poll_s).done:
+                return done.result()
+        return None

@@ -24,6 +24,7 @@ from tasc_serve.errors import EngineBroken
 from tasc_serve.loop import EngineLoop
 from tasc_serve.metrics import ReplicaMetrics
 from tasc_serve.models import model_name
+from tasc_serve.record_metrics import RecordMetrics
 from tasc_serve.record_watcher import RecordWatcher
 from tasc_serve.settings import ServedTask, ServeSettings
 from tasc_serve.shadow import ShadowCheck
@@ -71,12 +72,14 @@ class TaskReplica:
         own = {"task": task.name, "model_name": model_name(self._worker.record)}
         labels = {**own, "proposer": self._worker.proposer.settings.mixture}
         self._metrics = ReplicaMetrics(registry, **labels)
+        RecordMetrics(registry, lambda: self._worker.record_version, **own)
         self._shadow = ShadowCheck(
             self._worker.engine,
             task.shadow,
             self._worker.record.dtype,
             ShadowMetrics(registry, **own),
             self._observe_users,
+            lambda: self._worker.target_number,
         )
         self._drift_metrics = DriftMetrics(registry, labels)
         self._drift = DriftGuard(self._worker.indexes.store, settings.rollback, self._drift_metrics)

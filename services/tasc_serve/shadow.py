@@ -88,6 +88,8 @@ class ShadowCheck:
         dtype: The target's, which says how close a near tie is.
         observe: Given each step's record without what shadows did; steps of shadows alone are not
             told. Prompt tokens of shadows stay in it.
+        answering: Number of the engine's target that new requests get. Answers of others are not
+            checked: forwards for those would be taken from users.
     """
 
     def __init__(
@@ -97,14 +99,15 @@ class ShadowCheck:
         dtype: str,
         metrics: ShadowMetrics,
         observe: Callable[[StepRecord], None] = lambda record: None,
+        answering: Callable[[], int] = lambda: 0,
     ) -> None:
         self._engine, self._settings, self._metrics = engine, settings, metrics
-        self._margin, self._observe = MARGINS[dtype], observe
+        self._margin, self._observe, self._answering = MARGINS[dtype], observe, answering
         self._due, self._real = 0.0, 0
         self._chosen: deque[_Candidate] = deque()
         self._running: dict[str, _Candidate] = {}
         self._record: StepRecord | None = None
-        self._alone = self._warming = self._crowded = False
+        self._warming = self._crowded = False
 
     @property
     def running(self) -> int:
@@ -138,15 +141,15 @@ class ShadowCheck:
     def fill(self) -> None:
         """Before a step: give rows back where somebody waits, take one where one is free."""
         engine = self._engine
-        if self._crowded:
-            for id_ in tuple(self._running):
+        leaving = [i for i, own in self._running.items() if self._leaves(own)]
+        if self._crowded or leaving:
+            for id_ in tuple(self._running) if self._crowded else leaving:
                 self._give_back(id_)
         elif self._chosen and engine.running + engine.waiting < engine.config.rows:
             try:
                 self._start()
             except Exception:
                 self._failed()
-        self._alone = engine.running + engine.waiting == self.running
 
     def hold(self, record: StepRecord) -> None:
         """Take a step's record; `own` passes it on."""
@@ -168,7 +171,7 @@ class ShadowCheck:
 
     def _pass_on(self, mine: list[Delta]) -> None:
         record, self._record = self._record, None
-        if record is None or self._alone:
+        if record is None or self._running.keys() >= set(record.requests):
             return
         # Shadows have no drafts, and nothing is forced where logprobs are told.
         tokens = sum(len(delta.tokens) for delta in mine)
@@ -185,7 +188,7 @@ class ShadowCheck:
     def _start(self) -> None:
         while self._chosen:
             candidate = self._chosen[0]
-            if time.monotonic() > candidate.until:
+            if time.monotonic() > candidate.until or self._leaves(candidate):
                 self._chosen.popleft()
                 self._metrics.dropped("old")
                 continue
@@ -196,13 +199,13 @@ class ShadowCheck:
             self._submit(candidate)
             return
 
+    def _leaves(self, candidate: _Candidate) -> bool:
+        return candidate.request.target != self._answering()
+
     def _submit(self, candidate: _Candidate) -> None:
         shadow = candidate.shadow
         if shadow.guide and not self._engine.guides.known(shadow.guide):
             self._metrics.dropped("failed")  # to compile it again would keep users waiting
-            return
-        if shadow.target not in self._engine.targets:
-            self._metrics.dropped("old")
             return
         self._engine.submit(shadow)
         self._running[shadow.id] = candidate

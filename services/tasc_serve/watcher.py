@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 from tasc_draft import DraftIndex, NgramProposer
-from tasc_serve.errors import ServeError
+from tasc_serve.errors import ServeError, StaleProposer
 from tasc_serve.loop import EngineLoop
 from tasc_serve.worker import Worker
 from tasc_store import Artifact
@@ -93,7 +93,9 @@ class IndexWatcher:
     def _swap(self, artifact: Artifact, index: DraftIndex, proposer: NgramProposer | None) -> None:
         try:
             self._worker.swap(artifact, index, proposer)
-        except Exception:
+        except Exception as error:
             self._seen, self._failed = None, True  # it is fetched and tried again
+            if isinstance(error, StaleProposer):
+                return  # the task's record was faster
             raise
         self._on_swap(artifact)

@@ -15,10 +15,11 @@ from tasc_draft import DraftIndex, NgramProposer
 from tasc_engine import Engine, EngineConfig, GenerationRequest, ModelSource, StepRecord, Target
 from tasc_engine import guides as engine_guides
 from tasc_engine.errors import GuideError
-from tasc_engine.loading import max_positions
+from tasc_engine.loading import max_positions, require_adapters
+from tasc_serve.adapters import refused_adapters
 from tasc_serve.asked import Asked, FieldError, Guide, guide_of
 from tasc_serve.calls import Call
-from tasc_serve.errors import AdapterRefused
+from tasc_serve.errors import StaleProposer
 from tasc_serve.indexes import DraftIndexes
 from tasc_serve.models import load_tokenizer
 from tasc_serve.proposers import Proposers
@@ -31,7 +32,6 @@ from tasc_text import PromptTemplate, resolve_folder
 log = logging.getLogger(__name__)
 
 DEFAULT_MODEL_LEN = 1024  # tokens of a row, unless the model has fewer positions
-_MOST_SAID = 500  # characters of what a loader says
 _ENDLESS = 2**31 - 1  # tokens: what does not fit so many is not too long, it is wrong
 
 
@@ -155,12 +155,17 @@ class Worker:
         """
         if self.records.target_of(record) is not None:
             return None
-        try:
+        with refused_adapters(record):
             return self.engine.load_target(model_source(record, self._device))
-        except Exception as error:  # folders, files and shapes of others: whatever is wrong there
-            places = [record.adapter] if record.adapter else [p for _, p in record.adapters]
-            shown = " ".join(str(error).split())[:_MOST_SAID] or type(error).__name__
-            raise AdapterRefused(f"adapter {', '.join(places) or 'none'}: {shown}") from error
+
+    def require_adapters(self, record: TaskRecord) -> None:
+        """Look at a record's adapters on any thread, in a moment.
+
+        Raises:
+            AdapterRefused: `target_for` would load the model in vain.
+        """
+        with refused_adapters(record):
+            require_adapters(model_source(record, self._device))
 
     def swap(
         self, artifact: Artifact, index: DraftIndex, proposer: NgramProposer | None = None
@@ -169,6 +174,9 @@ class Worker:
 
         Args:
             proposer: What `proposer_for` made for it.
+
+        Raises:
+            StaleProposer: The record has changed meanwhile; nothing has been done.
         """
         self._draft(self.record, index, proposer)
         self.artifact = artifact
@@ -185,6 +193,9 @@ class Worker:
         Args:
             target: What `target_for` loaded for it.
             proposer: What `proposer_for` made for it.
+
+        Raises:
+            StaleProposer: The index has changed meanwhile; nothing has been done.
         """
         newest = record if version > self.record_version else self.record
         self._draft(newest, self.proposer.index, proposer)
@@ -315,7 +326,7 @@ class Worker:
                 self.proposer.set_index(index)
             return
         if made is None or made.settings != settings or made.index is not index:
-            made = self._proposers.make(record, index)  # record and index changed at once: rare
+            raise StaleProposer("record and index changed at once; make a proposer for both")
         self.engine.draft_by(made)
         self.proposer = made
 

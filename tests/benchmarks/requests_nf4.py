@@ -10,8 +10,8 @@ from torch import nn
 
 from tasc_engine import GenerationRequest
 from tasc_engine.loading import ModelSource, load_model
-from tasc_jobs.evaluate.quality import IntentQuality, intent_quality
 from tasc_jobs.demo.tasks import HERE, MODEL, TEMPLATES, read_split
+from tasc_jobs.evaluate.quality import IntentQuality, intent_quality
 from tasc_text import PromptTemplate
 
 TASK = "massive_en"

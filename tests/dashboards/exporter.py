@@ -23,6 +23,7 @@ from tasc_serve.gateway_metrics import GatewayMetrics
 from tasc_serve.metrics import ReplicaMetrics
 from tasc_serve.queue_metrics import QueueMetrics
 from tasc_serve.rate_metrics import RateMetrics
+from tasc_serve.record_metrics import RecordMetrics
 from tasc_serve.shadow_metrics import ShadowMetrics
 from tasc_store import connect
 from tasc_store.batch_queue import Waiting
@@ -59,6 +60,7 @@ class Replica:
         own = {"task": task, "model_name": "tiny"}
         labels = {**own, "proposer": "mixed"}
         self.engine = ReplicaMetrics(registry, **labels)
+        RecordMetrics(registry, lambda: 3, **own)
         self.shadow = ShadowMetrics(registry, **own)
         self.collector = CollectorMetrics(registry, **own)
         self.drift = DriftMetrics(registry, labels)

@@ -52,6 +52,7 @@ KNOWN = [
     ("latency: Share of 503 and 504, timeseries, A", {"code": "503"}, 1 / 5),
     ("latency: Share of 503 and 504, timeseries, A", {"code": "504"}, 1 / 5),
     ("latency: Replicas seen, timeseries, A", {}, 2),
+    ("latency: Replicas by version of the task, timeseries, A", {"version": "3"}, 1),
     ("latency: Time per step, timeseries, A", {}, 0.001),
     ("latency: Time per step, timeseries, B", {}, 0.004),
     ("latency: Time per step, timeseries, C", {}, 0.0005),

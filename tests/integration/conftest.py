@@ -1,11 +1,13 @@
 """One real Redis and one real local Ray for all tests that need no server of their own."""
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from tasc_command import Command
 
+from tasc_jobs.cli import main
 from tasc_jobs.ray_local import local_ray
 from tasc_store import EmbeddedRedis
 
@@ -27,3 +29,19 @@ def tasc(tmp_path: Path) -> Iterator[Command]:
     command = Command(tmp_path)
     yield command
     command.wait_until_gone()
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """The command in this process: what it prints, or where it fails what it says."""
+
+    def run(*args: object, code: int = 0) -> str:
+        monkeypatch.setattr(sys, "argv", ["tasc", *map(str, args)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        assert (ended.value.code or 0) == code, err
+        return out if code == 0 else err
+
+    return run

@@ -2,14 +2,12 @@
 
 import json
 import os
-import sys
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tasc_jobs.cli import main
 from tasc_store import CorpusRow, CorpusStore, TaskRecord, TaskStore, connect
 from tasc_text import TaskTokenizer
 from tiny import make_model, make_tokenizer
@@ -32,22 +30,6 @@ def file(tmp_path: Path) -> Path:
     rows = ({"id": str(i), "input": x, "output": y} for i, (x, y) in enumerate(ROWS))
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """The command in this process: what it prints, or where it fails what it says."""
-
-    def run(*args: object, code: int = 0) -> str:
-        monkeypatch.setattr(sys, "argv", ["tasc", *map(str, args)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        assert (ended.value.code or 0) == code, err
-        return out if code == 0 else err
-
-    return run
 
 
 def test_files_are_enough_for_either(run: Run, file: Path, folder: Path, tmp_path: Path) -> None:

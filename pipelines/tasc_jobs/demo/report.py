@@ -8,7 +8,7 @@ from rich.table import Table
 
 from tasc_jobs.demo.measure import Measured, latency_ms, tokens_per_second
 from tasc_jobs.evaluate.quality import IntentQuality
-from tasc_jobs.statistics import CorpusStatistics
+from tasc_jobs.statistics.job import CorpusStatistics
 
 _BAR_CELLS = 30
 
@@ -22,9 +22,9 @@ def show_statistics(console: Console, task: str, found: CorpusStatistics) -> Non
         table.add_row(
             name,
             f"{side.rows:,}",
-            f"{side.words:,}",
-            f"{side.bigram_entropy_bits:.2f}",
-            f"{side.bigrams_for_80_percent:,}",
+            f"{side.words.count:,}",
+            f"{side.words.ngrams.shannon_bits:.2f}",
+            f"{side.words.ngrams.ngrams_for_80_percent:,}",
         )
     console.print(table)
 

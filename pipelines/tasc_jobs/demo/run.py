@@ -13,16 +13,17 @@ from typing import Any
 
 from rich.console import Console
 
-from tasc_jobs import statistics
 from tasc_jobs.demo import measure, report
-from tasc_jobs.evaluate.quality import intent_quality
 from tasc_jobs.demo.tasks import TASKS, data_file, demo_record, read_split
+from tasc_jobs.evaluate.quality import intent_quality
 from tasc_jobs.index_job import NOTES, STAGES, build_and_publish
 from tasc_jobs.ingest import ingest
 from tasc_jobs.progress import Progress, note
 from tasc_jobs.ray_local import local_ray
 from tasc_jobs.service import run_service, say_of_task
 from tasc_jobs.stages import Stages
+from tasc_jobs.statistics.job import STAGES as STATISTICS_STAGES
+from tasc_jobs.statistics.job import corpus_statistics
 from tasc_serve import app
 from tasc_serve.settings import (
     DraftOverrides,
@@ -51,8 +52,8 @@ def prepare(url: str, tasks: Sequence[str], console: Console) -> None:
         with Progress(f"ingest {task}", rows) as bar:
             rejects = Path(f"{task}.rejected.jsonl")
             ingest(client, task, [data_file(task, "train")], reject=rejects, progress=bar.advance)
-        with Stages(f"statistics {task}", statistics.STAGES) as stages:
-            found = statistics.corpus_statistics(url, task, progress=stages)
+        with Stages(f"statistics {task}", STATISTICS_STAGES) as stages:
+            found = corpus_statistics(url, task, progress=stages)
         report.show_statistics(console, task, found)
         with Stages(f"index {task}", STAGES, notes=NOTES) as stages:
             artifact, index = build_and_publish(url, demo_record(task), progress=stages)

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from tasc_jobs.enrich.collisions import Collisions, Rule
 from tasc_jobs.enrich.corpus import Outputs
+from tasc_jobs.enrich.entropy import renyi2_bits
 from tasc_jobs.enrich.family import Growing
 from tasc_jobs.enrich.ngrams import NgramCounts
 from tasc_text import TaskTokenizer
@@ -46,6 +47,7 @@ class NewToken:
         count: Of the n-gram in the outputs, when it was added.
         collisions: Its prefix collision score then.
         length: Tokens of all outputs behind it.
+        renyi2_bits: Their Renyi entropy of order 2 then.
     """
 
     id: int
@@ -54,6 +56,7 @@ class NewToken:
     count: int
     collisions: float
     length: int
+    renyi2_bits: float
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ class Enriched:
 
     Attributes:
         length: Tokens of all outputs before.
+        renyi2_bits: Their Renyi entropy of order 2 before.
         collided: N-grams left out for their prefix collision score.
         unwritable: N-grams left out because no token can be written so.
     """
@@ -69,6 +73,7 @@ class Enriched:
     tokenizer: Tokenizer = field(repr=False)
     tokens: tuple[NewToken, ...]
     length: int
+    renyi2_bits: float
     collided: int
     unwritable: int
 
@@ -95,7 +100,8 @@ def enrich(
     rows = corpus.tokens
     counts.add(rows.ids, rows.offsets, corpus.weights)
     scores = Collisions(texts.of, settings.pcs_rule)
-    length, tokens, collided, unwritable = corpus.length, list[NewToken](), 0, 0
+    length, renyi = corpus.length, renyi2_bits(corpus.occurrences)
+    tokens, collided, unwritable = list[NewToken](), 0, 0
     while len(tokens) < settings.budget and (best := counts.best(_LEAST_COUNT)):
         slot, count, _ = best
         counts.exclude(slot)
@@ -113,9 +119,10 @@ def enrich(
         change = corpus.changed(content)
         counts.add(change.before.ids, change.before.offsets, -change.weights)
         counts.add(change.after.ids, change.after.offsets, change.weights)
-        tokens.append(NewToken(id_, content, ngram, count, score, corpus.length))
+        after = renyi2_bits(corpus.occurrences)
+        tokens.append(NewToken(id_, content, ngram, count, score, corpus.length, after))
         progress(len(tokens), settings.budget)
-    return Enriched(growing.backend, tuple(tokens), length, collided, unwritable)
+    return Enriched(growing.backend, tuple(tokens), length, renyi, collided, unwritable)
 
 
 @dataclass

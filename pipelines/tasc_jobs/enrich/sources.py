@@ -37,7 +37,7 @@ def file_source(
     """
     if tokenizer is None:
         raise UsageError("files do not say which tokenizer to enrich; name one with --tokenizer")
-    rows = list(_rows(paths, fields))
+    rows = list(rows_of(paths, fields))
     if not rows:
         raise EmptyCorpusError(f"no rows in {', '.join(map(str, paths))}; name other files")
     return _source(open_tokenizer(tokenizer, eos), rows)
@@ -63,14 +63,19 @@ def corpus_source(url: str, task: str, tokenizer: Path | None, eos: str | None) 
 
 
 def outputs_of(paths: Sequence[Path], fields: tuple[str, str]) -> list[str]:
-    return [row.output for row in _rows(paths, fields)]
+    return [row.output for row in rows_of(paths, fields)]
 
 
 def _source(tokenizer: TaskTokenizer, rows: Sequence[CorpusRow]) -> Source:
     return Source(tokenizer, [row.input for row in rows], [row.output for row in rows])
 
 
-def _rows(paths: Sequence[Path], fields: tuple[str, str]) -> Iterator[CorpusRow]:
+def rows_of(paths: Sequence[Path], fields: tuple[str, str]) -> Iterator[CorpusRow]:
+    """The rows of files; lines that give none are left out.
+
+    Raises:
+        FileError: A file cannot be read.
+    """
     for path in paths:
         check_file(path, fields)
     for path in paths:

@@ -36,16 +36,26 @@ class Ranks:
 
 @ray.remote(num_cpus=0)
 class _Board:
-    """Where the first worker writes how far they are."""
+    """Where the first worker writes how far they are, and what came of it.
+
+    Ray Train itself keeps only what is reported with a checkpoint of its own.
+    """
 
     def __init__(self) -> None:
         self._said: tuple[str, int, int | None] | None = None
+        self._report: dict[str, Any] = {}
 
     def write(self, stage: str, done: int, total: int | None) -> None:
         self._said = (stage, done, total)
 
     def read(self) -> tuple[str, int, int | None] | None:
         return self._said
+
+    def end(self, report: dict[str, Any]) -> None:
+        self._report = report
+
+    def report(self) -> dict[str, Any]:
+        return self._report
 
 
 def finetune_by(
@@ -88,7 +98,8 @@ def _work(given: dict[str, Any]) -> None:
 
     torch.set_num_threads(1)
     report = finetune(job, tell if ranks.rank == 0 else silent, ranks)
-    ray.train.report({"report": report})
+    if ranks.rank == 0:
+        ray.get(board.end.remote(report))
 
 
 def _watched(trainer: Any, board: Any, progress: StageProgress) -> dict[str, Any]:
@@ -110,5 +121,5 @@ def _watched(trainer: Any, board: Any, progress: StageProgress) -> dict[str, Any
     (result,) = ended
     if isinstance(result, Exception):
         raise FinetuneError(f"the workers failed: {str(result).splitlines()[-1]}") from result
-    report: dict[str, Any] = result.metrics["report"]
+    report: dict[str, Any] = ray.get(board.report.remote())
     return report

@@ -6,6 +6,10 @@ from tasc_draft import Replay
 from tasc_jobs.tuning.page import Line, Lines, Table
 
 ACCEPTED = "Drafts accepted at each position, of those that reach it"
+WORDS = (
+    "Tokens per step is block efficiency: all tokens over all target forwards, end-of-sequence "
+    "included. Acceptance at a position: drafts accepted there over drafts that reach it."
+)
 
 
 def acceptance_table(title: str, runs: Sequence[tuple[str, Replay]]) -> Table:

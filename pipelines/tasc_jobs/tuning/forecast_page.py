@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from tasc_draft import Replay
-from tasc_jobs.tuning.acceptance import ACCEPTED, acceptance_plot, acceptance_table
+from tasc_jobs.tuning.acceptance import ACCEPTED, WORDS, acceptance_plot, acceptance_table
 from tasc_jobs.tuning.forecast import Option, Outlook, how_to_set
 from tasc_jobs.tuning.page import Line, Lines, Page, Table
 from tasc_jobs.tuning.replay_page import efficiency_plot
@@ -49,6 +49,7 @@ def forecast_page(
             efficiency_plot((efficiency,)),
             acceptance_plot(runs),
         ),
+        WORDS,
     )
 
 

@@ -24,7 +24,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Lines:
-    """A plot of lines; ``level`` is a height to compare with, ``ticks`` are all x there are."""
+    """A plot of lines; ``level`` is a height to compare with, ``ticks`` are all x there are.
+
+    ``log_x`` and ``log_y`` say which axes are logarithmic where no ticks are given.
+    """
 
     title: str
     x_label: str
@@ -32,6 +35,8 @@ class Lines:
     lines: tuple[Line, ...]
     ticks: tuple[int, ...] = ()
     level: float | None = None
+    log_x: bool = False
+    log_y: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,9 +50,10 @@ class Bars:
 
 @dataclass(frozen=True)
 class Page:
-    """A whole report."""
+    """A whole report; ``footer`` says what its words mean."""
 
     title: str
     summary: tuple[str, ...]
     tables: tuple[Table, ...]
     plots: tuple[Lines | Bars, ...]
+    footer: str = ""

@@ -12,6 +12,7 @@ from tasc_jobs.tuning.page import Bars, Lines
 
 _INCHES = (6.4, 3.6)
 _MARKERS = "os^Dvp*X"
+_MOST_MARKED = 32  # points of a line; more would run into each other
 _METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 _GROUP_NAMES = re.compile(r'<g id="[^"]*">')  # nothing refers to them, and plots share them
 
@@ -32,17 +33,23 @@ def svg(plot: Lines | Bars) -> str:
 
 def _draw_lines(axes: Axes, plot: Lines) -> None:
     for i, line in enumerate(plot.lines):
-        axes.plot(line.x, line.y, marker=_MARKERS[i % len(_MARKERS)], label=line.name)
+        marker = _MARKERS[i % len(_MARKERS)] if len(line.x) <= _MOST_MARKED else ""
+        axes.plot(line.x, line.y, marker=marker, label=line.name)
     if plot.level is not None:
         axes.axhline(plot.level, color="gray", linestyle="--", linewidth=1)
     if plot.ticks:
         axes.set_xscale("log", base=2)
         axes.set_xticks(plot.ticks, [str(tick) for tick in plot.ticks])
         axes.xaxis.set_minor_locator(NullLocator())
+    elif plot.log_x:
+        axes.set_xscale("log")
     axes.set_xlabel(plot.x_label)
     axes.set_ylabel(plot.y_label)
     axes.grid(axis="y", alpha=0.3)
-    axes.set_ylim(bottom=0)
+    if plot.log_y:
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0)
     axes.legend(frameon=False)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import groupby
 
-from tasc_jobs.tuning.acceptance import ACCEPTED, acceptance_plot, acceptance_table
+from tasc_jobs.tuning.acceptance import ACCEPTED, WORDS, acceptance_plot, acceptance_table
 from tasc_jobs.tuning.page import Line, Lines, Page, Table
 from tasc_jobs.tuning.replays import Measured
 
@@ -37,6 +37,7 @@ def replay_page(found: Sequence[Measured], summary: Sequence[str]) -> Page:
             efficiency_plot(efficiency),
             acceptance_plot([(f"{m.proposer} {m.budget}", m.replay) for m in _few(by_name)]),
         ),
+        WORDS,
     )
 
 

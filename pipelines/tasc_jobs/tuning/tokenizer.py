@@ -23,10 +23,8 @@ def open_tokenizer(path: Path, eos: str | None = None) -> TaskTokenizer:
     Raises:
         TokenizerError: There is no such file, it is damaged, or no such token is found.
     """
-    file = path / FILE if path.is_dir() else path
-    if not file.is_file():
-        raise TokenizerError(f"{path} is no {FILE} and no folder with one; name either")
-    bare = TaskTokenizer(file, (0,))  # only to look at its vocabulary
+    bare = open_to_encode(path)
+    file = bare.path
     if eos is not None:
         return TaskTokenizer(file, [_id_of(bare, eos, file)])
     if file.name == FILE and (found := _as_settings_say(file.parent)):
@@ -40,6 +38,21 @@ def open_tokenizer(path: Path, eos: str | None = None) -> TaskTokenizer:
             f"--eos, as in --eos '</s>' (special tokens there: {shown})"
         )
     return TaskTokenizer(file, [usual])
+
+
+def open_to_encode(path: Path) -> TaskTokenizer:
+    """Load a tokenizer for texts only: what it says of the end of an answer means nothing.
+
+    Args:
+        path: A folder with a ``tokenizer.json``, or such a file.
+
+    Raises:
+        TokenizerError: There is no such file, or it is damaged.
+    """
+    file = path / FILE if path.is_dir() else path
+    if not file.is_file():
+        raise TokenizerError(f"{path} is no {FILE} and no folder with one; name either")
+    return TaskTokenizer(file, (0,))
 
 
 def _id_of(tokenizer: TaskTokenizer, eos: str, file: Path) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import groupby
 
-from tasc_jobs.tuning.acceptance import ACCEPTED, acceptance_plot, acceptance_table
+from tasc_jobs.tuning.acceptance import ACCEPTED, WORDS, acceptance_plot, acceptance_table
 from tasc_jobs.tuning.page import Bars, Line, Page, Table
 from tasc_jobs.tuning.replay_page import efficiency_plot
 from tasc_jobs.tuning.tune import Trial, Tuned, Worth
@@ -27,6 +27,7 @@ def tune_page(task: str, tuned: Tuned, summary: Sequence[str]) -> Page:
             efficiency_plot(_lines(tuned)),
             acceptance_plot(acceptance),
         ),
+        WORDS,
     )
 
 

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from tasc_jobs.demo.tasks import MODEL
 from tasc_jobs.ingest import ingest
-from tasc_jobs.statistics import corpus_statistics, file_statistics
+from tasc_jobs.statistics.job import corpus_statistics, file_statistics
+from tasc_jobs.statistics.units import Units
 from tasc_store import connect
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis]
@@ -33,5 +35,15 @@ def test_any_number_of_ranges_gives_the_papers_figures(
     assert told == sorted(told)
     assert (told[0], told[-1]) == (("count", 0, 12_544), ("count", 12_544, 12_544))
     assert found == file_statistics([TRAIN])
-    assert found.input.bigrams_for_80_percent == 65_288  # 65,287 when a range forgets its border
-    assert found.output.bigrams_for_80_percent == 63
+    needed = [side.words.ngrams.ngrams_for_80_percent for side in (found.input, found.output)]
+    assert needed == [65_288, 63]  # 65,287 when a range forgets its border
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_longer_ngrams_and_tokens_are_those_of_the_files(ray_cluster, redis_url, pos_ewt, n):
+    units = Units.of(n, MODEL)
+    found = corpus_statistics(redis_url, pos_ewt, units, parallelism=3)
+    assert found == file_statistics([TRAIN], units)
+    assert found.input.words.ngrams.ngrams == 204_577 - (n - 1)
+    assert found.output.tokens is not None
+    assert found.output.tokens.count > found.output.words.count

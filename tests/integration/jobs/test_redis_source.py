@@ -1,5 +1,7 @@
 """The read tasks of a corpus in a real Redis; they run here in this process, without a cluster."""
 
+from itertools import chain
+
 import pyarrow as pa
 import pytest
 
@@ -40,16 +42,17 @@ def test_the_ranges_make_up_the_corpus_in_order(redis_url, task, corpus, paralle
 
 
 @pytest.mark.parametrize("parallelism", [1, 3, 23])
-def test_every_row_knows_the_last_word_before_it_however_the_corpus_is_cut(
-    redis_url, task, corpus, parallelism
+@pytest.mark.parametrize("words", [1, 2, 3, 4])
+def test_every_row_knows_the_words_before_it_however_the_corpus_is_cut(
+    redis_url, task, corpus, parallelism, words
 ):
-    source = RedisCorpusSource(redis_url, task, batch_rows=2, previous_words=True)
+    source = RedisCorpusSource(redis_url, task, batch_rows=2, previous_words=words)
     found = whole(tables(source, parallelism))
-    assert [row["previous_output"] for row in found] == [None, *(f"c{n}" for n in range(22))]
-    # Only every fifth input has words.
-    assert [row["previous_input"] for row in found] == [
-        None if n == 0 else f"b{(n - 1) // 5 * 5}" for n in range(23)
-    ]
+    assert len(found) == 23
+    for side in ("input", "output"):
+        said = [getattr(row, side).split() for row in ROWS]  # only every fifth input has words
+        before = [[*chain(*said[:n])][-words:] for n in range(23)]
+        assert [row[f"previous_{side}"] for row in found] == [" ".join(each) for each in before]
 
 
 def test_the_length_is_fixed_when_the_source_is_made(redis_url, task, corpus):

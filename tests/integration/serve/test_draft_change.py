@@ -19,6 +19,7 @@ import tiny
 from tasc_draft import DraftIndex, DraftSettings, Tokens, build_index
 from tasc_engine import GenerationResult
 from tasc_serve.calls import Answer, Call
+from tasc_serve.errors import StaleProposer
 from tasc_serve.replica import TaskReplica
 from tasc_serve.settings import EngineSettings, ServeSettings
 from tasc_serve.worker import Worker
@@ -132,20 +133,42 @@ def test_rows_in_flight_go_on_as_they_would_and_are_drafted_for_otherwise(
 
 
 def test_settings_that_change_with_the_index_take_it_as_it_is_then(
-    worker: Worker, record: TaskRecord, index: DraftIndex
+    worker: Worker, record: TaskRecord, index: DraftIndex, monkeypatch: Any
 ) -> None:
-    """A proposer that was made for another index or another record is not used."""
+    """A proposer for another index or another record is not used, and none is made in its place."""
     changed, tuned = replace(record, draft=SHORT), replace(index, settings=OFF)
     made = worker.proposer_for(changed, worker.proposer.index)
+    late = worker.proposer_for(changed, index)
     assert worker.artifact is not None
     worker.swap(worker.artifact, tuned, worker.proposer_for(worker.record, tuned))
     worker.take(changed, 2, None, made)
     assert (worker.proposer.settings, worker.proposer.index) == (OFF, tuned)
-    late = worker.proposer_for(worker.record, index)
-    worker.swap(worker.artifact, index)
-    assert (worker.proposer.settings, worker.proposer.index) == (SHORT, index)
-    assert late is not None
-    assert late is not worker.proposer
+    with monkeypatch.context() as patched:
+        patched.setattr(worker._proposers, "make", None)
+        for stale in (None, worker.proposer):
+            with pytest.raises(StaleProposer):
+                worker.swap(worker.artifact, index, stale)
+        assert (worker.proposer.settings, worker.proposer.index) == (OFF, tuned)
+        worker.swap(worker.artifact, index, late)
+    assert (worker.proposer, worker.proposer.index) == (late, index)
+
+
+def test_an_index_that_comes_with_other_settings_of_the_record_is_tried_again(
+    replica: TaskReplica, indexes: ArtifactStore, index: DraftIndex, monkeypatch: Any
+) -> None:
+    worker, real = replica._worker, replica._worker.swap
+    refused = []
+
+    def swap(*values: Any) -> None:
+        if not refused:
+            refused.append(values)
+            raise StaleProposer("the record has changed")
+        real(*values)
+
+    monkeypatch.setattr(worker, "swap", swap)
+    publish(indexes, replace(index, settings=SHORT))
+    eventually(lambda: worker.artifact is not None and worker.artifact.version == 2)
+    assert refused
 
 
 def test_under_load_answers_are_equal_and_what_is_counted_names_who_drafts(

@@ -1,6 +1,7 @@
 """What is read from a model's folder, quantised how, and what is refused."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from tasc_engine.config import EngineConfig
 from tasc_engine.errors import UnsupportedModel
-from tasc_engine.loading import ModelSource, load_model, max_positions
+from tasc_engine.loading import ModelSource, load_model, max_positions, require_adapters
 from tasc_engine.target import Target
 from tasc_jobs.demo.tasks import HERE, MODEL, TASKS
 from tiny import make_folder
@@ -45,16 +46,19 @@ def test_a_model_without_safetensors_is_refused_and_not_unpickled(tmp_path: Path
 
 @pytest.mark.parametrize("merged", [True, False])
 def test_an_adapter_without_safetensors_is_refused_and_not_unpickled(
-    tmp_path: Path, merged: bool
+    tmp_path: Path, merged: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base = make_folder(tmp_path / "base")
     adapter = make_adapter(base, tmp_path / "adapter", r=4, target_modules=["up_proj"])
     torch.save(Trap(), adapter / "adapter_model.bin")
     how: dict[str, Any] = {"adapter": adapter} if merged else {"adapters": (("a", adapter),)}
     Target.load(ModelSource(base, **how), CONFIG)
+    require_adapters(ModelSource(base, **how))
     (adapter / "adapter_model.safetensors").unlink()
-    with pytest.raises(UnsupportedModel, match=f"{adapter}.*only adapter_model.bin.*save it with"):
-        Target.load(ModelSource(base, **how), CONFIG)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)  # no model is read in vain
+    for refuse in (partial(Target.load, config=CONFIG), require_adapters):
+        with pytest.raises(UnsupportedModel, match=f"{adapter}.*only adapter_model.bin.*save it"):
+            refuse(ModelSource(base, **how))
 
 
 def test_sources_that_say_two_things_are_refused() -> None:

@@ -35,8 +35,8 @@ def options(command: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     "command",
     [
-        *("replay", "tune", "forecast", "build-index", "generate", "refresh"),
-        *("task create", "key create", "worker"),
+        *("stats", "replay", "tune", "forecast", "build-index", "generate", "refresh"),
+        *("task create", "key create", "worker", "evaluate", "forecast-ft"),
     ],
 )
 def test_each_option_says_its_default_or_that_it_must_be_given(command):

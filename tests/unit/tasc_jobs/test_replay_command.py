@@ -98,6 +98,7 @@ def test_people_get_tables_and_a_page_that_needs_no_network(slices, tmp_path, mo
     assert html.count("<svg") == 2
     for title in ("Acceptance by position", "Tokens per step by budget"):
         assert title in html
+    assert "Tokens per step is block efficiency" in html
     assert re.search(r"<td>\d+\.\d% \(\d+/\d+\)</td>", html)
     assert set(re.findall(r'https?://[^"]*', html)) == {
         "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink",

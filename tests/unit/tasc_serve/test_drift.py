@@ -213,3 +213,18 @@ def test_a_window_holds_the_newest_forwards_and_few_more(steps, wanted):
         if min(total, wanted) <= (n := sum(n for _, n in tail)) <= wanted + wanted / 20 + 8 and n
     }
     assert window.tokens_per_step in efficiencies or total == 0
+
+
+@pytest.mark.parametrize("judged", [0, 50, 95])
+def test_another_target_or_proposer_while_an_index_is_judged_is_no_fault_of_the_index(judged):
+    guarded = Guarded()
+    guarded.swap(4)
+    guarded.run(5)
+    guarded.swap(5)
+    guarded.run(5, row_steps=judged)
+    guarded.swap(5)  # the record has changed, and with it who answers or drafts
+    guarded.run(2, row_steps=300)
+    assert guarded.store.asked == []
+    guarded.swap(6)
+    guarded.run(1)
+    assert guarded.store.asked == [(6, 5)], "judged by what the change brought"

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import aclosing
+from typing import Any
 
 import pytest
 from fake_fleet import TASK, WHOLE, Calls, Replicas, Scripted, text_of
@@ -109,12 +110,36 @@ def test_a_refusal_of_the_request_itself_is_final() -> None:
 
 
 def test_an_answer_never_goes_on_by_another_version_of_the_task() -> None:
-    replicas = Replicas(a=Scripted(dies_after=4), b=Scripted(outstanding=5, record_version=2))
+    replicas = Replicas(a=Scripted(dies_after=4, record_version=2), b=Scripted(outstanding=5))
     *pieces, last = Calls(replicas).run(streamed)
     assert text(pieces) == text_of(WHOLE[:4])
     assert isinstance(last, Refusal)
     assert last.kind == "changed"
     assert not replicas.all["b"].calls
+
+
+INVALID = Refusal("invalid", "adapter is 'new'", "adapter")
+
+
+def test_a_new_call_goes_to_the_newest_version_however_little_others_have_to_do() -> None:
+    replicas = Replicas(
+        a=Scripted(refuses=INVALID), b=Scripted(record_version=2, outstanding=50), c=Scripted()
+    )
+    for _ in range(3):
+        assert text(Calls(replicas).run(streamed)) == text_of(WHOLE)
+    assert [len(r.calls) for r in replicas.all.values()] == [0, 3, 0]
+
+
+@pytest.mark.parametrize("gone", [{"refuses": FULL}, {"present": False}, {"dies_after": 0}])
+def test_where_the_newest_have_no_place_an_older_version_answers(gone: dict[str, Any]) -> None:
+    replicas = Replicas(a=Scripted(outstanding=5), b=Scripted(record_version=2, **gone))
+    assert text(Calls(replicas).run(streamed)) == text_of(WHOLE)
+
+
+def test_what_only_the_newest_can_answer_is_not_wrong_where_they_are_full() -> None:
+    replicas = Replicas(a=Scripted(refuses=INVALID), b=Scripted(record_version=2, refuses=FULL))
+    assert Calls(replicas).run(streamed) == [FULL]
+    assert [len(r.calls) for r in replicas.all.values()] == [1, 1]
 
 
 @pytest.mark.parametrize(("settings", "asks"), [({"max_losses": 1}, 2), ({"budget": 1}, 2)])

@@ -17,6 +17,7 @@ from tasc_serve.metric_names import METRICS
 from tasc_serve.metrics import ReplicaMetrics
 from tasc_serve.queue_metrics import QueueMetrics
 from tasc_serve.rate_metrics import RateMetrics
+from tasc_serve.record_metrics import RecordMetrics
 from tasc_serve.shadow_metrics import ShadowMetrics
 
 OWN = {"task": "tag", "model_name": "tiny", "proposer": "tasc"}
@@ -182,6 +183,7 @@ def test_the_list_of_metrics_is_what_a_fed_process_exports_and_each_series_names
     own = {"task": "tag", "model_name": "tiny"}
     ShadowMetrics(registry, **own)
     CollectorMetrics(registry, **own)
+    RecordMetrics(registry, int, **own)
     drift = DriftMetrics(registry, OWN)
     drift.expect(3.0)
     drift.built(1e9)

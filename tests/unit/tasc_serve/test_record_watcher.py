@@ -1,7 +1,8 @@
 """What a watcher of records takes in where versions come faster than it looks."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,8 @@ import pytest
 
 from tasc_draft import DraftSettings
 from tasc_engine.errors import GuideError
-from tasc_serve.errors import AdapterRefused
+from tasc_serve import record_watcher
+from tasc_serve.errors import AdapterRefused, StaleProposer
 from tasc_serve.record_watcher import RecordWatcher
 from tasc_serve.records import MOST_KNOWN, Records
 from tasc_store import TaskRecord
@@ -23,8 +25,10 @@ class Tasks:
 
     def __init__(self) -> None:
         self.records: list[TaskRecord | None] = [RECORD]
+        self.looks = 0
 
     def versions(self, name: str) -> list[int]:
+        self.looks += 1
         return list(range(1, len(self.records) + 1))
 
     def get(self, name: str, version: int) -> TaskRecord:
@@ -36,9 +40,13 @@ class Tasks:
 class Worker:
     def __init__(self) -> None:
         self.records, self.record = Records(RECORD, 1), RECORD
-        self.engine = SimpleNamespace(longest=9, guides=SimpleNamespace(of=self._guide))
+        self.needed: set[int] = set()
+        self.engine = SimpleNamespace(
+            longest=9, guides=SimpleNamespace(of=self._guide), answers_by=self.needed.__contains__
+        )
         self.proposer, self.target_number = SimpleNamespace(index=None), 0
         self.loaded: list[str | None] = []
+        self.raising: list[Exception] = []
 
     @property
     def record_version(self) -> int:
@@ -56,7 +64,13 @@ class Worker:
             raise AdapterRefused("adapter broken: it is")
         return record.adapter
 
+    def require_adapters(self, record: TaskRecord) -> None:
+        if record.adapter == "no files":
+            raise AdapterRefused("adapter no files: there are none")
+
     def take(self, record: TaskRecord, version: int, target: str | None, proposer: None) -> None:
+        if self.raising:
+            raise self.raising.pop()
         number = None if target is None else len(self.loaded)
         self.records.add(record, version, number)
         self.target_number = self.records.target_of(self.records.newest[0])
@@ -71,8 +85,27 @@ class Worker:
 
 
 class Loop:
+    """As the real one, it lets nothing out that an action raises."""
+
     def between_steps(self, action: Callable[[], None]) -> None:
-        action()
+        with suppress(Exception):
+            action()
+
+
+@contextmanager
+def watching(tasks: Tasks, worker: Worker, keep_s: float = 60.0) -> Iterator[RecordWatcher]:
+    watcher = RecordWatcher(worker, Loop(), tasks, 0.005, keep_s)
+    try:
+        yield watcher
+    finally:
+        watcher.close()
+
+
+def eventually(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def watched(
@@ -80,16 +113,14 @@ def watched(
 ) -> Worker:
     """A worker that served version 1 when all of these were published in one moment."""
     worker, tasks = Worker(), Tasks()
-    watcher = RecordWatcher(worker, Loop(), tasks, 0.005, keep_s)
-    tasks.records = [RECORD, *published]
-    deadline = time.monotonic() + 10
-    try:
-        while not done(worker):
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
-    finally:
-        watcher.close()
+    with watching(tasks, worker, keep_s):
+        tasks.records = [RECORD, *published]
+        eventually(lambda: done(worker))
     return worker
+
+
+def adapted(*names: str) -> list[TaskRecord | None]:
+    return [replace(RECORD, adapter=name) for name in names]
 
 
 def told(count: int) -> list[TaskRecord | None]:
@@ -150,3 +181,80 @@ def test_what_cannot_be_loaded_is_told_once_with_the_way_out_and_the_next_is_tak
     assert "go back with `tasc task use greet 1`" in said
     assert worker.loaded[-1] == "good"
     assert worker.records.older == (1,)
+
+
+def test_a_change_that_fails_between_two_steps_is_told_and_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(record_watcher, "AGAIN_S", 0.01)
+    worker, tasks = Worker(), Tasks()
+    worker.raising = [RuntimeError("no row could be drafted for")]
+    with watching(tasks, worker):
+        tasks.records += told(1)
+        eventually(lambda: worker.record_version == 2)
+    assert "version 1 stays in use: no row could be drafted for" in caplog.text
+
+
+def test_a_proposer_that_came_too_late_is_made_again_and_nothing_else() -> None:
+    worker, tasks = Worker(), Tasks()
+    worker.raising = [StaleProposer("the index has changed")] * 2
+    with watching(tasks, worker):
+        tasks.records += adapted("new")
+        eventually(lambda: worker.record_version == 2)
+    assert worker.loaded == ["new"]
+
+
+def test_what_takes_a_moment_is_looked_at_before_a_model_is_loaded() -> None:
+    worker, tasks = Worker(), Tasks()
+    with watching(tasks, worker) as watcher:
+        for version, wrong in enumerate(({"draft": DraftSettings("tasc")}, {}), 2):
+            tasks.records.append(replace(RECORD, **{"adapter": "no files", **wrong}))
+            eventually(lambda version=version: watcher._failed == version)
+    assert worker.loaded == []
+
+
+def test_a_third_versions_adapters_come_once_nobody_here_needs_the_first_ones() -> None:
+    worker, tasks = Worker(), Tasks()
+    worker.needed.add(0)
+    with watching(tasks, worker):
+        tasks.records += adapted("second")
+        eventually(lambda: worker.record_version == 2)
+        tasks.records += adapted("third")
+        looks = tasks.looks
+        eventually(lambda: tasks.looks > looks + 3)
+        assert (worker.loaded, worker.records.older) == (["second"], (1,))
+        worker.needed.clear()
+        eventually(lambda: worker.record_version == 3)
+    assert worker.loaded == ["second", "third"]
+    assert worker.records.older == (2,)
+
+
+def test_a_third_version_without_files_has_nothing_freed() -> None:
+    worker, tasks = Worker(), Tasks()
+    with watching(tasks, worker) as watcher:
+        tasks.records += adapted("second")
+        eventually(lambda: worker.record_version == 2)
+        tasks.records += adapted("no files")
+        eventually(lambda: watcher._failed == 3)
+    assert (worker.loaded, worker.records.older) == (["second"], (1,))
+
+
+def test_what_cannot_be_loaded_is_tried_ever_more_rarely_and_anew_with_another_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(record_watcher, "AGAIN_S", 0.01)
+    monkeypatch.setattr(record_watcher, "_MOST_AGAIN_S", 0.04)
+    worker, tasks = Worker(), Tasks()
+    waits: list[float] = []
+
+    def load(record: TaskRecord) -> None:
+        waits.append(watcher._wait_s)
+        raise AdapterRefused("broken")
+
+    worker.target_for = load
+    with watching(tasks, worker) as watcher:
+        tasks.records += adapted("broken")
+        eventually(lambda: len(waits) > 4)
+        tasks.records += adapted("also broken")
+        eventually(lambda: watcher._failed == 3)
+    assert waits[1:5] == [0.02, 0.04, 0.04, 0.04]

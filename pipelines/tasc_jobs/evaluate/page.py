@@ -1,0 +1,76 @@
+"""The report of an evaluation. It evaluates nothing."""
+
+from collections.abc import Sequence
+
+from tasc_jobs.evaluate.confidence import AtLevel
+from tasc_jobs.evaluate.job import Evaluated
+from tasc_jobs.evaluate.runs import Side
+from tasc_jobs.tuning.page import Line, Lines, Page, Table
+
+_COSTS = (
+    "", "ms an answer", "least", "most", "tokens an answer", "steps an answer", "tokens a step",
+)  # fmt: skip
+
+
+def evaluation_page(found: Evaluated) -> Page:
+    """Quality, costs and, for labels, precision and recall."""
+    tables = [
+        Table("Quality", ("measure", "%"), tuple(map(_quality_row, found.quality.items()))),
+        Table(
+            f"Cost at b = {found.batch_rows}, median of {found.repeats} runs",
+            _COSTS,
+            tuple(_cost_row(side, costs) for side, costs in found.sides.items()),
+        ),
+    ]
+    if found.precision_recall:
+        tables.append(_levels_table(found.precision_recall))
+    plots = (_levels_plot(found),) if found.precision_recall else ()
+    return Page(f"Evaluation of {found.setting}", tuple(_summary(found)), tuple(tables), plots)
+
+
+def _summary(found: Evaluated) -> list[str]:
+    left_out = f", {found.too_long} left out for long prompts" if found.too_long else ""
+    lines = [f"{found.rows:,} rows answered{left_out}; {found.budget} new tokens; {found.model}"]
+    if found.renyi2_bits is not None:
+        lines.append(f"Renyi entropy of order 2 of the output tokens: {found.renyi2_bits:.3f} bits")
+    if found.speed_up is not None:
+        lines.append(
+            f"drafting: {found.speed_up:.2f} x; {found.identical} of {found.rows} drafted answers "
+            "are the plain ones"
+        )
+    return lines
+
+
+def _quality_row(measure: tuple[str, float]) -> tuple[str, str]:
+    name, value = measure
+    return name.replace("_", " "), f"{100 * value:.1f}"
+
+
+def _cost_row(side: str, costs: Side) -> tuple[str, ...]:
+    ms = costs.ms_per_answer
+    return (
+        side,
+        *(f"{value:.2f}" for value in (ms.median, ms.least, ms.most)),
+        f"{costs.tokens_per_answer:.2f}",
+        f"{costs.steps_per_answer:.2f}",
+        f"{costs.tokens_per_answer / costs.steps_per_answer:.2f}",
+    )
+
+
+def _levels_table(levels: Sequence[AtLevel]) -> Table:
+    rows = tuple(
+        (
+            f"{at.level:.2f}",
+            *(f"{100 * v:.1f}" for v in (at.quality.precision, at.quality.recall, at.quality.f1)),
+        )
+        for at in levels
+    )
+    columns = ("least confidence", "precision %", "recall %", "F1 %")
+    return Table("Labels by the model's confidence in them", columns, rows)
+
+
+def _levels_plot(found: Evaluated) -> Lines:
+    recall = [100 * at.quality.recall for at in found.precision_recall]
+    precision = [100 * at.quality.precision for at in found.precision_recall]
+    line = Line(found.setting, recall, precision)
+    return Lines("Precision by recall of labels", "recall, %", "precision, %", (line,))

@@ -1,0 +1,150 @@
+"""How good answers are, by the measures usual for a task's kind. Strings only; it knows no model.
+
+All shares lie in [0, 1]; answers and expected outputs come in the same order.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal, TypeVar
+
+SEPARATOR = "; "  # between labels
+Metrics = Literal["massive", "tags", "labels", "exact", "text"]
+T = TypeVar("T")
+
+_INTENT = re.compile(r"^intent: (\w+), slot fills: \{(.*)\}$", re.DOTALL)
+_SLOT = re.compile(r"(\w+): (.*?)(?=, \w+: |$)", re.DOTALL)
+_WORD = re.compile(r"\w+")
+
+
+@dataclass(frozen=True)
+class IntentQuality:
+    """Rows with the right intent, slots (name, value) by F1, rows all right."""
+
+    intent_accuracy: float
+    slot_f1: float
+    joint_accuracy: float
+
+
+@dataclass(frozen=True)
+class LabelQuality:
+    """Over the labels of all rows (micro): said ones that are right, right ones that are said."""
+
+    precision: float
+    recall: float
+    f1: float
+
+
+def quality(answers: Sequence[str], expected: Sequence[str], metrics: Metrics) -> dict[str, float]:
+    """The measures of a kind of task by name; exact match is among them all."""
+    return {"exact_match": exact_match(answers, expected), **_MEASURES[metrics](answers, expected)}
+
+
+def intent_quality(answers: Sequence[str], expected: Sequence[str]) -> IntentQuality:
+    """Of MASSIVE answers; slots count over all rows (micro F1), an unreadable answer has none."""
+    found = [_parse(a) for a in answers]
+    right = [_parse(e) for e in expected]
+    pairs = list(zip(found, right, strict=True))
+    return IntentQuality(
+        intent_accuracy=sum(f[0] == r[0] for f, r in pairs) / len(pairs),
+        slot_f1=micro([f[1] for f in found], [r[1] for r in right]).f1,
+        joint_accuracy=sum(f == r for f, r in pairs) / len(pairs),
+    )
+
+
+def tagging_accuracy(answers: Sequence[str], expected: Sequence[str]) -> float:
+    """Share of words whose tag is right, by position; tags too many or too few are wrong."""
+    right = total = 0
+    for answer, truth in zip(answers, expected, strict=True):
+        tags = truth.split()
+        total += len(tags)
+        right += sum(a == t for a, t in zip(answer.split(), tags, strict=False))
+    return right / total
+
+
+def label_quality(answers: Sequence[str], expected: Sequence[str]) -> LabelQuality:
+    """Of answers that are lists of labels, in any order; one said twice was said once."""
+    return micro(label_counts(answers), label_counts(expected))
+
+
+def labels(text: str) -> frozenset[str]:
+    return frozenset(part.strip() for part in text.split(SEPARATOR) if part.strip())
+
+
+def label_counts(texts: Sequence[str]) -> list[Counter[str]]:
+    return [Counter(labels(text)) for text in texts]
+
+
+def exact_match(answers: Sequence[str], expected: Sequence[str]) -> float:
+    """Share of answers that are the expected text, blanks around it aside."""
+    pairs = list(zip(answers, expected, strict=True))
+    return sum(a.strip() == e.strip() for a, e in pairs) / len(pairs)
+
+
+def token_f1(answers: Sequence[str], expected: Sequence[str]) -> float:
+    """F1 of an answer's words, in any order (Rajpurkar et al. 2016, arXiv 1606.05250); the mean."""
+    pairs = zip(answers, expected, strict=True)
+    return _mean([micro([Counter(_words(a))], [Counter(_words(e))]).f1 for a, e in pairs])
+
+
+def rouge_l(answers: Sequence[str], expected: Sequence[str]) -> float:
+    """F1 of the longest common subsequence of words (Lin 2004, ROUGE-L); the mean."""
+    return _mean([_rouge_l(_words(a), _words(e)) for a, e in zip(answers, expected, strict=True)])
+
+
+def _rouge_l(answer: Sequence[str], expected: Sequence[str]) -> float:
+    total = len(answer) + len(expected)
+    return 2 * common_subsequence(answer, expected) / total if total else 1.0
+
+
+def common_subsequence(one: Sequence[str], other: Sequence[str]) -> int:
+    """Length of the longest; a word of ``other`` costs one addition of ``len(one)`` bits.
+
+    Hyyrö 2004, "Bit-parallel LCS-length computation revisited".
+    """
+    places: dict[str, int] = {}
+    for at, word in enumerate(one):
+        places[word] = places.get(word, 0) | 1 << at
+    every = (1 << len(one)) - 1
+    left = every  # a bit that fell to 0 is a word of the subsequence
+    for word in other:
+        hit = left & places.get(word, 0)
+        left = ((left + hit) | (left - hit)) & every
+    return len(one) - left.bit_count()
+
+
+def micro(found: Sequence[Counter[T]], right: Sequence[Counter[T]]) -> LabelQuality:
+    """Over all rows; where nothing was to be said and nothing was, all is right."""
+    hits = sum((f & r).total() for f, r in zip(found, right, strict=True))
+    said, wanted = (sum(c.total() for c in side) for side in (found, right))
+    return LabelQuality(
+        precision=hits / said if said else float(not wanted),
+        recall=hits / wanted if wanted else float(not said),
+        f1=2 * hits / (said + wanted) if said + wanted else 1.0,
+    )
+
+
+def _parse(answer: str) -> tuple[str | None, Counter[tuple[str, str]]]:
+    match = _INTENT.match(answer.strip())
+    if not match:
+        return None, Counter()
+    return match[1], Counter(_SLOT.findall(match[2]))
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(text.lower())
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+_Measure = Callable[[Sequence[str], Sequence[str]], dict[str, float]]
+_MEASURES: Mapping[Metrics, _Measure] = {
+    "massive": lambda a, e: asdict(intent_quality(a, e)),
+    "tags": lambda a, e: {"tag_accuracy": tagging_accuracy(a, e)},
+    "labels": lambda a, e: asdict(label_quality(a, e)),
+    "exact": lambda a, e: {"token_f1": token_f1(a, e)},
+    "text": lambda a, e: {"token_f1": token_f1(a, e), "rouge_l": rouge_l(a, e)},
+}

@@ -1,0 +1,161 @@
+"""A model with an engine of its own, and what it is asked: for measuring, not for serving.
+
+It knows no store and judges nothing.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from tasc_draft import DraftIndex, DraftSettings, NgramProposer, build_learnt_index
+from tasc_engine import (
+    Engine,
+    EngineConfig,
+    EngineError,
+    GenerationRequest,
+    GenerationResult,
+    ModelSource,
+    Target,
+)
+from tasc_engine.loading import max_positions
+from tasc_jobs.errors import JobError
+from tasc_jobs.tuning.task_rows import encode
+from tasc_serve.worker import DEFAULT_MODEL_LEN
+from tasc_store import CorpusRow
+from tasc_text import PromptTemplate, TaskTokenizer
+
+_NO_DRAFTS = DraftSettings(num_speculative_tokens=0, neighbours=0, recent_tokens=0)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How an engine is made.
+
+    Attributes:
+        rows: b, rows decoded together.
+        max_model_len: Most tokens of a row; None: 1024, or as many positions as the model has.
+        threads: Of the CPU.
+    """
+
+    rows: int = 8
+    max_model_len: int | None = None
+    threads: int = 1
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How a task asks its model.
+
+    Attributes:
+        max_tokens: Most tokens of an answer; fewer where a prompt leaves less room.
+        stop: Strings that end an answer.
+        draft: How it is drafted.
+    """
+
+    template: PromptTemplate
+    max_tokens: int = 256
+    stop: tuple[str, ...] = ()
+    draft: DraftSettings = DraftSettings()  # noqa: RUF009 - frozen
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A row's prompt; ``row`` says which of those given."""
+
+    row: int
+    ids: tuple[int, ...]
+
+
+class Subject:
+    """A model that is measured.
+
+    Prompts share no beginnings in the engine's cache: a repeated run would find all of them there.
+
+    Raises:
+        JobError: It cannot be loaded.
+    """
+
+    def __init__(self, source: ModelSource, asking: Asking, setup: Setup) -> None:
+        self.tokenizer = TaskTokenizer.from_folder(source.folder)
+        self._asking = asking
+        torch.set_num_threads(setup.threads)
+        try:
+            longest = max_positions(source.folder)
+            length = min(setup.max_model_len or DEFAULT_MODEL_LEN, longest)
+            self.config = EngineConfig(setup.rows, length, prefix_cache_bytes=0)
+            self._target = Target.load(source, self.config)
+        except (EngineError, OSError, ValueError) as error:
+            raise JobError(f"cannot load {source.folder}: {error}") from error
+        if self.tokenizer.vocab_size > self._target.vocab_size:
+            raise JobError(
+                f"the tokenizer of {source.folder} has {self.tokenizer.vocab_size} ids and its "
+                f"model {self._target.vocab_size}; name a model that `tasc finetune` made with it"
+            )
+        self._empty = DraftIndex.empty(self.tokenizer.fingerprint, self.tokenizer.vocab_size)
+        plain = self._proposer(self._empty, _NO_DRAFTS)
+        self._engine = Engine(self._target, self.tokenizer, plain, self.config)
+
+    def index(self, rows: Sequence[CorpusRow]) -> DraftIndex:
+        """A draft index of a task's rows, with weights learnt on some of them."""
+        found = encode(rows, self.tokenizer, self._asking.template)
+        return build_learnt_index(
+            found.outputs, found.prompts, fingerprint=self.tokenizer.fingerprint,
+            vocab_size=self.tokenizer.vocab_size, eos_id=self.tokenizer.eos_id,
+            settings=self._asking.draft, word_starts=self.tokenizer.word_starts,
+            canonical=self.tokenizer.canonical,
+        )  # fmt: skip
+
+    def draft_from(self, index: DraftIndex | None) -> None:
+        """Draft as if nothing had been answered yet; without an index, not at all."""
+        made = self._proposer(index, self._asking.draft) if index else None
+        self._engine.draft_by(made or self._proposer(self._empty, _NO_DRAFTS))
+
+    def prompts(self, inputs: Sequence[str]) -> list[Prompt]:
+        """Of the inputs whose prompts leave room for an answer."""
+        render, encoded = self._asking.template.render, self.tokenizer.encode_prompt
+        found = (Prompt(row, tuple(encoded(render(text)))) for row, text in enumerate(inputs))
+        return [prompt for prompt in found if len(prompt.ids) < self._engine.longest]
+
+    def answers(
+        self, prompts: Sequence[Prompt], *, draft: bool = False, logprobs: bool = False
+    ) -> Iterator[tuple[int, GenerationResult]]:
+        """Rows and their answers, greedily, as they end.
+
+        Raises:
+            JobError: The engine could not go on with an answer.
+        """
+        if logprobs:
+            self._engine.compile_rules()
+        base = GenerationRequest(
+            "", (0,), 1, self._asking.stop, draft=draft, logprobs=0 if logprobs else None
+        )
+        return self._results(prompts, self._asking.max_tokens, base)
+
+    def exact_lengths(self, prompts: Sequence[Prompt], tokens: int) -> Iterator[GenerationResult]:
+        """Answers of exactly so many tokens each, or as many as fit; without drafts."""
+        base = GenerationRequest("", (0,), 1, draft=False, ignore_eos=True)
+        return (result for _, result in self._results(prompts, tokens, base))
+
+    def _results(
+        self, prompts: Sequence[Prompt], tokens: int, base: GenerationRequest
+    ) -> Iterator[tuple[int, GenerationResult]]:
+        longest = self._engine.longest
+        requests = (
+            replace(base, id=str(p.row), prompt=p.ids, max_tokens=min(tokens, longest - len(p.ids)))
+            for p in prompts
+        )
+        for result in self._engine.generate(requests):
+            if result.finish_reason == "error":
+                raise JobError(f"row {result.id} was not answered: {result.error}")
+            yield int(result.id), result
+
+    def _proposer(self, index: DraftIndex, settings: DraftSettings) -> NgramProposer:
+        return NgramProposer(
+            settings,
+            rows=self.config.rows,
+            capacity=self.config.max_model_len,
+            vocab_size=self._target.vocab_size,
+            eos_ids=self.tokenizer.eos_ids,
+            index=index,
+        )

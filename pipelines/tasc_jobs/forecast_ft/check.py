@@ -1,0 +1,149 @@
+"""Whether entropy told what fine-tuned models need: the paper's test on runs that were measured.
+
+TASC, appendix E: of runs that differ in their token budget alone, the rank correlation of entropy
+and time, and how often time falls where entropy rises. It measures nothing.
+"""
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tasc_jobs.errors import FileError
+from tasc_jobs.forecast_ft.rank import falls_at_rises, kendall_tau
+
+EXAMPLE = (
+    '{"setting": "massive_en, n_max 4", "budget": 60, "renyi2_bits": 5.31, "ms_per_answer": 12.6}'
+)
+
+
+class MeasuredRun(BaseModel):
+    """A line of `tasc evaluate --json`, or one with these fields; what else it has is not read."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    setting: str
+    budget: int = Field(ge=0)
+    renyi2_bits: float = Field(ge=0, allow_inf_nan=False)
+    ms_per_answer: float = Field(gt=0, allow_inf_nan=False)
+    steps_per_answer: float | None = Field(None, gt=0, allow_inf_nan=False)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What entropy told of one setting's runs.
+
+    Attributes:
+        runs: Several of one budget count as one, with their medians.
+        tau: Kendall's, of entropy and time; None where all runs are alike.
+        tau_steps: Of entropy and decode steps; None also where a run does not say its steps.
+        rises: Budgets with more entropy than the one below; ``right`` of them took less time.
+    """
+
+    setting: str
+    runs: int
+    budgets: int
+    tau: float | None
+    tau_steps: float | None
+    rises: int
+    right: int
+
+
+@dataclass(frozen=True)
+class Check:
+    """Of all settings."""
+
+    settings: tuple[Agreement, ...]
+
+    @property
+    def mean_tau(self) -> float | None:
+        return _mean(each.tau for each in self.settings)
+
+    @property
+    def mean_tau_steps(self) -> float | None:
+        return _mean(each.tau_steps for each in self.settings)
+
+    @property
+    def right_share(self) -> float | None:
+        """Of all rises of entropy, those with less time; None without any."""
+        rises = sum(each.rises for each in self.settings)
+        return sum(each.right for each in self.settings) / rises if rises else None
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "runs": sum(each.runs for each in self.settings),
+            "mean_tau": self.mean_tau,
+            "mean_tau_steps": self.mean_tau_steps,
+            "right_share": self.right_share,
+            "settings": [asdict(each) for each in self.settings],
+        }
+
+
+def read_runs(path: Path) -> list[MeasuredRun]:
+    """Runs of a file of JSON lines.
+
+    Raises:
+        FileError: It cannot be read, has no runs, or a line is none.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"cannot read runs from {path}: {error}") from error
+    found = [_run(path, n, line) for n, line in enumerate(lines, 1) if line.strip()]
+    if not found:
+        raise FileError(f"{path} has no runs; a line is {EXAMPLE}")
+    return found
+
+
+def check(runs: Sequence[MeasuredRun]) -> Check:
+    """Judge each setting's runs, in the order of their budgets."""
+    by_setting: dict[str, list[MeasuredRun]] = {}
+    for run in runs:
+        by_setting.setdefault(run.setting, []).append(run)
+    return Check(tuple(_agreement(setting, own) for setting, own in by_setting.items()))
+
+
+def _agreement(setting: str, runs: Sequence[MeasuredRun]) -> Agreement:
+    ordered = sorted(runs, key=lambda run: run.budget)
+    points = [list(own) for _, own in groupby(ordered, key=lambda run: run.budget)]
+    entropy = [statistics.median(run.renyi2_bits for run in own) for own in points]
+    ms = [statistics.median(run.ms_per_answer for run in own) for own in points]
+    rises, right = falls_at_rises(entropy, ms)
+    return Agreement(
+        setting, len(runs), len(points), kendall_tau(entropy, ms), _tau_steps(entropy, points),
+        rises, right,
+    )  # fmt: skip
+
+
+def _tau_steps(entropy: Sequence[float], points: Sequence[Sequence[MeasuredRun]]) -> float | None:
+    steps: list[float] = []
+    for own in points:
+        said = [run.steps_per_answer for run in own if run.steps_per_answer is not None]
+        if not said:
+            return None
+        steps.append(statistics.median(said))
+    return kendall_tau(entropy, steps)
+
+
+def _run(path: Path, number: int, line: str) -> MeasuredRun:
+    try:
+        return MeasuredRun.model_validate_json(line)
+    except ValidationError as error:
+        faults = "; ".join(
+            f"{'.'.join(map(str, fault['loc'])) or 'the line'}: {fault['msg']}"
+            for fault in error.errors()
+        )
+        raise FileError(
+            f"line {number} of {path} is no run ({faults}); `tasc evaluate --json` with the rows "
+            f"of --train writes such lines, as in {EXAMPLE}"
+        ) from error
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None

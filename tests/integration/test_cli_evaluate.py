@@ -1,0 +1,114 @@
+"""``tasc evaluate`` and ``tasc forecast-ft``: from rows, in files or a corpus, to figures."""
+
+import json
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tasc_store import CorpusRow, CorpusStore, TaskRecord, TaskStore, connect
+from tasc_text import TaskTokenizer
+from tiny import make_model, make_tokenizer
+
+Run = Callable[..., str]
+ROWS = [(f"{a} {b}", f"intent: {a}_{b}") for a in ("play", "set") for b in ("music", "alarm")] * 5
+ASKED = ("--template", r"{input}\n", "--max-tokens", 12)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("cli-evaluate") / "model"
+    make_tokenizer(made)
+    make_model(made)
+    return made
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    rows = ({"id": str(i), "input": x, "output": y} for i, (x, y) in enumerate(ROWS))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def task(redis_url: str, folder: Path) -> str:
+    name = f"t-{uuid.uuid4().hex}"
+    fingerprint = TaskTokenizer.from_folder(folder).fingerprint
+    with connect(redis_url) as client:
+        TaskStore(client).put(TaskRecord(name, str(folder), fingerprint, "{input}\n"))
+        rows = [CorpusRow(str(i), *row) for i, row in enumerate(ROWS)]
+        CorpusStore(client, name).append(rows)
+    return name
+
+
+def last_line(said: str) -> dict[str, object]:
+    found: dict[str, object] = json.loads(said.splitlines()[-1])
+    return found
+
+
+def test_files_are_enough_to_evaluate(run: Run, file: Path, folder: Path, tmp_path: Path) -> None:
+    given = ("evaluate", "--test", file, "--model", folder, *ASKED, "--limit", 6)
+    tables = run(*given, "--train", file, "--metrics", "labels", "--report", tmp_path / "page.html")
+    for said in ("precision", "drafted", "6 of 6 drafted answers are the plain ones"):
+        assert said in tables
+    assert "<svg" in (tmp_path / "page.html").read_text()
+    found = last_line(run(*given, "--repeats", 1, "--json"))
+    assert (found["rows"], found["repeats"], found["setting"]) == (6, 1, "model")
+    assert list(found["sides"]) == ["plain"]
+
+
+def test_what_was_evaluated_is_what_the_forecast_is_checked_by(
+    run: Run, file: Path, folder: Path, tmp_path: Path
+) -> None:
+    given = ("--test", file, "--train", file, "--model", folder, *ASKED, "--limit", 4)
+    line = run("evaluate", *given, "--repeats", 1, "--plain", "--setting", "one", "--json")
+    other = {**last_line(line), "budget": 60, "renyi2_bits": 9.0, "ms_per_answer": 1e-6}
+    (tmp_path / "runs.jsonl").write_text(line + json.dumps(other) + "\n")
+    found = last_line(run("forecast-ft", "--check", tmp_path / "runs.jsonl", "--json"))
+    assert (found["mean_tau"], found["right_share"], found["runs"]) == (-1, 1, 2)
+    assert "one" in run("forecast-ft", "--check", tmp_path / "runs.jsonl")
+
+
+def test_files_are_enough_to_forecast(run: Run, file: Path, folder: Path, tmp_path: Path) -> None:
+    given = ("forecast-ft", "--train", file, "--budget", "4,0")
+    found = last_line(run(*given, "--tokenizer", folder, "--test", file, "--json"))
+    assert [point["budget"] for point in found["points"]] == [0, 4]
+    assert found["price"] is None
+    report = ("--report", tmp_path / "page.html")
+    tables = run(*given, "--model", folder, *ASKED[:2], *report)
+    assert "ms for an answer's prompt" in tables
+    assert "not measured" not in tables
+    assert (tmp_path / "page.html").read_text().count("<svg") == 2
+
+
+@pytest.mark.redis
+def test_a_task_knows_its_model_its_prompt_and_its_rows(
+    run: Run, redis_url: str, task: str, folder: Path, file: Path
+) -> None:
+    url = ("--redis-url", redis_url)
+    few = ("--test", file, "--limit", 3, "--repeats", 1)
+    found = last_line(run("evaluate", task, *few, "--max-tokens", 9, *url, "--json"))
+    assert (found["model"], found["setting"], found["rows"]) == (str(folder), task, 3)
+    assert found["identical"] == 3
+    expected = last_line(run("forecast-ft", task, "--budget", "0,3", *url, "--json"))
+    assert (expected["rows"], expected["name"]) == (10, task)
+    timed = last_line(run("forecast-ft", task, "--budget", "3", "--model", folder, *url, "--json"))
+    assert timed["points"][0]["ms_per_answer"] > 0
+
+
+def test_what_is_missing_or_wrong_is_named(run: Run, file: Path, folder: Path) -> None:
+    evaluated, forecast = ("evaluate", "--test", file), ("forecast-ft", "--train", file)
+    for given, said in (
+        (evaluated, "--model"),
+        ((*evaluated, "--model", folder), "--template"),
+        ((*evaluated, "--model", folder, "--dtype", "int4"), "dtype is int4"),
+        (("forecast-ft",), "name one of a TASK"),
+        ((*forecast, "--check", file), "name one of a TASK"),
+        (forecast, "--tokenizer"),
+        ((*forecast, "--model", folder), "--template"),
+        ((*forecast, "--tokenizer", folder, "--budget", "1,x"), "--budget is '1,x'"),
+    ):
+        assert said in run(*given, code=2)
+    assert "is no run" in run("forecast-ft", "--check", file, code=1)

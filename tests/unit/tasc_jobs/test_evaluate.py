@@ -1,0 +1,128 @@
+"""An evaluation of a tiny model, end to end: the same answers with drafts as without."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import tiny
+from finetuning import Bench, make
+from tasc_engine import ModelSource
+from tasc_jobs.errors import EmptyCorpusError, JobError
+from tasc_jobs.evaluate.job import STAGES, Evaluation, evaluate
+from tasc_jobs.evaluate.page import evaluation_page
+from tasc_jobs.evaluate.runs import Run, Side, answer
+from tasc_jobs.evaluate.subject import Asking, Setup, Subject
+from tasc_jobs.finetune.job import finetune
+from tasc_store import CorpusRow
+from tasc_text import PromptTemplate, TaskTokenizer
+
+TRAIN = [
+    CorpusRow(str(i), text, text[-3:] + "; " + text) for i, text in enumerate(tiny.SENTENCES * 3)
+]
+ASKING = Asking(PromptTemplate("{input} ->"), max_tokens=24)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.make_folder(tmp_path_factory.mktemp("evaluated"))
+
+
+@pytest.fixture(scope="module")
+def given(folder: Path) -> Evaluation:
+    source = ModelSource(folder, dtype="float64")
+    return Evaluation(source, ASKING, Setup(rows=4), "labels", TRAIN[:10], TRAIN, repeats=3)
+
+
+def test_drafted_answers_are_the_plain_ones_in_fewer_steps(given: Evaluation) -> None:
+    told: dict[str, tuple[int, int | None]] = {}
+    found = evaluate(given, lambda stage, done, of: told.update({stage: (done, of)}))
+    plain, drafted = found.sides["plain"], found.sides["drafted"]
+    assert found.identical == found.rows == 10
+    assert plain.answers == drafted.answers
+    assert any(plain.answers)
+    assert plain.tokens_per_answer == plain.steps_per_answer == drafted.tokens_per_answer > 1
+    assert drafted.steps_per_answer < plain.steps_per_answer
+    for side in (plain, drafted):
+        assert 0 < side.ms_per_answer.least <= side.ms_per_answer.median <= side.ms_per_answer.most
+    assert found.speed_up is not None
+    assert told.keys() == STAGES.keys()
+    assert all(done == of for done, of in told.values())
+    as_json = json.loads(json.dumps(found.as_json))
+    assert as_json["ms_per_answer"] == plain.ms_per_answer.median
+    assert as_json["renyi2_bits"] > 0
+
+
+def test_every_run_begins_without_the_answers_of_the_one_before(given: Evaluation) -> None:
+    subject = Subject(given.source, given.asking, given.setup)
+    index = subject.index(TRAIN)
+    prompts = subject.prompts([row.input for row in given.test])
+    first, second = (answer(subject, prompts, index) for _ in range(2))
+    assert first.steps == second.steps < first.tokens
+
+
+def test_without_drafts_and_train_rows_there_is_one_side(given: Evaluation) -> None:
+    one = evaluate(replace(given, drafts=False, metrics="exact", repeats=1))
+    other = evaluate(replace(given, train=(), metrics="exact", repeats=1))
+    for found in (one, other):
+        assert found.sides.keys() == {"plain"}
+        assert (found.identical, found.speed_up, found.precision_recall) == (None, None, ())
+    assert one.renyi2_bits is not None
+    assert other.renyi2_bits is None
+
+
+def test_labels_are_judged_by_confidence_too(given: Evaluation) -> None:
+    found = evaluate(replace(given, repeats=1, train=()))
+    (all_,) = (at.quality for at in found.precision_recall if at.level == 0)
+    assert all_.precision == pytest.approx(found.quality["precision"])
+    assert all_.recall == pytest.approx(found.quality["recall"])
+    page = evaluation_page(found)
+    assert len(page.tables[2].rows) == len(found.precision_recall)
+    assert page.plots
+
+
+def test_prompts_without_room_are_counted_and_left_out(given: Evaluation) -> None:
+    long = CorpusRow("long", "set an alarm " * 60, "x")
+    short = replace(given, setup=Setup(rows=4, max_model_len=64), train=(), repeats=1)
+    found = evaluate(replace(short, test=[*TRAIN[:2], long, *TRAIN[2:4]]))
+    assert (found.rows, found.too_long) == (4, 1)
+    with pytest.raises(EmptyCorpusError, match="none of 1 test rows .* --max-model-len"):
+        evaluate(replace(short, test=[long]))
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return make(tmp_path_factory.mktemp("bench"), "qwen2")
+
+
+def test_a_model_with_new_tokens_says_how_many_it_has(bench: Bench, tmp_path: Path) -> None:
+    finetune(bench.job(tmp_path, epochs=1))
+    source = ModelSource(tmp_path / "model")
+    found = evaluate(Evaluation(source, ASKING, Setup(), "exact", bench.rows, bench.rows, 1))
+    assert found.budget == 6
+    assert found.identical == found.rows == len(bench.rows)
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_is_refused(folder: Path, tmp_path: Path) -> None:
+    for path in folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    tiny.make_tokenizer(tmp_path, size=400)
+    more = TaskTokenizer.from_folder(tmp_path).vocab_size
+    assert more > TaskTokenizer.from_folder(folder).vocab_size
+    with pytest.raises(JobError, match=f"has {more} ids and its model"):
+        Subject(ModelSource(tmp_path), ASKING, Setup())
+
+
+def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
+    tiny.make_tokenizer(tmp_path)
+    with pytest.raises(JobError, match=f"cannot load {tmp_path}"):
+        Subject(ModelSource(tmp_path), ASKING, Setup())
+
+
+def test_a_side_has_the_median_and_the_spread_of_its_runs() -> None:
+    runs = [Run(("a", "b"), 6, 4, seconds) for seconds in (0.2, 0.1, 0.6)]
+    side = Side.of(runs)
+    ms = side.ms_per_answer
+    assert (ms.median, ms.least, ms.most) == (100, 50, 300)
+    assert (side.tokens_per_answer, side.steps_per_answer) == (3, 2)

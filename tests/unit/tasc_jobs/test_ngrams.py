@@ -1,0 +1,72 @@
+"""N-gram counts against a plain reference, and sums that do not depend on how a text is cut."""
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from statistics_reference import word_ngrams
+
+from tasc_jobs.statistics.ngrams import NgramTotal, last_words
+
+TEXTS = st.lists(st.text("abä \t\n\u00a0", max_size=8), max_size=12)
+
+
+def total_of(texts, n, before=""):
+    total = NgramTotal()
+    for text in texts:
+        total.add_row(text.split(), n, before)
+        before = last_words(f"{before} {text}", n - 1)
+    return total
+
+
+@given(TEXTS, st.integers(1, 5))
+def test_rows_count_as_one_running_text(texts, n):
+    found = total_of(texts, n).counts()
+    assert found.ngrams == Counter(" ".join(each) for each in word_ngrams(texts, n))
+    assert found.lengths == Counter(len(text.split()) for text in texts)
+    assert (found.rows, found.symbols) == (len(texts), len(" ".join(texts).split()))
+
+
+@given(TEXTS, st.integers(1, 4), st.data())
+def test_the_parts_of_any_partition_sum_up_to_the_whole(texts, n, data):
+    inner = data.draw(st.lists(st.integers(0, len(texts)), max_size=5))
+    borders = [0, *sorted(inner), len(texts)]
+    parts = [
+        total_of(texts[start:stop], n, last_words(" ".join(texts[:start]), n - 1)).counts()
+        for start, stop in pairwise(borders)
+    ]
+    whole = NgramTotal()
+    for part in data.draw(st.permutations(parts)):
+        for ngram, count in part.ngrams.items():
+            whole.add_ngram(ngram, count)
+        for length, rows in part.lengths.items():
+            whole.add_length(length, rows)
+    assert whole.counts() == total_of(texts, n).counts()
+
+
+def test_a_row_that_does_not_know_the_words_before_it_loses_ngrams():
+    whole, deaf = NgramTotal(), NgramTotal()
+    for total, before in ((whole, "a b"), (deaf, "")):
+        total.add_row(["c", "d", "e"], 3, before)
+    assert whole.counts().ngrams == {**deaf.counts().ngrams, "a b c": 1, "b c d": 1}
+
+
+def test_counts_do_not_change_with_later_additions():
+    total = NgramTotal()
+    total.add_row(["a"], 1)
+    found = total.counts()
+    total.add_row(["a"], 1)
+    assert (found.ngrams, found.lengths) == ({"a": 1}, {1: 1})
+
+
+@given(st.text("ab \n\u00a0", max_size=8), st.integers(0, 4))
+def test_last_words_are_the_last_of_the_split(text, most):
+    words = text.split()
+    assert last_words(text, most) == " ".join(words[max(len(words) - most, 0) :])
+
+
+@pytest.mark.parametrize("texts", [[], ["", " \n"], ["one"]])
+def test_without_enough_words_there_is_no_ngram(texts):
+    assert total_of(texts, 2).counts().ngrams == {}
