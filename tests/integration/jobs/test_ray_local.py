@@ -10,7 +10,7 @@ import ray
 
 from tasc_jobs.errors import RaySetupError
 from tasc_jobs.ray_local import local_ray
-from tasc_jobs.statistics import corpus_statistics
+from tasc_jobs.statistics.job import corpus_statistics
 
 pytestmark = pytest.mark.ray
 
