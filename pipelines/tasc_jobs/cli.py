@@ -259,6 +259,8 @@ def main() -> None:
 
     for signum in _SIGNALS:
         signal.signal(signum, end)
+    # Before torch is loaded: its threads spin else, and on busy cores all takes many times longer.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app()
     except known_errors() as error:

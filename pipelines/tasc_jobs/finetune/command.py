@@ -62,7 +62,8 @@ class FinetuneReport:
         found = self.found
         return (
             f"{found['steps']} steps on {found['rows']:,} rows ({found['too_long']} were too long),"
-            f" loss {found['loss']:.3f}, {found['new_tokens']} new tokens, {found['seconds']:.0f} s"
+            f" loss {found['first_loss']:.3f} -> {found['loss']:.3f}, {found['new_tokens']} new"
+            f" tokens, {found['seconds']:.0f} s"
             f"\n{found['output']}"
         )
 

@@ -1,6 +1,7 @@
 """A base model with rows for new tokens and a LoRA adapter to be trained. It trains nothing."""
 
 import logging
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,11 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from transformers.utils import logging as transformers_logging
 
 from tasc_jobs.finetune.errors import FinetuneError
 from tasc_jobs.finetune.settings import FinetuneSettings
 
-log = logging.getLogger(__name__)
 
 Parts = Mapping[int, Sequence[int]]
 """Of each new token's id, the ids of the tokens it stands for, in the order they were added."""
@@ -29,6 +30,7 @@ def load_base(folder: Path, *, nf4: bool, device: str) -> Any:
             f"{folder} has no weights in safetensors; load it once where you trust it and save it "
             "with save_pretrained(folder)"
         )
+    _silence()
     dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
     if not nf4:
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True)
@@ -76,6 +78,14 @@ def adapted(model: Any, parts: Parts, settings: FinetuneSettings) -> PeftModel:
 
 def trained(model: Any) -> dict[str, torch.nn.Parameter]:
     return {name: value for name, value in model.named_parameters() if value.requires_grad}
+
+
+def _silence() -> None:
+    """Libraries tell of kernels they lack, of every file, and of what they will call otherwise."""
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
 
 
 def _matrices(model: Any) -> list[torch.Tensor]:
