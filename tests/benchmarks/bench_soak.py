@@ -31,7 +31,7 @@ HERE = Path(__file__).parent
 _LOAD = 0.8  # of the full rate
 _LOOK_S = 5.0
 _SAY_S = 30.0
-_WARM_S = 3.0
+_WARM_ANSWERS, _WARM_S = 64, 120.0  # the first ones wait for what is compiled
 
 
 @dataclass(frozen=True)
@@ -131,8 +131,11 @@ def started(stack: ExitStack, folder: Path) -> tuple[str, Any, str, Any]:
 
 
 def full_rate(load: Any, seconds: float) -> float:
+    from chaos_clients import wait_until
+
     with load:
-        time.sleep(_WARM_S)
+        if not wait_until(lambda: len(load.answers) >= _WARM_ANSWERS, _WARM_S):
+            raise TimeoutError(f"{len(load.answers)} answers in {_WARM_S:g} s: {load.failed}")
         begin = time.monotonic()
         time.sleep(seconds)
         return float(load.rate(begin, time.monotonic()))
@@ -155,6 +158,7 @@ def watched(load: Any, store: Any, mark: str, asked: Asked) -> dict[str, Any]:
             to_stderr(f"{at:.0f} of {length:.0f} s, {len(load.answers)} answers, {failed} failed")
             said_at = at + _SAY_S
         time.sleep(min(_LOOK_S, length / 30))
+    looks.add(length * (1 - 1e-9), processes(Target(load.base, mark=mark)))  # of the last third
     edges = [begin + length * i / 3 for i in range(4)]
     thirds = [load.between(*pair) for pair in pairwise(edges)]
     return {

@@ -24,7 +24,7 @@ GOOD = {
 @pytest.mark.ray
 @pytest.mark.redis
 def test_a_short_load_with_redis_away_finds_nothing_wrong() -> None:
-    few = ["--minutes", "0.2", "--redis-down", "5", "--capacity-seconds", "1"]
+    few = ["--minutes", "0.3", "--redis-down", "5", "--capacity-seconds", "1"]
     command = [sys.executable, str(BENCHMARK), *few, "--most-growth", "200", "--most-slower", "99"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
