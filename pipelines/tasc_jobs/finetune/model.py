@@ -14,7 +14,6 @@ from transformers.utils import logging as transformers_logging
 from tasc_jobs.finetune.errors import FinetuneError
 from tasc_jobs.finetune.settings import FinetuneSettings
 
-
 Parts = Mapping[int, Sequence[int]]
 """Of each new token's id, the ids of the tokens it stands for, in the order they were added."""
 
