@@ -1,4 +1,4 @@
-"""``tasc enrich`` and ``tasc finetune``: from rows, in files or a corpus, to a model to serve."""
+"""``tasc enrich``, ``finetune``, ``evaluate`` and ``forecast-ft``, from files or a corpus."""
 
 import json
 import os
@@ -14,11 +14,12 @@ from tiny import make_model, make_tokenizer
 
 Run = Callable[..., str]
 ROWS = [(f"{a} {b}", f"intent: {a}_{b}") for a in ("play", "set") for b in ("music", "alarm")] * 5
+ASKED = ("--template", r"{input}\n", "--max-tokens", 12)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("cli-finetune") / "model"
+    made = tmp_path_factory.mktemp("cli-evaluate") / "model"
     make_tokenizer(made)
     make_model(made)
     return made
@@ -32,7 +33,91 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_files_are_enough_for_either(run: Run, file: Path, folder: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def task(redis_url: str, folder: Path) -> str:
+    name = f"t-{uuid.uuid4().hex}"
+    fingerprint = TaskTokenizer.from_folder(folder).fingerprint
+    with connect(redis_url) as client:
+        TaskStore(client).put(TaskRecord(name, str(folder), fingerprint, "{input}\n"))
+        rows = [CorpusRow(str(i), *row) for i, row in enumerate(ROWS)]
+        CorpusStore(client, name).append(rows)
+    return name
+
+
+def last_line(said: str) -> dict[str, object]:
+    found: dict[str, object] = json.loads(said.splitlines()[-1])
+    return found
+
+
+def test_files_are_enough_to_evaluate(run: Run, file: Path, folder: Path, tmp_path: Path) -> None:
+    given = ("evaluate", "--test", file, "--model", folder, *ASKED, "--limit", 6)
+    tables = run(*given, "--train", file, "--metrics", "labels", "--report", tmp_path / "page.html")
+    for said in ("precision", "drafted", "6 of 6 drafted answers are the plain ones"):
+        assert said in tables
+    assert "<svg" in (tmp_path / "page.html").read_text()
+    found = last_line(run(*given, "--repeats", 1, "--json"))
+    assert (found["rows"], found["repeats"], found["setting"]) == (6, 1, "model")
+    assert list(found["sides"]) == ["plain"]
+
+
+def test_what_was_evaluated_is_what_the_forecast_is_checked_by(
+    run: Run, file: Path, folder: Path, tmp_path: Path
+) -> None:
+    given = ("--test", file, "--train", file, "--model", folder, *ASKED, "--limit", 4)
+    line = run("evaluate", *given, "--repeats", 1, "--plain", "--setting", "one", "--json")
+    other = {**last_line(line), "budget": 60, "renyi2_bits": 9.0, "ms_per_answer": 1e-6}
+    (tmp_path / "runs.jsonl").write_text(line + json.dumps(other) + "\n")
+    found = last_line(run("forecast-ft", "--check", tmp_path / "runs.jsonl", "--json"))
+    assert (found["mean_tau"], found["right_share"], found["runs"]) == (-1, 1, 2)
+    assert "one" in run("forecast-ft", "--check", tmp_path / "runs.jsonl")
+
+
+def test_files_are_enough_to_forecast(run: Run, file: Path, folder: Path, tmp_path: Path) -> None:
+    given = ("forecast-ft", "--train", file, "--budget", "4,0")
+    found = last_line(run(*given, "--tokenizer", folder, "--test", file, "--json"))
+    assert [point["budget"] for point in found["points"]] == [0, 4]
+    assert found["price"] is None
+    report = ("--report", tmp_path / "page.html")
+    tables = run(*given, "--model", folder, *ASKED[:2], *report)
+    assert "ms for an answer's prompt" in tables
+    assert "not measured" not in tables
+    assert (tmp_path / "page.html").read_text().count("<svg") == 2
+
+
+@pytest.mark.redis
+def test_a_task_knows_its_model_its_prompt_and_its_rows(
+    run: Run, redis_url: str, task: str, folder: Path, file: Path
+) -> None:
+    url = ("--redis-url", redis_url)
+    few = ("--test", file, "--limit", 3, "--repeats", 1)
+    found = last_line(run("evaluate", task, *few, "--max-tokens", 9, *url, "--json"))
+    assert (found["model"], found["setting"], found["rows"]) == (str(folder), task, 3)
+    assert found["identical"] == 3
+    expected = last_line(run("forecast-ft", task, "--budget", "0,3", *url, "--json"))
+    assert (expected["rows"], expected["name"]) == (10, task)
+    timed = last_line(run("forecast-ft", task, "--budget", "3", "--model", folder, *url, "--json"))
+    assert timed["points"][0]["ms_per_answer"] > 0
+
+
+def test_what_is_missing_or_wrong_is_named(run: Run, file: Path, folder: Path) -> None:
+    evaluated, forecast = ("evaluate", "--test", file), ("forecast-ft", "--train", file)
+    for given, said in (
+        (evaluated, "--model"),
+        ((*evaluated, "--model", folder), "--template"),
+        ((*evaluated, "--model", folder, "--dtype", "int4"), "dtype is int4"),
+        (("forecast-ft",), "name one of a TASK"),
+        ((*forecast, "--check", file), "name one of a TASK"),
+        (forecast, "--tokenizer"),
+        ((*forecast, "--model", folder), "--template"),
+        ((*forecast, "--tokenizer", folder, "--budget", "1,x"), "--budget is '1,x'"),
+    ):
+        assert said in run(*given, code=2)
+    assert "is no run" in run("forecast-ft", "--check", file, code=1)
+
+
+def test_files_are_enough_to_enrich_and_to_finetune(
+    run: Run, file: Path, folder: Path, tmp_path: Path
+) -> None:
     enriched, output = tmp_path / "enriched", tmp_path / "out"
     said = run(
         "enrich", "--train", file, "--test", file, "--tokenizer", folder, "--budget", 6,
@@ -56,26 +141,22 @@ def test_files_are_enough_for_either(run: Run, file: Path, folder: Path, tmp_pat
 
 @pytest.mark.redis
 def test_a_task_knows_its_model_and_its_rows(
-    run: Run, redis_url: str, folder: Path, tmp_path: Path
+    run: Run, redis_url: str, task: str, tmp_path: Path
 ) -> None:
-    name = f"t-{uuid.uuid4().hex}"
-    fingerprint = TaskTokenizer.from_folder(folder).fingerprint
-    with connect(redis_url) as client:
-        TaskStore(client).put(TaskRecord(name, str(folder), fingerprint, "{input}\n"))
-        rows = [CorpusRow(str(i), *row) for i, row in enumerate(ROWS)]
-        CorpusStore(client, name).append(rows)
     url = ("--redis-url", redis_url)
     enriched, output = tmp_path / "enriched", tmp_path / "out"
-    assert "x fewer tokens" in run("enrich", name, "--budget", 5, "--output", enriched, *url)
+    assert "x fewer tokens" in run("enrich", task, "--budget", 5, "--output", enriched, *url)
     few = ("--epochs", 1, "--tokenizer", enriched, "--output", output)
-    assert "5 new tokens" in run("finetune", name, *few, *url)
-    template = ("--template", r"{input}\n", "--corpus", name)
-    made = run("task", "create", f"{name}-ft", "--model", output / "model", *template, *url)
-    assert f"{name}-ft" in made
-    assert "has a fine-tuned model already" in run("finetune", name, *few, *url, code=1)
+    assert "5 new tokens" in run("finetune", task, *few, *url)
+    template = ("--template", r"{input}\n", "--corpus", task)
+    made = run("task", "create", f"{task}-ft", "--model", output / "model", *template, *url)
+    assert f"{task}-ft" in made
+    assert "has a fine-tuned model already" in run("finetune", task, *few, *url, code=1)
 
 
-def test_what_is_missing_is_named(run: Run, file: Path, folder: Path, tmp_path: Path) -> None:
+def test_what_is_missing_to_enrich_is_named(
+    run: Run, file: Path, folder: Path, tmp_path: Path
+) -> None:
     output = ("--output", tmp_path / "out")
     assert "either a TASK or --train" in run("enrich", *output, code=2)
     assert "--tokenizer" in run("enrich", "--train", file, *output, code=2)

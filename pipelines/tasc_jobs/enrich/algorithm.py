@@ -12,9 +12,9 @@ from tokenizers import Tokenizer
 
 from tasc_jobs.enrich.collisions import Collisions, Rule
 from tasc_jobs.enrich.corpus import Outputs
-from tasc_jobs.enrich.entropy import renyi2_bits
 from tasc_jobs.enrich.family import Growing
 from tasc_jobs.enrich.ngrams import NgramCounts
+from tasc_jobs.statistics.distribution import renyi2_bits
 from tasc_text import TaskTokenizer
 
 _LEAST_COUNT = 2  # an n-gram seen once says nothing of outputs to come
@@ -100,7 +100,7 @@ def enrich(
     rows = corpus.tokens
     counts.add(rows.ids, rows.offsets, corpus.weights)
     scores = Collisions(texts.of, settings.pcs_rule)
-    length, renyi = corpus.length, renyi2_bits(corpus.occurrences)
+    length, renyi = corpus.length, renyi2_bits(corpus.frequencies)
     tokens, collided, unwritable = list[NewToken](), 0, 0
     while len(tokens) < settings.budget and (best := counts.best(_LEAST_COUNT)):
         slot, count, _ = best
@@ -119,7 +119,7 @@ def enrich(
         change = corpus.changed(content)
         counts.add(change.before.ids, change.before.offsets, -change.weights)
         counts.add(change.after.ids, change.after.offsets, change.weights)
-        after = renyi2_bits(corpus.occurrences)
+        after = renyi2_bits(corpus.frequencies)
         tokens.append(NewToken(id_, content, ngram, count, score, corpus.length, after))
         progress(len(tokens), settings.budget)
     return Enriched(growing.backend, tuple(tokens), length, renyi, collided, unwritable)

@@ -52,6 +52,11 @@ class Outputs:
         return _flat(self._rows)
 
     @property
+    def frequencies(self) -> list[int]:
+        """Of the tokens that occur."""
+        return [int(count) for count in self.occurrences[self.occurrences > 0]]
+
+    @property
     def length(self) -> int:
         """Tokens of all outputs."""
         return int(self.occurrences.sum())

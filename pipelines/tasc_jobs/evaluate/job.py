@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tasc_engine import ModelSource
-from tasc_jobs.enrich.entropy import renyi2_bits
 from tasc_jobs.enrich.saving import RECORD
 from tasc_jobs.errors import EmptyCorpusError, JobError
 from tasc_jobs.evaluate.confidence import AtLevel, Piece, confident_labels, precision_recall
@@ -18,6 +17,7 @@ from tasc_jobs.evaluate.quality import Metrics, quality
 from tasc_jobs.evaluate.runs import Side, measure
 from tasc_jobs.evaluate.subject import Asking, Prompt, Setup, Subject
 from tasc_jobs.stages import StageProgress, silent
+from tasc_jobs.statistics.distribution import renyi2_bits
 from tasc_store import CorpusRow
 from tasc_text import TaskTokenizer
 

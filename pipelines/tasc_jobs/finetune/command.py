@@ -6,16 +6,14 @@ from typing import Any
 
 import torch
 
+from tasc_jobs.enrich.sources import rows_of
 from tasc_jobs.errors import EmptyCorpusError, UsageError
 from tasc_jobs.finetune.job import Finetune, finetune
 from tasc_jobs.finetune.settings import FinetuneSettings
-from tasc_jobs.rows import BadRow, check_file, read_rows
 from tasc_jobs.stages import StageProgress
 from tasc_jobs.tuning.task_rows import from_corpus
 from tasc_store import CorpusRow, CorpusStore, TaskRecord, TaskStore, connect
 from tasc_text import PromptTemplate, resolve_folder
-
-_ID_FIELD = "id"
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,7 @@ def _job(
 ) -> Finetune:
     record, rows = _stored(url, given) if url else (None, [])
     if given.files:
-        rows = _of_files(given)
+        rows = list(rows_of(given.files, given.fields))
     if not rows:
         raise EmptyCorpusError(f"task {given.task} has no rows to learn; run `tasc ingest` first")
     name, revision = given.model, None
@@ -121,10 +119,3 @@ def _stored(url: str, given: Given) -> tuple[TaskRecord | None, list[CorpusRow]]
             return record, []
         corpus = CorpusStore(client, record.corpus_name if record else given.task)
         return record, list(from_corpus(corpus, len(corpus)))
-
-
-def _of_files(given: Given) -> list[CorpusRow]:
-    for path in given.files:
-        check_file(path, given.fields)
-    found = (row for path in given.files for row in read_rows(path, *given.fields, _ID_FIELD))
-    return [row for row in found if not isinstance(row, BadRow)]

@@ -5,7 +5,7 @@ Tsur et al. 2026, "Task-Centric Acceleration of Small-Language Models" (arXiv 26
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -70,7 +70,7 @@ def distribution(frequencies: Iterable[int], n: int, vocabulary: int | None = No
         unique_ngrams=len(frequent_first),
         vocabulary=size,
         shannon_bits=shannon,
-        renyi2_bits=_renyi2_bits(frequent_first),
+        renyi2_bits=renyi2_bits(frequent_first),
         normalised_entropy=min(shannon / math.log2(size), 1.0) if size > 1 else 0.0,
         typical_set_size=2**shannon if frequent_first else 0.0,
         ngrams_for_80_percent=_needed_for_80_percent(frequent_first),
@@ -84,7 +84,8 @@ def _shannon_bits(frequencies: list[int]) -> float:
     return math.fsum(n / total * math.log2(total / n) for n in frequencies)
 
 
-def _renyi2_bits(frequencies: list[int]) -> float:
+def renyi2_bits(frequencies: Sequence[int]) -> float:
+    """H2 of how often each n-gram occurs; 0 where there is none."""
     # In integers up to the last step, for the same reason.
     squares = sum(n * n for n in frequencies)
     return math.log2(sum(frequencies) ** 2 / squares) if squares else 0.0

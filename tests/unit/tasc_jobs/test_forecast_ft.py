@@ -9,10 +9,10 @@ import pytest
 import tiny
 from tasc_engine import ModelSource
 from tasc_jobs.enrich.algorithm import EnrichSettings, enrich
-from tasc_jobs.enrich.entropy import renyi2_bits
 from tasc_jobs.evaluate.subject import Asking, Setup, Subject
 from tasc_jobs.forecast_ft.forecast import Price, forecast
 from tasc_jobs.forecast_ft.price import measure_price
+from tasc_jobs.statistics.distribution import renyi2_bits
 from tasc_text import PromptTemplate, TaskTokenizer
 
 TRAIN = [f"intent: {a}_{b}, {{}}" for a in ("play", "set", "stop") for b in ("music", "alarm")] * 4
