@@ -45,6 +45,7 @@ class Size:
 
 
 SIZES = {
+    "half": Size("tasc-demo-3m", 192, 512, 4),
     "demo": Size(MODEL.name, 256, 704, 6),
     "bench": Size("tasc-bench-34m", 512, 1408, 10),
 }

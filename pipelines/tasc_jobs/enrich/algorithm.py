@@ -29,12 +29,17 @@ class EnrichSettings:
         n_max: Most tokens that one new token stands for, those added before it counted as one.
         pcs: An n-gram with a prefix collision score of this or more is left out; 1 leaves out none.
         pcs_rule: See `Collisions`.
+        discount: Occurrences of an n-gram that count for nothing; 1 is what leaving one output out
+            says of those to come. The paper's algorithm has 0.
+        rounds: See `refined`; the paper's algorithm has 0.
     """
 
     budget: int
     n_max: int = 4
     pcs: float = 1.0
     pcs_rule: Rule = "suffix"
+    discount: int = 0
+    rounds: int = 0
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,7 @@ class NewToken:
         parts: Ids of the tokens that it stands for, new ones among them; 2 to ``n_max``.
         count: Of the n-gram in the outputs, when it was added.
         collisions: Its prefix collision score then.
-        length: Tokens of all outputs behind it.
+        length: Tokens of all outputs once it is there.
         renyi2_bits: Their Renyi entropy of order 2 then.
     """
 
@@ -68,6 +73,8 @@ class Enriched:
         renyi2_bits: Their Renyi entropy of order 2 before.
         collided: N-grams left out for their prefix collision score.
         unwritable: N-grams left out because no token can be written so.
+        left: Tokens of all outputs with the new tokens.
+        used: How often each new token occurs in the outputs once all of them are there.
     """
 
     tokenizer: Tokenizer = field(repr=False)
@@ -76,6 +83,8 @@ class Enriched:
     renyi2_bits: float
     collided: int
     unwritable: int
+    left: int
+    used: tuple[int, ...]
 
 
 def enrich(
@@ -83,26 +92,32 @@ def enrich(
     outputs: Sequence[str],
     settings: EnrichSettings,
     progress: Callable[[int, int], None] = lambda done, most: None,
+    given: Sequence[NewToken] = (),
 ) -> Enriched:
     """Add n-grams of ``outputs`` to a tokenizer; fewer than the budget where there are no more.
 
     Args:
         progress: Told the tokens added and the budget.
+        given: Tokens of an earlier run to begin with, whatever their rewards are now; ids of their
+            parts are those that tokens have here.
 
     Raises:
         FamilyError: Texts would not come back unchanged from such a tokenizer.
     """
     growing = Growing(tokenizer.backend)
+    texts = _Texts(tokenizer)
+    for token in given:
+        texts.new[growing.add(token.content)] = texts.joined(token.parts)
     most_ids = tokenizer.vocab_size + settings.budget
     corpus = Outputs(outputs, growing, most_ids)
-    texts = _Texts(tokenizer)
     counts = NgramCounts(settings.n_max, most_ids)
     rows = corpus.tokens
     counts.add(rows.ids, rows.offsets, corpus.weights)
     scores = Collisions(texts.of, settings.pcs_rule)
     length, renyi = corpus.length, renyi2_bits(corpus.frequencies)
-    tokens, collided, unwritable = list[NewToken](), 0, 0
-    while len(tokens) < settings.budget and (best := counts.best(_LEAST_COUNT)):
+    tokens, collided, unwritable = list(given), 0, 0
+    least = _LEAST_COUNT, settings.discount
+    while len(tokens) < settings.budget and (best := counts.best(*least)):
         slot, count, _ = best
         counts.exclude(slot)
         ngram = counts.ngram(slot)
@@ -122,7 +137,10 @@ def enrich(
         after = renyi2_bits(corpus.frequencies)
         tokens.append(NewToken(id_, content, ngram, count, score, corpus.length, after))
         progress(len(tokens), settings.budget)
-    return Enriched(growing.backend, tuple(tokens), length, renyi, collided, unwritable)
+    used = tuple(int(corpus.occurrences[token.id]) for token in tokens)
+    return Enriched(
+        growing.backend, tuple(tokens), length, renyi, collided, unwritable, corpus.length, used
+    )
 
 
 @dataclass

@@ -5,7 +5,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tasc_jobs.enrich.algorithm import Enriched, EnrichSettings, enrich
+from tasc_jobs.enrich.algorithm import Enriched, EnrichSettings
+from tasc_jobs.enrich.refine import refined
 from tasc_jobs.enrich.saving import require_same_texts, save
 from tasc_jobs.errors import EmptyCorpusError
 from tasc_jobs.stages import StageProgress, silent
@@ -75,7 +76,7 @@ def enrich_and_save(
     """
     if not any(train):
         raise EmptyCorpusError("there are no outputs to take n-grams from; ingest some")
-    found = enrich(tokenizer, train, settings, lambda done, most: progress("merge", done, most))
+    found = refined(tokenizer, train, settings, lambda done, most: progress("merge", done, most))
     texts = [*train, *test, *others]
     progress("check", 0, len(texts))
     require_same_texts(tokenizer.backend, found.tokenizer, texts)

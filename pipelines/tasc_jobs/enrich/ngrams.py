@@ -49,15 +49,15 @@ class NgramCounts:
             ids, offsets, weights, self._n_max, self._ids,
         )  # fmt: skip
 
-    def best(self, least: int) -> tuple[int, int, int] | None:
-        """Slot, count and reward (count times length less one) of the n-gram with most reward.
+    def best(self, least: int, discount: int = 0) -> tuple[int, int, int] | None:
+        """Slot, count and reward of the n-gram with most reward.
 
-        Of those that occur at least ``least`` times; among equals the one with the least ids. None
-        when no n-gram is left.
+        The reward is its count less ``discount``, times its length less one. Of those that occur at
+        least ``least`` times; among equals the one with the least ids. None when no n-gram is left.
         """
         size = self._size
         taken = ~self._out[:size] & (self._counts[:size] >= least)
-        rewards = self._counts[:size] * (self._n[:size] - 1) * taken
+        rewards = (self._counts[:size] - discount) * (self._n[:size] - 1) * taken
         most = int(rewards.max(initial=0))
         if most == 0:
             return None

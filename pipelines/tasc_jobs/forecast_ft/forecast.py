@@ -72,11 +72,24 @@ def forecast(
     """
     rising = sorted(set(budgets))
     found = enrich(tokenizer, train, replace(settings, budget=rising[-1]), progress)
-    lengths = _lengths(tokenizer, found, held_out, rising)
+    lengths = lengths_by_budget(tokenizer, found, held_out, rising)
     return tuple(
         _point(found, budget, lengths[0], length, len(held_out))
         for budget, length in zip(rising, lengths[1:], strict=True)
     )
+
+
+def lengths_by_budget(
+    tokenizer: TaskTokenizer, found: Enriched, texts: Sequence[str], budgets: Sequence[int]
+) -> list[int]:
+    """Tokens of texts without new tokens, and with those of each budget."""
+    growing = Growing(tokenizer.backend)
+    lengths = [_length(growing, texts)]
+    for fewer, more in pairwise((0, *budgets)):
+        for token in found.tokens[fewer:more]:
+            growing.add(token.content)
+        lengths.append(_length(growing, texts))
+    return lengths
 
 
 def _point(found: Enriched, budget: int, before: int, after: int, rows: int) -> Point:
@@ -90,19 +103,6 @@ def _point(found: Enriched, budget: int, before: int, after: int, rows: int) -> 
         length_reduction=before / max(after, 1),
         steps_per_answer=after / rows + 1,
     )
-
-
-def _lengths(
-    tokenizer: TaskTokenizer, found: Enriched, texts: Sequence[str], budgets: Sequence[int]
-) -> list[int]:
-    """Tokens of texts without new tokens, and with those of each budget."""
-    growing = Growing(tokenizer.backend)
-    lengths = [_length(growing, texts)]
-    for fewer, more in pairwise((0, *budgets)):
-        for token in found.tokens[fewer:more]:
-            growing.add(token.content)
-        lengths.append(_length(growing, texts))
-    return lengths
 
 
 def _length(growing: Growing, texts: Sequence[str]) -> int:

@@ -27,7 +27,10 @@ def naive(
         left = {ngram: count for ngram, count in counts.items() if ngram not in used and count > 1}
         if not left:
             break
-        best = min(left, key=lambda ngram: (-left[ngram] * (len(ngram) - 1), ngram))
+        best = min(
+            left,
+            key=lambda ngram: (-(left[ngram] - settings.discount) * (len(ngram) - 1), ngram),
+        )
         used.add(best)
         try:
             content = b"".join(map(text, best)).decode()

@@ -8,6 +8,7 @@ from enrich_reference import naive
 
 import tiny
 from tasc_jobs.enrich.algorithm import EnrichSettings, enrich
+from tasc_jobs.enrich.refine import refined
 from tasc_text import TaskTokenizer
 
 WORDS = ["set", "alarm", "the", "therapy", "theorem", "in", "at nine", "{}", ": ", "a", "aa", "ab"]
@@ -36,6 +37,7 @@ def corpus(seed: int, rows: int = 60) -> list[str]:
         EnrichSettings(12, 2),
         EnrichSettings(12, 4, pcs=0.05),
         EnrichSettings(12, 3, pcs=0.02, pcs_rule="whole"),
+        EnrichSettings(12, 4, discount=1),
     ],
 )
 def test_tokens_are_those_of_a_naive_reading(
@@ -101,3 +103,30 @@ def test_the_budget_is_used_up_while_anything_occurs_twice(tokenizer: TaskTokeni
     )
     assert found.tokens[-1].count == 2
     assert 10 < len(found.tokens) < 10_000
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_refined_choice_is_never_longer_and_stands_for_the_same_text(
+    tokenizer: TaskTokenizer, seed: int
+) -> None:
+    texts = corpus(seed, 200)
+    settings = EnrichSettings(20, 3, rounds=6)
+    greedy, found = enrich(tokenizer, texts, settings), refined(tokenizer, texts, settings)
+    assert found.left <= greedy.left < found.length == greedy.length
+    encoded = found.tokenizer.encode_batch(texts, add_special_tokens=False)
+    assert found.left == sum(len(e.ids) for e in encoded)
+    spelled: dict[int, bytes] = {}
+    for token in found.tokens:
+        spelled[token.id] = b"".join(
+            spelled.get(part) or tokenizer.token_bytes(part) for part in token.parts
+        )
+        assert spelled[token.id] == token.content.encode()
+        assert found.tokenizer.token_to_id(token.content) == token.id
+
+
+def test_a_token_that_longer_ones_swallowed_makes_room(tokenizer: TaskTokenizer) -> None:
+    texts = ["abcabc", "set the alarm at nine", "xyz xyz xyz"] * 9 + ["set the theorem"] * 3
+    settings = EnrichSettings(5, 2, rounds=8)
+    greedy = enrich(tokenizer, texts, settings)
+    assert 0 in greedy.used  # or the test shows nothing
+    assert refined(tokenizer, texts, settings).left < greedy.left

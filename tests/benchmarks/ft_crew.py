@@ -1,0 +1,47 @@
+"""Makes many fine-tunes in a few processes, and measures them one by one. It tables nothing."""
+
+import multiprocessing
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from typing import Any
+
+from bench_command import to_stderr
+from ft_runs import FtRun, Workshop
+
+
+def make_all(workshop: Workshop, runs: Sequence[FtRun], processes: int) -> None:
+    """Those that are not there; what takes longest first is the caller's to say."""
+    missing = [run for run in runs if not workshop.is_made(run)]
+    if not missing:
+        return
+    begun = time.monotonic()
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, context, _quietly) as pool:
+        made = {pool.submit(workshop.make, run): run for run in missing}
+        for done, future in enumerate(as_completed(made), 1):
+            future.result()
+            each = (time.monotonic() - begun) / done
+            to_stderr(
+                f"{done}/{len(missing)} {made[future].name}; "
+                f"{each * (len(missing) - done):.0f} s left"
+            )
+
+
+def measure_all(
+    workshop: Workshop, runs: Sequence[FtRun], *, drafts: bool
+) -> dict[FtRun, dict[str, Any]]:
+    """What each run's answers are like; those measured before are read."""
+    found = dict[FtRun, dict[str, Any]]()
+    for run in runs:
+        known = workshop.measured(run)
+        if known is None or (drafts and "drafted" not in known["sides"]):
+            to_stderr(f"measuring {run.name}")
+            known = workshop.measure(run, drafts=drafts)
+        found[run] = known
+    return found
+
+
+def _quietly() -> None:
+    os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")

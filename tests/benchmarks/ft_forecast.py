@@ -1,0 +1,68 @@
+"""Whether entropy forecasts times (the paper's appendix E): two tasks, two sizes, two n_max."""
+
+import argparse
+import random
+from typing import Any
+
+import torch
+from bench_ft import Asked
+from draft_bars import Figure
+from draft_tables import table_of
+from ft_crew import make_all, measure_all
+from ft_runs import FtRun, Workshop
+from rich.console import Console
+
+from tasc_jobs.demo.train import train_base
+from tasc_jobs.forecast_ft.check import MeasuredRun, check
+
+TASKS = ("pos_ewt", "clinc150")
+BASES = ("demo", "half")
+N_MAX = (2, 4)
+BUDGETS = (0, 60, 125, 250, 500)
+TAU, RIGHT = -0.9, 0.9
+HALF_EPOCHS = 5
+
+
+def measure(asked: Asked, console: Console) -> tuple[list[Figure], dict[str, Any]]:
+    """Without new tokens n_max says nothing: such a run counts for each."""
+    workshop = Workshop(asked.data, asked.work, asked.test_rows, asked.repeats)
+    _make_half(workshop)
+    runs = [
+        FtRun(task, base, n_max, budget)
+        for task in TASKS for base in BASES for n_max in N_MAX for budget in BUDGETS
+    ]  # fmt: skip
+    make_all(workshop, list({run.name: run for run in runs}.values()), asked.processes)
+    if asked.make_only:
+        return [], {}
+    found = measure_all(workshop, runs, drafts=False)
+    settings = {run: f"{run.task}, {run.base}, n_max {run.n_max}" for run in runs}
+    lines = [MeasuredRun(**(found[run] | {"setting": settings[run]})) for run in runs]
+    judged = check(lines)
+    table = table_of(
+        f"{len(runs)} runs, budgets {', '.join(map(str, BUDGETS))}: H2 in bits > ms an answer",
+        ["setting", *map(str, BUDGETS), "tau", "tau of steps", "right"],
+    )
+    for each in judged.settings:
+        own = [line for line in lines if line.setting == each.setting]
+        cells = [f"{line.renyi2_bits:.2f} > {line.ms_per_answer:.2f}" for line in own]
+        taus = [f"{tau:.2f}" if tau is not None else "" for tau in (each.tau, each.tau_steps)]
+        table.add_row(each.setting, *cells, *taus, f"{each.right} of {each.rises}")
+    console.print(table)
+    figures = [
+        Figure("mean Kendall's tau, entropy and time", judged.mean_tau or 0.0, "", TAU, False),
+        Figure("the same, entropy and steps", judged.mean_tau_steps or 0.0, ""),
+        Figure("time falls where entropy rises", judged.right_share or 0.0, "", RIGHT),
+    ]
+    return figures, {"check": judged.as_json, "runs": {run.name: found[run] for run in runs}}
+
+
+def _make_half(workshop: Workshop) -> None:
+    """The base of half the shipped one's size, from scratch."""
+    if (workshop.base("half") / "config.json").is_file():
+        return
+    torch.manual_seed(0)
+    asked = argparse.Namespace(
+        data=workshop.data, size="half", vocab_size=8192, base_epochs=HALF_EPOCHS,
+        batch_tokens=3072, device="cpu",
+    )  # fmt: skip
+    train_base(asked, workshop.work / "bases", random.Random(0))

@@ -1,0 +1,135 @@
+"""One fine-tune of the benchmark: what it is, how it is made, how it is measured; kept in files.
+
+A run that a folder has already is not made or measured again, so a benchmark that was stopped goes
+on. It prints nothing.
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from ft_tasks import TASKS, FtTask
+
+from tasc_engine import ModelSource
+from tasc_jobs.demo.tasks import MODEL
+from tasc_jobs.demo.train import SIZES
+from tasc_jobs.enrich.algorithm import EnrichSettings
+from tasc_jobs.enrich.job import enrich_and_save
+from tasc_jobs.evaluate.job import Evaluation, evaluate
+from tasc_jobs.evaluate.subject import Asking, Setup
+from tasc_jobs.finetune.job import Finetune, finetune
+from tasc_jobs.finetune.settings import FinetuneSettings
+from tasc_text import TaskTokenizer
+
+PCS = 0.02
+# A model of 7 M parameters is not one of 500 M: more steps, each longer, and nothing dropped.
+SETTINGS = FinetuneSettings(learning_rate=3e-3, dropout=0.0, batch_rows=32, quantization="none")
+MEASURED = "measured.json"
+
+
+@dataclass(frozen=True)
+class FtRun:
+    """A fine-tune.
+
+    Attributes:
+        base: A name of `tasc_jobs.demo.train.SIZES`.
+        budget: Of new tokens; 0 keeps the tokenizer.
+        n_max: Of n-grams; says nothing where the budget is 0.
+        rows, epochs: What is learnt; the task's own if None.
+    """
+
+    task: str
+    base: str = "demo"
+    n_max: int = 4
+    budget: int = 500
+    seed: int = 0
+    rows: int | None = None
+    epochs: float | None = None
+
+    @property
+    def of(self) -> FtTask:
+        return TASKS[self.task]
+
+    @property
+    def name(self) -> str:
+        n_max = self.n_max if self.budget else 0
+        rows, epochs = self.rows or self.of.rows, self.epochs or self.of.epochs
+        return f"{self.task}-{self.base}-{n_max}-{self.budget}-{rows}x{epochs:g}-{self.seed}"
+
+    @property
+    def settings(self) -> FinetuneSettings:
+        from dataclasses import replace
+
+        return replace(SETTINGS, epochs=self.epochs or self.of.epochs, seed=self.seed)
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """Where runs are made and kept."""
+
+    data: Path
+    work: Path
+    test_rows: int
+    repeats: int
+
+    def base(self, name: str) -> Path:
+        return MODEL if name == "demo" else self.work / "bases" / SIZES[name].name
+
+    def measured(self, run: FtRun) -> dict[str, Any] | None:
+        file = self.work / run.name / MEASURED
+        return json.loads(file.read_text()) if file.is_file() else None
+
+    def is_made(self, run: FtRun) -> bool:
+        return (self.work / run.name / "model" / "config.json").is_file()
+
+    def tokenizer(self, run: FtRun) -> Path:
+        """The base's own, or an enriched one, made once."""
+        base = self.base(run.base)
+        if not run.budget:
+            return base
+        folder = self.work / "tokenizers" / f"{run.task}-{run.base}-{run.n_max}-{run.budget}"
+        if not folder.is_dir():
+            outputs = [row.output for row in run.of.read(self.data, "train")]
+            making = folder.with_name(f"{folder.name}.{os.getpid()}")
+            settings = EnrichSettings(run.budget, run.n_max, PCS)
+            enrich_and_save(TaskTokenizer.from_folder(base), outputs, settings, making)
+            if folder.is_dir():  # somebody else was faster
+                return folder
+            making.rename(folder)
+        return folder
+
+    def make(self, run: FtRun) -> None:
+        """Fine-tune, on one thread."""
+        torch.set_num_threads(1)
+        rows = run.of.read(self.data, "train")[: run.rows or run.of.rows]
+        job = Finetune(
+            run.task, self.base(run.base), self.tokenizer(run), rows, run.of.prompt,
+            run.settings, self.work / run.name,
+        )  # fmt: skip
+        found = finetune(job)
+        (self.work / run.name / "trained.json").write_text(json.dumps(found))
+
+    def measure(self, run: FtRun, *, drafts: bool) -> dict[str, Any]:
+        """Answers of test rows, plain and, if wanted, with drafts from the rows that were learnt.
+
+        The tokens' entropy is that of all train rows.
+        """
+        train = run.of.read(self.data, "train")
+        found = evaluate(
+            Evaluation(
+                ModelSource(self.work / run.name / "model"),
+                Asking(run.of.prompt, run.of.max_tokens),
+                Setup(8, 512, 1),
+                run.of.metrics,
+                run.of.read(self.data, "test")[: self.test_rows],
+                train,
+                self.repeats,
+                drafts,
+                f"{run.task}, {run.base}, n_max {run.n_max}",
+            )
+        ).as_json
+        (self.work / run.name / MEASURED).write_text(json.dumps(found))
+        return found

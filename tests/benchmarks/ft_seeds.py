@@ -1,0 +1,61 @@
+"""Times and quality with new tokens and without, by three seeds (the paper's Figure 3)."""
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from bench_ft import Asked
+from draft_bars import Figure
+from draft_tables import table_of
+from ft_crew import make_all, measure_all
+from ft_runs import FtRun, Workshop
+from ft_tasks import TASKS
+from rich.console import Console
+
+SEEDS = (0, 1, 2)
+FASTER = {"massive_en": 2.0, "clinc150": 1.7}
+JUDGED_BY = {"massive_en": "joint_accuracy", "clinc150": "exact_match"}
+BUDGETS = (0, 500)
+
+
+def measure(asked: Asked, console: Console) -> tuple[list[Figure], dict[str, Any]]:
+    workshop = Workshop(asked.data, asked.work, asked.test_rows, asked.repeats)
+    runs = [FtRun(task, budget=budget, seed=seed)
+            for task in FASTER for seed in SEEDS for budget in BUDGETS]  # fmt: skip
+    make_all(workshop, runs, asked.processes)
+    if asked.make_only:
+        return [], {}
+    found = measure_all(workshop, runs, drafts=False)
+    title = f"{asked.test_rows} test rows, b = 8: mean (least to greatest) of seeds 0, 1, 2"
+    table = table_of(title, ["task", "new tokens", "steps", "ms an answer", "quality", "learnt"])
+    figures = list[Figure]()
+    for task, bar in FASTER.items():
+        sides = {b: [found[r] for r in runs if r.task == task and r.budget == b] for b in BUDGETS}
+        for budget, each in sides.items():
+            table.add_row(
+                task, str(each[0]["budget"] if budget else 0),
+                spread([e["steps_per_answer"] for e in each]),
+                spread([e["ms_per_answer"] for e in each]),
+                spread([e["quality"][JUDGED_BY[task]] for e in each]),
+                f"{TASKS[task].rows:,} x {TASKS[task].epochs:g}",
+            )  # fmt: skip
+        figures += _figures(task, bar, sides[0], sides[500])
+    console.print(table)
+    return figures, {run.name: found[run] for run in runs}
+
+
+def spread(values: Sequence[float]) -> str:
+    return f"{statistics.fmean(values):.3g} ({min(values):.3g}-{max(values):.3g})"
+
+
+def _figures(task: str, bar: float, before: Any, after: Any) -> list[Figure]:
+    ratios = [a["ms_per_answer"] / b["ms_per_answer"] for a, b in zip(before, after, strict=True)]
+    judged = [[e["quality"][JUDGED_BY[task]] for e in side] for side in (before, after)]
+    lost = 100 * (statistics.fmean(judged[0]) - statistics.fmean(judged[1]))
+    allowed = 100 * (max(judged[0]) - min(judged[0]))
+    return [
+        Figure(f"{task}: time without new tokens / with", statistics.median(ratios), "x", bar,
+               least=min(ratios), greatest=max(ratios)),
+        Figure(f"{task}: quality lost; the bar is the seeds' spread", lost, "points", allowed,
+               upwards=False),
+    ]  # fmt: skip
