@@ -164,8 +164,13 @@ def move_collected(client: redis.Redis, record: TaskRecord) -> tuple[int, int]:
     return added, known
 
 
+def served_prefix(task: str) -> str:
+    """What the keys of those corpus rows begin with that services of the task answered."""
+    return f"served:{task}:"
+
+
 def _key(task: str, text: str) -> str:
-    return f"served:{task}:{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+    return f"{served_prefix(task)}{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
 def _judge(

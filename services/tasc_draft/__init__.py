@@ -10,10 +10,11 @@ from tasc_draft.learning import build_learnt_index
 from tasc_draft.mixture.proposer import NgramProposer
 from tasc_draft.replay import Replay, replay
 from tasc_draft.settings import DraftSettings
-from tasc_draft.sources import SOURCES
+from tasc_draft.sources import NGRAM_SOURCES, SOURCES
 from tasc_draft.tokens import Tokens
 
 __all__ = [
+    "NGRAM_SOURCES",
     "SOURCES",
     "BigramTable",
     "DraftError",

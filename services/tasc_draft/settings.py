@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tasc_draft.sources import SOURCES
+from tasc_draft.sources import NGRAM_SOURCES
 
 MIXTURES = ("mixed", "tasc", "trie")
 
@@ -45,15 +45,15 @@ class DraftSettings:
     neighbour_tokens: int = 4096
     recent_tokens: int = 65_536
     learning_rate: float = 0.1
-    sources: tuple[str, ...] = SOURCES
+    sources: tuple[str, ...] = NGRAM_SOURCES
 
     def __post_init__(self) -> None:
         if self.mixture not in MIXTURES:
             raise ValueError(f"mixture is {self.mixture!r}; it must be one of {MIXTURES}")
         # A list, as JSON has it, would make the settings unhashable.
         object.__setattr__(self, "sources", tuple(self.sources))
-        if unknown := set(self.sources) - set(SOURCES):
-            raise ValueError(f"sources {sorted(unknown)} are unknown; there are {SOURCES}")
+        if unknown := set(self.sources) - set(NGRAM_SOURCES):
+            raise ValueError(f"sources {sorted(unknown)} are unknown; there are {NGRAM_SOURCES}")
         _within("num_speculative_tokens", self.num_speculative_tokens, 0, 256)
         _within("min_prob", self.min_prob, 0.0, 1.0)
         _within("n_max", self.n_max, 2, 16)

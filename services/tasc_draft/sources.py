@@ -1,4 +1,5 @@
 """The names of draft sources, in the order of their numbers in ``Drafts.source``."""
 
-SOURCES = ("corpus", "prompt", "neighbours", "recent", "bigrams", "aligned")
-CORPUS, PROMPT, NEIGHBOURS, RECENT, BIGRAMS, ALIGNED = range(len(SOURCES))
+NGRAM_SOURCES = ("corpus", "prompt", "neighbours", "recent", "bigrams", "aligned")
+SOURCES = (*NGRAM_SOURCES, "neural")
+CORPUS, PROMPT, NEIGHBOURS, RECENT, BIGRAMS, ALIGNED, NEURAL = range(len(SOURCES))

@@ -41,18 +41,20 @@ class Adapters:
             CompiledTokens(len(adapters)) if compiled else MaskedTokens() for _ in range(2)
         )
 
-    def begin(self, cache: RowCache, looked_at: Tensor) -> None:
+    def begin(self, cache: RowCache, looked_at: Tensor | None) -> None:
         """Take in who is who in a forward, before its first layer.
 
         Args:
             cache: Has the step's layout.
-            looked_at: ``int64[M]`` the tokens that are left in layers that are ``picked``.
+            looked_at: ``int64[M]`` the tokens that are left in layers that are ``picked``; None:
+                all.
         """
         if self._adapters:
             assert cache.device is not None, "a forward begins with a layout"
             numbers = cache.device.adapters
             self._every.begin(numbers)
-            self._picked.begin(numbers.index_select(0, looked_at))
+            left = numbers if looked_at is None else numbers.index_select(0, looked_at)
+            self._picked.begin(left)
 
     def around(
         self, product: Product, layers: Sequence[str], widths: Sequence[int], picked: bool

@@ -20,6 +20,7 @@ from tasc_engine.cpu.operations import CompiledOperations
 from tasc_engine.gpu.attention import available
 from tasc_engine.gpu.operations import FusedOperations
 from tasc_engine.linears import Linear
+from tasc_engine.neural.wants import Thoughts, Wants
 from tasc_engine.operations import Norm, Operations, TensorOperations
 
 # Whose forward is the one below; a class of somebody else that uses the same name is not.
@@ -58,6 +59,10 @@ class LeanDecoder:
     Attributes:
         operations: What runs between products.
         layers, heads, kv_heads, head_dim: Of its attention.
+        embedding: ``[vocab_size, D]``.
+        head: Of states, logits.
+        wants: What is kept of each call in `thoughts`; it takes the last layer at every token, and
+            for likeliest tokens the head too.
     """
 
     def __init__(self, model: Any, max_positions: int, adapters: Adapters) -> None:
@@ -66,14 +71,16 @@ class LeanDecoder:
         self.kv_heads = int(config.num_key_value_heads)
         self.head_dim = int(attention.head_dim)
         self._scale = float(attention.scaling)
-        self._embedding: Tensor = model.model.embed_tokens.weight.detach()
+        self.embedding: Tensor = model.model.embed_tokens.weight.detach()
         self._first = Norm(model.model.layers[0].input_layernorm.weight, config.rms_norm_eps)
         self._layers = [_layer(model, i, adapters) for i in range(config.num_hidden_layers)]
         self.layers = len(self._layers)
-        self._head, self._adapters = Linear.joining(model.lm_head), adapters
+        self.head, self._adapters = Linear.joining(model.lm_head), adapters
         turns = _turns(model, max_positions)
         self.operations = _operations(turns, self.heads, self.kv_heads, config.hidden_act)
         self.turned = turns.shape[-1]
+        self.wants = Wants()
+        self.thoughts = Thoughts(None, None)
 
     def __call__(self, ids: Tensor, looked_at: Tensor, cache: RowCache) -> Tensor:
         """Logits ``[M, vocab_size]`` in the model's dtype.
@@ -83,18 +90,45 @@ class LeanDecoder:
             looked_at: ``int64[M]`` which of the N tokens get logits.
             cache: Has the step's layout; is given keys and values of all N, in every layer.
         """
+        if not self.wants:
+            return self.head(self.states(self.embed(ids), looked_at, cache))
+        hidden = self.states(self.embed(ids), None, cache).clone()
+        if not self.wants.top:
+            self.thoughts = Thoughts(hidden, None)
+            return self.head(hidden.index_select(0, looked_at))
+        logits = self.head(hidden)
+        self.thoughts = Thoughts(hidden, logits.topk(self.wants.top, -1).indices)
+        return logits.index_select(0, looked_at)
+
+    @property
+    def windowed(self) -> bool:
+        """Whether a layer looks back over a window of tokens only."""
+        return any(layer.window is not None for layer in self._layers)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """``[..., D]`` of ``int64[...]``."""
+        return functional.embedding(ids, self.embedding)
+
+    def states(self, hidden: Tensor, looked_at: Tensor | None, cache: RowCache) -> Tensor:
+        """What the LM head reads, ``[M, D]``; until the next call.
+
+        Args:
+            hidden: ``[N, D]`` what the first layer reads; it is overwritten.
+            looked_at: ``int64[M]``; None: all tokens.
+        """
         self._adapters.begin(cache, looked_at)
-        do, hidden = self.operations, functional.embedding(ids, self._embedding)
+        do = self.operations
         normed = do.add_and_norm(hidden, None, self._first)
         for index, layer in enumerate(self._layers):
             query = do.turn_and_keep(index, layer.qkv(normed), layer.head_norm, cache)
             seen = cache.attend(index, query, self._scale, layer.window).flatten(1)
-            if index == self.layers - 1:  # behind it nothing is read of other tokens
+            if index == self.layers - 1 and looked_at is not None:
+                # Behind it nothing is read of other tokens.
                 hidden, seen = hidden.index_select(0, looked_at), seen.index_select(0, looked_at)
             normed = do.add_and_norm(hidden, layer.out(seen), layer.before_mlp)
             delta = layer.down(do.gate(layer.gate_up(normed)))
             normed = do.add_and_norm(hidden, delta, layer.behind)
-        return self._head(normed)
+        return normed
 
 
 def lean(model: Any, max_positions: int, adapters: Adapters | None = None) -> LeanDecoder | None:

@@ -13,6 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasc_draft import SOURCES, Drafts, Proposer
+from tasc_engine.accept import Accepted
+from tasc_engine.neural.seen import Watch
+from tasc_engine.neural.wants import Thoughts, Wants
+from tasc_engine.plan import Plan
 
 Int32 = NDArray[np.int32]
 log = logging.getLogger(__name__)
@@ -30,6 +34,7 @@ class Drafter:
         self._proposer = proposer
         self._vocab_size = vocab_size
         self._lost: set[int] = set()
+        self._wants, self._watch = Wants.of(proposer), Watch()
         is_forest(Drafts.empty(1), np.ones(1, np.int32), vocab_size, 1)  # compiled before it counts
 
     @property
@@ -38,7 +43,8 @@ class Drafter:
 
     def use(self, proposer: Proposer) -> None:
         """Ask another proposer from now on; it knows no row until that is started again."""
-        self._proposer = proposer
+        self._proposer, self._wants = proposer, Wants.of(proposer)
+        self._watch.forget()
         self._lost.clear()
 
     def start(self, row: int, prompt: Int32, said: Int32) -> None:
@@ -48,11 +54,20 @@ class Drafter:
         if len(said):
             self.observe(row, said)
 
+    def see(self, plan: Plan, drafts: Drafts, accepted: Accepted, thoughts: Thoughts) -> None:
+        """What the target thought in a step, for a proposer that wants to know; it hears of it when
+        its row is observed.
+        """
+        if self._wants:
+            self._watch.see(plan, drafts, accepted, thoughts)
+
     def observe(self, row: int, tokens: Int32) -> None:
+        seen = self._watch.take(row)
         if row not in self._lost:
-            self._call(row, self._proposer.observe, row, tokens)
+            self._call(row, self._proposer.observe, row, tokens, seen)
 
     def finish(self, row: int) -> None:
+        self._watch.take(row)
         self._call(row, self._proposer.finish, row)
 
     def failures_since(self) -> int:

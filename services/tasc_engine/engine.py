@@ -23,6 +23,7 @@ from tasc_engine.errors import OutOfMemory, QueueFull, RequestTooLong
 from tasc_engine.guides import Guide, Guides
 from tasc_engine.integrity import check_engine
 from tasc_engine.loading import ModelSource
+from tasc_engine.neural.wants import Wants
 from tasc_engine.places import Places
 from tasc_engine.plan import Plan
 from tasc_engine.prefixes import PrefixCache
@@ -64,6 +65,7 @@ class Engine:
     ) -> None:
         self.config = config
         self._targets = Targets(target)
+        self._targets.watch(Wants.of(proposer))
         self._tokenizer = tokenizer
         self._drafter = Drafter(proposer, target.vocab_size)
         self._on_step = on_step
@@ -200,6 +202,7 @@ class Engine:
 
     def draft_by(self, proposer: Proposer) -> None:
         """Draft by another proposer, which has no rows yet; answers go on as they would."""
+        self._targets.watch(Wants.of(proposer))
         self._drafter.use(proposer)
         self._worth.begin_again(proposer.max_depth)
         for row, sequence in self._active.items():
@@ -227,6 +230,7 @@ class Engine:
             verified = self._verifier.verify(target, plan, drafts, allowed)
             chosen, ended = verified.chosen, time.perf_counter()
             accepted = accept(chosen, verified.drafts, plan.room(), plan.ends(), self._is_eos)
+            self._drafter.see(plan, verified.drafts, accepted, target.thoughts)
             told = verified.logprobs(plan, accepted)
         except OutOfMemory as error:
             self._verifier.forget_moves_if(error.moved)

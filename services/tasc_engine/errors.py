@@ -58,3 +58,7 @@ class QueueFull(EngineError):
 
 class GuideError(EngineError, ValueError):
     """A guide that allows nothing, does not fit the request, or is too large to follow."""
+
+
+class RankingError(EngineError, ValueError):
+    """A ranked vocabulary is damaged, another tokenizer's, or asked for what it has not."""

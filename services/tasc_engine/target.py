@@ -18,13 +18,14 @@ from tasc_engine.adapters import Adapters
 from tasc_engine.attention import LEAST_PLACES, RowCache, attach, attention_layers, on_device
 from tasc_engine.config import EngineConfig
 from tasc_engine.cpu.operations import choose
-from tasc_engine.decoder import LeanDecoder, lean
+from tasc_engine.decoder import FAMILIES, LeanDecoder, lean
 from tasc_engine.errors import OutOfMemory, UnsupportedModel, is_out_of_memory
 from tasc_engine.gpu.attention import available
 from tasc_engine.gpu.graphs import GraphedForward, Limits
 from tasc_engine.layout import Feed, Int64, StepLayout, lay_out, plain_feed
 from tasc_engine.linears import lay_out_linears
 from tasc_engine.loading import ModelSource, load_model, positions_of
+from tasc_engine.neural.wants import Thoughts, Wants
 from tasc_engine.operations import greatest
 from tasc_engine.room import require_room
 
@@ -52,6 +53,7 @@ class Target:
 
     Attributes:
         adapters: Their names; the number of each is its place, from 1 on.
+        decoder: Its forward, if it is ours; None: the model's own code runs.
 
     Raises:
         UnsupportedModel: The model cannot be decoded exactly here; the message names it and why.
@@ -80,6 +82,7 @@ class Target:
         added = Adapters(model, adapters)
         decoder = lean(model, config.max_model_len, added)
         self._forward = through_modules(model, self.cache, added) if decoder is None else decoder
+        self.decoder = decoder
         self._check_against(expected)
         if beside is not None:
             self._join(beside)
@@ -112,6 +115,26 @@ class Target:
             known = ", ".join(self.adapters) or "none"
             raise ValueError(f"adapter is {name!r}; the target has {known}")
         return self.adapters.index(name) + 1
+
+    @property
+    def thoughts(self) -> Thoughts:
+        """What `watch` asked for, of the last step."""
+        return Thoughts(None, None) if self.decoder is None else self.decoder.thoughts
+
+    def watch(self, wants: Wants) -> None:
+        """Keep of each step from now on what somebody wants of it; a GPU's graphs are left out.
+
+        Raises:
+            UnsupportedModel: The model's own code runs it, which tells nothing.
+        """
+        if not wants and self.decoder is None:
+            return
+        if self.decoder is None:
+            raise UnsupportedModel(
+                f"{self._name} does not tell what it thinks; a proposer that reads it needs one of "
+                f"{', '.join(FAMILIES)}"
+            )
+        self.decoder.wants = wants
 
     def warm_up(self) -> None:
         """Compile and capture what a GPU needs, so that no request waits for it; rows are free."""
@@ -175,15 +198,19 @@ class Target:
             ) from error
 
     def _chosen(self, step: StepLayout[Int64]) -> Int64:
-        chosen = self._graphs.next_tokens(step) if self._graphs else None
+        chosen = self._graphs.next_tokens(step) if self._graphs and not self._watched else None
         if chosen is not None:
             return chosen
         logits = self._forward_of(step)
         return choose(logits) if logits.device.type == "cpu" else greatest(logits)
 
     def _logits(self, step: StepLayout[Int64]) -> Tensor:
-        logits = self._graphs.logits(step) if self._graphs else None
+        logits = self._graphs.logits(step) if self._graphs and not self._watched else None
         return self._forward_of(step) if logits is None else logits
+
+    @property
+    def _watched(self) -> bool:
+        return self.decoder is not None and bool(self.decoder.wants)
 
     def _forward_of(self, step: StepLayout[Int64]) -> Tensor:
         device = on_device(step, self.device)

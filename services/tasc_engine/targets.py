@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from tasc_engine.errors import UnknownTarget
+from tasc_engine.neural.wants import Wants
 from tasc_engine.request import GenerationRequest
 from tasc_engine.sequence import Sequence
 from tasc_engine.target import Target
@@ -26,6 +27,13 @@ class Targets:
         self._given = 1
         self._cold: set[int] = set()
         self._due: dict[int, int] = {}
+        self._wants = Wants()
+
+    def watch(self, wants: Wants) -> None:
+        """Have every target keep what is wanted of its steps; raises what `Target.watch` does."""
+        for target in self._known.values():
+            target.watch(wants)
+        self._wants = wants
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -66,6 +74,7 @@ class Targets:
         """
         if not target.cache.shares(self.newest.cache):
             raise ValueError("the target has a cache of its own; load it beside the engine's")
+        target.watch(self._wants)
         number, self._given = self._given, self._given + 1
         self._known = {**self._known, number: target}
         self._cold.add(number)

@@ -1,7 +1,7 @@
-"""Draft indexes as immutable, versioned files in Redis. It does not know what is in the files.
+"""Draft indexes, and other files of a task, as immutable versions in Redis.
 
-A version counts once its record is written, and is *current* once announced. Chunks without a
-record, left by a killed publish, expire by themselves.
+It does not know what is in the files. A version counts once its record is written, and is *current*
+once announced. Chunks without a record, left by a killed publish, expire by themselves.
 """
 
 import json
@@ -33,11 +33,12 @@ from tasc_store.errors import (
 )
 
 CHUNK_BYTES = 16 * 1024 * 1024
+INDEX, VOCABULARY = "index", "vocabulary"  # kinds of files; each has versions of its own
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """The record of one version of one task's index for one tokenizer.
+    """The record of one version of one task's index, or other file, for one tokenizer.
 
     Attributes:
         version: From 1, growing; numbers of failed publishes are left out.
@@ -61,11 +62,12 @@ class Artifact:
 
 
 class ArtifactStore:
-    """The index versions of one task for one tokenizer fingerprint.
+    """The versions of one task's index, or other kind of file, for one tokenizer fingerprint.
 
     Every method raises `StoreError` (see `translated`) when Redis fails.
 
     Args:
+        kind: INDEX or VOCABULARY.
         chunk_bytes: Size of the pieces that `publish` writes; reading needs not know it.
         poll_s: How often `wait` looks at the pointer, since a message can be lost.
     """
@@ -76,16 +78,18 @@ class ArtifactStore:
         task: str,
         fingerprint: str,
         *,
+        kind: str = INDEX,
         chunk_bytes: int = CHUNK_BYTES,
         poll_s: float = 1.0,
     ) -> None:
         self.task = keys.checked_task(task)
         self.fingerprint = keys.checked_fingerprint(fingerprint)
+        self._kind = kind
         self._client = client
         self._url = url_of(client)
         self._chunk_bytes = chunk_bytes
         self._poll_s = poll_s
-        self._fingerprints = keys.task_key(task, "index", "fingerprints")
+        self._fingerprints = keys.task_key(task, kind, "fingerprints")
         self._records, self._pointer = self._key("records"), self._key("current")
 
     def publish(self, path: Path, corpus_rows: int, *, forecast: float | None = None) -> Artifact:
@@ -265,8 +269,8 @@ class ArtifactStore:
         """Raises FingerprintMismatch: the artifact is another task's or tokenizer's."""
         if (artifact.task, artifact.fingerprint) != (self.task, self.fingerprint):
             raise FingerprintMismatch(
-                f"index version {artifact.version} of task {artifact.task} is for tokenizer "
-                f"{artifact.fingerprint}; {self._name} is wanted: build the index for it"
+                f"{self._kind} version {artifact.version} of task {artifact.task} is for tokenizer "
+                f"{artifact.fingerprint}; {self._name} is wanted: build the {self._kind} for it"
             )
 
     @property
@@ -274,7 +278,7 @@ class ArtifactStore:
         return f"task {self.task}, tokenizer {self.fingerprint}"
 
     def _key(self, *parts: str | int) -> str:
-        return keys.task_key(self.task, "index", self.fingerprint, *parts)
+        return keys.task_key(self.task, self._kind, self.fingerprint, *parts)
 
     def _chunks(self, version: int) -> str:
         return self._key("chunk", version)
@@ -323,10 +327,11 @@ class ArtifactStore:
 
     def _corrupt(self, version: int, found: str) -> CorruptArtifact:
         return CorruptArtifact(
-            f"index version {version} of {self._name} at {self._url} is damaged or was deleted"
+            f"{self._kind} version {version} of {self._name} at {self._url} is damaged or deleted"
             f" (found {found}); take the current version, or build and announce a new one"
         )
 
     def _unknown(self, version: int) -> UnknownVersion:
         known = ", ".join(map(str, self.versions())) or "none"
-        return UnknownVersion(f"no index version {version} of {self._name}; there are: {known}")
+        no = f"no {self._kind} version {version} of {self._name}"
+        return UnknownVersion(f"{no}; there are: {known}")

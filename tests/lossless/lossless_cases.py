@@ -134,8 +134,9 @@ def answer(
         index=case.index(),
         branching=branching,
     )
-    totals = EngineTotals(len(SOURCES), proposer.max_depth)
-    engine = Engine(target, case.tokenizer, wrap(proposer), config, totals.add)
+    wrapped = wrap(proposer)
+    totals = EngineTotals(len(SOURCES), wrapped.max_depth)
+    engine = Engine(target, case.tokenizer, wrapped, config, totals.add)
     results = {r.id: r for r in engine.generate(requests or case.requests(draft))}
     engine.check_integrity()
     assert not engine.running

@@ -7,7 +7,7 @@ chooses no settings.
 from collections.abc import Callable
 from dataclasses import replace
 
-from tasc_draft import SOURCES, BigramTable, DraftIndex, DraftSettings, Replay
+from tasc_draft import NGRAM_SOURCES, BigramTable, DraftIndex, DraftSettings, Replay
 from tasc_draft.index.weights import Weights
 from tasc_draft.learning import LEAST_ROWS, held_out, learn_weights
 from tasc_jobs.errors import JobError
@@ -68,7 +68,7 @@ class HeldOut:
             silent.add("aligned")
         if self._inner.bigrams is None:
             silent.add("bigrams")
-        return tuple(name for name in SOURCES if name not in silent)
+        return tuple(name for name in NGRAM_SOURCES if name not in silent)
 
     def weights(self, settings: DraftSettings) -> Weights:
         """Weights learnt from the half that does not judge."""

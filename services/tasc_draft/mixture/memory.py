@@ -23,7 +23,7 @@ from tasc_draft.mixture.occurrences import LocalTexts
 from tasc_draft.mixture.rows import ROW
 from tasc_draft.mixture.state import GROWTH, MIXED, SCRATCH, TASC, TRIE, Learnt, Out, Words
 from tasc_draft.settings import DraftSettings
-from tasc_draft.sources import SOURCES
+from tasc_draft.sources import NGRAM_SOURCES
 
 RULES = {"mixed": MIXED, "tasc": TASC, "trie": TRIE}
 _MOST_VIEWS = 4096
@@ -74,7 +74,8 @@ class Memory:
             "most": settings.num_speculative_tokens,
             "branching": branching, "hope": HOPE if mixed else 1.0, "min_prob": settings.min_prob,
             "rate": settings.learning_rate if mixed else 0.0, "vocab_size": vocab_size,
-            "sep": index.corpus.vocab_size, "asked": [name in settings.sources for name in SOURCES],
+            "sep": index.corpus.vocab_size,
+            "asked": [name in settings.sources for name in NGRAM_SOURCES],
         }.items():  # fmt: skip
             self.growth[name] = value
 

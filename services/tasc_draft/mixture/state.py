@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from tasc_draft.index.aligned_keys import KINDS
 from tasc_draft.index.lookup import COLUMNS, WIDEST
 from tasc_draft.mixture.candidates import WIDTH
-from tasc_draft.sources import SOURCES
+from tasc_draft.sources import NGRAM_SOURCES
 from tasc_draft.tokens import Int32
 
 MIXED, TASC, TRIE = 0, 1, 2
@@ -23,7 +23,7 @@ GROWTH = np.dtype(
         ("min_prob", np.float32), ("hope", np.float32), ("rate", np.float32),
         ("vocab_size", np.int32),
         ("sep", np.int32), ("depth", np.int32), ("head", np.int32), ("recent_end", np.int32),
-        ("asked", np.int8, (len(SOURCES),)),
+        ("asked", np.int8, (len(NGRAM_SOURCES),)),
     ],
     align=True,
 )  # fmt: skip

@@ -1,0 +1,147 @@
+"""Drafters in folders: what they are, whom they draft for, and their weights in safetensors.
+
+A folder has `drafter.json`, a transformers `config.json` and `model.safetensors`. An EAGLE head's
+weights leave out embedding and LM head, which are the target's. Nothing pickled is read.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tasc_engine.decoder import FAMILIES, LeanDecoder, lean
+from tasc_engine.errors import UnsupportedModel
+from tasc_engine.loading import ModelSource
+from tasc_engine.neural.drafters import Eagle, Independent
+from tasc_engine.target import Target
+
+Kind = Literal["eagle", "independent"]
+CARD, WEIGHTS, JOINT = "drafter.json", "model.safetensors", "joint.weight"
+_ENDS = ("model.embed_tokens.weight", "lm_head.weight")
+_SAMPLE = 1 << 20  # bytes of each end of a file of weights that tell it from others
+
+
+@dataclass(frozen=True)
+class DrafterCard:
+    """What a drafter is.
+
+    Attributes:
+        tokenizer: Fingerprint of the tokenizer whose ids it drafts.
+        target: `target_fingerprint` of the model whose hidden states an EAGLE head reads; None for
+            an independent drafter, which any model of the tokenizer may have.
+    """
+
+    kind: Kind
+    tokenizer: str
+    target: str | None = None
+
+
+def target_fingerprint(source: ModelSource) -> str:
+    """Who a target is, by its weights and its adapter's: names, sizes, first and last bytes."""
+    digest = hashlib.sha256()
+    for folder in (source.folder, source.adapter):
+        for file in sorted(folder.glob("*.safetensors")) if folder else ():
+            size = file.stat().st_size
+            digest.update(f"{file.name} {size}".encode())
+            with file.open("rb") as stream:
+                digest.update(stream.read(_SAMPLE))
+                stream.seek(max(size - _SAMPLE, 0))
+                digest.update(stream.read(_SAMPLE))
+    return digest.hexdigest()
+
+
+def save_drafter(folder: Path, model: Any, card: DrafterCard, joint: Tensor | None = None) -> None:
+    """Write a drafter.
+
+    Args:
+        model: A causal LM of one of `FAMILIES`; of an EAGLE head its ends are left out.
+        joint: ``[D, 2 D]`` of an EAGLE head: what makes an input of embedding and hidden state.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {name: value.contiguous() for name, value in model.state_dict().items()}
+    for name in _ENDS if card.kind == "eagle" or _is_tied(model) else ():
+        if card.kind == "eagle" or name == "lm_head.weight":
+            weights.pop(name, None)
+    if joint is not None:
+        weights[JOINT] = joint.detach().contiguous()
+    save_file(weights, folder / WEIGHTS, {"format": "pt"})
+    model.config.save_pretrained(folder)
+    (folder / CARD).write_text(json.dumps(asdict(card), indent=2) + "\n", encoding="utf-8")
+
+
+def read_card(folder: Path) -> DrafterCard:
+    """Raise UnsupportedModel where the folder has no drafter."""
+    try:
+        return DrafterCard(**json.loads((folder / CARD).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise UnsupportedModel(
+            f"{folder} has no drafter ({error}); `tasc train-drafter` makes one"
+        ) from error
+
+
+def load_drafter(
+    folder: Path, target: Target, source: ModelSource, tokenizer: str, rows: int, capacity: int
+) -> tuple[Eagle | Independent, Tensor]:
+    """A drafter for a target, in its dtype and on its device, and the weight of its LM head.
+
+    Args:
+        source: Where the target comes from.
+        tokenizer: Fingerprint of its tokenizer.
+
+    Raises:
+        UnsupportedModel: It is no drafter, or one of another tokenizer or target.
+    """
+    card = read_card(folder)
+    if card.tokenizer != tokenizer:
+        raise UnsupportedModel(
+            f"the drafter in {folder} is for the tokenizer {card.tokenizer}, the target has "
+            f"{tokenizer}; train one for it"
+        )
+    if card.kind == "eagle" and card.target != (own := target_fingerprint(source)):
+        raise UnsupportedModel(
+            f"the EAGLE head in {folder} is for the target {card.target}, this is {own}; train one "
+            "for it"
+        )
+    config, weights = AutoConfig.from_pretrained(folder), load_file(folder / WEIGHTS)
+    if config.vocab_size != target.vocab_size:
+        raise UnsupportedModel(
+            f"the drafter in {folder} has {config.vocab_size} tokens, the target "
+            f"{target.vocab_size}; train one for it"
+        )
+    if card.kind == "independent":
+        decoder = _decoder(config, weights, target, capacity)
+        return Independent(decoder, rows, capacity), decoder.head.weight
+    joint, ends = weights.pop(JOINT, None), target.decoder
+    if ends is None or joint is None:
+        raise UnsupportedModel(
+            f"an EAGLE head needs a target of {', '.join(FAMILIES)} and its own {JOINT}; take an "
+            "independent drafter"
+        )
+    config.vocab_size, config.pad_token_id = 1, None  # the target's ends take the place of its own
+    decoder = _decoder(config, weights, target, capacity)
+    decoder.embedding, decoder.head = ends.embedding, ends.head
+    joint = joint.to(target.device, target.dtype)
+    return Eagle(decoder, joint, rows, capacity), ends.head.weight
+
+
+def _decoder(config: Any, weights: dict[str, Tensor], target: Target, capacity: int) -> LeanDecoder:
+    model: Any = AutoModelForCausalLM.from_config(config)
+    missing = set(model.load_state_dict(weights, strict=False).missing_keys)
+    if left := missing - set(_ENDS):
+        raise UnsupportedModel(f"the drafter's weights lack {', '.join(sorted(left))}")
+    decoder = lean(model.to(target.device, target.dtype).eval(), capacity)
+    if decoder is None:
+        raise UnsupportedModel(
+            f"a drafter of {config.model_type} cannot run here; take one of {', '.join(FAMILIES)}"
+        )
+    return decoder
+
+
+def _is_tied(model: Any) -> bool:
+    ends = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    return ends[0] is ends[1]

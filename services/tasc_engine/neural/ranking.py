@@ -1,0 +1,178 @@
+"""Tokens of one tokenizer by how often some answers had them, and the file that holds them.
+
+FR-Spec, arXiv 2502.14856, and VocabTrim, arXiv 2506.22694, which drafts best from the tokens of the
+target's own answers. It counts nothing and needs neither torch nor a store.
+"""
+
+import os
+import zipfile
+import zlib
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal, Self, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasc_draft.tokens import Int32, Int64
+from tasc_engine.errors import RankingError
+
+Origin: TypeAlias = Literal["raw", "target", "draft"]
+_MAKE = "make it with `tasc rank-vocabulary`"
+_DAMAGES = (zipfile.BadZipFile, zlib.error, ValueError, KeyError, EOFError, OSError)
+
+
+@dataclass(frozen=True, eq=False)
+class Ranking:
+    """Tokens that were counted, the most frequent first; of equal counts the smaller id first.
+
+    Attributes:
+        ids: ``int32[n]``, the end of sequence among them.
+        counts: ``int64[n]``, each at least 1.
+        fingerprint: Of the tokenizer.
+        vocab_size: One above the tokenizer's largest id.
+        eos_id: Its end of sequence, counted once an answer; no choice leaves it out.
+        origin: Whose answers: raw outputs of the task, the target's, or a draft model's.
+        total: Tokens counted, those included that a choice left out.
+        rows: Answers counted.
+        corpus_rows: They were found among rows ``[0, corpus_rows)`` of the corpus; 0: in a file.
+
+    Raises:
+        RankingError: The parts do not fit each other.
+    """
+
+    ids: Int32
+    counts: Int64
+    fingerprint: str
+    vocab_size: int
+    eos_id: int
+    origin: Origin
+    total: int
+    rows: int
+    corpus_rows: int = 0
+
+    def __post_init__(self) -> None:
+        ids, counts = self.ids, self.counts
+        plain = ids.ndim == counts.ndim == 1 and len(ids) == len(counts) > 0
+        ok = plain and ids.dtype == np.int32 and counts.dtype == np.int64
+        ok = ok and 0 <= ids.min() <= ids.max() < self.vocab_size
+        ok = ok and len(np.unique(ids)) == len(ids) and self.eos_id in ids
+        ok = ok and counts[-1] > 0 and bool((np.diff(counts) <= 0).all())
+        if not (ok and counts.sum() <= self.total and self.origin in get_args(Origin)):
+            raise RankingError(f"the ranked vocabulary is inconsistent; {_MAKE} again")
+
+    @classmethod
+    def of(cls, counts: Int64, *, eos_id: int, **known: Any) -> Self:
+        """From a count of each id.
+
+        Args:
+            counts: ``int64[vocab_size]``.
+            known: fingerprint, origin, rows and corpus_rows.
+
+        Raises:
+            RankingError: The end of sequence was not counted.
+        """
+        order = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
+        size, total = len(counts), int(counts.sum())
+        ids = order.astype(np.int32)
+        return cls(ids, counts[order], vocab_size=size, eos_id=eos_id, total=total, **known)
+
+    @property
+    def coverage(self) -> float:
+        """The share of the tokens counted that these are."""
+        return float(self.counts.sum() / self.total)
+
+    def top(self, k: int) -> Int32:
+        """The k most frequent tokens, or as many as were seen.
+
+        Raises:
+            RankingError: k is not between 1 and the vocabulary's size.
+        """
+        if not 1 <= k <= self.vocab_size:
+            raise RankingError(
+                f"the top {k} tokens are asked for; choose 1 to {self.vocab_size}, the vocabulary"
+            )
+        chosen = self.ids[:k]
+        return chosen if self.eos_id in chosen else self._and_eos(chosen[:-1])
+
+    def top_p(self, p: float) -> Int32:
+        """The fewest tokens that are at least a share p of all counted, or what there is.
+
+        Raises:
+            RankingError: p is not above 0 and at most 1.
+        """
+        if not 0 < p <= 1:
+            raise RankingError(f"the top {p} of what was counted is asked for; choose 0 < p <= 1")
+        # Products with p are a little off; a token that makes p up exactly is enough.
+        enough = self.counts.cumsum() >= p * self.total * (1 - 1e-12)
+        return self._and_eos(self.ids[: int(enough.argmax()) + 1 if enough.any() else None])
+
+    def at_least(self, count: int) -> Int32:
+        """The tokens that were seen so often.
+
+        Raises:
+            RankingError: The count is below 1.
+        """
+        if count < 1:
+            raise RankingError(f"tokens seen {count} times are asked for; choose at least 1")
+        return self._and_eos(self.ids[self.counts >= count])
+
+    def only(self, ids: Int32) -> Self:
+        """The same, of some of its tokens."""
+        kept = np.isin(self.ids, ids)
+        return replace(self, ids=self.ids[kept], counts=self.counts[kept])
+
+    def save(self, path: Path) -> None:
+        """Write a ``.npz`` without pickle; the name appears only when the file is whole."""
+        arrays: dict[str, Any] = {f.name: np.asarray(getattr(self, f.name)) for f in fields(self)}
+        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+        try:
+            with partial.open("wb") as file:
+                np.savez_compressed(file, **arrays)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: Path, fingerprint: str) -> Self:
+        """Read a file and verify it.
+
+        Args:
+            fingerprint: Of the target's tokenizer.
+
+        Raises:
+            RankingError: The file is missing, foreign or damaged, or of another tokenizer.
+        """
+        arrays = _arrays(path)
+        if lacking := [f.name for f in fields(cls) if f.name not in arrays]:
+            raise RankingError(f"{path} is no ranked vocabulary: no {', '.join(lacking)}; {_MAKE}")
+        found: dict[str, Any] = {
+            name: a if name in ("ids", "counts") else a.item() for name, a in arrays.items()
+        }
+        if found["fingerprint"] != fingerprint:
+            raise RankingError(
+                f"{path} ranks tokens of tokenizer {found['fingerprint']}, the target's is "
+                f"{fingerprint}; rank again with the target's"
+            )
+        try:
+            return cls(**found)
+        except (RankingError, TypeError) as error:
+            raise RankingError(f"{path}: {error}") from error
+
+    def _and_eos(self, ids: Int32) -> Int32:
+        return ids if self.eos_id in ids else np.append(ids, np.int32(self.eos_id))
+
+
+def _arrays(path: Path) -> dict[str, NDArray[Any]]:
+    if not path.is_file():
+        raise RankingError(f"there is no {path}; {_MAKE}")
+    names = {field.name for field in fields(Ranking)}
+    try:
+        with path.open("rb") as file:  # numpy leaves one open that is damaged
+            if not zipfile.is_zipfile(file):
+                raise zipfile.BadZipFile(path)
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as content:
+                return {name: content[name] for name in names.intersection(content.files)}
+    except _DAMAGES as error:
+        raise RankingError(f"{path} is no ranked vocabulary, or damaged; {_MAKE}") from error

@@ -1,0 +1,159 @@
+"""Policy ``recent``: draft what was lately in the row's context or likely there (MicroSpec).
+
+arXiv 2605.26444; over ``ranked``, the union of both, which no paper tries. The window decides, this
+module brings it its candidates: the prompt and the target's likeliest tokens of the prefill, then
+of each step the drafts, what was emitted, and the likeliest tokens of the verify.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tasc_draft.tokens import Int32
+from tasc_engine.linears import Linear
+from tasc_engine.neural.gathered import GatheredHead
+from tasc_engine.neural.recent import RecentWindow
+from tasc_engine.neural.recent_steps import Steps
+from tasc_engine.neural.vocabulary import checked_ids
+
+
+class RecentVocabulary:
+    """The tokens in a window of each row's latest candidates, beside ``base`` where that is given.
+
+    A step's drafts and tokens come into the window together, at the first `prepare` or `logits`
+    behind `observe`; so no slot changes its token in the middle of a draft.
+
+    Args:
+        head: Weight of the LM head, ``[V, H]``.
+        rows: Of the batch; a window and a buffer of gathered weights each.
+        window: Candidates in a window, doubles counted.
+        pre: The target's likeliest tokens that are taken at each place of the prompt.
+        ver: The same, at each place of an answer that was kept.
+        base: Ids that may be drafted always, in every row.
+        gathered: Keep a copy of the weights needed; else each product looks them up in the head.
+        context: Take candidates from the prompt.
+        extension: Take candidates from drafts and answers.
+        bias: Of the head, ``[V]``.
+
+    Raises:
+        ValueError: ``pre`` or ``ver`` is below 0 or above the vocabulary, ``rows`` or ``window``
+            is below 1, ``base`` does not fit the head, or there is nothing to take.
+    """
+
+    def __init__(
+        self,
+        head: Tensor,
+        rows: int,
+        window: int = 3072,
+        pre: int = 3,
+        ver: int = 3,
+        base: Int32 | None = None,
+        gathered: bool = True,
+        context: bool = True,
+        extension: bool = True,
+        *,
+        bias: Tensor | None = None,
+    ) -> None:
+        _check(head.shape[0], pre, ver)
+        if not (context or extension):
+            raise ValueError("neither context nor extension; leave at least one of them on")
+        self._pre, self._ver = (pre if context else 0), (ver if extension else 0)
+        self._context, self._extension = context, extension
+        self.wants_top = max(self._pre, self._ver)
+        self._base = None if base is None else checked_ids(base, head)
+        self._base_head = _base_head(head, self._base, bias)
+        left_out = None if self._base is None else _marked(self._base, head.shape[0])
+        self._window = RecentWindow(rows, window, head.shape[0], head.device, left_out)
+        self._head = GatheredHead(head, bias, rows, self._window, gathered)
+        self._rows = torch.arange(rows, device=head.device)
+        self._in_prompt: set[int] = set()
+        self._most = window
+        self._steps = Steps(rows, window, head.device)
+
+    @torch.inference_mode()
+    def start(self, row: int, prompt: Int32) -> None:
+        self.finish(row)
+        self._in_prompt.add(row)
+        if self._context and len(prompt):
+            ids = self._steps.tensor(prompt[None, -self._most :].astype(np.int64))
+            self._append(self._rows[row : row + 1], ids)
+
+    @torch.inference_mode()
+    def observe(self, row: int, tokens: Int32, top: Tensor | None) -> None:
+        if row in self._in_prompt:
+            if len(tokens):
+                self._in_prompt.remove(row)
+            if top is not None and len(top):
+                self._observe_prompt(row, top)
+            top = None
+        if self._extension:
+            self._steps.observe(row, tokens, None if top is None else top[:, : self._ver])
+
+    @torch.inference_mode()
+    def drafted(self, rows: Tensor, ids: Tensor) -> None:
+        if self._extension:
+            self._steps.drafted(rows, ids)
+
+    @torch.inference_mode()
+    def prepare(self) -> None:
+        if self._steps.observed:
+            drafts, tokens, top = self._steps.take()
+            unique = [self._window.distinct(self._rows, ids) for ids in (drafts, top)]
+            self._append(self._rows, torch.cat((unique[0], tokens, unique[1]), 1))
+
+    @torch.inference_mode()
+    def finish(self, row: int) -> None:
+        self._in_prompt.discard(row)
+        self._steps.forget(row)
+        self._window.clear(row)
+        self._head.refresh()
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
+        self.prepare()
+        recent = self._head.logits(hidden, rows)
+        if self._base_head is None:
+            return recent
+        return torch.cat((self._base_head(hidden), recent), -1)
+
+    def ids_of(self, slots: Tensor, rows: Tensor) -> Tensor:
+        flat, ids = slots.flatten(1), self._window.ids
+        if self._base is None:
+            found = ids[rows[:, None], flat]
+        else:
+            ranked = len(self._base)
+            found = ids[rows[:, None], (flat - ranked).clamp(min=0)]
+            found = torch.where(flat < ranked, self._base[flat.clamp(max=ranked - 1)], found)
+        return found.clamp(min=0).view_as(slots)
+
+    def sizes(self, rows: Tensor) -> Tensor:
+        return self._window.sizes(rows) + (0 if self._base is None else len(self._base))
+
+    def _observe_prompt(self, row: int, top: Tensor) -> None:
+        """The likeliest tokens of the prompt; without context, of its end alone."""
+        ids = top[:, : self._pre] if self._context else top[-1:, : self._ver]
+        if ids.numel():
+            rows, flat = self._rows[row : row + 1], ids.reshape(1, -1)
+            self._append(rows, self._window.distinct(rows, flat))
+
+    def _append(self, rows: Tensor, ids: Tensor) -> None:
+        if ids.shape[1]:
+            self._head.gather(self._window.append(rows, ids))
+
+
+def _check(vocab_size: int, pre: int, ver: int) -> None:
+    for name, k in (("pre", pre), ("ver", ver)):
+        if not 0 <= k <= vocab_size:
+            raise ValueError(f"{name} is {k}; use 0 to {vocab_size}, the head's vocabulary")
+
+
+def _base_head(head: Tensor, base: Tensor | None, bias: Tensor | None) -> Linear | None:
+    if base is None:
+        return None
+    return Linear(head[base], None if bias is None else bias[base])
+
+
+def _marked(ids: Tensor, size: int) -> Tensor:
+    marked = torch.zeros(size, dtype=torch.bool, device=ids.device)
+    marked[ids] = True
+    return marked

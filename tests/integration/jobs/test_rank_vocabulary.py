@@ -1,0 +1,101 @@
+"""`tasc rank-vocabulary` over a real Redis and Ray: exact counts, versioned, also in a file."""
+
+import json
+from collections import Counter
+from functools import partial
+
+import pytest
+
+from tasc_engine.neural.ranking import Ranking
+from tasc_jobs.demo.tasks import MODEL
+from tasc_jobs.errors import EmptyCorpusError
+from tasc_jobs.vocabulary_job import STAGES, Choice, RankJob, current_ranking, rank_and_publish
+from tasc_store import ArtifactStore, CorpusRow, CorpusStore, UnknownTask
+from tasc_store.artifacts import VOCABULARY
+from tasc_text import TaskTokenizer
+
+pytestmark = pytest.mark.redis
+
+WORDS = ["turn", "on", "the", "light", "naïve", "日本"]
+ANSWERS = [" ".join(WORDS[: 1 + i % 6]) for i in range(300)]
+
+
+@pytest.fixture
+def filled(client, task) -> str:
+    """A corpus every third row of which a service answered."""
+    keys = [f"served:{task}:{i}" if i % 3 == 0 else f"row:{i}" for i in range(len(ANSWERS))]
+    rows = [CorpusRow(key, "", answer) for key, answer in zip(keys, ANSWERS, strict=True)]
+    CorpusStore(client, task).append(rows)
+    return task
+
+
+def counted(answers: list[str]) -> dict[int, int]:
+    tokenizer = TaskTokenizer.from_folder(MODEL)
+    found = Counter(i for ids in tokenizer.encode_outputs(answers) for i in ids)
+    found[tokenizer.eos_id] += len(answers)
+    return dict(found)
+
+
+def tell(told: list[tuple], *to: object) -> None:
+    told.append(to)
+
+
+def as_counts(ranking: Ranking) -> dict[int, int]:
+    return dict(zip(ranking.ids.tolist(), ranking.counts.tolist(), strict=True))
+
+
+@pytest.mark.ray
+def test_corpora_are_counted_exactly_and_each_ranking_is_a_version(
+    ray_cluster, redis_url, client, filled
+):
+    store = ArtifactStore(
+        client, filled, TaskTokenizer.from_folder(MODEL).fingerprint, kind=VOCABULARY
+    )
+    assert current_ranking(store) is None
+    wanted = [("raw", ANSWERS, 3), ("target", ANSWERS[::3], None)]
+    for version, (origin, answers, parts) in enumerate(wanted, 1):
+        told = []
+        job = RankJob(filled, origin, MODEL, parallelism=parts)
+        artifact, ranking = rank_and_publish(redis_url, job, partial(tell, told))
+        assert as_counts(ranking) == counted(answers)
+        assert (ranking.rows, ranking.corpus_rows) == (len(answers), 300)
+        assert (artifact.version, artifact.corpus_rows) == (version, 300)
+        assert list(dict.fromkeys(stage for stage, _, _ in told)) == list(STAGES)
+        assert ("count", 300, 300) in told
+        stored = current_ranking(store)
+        assert stored is not None
+        assert (as_counts(stored), stored.origin) == (counted(answers), origin)
+    assert store.versions() == [1, 2]
+    CorpusStore(client, f"{filled}x").append([CorpusRow("a", "", "on")])
+    with pytest.raises(EmptyCorpusError, match="has no answers to count"):
+        rank_and_publish(redis_url, RankJob(f"{filled}x", "target", MODEL))
+    job = RankJob(filled, "raw", MODEL, choice=Choice(top_k=4))
+    _, cut = rank_and_publish(redis_url, job)
+    assert len(cut.ids) == 4
+    assert cut.total == sum(counted(ANSWERS).values())
+
+
+def test_a_draft_models_answers_need_no_ray(redis_url, client, task, tmp_path, run):
+    answers, output = tmp_path / "answers.jsonl", tmp_path / "ranked.npz"
+    answers.write_text("".join(json.dumps({"text": text}) + "\n" for text in ANSWERS))
+    args = ["rank-vocabulary", task, "--from", "draft", "--tokenizer", MODEL, "--answers", answers]
+    args += ["--redis-url", redis_url]
+    found = json.loads(run(*args, "--top-p", 0.9, "--output", output, "--json"))
+    read = Ranking.load(output, found["fingerprint"])
+    assert (found["kept"], found["rows"], found["corpus_rows"]) == (len(read.ids), 300, 0)
+    assert 0.9 <= found["coverage"] == read.coverage < 1
+    assert as_counts(read).items() < counted(ANSWERS).items()
+    store = ArtifactStore(client, task, found["fingerprint"], kind=VOCABULARY)
+    stored = current_ranking(store)
+    assert stored is not None
+    assert as_counts(stored) == as_counts(read)
+    assert ArtifactStore(client, task, found["fingerprint"]).current() is None  # that is no index
+    assert "version 2 of the vocabulary" in run(*args)
+    size = found["vocab_size"]
+    assert f"choose 1 to {size}" in run(*args, "--top-k", size + 1, code=1)
+    assert "is no place for a file" in run(*args, "--output", tmp_path / "no" / "f", code=2)
+
+
+def test_what_cannot_be_ranked_is_said(redis_url, task):
+    with pytest.raises(UnknownTask):
+        rank_and_publish(redis_url, RankJob(task, "raw"))

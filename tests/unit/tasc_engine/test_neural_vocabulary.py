@@ -1,0 +1,249 @@
+"""Every policy gives the full head's logits of just the tokens it may draft."""
+
+from collections import deque
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tasc_engine.neural.recent_policy import RecentVocabulary
+from tasc_engine.neural.vocabulary import FullVocabulary, RankedVocabulary, Vocabulary
+
+ROWS, SIZE, HIDDEN = 3, 200, 16
+EVERYONE = torch.arange(ROWS)
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
+@pytest.fixture(params=DEVICES, autouse=True)
+def device(request):
+    with torch.device(request.param):
+        yield request.param
+
+
+def head(biased: bool = False) -> tuple[Tensor, Tensor | None]:
+    torch.manual_seed(0)
+    weight = torch.randn(SIZE, HIDDEN, dtype=torch.float64)
+    return weight, torch.randn(SIZE, dtype=torch.float64) if biased else None
+
+
+def int32(*ids: int) -> np.ndarray:
+    return np.asarray(ids, np.int32)
+
+
+def drafted_from(vocabulary: Vocabulary, row: int) -> set[int]:
+    """Checked on the way: the logits are the full head's, and what is empty is -inf."""
+    hidden = torch.randn(1, 4, HIDDEN, dtype=torch.float64)
+    rows = torch.tensor([row])
+    found = vocabulary.logits(hidden, rows)
+    slots = torch.arange(found.shape[-1]).expand(1, 4, -1)
+    ids = vocabulary.ids_of(slots, rows)
+    there = found > float("-inf")
+    assert torch.equal(there, there[:, :1].expand_as(there))
+    full = functional.linear(hidden, *head(getattr(vocabulary, "biased", False)))
+    assert torch.allclose(found[there], full.gather(-1, ids)[there], rtol=1e-12, atol=1e-12)
+    kept = ids[0, 0][there[0, 0]].tolist()
+    assert len(set(kept)) == len(kept) == int(vocabulary.sizes(rows))
+    return set(kept)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_full_and_ranked_give_the_heads_logits(biased):
+    weight, bias = head(biased)
+    hidden = torch.randn(2, 5, HIDDEN, dtype=torch.float64)
+    rows, slots = torch.tensor([2, 0]), torch.tensor([[0, 2], [1, 1]])
+    ranked = RankedVocabulary(weight, int32(7, 190, 3), bias)
+    expected = functional.linear(hidden, weight, bias)
+    full = FullVocabulary(weight, bias)
+    assert torch.equal(full.logits(hidden, rows), expected)
+    assert torch.equal(full.ids_of(slots, rows), slots)
+    assert full.sizes(rows).tolist() == [SIZE, SIZE]
+    assert torch.allclose(ranked.logits(hidden, rows), expected[..., [7, 190, 3]])
+    assert ranked.ids_of(slots, rows).tolist() == [[7, 3], [190, 190]]
+    assert ranked.sizes(rows).tolist() == [3, 3]
+    assert ranked.wants_top == full.wants_top == 0
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([], "0 ranked tokens; name 1 to 200"),
+        ([3, 200], "token 200 is outside the head of 200 tokens"),
+        ([-1], "token -1 is outside"),
+        ([3, 5, 3], "token 3 is there 2 times"),
+        (range(201), "201 ranked tokens; name 1 to 200"),
+    ],
+)
+def test_ranks_that_do_not_fit_the_head_are_refused(ids, message):
+    for made in (RankedVocabulary, lambda weight, ids: RecentVocabulary(weight, ROWS, base=ids)):
+        with pytest.raises(ValueError, match=message):
+            made(head()[0], int32(*ids))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"pre": 201}, "pre is 201; use 0 to 200"),
+        ({"ver": -1}, "ver is -1; use 0 to 200"),
+        ({"context": False, "extension": False}, "neither context nor extension"),
+        ({"window": 0}, "window of 0"),
+    ],
+)
+def test_a_window_that_cannot_be_is_refused(given, message):
+    with pytest.raises(ValueError, match=message):
+        RecentVocabulary(head()[0], ROWS, **given)
+
+
+class Naive:
+    """The window of one row in plain Python; `tops` are cut by whoever calls."""
+
+    def __init__(self, window: int) -> None:
+        self.stream = deque[int](maxlen=window)
+        self.drafts: list[int] = []
+
+    def step(self, tokens: list[int], tops: list[int]) -> None:
+        self.stream.extend([*last_of(self.drafts), *tokens, *last_of(tops)])
+        self.drafts = []
+
+
+def last_of(ids: list[int]) -> list[int]:
+    return [id_ for place, id_ in enumerate(ids) if id_ not in ids[place + 1 :]]
+
+
+def answer(vocabularies: list[RecentVocabulary], naive: list[Naive], rng: torch.Generator) -> None:
+    """One step of all rows: two levels of drafts, then some tokens for each row."""
+    some = partial(torch.randint, 0, SIZE, generator=rng, device="cpu")
+    for level in range(2):
+        rows, ids = torch.randperm(ROWS, generator=rng, device="cpu"), some((ROWS, 3 + level))
+        for row, row_ids in zip(rows.tolist(), ids.tolist(), strict=True):
+            naive[row].drafts += row_ids
+        for each in vocabularies:
+            each.drafted(rows.to(EVERYONE.device), ids.to(EVERYONE.device))
+    for row in range(ROWS):
+        tokens, top = some((1 + row,)), some((1 + row, 3))
+        for each in vocabularies:
+            each.observe(row, tokens.numpy().astype(np.int32), top.to(EVERYONE.device))
+        naive[row].step(tokens.tolist(), top.flatten().tolist())
+
+
+@pytest.mark.parametrize("base", [None, (5, 17, 150)])
+@pytest.mark.parametrize("window", [30, 1000])
+def test_answers_bring_the_tokens_that_a_naive_window_has(base, window):
+    rng = torch.Generator("cpu").manual_seed(1)
+    ranked = None if base is None else int32(*base)
+    both = [
+        RecentVocabulary(head()[0], ROWS, window, base=ranked, gathered=g) for g in (True, False)
+    ]
+    naive = [Naive(window) for _ in range(ROWS)]
+    for turn in range(12):
+        for row in range(ROWS):
+            if (turn + row) % 5:  # else another request begins there
+                continue
+            naive[row] = Naive(window)
+            prompt, top = list(range(row, 20)), torch.randint(0, SIZE, (20 - row, 3))
+            naive[row].stream.extend([*prompt, *last_of(top.flatten().tolist()), 9])
+            for each in both:
+                each.finish(row)
+                each.start(row, int32(*prompt))
+                each.observe(row, int32(9), top)
+                each.prepare()
+        answer(both, naive, rng)
+        for row in range(ROWS):
+            expected = set(naive[row].stream) | set(base or ())
+            assert drafted_from(both[0], row) == expected
+        hidden = torch.randn(ROWS, 2, HIDDEN, dtype=torch.float64)
+        gathered, indexed = (each.logits(hidden, EVERYONE) for each in both)
+        assert torch.equal(gathered, indexed)
+        slots = gathered.topk(4, -1).indices
+        assert torch.equal(*(each.ids_of(slots, EVERYONE) for each in both))
+
+
+@pytest.mark.parametrize("gathered", [True, False])
+def test_the_product_of_a_gpu_gives_what_that_of_a_cpu_gives(gathered):
+    made = RecentVocabulary(head()[0], ROWS, gathered=gathered)
+    for row in range(ROWS):
+        made.start(row, int32(*range(row, 60, row + 1)))
+    hidden, rows = torch.randn(2, 4, HIDDEN, dtype=torch.float64), torch.tensor([2, 0])
+    found, expected = made._head._all_rows(hidden, rows), made._head._row_by_row(hidden, rows)
+    assert found.shape == (2, 4, SIZE)
+    assert torch.allclose(found[..., : expected.shape[-1]], expected, rtol=1e-12, atol=1e-12)
+    assert found[..., expected.shape[-1] :].isneginf().all()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_nothing_in_a_step_waits_for_a_gpu():
+    with torch.device("cuda"):
+        made = RecentVocabulary(head()[0], ROWS, base=int32(5, 17))
+        rows, ids, top = torch.arange(ROWS), torch.randint(0, SIZE, (ROWS, 4)), torch.ones(2, 3)
+        hidden, top = torch.randn(ROWS, 4, HIDDEN, dtype=torch.float64), top.long()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3):
+            made.start(0, int32(1, 2))
+            made.observe(0, int32(3), top)
+            made.drafted(rows, ids)
+            made.observe(1, int32(4), top)
+            slots = made.logits(hidden, rows).argmax(-1)
+            made.ids_of(slots, rows)
+            made.sizes(rows)
+            made.finish(0)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_bias_is_added_and_a_row_that_was_never_started_has_no_token():
+    weight, bias = head(biased=True)
+    made = RecentVocabulary(weight, ROWS, bias=bias)
+    made.biased = True
+    made.start(1, int32(4, 4, 150))
+    assert drafted_from(made, 1) == {4, 150}
+    assert drafted_from(made, 0) == set()
+    assert made.ids_of(torch.tensor([[0, 63]]), torch.tensor([0])).tolist() == [[0, 0]]
+    made.finish(1)
+    assert made.sizes(EVERYONE).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("left", "wants", "prompted", "answered"),
+    [
+        ({}, 3, {1, 2, 10, 11, 20, 21, 5}, {30, 40, 41, 42}),
+        ({"extension": False}, 2, {1, 2, 10, 11, 20, 21}, set()),
+        ({"context": False}, 3, {20, 21, 22, 5}, {30, 40, 41, 42}),
+    ],
+)
+def test_each_ablation_leaves_its_stream_out(left, wants, prompted, answered):
+    made = RecentVocabulary(head()[0], ROWS, pre=2, ver=3, **left)
+    assert made.wants_top == wants
+    made.start(0, int32(1, 2))
+    made.observe(0, int32(5), torch.tensor([[10, 11, 12], [20, 21, 22]])[:, :wants])
+    assert drafted_from(made, 0) == prompted
+    made.drafted(torch.tensor([2, 0]), torch.tensor([[99], [30]]))
+    made.observe(0, int32(40), torch.tensor([[40, 41, 42]])[:, :wants])
+    made.prepare()
+    assert drafted_from(made, 0) == prompted | answered
+
+
+def test_drafts_wait_for_what_was_observed_and_go_with_their_request():
+    made = RecentVocabulary(head()[0], ROWS)
+    for row in range(ROWS):
+        made.start(row, int32(row))
+        made.observe(row, int32(row), None)
+    made.prepare()
+    with torch.inference_mode():  # as a proposer's forwards are, and what surrounds them is not
+        made.drafted(EVERYONE, torch.tensor([[50], [51], [52]]))
+    assert [drafted_from(made, row) for row in range(ROWS)] == [{0}, {1}, {2}]
+    made.finish(1)
+    made.start(1, int32(7))
+    made.observe(0, int32(0), None)
+    assert [drafted_from(made, row) for row in range(ROWS)] == [{0, 50}, {7}, {2, 52}]
+
+
+def test_drafts_that_nobody_observes_are_bounded():
+    made = RecentVocabulary(head()[0], ROWS, window=4)
+    for first in range(0, 100, 2):
+        made.drafted(torch.tensor([0]), torch.tensor([[first, first + 1]]))
+    made.observe(0, int32(), None)
+    assert drafted_from(made, 0) == {96, 97, 98, 99}

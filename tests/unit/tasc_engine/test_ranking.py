@@ -1,0 +1,121 @@
+"""A ranked vocabulary gives what was asked for, and the end of sequence; it is whole or refused."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasc_engine.errors import RankingError
+from tasc_engine.neural.ranking import Ranking
+
+ABOUT = {"fingerprint": "f" * 32, "origin": "target", "rows": 2, "corpus_rows": 40}
+
+
+def ranking(*counts: int, eos_id: int = 0) -> Ranking:
+    return Ranking.of(np.asarray(counts, np.int64), eos_id=eos_id, **ABOUT)
+
+
+@given(
+    counts=st.lists(st.integers(0, 9), min_size=2, max_size=30),
+    k=st.integers(1, 30),
+    p=st.floats(0.01, 1),
+    least=st.integers(1, 10),
+)
+def test_each_choice_is_what_a_plain_one_is(counts, k, p, least):
+    counts[0] += 1
+    found = ranking(*counts)
+    seen = sorted((-count, id_) for id_, count in enumerate(counts) if count)
+    assert found.ids.tolist() == [id_ for _, id_ in seen]
+    assert found.counts.tolist() == [-count for count, _ in seen]
+    k = min(k, len(counts))
+    by_rank = found.top(k).tolist()
+    assert len(by_rank) == min(k, len(seen))
+    assert 0 in by_rank
+    assert set(by_rank) - {0} <= {id_ for _, id_ in seen[:k]}
+    frequent = {id_ for id_, count in enumerate(counts) if count >= least}
+    assert set(found.at_least(least).tolist()) == frequent | {0}
+    enough = next(
+        n for n in range(1, len(seen) + 1)
+        if -sum(c for c, _ in seen[:n]) >= p * sum(counts) - 1e-9
+    )  # fmt: skip
+    assert set(found.top_p(p).tolist()) == {id_ for _, id_ in seen[:enough]} | {0}
+
+
+def test_a_choice_keeps_counts_and_what_they_are_part_of():
+    found = ranking(1, 5, 0, 3, 1)
+    kept = found.only(found.top(2))
+    assert kept.ids.tolist() == [1, 0]
+    assert kept.counts.tolist() == [5, 1]
+    assert (kept.total, kept.coverage) == (10, 0.6)
+    assert kept.top(5).tolist() == [1, 0]
+    assert kept.top_p(1.0).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("k", [0, 6])
+def test_more_than_the_vocabulary_is_refused(k):
+    with pytest.raises(RankingError, match=rf"top {k} tokens .* choose 1 to 5"):
+        ranking(1, 5, 0, 3, 1).top(k)
+
+
+@pytest.mark.parametrize("p", [0.0, 1.5, float("nan")])
+def test_no_share_is_refused(p):
+    with pytest.raises(RankingError, match="choose 0 < p <= 1"):
+        ranking(1, 5).top_p(p)
+
+
+def test_a_count_below_one_is_refused():
+    with pytest.raises(RankingError, match="choose at least 1"):
+        ranking(1, 5).at_least(0)
+
+
+def test_a_file_gives_what_was_written(tmp_path):
+    path, written = tmp_path / "ranked.npz", ranking(1, 5, 0, 3, 1)
+    written.save(path)
+    read = Ranking.load(path, ABOUT["fingerprint"])
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+    for name in ("ids", "counts"):
+        assert np.array_equal(getattr(read, name), getattr(written, name))
+        assert getattr(read, name).dtype == getattr(written, name).dtype
+    for name in (*ABOUT, "vocab_size", "eos_id", "total"):
+        assert getattr(read, name) == getattr(written, name)
+
+
+def test_another_tokenizers_file_is_refused_with_both_fingerprints(tmp_path):
+    path = tmp_path / "ranked.npz"
+    ranking(1, 5).save(path)
+    with pytest.raises(RankingError, match=f"tokenizer {'f' * 32}, the target's is abc"):
+        Ranking.load(path, "abc")
+
+
+def test_what_is_no_ranking_is_refused(tmp_path):
+    path = tmp_path / "ranked.npz"
+    with pytest.raises(RankingError, match="there is no"):
+        Ranking.load(path, "abc")
+    ranking(1, 5).save(path)
+    whole = path.read_bytes()
+    for content in (b"", b"nothing", whole[:-40], whole[:60] + b"x" + whole[61:]):
+        path.write_bytes(content)
+        with pytest.raises(RankingError, match=r"ranked\.npz is no ranked vocabulary, or damaged"):
+            Ranking.load(path, ABOUT["fingerprint"])
+    np.savez(path, ids=np.arange(3))
+    with pytest.raises(RankingError, match="no counts, fingerprint"):
+        Ranking.load(path, "abc")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"ids": np.asarray([1, 1], np.int32)},
+        {"ids": np.asarray([1, 9], np.int32)},
+        {"ids": np.asarray([1], np.int32)},
+        {"counts": np.asarray([1, 5])},
+        {"counts": np.asarray([5, 0])},
+        {"counts": np.asarray([500, 1])},
+        {"eos_id": 3},
+        {"origin": "elsewhere"},
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(changed):
+    good = ranking(1, 5, 0)
+    with pytest.raises(RankingError, match="inconsistent"):
+        Ranking(**{**good.__dict__, **changed})

@@ -1,0 +1,68 @@
+"""Tokens of answers are counted exactly, however the answers are cut."""
+
+from collections import Counter
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasc_jobs.corpus_tokens import add_tables, count_rows
+from tasc_jobs.demo.tasks import MODEL
+from tasc_jobs.errors import FileError, UsageError
+from tasc_jobs.token_counts import TokenCounts, count_file, open_tokens
+from tasc_jobs.vocabulary_job import Choice, RankJob
+
+WORDS = st.sampled_from(["turn on", "the light", " naïve", "日本", "intent: on", "NOUN VERB"])
+ROWS = st.lists(st.tuples(st.sampled_from(["served:t:", "row:"]), st.text() | WORDS), max_size=30)
+
+
+def table(rows: list[tuple[str, str]]) -> pa.Table:
+    keys, outputs = [key for key, _ in rows], [output for _, output in rows]
+    return pa.table({"key": pa.array(keys, pa.string()), "output": pa.array(outputs, pa.string())})
+
+
+def plain(texts: list[str]) -> Counter:
+    return Counter(id_ for ids in open_tokens(MODEL).encode_outputs(texts) for id_ in ids)
+
+
+@given(rows=ROWS, cut=st.integers(0, 30), keys=st.sampled_from(["", "served:t:"]))
+def test_parts_sum_up_to_the_whole(rows, cut, keys):
+    counted = [count_rows(MODEL, keys, table(part)) for part in (rows[:cut], rows[cut:])]
+    total = TokenCounts(open_tokens(MODEL).vocab_size)
+    add_tables(total, pa.concat_tables(counted))
+    kept = [output for key, output in rows if key.startswith(keys)]
+    assert (total.read, total.rows) == (len(rows), len(kept))
+    expected = plain(kept)
+    assert {int(i): int(total.counts[i]) for i in np.flatnonzero(total.counts)} == dict(expected)
+    eos_id = open_tokens(MODEL).eos_id
+    ended = total.with_ends(eos_id)
+    assert ended.sum() == sum(expected.values()) + len(kept)
+    assert ended[eos_id] == expected[eos_id] + len(kept)
+
+
+def test_a_file_is_counted_without_its_bad_lines(tmp_path):
+    path = tmp_path / "answers.jsonl"
+    path.write_text(
+        '{"text": "turn on"}\nnothing\n{"text": ""}\n' + '{"text": "the light"}\n' * 600
+    )
+    told = []
+    total = count_file(path, "text", MODEL, lambda *to: told.append(to))
+    assert (total.read, total.rows) == (603, 601)
+    assert total.counts.sum() == sum(plain(["turn on", *["the light"] * 600]).values())
+    assert told == [("count", 500, None), ("count", 603, None)]
+    with pytest.raises(FileError, match=r"nowhere\.jsonl"):
+        count_file(tmp_path / "nowhere.jsonl", "text", MODEL, lambda *to: None)
+
+
+def test_an_end_outside_the_vocabulary_is_refused():
+    with pytest.raises(ValueError, match="end of sequence 7 is no token of the vocabulary of 7"):
+        TokenCounts(7).with_ends(7)
+
+
+def test_two_choices_and_drafts_without_a_file_are_refused():
+    with pytest.raises(UsageError, match="exclude each other"):
+        Choice(top_k=3, top_p=0.5)
+    with pytest.raises(UsageError, match="name the file with --answers"):
+        RankJob("t", "draft")
