@@ -37,7 +37,9 @@ from tasc_jobs.cli_options import (
 from tasc_jobs.cli_refresh import refresh
 from tasc_jobs.cli_stats import stats
 from tasc_jobs.cli_tasks import task_app
+from tasc_jobs.cli_train_drafter import train_drafter
 from tasc_jobs.cli_tuning import MIXTURES, forecast, replay, tune
+from tasc_jobs.cli_vocabulary import RANKINGS, rank_vocabulary
 from tasc_jobs.cli_worker import worker
 from tasc_jobs.outcomes import exit_code, in_short, known_errors
 from tasc_jobs.progress import Clock, Progress, note
@@ -62,6 +64,8 @@ app.command()(enrich)
 app.command()(finetune)
 app.command()(evaluate)
 app.command()(forecast_ft)
+app.command()(train_drafter)
+app.command(epilog=RANKINGS)(rank_vocabulary)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

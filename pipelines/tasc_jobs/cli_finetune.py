@@ -1,6 +1,6 @@
 """The command `tasc finetune`: a model that has learnt a task's outputs. It computes nothing."""
 
-from contextlib import ExitStack
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -90,7 +90,10 @@ def finetune(
     ends with the same weights. OUTPUT/adapter is for transformers and PEFT; OUTPUT/model has the
     adapter in its weights and is served like any model (`tasc task create TASK --model ...`).
     """
-    from tasc_jobs.finetune.command import Given, How, run
+    from tasc_jobs.finetune.finished import require_unfinished
+
+    require_unfinished(output)
+    from tasc_jobs.finetune.command import Given, How, job_of, run
     from tasc_jobs.finetune.job import STAGES
     from tasc_jobs.finetune.settings import FinetuneSettings
     from tasc_jobs.stages import Stages
@@ -100,9 +103,8 @@ def finetune(
         quantization, seed,
     )  # fmt: skip
     given = Given(task, model, tokenizer, template, tuple(train or ()), (input_field, output_field))
-    how = How(workers, threads, checkpoint_s)
-    with ExitStack() as stack:
-        url = stack.enter_context(open_store(redis_url, data_dir)) if given.wants_store else None
-        stages = stack.enter_context(Stages(f"fine-tune {task}", STAGES))
-        report = run(url, given, settings, output, how, stages)
+    with open_store(redis_url, data_dir) if given.wants_store else nullcontext() as url:
+        job = job_of(url, given, settings, output, checkpoint_s)
+    with Stages(f"fine-tune {task}", STAGES) as stages:
+        report = run(job, How(workers, threads), stages)
     print_result(report.as_json, report.in_words, as_json)

@@ -57,6 +57,11 @@ class Stages:
         self._bar.advance(done - self._done)
         self._done = done
 
+    def tell(self, text: str) -> None:
+        """Words to show of the stage that runs, in place of those told before."""
+        if self._stage is not None:
+            self._bar.tell(text)
+
     def __enter__(self) -> Self:
         return self
 

@@ -14,7 +14,7 @@ from engine_loop import Job
 from tasc_engine.loading import ModelSource, load_model
 from tasc_jobs.demo.tasks import MODEL, TEMPLATES, demo_record, read_split
 from tasc_jobs.demo.train import SIZES
-from tasc_serve.worker import model_source
+from tasc_serve.sources import model_source
 from tasc_text import PromptTemplate, TaskTokenizer
 
 _BENCH_MODEL = Path(__file__).resolve().parents[2] / ".bench" / "model" / SIZES["bench"].name

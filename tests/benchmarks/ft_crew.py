@@ -3,7 +3,7 @@
 import multiprocessing
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Any
 
@@ -14,19 +14,24 @@ from ft_runs import FtRun, Workshop
 def make_all(workshop: Workshop, runs: Sequence[FtRun], processes: int) -> None:
     """Those that are not there; what takes longest first is the caller's to say."""
     missing = [run for run in runs if not workshop.is_made(run)]
-    if not missing:
-        return
     begun = time.monotonic()
+    for done, run in enumerate(_made(workshop, missing, processes), 1):
+        left = (time.monotonic() - begun) / done * (len(missing) - done)
+        to_stderr(f"{done}/{len(missing)} {run.name}; {left:.0f} s left")
+
+
+def _made(workshop: Workshop, runs: Sequence[FtRun], processes: int) -> Iterator[FtRun]:
+    if processes == 1:
+        for run in runs:
+            workshop.make(run)
+            yield run
+        return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, context, _quietly) as pool:
-        made = {pool.submit(workshop.make, run): run for run in missing}
-        for done, future in enumerate(as_completed(made), 1):
+        made = {pool.submit(workshop.make, run): run for run in runs}
+        for future in as_completed(made):
             future.result()
-            each = (time.monotonic() - begun) / done
-            to_stderr(
-                f"{done}/{len(missing)} {made[future].name}; "
-                f"{each * (len(missing) - done):.0f} s left"
-            )
+            yield made[future]
 
 
 def measure_all(

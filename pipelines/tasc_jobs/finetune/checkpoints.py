@@ -1,4 +1,4 @@
-"""How far a fine-tune is, on disk: whole or not there, whatever dies. It trains nothing."""
+"""How far a training is, on disk: whole or not there, whatever dies. It trains nothing."""
 
 import json
 import os
@@ -83,7 +83,7 @@ class Checkpoints:
         if state["pins"] != self._pins:
             changed = [k for k in self._pins if state["pins"].get(k) != self._pins[k]]
             raise FinetuneError(
-                f"{self._folder} is of a fine-tune with another {', '.join(changed)}; run it as it "
+                f"{self._folder} is of a run with another {', '.join(changed)}; run it as it "
                 "was begun, or name another output"
             )
         optimizer = torch.load(folder / _OPTIMIZER, weights_only=True)

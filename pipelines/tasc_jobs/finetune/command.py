@@ -42,7 +42,6 @@ class How:
 
     workers: int
     threads: int | None
-    checkpoint_s: float
 
 
 @dataclass(frozen=True)
@@ -66,16 +65,8 @@ class FinetuneReport:
         )
 
 
-def run(
-    url: str | None,
-    given: Given,
-    settings: FinetuneSettings,
-    output: Path,
-    how: How,
-    progress: StageProgress,
-) -> FinetuneReport:
-    """Raises what `finetune` does, and what a store, a file of rows or a template may."""
-    job = _job(url, given, settings, output, how.checkpoint_s)
+def run(job: Finetune, how: How, progress: StageProgress) -> FinetuneReport:
+    """Raises what `finetune` does."""
     if how.workers == 1:
         if how.threads:
             torch.set_num_threads(how.threads)
@@ -88,9 +79,10 @@ def run(
         return FinetuneReport(finetune_by(how.workers, job, progress, gpus=gpus))
 
 
-def _job(
+def job_of(
     url: str | None, given: Given, settings: FinetuneSettings, output: Path, checkpoint_s: float
 ) -> Finetune:
+    """Everything to be learnt, in memory; raises what a store, a file of rows or a template may."""
     record, rows = _stored(url, given) if url else (None, [])
     if given.files:
         rows = list(rows_of(given.files, given.fields))

@@ -1,5 +1,6 @@
 """Rows as token ids, and which of them each step takes. It knows no model."""
 
+import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tasc_jobs.finetune.settings import FinetuneSettings
+from tasc_jobs.finetune.settings import Pace
 from tasc_store import CorpusRow
 from tasc_text import PromptTemplate, TaskTokenizer
 
@@ -55,12 +56,12 @@ def examples_of(
     return found, too_long
 
 
-def steps_of(rows: int, settings: FinetuneSettings) -> int:
+def steps_of(rows: int, settings: Pace) -> int:
     """Steps of the optimizer in all epochs."""
     return math.ceil(settings.epochs * _steps_an_epoch(rows, settings))
 
 
-def rows_of(step: int, lengths: Sequence[int], settings: FinetuneSettings) -> list[list[int]]:
+def rows_of(step: int, lengths: Sequence[int], settings: Pace) -> list[list[int]]:
     """The rows of one step, by those that go through the model together; of like length.
 
     It depends on nothing but its arguments: a run that is resumed takes what it would have taken.
@@ -84,5 +85,13 @@ def batch_of(examples: Sequence[Example]) -> Batch:
     return Batch(ids, begin, labels[:, begin + 1 :])
 
 
-def _steps_an_epoch(rows: int, settings: FinetuneSettings) -> int:
+def digest_of(examples: Iterable[Example]) -> str:
+    """Who these are, in their order."""
+    digest = hashlib.sha256()
+    for example in examples:
+        digest.update(repr((example.prompt, example.ids)).encode())
+    return digest.hexdigest()
+
+
+def _steps_an_epoch(rows: int, settings: Pace) -> int:
     return math.ceil(rows / settings.batch_rows)

@@ -3,10 +3,8 @@
 It knows no Redis and no command line.
 """
 
-import hashlib
 import json
 import logging
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,11 +15,13 @@ import torch
 from tasc_jobs.enrich.saving import RECORD
 from tasc_jobs.finetune.checkpoints import Checkpoints
 from tasc_jobs.finetune.errors import FinetuneError
-from tasc_jobs.finetune.examples import Example, examples_of
+from tasc_jobs.finetune.examples import Example, digest_of, examples_of
+from tasc_jobs.finetune.finished import require_unfinished
 from tasc_jobs.finetune.model import Parts, adapted, add_rows, load_base
-from tasc_jobs.finetune.result import CARD, REPORT, Made, write
+from tasc_jobs.finetune.result import CARD, Made, write
+from tasc_jobs.finetune.running import run_through
 from tasc_jobs.finetune.settings import FinetuneSettings
-from tasc_jobs.finetune.training import Crew, Told, Trainer
+from tasc_jobs.finetune.training import Crew, Trainer
 from tasc_jobs.stages import StageProgress, silent
 from tasc_store import CorpusRow
 from tasc_text import PromptTemplate, TaskTokenizer
@@ -29,7 +29,6 @@ from tasc_text import PromptTemplate, TaskTokenizer
 log = logging.getLogger(__name__)
 STAGES = {"train": "steps", "write": "files"}
 CHECKPOINT = "checkpoint"
-_LAST_LOSSES = 10  # steps whose mean loss is told of a run
 
 
 @dataclass(frozen=True)
@@ -67,8 +66,7 @@ def finetune(
     Raises:
         FinetuneError: Nothing to train on, a loss that is no number, no memory, no room on disk.
     """
-    if (job.output / REPORT).is_file():
-        raise FinetuneError(f"{job.output} has a fine-tuned model already; name another output")
+    require_unfinished(job.output)
     tokenizer = TaskTokenizer.from_folder(job.tokenizer)
     parts = new_tokens(job.tokenizer)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -87,7 +85,7 @@ def finetune(
         log.info("going on behind step %d of %d", there.step, trainer.steps)
         trainer.resume(there)
     leads = crew is None or crew.rank == 0
-    metrics = _train(trainer, checkpoints if leads else None, job.checkpoint_s, progress)
+    metrics = run_through(trainer, checkpoints if leads else None, job.checkpoint_s, progress)
     data = {"task": job.task, "rows": len(examples), "too_long": too_long}
     settings = {**asdict(job.settings), "new_tokens": len(parts), "nf4": nf4, "device": device}
     if leads:
@@ -107,36 +105,6 @@ def new_tokens(tokenizer: Path) -> Parts:
     return {token["id"]: token["parts"] for token in json.loads(record.read_text())["tokens"]}
 
 
-def _train(
-    trainer: Trainer, checkpoints: Checkpoints | None, every_s: float, progress: StageProgress
-) -> dict[str, Any]:
-    begun = saved = time.monotonic()
-    tokens = 0
-
-    def tell(told: Told) -> None:
-        nonlocal saved, tokens
-        tokens += told.tokens
-        progress("train", told.step, told.steps)
-        if checkpoints and time.monotonic() - saved > every_s:
-            checkpoints.save(trainer.checkpoint)
-            saved = time.monotonic()
-
-    progress("train", trainer.checkpoint.step, trainer.steps)
-    trainer.run(tell)
-    if checkpoints:
-        checkpoints.save(trainer.checkpoint)
-    losses = trainer.checkpoint.losses
-    last = losses[-_LAST_LOSSES:]
-    seconds = time.monotonic() - begun
-    return {
-        "steps": trainer.steps,
-        "first_loss": losses[0],
-        "loss": sum(last) / len(last),
-        "tokens_per_second": tokens / seconds if seconds else 0.0,
-        "seconds": seconds,
-    }
-
-
 def _wants_nf4(settings: FinetuneSettings, device: str) -> bool:
     nf4 = settings.quantization == "nf4" or (settings.quantization == "auto" and device != "cpu")
     how = "QLoRA: frozen weights in NF4" if nf4 else "plain LoRA: frozen weights as they are"
@@ -146,10 +114,7 @@ def _wants_nf4(settings: FinetuneSettings, device: str) -> bool:
 
 def _pins(job: Finetune, tokenizer: TaskTokenizer, examples: Sequence[Example]) -> dict[str, Any]:
     """What changes the result."""
-    digest = hashlib.sha256()
-    for example in examples:
-        digest.update(repr((example.prompt, example.ids)).encode())
     return {
         **asdict(job.settings), "base": str(job.base), "tokenizer": tokenizer.fingerprint,
-        "rows": digest.hexdigest(),
+        "rows": digest_of(examples),
     }  # fmt: skip

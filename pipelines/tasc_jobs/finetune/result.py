@@ -15,8 +15,9 @@ from peft import AutoPeftModelForCausalLM, PeftModel
 
 from tasc_jobs.finetune.checkpoints import NO_ROOM
 from tasc_jobs.finetune.errors import FinetuneError
+from tasc_jobs.finetune.finished import REPORT
 
-ADAPTER, MODEL, CARD, REPORT = "adapter", "model", "README.md", "finetune.json"
+ADAPTER, MODEL, CARD = "adapter", "model", "README.md"
 _TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
     "enrichment.json",

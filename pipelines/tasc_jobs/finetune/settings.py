@@ -1,9 +1,28 @@
 """How a model is fine-tuned. Defaults are the paper's (TASC, appendix B.2)."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 Quantization = Literal["auto", "nf4", "none"]
+
+
+class Pace(Protocol):
+    """What the loop of any training reads of its settings; see `FinetuneSettings`."""
+
+    @property
+    def epochs(self) -> float: ...
+
+    @property
+    def learning_rate(self) -> float: ...
+
+    @property
+    def batch_rows(self) -> int: ...
+
+    @property
+    def micro_rows(self) -> int: ...
+
+    @property
+    def seed(self) -> int: ...
 
 
 @dataclass(frozen=True)

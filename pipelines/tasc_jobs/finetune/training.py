@@ -18,7 +18,7 @@ from tasc_jobs.finetune.checkpoints import Checkpoint
 from tasc_jobs.finetune.errors import FinetuneError
 from tasc_jobs.finetune.examples import IGNORED, Example, batch_of, rows_of, steps_of
 from tasc_jobs.finetune.model import trained
-from tasc_jobs.finetune.settings import FinetuneSettings
+from tasc_jobs.finetune.settings import Pace
 
 _MOST_NORM = 1.0  # of a gradient
 
@@ -60,24 +60,23 @@ class Trainer:
     """A model on its way through all steps.
 
     Args:
-        model: A PEFT model; what of it wants a gradient is trained.
+        model: What of it wants a gradient is trained; a PEFT model, unless `_loss` is another.
     """
 
     def __init__(
         self,
         model: Any,
         examples: Sequence[Example],
-        settings: FinetuneSettings,
+        settings: Pace,
         crew: Crew | None = None,
     ) -> None:
         self.model, self._examples, self._settings = model, examples, settings
         self._crew = crew or Alone()
         self._lengths = [len(e.ids) for e in examples]
         self._weights = trained(model)
-        self._device = model.get_input_embeddings().weight.device
+        self._device = next(iter(self._weights.values())).device
         self.steps = steps_of(len(examples), settings)
         self._optimizer = torch.optim.AdamW(self._weights.values(), lr=settings.learning_rate)
-        self._schedule = lambda step: 1 - step / self.steps
         self._losses: list[float] = []
 
     @property
@@ -132,11 +131,15 @@ class Trainer:
             )
         torch.nn.utils.clip_grad_norm_(self._weights.values(), _MOST_NORM)
         for group in self._optimizer.param_groups:
-            group["lr"] = self._settings.learning_rate * self._schedule(step)
+            group["lr"] = self._settings.learning_rate * self._share(step)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         tokens = sum(self._lengths[row] for rows in taken for row in rows)
         return Told(step + 1, self.steps, mean, tokens)
+
+    def _share(self, step: int) -> float:
+        """Of the learning rate."""
+        return 1 - step / self.steps
 
     def _loss(self, rows: Sequence[int]) -> Tensor:
         """Summed over the tokens of the outputs; the LM head runs only where there may be some."""

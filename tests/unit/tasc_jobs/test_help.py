@@ -36,7 +36,8 @@ def options(command: str) -> dict[str, str]:
     "command",
     [
         *("stats", "replay", "tune", "forecast", "build-index", "generate", "refresh"),
-        *("task create", "key create", "worker", "evaluate", "forecast-ft"),
+        *("task create", "key create", "worker", "evaluate", "forecast-ft", "rank-vocabulary"),
+        "train-drafter",
     ],
 )
 def test_each_option_says_its_default_or_that_it_must_be_given(command):

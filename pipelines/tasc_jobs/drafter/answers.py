@@ -1,0 +1,158 @@
+"""The target's own answers, which a drafter learns: made, kept as they come, and read again.
+
+A run that was killed asks only for those that are missing. It trains nothing.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tasc_engine import ModelSource
+from tasc_engine.neural.files import target_fingerprint
+from tasc_jobs.errors import FileError, JobError
+from tasc_jobs.evaluate.subject import Asking, Setup, Subject
+from tasc_jobs.finetune.examples import Example
+from tasc_jobs.json_lines import read_json_lines
+from tasc_jobs.rows import MAX_LINE_BYTES
+from tasc_jobs.stages import StageProgress
+from tasc_store import CorpusRow
+from tasc_text import PromptTemplate, TaskTokenizer
+
+ANSWERS, _ASKED = "answers.jsonl", "asked.json"
+_LEAST = 3  # tokens of a row: an EAGLE head begins to guess at the third
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a target said.
+
+    Attributes:
+        ids: Its tokens, end-of-sequence included where it was said; None where only text is known.
+    """
+
+    id: str
+    input: str
+    output: str
+    ids: tuple[int, ...] | None = None
+
+
+def make_answers(
+    folder: Path, rows: Sequence[CorpusRow], source: ModelSource, asking: Asking, setup: Setup,
+    progress: StageProgress,
+) -> list[Answer]:  # fmt: skip
+    """Greedy answers to the rows' inputs, in their order; rows without room for one have none.
+
+    Args:
+        folder: Has ``answers.jsonl``, which grows by each; those in it are not asked for again.
+
+    Raises:
+        JobError: The target cannot be loaded, or the folder has answers of another.
+        FileError: The answers there cannot be read.
+    """
+    file = folder / ANSWERS
+    _pin(folder, source, asking)
+    there = {(a.id, a.input): a for a in (read_answers(_mended(file)) if file.exists() else ())}
+    left = [row for row in rows if (row.key, row.input) not in there]
+    progress("answer", len(rows) - len(left), len(rows))
+    if left:
+        subject = Subject(source, asking, setup)
+        subject.draft_from(subject.index(rows))
+        for answer in _kept(file, _answered(subject, left)):
+            there[answer.id, answer.input] = answer
+            progress("answer", len(rows) - len(left) + len(there), len(rows))
+    return [there[row.key, row.input] for row in rows if (row.key, row.input) in there]
+
+
+def read_answers(path: Path) -> list[Answer]:
+    """Raises FileError, naming the line, where one gives no answer, or the file cannot be read."""
+    found = []
+    try:
+        for record in read_json_lines(path, MAX_LINE_BYTES):
+            answer = _answer(record.value)
+            if record.reason or answer is None:
+                raise FileError(
+                    f"line {record.line} of {path} gives no answer: "
+                    f"{record.reason or 'it lacks id, input or output'}; take it out"
+                )
+            found.append(answer)
+    except OSError as error:
+        raise FileError(f"cannot read answers from {path}: {error}") from error
+    return found
+
+
+def examples_of(
+    answers: Sequence[Answer], tokenizer: TaskTokenizer, template: PromptTemplate, max_length: int
+) -> tuple[list[Example], int]:
+    """Those that can be learnt, as token ids, and how many are too long or too short.
+
+    Raises:
+        FileError: A token of an answer is none of the tokenizer's.
+    """
+    found = []
+    for answer in answers:
+        prompt = tokenizer.encode_prompt(template.render(answer.input))
+        ids = answer.ids or (*tokenizer.encode_outputs([answer.output])[0], tokenizer.eos_id)
+        if not 0 <= min(ids) <= max(ids) < tokenizer.vocab_size:
+            raise FileError(
+                f"the answer {answer.id} has tokens from {min(ids)} to {max(ids)}, the tokenizer "
+                f"has {tokenizer.vocab_size}; answers are a target's own, make them with it"
+            )
+        found.append(Example((*prompt, *ids), len(prompt)))
+    kept = [e for e in found if e.prompt and _LEAST <= len(e.ids) <= max_length]
+    return kept, len(found) - len(kept)
+
+
+def _answered(subject: Subject, rows: Sequence[CorpusRow]) -> Iterator[Answer]:
+    prompts = subject.prompts([row.input for row in rows])
+    for at, result in subject.answers(prompts, draft=True):
+        yield Answer(rows[at].key, rows[at].input, result.text, result.tokens)
+
+
+def _kept(file: Path, answers: Iterator[Answer]) -> Iterator[Answer]:
+    with file.open("a", encoding="utf-8") as out:
+        for answer in answers:
+            out.write(json.dumps(asdict(answer)) + "\n")
+            out.flush()
+            yield answer
+
+
+def _mended(file: Path) -> Path:
+    """Without the part of a line that a killed run may have left."""
+    whole = file.read_bytes().rfind(b"\n") + 1
+    with file.open("r+b") as stream:
+        stream.truncate(whole)
+    return file
+
+
+def _pin(folder: Path, source: ModelSource, asking: Asking) -> None:
+    asked = {
+        "target": target_fingerprint(source), "template": asking.template.text,
+        "max_tokens": asking.max_tokens, "stop": list(asking.stop),
+    }  # fmt: skip
+    pinned = folder / _ASKED
+    folder.mkdir(parents=True, exist_ok=True)
+    if not pinned.exists():
+        partial = pinned.with_suffix(".begun")
+        partial.write_text(json.dumps(asked, indent=1) + "\n", encoding="utf-8")
+        partial.rename(pinned)
+    there = json.loads(pinned.read_text(encoding="utf-8"))
+    if changed := [name for name in asked if there.get(name) != asked[name]]:
+        raise JobError(
+            f"{folder / ANSWERS} was made with another {', '.join(changed)}; name another output"
+        )
+
+
+def _answer(value: Any) -> Answer | None:
+    if not isinstance(value, dict):
+        return None
+    texts = [text for name in ("id", "input", "output") if isinstance(text := value.get(name), str)]
+    ids = value.get("ids")
+    if len(texts) < 3 or not (ids is None or _are_ids(ids)):
+        return None
+    return Answer(texts[0], texts[1], texts[2], None if ids is None else tuple(ids))
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(id_) is int for id_ in value)

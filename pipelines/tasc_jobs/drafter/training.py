@@ -1,0 +1,159 @@
+"""What a drafter is trained by: the loss of some rows, and how often it says what the target does.
+
+It reads no files and knows no steps but their share of the learning rate.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tasc_jobs.drafter.heads import EagleHead, eagle_head, small_model
+from tasc_jobs.drafter.settings import DrafterSettings
+from tasc_jobs.finetune.examples import Example
+from tasc_jobs.finetune.training import Trainer
+
+_WARM_UP = 0.05  # of all steps
+
+
+class Study(Protocol):
+    """A drafter that learns from rows."""
+
+    @property
+    def model(self) -> nn.Module:
+        """What is trained."""
+        ...
+
+    def loss(self, examples: Sequence[Example]) -> Tensor:
+        """Summed over the tokens of the answers."""
+        ...
+
+    def guesses(self, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
+        """``int64[n]`` both: the likeliest token at places of answers, and the answers' own."""
+        ...
+
+
+class EagleStudy:
+    """An EAGLE head beside its target, which thinks anew in every step and learns nothing.
+
+    Args:
+        target: A transformers model in evaluation mode.
+    """
+
+    def __init__(self, target: Any, settings: DrafterSettings) -> None:
+        self._target, self._settings = target, settings
+        self._head: Tensor = target.lm_head.weight.detach()
+        self.model: EagleHead = eagle_head(target).to(self._head.device)
+
+    def loss(self, examples: Sequence[Example]) -> Tensor:
+        said, thought, _ = self._thoughts(examples, self._settings.noise, self._settings.own_share)
+        far = functional.smooth_l1_loss(said, thought, reduction="none").mean(-1).sum()
+        wanted = self._logits(thought).softmax(-1)
+        surprise = functional.cross_entropy(self._logits(said), wanted, reduction="sum")
+        return far + self._settings.token_weight * surprise
+
+    def guesses(self, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
+        said, _, ids = self._thoughts(examples, 0.0, 0.0)
+        return self._logits(said).argmax(-1), ids
+
+    def _thoughts(
+        self, examples: Sequence[Example], noise: float, own: float
+    ) -> tuple[Tensor, ...]:
+        """What head and target think in front of each token of the answers, and those tokens."""
+        ids, weights = packed(examples, 0.0)
+        ids, chosen = ids.to(self._head.device), (weights[:, 1:] > 0).to(self._head.device)
+        with torch.no_grad():
+            seen = self._target.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
+            seen = seen.float()
+            embedded = self._target.get_input_embeddings()(ids[:, 1:-1]).float()
+        read = self._read(embedded, seen[:, :-1], noise, own)
+        return self.model(embedded, read)[chosen], seen[:, 1:][chosen], ids[:, 2:][chosen]
+
+    @torch.no_grad()
+    def _read(self, embedded: Tensor, seen: Tensor, noise: float, own: float) -> Tensor:
+        """What the head reads: the target's hidden states, disturbed, and some of its own."""
+        read = seen + torch.empty_like(seen).uniform_(-noise, noise) if noise else seen
+        if not own:
+            return read
+        said = torch.cat((seen[:, :1], self.model(embedded, read)[:, :-1]), 1)
+        return torch.where(torch.rand_like(seen[..., :1]) < own, said, read)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return functional.linear(hidden.to(self._head.dtype), self._head).float()
+
+
+class SmallStudy:
+    """A small model by itself: it needs the target's answers and not the target.
+
+    Args:
+        config: The target's.
+    """
+
+    def __init__(self, config: Any, settings: DrafterSettings, device: str) -> None:
+        self._settings, self._device = settings, device
+        self.model: Any = small_model(config, settings.layers, settings.hidden).to(device)
+
+    def loss(self, examples: Sequence[Example]) -> Tensor:
+        logits, ids, weights = self._logits(examples, self._settings.prompt_weight)
+        surprise = functional.cross_entropy(logits, ids, reduction="none")
+        return (surprise * weights).sum()
+
+    def guesses(self, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
+        logits, ids, _ = self._logits(examples, 0.0)
+        return logits.argmax(-1), ids
+
+    def _logits(self, examples: Sequence[Example], prompt_weight: float) -> tuple[Tensor, ...]:
+        """Logits, right tokens and weights of the places that have one."""
+        ids, weights = (each.to(self._device) for each in packed(examples, prompt_weight))
+        hidden = self.model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
+        chosen = weights > 0
+        logits = self.model.lm_head(hidden[chosen]).float()
+        return logits, ids[:, 1:][chosen], weights[chosen]
+
+
+class DrafterTrainer(Trainer):
+    """A drafter on its way through all steps: the learning rate rises at first, then falls."""
+
+    def __init__(
+        self, study: Study, examples: Sequence[Example], settings: DrafterSettings
+    ) -> None:
+        super().__init__(study.model, examples, settings)
+        self._study = study
+
+    def _share(self, step: int) -> float:
+        rising = max(1, round(_WARM_UP * self.steps))
+        return min((step + 1) / rising, 1 - max(0, step - rising) / max(1, self.steps - rising))
+
+    def _loss(self, rows: Sequence[int]) -> Tensor:
+        return self._study.loss(self._at(rows))
+
+
+def packed(examples: Sequence[Example], prompt_weight: float) -> tuple[Tensor, Tensor]:
+    """Rows padded at their end, where a causal model looks from nowhere.
+
+    Returns:
+        ``int64[R, L]`` ids, and ``float32[R, L - 1]`` how much it matters to say the token behind
+        each: 1 in answers, ``prompt_weight`` in prompts, 0 behind a row's end.
+    """
+    longest = max(len(e.ids) for e in examples)
+    ids = torch.zeros(len(examples), longest, dtype=torch.long)
+    weights = torch.zeros(len(examples), longest - 1)
+    for row, e in enumerate(examples):
+        ids[row, : len(e.ids)] = torch.tensor(e.ids)
+        weights[row, : e.prompt - 1] = prompt_weight
+        weights[row, e.prompt - 1 : len(e.ids) - 1] = 1.0
+    return ids, weights
+
+
+@torch.no_grad()
+def agreement(study: Study, examples: Sequence[Example], micro_rows: int) -> float:
+    """Of the tokens of answers, the share that the drafter would have said too."""
+    study.model.eval()
+    right = places = 0
+    for start in range(0, len(examples), micro_rows):
+        said, ids = study.guesses(examples[start : start + micro_rows])
+        right += int((said == ids).sum())
+        places += len(ids)
+    return right / places if places else 0.0

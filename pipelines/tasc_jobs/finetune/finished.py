@@ -1,0 +1,13 @@
+"""Whether a folder holds a fine-tuned model already; told before anything heavy is imported."""
+
+from pathlib import Path
+
+from tasc_jobs.finetune.errors import FinetuneError
+
+REPORT = "finetune.json"  # written last
+
+
+def require_unfinished(output: Path) -> None:
+    """Raise FinetuneError where a fine-tune has ended there."""
+    if (output / REPORT).is_file():
+        raise FinetuneError(f"{output} has a fine-tuned model already; name another output")

@@ -1,0 +1,56 @@
+"""Takes a trainer through all its steps, with checkpoints on the way. It knows no model."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tasc_jobs.finetune.checkpoints import Checkpoints
+from tasc_jobs.finetune.training import Told, Trainer
+from tasc_jobs.stages import StageProgress
+
+_LAST_LOSSES = 10  # steps whose mean loss is told of a run
+
+
+def run_through(
+    trainer: Trainer,
+    checkpoints: Checkpoints | None,
+    every_s: float,
+    progress: StageProgress,
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Take the steps that are left, and say what they were like.
+
+    Args:
+        checkpoints: None for those of a crew that save none.
+        every_s: Seconds between two of them.
+        say: Told in words how it goes.
+
+    Raises:
+        FinetuneError: See `Trainer.run`; or a checkpoint cannot be written.
+    """
+    begun = saved = time.monotonic()
+    tokens = 0
+
+    def tell(told: Told) -> None:
+        nonlocal saved, tokens
+        tokens += told.tokens
+        say(f"loss {told.loss:.3f}")
+        progress("train", told.step, told.steps)
+        if checkpoints and time.monotonic() - saved > every_s:
+            checkpoints.save(trainer.checkpoint)
+            saved = time.monotonic()
+
+    progress("train", trainer.checkpoint.step, trainer.steps)
+    trainer.run(tell)
+    if checkpoints:
+        checkpoints.save(trainer.checkpoint)
+    losses = trainer.checkpoint.losses
+    last = losses[-_LAST_LOSSES:]
+    seconds = time.monotonic() - begun
+    return {
+        "steps": trainer.steps,
+        "first_loss": losses[0],
+        "loss": sum(last) / len(last),
+        "tokens_per_second": tokens / seconds if seconds else 0.0,
+        "seconds": seconds,
+    }

@@ -1,0 +1,40 @@
+"""A tiny target and rows whose answers a drafter learns in a second or two."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import tiny
+from tasc_engine import ModelSource
+from tasc_engine.neural.files import Kind
+from tasc_jobs.drafter.job import DrafterJob
+from tasc_jobs.drafter.settings import DrafterSettings
+from tasc_jobs.evaluate.subject import Asking, Setup
+from tasc_store import CorpusRow
+from tasc_text import PromptTemplate
+
+INPUTS = ("wake me", "set an alarm", "play music", "two hours")
+ASKING = Asking(PromptTemplate("{input} ->"), max_tokens=16)
+ROWS = tuple(CorpusRow(str(i), INPUTS[i % len(INPUTS)], "intent: play") for i in range(40))
+LEARNS: dict[str, dict[str, Any]] = {
+    "eagle": {"epochs": 40, "learning_rate": 3e-3, "token_weight": 1.0},
+    "independent": {"epochs": 50, "learning_rate": 5e-3, "hidden": 32, "layers": 2},
+}
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A target's folder."""
+
+    target: Path
+
+    def job(self, output: Path, kind: Kind, **changes: Any) -> DrafterJob:
+        settings = DrafterSettings(kind, **{"batch_rows": 8, **LEARNS[kind], **changes})
+        source = ModelSource(self.target)
+        return DrafterJob("calls", source, ASKING, Setup(4, 64), ROWS, None, settings, output)
+
+
+def make(folder: Path, architecture: str, **differs: Any) -> Bench:
+    return Bench(tiny.make_folder(folder, architecture, dtype=torch.float32, **differs))

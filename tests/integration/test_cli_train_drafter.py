@@ -1,0 +1,76 @@
+"""``tasc train-drafter``, from files or from a task and its corpus."""
+
+import json
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from drafter_training import INPUTS, ROWS, make
+from tasc_store import CorpusStore, TaskRecord, TaskStore, connect
+from tasc_text import TaskTokenizer
+
+Run = Callable[..., str]
+SHORT = ("--epochs", 1, "--batch-rows", 8, "--max-tokens", 12, "--json")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("cli-drafter"), "qwen2").target
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    rows = ({"id": row.key, "input": row.input, "output": row.output} for row in ROWS)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_files_are_enough(run: Run, file: Path, folder: Path, tmp_path: Path) -> None:
+    given = ("train-drafter", "calls", "--model", folder, "--template", "{input} ->")
+    eagle = run(*given, "--kind", "eagle", "--output", tmp_path / "e", "--train", file, *SHORT)
+    found = json.loads(eagle)
+    assert (found["kind"], found["rows"], found["held_out"], found["steps"]) == ("eagle", 38, 2, 5)
+    answers = ("--answers", tmp_path / "e" / "answers.jsonl", "--limit", 20, "--hidden", 16)
+    said = run(
+        *given, *answers, "--kind", "independent", "--output", tmp_path / "i", *SHORT[:-1],
+        "--train", file,
+    )  # fmt: skip
+    assert "3 steps on 19 answers (0 were left out), loss " in said
+    assert "of 1 answers held out" in said
+    assert "has a drafter already" in run(
+        *given, "--kind", "eagle", "--output", tmp_path / "e", "--train", file, *SHORT, code=1
+    )
+
+
+@pytest.mark.redis
+def test_a_task_knows_its_model_and_its_rows(
+    run: Run, redis_url: str, folder: Path, tmp_path: Path
+) -> None:
+    name = f"t-{uuid.uuid4().hex}"
+    fingerprint = TaskTokenizer.from_folder(folder).fingerprint
+    with connect(redis_url) as client:
+        TaskStore(client).put(TaskRecord(name, str(folder), fingerprint, "{input} ->"))
+        CorpusStore(client, name).append(ROWS)
+    url = ("--redis-url", redis_url)
+    found = json.loads(
+        run("train-drafter", name, "--kind", "eagle", "--output", tmp_path, *SHORT, *url)
+    )
+    assert (found["task"], found["rows"]) == (name, 38)
+    answers = (tmp_path / "answers.jsonl").read_text().splitlines()
+    assert {json.loads(line)["input"] for line in answers} == set(INPUTS)
+    lone = ("--kind", "eagle", "--output", tmp_path, "--adapter", folder, *url)
+    assert "has no model; name its base with --model" in run("train-drafter", name, *lone, code=2)
+
+
+def test_what_is_missing_or_wrong_is_named(run: Run, file: Path, folder: Path) -> None:
+    given = ("train-drafter", "calls", "--kind", "eagle", "--output", folder / "none")
+    asked = ("--train", file, "--template", "{input}", "--model", folder)
+    assert "dtype is int4" in run(*given, *asked, "--dtype", "int4", code=2)
+    assert "Invalid value for '--kind'" in run("train-drafter", "calls", "--kind", "x", code=2)
+    empty = folder / "empty.jsonl"
+    empty.write_text("")
+    nothing = run(*given, "--train", empty, *asked[2:], code=1)
+    assert "task calls has no rows to answer" in nothing

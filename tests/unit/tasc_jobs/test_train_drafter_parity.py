@@ -1,0 +1,230 @@
+"""What was trained is what drafts: the same numbers step by step, for its own target alone."""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+import tiny
+from drafter_training import INPUTS, Bench, make
+from tasc_draft.sources import SOURCES
+from tasc_engine import (
+    Engine,
+    EngineConfig,
+    EngineTotals,
+    GenerationRequest,
+    ModelSource,
+    Target,
+    UnsupportedModel,
+)
+from tasc_engine.layout import Int32
+from tasc_engine.loading import load_model
+from tasc_engine.neural.drafters import Eagle, Independent
+from tasc_engine.neural.files import JOINT, Kind, load_drafter, target_fingerprint
+from tasc_engine.neural.proposer import NeuralProposer
+from tasc_engine.neural.settings import NeuralSettings
+from tasc_engine.neural.vocabulary import FullVocabulary
+from tasc_jobs.drafter.heads import EagleHead, small_model
+from tasc_jobs.drafter.job import train_drafter
+from tasc_text import TaskTokenizer
+
+CONFIG = EngineConfig(rows=2, max_model_len=64)
+WIDTH = 2
+CASES = [(a, k) for a in ("qwen2", "llama") for k in ("eagle", "independent")]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A target with a drafter."""
+
+    bench: Bench
+    folder: Path
+    kind: Kind
+
+    @property
+    def source(self) -> ModelSource:
+        return ModelSource(self.bench.target, dtype="float64")
+
+    @property
+    def tokenizer(self) -> TaskTokenizer:
+        return TaskTokenizer.from_folder(self.bench.target)
+
+    def load(self, target: Target) -> tuple[Eagle | Independent, Tensor]:
+        fingerprint = self.tokenizer.fingerprint
+        return load_drafter(self.folder, target, self.source, fingerprint, 2, 64)
+
+
+@pytest.fixture(scope="module", params=CASES, ids=["-".join(case) for case in CASES])
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    architecture, kind = request.param
+    folder = tmp_path_factory.mktemp("trained")
+    bench = make(folder / "target", architecture)
+    train_drafter(bench.job(folder / "drafter", kind))
+    return Trained(bench, folder / "drafter", kind)
+
+
+def as_trained(trained: Trained, model: Any) -> Any:
+    """What training computes with: a whole row's inputs to all hidden states."""
+    kept = load_file(trained.folder / "model.safetensors")
+    if trained.kind == "eagle":
+        head = EagleHead(model.config)
+        head.joint.weight.data = kept.pop(JOINT)
+        head.body.load_state_dict(kept, strict=False)
+        return head.double()
+    small = small_model(model.config, 2, 32)
+    small.load_state_dict(kept, strict=False)
+    return small.double()
+
+
+class Whole:
+    """A drafter as it was trained, over a whole row: its inputs in, all its hidden states out."""
+
+    def __init__(self, trained: Trained, model: Any) -> None:
+        self._module, self._embed = as_trained(trained, model), model.model.embed_tokens
+        self._head = trained.kind == "eagle"
+        body = self._module.body if self._head else self._module
+        for module in body.modules():
+            if type(module).__name__.endswith("RMSNorm"):
+                module.forward = partial(exact_norm, module)
+        self._rotary = body.model.rotary_emb
+        self._turn = self._rotary.forward
+
+    def __call__(self, base: int, tokens: Tensor, thoughts: Tensor) -> Tensor:
+        """Of a row whose first input stands at ``base``."""
+        self._rotary.forward = lambda x, position_ids: self._turn(x, position_ids + base)
+        if self._head:
+            found = self._module(self._embed(tokens)[None], thoughts[None])[0]
+        else:
+            found = self._module.model(tokens[None]).last_hidden_state[0]
+        assert isinstance(found, Tensor)
+        return found
+
+
+def exact_norm(module: Any, hidden: Tensor) -> Tensor:
+    """In float64, as the engine does it; transformers rounds to float32 on the way."""
+    mean = hidden.pow(2).mean(-1, keepdim=True)
+    return module.weight * hidden * torch.rsqrt(mean + module.variance_epsilon)
+
+
+@dataclass
+class Rows:
+    """Two rows of unlike length, one of them begun late, and what the target thinks of them."""
+
+    ids: Tensor
+    seen: Tensor
+    late: int
+    numbers = np.array([0, 1], np.int32)
+    bases = np.array([0, 5], np.int32)
+    sizes = np.array([9, 6], np.int32)
+
+    def inputs(self, row: int, start: int, size: int) -> tuple[Tensor, Tensor]:
+        begin = int(self.bases[row]) + start
+        tokens = self.ids[row, begin + self.late : begin + self.late + size]
+        return tokens, self.seen[row, begin : begin + size]
+
+    def run(self, drafter: Any, starts: Int32, sizes: Int32) -> Tensor:
+        """The drafter's hidden states behind the last of so many more inputs."""
+        parts = [self.inputs(r, s, n) for r, s, n in zip((0, 1), starts, sizes, strict=True)]
+        inputs = drafter.inputs(*(torch.cat(part) for part in zip(*parts, strict=True)))
+        return drafter.backbone.trunk(inputs, self.numbers, self.bases, starts, sizes)
+
+
+@pytest.fixture
+def rows(trained: Trained) -> Rows:
+    model = load_model(trained.source)
+    ids = torch.randint(model.config.vocab_size, (2, 14), generator=torch.Generator())
+    with torch.inference_mode():
+        return Rows(ids, model.model(ids).last_hidden_state, int(trained.kind == "eagle"))
+
+
+@torch.inference_mode()
+def test_step_by_step_it_computes_what_was_trained(trained: Trained, rows: Rows) -> None:
+    whole = Whole(trained, load_model(trained.source))
+    drafter, _ = trained.load(Target.load(trained.source, CONFIG))
+    expected = [whole(rows.bases[r], *rows.inputs(r, 0, rows.sizes[r])) for r in (0, 1)]
+    nothing, some = np.zeros(2, np.int32), np.array([3, 1], np.int32)
+    more = np.array([1, 2], np.int32)
+    for begin, size in ((nothing, some), (some, more), (some + more, rows.sizes - some - more)):
+        ends = begin + size - 1
+        close(rows.run(drafter, begin, size), [expected[r][ends[r]] for r in (0, 1)])
+
+
+@torch.inference_mode()
+def test_a_tree_computes_what_each_path_in_a_row_of_its_own_would(
+    trained: Trained, rows: Rows
+) -> None:
+    """Two paths of two nodes behind each row; a head reads its own thoughts there."""
+    whole = Whole(trained, load_model(trained.source))
+    drafter, _ = trained.load(Target.load(trained.source, CONFIG))
+    last = rows.run(drafter, np.zeros(2, np.int32), rows.sizes)
+    paths = torch.randint(rows.ids.max() + 1, (2, WIDTH, 2), generator=torch.Generator())
+    above = last[:, None].expand(-1, WIDTH, -1)
+    bits, read = torch.tensor([[1, 2], [1, 2]]), []
+    for level, tree in ((1, bits), (2, bits | bits << WIDTH)):
+        read.append(above)
+        inputs = drafter.inputs(paths[:, :, level - 1], above)
+        level_of = (inputs, tree, rows.numbers, rows.bases, rows.sizes, level)
+        above = drafter.backbone.level(*level_of)
+    for r, path in ((r, path) for r in (0, 1) for path in range(WIDTH)):
+        tokens, thoughts = rows.inputs(r, 0, rows.sizes[r])
+        if rows.late:
+            thoughts = torch.cat((thoughts, torch.stack([each[r, path] for each in read])))
+        full = whole(rows.bases[r], torch.cat((tokens, paths[r, path])), thoughts)
+        close(above[r, path], full[-1])
+
+
+def close(one: Tensor, other: Tensor | list[Tensor]) -> None:
+    expected = torch.stack(other) if isinstance(other, list) else other
+    assert one.dtype == torch.float64
+    torch.testing.assert_close(one, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_it_drafts_tokens_that_are_accepted_and_changes_no_answer(trained: Trained) -> None:
+    target, tokenizer = Target.load(trained.source, CONFIG), trained.tokenizer
+    drafter, head = trained.load(target)
+    proposer = NeuralProposer(
+        drafter, FullVocabulary(head), NeuralSettings(4, 3, 12), rows=2, capacity=64,
+        vocab_size=target.vocab_size, eos_ids=tokenizer.eos_ids,
+    )  # fmt: skip
+    totals = EngineTotals(len(SOURCES), proposer.max_depth)
+    engine = Engine(target, tokenizer, proposer, CONFIG, totals.add)
+    prompts = [tuple(tokenizer.encode_prompt(f"{text} ->")) for text in INPUTS]
+    requests = [GenerationRequest(str(i), prompt, 16) for i, prompt in enumerate(prompts)]
+    answers = {int(r.id): list(r.tokens) for r in engine.generate(requests)}
+    model = load_model(trained.source)
+    assert [answers[i] for i in range(4)] == [tiny.plain(model, p, 16) for p in prompts]
+    assert totals.block_efficiency > 2
+
+
+def test_another_target_has_no_use_for_a_head_and_may_have_a_small_model(
+    trained: Trained, tmp_path: Path
+) -> None:
+    architecture = load_model(trained.source).config.model_type
+    other = ModelSource(make(tmp_path, architecture, seed=1).target, dtype="float64")
+    target, fingerprint = Target.load(other, CONFIG), trained.tokenizer.fingerprint
+    given = (trained.folder, target, other, fingerprint, 2, 64)
+    if trained.kind == "independent":
+        assert load_drafter(*given)
+        return
+    with pytest.raises(UnsupportedModel) as refused:
+        load_drafter(*given)
+    for source in (trained.source, other):
+        assert target_fingerprint(source) in str(refused.value)
+
+
+def test_a_drafter_of_another_tokenizer_is_refused_with_both_names(
+    trained: Trained, tmp_path: Path
+) -> None:
+    tiny.make_tokenizer(tmp_path, ["another text", "of other words"], 300)
+    other = TaskTokenizer.from_folder(tmp_path).fingerprint
+    target = Target.load(trained.source, CONFIG)
+    with pytest.raises(UnsupportedModel) as refused:
+        load_drafter(trained.folder, target, trained.source, other, 2, 64)
+    for fingerprint in (other, trained.tokenizer.fingerprint):
+        assert fingerprint in str(refused.value)
