@@ -1,7 +1,19 @@
 """The dashboard "tasc-serve / Drafting": whether drafting pays, why not, is it lossless."""
 
 from panels import Dashboard, Panel, Section, Target, Variable
-from queries import ACCEPTED, ACCEPTED_AT, DRAFTED, DRAFTS, OWN, REACHED_AT, rate, ratio, rise
+from queries import (
+    ACCEPTED,
+    ACCEPTED_AT,
+    DRAFTED,
+    DRAFTS,
+    OWN,
+    REACHED_AT,
+    mean,
+    quantile,
+    rate,
+    ratio,
+    rise,
+)
 
 _BLOCK = ratio("tasc_generation_tokens_total", "tasc_row_steps_total")
 _COVERAGE = ratio(DRAFTS, "tasc_row_steps_total")
@@ -169,6 +181,32 @@ _COST = (
     ),
 )
 
+_NEURAL = (
+    Panel(
+        "Tokens a drafter drafts from",
+        "short",
+        "Size of the vocabulary that the drafter's head works with, of each drafted step and row:"
+        " its mean, and what 95% of them stay below.",
+        "As large as the tokenizer: draft from recent or ranked tokens (--draft-vocabulary), if"
+        " drafting takes long. Much smaller than answers need: acceptance by source falls.",
+        (
+            Target(mean("tasc_active_vocabulary_tokens"), "mean {{task}}"),
+            Target(quantile(0.95, "tasc_active_vocabulary_tokens"), "95% {{task}}"),
+        ),
+        width=12,
+    ),
+    Panel(
+        "Drafters switched off",
+        "short",
+        "Replicas whose drafter was switched off until a restart: failed, it raised again and"
+        " again; slow, its steps took longer than engine.neural_draft_limit_s.",
+        "Any: the replica's log has the error, or the seconds. Put it right or unset the task's"
+        " drafter, then restart; requests go on meanwhile.",
+        (Target(f"sum by (task, reason) (tasc_neural_drafting_off{OWN})", "{{reason}} {{task}}"),),
+        width=12,
+    ),
+)
+
 _LOSSLESS = (
     Panel(
         "Shadow checks",
@@ -211,6 +249,7 @@ DRAFTING = Dashboard(
         Section("Does it pay?", _PAYS),
         Section("Acceptance", _ACCEPTANCE),
         Section("What it costs, and why it is off", _COST),
+        Section("Drafting by a model", _NEURAL),
         Section("Lossless, and taken back", _LOSSLESS),
     ),
     variables=(

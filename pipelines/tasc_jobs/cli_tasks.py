@@ -43,6 +43,10 @@ A longer answer: tasc task set tickets --max-tokens 64
 
 Other labels: tasc task set tickets --choices labels.txt
 
+A model that drafts beside n-grams: tasc task set tickets --drafter ./my-drafter
+
+No model drafts: tasc task set tickets --unset drafter
+
 No labels, a pattern: tasc task set tickets --unset choices --regex '\\[a-z]+'
 
 As it was before: tasc task show tickets; tasc task use tickets 1"""
@@ -80,7 +84,7 @@ def task_set(
         list[str] | None,
         typer.Option(
             help="A field to put back to its default, as `tasc task show` names it; repeatable; "
-            "sampling and draft are all of their kind.",
+            "sampling, draft and drafter are all of their kind.",
             show_default=False,
         ),
     ] = None,

@@ -12,7 +12,7 @@ from tasc_engine import EngineConfig, EngineError, ModelSource, Target
 from tasc_engine.cost import StepCosts, measure
 from tasc_engine.loading import DTYPES, max_positions
 from tasc_jobs.errors import JobError
-from tasc_serve.worker import device_of
+from tasc_serve.sources import device_of
 from tasc_text import resolve_folder
 
 

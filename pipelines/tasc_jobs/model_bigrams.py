@@ -15,7 +15,7 @@ from tasc_engine import EngineError, ModelSource
 from tasc_engine.loading import DTYPES, load_model
 from tasc_engine.model_bigrams import model_bigrams
 from tasc_jobs.errors import FileError, JobError
-from tasc_serve.worker import device_of
+from tasc_serve.sources import device_of
 from tasc_text import TaskTokenizer, resolve_folder
 
 

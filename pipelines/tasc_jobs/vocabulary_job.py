@@ -134,22 +134,6 @@ def publish_ranking(
     return artifact
 
 
-def current_ranking(store: ArtifactStore) -> Ranking | None:
-    """The announced ranking of a store of kind VOCABULARY; None where there is none.
-
-    Raises:
-        RankingError: It is damaged, or another tokenizer's.
-        StoreError: Redis fails.
-    """
-    artifact = store.current()
-    if artifact is None:
-        return None
-    with tempfile.TemporaryDirectory(prefix="tasc-vocabulary-") as folder:
-        path = Path(folder) / "vocabulary.npz"
-        store.download(artifact, path)
-        return Ranking.load(path, store.fingerprint)
-
-
 def _subject(url: str, job: RankJob) -> tuple[str, TokenizerOf]:
     """Whose corpus, and which tokenizer."""
     with connect(url) as client:

@@ -97,7 +97,8 @@ class LeanDecoder:
             self.thoughts = Thoughts(hidden, None)
             return self.head(hidden.index_select(0, looked_at))
         logits = self.head(hidden)
-        self.thoughts = Thoughts(hidden, logits.topk(self.wants.top, -1).indices)
+        top = logits.topk(self.wants.top, -1).indices
+        self.thoughts = Thoughts(hidden if self.wants.hidden else None, top)
         return logits.index_select(0, looked_at)
 
     @property

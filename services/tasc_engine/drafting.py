@@ -58,16 +58,22 @@ class Drafter:
         """What the target thought in a step, for a proposer that wants to know; it hears of it when
         its row is observed.
         """
-        if self._wants:
+        if not self._wants:
+            return
+        try:
             self._watch.see(plan, drafts, accepted, thoughts)
+        except Exception:
+            self._watch.forget()
+            self._fail("what the target thought was not kept; drafts go without it", raised=True)
 
     def observe(self, row: int, tokens: Int32) -> None:
-        seen = self._watch.take(row)
-        if row not in self._lost:
-            self._call(row, self._proposer.observe, row, tokens, seen)
+        if row in self._lost:
+            self._watch.drop(row)
+        else:
+            self._call(row, self._observe, row, tokens)
 
     def finish(self, row: int) -> None:
-        self._watch.take(row)
+        self._watch.drop(row)
         self._call(row, self._proposer.finish, row)
 
     def failures_since(self) -> int:
@@ -92,6 +98,9 @@ class Drafter:
             return drafts
         self._fail("the proposer's drafts are no trees within their limits; they are dropped")
         return Drafts.empty(len(rows))
+
+    def _observe(self, row: int, tokens: Int32) -> None:
+        self._proposer.observe(row, tokens, self._watch.take(row))
 
     def _call(self, row: int, method: Callable[..., None], *args: Any) -> None:
         try:

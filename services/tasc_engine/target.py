@@ -134,7 +134,7 @@ class Target:
                 f"{self._name} does not tell what it thinks; a proposer that reads it needs one of "
                 f"{', '.join(FAMILIES)}"
             )
-        self.decoder.wants = wants
+        self.decoder.wants, self.decoder.thoughts = wants, Thoughts(None, None)
 
     def warm_up(self) -> None:
         """Compile and capture what a GPU needs, so that no request waits for it; rows are free."""

@@ -10,6 +10,7 @@ from tasc_serve.drift_metrics import DriftMetrics
 from tasc_serve.failover_metrics import FailoverMetrics
 from tasc_serve.gateway_metrics import GatewayMetrics
 from tasc_serve.metrics import ReplicaMetrics
+from tasc_serve.neural_metrics import NeuralMetrics
 from tasc_serve.queue_metrics import QueueMetrics
 from tasc_serve.rate_metrics import RateMetrics
 from tasc_serve.record_metrics import RecordMetrics
@@ -25,6 +26,7 @@ def _exported() -> frozenset[str]:
     ShadowMetrics(registry, task="", model_name="")
     CollectorMetrics(registry, task="", model_name="")
     RecordMetrics(registry, int, task="", model_name="")
+    NeuralMetrics(registry, {"task": ""})
     drift = DriftMetrics(registry, {"task": ""})
     drift.expect(1.0)
     drift.built(1.0)

@@ -24,6 +24,7 @@ from tasc_serve.errors import EngineBroken
 from tasc_serve.loop import EngineLoop
 from tasc_serve.metrics import ReplicaMetrics
 from tasc_serve.models import model_name
+from tasc_serve.neural_metrics import NeuralMetrics
 from tasc_serve.record_metrics import RecordMetrics
 from tasc_serve.record_watcher import RecordWatcher
 from tasc_serve.settings import ServedTask, ServeSettings
@@ -70,8 +71,10 @@ class TaskReplica:
         self._worker.compile_own_guide()
         self._admission = Admission(self._worker, limits)
         own = {"task": task.name, "model_name": model_name(self._worker.record)}
-        labels = {**own, "proposer": self._worker.proposer.settings.mixture}
+        labels = {**own, "proposer": self._worker.drafts_by}
         self._metrics = ReplicaMetrics(registry, **labels)
+        if self._worker.drafter:
+            self._worker.drafter.tell(NeuralMetrics(registry, own))
         RecordMetrics(registry, lambda: self._worker.record_version, **own)
         self._shadow = ShadowCheck(
             self._worker.engine,
@@ -267,10 +270,10 @@ class TaskReplica:
     def _set_index(self, artifact: Artifact | None) -> None:
         """What answers are drafted from, and by what, has changed."""
         version = artifact.version if artifact else None
-        mixture = self._worker.proposer.settings.mixture
-        if mixture != self._metrics.proposer:
-            self._metrics.drafted_by(mixture)
-            self._drift_metrics.drafted_by(mixture)
+        proposer = self._worker.drafts_by
+        if proposer != self._metrics.proposer:
+            self._metrics.drafted_by(proposer)
+            self._drift_metrics.drafted_by(proposer)
         self._metrics.set_index(version, self._worker.index_bytes)
         self._drift.swapped(artifact)
 

@@ -35,6 +35,9 @@ class EngineSettings(_Section):
     cost_aware: bool = Field(
         True, description="measure step costs at the first start; draft only where it pays"
     )
+    neural_draft_limit_s: float = Field(
+        0.5, gt=0, description="a drafter whose steps take longer is switched off"
+    )
     torch_threads: int = Field(1, ge=1, description="CPU threads of a replica's linear layers")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:0 ...")
 

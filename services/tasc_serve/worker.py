@@ -11,8 +11,8 @@ from pathlib import Path
 import redis
 import torch
 
-from tasc_draft import DraftIndex, NgramProposer
-from tasc_engine import Engine, EngineConfig, GenerationRequest, ModelSource, StepRecord, Target
+from tasc_draft import DraftIndex, NgramProposer, Proposer
+from tasc_engine import Engine, EngineConfig, GenerationRequest, StepRecord, Target
 from tasc_engine import guides as engine_guides
 from tasc_engine.errors import GuideError
 from tasc_engine.loading import max_positions, require_adapters
@@ -20,14 +20,16 @@ from tasc_serve.adapters import refused_adapters
 from tasc_serve.asked import Asked, FieldError, Guide, guide_of
 from tasc_serve.calls import Call
 from tasc_serve.errors import StaleProposer
-from tasc_serve.indexes import DraftIndexes
+from tasc_serve.indexes import DraftIndexes, default_cache_dir
 from tasc_serve.models import load_tokenizer
+from tasc_serve.neural_drafting import load_task_drafter
 from tasc_serve.proposers import Proposers
 from tasc_serve.records import Records
 from tasc_serve.settings import DraftOverrides, EngineSettings
+from tasc_serve.sources import device_of, model_source
 from tasc_serve.step_costs import step_costs
 from tasc_store import Artifact, ArtifactCache, ArtifactStore, TaskRecord, TaskStore
-from tasc_text import PromptTemplate, resolve_folder
+from tasc_text import PromptTemplate
 
 log = logging.getLogger(__name__)
 
@@ -61,10 +63,6 @@ class Pinned:
     index_version: int | None
 
 
-def default_cache_dir() -> Path:
-    return Path.home() / ".cache" / "tasc-serve" / "indexes"
-
-
 class Worker:
     """One task, ready to answer.
 
@@ -76,6 +74,11 @@ class Worker:
     Raises:
         ServeError: The model folder's tokenizer is not the one the task was registered with.
         IndexRefused: The current index was built with another tokenizer.
+        EngineError: The task's drafter is another tokenizer's or another target's.
+
+    Attributes:
+        proposer: The n-grams; beside them, or instead of them, a drafter may draft.
+        drafter: Of the record the worker was built of, if it names one.
     """
 
     def __init__(
@@ -117,7 +120,12 @@ class Worker:
         self._proposers = Proposers(draft, config, target.vocab_size, self.tokenizer.eos_ids)
         self.proposer = self._proposers.make(self.record, index)
         costs = step_costs(target, source, cost_dir, say) if settings.cost_aware else None
-        self.engine = Engine(target, self.tokenizer, self.proposer, config, on_step, costs)
+        self.drafter = load_task_drafter(
+            client, self.record, target, source, self.tokenizer, config,
+            settings.neural_draft_limit_s,
+        )  # fmt: skip
+        drafted_by = self._drafted_by(self.proposer)
+        self.engine = Engine(target, self.tokenizer, drafted_by, config, on_step, costs)
 
     @property
     def record(self) -> TaskRecord:
@@ -132,6 +140,12 @@ class Worker:
     def target_number(self) -> int:
         """Of the engine's target that answers by the newest version."""
         return self._target_of(self.record)
+
+    @property
+    def drafts_by(self) -> str:
+        """The name of what drafts: a mixture of n-grams, or what it is beside a drafter."""
+        mixture = self.proposer.settings.mixture
+        return self.drafter.name(self.proposer) if self.drafter else mixture
 
     @property
     def index_bytes(self) -> int:
@@ -327,24 +341,8 @@ class Worker:
             return
         if made is None or made.settings != settings or made.index is not index:
             raise StaleProposer("record and index changed at once; make a proposer for both")
-        self.engine.draft_by(made)
+        self.engine.draft_by(self._drafted_by(made))
         self.proposer = made
 
-
-def device_of(device: str, gpus: float) -> str:
-    """Resolve ``auto``: a GPU only if this process was given one, whatever else is visible."""
-    if device != "auto":
-        return device
-    return "cuda" if gpus > 0 and torch.cuda.is_available() else "cpu"
-
-
-def model_source(record: TaskRecord, device: str) -> ModelSource:
-    """Local folders of a task's model and adapters."""
-    return ModelSource(
-        folder=resolve_folder(record.model, record.revision),
-        adapter=resolve_folder(record.adapter) if record.adapter else None,
-        dtype=record.dtype,
-        device=device,
-        quantization=record.quantization,
-        adapters=tuple((name, resolve_folder(place)) for name, place in record.adapters),
-    )
+    def _drafted_by(self, ngram: NgramProposer) -> Proposer:
+        return self.drafter.beside(ngram) if self.drafter else ngram

@@ -24,6 +24,7 @@ from tasc_store.errors import (
 )
 from tasc_store.first_tries import FirstTries
 from tasc_store.job_results import JobResults
+from tasc_store.neural_drafting import NeuralDrafting
 from tasc_store.sampling_defaults import SamplingDefaults
 from tasc_store.task_record import TaskRecord
 from tasc_store.tasks import Newest, TaskStore
@@ -45,6 +46,7 @@ __all__ = [
     "FirstTries",
     "IndexChanged",
     "JobResults",
+    "NeuralDrafting",
     "Newest",
     "SamplingDefaults",
     "StoreError",

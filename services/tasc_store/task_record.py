@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 from tasc_draft.settings import DraftSettings
 from tasc_store import keys
 from tasc_store.answer_forms import check_forms
+from tasc_store.neural_drafting import NeuralDrafting
 from tasc_store.sampling_defaults import SamplingDefaults
 
 _FIELD = "{input}"
@@ -17,7 +18,13 @@ _ADAPTER_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _MAY_BE_UNSET = ("adapter", "revision", "corpus")
 # Left out of the JSON where unset: records of before are then written as they were, so that putting
 # one again adds nothing, and programs of before read whatever uses none of these.
-_LATER = ("quantization", "sampling", "choices", "schema", "regex", "adapters")
+_LATER = ("quantization", "sampling", "choices", "schema", "regex", "adapters", "neural")
+
+_PARTS: dict[str, type[Any]] = {
+    "draft": DraftSettings,
+    "sampling": SamplingDefaults,
+    "neural": NeuralDrafting,
+}
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,7 @@ class TaskRecord:
         adapters: Names and folders or hub names of PEFT adapters of which each request uses one,
             the first where it names none. Names have letters, digits, ``.``, ``_`` and ``-``; at
             most 64. Of adapter and adapters one may be set.
+        neural: A drafter that drafts, by itself or beside n-grams; unset: n-grams alone.
 
     Raises:
         ValueError: A value is of the wrong kind or outside its range.
@@ -66,6 +74,7 @@ class TaskRecord:
     schema: str | None = None
     regex: str | None = None
     adapters: tuple[tuple[str, str], ...] = ()
+    neural: NeuralDrafting | None = None
 
     def __post_init__(self) -> None:
         for name in ("name", "model", "fingerprint", "template", *_MAY_BE_UNSET):
@@ -90,6 +99,8 @@ class TaskRecord:
             raise ValueError(
                 "adapter and adapters are set; unset one, or name the adapter among adapters"
             )
+        if not isinstance(self.neural, NeuralDrafting | None):
+            raise ValueError(f"neural is {self.neural!r:.80}; it must be an object, or unset")
 
     @property
     def adapter_names(self) -> tuple[str, ...]:
@@ -119,8 +130,8 @@ class TaskRecord:
                 content[name] = tuple(content[name])
         if "adapters" in content:
             content["adapters"] = _pairs(content["adapters"])
-        for name, part in (("draft", DraftSettings), ("sampling", SamplingDefaults)):
-            if name in content:
+        for name, part in _PARTS.items():
+            if name in content and not (name == "neural" and content[name] is None):
                 content[name] = part(**_object(name, content[name], part))
         return cls(**content)
 

@@ -21,6 +21,7 @@ from tasc_serve.drift_metrics import DriftMetrics
 from tasc_serve.failover_metrics import FailoverMetrics
 from tasc_serve.gateway_metrics import GatewayMetrics
 from tasc_serve.metrics import ReplicaMetrics
+from tasc_serve.neural_metrics import NeuralMetrics
 from tasc_serve.queue_metrics import QueueMetrics
 from tasc_serve.rate_metrics import RateMetrics
 from tasc_serve.record_metrics import RecordMetrics
@@ -64,11 +65,13 @@ class Replica:
         self.shadow = ShadowMetrics(registry, **own)
         self.collector = CollectorMetrics(registry, **own)
         self.drift = DriftMetrics(registry, labels)
+        self.neural = NeuralMetrics(registry, own)
         self.engine.set_load(3, 2, 0.25)
         self.engine.set_index(6, 1000)
         self.engine.set_index(7, 4096)
         self.drift.expect(2.5)
         self.drift.built(time.time() - DAY_S)
+        self.neural.off("slow")
 
     def feed(self) -> None:
         self.engine.observe_step(STEP)
@@ -82,6 +85,7 @@ class Replica:
         self.collector.stored(1)
         self.collector.lost("full")
         self.drift.rolled_back()
+        self.neural.sizes([500] * 8)
 
 
 class Gateway:

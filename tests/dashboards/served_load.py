@@ -17,6 +17,7 @@ from served_batches import end_a_batch
 
 import tiny
 from tasc_draft import Tokens, build_index, write_index
+from tasc_engine.neural.files import DrafterCard, save_drafter
 from tasc_serve.api import create_api
 from tasc_serve.calls import Answer, Ask, Call, Piece, Pulse, Refusal, TaskStatus
 from tasc_serve.discovery import MetricsPort
@@ -28,7 +29,7 @@ from tasc_serve.queue_metrics import QueueMetrics
 from tasc_serve.queue_watch import QueueWatch
 from tasc_serve.replica import TaskReplica
 from tasc_serve.settings import ServeSettings
-from tasc_store import ArtifactStore, TaskRecord, TaskStore
+from tasc_store import ArtifactStore, NeuralDrafting, TaskRecord, TaskStore
 from tasc_store.batch_queue import BatchQueue
 from tasc_text import TaskTokenizer
 
@@ -57,10 +58,12 @@ def settings(folder: Path) -> ServeSettings:
 
 
 def register(client: redis.Redis, folder: Path) -> None:
-    """The task, and an index of what its model answers."""
+    """The task, a drafter that is a copy of its model, and an index of what that answers."""
     tiny.make_tokenizer(folder)
     model = tiny.make_model(folder, seed=3)
     tokenizer = TaskTokenizer.from_folder(folder)
+    drafter = folder / "drafter"
+    save_drafter(drafter, model, DrafterCard("independent", tokenizer.fingerprint))
     record = TaskRecord(
         name=TASK,
         model=str(folder),
@@ -68,6 +71,7 @@ def register(client: redis.Redis, folder: Path) -> None:
         template="{input} =>",
         dtype="float64",
         max_tokens=16,
+        neural=NeuralDrafting(str(drafter), depth=2, width=2, nodes=4, sure=1.0),
     )
     TaskStore(client).put(record)
     asked = [tokenizer.encode_prompt(f"{value} =>") for value in tiny.SENTENCES]

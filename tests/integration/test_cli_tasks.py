@@ -12,7 +12,16 @@ from peft import LoraConfig, get_peft_model
 from tasc_command import Command
 from transformers import AutoModelForCausalLM
 
-from tasc_store import ArtifactStore, CorpusRow, CorpusStore, TaskStore, connect
+from tasc_engine.neural.files import DrafterCard, save_drafter
+from tasc_store import (
+    ArtifactStore,
+    CorpusRow,
+    CorpusStore,
+    NeuralDrafting,
+    TaskStore,
+    connect,
+)
+from tasc_text import TaskTokenizer
 from tiny import END, make_folder
 
 pytestmark = pytest.mark.redis
@@ -110,6 +119,25 @@ def test_adapters_are_registered_shown_replaced_and_unset(
     assert store.get(name).adapter_names == ("b",)
     run("set", name, "--unset", "adapters", "--adapter", place)
     assert (store.get(name).adapters, store.get(name).adapter) == ((), str(place))
+
+
+def test_a_drafter_is_registered_shown_changed_and_unset(
+    run: Run, store: TaskStore, folder: Path, name: str, tmp_path: Path
+) -> None:
+    own = TaskTokenizer.from_folder(folder).fingerprint
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    save_drafter(tmp_path, model, DrafterCard("independent", own))
+    create = ("create", name, "--model", folder, "--template", "{input}")
+    run(*create, "--drafter", tmp_path, "--draft-vocabulary", "recent", "--draft-depth", 3)
+    assert store.get(name).neural == NeuralDrafting(str(tmp_path), vocabulary="recent", depth=3)
+    shown = run("show", name).splitlines()
+    assert f"drafter                 {tmp_path}" in shown
+    assert "draft_vocabulary        recent" in shown
+    run("set", name, "--proposer", "neural", "--draft-nodes", 8, "--unset", "draft-depth")
+    assert store.get(name).neural == NeuralDrafting(str(tmp_path), "neural", "recent", nodes=8)
+    out = run("set", name, "--unset", "drafter")
+    assert "proposer neural -> hybrid" in out
+    assert store.get(name).neural is None
 
 
 def test_a_task_that_is_there_is_only_replaced_when_asked(

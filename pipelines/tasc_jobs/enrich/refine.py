@@ -58,4 +58,3 @@ def _idle(found: Enriched) -> set[int]:
     most = int(len(found.tokens) * _DROPPED)
     rare = sorted(zip(found.used, (token.id for token in found.tokens), strict=True))
     return {id_ for at, (used, id_) in enumerate(rare) if used == 0 or at < most}
-

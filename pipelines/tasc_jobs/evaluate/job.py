@@ -55,6 +55,8 @@ class Evaluated:
         budget: New tokens of the model's tokenizer.
         renyi2_bits: Of the tokens of the train rows' outputs; None without train rows.
         sides: ``plain`` and ``drafted``.
+        reference_tokens: Tokens an expected answer has, its end included, mean of the rows: where
+            answers take many more, the model does not write in its tokenizer's longest tokens.
         identical: Drafted answers that are the plain ones.
     """
 
@@ -69,6 +71,7 @@ class Evaluated:
     quality: dict[str, float]
     sides: dict[str, Side]
     identical: int | None
+    reference_tokens: float
     precision_recall: tuple[AtLevel, ...] = ()
 
     @property
@@ -136,6 +139,7 @@ def evaluate(given: Evaluation, progress: StageProgress = silent) -> Evaluated:
         quality=quality(answers, expected, given.metrics),
         sides=sides,
         identical=same,
+        reference_tokens=_reference(subject.tokenizer, expected),
         precision_recall=levels,
     )
 
@@ -165,6 +169,10 @@ def _budget(source: ModelSource) -> int:
         return len(json.loads(record.read_text())["tokens"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise JobError(f"{record} is not what `tasc enrich` writes: {error!r}") from error
+
+
+def _reference(tokenizer: TaskTokenizer, expected: Sequence[str]) -> float:
+    return sum(len(ids) + 1 for ids in tokenizer.encode_outputs(expected)) / len(expected)
 
 
 def _renyi(tokenizer: TaskTokenizer, train: Sequence[CorpusRow]) -> float | None:

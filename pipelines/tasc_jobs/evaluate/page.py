@@ -11,6 +11,8 @@ _COSTS = (
     "", "ms an answer", "least", "most", "tokens an answer", "steps an answer", "tokens a step",
 )  # fmt: skip
 
+_MUCH_LONGER = 1.5
+
 
 def evaluation_page(found: Evaluated) -> Page:
     """Quality, costs and, for labels, precision and recall."""
@@ -31,6 +33,11 @@ def evaluation_page(found: Evaluated) -> Page:
 def _summary(found: Evaluated) -> list[str]:
     left_out = f", {found.too_long} left out for long prompts" if found.too_long else ""
     lines = [f"{found.rows:,} rows answered{left_out}; {found.budget} new tokens; {found.model}"]
+    took = found.sides["plain"].tokens_per_answer
+    lines.append(
+        f"expected answers have {found.reference_tokens:.1f} tokens, the model's took {took:.1f}"
+        + (": it has not learnt its new tokens, train longer" if _unlearnt(found, took) else "")
+    )
     if found.renyi2_bits is not None:
         lines.append(f"Renyi entropy of order 2 of the output tokens: {found.renyi2_bits:.3f} bits")
     if found.speed_up is not None:
@@ -39,6 +46,10 @@ def _summary(found: Evaluated) -> list[str]:
             "are the plain ones"
         )
     return lines
+
+
+def _unlearnt(found: Evaluated, took: float) -> bool:
+    return found.budget > 0 and took > _MUCH_LONGER * found.reference_tokens
 
 
 def _quality_row(measure: tuple[str, float]) -> tuple[str, str]:

@@ -15,7 +15,7 @@ from tasc_jobs.evaluate.job import Evaluation
 from tasc_jobs.evaluate.quality import Metrics
 from tasc_jobs.evaluate.subject import Asking, Setup
 from tasc_jobs.tuning.task_rows import from_corpus
-from tasc_serve.worker import device_of, model_source
+from tasc_serve.sources import device_of, model_source
 from tasc_store import CorpusRow, CorpusStore, TaskRecord, TaskStore, connect
 from tasc_text import PromptTemplate
 

@@ -17,7 +17,7 @@ from tasc_jobs.evaluate.subject import Asking, Setup, Subject
 from tasc_jobs.forecast_ft.forecast import Point, Price, forecast
 from tasc_jobs.forecast_ft.price import measure_price
 from tasc_jobs.stages import StageProgress, silent
-from tasc_serve.worker import device_of
+from tasc_serve.sources import device_of
 from tasc_store import TaskStore, connect
 from tasc_text import PromptTemplate
 

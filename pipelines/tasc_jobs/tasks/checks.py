@@ -8,6 +8,7 @@ from collections.abc import Callable
 from tasc_jobs.errors import UsageError
 from tasc_jobs.tasks.adapter import check_adapter
 from tasc_jobs.tasks.base_model import BaseModel
+from tasc_jobs.tasks.drafter import check_drafter
 from tasc_serve.asked import guide_of
 from tasc_store import TaskRecord
 from tasc_text import PromptTemplate, resolve_folder
@@ -112,6 +113,7 @@ _CHECKS: tuple[Callable[[TaskRecord, BaseModel], None], ...] = (
     _check_template,
     _check_stops,
     _check_adapters,
+    check_drafter,
     _check_labels,
     _check_guide,
 )

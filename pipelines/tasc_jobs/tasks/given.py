@@ -26,6 +26,7 @@ def given_values(options: TaskOptions) -> Values:
     own = ("choice", "choices", "schema", "draft")
     values = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in own}
     values["model"], values["adapter"] = _placed(options.model), _placed(options.adapter)
+    values["drafter"] = _placed(options.drafter)
     values["adapters"] = tuple(map(_named, options.adapters)) if options.adapters else None
     values["template"] = _with_breaks(options.template)
     values["stop"] = tuple(map(_with_breaks, options.stop)) if options.stop else None

@@ -11,10 +11,11 @@ from typing import Annotated, Any, get_args, get_origin
 import typer
 
 from tasc_draft.settings import MIXTURES, DraftSettings
-from tasc_store import TaskRecord
+from tasc_store import NeuralDrafting, TaskRecord
 
 _DRAFT_KEYS = ", ".join(f.name for f in fields(DraftSettings))
 _ANSWERS, _SAMPLING, _DRAFTING = "Answers", "Sampling defaults", "Drafting"
+_NEURAL = "Drafting by a model"
 
 
 def _option(help_: str, default: object, panel: str | None = None, *names: str) -> Any:
@@ -113,6 +114,38 @@ class TaskOptions:
             _DRAFTING,
         ),
     ] = None
+    drafter: Annotated[
+        str | None,
+        _option("Draft by this, too: what `tasc train-drafter` made, folder or name.", "none",
+                _NEURAL),
+    ] = None  # fmt: skip
+    proposer: Annotated[
+        str | None,
+        _option("hybrid, n-grams and the drafter in one tree, or neural, the drafter alone.",
+                NeuralDrafting.proposer, _NEURAL),
+    ] = None  # fmt: skip
+    draft_vocabulary: Annotated[
+        str | None,
+        _option("full, ranked (`tasc rank-vocabulary`), recent, recent+ranked.",
+                NeuralDrafting.vocabulary, _NEURAL),
+    ] = None  # fmt: skip
+    ranked_tokens: Annotated[
+        int | None, _option("Tokens of the ranking.", NeuralDrafting.ranked_tokens, _NEURAL)
+    ] = None
+    draft_depth: Annotated[
+        int | None, _option("Levels of the drafter's tree.", NeuralDrafting.depth, _NEURAL)
+    ] = None
+    draft_width: Annotated[
+        int | None, _option("Nodes expanded of a level.", NeuralDrafting.width, _NEURAL)
+    ] = None
+    draft_nodes: Annotated[
+        int | None, _option("Most draft tokens of the tree.", NeuralDrafting.nodes, _NEURAL)
+    ] = None
+    draft_sure: Annotated[
+        float | None,
+        _option("0 to 1: hybrid, below this probability of the n-grams the drafter is asked.",
+                NeuralDrafting.sure, _NEURAL),
+    ] = None  # fmt: skip
 
 
 Command = Callable[..., None]

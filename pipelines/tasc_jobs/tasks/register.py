@@ -96,7 +96,7 @@ def _reset(unset: Iterable[str]) -> Values:
         name = said.strip("-").replace("-", "_")
         names = GROUPS.get(name, {name})
         if not names <= known.keys():
-            fields = ", ".join([*known, *GROUPS])
+            fields = ", ".join(dict.fromkeys([*known, *GROUPS]))
             raise UsageError(f"--unset {said!r} is no field that has a default; give {fields}")
         found |= {n: known[n] for n in names}
     return found

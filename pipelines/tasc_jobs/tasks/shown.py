@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tasc_jobs.tasks.register import Registered
-from tasc_jobs.tasks.values import flat
+from tasc_jobs.tasks.values import NEURAL, flat
 from tasc_store import Newest, TaskRecord, TaskStore
 
 _MOST_IN_TABLE, _MOST_IN_CHANGE = 300, 40  # characters
@@ -62,6 +62,8 @@ def changes_in_words(found: Changes) -> str:
 def table(record: TaskRecord, version: int, past: list[Past]) -> str:
     """A line for each value, then one for each version."""
     values = flat(record)
+    if record.neural is None:
+        values = {k: v for k, v in values.items() if k == "drafter" or k not in NEURAL}
     width = max(map(len, values)) + 2
     lines = [f"{'version':{width}}{version} of {len(past)}"]
     lines += [f"{k:{width}}{_value(k, v, _MOST_IN_TABLE)}" for k, v in values.items()]

@@ -20,6 +20,10 @@ from tasc_engine.layout import MOST_NODES, Feed, Int32, Int64, StepLayout, lay_o
 class Backbone:
     """The layers of a Llama-like decoder for a number of rows.
 
+    Args:
+        decoder: Has positions for ``capacity`` tokens.
+        capacity: Most tokens of one row, drafts not counted.
+
     Raises:
         UnsupportedModel: A layer looks back over a window, which level by level cannot be kept.
     """
@@ -29,7 +33,7 @@ class Backbone:
             raise UnsupportedModel(
                 "the drafter attends over a sliding window; take one without (sliding_window null)"
             )
-        self.decoder = decoder
+        self.decoder, self._last = decoder, capacity - 1
         self._capacity = capacity + MOST_NODES
         self._cache = RowCache(decoder.layers, rows * self._capacity, None, self._capacity)
         self._device = decoder.embedding.device
@@ -40,7 +44,7 @@ class Backbone:
         """Commit inputs of rows; ``[R, D]`` what the head reads of each row's last one.
 
         Args:
-            inputs: ``[N, D]``, row after row.
+            inputs: ``[N, D]``, row after row; they are overwritten.
             rows: ``int32[R]``.
             bases: ``int32[R]`` position of each row's first input ever.
             starts: ``int32[R]`` inputs of each row that are committed already.
@@ -61,7 +65,7 @@ class Backbone:
         """``[R, W, D]`` what the head reads of the nodes of one level.
 
         Args:
-            inputs: ``[R, W, D]``.
+            inputs: ``[R, W, D]``; they are overwritten.
             tree: ``int64[R, W]`` bits of the expanded nodes that each sees, itself included; this
                 level's are ``W * (level - 1)`` and on.
             trunks: ``int32[R]`` committed inputs of each row.
@@ -71,9 +75,11 @@ class Backbone:
         before = width * (level - 1)
         firsts, long = self._firsts(rows), trunks.astype(np.int64)
         places = (firsts + long)[:, None] + before + np.arange(width)
+        # A nearly full row is grown as deep as the others; what lies beyond its end is not drafted.
+        positions = np.minimum(bases + long - 1 + level, self._last)
         host = StepLayout[Int64](
             ids=np.zeros(n * width, np.int64),
-            positions=np.repeat(bases + long - 1 + level, width),
+            positions=np.repeat(positions, width),
             places=places.reshape(-1),
             seen=np.repeat(long, width),
             tree=tree.reshape(-1).cpu().numpy(),

@@ -84,6 +84,31 @@ def read_card(folder: Path) -> DrafterCard:
         ) from error
 
 
+def fitting_card(folder: Path, tokenizer: str, source: ModelSource | None) -> DrafterCard:
+    """The card of a drafter that fits a target.
+
+    Args:
+        tokenizer: Fingerprint of the target's.
+        source: Where the target comes from; None: its weights are not here to be compared.
+
+    Raises:
+        UnsupportedModel: It is no drafter, or one of another tokenizer or target.
+    """
+    card = read_card(folder)
+    if card.tokenizer != tokenizer:
+        raise UnsupportedModel(
+            f"the drafter in {folder} is for the tokenizer {card.tokenizer}, the target has "
+            f"{tokenizer}; train one for it"
+        )
+    own = target_fingerprint(source) if card.kind == "eagle" and source else card.target
+    if card.target != own:
+        raise UnsupportedModel(
+            f"the EAGLE head in {folder} is for the target {card.target}, this is {own}; train one "
+            "for it"
+        )
+    return card
+
+
 def load_drafter(
     folder: Path, target: Target, source: ModelSource, tokenizer: str, rows: int, capacity: int
 ) -> tuple[Eagle | Independent, Tensor]:
@@ -96,17 +121,7 @@ def load_drafter(
     Raises:
         UnsupportedModel: It is no drafter, or one of another tokenizer or target.
     """
-    card = read_card(folder)
-    if card.tokenizer != tokenizer:
-        raise UnsupportedModel(
-            f"the drafter in {folder} is for the tokenizer {card.tokenizer}, the target has "
-            f"{tokenizer}; train one for it"
-        )
-    if card.kind == "eagle" and card.target != (own := target_fingerprint(source)):
-        raise UnsupportedModel(
-            f"the EAGLE head in {folder} is for the target {card.target}, this is {own}; train one "
-            "for it"
-        )
+    card = fitting_card(folder, tokenizer, source)
     config, weights = AutoConfig.from_pretrained(folder), load_file(folder / WEIGHTS)
     if config.vocab_size != target.vocab_size:
         raise UnsupportedModel(

@@ -72,6 +72,7 @@ class NeuralProposer:
         return self.settings.depth
 
     def start(self, row: int, prompt: Int32) -> None:
+        self._require_row(row)
         if self._lengths[row]:
             raise ValueError(f"row {row} is in use; finish it before it is started again")
         self._bases[row] = self._taken[row] = self._known[row] = 0
@@ -80,6 +81,7 @@ class NeuralProposer:
 
     def observe(self, row: int, tokens: Int32, hidden: Any = None) -> None:
         """Take in tokens the target emitted, and a `Seen` of what it thought on the way."""
+        self._require_row(row)
         self._append(row, tokens)
         if self._drafter.wants_hidden and isinstance(hidden, Seen) and hidden.hidden is not None:
             self._keep(row, hidden.begin, hidden.hidden)
@@ -87,6 +89,7 @@ class NeuralProposer:
         self.vocabulary.observe(row, tokens, top)
 
     def finish(self, row: int) -> None:
+        self._require_row(row)
         self._lengths[row] = 0
         self.vocabulary.finish(row)
 
@@ -114,11 +117,13 @@ class NeuralProposer:
 
     def _ready(self, rows: Int32, budget: Int32) -> NDArray[np.bool_]:
         """Rows whose next token a draft would begin with: the drafter can reach their last one."""
-        if not self._drafter.wants_hidden:
-            return budget > 0
-        newest = self._known[rows] == self._lengths[rows] - 1
-        found: NDArray[np.bool_] = (budget > 0) & newest & (self._known[rows] > self._bases[rows])
-        return found
+        there = (rows >= 0) & (rows < len(self._lengths))
+        asked = np.where(there, rows, 0)
+        ready: NDArray[np.bool_] = there & (budget > 0) & (self._lengths[asked] > 0)
+        if self._drafter.wants_hidden:
+            ready &= self._known[asked] == self._lengths[asked] - 1
+            ready &= self._known[asked] > self._bases[asked]
+        return ready
 
     def _take_in(self, rows: Int32) -> Tensor:
         """Run what is new of each row; ``[R, 1, D]`` behind its last token."""
@@ -144,7 +149,8 @@ class NeuralProposer:
         logits = self.vocabulary.logits(hidden, rows).float()
         most = min(self.settings.width, logits.shape[-1])
         # Where nothing may be drafted there is no number.
-        logp, slots = logits.log_softmax(-1).nan_to_num(-torch.inf, neginf=-torch.inf).topk(most, -1)
+        logp = logits.log_softmax(-1).nan_to_num(-torch.inf, neginf=-torch.inf)
+        logp, slots = logp.topk(most, -1)
         return logp, self.vocabulary.ids_of(slots.flatten(1), rows).view_as(slots)
 
     def _expand(self, rows: Int32, nodes: Frontier, above: Tensor, level: int) -> Tensor:
@@ -155,6 +161,12 @@ class NeuralProposer:
         return self._backbone.level(
             inputs, nodes.tree, rows, self._bases[rows], self._taken[rows], level
         )
+
+    def _require_row(self, row: int) -> None:
+        if not 0 <= row < len(self._lengths):
+            raise ValueError(
+                f"row {row} is none of the proposer's {len(self._lengths)}; make it with more rows"
+            )
 
     def _append(self, row: int, tokens: Int32) -> None:
         begin, end = int(self._lengths[row]), int(self._lengths[row]) + len(tokens)

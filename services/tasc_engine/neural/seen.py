@@ -40,6 +40,9 @@ class Watch:
     def forget(self) -> None:
         self._held.clear()
 
+    def drop(self, row: int) -> None:
+        self._held.pop(row, None)
+
     def take(self, row: int) -> Seen | None:
         """What was seen of a row since this was last asked; None where that is nothing."""
         parts = self._held.pop(row, [])
@@ -63,7 +66,10 @@ class Watch:
                 path = accepted.path[draft, : accepted.followed[draft]]
                 own = np.concatenate((own, begins[i] + sizes[i] + path))
             seen = Seen(int(plan.starts[i]), _at(thoughts.hidden, own), _at(thoughts.top, own))
-            self._held.setdefault(row, []).append(seen)
+            held = self._held.setdefault(row, [])
+            while held and held[-1].begin >= seen.begin:
+                held.pop()  # the step is done again: what came behind its forward failed
+            held.append(seen)
 
 
 def _at(of_all: Tensor | None, places: NDArray[np.int64]) -> Tensor | None:

@@ -125,7 +125,7 @@ def ranked(
     probs = np.exp(logp)
     kept = (np.arange(n) < budget[:, None]) & np.isfinite(logp) & (probs >= min_prob)
     if least is not None:
-        kept &= _worth(probs, depths[numbers], kept, least)
+        kept &= _worth(logp, depths[numbers], kept, least)
     place = np.zeros((rows, len(depths) + 1), np.int32)
     np.put_along_axis(place, numbers, np.broadcast_to(np.arange(n, dtype=np.int32), (rows, n)), 1)
     place[:, -1] = -1
@@ -140,14 +140,15 @@ def ranked(
 
 
 def _worth(
-    probs: NDArray[np.float32], depths: NDArray[np.int16], kept: NDArray[np.bool_],
+    logp: NDArray[np.float32], depths: NDArray[np.int16], kept: NDArray[np.bool_],
     least: NDArray[np.float32],
 ) -> NDArray[np.bool_]:  # fmt: skip
     """Of all rows' tokens, likeliest first, those before the first that is not worth its cost."""
-    order = np.lexsort((depths.ravel(), -np.where(kept, probs, -1.0).ravel()))
+    # Not by probabilities: where those are equal, rounded, rows have an order of their own.
+    order = np.lexsort((depths.ravel(), -np.where(kept, logp, -np.inf).ravel()))
     first = order[: min(len(least), int(kept.sum()))]
-    short = probs.ravel()[first] < least[: len(first)]
+    short = np.exp(logp.ravel()[first]) < least[: len(first)]
     taken = first[: int(short.argmax())] if short.any() else first
-    found = np.zeros(probs.size, bool)
+    found = np.zeros(logp.size, bool)
     found[taken] = True
-    return found.reshape(probs.shape)
+    return found.reshape(logp.shape)

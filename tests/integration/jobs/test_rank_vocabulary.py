@@ -9,7 +9,8 @@ import pytest
 from tasc_engine.neural.ranking import Ranking
 from tasc_jobs.demo.tasks import MODEL
 from tasc_jobs.errors import EmptyCorpusError
-from tasc_jobs.vocabulary_job import STAGES, Choice, RankJob, current_ranking, rank_and_publish
+from tasc_jobs.vocabulary_job import STAGES, Choice, RankJob, rank_and_publish
+from tasc_serve.rankings import current_ranking
 from tasc_store import ArtifactStore, CorpusRow, CorpusStore, UnknownTask
 from tasc_store.artifacts import VOCABULARY
 from tasc_text import TaskTokenizer

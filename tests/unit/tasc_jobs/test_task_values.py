@@ -12,21 +12,24 @@ from tasc_jobs.errors import UsageError
 from tasc_jobs.tasks import shown
 from tasc_jobs.tasks.given import given_values
 from tasc_jobs.tasks.options import TaskOptions
-from tasc_jobs.tasks.values import GROUPS, defaults, flat, option, record_of
-from tasc_store import SamplingDefaults, TaskRecord
+from tasc_jobs.tasks.values import NEURAL, defaults, flat, option, record_of
+from tasc_store import NeuralDrafting, SamplingDefaults, TaskRecord
 
 RECORD = TaskRecord("t", "org/model", "f", "{input}")
 OTHER = TaskRecord(
     "t", "org/other", "g", "say {input}", "org/adapter", "v1", "bfloat16", ("\n", "."), 8, "c",
     DraftSettings("tasc", n_max=4), "nf4", SamplingDefaults(temperature=0.5, top_k=3), ("a", "b"),
+    neural=NeuralDrafting("/drafter", "neural", "recent", 9, 3, 8, 31, 0.5),
 )  # fmt: skip
 
 
 def test_names_of_values_are_told_apart() -> None:
     names = [f.name for f in fields(TaskRecord)]
     names += [f.name for part in (SamplingDefaults, DraftSettings) for f in fields(part)]
+    names += NEURAL
     assert len(set(names)) == len(names)
-    assert set(flat(RECORD)) == set(names) - set(GROUPS)
+    assert sorted(NEURAL.values()) == sorted(f.name for f in fields(NeuralDrafting))
+    assert set(flat(RECORD)) == set(names) - {"sampling", "draft", "neural"}
     assert set(defaults()) == set(flat(RECORD)) - {"name", "model", "fingerprint", "template"}
 
 
@@ -52,6 +55,11 @@ def test_values_left_out_are_the_defaults() -> None:
         ({"corpus": "a b"}, "task name 'a b'"),
         ({"adapters": (("a", "b"), ("a", "c"))}, "--adapters has 'a' twice"),
         ({"adapter": "a", "adapters": (("a", "b"),)}, "--adapter and adapters are set"),
+        ({"drafter": "d", "proposer": "x"}, "--proposer is 'x'; use one of neural, hybrid"),
+        ({"drafter": "d", "draft_vocabulary": "x"}, "--draft-vocabulary is 'x'"),
+        ({"drafter": "d", "draft_depth": 17}, "--draft-depth is 17; .* 1 to 16"),
+        ({"drafter": "d", "draft_width": 32}, "--draft-depth 5 and width 32 expand 128 nodes"),
+        ({"draft_nodes": 9}, "--draft-nodes is 9, and there is no --drafter; give one"),
     ],
 )
 def test_a_value_that_is_refused_is_named_by_its_option(change: dict[str, Any], said: str) -> None:
@@ -201,6 +209,9 @@ def test_a_table_has_every_value_and_every_version() -> None:
     assert said["stop"] == '["\\n", "."]'
     assert lines[-4:-2] == ["versions", "   1  first"]
     assert lines[-1] == "   3  same as version 1"
+    plain = shown.table(RECORD, 1, past[:1])
+    assert "drafter                 unset" in plain.splitlines()
+    assert "draft_depth" not in plain
 
 
 def test_json_has_every_field() -> None:

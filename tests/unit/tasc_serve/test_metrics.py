@@ -15,6 +15,7 @@ from tasc_serve.failover_metrics import FailoverMetrics
 from tasc_serve.gateway_metrics import NO_TASK, GatewayMetrics
 from tasc_serve.metric_names import METRICS
 from tasc_serve.metrics import ReplicaMetrics
+from tasc_serve.neural_metrics import NeuralMetrics
 from tasc_serve.queue_metrics import QueueMetrics
 from tasc_serve.rate_metrics import RateMetrics
 from tasc_serve.record_metrics import RecordMetrics
@@ -168,6 +169,26 @@ def test_failovers_are_counted_from_0_on_so_that_the_first_is_a_rise():
     assert registry.get_sample_value("tasc_failovers_refused_total", {"task": "tag"}) == 0
 
 
+def test_a_drafter_s_vocabulary_is_a_histogram_and_why_it_is_off_a_gauge():
+    registry = CollectorRegistry()
+    metrics = NeuralMetrics(registry, {"task": "tag"})
+    metrics.sizes([10, 64, 65, 300_000])
+    name = "tasc_active_vocabulary_tokens"
+    by_edge = {
+        edge: registry.get_sample_value(f"{name}_bucket", {"task": "tag", "le": edge})
+        for edge in ("64.0", "256.0", "262144.0", "+Inf")
+    }
+    assert by_edge == {"64.0": 2, "256.0": 3, "262144.0": 3, "+Inf": 4}
+    metrics.off("slow")
+    off = {
+        reason: registry.get_sample_value(
+            "tasc_neural_drafting_off", {"task": "tag", "reason": reason}
+        )
+        for reason in ("slow", "failed")
+    }
+    assert off == {"slow": 1, "failed": 0}
+
+
 def test_the_list_of_metrics_is_what_a_fed_process_exports_and_each_series_names_its_task():
     registry, metrics = replica()
     gateway = GatewayMetrics(registry)
@@ -184,6 +205,7 @@ def test_the_list_of_metrics_is_what_a_fed_process_exports_and_each_series_names
     ShadowMetrics(registry, **own)
     CollectorMetrics(registry, **own)
     RecordMetrics(registry, int, **own)
+    NeuralMetrics(registry, own)
     drift = DriftMetrics(registry, OWN)
     drift.expect(3.0)
     drift.built(1e9)

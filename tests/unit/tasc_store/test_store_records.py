@@ -16,6 +16,7 @@ from tasc_store import (
     ArtifactStore,
     CorpusRow,
     CorpusStore,
+    NeuralDrafting,
     SamplingDefaults,
     TaskRecord,
 )
@@ -26,8 +27,8 @@ RECORD = TaskRecord("intents", "org/model", "f" * 32, "Classify: {input}\n")
 TEXT = st.text(min_size=1)
 
 
-# As records were written before there was sampling, quantization, choices, schema, regex or
-# adapters.
+# As records were written before there was sampling, quantization, choices, schema, regex, adapters
+# or neural.
 BEFORE = (
     '{"adapter":null,"corpus":null,"draft":{"corpus_weight":0.75,"learning_rate":0.1,"min_prob":0.2'
     ',"mixture":"mixed","n_max":6,"neighbour_tokens":4096,"neighbours":32,'
@@ -45,7 +46,7 @@ def test_a_record_of_before_loads_and_is_written_as_it_was() -> None:
     assert record == RECORD
     assert (record.sampling, record.quantization) == (SamplingDefaults(), None)
     assert (record.choices, record.schema, record.regex) == ((), None, None)
-    assert record.adapters == ()
+    assert (record.adapters, record.neural) == ((), None)
     assert record.to_json() == BEFORE
 
 
@@ -100,6 +101,37 @@ def test_adapters_survive_json_in_their_order_and_may_be_written_as_an_object() 
     content = json.loads(record.to_json())
     assert content["adapters"] == [list(pair) for pair in adapters]
     assert TaskRecord.from_json(json.dumps({**content, "adapters": dict(adapters)})) == record
+
+
+def test_a_drafter_survives_json_and_has_defaults_where_written_by_hand() -> None:
+    neural = NeuralDrafting("/somewhere", "neural", "recent+ranked", 7, 3, 8, 24, 0.5)
+    record = replace(RECORD, neural=neural)
+    again = TaskRecord.from_json(record.to_json())
+    assert again == record
+    content = json.loads(record.to_json())
+    short = TaskRecord.from_json(json.dumps({**content, "neural": {"drafter": "d"}}))
+    assert short.neural == NeuralDrafting("d")
+    assert TaskRecord.from_json(json.dumps({**content, "neural": None})) == RECORD
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"drafter": ""}, "drafter is ''; it must be a folder"),
+        ({"proposer": "both"}, "proposer is 'both'; use one of neural, hybrid"),
+        ({"vocabulary": []}, "vocabulary is .*full, ranked, recent, recent.ranked"),
+        ({"ranked_tokens": 0}, "ranked_tokens is 0; it must be an integer from 1"),
+        ({"depth": 17}, "depth is 17; .* from 1 to 16"),
+        ({"width": True}, "width is True"),
+        ({"nodes": 64}, "nodes is 64; .* from 1 to 63"),
+        ({"depth": 16, "width": 5}, "depth 16 and width 5 expand 75 nodes; the most is 63"),
+        ({"sure": 1.5}, "sure is 1.5; it must be a number from 0 to 1"),
+        ({"sure": float("nan")}, "sure is nan"),
+    ],
+)
+def test_how_a_drafter_cannot_draft_is_named(change: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        NeuralDrafting(**{"drafter": "d", **change})
 
 
 def test_a_short_hand_written_record_gets_the_defaults() -> None:
@@ -158,6 +190,7 @@ def test_a_short_hand_written_record_gets_the_defaults() -> None:
         ({"adapters": (("x" * 65, "c"),)}, "use 1 to 64"),
         ({"adapters": (("a", "b"), ("c", "d"), ("a", "e"))}, "adapters has 'a' twice"),
         ({"adapters": (("a", "b"),), "adapter": "c"}, "adapter and adapters are set; unset one"),
+        ({"neural": "d"}, "neural is 'd'; it must be an object, or unset"),
     ],
 )
 def test_a_wrong_value_is_named(change: dict[str, Any], named: str) -> None:
@@ -181,6 +214,8 @@ def test_a_wrong_value_is_named(change: dict[str, Any], named: str) -> None:
         ({"adapters": ["ab"]}, "adapters is"),
         ({"adapters": [[["a"], "b"]]}, "adapters is"),
         ({"adapters": {"a": None}}, "adapters is"),
+        ({"neural": {"depth": 3}}, "neural lacks drafter"),
+        ({"neural": "d"}, "neural is 'd'; it must be a JSON object"),
     ],
 )
 def test_a_field_json_should_not_have_is_named(change: dict[str, Any], named: str) -> None:

@@ -1,0 +1,40 @@
+"""Whether a drafter can draft for a task's model, by what its folder says; it loads no weights."""
+
+from tasc_engine.errors import EngineError
+from tasc_jobs.errors import UsageError
+from tasc_jobs.tasks.base_model import BaseModel
+from tasc_store import NeuralDrafting, TaskRecord
+from tasc_text import resolve_folder
+
+
+def check_drafter(record: TaskRecord, model: BaseModel) -> None:
+    """Check a record's drafter, if it has one.
+
+    Raises:
+        UsageError: There is no drafter, or it is another tokenizer's or another target's, or more
+            ranked tokens are asked for than the tokenizer has.
+    """
+    neural = record.neural
+    if neural is None:
+        return
+    size = model.tokenizer.vocab_size
+    if neural.is_ranked and neural.ranked_tokens > size:
+        raise UsageError(
+            f"--ranked-tokens is {neural.ranked_tokens}, the tokenizer has {size}; give 1 to {size}"
+        )
+    _check_card(record, neural, model)
+
+
+def _check_card(record: TaskRecord, neural: NeuralDrafting, model: BaseModel) -> None:
+    from tasc_engine.loading import ModelSource
+    from tasc_engine.neural.files import fitting_card
+
+    try:
+        folder = resolve_folder(neural.drafter, weights=False)
+        adapter = resolve_folder(record.adapter) if record.adapter else None
+        # Of a model of the hub the weights may not be here; the service looks when it loads them.
+        weighed = any(model.folder.glob("*.safetensors"))
+        source = ModelSource(model.folder, adapter) if weighed else None
+        fitting_card(folder, model.tokenizer.fingerprint, source)
+    except (ValueError, OSError, EngineError) as error:
+        raise UsageError(f"--drafter {neural.drafter}: {error}") from error

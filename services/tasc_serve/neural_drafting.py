@@ -1,0 +1,133 @@
+"""A task's drafter: loaded for one engine, guarded, and made one proposer with its n-grams.
+
+It opens no index and trains nothing; how a drafter drafts is the engine's business.
+"""
+
+import redis
+from torch import Tensor
+
+from tasc_draft import NgramProposer, Proposer
+from tasc_engine import EngineConfig, ModelSource, Target
+from tasc_engine.neural.active import ActiveSizes
+from tasc_engine.neural.files import load_drafter, read_card
+from tasc_engine.neural.guard import GuardedProposer
+from tasc_engine.neural.hybrid import HybridProposer
+from tasc_engine.neural.proposer import NeuralProposer
+from tasc_engine.neural.recent_policy import RecentVocabulary
+from tasc_engine.neural.settings import NeuralSettings
+from tasc_engine.neural.vocabulary import FullVocabulary, RankedVocabulary, Vocabulary
+from tasc_serve.errors import ServeError
+from tasc_serve.neural_metrics import NeuralMetrics
+from tasc_serve.rankings import current_ranking
+from tasc_store import ArtifactStore, NeuralDrafting, TaskRecord
+from tasc_store.artifacts import VOCABULARY
+from tasc_text import TaskTokenizer, resolve_folder
+
+
+class TaskDrafter:
+    """The drafter of one engine.
+
+    Args:
+        neural: How the task's record wants it to draft.
+        vocabulary: What ``guarded`` drafts from, on the device of ``head``.
+        kind: Of the drafter, for people.
+    """
+
+    def __init__(
+        self,
+        neural: NeuralDrafting,
+        guarded: GuardedProposer,
+        vocabulary: Vocabulary,
+        head: Tensor,
+        kind: str,
+    ) -> None:
+        self._neural, self._guarded, self._kind = neural, guarded, kind
+        self._vocabulary, self._device = vocabulary, head.device
+
+    def name(self, ngram: NgramProposer) -> str:
+        """What `beside` drafts by, for people: ``hybrid/eagle``, say."""
+        if not self._drafts_beside(ngram):
+            return ngram.settings.mixture
+        return f"{self._neural.proposer}/{self._kind}"
+
+    def beside(self, ngram: NgramProposer) -> Proposer:
+        """What an engine drafts by. Where n-grams may draft nothing, neither may a model.
+
+        What was made of other n-grams must not be asked any more.
+        """
+        if not self._drafts_beside(ngram):
+            return ngram
+        if self._neural.proposer == "neural":
+            return self._guarded
+        return HybridProposer(ngram, self._guarded, self._neural.sure)
+
+    def tell(self, metrics: NeuralMetrics) -> None:
+        """Count from now on what is drafted from, and say when the drafter is switched off."""
+        sizes = ActiveSizes(self._vocabulary, self._device, metrics.sizes)
+        self._guarded.on_drafted, self._guarded.on_off = sizes.drafted, metrics.off
+
+    def _drafts_beside(self, ngram: NgramProposer) -> bool:
+        return ngram.settings.num_speculative_tokens > 0
+
+
+def load_task_drafter(
+    client: redis.Redis,
+    record: TaskRecord,
+    target: Target,
+    source: ModelSource,
+    tokenizer: TaskTokenizer,
+    config: EngineConfig,
+    limit_s: float,
+) -> TaskDrafter | None:
+    """The drafter that a record names, None where it names none.
+
+    Args:
+        source: Where the target comes from.
+        limit_s: Longest seconds of a drafted step, see `GuardedProposer`.
+
+    Raises:
+        ServeError: It drafts from a ranked vocabulary, and the task has none.
+        EngineError: Drafter or ranking is another tokenizer's or another target's, or damaged.
+        ValueError: The tree is too large, or the ranking does not fit the drafter's head.
+        StoreError: Redis fails.
+        TextError: There is no such drafter.
+    """
+    if (neural := record.neural) is None:
+        return None
+    folder = resolve_folder(neural.drafter)
+    drafter, head = load_drafter(
+        folder, target, source, tokenizer.fingerprint, config.rows, config.max_model_len
+    )
+    vocabulary = _vocabulary(client, record, neural, head, config.rows)
+    proposer = NeuralProposer(
+        drafter,
+        vocabulary,
+        NeuralSettings(neural.depth, neural.width, neural.nodes),
+        rows=config.rows,
+        capacity=config.max_model_len,
+        vocab_size=target.vocab_size,
+        eos_ids=tuple(e for e in tokenizer.eos_ids if e < target.vocab_size),
+    )
+    guarded = GuardedProposer(proposer, target.vocab_size, limit_s)
+    return TaskDrafter(neural, guarded, vocabulary, head, read_card(folder).kind)
+
+
+def _vocabulary(
+    client: redis.Redis, record: TaskRecord, neural: NeuralDrafting, head: Tensor, rows: int
+) -> Vocabulary:
+    if neural.vocabulary == "full":
+        return FullVocabulary(head)
+    if neural.vocabulary == "recent":
+        return RecentVocabulary(head, rows)
+    corpus = record.corpus_name
+    ranking = current_ranking(ArtifactStore(client, corpus, record.fingerprint, kind=VOCABULARY))
+    if ranking is None:
+        raise ServeError(
+            f"task {record.name} drafts from a ranked vocabulary, and the corpus of {corpus} has "
+            f"none for tokenizer {record.fingerprint}; run `tasc rank-vocabulary {corpus}`, or "
+            f"`tasc task set {record.name} --draft-vocabulary full`"
+        )
+    chosen = ranking.top(neural.ranked_tokens)
+    if neural.vocabulary == "ranked":
+        return RankedVocabulary(head, chosen)
+    return RecentVocabulary(head, rows, base=chosen)

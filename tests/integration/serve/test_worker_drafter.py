@@ -1,0 +1,287 @@
+"""A task drafted by a model, or by it and n-grams: other drafts, no other answer. Redis only."""
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import redis
+import torch
+from prometheus_client import CollectorRegistry, generate_latest
+from serving import Samples, Task, publish
+from transformers import AutoModelForCausalLM
+
+import tiny
+from tasc_draft import DraftIndex, DraftSettings, Tokens, build_index
+from tasc_draft.sources import NEURAL
+from tasc_engine import StepRecord, UnsupportedModel
+from tasc_engine.errors import RankingError
+from tasc_engine.loading import ModelSource
+from tasc_engine.neural.files import DrafterCard, save_drafter, target_fingerprint
+from tasc_engine.neural.ranking import Ranking
+from tasc_serve.calls import Answer, Call, Refusal
+from tasc_serve.errors import ServeError
+from tasc_serve.neural_metrics import NeuralMetrics
+from tasc_serve.replica import TaskReplica
+from tasc_serve.settings import EngineSettings, ServeSettings
+from tasc_serve.worker import Worker
+from tasc_store import ArtifactStore, NeuralDrafting, TaskStore
+from tasc_store.artifacts import VOCABULARY
+
+pytestmark = pytest.mark.redis
+ENGINE = EngineSettings(
+    rows=4, max_model_len=128, device="cpu", cost_aware=False, neural_draft_limit_s=60
+)
+MOST = 40  # tokens of an answer
+PROMPTS = tiny.SENTENCES[:5]
+LABELS = {"task": "t", "model_name": "tiny"}
+Place = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def drafter(made: Task, tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """Folders of drafters: a copy of the target, or a random head that reads it."""
+    own = made.tokenizer.fingerprint
+    places = {kind: tmp_path_factory.mktemp(kind) for kind in ("independent", "eagle")}
+    save_drafter(places["independent"], made.model, DrafterCard("independent", own))
+    torch.manual_seed(1)
+    config = AutoModelForCausalLM.from_pretrained(made.record.model).config
+    config.num_hidden_layers, config.layer_types = 1, config.layer_types[:1]
+    size = config.hidden_size
+    head = AutoModelForCausalLM.from_config(config, dtype=torch.float64)
+    joint = torch.cat((0.1 * torch.randn(size, size), torch.eye(size)), 1).double()
+    target = target_fingerprint(ModelSource(Path(made.record.model)))
+    save_drafter(places["eagle"], head, DrafterCard("eagle", own, target), joint)
+    return places.__getitem__
+
+
+@pytest.fixture(scope="module")
+def expected(made: Task) -> list[str]:
+    return [made.plain(made.prompt(value, chat=True), MOST).text for value in PROMPTS]
+
+
+class Drafted:
+    """A worker, and what its steps drafted."""
+
+    def __init__(
+        self, client: redis.Redis, task: Task, neural: NeuralDrafting | None, cache: Path
+    ) -> None:
+        name = f"drafted-{uuid.uuid4().hex}"
+        self.record = replace(task.record, name=name, corpus=None, max_tokens=MOST, neural=neural)
+        TaskStore(client).put(self.record)
+        self.client, self.cache = client, cache
+        self.steps: list[StepRecord] = []
+
+    def start(self) -> Worker:
+        self.worker = Worker(
+            self.client, self.record.name, ENGINE, cache_dir=self.cache, on_step=self.steps.append
+        )
+        return self.worker
+
+    def answers(self) -> list[str]:
+        """In turns: not all rows begin at once."""
+        calls = [Call(str(i), value, templated=True) for i, value in enumerate(PROMPTS)]
+        requests = [self.worker.request(call) for call in calls]
+        found = {int(r.id): r.text for r in self.worker.engine.generate(requests)}
+        return [found[i] for i in range(len(calls))]
+
+    def accepted(self) -> tuple[int, int]:
+        """Tokens drafted by the model, and by n-grams, and taken since this was last asked."""
+        assert sum(step.draft_failures for step in self.steps) == 0
+        by_source = sum(step.accepted.sum(1) for step in self.steps)
+        self.steps.clear()
+        return int(by_source[NEURAL]), int(by_source[:NEURAL].sum())
+
+
+Make = Callable[[NeuralDrafting | None], Drafted]
+
+
+@pytest.fixture
+def make(client: redis.Redis, made: Task, tmp_path: Path) -> Make:
+    return lambda neural: Drafted(client, made, neural, tmp_path)
+
+
+def ranked(made: Task, tokens: int) -> Ranking:
+    """Counts of the expected answers."""
+    texts = [made.plain(made.prompt(value, chat=True), MOST).text for value in PROMPTS]
+    ids = [i for ids in made.tokenizer.encode_outputs(texts) for i in ids]
+    counts = torch.bincount(torch.tensor([*ids, made.tokenizer.eos_id]), minlength=tokens)
+    return Ranking.of(
+        counts.numpy(), eos_id=made.tokenizer.eos_id, origin="target", rows=len(texts),
+        fingerprint=made.tokenizer.fingerprint,
+    )  # fmt: skip
+
+
+def publish_ranking(client: redis.Redis, task: str, ranking: Ranking, folder: Path) -> None:
+    store = ArtifactStore(client, task, ranking.fingerprint, kind=VOCABULARY)
+    ranking.save(folder / "vocabulary.npz")
+    store.announce(store.publish(folder / "vocabulary.npz", 0).version)
+
+
+def index_of(made: Task) -> DraftIndex:
+    """Of all that is answered."""
+    texts = [made.plain(made.prompt(value, chat=True), MOST).text for value in PROMPTS]
+    own = made.tokenizer
+    return build_index(
+        Tokens.of(own.encode_outputs(texts)), fingerprint=own.fingerprint,
+        vocab_size=own.vocab_size, eos_id=own.eos_id,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("vocabulary", ["full", "recent"])
+@pytest.mark.parametrize("kind", ["independent", "eagle"])
+@pytest.mark.parametrize("proposer", ["neural", "hybrid"])
+def test_a_drafter_changes_no_answer_and_its_drafts_are_taken(
+    make: Make, drafter: Place, expected: list[str], proposer: str, kind: str, vocabulary: str
+) -> None:
+    how = NeuralDrafting(str(drafter(kind)), proposer, vocabulary, depth=3, width=4)
+    drafted = make(how)
+    worker = drafted.start()
+    assert worker.drafts_by == f"{proposer}/{kind}"
+    assert drafted.answers() == expected
+    neural, ngram = drafted.accepted()
+    assert neural > (50 if kind == "independent" else 0)
+    assert (ngram > 0) == (proposer == "hybrid")
+
+
+def test_without_a_drafter_n_grams_alone_answer_alike(make: Make, expected: list[str]) -> None:
+    drafted = make(None)
+    worker = drafted.start()
+    assert (worker.drafts_by, worker.drafter) == ("mixed", None)
+    assert drafted.answers() == expected
+    assert drafted.accepted()[0] == 0
+
+
+def test_indexes_and_settings_change_beside_a_drafter_in_the_middle_of_answers(
+    make: Make, drafter: Place, made: Task, expected: list[str]
+) -> None:
+    drafted = make(NeuralDrafting(str(drafter("independent")), depth=3, width=4))
+    worker = drafted.start()
+    assert drafted.answers() == expected
+    before = drafted.accepted()
+    artifact = publish(worker.indexes.store, index_of(made))
+    requests = [worker.request(Call(v, v, templated=True)) for v in PROMPTS]
+    for request in requests:
+        worker.engine.submit(request)
+    found = [worker.engine.step() for _ in range(3)]
+    worker.swap(artifact, worker.indexes.fetch(artifact))
+    off, on = DraftSettings(num_speculative_tokens=0), DraftSettings(min_prob=0.0)
+    for version, (settings, name) in enumerate(((off, "mixed"), (on, "hybrid/independent")), 2):
+        found += [worker.engine.step() for _ in range(2)]
+        record = replace(worker.record, draft=settings)
+        made_for = worker.proposer_for(record, worker.proposer.index)
+        worker.take(record, version, None, made_for)
+        assert worker.drafts_by == name
+    while worker.engine.running:
+        found.append(worker.engine.step())
+    texts = {d.result.id: d.result.text for step in found for d in step if d.result}
+    assert [texts[value] for value in PROMPTS] == expected
+    assert worker.artifact == artifact
+    drafted.accepted()
+    assert drafted.answers() == expected
+    neural, ngram = drafted.accepted()
+    assert neural > 0
+    assert ngram > before[1]  # by the index
+
+
+@pytest.mark.parametrize("vocabulary", ["ranked", "recent+ranked"])
+def test_a_ranking_of_the_task_is_drafted_from_and_its_size_told(
+    make: Make, drafter: Place, made: Task, expected: list[str], vocabulary: str, tmp_path: Path
+) -> None:
+    how = NeuralDrafting(str(drafter("independent")), "neural", vocabulary, ranked_tokens=20)
+    drafted = make(how)
+    with pytest.raises(ServeError, match=f"run `tasc rank-vocabulary {drafted.record.name}`"):
+        drafted.start()
+    ranking = ranked(made, made.tokenizer.vocab_size)
+    publish_ranking(drafted.client, drafted.record.name, ranking, tmp_path)
+    worker = drafted.start()
+    registry = CollectorRegistry()
+    assert worker.drafter is not None
+    worker.drafter.tell(NeuralMetrics(registry, LABELS))
+    assert [drafted.answers() for _ in range(2)] == [expected] * 2
+    assert drafted.accepted()[0] > 20
+    total, count = (
+        registry.get_sample_value(f"tasc_active_vocabulary_tokens_{end}", LABELS)
+        for end in ("sum", "count")
+    )
+    assert total is not None
+    assert count
+    least = len(ranking.top(20))
+    assert total == least * count if vocabulary == "ranked" else total > least * count
+
+
+def test_what_does_not_fit_the_target_is_refused_when_it_is_loaded(
+    make: Make, drafter: Place, made: Task, tmp_path: Path
+) -> None:
+    ours = made.tokenizer.fingerprint
+    save_drafter(tmp_path / "d", made.model, DrafterCard("independent", "f" * 32))
+    with pytest.raises(UnsupportedModel, match=f"{'f' * 32}.*{ours}"):
+        make(NeuralDrafting(str(tmp_path / "d"))).start()
+    more = made.tokenizer.vocab_size + 1
+    drafted = make(
+        NeuralDrafting(str(drafter("independent")), vocabulary="ranked", ranked_tokens=more)
+    )
+    whole = ranked(made, made.tokenizer.vocab_size)
+    publish_ranking(drafted.client, drafted.record.name, whole, tmp_path)
+    with pytest.raises(RankingError, match=f"the top {more} tokens .* choose 1 to {more - 1}"):
+        drafted.start()
+
+
+def test_a_drafter_that_breaks_while_it_drafts_is_switched_off_and_answers_go_on(
+    make: Make, drafter: Place, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafted = make(NeuralDrafting(str(drafter("independent"))))
+    worker = drafted.start()
+    registry = CollectorRegistry()
+    assert worker.drafter is not None
+    worker.drafter.tell(NeuralMetrics(registry, LABELS))
+    monkeypatch.setattr("tasc_engine.neural.proposer.NeuralProposer._take_in", None)
+    assert drafted.answers() == expected
+    assert drafted.accepted()[0] == 0
+    off = {
+        reason: registry.get_sample_value("tasc_neural_drafting_off", {**LABELS, "reason": reason})
+        for reason in ("failed", "slow")
+    }
+    assert off == {"failed": 1, "slow": 0}
+
+
+def test_another_drafter_waits_for_a_restart(make: Make, drafter: Place) -> None:
+    drafted = make(NeuralDrafting(str(drafter("independent"))))
+    worker = drafted.start()
+    for neural in (None, replace(drafted.record.neural or NeuralDrafting("x"), depth=2)):
+        assert worker.records.needs_restart(replace(worker.record, neural=neural)) == ["neural"]
+
+
+def test_a_replica_counts_what_it_drafts_by_the_proposer_s_name(
+    make: Make, drafter: Place, expected: list[str], redis_url: str
+) -> None:
+    how = NeuralDrafting(str(drafter("independent")), depth=3, width=4)
+    drafted = make(how)
+    name = drafted.record.name
+    settings = ServeSettings.model_validate(
+        {
+            "tasks": [{"name": name}],
+            "engine": ENGINE.model_dump(),
+            "metrics": {"host": "127.0.0.1"},
+            "cache_dir": drafted.cache,
+        }
+    )
+    replica = TaskReplica(settings, redis_url, settings.tasks[0])
+
+    async def ask() -> list[Answer | Refusal]:
+        calls = [Call(str(i), value, templated=True) for i, value in enumerate(PROMPTS)]
+        return await asyncio.gather(*map(replica.complete, calls))
+
+    try:
+        found = asyncio.run(ask())
+        samples = Samples(generate_latest(replica._metrics._series._registry).decode())
+    finally:
+        replica.__del__()
+    assert [a.result.text if isinstance(a, Answer) else a for a in found] == expected
+    by = {"task": name, "proposer": "hybrid/independent"}
+    tokens = "tasc_spec_decode_num_accepted_tokens_total"
+    assert samples.sum(tokens, source="neural", **by) > 0
+    assert samples.sum(tokens, task=name) == samples.sum(tokens, **by)
+    assert samples.sum("tasc_neural_drafting_off", task=name) == 0

@@ -1,0 +1,40 @@
+"""Whatever a neural proposer drafts and from which tokens, answers are what the target says."""
+
+from itertools import product
+
+import pytest
+from lossless_cases import Case, answer, make_case
+from neural_cases import assert_some_accepted_and_some_rejected, by, neural
+
+from neural_drafters import INDEXED, KINDS, POLICIES
+from tasc_engine.neural.settings import NeuralSettings
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return make_case(tmp_path_factory.mktemp("llama"), "llama")
+
+
+@pytest.mark.parametrize(("kind", "policy"), [*product(KINDS, POLICIES), ("noisy", INDEXED)])
+def test_every_drafter_from_every_vocabulary_answers_like_generate(
+    case: Case, kind: str, policy: str
+) -> None:
+    found = answer(case, wrap=by(neural(case, kind, policy)))
+    assert_some_accepted_and_some_rejected(found, 0 if kind == "other" else 20)
+    assert found.tokens() == case.answers
+
+
+@pytest.mark.parametrize("policy", ["full", "recent over ranked"])
+@pytest.mark.parametrize("kind", ["noisy", "eagle"])
+def test_another_architecture_answers_like_generate(llama: Case, kind: str, policy: str) -> None:
+    found = answer(llama, wrap=by(neural(llama, kind, policy)))
+    assert_some_accepted_and_some_rejected(found)
+    assert found.tokens() == llama.answers
+
+
+def test_what_the_target_itself_drafts_is_accepted_to_the_last_token(case: Case) -> None:
+    chain = NeuralSettings(depth=6, width=1, nodes=6)
+    found = answer(case, wrap=by(neural(case, "same", settings=chain)))
+    assert found.totals.accepted.sum() == found.totals.drafted.sum() > 100
+    assert found.totals.block_efficiency > 4
+    assert found.tokens() == case.answers

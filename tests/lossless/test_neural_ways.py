@@ -1,0 +1,137 @@
+"""Neural drafts change no answer, whatever is asked for and however the rows come and go."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from lossless_cases import Case, answer, answered_alone, reference
+from neural_cases import (
+    CAPACITY,
+    TREE,
+    assert_some_accepted_and_some_rejected,
+    by,
+    neural,
+)
+from request_grid import GUIDES
+
+from lora_folders import make_adapter, merged_says
+from tasc_draft import SOURCES
+from tasc_engine import (
+    Engine,
+    EngineConfig,
+    EngineTotals,
+    GenerationRequest,
+    ModelSource,
+    Sampling,
+    Target,
+)
+
+
+@pytest.mark.parametrize(("kind", "rows"), [("noisy", 1), ("eagle", 2), ("noisy", 8)])
+def test_rows_that_end_and_are_filled_again_answer_alike(case: Case, kind: str, rows: int) -> None:
+    proposer = neural(case, kind, "recent", rows=rows)
+    found = answer(case, rows=rows, wrap=by(proposer))
+    assert_some_accepted_and_some_rejected(found)
+    assert found.tokens() == case.answers
+
+
+@pytest.mark.parametrize(
+    ("kind", "policy"), [("noisy", "recent"), ("eagle", "full"), ("eagle", "recent over ranked")]
+)
+def test_prompts_in_chunks_that_begin_alike_answer_alike(
+    case: Case, kind: str, policy: str
+) -> None:
+    """Where a beginning is copied, nobody has seen what the target thought of it."""
+    long, other = case.prompts[7], case.prompts[5]
+    prompts = [long[:n] + other[: 12 - n % 7] for n in (60, 60, 33, 60, 9, 5, 33, 60)]
+    model = reference(case.folder)
+    requests = [GenerationRequest(str(i), p, 12) for i, p in enumerate(prompts)]
+    proposer = neural(case, kind, policy, rows=2)
+    found = answer(case, rows=2, prefill_chunk=5, requests=requests, wrap=by(proposer))
+    assert found.totals.shared_tokens > 90
+    assert_some_accepted_and_some_rejected(found, 3)
+    assert all(any(r.acceptance.drafted) for r in found.results.values())
+    assert found.tokens() == [answered_alone(model, p, 12) for p in prompts]
+
+
+@pytest.mark.parametrize(("kind", "policy"), [("same", "full"), ("eagle", "recent over ranked")])
+def test_sampled_answers_are_the_same_drafted_or_not(case: Case, kind: str, policy: str) -> None:
+    warm = [
+        replace(r, sampling=Sampling(temperature=1.0, seed=7 + i), ignore_eos=i % 2 == 0)
+        for i, r in enumerate(case.requests())
+    ]
+    found = answer(case, requests=warm, wrap=by(neural(case, kind, policy)))
+    plain = answer(case, requests=[replace(r, draft=False) for r in warm])
+    assert_some_accepted_and_some_rejected(found)
+    assert found.tokens() == plain.tokens() != case.answers
+
+
+@pytest.mark.parametrize("kind", ["noisy", "eagle"])
+def test_guided_answers_are_the_same_drafted_or_not(case: Case, kind: str) -> None:
+    """Guides also force stretches that no draft had: the proposer waits until it knows them."""
+    asked = [
+        GenerationRequest(str(i), p, 40, guide=GUIDES[i % 4] if i % 4 else None)
+        for i, p in enumerate(case.prompts)
+    ]
+    found = answer(case, requests=asked, prefill_chunk=5, wrap=by(neural(case, kind, "recent")))
+    plain = answer(case, requests=[replace(r, draft=False) for r in asked])
+    assert found.totals.forced_tokens > 0
+    assert found.totals.accepted.sum() > 0
+    assert found.tokens() == plain.tokens()
+
+
+def test_proposers_that_take_turns_in_mid_answer_change_no_answer(case: Case) -> None:
+    config = EngineConfig(rows=3, max_model_len=CAPACITY, prefill_chunk=5)
+    target = Target.load(ModelSource(case.folder, dtype="float64"), config)
+    totals = EngineTotals(len(SOURCES), TREE.depth)
+    turns = [("eagle", "recent"), ("noisy", "full"), ("eagle", "full"), ("same", "recent")]
+    first = neural(case, "eagle", rows=3)
+    engine = Engine(target, case.tokenizer, first, config, totals.add)
+    waiting, results, steps = case.requests(), {}, 0
+    while waiting or engine.running:
+        while waiting and not engine.waiting:
+            engine.submit(waiting.pop())
+        results |= {d.id: list(d.result.tokens) for d in engine.step() if d.result}
+        steps += 1
+        if steps % 6 == 0:
+            engine.draft_by(neural(case, *turns[steps // 6 % 4], rows=3))
+    assert steps > 24
+    assert 20 < totals.accepted.sum() < totals.drafted.sum() - 20
+    assert [results[str(i)] for i in range(len(results))] == case.answers
+
+
+def test_answers_that_fill_their_rows_to_the_last_token_are_the_same(case: Case) -> None:
+    """A row with room for one token is drafted for beside rows with room for many."""
+    model, prompts = reference(case.folder), [case.prompts[i] for i in (7, 5, 11, 0)]
+    asked = [
+        GenerationRequest(str(i), p, CAPACITY - len(p), ignore_eos=True)
+        for i, p in enumerate(prompts)
+    ]
+    found = answer(case, requests=asked, wrap=by(neural(case, "noisy")))
+    plain = answer(case, requests=[replace(r, draft=False) for r in asked])
+    assert_some_accepted_and_some_rejected(found)
+    assert found.tokens() == plain.tokens()
+    told = answered_alone(model, prompts[0], 20)
+    assert found.tokens()[0][: len(told)] == told
+
+
+def test_rows_of_several_adapters_answer_like_models_with_them_merged(
+    case: Case, tmp_path: Path
+) -> None:
+    """The target's last layer thinks of every token then, by each row's own adapter."""
+    folders = {name: make_adapter(case.folder, tmp_path / name, i) for i, name in enumerate("ab")}
+    config = EngineConfig(rows=4, max_model_len=CAPACITY, prefill_chunk=16)
+    source = ModelSource(case.folder, dtype="float64", adapters=tuple(folders.items()))
+    totals = EngineTotals(len(SOURCES), TREE.depth)
+    proposer = neural(case, "eagle", "recent over ranked")
+    target = Target.load(source, config)
+    engine = Engine(target, case.tokenizer, proposer, config, totals.add)
+    asked = [
+        replace(request, adapter=adapter, max_tokens=16, id=f"{request.id} {adapter}")
+        for request, adapter in zip(case.requests(), [None, "a", "b"] * 4, strict=True)
+    ]
+    found = {r.id: r.tokens for r in engine.generate(asked)}
+    for request in asked:
+        merged = folders[request.adapter] if request.adapter else None
+        assert found[request.id] == merged_says(case.folder, merged, request.prompt, 16)
+    assert 0 < totals.accepted.sum() < totals.drafted.sum()

@@ -1,0 +1,129 @@
+"""Neural proposers over tiny models: drafters of every kind, vocabularies of every policy.
+
+What they draft is random where their weights are; who tests them says what must come of it.
+"""
+
+from copy import deepcopy
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from tasc_engine.decoder import LeanDecoder, lean
+from tasc_engine.layout import Int32
+from tasc_engine.neural.drafters import Eagle, Independent
+from tasc_engine.neural.proposer import NeuralProposer
+from tasc_engine.neural.recent_policy import RecentVocabulary
+from tasc_engine.neural.settings import NeuralSettings
+from tasc_engine.neural.vocabulary import FullVocabulary, RankedVocabulary, Vocabulary
+
+KINDS = ("same", "noisy", "other", "eagle")
+POLICIES = ("full", "ranked", "recent", "recent over ranked", "context only", "extension only")
+INDEXED = "recent indexed"  # looks weights up and keeps no copy
+NOISE = 0.02
+WINDOW = 96
+
+
+@cache
+def _read(folder: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+
+
+def model_of(folder: Path) -> Any:
+    """The model in a folder, in float64; the caller's own."""
+    return deepcopy(_read(folder))
+
+
+def exact(model: Any) -> Any:
+    """A model whose norms compute in its own dtype: those of transformers do in float32."""
+    for module in model.modules():
+        if hasattr(module, "variance_epsilon"):
+            module.forward = partial(_norm, module.weight, module.variance_epsilon)
+    return model
+
+
+def _norm(weight: Tensor, eps: float, hidden: Tensor) -> Tensor:
+    return weight * hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + eps)
+
+
+def decoder_of(model: Any, capacity: int) -> LeanDecoder:
+    found = lean(model, capacity)
+    assert found is not None
+    return found
+
+
+def drafter_of(
+    kind: str, folder: Path, rows: int, capacity: int, seed: int = 1
+) -> tuple[Eagle | Independent, Tensor]:
+    """A drafter for the target in a folder, and the weight of the head it drafts by.
+
+    Args:
+        kind: ``same``: the target itself; ``noisy``: a copy with noise; ``other``: a random model
+            of one layer; ``eagle``: a random layer that reads the target's hidden states.
+    """
+    model = model_of(folder)
+    torch.manual_seed(seed)
+    if kind in ("same", "noisy"):
+        for weight in model.parameters() if kind == "noisy" else ():
+            weight.data += torch.randn_like(weight) * NOISE
+        head = model.lm_head.weight.detach().clone()
+        return Independent(decoder_of(model, capacity), rows, capacity), head
+    small, joint = eagle_parts(folder, seed)
+    head, decoder = small.lm_head.weight.detach().clone(), decoder_of(small, capacity)
+    if kind == "other":
+        return Independent(decoder, rows, capacity), head
+    head, ends = model.lm_head.weight.detach().clone(), decoder_of(model, capacity)
+    decoder.embedding, decoder.head = ends.embedding, ends.head
+    return Eagle(decoder, joint, rows, capacity), head
+
+
+def eagle_parts(folder: Path, seed: int = 1) -> tuple[Any, Tensor]:
+    """A random model of one layer, and what makes its inputs of embeddings and hidden states."""
+    config = model_of(folder).config
+    config.num_hidden_layers, size = 1, config.hidden_size
+    torch.manual_seed(seed)
+    small = AutoModelForCausalLM.from_config(config, dtype=torch.float64).eval()
+    for weight in small.parameters():
+        weight.data *= 4.0 if weight.dim() > 1 else 1.0
+    return small, torch.cat((0.1 * torch.randn(size, size), torch.eye(size)), 1).double()
+
+
+def vocabulary_of(policy: str, head: Tensor, rows: int, ranked: Int32) -> Vocabulary:
+    """A vocabulary of one of `POLICIES`, or `INDEXED`; ``ranked`` takes half of the ranked tokens,
+    ``recent over ranked`` a quarter.
+    """
+    half = ranked[: len(head) // 2]
+    if policy == "full":
+        return FullVocabulary(head)
+    if policy == "ranked":
+        return RankedVocabulary(head, half)
+    differs = {
+        "recent": {},
+        "recent over ranked": {"base": half[: len(half) // 2]},
+        "context only": {"extension": False},
+        "extension only": {"context": False},
+        INDEXED: {"gathered": False},
+    }
+    made: dict[str, Any] = differs[policy]
+    return RecentVocabulary(head, rows, WINDOW, **made)
+
+
+def ranked_by(texts: list[list[int]], size: int) -> Int32:
+    """All ids of a vocabulary, those that texts have most often first."""
+    counts = np.bincount([token for text in texts for token in text], minlength=size)
+    return np.argsort(-counts, kind="stable").astype(np.int32)
+
+
+def proposer_of(
+    drafter: Eagle | Independent, vocabulary: Vocabulary, settings: NeuralSettings, *,
+    rows: int, capacity: int, eos_ids: tuple[int, ...],
+) -> NeuralProposer:  # fmt: skip
+    size = len(drafter.backbone.decoder.embedding)
+    return NeuralProposer(
+        drafter, vocabulary, settings, rows=rows, capacity=capacity, vocab_size=size,
+        eos_ids=eos_ids,
+    )  # fmt: skip

@@ -1,0 +1,184 @@
+"""A neural proposer keeps the contract of proposers, and drafts what its model says."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from neural_rows import (
+    CAPACITY,
+    PROMPTS,
+    assert_same,
+    begun,
+    every,
+    ids,
+    make,
+    propose,
+    thoughts,
+    tree,
+)
+
+from neural_drafters import INDEXED, POLICIES, eagle_parts, exact, model_of
+from tasc_draft import SOURCES
+from tasc_engine import Engine, EngineConfig, GenerationRequest, ModelSource, Target
+from tasc_engine.neural.seen import Seen
+from tasc_engine.neural.settings import NeuralSettings
+from tasc_text import TaskTokenizer
+
+
+@torch.inference_mode()
+def test_what_is_drafted_is_as_likely_as_the_model_says(folder: Path) -> None:
+    model, proposer = exact(model_of(folder)), make(folder)
+    for row, prompt in enumerate(PROMPTS):
+        begun(proposer, row, prompt, [3, 4][:row])
+    drafts = propose(proposer, [2, 0, 1])
+    assert (drafts.source == SOURCES.index("neural")).all()
+    for place, row in enumerate((2, 0, 1)):
+        text, drafted = [*PROMPTS[row], *[3, 4][:row]], tree(drafts, place)
+        assert len(drafted) == 12
+        for path, logp in drafted.items():
+            lines = model(torch.tensor([[*text, *path]])).logits[0, len(text) - 1 :].log_softmax(-1)
+            told = sum(float(lines[i, token]) for i, token in enumerate(path))
+            assert logp == pytest.approx(told, abs=1e-4)
+            assert 0 not in path[:-1], "nothing comes behind an end"
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("begin", [0, 14])
+def test_what_a_head_drafts_is_as_likely_as_it_says(folder: Path, begin: int) -> None:
+    """Read of the target's states, and below the first level of its own; from a copy's end on."""
+    ends, (small, joint) = model_of(folder), eagle_parts(folder)
+    exact(small)
+    proposer = make(folder, "eagle", settings=NeuralSettings(depth=4, width=2, nodes=20))
+    text = [*PROMPTS[2], 3, 4, 5]
+    seen = thoughts(proposer, begin, len(text) - begin - 1)
+    assert seen.hidden is not None
+    proposer.start(0, ids(PROMPTS[2]))
+    proposer.observe(0, ids([3, 4]), Seen(begin, seen.hidden[:-1], None))
+    propose(proposer, [0])
+    proposer.observe(0, ids([5]), Seen(begin + len(seen.hidden) - 1, seen.hidden[-1:], None))
+    drafted = tree(propose(proposer, [0], budget=20))
+    assert {len(path) for path in drafted} == {1, 2, 3, 4}
+
+    def inputs(tokens: Sequence[int], hidden: torch.Tensor) -> torch.Tensor:
+        embedded = ends.model.embed_tokens(torch.tensor(tokens))
+        return torch.cat((embedded, hidden), -1) @ joint.T
+
+    for path, logp in drafted.items():
+        read, told = inputs(text[begin + 1 :], seen.hidden), 0.0
+        for token in path:
+            places = torch.arange(begin, begin + len(read))[None]
+            state = small.model(inputs_embeds=read[None], position_ids=places).last_hidden_state
+            told += float(ends.lm_head(state[0, -1]).log_softmax(-1)[token])
+            read = torch.cat((read, inputs([token], state[0, -1:])))
+        assert logp == pytest.approx(told, abs=1e-4)
+
+
+@every
+@pytest.mark.parametrize("policy", [*POLICIES, INDEXED])
+def test_to_ask_twice_changes_nothing(folder: Path, kind: str, policy: str) -> None:
+    proposer = make(folder, kind, policy)
+    begun(proposer, 0, PROMPTS[0], [3, 4])
+    begun(proposer, 2, PROMPTS[2], [6])
+    first = propose(proposer, [0, 2])
+    again = propose(proposer, [2, 0])
+    assert min(np.diff(first.offsets)) > 0
+    assert_same(tree(first, 0), tree(again, 1))
+    assert_same(tree(first, 1), tree(again, 0))
+
+
+@every
+@pytest.mark.parametrize("policy", ["full", "recent", "recent over ranked"])
+def test_rows_do_not_touch_each_other(folder: Path, kind: str, policy: str) -> None:
+    together = make(folder, kind, policy)
+    for row, prompt in enumerate(PROMPTS):
+        begun(together, row, prompt, [3, 4, 5][: row + 1])
+    drafts = propose(together, [2, 0, 1])
+    for place, row in enumerate((2, 0, 1)):
+        alone = make(folder, kind, policy)
+        begun(alone, 0, PROMPTS[row], [3, 4, 5][: row + 1])
+        assert_same(tree(drafts, place), tree(propose(alone, [0])))
+
+
+@every
+def test_an_answer_observed_in_parts_equals_one_observed_at_once(folder: Path, kind: str) -> None:
+    """Drafts in between are written over, whatever came of them."""
+    stepwise, whole = make(folder, kind), make(folder, kind)
+    stepwise.start(0, ids(PROMPTS[2]))
+    at, said = 0, [3, 4, 5, 6, 7, 8]
+    for n in (1, 3, 2):
+        propose(stepwise, [0])
+        seen = thoughts(stepwise, 0, 20) if not at else thoughts(stepwise, 19 + at, n)
+        stepwise.observe(0, ids(said[at : at + n]), seen)
+        at += n
+    parts = [thoughts(whole, 0, 20), thoughts(whole, 20, 3), thoughts(whole, 23, 2)]
+    hidden = torch.cat([part.hidden for part in parts if part.hidden is not None])
+    whole.start(0, ids(PROMPTS[2]))
+    whole.observe(0, ids(said), Seen(0, hidden, None))
+    assert_same(tree(propose(stepwise, [0])), tree(propose(whole, [0])))
+
+
+@every
+@pytest.mark.parametrize("policy", ["full", "recent"])
+def test_a_finished_row_starts_again_without_a_past(folder: Path, kind: str, policy: str) -> None:
+    proposer, fresh = make(folder, kind, policy), make(folder, kind, policy)
+    begun(proposer, 1, PROMPTS[2], [3, 4, 5])
+    propose(proposer, [1])
+    proposer.finish(1)
+    for each in (proposer, fresh):
+        begun(each, 1, PROMPTS[0], [9, 8])
+    assert_same(tree(propose(proposer, [1])), tree(propose(fresh, [1])))
+
+
+def test_a_head_waits_until_it_knows_what_the_target_thought(folder: Path) -> None:
+    proposer = make(folder, "eagle")
+    proposer.start(0, ids(PROMPTS[0]))
+    assert len(propose(proposer, [0]).tokens) == 0  # of the prompt nothing is known yet
+    proposer.observe(0, ids([3, 4]), thoughts(proposer, 0, 5))
+    assert len(propose(proposer, [0]).tokens) == 0  # token 4 came behind token 3 unseen
+    proposer.observe(0, ids([6]), thoughts(proposer, 5, 2))
+    assert len(propose(proposer, [0]).tokens) == 12
+
+
+def test_a_head_begins_behind_what_was_copied(folder: Path) -> None:
+    """Nobody saw the target think of a beginning that was prefilled for another row."""
+    proposer = make(folder, "eagle")
+    proposer.start(0, ids(PROMPTS[2]))
+    proposer.observe(0, ids([3]), thoughts(proposer, 14, 6))
+    drafted = tree(propose(proposer, [0]))
+    late = make(folder, "eagle")
+    late.start(0, ids([1] * 14 + PROMPTS[2][14:]))
+    late.observe(0, ids([3]), thoughts(proposer, 14, 6))
+    assert_same(drafted, tree(propose(late, [0])))
+    whole = make(folder, "eagle")
+    begun(whole, 0, PROMPTS[2], [3])
+    assert len(drafted) == 12
+    assert [*drafted] != [*tree(propose(whole, [0]))]
+
+
+@pytest.mark.parametrize("method", ["start", "propose", "observe", "finish"])
+def test_a_proposer_that_raises_is_counted_and_answers_stay_right(
+    folder: Path, tokenizer: TaskTokenizer, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = EngineConfig(rows=2, max_model_len=CAPACITY, prefill_chunk=8)
+    target = Target.load(ModelSource(folder, dtype="float64"), config)
+    proposer, calls = make(folder, "eagle", "recent"), [0]
+    honest = getattr(proposer, method)
+
+    def sometimes(*args: Any) -> Any:
+        calls[0] += 1
+        if calls[0] % 3 == 0:
+            raise ArithmeticError("the proposer broke")
+        return honest(*args)
+
+    engine = Engine(target, tokenizer, proposer, config)
+    asked = [GenerationRequest(str(i), tuple(PROMPTS[i % 3]), 16) for i in range(6)]
+    undrafted = (dataclasses.replace(request, draft=False) for request in asked)
+    plain = {r.id: r.tokens for r in engine.generate(undrafted)}
+    monkeypatch.setattr(proposer, method, sometimes)
+    assert {r.id: r.tokens for r in engine.generate(asked)} == plain
+    assert engine._drafter.failures >= calls[0] // 3 > 0
+    engine.check_integrity()

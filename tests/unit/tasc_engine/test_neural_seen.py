@@ -1,0 +1,350 @@
+"""A proposer is told what the target thought at each token, as a plain forward would have it."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from neural_drafters import drafter_of, exact, model_of, proposer_of
+from tasc_draft import SOURCES
+from tasc_engine import (
+    Engine,
+    EngineConfig,
+    EngineTotals,
+    GenerationRequest,
+    GuideSpec,
+    ModelSource,
+    Target,
+    UnsupportedModel,
+    verifier,
+)
+from tasc_engine.errors import OutOfMemory
+from tasc_engine.neural import seen as module
+from tasc_engine.neural.proposer import NeuralProposer
+from tasc_engine.neural.seen import Seen
+from tasc_engine.neural.settings import NeuralSettings
+from tasc_engine.neural.vocabulary import FullVocabulary
+from tasc_engine.neural.wants import Wants
+from tasc_text import TaskTokenizer
+from tiny import make_folder
+
+ROWS, CAPACITY, TOP = 2, 96, 3
+TREE = NeuralSettings(depth=3, width=3, nodes=9)
+LONG = tuple(range(40, 70))
+PROMPTS = ((5, 9, 30, 41, 7), (8,), LONG, (*LONG[:25], 3, 1), (3, 1, 4, 1, 5, 9, 2), LONG[:18])
+BOTH = Wants(hidden=True, top=TOP)
+
+
+@dataclass
+class Told:
+    """A row's text, and what was told of it."""
+
+    text: list[int]
+    seen: list[Seen] = field(default_factory=list)
+
+
+class Recording:
+    """A proposer that drafts and keeps all that it is told."""
+
+    def __init__(self, inner: NeuralProposer, wants: Wants) -> None:
+        self.wants, self.max_depth, self._inner = wants, inner.max_depth, inner
+        self.propose = inner.propose
+        self.rows: dict[int, Told] = {}
+        self.ended: list[Told] = []
+
+    def start(self, row: int, prompt: Any) -> None:
+        self.rows[row] = Told(prompt.tolist())
+        self._inner.start(row, prompt)
+
+    def observe(self, row: int, tokens: Any, hidden: Any = None) -> None:
+        self.rows[row].text += tokens.tolist()
+        if hidden is not None:
+            self.rows[row].seen.append(hidden)
+        self._inner.observe(row, tokens, hidden)
+
+    def finish(self, row: int) -> None:
+        self.ended.append(self.rows.pop(row))
+        self._inner.finish(row)
+
+
+@dataclass
+class Bench:
+    """An engine, what its proposer was told, and what it did."""
+
+    engine: Engine
+    told: Recording
+    totals: EngineTotals
+    model: Any
+
+    def answer(self, requests: Iterable[GenerationRequest]) -> dict[str, tuple[int, ...]]:
+        found = {r.id: r.tokens for r in self.engine.generate(requests)}
+        self.engine.check_integrity()
+        return found
+
+    def check(self, told: Told, begin: int | None = 0) -> int:
+        """Hold what was told of a row to a plain forward; how many tokens that were."""
+        first = at = told.seen[0].begin
+        assert begin is None or at == begin
+        for seen in told.seen:
+            assert seen.begin == at
+            at += self.compare(told.text, seen)
+        assert at == len(told.text) - 1, "all but the newest token has been in the target"
+        return at - first
+
+    @torch.inference_mode()
+    def compare(self, text: list[int], seen: Seen) -> int:
+        """How many tokens it tells of, what a plain forward thinks of each."""
+        assert seen.hidden is not None
+        assert seen.top is not None
+        own = slice(seen.begin, seen.begin + len(seen.hidden))
+        expected = self.model.model(torch.tensor([text])).last_hidden_state[0, own]
+        torch.testing.assert_close(seen.hidden, expected, rtol=0, atol=1e-9)
+        assert torch.equal(seen.top, self.model.lm_head(expected).topk(TOP).indices)
+        return len(expected)
+
+
+@pytest.fixture
+def bench(folder: Path, tokenizer: TaskTokenizer) -> Callable[..., Bench]:
+    def make(wants: Wants = BOTH, cache: int = 0) -> Bench:
+        config = EngineConfig(
+            rows=ROWS, max_model_len=CAPACITY, prefill_chunk=7, prefix_cache_bytes=cache
+        )
+        target = Target.load(ModelSource(folder, dtype="float64"), config)
+        told, totals = Recording(noisy(folder), wants), EngineTotals(len(SOURCES), TREE.depth)
+        engine = Engine(target, tokenizer, told, config, totals.add)
+        return Bench(engine, told, totals, exact(model_of(folder)))
+
+    return make
+
+
+def noisy(folder: Path) -> NeuralProposer:
+    drafter, head = drafter_of("noisy", folder, ROWS, CAPACITY)
+    vocabulary = FullVocabulary(head)
+    return proposer_of(drafter, vocabulary, TREE, rows=ROWS, capacity=CAPACITY, eos_ids=(0,))
+
+
+def requests(**differs: Any) -> list[GenerationRequest]:
+    return [GenerationRequest(str(i), p, 20, **differs) for i, p in enumerate(PROMPTS)]
+
+
+def test_what_is_told_is_what_a_plain_forward_thinks(bench: Callable[..., Bench]) -> None:
+    """Of prompts in chunks, of accepted paths through trees, of rows that were filled again."""
+    found = bench()
+    found.answer(requests())
+    accepted = int(found.totals.accepted.sum())
+    assert 20 < accepted < found.totals.drafted.sum() - 20
+    assert len(found.told.ended) == len(PROMPTS)
+    told = sum(found.check(row) for row in found.told.ended)
+    assert told == sum(len(row.text) - 1 for row in found.told.ended) > 150
+    sizes = {len(seen.hidden) for row in found.told.ended for seen in row.seen[1:]}
+    assert sizes >= {1, 2, 3}
+
+
+def test_of_what_was_copied_nothing_is_told(bench: Callable[..., Bench]) -> None:
+    found = bench(cache=1 << 20)
+    repeated = [replace(r, id=f"{r.id}-{k}") for k in range(2) for r in requests()]
+    found.answer(repeated)
+    begins = [row.seen[0].begin for row in found.told.ended]
+    assert sum(begins) == found.totals.shared_tokens > 40
+    assert 0 in begins
+    for row in found.told.ended:
+        found.check(row, begin=None)
+
+
+def test_plain_rows_and_drafted_ones_are_told_of_alike(bench: Callable[..., Bench]) -> None:
+    found = bench()
+    found.answer(replace(r, draft=i % 2 == 0) for i, r in enumerate(requests()))
+    assert sum(found.check(row) for row in found.told.ended) > 150
+
+
+def test_what_a_guide_forces_is_told_of_when_it_has_been_in_the_target(
+    bench: Callable[..., Bench],
+) -> None:
+    found = bench()
+    guide = GuideSpec("choice", ("alarm set for friday", "play the beatles", "weather"))
+    found.answer(requests(guide=guide))
+    assert found.totals.forced_tokens > 0
+    for row in found.told.ended:
+        *_, last = row.seen
+        assert last.hidden is not None
+        # Forced tokens that end an answer are in nobody's forward.
+        row.text = row.text[: last.begin + len(last.hidden) + 1]
+        found.check(row)
+
+
+@pytest.mark.parametrize("cache", [0, 1 << 20])
+def test_a_cancelled_row_leaves_nothing_to_who_comes_next(
+    bench: Callable[..., Bench], cache: int
+) -> None:
+    """Nor to one that begins behind what it copied, where the other was in its prompt."""
+    found = bench(cache=cache)
+    found.answer(requests())
+    stranger = GenerationRequest("stranger", tuple(range(200, 230)), 20)
+    for steps in (1, 1, 3, 5, 8):  # in its prompt, at its end, in its answer
+        found.engine.submit(stranger)
+        found.engine.submit(replace(stranger, id="other"))
+        for _ in range(steps):
+            found.engine.step()
+        assert found.engine.cancel("stranger")
+        assert found.engine.cancel("other")
+        found.told.ended.clear()
+        found.answer(requests()[2:])
+        begins = [row.seen[0].begin for row in found.told.ended]
+        assert (sum(begins) > 20) == bool(cache)
+        assert sum(found.check(row, begin=None) for row in found.told.ended) > 60
+
+
+def test_a_proposer_that_comes_in_mid_answer_is_told_from_there_on(
+    bench: Callable[..., Bench], folder: Path
+) -> None:
+    found = bench()
+    for request in requests()[:2]:
+        found.engine.submit(request)
+    for _ in range(4):
+        found.engine.step()
+    assert found.engine.running == 2
+    held = {row: len(told.text) - 1 for row, told in found.told.rows.items()}
+    later = Recording(noisy(folder), BOTH)
+    found.engine.draft_by(later)
+    while found.engine.running:
+        found.engine.step()
+    assert len(later.ended) == 2
+    assert {row.seen[0].begin for row in later.ended} == set(held.values())
+    for row in later.ended:
+        found.check(row, begin=None)
+    found.engine.draft_by(noisy(folder))
+    assert found.engine._target.thoughts.hidden is None, "nobody wants to know any more"
+
+
+def test_of_an_answer_that_another_engine_began_everything_is_told(
+    bench: Callable[..., Bench],
+) -> None:
+    found = bench()
+    answers = found.answer(requests())
+    begun = [replace(r, said=answers[r.id][:9]) for r in requests() if len(answers[r.id]) > 9]
+    found.told.ended.clear()
+    assert found.answer(begun) == {r.id: answers[r.id] for r in begun}
+    assert len(begun) == len(found.told.ended) > 3
+    assert sum(found.check(row) for row in found.told.ended) > 100
+
+
+def test_of_a_proposer_that_wanted_less_nothing_is_left(
+    bench: Callable[..., Bench], folder: Path
+) -> None:
+    """It went in the middle of a prompt, of which it had been told nothing yet."""
+    found, later = bench(Wants(top=TOP)), Recording(noisy(folder), BOTH)
+    for request in requests()[2:4]:
+        found.engine.submit(request)
+    found.engine.step()
+    found.engine.draft_by(later)
+    while found.engine.running:
+        found.engine.step()
+    assert [row.seen[0].begin for row in later.ended] == [7, 7]
+    for row in later.ended:
+        found.check(row, begin=7)
+
+
+def test_a_target_that_comes_later_tells_what_it_thinks(
+    bench: Callable[..., Bench], folder: Path
+) -> None:
+    found = bench()
+    source = ModelSource(folder, dtype="float64")
+    number = found.engine.add_target(found.engine.load_target(source))
+    found.answer(requests(target=number))
+    assert number == 1
+    assert sum(found.check(row) for row in found.told.ended) > 150
+
+
+@pytest.mark.parametrize("wants", [Wants(), Wants(hidden=True), Wants(top=TOP)])
+def test_nobody_is_told_more_than_is_wanted(bench: Callable[..., Bench], wants: Wants) -> None:
+    found, plain = bench(wants), bench()
+    assert found.answer(requests()) == plain.answer(requests())
+    seen = [seen for row in found.told.ended for seen in row.seen]
+    assert bool(seen) == bool(wants)
+    assert all((s.hidden is not None) == wants.hidden for s in seen)
+    assert all((s.top is not None) == bool(wants.top) for s in seen)
+    tops = [torch.cat([s.top for s in row.seen]).shape for row in found.told.ended if wants.top]
+    assert tops == [(len(row.text) - 1, TOP) for row in found.told.ended if wants.top]
+
+
+def test_a_step_that_was_done_again_is_told_of_once(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its drafts, or without a request whose log-probabilities did not fit the memory."""
+    found, failed = bench(), []
+    honest = verifier.token_logprobs
+
+    def scarce(*args: Any) -> Any:
+        failed.append(1)
+        if len(failed) in (2, 5):
+            raise OutOfMemory("no memory", moved=True)
+        return honest(*args)
+
+    monkeypatch.setattr(verifier, "token_logprobs", scarce)
+    answers = {r.id: r for r in found.engine.generate(requests(logprobs=0))}
+    assert len(failed) > 5
+    assert sum(r.finish_reason == "error" for r in answers.values()) == 2
+    texts = {(*PROMPTS[int(r.id)], *r.tokens) for r in answers.values() if not r.error}
+    compared = [row for row in found.told.ended if tuple(row.text) in texts]
+    assert len(compared) == len(PROMPTS) - 2
+    for row in compared:
+        found.check(row)
+
+
+def test_drafts_that_do_not_fit_memory_are_not_told_of(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, failed = bench(), []
+    target = found.engine._target
+    honest = target.next_tokens
+
+    def scarce(feed: Any) -> Any:
+        if len(feed.drafts.tokens) and len(failed) < 5:
+            honest(feed)  # so that its thoughts are there
+            failed.append(1)
+            raise OutOfMemory("no memory", moved=True)
+        return honest(feed)
+
+    monkeypatch.setattr(target, "next_tokens", scarce)
+    found.answer(requests())
+    assert len(failed) == 5
+    assert sum(found.check(row) for row in found.told.ended) > 150
+
+
+@pytest.mark.parametrize("name", ["_at", "_joined"])
+def test_what_cannot_be_kept_costs_drafts_and_nothing_else(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """It takes memory on the target's device, which may be full."""
+    found, plain, calls = bench(), bench(), []
+    expected, honest = plain.answer(requests()), getattr(module, name)
+
+    def scarce(*args: Any) -> Any:
+        calls.append(1)
+        if len(calls) % 7 == 3:
+            raise RuntimeError("out of memory")
+        return honest(*args)
+
+    monkeypatch.setattr(module, name, scarce)
+    assert found.answer(requests()) == expected
+    assert found.engine._drafter.failures == (len(calls) + 4) // 7 > 0
+    kept = [(row.text, seen) for row in found.told.ended for seen in row.seen]
+    assert sum(found.compare(*each) for each in kept) > 50
+
+
+def test_a_model_whose_own_code_runs_it_is_refused_where_thoughts_are_wanted(
+    tmp_path: Path, folder: Path
+) -> None:
+    make_folder(tmp_path, "gpt_neox")
+    config = EngineConfig(rows=ROWS, max_model_len=CAPACITY)
+    target = Target.load(ModelSource(tmp_path, dtype="float64"), config)
+    tokenizer = TaskTokenizer.from_folder(tmp_path)
+    with pytest.raises(UnsupportedModel, match=r"does not tell what it thinks; .* llama, mistral"):
+        Engine(target, tokenizer, Recording(noisy(folder), BOTH), config)
+    quiet = Recording(noisy(folder), Wants())
+    (result,) = Engine(target, tokenizer, quiet, config).generate(requests()[:1])
+    assert result.tokens
+    assert not quiet.ended[0].seen

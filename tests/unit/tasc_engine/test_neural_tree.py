@@ -1,0 +1,226 @@
+"""A tree grown level by level in tensors is the one that plain Python grows, path by path."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasc_draft import Drafts
+from tasc_engine.drafting import is_forest
+from tasc_engine.neural.tree import Beam
+
+Path = tuple[int, ...]
+F32 = np.float32
+NOWHERE = F32(-np.inf)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A tree to be grown; ``eos`` are the ids that end a path."""
+
+    rows: int
+    width: int
+    depth: int
+    vocab: int
+    seed: int
+    holes: float = 0.0
+    eos: tuple[int, ...] = (0,)
+
+    @property
+    def expanded(self) -> int:
+        """Nodes of a level that are expanded, and children of each that are looked at."""
+        return min(self.width, self.vocab)
+
+
+@dataclass(frozen=True)
+class Node:
+    """A candidate; ``number`` is its place among its row's."""
+
+    logp: np.float32
+    path: Path
+    number: int
+
+
+@dataclass
+class Chances:
+    """Log-probabilities of the tokens behind each path, made when they are first asked for."""
+
+    shape: Shape
+    known: dict[tuple[int, Path], list[tuple[int, np.float32]]] = field(default_factory=dict)
+
+    def behind(self, row: int, path: Path) -> list[tuple[int, np.float32]]:
+        """The likeliest children, the likeliest first."""
+        if (row, path) not in self.known:
+            shape = self.shape
+            rng = np.random.default_rng((shape.seed, row, len(path), *path))
+            logits = rng.normal(0, 2, shape.vocab)
+            logp = (logits - np.log(np.exp(logits).sum())).astype(F32)
+            logp[rng.random(shape.vocab) < shape.holes] = NOWHERE
+            best = np.argsort(-logp, kind="stable")[: shape.expanded]
+            self.known[row, path] = [(int(token), logp[token]) for token in best]
+        return self.known[row, path]
+
+
+def by_hand(chances: Chances, row: int) -> list[Node]:
+    """All candidates of a row that have a probability, the likeliest first."""
+    shape = chances.shape
+    found: list[Node] = []
+    expanded, count = [Node(F32(0), (), -1)], 0
+    for _ in range(shape.depth):
+        level = []
+        for above in expanded:
+            for token, logp in chances.behind(row, above.path):
+                level.append(Node(F32(above.logp + logp), (*above.path, token), count))
+                count += 1
+        level = [node for node in level if np.isfinite(node.logp)]
+        found += level
+        best = sorted(level, key=lambda node: (-node.logp, node.number))[: shape.expanded]
+        expanded = [node for node in best if node.path[-1] not in shape.eos]
+    return sorted(found, key=lambda node: (-node.logp, len(node.path), node.number))
+
+
+def cut(
+    rows: Sequence[list[Node]], nodes: int, min_prob: float, budget: Sequence[int],
+    least: Sequence[float] | None,
+) -> list[list[Path]]:  # fmt: skip
+    """Which paths are drafted, and in which order."""
+    kept = [
+        [node for node in row[: min(nodes, most)] if np.exp(node.logp) >= F32(min_prob)]
+        for row, most in zip(rows, budget, strict=True)
+    ]
+    if least is not None:
+        every = [(-node.logp, len(node.path), i) for i, row in enumerate(kept) for node in row]
+        worth = 0
+        for (logp, _, _), wanted in zip(sorted(every), least, strict=False):
+            if np.exp(-logp) < F32(wanted):
+                break
+            worth += 1
+        taken = sorted(every)[:worth]
+        kept = [row[: sum(i == own for *_, own in taken)] for i, row in enumerate(kept)]
+    return [[node.path for node in row] for row in kept]
+
+
+def grown(chances: Chances) -> Beam:
+    """A beam that was told all levels; the frontier is held to what it says on the way."""
+    shape = chances.shape
+    is_eos = torch.zeros(shape.vocab, dtype=torch.bool)
+    is_eos[list(shape.eos)] = True
+    beam = Beam(shape.width)
+    paths: list[list[Path]] = [[()] for _ in range(shape.rows)]
+    seen: list[list[frozenset[int]]] = [[frozenset()] for _ in range(shape.rows)]
+    for level in range(shape.depth):
+        each = [[chances.behind(row, path) for path in paths[row]] for row in range(shape.rows)]
+        logp = torch.tensor(np.array([[[p for _, p in n] for n in row] for row in each]))
+        tokens = torch.tensor([[[token for token, _ in n] for n in row] for row in each])
+        frontier = beam.grow(logp, tokens, is_eos)
+        width = frontier.tokens.shape[1]
+        bits = [level * width + i for i in range(width)]
+        above, said = frontier.above.tolist(), frontier.tokens.tolist()
+        seen = [
+            [seen[row][above[row][i]] | {bits[i]} for i in range(width)]
+            for row in range(shape.rows)
+        ]
+        paths = [
+            [(*paths[row][above[row][i]], said[row][i]) for i in range(width)]
+            for row in range(shape.rows)
+        ]
+        assert [[{b for b in range(63) if word >> b & 1} for word in row]
+                for row in frontier.tree.tolist()] == seen  # fmt: skip
+    return beam
+
+
+def paths_of(drafts: Drafts, row: int) -> list[Path]:
+    begin, end = drafts.offsets[row], drafts.offsets[row + 1]
+    found: list[Path] = []
+    for at in range(begin, end):
+        parent = int(drafts.parents[at])
+        above = found[parent] if parent >= 0 else ()
+        found.append((*above, int(drafts.tokens[at])))
+        assert drafts.depths[at] == len(found[-1])
+    return found
+
+
+shapes = st.builds(
+    Shape,
+    rows=st.integers(1, 3),
+    width=st.integers(1, 4),
+    depth=st.integers(1, 4),
+    vocab=st.integers(2, 7),
+    seed=st.integers(0, 2**32 - 1),
+    holes=st.sampled_from([0.0, 0.0, 0.3, 0.8]),
+    eos=st.sampled_from([(), (0,), (0, 1)]),
+)
+limits = st.tuples(
+    st.integers(1, 40),
+    st.sampled_from([0.0, 0.01, 0.1, 0.5]),
+    st.lists(st.integers(0, 40), min_size=3, max_size=3),
+    st.none() | st.lists(st.sampled_from([0.0, 0.01, 0.05, 0.2, 0.6]), max_size=40),
+)
+
+
+@settings(max_examples=500)
+@given(shapes, limits)
+def test_the_likeliest_paths_of_all_that_were_looked_at_are_drafted(
+    shape: Shape, limits: tuple[int, float, list[int], list[float] | None]
+) -> None:
+    nodes, min_prob, budgets, least = limits
+    chances = Chances(shape)
+    budget = np.array(budgets[: shape.rows], np.int32)
+    wanted = None if least is None else np.array(least, F32)
+    drafts = grown(chances).drafts(nodes, min_prob, budget, wanted)
+    assert is_forest(drafts, budget, shape.vocab, shape.depth)
+    rows = [by_hand(chances, row) for row in range(shape.rows)]
+    expected = cut(rows, nodes, min_prob, budget.tolist(), least)
+    assert [paths_of(drafts, row) for row in range(shape.rows)] == expected
+    by_path = [{node.path: node.logp for node in row} for row in rows]
+    flat = [by_path[row][path] for row, paths in enumerate(expected) for path in paths]
+    assert drafts.logp.tolist() == [float(logp) for logp in flat]
+
+
+def test_the_reference_meets_what_it_is_for() -> None:
+    """Ends, holes, narrow vocabularies and cuts do happen in what is compared above."""
+    chances = Chances(Shape(2, 3, 3, 6, seed=5, eos=(0, 1)))
+    rows = [by_hand(chances, row) for row in range(2)]
+    assert all({len(node.path) for node in row} == {1, 2, 3} for row in rows)
+    assert any(node.path[-1] in (0, 1) for row in rows for node in row)
+    whole = cut(rows, 40, 0.0, [40, 40], None)
+    assert cut(rows, 40, 0.02, [40, 40], None) != whole
+    fewer = cut(rows, 40, 0.0, [40, 40], [0.0, 0.05, 0.1, 0.3])
+    assert 0 < sum(map(len, fewer)) <= 4 < sum(map(len, whole))
+
+
+def levels(*each: list[list[float]]) -> Beam:
+    """A beam of one row and of tokens 1, 2, ..., told the log-probabilities of nodes' children."""
+    beam = Beam(len(each[0][0]))
+    for level in each:
+        logp = torch.tensor([level], dtype=torch.float32)
+        tokens = torch.arange(1, logp.shape[-1] + 1).expand(logp.shape)
+        beam.grow(logp, tokens, torch.zeros(9, dtype=torch.bool))
+    return beam
+
+
+def test_a_certain_child_comes_behind_its_parent() -> None:
+    beam = levels([[0.0, -2.0]], [[0.0, -2.0]] * 2, [[0.0, -2.0]] * 2)
+    drafts = beam.drafts(3, 0.0, np.array([9], np.int32), None)
+    assert paths_of(drafts, 0) == [(1,), (1, 1), (1, 1, 1)]
+
+
+@pytest.mark.parametrize("most", range(1, 7))
+def test_what_differs_too_little_for_a_probability_is_cut_as_a_tree(most: int) -> None:
+    """Paths of log-probabilities -200 and below all have a float32 probability of 0."""
+    beam = levels([[-200.0, -203.0]], [[-1.0, -4.0], [-0.5, -9.0]], [[-0.1, -3.0], [-0.1, -5.0]])
+    budget, least = np.array([9], np.int32), np.zeros(most, F32)
+    drafts = beam.drafts(9, 0.0, budget, least)
+    whole = paths_of(beam.drafts(9, 0.0, budget, None), 0)
+    assert is_forest(drafts, budget, 9, 3)
+    assert paths_of(drafts, 0) == whole[:most]
+
+
+def test_nothing_is_drafted_where_nothing_may_be() -> None:
+    beam = levels([[-np.inf, -np.inf]], [[-1.0, -2.0]] * 2)
+    drafts = beam.drafts(9, 0.0, np.array([9], np.int32), None)
+    assert drafts.offsets.tolist() == [0, 0]

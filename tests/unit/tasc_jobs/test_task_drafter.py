@@ -1,0 +1,109 @@
+"""A drafter that cannot draft for a task's model is refused when the task is registered."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from tasc_engine.layout import MOST_NODES
+from tasc_engine.loading import ModelSource
+from tasc_engine.neural.files import CARD, DrafterCard, save_drafter, target_fingerprint
+from tasc_engine.neural.settings import NeuralSettings
+from tasc_jobs.errors import UsageError
+from tasc_jobs.tasks.base_model import BaseModel
+from tasc_jobs.tasks.checks import check_record
+from tasc_store import NeuralDrafting, TaskRecord
+from tiny import make_folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("drafted-for"))
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> BaseModel:
+    return BaseModel.open(str(folder), None)
+
+
+@pytest.fixture(scope="module")
+def drafter(folder: Path, model: BaseModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An independent one."""
+    place = tmp_path_factory.mktemp("drafter")
+    copy = AutoModelForCausalLM.from_pretrained(folder)
+    save_drafter(place, copy, DrafterCard("independent", model.tokenizer.fingerprint))
+    return place
+
+
+def with_card(drafter: Path, to: Path, **card: Any) -> Path:
+    save_drafter(to, AutoModelForCausalLM.from_pretrained(drafter), DrafterCard(**card))
+    return to
+
+
+def check(model: BaseModel, drafter: Path, **how: Any) -> None:
+    record = TaskRecord("t", str(model.folder), model.tokenizer.fingerprint, "say {input}\n")
+    check_record(replace(record, neural=NeuralDrafting(str(drafter), **how)), model)
+
+
+def test_a_drafter_of_this_tokenizer_or_target_passes(
+    model: BaseModel, drafter: Path, tmp_path: Path
+) -> None:
+    check(model, drafter)
+    check(model, drafter, vocabulary="ranked", ranked_tokens=model.tokenizer.vocab_size)
+    own = target_fingerprint(ModelSource(model.folder))
+    ours = model.tokenizer.fingerprint
+    check(model, with_card(drafter, tmp_path / "e", kind="eagle", tokenizer=ours, target=own))
+
+
+def test_another_tokenizer_s_drafter_is_refused_with_both_fingerprints(
+    model: BaseModel, drafter: Path, tmp_path: Path
+) -> None:
+    other = with_card(drafter, tmp_path / "d", kind="independent", tokenizer="f" * 32)
+    ours = model.tokenizer.fingerprint
+    with pytest.raises(UsageError, match=f"^--drafter {other}: .*{'f' * 32}.*{ours}"):
+        check(model, other)
+
+
+def test_another_target_s_head_is_refused_with_both_fingerprints(
+    model: BaseModel, drafter: Path, tmp_path: Path
+) -> None:
+    ours, own = model.tokenizer.fingerprint, target_fingerprint(ModelSource(model.folder))
+    other = with_card(drafter, tmp_path / "e", kind="eagle", tokenizer=ours, target="e" * 64)
+    with pytest.raises(UsageError, match=f"^--drafter .*EAGLE head.*{'e' * 64}.*{own}"):
+        check(model, other)
+
+
+def test_a_target_whose_weights_are_not_here_is_compared_when_it_is_served(
+    model: BaseModel, drafter: Path, tmp_path: Path
+) -> None:
+    ours = model.tokenizer.fingerprint
+    other = with_card(drafter, tmp_path / "e", kind="eagle", tokenizer=ours, target="e" * 64)
+    bare = tmp_path / "bare"
+    shutil.copytree(model.folder, bare, ignore=shutil.ignore_patterns("*.safetensors"))
+    check(BaseModel.open(str(bare), None), other)
+
+
+def test_a_folder_without_a_drafter_and_too_many_ranked_tokens_are_named(
+    model: BaseModel, drafter: Path
+) -> None:
+    with pytest.raises(UsageError, match=f"--drafter .*{CARD}.*`tasc train-drafter` makes one"):
+        check(model, model.folder)
+    size = model.tokenizer.vocab_size
+    with pytest.raises(UsageError, match=f"--ranked-tokens is 4096, .* has {size}; give 1 to"):
+        check(model, drafter, vocabulary="recent+ranked")
+
+
+@pytest.mark.parametrize("tree", [(16, 4, MOST_NODES), (2, 32, 1), (1, 32, MOST_NODES)])
+def test_the_largest_trees_of_a_record_are_trees_of_the_engine(tree: tuple[int, int, int]) -> None:
+    own = NeuralDrafting("d", "neural", "full", 1, *tree)
+    made = NeuralSettings(own.depth, own.width, own.nodes)
+    assert (made.depth, made.width, made.nodes) == tree
+    depth, width, nodes = tree
+    for over in ((17, 1, nodes), (1, 33, nodes), (1, 1, MOST_NODES + 1), (17, width, depth)):
+        with pytest.raises(ValueError, match="is"):
+            NeuralDrafting("d", "neural", "full", 1, *over)
+        with pytest.raises(ValueError, match="is"):
+            NeuralSettings(*over)
