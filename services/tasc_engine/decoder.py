@@ -30,6 +30,7 @@ FAMILIES: dict[str, type] = {
     "qwen2": Qwen2ForCausalLM,
     "qwen3": Qwen3ForCausalLM,
 }
+_SLICE = 64  # tokens whose logits are there together, where nobody asked for them
 # Rope that depends on how long the longest row is has no table.
 _VARYING_ROPE = {"dynamic", "longrope"}
 # Settings of other architectures that would change the forward if a class took them over.
@@ -96,10 +97,10 @@ class LeanDecoder:
         if not self.wants.top:
             self.thoughts = Thoughts(hidden, None)
             return self.head(hidden.index_select(0, looked_at))
-        logits = self.head(hidden)
-        top = logits.topk(self.wants.top, -1).indices
-        self.thoughts = Thoughts(hidden if self.wants.hidden else None, top)
-        return logits.index_select(0, looked_at)
+        # In slices: logits of a whole prompt may not fit the memory that a plain step needs.
+        tops = [self.head(part).topk(self.wants.top, -1).indices for part in hidden.split(_SLICE)]
+        self.thoughts = Thoughts(hidden if self.wants.hidden else None, torch.cat(tops))
+        return self.head(hidden.index_select(0, looked_at))
 
     @property
     def windowed(self) -> bool:

@@ -34,16 +34,21 @@ class Drafter:
         self._proposer = proposer
         self._vocab_size = vocab_size
         self._lost: set[int] = set()
-        self._wants, self._watch = Wants.of(proposer), Watch()
+        self._watch = Watch()
         is_forest(Drafts.empty(1), np.ones(1, np.int32), vocab_size, 1)  # compiled before it counts
 
     @property
     def max_depth(self) -> int:
         return self._proposer.max_depth
 
+    @property
+    def wants(self) -> Wants:
+        """What the proposer wants of the target's forwards, at this moment."""
+        return Wants.of(self._proposer)
+
     def use(self, proposer: Proposer) -> None:
         """Ask another proposer from now on; it knows no row until that is started again."""
-        self._proposer, self._wants = proposer, Wants.of(proposer)
+        self._proposer = proposer
         self._watch.forget()
         self._lost.clear()
 
@@ -58,7 +63,7 @@ class Drafter:
         """What the target thought in a step, for a proposer that wants to know; it hears of it when
         its row is observed.
         """
-        if not self._wants:
+        if not self.wants:
             return
         try:
             self._watch.see(plan, drafts, accepted, thoughts)

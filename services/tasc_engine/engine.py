@@ -213,6 +213,7 @@ class Engine:
 
         All rows, but where they have several targets: those of one of them, see `Targets.turn`.
         """
+        self._targets.watch(self._drafter.wants)
         self._targets.warm_up()
         self._admit()
         plan = Plan.of(self._targets.turn(self._active.values()), self._chunk)

@@ -138,7 +138,7 @@ class Target:
 
     def warm_up(self) -> None:
         """Compile and capture what a GPU needs, so that no request waits for it; rows are free."""
-        if self._graphs:
+        if self._graphs and not self._watched:  # else its graphs are not used
             with self._current():
                 self._graphs.warm_up()
             most = min(self.config.prefill_chunk, self.config.max_model_len, self.cache.places)
@@ -148,7 +148,7 @@ class Target:
 
     def warm_up_one(self) -> bool:
         """Capture one graph of a GPU, between two steps; returns whether more are to come."""
-        if self._graphs is None:
+        if self._graphs is None or self._watched:
             return False
         with self._current():
             return self._graphs.warm_up_one()

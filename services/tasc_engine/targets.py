@@ -31,7 +31,10 @@ class Targets:
 
     def watch(self, wants: Wants) -> None:
         """Have every target keep what is wanted of its steps; raises what `Target.watch` does."""
-        for target in self._known.values():
+        if wants == self._wants:
+            return
+        # Those that cannot come first, so that either all are told or none.
+        for target in sorted(self._known.values(), key=lambda each: each.decoder is not None):
             target.watch(wants)
         self._wants = wants
 

@@ -39,7 +39,8 @@ def measure(asked: Asked, console: Console) -> tuple[list[Figure], dict[str, Any
     lines = [MeasuredRun(**(found[run] | {"setting": settings[run]})) for run in runs]
     judged = check(lines)
     table = table_of(
-        f"{len(runs)} runs, budgets {', '.join(map(str, BUDGETS))}: H2 in bits > ms an answer",
+        f"{len(runs)} points of {len({run.name for run in runs})} fine-tunes, by budget: "
+        "H2 in bits > ms an answer",
         ["setting", *map(str, BUDGETS), "tau", "tau of steps", "right"],
     )
     for each in judged.settings:

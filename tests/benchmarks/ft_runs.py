@@ -6,7 +6,8 @@ on. It prints nothing.
 
 import json
 import os
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,15 @@ from tasc_jobs.enrich.algorithm import EnrichSettings
 from tasc_jobs.enrich.job import enrich_and_save
 from tasc_jobs.evaluate.job import Evaluation, evaluate
 from tasc_jobs.evaluate.subject import Asking, Setup
+from tasc_jobs.finetune.finished import REPORT
 from tasc_jobs.finetune.job import Finetune, finetune
 from tasc_jobs.finetune.settings import FinetuneSettings
+from tasc_jobs.statistics.distribution import renyi2_bits
 from tasc_text import TaskTokenizer
 
 PCS = 0.02
 # A model of 7 M parameters is not one of 500 M: more steps, each longer, and nothing dropped.
 SETTINGS = FinetuneSettings(learning_rate=3e-3, dropout=0.0, batch_rows=32, quantization="none")
-MEASURED = "measured.json"
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,6 @@ class FtRun:
 
     @property
     def settings(self) -> FinetuneSettings:
-        from dataclasses import replace
-
         return replace(SETTINGS, epochs=self.epochs or self.of.epochs, seed=self.seed)
 
 
@@ -79,11 +79,12 @@ class Workshop:
         return MODEL if name == "demo" else self.work / "bases" / SIZES[name].name
 
     def measured(self, run: FtRun) -> dict[str, Any] | None:
-        file = self.work / run.name / MEASURED
+        """What was found of as many rows and repeats before."""
+        file = self._measured(run)
         return json.loads(file.read_text()) if file.is_file() else None
 
     def is_made(self, run: FtRun) -> bool:
-        return (self.work / run.name / "model" / "config.json").is_file()
+        return (self.work / run.name / REPORT).is_file()
 
     def tokenizer(self, run: FtRun) -> Path:
         """The base's own, or an enriched one, made once."""
@@ -109,27 +110,34 @@ class Workshop:
             run.task, self.base(run.base), self.tokenizer(run), rows, run.of.prompt,
             run.settings, self.work / run.name,
         )  # fmt: skip
-        found = finetune(job)
-        (self.work / run.name / "trained.json").write_text(json.dumps(found))
+        finetune(job)
 
     def measure(self, run: FtRun, *, drafts: bool) -> dict[str, Any]:
         """Answers of test rows, plain and, if wanted, with drafts from the rows that were learnt.
 
-        The tokens' entropy is that of all train rows.
+        The tokens' entropy is that of all train rows, by which new tokens were chosen.
         """
         train = run.of.read(self.data, "train")
+        source = ModelSource(self.work / run.name / "model")
+        tokenizer = TaskTokenizer.from_folder(source.folder)
+        outputs = tokenizer.encode_outputs([row.output for row in train])
         found = evaluate(
             Evaluation(
-                ModelSource(self.work / run.name / "model"),
+                source,
                 Asking(run.of.prompt, run.of.max_tokens),
                 Setup(8, 512, 1),
                 run.of.metrics,
                 run.of.read(self.data, "test")[: self.test_rows],
-                train,
+                train[: run.rows or run.of.rows],
                 self.repeats,
                 drafts,
                 f"{run.task}, {run.base}, n_max {run.n_max}",
             )
         ).as_json
-        (self.work / run.name / MEASURED).write_text(json.dumps(found))
+        counts = Counter(id_ for ids in outputs for id_ in ids)
+        found["renyi2_bits"] = renyi2_bits(list(counts.values()))
+        self._measured(run).write_text(json.dumps(found))
         return found
+
+    def _measured(self, run: FtRun) -> Path:
+        return self.work / run.name / f"measured-{self.test_rows}x{self.repeats}.json"

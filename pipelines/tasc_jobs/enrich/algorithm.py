@@ -48,7 +48,8 @@ class NewToken:
 
     Attributes:
         content: As the vocabulary has it.
-        parts: Ids of the tokens that it stands for, new ones among them; 2 to ``n_max``.
+        parts: Ids of the tokens that it stands for, new ones among them; 2 to ``n_max``, or more
+            where `refined` took out tokens that were parts.
         count: Of the n-gram in the outputs, when it was added.
         collisions: Its prefix collision score then.
         length: Tokens of all outputs once it is there.
@@ -107,7 +108,9 @@ def enrich(
     growing = Growing(tokenizer.backend)
     texts = _Texts(tokenizer)
     for token in given:
-        texts.new[growing.add(token.content)] = texts.joined(token.parts)
+        id_ = growing.add(token.content)
+        assert id_ == token.id, "given tokens follow the tokenizer's own, without gaps"
+        texts.new[id_] = texts.joined(token.parts)
     most_ids = tokenizer.vocab_size + settings.budget
     corpus = Outputs(outputs, growing, most_ids)
     counts = NgramCounts(settings.n_max, most_ids)

@@ -14,6 +14,7 @@ from tasc_draft import Drafts
 from tasc_engine.attention import RowCache, on_device
 from tasc_engine.decoder import LeanDecoder
 from tasc_engine.errors import UnsupportedModel
+from tasc_engine.gpu.attention import available
 from tasc_engine.layout import MOST_NODES, Feed, Int32, Int64, StepLayout, lay_out
 
 
@@ -37,6 +38,9 @@ class Backbone:
         self._capacity = capacity + MOST_NODES
         self._cache = RowCache(decoder.layers, rows * self._capacity, None, self._capacity)
         self._device = decoder.embedding.device
+        self._fused = self._device.type == "cuda" and available(
+            decoder.embedding.dtype, decoder.head_dim, self._device
+        )
 
     def trunk(
         self, inputs: Tensor, rows: Int32, bases: Int32, starts: Int32, sizes: Int32
@@ -82,7 +86,8 @@ class Backbone:
             positions=np.repeat(positions, width),
             places=places.reshape(-1),
             seen=np.repeat(long, width),
-            tree=tree.reshape(-1).cpu().numpy(),
+            # Kernels on a GPU read the device's alone, and nothing waits for a copy.
+            tree=np.zeros(n * width, np.int64) if self._fused else tree.flatten().cpu().numpy(),
             adapters=np.zeros(n * width, np.int64),
             looked_at=np.arange(n * width),
             begins=np.arange(n + 1, dtype=np.int64) * width,
@@ -91,10 +96,12 @@ class Backbone:
             nodes=np.full(n, before + width, np.int64),
             moves=np.zeros((2, 0), np.int64),
         )
-        return self._run(host, inputs.flatten(0, 1)).view(n, width, -1)
+        return self._run(host, inputs.flatten(0, 1), tree.flatten()).view(n, width, -1)
 
-    def _run(self, step: StepLayout[Int64], inputs: Tensor) -> Tensor:
+    def _run(self, step: StepLayout[Int64], inputs: Tensor, tree: Tensor | None = None) -> Tensor:
         device = on_device(step, self._device)
+        if tree is not None:
+            device = replace(device, tree=tree)
         self._cache.begin(step, device)
         return self.decoder.states(inputs, device.looked_at, self._cache).clone()
 

@@ -8,8 +8,9 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -77,7 +78,10 @@ def save_drafter(folder: Path, model: Any, card: DrafterCard, joint: Tensor | No
 def read_card(folder: Path) -> DrafterCard:
     """Raise UnsupportedModel where the folder has no drafter."""
     try:
-        return DrafterCard(**json.loads((folder / CARD).read_text(encoding="utf-8")))
+        card = DrafterCard(**json.loads((folder / CARD).read_text(encoding="utf-8")))
+        if card.kind not in get_args(Kind):
+            raise ValueError(f"kind is {card.kind!r}")
+        return card
     except (OSError, ValueError, TypeError) as error:
         raise UnsupportedModel(
             f"{folder} has no drafter ({error}); `tasc train-drafter` makes one"
@@ -122,14 +126,18 @@ def load_drafter(
         UnsupportedModel: It is no drafter, or one of another tokenizer or target.
     """
     card = fitting_card(folder, tokenizer, source)
-    config, weights = AutoConfig.from_pretrained(folder), load_file(folder / WEIGHTS)
+    try:
+        config, weights = AutoConfig.from_pretrained(folder), load_file(folder / WEIGHTS)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UnsupportedModel(f"the drafter in {folder} is damaged ({error})") from error
     if config.vocab_size != target.vocab_size:
         raise UnsupportedModel(
             f"the drafter in {folder} has {config.vocab_size} tokens, the target "
             f"{target.vocab_size}; train one for it"
         )
     if card.kind == "independent":
-        decoder = _decoder(config, weights, target, capacity)
+        tied = {"lm_head.weight"} if config.tie_word_embeddings else set[str]()
+        decoder = _decoder(config, weights, target, capacity, tied)
         return Independent(decoder, rows, capacity), decoder.head.weight
     joint, ends = weights.pop(JOINT, None), target.decoder
     if ends is None or joint is None:
@@ -138,17 +146,26 @@ def load_drafter(
             "independent drafter"
         )
     config.vocab_size, config.pad_token_id = 1, None  # the target's ends take the place of its own
-    decoder = _decoder(config, weights, target, capacity)
+    decoder = _decoder(config, weights, target, capacity, set(_ENDS))
     decoder.embedding, decoder.head = ends.embedding, ends.head
     joint = joint.to(target.device, target.dtype)
     return Eagle(decoder, joint, rows, capacity), ends.head.weight
 
 
-def _decoder(config: Any, weights: dict[str, Tensor], target: Target, capacity: int) -> LeanDecoder:
+def _decoder(
+    config: Any, weights: dict[str, Tensor], target: Target, capacity: int, elsewhere: set[str]
+) -> LeanDecoder:
+    """The model of ``config``; weights named ``elsewhere`` need not be there."""
     model: Any = AutoModelForCausalLM.from_config(config)
-    missing = set(model.load_state_dict(weights, strict=False).missing_keys)
-    if left := missing - set(_ENDS):
+    try:
+        found = model.load_state_dict(weights, strict=False)
+    except RuntimeError as error:
+        raise UnsupportedModel(f"the drafter's weights do not fit its config ({error})") from error
+    if left := set(found.missing_keys) - elsewhere:
         raise UnsupportedModel(f"the drafter's weights lack {', '.join(sorted(left))}")
+    if found.unexpected_keys:
+        names = ", ".join(sorted(found.unexpected_keys))
+        raise UnsupportedModel(f"the drafter has weights that its config does not know: {names}")
     decoder = lean(model.to(target.device, target.dtype).eval(), capacity)
     if decoder is None:
         raise UnsupportedModel(

@@ -44,7 +44,7 @@ class GuardedProposer:
         self, neural: Proposer, vocab_size: int, limit_s: float,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:  # fmt: skip
-        self.wants, self._max_depth = Wants.of(neural), neural.max_depth
+        self._max_depth = neural.max_depth
         self.on_drafted: Callable[[Int32], None] = lambda rows: None
         self.on_off: Callable[[Reason], None] = lambda reason: None
         self._neural: Proposer | None = neural
@@ -53,6 +53,11 @@ class GuardedProposer:
         self._failures = self._told = 0
         self._in_use: set[int] = set()
         self._lost: set[int] = set()
+
+    @property
+    def wants(self) -> Wants:
+        """Nothing once it is off: the target's forwards are plain ones again."""
+        return Wants.of(self._neural)
 
     @property
     def max_depth(self) -> int:
@@ -88,13 +93,20 @@ class GuardedProposer:
             drafts = self._neural.propose(rows, budget, least)
             if not is_forest(drafts, budget, self._vocab_size, self._max_depth):
                 raise ValueError("the drafts are no trees within their limits")
-            self.on_drafted(rows[np.diff(drafts.offsets) > 0])
         except Exception as error:
             self._fail(error)
             return none
         self._failures = 0
         self._look_at(self._clock() - began)
+        self._tell(rows[np.diff(drafts.offsets) > 0])
         return drafts
+
+    def _tell(self, rows: Int32) -> None:
+        try:
+            self.on_drafted(rows)
+        except Exception as error:  # of who listens: no fault of the drafter's
+            log.warning("drafted rows are not counted any more", exc_info=error)
+            self.on_drafted = lambda rows: None
 
     def _call(self, row: int, method: str, *args: Any) -> None:
         try:
@@ -121,7 +133,7 @@ class GuardedProposer:
             )
 
     def _switch_off(self, reason: Reason, why: str) -> None:
-        self._neural = None  # and with it, here and in who listens, goes its memory
+        self._neural = None
         self.on_drafted = lambda rows: None
         log.warning(
             "drafting by a model is off until a restart, requests go on: %s; `tasc task set` makes "

@@ -21,6 +21,8 @@ from tasc_engine.neural.tree import Beam, Frontier
 from tasc_engine.neural.vocabulary import Vocabulary
 from tasc_engine.neural.wants import Wants
 
+_WARM_UP = 4  # tokens of a prompt
+
 
 class Drafter(Protocol):
     """What is in front of a drafter's layers.
@@ -65,7 +67,10 @@ class NeuralProposer:
         self._is_eos = torch.zeros(vocab_size, dtype=torch.bool)
         self._is_eos[list(eos_ids)] = True
         self._is_eos = self._is_eos.to(self._device)
-        self._hidden: Tensor | None = None
+        embedding = self._backbone.decoder.embedding
+        shape = (rows, capacity, embedding.shape[1])
+        self._hidden = embedding.new_zeros(shape) if drafter.wants_hidden else None
+        self._warm_up()
 
     @property
     def max_depth(self) -> int:
@@ -185,13 +190,27 @@ class NeuralProposer:
 
     def _keep(self, row: int, begin: int, hidden: Tensor) -> None:
         """What the target thought from position ``begin`` on; what was copied stays unknown."""
-        if self._hidden is None:
-            shape = (*self._texts.shape, hidden.shape[-1])
-            self._hidden = torch.zeros(shape, dtype=hidden.dtype, device=hidden.device)
+        assert self._hidden is not None, "the drafter reads hidden states"
         if begin != self._known[row]:
             self._bases[row], self._taken[row] = begin, 0
         self._hidden[row, begin : begin + len(hidden)] = hidden
         self._known[row] = begin + len(hidden)
+
+    @torch.inference_mode()
+    def _warm_up(self) -> None:
+        """Take a draft's memory, and compile its code, before the first request comes."""
+        if self._texts.shape[1] < _WARM_UP + 2:
+            return
+        self.start(0, np.zeros(_WARM_UP, np.int32))
+        hidden = (
+            None
+            if self._hidden is None
+            else self._hidden.new_zeros((_WARM_UP, self._hidden.shape[2]))
+        )
+        top = torch.zeros((_WARM_UP, self.wants.top), dtype=torch.long, device=self._device)
+        self.observe(0, np.zeros(1, np.int32), Seen(0, hidden, top if self.wants.top else None))
+        self.propose(np.zeros(1, np.int32), np.full(1, self.settings.nodes, np.int32))
+        self.finish(0)
 
 
 def _spread(found: Drafts, ready: NDArray[np.bool_]) -> Drafts:
