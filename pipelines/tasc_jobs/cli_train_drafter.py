@@ -1,6 +1,6 @@
 """The command `tasc train-drafter`: a model that drafts for a task's model. It computes nothing."""
 
-from contextlib import ExitStack
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -144,13 +144,11 @@ def train_drafter(
 ) -> None:
     """Train a model that drafts for the model of TASK, on that model's own answers.
 
-    First the model answers the rows' inputs, then the drafter learns the answers; the last 20th of
-    them tells how often it says what the model does. Killed at any moment and run again by the
-    same command, it goes on where it was and ends with the same weights.
+    The model answers the rows' inputs, the drafter learns the answers; the last 20th of them tells
+    how often it says what the model does. Killed and run again, it ends with the same weights.
     """
+    from tasc_jobs.drafter import job as jobs
     from tasc_jobs.drafter.command import Given, in_words, job_of
-    from tasc_jobs.drafter.job import STAGES
-    from tasc_jobs.drafter.job import train_drafter as run
     from tasc_jobs.drafter.settings import DrafterSettings
     from tasc_jobs.evaluate.subject import Setup
     from tasc_jobs.stages import Stages
@@ -163,10 +161,10 @@ def train_drafter(
         task, model, adapter, template, tuple(train or ()), (input_field, output_field), answers,
         dtype, device, max_tokens, limit,
     )  # fmt: skip
-    setup = Setup(rows, max_model_len, threads)
-    with ExitStack() as stack:
-        url = stack.enter_context(open_store(redis_url, data_dir)) if given.wants_store else None
-        job = job_of(url, given, settings, setup, output, checkpoint_s)
-        stages = stack.enter_context(Stages(f"train {kind} drafter {task}", STAGES))
-        found = run(job, stages, stages.tell)
+    with open_store(redis_url, data_dir) if given.wants_store else nullcontext() as url:
+        job = job_of(
+            url, given, settings, Setup(rows, max_model_len, threads), output, checkpoint_s
+        )
+    with Stages(f"train {kind} drafter {task}", jobs.STAGES) as stages:
+        found = jobs.train_drafter(job, stages, stages.tell)
     print_result(found, in_words(found), as_json)

@@ -46,7 +46,7 @@ class Choice:
             return ranking.top(self.top_k)
         if self.top_p is not None:
             return ranking.top_p(self.top_p)
-        return ranking.at_least(self.min_frequency or 1)
+        return ranking.at_least(1 if self.min_frequency is None else self.min_frequency)
 
 
 @dataclass(frozen=True)
@@ -106,9 +106,10 @@ def rank_and_publish(
     job.choice.of(_of_all(tokenizer))  # what cannot be chosen is said before anything is counted
     ranking = _ranking(job, _counts(url, corpus, job, named, progress), named)
     chosen = ranking.only(job.choice.of(ranking))
-    store = ArtifactStore(connect(url), corpus, tokenizer.fingerprint, kind=VOCABULARY)
     progress("publish", 0, 2)
-    artifact = publish_ranking(store, chosen, lambda: progress("publish", 1, 2))
+    with connect(url) as client:
+        store = ArtifactStore(client, corpus, tokenizer.fingerprint, kind=VOCABULARY)
+        artifact = publish_ranking(store, chosen, lambda: progress("publish", 1, 2))
     progress("publish", 2, 2)
     return artifact, chosen
 

@@ -77,13 +77,10 @@ class TaskReplica:
             self._worker.drafter.tell(NeuralMetrics(registry, own))
         RecordMetrics(registry, lambda: self._worker.record_version, **own)
         self._shadow = ShadowCheck(
-            self._worker.engine,
-            task.shadow,
-            self._worker.record.dtype,
-            ShadowMetrics(registry, **own),
-            self._observe_users,
+            self._worker.engine, task.shadow, self._worker.record.dtype,
+            ShadowMetrics(registry, **own), self._observe_users,
             lambda: self._worker.target_number,
-        )
+        )  # fmt: skip
         self._drift_metrics = DriftMetrics(registry, labels)
         self._drift = DriftGuard(self._worker.indexes.store, settings.rollback, self._drift_metrics)
         self._collector = Collector(

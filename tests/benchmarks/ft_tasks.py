@@ -61,6 +61,6 @@ TASKS = {
         FtTask("clinc150", "intent: {input}\n", "exact", 1500, 3),
         FtTask("wikisql", "sql: {input}\n", "text", 3000, 3),
         FtTask("eurlex_labels", "labels: {input}\n", "labels", 1100, 4, words=40),
-        FtTask("sgd_calls", "call: {input}\n", "text", 1500, 3, words=-40),
+        FtTask("sgd_calls", "call: {input}\n", "text", 600, 3, words=-40),
     )
 }

@@ -55,13 +55,14 @@ def make_answers(
     _pin(folder, source, asking)
     there = {(a.id, a.input): a for a in (read_answers(_mended(file)) if file.exists() else ())}
     left = [row for row in rows if (row.key, row.input) not in there]
-    progress("answer", len(rows) - len(left), len(rows))
+    known = len(rows) - len(left)
+    progress("answer", known, len(rows))
     if left:
         subject = Subject(source, asking, setup)
         subject.draft_from(subject.index(rows))
-        for answer in _kept(file, _answered(subject, left)):
+        for done, answer in enumerate(_kept(file, _answered(subject, left)), known + 1):
             there[answer.id, answer.input] = answer
-            progress("answer", len(rows) - len(left) + len(there), len(rows))
+            progress("answer", done, len(rows))
     return [there[row.key, row.input] for row in rows if (row.key, row.input) in there]
 
 

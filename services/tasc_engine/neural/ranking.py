@@ -146,9 +146,12 @@ class Ranking:
         arrays = _arrays(path)
         if lacking := [f.name for f in fields(cls) if f.name not in arrays]:
             raise RankingError(f"{path} is no ranked vocabulary: no {', '.join(lacking)}; {_MAKE}")
-        found: dict[str, Any] = {
-            name: a if name in ("ids", "counts") else a.item() for name, a in arrays.items()
-        }
+        try:
+            found: dict[str, Any] = {
+                name: a if name in ("ids", "counts") else a.item() for name, a in arrays.items()
+            }
+        except ValueError as error:
+            raise RankingError(f"{path} is no ranked vocabulary: {error}; {_MAKE}") from error
         if found["fingerprint"] != fingerprint:
             raise RankingError(
                 f"{path} ranks tokens of tokenizer {found['fingerprint']}, the target's is "
