@@ -18,7 +18,7 @@ from tasc_jobs.cli_options import (
 from tasc_jobs.errors import JobError, UsageError
 from tasc_jobs.progress import note
 from tasc_jobs.tasks.options import TaskOptions, spread
-from tasc_store import CorpusStore, TaskStore, UnknownTask, connect
+from tasc_store import CorpusStore, TaskRecord, TaskStore, UnknownTask, connect
 
 if TYPE_CHECKING:
     import redis
@@ -73,6 +73,7 @@ def task_create(
     with open_store(redis_url, data_dir) as url:
         new = create(TaskStore(connect(url)), name, options, replace)
     print(f"{name} version {new.version}{registered(new)}")
+    _note_ranking(new.record)
 
 
 @task_app.command("set", epilog=_CHANGES)
@@ -110,6 +111,13 @@ def task_set(
     if old.fingerprint != new.record.fingerprint:
         corpus = new.record.corpus_name
         note(f"the tokenizer is another one: run `tasc build-index {corpus}` for it")
+    _note_ranking(new.record)
+
+
+def _note_ranking(record: TaskRecord) -> None:
+    if record.neural and record.neural.is_ranked:
+        corpus = record.corpus_name
+        note(f"it drafts from a ranking of the corpus: `tasc rank-vocabulary {corpus}` makes one")
 
 
 @task_app.command("show")

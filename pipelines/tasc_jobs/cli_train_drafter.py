@@ -161,10 +161,9 @@ def train_drafter(
         task, model, adapter, template, tuple(train or ()), (input_field, output_field), answers,
         dtype, device, max_tokens, limit,
     )  # fmt: skip
+    setup = Setup(rows, max_model_len, threads)
     with open_store(redis_url, data_dir) if given.wants_store else nullcontext() as url:
-        job = job_of(
-            url, given, settings, Setup(rows, max_model_len, threads), output, checkpoint_s
-        )
+        job = job_of(url, given, settings, setup, output, checkpoint_s)
     with Stages(f"train {kind} drafter {task}", jobs.STAGES) as stages:
         found = jobs.train_drafter(job, stages, stages.tell)
     print_result(found, in_words(found), as_json)

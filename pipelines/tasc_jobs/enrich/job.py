@@ -7,7 +7,7 @@ from typing import Any
 
 from tasc_jobs.enrich.algorithm import Enriched, EnrichSettings
 from tasc_jobs.enrich.refine import refined
-from tasc_jobs.enrich.saving import require_same_texts, save
+from tasc_jobs.enrich.saving import require_new, require_same_texts, save
 from tasc_jobs.errors import EmptyCorpusError
 from tasc_jobs.stages import StageProgress, silent
 from tasc_text import TaskTokenizer
@@ -74,6 +74,7 @@ def enrich_and_save(
         FamilyError: Texts would not be read back as before; nothing is saved.
         FileError: The folder is there already, or cannot be written.
     """
+    require_new(output)
     if not any(train):
         raise EmptyCorpusError("there are no outputs to take n-grams from; ingest some")
     found = refined(tokenizer, train, settings, lambda done, most: progress("merge", done, most))

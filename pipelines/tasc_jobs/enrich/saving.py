@@ -35,8 +35,7 @@ def save(
     Raises:
         FileError: The folder is there already, or cannot be written.
     """
-    if folder.exists():
-        raise FileError(f"{folder} is there already; name another, or remove it")
+    require_new(folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as begun:
@@ -47,6 +46,12 @@ def save(
     except OSError as error:
         raise FileError(f"the tokenizer cannot be saved in {folder}: {error}") from error
     return TaskTokenizer(folder / _FILE, base.eos_ids)
+
+
+def require_new(folder: Path) -> None:
+    """Raise FileError where something of that name is."""
+    if folder.exists():
+        raise FileError(f"{folder} is there already; name another, or remove it")
 
 
 def require_same_texts(base: Tokenizer, enriched: Tokenizer, texts: Sequence[str]) -> None:

@@ -61,7 +61,8 @@ class FinetuneReport:
             f"{found['steps']} steps on {found['rows']:,} rows ({found['too_long']} were too long),"
             f" loss {found['first_loss']:.3f} -> {found['loss']:.3f}, {found['new_tokens']} new"
             f" tokens, {found['seconds']:.0f} s"
-            f"\n{found['output']}"
+            f"\n{found['output']}; `tasc evaluate --model {found['output']}/model` says how good "
+            "it is, and whether it writes in its new tokens"
         )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from peft import AutoPeftModelForCausalLM, PeftModel
 
+from tasc_engine.neural.files import as_readable_as
 from tasc_jobs.finetune.checkpoints import NO_ROOM
 from tasc_jobs.finetune.errors import FinetuneError
 from tasc_jobs.finetune.finished import REPORT
@@ -70,6 +71,7 @@ def _write_adapter(model: PeftModel, tokenizer: Path, folder: Path) -> None:
     # Of the embeddings there are the new rows in it, not the whole matrix.
     model.save_pretrained(str(folder), save_embedding_layers=False)
     (folder / CARD).unlink(missing_ok=True)  # PEFT's own, with nothing filled in
+    as_readable_as(folder / "adapter_config.json")
     _copy(tokenizer, folder)
 
 
@@ -78,6 +80,7 @@ def _write_model(base: Path, tokenizer: Path, folder: Path) -> None:
     merged: Any = AutoPeftModelForCausalLM.from_pretrained(folder / ADAPTER, dtype="auto")
     whole = merged.merge_and_unload()
     whole.save_pretrained(folder / MODEL)
+    as_readable_as(folder / MODEL / "config.json")
     if (base / "generation_config.json").is_file():
         shutil.copyfile(base / "generation_config.json", folder / MODEL / "generation_config.json")
     _copy(tokenizer, folder / MODEL)

@@ -6,6 +6,7 @@ weights leave out embedding and LM head, which are the target's. Nothing pickled
 
 import hashlib
 import json
+import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -72,7 +73,14 @@ def save_drafter(folder: Path, model: Any, card: DrafterCard, joint: Tensor | No
         weights[JOINT] = joint.detach().contiguous()
     save_file(weights, folder / WEIGHTS, {"format": "pt"})
     model.config.save_pretrained(folder)
+    as_readable_as(folder / "config.json")
     (folder / CARD).write_text(json.dumps(asdict(card), indent=2) + "\n", encoding="utf-8")
+
+
+def as_readable_as(config: Path) -> None:
+    """Weights are written for their owner alone; let all read them who may read the config."""
+    for weights in config.parent.glob("*.safetensors"):
+        shutil.copymode(config, weights)
 
 
 def read_card(folder: Path) -> DrafterCard:
