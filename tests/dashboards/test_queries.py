@@ -132,6 +132,7 @@ TOLD = {
     "TascAnswersDiffer",
     "TascBatchEngines",
     "TascCollectedRowsLost",
+    "TascDrafterOff",
     "TascErrors",
     "TascFailovers",
     "TascFailoversRefused",
