@@ -24,7 +24,7 @@ from tasc_engine.neural.wants import Wants
 _WARM_UP = 4  # tokens of a prompt
 
 
-class Drafter(Protocol):
+class DraftModel(Protocol):
     """What is in front of a drafter's layers.
 
     Attributes:
@@ -54,7 +54,7 @@ class NeuralProposer:
     """
 
     def __init__(
-        self, drafter: Drafter, vocabulary: Vocabulary, settings: NeuralSettings, *,
+        self, drafter: DraftModel, vocabulary: Vocabulary, settings: NeuralSettings, *,
         rows: int, capacity: int, vocab_size: int, eos_ids: tuple[int, ...],
     ) -> None:  # fmt: skip
         self.settings, self.vocabulary = settings, vocabulary
