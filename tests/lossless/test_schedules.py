@@ -16,7 +16,7 @@ import pytest
 import torch
 from lossless_cases import Case
 
-from tasc_draft import DraftSettings, NgramProposer
+from tasc_draft import SOURCES, DraftSettings, NgramProposer
 from tasc_engine import (
     Engine,
     EngineConfig,
@@ -127,7 +127,7 @@ def assert_cache_holds(engine: Engine, alone: Target) -> int:
 def test_random_schedules_leave_engine_and_cache_whole(
     case: Case, config: EngineConfig, places: int
 ) -> None:
-    totals = EngineTotals(6, 12)
+    totals = EngineTotals(len(SOURCES), 12)
     alone = Target.load(
         ModelSource(case.folder, dtype=case.dtype), EngineConfig(rows=1, max_model_len=LENGTH)
     )
@@ -159,7 +159,7 @@ def test_thousands_of_requests_take_no_more_memory_than_hundreds(
     case: Case, config: EngineConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With TASC_SOAK_REQUESTS=20000 it runs for minutes."""
-    engine = make_engine(case, config, EngineTotals(6, 12))
+    engine = make_engine(case, config, EngineTotals(len(SOURCES), 12))
     schedule = Schedule(case, engine, seed=1)
     while schedule.begun < SOAK // 10:
         schedule.operate()

@@ -24,7 +24,7 @@ from draft_checks import SLACK, assert_same_up_to_ties, assert_valid, tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasc_draft import SOURCES, DraftIndex, Drafts, DraftSettings, NgramProposer
+from tasc_draft import NGRAM_SOURCES, DraftIndex, Drafts, DraftSettings, NgramProposer
 from tasc_draft.index.weights import Weights
 from tasc_draft.mixture.memory import HOPE
 
@@ -154,7 +154,9 @@ def test_a_source_that_is_not_asked_is_never_named() -> None:
     values = np.random.default_rng(3).normal(0, 3, len(Weights.prior().values))
     index = dataclasses.replace(full_index(), weights=Weights(values.astype(np.float32)))
     named = set()
-    for asked in chain.from_iterable(combinations(SOURCES, n) for n in range(len(SOURCES) + 1)):
+    for asked in chain.from_iterable(
+        combinations(NGRAM_SOURCES, n) for n in range(len(NGRAM_SOURCES) + 1)
+    ):
         setting = DraftSettings(min_prob=0.0, sources=asked, recent_tokens=48)
         proposer = make_proposer(index, setting)
         for prompt, output in zip(prompts, outputs, strict=True):
@@ -163,10 +165,10 @@ def test_a_source_that_is_not_asked_is_never_named() -> None:
         for row, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
             begun(proposer, row, [*output, *prompt], output[:1])
         drafts = proposer.propose(ids(range(3)), ids([10] * 3))
-        here = {SOURCES[source] for source in drafts.source}
+        here = {NGRAM_SOURCES[source] for source in drafts.source}
         assert here <= set(asked)
         named |= here
-    assert named == set(SOURCES)
+    assert named == set(NGRAM_SOURCES)
 
 
 def test_a_proposer_of_no_speculative_tokens_never_drafts() -> None:

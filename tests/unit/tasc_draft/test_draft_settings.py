@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tasc_draft import SOURCES, DraftSettings
+from tasc_draft import NGRAM_SOURCES, DraftSettings
 
 LIMITS = {
     "num_speculative_tokens": (0, 256),
@@ -56,7 +56,7 @@ def test_settings_survive_json_and_can_be_compared() -> None:
     again = DraftSettings(**json.loads(json.dumps(dataclasses.asdict(settings))))
     assert again == settings
     assert hash(again) == hash(settings)
-    assert DraftSettings().sources == SOURCES
+    assert DraftSettings().sources == NGRAM_SOURCES
 
 
 def test_the_published_settings_are_those_of_the_papers() -> None:

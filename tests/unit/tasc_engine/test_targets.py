@@ -10,14 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasc_engine import GenerationRequest, ModelSource
+from tasc_engine.errors import UnsupportedModel
+from tasc_engine.neural.wants import Wants
 from tasc_engine.targets import Targets
 
 
 class Target:
-    """One with so many graphs to capture; all share a cache."""
+    """One with so many graphs to capture; all share a cache. It is watched if it is ours."""
 
-    def __init__(self, graphs: int = 0) -> None:
+    def __init__(self, graphs: int = 0, ours: bool = True) -> None:
         self.cache, self.graphs = self, graphs
+        self.decoder, self.wants = object() if ours else None, Wants()
+
+    def watch(self, wants: Wants) -> None:
+        if wants and self.decoder is None:
+            raise UnsupportedModel("its own code runs")
+        self.wants = wants
 
     def shares(self, cache: Any) -> bool:
         return True
@@ -113,3 +121,22 @@ def test_a_step_makes_one_part_of_a_joined_target_ready_busy_or_idle(
     (found,) = engine.generate([GenerationRequest("r", (1, 2), 8, target=number)])
     assert found.tokens
     assert parts == []
+
+
+def test_all_targets_are_watched_and_those_that_come_later() -> None:
+    first, second, third = Target(), Target(), Target()
+    targets = Targets(first)
+    targets.add(second)
+    targets.watch(Wants(top=3))
+    targets.add(third)
+    assert [each.wants for each in (first, second, third)] == [Wants(top=3)] * 3
+
+
+def test_where_one_cannot_be_watched_none_is() -> None:
+    first, second = Target(), Target(ours=False)
+    targets = Targets(first)
+    targets.add(second)
+    with pytest.raises(UnsupportedModel):
+        targets.watch(Wants(hidden=True))
+    assert first.wants == Wants()
+    targets.watch(Wants())
