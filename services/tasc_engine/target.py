@@ -4,8 +4,8 @@ It knows models, devices and dtypes; it knows no requests, drafts or text.
 """
 
 import platform
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import numpy as np
@@ -136,9 +136,19 @@ class Target:
             )
         self.decoder.wants, self.decoder.thoughts = wants, Thoughts(None, None)
 
+    @contextmanager
+    def unwatched(self) -> Iterator[None]:
+        """Steps in the block keep nothing: they need less memory."""
+        wants = Wants() if self.decoder is None else self.decoder.wants
+        self.watch(Wants())
+        try:
+            yield
+        finally:
+            self.watch(wants)
+
     def warm_up(self) -> None:
         """Compile and capture what a GPU needs, so that no request waits for it; rows are free."""
-        if self._graphs and not self._watched:  # else its graphs are not used
+        if self._graphs and not self.watched:  # else its graphs are not used
             with self._current():
                 self._graphs.warm_up()
             most = min(self.config.prefill_chunk, self.config.max_model_len, self.cache.places)
@@ -148,7 +158,7 @@ class Target:
 
     def warm_up_one(self) -> bool:
         """Capture one graph of a GPU, between two steps; returns whether more are to come."""
-        if self._graphs is None or self._watched:
+        if self._graphs is None or self.watched:
             return False
         with self._current():
             return self._graphs.warm_up_one()
@@ -198,18 +208,19 @@ class Target:
             ) from error
 
     def _chosen(self, step: StepLayout[Int64]) -> Int64:
-        chosen = self._graphs.next_tokens(step) if self._graphs and not self._watched else None
+        chosen = self._graphs.next_tokens(step) if self._graphs and not self.watched else None
         if chosen is not None:
             return chosen
         logits = self._forward_of(step)
         return choose(logits) if logits.device.type == "cpu" else greatest(logits)
 
     def _logits(self, step: StepLayout[Int64]) -> Tensor:
-        logits = self._graphs.logits(step) if self._graphs and not self._watched else None
+        logits = self._graphs.logits(step) if self._graphs and not self.watched else None
         return self._forward_of(step) if logits is None else logits
 
     @property
-    def _watched(self) -> bool:
+    def watched(self) -> bool:
+        """Whether steps keep what somebody wants of them."""
         return self.decoder is not None and bool(self.decoder.wants)
 
     def _forward_of(self, step: StepLayout[Int64]) -> Tensor:

@@ -75,7 +75,7 @@ class Verifier:
     def verify(
         self, target: Target, plan: Plan, drafts: Drafts, allowed: Allowed | None
     ) -> Verified:
-        """Run a step; without its drafts where they do not fit the memory.
+        """Run a step; without its drafts, and what drafts are made of, where they do not fit.
 
         Args:
             target: That of all rows of the plan.
@@ -87,11 +87,9 @@ class Verifier:
         try:
             return self._run(target, plan, drafts, allowed)
         except OutOfMemory:
-            if not len(drafts.tokens):
+            if not len(drafts.tokens) and not target.watched:
                 raise
-        roots = drafts.offsets[:-1] + np.arange(len(plan.emitting))
-        at_roots = allowed and Allowed(allowed.masks, allowed.mask_of[roots])
-        return self._run(target, plan, Drafts.empty(len(plan.emitting)), at_roots)
+        return self._in_less_memory(target, plan, drafts, allowed)
 
     def keep(self, plan: Plan, accepted: Accepted, firsts: Row[int]) -> None:
         """Accepted draft tokens go where they belong.
@@ -109,6 +107,21 @@ class Verifier:
         """Nothing moves from these places: another's tokens may be there before it would."""
         source = self.moves[0]
         self.moves = self.moves[:, (source < first) | (source >= end)]
+
+    def _in_less_memory(
+        self, target: Target, plan: Plan, drafts: Drafts, allowed: Allowed | None
+    ) -> Verified:
+        none = Drafts.empty(len(plan.emitting))
+        roots = drafts.offsets[:-1] + np.arange(len(plan.emitting))
+        at_roots = allowed and Allowed(allowed.masks, allowed.mask_of[roots])
+        if len(drafts.tokens):
+            try:
+                return self._run(target, plan, none, at_roots)
+            except OutOfMemory:
+                if not target.watched:
+                    raise
+        with target.unwatched():
+            return self._run(target, plan, none, at_roots)
 
     def _run(self, target: Target, plan: Plan, drafts: Drafts, allowed: Allowed | None) -> Verified:
         feed, rows = plan.feed(drafts, self.moves), plan.emitting_rows

@@ -1,6 +1,7 @@
 """Neural drafts change no answer, whatever is asked for and however the rows come and go."""
 
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from neural_cases import (
     neural,
 )
 from request_grid import GUIDES
+from torch import Tensor
 
 from lora_folders import make_adapter, merged_says
 from tasc_draft import SOURCES
@@ -25,6 +27,7 @@ from tasc_engine import (
     Sampling,
     Target,
 )
+from tasc_engine.attention import RowCache
 
 
 @pytest.mark.parametrize(("kind", "rows"), [("noisy", 1), ("eagle", 2), ("noisy", 8)])
@@ -135,3 +138,27 @@ def test_rows_of_several_adapters_answer_like_models_with_them_merged(
         merged = folders[request.adapter] if request.adapter else None
         assert found[request.id] == merged_says(case.folder, merged, request.prompt, 16)
     assert 0 < totals.accepted.sum() < totals.drafted.sum()
+
+
+@pytest.mark.parametrize(("kind", "policy"), [("noisy", "recent"), ("eagle", "full")])
+def test_a_step_without_room_for_thoughts_goes_on_without_them(
+    case: Case, kind: str, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = EngineConfig(rows=3, max_model_len=CAPACITY, prefill_chunk=5)
+    target = Target.load(ModelSource(case.folder, dtype="float64"), config)
+    assert target.decoder is not None
+    states, steps = target.decoder.states, count()
+
+    def cramped(hidden: Tensor, looked_at: Tensor | None, cache: RowCache) -> Tensor:
+        if looked_at is None and next(steps) % 4 == 3:
+            raise MemoryError
+        return states(hidden, looked_at, cache)
+
+    monkeypatch.setattr(target.decoder, "states", cramped)
+    totals = EngineTotals(len(SOURCES), TREE.depth)
+    proposer = neural(case, kind, policy, rows=3)
+    engine = Engine(target, case.tokenizer, proposer, config, totals.add)
+    found = {r.id: list(r.tokens) for r in engine.generate(case.requests())}
+    assert next(steps) > 20
+    assert 0 < totals.accepted.sum() < totals.drafted.sum()
+    assert [found[str(i)] for i in range(len(found))] == case.answers

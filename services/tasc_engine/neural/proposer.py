@@ -202,11 +202,7 @@ class NeuralProposer:
         if self._texts.shape[1] < _WARM_UP + 2:
             return
         self.start(0, np.zeros(_WARM_UP, np.int32))
-        hidden = (
-            None
-            if self._hidden is None
-            else self._hidden.new_zeros((_WARM_UP, self._hidden.shape[2]))
-        )
+        hidden = None if self._hidden is None else self._hidden[0, :_WARM_UP].clone()
         top = torch.zeros((_WARM_UP, self.wants.top), dtype=torch.long, device=self._device)
         self.observe(0, np.zeros(1, np.int32), Seen(0, hidden, top if self.wants.top else None))
         self.propose(np.zeros(1, np.int32), np.full(1, self.settings.nodes, np.int32))

@@ -55,7 +55,12 @@ class Watch:
         """Take in a step: of each row what it fed, and the nodes of its draft that were accepted.
 
         Call it before a row's sequence goes on: where it stands in the cache is read of the plan.
+        A step that kept nothing leaves a gap: what was held in front of it is dropped.
         """
+        if thoughts.hidden is None and thoughts.top is None:
+            for row in plan.rows.tolist():
+                self.drop(row)
+            return
         sizes = np.diff(plan.offsets)
         nodes = np.zeros(len(sizes), np.int64)
         nodes[plan.draft_of >= 0] = np.diff(drafts.offsets)
