@@ -8,7 +8,7 @@ import torch
 
 import tiny
 from tasc_engine import ModelSource
-from tasc_engine.neural.files import Kind
+from tasc_engine.neural.card import Kind
 from tasc_jobs.drafter.job import DrafterJob
 from tasc_jobs.drafter.settings import DrafterSettings
 from tasc_jobs.evaluate.subject import Asking, Setup

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from tasc_jobs.cli_model_options import Device, MaxTokens, Template, Threads
 from tasc_jobs.cli_options import (
     DEFAULT_DATA_DIR,
     AsJson,
@@ -25,10 +26,6 @@ Model = Annotated[
     Path | None,
     typer.Option(help="Model folder, as `tasc finetune` writes it.", show_default="the task's"),
 ]
-Template = Annotated[
-    str | None,
-    typer.Option(help=r"Prompt with {input}; \n is a line break.", show_default="the task's"),
-]
 Train = Annotated[
     list[Path] | None,
     typer.Option(help="Rows to draft from; repeatable.", show_default="the task's corpus"),
@@ -47,10 +44,6 @@ Repeats = Annotated[int, typer.Option(min=1, help="Timed runs; the median counts
 Limit = Annotated[
     int | None, typer.Option(min=1, help="Answer only so many rows.", show_default="all")
 ]
-MaxTokens = Annotated[
-    int | None,
-    typer.Option(min=1, help="Most tokens of an answer.", show_default="the task's, or 256"),
-]
 MaxModelLen = Annotated[
     int | None,
     typer.Option(
@@ -63,8 +56,6 @@ Dtype = Annotated[
     str | None,
     typer.Option(help="float32, bfloat16, float16, float64", show_default="the task's, or float32"),
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:0 ...")]
-Threads = Annotated[int, typer.Option(min=1, help="CPU threads.")]
 Setting = Annotated[
     str | None,
     typer.Option(

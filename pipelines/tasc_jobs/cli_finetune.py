@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from tasc_jobs.cli_model_options import BatchRows, CheckpointS, MicroRows, Template
 from tasc_jobs.cli_options import (
     DEFAULT_DATA_DIR,
     AsJson,
@@ -30,19 +31,11 @@ Tokenizer = Annotated[
     Path | None,
     typer.Option(help="What `tasc enrich` made of its tokenizer.", show_default="its own"),
 ]
-Template = Annotated[
-    str | None,
-    typer.Option(help=r"Prompt with {input}; \n is a line break.", show_default="the task's"),
-]
 Epochs = Annotated[float, typer.Option(min=0.01, max=1000, help="Passes over the rows.")]
 LearningRate = Annotated[float, typer.Option(min=0, max=1, help="At the first step.")]
 Rank = Annotated[int, typer.Option(min=1, max=1024, help="Of the LoRA adapter.")]
 Alpha = Annotated[int, typer.Option(min=1, max=4096, help="Of the LoRA adapter.")]
 Dropout = Annotated[float, typer.Option(min=0, max=0.9, help="Of the LoRA adapter.")]
-BatchRows = Annotated[int, typer.Option(min=1, help="Rows of one step.")]
-MicroRows = Annotated[
-    int, typer.Option(min=1, help="Rows at the same time; fewer need less memory.")
-]
 MaxLength = Annotated[
     int, typer.Option(min=2, help="Tokens of prompt and output; longer rows are left out.")
 ]
@@ -55,7 +48,6 @@ Workers = Annotated[int, typer.Option(min=1, help="Processes that share the work
 Threads = Annotated[
     int | None, typer.Option(min=1, help="Of a process on a CPU.", show_default="all cores")
 ]
-CheckpointS = Annotated[float, typer.Option(min=1, help="Seconds between two checkpoints.")]
 
 
 def finetune(
@@ -87,8 +79,10 @@ def finetune(
     """Train an adapter, and the rows of new tokens, on what TASK answers (TASC-ft, second half).
 
     Killed at any moment and run again by the same command, it goes on from its last checkpoint and
-    ends with the same weights. OUTPUT/adapter is for transformers and PEFT; OUTPUT/model has the
-    adapter in its weights and is served like any model (`tasc task create TASK --model ...`).
+    ends with the same weights. Ctrl-C makes one first, unless --workers share the work.
+
+    OUTPUT/adapter is for transformers and PEFT; OUTPUT/model has the adapter in its weights and is
+    served like any model (`tasc task create TASK --model ...`).
     """
     from tasc_jobs.finetune.finished import require_unfinished
 

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from tasc_jobs.cli_enrich import Eos, NMax, Pcs, PcsRule
-from tasc_jobs.cli_evaluate import Device, MaxModelLen, Rows, Threads
+from tasc_jobs.cli_evaluate import MaxModelLen, Rows
+from tasc_jobs.cli_model_options import Device, Threads
 from tasc_jobs.cli_options import (
     DEFAULT_DATA_DIR,
     AsJson,

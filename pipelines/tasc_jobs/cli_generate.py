@@ -12,10 +12,8 @@ from tasc_jobs.cli_generate_options import (
     Choices,
     Draft,
     DryRun,
-    Gpus,
     Input,
     MaxErrors,
-    MaxModelLen,
     Output,
     Regex,
     Reject,
@@ -29,6 +27,7 @@ from tasc_jobs.cli_generate_options import (
     TopP,
     Unflushed,
 )
+from tasc_jobs.cli_model_options import Gpus, MaxModelLen
 from tasc_jobs.cli_options import (
     DEFAULT_DATA_DIR,
     AsJson,

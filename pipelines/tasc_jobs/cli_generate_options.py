@@ -11,11 +11,7 @@ def _option(help_: str, panel: str) -> Any:
 
 
 Actors = Annotated[int, typer.Option(min=1, help="Engines in the pool.")]
-Gpus = Annotated[float, typer.Option(min=0, help="GPUs of each engine.")]
 Rows = Annotated[int, typer.Option(min=1, help="b, rows an engine decodes together.")]
-MaxModelLen = Annotated[
-    int | None, typer.Option(min=8, help="Prompt + answer, tokens.", show_default="up to 1024")
-]
 Unflushed = Annotated[
     int, typer.Option(min=1, help="Most answers in Redis that are in no file yet.")
 ]

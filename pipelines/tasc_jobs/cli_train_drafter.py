@@ -2,10 +2,21 @@
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
+from tasc_engine.neural.card import Kind
+from tasc_jobs.cli_model_options import (
+    BatchRows,
+    CheckpointS,
+    Device,
+    MaxModelLen,
+    MaxTokens,
+    MicroRows,
+    Template,
+    Threads,
+)
 from tasc_jobs.cli_options import (
     DEFAULT_DATA_DIR,
     AsJson,
@@ -17,9 +28,11 @@ from tasc_jobs.cli_options import (
     open_store,
     print_result,
 )
+from tasc_jobs.drafter.settings import DrafterSettings, of_kind
+from tasc_jobs.stages import Stages
 
 KindOption = Annotated[
-    Literal["eagle", "independent"],
+    Kind,
     typer.Option(help="A layer over the model's hidden states, or a small model of its own."),
 ]
 Output = Annotated[Path, typer.Option(help="Folder for the drafter, answers and checkpoints.")]
@@ -29,10 +42,6 @@ Model = Annotated[
 ]
 Adapter = Annotated[
     str | None, typer.Option(help="PEFT adapter of --model.", show_default="none, or the task's")
-]
-Template = Annotated[
-    str | None,
-    typer.Option(help=r"Prompt with {input}; \n is a line break.", show_default="the task's"),
 ]
 Train = Annotated[
     list[Path] | None,
@@ -48,16 +57,6 @@ Answers = Annotated[
 Limit = Annotated[
     int | None, typer.Option(min=2, help="Take only so many rows.", show_default="all")
 ]
-MaxTokens = Annotated[
-    int | None,
-    typer.Option(min=1, help="Most tokens of an answer.", show_default="the task's, or 256"),
-]
-MaxModelLen = Annotated[
-    int | None,
-    typer.Option(
-        min=8, help="Tokens of prompt and answer.", show_default="1024, or what the model has"
-    ),
-]
 Rows = Annotated[int, typer.Option(min=1, max=4096, help="Rows answered together.")]
 Layers = Annotated[
     int | None,
@@ -72,24 +71,40 @@ Hidden = Annotated[
 Epochs = Annotated[float, typer.Option(min=0.01, max=1000, help="Passes over the answers.")]
 LearningRate = Annotated[float, typer.Option(min=0, max=1, help="The greatest.")]
 TokenWeight = Annotated[
-    float,
-    typer.Option(min=0, max=1000, help="Of an EAGLE head's cross-entropy; raise it if small."),
+    float | None,
+    typer.Option(
+        min=0,
+        max=1000,
+        help="Of an EAGLE head's cross-entropy; raise it if small.",
+        show_default=str(DrafterSettings.token_weight),
+    ),
 ]
 Noise = Annotated[
-    float, typer.Option(min=0, max=100, help="On the hidden states that an EAGLE head reads.")
+    float | None,
+    typer.Option(
+        min=0,
+        max=100,
+        help="On the hidden states that an EAGLE head reads.",
+        show_default=str(DrafterSettings.noise),
+    ),
 ]
 OwnShare = Annotated[
-    float,
+    float | None,
     typer.Option(
-        min=0, max=1, help="Of the hidden states that an EAGLE head reads, replaced by its own."
+        min=0,
+        max=1,
+        help="Of the hidden states that an EAGLE head reads, replaced by its own.",
+        show_default=str(DrafterSettings.own_share),
     ),
 ]
 PromptWeight = Annotated[
-    float, typer.Option(min=0, max=1, help="Of a prompt's tokens, for an independent drafter.")
-]
-BatchRows = Annotated[int, typer.Option(min=1, help="Rows of one step.")]
-MicroRows = Annotated[
-    int, typer.Option(min=1, help="Rows at the same time; fewer need less memory.")
+    float | None,
+    typer.Option(
+        min=0,
+        max=1,
+        help="Of a prompt's tokens, for an independent drafter.",
+        show_default=str(DrafterSettings.prompt_weight),
+    ),
 ]
 MaxLength = Annotated[
     int, typer.Option(min=3, help="Tokens of prompt and answer to learn; longer are left out.")
@@ -101,10 +116,7 @@ Dtype = Annotated[
         show_default="the task's, or float32",
     ),
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:0 ...")]
-Threads = Annotated[int, typer.Option(min=1, help="CPU threads.")]
 Seed = Annotated[int, typer.Option(min=0, help="Of first values, the rows' order and noise.")]
-CheckpointS = Annotated[float, typer.Option(min=1, help="Seconds between two checkpoints.")]
 
 
 def train_drafter(
@@ -124,10 +136,10 @@ def train_drafter(
     hidden: Hidden = None,
     epochs: Epochs = 10.0,
     learning_rate: LearningRate = 1e-3,
-    token_weight: TokenWeight = 0.1,
-    noise: Noise = 0.1,
-    own_share: OwnShare = 0.5,
-    prompt_weight: PromptWeight = 0.1,
+    token_weight: TokenWeight = None,
+    noise: Noise = None,
+    own_share: OwnShare = None,
+    prompt_weight: PromptWeight = None,
     batch_rows: BatchRows = 32,
     micro_rows: MicroRows = 8,
     max_length: MaxLength = 1024,
@@ -147,23 +159,23 @@ def train_drafter(
     The model answers the rows' inputs, the drafter learns the answers; the last 20th of them tells
     how often it says what the model does. Killed and run again, it ends with the same weights.
     """
-    from tasc_jobs.drafter import job as jobs
-    from tasc_jobs.drafter.command import Given, in_words, job_of
-    from tasc_jobs.drafter.settings import DrafterSettings
+    own = of_kind(
+        kind, token_weight=token_weight, noise=noise, own_share=own_share,
+        prompt_weight=prompt_weight, layers=layers, hidden=hidden,
+    )  # fmt: skip
+    from tasc_jobs.drafter import command, job
     from tasc_jobs.evaluate.subject import Setup
-    from tasc_jobs.stages import Stages
 
     settings = DrafterSettings(
-        kind, epochs, learning_rate, batch_rows, micro_rows, max_length, token_weight, noise,
-        own_share, prompt_weight, layers, hidden, seed,
-    )  # fmt: skip
-    given = Given(
+        kind, epochs, learning_rate, batch_rows, micro_rows, max_length, seed=seed, **own
+    )
+    given = command.Given(
         task, model, adapter, template, tuple(train or ()), (input_field, output_field), answers,
         dtype, device, max_tokens, limit,
     )  # fmt: skip
     setup = Setup(rows, max_model_len, threads)
     with open_store(redis_url, data_dir) if given.wants_store else nullcontext() as url:
-        job = job_of(url, given, settings, setup, output, checkpoint_s)
-    with Stages(f"train {kind} drafter {task}", jobs.STAGES) as stages:
-        found = jobs.train_drafter(job, stages, stages.tell)
-    print_result(found, in_words(found), as_json)
+        wanted = command.job_of(url, given, settings, setup, output, checkpoint_s)
+    with Stages(f"train {kind} drafter {task}", job.STAGES) as stages:
+        found = job.train_drafter(wanted, stages, stages.tell)
+    print_result(found, command.in_words(found), as_json)

@@ -3,7 +3,7 @@
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -16,6 +16,10 @@ from tasc_jobs.cli_options import (
     open_store,
     print_result,
 )
+
+if TYPE_CHECKING:
+    from tasc_engine.neural.ranking import Ranking
+    from tasc_store import Artifact
 
 RANKINGS = """Vocabularies for neural drafts (FR-Spec, VocabTrim): a head of the tokens kept drafts
 faster; answers do not change, since they are verified with all tokens. The target's own answers
@@ -104,23 +108,29 @@ def rank_vocabulary(
         artifact, ranking = rank_and_publish(url, job, stages)
     if output:
         ranking.save(output)
-    kept, size = len(ranking.ids), ranking.vocab_size
     told: dict[str, Any] = {
         **asdict(artifact),
         "origin": origin,
         "rows": ranking.rows,
         "counted": ranking.total,
-        "kept": kept,
-        "vocab_size": size,
+        "kept": len(ranking.ids),
+        "vocab_size": ranking.vocab_size,
         "coverage": ranking.coverage,
         "output": str(output) if output else None,
     }
-    text = (
-        f"version {artifact.version} of the vocabulary of {artifact.task} is current: {kept:,} of "
-        f"{size:,} tokens are {ranking.coverage:.2%} of {ranking.total:,} in {ranking.rows:,} "
-        f"answers ({origin})"
-    )
+    text = in_words(artifact, ranking, top_k)
     print_result(told, text + (f"; also in {output}" if output else ""), as_json)
+
+
+def in_words(artifact: "Artifact", ranking: "Ranking", top_k: int | None) -> str:
+    """What became current; also where fewer tokens were seen than were asked for."""
+    kept = len(ranking.ids)
+    fewer = f", and fewer than the {top_k:,} asked for were seen" if kept < (top_k or 0) else ""
+    return (
+        f"version {artifact.version} of the vocabulary of {artifact.task} is current: {kept:,} of "
+        f"{ranking.vocab_size:,} tokens are {ranking.coverage:.2%} of {ranking.total:,} in "
+        f"{ranking.rows:,} answers ({ranking.origin}){fewer}"
+    )
 
 
 def _check_output(output: Path | None) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from tasc_jobs.cli_model_options import Gpus, MaxModelLen
 from tasc_jobs.cli_options import (
     DEFAULT_DATA_DIR,
     AsJson,
@@ -48,12 +49,8 @@ Config = Annotated[
     ),
 ]
 Actors = Annotated[int, typer.Option(min=1, help="Engines that work on a batch.")]
-Gpus = Annotated[float, typer.Option(min=0, help="GPUs of each engine.")]
 Rows = Annotated[
     int | None, typer.Option(min=1, help="b, rows an engine decodes together.", show_default="8")
-]
-MaxModelLen = Annotated[
-    int | None, typer.Option(min=8, help="Prompt + answer, tokens.", show_default="up to 1024")
 ]
 WorkDir = Annotated[
     Path | None,

@@ -15,6 +15,7 @@ class EngineConfig:
         prefix_cache_bytes: Most keys and values of shared prompt beginnings to keep; 0 for none.
         kv_cache_bytes: Most keys and values to hold; None for as much as all rows need at their
             longest. With less, requests wait in their order until there is room for the first.
+            A drafter's are not among them, see `NeuralProposer`.
         max_draft_tokens: Most draft tokens of one row in one step.
         prefill_chunk: Most prompt tokens of one row in one step.
         max_waiting: Most requests that wait for a row.

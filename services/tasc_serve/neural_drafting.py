@@ -3,13 +3,22 @@
 It opens no index and trains nothing; how a drafter drafts is the engine's business.
 """
 
+import logging
+import math
+import weakref
+from pathlib import Path
+
 import redis
+import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from tasc_draft import NgramProposer, Proposer
 from tasc_engine import EngineConfig, ModelSource, Target
 from tasc_engine.neural.active import ActiveSizes
-from tasc_engine.neural.files import load_drafter, read_card
+from tasc_engine.neural.card import read_card
+from tasc_engine.neural.drafters import Eagle, Independent
+from tasc_engine.neural.files import WEIGHTS, load_drafter
 from tasc_engine.neural.guard import GuardedProposer
 from tasc_engine.neural.hybrid import HybridProposer
 from tasc_engine.neural.proposer import NeuralProposer
@@ -23,13 +32,16 @@ from tasc_store import ArtifactStore, NeuralDrafting, TaskRecord
 from tasc_store.artifacts import VOCABULARY
 from tasc_text import TaskTokenizer, resolve_folder
 
+log = logging.getLogger(__name__)
+_MIB = 1 << 20
+
 
 class TaskDrafter:
-    """The drafter of one engine.
+    """The drafter of one engine; its memory is held by ``guarded`` alone, until that is off.
 
     Args:
         neural: How the task's record wants it to draft.
-        vocabulary: What ``guarded`` drafts from, on the device of ``head``.
+        vocabulary: What ``guarded`` drafts from, on ``device``.
         kind: Of the drafter, for people.
     """
 
@@ -38,11 +50,11 @@ class TaskDrafter:
         neural: NeuralDrafting,
         guarded: GuardedProposer,
         vocabulary: Vocabulary,
-        head: Tensor,
+        device: torch.device,
         kind: str,
     ) -> None:
         self._neural, self._guarded, self._kind = neural, guarded, kind
-        self._vocabulary, self._device = vocabulary, head.device
+        self._vocabulary, self._device = weakref.ref(vocabulary), device
 
     def name(self, ngram: NgramProposer) -> str:
         """What `beside` drafts by, for people: ``hybrid/eagle``, say."""
@@ -63,8 +75,9 @@ class TaskDrafter:
 
     def tell(self, metrics: NeuralMetrics) -> None:
         """Count from now on what is drafted from, and say when the drafter is switched off."""
-        sizes = ActiveSizes(self._vocabulary, self._device, metrics.sizes)
-        self._guarded.on_drafted, self._guarded.on_off = sizes.drafted, metrics.off
+        if (vocabulary := self._vocabulary()) is not None:  # else it is off
+            self._guarded.on_drafted = ActiveSizes(vocabulary, self._device, metrics.sizes).drafted
+        self._guarded.on_off = metrics.off
 
     def _drafts_beside(self, ngram: NgramProposer) -> bool:
         return ngram.settings.num_speculative_tokens > 0
@@ -98,7 +111,7 @@ def load_task_drafter(
     drafter, head = load_drafter(
         folder, target, source, tokenizer.fingerprint, config.rows, config.max_model_len
     )
-    vocabulary = _vocabulary(client, record, neural, head, config.rows)
+    vocabulary = _vocabulary(client, record, neural, drafter, head, config.rows)
     proposer = NeuralProposer(
         drafter,
         vocabulary,
@@ -107,16 +120,40 @@ def load_task_drafter(
         capacity=config.max_model_len,
         vocab_size=target.vocab_size,
         eos_ids=tuple(e for e in tokenizer.eos_ids if e < target.vocab_size),
+        chunk=config.prefill_chunk,
+    )
+    log.info(
+        "the drafter in %s takes %.1f MiB for its weights and %.1f MiB for the cache of %d rows, "
+        "beside the target's (engine.kv_cache_bytes)",
+        folder,
+        _numbers(folder) * target.dtype.itemsize / _MIB,
+        proposer.cache_bytes / _MIB,
+        config.rows,
     )
     guarded = GuardedProposer(proposer, target.vocab_size, limit_s)
-    return TaskDrafter(neural, guarded, vocabulary, head, read_card(folder).kind)
+    return TaskDrafter(neural, guarded, vocabulary, target.device, read_card(folder).kind)
+
+
+def _numbers(folder: Path) -> int:
+    """How many a drafter's own weights are."""
+    with safe_open(folder / WEIGHTS, framework="pt") as tensors:
+        return sum(
+            math.prod(tensors.get_slice(name).get_shape())
+            for name in tensors.keys()  # noqa: SIM118
+        )
 
 
 def _vocabulary(
-    client: redis.Redis, record: TaskRecord, neural: NeuralDrafting, head: Tensor, rows: int
+    client: redis.Redis,
+    record: TaskRecord,
+    neural: NeuralDrafting,
+    drafter: Eagle | Independent,
+    head: Tensor,
+    rows: int,
 ) -> Vocabulary:
+    """What a record wants drafted from; ``head`` is the weight of the drafter's."""
     if neural.vocabulary == "full":
-        return FullVocabulary(head)
+        return FullVocabulary(drafter.backbone.decoder.head)
     if neural.vocabulary == "recent":
         return RecentVocabulary(head, rows)
     corpus = record.corpus_name

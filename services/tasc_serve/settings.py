@@ -24,7 +24,10 @@ class EngineSettings(_Section):
     )
     prefill_chunk: int = Field(256, ge=1, description="prompt tokens of one row in one step")
     kv_cache_bytes: int | None = Field(
-        None, ge=1, description="keys and values in memory; unset: what all rows need at most"
+        None,
+        ge=1,
+        description="the target's keys and values in memory, a drafter's come on top; unset: what "
+        "all rows need at most",
     )
     max_draft_tokens: int = Field(
         32, ge=0, le=63, description="draft tokens of one row in one step"

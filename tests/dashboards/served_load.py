@@ -17,7 +17,8 @@ from served_batches import end_a_batch
 
 import tiny
 from tasc_draft import Tokens, build_index, write_index
-from tasc_engine.neural.files import DrafterCard, save_drafter
+from tasc_engine.neural.card import DrafterCard
+from tasc_engine.neural.files import save_drafter
 from tasc_serve.api import create_api
 from tasc_serve.calls import Answer, Ask, Call, Piece, Pulse, Refusal, TaskStatus
 from tasc_serve.discovery import MetricsPort

@@ -12,7 +12,8 @@ from peft import LoraConfig, get_peft_model
 from tasc_command import Command
 from transformers import AutoModelForCausalLM
 
-from tasc_engine.neural.files import DrafterCard, save_drafter
+from tasc_engine.neural.card import DrafterCard
+from tasc_engine.neural.files import save_drafter
 from tasc_store import (
     ArtifactStore,
     CorpusRow,

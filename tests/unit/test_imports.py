@@ -18,9 +18,11 @@ FORBIDDEN = {
         "llguidance",
         "prometheus_client",
     },
+    "tasc_engine.neural.card": {"torch", "transformers"},
     "tasc_serve.gateway": {"torch", "transformers"},
     "tasc_jobs.cli": {"torch", "transformers", "ray", "fastapi"},
     "tasc_jobs.tasks.register": {"torch", "transformers", "ray", "fastapi"},
+    "tasc_jobs.finetune.job": {"peft", "bitsandbytes"},  # it silences them before
 }
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tasc_engine import ModelSource
-from tasc_engine.neural.files import target_fingerprint
+from tasc_engine.neural.card import target_fingerprint
 from tasc_jobs.errors import FileError, JobError
 from tasc_jobs.evaluate.subject import Asking, Setup, Subject
 from tasc_jobs.finetune.examples import Example
@@ -129,8 +129,9 @@ def _mended(file: Path) -> Path:
 
 def _pin(folder: Path, source: ModelSource, asking: Asking) -> None:
     asked = {
-        "target": target_fingerprint(source), "template": asking.template.text,
-        "max_tokens": asking.max_tokens, "stop": list(asking.stop),
+        "target": target_fingerprint(source.folder, source.adapter),
+        "template": asking.template.text, "max_tokens": asking.max_tokens,
+        "stop": list(asking.stop),
     }  # fmt: skip
     pinned = folder / _ASKED
     folder.mkdir(parents=True, exist_ok=True)

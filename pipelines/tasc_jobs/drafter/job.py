@@ -15,7 +15,8 @@ from transformers import AutoConfig
 
 from tasc_engine import EngineError, ModelSource
 from tasc_engine.loading import load_model
-from tasc_engine.neural.files import CARD, DrafterCard, save_drafter, target_fingerprint
+from tasc_engine.neural.card import CARD, DrafterCard, target_fingerprint
+from tasc_engine.neural.files import save_drafter
 from tasc_jobs.drafter.answers import Answer, examples_of, make_answers
 from tasc_jobs.drafter.settings import DrafterSettings
 from tasc_jobs.drafter.training import DrafterTrainer, EagleStudy, SmallStudy, agreement
@@ -56,6 +57,11 @@ class DrafterJob:
     output: Path
     checkpoint_s: float = 60.0
 
+    @property
+    def target(self) -> str:
+        """Fingerprint of the target."""
+        return target_fingerprint(self.source.folder, self.source.adapter)
+
 
 def train_drafter(
     job: DrafterJob,
@@ -80,7 +86,7 @@ def train_drafter(
     study = _study(job)
     trainer = DrafterTrainer(study, trained, job.settings)
     pins = {
-        **asdict(job.settings), "target": target_fingerprint(job.source),
+        **asdict(job.settings), "target": job.target,
         "tokenizer": tokenizer.fingerprint, "answers": digest_of(trained),
     }  # fmt: skip
     checkpoints = Checkpoints(job.output / CHECKPOINT, pins)
@@ -134,7 +140,7 @@ def _write(
     report: dict[str, Any],
 ) -> None:
     """What says that there is a drafter is written last."""
-    target = target_fingerprint(job.source) if job.settings.kind == "eagle" else None
+    target = job.target if job.settings.kind == "eagle" else None
     card = DrafterCard(job.settings.kind, tokenizer.fingerprint, target)
     try:
         job.output.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,13 @@
 """How a drafter is trained. An EAGLE head's weights of loss are its paper's (arXiv 2401.15077)."""
 
 from dataclasses import dataclass
+from typing import Any
 
-from tasc_engine.neural.files import Kind
+from tasc_engine.neural.card import Kind
+from tasc_jobs.errors import UsageError
+
+# Settings that only one kind has.
+_EAGLE, _INDEPENDENT = ("token_weight", "noise", "own_share"), ("prompt_weight", "layers", "hidden")
 
 
 @dataclass(frozen=True)
@@ -41,3 +46,21 @@ class DrafterSettings:
     layers: int | None = None
     hidden: int | None = None
     seed: int = 0
+
+
+def of_kind(kind: Kind, **given: float | None) -> dict[str, Any]:
+    """Settings that only one kind of drafter has, of those given; None was not given.
+
+    Raises:
+        UsageError: One is the other kind's.
+    """
+    found = {name: value for name, value in given.items() if value is not None}
+    other: Kind = "independent" if kind == "eagle" else "eagle"
+    for name in _INDEPENDENT if kind == "eagle" else _EAGLE:
+        if name in found:
+            option = name.replace("_", "-")
+            raise UsageError(
+                f"--{option} is {found[name]}, and only --kind {other} has it; this is --kind "
+                f"{kind}, leave it out"
+            )
+    return found

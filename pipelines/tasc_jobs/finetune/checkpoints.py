@@ -95,8 +95,8 @@ class Checkpoints:
 
     def _replace(self, begun: Path) -> None:
         """At every moment one of the two is whole."""
-        shutil.rmtree(self._older, ignore_errors=True)
         if self._folder.is_dir():
+            shutil.rmtree(self._older, ignore_errors=True)
             self._folder.rename(self._older)
         begun.rename(self._folder)
         shutil.rmtree(self._older, ignore_errors=True)

@@ -4,15 +4,17 @@ import logging
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from transformers.utils import logging as transformers_logging
 
 from tasc_jobs.finetune.errors import FinetuneError
 from tasc_jobs.finetune.settings import FinetuneSettings
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 Parts = Mapping[int, Sequence[int]]
 """Of each new token's id, the ids of the tokens it stands for, in the order they were added."""
@@ -59,8 +61,10 @@ def add_rows(model: Any, vocab_size: int, parts: Parts) -> None:
                 matrix[id_] = matrix[list(its_parts)].float().mean(0).to(matrix.dtype)
 
 
-def adapted(model: Any, parts: Parts, settings: FinetuneSettings) -> PeftModel:
+def adapted(model: Any, parts: Parts, settings: FinetuneSettings) -> "PeftModel":
     """With an adapter on all linear layers; of the embeddings only new rows are trained."""
+    from peft import LoraConfig, PeftModel, get_peft_model  # brings bitsandbytes, silenced by now
+
     torch.manual_seed(settings.seed)
     config = LoraConfig(
         r=settings.rank,

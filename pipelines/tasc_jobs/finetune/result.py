@@ -9,14 +9,15 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from peft import AutoPeftModelForCausalLM, PeftModel
+from typing import TYPE_CHECKING, Any
 
 from tasc_engine.neural.files import as_readable_as
 from tasc_jobs.finetune.checkpoints import NO_ROOM
 from tasc_jobs.finetune.errors import FinetuneError
 from tasc_jobs.finetune.finished import REPORT
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 ADAPTER, MODEL, CARD = "adapter", "model", "README.md"
 _TOKENIZER_FILES = (
@@ -41,7 +42,7 @@ class Made:
     metrics: Mapping[str, Any]
 
 
-def write(model: PeftModel, base: Path, tokenizer: Path, made: Made, folder: Path) -> None:
+def write(model: "PeftModel", base: Path, tokenizer: Path, made: Made, folder: Path) -> None:
     """Write all of it; a folder with ``finetune.json`` is whole.
 
     Args:
@@ -67,7 +68,7 @@ def write(model: PeftModel, base: Path, tokenizer: Path, made: Made, folder: Pat
         ) from error
 
 
-def _write_adapter(model: PeftModel, tokenizer: Path, folder: Path) -> None:
+def _write_adapter(model: "PeftModel", tokenizer: Path, folder: Path) -> None:
     # Of the embeddings there are the new rows in it, not the whole matrix.
     model.save_pretrained(str(folder), save_embedding_layers=False)
     (folder / CARD).unlink(missing_ok=True)  # PEFT's own, with nothing filled in
@@ -77,6 +78,8 @@ def _write_adapter(model: PeftModel, tokenizer: Path, folder: Path) -> None:
 
 def _write_model(base: Path, tokenizer: Path, folder: Path) -> None:
     """Merge the adapter as it was saved, so that what is served is what others load."""
+    from peft import AutoPeftModelForCausalLM  # brings bitsandbytes, silenced by now
+
     merged: Any = AutoPeftModelForCausalLM.from_pretrained(folder / ADAPTER, dtype="auto")
     whole = merged.merge_and_unload()
     whole.save_pretrained(folder / MODEL)

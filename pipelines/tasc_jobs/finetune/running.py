@@ -6,6 +6,7 @@ from typing import Any
 
 from tasc_jobs.finetune.checkpoints import Checkpoints
 from tasc_jobs.finetune.training import Told, Trainer
+from tasc_jobs.progress import note
 from tasc_jobs.stages import StageProgress
 
 _LAST_LOSSES = 10  # steps whose mean loss is told of a run
@@ -19,6 +20,8 @@ def run_through(
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Take the steps that are left, and say what they were like.
+
+    Ctrl-C, or an exit that a signal asks for, loses none that was whole.
 
     Args:
         checkpoints: None for those of a crew that save none.
@@ -41,7 +44,13 @@ def run_through(
             saved = time.monotonic()
 
     progress("train", trainer.checkpoint.step, trainer.steps)
-    trainer.run(tell)
+    try:
+        trainer.run(tell)
+    except (KeyboardInterrupt, SystemExit):
+        if checkpoints and (step := trainer.checkpoint.step):
+            checkpoints.save(trainer.checkpoint)
+            note(f"step {step} of {trainer.steps} is kept; the same command goes on behind it")
+        raise
     if checkpoints:
         checkpoints.save(trainer.checkpoint)
     losses = trainer.checkpoint.losses

@@ -17,6 +17,7 @@ from tasc_engine.errors import is_out_of_memory
 from tasc_jobs.finetune.checkpoints import Checkpoint
 from tasc_jobs.finetune.errors import FinetuneError
 from tasc_jobs.finetune.examples import IGNORED, Example, batch_of, rows_of, steps_of
+from tasc_jobs.finetune.interrupts import held
 from tasc_jobs.finetune.model import trained
 from tasc_jobs.finetune.settings import Pace
 
@@ -110,7 +111,6 @@ class Trainer:
                     f"{max(self._lengths)} tokens; take fewer with --micro-rows, or shorter ones "
                     "with --max-length"
                 ) from error
-            self._losses.append(told.loss)
             tell(told)
 
     def _step(self, step: int) -> Told:
@@ -132,7 +132,9 @@ class Trainer:
         torch.nn.utils.clip_grad_norm_(self._weights.values(), _MOST_NORM)
         for group in self._optimizer.param_groups:
             group["lr"] = self._settings.learning_rate * self._share(step)
-        self._optimizer.step()
+        with held():  # whoever is interrupted has weights and losses of the same step
+            self._optimizer.step()
+            self._losses.append(mean)
         self._optimizer.zero_grad(set_to_none=True)
         tokens = sum(self._lengths[row] for rows in taken for row in rows)
         return Told(step + 1, self.steps, mean, tokens)

@@ -1,10 +1,13 @@
 """Whether a drafter can draft for a task's model, by what its folder says; it loads no weights."""
 
+from pathlib import Path
+
 from tasc_engine.errors import EngineError
+from tasc_engine.neural.card import fitting_card, target_fingerprint
 from tasc_jobs.errors import UsageError
 from tasc_jobs.tasks.base_model import BaseModel
 from tasc_store import NeuralDrafting, TaskRecord
-from tasc_text import resolve_folder
+from tasc_text import TextError, resolve_folder
 
 
 def check_drafter(record: TaskRecord, model: BaseModel) -> None:
@@ -26,15 +29,22 @@ def check_drafter(record: TaskRecord, model: BaseModel) -> None:
 
 
 def _check_card(record: TaskRecord, neural: NeuralDrafting, model: BaseModel) -> None:
-    from tasc_engine.loading import ModelSource
-    from tasc_engine.neural.files import fitting_card
-
+    folder = _folder(neural.drafter)
     try:
-        folder = resolve_folder(neural.drafter, weights=False)
         adapter = resolve_folder(record.adapter) if record.adapter else None
         # Of a model of the hub the weights may not be here; the service looks when it loads them.
         weighed = any(model.folder.glob("*.safetensors"))
-        source = ModelSource(model.folder, adapter) if weighed else None
-        fitting_card(folder, model.tokenizer.fingerprint, source)
+        target = target_fingerprint(model.folder, adapter) if weighed else None
+        fitting_card(folder, model.tokenizer.fingerprint, target)
     except (ValueError, OSError, EngineError) as error:
         raise UsageError(f"--drafter {neural.drafter}: {error}") from error
+
+
+def _folder(drafter: str) -> Path:
+    try:
+        return resolve_folder(drafter, weights=False)
+    except TextError as error:
+        raise UsageError(
+            f"--drafter {drafter} is neither a folder here nor a drafter that the Hugging Face hub "
+            f"gives us ({error.__cause__}); name a folder that `tasc train-drafter` wrote"
+        ) from error

@@ -42,6 +42,12 @@ class Backbone:
             decoder.embedding.dtype, decoder.head_dim, self._device
         )
 
+    @property
+    def cache_bytes(self) -> int:
+        """Of keys and values: ``rows * (capacity + MOST_NODES) + 1`` tokens in each layer."""
+        each = 2 * self.decoder.kv_heads * self.decoder.head_dim * self.decoder.embedding.itemsize
+        return (self._cache.places + 1) * self.decoder.layers * each
+
     def trunk(
         self, inputs: Tensor, rows: Int32, bases: Int32, starts: Int32, sizes: Int32
     ) -> Tensor:

@@ -30,6 +30,9 @@ class Eagle:
     """One layer over the target's last hidden states and the embeddings of the tokens behind them
     (EAGLE: Li et al. 2024, arXiv 2401.15077; drafted by the trees of EAGLE-2, arXiv 2406.16858).
 
+    Of a prompt's beginning that is copied from the prefix cache the target computes nothing, so its
+    hidden states are unknown: the head drafts from what lies behind that alone.
+
     Args:
         decoder: The head's layer; its embedding is the target's.
         joint: ``[D, 2 D]`` what makes one input of an embedding and a hidden state.

@@ -1,15 +1,14 @@
-"""Drafters in folders: what they are, whom they draft for, and their weights in safetensors.
+"""Drafters in folders, written and loaded: their weights, in safetensors, beside their cards.
 
 A folder has `drafter.json`, a transformers `config.json` and `model.safetensors`. An EAGLE head's
 weights leave out embedding and LM head, which are the target's. Nothing pickled is read.
 """
 
-import hashlib
 import json
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -19,42 +18,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tasc_engine.decoder import FAMILIES, LeanDecoder, lean
 from tasc_engine.errors import UnsupportedModel
 from tasc_engine.loading import ModelSource
+from tasc_engine.neural.card import CARD, DrafterCard, fitting_card, target_fingerprint
 from tasc_engine.neural.drafters import Eagle, Independent
 from tasc_engine.target import Target
 
-Kind = Literal["eagle", "independent"]
-CARD, WEIGHTS, JOINT = "drafter.json", "model.safetensors", "joint.weight"
+WEIGHTS, JOINT = "model.safetensors", "joint.weight"
 _ENDS = ("model.embed_tokens.weight", "lm_head.weight")
-_SAMPLE = 1 << 20  # bytes of each end of a file of weights that tell it from others
-
-
-@dataclass(frozen=True)
-class DrafterCard:
-    """What a drafter is.
-
-    Attributes:
-        tokenizer: Fingerprint of the tokenizer whose ids it drafts.
-        target: `target_fingerprint` of the model whose hidden states an EAGLE head reads; None for
-            an independent drafter, which any model of the tokenizer may have.
-    """
-
-    kind: Kind
-    tokenizer: str
-    target: str | None = None
-
-
-def target_fingerprint(source: ModelSource) -> str:
-    """Who a target is, by its weights and its adapter's: names, sizes, first and last bytes."""
-    digest = hashlib.sha256()
-    for folder in (source.folder, source.adapter):
-        for file in sorted(folder.glob("*.safetensors")) if folder else ():
-            size = file.stat().st_size
-            digest.update(f"{file.name} {size}".encode())
-            with file.open("rb") as stream:
-                digest.update(stream.read(_SAMPLE))
-                stream.seek(max(size - _SAMPLE, 0))
-                digest.update(stream.read(_SAMPLE))
-    return digest.hexdigest()
 
 
 def save_drafter(folder: Path, model: Any, card: DrafterCard, joint: Tensor | None = None) -> None:
@@ -83,44 +52,6 @@ def as_readable_as(config: Path) -> None:
         shutil.copymode(config, weights)
 
 
-def read_card(folder: Path) -> DrafterCard:
-    """Raise UnsupportedModel where the folder has no drafter."""
-    try:
-        card = DrafterCard(**json.loads((folder / CARD).read_text(encoding="utf-8")))
-        if card.kind not in get_args(Kind):
-            raise ValueError(f"kind is {card.kind!r}")
-        return card
-    except (OSError, ValueError, TypeError) as error:
-        raise UnsupportedModel(
-            f"{folder} has no drafter ({error}); `tasc train-drafter` makes one"
-        ) from error
-
-
-def fitting_card(folder: Path, tokenizer: str, source: ModelSource | None) -> DrafterCard:
-    """The card of a drafter that fits a target.
-
-    Args:
-        tokenizer: Fingerprint of the target's.
-        source: Where the target comes from; None: its weights are not here to be compared.
-
-    Raises:
-        UnsupportedModel: It is no drafter, or one of another tokenizer or target.
-    """
-    card = read_card(folder)
-    if card.tokenizer != tokenizer:
-        raise UnsupportedModel(
-            f"the drafter in {folder} is for the tokenizer {card.tokenizer}, the target has "
-            f"{tokenizer}; train one for it"
-        )
-    own = target_fingerprint(source) if card.kind == "eagle" and source else card.target
-    if card.target != own:
-        raise UnsupportedModel(
-            f"the EAGLE head in {folder} is for the target {card.target}, this is {own}; train one "
-            "for it"
-        )
-    return card
-
-
 def load_drafter(
     folder: Path, target: Target, source: ModelSource, tokenizer: str, rows: int, capacity: int
 ) -> tuple[Eagle | Independent, Tensor]:
@@ -133,7 +64,7 @@ def load_drafter(
     Raises:
         UnsupportedModel: It is no drafter, or one of another tokenizer or target.
     """
-    card = fitting_card(folder, tokenizer, source)
+    card = fitting_card(folder, tokenizer, target_fingerprint(source.folder, source.adapter))
     try:
         config, weights = AutoConfig.from_pretrained(folder), load_file(folder / WEIGHTS)
     except (OSError, ValueError, SafetensorError) as error:

@@ -5,8 +5,6 @@ How much each counts is learnt by how sure the n-grams are, from how probable ea
 what the target said. It runs no model itself.
 """
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,7 @@ from numpy.typing import NDArray
 
 from tasc_draft import Drafts, Proposer
 from tasc_engine.layout import Int32
-from tasc_engine.neural.arms import Arms
+from tasc_engine.neural.arms import Always, Arms
 from tasc_engine.neural.merging import merge
 from tasc_engine.neural.wants import Wants
 
@@ -29,23 +27,26 @@ class HybridProposer:
     Args:
         ngram: Costs next to nothing, and is always asked.
         neural: Is asked for rows where the likeliest token of the n-grams has less probability
-            than ``sure``, while that brings more tokens a second than not to ask it.
-        clock: Seconds from anywhere.
+            than ``sure``, in steps that ``arms`` says.
+        arms: None: those in which it brings more tokens a second than not to ask it.
 
     Raises:
         ValueError: ``sure`` is no probability.
     """
 
     def __init__(
-        self, ngram: Proposer, neural: Proposer, sure: float = 0.9,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:  # fmt: skip
+        self,
+        ngram: Proposer,
+        neural: Proposer,
+        sure: float = 0.9,
+        arms: Arms | Always | None = None,
+    ) -> None:
         if not 0.0 <= sure <= 1.0:
             raise ValueError(f"sure is {sure}; it must lie between 0 and 1")
         self._ngram, self._neural, self._sure = ngram, neural, sure
         # Evidence for each of the two, in nats, by level.
         self._evidence = np.zeros((_LEVELS, 2))
-        self._arms, self._in_use = Arms(clock), set[int]()
+        self._arms, self._in_use = arms or Arms(), set[int]()
         self._said: dict[int, tuple[int, dict[int, float], dict[int, float]]] = {}
 
     @property

@@ -44,26 +44,32 @@ class DraftModel(Protocol):
 class NeuralProposer:
     """Drafts by a model; see `tasc_draft.Proposer`.
 
+    It takes `cache_bytes` of the device's memory when it is made: keys and values of ``capacity``
+    tokens and a draft's nodes of each row, and for a head as many hidden states of the target.
+
     Args:
         rows: Number of rows; row numbers are below it.
         capacity: Most tokens of one row, prompt and answer together.
         eos_ids: A path ends with any of them.
+        chunk: Most tokens of one row that a forward takes in; a first draft takes in its prompt.
 
     Raises:
-        ValueError: A row number, a length or an id is out of range.
+        ValueError: A row number, a length, an id or ``chunk`` is out of range.
     """
 
     def __init__(
         self, drafter: DraftModel, vocabulary: Vocabulary, settings: NeuralSettings, *,
-        rows: int, capacity: int, vocab_size: int, eos_ids: tuple[int, ...],
+        rows: int, capacity: int, vocab_size: int, eos_ids: tuple[int, ...], chunk: int = 256,
     ) -> None:  # fmt: skip
+        if chunk < 1:
+            raise ValueError(f"chunk is {chunk}; it must be at least 1")
         self.settings, self.vocabulary = settings, vocabulary
         self.wants = Wants(drafter.wants_hidden, vocabulary.wants_top)
         self._drafter, self._backbone = drafter, drafter.backbone
         self._device = self._backbone.decoder.embedding.device
         self._texts = np.zeros((rows, capacity), np.int32)
         self._lengths, self._bases, self._taken, self._known = np.zeros((4, rows), np.int32)
-        self._vocab_size = vocab_size
+        self._vocab_size, self._chunk = vocab_size, chunk
         self._is_eos = torch.zeros(vocab_size, dtype=torch.bool)
         self._is_eos[list(eos_ids)] = True
         self._is_eos = self._is_eos.to(self._device)
@@ -75,6 +81,12 @@ class NeuralProposer:
     @property
     def max_depth(self) -> int:
         return self.settings.depth
+
+    @property
+    def cache_bytes(self) -> int:
+        """Of the drafter's keys and values, and of the hidden states that it reads."""
+        hidden = 0 if self._hidden is None else self._hidden.nbytes
+        return self._backbone.cache_bytes + hidden
 
     def start(self, row: int, prompt: Int32) -> None:
         self._require_row(row)
@@ -132,11 +144,17 @@ class NeuralProposer:
 
     def _take_in(self, rows: Int32) -> Tensor:
         """Run what is new of each row; ``[R, 1, D]`` behind its last token."""
-        late = int(self._drafter.wants_hidden)
-        ends = self._lengths[rows] - late - self._bases[rows]
+        ends = self._lengths[rows] - int(self._drafter.wants_hidden) - self._bases[rows]
         # The last input again if nothing is new: somebody asked twice.
         starts = np.minimum(self._taken[rows], ends - 1)
-        sizes = ends - starts
+        while (long := ends - starts > self._chunk).any():
+            self._run(rows[long], starts[long], np.full(long.sum(), self._chunk, np.int32))
+            starts[long] += self._chunk
+        return self._run(rows, starts, ends - starts)[:, None]
+
+    def _run(self, rows: Int32, starts: Int32, sizes: Int32) -> Tensor:
+        """Take in as many inputs of each row; ``[R, D]`` behind their last ones."""
+        late = int(self._drafter.wants_hidden)
         parts, thoughts = [], []
         for row, start, size in zip(rows.tolist(), starts.tolist(), sizes.tolist(), strict=True):
             begin = int(self._bases[row]) + start
@@ -146,8 +164,8 @@ class NeuralProposer:
         ids = torch.from_numpy(np.concatenate(parts).astype(np.int64)).to(self._device)
         inputs = self._drafter.inputs(ids, torch.cat(thoughts) if thoughts else None)
         hidden = self._backbone.trunk(inputs, rows, self._bases[rows], starts, sizes)
-        self._taken[rows] = ends
-        return hidden[:, None]
+        self._taken[rows] = starts + sizes
+        return hidden
 
     def _likeliest(self, hidden: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities and ids of the tokens behind each node, ``[R, P, C]`` both."""

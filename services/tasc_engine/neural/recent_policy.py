@@ -25,7 +25,7 @@ class RecentVocabulary:
 
     Args:
         head: Weight of the LM head, ``[V, H]``.
-        rows: Of the batch; a window and a buffer of gathered weights each.
+        rows: Of the batch; a window and a buffer of gathered weights, ``[window + 1, H]``, each.
         window: Candidates in a window, doubles counted.
         pre: The target's likeliest tokens that are taken at each place of the prompt.
         ver: The same, at each place of an answer that was kept.

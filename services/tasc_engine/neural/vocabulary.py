@@ -68,8 +68,8 @@ class _FixedVocabulary:
 
     wants_top = 0
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self._head = Linear(weight, bias)
+    def __init__(self, head: Linear) -> None:
+        self._head = head
 
     def start(self, row: int, prompt: Int32) -> None:
         pass
@@ -97,12 +97,12 @@ class FullVocabulary(_FixedVocabulary):
     """Every token of the head.
 
     Args:
-        head: Weight of the LM head, ``[V, H]``.
-        bias: ``[V]``.
+        head: The LM head, shared with whoever has it; or its weight, ``[V, H]``, to be laid out.
+        bias: ``[V]``, beside a weight.
     """
 
-    def __init__(self, head: Tensor, bias: Tensor | None = None) -> None:
-        super().__init__(head, bias)
+    def __init__(self, head: Linear | Tensor, bias: Tensor | None = None) -> None:
+        super().__init__(head if isinstance(head, Linear) else Linear(head, bias))
 
     def ids_of(self, slots: Tensor, rows: Tensor) -> Tensor:
         return slots
@@ -122,7 +122,7 @@ class RankedVocabulary(_FixedVocabulary):
 
     def __init__(self, head: Tensor, ids: Int32, bias: Tensor | None = None) -> None:
         self._ids = checked_ids(ids, head)
-        super().__init__(head[self._ids], None if bias is None else bias[self._ids])
+        super().__init__(Linear(head[self._ids], None if bias is None else bias[self._ids]))
 
     def ids_of(self, slots: Tensor, rows: Tensor) -> Tensor:
         return self._ids[slots]

@@ -18,8 +18,8 @@ from tasc_draft import DraftIndex, DraftSettings, Tokens, build_index
 from tasc_draft.sources import NEURAL
 from tasc_engine import StepRecord, UnsupportedModel
 from tasc_engine.errors import RankingError
-from tasc_engine.loading import ModelSource
-from tasc_engine.neural.files import DrafterCard, save_drafter, target_fingerprint
+from tasc_engine.neural.card import DrafterCard, target_fingerprint
+from tasc_engine.neural.files import save_drafter
 from tasc_engine.neural.ranking import Ranking
 from tasc_serve.calls import Answer, Call, Refusal
 from tasc_serve.errors import ServeError
@@ -52,7 +52,7 @@ def drafter(made: Task, tmp_path_factory: pytest.TempPathFactory) -> Place:
     size = config.hidden_size
     head = AutoModelForCausalLM.from_config(config, dtype=torch.float64)
     joint = torch.cat((0.1 * torch.randn(size, size), torch.eye(size)), 1).double()
-    target = target_fingerprint(ModelSource(Path(made.record.model)))
+    target = target_fingerprint(Path(made.record.model))
     save_drafter(places["eagle"], head, DrafterCard("eagle", own, target), joint)
     return places.__getitem__
 

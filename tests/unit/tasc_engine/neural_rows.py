@@ -26,11 +26,17 @@ def ids(tokens: Sequence[int]) -> np.ndarray:
 
 
 def make(
-    folder: Path, kind: str = "same", policy: str = "full", settings: NeuralSettings = TREE
+    folder: Path,
+    kind: str = "same",
+    policy: str = "full",
+    settings: NeuralSettings = TREE,
+    chunk: int = 256,
 ) -> NeuralProposer:
     drafter, head = drafter_of(kind, folder, ROWS, CAPACITY)
     vocabulary = vocabulary_of(policy, head, ROWS, np.arange(len(head), dtype=np.int32))
-    return proposer_of(drafter, vocabulary, settings, rows=ROWS, capacity=CAPACITY, eos_ids=(0,))
+    return proposer_of(
+        drafter, vocabulary, settings, rows=ROWS, capacity=CAPACITY, eos_ids=(0,), chunk=chunk
+    )
 
 
 def thoughts(proposer: NeuralProposer, begin: int, n: int, seed: int = 0) -> Seen:

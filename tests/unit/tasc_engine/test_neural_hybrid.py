@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasc_draft import Drafts
-from tasc_engine.neural.arms import LONGEST, TRIAL, Arms
+from tasc_engine.neural.arms import LONGEST, TRIAL, Always, Arms
 from tasc_engine.neural.hybrid import HybridProposer
 from tasc_engine.neural.merging import merge
 
@@ -122,7 +122,7 @@ class Clock:
 
 
 def test_it_learns_whom_to_believe() -> None:
-    hybrid = HybridProposer(Fixed(1, 0.4), Fixed(2, 0.4), sure=1.0, clock=Clock())
+    hybrid = HybridProposer(Fixed(1, 0.4), Fixed(2, 0.4), sure=1.0, arms=Always())
     row, one = np.zeros(1, np.int32), np.ones(1, np.int32)
     hybrid.start(0, row)
     assert set(hybrid.weights) == {0.5}
@@ -135,10 +135,35 @@ def test_it_learns_whom_to_believe() -> None:
 
 def test_a_sure_row_is_not_drafted_for_by_the_model() -> None:
     neural = Fixed(2, 0.4)
-    hybrid = HybridProposer(Fixed(1, 0.95), neural, sure=0.9, clock=Clock())
+    hybrid = HybridProposer(Fixed(1, 0.95), neural, sure=0.9, arms=Always())
     hybrid.start(0, np.zeros(1, np.int32))
     drafts = hybrid.propose(np.zeros(1, np.int32), np.ones(1, np.int32))
     assert (drafts.tokens.tolist(), neural.asked) == ([1], [])
+
+
+@pytest.mark.parametrize(("always", "asked"), [(True, 4 * TRIAL), (False, 3 * TRIAL)])
+def test_the_model_is_left_alone_now_and_then_unless_it_is_always_asked(
+    always: bool, asked: int
+) -> None:
+    clock, neural = Clock(), Fixed(2, 0.4)
+    hybrid = HybridProposer(Fixed(1, 0.4), neural, arms=Always() if always else Arms(clock))
+    row, one = np.zeros(1, np.int32), np.ones(1, np.int32)
+    hybrid.start(0, row)
+    for _ in range(4 * TRIAL):
+        hybrid.propose(row, one)
+        hybrid.observe(0, np.array([2], np.int32))
+        clock.now += 1.0
+    hybrid.finish(0)
+    assert len(neural.asked) == asked
+
+
+def test_a_hybrid_by_itself_tries_both_ways() -> None:
+    neural = Fixed(2, 0.4)
+    hybrid = HybridProposer(Fixed(1, 0.4), neural)
+    row, one = np.zeros(1, np.int32), np.ones(1, np.int32)
+    for _ in range(TRIAL + 1):
+        hybrid.propose(row, one)
+    assert len(neural.asked) == TRIAL
 
 
 @pytest.mark.parametrize("costly_s", [0.5, 3.0])

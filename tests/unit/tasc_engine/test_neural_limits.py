@@ -116,6 +116,11 @@ def test_rows_that_there_are_not_are_refused(folder: Path, row: int) -> None:
         proposer.finish(row)
 
 
+def test_a_prompt_is_taken_in_by_one_token_at_least(folder: Path) -> None:
+    with pytest.raises(ValueError, match="chunk is 0; it must be at least 1"):
+        make(folder, chunk=0)
+
+
 @every
 def test_rows_that_nobody_is_in_are_not_drafted_for(folder: Path, kind: str) -> None:
     proposer = make(folder, kind)

@@ -122,6 +122,36 @@ def test_an_answer_observed_in_parts_equals_one_observed_at_once(folder: Path, k
 
 
 @every
+def test_a_prompt_taken_in_by_pieces_is_drafted_for_as_one_taken_in_at_once(
+    folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces, whole = make(folder, kind, chunk=7), make(folder, kind)
+    sizes: dict[Any, list[list[int]]] = {pieces: [], whole: []}
+    for each in sizes:
+        honest = each._backbone.trunk
+
+        def trunk(*args: Any, of: Any = each, honest: Any = honest) -> Any:
+            sizes[of].append(args[-1].tolist())
+            return honest(*args)
+
+        monkeypatch.setattr(each._backbone, "trunk", trunk)
+        for row, prompt in enumerate(([8, 2], list(range(20, 54)), PROMPTS[2])):
+            begun(each, row, prompt, [3])
+    drafted = [propose(each, [2, 0, 1]) for each in (pieces, whole)]
+    late = int(kind == "eagle")
+    assert sizes[whole] == [[21 - late, 3 - late, 35 - late]]
+    assert sizes[pieces][:-1] == [[7, 7], [7, 7], [7], [7]]
+    assert sizes[pieces][-1] == [7 - late, 3 - late, 7 - late]
+    for row in range(3):
+        assert_same(tree(drafted[0], row), tree(drafted[1], row))
+    for each in sizes:
+        each.observe(1, ids(range(8)), thoughts(each, 34, 8))
+    after = [propose(each, [1]) for each in (pieces, whole)]
+    assert (sizes[pieces][-2:], sizes[whole][-1]) == ([[7], [1]], [8])
+    assert_same(tree(after[0]), tree(after[1]))
+
+
+@every
 @pytest.mark.parametrize("policy", ["full", "recent"])
 def test_a_finished_row_starts_again_without_a_past(folder: Path, kind: str, policy: str) -> None:
     proposer, fresh = make(folder, kind, policy), make(folder, kind, policy)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tasc_engine.linears import Linear
 from tasc_engine.neural.recent_policy import RecentVocabulary
 from tasc_engine.neural.vocabulary import FullVocabulary, RankedVocabulary, Vocabulary
 
@@ -58,6 +59,8 @@ def test_full_and_ranked_give_the_heads_logits(biased):
     expected = functional.linear(hidden, weight, bias)
     full = FullVocabulary(weight, bias)
     assert torch.equal(full.logits(hidden, rows), expected)
+    shared = FullVocabulary(Linear(weight, bias))
+    assert torch.equal(shared.logits(hidden, rows), expected)
     assert torch.equal(full.ids_of(slots, rows), slots)
     assert full.sizes(rows).tolist() == [SIZE, SIZE]
     assert torch.allclose(ranked.logits(hidden, rows), expected[..., [7, 190, 3]])

@@ -1,6 +1,8 @@
 """A drafter that cannot draft for a task's model is refused when the task is registered."""
 
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,8 +11,8 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from tasc_engine.layout import MOST_NODES
-from tasc_engine.loading import ModelSource
-from tasc_engine.neural.files import CARD, DrafterCard, save_drafter, target_fingerprint
+from tasc_engine.neural.card import CARD, DrafterCard, target_fingerprint
+from tasc_engine.neural.files import save_drafter
 from tasc_engine.neural.settings import NeuralSettings
 from tasc_jobs.errors import UsageError
 from tasc_jobs.tasks.base_model import BaseModel
@@ -43,7 +45,7 @@ def with_card(drafter: Path, to: Path, **card: Any) -> Path:
     return to
 
 
-def check(model: BaseModel, drafter: Path, **how: Any) -> None:
+def check(model: BaseModel, drafter: Path | str, **how: Any) -> None:
     record = TaskRecord("t", str(model.folder), model.tokenizer.fingerprint, "say {input}\n")
     check_record(replace(record, neural=NeuralDrafting(str(drafter), **how)), model)
 
@@ -53,7 +55,7 @@ def test_a_drafter_of_this_tokenizer_or_target_passes(
 ) -> None:
     check(model, drafter)
     check(model, drafter, vocabulary="ranked", ranked_tokens=model.tokenizer.vocab_size)
-    own = target_fingerprint(ModelSource(model.folder))
+    own = target_fingerprint(model.folder)
     ours = model.tokenizer.fingerprint
     check(model, with_card(drafter, tmp_path / "e", kind="eagle", tokenizer=ours, target=own))
 
@@ -70,7 +72,7 @@ def test_another_tokenizer_s_drafter_is_refused_with_both_fingerprints(
 def test_another_target_s_head_is_refused_with_both_fingerprints(
     model: BaseModel, drafter: Path, tmp_path: Path
 ) -> None:
-    ours, own = model.tokenizer.fingerprint, target_fingerprint(ModelSource(model.folder))
+    ours, own = model.tokenizer.fingerprint, target_fingerprint(model.folder)
     other = with_card(drafter, tmp_path / "e", kind="eagle", tokenizer=ours, target="e" * 64)
     with pytest.raises(UsageError, match=f"^--drafter .*EAGLE head.*{'e' * 64}.*{own}"):
         check(model, other)
@@ -84,6 +86,34 @@ def test_a_target_whose_weights_are_not_here_is_compared_when_it_is_served(
     bare = tmp_path / "bare"
     shutil.copytree(model.folder, bare, ignore=shutil.ignore_patterns("*.safetensors"))
     check(BaseModel.open(str(bare), None), other)
+
+
+LOOK = """
+import sys
+from tasc_jobs.tasks.base_model import BaseModel
+from tasc_jobs.tasks.checks import check_record
+from tasc_store import NeuralDrafting, TaskRecord
+model = BaseModel.open(sys.argv[1], None)
+record = TaskRecord("t", sys.argv[1], model.tokenizer.fingerprint, "say {input}\\n")
+check_record(record, model)
+check_record(TaskRecord(**{**vars(record), "neural": NeuralDrafting(sys.argv[2])}), model)
+print({"torch", "transformers"} & set(sys.modules), "tasc_engine.neural.card" in sys.modules)
+"""
+
+
+def test_a_head_is_looked_at_without_torch(model: BaseModel, drafter: Path, tmp_path: Path) -> None:
+    ours, own = model.tokenizer.fingerprint, target_fingerprint(model.folder)
+    head = with_card(drafter, tmp_path / "e", kind="eagle", tokenizer=ours, target=own)
+    command = [sys.executable, "-c", LOOK, str(model.folder), str(head)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "set() True\n"
+
+
+def test_a_place_without_a_folder_is_said_to_be_no_drafter(model: BaseModel) -> None:
+    with pytest.raises(UsageError, match=r"^--drafter \./nowhere is neither a folder") as refused:
+        check(model, "./nowhere")
+    assert "model" not in str(refused.value)
+    assert "`tasc train-drafter`" in str(refused.value)
 
 
 def test_a_folder_without_a_drafter_and_too_many_ranked_tokens_are_named(

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from drafter_training import INPUTS, ROWS, Bench, make
-from tasc_engine.neural.files import Kind, read_card
+from tasc_engine.neural.card import Kind, read_card
 from tasc_jobs.drafter import job as job_module
 from tasc_jobs.drafter.answers import ANSWERS, read_answers
 from tasc_jobs.drafter.job import CHECKPOINT, REPORT, train_drafter

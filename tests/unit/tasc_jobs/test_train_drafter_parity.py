@@ -25,8 +25,9 @@ from tasc_engine import (
 )
 from tasc_engine.layout import Int32
 from tasc_engine.loading import load_model
+from tasc_engine.neural.card import Kind, target_fingerprint
 from tasc_engine.neural.drafters import Eagle, Independent
-from tasc_engine.neural.files import JOINT, Kind, load_drafter, target_fingerprint
+from tasc_engine.neural.files import JOINT, load_drafter
 from tasc_engine.neural.proposer import NeuralProposer
 from tasc_engine.neural.settings import NeuralSettings
 from tasc_engine.neural.vocabulary import FullVocabulary
@@ -215,7 +216,7 @@ def test_another_target_has_no_use_for_a_head_and_may_have_a_small_model(
     with pytest.raises(UnsupportedModel) as refused:
         load_drafter(*given)
     for source in (trained.source, other):
-        assert target_fingerprint(source) in str(refused.value)
+        assert target_fingerprint(source.folder) in str(refused.value)
 
 
 def test_a_drafter_of_another_tokenizer_is_refused_with_both_names(

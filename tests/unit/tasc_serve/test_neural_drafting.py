@@ -1,0 +1,137 @@
+"""What a drafter takes of memory is said when it is loaded, and given back when it is off."""
+
+import gc
+import logging
+import math
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import redis
+import torch
+from prometheus_client import CollectorRegistry
+from torch import Tensor
+
+import tiny
+from neural_drafters import eagle_parts, model_of
+from tasc_draft import DraftIndex, DraftSettings, NgramProposer
+from tasc_engine import EngineConfig, ModelSource, Target
+from tasc_engine.layout import MOST_NODES
+from tasc_engine.neural.card import DrafterCard, Kind, target_fingerprint
+from tasc_engine.neural.files import save_drafter
+from tasc_engine.neural.guard import STEPS
+from tasc_engine.neural.seen import Seen
+from tasc_serve.neural_drafting import TaskDrafter, load_task_drafter
+from tasc_serve.neural_metrics import NeuralMetrics
+from tasc_store import NeuralDrafting, TaskRecord
+from tasc_text import TaskTokenizer
+
+ROWS, LENGTH, PROMPT = 2, 48, 9
+CONFIG = EngineConfig(rows=ROWS, max_model_len=LENGTH, prefill_chunk=4)
+LABELS = {"task": "t", "model_name": "m"}
+MIB = 1 << 20
+
+
+class Loaded:
+    """A tiny target, and a drafter of it."""
+
+    def __init__(self, folder: Path, kind: Kind, limit_s: float = 60.0) -> None:
+        tiny.make_folder(folder)
+        source = ModelSource(folder, dtype="float64")
+        own = self.tokenizer = TaskTokenizer.from_folder(folder)
+        if kind == "eagle":
+            card = DrafterCard(kind, own.fingerprint, target_fingerprint(folder))
+            model, joint = eagle_parts(folder)
+            model.config.layer_types = model.config.layer_types[:1]
+        else:
+            card, model, joint = DrafterCard(kind, own.fingerprint), model_of(folder), None
+        save_drafter(folder / kind, model, card, joint)
+        self.config, self.joint = model.config, joint
+        self.weights = sum(each.numel() for each in model.parameters())
+        self.ends = sum(e.weight.numel() for e in (model.model.embed_tokens, model.lm_head))
+        self.target = Target.load(source, CONFIG)
+        record = TaskRecord(
+            name="t", model=str(folder), fingerprint=own.fingerprint, template="{input}",
+            dtype="float64", max_tokens=8,
+            neural=NeuralDrafting(str(folder / kind), "neural", width=4),
+        )  # fmt: skip
+        nobody = redis.Redis(port=1)  # of whom nothing is asked
+        found = load_task_drafter(nobody, record, self.target, source, own, CONFIG, limit_s)
+        assert found is not None
+        self.drafter: TaskDrafter = found
+
+    @property
+    def inside(self) -> Any:
+        return self.drafter._guarded._neural
+
+    @property
+    def ngram(self) -> NgramProposer:
+        return NgramProposer(
+            DraftSettings(), rows=ROWS, capacity=LENGTH, vocab_size=self.target.vocab_size,
+            eos_ids=self.tokenizer.eos_ids,
+            index=DraftIndex.empty(self.tokenizer.fingerprint, self.tokenizer.vocab_size),
+        )  # fmt: skip
+
+    def thoughts(self) -> Tensor:
+        return torch.randn(PROMPT, self.config.hidden_size, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("kind", ["independent", "eagle"])
+def test_what_a_drafter_takes_of_memory_is_said_once(
+    tmp_path: Path, kind: Kind, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "tasc_serve.neural_drafting"):
+        loaded = Loaded(tmp_path, kind)
+    config, weights = loaded.config, loaded.weights
+    tokens = ROWS * (LENGTH + MOST_NODES) + 1
+    head_dim = config.hidden_size // config.num_attention_heads
+    cache = tokens * config.num_hidden_layers * 2 * config.num_key_value_heads * head_dim
+    if kind == "eagle":
+        assert loaded.joint is not None
+        weights += loaded.joint.numel() - loaded.ends
+        cache += ROWS * LENGTH * config.hidden_size
+    (said,) = [r for r in caplog.records if "MiB" in r.getMessage()]
+    assert f"{kind} takes {8 * weights / MIB:.1f} MiB for its weights and" in said.getMessage()
+    assert f" {8 * cache / MIB:.1f} MiB for the cache of 2 rows" in said.getMessage()
+    assert loaded.inside.cache_bytes == 8 * cache
+    pool = loaded.inside._backbone._cache._pool
+    hidden = ROWS * LENGTH * config.hidden_size if kind == "eagle" else 0
+    assert math.prod(pool.shape) + hidden == cache, "what is taken is what is said"
+
+
+def test_a_head_drafts_through_the_target_s_own_lm_head(tmp_path: Path) -> None:
+    loaded = Loaded(tmp_path, "eagle")
+    assert loaded.target.decoder is not None
+    assert loaded.inside.vocabulary._head is loaded.target.decoder.head
+
+
+@pytest.mark.parametrize("kind", ["independent", "eagle"])
+def test_a_drafter_that_is_off_leaves_nothing_in_memory(tmp_path: Path, kind: Kind) -> None:
+    loaded, registry = Loaded(tmp_path, kind, limit_s=1e-9), CollectorRegistry()
+    drafter, proposer = loaded.drafter, loaded.drafter.beside(loaded.ngram)
+    drafter.tell(NeuralMetrics(registry, LABELS))
+    inside = loaded.inside
+    held = [
+        weakref.ref(each)
+        for each in (
+            inside, inside.vocabulary, inside._drafter, inside._backbone.decoder,
+            inside._backbone._cache._pool,
+        )
+    ]  # fmt: skip
+    del inside
+    proposer.start(0, np.arange(1, PROMPT + 1, dtype=np.int32))
+    proposer.observe(0, np.ones(1, np.int32), Seen(0, loaded.thoughts(), None))
+    row, budget = np.zeros(1, np.int32), np.full(1, 8, np.int32)
+    drafted = [len(proposer.propose(row, budget).tokens) for _ in range(STEPS - 1)]
+    gc.collect()
+    assert min(drafted) > 0
+    assert all(each() is not None for each in held)
+    proposer.propose(row, budget)
+    gc.collect()
+    assert [each() for each in held] == [None] * len(held)
+    off = registry.get_sample_value("tasc_neural_drafting_off", {**LABELS, "reason": "slow"})
+    assert off == 1
+    drafter.tell(NeuralMetrics(CollectorRegistry(), LABELS))
+    assert len(proposer.propose(row, budget).tokens) == 0
