@@ -13,7 +13,6 @@ but beside one another. Progress goes to stderr; the last line of stdout is one 
 exit code is 1 where outputs differ.
 """
 
-import json
 import os
 import sys
 import tempfile
@@ -58,7 +57,7 @@ def main() -> int:
     from batch_faults import planned
     from batch_runs import Driver
     from batch_work import prepare
-    from draft_report import git_revision, processor, rounded
+    from draft_report import print_report
 
     from killable import RedisServer
     from tasc_jobs.ray_local import local_ray
@@ -78,18 +77,8 @@ def main() -> int:
         )
         found = compared(alone, killed, asked.rows)
     print(told(found))
-    report = {
-        "benchmark": "batch",
-        "model": "tiny" if asked.tiny else "massive_en",
-        "seed": asked.seed,
-        **found,
-        "git": git_revision(),
-        "processor": processor(),
-    }
-    line = json.dumps(rounded(report))
-    if asked.json:
-        asked.json.write_text(line + "\n", encoding="utf-8")
-    print(line)
+    model = "tiny" if asked.tiny else "massive_en"
+    print_report("batch", {"model": model, "seed": asked.seed, **found}, asked.json)
     return 0 if found["identical"] and not found["missing"] and not found["doubled"] else 1
 
 

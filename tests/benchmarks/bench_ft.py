@@ -12,7 +12,6 @@ it was. The shipped model is the base; the half-size one of `forecast` is traine
 goes to stderr, tables to stdout; the last line of stdout is one JSON object.
 """
 
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -70,7 +69,7 @@ def arguments() -> Asked:
 def main() -> int:
     asked = arguments()
     os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")  # before torch is imported
-    from draft_report import git_revision, processor, rounded
+    from draft_report import print_report
     from draft_tables import show_figures
     from rich.console import Console
 
@@ -83,17 +82,8 @@ def main() -> int:
         own, found[part] = measure(asked, console)
         figures += own
     show_figures(console, figures)
-    report = {
-        "benchmark": "ft",
-        "figures": [figure.record for figure in figures],
-        **found,
-        "git": git_revision(),
-        "processor": processor(),
-    }
-    line = json.dumps(rounded(report))
-    if asked.json:
-        asked.json.write_text(line + "\n", encoding="utf-8")
-    print(line)
+    record = {"figures": [figure.record for figure in figures], **found}
+    print_report("ft", record, asked.json)
     return 0
 
 

@@ -12,7 +12,6 @@ of `train.jsonl.gz` and `test.jsonl.gz`; without it their label sets are left ou
 stderr, tables to stdout; the last line of stdout is one JSON object.
 """
 
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -66,7 +65,7 @@ def main() -> int:
     sys.path[:0] = [
         str(folder) for folder in (tests / "lossless", tests / "unit" / "tasc_engine", tests, HERE)
     ]
-    from draft_report import git_revision, processor, rounded
+    from draft_report import print_report
     from draft_tables import show_figures
     from rich.console import Console
 
@@ -78,17 +77,8 @@ def main() -> int:
         own, found[part] = measure(asked)
         figures += own
     show_figures(Console(width=160), figures)
-    report = {
-        "benchmark": "requests",
-        "figures": [figure.record for figure in figures],
-        **found,
-        "git": git_revision(),
-        "processor": processor(),
-    }
-    line = json.dumps(rounded(report))
-    if asked.json:
-        asked.json.write_text(line + "\n", encoding="utf-8")
-    print(line)
+    record = {"figures": [figure.record for figure in figures], **found}
+    print_report("requests", record, asked.json)
     return 0
 
 

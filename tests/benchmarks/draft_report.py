@@ -1,5 +1,6 @@
 """The benchmark's last line: every figure, what it was measured with, and on what. No tables."""
 
+import json
 import os
 import platform
 import subprocess
@@ -35,6 +36,15 @@ def settings_of(rows: int, data: str, fingerprint: str) -> dict[str, Any]:
         "data": data,
         "tokenizer": fingerprint,
     }
+
+
+def print_report(benchmark: str, found: Mapping[str, Any], file: Path | None) -> None:
+    """A benchmark's last line, and the same in a file if one is named."""
+    about = {"git": git_revision(), "processor": processor()}
+    line = json.dumps(rounded({"benchmark": benchmark, **found, **about}))
+    if file:
+        file.write_text(line + "\n", encoding="utf-8")
+    print(line)
 
 
 def figures_record(figures: list[Figure]) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 import multiprocessing
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Any
 
@@ -15,20 +15,22 @@ def make_all(workshop: Workshop, runs: Sequence[FtRun], processes: int) -> None:
     """Those that are not there; what takes longest first is the caller's to say."""
     missing = [run for run in runs if not workshop.is_made(run)]
     begun = time.monotonic()
-    for done, run in enumerate(_made(workshop, missing, processes), 1):
+    jobs = {run.name: (workshop.make, run) for run in missing}
+    for done, name in enumerate(in_processes(jobs, processes), 1):
         left = (time.monotonic() - begun) / done * (len(missing) - done)
-        to_stderr(f"{done}/{len(missing)} {run.name}; {left:.0f} s left")
+        to_stderr(f"{done}/{len(missing)} {name}; {left:.0f} s left")
 
 
-def _made(workshop: Workshop, runs: Sequence[FtRun], processes: int) -> Iterator[FtRun]:
+def in_processes(jobs: Mapping[str, tuple[Any, ...]], processes: int) -> Iterator[str]:
+    """Names of jobs as they are done: each a function and what it takes."""
     if processes == 1:
-        for run in runs:
-            workshop.make(run)
-            yield run
+        for name, (do, *given) in jobs.items():
+            do(*given)
+            yield name
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, context, _quietly) as pool:
-        made = {pool.submit(workshop.make, run): run for run in runs}
+        made = {pool.submit(*job): name for name, job in jobs.items()}
         for future in as_completed(made):
             future.result()
             yield made[future]
