@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from neural_bench import Bench
     from neural_models import Case, Models
 
+TASK_NAMES = ("massive_en", "pos_ewt", "clinc150", "wikisql", "sgd_calls", "eurlex_labels")
 PARTS = ("vocabtrim", "frspec", "microspec", "hybrid", "latency")
 
 
@@ -62,6 +63,8 @@ def arguments() -> dict[str, Any]:
     found["parts"] = tuple(found["parts"].split(","))
     if unknown := set(found["parts"]) - set(PARTS):
         parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    if unknown := {task for task in found["tasks"].split(",") if task} - set(TASK_NAMES):
+        parser.error(f"no task {', '.join(sorted(unknown))}; there are {', '.join(TASK_NAMES)}")
     for name in ("data", "wide"):
         if (folder := found[name]) and not folder.is_dir():
             parser.error(f"--{name} {folder} is no folder")
@@ -74,6 +77,7 @@ def main() -> int:
     from draft_report import print_report
     from draft_tables import show_figures
     from neural_bench import Bench
+    from neural_kept import measured_by
     from neural_models import Models
     from rich.console import Console
 
@@ -81,7 +85,8 @@ def main() -> int:
         found["data"], found["work"], found["wide"], found["rows"], found["epochs"]
     )  # fmt: skip
     cases = _cases(found)
-    _make(models, cases, found["processes"])
+    if found["parts"] != ("latency",):  # which needs none of them
+        _make(models, cases, found["processes"])
     if found["make_only"]:
         return 0
     benches = tuple(Bench(models, each, found["test_rows"], found["repeats"]) for each in cases)
@@ -94,16 +99,15 @@ def main() -> int:
         own, told[part] = measure(asked, console)
         figures += own
     show_figures(console, figures)
-    record = {"figures": [figure.record for figure in figures], **told}
+    record = {"figures": [f.record for f in figures], **told, "measured_by": measured_by()}
     print_report("neural", record, asked.json)
     return 0
 
 
 def _cases(found: dict[str, Any]) -> "list[Case]":
-    from ft_tasks import TASKS
     from neural_models import Case
 
-    tasks = found["tasks"].split(",") if found["tasks"] else list(TASKS)
+    tasks = found["tasks"].split(",") if found["tasks"] else TASK_NAMES
     wide = found["wide_tasks"].split(",") if found["wide"] else []
     return [*(Case(task, wide=True) for task in wide), *(Case(task) for task in tasks)]
 

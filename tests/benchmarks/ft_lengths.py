@@ -119,5 +119,5 @@ def _normalised(
     for backend, new in sides:
         encoded = backend.encode_batch_fast(list(texts), add_special_tokens=False)
         counts = Counter(id_ for each in encoded for id_ in each.ids)
-        figures.append(distribution(counts.values(), 1, tokenizer.vocab_size + new))
+        figures.append(distribution(Counter(counts.values()), 1, tokenizer.vocab_size + new))
     return figures[0].normalised_entropy, figures[1].normalised_entropy

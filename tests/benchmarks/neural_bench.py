@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache, cached_property
 
-from neural_models import Case, Models, kept
+from neural_kept import kept
+from neural_models import Case, Models
 from neural_side import LENGTH, ROWS, Measured, Side
 from torch import Tensor
 
@@ -21,7 +22,9 @@ from tasc_engine.neural.settings import NeuralSettings
 from tasc_engine.neural.vocabulary import FullVocabulary, RankedVocabulary, Vocabulary
 
 MICROSPEC, FR_SPEC = NeuralSettings(5, 10, 60), NeuralSettings(6, 10, 60)
-VOCABTRIM = NeuralSettings(3, 8, 32)
+# The paper calls four levels depth 3: its answers have up to 4.8 tokens a step.
+VOCABTRIM = NeuralSettings(4, 8, 32)
+MOST = 60  # nodes of them
 
 
 @dataclass(frozen=True)
@@ -60,24 +63,35 @@ class Bench:
 
     Args:
         rows: Test rows that are answered.
+        nodes: Most draft tokens of a row in a step.
     """
 
-    def __init__(self, models: Models, case: Case, rows: int, repeats: int) -> None:
+    def __init__(
+        self, models: Models, case: Case, rows: int, repeats: int, nodes: int = MOST
+    ) -> None:
         self.models, self.case, self.repeats = models, case, repeats
-        self._rows, self._drafter = rows, cache(self._loaded)
+        self.rows, self._nodes, self._drafter = rows, nodes, cache(self._loaded)
         self.ranking = cache(lambda origin: models.ranking(case, origin))
 
     @cached_property
     def side(self) -> Side:
-        test = self.case.of.read(self.models.data, "test")[: self._rows]
+        test = self.case.of.read(self.models.data, "test")[: self.rows]
         return Side(
             self.models.source(self.case), self.case.of.prompt, [row.input for row in test],
-            self.case.of.max_tokens,
+            self.case.of.max_tokens, self._nodes,
         )  # fmt: skip
 
     @cached_property
     def vocab_size(self) -> int:
         return self.side.target.vocab_size
+
+    def tokens(self, k: int, origin: Origin = "target") -> int:
+        """How many of the k most frequent were seen."""
+        return len(self.ranking(origin).top(k))
+
+    def sizes(self, *wanted: int) -> list[int]:
+        """How many tokens rankings of the wanted sizes have, without those that are the same."""
+        return sorted({self.tokens(k) for k in wanted}, reverse=True)
 
     def neural(self, kind: Kind, policy: Policy, tree: NeuralSettings, repeats: int) -> Measured:
         """A drafter alone, its trees drafted from a policy's tokens."""
@@ -91,9 +105,13 @@ class Bench:
         self, name: str, repeats: int,
         proposer_of: Callable[[Callable[[Vocabulary], Vocabulary]], Proposer],
     ) -> Measured:  # fmt: skip
-        settings = f"measured-{self.models.epochs:g}-{self._rows}x{repeats}"
-        file = self.models.folder(self.case) / settings / f"{name}.json"
-        return Measured(**kept(file, lambda: asdict(self.side.measure(proposer_of, repeats))))
+        settings = (
+            f"{name}; {self.rows} rows, {repeats} repeats, {self._nodes} nodes, b = {ROWS}; learnt "
+            f"in {self.models.epochs:g} epochs"
+        )
+        file = self.models.folder(self.case) / "measured" / f"{name}.json"
+        found = kept(file, settings, lambda: asdict(self.side.measure(proposer_of, repeats)))
+        return Measured(**found)
 
     def proposer(
         self, kind: Kind, policy: Policy, tree: NeuralSettings,

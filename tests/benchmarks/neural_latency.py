@@ -1,7 +1,7 @@
 """What a draft takes by its vocabulary, for a target whose head is under 30 % of it (MicroSpec).
 
-Random weights and random answers: times depend on shapes alone, and no task is drafted for. Half
-the width of Llama-3.2-1B and as many layers as Llama-3.2-3B has.
+Random weights and answers, and windows that are full, of nearly as many tokens as they have room
+for: no task is drafted for. Half the width of Llama-3.2-1B, as many layers as Llama-3.2-3B.
 """
 
 import statistics
@@ -14,7 +14,7 @@ from bench_neural import Asked
 from draft_bars import Figure
 from draft_tables import table_of
 from neural_bench import FULL, MICROSPEC, RECENT, Policy, vocabulary_of
-from neural_models import kept
+from neural_kept import kept
 from rich.console import Console
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -25,15 +25,17 @@ from tasc_engine.neural.ranking import Ranking
 from tasc_engine.neural.seen import Seen
 
 VOCABULARY, HIDDEN, INTERMEDIATE, HEADS, LAYERS = 100_352, 1024, 4096, 16, 28
-ROWS, PROMPT, EMITTED, STEPS = 8, 96, 3, 8
+ROWS, PROMPT, EMITTED, STEPS = 8, 768, 3, 8
+LENGTH = 1024
+USED = 20_000  # tokens that prompts and answers are drawn from
 POLICIES = (FULL, Policy(4000), RECENT, Policy(1000, recent=True))
 LESS = 0.55
-_ZIPF = 1.2  # how unevenly tokens are used
 
 
 def measure(asked: Asked, console: Console) -> tuple[list[Figure], dict[str, Any]]:
     torch.set_num_threads(1)
-    found = kept(asked.work / "measured" / "latency.json", _measured)
+    settings = f"V {VOCABULARY}, hidden {HIDDEN}, {ROWS} x {PROMPT}, {STEPS} steps, {USED} used"
+    found = kept(asked.work / "latency.json", settings, _measured)
     share = found["head_share"]
     table = table_of(
         f"a draft of depth 5, 60 nodes for 8 rows, V = {VOCABULARY:,}, hidden {HIDDEN}, head "
@@ -59,19 +61,19 @@ def _measured() -> dict[str, Any]:
     config = LlamaConfig(
         vocab_size=VOCABULARY, hidden_size=HIDDEN, intermediate_size=INTERMEDIATE,
         num_hidden_layers=1, num_attention_heads=HEADS, num_key_value_heads=HEADS // 4,
-        max_position_embeddings=512, tie_word_embeddings=True,
+        max_position_embeddings=LENGTH, tie_word_embeddings=True,
     )  # fmt: skip
     model = LlamaForCausalLM(config).eval().requires_grad_(False)
     layer = sum(p.numel() for p in model.model.layers[0].parameters())
     head = VOCABULARY * HIDDEN
-    decoder = lean(model, 512)
+    decoder = lean(model, LENGTH)
     assert decoder is not None, "Llama is a family the engine runs"
     joint = torch.randn(HIDDEN, 2 * HIDDEN) / HIDDEN
     found: dict[str, Any] = {"head_share": head / (head + LAYERS * layer), "ms": {}, "size": {}}
     for policy in POLICIES:
         vocabulary = vocabulary_of(policy, model.lm_head.weight, lambda origin: _ranking())
         proposer = NeuralProposer(
-            Eagle(decoder, joint, ROWS, 512), vocabulary, MICROSPEC, rows=ROWS, capacity=512,
+            Eagle(decoder, joint, ROWS, LENGTH), vocabulary, MICROSPEC, rows=ROWS, capacity=LENGTH,
             vocab_size=VOCABULARY, eos_ids=(0,),
         )  # fmt: skip
         found["ms"][policy.name] = _times(proposer)
@@ -104,7 +106,7 @@ def _ranking() -> Ranking:
 
 
 def _tokens(rng: np.random.Generator, size: int) -> np.ndarray[Any, np.dtype[np.int32]]:
-    return np.minimum(rng.zipf(_ZIPF, size), VOCABULARY - 1).astype(np.int32)
+    return rng.integers(1, USED, size, np.int32)
 
 
 def _seen(rng: np.random.Generator, begin: int, size: int) -> Seen:

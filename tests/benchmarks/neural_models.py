@@ -3,7 +3,6 @@
 It measures nothing.
 """
 
-import json
 import os
 import shutil
 from collections import Counter
@@ -80,7 +79,7 @@ class Models:
             return ModelSource(workshop.work / run.name / "model")
         folder = self.work / "targets" / self._target(case)
         if not folder.is_dir():
-            rows = case.of.read(self.data, "train")[: case.of.rows]
+            rows = case.of.read(self.data, "train")
             making = folder.with_name(f"{folder.name}.{os.getpid()}")
             make_wide(case.of, rows, self._tokenizer, making)
             making.rename(folder)
@@ -132,11 +131,13 @@ class Models:
         """What the independent drafter would answer by itself."""
         drafter, folder = self.drafter(case, "independent"), self.folder(case) / "alone"
         if not folder.is_dir():
-            folder.mkdir(parents=True)
+            making = folder.with_name(f"{folder.name}.{os.getpid()}")
+            making.mkdir(parents=True)
             for file in (*drafter.glob("config.json"), *drafter.glob("*.safetensors")):
-                shutil.copy(file, folder)
+                shutil.copy(file, making)
             for file in self.source(case).folder.glob("*token*"):
-                shutil.copy(file, folder)
+                shutil.copy(file, making)
+            making.rename(folder)
         return self._answers(case, ModelSource(folder), "draft")
 
     def _answers(self, case: Case, source: ModelSource, by: str) -> list[Answer]:
@@ -152,7 +153,7 @@ class Models:
 
     def _target(self, case: Case) -> str:
         if case.wide:
-            return f"{self._tokenizer.name}-{case.task}-{case.of.rows}"
+            return f"{self._tokenizer.name}-{case.task}"
         return f"{case.task}-shipped" if case.task in _SHIPPED else _fine_tune(case.task).name
 
 
@@ -175,11 +176,3 @@ def _ranked(
         counts, eos_id=tokenizer.eos_id, fingerprint=tokenizer.fingerprint, origin=origin,
         rows=answers,
     )  # fmt: skip
-
-
-def kept(file: Path, made: Any) -> Any:
-    """What a file has; else what ``made()`` returns, which it has from then on."""
-    if not file.is_file():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(made()), encoding="utf-8")
-    return json.loads(file.read_text(encoding="utf-8"))

@@ -20,7 +20,7 @@ from tasc_engine.stats import StepRecord
 from tasc_text import PromptTemplate, TaskTokenizer
 
 ROWS, LENGTH = 8, 512
-MOST = 60  # nodes
+_MEDIANS = ("efficiency", "length", "draft_ms", "verify_ms", "tokens_s")
 _NONE = DraftSettings(num_speculative_tokens=0, neighbours=0, recent_tokens=0)
 
 
@@ -30,6 +30,7 @@ class Run:
 
     answers: tuple[tuple[int, ...], ...]
     efficiency: float
+    length: float
     draft_ms: float
     verify_ms: float
     tokens_s: float
@@ -41,14 +42,17 @@ class Measured:
 
     Attributes:
         efficiency: Tokens a target forward of a row, the bonus token counted.
-        draft_ms, verify_ms: Of a step of all rows.
+        length: The same of forwards with drafts, which an EAGLE head has from an answer's second
+            on: the papers' accepted length.
+        draft_ms, verify_ms: Of a step with drafts. What a vocabulary does when a row begins or ends
+            is in neither, but in tokens a second.
         tokens_s: Emitted by all rows; ``least`` and ``greatest`` of the runs.
         size: Tokens that might be drafted in a row, mean; None without a neural drafter.
         coverage: Of the tokens emitted behind drafts, those that might have been drafted.
-        equal: Answers are those of plain decoding.
     """
 
     efficiency: float
+    length: float
     draft_ms: float
     verify_ms: float
     tokens_s: float
@@ -56,18 +60,22 @@ class Measured:
     greatest: float
     size: float | None
     coverage: float | None
-    equal: bool
 
 
 class Side:
-    """A target with an engine of its own, and the prompts that it answers again and again."""
+    """A target with an engine of its own, and the prompts that it answers again and again.
+
+    Args:
+        nodes: Most draft tokens of a row, whoever drafts.
+    """
 
     def __init__(
-        self, source: ModelSource, template: PromptTemplate, inputs: Sequence[str], max_tokens: int
-    ) -> None:
+        self, source: ModelSource, template: PromptTemplate, inputs: Sequence[str], max_tokens: int,
+        nodes: int,
+    ) -> None:  # fmt: skip
         torch.set_num_threads(1)
         self.source, self.tokenizer = source, TaskTokenizer.from_folder(source.folder)
-        self.config = EngineConfig(ROWS, LENGTH, prefix_cache_bytes=0, max_draft_tokens=MOST)
+        self.config = EngineConfig(ROWS, LENGTH, prefix_cache_bytes=0, max_draft_tokens=nodes)
         self.target = Target.load(source, self.config)
         self._requests = [
             GenerationRequest(str(at), tuple(ids), max_tokens)
@@ -75,7 +83,7 @@ class Side:
             if len(ids := self.tokenizer.encode_prompt(template.render(text)))
             <= LENGTH - max_tokens
         ]
-        self._totals = EngineTotals(len(SOURCES), 1)
+        self._totals, self._times = EngineTotals(len(SOURCES), 1), list[tuple[float, float]]()
         plain = self.ngrams(None, _NONE)
         self._engine = Engine(self.target, self.tokenizer, plain, self.config, self._on_step)
         self.plain = self.run(plain)
@@ -100,16 +108,18 @@ class Side:
         )  # fmt: skip
 
     def run(self, proposer: Proposer) -> Run:
-        self._totals = EngineTotals(len(SOURCES), proposer.max_depth)
+        self._totals, self._times = EngineTotals(len(SOURCES), proposer.max_depth), []
         self._engine.draft_by(proposer)
         began, answers = time.perf_counter(), dict[int, tuple[int, ...]]()
         for result in self._engine.generate(iter(self._requests)):
             assert result.finish_reason != "error", result.error
             answers[int(result.id)] = tuple(result.tokens)
-        seconds, totals = time.perf_counter() - began, self._totals
+        seconds, totals, times = time.perf_counter() - began, self._totals, self._times
+        alone = totals.row_steps - totals.drafts  # without a draft a forward brings one token
         return Run(
             tuple(answers[at] for at in sorted(answers)), totals.block_efficiency,
-            1000 * totals.draft_seconds / totals.steps, 1000 * totals.verify_seconds / totals.steps,
+            (totals.emitted_tokens - alone) / max(1, totals.drafts),
+            _mean_ms([draft for draft, _ in times]), _mean_ms([verify for _, verify in times]),
             totals.emitted_tokens / seconds,
         )  # fmt: skip
 
@@ -133,20 +143,24 @@ class Side:
             each.forget()
         first = self.run(proposer)
         timed = [self.run(proposer_of(lambda vocabulary: vocabulary)) for _ in range(repeats)]
-        equal = all(run.answers == self.plain.answers for run in (first, *timed))
+        for run in (first, *timed):
+            changed = sum(map(tuple.__ne__, run.answers, self.plain.answers))
+            assert not changed, f"{changed} of {len(run.answers)} answers are not the plain ones"
         runs = timed or [first]
         rates = [run.tokens_s for run in runs]
         watch_of = watched[-1] if watched else None
         return Measured(
-            efficiency=_median(runs, "efficiency"), draft_ms=_median(runs, "draft_ms"),
-            verify_ms=_median(runs, "verify_ms"), tokens_s=_median(runs, "tokens_s"),
+            **{name: statistics.median(getattr(run, name) for run in runs) for name in _MEDIANS},
             least=min(rates), greatest=max(rates), size=watch_of and watch_of.size,
-            coverage=watch_of and watch_of.coverage, equal=equal,
+            coverage=watch_of and watch_of.coverage,
         )  # fmt: skip
 
     def _on_step(self, record: StepRecord) -> None:
+        assert not record.draft_failures, "a proposer failed; the log says how"
         self._totals.add(record)
+        if record.drafts:
+            self._times.append((record.draft_seconds, record.verify_seconds))
 
 
-def _median(runs: Sequence[Run], name: str) -> float:
-    return statistics.median(getattr(run, name) for run in runs)
+def _mean_ms(seconds: Sequence[float]) -> float:
+    return 1000 * statistics.fmean(seconds) if seconds else 0.0

@@ -1,9 +1,9 @@
-"""VocabTrim's tables (arXiv 2506.22694): block efficiency and memory-bound speed-up of a trimmed
+"""VocabTrim's tables (arXiv 2506.22694): accepted length and memory-bound speed-up of a trimmed
 head, by whose answers it was trimmed.
 
-A memory-bound speed-up is block efficiency / (c g + 1): c is the drafter's parameters by the
-target's, those of the shapes below. g is 4 for trees of three levels: the paper's own figures have
-it so. A head of k of our V tokens is priced as the same share of the shapes' 128,256.
+A memory-bound speed-up is the tokens of a step / (c g + 1): c is the drafter's parameters by the
+target's, those of the shapes below; g the drafter's forwards. A head of k of our V tokens is priced
+as the same share of the shapes' 128,256.
 """
 
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ from tasc_engine.neural.card import Kind
 from tasc_engine.neural.ranking import Origin
 
 ORIGINS: tuple[Origin, ...] = ("raw", "target", "draft")
-SHARES = (0.25, 0.01)  # of the vocabulary
-VOCABULARY, _GAMMA = 128_256, 4
+LEFT, FEW = 0.25, (256, 64)  # of the head: this share at most, and so many tokens
+VOCABULARY = 128_256
 KEPT, GAIN, MOST_TOKENS = 0.97, 0.25, 5000
 
 
@@ -46,63 +46,59 @@ SHAPES = {
 _INDEPENDENT = Shape(314.0, 1024, 314.0 - 131.3)  # the paper's own small model, its head tied
 
 
-def speed_up(efficiency: float, shape: Shape, kind: Kind, share: float) -> float:
+def speed_up(length: float, shape: Shape, kind: Kind, share: float) -> float:
     """The memory-bound one, with a head of a share of the vocabulary."""
     own = shape if kind == "eagle" else _INDEPENDENT
     ends = VOCABULARY * own.width / 1e6
     drafter = own.rest + share * ends + (ends if kind == "eagle" else 0.0)
-    return efficiency / (_GAMMA * drafter / shape.target + 1)
+    return length / (VOCABTRIM.depth * drafter / shape.target + 1)
 
 
 def measure(asked: Asked, console: Console) -> tuple[list[Figure], dict[str, Any]]:
     figures, found = list[Figure](), dict[str, Any]()
     for kind in KINDS:
         table = table_of(
-            f"VocabTrim, {kind} drafter, depth 3, top 8, 32 nodes: tokens a step (of the full "
-            f"head's), memory-bound speed-up over the full head, {' and '.join(SHAPES)}",
-            ["task", "full", "k", *(f"by {origin}" for origin in ORIGINS), "1B", "3B"],
+            f"VocabTrim, {kind} drafter, 4 levels, top 8, 32 nodes: accepted length (of the full "
+            f"head's) by whose answers rank, memory-bound speed-up (over the full head's)",
+            ["task", "full", "k", *ORIGINS, *SHAPES],
         )
         for bench in asked.benches:
             own = found[f"{bench.case.name}, {kind}"] = _measure(bench, kind)
             for k, by in own["ranked"].items():
-                cells = [f"{e:.2f} ({e / own['full']:.1%})" for e in by["efficiency"].values()]
-                gains = [f"+{gain:.1%}" for gain in by["gains"].values()]
+                cells = [f"{e:.2f} ({e / own['full']:.1%})" for e in by["length"].values()]
+                gains = [f"{by['speed_up'][s]:.2f} (+{by['gains'][s]:.1%})" for s in SHAPES]
                 table.add_row(bench.case.name, f"{own['full']:.2f}", str(k), *cells, *gains)
+            table.add_section()
             figures += _figures(bench, kind, own)
         console.print(table)
     return figures, found
 
 
 def _measure(bench: Bench, kind: Kind) -> dict[str, Any]:
-    full = bench.neural(kind, FULL, VOCABTRIM, 0)
-    assert full.equal, "answers changed"
-    found: dict[str, Any] = {"full": full.efficiency, "ranked": {}}
-    for share in SHARES:
-        k = round(share * bench.vocab_size)
+    full = bench.neural(kind, FULL, VOCABTRIM, 0).length
+    found: dict[str, Any] = {"full": full, "ranked": {}}
+    for k in bench.sizes(round(LEFT * bench.vocab_size), *FEW):
         by = {
-            origin: bench.neural(kind, Policy(k, origin), VOCABTRIM, 0).efficiency
-            for origin in ORIGINS
+            origin: bench.neural(kind, Policy(k, origin), VOCABTRIM, 0).length for origin in ORIGINS
         }
-        gains = {
-            name: speed_up(by["target"], shape, kind, share)
-            / speed_up(full.efficiency, shape, kind, 1.0)
-            - 1
-            for name, shape in SHAPES.items()
-        }
-        found["ranked"][k] = {"efficiency": by, "gains": gains}
+        after, before = (
+            {name: speed_up(length, shape, kind, share) for name, shape in SHAPES.items()}
+            for length, share in ((by["target"], k / bench.vocab_size), (full, 1.0))
+        )
+        gains = {name: after[name] / before[name] - 1 for name in SHAPES}
+        found["ranked"][k] = {"length": by, "speed_up": after, "gains": gains}
     return found
 
 
 def _figures(bench: Bench, kind: Kind, own: dict[str, Any]) -> list[Figure]:
-    name, figures = f"{bench.case.name}, {kind}", []
-    for k, by in own["ranked"].items():
-        target = by["efficiency"]["target"]
-        if k == round(SHARES[0] * bench.vocab_size):
-            kept = target / own["full"]
-            figures.append(Figure(f"{name}: tokens a step kept, head cut by 75 %", kept, "", KEPT))
-        if bench.case.wide and k <= MOST_TOKENS and kind == "eagle":
-            figures += [
-                Figure(f"{name}: memory-bound speed-up gained, k = {k}, {shape}", gain, "", GAIN)
-                for shape, gain in by["gains"].items()
-            ]
+    """Of the largest ranked vocabulary."""
+    name, (k, by) = f"{bench.case.name}, {kind}", next(iter(own["ranked"].items()))
+    kept = by["length"]["target"] / own["full"]
+    figures = [Figure(f"{name}: accepted length kept by {k} of {bench.vocab_size} tokens", kept, "",
+                      KEPT)]  # fmt: skip
+    if kind == "eagle" and k <= MOST_TOKENS:
+        figures += [
+            Figure(f"{name}: memory-bound speed-up gained by {k} tokens, {shape}", gain, "", GAIN)
+            for shape, gain in by["gains"].items()
+        ]
     return figures

@@ -64,11 +64,12 @@ def make_wide(task: FtTask, rows: Sequence[CorpusRow], tokenizer: Path, folder: 
     examples = _examples(task, rows, tokens)
     model = _new(tokens)
     columns = _Columns.of(examples, model.config.vocab_size)
-    steps = math.ceil(len(examples) / _BATCH) * _EPOCHS
+    epoch = max(1, len(examples) // _BATCH)
+    steps = epoch * _EPOCHS
     optimizer = torch.optim.AdamW(model.parameters(), lr=_RATE, betas=(0.9, 0.95), fused=True)
     order, rng = list(range(len(examples))), random.Random(0)
     for step in range(steps):
-        if (at := step * _BATCH % (len(order) // _BATCH * _BATCH)) == 0:
+        if (at := step % epoch * _BATCH) == 0:
             rng.shuffle(order)
         rate = _RATE * min((step + 1) / _WARM_UP, 1 - step / steps)
         for group in optimizer.param_groups:

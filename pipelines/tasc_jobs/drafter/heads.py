@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from tasc_engine.decoder import FAMILIES
+from tasc_engine.neural.files import SPECIAL
 from tasc_jobs.finetune.errors import FinetuneError
 
 # Of a target's config, what says how it is kept or run and not what it computes.
@@ -31,7 +32,7 @@ class EagleHead(nn.Module):
         self.vocab_size = int(config.vocab_size)
         width = int(config.hidden_size)
         self.joint = nn.Linear(2 * width, width, bias=False)
-        self.body: Any = _made(_changed(config, 1, vocab_size=1, pad_token_id=None))
+        self.body: Any = _made(_changed(config, 1, vocab_size=1, **dict.fromkeys(SPECIAL)))
         for end in (self.body.get_input_embeddings(), self.body.get_output_embeddings()):
             end.requires_grad_(False)
 

@@ -4,6 +4,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -19,11 +20,13 @@ def held() -> Iterator[None]:
         yield
         return
     came: list[int] = []
-    before = {each: signal.signal(each, lambda signum, _: came.append(signum)) for each in _SIGNALS}
+    before: dict[signal.Signals, Any] = {}
     try:
+        for each in _SIGNALS:
+            before[each] = signal.signal(each, lambda signum, _: came.append(signum))
         yield
     finally:
         for each, handler in before.items():
-            signal.signal(each, handler)
+            signal.signal(each, signal.SIG_DFL if handler is None else handler)
         for signum in came:
             signal.raise_signal(signum)

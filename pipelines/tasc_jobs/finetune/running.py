@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tasc_jobs.finetune.checkpoints import Checkpoints
+from tasc_jobs.finetune.errors import FinetuneError
 from tasc_jobs.finetune.training import Told, Trainer
 from tasc_jobs.progress import note
 from tasc_jobs.stages import StageProgress
@@ -46,13 +47,12 @@ def run_through(
     progress("train", trainer.checkpoint.step, trainer.steps)
     try:
         trainer.run(tell)
-    except (KeyboardInterrupt, SystemExit):
-        if checkpoints and (step := trainer.checkpoint.step):
+        if checkpoints:
             checkpoints.save(trainer.checkpoint)
-            note(f"step {step} of {trainer.steps} is kept; the same command goes on behind it")
+    except (KeyboardInterrupt, SystemExit):
+        if checkpoints:
+            _keep(trainer, checkpoints)
         raise
-    if checkpoints:
-        checkpoints.save(trainer.checkpoint)
     losses = trainer.checkpoint.losses
     last = losses[-_LAST_LOSSES:]
     seconds = time.monotonic() - begun
@@ -63,3 +63,14 @@ def run_through(
         "tokens_per_second": tokens / seconds if seconds else 0.0,
         "seconds": seconds,
     }
+
+
+def _keep(trainer: Trainer, checkpoints: Checkpoints) -> None:
+    """Save what is whole of an interrupted run, and say so; also if it cannot be saved."""
+    if not (step := trainer.checkpoint.step):
+        return
+    try:
+        checkpoints.save(trainer.checkpoint)
+        note(f"step {step} of {trainer.steps} is kept; the same command goes on behind it")
+    except FinetuneError as error:
+        note(str(error))

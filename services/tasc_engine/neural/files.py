@@ -22,6 +22,7 @@ from tasc_engine.neural.card import CARD, DrafterCard, fitting_card, target_fing
 from tasc_engine.neural.drafters import Eagle, Independent
 from tasc_engine.target import Target
 
+SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 WEIGHTS, JOINT = "model.safetensors", "joint.weight"
 _ENDS = ("model.embed_tokens.weight", "lm_head.weight")
 
@@ -84,7 +85,7 @@ def load_drafter(
             f"an EAGLE head needs a target of {', '.join(FAMILIES)} and its own {JOINT}; take an "
             "independent drafter"
         )
-    config.vocab_size, config.pad_token_id = 1, None  # the target's ends take the place of its own
+    config.update({"vocab_size": 1, **dict.fromkeys(SPECIAL)})  # its ends will be the target's
     decoder = _decoder(config, weights, target, capacity, set(_ENDS))
     decoder.embedding, decoder.head = ends.embedding, ends.head
     joint = joint.to(target.device, target.dtype)
