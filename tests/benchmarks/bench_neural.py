@@ -115,9 +115,8 @@ def _cases(found: dict[str, Any]) -> "list[Case]":
 def _make(models: "Models", cases: "list[Case]", processes: int) -> None:
     """Targets, answers and drafters, several cases at a time."""
     from ft_crew import in_processes
-    from neural_models import KINDS
 
-    jobs = {case.name: (models.make, case, KINDS) for case in cases}
+    jobs = {case.name: (models.make, case) for case in cases}
     for name in in_processes(jobs, processes):
         to_stderr(f"{name}: target and drafters are there")
 

@@ -62,10 +62,11 @@ def measure(asked: Asked, console: Console) -> tuple[list[Figure], dict[str, Any
             f"head's) by whose answers rank, memory-bound speed-up (over the full head's)",
             ["task", "full", "k", *ORIGINS, *SHAPES],
         )
-        for bench in asked.benches:
+        for bench in (bench for bench in asked.benches if kind in bench.case.kinds):
             own = found[f"{bench.case.name}, {kind}"] = _measure(bench, kind)
             for k, by in own["ranked"].items():
-                cells = [f"{e:.2f} ({e / own['full']:.1%})" for e in by["length"].values()]
+                lengths = [by["length"].get(origin) for origin in ORIGINS]
+                cells = [f"{e:.2f} ({e / own['full']:.1%})" if e else "" for e in lengths]
                 gains = [f"{by['speed_up'][s]:.2f} (+{by['gains'][s]:.1%})" for s in SHAPES]
                 table.add_row(bench.case.name, f"{own['full']:.2f}", str(k), *cells, *gains)
             table.add_section()
@@ -79,7 +80,8 @@ def _measure(bench: Bench, kind: Kind) -> dict[str, Any]:
     found: dict[str, Any] = {"full": full, "ranked": {}}
     for k in bench.sizes(round(LEFT * bench.vocab_size), *FEW):
         by = {
-            origin: bench.neural(kind, Policy(k, origin), VOCABTRIM, 0).length for origin in ORIGINS
+            origin: bench.neural(kind, Policy(k, origin), VOCABTRIM, 0).length
+            for origin in _origins(bench)
         }
         after, before = (
             {name: speed_up(length, shape, kind, share) for name, shape in SHAPES.items()}
@@ -88,6 +90,11 @@ def _measure(bench: Bench, kind: Kind) -> dict[str, Any]:
         gains = {name: after[name] / before[name] - 1 for name in SHAPES}
         found["ranked"][k] = {"length": by, "speed_up": after, "gains": gains}
     return found
+
+
+def _origins(bench: Bench) -> tuple[Origin, ...]:
+    """A draft model's answers are those of an independent drafter."""
+    return ORIGINS if "independent" in bench.case.kinds else ("raw", "target")
 
 
 def _figures(bench: Bench, kind: Kind, own: dict[str, Any]) -> list[Figure]:

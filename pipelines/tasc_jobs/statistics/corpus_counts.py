@@ -1,48 +1,57 @@
-"""The n-grams of a corpus in Redis, counted by Ray Data: each block where it is read, the sum here.
+"""The n-grams of a corpus in Redis, counted by Ray Data and summed by partition in Ray tasks.
 
-Between the two travel tables of counts, so memory grows with the *unique* n-grams only: with those
-of a batch there, with those of the corpus here. (A groupby would send every n-gram through a
-shuffle.) It knows no files and computes no figures.
+Where rows are read, each batch becomes a table of counts, every n-gram with its partition. The
+tables stay in Ray's object store, which spills to disk what does not fit. Then a task for each
+partition goes through all tables, one at a time, sums what is its own, and returns a histogram.
+
+So memory grows with the *different* n-grams: of a batch in a process that counts, of a partition in
+a process that sums. This process holds histograms and row lengths. Every task reads every table,
+which is quick, since most of a table is not its own; a groupby would send each n-gram through a
+shuffle. It knows no files and computes no figures.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 import pyarrow as pa
 import ray.data
+from ray.exceptions import OutOfMemoryError, WorkerCrashedError
 
-from tasc_jobs.errors import RaySetupError
+from tasc_jobs.errors import ClusterError, RaySetupError
+from tasc_jobs.outcomes import in_short
 from tasc_jobs.redis_source import RedisCorpusSource
 from tasc_jobs.stages import StageProgress
-from tasc_jobs.statistics.ngrams import NgramCounts, NgramTotal
-from tasc_jobs.statistics.units import SIDES, WORDS, Units
+from tasc_jobs.statistics.count_tables import (
+    Histograms,
+    TableSum,
+    count_rows,
+    lengths_in,
+    ngrams_in,
+)
+from tasc_jobs.statistics.ngrams import joined
+from tasc_jobs.statistics.units import Units
 
 _ROWS_PER_TASK = 20_000
 _BATCH_ROWS, _BATCH_BYTES = 5_000, 4 << 20
-_COUNTS = pa.schema(
-    [
-        ("side", pa.string()),
-        ("unit", pa.string()),
-        ("ngram", pa.string()),  # either this
-        ("length", pa.int64()),  # or this is null
-        ("count", pa.int64()),
-    ]
-)
-SideCounts: TypeAlias = Mapping[tuple[str, str], NgramCounts]
-"""By side and unit."""
+_RETRIES = 3
+_Block: TypeAlias = "ray.ObjectRef[pa.Table]"
 
 
 def count_corpus(
     url: str, task: str, units: Units, parallelism: int | None, progress: StageProgress
-) -> SideCounts:
-    """Counts of each side, in each unit.
+) -> Histograms:
+    """How often n-grams occur on each side, in each unit.
 
     Args:
-        progress: Told of one stage, ``count``.
+        parallelism: Ranges to read, and partitions to sum; by default one for every 20,000 rows. A
+            single partition is summed here.
+        progress: Told of the stage ``count`` and, with several partitions, of ``sum``.
 
     Raises:
         RaySetupError: Ray is not running in this process.
+        ClusterError: The workers that sum a partition died again and again.
         EmptyCorpusError: There are no rows.
         StoreError: Redis fails.
     """
@@ -50,69 +59,69 @@ def count_corpus(
         # Ray Data would start a cluster of its own, one that listens on every interface.
         raise RaySetupError("no Ray is running; start one with tasc_jobs.ray_local.local_ray()")
     source = RedisCorpusSource(url, task, previous_words=units.n - 1)
+    partitions = min(parallelism or -(-source.rows // _ROWS_PER_TASK), source.rows)
+    progress("count", 0, source.rows)
+    here, kept = TableSum(units), list[_Block]()
+    for block in _count_tables(source, units, partitions):
+        table = ray.get(block)
+        if partitions > 1:
+            kept.append(block)
+            table = lengths_in(table)
+        here.add(table)
+        progress("count", here.rows, source.rows)
+    found = here.histograms()
+    if partitions == 1:
+        return found
+    progress("sum", 0, partitions)
+    for done, part in enumerate(partition_sums(kept, units, partitions), 1):
+        found = {key: joined(found[key], part[key]) for key in found}
+        progress("sum", done, partitions)
+    return found
+
+
+def _count_tables(source: RedisCorpusSource, units: Units, partitions: int) -> Iterator[_Block]:
     row_bytes = max(source.estimate_inmemory_data_size() // source.rows, 1)
-    counted = ray.data.read_datasource(
-        source, override_num_blocks=parallelism or -(-source.rows // _ROWS_PER_TASK)
-    ).map_batches(
-        functools.partial(count_rows, units),
+    counted = ray.data.read_datasource(source, override_num_blocks=partitions).map_batches(
+        functools.partial(count_rows, units, partitions),
         batch_format="pyarrow",
         batch_size=max(min(_BATCH_ROWS, _BATCH_BYTES // row_bytes), 1),
     )
-    progress("count", 0, source.rows)
-    tables = counted.iter_batches(batch_format="pyarrow", batch_size=None)
-    return sum_tables(tables, units, lambda done: progress("count", done, source.rows))
+    # Ray keeps a block for as long as somebody holds its reference.
+    for bundle in counted.iter_internal_ref_bundles():
+        yield from bundle.block_refs
 
 
-def count_rows(units: Units, table: pa.Table) -> pa.Table:
-    """Rows of a `RedisCorpusSource` -> a table of their counts.
+def partition_sums(tables: Sequence[_Block], units: Units, partitions: int) -> Iterator[Histograms]:
+    """The histograms of each partition of tables of counts, in any order, without lengths.
 
-    Every row brings the words in front of it, so however they are cut will do.
+    As many tasks run at a time as the cluster has CPUs.
+
+    Raises:
+        ClusterError: The workers of a partition died again and again.
+        RayError: A task failed otherwise.
     """
-    return pa.concat_tables(
-        _encoded(side, unit, _counts_of(table, side, unit, units))
-        for side in SIDES
-        for unit in units.orders
-    )
+    listed = ray.put(tables)  # once, not with every task
+    at_a_time = max(int(ray.cluster_resources().get("CPU", 1)), 1)
+    waiting = deque(range(partitions))
+    running: list[ray.ObjectRef[Histograms]] = []
+    while waiting or running:
+        while waiting and len(running) < at_a_time:
+            running.append(sum_partition.remote(listed, units, waiting.popleft()))
+        (ended,), running = ray.wait(running)
+        try:
+            yield ray.get(ended)
+        except (WorkerCrashedError, OutOfMemoryError) as error:
+            raise ClusterError(
+                f"the workers that sum one of {partitions} partitions of the n-grams died again "
+                "and again; each holds the different n-grams of a partition: give Ray's machines "
+                f"more memory, or ask for more partitions (parallelism): {in_short(error)}"
+            ) from error
 
 
-def sum_tables(
-    tables: Iterable[pa.Table], units: Units, counted: Callable[[int], None]
-) -> SideCounts:
-    """The sum of tables of counts; after each, the rows counted so far are told."""
-    totals = {(side, unit): NgramTotal() for side in SIDES for unit in units.orders}
-    rows = 0
+@ray.remote(num_cpus=1, max_retries=_RETRIES)
+def sum_partition(tables: Sequence[_Block], units: Units, partition: int) -> Histograms:
+    """Sum the n-grams of one partition, with one table at a time in memory."""
+    total = TableSum(units)
     for table in tables:
-        for side, unit, ngram, length, count in zip(
-            *(column.to_pylist() for column in table.columns), strict=True
-        ):
-            if ngram is not None:
-                totals[side, unit].add_ngram(ngram, count)
-                continue
-            totals[side, unit].add_length(length, count)
-            if (side, unit) == (SIDES[0], WORDS):
-                rows += count
-        counted(rows)
-    return {key: total.counts() for key, total in totals.items()}
-
-
-def _counts_of(table: pa.Table, side: str, unit: str, units: Units) -> NgramCounts:
-    total, n = NgramTotal(), units.orders[unit]
-    befores = table[f"previous_{side}"].to_pylist() if n > 1 else [""] * table.num_rows
-    symbols = units.symbols(unit, table[side].to_pylist())
-    for row, before in zip(symbols, befores, strict=True):
-        total.add_row(row, n, before)
-    return total.counts()
-
-
-def _encoded(side: str, unit: str, counts: NgramCounts) -> pa.Table:
-    """One row for each n-gram, and one for each length."""
-    ngrams, lengths = counts.ngrams, counts.lengths
-    rows = len(ngrams) + len(lengths)
-    columns = [
-        [side] * rows,
-        [unit] * rows,
-        [*ngrams, *[None] * len(lengths)],
-        [*[None] * len(ngrams), *lengths],
-        [*ngrams.values(), *lengths.values()],
-    ]
-    return pa.table(columns, schema=_COUNTS)
+        total.add(ngrams_in(ray.get(table), partition))
+    return total.histograms()

@@ -1,15 +1,21 @@
 """How peaked a distribution of n-grams is: the paper's measures of a task's variability.
 
 Tsur et al. 2026, "Task-Centric Acceleration of Small-Language Models" (arXiv 2602.24174), section
-3.1, Table 1, and appendices D and E. Pure functions of frequencies; they know no n-gram.
+3.1, Table 1, and appendices D and E. Pure functions of how many n-grams occur how often; they know
+no n-gram.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TypeAlias
 
 CURVE_POINTS = 64
+_Groups: TypeAlias = Sequence[tuple[int, int]]
+"""How often, and how many n-grams occur so often."""
 
 
 @dataclass(frozen=True)
@@ -54,55 +60,77 @@ class Distribution:
     curve: tuple[CurvePoint, ...]
 
 
-def distribution(frequencies: Iterable[int], n: int, vocabulary: int | None = None) -> Distribution:
-    """The figures of how often each n-gram occurs, in any order.
+def distribution(
+    frequencies: Mapping[int, int], n: int, vocabulary: int | None = None
+) -> Distribution:
+    """The figures of how often n-grams occur.
 
     Args:
-        frequencies: One of each different n-gram, 1 or more.
+        frequencies: How many different n-grams occur so often each, by how often, 1 or more.
         vocabulary: |V|; the number of different n-grams if None.
     """
-    frequent_first = sorted(frequencies, reverse=True)
-    shannon = _shannon_bits(frequent_first)
-    size = len(frequent_first) if vocabulary is None else vocabulary
+    frequent_first = sorted(frequencies.items(), reverse=True)
+    ngrams, unique = _ngrams(frequencies), sum(frequencies.values())
+    shannon = _shannon_bits(frequencies)
+    size = unique if vocabulary is None else vocabulary
     return Distribution(
         n=n,
-        ngrams=sum(frequent_first),
-        unique_ngrams=len(frequent_first),
+        ngrams=ngrams,
+        unique_ngrams=unique,
         vocabulary=size,
         shannon_bits=shannon,
-        renyi2_bits=renyi2_bits(frequent_first),
+        renyi2_bits=_renyi2_bits(frequencies),
         normalised_entropy=min(shannon / math.log2(size), 1.0) if size > 1 else 0.0,
-        typical_set_size=2**shannon if frequent_first else 0.0,
+        typical_set_size=2**shannon if unique else 0.0,
         ngrams_for_80_percent=_needed_for_80_percent(frequent_first),
         curve=_curve(frequent_first),
     )
 
 
-def _shannon_bits(frequencies: list[int]) -> float:
-    total = sum(frequencies)
+def renyi2_bits(frequencies: Iterable[int]) -> float:
+    """H2 of the frequency of each different n-gram; 0 where there is none."""
+    return _renyi2_bits(Counter(frequencies))
+
+
+def _ngrams(frequencies: Mapping[int, int]) -> int:
+    return sum(often * unique for often, unique in frequencies.items())
+
+
+def _shannon_bits(frequencies: Mapping[int, int]) -> float:
+    total = _ngrams(frequencies)
     # fsum: the same figure whatever order the counts came in.
-    return math.fsum(n / total * math.log2(total / n) for n in frequencies)
-
-
-def renyi2_bits(frequencies: Sequence[int]) -> float:
-    """H2 of how often each n-gram occurs; 0 where there is none."""
-    # In integers up to the last step, for the same reason.
-    squares = sum(n * n for n in frequencies)
-    return math.log2(sum(frequencies) ** 2 / squares) if squares else 0.0
-
-
-def _needed_for_80_percent(frequent_first: list[int]) -> int:
-    total = sum(frequent_first)
-    # In integers, since 0.8 * total is not exact.
-    return sum(5 * before < 4 * total for before in accumulate(frequent_first, initial=0))
-
-
-def _curve(frequent_first: list[int]) -> tuple[CurvePoint, ...]:
-    last = len(frequent_first)
-    ranks = {round(last ** (step / (CURVE_POINTS - 1))) for step in range(CURVE_POINTS)}
-    covered = list(accumulate(frequent_first))
-    return tuple(
-        CurvePoint(rank, frequent_first[rank - 1], covered[rank - 1] / covered[-1])
-        for rank in sorted(ranks)
-        if 0 < rank <= last
+    return math.fsum(
+        unique * (often / total * math.log2(total / often)) for often, unique in frequencies.items()
     )
+
+
+def _renyi2_bits(frequencies: Mapping[int, int]) -> float:
+    # In integers up to the last step, for the same reason.
+    squares = sum(often * often * unique for often, unique in frequencies.items())
+    return math.log2(_ngrams(frequencies) ** 2 / squares) if squares else 0.0
+
+
+def _needed_for_80_percent(frequent_first: _Groups) -> int:
+    # In integers, since 0.8 * total is not exact: fifths of an n-gram that are missing.
+    missing = 4 * sum(often * unique for often, unique in frequent_first)
+    needed = 0
+    for often, unique in frequent_first:
+        taken = min(unique, -(-missing // (5 * often)))
+        needed += taken
+        missing = max(missing - 5 * often * taken, 0)
+    return needed
+
+
+def _curve(frequent_first: _Groups) -> tuple[CurvePoint, ...]:
+    last_ranks = list(accumulate(unique for _, unique in frequent_first))
+    covered = list(accumulate(often * unique for often, unique in frequent_first))
+    last = last_ranks[-1] if last_ranks else 0
+    ranks = {round(last ** (step / (CURVE_POINTS - 1))) for step in range(CURVE_POINTS)}
+
+    def point(rank: int) -> CurvePoint:
+        group = bisect_left(last_ranks, rank)
+        often = frequent_first[group][0]
+        down_to_it = covered[group] - often * (last_ranks[group] - rank)
+        return CurvePoint(rank, often, down_to_it / covered[-1])
+
+    return tuple(point(rank) for rank in sorted(ranks) if 0 < rank <= last)

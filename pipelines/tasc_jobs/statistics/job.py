@@ -16,11 +16,11 @@ from tasc_jobs.rows import BadRow, check_file, read_rows
 from tasc_jobs.stages import StageProgress, silent
 from tasc_jobs.statistics.distribution import Distribution, distribution
 from tasc_jobs.statistics.lengths import Lengths, row_lengths
-from tasc_jobs.statistics.ngrams import NgramCounts, NgramTotal, last_words
+from tasc_jobs.statistics.ngrams import NgramHistogram, NgramTotal, last_words
 from tasc_jobs.statistics.units import SIDES, TOKENS, WORDS, Units
 from tasc_store import CorpusRow
 
-STAGES = {"count": "rows"}
+STAGES = {"count": "rows", "sum": "partitions"}
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,13 @@ def corpus_statistics(
         url: The Redis, as every node of the Ray cluster can reach it.
         task: Whose corpus.
         units: What is counted; word bigrams if None.
-        parallelism: Ranges to read it in; by default one for every 20,000 rows.
-        progress: Told of one stage, ``count``.
+        parallelism: Ranges to read it in, and partitions to sum its n-grams in; by default one for
+            every 20,000 rows.
+        progress: Told of the stage ``count`` and, with several partitions, of ``sum``.
 
     Raises:
         RaySetupError: Ray is not running in this process.
+        ClusterError: The workers that sum a partition died again and again.
         EmptyCorpusError: There are no rows.
         StoreError: Redis fails.
     """
@@ -142,7 +144,7 @@ def file_statistics(
     if not running.rows:
         named = ", ".join(map(str, paths)) or "no files"
         raise EmptyCorpusError(f"no rows in {named}; {rejected} lines were refused")
-    return statistics_of(running.counts(), units, rejected)
+    return statistics_of(running.histograms(), units, rejected)
 
 
 def _rows(paths: Sequence[Path], fields: tuple[str, str, str]) -> Iterator[CorpusRow | BadRow]:
@@ -168,32 +170,32 @@ class _RunningCounts:
                 self._totals[side, unit].add_row(symbols, n, before if n > 1 else "")
             self._before[side] = last_words(f"{before} {text}", self._units.n - 1)
 
-    def counts(self) -> dict[tuple[str, str], NgramCounts]:
-        return {key: total.counts() for key, total in self._totals.items()}
+    def histograms(self) -> dict[tuple[str, str], NgramHistogram]:
+        return {key: total.histogram() for key, total in self._totals.items()}
 
 
 def statistics_of(
-    counts: Mapping[tuple[str, str], NgramCounts], units: Units, rejected: int = 0
+    found: Mapping[tuple[str, str], NgramHistogram], units: Units, rejected: int = 0
 ) -> CorpusStatistics:
-    """The figures of counts by side and unit."""
+    """The figures of histograms by side and unit."""
     inputs, outputs = (
-        _side({unit: counts[side, unit] for unit in units.orders}, units) for side in SIDES
+        _side({unit: found[side, unit] for unit in units.orders}, units) for side in SIDES
     )
     return CorpusStatistics(inputs, outputs, rejected)
 
 
-def _side(counts: Mapping[str, NgramCounts], units: Units) -> SideStatistics:
-    tokens = counts.get(TOKENS)
+def _side(found: Mapping[str, NgramHistogram], units: Units) -> SideStatistics:
+    tokens = found.get(TOKENS)
     return SideStatistics(
-        counts[WORDS].rows,
-        _unit(counts[WORDS], units.n, None),
+        found[WORDS].rows,
+        _unit(found[WORDS], units.n, None),
         _unit(tokens, units.orders[TOKENS], units.vocabulary) if tokens else None,
     )
 
 
-def _unit(counts: NgramCounts, n: int, vocabulary: int | None) -> UnitStatistics:
+def _unit(found: NgramHistogram, n: int, vocabulary: int | None) -> UnitStatistics:
     return UnitStatistics(
-        counts.symbols,
-        distribution(counts.ngrams.values(), n, vocabulary),
-        row_lengths(counts.lengths),
+        found.symbols,
+        distribution(found.frequencies, n, vocabulary),
+        row_lengths(found.lengths),
     )

@@ -1,6 +1,8 @@
 """Counts of n-grams and of row lengths, and sums of them that do not depend on how rows were cut.
 
-An n-gram is its symbols (words, or token ids in digits), joined by blanks, which no symbol holds.
+Figures need only how often n-grams occur: a histogram says that, and grows with the different
+frequencies, not with the different n-grams. An n-gram is its symbols (words, or token ids in
+digits), joined by blanks, which no symbol holds.
 Pure functions; they know no tokenizer, no file, no Redis, no Ray.
 """
 
@@ -14,6 +16,14 @@ class NgramCounts:
     """How often each n-gram occurs, and how many rows have so many symbols each."""
 
     ngrams: Mapping[str, int]
+    lengths: Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class NgramHistogram:
+    """How many n-grams occur so often each, and how many rows have so many symbols each."""
+
+    frequencies: Mapping[int, int]
     lengths: Mapping[int, int]
 
     @property
@@ -53,6 +63,17 @@ class NgramTotal:
     def counts(self) -> NgramCounts:
         """The sum so far; later additions do not reach it."""
         return NgramCounts(dict(self._ngrams), dict(self._lengths))
+
+    def histogram(self) -> NgramHistogram:
+        """Of the sum so far; later additions do not reach it."""
+        return NgramHistogram(dict(Counter(self._ngrams.values())), dict(self._lengths))
+
+
+def joined(left: NgramHistogram, right: NgramHistogram) -> NgramHistogram:
+    """The histogram of both together; no n-gram may be in both."""
+    frequencies = Counter(left.frequencies) + Counter(right.frequencies)
+    lengths = Counter(left.lengths) + Counter(right.lengths)
+    return NgramHistogram(dict(frequencies), dict(lengths))
 
 
 def last_words(text: str, most: int) -> str:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from statistics_reference import word_ngrams
 
-from tasc_jobs.statistics.ngrams import NgramTotal, last_words
+from tasc_jobs.statistics.ngrams import NgramTotal, joined, last_words
 
 TEXTS = st.lists(st.text("abä \t\n\u00a0", max_size=8), max_size=12)
 
@@ -23,9 +23,11 @@ def total_of(texts, n, before=""):
 
 @given(TEXTS, st.integers(1, 5))
 def test_rows_count_as_one_running_text(texts, n):
-    found = total_of(texts, n).counts()
-    assert found.ngrams == Counter(" ".join(each) for each in word_ngrams(texts, n))
-    assert found.lengths == Counter(len(text.split()) for text in texts)
+    total, ngrams = total_of(texts, n), Counter(" ".join(each) for each in word_ngrams(texts, n))
+    assert total.counts().ngrams == ngrams
+    found = total.histogram()
+    assert found.frequencies == Counter(ngrams.values())
+    assert found.lengths == total.counts().lengths == Counter(len(text.split()) for text in texts)
     assert (found.rows, found.symbols) == (len(texts), len(" ".join(texts).split()))
 
 
@@ -56,9 +58,19 @@ def test_a_row_that_does_not_know_the_words_before_it_loses_ngrams():
 def test_counts_do_not_change_with_later_additions():
     total = NgramTotal()
     total.add_row(["a"], 1)
-    found = total.counts()
+    counts, histogram = total.counts(), total.histogram()
     total.add_row(["a"], 1)
-    assert (found.ngrams, found.lengths) == ({"a": 1}, {1: 1})
+    assert (counts.ngrams, counts.lengths) == ({"a": 1}, {1: 1})
+    assert (histogram.frequencies, histogram.lengths) == ({1: 1}, {1: 1})
+
+
+def test_histograms_of_different_ngrams_add_up():
+    left, right, both = NgramTotal(), NgramTotal(), NgramTotal()
+    for total, row in ((left, "a a b"), (right, "c d d d")):
+        total.add_row(row.split(), 1)
+        both.add_row(row.split(), 1)
+    assert joined(left.histogram(), right.histogram()) == both.histogram()
+    assert both.histogram().frequencies == {2: 1, 1: 2, 3: 1}
 
 
 @given(st.text("ab \n\u00a0", max_size=8), st.integers(0, 4))
