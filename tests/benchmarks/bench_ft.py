@@ -49,7 +49,7 @@ def arguments() -> Asked:
     add("--parts", default=",".join(PARTS), help=f"of {','.join(PARTS)}; all of them")
     add("--work", type=Path, default=Path(".bench/ft"), help="folder for fine-tunes (.bench/ft)")
     add("--tokenizers", default="", help="folders for `lengths`, by commas; the shipped model's")
-    add("--tasks", default="", help="of `lengths` and `both`, by commas; all six")
+    add("--tasks", default="", help="of `lengths`, `seeds` and `both`, by commas; all of them")
     add("--test-rows", type=int, default=128, help="test rows that are answered (128)")
     add("--repeats", type=int, default=5, help="timed runs (5)")
     add("--processes", type=int, default=2, help="that fine-tune side by side (2)")

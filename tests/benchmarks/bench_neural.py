@@ -48,7 +48,7 @@ def arguments() -> dict[str, Any]:
     add = parser.add_argument
     add("--data", type=Path, required=True, help="folder of task data")
     add("--parts", default=",".join(PARTS), help=f"of {','.join(PARTS)}; all of them")
-    add("--tasks", default="", help="whose targets have the shipped tokenizer; all six")
+    add("--tasks", default=",".join(TASK_NAMES), help="whose targets have the shipped tokenizer")
     add("--wide", type=Path, help="folder of a tokenizer of 100,000 tokens; without it, no such")
     add("--wide-tasks", default="massive_en", help="whose targets have it (massive_en)")
     add("--work", type=Path, default=Path(".bench/neural"), help="folder (.bench/neural)")
@@ -107,7 +107,7 @@ def main() -> int:
 def _cases(found: dict[str, Any]) -> "list[Case]":
     from neural_models import Case
 
-    tasks = found["tasks"].split(",") if found["tasks"] else TASK_NAMES
+    tasks = [task for task in found["tasks"].split(",") if task]
     wide = found["wide_tasks"].split(",") if found["wide"] else []
     return [*(Case(task, wide=True) for task in wide), *(Case(task) for task in tasks)]
 

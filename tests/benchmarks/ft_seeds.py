@@ -16,13 +16,14 @@ SEEDS = (0, 1, 2)
 FASTER = {"massive_en": 2.0, "clinc150": 1.7}
 JUDGED_BY = {"massive_en": "joint_accuracy", "clinc150": "exact_match"}
 BUDGETS = (0, 500)
-ROWS = {"massive_en": 11_514, "clinc150": 3000}  # enough to say in new tokens what the base knows
+ROWS = {"massive_en": 11_514, "clinc150": 1500}  # enough to say in new tokens what the base knows
 
 
 def measure(asked: Asked, console: Console) -> tuple[list[Figure], dict[str, Any]]:
     workshop = Workshop(asked.data, asked.work, asked.test_rows, asked.repeats)
+    tasks = [task for task in FASTER if task in (asked.tasks or FASTER)]
     runs = [FtRun(task, budget=budget, seed=seed, rows=ROWS[task])
-            for task in FASTER for seed in SEEDS for budget in BUDGETS]  # fmt: skip
+            for task in tasks for seed in SEEDS for budget in BUDGETS]  # fmt: skip
     make_all(workshop, runs, asked.processes)
     if asked.make_only:
         return [], {}
@@ -30,7 +31,7 @@ def measure(asked: Asked, console: Console) -> tuple[list[Figure], dict[str, Any
     title = f"{asked.test_rows} test rows, b = 8: mean (least to greatest) of seeds 0, 1, 2"
     table = table_of(title, ["task", "new tokens", "steps", "ms an answer", "quality", "learnt"])
     figures = list[Figure]()
-    for task, bar in FASTER.items():
+    for task in tasks:
         sides = {b: [found[r] for r in runs if r.task == task and r.budget == b] for b in BUDGETS}
         for budget, each in sides.items():
             table.add_row(
@@ -40,7 +41,7 @@ def measure(asked: Asked, console: Console) -> tuple[list[Figure], dict[str, Any
                 spread([e["quality"][JUDGED_BY[task]] for e in each]),
                 f"{ROWS[task]:,} x {TASKS[task].epochs:g}",
             )  # fmt: skip
-        figures += _figures(task, bar, sides[0], sides[500])
+        figures += _figures(task, FASTER[task], sides[0], sides[500])
     console.print(table)
     return figures, {run.name: found[run] for run in runs}
 
