@@ -44,7 +44,7 @@ Repeats = Annotated[int, typer.Option(min=1, help="Timed runs; the median counts
 Limit = Annotated[
     int | None, typer.Option(min=1, help="Answer only so many rows.", show_default="all")
 ]
-MaxModelLen = Annotated[
+EvaluatedLen = Annotated[
     int | None,
     typer.Option(
         min=8,
@@ -77,7 +77,7 @@ def evaluate(
     repeats: Repeats = 3,
     limit: Limit = None,
     max_tokens: MaxTokens = None,
-    max_model_len: MaxModelLen = None,
+    max_model_len: EvaluatedLen = None,
     dtype: Dtype = None,
     device: Device = "auto",
     threads: Threads = 1,

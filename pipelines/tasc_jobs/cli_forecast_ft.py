@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tasc_jobs.cli_enrich import Eos, NMax, Pcs, PcsRule
-from tasc_jobs.cli_evaluate import MaxModelLen, Rows
+from tasc_jobs.cli_evaluate import EvaluatedLen, Rows
 from tasc_jobs.cli_model_options import Device, Threads
 from tasc_jobs.cli_options import (
     DEFAULT_DATA_DIR,
@@ -71,7 +71,7 @@ def forecast_ft(
     pcs_rule: PcsRule = "suffix",
     eos: Eos = None,
     rows: Rows = 8,
-    max_model_len: MaxModelLen = None,
+    max_model_len: EvaluatedLen = None,
     dtype: Dtype = "float32",
     device: Device = "auto",
     threads: Threads = 1,

@@ -78,6 +78,8 @@ class TaskDrafter:
         if (vocabulary := self._vocabulary()) is not None:  # else it is off
             self._guarded.on_drafted = ActiveSizes(vocabulary, self._device, metrics.sizes).drafted
         self._guarded.on_off = metrics.off
+        if self._guarded.off is not None:
+            metrics.off(self._guarded.off)
 
     def _drafts_beside(self, ngram: NgramProposer) -> bool:
         return ngram.settings.num_speculative_tokens > 0

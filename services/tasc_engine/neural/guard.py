@@ -38,6 +38,7 @@ class GuardedProposer:
     Attributes:
         on_drafted: Told, after a step, which rows have drafts.
         on_off: Told why, once.
+        off: Why it is off; None while it is not.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class GuardedProposer:
         self._max_depth = neural.max_depth
         self.on_drafted: Callable[[Int32], None] = lambda rows: None
         self.on_off: Callable[[Reason], None] = lambda reason: None
+        self.off: Reason | None = None
         self._neural: Proposer | None = neural
         self._vocab_size, self._limit_s, self._clock = vocab_size, limit_s, clock
         self._seconds: deque[float] = deque(maxlen=STEPS)
@@ -133,7 +135,7 @@ class GuardedProposer:
             )
 
     def _switch_off(self, reason: Reason, why: str) -> None:
-        self._neural = None
+        self._neural, self.off = None, reason
         self.on_drafted = lambda rows: None
         log.warning(
             "drafting by a model is off until a restart, requests go on: %s; `tasc task set` makes "
