@@ -30,7 +30,6 @@ FAMILIES: dict[str, type] = {
     "qwen2": Qwen2ForCausalLM,
     "qwen3": Qwen3ForCausalLM,
 }
-_SLICE = 64  # tokens whose logits are there together, where nobody asked for them
 # Rope that depends on how long the longest row is has no table.
 _VARYING_ROPE = {"dynamic", "longrope"}
 # Settings of other architectures that would change the forward if a class took them over.
@@ -62,8 +61,7 @@ class LeanDecoder:
         layers, heads, kv_heads, head_dim: Of its attention.
         embedding: ``[vocab_size, D]``.
         head: Of states, logits.
-        wants: What is kept of each call in `thoughts`; it takes the last layer at every token, and
-            for likeliest tokens the head too.
+        wants: What is kept of each call in `thoughts`; it takes the last layer at every token.
     """
 
     def __init__(self, model: Any, max_positions: int, adapters: Adapters) -> None:
@@ -81,7 +79,7 @@ class LeanDecoder:
         self.operations = _operations(turns, self.heads, self.kv_heads, config.hidden_act)
         self.turned = turns.shape[-1]
         self.wants = Wants()
-        self.thoughts = Thoughts(None, None)
+        self.thoughts = Thoughts()
 
     def __call__(self, ids: Tensor, looked_at: Tensor, cache: RowCache) -> Tensor:
         """Logits ``[M, vocab_size]`` in the model's dtype.
@@ -94,12 +92,7 @@ class LeanDecoder:
         if not self.wants:
             return self.head(self.states(self.embed(ids), looked_at, cache))
         hidden = self.states(self.embed(ids), None, cache).clone()
-        if not self.wants.top:
-            self.thoughts = Thoughts(hidden, None)
-            return self.head(hidden.index_select(0, looked_at))
-        # In slices: logits of a whole prompt may not fit the memory that a plain step needs.
-        tops = [self.head(part).topk(self.wants.top, -1).indices for part in hidden.split(_SLICE)]
-        self.thoughts = Thoughts(hidden if self.wants.hidden else None, torch.cat(tops))
+        self.thoughts = Thoughts(self.wants, hidden, self.head)
         return self.head(hidden.index_select(0, looked_at))
 
     @property

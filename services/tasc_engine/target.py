@@ -119,7 +119,7 @@ class Target:
     @property
     def thoughts(self) -> Thoughts:
         """What `watch` asked for, of the last step."""
-        return Thoughts(None, None) if self.decoder is None else self.decoder.thoughts
+        return Thoughts() if self.decoder is None else self.decoder.thoughts
 
     def watch(self, wants: Wants) -> None:
         """Keep of each step from now on what somebody wants of it; a GPU's graphs are left out.
@@ -134,7 +134,7 @@ class Target:
                 f"{self._name} does not tell what it thinks; a proposer that reads it needs one of "
                 f"{', '.join(FAMILIES)}"
             )
-        self.decoder.wants, self.decoder.thoughts = wants, Thoughts(None, None)
+        self.decoder.wants, self.decoder.thoughts = wants, Thoughts()
 
     @contextmanager
     def unwatched(self) -> Iterator[None]:

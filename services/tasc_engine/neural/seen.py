@@ -51,36 +51,47 @@ class Watch:
         return Seen(parts[0].begin, _joined([p.hidden for p in parts]),
                     _joined([p.top for p in parts]))  # fmt: skip
 
+    @torch.inference_mode()
     def see(self, plan: Plan, drafts: Drafts, accepted: Accepted, thoughts: Thoughts) -> None:
         """Take in a step: of each row what it fed, and the nodes of its draft that were accepted.
 
         Call it before a row's sequence goes on: where it stands in the cache is read of the plan.
         A step that kept nothing leaves a gap: what was held in front of it is dropped.
         """
-        if thoughts.hidden is None and thoughts.top is None:
+        if thoughts.hidden is None:
             for row in plan.rows.tolist():
                 self.drop(row)
             return
-        sizes = np.diff(plan.offsets)
-        nodes = np.zeros(len(sizes), np.int64)
-        nodes[plan.draft_of >= 0] = np.diff(drafts.offsets)
-        begins = np.cumsum(sizes + nodes) - sizes - nodes
+        kept = _kept(plan, drafts, accepted)
+        places = torch.from_numpy(np.concatenate(kept))
+        places = places.to(thoughts.hidden.device, non_blocking=True)
+        sizes = [len(own) for own in kept]
+        hidden, top = (
+            [None] * len(kept) if of_all is None else of_all.split(sizes)
+            for of_all in thoughts.at(places)
+        )
         for i, row in enumerate(plan.rows.tolist()):
-            own = np.arange(begins[i], begins[i] + sizes[i])
-            if (draft := int(plan.draft_of[i])) >= 0:
-                path = accepted.path[draft, : accepted.followed[draft]]
-                own = np.concatenate((own, begins[i] + sizes[i] + path))
-            seen = Seen(int(plan.starts[i]), _at(thoughts.hidden, own), _at(thoughts.top, own))
+            seen = Seen(int(plan.starts[i]), hidden[i], top[i])
             held = self._held.setdefault(row, [])
             while held and held[-1].begin >= seen.begin:
                 held.pop()  # the step is done again: what came behind its forward failed
             held.append(seen)
 
 
-def _at(of_all: Tensor | None, places: NDArray[np.int64]) -> Tensor | None:
-    if of_all is None:
-        return None
-    return of_all[torch.from_numpy(places).to(of_all.device, non_blocking=True)]
+def _kept(plan: Plan, drafts: Drafts, accepted: Accepted) -> list[NDArray[np.int64]]:
+    """Of each row, which tokens of the forward it keeps: those fed, and the accepted nodes."""
+    sizes = np.diff(plan.offsets)
+    nodes = np.zeros(len(sizes), np.int64)
+    nodes[plan.draft_of >= 0] = np.diff(drafts.offsets)
+    begins = np.cumsum(sizes + nodes) - sizes - nodes
+    found = []
+    for begin, size, draft in zip(begins, sizes, plan.draft_of, strict=True):
+        own = np.arange(begin, begin + size)
+        if draft >= 0:
+            path = accepted.path[draft, : accepted.followed[draft]]
+            own = np.concatenate((own, begin + size + path))
+        found.append(own)
+    return found
 
 
 def _joined(parts: list[Tensor | None]) -> Tensor | None:

@@ -1,9 +1,13 @@
-"""What a proposer wants to know of the target's forwards. Values only."""
+"""What a proposer wants to know of the target's forwards, and where to find it; no rows."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
+
+_SLICE = 64  # tokens whose logits are there together
 
 
 @dataclass(frozen=True)
@@ -29,12 +33,27 @@ class Wants:
 
 @dataclass(frozen=True)
 class Thoughts:
-    """Of all N tokens of one forward, in its order; None for what nobody wants.
+    """Of all N tokens of one forward, in its order.
 
     Attributes:
-        hidden: ``[N, D]`` what the LM head reads.
-        top: ``int64[N, K]`` the likeliest next tokens.
+        wants: What somebody wants of them.
+        hidden: ``[N, D]`` what the LM head reads; None where nothing is wanted.
+        head: The LM head: of states, logits.
     """
 
-    hidden: Tensor | None
-    top: Tensor | None
+    wants: Wants = Wants()
+    hidden: Tensor | None = None
+    head: Callable[[Tensor], Tensor] | None = None
+
+    def at(self, places: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """``[k, D]`` of tokens ``int64[k]`` and ``int64[k, top]``, the likeliest ones behind each.
+
+        None for what is not wanted. The head runs once more, over these tokens alone: most nodes of
+        a draft are never asked for.
+        """
+        if self.hidden is None or self.head is None:
+            return None, None
+        hidden, most = self.hidden[places], self.wants.top
+        # In slices: logits of a whole prompt may not fit the memory that a plain step needs.
+        tops = [self.head(x).topk(most, -1).indices for x in hidden.split(_SLICE)] if most else []
+        return hidden if self.wants.hidden else None, torch.cat(tops) if tops else None

@@ -314,7 +314,7 @@ def test_drafts_that_do_not_fit_memory_are_not_told_of(
     assert sum(found.check(row) for row in found.told.ended) > 150
 
 
-@pytest.mark.parametrize("name", ["_at", "_joined"])
+@pytest.mark.parametrize("name", ["_kept", "_joined"])
 def test_what_cannot_be_kept_costs_drafts_and_nothing_else(
     bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
