@@ -57,12 +57,14 @@ def speed_up(length: float, shape: Shape, kind: Kind, share: float) -> float:
 def measure(asked: Asked, console: Console) -> tuple[list[Figure], dict[str, Any]]:
     figures, found = list[Figure](), dict[str, Any]()
     for kind in KINDS:
+        if not (benches := [bench for bench in asked.benches if kind in bench.case.kinds]):
+            continue
         table = table_of(
             f"VocabTrim, {kind} drafter, 4 levels, top 8, 32 nodes: accepted length (of the full "
             f"head's) by whose answers rank, memory-bound speed-up (over the full head's)",
             ["task", "full", "k", *ORIGINS, *SHAPES],
         )
-        for bench in (bench for bench in asked.benches if kind in bench.case.kinds):
+        for bench in benches:
             own = found[f"{bench.case.name}, {kind}"] = _measure(bench, kind)
             for k, by in own["ranked"].items():
                 lengths = [by["length"].get(origin) for origin in ORIGINS]
