@@ -27,6 +27,14 @@ Amid = Callable[[Callable[[], None]], AbstractContextManager[StageProgress]]
 ADAPTER = "adapter/adapter_model.safetensors"
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C does what it does at a terminal; a job in the background begins deaf to it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> finetuning.Bench:
     return finetuning.make(tmp_path_factory.mktemp("bench"), "qwen2")
