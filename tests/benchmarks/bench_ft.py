@@ -14,13 +14,10 @@ goes to stderr, tables to stdout; the last line of stdout is one JSON object.
 
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
-from bench_command import parser_of, to_stderr
+from bench_command import parser_of
 
 HERE = Path(__file__).parent
 PARTS = ("lengths", "seeds", "epochs", "both", "forecast")
@@ -69,21 +66,10 @@ def arguments() -> Asked:
 def main() -> int:
     asked = arguments()
     os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")  # before torch is imported
+    from bench_parts import measured
     from draft_report import print_report
-    from draft_tables import show_figures
-    from rich.console import Console
 
-    console = Console(width=160)
-    figures, found = [], dict[str, Any]()
-    for part in asked.parts:
-        to_stderr(f"{part} ...")
-        measure: Callable[[Asked, Console], tuple[list[Any], dict[str, Any]]]
-        measure = import_module(f"ft_{part}").measure
-        own, found[part] = measure(asked, console)
-        figures += own
-    show_figures(console, figures)
-    record = {"figures": [figure.record for figure in figures], **found}
-    print_report("ft", record, asked.json)
+    print_report("ft", measured("ft", asked.parts, asked), asked.json)
     return 0
 
 

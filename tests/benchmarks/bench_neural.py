@@ -16,31 +16,26 @@ one JSON object.
 
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench_command import parser_of, to_stderr
+from ft_tasks import TASKS
 
 if TYPE_CHECKING:
-    from draft_bars import Figure
     from neural_bench import Bench
     from neural_models import Case, Models
 
-TASK_NAMES = ("massive_en", "pos_ewt", "clinc150", "wikisql", "sgd_calls", "eurlex_labels")
 PARTS = ("vocabtrim", "frspec", "microspec", "hybrid", "latency")
 
 
 @dataclass(frozen=True)
 class Asked:
-    """The command line, and the benches of the targets that it names."""
+    """The benches of the targets that the command line names, and the folder of what is kept."""
 
-    parts: tuple[str, ...]
     benches: "tuple[Bench, ...]"
     work: Path
-    json: Path | None
 
 
 def arguments() -> dict[str, Any]:
@@ -48,13 +43,13 @@ def arguments() -> dict[str, Any]:
     add = parser.add_argument
     add("--data", type=Path, required=True, help="folder of task data")
     add("--parts", default=",".join(PARTS), help=f"of {','.join(PARTS)}; all of them")
-    add("--tasks", default=",".join(TASK_NAMES), help="whose targets have the shipped tokenizer")
+    add("--tasks", default=",".join(TASKS), help="whose targets have the shipped tokenizer")
     add("--wide", type=Path, help="folder of a tokenizer of 100,000 tokens; without it, no such")
     add("--wide-tasks", default="massive_en", help="whose targets have it (massive_en)")
     add("--work", type=Path, default=Path(".bench/neural"), help="folder (.bench/neural)")
-    add("--rows", type=int, default=2000, help="answers that a drafter learns (2000)")
-    add("--epochs", type=float, default=6, help="of them (6)")
-    add("--test-rows", type=int, default=48, help="test rows that are answered (48)")
+    add("--rows", type=int, default=1500, help="answers that a drafter learns (1500)")
+    add("--epochs", type=float, default=4, help="of them (4)")
+    add("--test-rows", type=int, default=40, help="test rows that are answered (40)")
     add("--repeats", type=int, default=3, help="timed runs (3)")
     add("--processes", type=int, default=2, help="that train side by side (2)")
     add("--make-only", action="store_true", help="train, and measure another time")
@@ -63,8 +58,10 @@ def arguments() -> dict[str, Any]:
     found["parts"] = tuple(found["parts"].split(","))
     if unknown := set(found["parts"]) - set(PARTS):
         parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
-    if unknown := {task for task in found["tasks"].split(",") if task} - set(TASK_NAMES):
-        parser.error(f"no task {', '.join(sorted(unknown))}; there are {', '.join(TASK_NAMES)}")
+    for name in ("tasks", "wide_tasks"):
+        found[name] = [task for task in found[name].split(",") if task]
+    if unknown := {*found["tasks"], *found["wide_tasks"]} - set(TASKS):
+        parser.error(f"no task {', '.join(sorted(unknown))}; there are {', '.join(TASKS)}")
     for name in ("data", "wide"):
         if (folder := found[name]) and not folder.is_dir():
             parser.error(f"--{name} {folder} is no folder")
@@ -74,42 +71,30 @@ def arguments() -> dict[str, Any]:
 def main() -> int:
     found = arguments()
     os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")  # before torch is imported
+    from bench_parts import measured
     from draft_report import print_report
-    from draft_tables import show_figures
     from neural_bench import Bench
     from neural_kept import measured_by
     from neural_models import Models
-    from rich.console import Console
 
-    models = Models(
-        found["data"], found["work"], found["wide"], found["rows"], found["epochs"]
-    )  # fmt: skip
+    models = Models(found["data"], found["work"], found["wide"], found["rows"], found["epochs"])
     cases = _cases(found)
     if found["parts"] != ("latency",):  # which needs none of them
         _make(models, cases, found["processes"])
     if found["make_only"]:
         return 0
     benches = tuple(Bench(models, each, found["test_rows"], found["repeats"]) for each in cases)
-    asked = Asked(found["parts"], benches, found["work"], found["json"])
-    console, figures, told = Console(width=160), list[Any](), dict[str, Any]()
-    for part in asked.parts:
-        to_stderr(f"{part} ...")
-        measure: Callable[[Asked, Console], tuple[list[Figure], dict[str, Any]]]
-        measure = import_module(f"neural_{part}").measure
-        own, told[part] = measure(asked, console)
-        figures += own
-    show_figures(console, figures)
-    record = {"figures": [f.record for f in figures], **told, "measured_by": measured_by()}
-    print_report("neural", record, asked.json)
+    asked = Asked(benches, found["work"])
+    record = measured("neural", found["parts"], asked)
+    print_report("neural", {**record, "measured_by": measured_by()}, found["json"])
     return 0
 
 
 def _cases(found: dict[str, Any]) -> "list[Case]":
     from neural_models import Case
 
-    tasks = [task for task in found["tasks"].split(",") if task]
-    wide = found["wide_tasks"].split(",") if found["wide"] else []
-    return [*(Case(task, wide=True) for task in wide), *(Case(task) for task in tasks)]
+    wide = found["wide_tasks"] if found["wide"] else []
+    return [*(Case(task, wide=True) for task in wide), *(Case(task) for task in found["tasks"])]
 
 
 def _make(models: "Models", cases: "list[Case]", processes: int) -> None:

@@ -1,56 +1,36 @@
 """The benchmark of neural drafters runs as its users run it, on a few rows."""
 
-import gzip
-import json
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
+from few_rows import few_rows, last_line, run
 from neural_vocabtrim import SHAPES, speed_up
 
-from tasc_jobs.demo.tasks import MODEL, read_split
+from tasc_jobs.demo.tasks import MODEL
 
-BENCHMARK = Path(__file__).with_name("bench_neural.py")
+BENCHMARK = "bench_neural.py"
 FEW = {"train": 32, "test": 8}
-
-
-def run(*options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(BENCHMARK), *options]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
-def last_line(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 @pytest.mark.timeout(600)
 def test_few_answers_are_learnt_ranked_drafted_and_tabled(tmp_path: Path) -> None:
-    data, work = tmp_path / "data" / "massive_en", tmp_path / "work"
-    data.mkdir(parents=True)
-    for split, rows in FEW.items():
-        with gzip.open(data / f"{split}.jsonl.gz", "wt", encoding="utf-8") as lines:
-            lines.writelines(
-                json.dumps(row) + "\n" for row in read_split("massive_en", split)[:rows]
-            )
+    data, work = few_rows(tmp_path / "data", FEW), tmp_path / "work"
     few = ["--rows", "24", "--epochs", "1", "--test-rows", "8", "--repeats", "1"]
-    where = ["--data", str(data.parent), "--work", str(work)]
+    where = ["--data", str(data), "--work", str(work)]
     few += [*where, "--processes", "1"]
     shipped, wide = ["--tasks", "massive_en"], ["--tasks", "", "--wide", str(MODEL)]
-    found = last_line(run("--parts", "vocabtrim,hybrid", *few, *shipped))
+    found = last_line(run(BENCHMARK, "--parts", "vocabtrim,hybrid", *few, *shipped))
     for own in found["vocabtrim"].values():
         assert all(by["length"]["raw"] >= 1 for by in own["ranked"].values())
     for sides in found["hybrid"].values():
         assert set(sides) == {"ngrams", "neural", "always", "unsure"}
-    found = last_line(run("--parts", "frspec,microspec", *few, *wide))
+    found = last_line(run(BENCHMARK, "--parts", "frspec,microspec", *few, *wide))
     (by_policy,) = found["microspec"].values()
     assert by_policy["full"]["coverage"] == 1
     sizes = {name: side["size"] for name, side in by_policy.items()}
     assert max(sizes.values()) == sizes.pop("full") > max(sizes.values())
-    again = last_line(run("--parts", "microspec", *few, *wide))
+    again = last_line(run(BENCHMARK, "--parts", "microspec", *few, *wide))
     assert again["microspec"] == found["microspec"]  # what is there is kept
 
 
@@ -71,6 +51,6 @@ def test_memory_bound_speed_ups_are_the_papers(
 
 
 def test_an_unknown_part_of_drafters_is_named(tmp_path: Path) -> None:
-    done = run("--parts", "nothing", "--data", str(tmp_path))
+    done = run(BENCHMARK, "--parts", "nothing", "--data", str(tmp_path))
     assert done.returncode == 2
     assert "nothing" in done.stderr
