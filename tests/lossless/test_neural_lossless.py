@@ -1,5 +1,6 @@
 """Whatever a neural proposer drafts and from which tokens, answers are what the target says."""
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -7,6 +8,10 @@ from lossless_cases import Case, answer, make_case
 from neural_cases import assert_some_accepted_and_some_rejected, by, neural
 
 from neural_drafters import INDEXED, KINDS, POLICIES
+from tasc_draft import SOURCES
+from tasc_engine import Sampling
+from tasc_engine.neural.arms import Always
+from tasc_engine.neural.hybrid import HybridProposer
 from tasc_engine.neural.settings import NeuralSettings
 
 
@@ -30,6 +35,28 @@ def test_another_architecture_answers_like_generate(llama: Case, kind: str, poli
     found = answer(llama, wrap=by(neural(llama, kind, policy)))
     assert_some_accepted_and_some_rejected(found)
     assert found.tokens() == llama.answers
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize(("kind", "policy"), [("noisy", "full"), ("eagle", "recent over ranked")])
+def test_n_grams_and_a_drafter_in_one_tree_answer_like_the_target(
+    case: Case, kind: str, policy: str, sampled: bool
+) -> None:
+    drafter = neural(case, kind, policy)
+    asked = [
+        replace(r, sampling=Sampling(temperature=1.0, seed=7 + i)) if sampled else r
+        for i, r in enumerate(case.requests())
+    ]
+    plain = answer(case, requests=[replace(r, draft=False) for r in asked])
+    found = answer(
+        case, requests=asked, wrap=lambda ngram: HybridProposer(ngram, drafter, 1.0, Always())
+    )
+    accepted = found.totals.accepted.sum(axis=1)
+    by_drafter = accepted[SOURCES.index("neural")]
+    assert min(by_drafter, accepted.sum() - by_drafter) > 5
+    assert found.totals.drafted.sum() - accepted.sum() > 20
+    assert found.tokens() == plain.tokens()
+    assert sampled == (found.tokens() != case.answers)
 
 
 def test_what_the_target_itself_drafts_is_accepted_to_the_last_token(case: Case) -> None:

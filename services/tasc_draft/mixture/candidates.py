@@ -27,6 +27,11 @@ NONE = -1
 #   near, own, recent: (place, agreeing tokens) in the local texts
 #   bases: cell at which a slot's levels begin, or SILENT; other: cell of "none of the candidates"
 #   chance: of each candidate, negated once it is a node; next: the candidate that waits on the heap
+#   wide: candidates with a guest's behind the n-grams' own; see `guests` for what follows
+#   guest: node of the guest's tree that this one is, if that says more, or NONE
+#   guess: what the guest says of each candidate; rest: what n-grams and guest leave to others
+#   mixed, none: chances by both, of each candidate (negated once it is a node) and of others
+#   cell: by which both were trusted
 NODE = np.dtype(
     [
         ("row", np.int32), ("line", np.int32), ("place", np.int32), ("parent", np.int32),
@@ -41,6 +46,9 @@ NODE = np.dtype(
         ("bases", np.int32, (SLOTS,)), ("levels", np.int8, (WIDTH, SLOTS)),
         ("chance", np.float32, (WIDTH,)), ("other", np.int32), ("other_chance", np.float32),
         ("next", np.int32),
+        ("wide", np.int32), ("guest", np.int32), ("guess", np.float32, (WIDTH,)),
+        ("rest", np.float32, (2,)), ("mixed", np.float32, (WIDTH,)), ("none", np.float32),
+        ("cell", np.int32),
     ],
     align=True,
 )  # fmt: skip

@@ -14,6 +14,7 @@ from tasc_draft.index.bigrams import BigramView
 from tasc_draft.index.draft_index import DraftIndex
 from tasc_draft.index.nearest import nearest_scratch
 from tasc_draft.index.weights import Weights
+from tasc_draft.mixture import guests
 from tasc_draft.mixture.box import Box
 from tasc_draft.mixture.candidates import NODE
 from tasc_draft.mixture.contexts import MOST
@@ -88,7 +89,8 @@ class Memory:
     def learnt(self, index: DraftIndex) -> Learnt:
         """A copy of an index's weights, to go on learning from."""
         values = (index.weights or Weights.initial()).values
-        return Learnt(values.copy(), np.ones_like(values))
+        trust = np.full(guests.CELLS, guests.FIRST_TRUST, np.float32)
+        return Learnt(values.copy(), np.ones_like(values), trust, np.ones_like(trust))
 
     def state(self, index: DraftIndex, learnt: Learnt) -> Any:
         """The box that compiled code takes.

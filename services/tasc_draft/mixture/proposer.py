@@ -16,6 +16,7 @@ from tasc_draft.index.draft_index import DraftIndex
 from tasc_draft.index.weights import Weights
 from tasc_draft.mixture import neighbours, recent, teaching, tree
 from tasc_draft.mixture.candidates import NONE
+from tasc_draft.mixture.guests import NOBODY, Guest, guest_of
 from tasc_draft.mixture.integrity import check_proposer
 from tasc_draft.mixture.memory import Memory
 from tasc_draft.mixture.rows import begin_again
@@ -100,15 +101,28 @@ class NgramProposer:
         self._look_at(row, prompt)
 
     def propose(
-        self, rows: Int32, budget: Int32, least: NDArray[np.float32] | None = None
+        self,
+        rows: Int32,
+        budget: Int32,
+        least: NDArray[np.float32] | None = None,
+        guest: Drafts | None = None,
     ) -> Drafts:
+        """See `tasc_draft.Proposer`.
+
+        Args:
+            guest: What somebody else drafts for the same rows; both become one tree (`guests`).
+
+        Raises:
+            ValueError: More rows than there are, or the guest has other rows, or ids of nobody.
+        """
         if len(rows) > len(self._lengths):
             raise ValueError(
                 f"{len(rows)} rows are drafted for, there are {len(self._lengths)}; name each once"
             )
         limits = budget.copy()
         least = self._least if least is None else least[: self._budget]
-        n = tree.grow(self._state, rows, limits, least)
+        linked = NOBODY if guest is None else self._linked(guest, len(rows))
+        n = tree.grow(self._state, rows, limits, least, linked)
         return self._memory.drafts(n, len(rows))
 
     def observe(self, row: int, tokens: Int32, hidden: Any = None) -> None:
@@ -161,6 +175,15 @@ class NgramProposer:
         """Raise AssertionError unless what is kept for each row is what its text says."""
         check_proposer(self)
 
+    def _linked(self, guest: Drafts, rows: int) -> Guest:
+        if len(guest.offsets) != rows + 1:
+            raise ValueError(
+                f"the guest drafted for {len(guest.offsets) - 1} rows, {rows} are drafted for; ask "
+                "it for the same ones"
+            )
+        self._require_ids(guest.tokens)
+        return guest_of(guest)
+
     def _open(self, index: DraftIndex) -> None:
         """Take an index in, whole or not at all."""
         learnt = self._memory.learnt(index)
@@ -170,12 +193,16 @@ class NgramProposer:
 
     def _require_fit(self, tokens: Int32, length: int) -> None:
         """Compiled code checks no bounds, so what comes from outside is checked here."""
-        capacity, ids = self._memory.texts.shape[1] - 1, len(self._memory.is_eos)
+        capacity = self._memory.texts.shape[1] - 1
         if length > capacity:
             raise ValueError(
                 f"{length} tokens exceed a row's capacity of {capacity}; make the proposer with a "
                 "greater one"
             )
+        self._require_ids(tokens)
+
+    def _require_ids(self, tokens: Int32) -> None:
+        ids = len(self._memory.is_eos)
         if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < ids:
             raise ValueError(
                 f"ids run from {tokens.min()} to {tokens.max()}, the vocabulary has {ids}; "

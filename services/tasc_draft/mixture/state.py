@@ -46,10 +46,16 @@ class Words(NamedTuple):
 
 
 class Learnt(NamedTuple):
-    """``float32[CELLS]`` weights and the summed squares of their gradients (AdaGrad)."""
+    """``float32[CELLS]`` weights and the summed squares of their gradients (AdaGrad).
+
+    Attributes:
+        trust, trust_squares: ``float32[guests.CELLS]``, the same of the exponents beside a guest.
+    """
 
     weights: NDArray[np.float32]
     squares: NDArray[np.float32]
+    trust: NDArray[np.float32]
+    trust_squares: NDArray[np.float32]
 
 
 class Out(NamedTuple):

@@ -10,21 +10,23 @@ from typing import Any
 
 from tasc_draft.compiled import borrowing
 from tasc_draft.index import cells
-from tasc_draft.mixture import evidence, rules, scoring
+from tasc_draft.mixture import evidence, guests, rules, scoring
 from tasc_draft.mixture.candidates import NONE
 from tasc_draft.mixture.heap import pop, push
 from tasc_draft.mixture.rows import catch_up
 from tasc_draft.mixture.state import MIXED, TASC
+from tasc_draft.sources import NEURAL
 
 
 @borrowing
-def grow(state: Any, batch: Any, limits: Any, least: Any) -> int:
+def grow(state: Any, batch: Any, limits: Any, least: Any, guest: Any) -> int:
     """Draft for the rows of ``batch``; returns how many tokens were written to ``state.out``.
 
     Args:
         batch: ``int32[m]`` rows.
         limits: ``int32[m]`` most draft tokens of each; written on.
         least: ``float32[n]`` least path probability of the i-th token of all; n is the budget.
+        guest: `guests.Guest` whose trees of the same rows are mixed in.
     """
     nodes, heap, growth, is_eos = state.nodes, state.heap, state.growth[0], state.is_eos
     for line in range(len(batch)):
@@ -33,7 +35,7 @@ def grow(state: Any, batch: Any, limits: Any, least: Any) -> int:
             limits[line] = min(limits[line], growth.most)
         else:
             limits[line] = 0  # nobody is there
-    roots = _plant(state, batch, limits)
+    roots = _plant(state, batch, limits, guest)
     n = roots
     while heap[0].node > 0 and n - roots < len(least):
         path, x, closed = pop(heap)
@@ -44,8 +46,10 @@ def grow(state: Any, batch: Any, limits: Any, least: Any) -> int:
             continue
         if closed:
             look_into(state, x)
+            if nodes[x].guest != NONE:
+                guests.mix(state.learnt.trust, nodes[x], guest)
         else:
-            _add(state, x, n, path)
+            _add(state, x, n, path, guest)
             limits[nodes[x].line] -= 1
             if not is_eos[nodes[n].token]:
                 push(heap, growth.hope * path, n, True)
@@ -62,9 +66,12 @@ def take_in(state: Any, row: int) -> None:
     x, at = it.root, it.caught
     if x != NONE and nodes[x].row != row:
         x = NONE  # overwritten in a step that the row took no part in
-    while rate > 0.0 and x != NONE and at < it.length and nodes[x].width > 0:
+    while x != NONE and at < it.length and nodes[x].wide > 0:
         token = state.texts[row, at]
-        scoring.learn(state.learnt.weights, state.learnt.squares, nodes[x], token, rate)
+        if rate > 0.0:
+            scoring.learn(state.learnt.weights, state.learnt.squares, nodes[x], token, rate)
+        if nodes[x].guest != NONE:
+            guests.learn(state.learnt, nodes[x], token)
         x = _child(nodes, x, token)
         at += 1
     it.root = NONE
@@ -80,7 +87,7 @@ def _child(nodes: Any, x: int, token: int) -> int:
 
 
 @borrowing
-def _plant(state: Any, batch: Any, limits: Any) -> int:
+def _plant(state: Any, batch: Any, limits: Any, guest: Any) -> int:
     """A root for each row that may draft; returns how many."""
     nodes, heap = state.nodes, state.heap
     heap[0].node = 0
@@ -89,7 +96,8 @@ def _plant(state: Any, batch: Any, limits: Any) -> int:
         if limits[line] > 0:
             evidence.root(state, n, batch[line])
             nodes[n].line = line
-            nodes[n].width = 0
+            nodes[n].width = nodes[n].wide = 0
+            nodes[n].guest = guests.root(guest, line)
             nodes[n].first_child = NONE
             state.rows[batch[line]].root = n
             push(heap, 1.0, n, True)
@@ -110,23 +118,24 @@ def look_into(state: Any, x: int) -> None:
         rules.tasc(state, x)
     else:
         rules.trie(state, x)
+    state.nodes[x].wide = state.nodes[x].width
 
 
 @borrowing
 def _offer(node: Any, x: int, heap: Any, growth: Any) -> None:
     """Put the likeliest candidate of a node that is not in the tree yet on the heap."""
     best, most = NONE, 0.0
-    for i in range(node.width):
-        token = node.candidates[i]
-        if node.chance[i] > most and token < growth.vocab_size and token != growth.sep:
-            best, most = i, node.chance[i]
+    for i in range(node.wide):
+        token, chance = node.candidates[i], guests.chance(node, i)
+        if chance > most and token < growth.vocab_size and token != growth.sep:
+            best, most = i, chance
     node.next = best
     if best != NONE:
         push(heap, node.path * most, x, False)
 
 
 @borrowing
-def _add(state: Any, x: int, n: int, path: float) -> None:
+def _add(state: Any, x: int, n: int, path: float, guest: Any) -> None:
     """Make the candidate that node ``x`` offered its child ``n``."""
     parent, child = state.nodes[x], state.nodes[n]
     i = parent.next
@@ -136,15 +145,16 @@ def _add(state: Any, x: int, n: int, path: float) -> None:
     child.depth = parent.depth + 1
     child.token = parent.candidates[i]
     child.path = path
-    child.width = 0
+    child.width = child.wide = 0
+    child.guest = guests.child(guest, parent.guest, child.token)
     child.first_child = NONE
     child.sibling = parent.first_child
     parent.first_child = n
-    parent.chance[i] = -parent.chance[i]
+    is_guests = guests.take(parent, i)
     slot = cells.PROMPT if parent.levels[i, cells.PROMPT] else 0
     if state.growth[0].rule == MIXED:
         slot = scoring.loudest(state.learnt.weights, parent, i)
-    child.source = cells.SOURCE_OF_SLOT[slot]
+    child.source = NEURAL if is_guests else cells.SOURCE_OF_SLOT[slot]
 
 
 @borrowing

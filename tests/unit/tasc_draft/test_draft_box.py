@@ -15,7 +15,7 @@ POINT = np.dtype([("x", np.int32), ("y", np.float32)], align=True)
 
 def box() -> tuple[Box, Any]:
     arrays = np.arange(4, dtype=np.int64), np.ones((2, 3), np.float32), np.zeros(2, POINT)
-    return Box(ids=arrays[0], learnt=Learnt(arrays[1], arrays[1]), points=arrays[2]), arrays
+    return Box(ids=arrays[0], learnt=Learnt(*(arrays[1],) * 4), points=arrays[2]), arrays
 
 
 @borrowing

@@ -1,106 +1,28 @@
-"""The hybrid: two drafts as one tree against a plain reading, what is learnt, and what is asked."""
+"""The hybrid: who is asked for what, what the n-grams are handed, when the model is left alone."""
 
-import math
 from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from tasc_draft import Drafts
+from tasc_draft import Drafts, DraftSettings, NgramProposer, Tokens, build_index
+from tasc_draft.sources import CORPUS, NEURAL
 from tasc_engine.neural.arms import LONGEST, TRIAL, Always, Arms
 from tasc_engine.neural.hybrid import HybridProposer
-from tasc_engine.neural.merging import merge
 
-Paths = dict[tuple[int, ...], float]  # conditional probabilities by path
-
-
-def drafts_of(trees: list[Paths], source: int) -> Drafts:
-    tokens, parents, depths, logp, offsets = [], [], [], [], [0]
-    for tree in trees:
-        places: dict[tuple[int, ...], int] = {(): -1}
-        for path in sorted(tree, key=len):
-            places[path] = len(places) - 1
-            tokens.append(path[-1])
-            parents.append(places[path[:-1]])
-            depths.append(len(path))
-            logp.append(sum(math.log(tree[path[: i + 1]]) for i in range(len(path))))
-        offsets.append(len(tokens))
-    return Drafts(
-        np.array(tokens, np.int32), np.array(parents, np.int32), np.array(depths, np.int16),
-        np.array(offsets, np.int32), np.array(logp, np.float32),
-        np.full(len(tokens), source, np.int8),
-    )  # fmt: skip
-
-
-def paths_of(drafts: Drafts, row: int) -> dict[tuple[int, ...], float]:
-    found: dict[tuple[int, ...], float] = {}
-    named: list[tuple[int, ...]] = []
-    for i in range(drafts.offsets[row], drafts.offsets[row + 1]):
-        above = drafts.parents[i]
-        named.append((*(named[above] if above >= 0 else ()), int(drafts.tokens[i])))
-        found[named[-1]] = float(np.exp(drafts.logp[i]))
-        assert drafts.depths[i] == len(named[-1])
-    return found
-
-
-def mixed(one: Paths, other: Paths, weight: float) -> Paths:
-    """Every path of either tree with its probability."""
-    found: Paths = {}
-    for path in sorted({*one, *other}, key=len):
-        above = path[:-1]
-        speaks = [any(p[:-1] == above for p in tree) for tree in (one, other)]
-        share = (weight if speaks[1] else 1.0) if speaks[0] else 0.0
-        own = share * one.get(path, 0.0) + (1 - share) * other.get(path, 0.0)
-        found[path] = own * (found[above] if above else 1.0)
-    return found
-
-
-@st.composite
-def trees(draw: st.DrawFn) -> Paths:
-    paths: list[tuple[int, ...]] = [()]
-    found: Paths = {}
-    for _ in range(draw(st.integers(0, 7))):
-        above = draw(st.sampled_from(paths))
-        path = (*above, draw(st.integers(0, 3)))
-        if path not in found:
-            found[path] = draw(st.integers(1, 99)) / 400  # four children are at most certain
-            paths.append(path)
-    return found
-
-
-@given(st.lists(st.tuples(trees(), trees(), st.integers(0, 8)), min_size=1, max_size=3))
-def test_the_likeliest_paths_of_both_are_drafted(rows: list[tuple[Paths, Paths, int]]) -> None:
-    weights = np.linspace(0.2, 0.9, len(rows), dtype=np.float32)
-    budget = np.array([b for _, _, b in rows], np.int32)
-    one, other = (drafts_of([row[side] for row in rows], side) for side in (0, 1))
-    found = merge(one, other, weights, budget, None)
-    for i, (a, b, most) in enumerate(rows):
-        wanted = mixed(a, b, float(weights[i]))
-        got = paths_of(found, i)
-        assert len(got) == min(most, sum(p > 0 for p in wanted.values()))
-        assert all(got[path] == pytest.approx(wanted[path], rel=1e-4) for path in got)
-        left = [p for path, p in wanted.items() if path not in got]
-        assert not got or not left or min(got.values()) >= max(left) * (1 - 1e-4)
-
-
-def test_what_is_not_worth_its_cost_is_left_out_of_all_rows() -> None:
-    one = drafts_of([{(1,): 0.9, (1, 2): 0.5}, {(3,): 0.6}], 0)
-    other = drafts_of([{}, {}], 1)
-    least = np.array([0.5, 0.5, 0.5, 0.5], np.float32)
-    found = merge(one, other, np.ones(2, np.float32), np.full(2, 9, np.int32), least)
-    assert [paths_of(found, row).keys() for row in (0, 1)] == [{(1,)}, {(3,)}]
+ROW, ONE = np.zeros(1, np.int32), np.ones(1, np.int32)
+SURE = 0.9
 
 
 @dataclass
 class Fixed:
-    """Always drafts one token."""
+    """Always drafts one token of a row that has a budget; as a host it keeps what it is handed."""
 
     token: int
     prob: float
     max_depth: int = 1
-    asked: list[int] = field(default_factory=list)
+    asked: list[list[int]] = field(default_factory=list)
+    guests: list[Drafts | None] = field(default_factory=list)
 
     def start(self, row: int, prompt: object) -> None: ...
 
@@ -108,10 +30,18 @@ class Fixed:
 
     def finish(self, row: int) -> None: ...
 
-    def propose(self, rows: np.ndarray, budget: np.ndarray, least: object = None) -> Drafts:
-        self.asked.append(int((budget > 0).sum()))
-        tree: Paths = {(self.token,): self.prob}
-        return drafts_of([tree if b else {} for b in budget], 0 if self.token == 1 else 6)
+    def propose(
+        self, rows: np.ndarray, budget: np.ndarray, least: object = None,
+        guest: Drafts | None = None,
+    ) -> Drafts:  # fmt: skip
+        self.asked.append(budget.tolist())
+        self.guests.append(guest)
+        n = int((budget > 0).sum())
+        offsets = np.concatenate((ROW, np.cumsum(budget > 0, dtype=np.int32)))
+        return Drafts(
+            np.full(n, self.token, np.int32), np.full(n, -1, np.int32), np.ones(n, np.int16),
+            offsets, np.log(np.full(n, self.prob, np.float32)), np.full(n, CORPUS, np.int8),
+        )  # fmt: skip
 
 
 class Clock:
@@ -121,24 +51,38 @@ class Clock:
         return self.now
 
 
-def test_it_learns_whom_to_believe() -> None:
-    hybrid = HybridProposer(Fixed(1, 0.4), Fixed(2, 0.4), sure=1.0, arms=Always())
-    row, one = np.zeros(1, np.int32), np.ones(1, np.int32)
-    hybrid.start(0, row)
-    assert set(hybrid.weights) == {0.5}
-    for _ in range(8):
-        hybrid.propose(row, one)
-        hybrid.observe(0, np.array([2], np.int32))
-    assert hybrid.weights.min() < 0.01
-    assert hybrid.propose(row, one).tokens.tolist() == [2]
+def test_what_the_model_says_is_handed_to_the_n_grams() -> None:
+    ngram, neural = Fixed(1, 0.4), Fixed(2, 0.4)
+    hybrid = HybridProposer(ngram, neural, sure=SURE, arms=Always())
+    hybrid.propose(np.arange(3, dtype=np.int32), np.array([5, 0, 7], np.int32))
+    assert ngram.asked == [[1, 0, 1], [5, 0, 7]]  # how sure they are, and then all
+    assert neural.asked == [[5, 0, 7]]
+    assert ngram.guests[0] is None
+    assert ngram.guests[1] is not None
+    assert ngram.guests[1].tokens.tolist() == [2, 2]
 
 
 def test_a_sure_row_is_not_drafted_for_by_the_model() -> None:
-    neural = Fixed(2, 0.4)
-    hybrid = HybridProposer(Fixed(1, 0.95), neural, sure=0.9, arms=Always())
-    hybrid.start(0, np.zeros(1, np.int32))
-    drafts = hybrid.propose(np.zeros(1, np.int32), np.ones(1, np.int32))
-    assert (drafts.tokens.tolist(), neural.asked) == ([1], [])
+    ngram, neural = Fixed(1, 0.95), Fixed(2, 0.4)
+    hybrid = HybridProposer(ngram, neural, sure=SURE, arms=Always())
+    assert hybrid.propose(ROW, ONE).tokens.tolist() == [1]
+    assert neural.asked == []
+    assert ngram.guests == [None, None]
+
+
+def test_real_n_grams_go_on_behind_the_model_s_token() -> None:
+    setting = DraftSettings(min_prob=0.0, recent_tokens=0, num_speculative_tokens=24)
+    outputs = Tokens.of([[2, 3, 4], [5, 2, 3]] * 9)
+    index = build_index(outputs, None, fingerprint="f" * 32, vocab_size=12, eos_id=0)
+    ngram = NgramProposer(
+        setting, rows=1, capacity=32, vocab_size=12, eos_ids=[0], index=index, branching=True
+    )
+    hybrid = HybridProposer(ngram, Fixed(7, 0.99), sure=1.0, arms=Always())
+    hybrid.start(0, np.array([1], np.int32))
+    drafts = hybrid.propose(ROW, 24 * ONE)
+    assert {2, 7} <= set(drafts.tokens.tolist())
+    for token, source in zip(drafts.tokens.tolist(), drafts.source.tolist(), strict=True):
+        assert (token == 7) == (source == NEURAL)
 
 
 @pytest.mark.parametrize(("always", "asked"), [(True, 4 * TRIAL), (False, 3 * TRIAL)])
@@ -147,10 +91,9 @@ def test_the_model_is_left_alone_now_and_then_unless_it_is_always_asked(
 ) -> None:
     clock, neural = Clock(), Fixed(2, 0.4)
     hybrid = HybridProposer(Fixed(1, 0.4), neural, arms=Always() if always else Arms(clock))
-    row, one = np.zeros(1, np.int32), np.ones(1, np.int32)
-    hybrid.start(0, row)
+    hybrid.start(0, ROW)
     for _ in range(4 * TRIAL):
-        hybrid.propose(row, one)
+        hybrid.propose(ROW, ONE)
         hybrid.observe(0, np.array([2], np.int32))
         clock.now += 1.0
     hybrid.finish(0)
@@ -160,9 +103,8 @@ def test_the_model_is_left_alone_now_and_then_unless_it_is_always_asked(
 def test_a_hybrid_by_itself_tries_both_ways() -> None:
     neural = Fixed(2, 0.4)
     hybrid = HybridProposer(Fixed(1, 0.4), neural)
-    row, one = np.zeros(1, np.int32), np.ones(1, np.int32)
     for _ in range(TRIAL + 1):
-        hybrid.propose(row, one)
+        hybrid.propose(ROW, ONE)
     assert len(neural.asked) == TRIAL
 
 
