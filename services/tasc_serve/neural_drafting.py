@@ -125,12 +125,13 @@ def load_task_drafter(
         chunk=config.prefill_chunk,
     )
     log.info(
-        "the drafter in %s takes %.1f MiB for its weights and %.1f MiB for the cache of %d rows, "
-        "beside the target's (engine.kv_cache_bytes)",
+        "the drafter in %s takes %.1f MiB for its weights, %.1f MiB for the cache of %d rows and "
+        "%.1f MiB for the vocabulary it drafts from, beside the target's (engine.kv_cache_bytes)",
         folder,
         _numbers(folder) * target.dtype.itemsize / _MIB,
         proposer.cache_bytes / _MIB,
         config.rows,
+        vocabulary.nbytes / _MIB,
     )
     guarded = GuardedProposer(proposer, target.vocab_size, limit_s)
     return TaskDrafter(neural, guarded, vocabulary, target.device, read_card(folder).kind)

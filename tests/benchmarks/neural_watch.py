@@ -24,6 +24,10 @@ class WatchedVocabulary:
         return self._inner.wants_top
 
     @property
+    def nbytes(self) -> int:
+        return self._inner.nbytes
+
+    @property
     def size(self) -> float:
         """Mean of all rows of all drafts."""
         return sum(self._sizes) / max(1, len(self._sizes))

@@ -37,6 +37,15 @@ class GatheredHead:
         self._copied = torch.cuda.Event() if cuda else None
         self.refresh()
 
+    @property
+    def row_bytes(self) -> int:
+        """Of one token's weights."""
+        return self._head.shape[1] * self._head.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return self._offsets.nbytes + (0 if self._buffer is None else self._buffer.nbytes)
+
     def refresh(self) -> None:
         """Look again at which slots hold a token."""
         ids = self._window.ids

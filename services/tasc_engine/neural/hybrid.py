@@ -1,7 +1,7 @@
 """N-gram mixture and neural drafter in one tree: the n-grams draft where they are sure, and where
 they are not the drafter is asked too.
 
-What the drafter says is a guest in the n-grams' own tree (`tasc_draft.mixture.guests`), so each goes
+What the drafter says is a guest in the n-grams' tree (`tasc_draft.mixture.guests`), so each goes
 on behind tokens of the other, and how much each counts is learnt. It runs no model itself.
 """
 

@@ -77,6 +77,11 @@ class RecentWindow:
         self._free[row].copy_(free)
         self._free_count[row].fill_(self.capacity)
 
+    @property
+    def nbytes(self) -> int:
+        tables = (self._ring, self._ids, self._free, self._counts, self._slots, self._marks)
+        return sum(table.nbytes for table in tables)
+
     def sizes(self, rows: Tensor) -> Tensor:
         """``int64[R]``, slots in use."""
         return self.capacity - self._free_count[rows]

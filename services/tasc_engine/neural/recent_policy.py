@@ -70,6 +70,11 @@ class RecentVocabulary:
         self._most = window
         self._steps = Steps(rows, window, head.device)
 
+    @property
+    def nbytes(self) -> int:
+        base = 0 if self._base is None else len(self._base) * self._head.row_bytes
+        return base + self._window.nbytes + self._head.nbytes
+
     @torch.inference_mode()
     def start(self, row: int, prompt: Int32) -> None:
         self.finish(row)

@@ -26,6 +26,11 @@ class Vocabulary(Protocol):
         """How many of the target's likeliest tokens at each place it wants; 0: none."""
         ...
 
+    @property
+    def nbytes(self) -> int:
+        """Memory of its own on the head's device: copied weights, windows."""
+        ...
+
     def start(self, row: int, prompt: Int32) -> None: ...
 
     def observe(self, row: int, tokens: Int32, top: Tensor | None) -> None:
@@ -68,8 +73,8 @@ class _FixedVocabulary:
 
     wants_top = 0
 
-    def __init__(self, head: Linear) -> None:
-        self._head = head
+    def __init__(self, head: Linear, nbytes: int) -> None:
+        self._head, self.nbytes = head, nbytes
 
     def start(self, row: int, prompt: Int32) -> None:
         pass
@@ -102,7 +107,8 @@ class FullVocabulary(_FixedVocabulary):
     """
 
     def __init__(self, head: Linear | Tensor, bias: Tensor | None = None) -> None:
-        super().__init__(head if isinstance(head, Linear) else Linear(head, bias))
+        own = 0 if isinstance(head, Linear) else head.nbytes
+        super().__init__(head if isinstance(head, Linear) else Linear(head, bias), own)
 
     def ids_of(self, slots: Tensor, rows: Tensor) -> Tensor:
         return slots
@@ -122,7 +128,9 @@ class RankedVocabulary(_FixedVocabulary):
 
     def __init__(self, head: Tensor, ids: Int32, bias: Tensor | None = None) -> None:
         self._ids = checked_ids(ids, head)
-        super().__init__(Linear(head[self._ids], None if bias is None else bias[self._ids]))
+        weights = head[self._ids]
+        bias = None if bias is None else bias[self._ids]
+        super().__init__(Linear(weights, bias), weights.nbytes)
 
     def ids_of(self, slots: Tensor, rows: Tensor) -> Tensor:
         return self._ids[slots]

@@ -67,6 +67,22 @@ def test_full_and_ranked_give_the_heads_logits(biased):
     assert ranked.ids_of(slots, rows).tolist() == [[7, 3], [190, 190]]
     assert ranked.sizes(rows).tolist() == [3, 3]
     assert ranked.wants_top == full.wants_top == 0
+    sizes = [each.nbytes for each in (ranked, full, shared)]
+    assert sizes == [3 * HIDDEN * 8, SIZE * HIDDEN * 8, 0]
+
+
+@pytest.mark.parametrize("gathered", [True, False])
+def test_what_a_recent_vocabulary_takes_is_all_that_it_holds(gathered: bool) -> None:
+    """But for a few numbers a row and a token."""
+    weight = head()[0]
+    made = RecentVocabulary(weight, ROWS, 64, base=int32(*range(9)), gathered=gathered)
+    held = {weight.untyped_storage().data_ptr(): 0, 1: 9 * HIDDEN * 8}
+    for holder in (made._window, made._head):
+        for tensor in vars(holder).values():
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                held.setdefault(storage.data_ptr(), storage.nbytes())
+    assert 0 <= sum(held.values()) - made.nbytes < 16 * (SIZE + ROWS)
 
 
 @pytest.mark.parametrize(

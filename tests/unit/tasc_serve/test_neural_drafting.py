@@ -93,8 +93,9 @@ def test_what_a_drafter_takes_of_memory_is_said_once(
         weights += loaded.joint.numel() - loaded.ends
         cache += ROWS * LENGTH * config.hidden_size
     (said,) = [r for r in caplog.records if "MiB" in r.getMessage()]
-    assert f"{kind} takes {8 * weights / MIB:.1f} MiB for its weights and" in said.getMessage()
-    assert f" {8 * cache / MIB:.1f} MiB for the cache of 2 rows" in said.getMessage()
+    assert f"{kind} takes {8 * weights / MIB:.1f} MiB for its weights," in said.getMessage()
+    assert f" {8 * cache / MIB:.1f} MiB for the cache of 2 rows and" in said.getMessage()
+    assert " 0.0 MiB for the vocabulary" in said.getMessage()  # the head is the target's own
     assert loaded.inside.cache_bytes == 8 * cache
     pool = loaded.inside._backbone._cache._pool
     hidden = ROWS * LENGTH * config.hidden_size if kind == "eagle" else 0
