@@ -41,6 +41,7 @@ class FtRun:
         budget: Of new tokens; 0 keeps the tokenizer.
         n_max: Of n-grams; says nothing where the budget is 0.
         rows, epochs: What is learnt; the task's own if None.
+        rank: Of the adapter, and its alpha.
     """
 
     task: str
@@ -50,6 +51,7 @@ class FtRun:
     seed: int = 0
     rows: int | None = None
     epochs: float | None = None
+    rank: int = SETTINGS.rank
 
     @property
     def of(self) -> FtTask:
@@ -59,11 +61,13 @@ class FtRun:
     def name(self) -> str:
         n_max = self.n_max if self.budget else 0
         rows, epochs = self.rows or self.of.rows, self.epochs or self.of.epochs
-        return f"{self.task}-{self.base}-{n_max}-{self.budget}-{rows}x{epochs:g}-{self.seed}"
+        rank = f"-r{self.rank}" if self.rank != SETTINGS.rank else ""
+        return f"{self.task}-{self.base}-{n_max}-{self.budget}-{rows}x{epochs:g}{rank}-{self.seed}"
 
     @property
     def settings(self) -> FinetuneSettings:
-        return replace(SETTINGS, epochs=self.epochs or self.of.epochs, seed=self.seed)
+        epochs = self.epochs or self.of.epochs
+        return replace(SETTINGS, epochs=epochs, seed=self.seed, rank=self.rank, alpha=self.rank)
 
 
 @dataclass(frozen=True)
