@@ -53,7 +53,7 @@ class Command:
         return found
 
     def wait_until_gone(self) -> None:
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 60
         while (left := self.processes()) and time.monotonic() < deadline:
             time.sleep(0.1)
         assert not left

@@ -15,9 +15,9 @@ from tasc_text import TaskTokenizer
 GRAMMAR = '{"grammars": [{"lark_grammar": "start: \\"friday\\""}]}'
 
 
-def made(tokenizer: TaskTokenizer, seconds: float = 2.0) -> Sandbox:
+def made(tokenizer: TaskTokenizer) -> Sandbox:
     text = tokenizer.backend.to_str()
-    return Sandbox(text, tokenizer.vocab_size, tokenizer.eos_id, Effort(seconds, 2**26))
+    return Sandbox(text, tokenizer.vocab_size, tokenizer.eos_id, Effort(30.0, 2**26))
 
 
 def pid(asked: Sandbox) -> int:
