@@ -14,7 +14,7 @@ demo: .venv/.installed ## run the main job on real data, end to end
 	@exec .venv/bin/tasc demo
 
 test: .venv/.installed ## run all tests
-	.venv/bin/pytest -n 2 --dist loadfile tests/unit tests/lossless && .venv/bin/pytest --ignore tests/unit --ignore tests/lossless
+	@failed=0; .venv/bin/pytest -n 2 --dist loadfile tests/unit tests/lossless || failed=1; .venv/bin/pytest --ignore tests/unit --ignore tests/lossless || failed=1; exit $$failed
 
 serve: .venv/.installed ## keep the demo service running on port 8000
 	@exec .venv/bin/tasc demo --serve

@@ -15,9 +15,11 @@ class DraftSettings:
         mixture: ``mixed`` weighs the evidence of all sources by learnt weights; ``tasc`` is
             TASC-spec (Tsur et al. 2026, arXiv 2602.24174, section 5.2); ``trie`` the N-Gram Trie's
             frequency order over the prompt.
-        num_speculative_tokens: Most draft tokens of one row; 0 turns drafting off.
+        num_speculative_tokens: Most draft tokens of one row, and with a guest the depth of its
+            tree; 0 turns drafting off.
         min_prob: No path is drafted whose probability is below this, in [0, 1]. Verifying an
-            unlikely token costs more than it gains where compute is scarce, as on a CPU.
+            unlikely token costs more than it gains where compute is scarce, as on a CPU. Rows
+            with a guest's draft do without.
         n_max: ``tasc``: longest n-gram, so that a context is at most ``n_max - 1`` tokens;
             ``trie``: tokens from the matched prefix's begin to the path's end.
         p_min: ``tasc``: least count at which an n-gram of the corpus is kept.

@@ -9,7 +9,7 @@ from bench_ft import Asked
 from draft_bars import Figure
 from draft_tables import table_of
 from ft_crew import make_all, measure_all
-from ft_runs import FtRun, Workshop
+from ft_runs import HALF_EPOCHS, FtRun, Workshop
 from rich.console import Console
 
 from tasc_jobs.demo.train import train_base
@@ -20,16 +20,15 @@ BASES = ("demo", "half")
 N_MAX = (2, 6)
 BUDGETS = (0, 60, 125, 250, 500)
 TAU, RIGHT = -0.9, 0.9
-HALF_EPOCHS = 3
 ROWS = {"pos_ewt": 3000, "clinc150": 1500}  # with fewer, answers in new tokens do not end
 
 
 def measure(asked: Asked, console: Console) -> tuple[list[Figure], dict[str, Any]]:
-    """Without new tokens n_max says nothing: there each has a seed of its own."""
+    """Without new tokens n_max says nothing, so each n_max has a seed of its own."""
     workshop = Workshop(asked.data, asked.work, asked.test_rows, asked.repeats)
     _make_half(workshop)
     runs = [
-        FtRun(task, base, n_max, budget, 0 if budget else N_MAX.index(n_max), ROWS[task])
+        FtRun(task, base, n_max, budget, N_MAX.index(n_max), ROWS[task])
         for task in TASKS for base in BASES for n_max in N_MAX for budget in BUDGETS
     ]  # fmt: skip
     make_all(workshop, runs, asked.processes)
@@ -66,4 +65,4 @@ def _make_half(workshop: Workshop) -> None:
         data=workshop.data, size="half", vocab_size=8192, base_epochs=HALF_EPOCHS,
         batch_tokens=3072, device="cpu",
     )  # fmt: skip
-    train_base(asked, workshop.work / "bases", random.Random(0))
+    train_base(asked, workshop.bases, random.Random(0))

@@ -28,6 +28,7 @@ from tasc_jobs.statistics.distribution import renyi2_bits
 from tasc_text import TaskTokenizer
 
 PCS = 0.02
+HALF_EPOCHS = 3  # of the base of half the shipped one's size
 # A model of 7 M parameters is not one of 500 M: more steps, each longer, and nothing dropped.
 SETTINGS = FinetuneSettings(learning_rate=3e-3, dropout=0.0, batch_rows=32, quantization="none")
 
@@ -79,8 +80,13 @@ class Workshop:
     test_rows: int
     repeats: int
 
+    @property
+    def bases(self) -> Path:
+        """Of those that are made here."""
+        return self.work / f"bases-{HALF_EPOCHS}"
+
     def base(self, name: str) -> Path:
-        return MODEL if name == "demo" else self.work / "bases" / SIZES[name].name
+        return MODEL if name == "demo" else self.bases / SIZES[name].name
 
     def measured(self, run: FtRun) -> dict[str, Any] | None:
         """What was found of as many rows and repeats before."""

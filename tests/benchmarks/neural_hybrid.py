@@ -36,7 +36,7 @@ def measure(asked: Asked, console: Console) -> tuple[list[Figure], dict[str, Any
     for kind in KINDS:
         table = table_of(
             f"{NODES} nodes a row, {kind} drafter with its full head, n-grams of the rows that it "
-            f"learnt, up to {TEST_ROWS} test rows: tokens a step (tokens/s)",
+            f"learnt, {TEST_ROWS} test rows where there are as many: tokens a step (tokens/s)",
             ["task", "n-grams", "drafter", "hybrid, always asked",
              f"asked if n-grams are under {SURE} sure", "over the better"],
         )  # fmt: skip

@@ -14,12 +14,13 @@ from tasc_draft.index.lookup import WIDEST
 from tasc_draft.mixture.contexts import COLUMNS, MOST
 
 WIDTH = 48  # candidates of a node
+ROOM = WIDTH + 32  # with those that only a guest names
 PLACES = 48  # places in a local text that a node looks at
 RECENT_PLACES = 16  # of recent answers: more cost much and say little
 SILENT = -1  # the base of a slot whose source does not speak at a node
 NONE = -1
 
-# A node of a step's trees. One that was not looked into has no candidates (width 0).
+# A node of a step's trees. One that was not looked into has no candidates (wide 0).
 #   row, line: the row, and its place in the batch; place: the node's place in the row's draft
 #   parent, first_child, sibling: nodes, or NONE; path: probability of the path down to the node
 #   source: number of the source that contributed most; words: begun in the answer so far
@@ -29,9 +30,10 @@ NONE = -1
 #   chance: of each candidate, negated once it is a node; next: the candidate that waits on the heap
 #   wide: candidates with a guest's behind the n-grams' own; see `guests` for what follows
 #   guest: node of the guest's tree that this one is, if that says more, or NONE
-#   guess: what the guest says of each candidate; rest: what n-grams and guest leave to others
+#   guess: what the guest says of each candidate
+#   floor, rest: of n-grams and guest, for a candidate they did not name, and for all other tokens
 #   mixed, none: chances by both, of each candidate (negated once it is a node) and of others
-#   cell: by which both were trusted
+#   cell: by which both were trusted, or NONE where n-grams say nothing
 NODE = np.dtype(
     [
         ("row", np.int32), ("line", np.int32), ("place", np.int32), ("parent", np.int32),
@@ -42,12 +44,13 @@ NODE = np.dtype(
         ("num_near", np.int32), ("near", np.int32, (PLACES, 2)),
         ("num_own", np.int32), ("own", np.int32, (PLACES, 2)),
         ("num_recent", np.int32), ("recent", np.int32, (RECENT_PLACES, 2)),
-        ("width", np.int32), ("candidates", np.int32, (WIDTH,)),
-        ("bases", np.int32, (SLOTS,)), ("levels", np.int8, (WIDTH, SLOTS)),
-        ("chance", np.float32, (WIDTH,)), ("other", np.int32), ("other_chance", np.float32),
+        ("width", np.int32), ("candidates", np.int32, (ROOM,)),
+        ("bases", np.int32, (SLOTS,)), ("levels", np.int8, (ROOM, SLOTS)),
+        ("chance", np.float32, (ROOM,)), ("other", np.int32), ("other_chance", np.float32),
         ("next", np.int32),
-        ("wide", np.int32), ("guest", np.int32), ("guess", np.float32, (WIDTH,)),
-        ("rest", np.float32, (2,)), ("mixed", np.float32, (WIDTH,)), ("none", np.float32),
+        ("wide", np.int32), ("guest", np.int32), ("guess", np.float32, (ROOM,)),
+        ("floor", np.float32, (2,)), ("rest", np.float32, (2,)), ("mixed", np.float32, (ROOM,)),
+        ("none", np.float32),
         ("cell", np.int32),
     ],
     align=True,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tasc_draft.compiled import borrowing, compiled
 from tasc_draft.drafts import Drafts
-from tasc_draft.mixture.candidates import NONE, WIDTH
+from tasc_draft.mixture.candidates import NONE, ROOM
 from tasc_draft.tokens import Int32
 
 SURE = (0.5, 0.9)  # where the n-grams' likeliest token has more, they are trusted by another cell
@@ -23,7 +23,7 @@ CELLS = 2 * 2 * (len(SURE) + 1)
 FIRST_TRUST = 0.5  # of each of the two
 MOST_TRUST = 2.0
 RATE = 0.1
-UNNAMED = 0.02  # share of what somebody leaves to other tokens that one of those has
+UNNAMED = 0.5  # of what somebody leaves to others: the share of what the other one names
 LEAST = 1e-5  # probability
 
 
@@ -45,32 +45,38 @@ class Guest(NamedTuple):
 
 
 def guest_of(drafts: Drafts) -> Guest:
-    """The trees of drafts for some rows."""
-    rows = len(drafts.offsets) - 1
-    nodes = rows + len(drafts.tokens)
-    first, sibling = np.full((2, nodes), NONE, np.int32)
-    tokens, probs = np.zeros(nodes, np.int32), np.zeros(nodes, np.float32)
-    guest = Guest(tokens, probs, first, sibling, np.full(1, rows, np.int32))
+    """The trees of drafts for some rows, which must be trees of ids."""
+    guest = _guest(len(drafts.offsets) - 1, len(drafts.tokens))
     _link(drafts.tokens, drafts.parents, drafts.logp, drafts.offsets, guest)
     return guest
 
 
+def _guest(rows: int, tokens: int) -> Guest:
+    nodes = rows + tokens
+    first, sibling = np.full((2, nodes), NONE, np.int32)
+    return Guest(
+        np.zeros(nodes, np.int32), np.zeros(nodes, np.float32), first, sibling,
+        np.full(1, rows, np.int32),
+    )  # fmt: skip
+
+
+NOBODY = _guest(0, 0)
+
+
 @compiled
 def _link(tokens: Any, parents: Any, logp: Any, offsets: Any, guest: Any) -> None:
+    """Backwards, so that siblings follow in the order of the drafts, the likeliest first."""
     rows = guest.rows[0]
     for row in range(rows):
         begin = offsets[row]
-        for x in range(begin, offsets[row + 1]):
+        for x in range(offsets[row + 1] - 1, begin - 1, -1):
             deeper = parents[x] >= 0
             above = begin + parents[x]
             up, node = rows + above if deeper else row, rows + x
             guest.tokens[node] = tokens[x]
-            guest.probs[node] = math.exp(logp[x] - (logp[above] if deeper else 0.0))
+            guest.probs[node] = min(math.exp(logp[x] - (logp[above] if deeper else 0.0)), 1.0)
             guest.sibling[node] = guest.first[up]
             guest.first[up] = node
-
-
-NOBODY = guest_of(Drafts.empty(0))
 
 
 @borrowing
@@ -93,19 +99,25 @@ def child(guest: Any, x: int, token: int) -> int:
 @borrowing
 def mix(trust: Any, node: Any, guest: Any) -> None:
     """Enter the guest's candidates at a node that was looked into, and mix what both say."""
-    own, best = 1.0, 0.0
-    node.guess[: node.wide] = 0.0
-    for i in range(node.wide):
-        own -= node.chance[i]
-        best = max(best, node.chance[i])
     others, x = 1.0, guest.first[node.guest]
+    node.guess[: node.wide] = 0.0
     while x != NONE:
         i = _place(node, guest.tokens[x])
         if i != NONE:
             node.guess[i] = guest.probs[x]
             others -= guest.probs[x]
         x = guest.sibling[x]
-    node.rest[0], node.rest[1] = max(own, LEAST), max(others, LEAST)
+    if node.width == 0:  # n-grams say nothing
+        node.cell = NONE
+        for i in range(node.wide):
+            node.mixed[i] = node.guess[i]
+        return
+    own, best = 1.0, 0.0
+    for i in range(node.wide):
+        own -= node.chance[i]
+        best = max(best, node.chance[i])
+    _leave(node, 0, node.chance, own)
+    _leave(node, 1, node.guess, others)
     node.cell = _cell(best, node.depth)
     _multiply(trust[node.cell], trust[node.cell + 1], node)
 
@@ -117,29 +129,35 @@ def chance(node: Any, i: int) -> float:
 
 
 @borrowing
-def take(node: Any, i: int) -> bool:
-    """Note that a candidate is in the tree; whether the guest said more of it than n-grams did."""
-    own = node.chance[i]
-    node.chance[i] = -own
+def take(trust: Any, node: Any, i: int) -> bool:
+    """Note that a candidate is in the tree; whether the guest raised it more than n-grams did."""
     if node.guest == NONE:
+        node.chance[i] = -node.chance[i]
         return False
     node.mixed[i] = -node.mixed[i]
-    return node.guess[i] > own
+    if node.cell == NONE:
+        return True
+    by_own = trust[node.cell] * (_log(node, 0, node.chance[i]) - math.log(node.rest[0]))
+    by_guest = trust[node.cell + 1] * (_log(node, 1, node.guess[i]) - math.log(node.rest[1]))
+    node.chance[i] = -node.chance[i]
+    return by_guest > by_own
 
 
 @borrowing
 def learn(learnt: Any, node: Any, token: int) -> None:
     """One step of gradient ascent on the likelihood of ``token`` by both exponents (AdaGrad)."""
+    if node.cell == NONE:
+        return
     own, others = math.log(node.rest[0]), math.log(node.rest[1])
-    by_own, by_others = -node.none * own, -node.none * others  # minus what was expected
+    by_own, by_guest = -node.none * own, -node.none * others  # minus what was expected
     for i in range(node.wide):
-        log_own, log_others = _log(node.chance[i], node.rest[0]), _log(node.guess[i], node.rest[1])
+        log_own, log_guess = _log(node, 0, node.chance[i]), _log(node, 1, node.guess[i])
         by_own -= abs(node.mixed[i]) * log_own
-        by_others -= abs(node.mixed[i]) * log_others
+        by_guest -= abs(node.mixed[i]) * log_guess
         if node.candidates[i] == token:
-            own, others = log_own, log_others
+            own, others = log_own, log_guess
     _climb(learnt, node.cell, by_own + own)
-    _climb(learnt, node.cell + 1, by_others + others)
+    _climb(learnt, node.cell + 1, by_guest + others)
 
 
 @borrowing
@@ -150,10 +168,21 @@ def _climb(learnt: Any, cell: int, gradient: float) -> None:
 
 
 @borrowing
+def _leave(node: Any, side: int, chances: Any, left: float) -> None:
+    """Share what a side leaves to others among candidates that it did not name, and the rest."""
+    unnamed = 0
+    for i in range(node.wide):
+        unnamed += chances[i] == 0.0
+    shared = UNNAMED * left if unnamed else 0.0
+    node.floor[side] = max(shared / max(unnamed, 1), LEAST)
+    node.rest[side] = max(left - shared, LEAST)
+
+
+@borrowing
 def _multiply(a: float, b: float, node: Any) -> None:
     whole = node.none = math.exp(a * math.log(node.rest[0]) + b * math.log(node.rest[1]))
     for i in range(node.wide):
-        own, others = _log(node.chance[i], node.rest[0]), _log(node.guess[i], node.rest[1])
+        own, others = _log(node, 0, node.chance[i]), _log(node, 1, node.guess[i])
         node.mixed[i] = math.exp(a * own + b * others)
         whole += node.mixed[i]
     for i in range(node.wide):
@@ -162,9 +191,9 @@ def _multiply(a: float, b: float, node: Any) -> None:
 
 
 @borrowing
-def _log(chance: float, rest: float) -> float:
-    """Of a candidate that may be unnamed, or in the tree and so negative."""
-    return math.log(max(abs(chance), UNNAMED * rest + LEAST))
+def _log(node: Any, side: int, chance: float) -> float:
+    """Of a candidate's chance by one side: 0 if it did not name it, negative if in the tree."""
+    return math.log(max(abs(chance), LEAST) if chance != 0.0 else node.floor[side])
 
 
 @borrowing
@@ -174,7 +203,7 @@ def _place(node: Any, token: int) -> int:
     for i in range(n):
         if node.candidates[i] == token:
             return i
-    if n == WIDTH:
+    if n == ROOM:
         return NONE
     node.candidates[n] = token
     node.levels[n, :] = 0

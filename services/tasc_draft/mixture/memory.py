@@ -68,6 +68,8 @@ class Memory:
         self._views: dict[tuple[int, int], Drafts] = {}
         self.is_eos = np.zeros(ids, bool)
         self.is_eos[[e for e in eos_ids if 0 <= e < ids]] = True
+        trust = np.full(guests.CELLS, guests.FIRST_TRUST, np.float32)
+        self.trust = trust, np.ones_like(trust)  # of a guest, whatever the index
         self.growth = np.zeros(1, GROWTH)
         for name, value in {
             "rule": RULES[settings.mixture], "n_max": settings.n_max, "p_min": settings.p_min,
@@ -89,8 +91,7 @@ class Memory:
     def learnt(self, index: DraftIndex) -> Learnt:
         """A copy of an index's weights, to go on learning from."""
         values = (index.weights or Weights.initial()).values
-        trust = np.full(guests.CELLS, guests.FIRST_TRUST, np.float32)
-        return Learnt(values.copy(), np.ones_like(values), trust, np.ones_like(trust))
+        return Learnt(values.copy(), np.ones_like(values), *self.trust)
 
     def state(self, index: DraftIndex, learnt: Learnt) -> Any:
         """The box that compiled code takes.

@@ -111,9 +111,11 @@ class NgramProposer:
 
         Args:
             guest: What somebody else drafts for the same rows; both become one tree (`guests`).
+                Where it drafted, a row has up to ``budget[i]`` tokens, and no least probability
+                of its own.
 
         Raises:
-            ValueError: More rows than there are, or the guest has other rows, or ids of nobody.
+            ValueError: More rows than there are, or the guest has other rows, or no trees of ids.
         """
         if len(rows) > len(self._lengths):
             raise ValueError(
@@ -181,6 +183,17 @@ class NgramProposer:
                 f"the guest drafted for {len(guest.offsets) - 1} rows, {rows} are drafted for; ask "
                 "it for the same ones"
             )
+        sizes = np.diff(guest.offsets)
+        nodes = len(guest.tokens)
+        whole = (
+            guest.offsets[0] == 0 and int(guest.offsets[-1]) == nodes
+            and len(guest.parents) == len(guest.logp) == nodes and not (sizes < 0).any()
+        )  # fmt: skip
+        place = np.arange(nodes) - np.repeat(guest.offsets[:-1], sizes) if whole else sizes
+        if not whole or ((guest.parents < -1) | (guest.parents >= place)).any():
+            raise ValueError("the guest's drafts are no trees, parents in front of their children")
+        if not np.isfinite(guest.logp).all():
+            raise ValueError("the guest has a token whose log-probability is no number")
         self._require_ids(guest.tokens)
         return guest_of(guest)
 

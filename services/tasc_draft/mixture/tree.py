@@ -26,13 +26,16 @@ def grow(state: Any, batch: Any, limits: Any, least: Any, guest: Any) -> int:
         batch: ``int32[m]`` rows.
         limits: ``int32[m]`` most draft tokens of each; written on.
         least: ``float32[n]`` least path probability of the i-th token of all; n is the budget.
-        guest: `guests.Guest` whose trees of the same rows are mixed in.
+        guest: `guests.Guest` whose trees of the same rows are mixed in. Rows where it drafted
+            have as many tokens as ``limits`` allows, however unlikely: whoever asked the guest
+            says what a token must bring.
     """
     nodes, heap, growth, is_eos = state.nodes, state.heap, state.growth[0], state.is_eos
     for line in range(len(batch)):
         if 0 <= batch[line] < len(state.rows) and state.rows[batch[line]].length > 0:
             take_in(state, batch[line])
-            limits[line] = min(limits[line], growth.most)
+            if guests.root(guest, line) == NONE or growth.most == 0:
+                limits[line] = min(limits[line], growth.most)
         else:
             limits[line] = 0  # nobody is there
     roots = _plant(state, batch, limits, guest)
@@ -40,9 +43,10 @@ def grow(state: Any, batch: Any, limits: Any, least: Any, guest: Any) -> int:
     while heap[0].node > 0 and n - roots < len(least):
         path, x, closed = pop(heap)
         most = nodes[x].path if closed else path
-        if most == 0.0 or most < max(least[n - roots], growth.min_prob):
+        line = nodes[x].line
+        if limits[line] == 0 or most == 0.0 or most < least[n - roots]:
             continue
-        if limits[nodes[x].line] == 0:
+        if most < growth.min_prob and guests.root(guest, line) == NONE:
             continue
         if closed:
             look_into(state, x)
@@ -50,8 +54,8 @@ def grow(state: Any, batch: Any, limits: Any, least: Any, guest: Any) -> int:
                 guests.mix(state.learnt.trust, nodes[x], guest)
         else:
             _add(state, x, n, path, guest)
-            limits[nodes[x].line] -= 1
-            if not is_eos[nodes[n].token]:
+            limits[line] -= 1
+            if not is_eos[nodes[n].token] and nodes[n].depth < growth.most:
                 push(heap, growth.hope * path, n, True)
             n += 1
         if closed or growth.branching:
@@ -70,7 +74,7 @@ def take_in(state: Any, row: int) -> None:
         token = state.texts[row, at]
         if rate > 0.0:
             scoring.learn(state.learnt.weights, state.learnt.squares, nodes[x], token, rate)
-        if nodes[x].guest != NONE:
+        if nodes[x].guest != NONE and (rate > 0.0 or state.growth[0].rule != MIXED):
             guests.learn(state.learnt, nodes[x], token)
         x = _child(nodes, x, token)
         at += 1
@@ -150,7 +154,7 @@ def _add(state: Any, x: int, n: int, path: float, guest: Any) -> None:
     child.first_child = NONE
     child.sibling = parent.first_child
     parent.first_child = n
-    is_guests = guests.take(parent, i)
+    is_guests = guests.take(state.learnt.trust, parent, i)
     slot = cells.PROMPT if parent.levels[i, cells.PROMPT] else 0
     if state.growth[0].rule == MIXED:
         slot = scoring.loudest(state.learnt.weights, parent, i)

@@ -32,7 +32,7 @@ class HybridProposer:
     """Two proposers as one; see `tasc_draft.Proposer`.
 
     Args:
-        ngram: Costs next to nothing, and is always asked.
+        ngram: Costs next to nothing, and is always asked; where the model is, twice.
         neural: Is asked for rows where the likeliest token of the n-grams has less probability
             than ``sure``, in steps that ``arms`` says.
         arms: None: those in which it brings more tokens a second than not to ask it.
@@ -60,7 +60,7 @@ class HybridProposer:
 
     @property
     def max_depth(self) -> int:
-        return max(self._ngram.max_depth, self._neural.max_depth)
+        return self._ngram.max_depth
 
     def start(self, row: int, prompt: Int32) -> None:
         self._in_use.add(row)

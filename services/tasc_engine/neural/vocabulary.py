@@ -107,8 +107,11 @@ class FullVocabulary(_FixedVocabulary):
     """
 
     def __init__(self, head: Linear | Tensor, bias: Tensor | None = None) -> None:
-        own = 0 if isinstance(head, Linear) else head.nbytes
-        super().__init__(head if isinstance(head, Linear) else Linear(head, bias), own)
+        if isinstance(head, Linear):
+            super().__init__(head, 0)
+        else:
+            linear = Linear(head, bias)
+            super().__init__(linear, head.nbytes if linear.laid_out else 0)
 
     def ids_of(self, slots: Tensor, rows: Tensor) -> Tensor:
         return slots
@@ -130,7 +133,8 @@ class RankedVocabulary(_FixedVocabulary):
         self._ids = checked_ids(ids, head)
         weights = head[self._ids]
         bias = None if bias is None else bias[self._ids]
-        super().__init__(Linear(weights, bias), weights.nbytes)
+        own = (weights, self._ids, *(() if bias is None else (bias,)))
+        super().__init__(Linear(weights, bias), sum(tensor.nbytes for tensor in own))
 
     def ids_of(self, slots: Tensor, rows: Tensor) -> Tensor:
         return self._ids[slots]

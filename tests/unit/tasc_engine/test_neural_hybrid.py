@@ -1,6 +1,6 @@
 """The hybrid: who is asked for what, what the n-grams are handed, when the model is left alone."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -44,6 +44,18 @@ class Fixed:
         )  # fmt: skip
 
 
+class Sures(Fixed):
+    """Of each row another probability."""
+
+    def __init__(self, probs: list[float]) -> None:
+        super().__init__(1, 0.5)
+        self.probs = probs
+
+    def propose(self, *asked: object) -> Drafts:  # type: ignore[override]
+        drafts = super().propose(*asked)
+        return replace(drafts, logp=np.log(np.array(self.probs, np.float32)))
+
+
 class Clock:
     now = 0.0
 
@@ -60,6 +72,13 @@ def test_what_the_model_says_is_handed_to_the_n_grams() -> None:
     assert ngram.guests[0] is None
     assert ngram.guests[1] is not None
     assert ngram.guests[1].tokens.tolist() == [2, 2]
+
+
+def test_of_several_rows_the_unsure_ones_are_drafted_for() -> None:
+    ngram, neural = Sures([0.95, 0.4, 0.9]), Fixed(2, 0.4)
+    hybrid = HybridProposer(ngram, neural, sure=SURE, arms=Always())
+    hybrid.propose(np.arange(3, dtype=np.int32), np.array([5, 6, 7], np.int32))
+    assert neural.asked == [[0, 6, 0]]
 
 
 def test_a_sure_row_is_not_drafted_for_by_the_model() -> None:
