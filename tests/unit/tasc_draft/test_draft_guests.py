@@ -1,11 +1,8 @@
-"""A guest's tree in the n-grams' own: mixed as said, the likeliest paths, and trust that is learnt.
-
-The reference mixes in plain Python: dictionaries of chances by path, no code of the kernels.
-"""
+"""A guest's tree in the n-grams' own: mixed as said, and the likeliest paths within the limits."""
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -26,21 +23,18 @@ from draft_cases import (
 )
 from draft_checks import Limits, Tree, assert_valid, left_out, tree
 from draft_reference import Chances, Path, TascReference, followers
+from guest_cases import Guests, both, drafts_of, guests, ngrams, said_by, trust, with_guest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasc_draft import (
-    SOURCES,
     DraftIndex,
-    Drafts,
     DraftSettings,
-    NgramProposer,
     Tokens,
     build_index,
 )
-from tasc_draft.mixture.guests import FIRST_TRUST, LEAST, MOST_TRUST, RATE, UNNAMED
+from tasc_draft.mixture.guests import FIRST_TRUST
 
-Guests = dict[Path, float]  # the chance of each path's last token behind the others
 Own = Callable[[Path], dict[int, float]]
 SLACK = 1e-4  # float32 of products, powers and their sums
 
@@ -53,58 +47,6 @@ tasc = st.builds(
     num_speculative_tokens=st.integers(1, 10),
     min_prob=st.just(0.0),
 )
-
-
-@st.composite
-def guests(draw: st.DrawFn) -> Guests:
-    paths: list[Path] = [()]
-    found: Guests = {}
-    for _ in range(draw(st.integers(0, 8))):
-        path = (*draw(st.sampled_from(paths)), draw(st.integers(0, 8)))
-        if path not in found:
-            left = 1 - sum(said_by(found, path[:-1]).values())
-            found[path] = left * draw(st.integers(1, 99)) / 100  # sure ones, too
-            paths.append(path)
-    return found
-
-
-def drafts_of(rows: Sequence[Guests]) -> Drafts:
-    tokens, parents, depths, logp, offsets = [], [], [], [], [0]
-    for row in rows:
-        places: dict[Path, int] = {(): -1}
-        for path in sorted(row, key=len):
-            places[path] = len(places) - 1
-            tokens.append(path[-1])
-            parents.append(places[path[:-1]])
-            depths.append(len(path))
-            logp.append(sum(math.log(row[path[: i + 1]]) for i in range(len(path))))
-        offsets.append(len(tokens))
-    return Drafts(
-        ids(tokens), ids(parents), np.array(depths, np.int16), ids(offsets),
-        np.array(logp, np.float32), np.full(len(tokens), SOURCES.index("neural"), np.int8),
-    )  # fmt: skip
-
-
-def said_by(guest: Guests, path: Path) -> dict[int, float]:
-    return {p[-1]: chance for p, chance in guest.items() if p[:-1] == path}
-
-
-def both(
-    own: dict[int, float], others: dict[int, float], trust: tuple[float, float]
-) -> tuple[dict[int, float], float]:
-    """The chance of each token, and of none of them."""
-    if not own:
-        return others, 1 - sum(others.values())
-    raw, none = dict.fromkeys(own | others, 1.0), 1.0
-    for side, by in zip((own, others), trust, strict=True):
-        left, unnamed = 1 - sum(side.values()), len(raw) - len(side)
-        shared = UNNAMED * left if unnamed else 0.0
-        for token in raw:
-            named = side.get(token) or shared / unnamed
-            raw[token] *= max(named, LEAST) ** by
-        none *= max(left - shared, LEAST) ** by
-    whole = sum(raw.values()) + none
-    return {token: chance / whole for token, chance in raw.items()}, none / whole
 
 
 def mixture(own: Own, guest: Guests) -> Callable[[Path], Chances]:
@@ -188,17 +130,6 @@ def beside_guest(setting: DraftSettings, limit: int, branching: bool = True) -> 
     return Limits(most, TARGET, SEP, (EOS,), 0.0, branching)
 
 
-def ngrams(mixture: str = "mixed") -> NgramProposer:
-    setting = DraftSettings(
-        mixture=mixture, min_prob=0.0, recent_tokens=0, num_speculative_tokens=12
-    )
-    return make_proposer(make_index([[1, 2, 3], [4, 5, 1]] * 9), setting)
-
-
-def with_guest(proposer: NgramProposer, *rows: Guests) -> Drafts:
-    return proposer.propose(ids(range(len(rows))), ids([12] * len(rows)), None, drafts_of(rows))
-
-
 def test_each_goes_on_behind_tokens_of_the_other() -> None:
     proposer = ngrams()
     begun(proposer, 0, [], [])
@@ -216,80 +147,6 @@ def test_no_guest_and_one_that_says_nothing_are_the_same() -> None:
     alone = one.propose(ids([0, 1]), ids([12, 12]))
     beside = with_guest(other, {}, {})
     assert [tree(alone, i) for i in (0, 1)] == [tree(beside, i) for i in (0, 1)]
-
-
-@pytest.mark.parametrize("mixture", ["mixed", "tasc"])
-def test_a_guest_that_is_right_is_trusted_and_one_that_is_wrong_is_not(mixture: str) -> None:
-    """The corpus says 1, prompts say nothing, and the guest says 7 and is as sure each time."""
-    chance = {}
-    for said in (7, 1):
-        proposer = ngrams(mixture)
-        for _ in range(40):
-            begun(proposer, 0, [], [])
-            chance[said] = math.exp(tree(with_guest(proposer, {(7,): 0.5}))[(7,)].logp)
-            proposer.observe(0, ids([said]))
-            proposer.finish(0)
-    assert chance[7] > chance[1] + 0.1
-
-
-def test_what_is_learnt_is_the_gradient_of_the_likelihood() -> None:
-    proposer, guest = ngrams("tasc"), {(1,): 0.2, (7,): 0.7}
-    begun(proposer, 0, [], [])
-    with_guest(proposer, guest)
-    proposer.observe(0, ids([7]))
-    before = trust(proposer)
-    proposer.propose(ids([0]), ids([0]))  # takes in what the target said
-    moved = np.flatnonzero(trust(proposer) != before)
-    own = {1: 0.5, 4: 0.5}
-
-    def likelihood(a: float, b: float) -> float:
-        return math.log(both(own, said_by(guest, ()), (a, b))[0][7])
-
-    step = 1e-5
-    by = [(likelihood(FIRST_TRUST + step * (side == 0), FIRST_TRUST + step * (side == 1))
-           - likelihood(FIRST_TRUST, FIRST_TRUST)) / step for side in (0, 1)]  # fmt: skip
-    wanted = [FIRST_TRUST + RATE * g / math.sqrt(1 + g * g) for g in by]
-    assert trust(proposer)[moved].tolist() == pytest.approx(wanted, rel=1e-3)
-    assert len(moved) == 2
-
-
-def trust(proposer: NgramProposer) -> np.ndarray:
-    return proposer._learnt.trust.copy()
-
-
-def told(proposer: NgramProposer, guest: Guests, *said: int) -> None:
-    """One answer, drafted for once."""
-    begun(proposer, 0, [], [])
-    with_guest(proposer, guest)
-    proposer.observe(0, ids(said))
-    proposer.finish(0)
-
-
-@pytest.mark.parametrize(
-    ("guest", "said", "bounds"),
-    [({(7,): 0.6}, 7, (0.0, MOST_TRUST)), ({(7,): 0.5, (1,): 0.4}, 4, (None, 0.0))],
-)
-def test_trust_ends_at_its_bounds(
-    guest: Guests, said: int, bounds: tuple[float | None, float]
-) -> None:
-    proposer = ngrams("tasc")
-    for _ in range(4000):
-        told(proposer, guest, said)
-    for found, bound in zip(trust(proposer), bounds, strict=False):
-        assert bound in (None, found)
-    proposer.check_integrity()
-
-
-def test_each_depth_and_sureness_has_an_exponent_of_its_own() -> None:
-    proposer, guest = ngrams("tasc"), {(1,): 0.5, (1, 2): 0.3}
-    told(proposer, guest, 9)  # SEP is followed by 1 or 4
-    first = np.flatnonzero(trust(proposer) != FIRST_TRUST)
-    before = trust(proposer)
-    told(proposer, guest, 1, 9)  # 1 by 2, surely
-    both_levels = np.flatnonzero(trust(proposer) != before)
-    assert len(first) == 2
-    assert set(first.tolist()) < set(both_levels.tolist())
-    assert len(both_levels) == 4
 
 
 def test_where_n_grams_say_nothing_the_guest_is_heard_as_it_is() -> None:
@@ -329,22 +186,6 @@ def test_a_row_with_a_guest_is_bounded_by_its_caller_alone() -> None:
     assert len(tree(drafts, 0)) == 5
     assert max(len(path) for path in tree(drafts, 0)) == 2  # as deep as it may get
     assert len(tree(drafts, 1)) <= 2
-
-
-def test_nothing_of_a_guest_is_learnt_at_rate_zero() -> None:
-    setting = DraftSettings(min_prob=0.0, learning_rate=0.0)
-    proposer = make_proposer(make_index([[1, 2, 3]] * 9), setting)
-    told(proposer, {(7,): 0.5}, 7)
-    assert (trust(proposer) == FIRST_TRUST).all()
-
-
-def test_another_index_leaves_trust_as_it_is() -> None:
-    proposer = ngrams()
-    told(proposer, {(7,): 0.5}, 7)
-    before = trust(proposer)
-    proposer.set_index(make_index([[3, 2, 1]] * 4))
-    assert (trust(proposer) == before).all()
-    assert (before != FIRST_TRUST).any()
 
 
 @pytest.mark.parametrize(
