@@ -80,7 +80,6 @@ def enrich(
     A model with this tokenizer needs fewer steps for the same text once `tasc finetune` has taught
     it the new tokens. Every text is read back as by the tokenizer without them.
     """
-    from dataclasses import replace
 
     from tasc_jobs.enrich.algorithm import EnrichSettings
     from tasc_jobs.enrich.job import STAGES, enrich_and_save
@@ -92,7 +91,7 @@ def enrich(
     fields = (input_field, output_field)
     settings = EnrichSettings(budget, n_max, pcs, pcs_rule)
     if refine:
-        settings = replace(settings, discount=1, rounds=4)
+        settings = settings.refining
     if train:
         source = file_source(train, tokenizer, eos, fields)
     else:

@@ -5,7 +5,6 @@ Outputs alone decide it: no model is needed. The spread is of 200 draws of test 
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +78,7 @@ def _measure(data: Path, task: str, tokenizer: TaskTokenizer) -> dict[str, Any]:
     outputs, judged = [r.output for r in train], [r.output for r in test]
     settings = EnrichSettings(BUDGETS[-1], 4, PCS)
     found = enrich(tokenizer, outputs, settings)
-    better = refined(tokenizer, outputs, replace(settings, discount=1, rounds=4))
+    better = refined(tokenizer, outputs, settings.refining)
     before, *after = lengths_by_budget(tokenizer, found, judged, BUDGETS)
     size = sum(len(text.encode()) for text in judged)
     bits = {
