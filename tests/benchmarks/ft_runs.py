@@ -42,7 +42,7 @@ class FtRun:
         budget: Of new tokens; 0 keeps the tokenizer.
         n_max: Of n-grams; says nothing where the budget is 0.
         rows, epochs: What is learnt; the task's own if None.
-        refined: Whether its new tokens are, as by `tasc enrich --refine`.
+        rank: Of the adapter, and its alpha.
     """
 
     task: str
@@ -52,27 +52,23 @@ class FtRun:
     seed: int = 0
     rows: int | None = None
     epochs: float | None = None
-    refined: bool = False
+    rank: int = SETTINGS.rank
 
     @property
     def of(self) -> FtTask:
         return TASKS[self.task]
 
     @property
-    def tokens(self) -> str:
-        """Of which task, base and settings."""
-        n_max = self.n_max if self.budget else 0
-        refined = "-refined" if self.budget and self.refined else ""
-        return f"{self.task}-{self.base}-{n_max}-{self.budget}{refined}"
-
-    @property
     def name(self) -> str:
+        n_max = self.n_max if self.budget else 0
         rows, epochs = self.rows or self.of.rows, self.epochs or self.of.epochs
-        return f"{self.tokens}-{rows}x{epochs:g}-{self.seed}"
+        rank = f"-r{self.rank}" if self.rank != SETTINGS.rank else ""
+        return f"{self.task}-{self.base}-{n_max}-{self.budget}-{rows}x{epochs:g}{rank}-{self.seed}"
 
     @property
     def settings(self) -> FinetuneSettings:
-        return replace(SETTINGS, epochs=self.epochs or self.of.epochs, seed=self.seed)
+        epochs = self.epochs or self.of.epochs
+        return replace(SETTINGS, epochs=epochs, seed=self.seed, rank=self.rank, alpha=self.rank)
 
 
 @dataclass(frozen=True)
@@ -105,12 +101,11 @@ class Workshop:
         base = self.base(run.base)
         if not run.budget:
             return base
-        folder = self.work / "tokenizers" / run.tokens
+        folder = self.work / "tokenizers" / f"{run.task}-{run.base}-{run.n_max}-{run.budget}"
         if not folder.is_dir():
             outputs = [row.output for row in run.of.read(self.data, "train")]
             making = folder.with_name(f"{folder.name}.{os.getpid()}")
             settings = EnrichSettings(run.budget, run.n_max, PCS)
-            settings = settings.refining if run.refined else settings
             enrich_and_save(TaskTokenizer.from_folder(base), outputs, settings, making)
             if folder.is_dir():  # somebody else was faster
                 return folder
