@@ -80,7 +80,6 @@ def enrich(
     A model with this tokenizer needs fewer steps for the same text once `tasc finetune` has taught
     it the new tokens. Every text is read back as by the tokenizer without them.
     """
-
     from tasc_jobs.enrich.algorithm import EnrichSettings
     from tasc_jobs.enrich.job import STAGES, enrich_and_save
     from tasc_jobs.enrich.sources import corpus_source, file_source, outputs_of
