@@ -6,10 +6,11 @@
 Parts: `lengths` enriches tokenizers by six tasks' outputs, and says how much shorter test outputs
 get (no model); `seeds` fine-tunes with and without new tokens, by three seeds; `epochs` for 1, 3, 5
 and 10; `both` has TASC-ft and drafting alone and together on six tasks; `forecast` holds Renyi
-entropy against the times of 40 runs. DIR has a folder of `train.jsonl.gz` and `test.jsonl.gz` for
-each task. Fine-tunes are kept under --work and not made again: a run that was stopped goes on where
-it was. The shipped model is the base; the half-size one of `forecast` is trained first. Progress
-goes to stderr, tables to stdout; the last line of stdout is one JSON object.
+entropy against the times of 40 distinct fine-tunes. DIR has a folder of `train.jsonl.gz` and
+`test.jsonl.gz` for each task. Fine-tunes are kept under --work and not made again: a run that was
+stopped goes on where it was; one that was made with other settings is refused. The shipped model is
+the base; the half-size one of `forecast` is trained first. Progress goes to stderr, tables to
+stdout; the last line of stdout is one JSON object.
 """
 
 import os

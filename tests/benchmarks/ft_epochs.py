@@ -21,7 +21,7 @@ def measure(asked: Asked, console: Console) -> tuple[list[Figure], dict[str, Any
         return [], {}
     found = measure_all(workshop, runs, drafts=False)
     names = list(next(iter(found.values()))["quality"])
-    title = f"{TASK}, new tokens, by epochs of {runs[0].of.rows:,} rows"
+    title = f"{TASK}, new tokens, by epochs of {runs[0].of.rows:,} rows; seed 0 alone"
     table = table_of(title, ["epochs", *names, "steps", "ms an answer"])
     for run, each in found.items():
         table.add_row(

@@ -1,17 +1,17 @@
 """One fine-tune of the benchmark: what it is, how it is made, how it is measured; kept in files.
 
 A run that a folder has already is not made or measured again, so a benchmark that was stopped goes
-on. It prints nothing.
+on; one that was made otherwise is refused, since a folder's name does not say all. It prints
+nothing.
 """
 
-import json
-import os
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from ft_kept import circumstances, read, require_same, write_whole
 from ft_tasks import TASKS, FtTask
 
 from tasc_engine import ModelSource
@@ -19,18 +19,22 @@ from tasc_jobs.demo.tasks import MODEL
 from tasc_jobs.demo.train import SIZES
 from tasc_jobs.enrich.algorithm import EnrichSettings
 from tasc_jobs.enrich.job import enrich_and_save
+from tasc_jobs.enrich.saving import RECORD
+from tasc_jobs.errors import FileError
 from tasc_jobs.evaluate.job import Evaluation, evaluate
 from tasc_jobs.evaluate.subject import Asking, Setup
 from tasc_jobs.finetune.finished import REPORT
 from tasc_jobs.finetune.job import Finetune, finetune
 from tasc_jobs.finetune.settings import FinetuneSettings
 from tasc_jobs.statistics.distribution import renyi2_bits
+from tasc_store import CorpusRow
 from tasc_text import TaskTokenizer
 
 PCS = 0.02
 HALF_EPOCHS = 3  # of the base of half the shipped one's size
 # A model of 7 M parameters is not one of 500 M: more steps, each longer, and nothing dropped.
 SETTINGS = FinetuneSettings(learning_rate=3e-3, dropout=0.0, batch_rows=32, quantization="none")
+_MEASURED_WITH = "measured_with"
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,10 @@ class FtRun:
 
 @dataclass(frozen=True)
 class Workshop:
-    """Where runs are made and kept."""
+    """Where runs are made and kept.
+
+    Every method raises SystemExit where what is kept was made otherwise; see `require_same`.
+    """
 
     data: Path
     work: Path
@@ -91,10 +98,26 @@ class Workshop:
     def measured(self, run: FtRun) -> dict[str, Any] | None:
         """What was found of as many rows and repeats before."""
         file = self._measured(run)
-        return json.loads(file.read_text()) if file.is_file() else None
+        if not file.is_file():
+            return None
+        found = read(file)
+        require_same(file, found.get(_MEASURED_WITH, {}), circumstances(run.of.prompt))
+        return found
 
     def is_made(self, run: FtRun) -> bool:
-        return (self.work / run.name / REPORT).is_file()
+        """Settings and number of rows are compared; a file of rows that changed is not seen."""
+        folder = self.work / run.name
+        if not (folder / REPORT).is_file():
+            return False
+        kept = read(folder / REPORT)
+        data = kept["data"]
+        told = kept["settings"] | {"rows": data["rows"] + data.get("too_long", 0)}
+        asked = asdict(run.settings) | {"rows": len(self.learnt(run))}
+        require_same(folder, told, asked)
+        return True
+
+    def learnt(self, run: FtRun) -> list[CorpusRow]:
+        return run.of.read(self.data, "train")[: run.rows or run.of.rows]
 
     def tokenizer(self, run: FtRun) -> Path:
         """The base's own, or an enriched one, made once."""
@@ -102,22 +125,22 @@ class Workshop:
         if not run.budget:
             return base
         folder = self.work / "tokenizers" / f"{run.task}-{run.base}-{run.n_max}-{run.budget}"
+        settings = EnrichSettings(run.budget, run.n_max, PCS)
         if not folder.is_dir():
             outputs = [row.output for row in run.of.read(self.data, "train")]
-            making = folder.with_name(f"{folder.name}.{os.getpid()}")
-            settings = EnrichSettings(run.budget, run.n_max, PCS)
-            enrich_and_save(TaskTokenizer.from_folder(base), outputs, settings, making)
-            if folder.is_dir():  # somebody else was faster
-                return folder
-            making.rename(folder)
+            try:
+                enrich_and_save(TaskTokenizer.from_folder(base), outputs, settings, folder)
+            except FileError:
+                if not folder.is_dir():  # else another process was faster
+                    raise
+        require_same(folder, read(folder / RECORD)["settings"], asdict(settings))
         return folder
 
     def make(self, run: FtRun) -> None:
         """Fine-tune, on one thread."""
         torch.set_num_threads(1)
-        rows = run.of.read(self.data, "train")[: run.rows or run.of.rows]
         job = Finetune(
-            run.task, self.base(run.base), self.tokenizer(run), rows, run.of.prompt,
+            run.task, self.base(run.base), self.tokenizer(run), self.learnt(run), run.of.prompt,
             run.settings, self.work / run.name,
         )  # fmt: skip
         finetune(job)
@@ -146,7 +169,8 @@ class Workshop:
         ).as_json
         counts = Counter(id_ for ids in outputs for id_ in ids)
         found["renyi2_bits"] = renyi2_bits(list(counts.values()))
-        self._measured(run).write_text(json.dumps(found))
+        found[_MEASURED_WITH] = circumstances(run.of.prompt)
+        write_whole(self._measured(run), found)
         return found
 
     def _measured(self, run: FtRun) -> Path:

@@ -14,6 +14,13 @@ from tasc_store import CorpusRow
 from tasc_text import PromptTemplate
 
 _ORDER = 1  # seed of the order that rows are taken in
+_MEASURES: dict[Metrics, tuple[str, ...]] = {
+    "massive": ("joint_accuracy", "intent_accuracy", "slot_f1"),
+    "tags": ("tag_accuracy",),
+    "labels": ("f1", "precision", "recall"),
+    "exact": ("exact_match", "token_f1"),
+    "text": ("rouge_l", "token_f1"),
+}
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,11 @@ class FtTask:
     epochs: float
     words: int | None = None
     max_tokens: int = 96
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """Of its answers' quality, by name; the one it is judged by first."""
+        return _MEASURES[self.metrics]
 
     @property
     def prompt(self) -> PromptTemplate:

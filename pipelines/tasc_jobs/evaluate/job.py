@@ -13,7 +13,7 @@ from tasc_engine import ModelSource
 from tasc_jobs.enrich.saving import RECORD
 from tasc_jobs.errors import EmptyCorpusError, JobError
 from tasc_jobs.evaluate.confidence import AtLevel, Piece, confident_labels, precision_recall
-from tasc_jobs.evaluate.quality import Metrics, quality
+from tasc_jobs.evaluate.quality import Metrics, quality, require_judgeable
 from tasc_jobs.evaluate.runs import Side, measure
 from tasc_jobs.evaluate.subject import Asking, Prompt, Setup, Subject
 from tasc_jobs.stages import StageProgress, silent
@@ -101,7 +101,11 @@ def evaluate(given: Evaluation, progress: StageProgress = silent) -> Evaluated:
     Raises:
         JobError: The model cannot be loaded, or could not go on with an answer.
         EmptyCorpusError: No test row's prompt leaves room for an answer.
+        UsageError: A test row's output cannot be judged by the metrics.
     """
+    require_judgeable(
+        [row.output for row in given.test], given.metrics, [row.key for row in given.test]
+    )
     subject = Subject(given.source, given.asking, given.setup)
     prompts = subject.prompts([row.input for row in given.test])
     if not prompts:

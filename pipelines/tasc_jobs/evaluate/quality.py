@@ -5,9 +5,11 @@ All shares lie in [0, 1]; answers and expected outputs come in the same order.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal, TypeVar
+
+from tasc_jobs.errors import UsageError
 
 SEPARATOR = "; "  # between labels
 Metrics = Literal["massive", "tags", "labels", "exact", "text"]
@@ -16,6 +18,7 @@ T = TypeVar("T")
 _INTENT = re.compile(r"^intent: (\w+), slot fills: \{(.*)\}$", re.DOTALL)
 _SLOT = re.compile(r"(\w+): (.*?)(?=, \w+: |$)", re.DOTALL)
 _WORD = re.compile(r"\w+")
+_SHOWN = 100  # letters of a text that is named
 
 
 @dataclass(frozen=True)
@@ -37,12 +40,38 @@ class LabelQuality:
 
 
 def quality(answers: Sequence[str], expected: Sequence[str], metrics: Metrics) -> dict[str, float]:
-    """The measures of a kind of task by name; exact match is among them all."""
+    """The measures of a kind of task by name; exact match is among them all.
+
+    Raises:
+        UsageError: An expected output cannot be judged by them.
+    """
     return {"exact_match": exact_match(answers, expected), **_MEASURES[metrics](answers, expected)}
 
 
+def require_judgeable(
+    expected: Sequence[str], metrics: Metrics, rows: Sequence[str] | None = None
+) -> None:
+    """Raise UsageError where an intent is asked for and a row's expected output says none: any
+    garbage would be right. The row is named by its number where no other names are given.
+    """
+    if metrics != "massive":
+        return
+    names: Iterable[str | int] = rows or range(1, len(expected) + 1)
+    for row, text in zip(names, expected, strict=True):
+        if not _says_all(text):
+            raise UsageError(
+                f"the expected output of row {row} is {text[:_SHOWN]!r}, not 'intent: NAME, slot "
+                "fills: {NAME: VALUE, ...}' as the metrics massive judge; name another --metrics"
+            )
+
+
 def intent_quality(answers: Sequence[str], expected: Sequence[str]) -> IntentQuality:
-    """Of MASSIVE answers; slots count over all rows (micro F1), an unreadable answer has none."""
+    """Of MASSIVE answers; slots count over all rows (micro F1), an unreadable answer has none.
+
+    Raises:
+        UsageError: An expected output is unreadable.
+    """
+    require_judgeable(expected, "massive")
     found = [_parse(a) for a in answers]
     right = [_parse(e) for e in expected]
     pairs = list(zip(found, right, strict=True))
@@ -54,13 +83,13 @@ def intent_quality(answers: Sequence[str], expected: Sequence[str]) -> IntentQua
 
 
 def tagging_accuracy(answers: Sequence[str], expected: Sequence[str]) -> float:
-    """Share of words whose tag is right, by position; tags too many or too few are wrong."""
-    right = total = 0
-    for answer, truth in zip(answers, expected, strict=True):
-        tags = truth.split()
-        total += len(tags)
-        right += sum(a == t for a, t in zip(answer.split(), tags, strict=False))
-    return right / total
+    """Share of words whose tag is right, by position; a tag that is missing is wrong, one behind
+    the last word counts for nothing. Without any word, all is right if no tag is said.
+    """
+    pairs = [(a.split(), e.split()) for a, e in zip(answers, expected, strict=True)]
+    total = sum(len(tags) for _, tags in pairs)
+    right = sum(a == t for said, tags in pairs for a, t in zip(said, tags, strict=False))
+    return right / total if total else float(not any(said for said, _ in pairs))
 
 
 def label_quality(answers: Sequence[str], expected: Sequence[str]) -> LabelQuality:
@@ -130,6 +159,14 @@ def _parse(answer: str) -> tuple[str | None, Counter[tuple[str, str]]]:
     if not match:
         return None, Counter()
     return match[1], Counter(_SLOT.findall(match[2]))
+
+
+def _says_all(text: str) -> bool:
+    """Whether a text is an intent and slots, and nothing is left over."""
+    match = _INTENT.match(text.strip())
+    if not match:
+        return False
+    return ", ".join(f"{name}: {value}" for name, value in _SLOT.findall(match[2])) == match[2]
 
 
 def _words(text: str) -> list[str]:

@@ -38,15 +38,15 @@ class Agreement:
     """What entropy told of one setting's runs.
 
     Attributes:
-        runs: Several of one budget count as one, with their medians.
+        runs: Those of one budget count as one, with their medians; ``lines`` counts each.
         tau: Kendall's, of entropy and time; None where all runs are alike.
         tau_steps: Of entropy and decode steps; None also where a run does not say its steps.
-        rises: Budgets with more entropy than the one below; ``right`` of them took less time.
+        rises: Runs with more entropy than the one below; ``right`` of them took less time.
     """
 
     setting: str
     runs: int
-    budgets: int
+    lines: int
     tau: float | None
     tau_steps: float | None
     rises: int
@@ -58,6 +58,11 @@ class Check:
     """Of all settings."""
 
     settings: tuple[Agreement, ...]
+
+    @property
+    def runs(self) -> int:
+        """Those that differ in their setting or their budget."""
+        return sum(each.runs for each in self.settings)
 
     @property
     def mean_tau(self) -> float | None:
@@ -76,7 +81,8 @@ class Check:
     @property
     def as_json(self) -> dict[str, Any]:
         return {
-            "runs": sum(each.runs for each in self.settings),
+            "runs": self.runs,
+            "lines": sum(each.lines for each in self.settings),
             "mean_tau": self.mean_tau,
             "mean_tau_steps": self.mean_tau_steps,
             "right_share": self.right_share,
@@ -115,7 +121,7 @@ def _agreement(setting: str, runs: Sequence[MeasuredRun]) -> Agreement:
     ms = [statistics.median(run.ms_per_answer for run in own) for own in points]
     rises, right = falls_at_rises(entropy, ms)
     return Agreement(
-        setting, len(runs), len(points), kendall_tau(entropy, ms), _tau_steps(entropy, points),
+        setting, len(points), len(runs), kendall_tau(entropy, ms), _tau_steps(entropy, points),
         rises, right,
     )  # fmt: skip
 

@@ -10,7 +10,7 @@ _POINTS = (
     "ms an answer", "speed-up",
 )  # fmt: skip
 _CHECKS = (
-    "setting", "runs", "budgets", "tau, H2 and time", "tau, H2 and steps", "H2 rises", "time falls",
+    "setting", "runs", "lines", "tau, H2 and time", "tau, H2 and steps", "H2 rises", "time falls",
 )  # fmt: skip
 
 
@@ -84,7 +84,7 @@ def _check_row(each: Agreement) -> tuple[str, ...]:
     return (
         each.setting,
         str(each.runs),
-        str(each.budgets),
+        str(each.lines),
         _tau(each.tau),
         _tau(each.tau_steps),
         str(each.rises),

@@ -9,7 +9,7 @@ import pytest
 import tiny
 from finetuning import Bench, make
 from tasc_engine import ModelSource
-from tasc_jobs.errors import EmptyCorpusError, JobError
+from tasc_jobs.errors import EmptyCorpusError, JobError, UsageError
 from tasc_jobs.evaluate.job import STAGES, Evaluation, evaluate
 from tasc_jobs.evaluate.page import evaluation_page
 from tasc_jobs.evaluate.runs import Run, Side, answer
@@ -89,6 +89,14 @@ def test_prompts_without_room_are_counted_and_left_out(given: Evaluation) -> Non
     assert (found.rows, found.too_long) == (4, 1)
     with pytest.raises(EmptyCorpusError, match="none of 1 test rows .* --max-model-len"):
         evaluate(replace(short, test=[long]))
+
+
+def test_rows_that_cannot_be_judged_are_named_before_any_is_answered(given: Evaluation) -> None:
+    rows = [CorpusRow("good", "x", "intent: a, slot fills: {}"), CorpusRow("bad-7", "y", "b; c")]
+    told: list[str] = []
+    with pytest.raises(UsageError, match="of row bad-7 is 'b; c', .*--metrics"):
+        evaluate(replace(given, metrics="massive", test=rows), lambda stage, *_: told.append(stage))
+    assert not told
 
 
 @pytest.fixture(scope="module")

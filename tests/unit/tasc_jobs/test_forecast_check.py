@@ -26,7 +26,7 @@ def write(path: Path, *runs: Any) -> Path:
 def test_entropy_that_tells_all_has_tau_minus_one(tmp_path: Path) -> None:
     file = write(tmp_path / "f", run(60, 5, 7, 4), run(0, 4, 9, 8), run(125, 6, 6, 3))
     (found,) = check(read_runs(file)).settings
-    assert (found.runs, found.budgets, found.tau, found.tau_steps) == (3, 3, -1, -1)
+    assert (found.runs, found.lines, found.tau, found.tau_steps) == (3, 3, -1, -1)
     assert (found.rises, found.right) == (2, 2)
 
 
@@ -44,8 +44,10 @@ def test_settings_are_judged_by_themselves_and_averaged(tmp_path: Path) -> None:
 
 def test_several_runs_of_a_budget_are_one_by_their_medians() -> None:
     runs = [run(0, 1, 9), run(60, 2, 8), run(60, 2, 100), run(60, 2, 7)]
-    (found,) = check([MeasuredRun(**each) for each in runs]).settings
-    assert (found.runs, found.budgets, found.tau) == (4, 2, -1)
+    checked = check([MeasuredRun(**each) for each in runs])
+    (found,) = checked.settings
+    assert (found.runs, found.lines, found.tau) == (2, 4, -1)
+    assert (checked.as_json["runs"], checked.as_json["lines"]) == (2, 4)
 
 
 def test_one_budget_alone_says_nothing() -> None:

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from tasc_jobs.errors import UsageError
 from tasc_jobs.evaluate.quality import (
     common_subsequence,
     exact_match,
@@ -39,6 +40,18 @@ def test_an_unreadable_answer_has_no_intent_and_no_slots() -> None:
     assert (found.intent_accuracy, found.slot_f1) == (0.5, 0.0)
 
 
+@pytest.mark.parametrize(
+    "unreadable",
+    ["y", "", "intent: a", "intent: a, slot fills: {nonsense}", "intent: a, slot fills: {b x: 1}"],
+)
+def test_an_expected_output_that_is_no_intent_is_named(unreadable: str) -> None:
+    """Garbage would be what is expected of garbage."""
+    for answer in ("x", unreadable):
+        with pytest.raises(UsageError, match="of row 2 is .*another --metrics") as raised:
+            quality([RIGHT[0], answer], [RIGHT[0], unreadable], "massive")
+        assert repr(unreadable) in str(raised.value)
+
+
 def test_a_slot_that_occurs_twice_counts_twice() -> None:
     truth = "intent: a, slot fills: {x: one, x: one}"
     once = intent_quality(["intent: a, slot fills: {x: one}"], [truth])
@@ -56,6 +69,11 @@ def test_tags_are_compared_by_position() -> None:
     assert tagging_accuracy(["A B C"], ["A B C"]) == 1
     assert tagging_accuracy(["A C"], ["A B C D"]) == 0.25
     assert tagging_accuracy(["A B C D E"], ["A B"]) == 1
+
+
+def test_without_a_word_to_tag_nothing_said_is_right_and_a_tag_wrong() -> None:
+    assert quality(["", " "], ["", ""], "tags") == {"exact_match": 1, "tag_accuracy": 1}
+    assert tagging_accuracy(["", "A"], ["", ""]) == 0
 
 
 def test_labels_count_over_all_rows_in_any_order() -> None:
