@@ -97,8 +97,9 @@ def task_set(
     What is given of --adapters, --choice, --choices or --stop replaces the list: name all that
     shall be in it.
 
-    Services that run take --max-tokens, --stop, sampling and what answers may be within seconds,
-    and anything else when they start again. Jobs that run keep the version they began with.
+    Services that run take --max-tokens, --stop, sampling, what answers may be, how they are drafted
+    and other adapters of the same model within seconds; another model, template or drafter when
+    they start again. Jobs that run keep the version they began with.
     """
     from tasc_jobs.tasks.register import change
     from tasc_jobs.tasks.shown import changes, changes_in_words, registered
@@ -117,7 +118,10 @@ def task_set(
 def _note_ranking(record: TaskRecord) -> None:
     if record.neural and record.neural.is_ranked:
         corpus = record.corpus_name
-        note(f"it drafts from a ranking of the corpus: `tasc rank-vocabulary {corpus}` makes one")
+        note(
+            "it drafts from the newest ranking of its corpus; where there is none, `tasc "
+            f"rank-vocabulary {corpus} --from raw` makes one"
+        )
 
 
 @task_app.command("show")

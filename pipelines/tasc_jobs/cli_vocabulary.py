@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 RANKINGS = """Vocabularies for neural drafts (FR-Spec, VocabTrim): a head of the tokens kept drafts
 faster; answers do not change, since they are verified with all tokens. The target's own answers
-rank best, those of a draft model next, other texts least.
+rank best; those of a corpus as well, where the target says what the corpus does; a draft model's
+lack what it cannot say.
 
 tasc rank-vocabulary tickets --from target --top-k 4000
 

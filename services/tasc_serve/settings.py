@@ -296,6 +296,8 @@ def load_settings(path: Path) -> ServeSettings:
     except yaml.YAMLError as error:
         # Not chained: the library's message quotes the line, and with it maybe a password.
         raise SettingsError(f"{path} cannot be read as YAML: {_fault(error)}") from None
+    except FileNotFoundError as error:
+        raise SettingsError(f"there is no file {path}; check the spelling of the path") from error
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} cannot be read as YAML: {error}") from error
     try:

@@ -26,6 +26,8 @@ def resolve_folder(model: str, revision: str | None = None, *, weights: bool = T
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder.resolve()
+    if model.startswith((".", "/", "~")):
+        raise TextError(f"there is no folder {model}; check the spelling of the path")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 

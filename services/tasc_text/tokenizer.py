@@ -48,6 +48,8 @@ class TaskTokenizer:
     def from_folder(cls, folder: Path) -> "TaskTokenizer":
         """Load ``tokenizer.json`` and find the end-of-sequence ids in the folder's settings."""
         path = folder / "tokenizer.json"
+        if not folder.is_dir():
+            raise TokenizerError(f"there is no folder {folder}; check the spelling of the path")
         if not path.is_file():
             raise TokenizerError(
                 f"{folder} has no tokenizer.json; save the tokenizer in the fast format there"

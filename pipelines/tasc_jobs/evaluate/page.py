@@ -5,12 +5,17 @@ from collections.abc import Sequence
 from tasc_jobs.evaluate.confidence import AtLevel
 from tasc_jobs.evaluate.job import Evaluated
 from tasc_jobs.evaluate.runs import Side
-from tasc_jobs.tuning.page import Line, Lines, Page, Table
+from tasc_jobs.tuning.page import Bars, Line, Lines, Page, Table
 
 _COSTS = (
     "", "ms an answer", "least", "most", "tokens an answer", "steps an answer", "tokens a step",
 )  # fmt: skip
 
+_FOOTER = (
+    "A step is one forward of the model for a row; an answer in fewer, longer tokens, or with "
+    "accepted drafts, takes fewer. Milliseconds are those of one row's share of a full batch. "
+    "Quality is that of the plain answers; drafted ones are the same."
+)
 _MUCH_LONGER = 1.5
 
 
@@ -26,8 +31,21 @@ def evaluation_page(found: Evaluated) -> Page:
     ]
     if found.precision_recall:
         tables.append(_levels_table(found.precision_recall))
-    plots = (_levels_plot(found),) if found.precision_recall else ()
-    return Page(f"Evaluation of {found.setting}", tuple(_summary(found)), tuple(tables), plots)
+    levels = (_levels_plot(found),) if found.precision_recall else ()
+    plots = (*_plots(found), *levels)
+    title = f"Evaluation of {found.setting}"
+    return Page(title, tuple(_summary(found)), tuple(tables), plots, _FOOTER)
+
+
+def _plots(found: Evaluated) -> tuple[Bars, Bars, Bars]:
+    quality = tuple((_named(name), 100 * value) for name, value in found.quality.items())
+    steps = tuple((side, costs.steps_per_answer) for side, costs in found.sides.items())
+    ms = tuple((side, costs.ms_per_answer.median) for side, costs in found.sides.items())
+    return (
+        Bars("Quality", "%", quality),
+        Bars("Steps", "steps an answer", steps),
+        Bars("Time", "milliseconds an answer", ms),
+    )
 
 
 def _summary(found: Evaluated) -> list[str]:
@@ -54,7 +72,11 @@ def _unlearnt(found: Evaluated, took: float) -> bool:
 
 def _quality_row(measure: tuple[str, float]) -> tuple[str, str]:
     name, value = measure
-    return name.replace("_", " "), f"{100 * value:.1f}"
+    return _named(name), f"{100 * value:.1f}"
+
+
+def _named(measure: str) -> str:
+    return measure.replace("_", " ")
 
 
 def _cost_row(side: str, costs: Side) -> tuple[str, ...]:

@@ -40,13 +40,17 @@ def forecast_page(found: Forecast) -> Page:
 
 def check_page(found: Check) -> Page:
     """What entropy told of runs that were measured."""
-    right = "none" if found.right_share is None else f"{100 * found.right_share:.0f} %"
+    share = found.right_share
+    if share is None:
+        right = "no setting has two budgets of different entropy, and with fewer there is no rank"
+    else:
+        right = f"time falls at {100 * share:.0f} % of the rises of entropy"
     return Page(
         "Entropy and measured time",
         (
             f"mean tau of entropy and time {_tau(found.mean_tau)}, of entropy and steps "
             f"{_tau(found.mean_tau_steps)}",
-            f"time falls at {right} of the rises of entropy",
+            right,
         ),
         (Table("Kendall's tau by setting", _CHECKS, tuple(map(_check_row, found.settings))),),
         (),

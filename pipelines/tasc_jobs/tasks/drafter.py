@@ -45,6 +45,5 @@ def _folder(drafter: str) -> Path:
         return resolve_folder(drafter, weights=False)
     except TextError as error:
         raise UsageError(
-            f"--drafter {drafter} is neither a folder here nor a drafter that the Hugging Face hub "
-            f"gives us ({error.__cause__}); name a folder that `tasc train-drafter` wrote"
+            f"--drafter: {error}; `tasc train-drafter` writes such folders"
         ) from error

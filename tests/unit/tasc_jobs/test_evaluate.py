@@ -79,7 +79,8 @@ def test_labels_are_judged_by_confidence_too(given: Evaluation) -> None:
     assert all_.recall == pytest.approx(found.quality["recall"])
     page = evaluation_page(found)
     assert len(page.tables[2].rows) == len(found.precision_recall)
-    assert page.plots
+    assert [plot.title for plot in page.plots[:3]] == ["Quality", "Steps", "Time"]
+    assert page.plots[3].title == "Precision by recall of labels"
 
 
 def test_prompts_without_room_are_counted_and_left_out(given: Evaluation) -> None:

@@ -152,7 +152,7 @@ def test_settings_of_a_model_are_read_wherever_they_stand(folder: Path, tmp_path
         (lambda f: (f / "config.json").write_text('["a"]'), "config.json holds no object"),
         (lambda f: (f / "config.json").write_text('{"vocab_size": "a"}'), "vocab_size is 'a'"),
         (lambda f: (f / "config.json").unlink(), "has no config.json"),
-        (shutil.rmtree, "neither a folder here nor a model"),
+        (shutil.rmtree, "there is no folder"),
     ],
 )
 def test_a_folder_that_is_no_model_is_refused(

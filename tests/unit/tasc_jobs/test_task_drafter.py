@@ -110,9 +110,8 @@ def test_a_head_is_looked_at_without_torch(model: BaseModel, drafter: Path, tmp_
 
 
 def test_a_place_without_a_folder_is_said_to_be_no_drafter(model: BaseModel) -> None:
-    with pytest.raises(UsageError, match=r"^--drafter \./nowhere is neither a folder") as refused:
+    with pytest.raises(UsageError, match=r"^--drafter: there is no folder \./nowhere;") as refused:
         check(model, "./nowhere")
-    assert "model" not in str(refused.value)
     assert "`tasc train-drafter`" in str(refused.value)
 
 

@@ -83,7 +83,13 @@ def test_a_name_that_is_not_to_be_had_is_refused_with_the_way_out(
     assert said.endswith("check the spelling, or name a local folder")
 
 
-@pytest.mark.parametrize("name", ["no/such/folder", "a b", "/nowhere/at/all"])
+@pytest.mark.parametrize("name", ["no/such/folder", "a b"])
 def test_what_cannot_be_a_hub_name_is_refused_with_the_way_out(name: str) -> None:
     with pytest.raises(TextError, match=r"neither a folder here.*or name a local folder"):
+        resolve_folder(name)
+
+
+@pytest.mark.parametrize("name", ["/nowhere/at/all", "./nowhere", "../nowhere", "~/nowhere/at/all"])
+def test_a_path_is_no_hub_name(name: str) -> None:
+    with pytest.raises(TextError, match=f"^there is no folder {name}; check the spelling"):
         resolve_folder(name)
