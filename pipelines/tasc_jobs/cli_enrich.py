@@ -16,6 +16,13 @@ from tasc_jobs.cli_options import (
     print_result,
 )
 
+
+def _above_0(pcs: float) -> float:
+    if not pcs > 0:
+        raise typer.BadParameter(f"{pcs:g} leaves out every n-gram; give more than 0, at most 1")
+    return pcs
+
+
 Output = Annotated[Path, typer.Option(help="New folder for the tokenizer.")]
 Task = Annotated[str | None, typer.Argument(help="Take the outputs of this task's corpus.")]
 Train = Annotated[
@@ -38,7 +45,12 @@ Budget = Annotated[int, typer.Option(min=0, max=100_000, help="Most new tokens."
 NMax = Annotated[int, typer.Option(min=2, max=16, help="Most tokens that a new one stands for.")]
 Pcs = Annotated[
     float,
-    typer.Option(min=0, max=1, help="Leave out n-grams with this prefix collision score or more."),
+    typer.Option(
+        max=1,
+        callback=_above_0,
+        help="Leave out n-grams with this prefix collision score or more, above 0; 1 leaves out "
+        "none. Outputs of massive_en get 6.41 x shorter at 0.02 and 6.45 x at 1.",
+    ),
 ]
 PcsRule = Annotated[
     Literal["suffix", "whole"],
@@ -97,13 +109,14 @@ def enrich(
         assert task is not None
         with open_store(redis_url, data_dir) as url:
             source = corpus_source(url, task, tokenizer, eos)
+    judged = outputs_of(test, fields) if test else ()
     with Stages("enrich", STAGES) as stages:
         report = enrich_and_save(
             source.tokenizer,
             source.outputs,
             settings,
             output,
-            test=outputs_of(test or (), fields),
+            test=judged,
             others=source.inputs,
             progress=stages,
         )

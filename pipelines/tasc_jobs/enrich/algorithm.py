@@ -28,6 +28,9 @@ class EnrichSettings:
         budget: Most new tokens.
         n_max: Most tokens that one new token stands for, those added before it counted as one.
         pcs: An n-gram with a prefix collision score of this or more is left out; 1 leaves out none.
+            It trades length for words whose beginnings stay what they were, and little of it: with
+            a budget of 500, test outputs of massive_en got 6.41 x shorter at 0.02 (26 left
+            out), 6.39 to 6.45 x at 0.005 to 1 (38 to none); of clinc150 6.47 x, 6.43 to 6.50 x.
         pcs_rule: See `Collisions`.
         discount: Occurrences of an n-gram that count for nothing; 1 is what leaving one output out
             says of those to come. The paper's algorithm has 0.
@@ -40,6 +43,13 @@ class EnrichSettings:
     pcs_rule: Rule = "suffix"
     discount: int = 0
     rounds: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.pcs <= 1:
+            raise ValueError(
+                f"pcs is {self.pcs}; it must be above 0, which would leave out every n-gram, and "
+                "at most 1, which leaves out none"
+            )
 
     @property
     def refining(self) -> "EnrichSettings":

@@ -40,15 +40,14 @@ class Outputs:
         self._texts = list(counted)
         self._normalized = [growing.normalized(text) for text in self._texts]
         self.weights = np.fromiter(counted.values(), np.int64, len(counted))
-        special = growing.backend.get_added_tokens_decoder().items()
-        self._breaks = np.array([id_ for id_, token in special if token.special], np.int32)
+        self._breaks = np.array(growing.cuts, np.int32)
         self._rows = self._encoded(range(len(self._texts)))
         self.occurrences = np.zeros(most_ids, np.int64)
         self._count(self.tokens, self.weights)
 
     @property
     def tokens(self) -> Tokens:
-        """All rows; `BREAK` stands for special tokens, which are never a part of an n-gram."""
+        """All rows; `BREAK` stands for special tokens, and others that are a part of no n-gram."""
         return _flat(self._rows)
 
     @property
@@ -63,7 +62,8 @@ class Outputs:
 
     def changed(self, content: str) -> Change:
         """Encode again the rows whose text has a new token's content."""
-        rows = [at for at, text in enumerate(self._normalized) if content in text]
+        written = self._growing.normalized(content)
+        rows = [at for at, text in enumerate(self._normalized) if written in text]
         before, weights = _flat([self._rows[at] for at in rows]), self.weights[rows]
         for at, ids in zip(rows, self._encoded(rows), strict=True):
             self._rows[at] = ids
@@ -81,7 +81,7 @@ class Outputs:
         return arrays
 
     def _count(self, tokens: Tokens, weights: Int64) -> None:
-        """Special tokens are left out: no new one will ever stand for them."""
+        """Those of `BREAK` are left out: no new one will ever stand for them."""
         each = np.repeat(weights, tokens.lengths)
         seen = tokens.ids != BREAK
         np.add.at(self.occurrences, tokens.ids[seen], each[seen])

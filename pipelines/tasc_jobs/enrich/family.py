@@ -1,7 +1,12 @@
 """How a tokenizer takes n-grams as tokens, so that every text still decodes to what it did.
 
-Two families can: byte-level BPE, and SentencePiece-style BPE whose normalizer writes a mark in
-front of a text. Others are refused by name. It counts nothing.
+Two families can: byte-level BPE, and SentencePiece-style BPE that writes a mark for each blank, in
+front of a text also or not. Others are refused by name. It counts nothing.
+
+Where a mark is written in front of texts there is one exception, which the file's format leaves no
+way around: a text, or what is between two special tokens, that is a new token's content letter by
+letter ('▁play▁music', or '_music' behind a special token) gets no mark in front, and is read back
+without that blank.
 """
 
 import json
@@ -29,37 +34,47 @@ class Growing:
         state = json.loads(tokenizer.to_str())
         _require_known(state)
         self._mark = _mark(state["normalizer"])
+        added = self.backend.get_added_tokens_decoder().values()
+        self._rivals = [t for t in added if t.normalized and (t.special or t.lstrip or t.rstrip)]
 
     def content(self, text: bytes) -> str | None:
         """What a token of this text is written as in the vocabulary; None where none can be.
 
-        It cannot where it cuts a character, where decoders would read it otherwise, or where it is
-        a token already.
+        It cannot where it cuts a character, where decoders would read it otherwise, where it is a
+        token already, or where texts with it would lose special tokens.
         """
         try:
             readable = text.decode()
         except UnicodeDecodeError:
             return None
         content = readable.replace(" ", self._mark) if self._mark else readable
-        if self.backend.token_to_id(content) is not None:
+        if self.backend.token_to_id(content) is not None or not self._is_found(content):
             return None
         decoder = self.backend.decoder
         decoded = decoder.decode([_INSIDE, content]) if decoder else content
-        return content if decoded.removeprefix(_INSIDE) == readable else None
+        if decoded.removeprefix(_INSIDE) != readable:
+            return None
+        return None if any(self._hides(content, rival) for rival in self._rivals) else content
 
     def add(self, content: str) -> int:
         """The new token's id."""
         self.contents.append(content)
         if self._mark:  # before the token is added: its content is normalized then
             self.backend.normalizer = _sparing(self._mark, self.contents)
-        normalized = self.backend.normalizer is not None
-        self.backend.add_tokens([AddedToken(content, special=False, normalized=normalized)])
+        # Looked for behind tokens that are not normalized, as special ones are: it cuts none.
+        self.backend.add_tokens([AddedToken(content, special=False, normalized=True)])
         found = self.backend.token_to_id(content)
         assert found is not None
         return int(found)
 
+    @property
+    def cuts(self) -> list[int]:
+        """Ids that no new token reaches across: texts are cut there before one is looked for."""
+        added = self.backend.get_added_tokens_decoder().items()
+        return [id_ for id_, token in added if token.special or not token.normalized]
+
     def normalized(self, text: str) -> str:
-        """The text that contents are looked for in."""
+        """What is looked for of a new token's content, and the text that it is looked for in."""
         normalizer = self.backend.normalizer
         return str(normalizer.normalize_str(text)) if normalizer else text
 
@@ -67,6 +82,25 @@ class Growing:
         """Ids without special tokens around them."""
         encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
+
+    def _is_found(self, content: str) -> bool:
+        """Whether a normalizer makes of a content what it makes of it inside a text."""
+        if self._mark:
+            return True  # see `_sparing`
+        inside = self.normalized(_INSIDE + content)
+        return inside == self.normalized(_INSIDE) + self.normalized(content)
+
+    def _hides(self, content: str, rival: AddedToken) -> bool:
+        """Whether a text may have ``rival``, and a token ``content`` is found in its place.
+
+        Both are looked for in one pass: the leftmost is found, of those the longest.
+        """
+        ours = content if self._mark else self.normalized(content)
+        its = self.normalized(rival.content)
+        if (rival.lstrip and ours[-1:].isspace()) or (rival.rstrip and ours[:1].isspace()):
+            return True  # white space at its side is its own
+        ends = (ours[at:] for at in range(1, len(ours)))
+        return ours.startswith(its) or any(e.startswith(its) or its.startswith(e) for e in ends)
 
 
 def _require_known(state: dict[str, Any]) -> None:

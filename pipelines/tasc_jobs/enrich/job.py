@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from tasc_jobs.enrich.algorithm import Enriched, EnrichSettings
+from tasc_jobs.enrich.proof import require_same_texts
 from tasc_jobs.enrich.refine import refined
-from tasc_jobs.enrich.saving import require_new, require_same_texts, save
+from tasc_jobs.enrich.saving import require_new, save
 from tasc_jobs.errors import EmptyCorpusError
 from tasc_jobs.stages import StageProgress, silent
 from tasc_text import TaskTokenizer
@@ -71,7 +72,8 @@ def enrich_and_save(
 
     Raises:
         EmptyCorpusError: There are no outputs.
-        FamilyError: Texts would not be read back as before; nothing is saved.
+        FamilyError: Texts would not be read back as before, or transformers would not find the
+            new tokens; nothing is saved.
         FileError: The folder is there already, or cannot be written.
     """
     require_new(output)
@@ -82,7 +84,7 @@ def enrich_and_save(
     progress("check", 0, len(texts))
     require_same_texts(tokenizer.backend, found.tokenizer, texts)
     progress("check", len(texts), len(texts))
-    saved = save(found, settings, tokenizer, output)
+    saved = save(found, settings, tokenizer, output, train)
     return _report(tokenizer, saved, found, settings, test or train, bool(test), output)
 
 

@@ -1,38 +1,41 @@
-"""Writes an enriched tokenizer as a folder that transformers loads, and proves what it promises.
+"""Writes an enriched tokenizer as a folder that transformers loads, and whole or not at all.
 
 It chooses no tokens.
 """
 
 import json
-import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from tasc_jobs.enrich.algorithm import Enriched, EnrichSettings
-from tasc_jobs.enrich.errors import FamilyError
+from tasc_jobs.enrich.proof import require_same_ids
+from tasc_jobs.enrich.settings_files import write_settings
 from tasc_jobs.errors import FileError
 from tasc_text import TaskTokenizer
 
 RECORD = "enrichment.json"
 _FILE = "tokenizer.json"
-_BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
-_BATCH = 1000
-_SHOWN = 80  # characters of a text in an error
 
 
 def save(
-    enriched: Enriched, settings: EnrichSettings, base: TaskTokenizer, folder: Path
+    enriched: Enriched,
+    settings: EnrichSettings,
+    base: TaskTokenizer,
+    folder: Path,
+    texts: Sequence[str],
 ) -> TaskTokenizer:
-    """Write the folder, whole or not at all, and load the tokenizer from it.
+    """Write the folder, and load the tokenizer from it.
 
     Beside the tokenizer stands ``enrichment.json``: the settings, and each new token's id, content
     and parts, in the order in which they were added.
 
+    Args:
+        texts: Some of these are encoded by transformers first, which must say the same.
+
     Raises:
+        FamilyError: It does not; nothing is saved.
         FileError: The folder is there already, or cannot be written.
     """
     require_new(folder)
@@ -42,6 +45,7 @@ def save(
             whole = Path(begun) / folder.name
             whole.mkdir()
             _write(enriched, settings, base, whole)
+            require_same_ids(enriched.tokenizer, whole, texts)
             whole.rename(folder)
     except OSError as error:
         raise FileError(f"the tokenizer cannot be saved in {folder}: {error}") from error
@@ -54,33 +58,9 @@ def require_new(folder: Path) -> None:
         raise FileError(f"{folder} is there already; name another, or remove it")
 
 
-def require_same_texts(base: Tokenizer, enriched: Tokenizer, texts: Sequence[str]) -> None:
-    """Hold what both tokenizers read back of texts against one another.
-
-    Raises:
-        FamilyError: A text comes back from one as it does not from the other.
-    """
-    for start in range(0, len(texts), _BATCH):
-        batch = texts[start : start + _BATCH]
-        both = zip(_read_back(base, batch), _read_back(enriched, batch), strict=True)
-        for text, (one, other) in zip(batch, both, strict=True):
-            if one != other:
-                raise FamilyError(
-                    f"{text[:_SHOWN]!r} is read back as {other[:_SHOWN]!r} with the new tokens and "
-                    f"as {one[:_SHOWN]!r} without; this tokenizer cannot be enriched, take a model "
-                    "with another"
-                )
-
-
 def _write(enriched: Enriched, settings: EnrichSettings, base: TaskTokenizer, folder: Path) -> None:
     enriched.tokenizer.save(str(folder / _FILE))
-    for name in _BESIDE:
-        if (base.path.parent / name).is_file():
-            shutil.copyfile(base.path.parent / name, folder / name)
-    if not (folder / "tokenizer_config.json").is_file():
-        ends = base.backend.id_to_token(base.eos_id)
-        config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": ends}
-        (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    write_settings(base, folder)
     record = {
         "base_fingerprint": base.fingerprint,
         "base_vocab_size": base.vocab_size,
@@ -88,8 +68,3 @@ def _write(enriched: Enriched, settings: EnrichSettings, base: TaskTokenizer, fo
         "tokens": [asdict(token) for token in enriched.tokens],
     }
     (folder / RECORD).write_text(json.dumps(record, ensure_ascii=False, indent=1) + "\n")
-
-
-def _read_back(tokenizer: Tokenizer, texts: Sequence[str]) -> list[str]:
-    encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-    return list(tokenizer.decode_batch([encoding.ids for encoding in encodings]))

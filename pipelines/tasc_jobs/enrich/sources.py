@@ -37,10 +37,7 @@ def file_source(
     """
     if tokenizer is None:
         raise UsageError("files do not say which tokenizer to enrich; name one with --tokenizer")
-    rows = list(rows_of(paths, fields))
-    if not rows:
-        raise EmptyCorpusError(f"no rows in {', '.join(map(str, paths))}; name other files")
-    return _source(open_tokenizer(tokenizer, eos), rows)
+    return _source(open_tokenizer(tokenizer, eos), _some_rows(paths, fields))
 
 
 def corpus_source(url: str, task: str, tokenizer: Path | None, eos: str | None) -> Source:
@@ -63,7 +60,20 @@ def corpus_source(url: str, task: str, tokenizer: Path | None, eos: str | None) 
 
 
 def outputs_of(paths: Sequence[Path], fields: tuple[str, str]) -> list[str]:
-    return [row.output for row in rows_of(paths, fields)]
+    """The outputs of files' rows.
+
+    Raises:
+        FileError: A file cannot be read.
+        EmptyCorpusError: The files hold no rows.
+    """
+    return [row.output for row in _some_rows(paths, fields)]
+
+
+def _some_rows(paths: Sequence[Path], fields: tuple[str, str]) -> list[CorpusRow]:
+    rows = list(rows_of(paths, fields))
+    if not rows:
+        raise EmptyCorpusError(f"no rows in {', '.join(map(str, paths))}; name other files")
+    return rows
 
 
 def _source(tokenizer: TaskTokenizer, rows: Sequence[CorpusRow]) -> Source:

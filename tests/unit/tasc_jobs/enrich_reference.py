@@ -12,7 +12,7 @@ from tasc_text import TaskTokenizer
 def naive(
     base: TaskTokenizer, outputs: Sequence[str], settings: EnrichSettings
 ) -> list[tuple[str, tuple[int, ...], int]]:
-    """Content, parts and count of each new token; for byte-level tokenizers only."""
+    """Content, parts and count of each new token; not for tokenizers that write a mark in front."""
     tokenizer = Tokenizer.from_str(base.backend.to_str())
     texts: dict[int, bytes] = {}
     used: set[tuple[int, ...]] = set()
@@ -44,7 +44,7 @@ def naive(
         colliding = sum(t.startswith(begin) and t != begin for t in tokens)
         if colliding / len(tokens) >= settings.pcs:
             continue
-        tokenizer.add_tokens([AddedToken(content, special=False, normalized=False)])
+        tokenizer.add_tokens([AddedToken(content, special=False, normalized=True)])
         id_ = tokenizer.token_to_id(content)
         assert id_ is not None
         texts[id_] = content.encode()

@@ -9,6 +9,8 @@ from enrich_reference import naive
 import tiny
 from tasc_jobs.enrich.algorithm import EnrichSettings, enrich
 from tasc_jobs.enrich.refine import refined
+from tasc_jobs.enrich.sources import outputs_of
+from tasc_jobs.errors import EmptyCorpusError
 from tasc_text import TaskTokenizer
 
 WORDS = ["set", "alarm", "the", "therapy", "theorem", "in", "at nine", "{}", ": ", "a", "aa", "ab"]
@@ -68,6 +70,20 @@ def test_the_paper_s_example_is_left_out_by_the_suffix_rule_alone(tmp_path: Path
     assert suffix.collided == 1
     whole = enrich(tokenizer, outputs, EnrichSettings(3, pcs=0.1, pcs_rule="whole"))
     assert {t.content for t in whole.tokens} == {"in the", "in therapy", "in theorem"}
+
+
+@pytest.mark.parametrize("pcs", [0.0, -0.5, 1.5, float("nan")])
+def test_a_threshold_that_scores_cannot_have_is_refused(pcs: float) -> None:
+    with pytest.raises(ValueError, match="must be above 0"):
+        EnrichSettings(9, pcs=pcs)
+
+
+def test_files_without_rows_are_told_and_not_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "none.jsonl").write_text("")
+    (tmp_path / "other.jsonl").write_text('{"input": "a", "output": 3}\n')
+    for name in ("none.jsonl", "other.jsonl"):
+        with pytest.raises(EmptyCorpusError, match=f"no rows in .*{name}"):
+            outputs_of([tmp_path / name], ("input", "output"))
 
 
 def test_no_more_tokens_than_the_outputs_have_to_give(tokenizer: TaskTokenizer) -> None:

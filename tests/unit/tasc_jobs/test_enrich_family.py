@@ -1,88 +1,22 @@
 """Texts come back from an enriched tokenizer as from the base, whatever its family."""
 
-import json
 import random
-from pathlib import Path
+import re
 
 import pytest
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from enrich_reference import naive
+from enrich_tokenizers import MAKERS, MARK, OUTPUTS, byte_level
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 import tiny
 from tasc_jobs.enrich.algorithm import EnrichSettings, enrich
 from tasc_jobs.enrich.errors import FamilyError
 from tasc_jobs.enrich.family import Growing
-from tasc_jobs.enrich.saving import require_same_texts
+from tasc_jobs.enrich.proof import require_same_texts
 from tasc_text import TaskTokenizer
 
-OUTPUTS = [f"intent: {a}_{b}, slots: {{{c}}}" for a in ("play", "set") for b in ("music", "alarm")
-           for c in ("", "time: nine", "café: crème brûlée", "x\ny")] * 3  # fmt: skip
 ALPHABET = [*"aeit:_, {}\n\t", "  ", "é", "e\u0301", "日", "🙂", "\u2581", "ﬁ", "intent: ", "play_",
             "_music", ", slots", "time: nine", tiny.END, "\u200b", "\x00"]  # fmt: skip
-NFC, ISOLATED = normalizers.NFC(), "isolated"
-BYTES = {
-    "gpt2": (None, pre_tokenizers.ByteLevel(add_prefix_space=False)),
-    "neox": (NFC, pre_tokenizers.ByteLevel(add_prefix_space=False)),
-    "olmo": (
-        None,
-        pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Split(Regex(r" ?\p{L}+|\p{N}{1,3}|\s+|."), ISOLATED),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-            ]
-        ),
-    ),
-    "falcon": (
-        None,
-        pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Punctuation("contiguous"),
-                pre_tokenizers.ByteLevel(add_prefix_space=False),
-                pre_tokenizers.Digits(individual_digits=False),
-            ]
-        ),
-    ),
-}
-
-
-def byte_level(name: str) -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE())
-    normalizer, tokenizer.pre_tokenizer = BYTES[name]
-    if normalizer:
-        tokenizer.normalizer = normalizer
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator(OUTPUTS, trainer(alphabet, 300, [tiny.END]))
-    return tokenizer
-
-
-def sentencepiece() -> Tokenizer:
-    """As Llama 2's and Phi-3's: a mark for blanks and in front of texts, bytes for what is rare."""
-    mark = "\u2581"
-    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
-    tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.Prepend(mark), normalizers.Replace(" ", mark)]
-    )
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace(mark, " "), decoders.ByteFallback(), decoders.Fuse(),
-         decoders.Strip(" ", 1, 0)]
-    )  # fmt: skip
-    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
-    texts = [text for text in OUTPUTS if text.isascii() and "\n" not in text]
-    tokenizer.train_from_iterator(texts, trainer([], 340, ["<unk>", *bytes_]))
-    state = json.loads(tokenizer.to_str())  # bytes are tokens of the model, as in these families
-    state["added_tokens"] = [t for t in state["added_tokens"] if t["content"] == "<unk>"]
-    made = Tokenizer.from_str(json.dumps(state))
-    made.add_special_tokens([tiny.END])
-    return made
-
-
-def trainer(alphabet: list[str], size: int, special: list[str]) -> trainers.BpeTrainer:
-    return trainers.BpeTrainer(
-        vocab_size=size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
-    )
-
-
-MAKERS = {**{name: lambda name=name: byte_level(name) for name in BYTES}, "phi-3": sentencepiece}
 
 
 @pytest.fixture(scope="module", params=MAKERS)
@@ -118,6 +52,81 @@ def test_text_without_new_tokens_is_encoded_as_before(base: TaskTokenizer) -> No
         assert found.tokenizer.encode(text).ids == base.backend.encode(text).ids
 
 
+# Their n-grams end and begin as special tokens do, and one has what is no part of any.
+MARKED = ["<row><cell>a</cell></row>", "<row><cell>b</cell></row>", "{x}{ y}", "a |||, <end|>"] * 6
+
+
+def test_texts_keep_their_special_tokens(base: TaskTokenizer) -> None:
+    found = enrich(base, MARKED, EnrichSettings(40))
+    contents = [token.content for token in found.tokens]
+    assert any(content.endswith("<") for content in contents) or "<sep>" in specials(base)
+    chance = random.Random(5)
+    pieces = [*contents, *MARKED, *specials(base), " ", "<", "<|", "}", "|", "|||"]
+    texts = ["".join(chance.choices(pieces, k=chance.randint(1, 6))) for _ in range(2_000)]
+    if has_mark_in_front(base):  # the exception, see the next test
+        texts = [text for text in texts if not between_specials(base, text) & {*contents}]
+    assert len(texts) > 1_000
+    require_same_texts(base.backend, found.tokenizer, texts)
+    for text in texts:
+        assert kept(base, base.backend, text) == kept(base, found.tokenizer, text)
+
+
+@pytest.mark.parametrize("base", ["phi-3"], indirect=True)
+def test_what_is_a_content_letter_by_letter_loses_the_blank_in_front_alone(
+    base: TaskTokenizer,
+) -> None:
+    found = enrich(base, MARKED, EnrichSettings(40))
+    contents = [token.content for token in found.tokens]
+    assert {content[0] == MARK for content in contents} == {True, False}
+    for content in contents:
+        before, after = (t.decode(t.encode(content).ids) for t in (base.backend, found.tokenizer))
+        assert before == (" " if content[0] == MARK else "") + after
+        text = f"x{tiny.END}{content}"
+        before, after = (t.decode(t.encode(text).ids) for t in (base.backend, found.tokenizer))
+        assert before.replace("x ", "x", 1) == after
+
+
+def between_specials(base: TaskTokenizer, text: str) -> set[str]:
+    return {*re.split("|".join(map(re.escape, specials(base))), text)}
+
+
+def has_mark_in_front(base: TaskTokenizer) -> bool:
+    return "Prepend" in str(base.backend.normalizer)
+
+
+def specials(base: TaskTokenizer) -> list[str]:
+    return [base.backend.id_to_token(id_) for id_ in sorted(base.special_ids)]
+
+
+def kept(base: TaskTokenizer, tokenizer: Tokenizer, text: str) -> list[int]:
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    return [id_ for id_ in ids if id_ in base.special_ids]
+
+
+def test_no_token_reaches_across_what_texts_are_cut_at(base: TaskTokenizer) -> None:
+    found = enrich(base, MARKED, EnrichSettings(40))
+    for token in found.tokens:
+        assert token.id in found.tokenizer.encode(f"x{token.content}", add_special_tokens=False).ids
+    assert found.tokens
+
+
+@pytest.mark.parametrize("base", sorted({*MAKERS} - {"phi-3", "old-bert"}), indirect=True)
+def test_tokens_are_those_of_a_naive_reading_in_every_family(base: TaskTokenizer) -> None:
+    outputs = [text for text in OUTPUTS if text.isascii()]
+    found = enrich(base, outputs, EnrichSettings(30, 3))
+    wanted = naive(base, outputs, EnrichSettings(30, 3))
+    assert [(t.content, t.parts, t.count) for t in found.tokens] == wanted
+    assert len(wanted) > 9
+
+
+def test_what_a_normalizer_makes_otherwise_inside_a_text_is_no_token() -> None:
+    tokenizer = byte_level("gpt2")
+    assert Growing(tokenizer).content(b" play_") == " play_"
+    for normalizer in (normalizers.Strip(), normalizers.Replace(Regex(r"\A"), "_")):
+        tokenizer.normalizer = normalizer
+        assert Growing(tokenizer).content(b" play_") is None
+
+
 def test_a_changed_text_is_told() -> None:
     base, other = byte_level("gpt2"), byte_level("gpt2")
     other.normalizer = normalizers.Lowercase()
@@ -137,22 +146,3 @@ def test_families_that_would_change_texts_are_refused_by_name() -> None:
     ):  # fmt: skip
         with pytest.raises(FamilyError, match=said):
             Growing(tokenizer)
-
-
-def test_a_folder_of_it_is_loaded_by_transformers(base: TaskTokenizer, tmp_path: Path) -> None:
-    from transformers import AutoTokenizer
-
-    from tasc_jobs.enrich.saving import save
-
-    settings = EnrichSettings(20)
-    found = enrich(base, OUTPUTS, settings)
-    saved = save(found, settings, base, tmp_path / "enriched")
-    loaded = AutoTokenizer.from_pretrained(tmp_path / "enriched")
-    for text in OUTPUTS[:8]:
-        ids = saved.backend.encode(text, add_special_tokens=False).ids
-        assert loaded.encode(text, add_special_tokens=False) == ids
-        assert loaded.decode(ids) == base.decode(base.backend.encode(text).ids)
-    assert loaded.eos_token == tiny.END
-    record = json.loads((tmp_path / "enriched" / "enrichment.json").read_text())
-    assert [token["id"] for token in record["tokens"]] == [t.id for t in found.tokens]
-    assert TaskTokenizer.from_folder(tmp_path / "enriched").fingerprint == saved.fingerprint

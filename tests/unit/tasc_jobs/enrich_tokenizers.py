@@ -1,0 +1,107 @@
+"""Small tokenizers of the families that can be enriched, made on the spot. For tests only."""
+
+import json
+
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
+
+import tiny
+
+OUTPUTS = [f"intent: {a}_{b}, slots: {{{c}}}" for a in ("play", "set") for b in ("music", "alarm")
+           for c in ("", "time: nine", "café: crème brûlée", "x\ny")] * 3  # fmt: skip
+MARK = "\u2581"
+NFC, ISOLATED = normalizers.NFC(), "isolated"
+BYTES = {
+    "gpt2": (None, pre_tokenizers.ByteLevel(add_prefix_space=False)),
+    "neox": (NFC, pre_tokenizers.ByteLevel(add_prefix_space=False)),
+    "olmo": (
+        None,
+        pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(r" ?\p{L}+|\p{N}{1,3}|\s+|."), ISOLATED),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        ),
+    ),
+    "falcon": (
+        None,
+        pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Punctuation("contiguous"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False),
+                pre_tokenizers.Digits(individual_digits=False),
+            ]
+        ),
+    ),
+}
+
+
+def byte_level(name: str) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    normalizer, tokenizer.pre_tokenizer = BYTES[name]
+    if normalizer:
+        tokenizer.normalizer = normalizer
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(OUTPUTS, trainer(alphabet, 300, [tiny.END]))
+    return tokenizer
+
+
+def sentencepiece() -> Tokenizer:
+    """As Llama 2's and Phi-3's: a mark for blanks and in front of texts, bytes for what is rare."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend(MARK), normalizers.Replace(" ", MARK)]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace(MARK, " "), decoders.ByteFallback(), decoders.Fuse(),
+         decoders.Strip(" ", 1, 0)]
+    )  # fmt: skip
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    texts = [text for text in OUTPUTS if text.isascii() and "\n" not in text]
+    tokenizer.train_from_iterator(texts, trainer([], 340, ["<unk>", *bytes_]))
+    state = json.loads(tokenizer.to_str())  # bytes are tokens of the model, as in these families
+    state["added_tokens"] = [t for t in state["added_tokens"] if t["content"] == "<unk>"]
+    made = Tokenizer.from_str(json.dumps(state))
+    made.add_special_tokens([tiny.END])
+    return made
+
+
+def gemma() -> Tokenizer:
+    """As Gemma's: a mark for blanks alone."""
+    tokenizer = sentencepiece()
+    tokenizer.normalizer = normalizers.Replace(" ", MARK)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace(MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    return tokenizer
+
+
+def old_bert() -> Tokenizer:
+    """Special tokens that are normalized, and take the white space at their side."""
+    tokenizer = byte_level("gpt2")
+    tokenizer.add_special_tokens([AddedToken(text, normalized=True) for text in ("<sep>", "}{")])
+    tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True, rstrip=True, normalized=True)])
+    tokenizer.add_tokens([AddedToken("  ", normalized=True), AddedToken("|||", normalized=False)])
+    return tokenizer
+
+
+def trainer(alphabet: list[str], size: int, special: list[str]) -> trainers.BpeTrainer:
+    return trainers.BpeTrainer(
+        vocab_size=size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+
+
+MAKERS = {
+    **{name: lambda name=name: byte_level(name) for name in BYTES},
+    "phi-3": sentencepiece, "gemma": gemma, "old-bert": old_bert,
+}  # fmt: skip
