@@ -11,6 +11,7 @@ from tasc_jobs.enrich.algorithm import EnrichSettings
 from tasc_jobs.enrich.job import enrich_and_save
 from tasc_jobs.finetune.job import Finetune
 from tasc_jobs.finetune.settings import FinetuneSettings
+from tasc_jobs.finetune.vocabulary import Parts, vocabulary_of
 from tasc_store import CorpusRow
 from tasc_text import PromptTemplate, TaskTokenizer
 
@@ -26,16 +27,25 @@ class Bench:
     tokenizer: Path
     rows: tuple[CorpusRow, ...]
 
+    @property
+    def parts(self) -> Parts:
+        return vocabulary_of(self.base, self.tokenizer).parts
+
     def job(self, output: Path, **changes: Any) -> Finetune:
         settings = replace(SETTINGS, **changes)
         template = PromptTemplate("{input} ->")
         return Finetune("intents", self.base, self.tokenizer, self.rows, template, settings, output)
 
 
-def make(folder: Path, architecture: str) -> Bench:
-    base, tokenizer = folder / architecture, folder / f"{architecture}-enriched"
-    tiny.make_tokenizer(base)
-    tiny.make_model(base, architecture, dtype=torch.float32)
+def make(folder: Path, architecture: str, *, tied: bool = False) -> Bench:
+    tiny.make_tokenizer(folder / architecture)
+    return make_on(folder / architecture, architecture, tied=tied)
+
+
+def make_on(base: Path, architecture: str, *, tied: bool = False) -> Bench:
+    """On a folder that has a tokenizer."""
+    tokenizer = base.with_name(f"{base.name}-enriched")
+    tiny.make_model(base, architecture, dtype=torch.float32, tied=tied)
     enrich_and_save(TaskTokenizer.from_folder(base), OUTPUTS, EnrichSettings(6), tokenizer)
     rows = tuple(CorpusRow(str(i), f"{o[8:]} {i % 4}", o) for i, o in enumerate(OUTPUTS))
     return Bench(base, tokenizer, rows)

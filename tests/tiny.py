@@ -67,6 +67,7 @@ def make_model(
     dtype: torch.dtype = torch.float64,
     seed: int = 0,
     sharpness: float = 6.0,
+    tied: bool = False,
 ) -> PreTrainedModel:
     """A random model whose tokenizer is in ``folder``; written there, and returned.
 
@@ -84,7 +85,7 @@ def make_model(
         "num_key_value_heads": 2,
         "head_dim": 8,
         "max_position_embeddings": 512,
-        "tie_word_embeddings": False,
+        "tie_word_embeddings": tied,
         "bos_token_id": None,
         "eos_token_id": 0,
         "pad_token_id": None,

@@ -31,6 +31,10 @@ Tokenizer = Annotated[
     Path | None,
     typer.Option(help="What `tasc enrich` made of its tokenizer.", show_default="its own"),
 ]
+Eos = Annotated[
+    str | None,
+    typer.Option(help="The token that is to end answers.", show_default="what ends the model's"),
+]
 Epochs = Annotated[float, typer.Option(min=0.01, max=1000, help="Passes over the rows.")]
 LearningRate = Annotated[float, typer.Option(min=0, max=1, help="At the first step.")]
 Rank = Annotated[int, typer.Option(min=1, max=1024, help="Of the LoRA adapter.")]
@@ -57,6 +61,7 @@ def finetune(
     model: Model = None,
     tokenizer: Tokenizer = None,
     template: Template = None,
+    eos: Eos = None,
     epochs: Epochs = 3.0,
     learning_rate: LearningRate = 2e-4,
     rank: Rank = 16,
@@ -96,9 +101,10 @@ def finetune(
         epochs, learning_rate, rank, alpha, dropout, batch_rows, micro_rows, max_length,
         quantization, seed,
     )  # fmt: skip
-    given = Given(task, model, tokenizer, template, tuple(train or ()), (input_field, output_field))
+    fields = input_field, output_field
+    given = Given(task, model, tokenizer, template, tuple(train or ()), fields, eos)
     with open_store(redis_url, data_dir) if given.wants_store else nullcontext() as url:
         job = job_of(url, given, settings, output, checkpoint_s)
     with Stages(f"fine-tune {task}", STAGES) as stages:
-        report = run(job, How(workers, threads), stages)
+        report = run(job, How(workers, threads), stages, stages.tell)
     print_result(report.as_json, report.in_words, as_json)

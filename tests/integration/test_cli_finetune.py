@@ -10,7 +10,7 @@ import pytest
 
 from tasc_store import CorpusRow, CorpusStore, TaskRecord, TaskStore, connect
 from tasc_text import TaskTokenizer
-from tiny import make_model, make_tokenizer
+from tiny import END, make_model, make_tokenizer
 
 Run = Callable[..., str]
 ROWS = [(f"{a} {b}", f"intent: {a}_{b}") for a in ("play", "set") for b in ("music", "alarm")] * 5
@@ -110,6 +110,7 @@ def test_what_is_missing_or_wrong_is_named(run: Run, file: Path, folder: Path) -
         (forecast, "--tokenizer"),
         ((*forecast, "--model", folder), "--template"),
         ((*forecast, "--tokenizer", folder, "--budget", "1,x"), "--budget is '1,x'"),
+        (("enrich", "--train", file, "--pcs", 0, "--output", "x"), "more than 0"),
     ):
         assert said in run(*given, code=2)
     assert "is no run" in run("forecast-ft", "--check", file, code=1)
@@ -130,10 +131,11 @@ def test_files_are_enough_to_enrich_and_to_finetune(
     found = json.loads(
         run(
             "finetune", "intents", "--train", file, "--model", folder, "--tokenizer", enriched,
-            "--output", output, *few, "--json",
+            "--output", output, *few, "--eos", END, "--json",
         )
     )  # fmt: skip
     assert (found["rows"], found["steps"], found["new_tokens"]) == (20, 3, 6)
+    assert found["end"] == END
     assert TaskTokenizer.from_folder(output / "model").vocab_size == (
         TaskTokenizer.from_folder(enriched).vocab_size
     )

@@ -12,9 +12,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from tasc_engine.errors import is_out_of_memory
 from tasc_jobs.finetune.errors import FinetuneError
 
-NO_ROOM = (OSError, RuntimeError, SafetensorError)  # how libraries say that a disk is full
+NO_ROOM = (OSError, SafetensorError)  # how libraries say that a disk is full
 _WEIGHTS, _OPTIMIZER, _STATE = "weights.safetensors", "optimizer.pt", "state.json"
 
 
@@ -57,11 +58,11 @@ class Checkpoints:
             shutil.rmtree(begun, ignore_errors=True)
             begun.mkdir(parents=True)
             save_file(checkpoint.weights, begun / _WEIGHTS)
-            torch.save(checkpoint.optimizer, begun / _OPTIMIZER)
+            _save(checkpoint.optimizer, begun / _OPTIMIZER)
             state = {"step": checkpoint.step, "losses": checkpoint.losses, "pins": self._pins}
             (begun / _STATE).write_text(json.dumps(state))
             for path in (*begun.iterdir(), begun):
-                _flush(path)
+                flush(path)
             self._replace(begun)
         except NO_ROOM as error:
             kept = self.load()
@@ -86,7 +87,7 @@ class Checkpoints:
                 f"{self._folder} is of a run with another {', '.join(changed)}; run it as it "
                 "was begun, or name another output"
             )
-        optimizer = torch.load(folder / _OPTIMIZER, weights_only=True)
+        optimizer = torch.load(folder / _OPTIMIZER, map_location="cpu", weights_only=True)
         return Checkpoint(state["step"], state["losses"], load_file(folder / _WEIGHTS), optimizer)
 
     def remove(self) -> None:
@@ -102,7 +103,21 @@ class Checkpoints:
         shutil.rmtree(self._older, ignore_errors=True)
 
 
-def _flush(path: Path) -> None:
+def _save(optimizer: dict[str, Any], path: Path) -> None:
+    try:
+        torch.save(optimizer, path)
+    except RuntimeError as error:  # torch has no class for a disk that is full
+        if is_out_of_memory(error):
+            raise
+        raise OSError(str(error)) from error
+
+
+def flush(path: Path) -> None:
+    """Have the system write a file, or a folder's names, to the disk.
+
+    Raises:
+        OSError: It cannot.
+    """
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,5 +1,6 @@
 """What `tasc finetune` is given, as a job; and how it is run, here or by Ray Train workers."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ class Given:
     template: str | None
     files: tuple[Path, ...]
     fields: tuple[str, str]
+    eos: str | None = None
 
     @property
     def wants_store(self) -> bool:
@@ -66,18 +68,20 @@ class FinetuneReport:
         )
 
 
-def run(job: Finetune, how: How, progress: StageProgress) -> FinetuneReport:
+def run(
+    job: Finetune, how: How, progress: StageProgress, say: Callable[[str], None]
+) -> FinetuneReport:
     """Raises what `finetune` does."""
     if how.workers == 1:
         if how.threads:
             torch.set_num_threads(how.threads)
-        return FinetuneReport(finetune(job, progress))
+        return FinetuneReport(finetune(job, progress, say=say))
     from tasc_jobs.finetune.crew import finetune_by
     from tasc_jobs.ray_local import local_ray
 
     with local_ray(num_cpus=how.workers + 1):
         gpus = torch.cuda.is_available()
-        return FinetuneReport(finetune_by(how.workers, job, progress, gpus=gpus))
+        return FinetuneReport(finetune_by(how.workers, job, progress, say, gpus=gpus))
 
 
 def job_of(
@@ -97,10 +101,17 @@ def job_of(
         raise UsageError(f"task {given.task} is not registered; name --model and --template")
     folder = resolve_folder(name, revision)
     text = template.replace("\\n", "\n") if given.template else template
+    is_local = Path(name).expanduser().is_dir()
     return Finetune(
         given.task, folder, given.tokenizer or folder, rows, PromptTemplate(text), settings, output,
-        checkpoint_s, base_name=None if Path(name).expanduser().is_dir() else name,
+        checkpoint_s, base_name=None if is_local else name,
+        revision=None if is_local else _commit(folder) or revision, eos=given.eos,
     )  # fmt: skip
+
+
+def _commit(folder: Path) -> str | None:
+    """What the hub's cache has a copy of: branches and tags move, and the copy does not."""
+    return folder.name if folder.parent.name == "snapshots" else None
 
 
 def _stored(url: str, given: Given) -> tuple[TaskRecord | None, list[CorpusRow]]:

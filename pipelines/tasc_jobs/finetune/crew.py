@@ -7,7 +7,7 @@ command line.
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
@@ -16,7 +16,9 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 from torch import Tensor, distributed
 
+from tasc_jobs.finetune.claim import claimed
 from tasc_jobs.finetune.errors import FinetuneError
+from tasc_jobs.finetune.finished import require_unfinished
 from tasc_jobs.finetune.job import Finetune, finetune
 from tasc_jobs.stages import StageProgress, silent
 
@@ -42,14 +44,15 @@ class _Board:
     """
 
     def __init__(self) -> None:
-        self._said: tuple[str, int, int | None] | None = None
+        self._at: tuple[str, int, int | None] | None = None
+        self._said = ""
         self._report: dict[str, Any] = {}
 
-    def write(self, stage: str, done: int, total: int | None) -> None:
-        self._said = (stage, done, total)
+    def write(self, stage: str, done: int, total: int | None, said: str) -> None:
+        self._at, self._said = (stage, done, total), said
 
-    def read(self) -> tuple[str, int, int | None] | None:
-        return self._said
+    def read(self) -> tuple[tuple[str, int, int | None] | None, str]:
+        return self._at, self._said
 
     def end(self, report: dict[str, Any]) -> None:
         self._report = report
@@ -59,11 +62,13 @@ class _Board:
 
 
 def finetune_by(
-    workers: int, job: Finetune, progress: StageProgress = silent, *, gpus: bool, retries: int = 2
-) -> dict[str, Any]:
+    workers: int, job: Finetune, progress: StageProgress = silent,
+    say: Callable[[str], None] = lambda text: None, *, gpus: bool, retries: int = 2,
+) -> dict[str, Any]:  # fmt: skip
     """`finetune` by so many workers on the Ray that is running; all must see the job's folders.
 
-    A worker that dies has all of them start again from the last checkpoint.
+    A worker that dies has all of them start again from the last checkpoint. The first one claims
+    the output: where it was given up for dead and is not, its successor waits for its end.
 
     Args:
         gpus: A worker has a GPU.
@@ -72,6 +77,8 @@ def finetune_by(
     Raises:
         FinetuneError: As of `finetune`, or they failed too often.
     """
+    with claimed(job.output):  # told here and now, before there are workers
+        require_unfinished(job.output)
     board = _Board.remote()  # type: ignore[attr-defined]
     with tempfile.TemporaryDirectory(prefix="tasc-train-") as folder:
         trainer = TorchTrainer(
@@ -83,26 +90,32 @@ def finetune_by(
                 storage_path=folder, failure_config=FailureConfig(max_failures=retries)
             ),
         )
-        return _watched(trainer, board, progress)
+        return _watched(trainer, board, progress, say)
 
 
 def _work(given: dict[str, Any]) -> None:
     job, board, ranks = given["job"], given["board"], Ranks()
-    told = 0.0
+    told, said = 0.0, ""
+
+    def say(text: str) -> None:
+        nonlocal said
+        said = text
 
     def tell(stage: str, done: int, total: int | None) -> None:
         nonlocal told
         if done == total or time.monotonic() - told > _LOOK_S:
-            board.write.remote(stage, done, total)
+            board.write.remote(stage, done, total, said)
             told = time.monotonic()
 
     torch.set_num_threads(1)
-    report = finetune(job, tell if ranks.rank == 0 else silent, ranks)
+    report = finetune(job, tell if ranks.rank == 0 else silent, ranks, say)
     if ranks.rank == 0:
         ray.get(board.end.remote(report))
 
 
-def _watched(trainer: Any, board: Any, progress: StageProgress) -> dict[str, Any]:
+def _watched(
+    trainer: Any, board: Any, progress: StageProgress, say: Callable[[str], None]
+) -> dict[str, Any]:
     """Tell what the board says until the workers have ended."""
     ended: list[Any] = []
 
@@ -116,8 +129,10 @@ def _watched(trainer: Any, board: Any, progress: StageProgress) -> dict[str, Any
     thread.start()
     while thread.is_alive():
         thread.join(_LOOK_S)
-        if said := ray.get(board.read.remote()):
-            progress(*said)
+        at, said = ray.get(board.read.remote())
+        if at:
+            say(said)
+            progress(*at)
     (result,) = ended
     if isinstance(result, Exception):
         raise FinetuneError(f"the workers failed: {str(result).splitlines()[-1]}") from result

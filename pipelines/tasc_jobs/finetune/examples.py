@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tasc_jobs.finetune.errors import FinetuneError
 from tasc_jobs.finetune.settings import Pace
 from tasc_store import CorpusRow
 from tasc_text import PromptTemplate, TaskTokenizer
@@ -29,24 +30,30 @@ class Batch:
     """Rows padded at their end, and what they should say.
 
     Attributes:
-        ids: ``int64[rows, longest]``.
-        begin: Position of the first token that any row predicts from.
-        labels: ``int64[rows, longest - 1 - begin]``: the token behind each position from there
-            on, `IGNORED` inside prompts and behind outputs.
+        ids: ``int64[rows, longest - 1]``; nothing is said behind a row's last token.
+        labels: The same shape: the token behind each, `IGNORED` inside prompts and behind outputs.
     """
 
     ids: Tensor
-    begin: int
     labels: Tensor
 
 
 def examples_of(
     rows: Iterable[CorpusRow], tokenizer: TaskTokenizer, template: PromptTemplate, max_length: int
 ) -> tuple[list[Example], int]:
-    """The rows that are not too long, and how many are."""
+    """The rows that are not too long, and how many are.
+
+    Raises:
+        FinetuneError: A row's prompt has no token that its output could be said behind.
+    """
     found, too_long = list[Example](), 0
     for row in rows:
         prompt = tokenizer.encode_prompt(template.render(row.input))
+        if not prompt:
+            raise FinetuneError(
+                f"the prompt of row {row.key!r} has no token; give it an input, or put text before "
+                "{input} in --template"
+            )
         (output,) = tokenizer.encode_outputs([row.output])
         example = Example((*prompt, *output, tokenizer.eos_id), len(prompt))
         if len(example.ids) > max_length:
@@ -76,13 +83,12 @@ def rows_of(step: int, lengths: Sequence[int], settings: Pace) -> list[list[int]
 
 def batch_of(examples: Sequence[Example]) -> Batch:
     longest = max(len(e.ids) for e in examples)
-    begin = min(e.prompt for e in examples) - 1
     ids = torch.zeros(len(examples), longest, dtype=torch.long)
     labels = torch.full((len(examples), longest), IGNORED)
     for row, e in enumerate(examples):
         ids[row, : len(e.ids)] = torch.tensor(e.ids)
         labels[row, e.prompt : len(e.ids)] = ids[row, e.prompt : len(e.ids)]
-    return Batch(ids, begin, labels[:, begin + 1 :])
+    return Batch(ids[:, :-1], labels[:, 1:])
 
 
 def digest_of(examples: Iterable[Example]) -> str:

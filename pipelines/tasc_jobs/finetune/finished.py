@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tasc_jobs.finetune.errors import FinetuneError
 
-REPORT = "finetune.json"  # written last
+REPORT = "finetune.json"  # put in its place last, when all is there
 
 
 def require_unfinished(output: Path) -> None:

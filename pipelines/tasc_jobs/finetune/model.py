@@ -2,7 +2,8 @@
 
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +13,15 @@ from transformers.utils import logging as transformers_logging
 
 from tasc_jobs.finetune.errors import FinetuneError
 from tasc_jobs.finetune.settings import FinetuneSettings
+from tasc_jobs.finetune.vocabulary import Parts
 
 if TYPE_CHECKING:
     from peft import PeftModel
 
-Parts = Mapping[int, Sequence[int]]
-"""Of each new token's id, the ids of the tokens it stands for, in the order they were added."""
+
+def dtype_on(device: str) -> torch.dtype:
+    """Of the frozen weights that are not quantised."""
+    return torch.bfloat16 if device.startswith("cuda") else torch.float32
 
 
 def load_base(folder: Path, *, nf4: bool, device: str) -> Any:
@@ -32,7 +36,7 @@ def load_base(folder: Path, *, nf4: bool, device: str) -> Any:
             "with save_pretrained(folder)"
         )
     _silence()
-    dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
+    dtype = dtype_on(device)
     if not nf4:
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True)
         return model.to(device)
@@ -52,8 +56,23 @@ def add_rows(model: Any, vocab_size: int, parts: Parts) -> None:
     """Give new tokens rows of their own, each the mean of its parts' rows (TASC, section 4.2).
 
     Rows that pad the model's matrices are used first; only beyond them do the matrices grow.
+
+    Raises:
+        FinetuneError: There are ids without a row that are not new, or the LM head has a bias.
     """
-    if vocab_size > model.get_input_embeddings().num_embeddings:
+    rows = model.get_input_embeddings().num_embeddings
+    if strange := [id_ for id_ in range(rows, vocab_size) if id_ not in parts]:
+        raise FinetuneError(
+            f"the tokenizer has {vocab_size} ids and its model {rows} rows, and nothing says what "
+            f"id {strange[0]} stands for; take the tokenizer of this model, or what `tasc enrich` "
+            "made of it"
+        )
+    if parts and getattr(model.get_output_embeddings(), "bias", None) is not None:
+        raise FinetuneError(
+            f"the LM head of {model.config.model_type} has a bias, which PEFT leaves out where new "
+            "tokens are trained; take another model, or train without --tokenizer"
+        )
+    if vocab_size > rows:
         model.resize_token_embeddings(vocab_size, mean_resizing=False)
     with torch.no_grad():
         for matrix in _matrices(model):
@@ -77,6 +96,22 @@ def adapted(model: Any, parts: Parts, settings: FinetuneSettings) -> "PeftModel"
     found = get_peft_model(model, config)
     assert isinstance(found, PeftModel)
     return found
+
+
+@contextmanager
+def head_at(model: Any, places: torch.Tensor) -> Iterator[None]:
+    """In the block the LM head runs at these places only: logits are ``[1, places, vocab]``.
+
+    Args:
+        places: ``bool[R, L]``, of the hidden states of all rows.
+    """
+    hook = model.get_output_embeddings().register_forward_pre_hook(
+        lambda _, given: (given[0][places][None], *given[1:])
+    )
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def trained(model: Any) -> dict[str, torch.nn.Parameter]:

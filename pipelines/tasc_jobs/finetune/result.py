@@ -1,114 +1,149 @@
 """Writes what a fine-tune made: an adapter for transformers and PEFT, a whole model, and a card.
 
 The folder has ``adapter``, which `peft.AutoPeftModelForCausalLM` loads, and ``model``, the same
-with the adapter in its weights, which any engine serves. It trains nothing.
+with the adapter in its weights, which any engine serves. All of it is written elsewhere first and
+then put in its place, ``finetune.json`` last: a folder that has one is whole. It trains nothing.
 """
 
 import json
+import os
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from transformers import AutoModelForCausalLM
+
 from tasc_engine.neural.files import as_readable_as
-from tasc_jobs.finetune.checkpoints import NO_ROOM
+from tasc_jobs.enrich.saving import RECORD
+from tasc_jobs.finetune.card import Made, card
+from tasc_jobs.finetune.checkpoints import NO_ROOM, flush
 from tasc_jobs.finetune.errors import FinetuneError
 from tasc_jobs.finetune.finished import REPORT
+from tasc_jobs.finetune.memory import memory_to
+from tasc_jobs.finetune.model import add_rows
+from tasc_jobs.finetune.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from peft import PeftModel
 
 ADAPTER, MODEL, CARD = "adapter", "model", "README.md"
-_TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
-    "enrichment.json",
-)  # fmt: skip
+_BEGUN = "result.begun"
+_NAME_END = "tokenizer_config.json", "special_tokens_map.json"
+_TOKENIZER_FILES = "tokenizer.json", *_NAME_END, "chat_template.jinja", RECORD
 
 
-@dataclass(frozen=True)
-class Made:
-    """What there is to say of a fine-tune.
+class Result:
+    """A result on its way to a folder.
 
-    Attributes:
-        data: Where the rows came from, and how many there were.
-        settings: What it is reproducible by.
-        metrics: What was measured, by name.
-    """
-
-    base: str
-    data: Mapping[str, Any]
-    settings: Mapping[str, Any]
-    metrics: Mapping[str, Any]
-
-
-def write(model: "PeftModel", base: Path, tokenizer: Path, made: Made, folder: Path) -> None:
-    """Write all of it; a folder with ``finetune.json`` is whole.
+    Every method raises FinetuneError where it cannot be written; what was begun is removed then.
 
     Args:
-        base: Folder of the model that was trained upon.
-        tokenizer: Folder of its tokenizer, with new tokens or not.
-
-    Raises:
-        FinetuneError: It cannot be written.
+        output: Of `finetune`; it is there.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        model.peft_config["default"].base_model_name_or_path = made.base
-        _write_adapter(model, tokenizer, folder / ADAPTER)
-        _write_model(base, tokenizer, folder)
-        (folder / CARD).write_text(_card(made))
-        report = {"base": made.base, "data": dict(made.data), "settings": dict(made.settings),
-                  "metrics": dict(made.metrics)}  # fmt: skip
-        (folder / REPORT).write_text(json.dumps(report, indent=1) + "\n")
-    except NO_ROOM as error:
-        raise FinetuneError(
-            f"the model cannot be written to {folder}: {error}; make room and run again, it "
-            "goes on from its last checkpoint"
-        ) from error
+
+    def __init__(self, output: Path, vocabulary: Vocabulary) -> None:
+        self._output, self._vocabulary = output, vocabulary
+        self._begun = output / _BEGUN
+
+    def begin(self, model: "PeftModel", base: str, revision: str | None) -> None:
+        """Write the adapter; what an earlier run left half-written goes.
+
+        Args:
+            base: Where others find the model that was trained upon.
+        """
+        folder = self._begun / ADAPTER
+        config: Any = model.peft_config["default"]
+        config.base_model_name_or_path, config.revision = base, revision
+        with self._room():
+            shutil.rmtree(self._begun, ignore_errors=True)
+            folder.mkdir(parents=True)
+            # Of the embeddings there are the new rows in it, not the whole matrix.
+            model.save_pretrained(str(folder), save_embedding_layers=False)
+            (folder / CARD).unlink(missing_ok=True)  # PEFT's own, with nothing filled in
+            as_readable_as(folder / "adapter_config.json")
+            self._copy_tokenizer(folder)
+
+    def end(self, base: Path, made: Made) -> None:
+        """Merge the adapter as it was saved, so that what is served is what others load; publish.
+
+        Args:
+            base: Folder of the model that was trained upon.
+        """
+        way_out = "free some and run the same command again, nothing is trained twice"
+        with memory_to(f"put the adapter into {base}", way_out):
+            whole = self._merged(base)
+            with self._room():
+                self._write_model(whole, base)
+        report = {key: value for key, value in asdict(made).items() if value is not None}
+        with self._room():
+            (self._begun / CARD).write_text(card(made, ADAPTER, MODEL), encoding="utf-8")
+            (self._begun / REPORT).write_text(json.dumps(report, indent=1) + "\n")
+            publish(self._begun, self._output)
+
+    def _merged(self, base: Path) -> Any:
+        from peft import PeftModel  # brings bitsandbytes, silenced by now
+
+        model = AutoModelForCausalLM.from_pretrained(base, dtype="auto", use_safetensors=True)
+        add_rows(model, self._vocabulary.tokenizer.vocab_size, self._vocabulary.parts)
+        return PeftModel.from_pretrained(model, self._begun / ADAPTER).merge_and_unload()
+
+    def _write_model(self, whole: Any, base: Path) -> None:
+        folder = self._begun / MODEL
+        whole.save_pretrained(folder)
+        as_readable_as(folder / "config.json")
+        settings = folder / "generation_config.json"
+        if (base / settings.name).is_file():
+            shutil.copyfile(base / settings.name, settings)
+        elif not settings.is_file():
+            settings.write_text("{}")
+        for file in (settings, folder / "config.json"):
+            _change(file, eos_token_id=self._vocabulary.ends)
+        self._copy_tokenizer(folder)
+
+    def _copy_tokenizer(self, folder: Path) -> None:
+        for name in _TOKENIZER_FILES:
+            file = self._vocabulary.tokenizer.path.parent / name
+            if file.is_file():
+                shutil.copyfile(file, folder / name)
+        tokenizer = self._vocabulary.tokenizer
+        if tokenizer.eos_id in tokenizer.special_ids:  # transformers would make another one special
+            for name in _NAME_END:
+                if (folder / name).is_file():
+                    _change(folder / name, eos_token=self._vocabulary.end)
+
+    @contextmanager
+    def _room(self) -> Iterator[None]:
+        try:
+            yield
+        except NO_ROOM as error:
+            shutil.rmtree(self._begun, ignore_errors=True)
+            raise FinetuneError(
+                f"the model cannot be written to {self._output}: {error}; make room and run again, "
+                "it goes on from its last checkpoint"
+            ) from error
 
 
-def _write_adapter(model: "PeftModel", tokenizer: Path, folder: Path) -> None:
-    # Of the embeddings there are the new rows in it, not the whole matrix.
-    model.save_pretrained(str(folder), save_embedding_layers=False)
-    (folder / CARD).unlink(missing_ok=True)  # PEFT's own, with nothing filled in
-    as_readable_as(folder / "adapter_config.json")
-    _copy(tokenizer, folder)
+def publish(begun: Path, output: Path) -> None:
+    """Put all that is in ``begun`` in its place, `REPORT` last, so that it says: all is there."""
+    for folder, _, names in os.walk(begun):
+        for name in names:
+            flush(Path(folder, name))
+        flush(Path(folder))
+    for path in begun.iterdir():
+        if path.name != REPORT:
+            there = output / path.name
+            if there.is_dir():  # of a run that was killed behind this
+                shutil.rmtree(there)
+            os.replace(path, there)
+    flush(output)
+    os.replace(begun / REPORT, output / REPORT)
+    flush(output)
+    begun.rmdir()
 
 
-def _write_model(base: Path, tokenizer: Path, folder: Path) -> None:
-    """Merge the adapter as it was saved, so that what is served is what others load."""
-    from peft import AutoPeftModelForCausalLM  # brings bitsandbytes, silenced by now
-
-    merged: Any = AutoPeftModelForCausalLM.from_pretrained(folder / ADAPTER, dtype="auto")
-    whole = merged.merge_and_unload()
-    whole.save_pretrained(folder / MODEL)
-    as_readable_as(folder / MODEL / "config.json")
-    if (base / "generation_config.json").is_file():
-        shutil.copyfile(base / "generation_config.json", folder / MODEL / "generation_config.json")
-    _copy(tokenizer, folder / MODEL)
-
-
-def _copy(tokenizer: Path, folder: Path) -> None:
-    for name in _TOKENIZER_FILES:
-        if (tokenizer / name).is_file():
-            shutil.copyfile(tokenizer / name, folder / name)
-
-
-def _card(made: Made) -> str:
-    head = ["---", f"base_model: {made.base}", "library_name: peft", "---", ""]
-    text = [
-        f"# {Path(made.base).name}, fine-tuned by tasc-serve",
-        "",
-        "TASC-ft: new tokens for frequent n-grams of the task's outputs, their embeddings trained "
-        "with a LoRA adapter.",
-        f"`{ADAPTER}` is the adapter, with the tokenizer; `{MODEL}` has it in its weights.",
-    ]
-    for title, rows in (
-        ("Data", made.data),
-        ("Settings", made.settings),
-        ("Metrics", made.metrics),
-    ):
-        text += ["", f"## {title}", "", "| | |", "|---|---|"]
-        text += [f"| {name} | {value} |" for name, value in rows.items()]
-    return "\n".join([*head, *text, ""])
+def _change(file: Path, **changes: Any) -> None:
+    content = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps(content | changes, indent=2) + "\n", encoding="utf-8")

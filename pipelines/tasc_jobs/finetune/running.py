@@ -38,7 +38,8 @@ def run_through(
     def tell(told: Told) -> None:
         nonlocal saved, tokens
         tokens += told.tokens
-        say(f"loss {told.loss:.3f}")
+        rate = tokens / max(time.monotonic() - begun, 1e-9)
+        say(f"loss {told.loss:.3f}, {rate:,.0f} tokens/s")
         progress("train", told.step, told.steps)
         if checkpoints and time.monotonic() - saved > every_s:
             checkpoints.save(trainer.checkpoint)

@@ -13,12 +13,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from tasc_engine.errors import is_out_of_memory
 from tasc_jobs.finetune.checkpoints import Checkpoint
 from tasc_jobs.finetune.errors import FinetuneError
 from tasc_jobs.finetune.examples import IGNORED, Example, batch_of, rows_of, steps_of
 from tasc_jobs.finetune.interrupts import held
-from tasc_jobs.finetune.model import trained
+from tasc_jobs.finetune.memory import memory_to
+from tasc_jobs.finetune.model import head_at, trained
 from tasc_jobs.finetune.settings import Pace
 
 _MOST_NORM = 1.0  # of a gradient
@@ -97,20 +97,14 @@ class Trainer:
         """Take all steps that are left.
 
         Raises:
-            FinetuneError: The loss is no number, or there is too little memory.
+            FinetuneError: The loss or a gradient is no number, or there is too little memory.
         """
         self.model.train()
+        rows = f"train {self._settings.micro_rows} rows of up to {max(self._lengths)} tokens"
+        way_out = "take fewer with --micro-rows, or shorter ones with --max-length"
         for step in range(len(self._losses), self.steps):
-            try:
+            with memory_to(rows, way_out):
                 told = self._step(step)
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                raise FinetuneError(
-                    f"too little memory for {self._settings.micro_rows} rows of up to "
-                    f"{max(self._lengths)} tokens; take fewer with --micro-rows, or shorter ones "
-                    "with --max-length"
-                ) from error
             tell(told)
 
     def _step(self, step: int) -> Told:
@@ -124,12 +118,14 @@ class Trainer:
             total += loss.detach()
         gradients = [_gradient(value) for value in self._weights.values()]
         self._crew.sum([*gradients, total])
-        if not math.isfinite(mean := total.item()):
-            raise FinetuneError(
-                f"the loss of step {step + 1} of {self.steps} is {mean}; the last checkpoint "
-                "stays, begin again with a lower --learning-rate"
-            )
-        torch.nn.utils.clip_grad_norm_(self._weights.values(), _MOST_NORM)
+        norm = torch.nn.utils.clip_grad_norm_(self._weights.values(), _MOST_NORM)
+        mean = total.item()
+        for what, found in (("loss", mean), ("gradient's norm", norm.item())):
+            if not math.isfinite(found):
+                raise FinetuneError(
+                    f"the {what} of step {step + 1} of {self.steps} is {found}; the last "
+                    "checkpoint stays, begin again with a lower --learning-rate in another output"
+                )
         for group in self._optimizer.param_groups:
             group["lr"] = self._settings.learning_rate * self._share(step)
         with held():  # whoever is interrupted has weights and losses of the same step
@@ -144,17 +140,14 @@ class Trainer:
         return 1 - step / self.steps
 
     def _loss(self, rows: Sequence[int]) -> Tensor:
-        """Summed over the tokens of the outputs; the LM head runs only where there may be some."""
+        """Summed over the tokens of the outputs; the LM head runs where there are some."""
         batch = batch_of(self._at(rows))
+        ids, labels = batch.ids.to(self._device), batch.labels.to(self._device)
+        said = labels != IGNORED
         # Padding stands behind a row's end, where a causal model looks from nowhere: no mask.
-        positions = torch.arange(batch.begin, batch.ids.shape[1] - 1, device=self._device)
-        logits = self.model(
-            input_ids=batch.ids.to(self._device), logits_to_keep=positions, use_cache=False
-        ).logits
-        return torch.nn.functional.cross_entropy(
-            logits.float().flatten(0, 1), batch.labels.to(self._device).flatten(),
-            ignore_index=IGNORED, reduction="sum",
-        )  # fmt: skip
+        with head_at(self.model, said):
+            logits = self.model(input_ids=ids, use_cache=False).logits
+        return torch.nn.functional.cross_entropy(logits[0].float(), labels[said], reduction="sum")
 
     def _at(self, rows: Sequence[int]) -> list[Example]:
         return [self._examples[row] for row in rows]

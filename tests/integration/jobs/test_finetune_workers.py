@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from finetuning import make
+from tasc_jobs.finetune.claim import claimed
 from tasc_jobs.finetune.crew import finetune_by
 from tasc_jobs.finetune.errors import FinetuneError
 from tasc_jobs.finetune.job import finetune
@@ -23,12 +24,21 @@ def test_two_workers_make_what_one_makes(ray_cluster: None, tmp_path: Path) -> N
     bench = make(tmp_path, "qwen2")
     alone = finetune(bench.job(tmp_path / "alone"))
     told: list[tuple[str, int]] = []
-    shared = finetune_by(
-        2,
-        bench.job(tmp_path / "shared"),
-        lambda stage, done, total: told.append((stage, done)),
-        gpus=False,
-    )
+    said: list[str] = []
+    refused: list[str] = []
+    output = tmp_path / "shared"
+
+    def look(stage: str, done: int, total: int | None) -> None:
+        told.append((stage, done))
+        try:
+            with claimed(output):
+                pass
+        except FinetuneError as error:
+            refused.append(str(error))
+
+    shared = finetune_by(2, bench.job(output), look, said.append, gpus=False)
+    assert any(f"another process trains in {output}; " in error for error in refused)
+    assert any("tokens/s" in text for text in said)
     assert shared["steps"] == alone["steps"]
     one, other = weights(tmp_path / "alone"), weights(tmp_path / "shared")
     assert one.keys() == other.keys()
@@ -38,3 +48,6 @@ def test_two_workers_make_what_one_makes(ray_cluster: None, tmp_path: Path) -> N
     job = bench.job(tmp_path / "short", max_length=3)
     with pytest.raises(FinetuneError, match="none of 20 rows has at most 3 tokens"):
         finetune_by(2, job, gpus=False, retries=0)
+    held = bench.job(tmp_path / "held")
+    with claimed(held.output), pytest.raises(FinetuneError, match="another process trains in"):
+        finetune_by(2, held, gpus=False)

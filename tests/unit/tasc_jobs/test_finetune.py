@@ -1,6 +1,7 @@
 """A fine-tune trains what it should, goes on where it was killed, and is loaded by others."""
 
 import json
+import re
 import resource
 from dataclasses import replace
 from pathlib import Path
@@ -14,18 +15,21 @@ from finetuning import Bench, make
 from tasc_draft import DraftIndex, DraftSettings, NgramProposer
 from tasc_engine import Engine, EngineConfig, GenerationRequest, ModelSource, Target
 from tasc_jobs.finetune import job as job_module
+from tasc_jobs.finetune import training
 from tasc_jobs.finetune.checkpoints import Checkpoints
 from tasc_jobs.finetune.errors import FinetuneError
-from tasc_jobs.finetune.job import CHECKPOINT, finetune, new_tokens
+from tasc_jobs.finetune.job import CHECKPOINT, finetune
 from tasc_jobs.finetune.model import add_rows, load_base
 from tasc_text import TaskTokenizer
 
-TIED, UNTIED = "qwen2", "gpt_neox"
 
-
-@pytest.fixture(scope="module", params=[TIED, UNTIED])
+@pytest.fixture(scope="module", params=[("qwen2", True), ("gpt_neox", False)], ids=str)
 def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    return make(tmp_path_factory.mktemp("bench"), request.param)
+    architecture, tied = request.param
+    made = make(tmp_path_factory.mktemp("bench"), architecture, tied=tied)
+    own, head = matrices(load_base(made.base, nf4=False, device="cpu"))
+    assert (own is head) == tied
+    return made
 
 
 def weights(folder: Path, part: str) -> dict[str, torch.Tensor]:
@@ -43,7 +47,7 @@ def test_only_the_adapter_and_the_new_rows_change(bench: Bench, tmp_path: Path) 
     assert all(value.shape[0] == 6 for value in rows.values())
     before, after = load_base(bench.base, nf4=False, device="cpu"), merged(tmp_path)
     for old, new in zip(matrices(before), matrices(after), strict=True):
-        first = min(new_tokens(bench.tokenizer))
+        first = min(bench.parts)
         assert torch.equal(new[:first], old[:first])
         assert not torch.equal(new[first], new[first + 1])
 
@@ -57,7 +61,7 @@ def merged(folder: Path) -> Any:
 
 
 def test_new_rows_begin_as_the_mean_of_their_parts_and_padding_is_used_first(bench: Bench) -> None:
-    parts = new_tokens(bench.tokenizer)
+    parts = bench.parts
     vocab = TaskTokenizer.from_folder(bench.tokenizer).vocab_size
     model = load_base(bench.base, nf4=False, device="cpu")
     model.resize_token_embeddings(vocab + 5)
@@ -77,7 +81,7 @@ def test_transformers_and_peft_load_it_and_say_what_the_engine_says(
     finetune(bench.job(tmp_path))
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "adapter")
     ids = torch.tensor([tokenizer.encode("play ->") + tokenizer.encode("intent: play_music")])
-    assert ids.max() >= min(new_tokens(bench.tokenizer))
+    assert ids.max() >= min(bench.parts)
     with torch.no_grad():
         own = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter", dtype=torch.float32)
         whole = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
@@ -159,8 +163,25 @@ def test_a_loss_that_is_no_number_ends_it_and_the_last_checkpoint_stays(
     monkeypatch.setattr(
         job_module.Trainer, "_loss", lambda self, rows: batch_of(self, rows) * float("nan")
     )
-    with pytest.raises(FinetuneError, match=r"the loss of step 3 of 9 is nan.*--learning-rate"):
+    with pytest.raises(FinetuneError, match="step 3 of 9 is nan.*--learning-rate in another"):
         finetune(bench.job(tmp_path))
+    assert state(tmp_path) == before
+
+
+def test_a_gradient_that_is_no_number_changes_no_weight(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(bench, tmp_path)
+    before, gradient = state(tmp_path), training._gradient
+
+    def overflown(value: torch.nn.Parameter) -> torch.Tensor:
+        found = gradient(value)
+        found.view(-1)[0] = float("inf")
+        return found
+
+    monkeypatch.setattr(training, "_gradient", overflown)
+    with pytest.raises(FinetuneError, match="the gradient's norm of step 3 of 9 is inf"):
+        finetune(replace(bench.job(tmp_path), checkpoint_s=0.0))
     assert state(tmp_path) == before
 
 
@@ -210,3 +231,64 @@ def test_what_is_made_is_not_made_again(bench: Bench, tmp_path: Path) -> None:
     finetune(bench.job(tmp_path))
     with pytest.raises(FinetuneError, match="has a fine-tuned model already"):
         finetune(bench.job(tmp_path))
+
+
+def test_the_head_runs_only_where_something_is_said_and_the_loss_is_the_same(
+    bench: Bench, tmp_path: Path
+) -> None:
+    job = bench.job(tmp_path)
+    found, _ = job_module.examples_of(
+        bench.rows, TaskTokenizer.from_folder(bench.base), job.template, 99
+    )
+    model = load_base(bench.base, nf4=False, device="cpu")
+    trainer = training.Trainer(model, found, job.settings)
+    seen: list[torch.Size] = []
+    model.get_output_embeddings().register_forward_hook(lambda _, x, y: seen.append(y.shape))
+    rows, alone = [0, 7, 3], 0.0
+    with torch.no_grad():
+        shared = float(trainer._loss(rows))
+        for row in rows:
+            ids = torch.tensor([found[row].ids])
+            logits = model(input_ids=ids).logits[0, found[row].prompt - 1 : -1]
+            wanted = ids[0, found[row].prompt :]
+            alone += float(torch.nn.functional.cross_entropy(logits, wanted, reduction="sum"))
+    assert shared == pytest.approx(alone, rel=1e-5)
+    assert seen[0][:2] == (1, sum(len(found[row].ids) - found[row].prompt for row in rows))
+
+
+def test_progress_says_loss_and_speed(
+    bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin(bench, tmp_path)
+    said: list[str] = []
+    finetune(bench.job(tmp_path), say=said.append)
+    assert len(said) == 7
+    assert all(re.fullmatch(r"loss \d+\.\d{3}, [\d,]+ tokens/s", text) for text in said)
+    err = capsys.readouterr().err
+    assert "LoRA, frozen weights as they are, on cpu" in err
+    assert "going on behind step 2 of 9" in err
+
+
+@pytest.mark.parametrize("where", ["load_base", "adapted"])
+def test_too_little_memory_is_said_in_words(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    monkeypatch.setattr(job_module, where, lambda *given, **named: torch.empty(2**58))
+    said = "too little memory to load .* and an adapter of rank 16; take --quantization nf4"
+    with pytest.raises(FinetuneError, match=said):
+        finetune(bench.job(tmp_path))
+
+
+def test_what_became_of_auto_is_gone_on_with(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(bench, tmp_path)
+    pins = json.loads((tmp_path / CHECKPOINT / "state.json").read_text())["pins"]
+    assert (pins["nf4"], pins["device"], pins["dtype"]) == (False, "cpu", "float32")
+    with pytest.raises(FinetuneError, match="with another nf4;"):
+        finetune(bench.job(tmp_path, quantization="nf4"))
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        with pytest.raises(FinetuneError, match="with another nf4, device, dtype;"):
+            finetune(bench.job(tmp_path))
+    finetune(bench.job(tmp_path, quantization="none"))

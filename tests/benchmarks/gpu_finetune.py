@@ -1,0 +1,91 @@
+"""Fine-tuning of the 0.5B shape on the device, with rows for new tokens, as a stage.
+
+Plain LoRA, and QLoRA where bitsandbytes is there. Weights are random, and so is what is learnt: a
+step costs the same whatever it says; that the loss falls shows that the rows and the adapter learn.
+"""
+
+import time
+from importlib.util import find_spec
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from gpu_found import Found, Here
+from gpu_steps import NAME, random_model
+from gpu_work import wait
+
+from tasc_jobs.finetune.examples import Example
+from tasc_jobs.finetune.model import adapted, add_rows, load_base
+from tasc_jobs.finetune.settings import FinetuneSettings
+from tasc_jobs.finetune.training import Told, Trainer
+
+NEW, PROMPT, OUTPUT, ROWS = 500, 48, 16, 64
+_WARM_UP = 2  # steps that are not timed
+
+
+def finetuning(found: Found, here: Here) -> None:
+    folder = here.folder / f"base-{NAME}"
+    random_model(here).save_pretrained(folder)
+    kinds = {"lora": False}
+    if not here.dry and find_spec("bitsandbytes") is not None:
+        kinds["qlora"] = True
+    for kind, nf4 in kinds.items():
+        found.put(kind, timed(folder, nf4, found_rate(here), here))
+
+
+def found_rate(here: Here) -> float | None:
+    """Of the device's matrix products, floating-point operations a second, as `steps` found it."""
+    rate = Found.read(here, "steps").get("matrix_rate")
+    return None if rate is None else float(rate)
+
+
+def timed(folder: Any, nf4: bool, rate: float | None, here: Here) -> dict[str, Any]:
+    """Tokens a second behind the first steps, held against the device's matrix products.
+
+    A frozen weight costs two operations a token forwards and two backwards (Hu et al. 2022).
+    """
+    new, rows = here(NEW, 8), here(ROWS, 4)
+    model = load_base(folder, nf4=nf4, device=here.device)
+    weights = sum(p.numel() for p in model.parameters())
+    first = model.config.vocab_size
+    parts = {first + at: (at + 1, at + 2) for at in range(new)}
+    add_rows(model, first + new, parts)
+    settings = FinetuneSettings(
+        epochs=here(12, 4), learning_rate=1e-3, batch_rows=rows, micro_rows=here(32, 2)
+    )
+    examples = _examples(first, new, rows)
+    told, took = _run(Trainer(adapted(model, parts, settings), examples, settings), here)
+    tokens_s = told[-1].tokens / median(took[_WARM_UP:])
+    return {
+        "tokens_per_second": tokens_s,
+        "share_of_matrix_rate": None if rate is None else 4 * weights * tokens_s / rate,
+        "first_loss": told[0].loss,
+        "last_loss": told[-1].loss,
+        "peak_bytes": 0 if here.dry else torch.cuda.max_memory_allocated(),
+    }
+
+
+def _run(trainer: Trainer, here: Here) -> tuple[list[Told], list[float]]:
+    """What each step was like, and its seconds."""
+    told, took, began = list[Told](), list[float](), [time.perf_counter()]
+
+    def tell(each: Told) -> None:
+        wait(here.device)
+        now = time.perf_counter()
+        took.append(now - began[0])
+        told.append(each)
+        began[0] = now
+
+    if not here.dry:
+        torch.cuda.reset_peak_memory_stats()
+    trainer.run(tell)
+    return told, took
+
+
+def _examples(first: int, new: int, rows: int) -> list[Example]:
+    """Prompts of old tokens, outputs of new ones."""
+    random = np.random.default_rng(0)
+    prompts = random.integers(0, first, (rows, PROMPT)).tolist()
+    outputs = random.integers(first, first + new, (rows, OUTPUT)).tolist()
+    return [Example((*p, *o), PROMPT) for p, o in zip(prompts, outputs, strict=True)]

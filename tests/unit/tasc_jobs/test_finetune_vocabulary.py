@@ -1,0 +1,177 @@
+"""A fine-tune learns its own model's tokens and ends, and refuses another's."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+import finetuning
+import tiny
+from tasc_jobs.enrich.algorithm import EnrichSettings
+from tasc_jobs.enrich.job import enrich_and_save
+from tasc_jobs.finetune.errors import FinetuneError
+from tasc_jobs.finetune.examples import examples_of
+from tasc_jobs.finetune.job import finetune
+from tasc_jobs.finetune.model import add_rows, load_base
+from tasc_jobs.finetune.vocabulary import vocabulary_of
+from tasc_store import CorpusRow
+from tasc_text import PromptTemplate, TaskTokenizer
+
+CHAT_END = "<|im_end|>"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> finetuning.Bench:
+    return finetuning.make(tmp_path_factory.mktemp("bench"), "qwen2")
+
+
+@pytest.fixture
+def bench(made: finetuning.Bench, tmp_path: Path) -> finetuning.Bench:
+    """With an enriched folder that a test may damage."""
+    shutil.copytree(made.tokenizer, tmp_path / "enriched")
+    return replace(made, tokenizer=tmp_path / "enriched")
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory: pytest.TempPathFactory) -> finetuning.Bench:
+    """A model whose settings end answers by another token than its tokenizer's do."""
+    folder = tmp_path_factory.mktemp("chat") / "qwen2"
+    tiny.make_tokenizer(folder)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens([CHAT_END])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    made = finetuning.make_on(folder, "qwen2")
+    end = tokenizer.token_to_id(CHAT_END)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [end]}))
+    ends_otherwise(made.tokenizer)
+    return made
+
+
+def ends_otherwise(folder: Path) -> None:
+    """An enriched folder that ends by `tiny.END`."""
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    (folder / "config.json").unlink(missing_ok=True)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": tiny.END}))
+    assert TaskTokenizer.from_folder(folder).eos_ids == (0,)
+
+
+def test_an_end_that_the_model_does_not_end_by_is_refused(
+    chat: finetuning.Bench, tmp_path: Path
+) -> None:
+    said = r"end with '<\|end\|>', as .*ends answers by '<\|im_end\|>'; name .* with --eos"
+    with pytest.raises(FinetuneError, match=said):
+        finetune(chat.job(tmp_path, epochs=1))
+
+
+@pytest.mark.parametrize("eos", [CHAT_END, tiny.END])
+@pytest.mark.parametrize("enriched", [True, False])
+def test_what_is_made_ends_by_what_was_learnt(
+    chat: finetuning.Bench, tmp_path: Path, eos: str, enriched: bool
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    bench = chat if enriched else replace(chat, tokenizer=chat.base)
+    job = replace(bench.job(tmp_path, epochs=1), eos=eos)
+    learnt = vocabulary_of(job.base, job.tokenizer, eos).tokenizer
+    end = learnt.backend.token_to_id(eos)
+    assert examples_of(job.rows, learnt, job.template, 99)[0][0].ids[-1] == end
+    assert finetune(job)["end"] == eos
+    assert TaskTokenizer.from_folder(tmp_path / "model").eos_ids == (end,)
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert whole.generation_config.eos_token_id == whole.config.eos_token_id == end
+    assert AutoTokenizer.from_pretrained(tmp_path / "model").eos_token == eos
+
+
+def test_one_of_the_models_ends_is_learnt_and_the_others_stay(
+    chat: finetuning.Bench, tmp_path: Path
+) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(chat.base, base)
+    both = [320, 0]
+    (base / "generation_config.json").write_text(json.dumps({"eos_token_id": both, "top_k": 7}))
+    finetune(replace(chat, base=base).job(tmp_path / "out", epochs=1))
+    settings = json.loads((tmp_path / "out" / "model" / "generation_config.json").read_text())
+    assert settings == {"eos_token_id": [0, 320], "top_k": 7}
+
+
+def test_a_tokenizer_of_another_model_is_refused(bench: finetuning.Bench, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    tiny.make_tokenizer(other, texts=["completely other words zebra quilt"] * 3, size=300)
+    enrich_and_save(
+        TaskTokenizer.from_folder(other), finetuning.OUTPUTS, EnrichSettings(6), tmp_path / "e"
+    )
+    for folder in (other, tmp_path / "e"):
+        with pytest.raises(FinetuneError, match="was not enriched from the tokenizer of .*qwen2;"):
+            vocabulary_of(bench.base, folder)
+
+
+def test_a_record_of_another_model_is_refused(bench: finetuning.Bench) -> None:
+    change(bench.tokenizer, base_fingerprint="0" * 32)
+    with pytest.raises(FinetuneError, match="was not enriched from the tokenizer of"):
+        vocabulary_of(bench.base, bench.tokenizer)
+
+
+def change(folder: Path, **changes: object) -> None:
+    file = folder / "enrichment.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["{}", "[]", "no json", '{"tokens": [{"id": 3}]}', '{"tokens": [{"id": 3, "parts": [4]}]}'],
+)
+def test_a_damaged_record_is_named(bench: finetuning.Bench, damage: str) -> None:
+    (bench.tokenizer / "enrichment.json").write_text(damage)
+    with pytest.raises(FinetuneError, match=r"enrichment\.json is damaged .*`tasc enrich` again"):
+        vocabulary_of(bench.base, bench.tokenizer)
+
+
+def test_a_token_may_not_stand_for_a_later_one(bench: finetuning.Bench) -> None:
+    tokens = json.loads((bench.tokenizer / "enrichment.json").read_text())["tokens"]
+    change(bench.tokenizer, tokens=tokens[::-1])
+    with pytest.raises(FinetuneError, match=r"is damaged \(ValueError\('token .* stands for"):
+        vocabulary_of(bench.base, bench.tokenizer)
+
+
+def test_tokens_that_no_record_explains_are_refused(bench: finetuning.Bench) -> None:
+    (bench.tokenizer / "enrichment.json").unlink()
+    with pytest.raises(FinetuneError, match=r"has 6 tokens that .*qwen2 has not, the first is 'in"):
+        vocabulary_of(bench.base, bench.tokenizer)
+
+
+def test_ids_without_a_row_are_refused(bench: finetuning.Bench) -> None:
+    model = load_base(bench.base, nf4=False, device="cpu")
+    rows = model.get_input_embeddings().num_embeddings
+    with pytest.raises(FinetuneError, match=f"its model {rows} rows, and nothing says what id"):
+        add_rows(model, rows + 1, {})
+
+
+def test_a_head_with_a_bias_learns_no_new_tokens(tmp_path: Path) -> None:
+    phi = finetuning.make(tmp_path, "phi")
+    with pytest.raises(FinetuneError, match="the LM head of phi has a bias, which PEFT leaves out"):
+        finetune(phi.job(tmp_path / "out"))
+    plain = replace(phi, tokenizer=phi.base)
+    assert finetune(plain.job(tmp_path / "out", epochs=1))["new_tokens"] == 0
+
+
+def test_a_model_that_has_learnt_new_tokens_keeps_them(
+    bench: finetuning.Bench, tmp_path: Path
+) -> None:
+    finetune(bench.job(tmp_path / "one", epochs=1))
+    again = replace(bench, base=tmp_path / "one" / "model", tokenizer=tmp_path / "one" / "model")
+    assert finetune(again.job(tmp_path / "two", epochs=1))["new_tokens"] == 0
+    one, two = (
+        load_base(tmp_path / name / "model", nf4=False, device="cpu").get_input_embeddings().weight
+        for name in ("one", "two")
+    )
+    assert one.equal(two)
+
+
+def test_a_prompt_without_a_token_is_refused_by_its_row(bench: finetuning.Bench) -> None:
+    rows = [CorpusRow("a", "set", "x"), CorpusRow("b", "", "x")]
+    tokenizer = TaskTokenizer.from_folder(bench.base)
+    with pytest.raises(FinetuneError, match="the prompt of row 'b' has no token; give it an input"):
+        examples_of(rows, tokenizer, PromptTemplate("{input}"), 99)
