@@ -53,7 +53,8 @@ class Stages:
                 note(f"{name}: {said}", self._stream)
             shown = Progress(name, total, self._units[stage], stream=self._stream)
             self._bar = self._open.enter_context(shown)
-            self._stage, self._done, self._started = stage, 0, time.perf_counter()
+            self._stage, self._done, self._started = stage, done, time.perf_counter()
+            self._bar.resume(done)
         self._bar.advance(done - self._done)
         self._done = done
 

@@ -16,7 +16,7 @@ from tasc_engine import ModelSource
 from tasc_engine.loading import load_model
 
 SCRIPT = Path(__file__).with_name("gpu.sh")
-STAGES = {"prepare", "tests", "equality", "steps", "speed"}
+STAGES = {"prepare", "tests", "equality", "steps", "speed", "finetuning"}
 
 
 def run(*asked: str) -> subprocess.CompletedProcess[str]:
@@ -43,6 +43,9 @@ def test_a_dry_run_finds_every_figure(tmp_path) -> None:
         assert equality[name]["accepted"] > 0
     assert set(speed["projected_0.5b_drafted_over_plain"]) == {"1", "8"}
     assert found["stages"]["steps"]["where_time_goes_b8"]["longest"]
+    lora = found["stages"]["finetuning"]["lora"]
+    assert lora["last_loss"] < lora["first_loss"]
+    assert lora["share_of_matrix_rate"] > 0
     judged = {name for name, bar in found["bars"].items() if bar["found"] is not None}
     assert judged == {*LEAST, *MOST} - {"tiny_mistral_differences", "tiny_gemma2_differences"}
 
@@ -55,6 +58,16 @@ def test_the_merged_adapter_is_that_of_peft() -> None:
     for name, weight in theirs.items():
         torch.testing.assert_close(ours[name], weight, rtol=1e-5, atol=1e-6)
     assert sum(not torch.equal(ours[name], base[name]) for name in base) == 6 * 7
+
+
+def test_stages_need_no_store_no_ray_and_no_pydantic() -> None:
+    """Machines that lend a GPU have torch and what goes with it, and little else."""
+    barred = "; ".join(f"sys.modules[{n!r}] = None" for n in ("redis", "ray", "pydantic"))
+    stages = "; ".join(f"gpu.stage({name!r})" for name in sorted(STAGES))
+    paths = [str(SCRIPT.parents[2] / part) for part in ("services", "pipelines", "tests")]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([*paths, str(SCRIPT.parent)])}
+    command = [sys.executable, "-c", f"import sys; {barred}; import gpu; {stages}"]
+    subprocess.run(command, env=env, check=True)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

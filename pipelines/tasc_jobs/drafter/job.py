@@ -23,6 +23,7 @@ from tasc_jobs.drafter.training import DrafterTrainer, EagleStudy, SmallStudy, a
 from tasc_jobs.errors import JobError
 from tasc_jobs.evaluate.subject import Asking, Setup
 from tasc_jobs.finetune.checkpoints import NO_ROOM, Checkpoints
+from tasc_jobs.finetune.claim import claimed
 from tasc_jobs.finetune.errors import FinetuneError
 from tasc_jobs.finetune.examples import Example, digest_of
 from tasc_jobs.finetune.running import run_through
@@ -74,11 +75,19 @@ def train_drafter(
         say: Told in words how the training goes.
 
     Raises:
-        FinetuneError: Nothing to train on, a loss that is no number, no memory, no room on disk.
+        FinetuneError: Nothing to train on, a loss that is no number, no memory, no room on disk, or
+            an output that is another process's or no drafter's.
         JobError: The target cannot be loaded, or answers cannot be made or read.
     """
     if (job.output / CARD).is_file():
         raise FinetuneError(f"{job.output} has a drafter already; name another output")
+    with claimed(job.output):
+        return _trained(job, progress, say)
+
+
+def _trained(
+    job: DrafterJob, progress: StageProgress, say: Callable[[str], None]
+) -> dict[str, Any]:
     tokenizer = TaskTokenizer.from_folder(job.source.folder)
     trained, held_out, left_out = _learnable(job, tokenizer, progress)
     torch.set_num_threads(job.setup.threads)

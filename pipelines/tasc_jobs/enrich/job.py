@@ -50,7 +50,7 @@ class EnrichReport:
             f"{self.new_tokens} new tokens{fewer}; {self.judged_on} outputs have "
             f"{self.length_reduction:.2f} x fewer tokens ({self.tokens_before:,} -> "
             f"{self.tokens_after:,}); left out: {self.collided} for collisions, {self.unwritable} "
-            f"that no token can be written as\n{self.output}"
+            f"whose text cannot be a token's\n{self.output}"
         )
 
 

@@ -72,7 +72,11 @@ def outputs_of(paths: Sequence[Path], fields: tuple[str, str]) -> list[str]:
 def _some_rows(paths: Sequence[Path], fields: tuple[str, str]) -> list[CorpusRow]:
     rows = list(rows_of(paths, fields))
     if not rows:
-        raise EmptyCorpusError(f"no rows in {', '.join(map(str, paths))}; name other files")
+        fields_named = f"{fields[0]!r} and {fields[1]!r}"
+        raise EmptyCorpusError(
+            f"no rows in {', '.join(map(str, paths))} with fields {fields_named}; name other files "
+            "or their fields with --input-field and --output-field"
+        )
     return rows
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from redis import Redis
 
 from tasc_jobs.enrich.sources import rows_of
 from tasc_jobs.errors import EmptyCorpusError, UsageError
@@ -13,7 +14,7 @@ from tasc_jobs.finetune.job import Finetune, finetune
 from tasc_jobs.finetune.settings import FinetuneSettings
 from tasc_jobs.stages import StageProgress
 from tasc_jobs.tuning.task_rows import from_corpus
-from tasc_store import CorpusRow, CorpusStore, TaskRecord, TaskStore, connect
+from tasc_store import CorpusRow, CorpusStore, TaskRecord, TaskStore, UnknownTask, connect
 from tasc_text import PromptTemplate, resolve_folder
 
 
@@ -98,7 +99,11 @@ def job_of(
         name, revision = record.model, record.revision
     template = given.template or (record.template if record else None)
     if name is None or template is None:
-        raise UsageError(f"task {given.task} is not registered; name --model and --template")
+        lacks = "--template" if name else "--model"
+        raise UsageError(
+            f"there is no {lacks}, and no task {given.task} to take it from; give both --model and "
+            "--template, or register the task (`tasc task create`)"
+        )
     folder = resolve_folder(name, revision)
     text = template.replace("\\n", "\n") if given.template else template
     is_local = Path(name).expanduser().is_dir()
@@ -118,8 +123,15 @@ def _stored(url: str, given: Given) -> tuple[TaskRecord | None, list[CorpusRow]]
     """The task's record, where one is needed, and the rows of its corpus."""
     with connect(url) as client:
         needed = given.model is None or given.template is None
-        record = TaskStore(client).get(given.task) if needed else None
+        record = _record(client, given.task) if needed else None
         if given.files:
             return record, []
         corpus = CorpusStore(client, record.corpus_name if record else given.task)
         return record, list(from_corpus(corpus, len(corpus)))
+
+
+def _record(client: Redis, task: str) -> TaskRecord | None:
+    try:
+        return TaskStore(client).get(task)
+    except UnknownTask:
+        return None

@@ -4,6 +4,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,8 +12,10 @@ from torch import Tensor
 
 from tasc_jobs.finetune.errors import FinetuneError
 from tasc_jobs.finetune.settings import Pace
-from tasc_store import CorpusRow
 from tasc_text import PromptTemplate, TaskTokenizer
+
+if TYPE_CHECKING:  # a store's packages are not needed to learn
+    from tasc_store import CorpusRow
 
 IGNORED = -100  # a label that costs nothing
 
@@ -39,7 +42,7 @@ class Batch:
 
 
 def examples_of(
-    rows: Iterable[CorpusRow], tokenizer: TaskTokenizer, template: PromptTemplate, max_length: int
+    rows: Iterable["CorpusRow"], tokenizer: TaskTokenizer, template: PromptTemplate, max_length: int
 ) -> tuple[list[Example], int]:
     """The rows that are not too long, and how many are.
 

@@ -10,4 +10,7 @@ REPORT = "finetune.json"  # put in its place last, when all is there
 def require_unfinished(output: Path) -> None:
     """Raise FinetuneError where a fine-tune has ended there."""
     if (output / REPORT).is_file():
-        raise FinetuneError(f"{output} has a fine-tuned model already; name another output")
+        raise FinetuneError(
+            f"{output} has a fine-tuned model already, and nothing is left to do; name another "
+            "output to train one more"
+        )

@@ -44,6 +44,4 @@ def _folder(drafter: str) -> Path:
     try:
         return resolve_folder(drafter, weights=False)
     except TextError as error:
-        raise UsageError(
-            f"--drafter: {error}; `tasc train-drafter` writes such folders"
-        ) from error
+        raise UsageError(f"--drafter: {error}; `tasc train-drafter` writes such folders") from error

@@ -266,3 +266,11 @@ def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
         claimed(tmp_path / "file" / "out"),
     ):
         pass
+
+
+def test_a_folder_of_something_else_is_left_alone(bench: finetuning.Bench, tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("mine")
+    with pytest.raises(FinetuneError, match=f"{tmp_path} has files of something else; name a new"):
+        finetune(bench.job(tmp_path, epochs=1))
+    assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
+    assert (tmp_path / "README.md").read_text() == "mine"

@@ -179,3 +179,10 @@ def test_what_matters_of_a_row_are_its_answer_and_a_little_of_its_prompt() -> No
     ids, weights = packed([Example((1, 2, 3, 4, 5), 3), Example((6, 7, 8), 1)], 0.5)
     assert ids.tolist() == [[1, 2, 3, 4, 5], [6, 7, 8, 0, 0]]
     assert weights.tolist() == [[0.5, 0.5, 1, 1], [1, 1, 0, 0]]
+
+
+def test_a_model_is_not_written_over_by_its_drafter(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_text("a model")
+    with pytest.raises(FinetuneError, match="has files of something else"):
+        train_drafter(bench.job(tmp_path, "eagle", **SHORT))
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
