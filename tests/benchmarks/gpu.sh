@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Builds, checks and times the GPU path in one run of under ten minutes; results go to
-# gpu_results.json beside this file. It needs torch, triton, transformers, peft, numba, numpy and pytest
-# as $PYTHON finds them, else python3, and of the repository only its files. --dry-run goes through
-# all of it on a CPU.
+# gpu_results.json beside this file. It needs torch, triton, transformers, peft, numba, numpy and
+# pytest as $PYTHON finds them, else python3, and of the repository only its files. --dry-run goes
+# through all of it on a CPU.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 export PYTHONPATH="services:pipelines:tests/benchmarks:tests"

@@ -6,6 +6,7 @@ step costs the same whatever it says; that the loss falls shows that the rows an
 
 import time
 from importlib.util import find_spec
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -26,28 +27,33 @@ _WARM_UP = 2  # steps that are not timed
 
 def finetuning(found: Found, here: Here) -> None:
     folder = here.folder / f"base-{NAME}"
-    random_model(here).save_pretrained(folder)
+    model = random_model(here)
+    model.save_pretrained(folder)
+    work = operations(model, here(ROWS, 4))
+    del model
     kinds = {"lora": False}
     if not here.dry and find_spec("bitsandbytes") is not None:
         kinds["qlora"] = True
     for kind, nf4 in kinds.items():
-        found.put(kind, timed(folder, nf4, found_rate(here), here))
+        found.put(kind, timed(folder, nf4, work, here))
 
 
-def found_rate(here: Here) -> float | None:
-    """Of the device's matrix products, floating-point operations a second, as `steps` found it."""
-    rate = Found.read(here, "steps").get("matrix_rate")
-    return None if rate is None else float(rate)
+def operations(model: Any, rows: int) -> float:
+    """Floating-point operations of a step of so many rows.
 
-
-def timed(folder: Any, nf4: bool, rate: float | None, here: Here) -> dict[str, Any]:
-    """Tokens a second behind the first steps, held against the device's matrix products.
-
-    A frozen weight costs two operations a token forwards and two backwards (Hu et al. 2022).
+    Of a frozen weight: two a token forwards, two backwards (Hu et al. 2022). The LM head runs where
+    there is a label alone, and an embedding is looked up.
     """
+    head = model.get_output_embeddings()
+    linear = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
+    inner = sum(module.weight.numel() for module in linear)
+    return 4.0 * rows * (inner * (PROMPT + OUTPUT) + head.weight.numel() * OUTPUT)
+
+
+def timed(folder: Path, nf4: bool, work: float, here: Here) -> dict[str, Any]:
+    """Tokens a second behind the first steps, held against the device's matrix products."""
     new, rows = here(NEW, 8), here(ROWS, 4)
     model = load_base(folder, nf4=nf4, device=here.device)
-    weights = sum(p.numel() for p in model.parameters())
     first = model.config.vocab_size
     parts = {first + at: (at + 1, at + 2) for at in range(new)}
     add_rows(model, first + new, parts)
@@ -56,10 +62,11 @@ def timed(folder: Any, nf4: bool, rate: float | None, here: Here) -> dict[str, A
     )
     examples = _examples(first, new, rows)
     told, took = _run(Trainer(adapted(model, parts, settings), examples, settings), here)
-    tokens_s = told[-1].tokens / median(took[_WARM_UP:])
+    seconds = median(took[_WARM_UP:])
+    rate = Found.read(here, "steps").get("matrix_rate")  # of the device's matrix products
     return {
-        "tokens_per_second": tokens_s,
-        "share_of_matrix_rate": None if rate is None else 4 * weights * tokens_s / rate,
+        "tokens_per_second": told[-1].tokens / seconds,
+        "share_of_matrix_rate": None if rate is None else work / seconds / rate,
         "first_loss": told[0].loss,
         "last_loss": told[-1].loss,
         "peak_bytes": 0 if here.dry else torch.cuda.max_memory_allocated(),

@@ -41,9 +41,10 @@ class Outputs:
         self._normalized = [growing.normalized(text) for text in self._texts]
         self.weights = np.fromiter(counted.values(), np.int64, len(counted))
         self._breaks = np.array(growing.cuts, np.int32)
-        self._rows = self._encoded(range(len(self._texts)))
         self.occurrences = np.zeros(most_ids, np.int64)
+        self._rows = [np.array(ids, np.int32) for ids in growing.encode(self._texts)]
         self._count(self.tokens, self.weights)
+        self._cut(self._rows)
 
     @property
     def tokens(self) -> Tokens:
@@ -74,14 +75,16 @@ class Outputs:
 
     def _encoded(self, rows: Sequence[int]) -> list[Int32]:
         encoded = self._growing.encode([self._texts[at] for at in rows])
-        arrays = [np.array(ids, np.int32) for ids in encoded]
+        return self._cut([np.array(ids, np.int32) for ids in encoded])
+
+    def _cut(self, rows: list[Int32]) -> list[Int32]:
         if len(self._breaks):
-            for ids in arrays:
+            for ids in rows:
                 ids[np.isin(ids, self._breaks)] = BREAK
-        return arrays
+        return rows
 
     def _count(self, tokens: Tokens, weights: Int64) -> None:
-        """Those of `BREAK` are left out: no new one will ever stand for them."""
+        """Those of `BREAK` are left out: they were counted once, and no new one stands for them."""
         each = np.repeat(weights, tokens.lengths)
         seen = tokens.ids != BREAK
         np.add.at(self.occurrences, tokens.ids[seen], each[seen])

@@ -43,6 +43,20 @@ def write_settings(base: TaskTokenizer, folder: Path) -> None:
         shutil.copyfile(beside / _TEMPLATE, folder / _TEMPLATE)
 
 
+def named_end(tokenizer: TaskTokenizer) -> int | None:
+    """The id of the ``eos_token`` that a tokenizer's settings name, if it ends answers."""
+    beside = tokenizer.path.parent
+    named = _named({**_read(beside / CONFIG), **_read(beside / SPECIAL)})
+    id_ = tokenizer.backend.token_to_id(named) if named else None
+    return id_ if id_ in tokenizer.eos_ids else None
+
+
+def _named(settings: dict[str, Any]) -> str | None:
+    named = settings.get("eos_token")
+    text = named.get("content") if isinstance(named, dict) else named
+    return text if isinstance(text, str) else None
+
+
 def _said_by_class(base: TaskTokenizer) -> dict[str, Any]:
     """What the base's class is like where its settings do not say: its special tokens and side."""
     from transformers import AutoTokenizer  # slow to import
@@ -64,10 +78,9 @@ def _end(base: TaskTokenizer, settings: dict[str, Any]) -> Any:
 
     None where that is no special token: transformers would make it one, and cut texts at it.
     """
-    named = settings.get("eos_token")
-    text = named.get("content") if isinstance(named, dict) else named
+    text = _named(settings)
     if text is not None and base.backend.token_to_id(text) in base.eos_ids:
-        return named
+        return settings["eos_token"]
     return base.backend.id_to_token(base.eos_id) if base.eos_id in base.special_ids else None
 
 

@@ -55,18 +55,13 @@ def load_base(folder: Path, *, nf4: bool, device: str) -> Any:
 def add_rows(model: Any, vocab_size: int, parts: Parts) -> None:
     """Give new tokens rows of their own, each the mean of its parts' rows (TASC, section 4.2).
 
-    Rows that pad the model's matrices are used first; only beyond them do the matrices grow.
+    Rows that pad the model's matrices are used first; only beyond them do the matrices grow. Ids
+    that the base's own tokenizer has beyond its rows (an image's token, say) get the mean of all.
 
     Raises:
-        FinetuneError: There are ids without a row that are not new, or the LM head has a bias.
+        FinetuneError: The LM head has a bias.
     """
     rows = model.get_input_embeddings().num_embeddings
-    if strange := [id_ for id_ in range(rows, vocab_size) if id_ not in parts]:
-        raise FinetuneError(
-            f"the tokenizer has {vocab_size} ids and its model {rows} rows, and nothing says what "
-            f"id {strange[0]} stands for; take the tokenizer of this model, or what `tasc enrich` "
-            "made of it"
-        )
     if parts and getattr(model.get_output_embeddings(), "bias", None) is not None:
         raise FinetuneError(
             f"the LM head of {model.config.model_type} has a bias, which PEFT leaves out where new "
@@ -76,6 +71,7 @@ def add_rows(model: Any, vocab_size: int, parts: Parts) -> None:
         model.resize_token_embeddings(vocab_size, mean_resizing=False)
     with torch.no_grad():
         for matrix in _matrices(model):
+            matrix[rows:] = matrix[:rows].float().mean(0).to(matrix.dtype)
             for id_, its_parts in parts.items():
                 matrix[id_] = matrix[list(its_parts)].float().mean(0).to(matrix.dtype)
 

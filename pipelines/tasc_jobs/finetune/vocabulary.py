@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tasc_jobs.enrich.saving import RECORD
+from tasc_jobs.enrich.settings_files import named_end
 from tasc_jobs.finetune.errors import FinetuneError
 from tasc_jobs.tuning.tokenizer import open_tokenizer
 from tasc_text import TaskTokenizer, TokenizerError
@@ -55,7 +56,7 @@ def vocabulary_of(base: Path, folder: Path, eos: str | None = None) -> Vocabular
         FinetuneError: It is of another model, its record is damaged, or the two end otherwise.
         TokenizerError: One of them cannot be read, or has no such token.
     """
-    given = open_tokenizer(folder, eos) if eos else TaskTokenizer.from_folder(folder)
+    given = open_tokenizer(folder, eos) if eos else _by_its_end(folder)
     if folder.resolve() == base.resolve():
         return Vocabulary(given, {})
     models = _ends_of(base)
@@ -64,6 +65,20 @@ def vocabulary_of(base: Path, folder: Path, eos: str | None = None) -> Vocabular
     if given.fingerprint == own.fingerprint:
         return Vocabulary(tokenizer, {})
     return Vocabulary(tokenizer, _new(tokenizer, own, models))
+
+
+def _by_its_end(folder: Path) -> TaskTokenizer:
+    """Of several ends the one that the tokenizer's settings name is learnt: chats end by it."""
+    try:
+        found = TaskTokenizer.from_folder(folder)
+    except TokenizerError as error:
+        if error.__cause__ or not (folder / "tokenizer.json").is_file():
+            raise
+        raise FinetuneError(f"nothing in {folder} says what ends an answer; give --eos") from error
+    named = named_end(found)
+    if named is None:
+        return found
+    return TaskTokenizer(found.path, (named, *(id_ for id_ in found.eos_ids if id_ != named)))
 
 
 def _ends_of(folder: Path) -> tuple[int, ...]:

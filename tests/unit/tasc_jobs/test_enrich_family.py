@@ -2,11 +2,12 @@
 
 import random
 import re
+from pathlib import Path
 
 import pytest
 from enrich_reference import naive
 from enrich_tokenizers import MAKERS, MARK, OUTPUTS, byte_level
-from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 import tiny
 from tasc_jobs.enrich.algorithm import EnrichSettings, enrich
@@ -117,6 +118,19 @@ def test_tokens_are_those_of_a_naive_reading_in_every_family(base: TaskTokenizer
     wanted = naive(base, outputs, EnrichSettings(30, 3))
     assert [(t.content, t.parts, t.count) for t in found.tokens] == wanted
     assert len(wanted) > 9
+
+
+def test_tokens_that_texts_are_cut_at_are_counted(tmp_path: Path) -> None:
+    """They are a part of no n-gram, and cost a step each."""
+    tokenizer = byte_level("gpt2")
+    tokenizer.add_tokens([AddedToken("  ", special=False, normalized=False)])
+    outputs = [f'{{\n  "intent": "{name}",\n  "slots": []\n}}' for name in ("play", "stop")] * 8
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    base = TaskTokenizer(tmp_path / "tokenizer.json", [tokenizer.token_to_id(tiny.END)])
+    found = enrich(base, outputs, EnrichSettings(6))
+    before, after = (t.encode_batch(outputs) for t in (tokenizer, found.tokenizer))
+    assert found.length == sum(len(e.ids) for e in before)
+    assert found.tokens[-1].length == sum(len(e.ids) for e in after)
 
 
 def test_what_a_normalizer_makes_otherwise_inside_a_text_is_no_token() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from tokenizers import Tokenizer
 
 import finetuning
@@ -97,6 +98,31 @@ def test_one_of_the_models_ends_is_learnt_and_the_others_stay(
     assert settings == {"eos_token_id": [0, 320], "top_k": 7}
 
 
+def test_of_several_ends_that_of_the_settings_is_learnt(
+    chat: finetuning.Bench, tmp_path: Path
+) -> None:
+    """Llama 3.1's instructed models list three, the first of which ends no chat."""
+    base = tmp_path / "base"
+    shutil.copytree(chat.base, base)
+    tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
+    named, other = (tokenizer.token_to_id(end) for end in (CHAT_END, tiny.END))
+    (base / "generation_config.json").write_text(json.dumps({"eos_token_id": [other, named]}))
+    (base / "tokenizer_config.json").write_text(json.dumps({"eos_token": CHAT_END}))
+    enrich_and_save(
+        TaskTokenizer.from_folder(base), finetuning.OUTPUTS, EnrichSettings(6), tmp_path / "e"
+    )
+    for folder in (base, tmp_path / "e"):
+        assert vocabulary_of(base, folder).tokenizer.eos_ids == (named, other)
+
+
+def test_where_nothing_names_an_end_the_option_is_named(
+    chat: finetuning.Bench, tmp_path: Path
+) -> None:
+    shutil.copy(chat.base / "tokenizer.json", tmp_path)
+    with pytest.raises(FinetuneError, match=f"nothing in {tmp_path} says what ends .* give --eos"):
+        vocabulary_of(tmp_path, tmp_path)
+
+
 def test_a_tokenizer_of_another_model_is_refused(bench: finetuning.Bench, tmp_path: Path) -> None:
     other = tmp_path / "other"
     tiny.make_tokenizer(other, texts=["completely other words zebra quilt"] * 3, size=300)
@@ -142,11 +168,15 @@ def test_tokens_that_no_record_explains_are_refused(bench: finetuning.Bench) -> 
         vocabulary_of(bench.base, bench.tokenizer)
 
 
-def test_ids_without_a_row_are_refused(bench: finetuning.Bench) -> None:
+def test_ids_of_the_base_beyond_its_rows_get_the_mean_of_all(bench: finetuning.Bench) -> None:
+    """As an image's token of Gemma 3, which its text models have no row for."""
     model = load_base(bench.base, nf4=False, device="cpu")
     rows = model.get_input_embeddings().num_embeddings
-    with pytest.raises(FinetuneError, match=f"its model {rows} rows, and nothing says what id"):
-        add_rows(model, rows + 1, {})
+    mean = model.get_input_embeddings().weight.mean(0)
+    add_rows(model, rows + 2, {rows + 1: (3, 5)})
+    found = model.get_input_embeddings().weight
+    torch.testing.assert_close(found[rows], mean)
+    torch.testing.assert_close(found[rows + 1], found[[3, 5]].mean(0))
 
 
 def test_a_head_with_a_bias_learns_no_new_tokens(tmp_path: Path) -> None:
