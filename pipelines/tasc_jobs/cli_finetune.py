@@ -89,9 +89,12 @@ def finetune(
     OUTPUT/adapter is for transformers and PEFT; OUTPUT/model has the adapter in its weights and is
     served like any model (`tasc task create TASK --model ...`).
     """
-    from tasc_jobs.finetune.finished import require_unfinished
+    from tasc_jobs.finetune.finished import REPORT
 
-    require_unfinished(output)
+    if (output / REPORT).is_file():
+        from tasc_jobs.finetune.job import refuse_made
+
+        refuse_made(output)
     from tasc_jobs.finetune.command import Given, How, job_of, run
     from tasc_jobs.finetune.job import STAGES
     from tasc_jobs.finetune.settings import FinetuneSettings

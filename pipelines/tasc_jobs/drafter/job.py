@@ -4,7 +4,6 @@ It knows no Redis and no command line.
 """
 
 import json
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,23 +16,24 @@ from tasc_engine import EngineError, ModelSource
 from tasc_engine.loading import load_model
 from tasc_engine.neural.card import CARD, DrafterCard, target_fingerprint
 from tasc_engine.neural.files import save_drafter
-from tasc_jobs.drafter.answers import Answer, examples_of, make_answers
+from tasc_jobs.drafter.answers import ANSWERS, Answer, examples_of, make_answers
 from tasc_jobs.drafter.settings import DrafterSettings
 from tasc_jobs.drafter.training import DrafterTrainer, EagleStudy, SmallStudy, agreement
 from tasc_jobs.errors import JobError
 from tasc_jobs.evaluate.subject import Asking, Setup
 from tasc_jobs.finetune.checkpoints import NO_ROOM, Checkpoints
-from tasc_jobs.finetune.claim import claimed
+from tasc_jobs.finetune.claim import Kind, claimed
 from tasc_jobs.finetune.errors import FinetuneError
 from tasc_jobs.finetune.examples import Example, digest_of
 from tasc_jobs.finetune.running import run_through
+from tasc_jobs.progress import note
 from tasc_jobs.stages import StageProgress, silent
 from tasc_store import CorpusRow
 from tasc_text import TaskTokenizer
 
-log = logging.getLogger(__name__)
 STAGES = {"answer": "rows", "train": "steps", "write": "files"}
 CHECKPOINT, REPORT = "checkpoint", "training.json"
+DRAFTER = Kind("a drafter's training", ("config.json", "model.safetensors", CARD, REPORT, ANSWERS))
 _HELD_OUT = 20  # one row in so many, the last ones
 
 
@@ -79,9 +79,9 @@ def train_drafter(
             an output that is another process's or no drafter's.
         JobError: The target cannot be loaded, or answers cannot be made or read.
     """
-    if (job.output / CARD).is_file():
-        raise FinetuneError(f"{job.output} has a drafter already; name another output")
-    with claimed(job.output):
+    with claimed(job.output, DRAFTER):
+        if (job.output / CARD).is_file():
+            raise FinetuneError(f"{job.output} has a drafter already; name another output")
         return _trained(job, progress, say)
 
 
@@ -100,7 +100,7 @@ def _trained(
     }  # fmt: skip
     checkpoints = Checkpoints(job.output / CHECKPOINT, pins)
     if there := checkpoints.load():
-        log.info("going on behind step %d of %d", there.step, trainer.steps)
+        note(f"going on behind step {there.step} of {trainer.steps}")
         trainer.resume(there)
     metrics = run_through(trainer, checkpoints, job.checkpoint_s, progress, say)
     metrics["parameters"] = sum(p.numel() for p in study.model.parameters() if p.requires_grad)

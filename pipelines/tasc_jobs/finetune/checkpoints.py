@@ -45,22 +45,28 @@ class Checkpoints:
 
     def __init__(self, folder: Path, pins: Mapping[str, Any]) -> None:
         self._folder, self._pins = folder, json.loads(json.dumps(pins))
-        self._older = folder.with_name(folder.name + ".older")
+        self._older, self._begun = (
+            folder.with_name(f"{folder.name}.{end}") for end in ("older", "begun")
+        )
 
-    def save(self, checkpoint: Checkpoint) -> None:
+    def save(self, checkpoint: Checkpoint, seconds: float = 0.0, tokens: int = 0) -> None:
         """Put it in the place of the one before, which stays until this one is whole.
+
+        Args:
+            seconds, tokens: What the run took up to here, over all its pieces.
 
         Raises:
             FinetuneError: It cannot be written.
         """
-        begun = self._folder.with_name(self._folder.name + ".begun")
+        begun = self._begun
         try:
             shutil.rmtree(begun, ignore_errors=True)
             begun.mkdir(parents=True)
             save_file(checkpoint.weights, begun / _WEIGHTS)
             _save(checkpoint.optimizer, begun / _OPTIMIZER)
             state = {"step": checkpoint.step, "losses": checkpoint.losses, "pins": self._pins}
-            (begun / _STATE).write_text(json.dumps(state))
+            spent = {"seconds": seconds, "tokens": tokens}
+            (begun / _STATE).write_text(json.dumps(state | spent))
             for path in (*begun.iterdir(), begun):
                 flush(path)
             self._replace(begun)
@@ -77,7 +83,7 @@ class Checkpoints:
         Raises:
             FinetuneError: It is of a run with other rows or settings.
         """
-        folder = next((f for f in (self._folder, self._older) if f.is_dir()), None)
+        folder = self._newest()
         if folder is None:
             return None
         state = json.loads((folder / _STATE).read_text())
@@ -90,9 +96,18 @@ class Checkpoints:
         optimizer = torch.load(folder / _OPTIMIZER, map_location="cpu", weights_only=True)
         return Checkpoint(state["step"], state["losses"], load_file(folder / _WEIGHTS), optimizer)
 
+    def spent(self) -> tuple[float, int]:
+        """Seconds and tokens that the run took up to the newest; nothing where it does not say."""
+        folder = self._newest()
+        state = json.loads((folder / _STATE).read_text()) if folder else {}
+        return state.get("seconds", 0.0), state.get("tokens", 0)
+
     def remove(self) -> None:
-        for folder in (self._folder, self._older):
+        for folder in (self._folder, self._older, self._begun):
             shutil.rmtree(folder, ignore_errors=True)
+
+    def _newest(self) -> Path | None:
+        return next((f for f in (self._folder, self._older) if f.is_dir()), None)
 
     def _replace(self, begun: Path) -> None:
         """At every moment one of the two is whole."""

@@ -18,8 +18,8 @@ from torch import Tensor, distributed
 
 from tasc_jobs.finetune.claim import claimed
 from tasc_jobs.finetune.errors import FinetuneError
-from tasc_jobs.finetune.finished import require_unfinished
-from tasc_jobs.finetune.job import Finetune, finetune
+from tasc_jobs.finetune.finished import FINETUNE, require_unfinished
+from tasc_jobs.finetune.job import Finetune, finetune, lesson_of, refuse_made
 from tasc_jobs.stages import StageProgress, silent
 
 _LOOK_S = 0.5
@@ -77,7 +77,9 @@ def finetune_by(
     Raises:
         FinetuneError: As of `finetune`, or they failed too often.
     """
-    with claimed(job.output):  # told here and now, before there are workers
+    refuse_made(job.output)
+    lesson_of(job)  # told here and now, before there are workers
+    with claimed(job.output, FINETUNE):
         require_unfinished(job.output)
     board = _Board.remote()  # type: ignore[attr-defined]
     with tempfile.TemporaryDirectory(prefix="tasc-train-") as folder:

@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+from tasc_jobs.finetune.claim import Kind
 from tasc_jobs.finetune.errors import FinetuneError
 
 REPORT = "finetune.json"  # put in its place last, when all is there
+FINETUNE = Kind("a fine-tune", ("adapter", "model", "README.md", REPORT))
 
 
 def require_unfinished(output: Path) -> None:

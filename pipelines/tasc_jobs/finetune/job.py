@@ -4,8 +4,9 @@ It knows no Redis and no command line.
 """
 
 import gc
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,10 @@ from tasc_jobs.finetune.checkpoints import Checkpoints
 from tasc_jobs.finetune.claim import claimed
 from tasc_jobs.finetune.errors import FinetuneError
 from tasc_jobs.finetune.examples import Example, digest_of, examples_of
-from tasc_jobs.finetune.finished import require_unfinished
+from tasc_jobs.finetune.finished import FINETUNE, REPORT, require_unfinished
 from tasc_jobs.finetune.memory import memory_to
 from tasc_jobs.finetune.model import adapted, add_rows, dtype_on, load_base
-from tasc_jobs.finetune.result import CARD, Result
+from tasc_jobs.finetune.result import CARD, Result, discard
 from tasc_jobs.finetune.running import run_through
 from tasc_jobs.finetune.settings import FinetuneSettings
 from tasc_jobs.finetune.training import Crew, Trainer
@@ -67,7 +68,7 @@ class Finetune:
 
 
 @dataclass(frozen=True)
-class _Lesson:
+class Lesson:
     """What is learnt, and by what arithmetic.
 
     Attributes:
@@ -94,6 +95,8 @@ def finetune(
 ) -> dict[str, Any]:
     """Train, write the result, and say what it is like. Run again, a killed run goes on.
 
+    A crew that begins again behind its own result says what it is like, and trains nothing.
+
     Args:
         say: Told in words how the training goes.
 
@@ -102,27 +105,82 @@ def finetune(
             no number, no memory, no room on disk, or another process trains in the output.
         TokenizerError: A tokenizer cannot be read.
     """
+    if crew is None:
+        refuse_made(job.output)
     leads = crew is None or crew.rank == 0
     waits = 0.0 if crew is None else _DYING_S
-    with claimed(job.output, waits) if leads else nullcontext():
-        require_unfinished(job.output)
-        lesson = _lesson(job)
-        result = Result(job.output, lesson.vocabulary) if leads else None
-        checkpoints = Checkpoints(job.output / CHECKPOINT, _pins(job, lesson))
-        metrics = _trained(job, lesson, checkpoints, result, (progress, say), crew)
-        data = {"task": job.task, "rows": len(lesson.examples), "too_long": lesson.too_long}
-        new = {"new_tokens": len(lesson.vocabulary.parts), "end": lesson.vocabulary.end}
-        settings = {**asdict(job.settings), **new, **lesson.arithmetic}
-        if result:
-            _free()
-            progress("write", 0, 1)
-            result.end(job.base, Made(job.base_told, job.revision, data, settings, metrics))
-            checkpoints.remove()
-            progress("write", 1, 1)
+    lesson = lesson_of(job)  # refused, it leaves no folder
+    data = {"task": job.task, "rows": len(lesson.examples), "too_long": lesson.too_long}
+    new = {"new_tokens": len(lesson.vocabulary.parts), "end": lesson.vocabulary.end}
+    settings = {**asdict(job.settings), **new, **lesson.arithmetic}
+    with claimed(job.output, FINETUNE, waits) if leads else nullcontext():
+        made = leads and _is_made(job.output, {"data": data, "settings": settings}, crew)
+        # Nobody looks for a checkpoint before the first has the folder for itself.
+        if _first_says(made, crew, lesson.device):
+            metrics = json.loads((job.output / REPORT).read_text())["metrics"]
+        else:
+            result = Result(job.output, lesson.vocabulary) if leads else None
+            checkpoints = Checkpoints(job.output / CHECKPOINT, _pins(job, lesson))
+            metrics = _trained(job, lesson, checkpoints, result, (progress, say), crew)
+            if result:
+                _free()
+                progress("write", 0, 1)
+                result.end(job.base, Made(job.base_told, job.revision, data, settings, metrics))
+                checkpoints.remove()
+                progress("write", 1, 1)
     return {**data, **settings, **metrics, "output": str(job.output), "card": CARD}
 
 
-def _lesson(job: Finetune) -> _Lesson:
+def refuse_made(output: Path) -> None:
+    """Raise FinetuneError where a fine-tune has ended; what it had no time to remove goes."""
+    try:
+        require_unfinished(output)
+    except FinetuneError:
+        with suppress(FinetuneError), claimed(output, FINETUNE):
+            _clear(output)
+        raise
+
+
+def _is_made(output: Path, as_told: Mapping[str, Any], crew: Crew | None) -> bool:
+    """Whether this crew has written its result, and one of it died behind that.
+
+    Args:
+        as_told: What its report says, but for its metrics.
+
+    Raises:
+        FinetuneError: Another run has ended there.
+    """
+    if not (output / REPORT).is_file():
+        return False
+    _clear(output)
+    there = json.loads((output / REPORT).read_text())
+    if crew is None or any(there[name] != value for name, value in as_told.items()):
+        require_unfinished(output)
+    return True
+
+
+def _clear(output: Path) -> None:
+    """Remove what a run needs until its result is there."""
+    discard(output)
+    Checkpoints(output / CHECKPOINT, {}).remove()
+
+
+def _first_says(yes: bool, crew: Crew | None, device: str) -> bool:
+    """What the first of a crew says; the others say no, and all have come here behind it."""
+    if crew is None:
+        return yes
+    said = torch.tensor(float(yes), device=device)
+    crew.sum([said])
+    return bool(said.item())
+
+
+def lesson_of(job: Finetune) -> Lesson:
+    """All that can be told without the output.
+
+    Raises:
+        FinetuneError: There is nothing to train on, or the tokenizer does not fit the model.
+        TokenizerError: A tokenizer cannot be read.
+    """
     vocabulary = vocabulary_of(job.base, job.tokenizer, job.eos)
     longest = job.settings.max_length
     examples, too_long = examples_of(job.rows, vocabulary.tokenizer, job.template, longest)
@@ -134,15 +192,16 @@ def _lesson(job: Finetune) -> _Lesson:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     wanted = job.settings.quantization
     nf4 = wanted == "nf4" or (wanted == "auto" and device != "cpu")
-    return _Lesson(vocabulary, examples, too_long, device, nf4)
+    return Lesson(vocabulary, examples, too_long, device, nf4)
 
 
 def _trained(
-    job: Finetune, lesson: _Lesson, checkpoints: Checkpoints, result: Result | None,
+    job: Finetune, lesson: Lesson, checkpoints: Checkpoints, result: Result | None,
     told: tuple[StageProgress, Callable[[str], None]], crew: Crew | None,
 ) -> dict[str, Any]:  # fmt: skip
     """Take all steps and write the adapter; the model is gone behind it."""
     there = checkpoints.load()
+    _first_says(False, crew, lesson.device)  # nor is it replaced before all have it
     way_out = (
         "take a smaller model" if lesson.nf4 else "take --quantization nf4, or a smaller model"
     )
@@ -172,7 +231,7 @@ def _free() -> None:
         torch.cuda.empty_cache()
 
 
-def _pins(job: Finetune, lesson: _Lesson) -> dict[str, Any]:
+def _pins(job: Finetune, lesson: Lesson) -> dict[str, Any]:
     """What changes the result; not what was asked for, but what became of it on this machine."""
     asked = {k: v for k, v in asdict(job.settings).items() if k != "quantization"}
     return {

@@ -38,7 +38,8 @@ _TOKENIZER_FILES = "tokenizer.json", *_NAME_END, "chat_template.jinja", RECORD
 class Result:
     """A result on its way to a folder.
 
-    Every method raises FinetuneError where it cannot be written; what was begun is removed then.
+    Every method raises FinetuneError where it cannot be written, the base cannot be read, or memory
+    is too little; what was begun is removed then.
 
     Args:
         output: Of `finetune`; it is there.
@@ -57,8 +58,8 @@ class Result:
         folder = self._begun / ADAPTER
         config: Any = model.peft_config["default"]
         config.base_model_name_or_path, config.revision = base, revision
-        with self._room():
-            shutil.rmtree(self._begun, ignore_errors=True)
+        with self._room(f"write an adapter to {self._output}"):
+            discard(self._output)
             folder.mkdir(parents=True)
             # Of the embeddings there are the new rows in it, not the whole matrix.
             model.save_pretrained(str(folder), save_embedding_layers=False)
@@ -72,13 +73,9 @@ class Result:
         Args:
             base: Folder of the model that was trained upon.
         """
-        way_out = "free some and run the same command again, nothing is trained twice"
-        with memory_to(f"put the adapter into {base}", way_out):
-            whole = self._merged(base)
-            with self._room():
-                self._write_model(whole, base)
         report = {key: value for key, value in asdict(made).items() if value is not None}
-        with self._room():
+        with self._room(f"put the adapter into {base}"):
+            self._write_model(self._merged(base), base)
             (self._begun / CARD).write_text(card(made, ADAPTER, MODEL), encoding="utf-8")
             (self._begun / REPORT).write_text(json.dumps(report, indent=1) + "\n")
             publish(self._begun, self._output)
@@ -86,7 +83,13 @@ class Result:
     def _merged(self, base: Path) -> Any:
         from peft import PeftModel  # brings bitsandbytes, silenced by now
 
-        model = AutoModelForCausalLM.from_pretrained(base, dtype="auto", use_safetensors=True)
+        try:
+            model = AutoModelForCausalLM.from_pretrained(base, dtype="auto", use_safetensors=True)
+        except (*NO_ROOM, ValueError) as error:
+            raise FinetuneError(
+                f"{base} cannot be read any more: {error}; mend it and run the same command again, "
+                "nothing is trained twice"
+            ) from error
         add_rows(model, self._vocabulary.tokenizer.vocab_size, self._vocabulary.parts)
         return PeftModel.from_pretrained(model, self._begun / ADAPTER).merge_and_unload()
 
@@ -115,15 +118,25 @@ class Result:
                     _change(folder / name, eos_token=self._vocabulary.end)
 
     @contextmanager
-    def _room(self) -> Iterator[None]:
+    def _room(self, do: str) -> Iterator[None]:
+        """Say in words what disk or memory lacked, behind the end of what was begun."""
+        way_out = "free some and run the same command again, nothing is trained twice"
         try:
-            yield
-        except NO_ROOM as error:
-            shutil.rmtree(self._begun, ignore_errors=True)
+            with memory_to(do, way_out):
+                yield
+        except Exception as error:
+            discard(self._output)
+            if not isinstance(error, NO_ROOM):
+                raise
             raise FinetuneError(
                 f"the model cannot be written to {self._output}: {error}; make room and run again, "
                 "it goes on from its last checkpoint"
             ) from error
+
+
+def discard(output: Path) -> None:
+    """Remove what a run has written there and not put in its place."""
+    shutil.rmtree(output / _BEGUN, ignore_errors=True)
 
 
 def publish(begun: Path, output: Path) -> None:
@@ -145,5 +158,10 @@ def publish(begun: Path, output: Path) -> None:
 
 
 def _change(file: Path, **changes: Any) -> None:
-    content = json.loads(file.read_text(encoding="utf-8"))
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise FinetuneError(
+            f"{file.name} of the model or its tokenizer is damaged ({error}); mend it and run again"
+        ) from error
     file.write_text(json.dumps(content | changes, indent=2) + "\n", encoding="utf-8")

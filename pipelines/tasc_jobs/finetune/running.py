@@ -20,7 +20,10 @@ def run_through(
     progress: StageProgress,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Take the steps that are left, and say what they were like.
+    """Take the steps that are left, and say what all of them were like.
+
+    Seconds and tokens are of the whole run: those of its earlier pieces are in the checkpoint that
+    the trainer goes on from.
 
     Ctrl-C, or an exit that a signal asks for, loses none that was whole.
 
@@ -32,8 +35,9 @@ def run_through(
     Raises:
         FinetuneError: See `Trainer.run`; or a checkpoint cannot be written.
     """
-    begun = saved = time.monotonic()
-    tokens = 0
+    saved = time.monotonic()
+    before, tokens = checkpoints.spent() if checkpoints else (0.0, 0)
+    begun = saved - before
 
     def tell(told: Told) -> None:
         nonlocal saved, tokens
@@ -42,17 +46,17 @@ def run_through(
         say(f"loss {told.loss:.3f}, {rate:,.0f} tokens/s")
         progress("train", told.step, told.steps)
         if checkpoints and time.monotonic() - saved > every_s:
-            checkpoints.save(trainer.checkpoint)
+            checkpoints.save(trainer.checkpoint, time.monotonic() - begun, tokens)
             saved = time.monotonic()
 
     progress("train", trainer.checkpoint.step, trainer.steps)
     try:
         trainer.run(tell)
         if checkpoints:
-            checkpoints.save(trainer.checkpoint)
+            checkpoints.save(trainer.checkpoint, time.monotonic() - begun, tokens)
     except (KeyboardInterrupt, SystemExit):
         if checkpoints:
-            _keep(trainer, checkpoints)
+            _keep(trainer, checkpoints, time.monotonic() - begun, tokens)
         raise
     losses = trainer.checkpoint.losses
     last = losses[-_LAST_LOSSES:]
@@ -66,12 +70,12 @@ def run_through(
     }
 
 
-def _keep(trainer: Trainer, checkpoints: Checkpoints) -> None:
+def _keep(trainer: Trainer, checkpoints: Checkpoints, seconds: float, tokens: int) -> None:
     """Save what is whole of an interrupted run, and say so; also if it cannot be saved."""
     if not (step := trainer.checkpoint.step):
         return
     try:
-        checkpoints.save(trainer.checkpoint)
+        checkpoints.save(trainer.checkpoint, seconds, tokens)
         note(f"step {step} of {trainer.steps} is kept; the same command goes on behind it")
     except FinetuneError as error:
         note(str(error))

@@ -10,6 +10,7 @@ from finetuning import make
 from tasc_jobs.finetune.claim import claimed
 from tasc_jobs.finetune.crew import finetune_by
 from tasc_jobs.finetune.errors import FinetuneError
+from tasc_jobs.finetune.finished import FINETUNE
 from tasc_jobs.finetune.job import finetune
 
 pytestmark = pytest.mark.ray
@@ -31,7 +32,7 @@ def test_two_workers_make_what_one_makes(ray_cluster: None, tmp_path: Path) -> N
     def look(stage: str, done: int, total: int | None) -> None:
         told.append((stage, done))
         try:
-            with claimed(output):
+            with claimed(output, FINETUNE):
                 pass
         except FinetuneError as error:
             refused.append(str(error))
@@ -48,6 +49,10 @@ def test_two_workers_make_what_one_makes(ray_cluster: None, tmp_path: Path) -> N
     job = bench.job(tmp_path / "short", max_length=3)
     with pytest.raises(FinetuneError, match="none of 20 rows has at most 3 tokens"):
         finetune_by(2, job, gpus=False, retries=0)
+    assert not job.output.exists()
     held = bench.job(tmp_path / "held")
-    with claimed(held.output), pytest.raises(FinetuneError, match="another process trains in"):
+    with (
+        claimed(held.output, FINETUNE),
+        pytest.raises(FinetuneError, match="another process trains in"),
+    ):
         finetune_by(2, held, gpus=False)

@@ -3,6 +3,7 @@
 import json
 import re
 import resource
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -212,9 +213,30 @@ def test_a_checkpoint_whose_place_was_being_taken_is_found(bench: Bench, tmp_pat
     assert found.step == 2
 
 
+def test_seconds_and_tokens_are_of_all_pieces_of_a_run(bench: Bench, tmp_path: Path) -> None:
+    whole = finetune(bench.job(tmp_path / "whole"))
+    tokens = whole["tokens_per_second"] * whole["seconds"]
+    output = tmp_path / "killed"
+    begin(bench, output, step=4)
+    state = json.loads((output / CHECKPOINT / "state.json").read_text())
+    for name, spent, before in (
+        ("told", {"seconds": 1e6}, 1e6),
+        ("of-before-they-were-kept", {"seconds": None, "tokens": None}, 0.0),
+    ):
+        job = bench.job(tmp_path / name)
+        shutil.copytree(output, job.output)
+        changed = {k: v for k, v in (state | spent).items() if v is not None}
+        (job.output / CHECKPOINT / "state.json").write_text(json.dumps(changed))
+        found = finetune(job)
+        assert (found["seconds"] > 1e6) == bool(before)
+        all_of_it = found["tokens_per_second"] * found["seconds"]
+        assert all_of_it == pytest.approx(tokens if before else tokens - state["tokens"])
+
+
 def test_rows_that_are_too_long_are_left_out_and_counted(bench: Bench, tmp_path: Path) -> None:
     with pytest.raises(FinetuneError, match="none of 20 rows has at most 3 tokens"):
-        finetune(bench.job(tmp_path, max_length=3))
+        finetune(bench.job(tmp_path / "refused", max_length=3))
+    assert not (tmp_path / "refused").exists()  # somebody else may want the place
     lengths = sorted(
         len(e.ids)
         for e in job_module.examples_of(

@@ -20,9 +20,10 @@ import torch
 
 import finetuning
 from tasc_jobs.finetune import command, result
-from tasc_jobs.finetune.claim import claimed
+from tasc_jobs.finetune.checkpoints import Checkpoints
+from tasc_jobs.finetune.claim import LOCK, Kind, claimed
 from tasc_jobs.finetune.errors import FinetuneError
-from tasc_jobs.finetune.finished import REPORT
+from tasc_jobs.finetune.finished import FINETUNE, REPORT
 from tasc_jobs.finetune.job import CHECKPOINT, finetune
 from tasc_jobs.finetune.settings import FinetuneSettings
 from tasc_jobs.finetune.training import Trainer
@@ -174,6 +175,49 @@ def test_a_merge_that_has_too_little_memory_is_said_and_the_training_is_gone(
     with pytest.raises(FinetuneError, match="too little memory to put the adapter into .*run the"):
         finetune(bench.job(output, epochs=1))
     assert (output / CHECKPOINT).is_dir()
+    assert not (output / "result.begun").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("model.safetensors", "cannot be read any more: .*; mend it and run the same command"),
+        ("generation_config.json", "generation_config.json of the model or .* is damaged .*; mend"),
+    ],
+)
+def test_a_base_that_cannot_be_read_any_more_is_said(
+    bench: finetuning.Bench, tmp_path: Path, file: str, said: str
+) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(bench.base, base)
+    job = replace(bench.job(tmp_path / "out", epochs=1), base=base)
+
+    def damage(stage: str, done: int, total: int | None) -> None:
+        if stage == "write":
+            (base / file).write_text("{")
+
+    with pytest.raises(FinetuneError, match=said):
+        finetune(job, damage)
+    assert {path.name for path in job.output.iterdir()} == {CHECKPOINT, ".lock"}
+    shutil.copytree(bench.base, base, dirs_exist_ok=True)
+    if not (bench.base / file).exists():
+        (base / file).unlink()
+    finetune(job)
+
+
+@pytest.mark.parametrize(("owner", "name"), [(Path, "rmdir"), (Checkpoints, "remove")])
+def test_what_a_killed_run_left_beside_its_result_goes_when_it_is_run_again(
+    bench: finetuning.Bench, learnt: Path, tmp_path: Path, owner: Any, name: str
+) -> None:
+    output = tmp_path / "out"
+    shutil.copytree(learnt, output)
+    job = bench.job(output, epochs=1)
+    with at_call(owner, name, 1, Killed()), pytest.raises(Killed):
+        finetune(job)
+    assert {path.name for path in output.iterdir()} > {*PARTS, ".lock"}
+    with pytest.raises(FinetuneError, match="has a fine-tuned model already"):
+        finetune(job)
+    assert {path.name for path in output.iterdir()} == {*PARTS, ".lock"}
 
 
 def test_the_base_is_the_one_trained_on_and_told_with_its_revision(
@@ -210,7 +254,8 @@ HOLDS = """
 import sys
 from pathlib import Path
 from tasc_jobs.finetune.claim import claimed
-with claimed(Path(sys.argv[1])):
+from tasc_jobs.finetune.finished import FINETUNE
+with claimed(Path(sys.argv[1]), FINETUNE):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -240,22 +285,25 @@ def test_a_folder_is_held_for_the_whole_run_and_free_behind_it(
     seen: list[str] = []
 
     def try_it(stage: str, done: int, total: int | None) -> None:
-        with pytest.raises(FinetuneError, match="another process trains"), claimed(tmp_path):
+        with (
+            pytest.raises(FinetuneError, match="another process trains"),
+            claimed(tmp_path, FINETUNE),
+        ):
             pass
         seen.append(stage)
 
     finetune(bench.job(tmp_path, epochs=1), try_it)
     assert seen == ["train"] * 4 + ["write"] * 2
-    with claimed(tmp_path):
+    with claimed(tmp_path, FINETUNE):
         pass
 
 
 def test_a_crews_next_first_worker_waits_for_the_one_that_dies(tmp_path: Path) -> None:
     left = ExitStack()
-    left.enter_context(claimed(tmp_path))
+    left.enter_context(claimed(tmp_path, FINETUNE))
     timer = threading.Timer(0.3, left.close)
     timer.start()
-    with claimed(tmp_path, wait_s=60):
+    with claimed(tmp_path, FINETUNE, wait_s=60):
         timer.join()
 
 
@@ -263,14 +311,45 @@ def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with (
         pytest.raises(FinetuneError, match="file/out cannot be written to"),
-        claimed(tmp_path / "file" / "out"),
+        claimed(tmp_path / "file" / "out", FINETUNE),
     ):
         pass
 
 
 def test_a_folder_of_something_else_is_left_alone(bench: finetuning.Bench, tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("mine")
-    with pytest.raises(FinetuneError, match=f"{tmp_path} has files of something else; name a new"):
+    with pytest.raises(
+        FinetuneError, match=f"{tmp_path} has README.md of something else, which a fine-tune"
+    ):
         finetune(bench.job(tmp_path, epochs=1))
     assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
     assert (tmp_path / "README.md").read_text() == "mine"
+
+
+def test_a_folder_of_another_kind_of_run_is_left_alone(tmp_path: Path) -> None:
+    with claimed(tmp_path, FINETUNE):
+        pass
+    drafter = Kind("a drafter's training", ())
+    with pytest.raises(FinetuneError, match="is the output of a fine-tune; name another for a d"):
+        with claimed(tmp_path, drafter):
+            pass
+    with claimed(tmp_path, FINETUNE):
+        pass
+
+
+def test_other_files_in_a_folder_do_no_harm(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text("")
+    with claimed(tmp_path, FINETUNE):
+        assert {path.name for path in tmp_path.iterdir()} == {"train.log", LOCK}
+
+
+def test_a_file_system_without_locks_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(handle: object, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    with pytest.raises(FinetuneError, match=f"file system of {tmp_path} has no locks .*another"):
+        with claimed(tmp_path, FINETUNE):
+            pass
