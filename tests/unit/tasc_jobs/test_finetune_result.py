@@ -330,9 +330,9 @@ def test_a_folder_of_another_kind_of_run_is_left_alone(tmp_path: Path) -> None:
     with claimed(tmp_path, FINETUNE):
         pass
     drafter = Kind("a drafter's training", ())
-    with pytest.raises(FinetuneError, match="is the output of a fine-tune; name another for a d"):
-        with claimed(tmp_path, drafter):
-            pass
+    said = "is the output of a fine-tune; name another for a drafter's training"
+    with pytest.raises(FinetuneError, match=said), claimed(tmp_path, drafter):
+        pass
     with claimed(tmp_path, FINETUNE):
         pass
 
@@ -350,6 +350,6 @@ def test_a_file_system_without_locks_is_told(
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("fcntl.flock", no_locks)
-    with pytest.raises(FinetuneError, match=f"file system of {tmp_path} has no locks .*another"):
-        with claimed(tmp_path, FINETUNE):
-            pass
+    said = f"file system of {tmp_path} has no locks .*another"
+    with pytest.raises(FinetuneError, match=said), claimed(tmp_path, FINETUNE):
+        pass
