@@ -66,7 +66,7 @@ def test_the_command_ends_with_its_report_as_json(
         (["--output", "t", "--dtype", "float8"], 1, "dtype is 'float8'; use one of"),
         (["--output", "t", "--device", "sofa"], 1, "device 'sofa' cannot be used"),
         (["--output", "t", "--top", "9999"], 1, "top is 9999"),
-        (["--output", "t", "--adapter", "/nowhere"], 1, "'/nowhere' is neither a folder"),
+        (["--output", "t", "--adapter", "/nowhere"], 1, "there is no folder /nowhere"),
         (["--output", "t", "--top", "0"], 2, "--top"),
         ([], 2, "--output"),
     ],
@@ -86,7 +86,7 @@ def test_what_cannot_be_done_is_said_and_nothing_is_written(
 def test_errors_have_the_jobs_own_kinds(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(FileError, match="its folder does not exist"):
         make_bigrams(BigramJob(str(folder)), tmp_path / "nowhere" / "t")
-    with pytest.raises(TextError, match="neither a folder"):
+    with pytest.raises(TextError, match="there is no folder"):
         make_bigrams(BigramJob("/nowhere"), tmp_path / "t")
     with pytest.raises(JobError, match="device 'cuda:99'"):
         make_bigrams(BigramJob(str(folder), device="cuda:99"), tmp_path / "t")
