@@ -67,7 +67,8 @@ def test_stages_need_no_store_no_ray_and_no_pydantic() -> None:
     paths = [str(SCRIPT.parents[2] / part) for part in ("services", "pipelines", "tests")]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([*paths, str(SCRIPT.parent)])}
     command = [sys.executable, "-c", f"import sys; {barred}; import gpu; {stages}"]
-    subprocess.run(command, env=env, check=True)
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
