@@ -77,4 +77,4 @@ def _show_acceptance(console: Console, rates: list[float]) -> None:
     console.print("acceptance by draft position")
     for position, rate in enumerate(rates):
         bar = "█" * round(rate * _BAR_CELLS)
-        console.print(f"  {position}  {bar:<{_BAR_CELLS}}  {rate:6.1%}", highlight=False)
+        console.print(f"  {position:>2}  {bar:<{_BAR_CELLS}}  {rate:6.1%}", highlight=False)
