@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from neural_models import Case, Models
 
 PARTS = ("vocabtrim", "frspec", "microspec", "hybrid", "latency")
+KINDS = ("eagle", "independent")
 
 
 @dataclass(frozen=True)
@@ -48,16 +49,18 @@ def arguments() -> dict[str, Any]:
     add("--wide-tasks", default="massive_en", help="whose targets have it (massive_en)")
     add("--work", type=Path, default=Path(".bench/neural"), help="folder (.bench/neural)")
     add("--rows", type=int, default=1500, help="answers that a drafter learns (1500)")
-    add("--epochs", type=float, default=4, help="of them (4)")
+    add("--epochs", type=float, default=12, help="of them (12)")
     add("--test-rows", type=int, default=40, help="test rows that are answered (40)")
     add("--repeats", type=int, default=3, help="timed runs (3)")
     add("--processes", type=int, default=2, help="that train side by side (2)")
+    add("--kinds", default=",".join(KINDS), help=f"of drafters: {','.join(KINDS)}; both")
     add("--make-only", action="store_true", help="train, and measure another time")
     add("--json", type=Path, help="file for the JSON object as well")
     found = vars(parser.parse_args())
-    found["parts"] = tuple(found["parts"].split(","))
-    if unknown := set(found["parts"]) - set(PARTS):
-        parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    for name, known in (("parts", PARTS), ("kinds", KINDS)):
+        found[name] = tuple(found[name].split(","))
+        if unknown := set(found[name]) - set(known):
+            parser.error(f"none of {name}: {', '.join(unknown)}; there are {', '.join(known)}")
     for name in ("tasks", "wide_tasks"):
         found[name] = [task for task in found[name].split(",") if task]
     if unknown := {*found["tasks"], *found["wide_tasks"]} - set(TASKS):
@@ -93,8 +96,10 @@ def main() -> int:
 def _cases(found: dict[str, Any]) -> "list[Case]":
     from neural_models import Case
 
-    wide = found["wide_tasks"] if found["wide"] else []
-    return [*(Case(task, wide=True) for task in wide), *(Case(task) for task in found["tasks"])]
+    wide, kinds = found["wide_tasks"] if found["wide"] else [], found["kinds"]
+    return [Case(task, True) for task in wide] + [
+        Case(task, wanted=kinds) for task in found["tasks"]
+    ]
 
 
 def _make(models: "Models", cases: "list[Case]", processes: int) -> None:

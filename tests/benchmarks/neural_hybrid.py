@@ -34,6 +34,8 @@ def measure(asked: Asked, console: Console) -> tuple[list[Figure], dict[str, Any
         if not bench.case.wide
     ]
     for kind in KINDS:
+        if not (own := [bench for bench in benches if kind in bench.case.kinds]):
+            continue
         table = table_of(
             f"{NODES} nodes a row, {kind} drafter with its full head, n-grams of the rows that it "
             f"learnt, {TEST_ROWS} test rows where there are as many: tokens a step (tokens/s)",
@@ -41,7 +43,7 @@ def measure(asked: Asked, console: Console) -> tuple[list[Figure], dict[str, Any
              f"asked if n-grams are under {SURE} sure", "over the better"],
         )  # fmt: skip
         better = 0
-        for bench in benches:
+        for bench in own:
             sides = _measure(bench, kind)
             steps = {name: side.efficiency for name, side in sides.items()}
             over = steps["always"] / max(steps["ngrams"], steps["neural"])
@@ -51,7 +53,7 @@ def measure(asked: Asked, console: Console) -> tuple[list[Figure], dict[str, Any
             found[f"{bench.case.name}, {kind}"] = {n: asdict(side) for n, side in sides.items()}
         console.print(table)
         name = f"tasks where the hybrid has {BETTER} x the better part's tokens a step, {kind}"
-        bar = BETTER_ON if len(benches) >= BETTER_ON else None
+        bar = BETTER_ON if len(own) >= BETTER_ON else None
         figures.append(Figure(name, better, "tasks", bar))
     return figures, found
 

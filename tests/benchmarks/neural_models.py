@@ -39,10 +39,15 @@ _SMALL = {"layers": 2, "hidden": 128}  # of an independent drafter, for the targ
 
 @dataclass(frozen=True)
 class Case:
-    """A target: the shipped model, which knows the task or learnt it, or one of 100,000 tokens."""
+    """A target: the shipped model, which knows the task or learnt it, or one of 100,000 tokens.
+
+    Attributes:
+        wanted: Kinds of drafters that it is measured with.
+    """
 
     task: str
     wide: bool = False
+    wanted: tuple[Kind, ...] = KINDS
 
     @property
     def name(self) -> str:
@@ -50,8 +55,8 @@ class Case:
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """Of its drafters: with a head of 100,000 rows each takes long to train."""
-        return ("eagle",) if self.wide else KINDS
+        """Of its drafters; with a head of 100,000 rows each takes long to train."""
+        return ("eagle",) if self.wide else self.wanted
 
     @property
     def of(self) -> FtTask:
