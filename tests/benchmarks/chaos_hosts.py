@@ -25,7 +25,7 @@ from killable import RedisServer
 FAULTS = ("node", "partition")
 DEPLOY = Path(__file__).parents[2] / "deploy"
 _TOOLS = Path(sys.executable).parent
-_START_S = 300.0
+_START_S = 120.0
 
 
 def why_not() -> str | None:

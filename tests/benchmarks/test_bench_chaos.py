@@ -17,7 +17,6 @@ Answer = Callable[[httpx.Request], httpx.Response]
 
 @pytest.mark.ray
 @pytest.mark.redis
-@pytest.mark.timeout(900)
 def test_a_killed_replica_and_a_killed_gateway_cost_no_answer() -> None:
     command = [sys.executable, str(BENCHMARK), "--requests", "400", "--faults", "replica,gateway"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

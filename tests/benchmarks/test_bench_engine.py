@@ -5,8 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 BENCHMARK = Path(__file__).with_name("engine.py")
 KEYS = {
     "model", "drafted_over_plain", "drafted_over_plain_b1", "plain_over_transformers",
@@ -16,7 +14,6 @@ KEYS = {
 }  # fmt: skip
 
 
-@pytest.mark.timeout(900)
 def test_a_few_rows_are_answered_alike_and_drafts_are_accepted(tmp_path) -> None:
     file = tmp_path / "found.json"
     asked = [

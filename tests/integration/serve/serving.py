@@ -169,9 +169,9 @@ def publish(store: ArtifactStore, index: DraftIndex, forecast: float | None = No
 
 def eventually(holds: Callable[[], bool]) -> None:
     """Wait for what must come to hold; the deadline only ends a broken test."""
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + 90
     while not holds():
-        assert time.monotonic() < deadline, "did not come to hold within 240 s"
+        assert time.monotonic() < deadline, "did not come to hold within 90 s"
         time.sleep(0.05)
 
 

@@ -60,7 +60,6 @@ def load(service: Service) -> Iterator[list[Future[list[tuple[Ask, Said]]]]]:
             enough.set()
 
 
-@pytest.mark.timeout(600)
 def test_replicas_come_with_the_load_and_go_with_it_and_no_request_fails(scaled: Service) -> None:
     assert replicas() == 1
     with load(scaled) as clients:
