@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from neural_bench import Bench
     from neural_models import Case, Models
 
+    from tasc_engine.neural.card import Kind
+
 PARTS = ("vocabtrim", "frspec", "microspec", "hybrid", "latency")
-KINDS = ("eagle", "independent")
+KINDS: "tuple[Kind, ...]" = ("eagle", "independent")
 
 
 @dataclass(frozen=True)
@@ -53,14 +55,14 @@ def arguments() -> dict[str, Any]:
     add("--test-rows", type=int, default=40, help="test rows that are answered (40)")
     add("--repeats", type=int, default=3, help="timed runs (3)")
     add("--processes", type=int, default=2, help="that train side by side (2)")
-    add("--kinds", default=",".join(KINDS), help=f"of drafters: {','.join(KINDS)}; both")
+    add("--kinds", default=",".join(KINDS), help="of drafters, in vocabtrim and hybrid; both")
     add("--make-only", action="store_true", help="train, and measure another time")
     add("--json", type=Path, help="file for the JSON object as well")
     found = vars(parser.parse_args())
     for name, known in (("parts", PARTS), ("kinds", KINDS)):
         found[name] = tuple(found[name].split(","))
         if unknown := set(found[name]) - set(known):
-            parser.error(f"none of {name}: {', '.join(unknown)}; there are {', '.join(known)}")
+            parser.error(f"no {name} {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     for name in ("tasks", "wide_tasks"):
         found[name] = [task for task in found[name].split(",") if task]
     if unknown := {*found["tasks"], *found["wide_tasks"]} - set(TASKS):

@@ -4,11 +4,10 @@ from dataclasses import asdict
 from functools import cache
 from typing import Any
 
-from bench_neural import Asked
+from bench_neural import KINDS, Asked
 from draft_bars import Figure
 from draft_tables import table_of
 from neural_bench import FULL, Bench
-from neural_models import KINDS
 from neural_side import Measured
 from rich.console import Console
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from bench_neural import KINDS
 from ft_runs import FtRun, Workshop
 from ft_tasks import TASKS, FtTask
 from neural_wide import make_wide
@@ -30,7 +31,6 @@ from tasc_jobs.stages import silent
 from tasc_store import CorpusRow
 from tasc_text import TaskTokenizer
 
-KINDS: tuple[Kind, ...] = ("eagle", "independent")
 # The shipped model knows these tasks, two of them by an adapter.
 _SHIPPED = {task: HERE / "adapters" / task for task in SHIPPED} | {"clinc150": None}
 _ROWS, _EPOCHS = 1100, 3  # that it learns of others

@@ -9,11 +9,10 @@ as the same share of the shapes' 128,256.
 from dataclasses import dataclass
 from typing import Any
 
-from bench_neural import Asked
+from bench_neural import KINDS, Asked
 from draft_bars import Figure
 from draft_tables import table_of
 from neural_bench import FULL, VOCABTRIM, Bench, Policy
-from neural_models import KINDS
 from rich.console import Console
 
 from tasc_engine.neural.card import Kind

@@ -50,7 +50,8 @@ def test_memory_bound_speed_ups_are_the_papers(
     assert speed_up(length, SHAPES["Llama-3.2-3B"], kind, head) == pytest.approx(wanted, rel=0.005)
 
 
-def test_an_unknown_part_of_drafters_is_named(tmp_path: Path) -> None:
-    done = run(BENCHMARK, "--parts", "nothing", "--data", str(tmp_path))
+@pytest.mark.parametrize("option", ["--parts", "--kinds", "--tasks"])
+def test_an_unknown_part_kind_or_task_is_named(tmp_path: Path, option: str) -> None:
+    done = run(BENCHMARK, option, "nothing", "--data", str(tmp_path))
     assert done.returncode == 2
     assert "nothing" in done.stderr
