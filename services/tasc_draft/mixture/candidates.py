@@ -33,7 +33,7 @@ NONE = -1
 #   guess: what the guest says of each candidate
 #   floor, rest: of n-grams and guest, for a candidate they did not name, and for all other tokens
 #   mixed, none: chances by both, of each candidate (negated once it is a node) and of others
-#   cell: by which both were trusted, or NONE where n-grams say nothing
+#   cell: of `guests`, by which both were trusted, where n-grams say something
 NODE = np.dtype(
     [
         ("row", np.int32), ("line", np.int32), ("place", np.int32), ("parent", np.int32),
@@ -50,8 +50,7 @@ NODE = np.dtype(
         ("next", np.int32),
         ("wide", np.int32), ("guest", np.int32), ("guess", np.float32, (ROOM,)),
         ("floor", np.float32, (2,)), ("rest", np.float32, (2,)), ("mixed", np.float32, (ROOM,)),
-        ("none", np.float32),
-        ("cell", np.int32),
+        ("none", np.float32), ("cell", np.int32),
     ],
     align=True,
 )  # fmt: skip

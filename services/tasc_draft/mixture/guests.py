@@ -1,8 +1,11 @@
 """Another proposer's tree as a guest in the n-grams' own: nodes of both, over one heap. Compiled.
 
 Where a node of the tree is one of the guest's too, what both say of the next token v is mixed:
-p(v) = p_ngrams(v)^a * p_guest(v)^b / Z, and the exponents a and b, how much each is trusted, are
-learnt from the tokens that the target did emit, as the weights of n-grams are (`scoring`). N-grams
+p(v) = p_ngrams(v)^a * p_guest(v)^b * exp(c(v)) / Z, where c(v) is one number for tokens that
+n-grams did not name, one for those that the guest did not, and one for all that nobody named. The
+five numbers say how far each of the two is trusted, in what it says and in what it leaves out. They
+are learnt from the tokens that the target did emit, as the weights of n-grams are (`scoring`): what
+holds at all nodes, and what nodes of a depth and of a sureness of the n-grams add to that. N-grams
 go on behind a token that only the guest knew, and the other way round. It knows neither the guest
 nor its model.
 """
@@ -18,11 +21,14 @@ from tasc_draft.drafts import Drafts
 from tasc_draft.mixture.candidates import NONE, ROOM
 from tasc_draft.tokens import Int32
 
-SURE = (0.5, 0.9)  # where the n-grams' likeliest token has more, they are trusted by another cell
-CELLS = 2 * 2 * (len(SURE) + 1)
-FIRST_TRUST = 0.5  # of each of the two
-MOST_TRUST = 2.0
-RATE = 0.1
+SIDES = 2  # n-grams and guest
+# Exponents of n-grams and guest; what is added for tokens they did not name; for all others.
+TRUST = (0.5, 0.5, 0.0, 0.0, 0.0)
+OTHERS = len(TRUST) - 1
+SURE = (0.5, 0.9)  # where the n-grams' likeliest token has more, nodes have numbers of their own
+CELLS = 1 + 2 * (len(SURE) + 1)  # the first is of all nodes
+MOST_EXPONENT, MOST_ADDED = 2.0, 8.0  # of each cell's
+RATE = 0.2
 UNNAMED = 0.5  # of what somebody leaves to others: the share of what the other one names
 LEAST = 1e-5  # probability
 
@@ -42,6 +48,13 @@ class Guest(NamedTuple):
     first: Int32
     sibling: Int32
     rows: Int32
+
+
+def first_trust() -> NDArray[np.float32]:
+    """``float32[CELLS, 5]``, before anything is learnt."""
+    trust = np.zeros((CELLS, len(TRUST)), np.float32)
+    trust[0] = TRUST
+    return trust
 
 
 def guest_of(drafts: Drafts) -> Guest:
@@ -108,7 +121,6 @@ def mix(trust: Any, node: Any, guest: Any) -> None:
             others -= guest.probs[x]
         x = guest.sibling[x]
     if node.width == 0:  # n-grams say nothing
-        node.cell = NONE
         for i in range(node.wide):
             node.mixed[i] = node.guess[i]
         return
@@ -116,10 +128,16 @@ def mix(trust: Any, node: Any, guest: Any) -> None:
     for i in range(node.wide):
         own -= node.chance[i]
         best = max(best, node.chance[i])
-    _leave(node, 0, node.chance, own)
-    _leave(node, 1, node.guess, others)
     node.cell = _cell(best, node.depth)
-    _multiply(trust[node.cell], trust[node.cell + 1], node)
+    _leave(node, 0, own)
+    _leave(node, 1, others)
+    whole = node.none = math.exp(_score(trust, node, NONE))
+    for i in range(node.wide):
+        node.mixed[i] = math.exp(_score(trust, node, i))
+        whole += node.mixed[i]
+    for i in range(node.wide):
+        node.mixed[i] /= whole
+    node.none /= whole
 
 
 @borrowing
@@ -135,65 +153,98 @@ def take(trust: Any, node: Any, i: int) -> bool:
         node.chance[i] = -node.chance[i]
         return False
     node.mixed[i] = -node.mixed[i]
-    if node.cell == NONE:
+    if node.width == 0:
         return True
-    by_own = trust[node.cell] * (_log(node, 0, node.chance[i]) - math.log(node.rest[0]))
-    by_guest = trust[node.cell + 1] * (_log(node, 1, node.guess[i]) - math.log(node.rest[1]))
+    by_own, by_guest = _gain(trust, node, 0, i), _gain(trust, node, 1, i)
     node.chance[i] = -node.chance[i]
     return by_guest > by_own
 
 
 @borrowing
 def learn(learnt: Any, node: Any, token: int) -> None:
-    """One step of gradient ascent on the likelihood of ``token`` by both exponents (AdaGrad)."""
-    if node.cell == NONE:
+    """One step of gradient ascent on the likelihood of ``token`` by the five numbers (AdaGrad)."""
+    if node.width == 0:
         return
-    own, others = math.log(node.rest[0]), math.log(node.rest[1])
-    by_own, by_guest = -node.none * own, -node.none * others  # minus what was expected
+    said = NONE
     for i in range(node.wide):
-        log_own, log_guess = _log(node, 0, node.chance[i]), _log(node, 1, node.guess[i])
-        by_own -= abs(node.mixed[i]) * log_own
-        by_guest -= abs(node.mixed[i]) * log_guess
         if node.candidates[i] == token:
-            own, others = log_own, log_guess
-    _climb(learnt, node.cell, by_own + own)
-    _climb(learnt, node.cell + 1, by_guest + others)
+            said = i
+    for k in range(OTHERS + 1):
+        gradient = _feature(node, k, said) - node.none * _feature(node, k, NONE)
+        for i in range(node.wide):
+            gradient -= abs(node.mixed[i]) * _feature(node, k, i)
+        _climb(learnt, 0, k, gradient)
+        _climb(learnt, node.cell, k, gradient)
 
 
 @borrowing
-def _climb(learnt: Any, cell: int, gradient: float) -> None:
-    learnt.trust_squares[cell] += gradient * gradient
-    moved = learnt.trust[cell] + RATE * gradient / math.sqrt(learnt.trust_squares[cell])
-    learnt.trust[cell] = min(max(moved, 0.0), MOST_TRUST)
+def _climb(learnt: Any, cell: int, k: int, gradient: float) -> None:
+    learnt.trust_squares[cell, k] += gradient * gradient
+    moved = learnt.trust[cell, k] + RATE * gradient / math.sqrt(learnt.trust_squares[cell, k])
+    most = MOST_EXPONENT if k < SIDES else MOST_ADDED
+    learnt.trust[cell, k] = min(max(moved, -most), most)
 
 
 @borrowing
-def _leave(node: Any, side: int, chances: Any, left: float) -> None:
+def _trust(trust: Any, node: Any, k: int) -> float:
+    """The k-th number at a node."""
+    found = trust[0, k] + trust[node.cell, k]
+    return max(found, 0.0) if k < SIDES else found
+
+
+@borrowing
+def _cell(best: float, depth: int) -> int:
+    cell = 1 if depth == 0 else 2 + len(SURE)
+    for sure in SURE:
+        cell += best > sure
+    return cell
+
+
+@borrowing
+def _score(trust: Any, node: Any, i: int) -> float:
+    """Of a node's candidate, or NONE for all other tokens."""
+    found = 0.0
+    for k in range(OTHERS + 1):
+        found += _trust(trust, node, k) * _feature(node, k, i)
+    return found
+
+
+@borrowing
+def _gain(trust: Any, node: Any, side: int, i: int) -> float:
+    """What a side adds to a candidate's score, over what it adds to other tokens'."""
+    over = _feature(node, side, i) - _feature(node, side, NONE)
+    unnamed = _feature(node, SIDES + side, i)
+    return _trust(trust, node, side) * over + _trust(trust, node, SIDES + side) * unnamed
+
+
+@borrowing
+def _feature(node: Any, k: int, i: int) -> float:
+    """What the k-th number is multiplied by in the score of a candidate, or NONE."""
+    if k == OTHERS:
+        return 1.0 if i == NONE else 0.0
+    if k >= SIDES:
+        return 1.0 if i != NONE and _said(node, k - SIDES, i) == 0.0 else 0.0
+    if i == NONE:
+        return math.log(node.rest[k])
+    said = abs(_said(node, k, i))
+    return math.log(max(said, LEAST) if said > 0.0 else node.floor[k])
+
+
+@borrowing
+def _said(node: Any, side: int, i: int) -> float:
+    """A side's chance of a candidate: 0 if it did not name it, negative if it is in the tree."""
+    return node.chance[i] if side == 0 else node.guess[i]
+
+
+@borrowing
+def _leave(node: Any, side: int, left: float) -> None:
     """Share what a side leaves to others among candidates that it did not name, and the rest."""
     unnamed = 0
     for i in range(node.wide):
-        unnamed += chances[i] == 0.0
+        unnamed += _said(node, side, i) == 0.0
     shared = UNNAMED * left if unnamed else 0.0
     node.floor[side] = max(shared / max(unnamed, 1), LEAST)
     node.rest[side] = max(left - shared, LEAST)
-
-
-@borrowing
-def _multiply(a: float, b: float, node: Any) -> None:
-    whole = node.none = math.exp(a * math.log(node.rest[0]) + b * math.log(node.rest[1]))
-    for i in range(node.wide):
-        own, others = _log(node, 0, node.chance[i]), _log(node, 1, node.guess[i])
-        node.mixed[i] = math.exp(a * own + b * others)
-        whole += node.mixed[i]
-    for i in range(node.wide):
-        node.mixed[i] /= whole
-    node.none /= whole
-
-
-@borrowing
-def _log(node: Any, side: int, chance: float) -> float:
-    """Of a candidate's chance by one side: 0 if it did not name it, negative if in the tree."""
-    return math.log(max(abs(chance), LEAST) if chance != 0.0 else node.floor[side])
 
 
 @borrowing
@@ -210,12 +261,3 @@ def _place(node: Any, token: int) -> int:
     node.chance[n] = 0.0
     node.wide = n + 1
     return n
-
-
-@borrowing
-def _cell(best: float, depth: int) -> int:
-    """Of the n-grams' exponent; the guest's is the next one."""
-    level = 0 if depth == 0 else len(SURE) + 1
-    for sure in SURE:
-        level += best > sure
-    return 2 * level

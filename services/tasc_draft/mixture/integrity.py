@@ -13,7 +13,7 @@ import numpy as np
 from tasc_draft.compiled import compiled
 from tasc_draft.index.aligned_keys import words
 from tasc_draft.mixture.contexts import AGAIN, MOST
-from tasc_draft.mixture.guests import MOST_TRUST
+from tasc_draft.mixture.guests import MOST_ADDED, MOST_EXPONENT, SIDES
 
 if TYPE_CHECKING:
     from tasc_draft.mixture.proposer import NgramProposer
@@ -97,7 +97,8 @@ def shared_fault(state: Any) -> int:
     ):
         return 0
     finite = np.isfinite(learnt.weights).all() and np.isfinite(learnt.squares).all()
-    trusted = learnt.trust.min() >= 0.0 and learnt.trust.max() <= MOST_TRUST
+    trusted = (np.abs(learnt.trust[:, :SIDES]) <= MOST_EXPONENT).all()
+    trusted &= (np.abs(learnt.trust[:, SIDES:]) <= MOST_ADDED).all()
     grown = learnt.squares.min() >= 1.0 and learnt.trust_squares.min() >= 1.0
     return NONE if finite and trusted and grown else 1
 

@@ -68,7 +68,7 @@ class Memory:
         self._views: dict[tuple[int, int], Drafts] = {}
         self.is_eos = np.zeros(ids, bool)
         self.is_eos[[e for e in eos_ids if 0 <= e < ids]] = True
-        trust = np.full(guests.CELLS, guests.FIRST_TRUST, np.float32)
+        trust = guests.first_trust()
         self.trust = trust, np.ones_like(trust)  # of a guest, whatever the index
         self.growth = np.zeros(1, GROWTH)
         for name, value in {

@@ -49,7 +49,7 @@ class Learnt(NamedTuple):
     """``float32[CELLS]`` weights and the summed squares of their gradients (AdaGrad).
 
     Attributes:
-        trust, trust_squares: ``float32[guests.CELLS]``, the same of the exponents beside a guest.
+        trust, trust_squares: ``float32[guests.CELLS, 5]``, the same beside a guest.
     """
 
     weights: NDArray[np.float32]

@@ -14,7 +14,7 @@ from draft_reference import Path
 from hypothesis import strategies as st
 
 from tasc_draft import SOURCES, Drafts, DraftSettings, NgramProposer
-from tasc_draft.mixture.guests import LEAST, UNNAMED
+from tasc_draft.mixture.guests import LEAST, SURE, UNNAMED
 
 Guests = dict[Path, float]  # the chance of each path's last token behind the others
 
@@ -54,21 +54,36 @@ def said_by(guest: Guests, path: Path) -> dict[int, float]:
 
 
 def both(
-    own: dict[int, float], others: dict[int, float], trust: tuple[float, float]
+    own: dict[int, float], others: dict[int, float], numbers: Sequence[float]
 ) -> tuple[dict[int, float], float]:
-    """The chance of each token, and of none of them."""
+    """The chance of each token, and of none of them.
+
+    Args:
+        numbers: Two exponents, what is added for tokens each did not name, and for all others.
+    """
     if not own:
         return others, 1 - sum(others.values())
-    raw, none = dict.fromkeys(own | others, 1.0), 1.0
-    for side, by in zip((own, others), trust, strict=True):
+    raw, none = dict.fromkeys(own | others, 1.0), math.exp(numbers[4])
+    for side, by, added in zip((own, others), numbers, numbers[2:], strict=False):
         left, unnamed = 1 - sum(side.values()), len(raw) - len(side)
         shared = UNNAMED * left if unnamed else 0.0
         for token in raw:
-            named = side.get(token) or shared / unnamed
-            raw[token] *= max(named, LEAST) ** by
+            named = side.get(token)
+            raw[token] *= max(named or shared / unnamed, LEAST) ** by
+            raw[token] *= 1.0 if named else math.exp(added)
         none *= max(left - shared, LEAST) ** by
     whole = sum(raw.values()) + none
     return {token: chance / whole for token, chance in raw.items()}, none / whole
+
+
+def cell(own: dict[int, float], depth: int) -> int:
+    """Of the numbers that a node has besides those of all nodes."""
+    return 1 + 3 * (depth > 0) + sum(max(own.values()) > sure for sure in SURE)
+
+
+def numbers_at(trust: np.ndarray, own: dict[int, float], depth: int) -> list[float]:
+    found = trust[0] + trust[cell(own, depth)]
+    return [*np.maximum(found[:2], 0.0).tolist(), *found[2:].tolist()]
 
 
 def ngrams(mixture: str = "mixed") -> NgramProposer:
@@ -84,6 +99,10 @@ def with_guest(proposer: NgramProposer, *rows: Guests) -> Drafts:
 
 def trust(proposer: NgramProposer) -> np.ndarray:
     return proposer._learnt.trust.copy()
+
+
+def set_trust(proposer: NgramProposer, trust: np.ndarray) -> None:
+    proposer._learnt.trust[:] = trust
 
 
 def told(proposer: NgramProposer, guest: Guests, *said: int) -> None:

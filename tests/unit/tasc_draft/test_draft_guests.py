@@ -23,7 +23,18 @@ from draft_cases import (
 )
 from draft_checks import Limits, Tree, assert_valid, left_out, tree
 from draft_reference import Chances, Path, TascReference, followers
-from guest_cases import Guests, both, drafts_of, guests, ngrams, said_by, trust, with_guest
+from guest_cases import (
+    Guests,
+    both,
+    drafts_of,
+    guests,
+    ngrams,
+    numbers_at,
+    said_by,
+    set_trust,
+    trust,
+    with_guest,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,7 +44,7 @@ from tasc_draft import (
     Tokens,
     build_index,
 )
-from tasc_draft.mixture.guests import FIRST_TRUST
+from tasc_draft.mixture.guests import CELLS, TRUST
 
 Own = Callable[[Path], dict[int, float]]
 SLACK = 1e-4  # float32 of products, powers and their sums
@@ -47,13 +58,18 @@ tasc = st.builds(
     num_speculative_tokens=st.integers(1, 10),
     min_prob=st.just(0.0),
 )
+numbers = st.tuples(
+    st.floats(-0.5, 1.5), st.floats(-0.5, 1.5), *(st.floats(-3.0, 3.0),) * (len(TRUST) - 2)
+)
+learnt = st.lists(numbers, min_size=CELLS, max_size=CELLS).map(lambda x: np.array(x, np.float32))
 
 
-def mixture(own: Own, guest: Guests) -> Callable[[Path], Chances]:
+def mixture(own: Own, guest: Guests, trusted: np.ndarray) -> Callable[[Path], Chances]:
     def rule(path: Path) -> Chances:
         chances, others = own(path), said_by(guest, path)
-        if others:
-            chances, _ = both(chances, others, (FIRST_TRUST, FIRST_TRUST))
+        if chances and others:
+            chances, _ = both(chances, others, numbers_at(trusted, chances, len(path)))
+        chances = chances or others
         return {token: (chance, 0.0) for token, chance in chances.items()}
 
     return rule
@@ -75,11 +91,12 @@ def assert_likeliest(
 
 @few
 @given(
-    outputs, prompts, st.lists(st.integers(0, 5), max_size=6), tasc, guests(), st.integers(1, 40)
-)
+    outputs, prompts, st.lists(st.integers(0, 5), max_size=6), tasc, guests(), st.integers(1, 40),
+    learnt,
+)  # fmt: skip
 def test_the_likeliest_paths_of_n_grams_and_guest_are_drafted(
     outputs: list[list[int]], prompt: list[int], answer: list[int], setting: DraftSettings,
-    guest: Guests, most: int,
+    guest: Guests, most: int, trusted: np.ndarray,
 ) -> None:  # fmt: skip
     reference = TascReference(setting, followers(outputs, SEP, EOS, setting.n_max - 1), SEP)
 
@@ -88,10 +105,13 @@ def test_the_likeliest_paths_of_n_grams_and_guest_are_drafted(
         return {token: sum(parts) for token, parts in chances.items()}
 
     proposer = make_proposer(make_index(outputs), setting, nodes=40)
+    set_trust(proposer, trusted)
     begun(proposer, 0, prompt, answer)
     drafts = proposer.propose(ids([0]), ids([most]), None, drafts_of([guest]))
     limits = beside_guest(setting, most) if guest else limits_of(setting, most)
-    assert_likeliest(tree(drafts), mixture(own, guest), limits, setting.num_speculative_tokens)
+    assert_likeliest(
+        tree(drafts), mixture(own, guest, trusted), limits, setting.num_speculative_tokens
+    )
 
 
 @few

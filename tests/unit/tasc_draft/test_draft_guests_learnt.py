@@ -6,10 +6,19 @@ import numpy as np
 import pytest
 from draft_cases import begun, ids, make_index, make_proposer
 from draft_checks import tree
-from guest_cases import Guests, both, ngrams, said_by, told, trust, with_guest
+from guest_cases import (
+    both,
+    cell,
+    ngrams,
+    said_by,
+    set_trust,
+    told,
+    trust,
+    with_guest,
+)
 
 from tasc_draft import DraftSettings
-from tasc_draft.mixture.guests import FIRST_TRUST, MOST_TRUST, RATE
+from tasc_draft.mixture.guests import CELLS, MOST_ADDED, MOST_EXPONENT, RATE, TRUST, first_trust
 
 
 @pytest.mark.parametrize("mixture", ["mixed", "tasc"])
@@ -26,59 +35,77 @@ def test_a_guest_that_is_right_is_trusted_and_one_that_is_wrong_is_not(mixture: 
     assert chance[7] > chance[1] + 0.1
 
 
-def test_what_is_learnt_is_the_gradient_of_the_likelihood() -> None:
-    proposer, guest = ngrams("tasc"), {(1,): 0.2, (7,): 0.7}
-    begun(proposer, 0, [], [])
-    with_guest(proposer, guest)
-    proposer.observe(0, ids([7]))
-    before = trust(proposer)
-    proposer.propose(ids([0]), ids([0]))  # takes in what the target said
-    moved = np.flatnonzero(trust(proposer) != before)
-    own = {1: 0.5, 4: 0.5}
+@pytest.mark.parametrize("said", [1, 4, 7, 9])
+def test_what_is_learnt_is_the_gradient_of_the_likelihood(said: int) -> None:
+    """Tokens that both named, each alone, and nobody."""
+    proposer, guest, own = ngrams("tasc"), {(1,): 0.2, (7,): 0.7}, {1: 0.5, 4: 0.5}
+    before = np.zeros((CELLS, len(TRUST)), np.float32)
+    before[0], before[cell(own, 0)] = (0.6, 0.4, -0.5, 0.3, 0.2), (0.1, 0.2, 0.3, -0.4, 0.5)
+    set_trust(proposer, before)
+    told(proposer, guest, said)
+    moved = trust(proposer)
 
-    def likelihood(a: float, b: float) -> float:
-        return math.log(both(own, said_by(guest, ()), (a, b))[0][7])
+    def likelihood(numbers: np.ndarray) -> float:
+        chances, none = both(own, said_by(guest, ()), numbers.tolist())
+        return math.log(chances.get(said, none))
 
-    step = 1e-5
-    by = [(likelihood(FIRST_TRUST + step * (side == 0), FIRST_TRUST + step * (side == 1))
-           - likelihood(FIRST_TRUST, FIRST_TRUST)) / step for side in (0, 1)]  # fmt: skip
-    wanted = [FIRST_TRUST + RATE * g / math.sqrt(1 + g * g) for g in by]
-    assert trust(proposer)[moved].tolist() == pytest.approx(wanted, rel=1e-3)
-    assert len(moved) == 2
+    at, step = (before[0] + before[cell(own, 0)]).astype(float), 1e-5
+    by = np.array([likelihood(at + step * k) - likelihood(at) for k in np.eye(len(at))]) / step
+    for each in (0, cell(own, 0)):
+        wanted = before[each] + RATE * by / np.sqrt(1 + by * by)
+        assert moved[each].tolist() == pytest.approx(wanted.tolist(), rel=1e-3, abs=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("guest", "said", "bounds"),
-    [({(7,): 0.6}, 7, (0.0, MOST_TRUST)), ({(7,): 0.5, (1,): 0.4}, 4, (None, 0.0))],
+    ("number", "bound"),
+    [(0, -MOST_EXPONENT), (1, MOST_EXPONENT), (2, MOST_ADDED), (3, -MOST_ADDED), (4, -MOST_ADDED)],
 )
-def test_trust_ends_at_its_bounds(
-    guest: Guests, said: int, bounds: tuple[float | None, float]
-) -> None:
-    proposer = ngrams("tasc")
-    for _ in range(4000):
-        told(proposer, guest, said)
-    for found, bound in zip(trust(proposer), bounds, strict=False):
-        assert bound in (None, found)
+def test_trust_ends_at_its_bounds(number: int, bound: float) -> None:
+    """The corpus says 1 or 4, the guest alone names what comes."""
+    proposer, nearly = ngrams("tasc"), np.zeros((CELLS, len(TRUST)), np.float32)
+    nearly[0, number] = bound * (1 - 1e-6)
+    set_trust(proposer, nearly)
+    told(proposer, {(7,): 0.6}, 7)
+    assert trust(proposer)[0, number] == bound
     proposer.check_integrity()
+    set_trust(proposer, 1.001 * trust(proposer))
+    with pytest.raises(AssertionError, match="weights"):
+        proposer.check_integrity()
 
 
-def test_each_depth_and_sureness_has_an_exponent_of_its_own() -> None:
+def test_nodes_of_a_depth_and_a_sureness_have_numbers_of_their_own() -> None:
     proposer, guest = ngrams("tasc"), {(1,): 0.5, (1, 2): 0.3}
     told(proposer, guest, 9)  # SEP is followed by 1 or 4
-    first = np.flatnonzero(trust(proposer) != FIRST_TRUST)
+    first = moved_cells(trust(proposer), first_trust())
     before = trust(proposer)
     told(proposer, guest, 1, 9)  # 1 by 2, surely
-    both_levels = np.flatnonzero(trust(proposer) != before)
-    assert len(first) == 2
-    assert set(first.tolist()) < set(both_levels.tolist())
-    assert len(both_levels) == 4
+    assert first == {0, cell({1: 0.5, 4: 0.5}, 0)}
+    assert moved_cells(trust(proposer), before) == first | {cell({2: 1.0}, 1)}
+
+
+def moved_cells(trust: np.ndarray, before: np.ndarray) -> set[int]:
+    return set(np.flatnonzero((trust != before).any(1)).tolist())
+
+
+def test_how_little_a_guest_leaves_out_is_learnt() -> None:
+    """It names the token that comes next with little probability, but names it each time."""
+    chance = {}
+    for times in (1, 200):
+        proposer = ngrams("tasc")
+        for i in range(times):
+            begun(proposer, 0, [], [])
+            nodes = tree(with_guest(proposer, {(5 + i % 3,): 0.02, (8,): 0.01}))
+            chance[times] = math.exp(nodes[(5 + i % 3,)].logp)
+            proposer.observe(0, ids([5 + i % 3]))
+            proposer.finish(0)
+    assert chance[200] > 5 * chance[1]
 
 
 def test_nothing_of_a_guest_is_learnt_at_rate_zero() -> None:
     setting = DraftSettings(min_prob=0.0, learning_rate=0.0)
     proposer = make_proposer(make_index([[1, 2, 3]] * 9), setting)
     told(proposer, {(7,): 0.5}, 7)
-    assert (trust(proposer) == FIRST_TRUST).all()
+    assert (trust(proposer) == first_trust()).all()
 
 
 def test_another_index_leaves_trust_as_it_is() -> None:
@@ -87,4 +114,4 @@ def test_another_index_leaves_trust_as_it_is() -> None:
     before = trust(proposer)
     proposer.set_index(make_index([[3, 2, 1]] * 4))
     assert (trust(proposer) == before).all()
-    assert (before != FIRST_TRUST).any()
+    assert (before != first_trust()).any()
