@@ -107,8 +107,7 @@ def rank_vocabulary(
         Stages(f"vocabulary {task}", STAGES) as stages,
     ):
         artifact, ranking = rank_and_publish(url, job, stages)
-    if output:
-        ranking.save(output)
+    _save(ranking, output)
     told: dict[str, Any] = {
         **asdict(artifact),
         "origin": origin,
@@ -132,6 +131,18 @@ def in_words(artifact: "Artifact", ranking: "Ranking", top_k: int | None) -> str
         f"{ranking.vocab_size:,} tokens are {ranking.coverage:.2%} of {ranking.total:,} in "
         f"{ranking.rows:,} answers ({ranking.origin}){fewer}"
     )
+
+
+def _save(ranking: "Ranking", output: Path | None) -> None:
+    from tasc_jobs.errors import UsageError
+
+    try:
+        if output:
+            ranking.save(output)
+    except OSError as error:
+        raise UsageError(
+            f"--output: {output} cannot be written ({error}); the ranking is current all the same"
+        ) from error
 
 
 def _check_output(output: Path | None) -> None:

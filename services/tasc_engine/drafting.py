@@ -22,6 +22,11 @@ Int32 = NDArray[np.int32]
 log = logging.getLogger(__name__)
 
 
+def most_tokens(proposer: Proposer) -> int:
+    """Most draft tokens of a row: those that say no number make as many as they are deep."""
+    return int(getattr(proposer, "max_tokens", proposer.max_depth))
+
+
 class Drafter:
     """A proposer that cannot hurt.
 

@@ -18,7 +18,7 @@ from tasc_engine.accept import Accepted, accept, warm_up
 from tasc_engine.choosing import Chooser
 from tasc_engine.config import EngineConfig
 from tasc_engine.cost import StepCosts
-from tasc_engine.drafting import Drafter
+from tasc_engine.drafting import Drafter, most_tokens
 from tasc_engine.errors import OutOfMemory, QueueFull, RequestTooLong
 from tasc_engine.guides import Guide, Guides
 from tasc_engine.integrity import check_engine
@@ -80,7 +80,7 @@ class Engine:
         self.guides = Guides(tokenizer, target.vocab_size)
         self._chooser = Chooser(config.rows, config.max_model_len, target.vocab_size)
         self._verifier = Verifier(self._chooser)
-        self._worth = Worth(costs, config, proposer.max_depth)
+        self._worth = Worth(costs, config, most_tokens(proposer))
         target.warm_up()
         warm_up()
 
@@ -204,7 +204,7 @@ class Engine:
         """Draft by another proposer, which has no rows yet; answers go on as they would."""
         self._targets.watch(Wants.of(proposer))
         self._drafter.use(proposer)
-        self._worth.begin_again(proposer.max_depth)
+        self._worth.begin_again(most_tokens(proposer))
         for row, sequence in self._active.items():
             self._drafter.start(row, sequence.prompt, np.array(sequence.answer, np.int32))
 

@@ -18,18 +18,18 @@ class Worth:
 
     Args:
         costs: None where they are not known.
-        depth: Of the deepest draft there may be.
+        most: Draft tokens of a row that there may be.
     """
 
-    def __init__(self, costs: StepCosts | None, config: EngineConfig, depth: int) -> None:
+    def __init__(self, costs: StepCosts | None, config: EngineConfig, most: int) -> None:
         self._costs, self._config = costs, config
         self._asked = False
-        self.begin_again(depth)
+        self.begin_again(most)
 
-    def begin_again(self, depth: int) -> None:
-        """Forget what drafts have brought: others are made from now on, none of them deeper."""
-        most = self._config.rows * min(self._config.max_draft_tokens, depth)
-        self._spender = Spender(self._costs, most) if self._costs else None
+    def begin_again(self, most: int) -> None:
+        """Forget what drafts have brought: others are made from now on, none of them larger."""
+        of_all = self._config.rows * min(self._config.max_draft_tokens, most)
+        self._spender = Spender(self._costs, of_all) if self._costs else None
 
     @property
     def paused(self) -> bool:

@@ -39,11 +39,16 @@ class Proposers:
         Raises:
             ValueError: These settings cannot draft from this index.
         """
+        settings = self.settings(record, index)
+        of_row = settings.num_speculative_tokens
+        if of_row and record.neural:  # a drafter beside fills its trees, in all rows at once
+            of_row = max(of_row, record.neural.nodes)
         return NgramProposer(
-            self.settings(record, index),
+            settings,
             rows=self._config.rows,
             capacity=self._config.max_model_len,
             vocab_size=self._vocab_size,
             eos_ids=self._eos_ids,
             index=index,
+            nodes=self._config.rows * of_row,
         )

@@ -173,6 +173,8 @@ def learn(learnt: Any, node: Any, token: int) -> None:
         gradient = _feature(node, k, said) - node.none * _feature(node, k, NONE)
         for i in range(node.wide):
             gradient -= abs(node.mixed[i]) * _feature(node, k, i)
+        if k < SIDES and gradient < 0.0 and _trust(learnt.trust, node, k) == 0.0:
+            continue  # it is not heard at all, and less is nothing
         _climb(learnt, 0, k, gradient)
         _climb(learnt, node.cell, k, gradient)
 
@@ -223,17 +225,18 @@ def _feature(node: Any, k: int, i: int) -> float:
     if k == OTHERS:
         return 1.0 if i == NONE else 0.0
     if k >= SIDES:
-        return 1.0 if i != NONE and _said(node, k - SIDES, i) == 0.0 else 0.0
+        return 1.0 if i != NONE and not _named(node, k - SIDES, i) else 0.0
     if i == NONE:
         return math.log(node.rest[k])
-    said = abs(_said(node, k, i))
-    return math.log(max(said, LEAST) if said > 0.0 else node.floor[k])
+    if not _named(node, k, i):
+        return math.log(node.floor[k])
+    return math.log(max(abs(node.chance[i]) if k == 0 else node.guess[i], LEAST))
 
 
 @borrowing
-def _said(node: Any, side: int, i: int) -> float:
-    """A side's chance of a candidate: 0 if it did not name it, negative if it is in the tree."""
-    return node.chance[i] if side == 0 else node.guess[i]
+def _named(node: Any, side: int, i: int) -> bool:
+    """Whether a side named a candidate. N-grams may have found that one of theirs has no chance."""
+    return i < node.width if side == 0 else node.guess[i] > 0.0
 
 
 @borrowing
@@ -241,7 +244,7 @@ def _leave(node: Any, side: int, left: float) -> None:
     """Share what a side leaves to others among candidates that it did not name, and the rest."""
     unnamed = 0
     for i in range(node.wide):
-        unnamed += _said(node, side, i) == 0.0
+        unnamed += not _named(node, side, i)
     shared = UNNAMED * left if unnamed else 0.0
     node.floor[side] = max(shared / max(unnamed, 1), LEAST)
     node.rest[side] = max(left - shared, LEAST)

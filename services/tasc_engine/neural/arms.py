@@ -29,13 +29,8 @@ class Arms:
 
     def begin(self) -> bool:
         """A step begins now, behind the one before; whether it goes the costly way."""
-        now = self._clock()
-        if self._began is not None:
-            self._seconds += now - self._began
-            self._left -= 1
-            if self._left == 0:
-                self._turn()
-        self._began = now
+        self._end()
+        self._began = self._clock()
         return self._costly
 
     def emitted(self, tokens: int) -> None:
@@ -43,8 +38,17 @@ class Arms:
         self._tokens += tokens
 
     def idle(self) -> None:
-        """Nobody waits for an answer: the time until the next step is no step's."""
+        """Nobody waits for an answer any more: the step ends now, and the next is still to come."""
+        self._end()
         self._began = None
+
+    def _end(self) -> None:
+        if self._began is None:
+            return
+        self._seconds += self._clock() - self._began
+        self._left -= 1
+        if self._left == 0:
+            self._turn()
 
     def _turn(self) -> None:
         """A stretch of one way has ended; what comes next."""

@@ -88,6 +88,12 @@ def load_drafter(
     config.update({"vocab_size": 1, **dict.fromkeys(SPECIAL)})  # its ends will be the target's
     decoder = _decoder(config, weights, target, capacity, set(_ENDS))
     decoder.embedding, decoder.head = ends.embedding, ends.head
+    size = ends.embedding.shape[1]
+    if (config.hidden_size, *joint.shape) != (size, size, 2 * size):
+        raise UnsupportedModel(
+            f"the head in {folder} has hidden size {config.hidden_size} and a {JOINT} of "
+            f"{tuple(joint.shape)}; its target's {size} needs {(size, 2 * size)}"
+        )
     joint = joint.to(target.device, target.dtype)
     return Eagle(decoder, joint, rows, capacity), ends.head.weight
 

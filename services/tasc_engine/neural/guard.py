@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasc_draft import Drafts, Proposer
-from tasc_engine.drafting import is_forest
+from tasc_engine.drafting import is_forest, most_tokens
 from tasc_engine.layout import Int32
 from tasc_engine.neural.wants import Wants
 
@@ -45,7 +45,7 @@ class GuardedProposer:
         self, neural: Proposer, vocab_size: int, limit_s: float,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:  # fmt: skip
-        self._max_depth = neural.max_depth
+        self._max_depth, self._max_tokens = neural.max_depth, most_tokens(neural)
         self.on_drafted: Callable[[Int32], None] = lambda rows: None
         self.on_off: Callable[[Reason], None] = lambda reason: None
         self.off: Reason | None = None
@@ -64,6 +64,11 @@ class GuardedProposer:
     @property
     def max_depth(self) -> int:
         return self._max_depth
+
+    @property
+    def max_tokens(self) -> int:
+        """Of a row's tree."""
+        return self._max_tokens
 
     def start(self, row: int, prompt: Int32) -> None:
         if row in self._in_use:

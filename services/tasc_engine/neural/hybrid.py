@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasc_draft import Drafts, Proposer
+from tasc_engine.drafting import most_tokens
 from tasc_engine.layout import Int32
 from tasc_engine.neural.arms import Always, Arms
 from tasc_engine.neural.wants import Wants
@@ -32,7 +33,7 @@ class HybridProposer:
     """Two proposers as one; see `tasc_draft.Proposer`.
 
     Args:
-        ngram: Costs next to nothing, and is always asked; where the model is, twice.
+        ngram: Costs next to nothing, and is always asked; in a step that may ask the model, twice.
         neural: Is asked for rows where the likeliest token of the n-grams has less probability
             than ``sure``, in steps that ``arms`` says.
         arms: None: those in which it brings more tokens a second than not to ask it.
@@ -61,6 +62,11 @@ class HybridProposer:
     @property
     def max_depth(self) -> int:
         return self._ngram.max_depth
+
+    @property
+    def max_tokens(self) -> int:
+        """Of a row's tree: the larger of the two, which may hold tokens of both."""
+        return max(most_tokens(self._ngram), most_tokens(self._neural))
 
     def start(self, row: int, prompt: Int32) -> None:
         self._in_use.add(row)

@@ -83,6 +83,11 @@ class NeuralProposer:
         return self.settings.depth
 
     @property
+    def max_tokens(self) -> int:
+        """Of a row's tree."""
+        return self.settings.nodes
+
+    @property
     def cache_bytes(self) -> int:
         """Of the drafter's keys and values, and of the hidden states that it reads."""
         hidden = 0 if self._hidden is None else self._hidden.nbytes

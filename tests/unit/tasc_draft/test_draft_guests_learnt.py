@@ -9,6 +9,7 @@ from draft_checks import tree
 from guest_cases import (
     both,
     cell,
+    drafts_of,
     ngrams,
     said_by,
     set_trust,
@@ -18,7 +19,17 @@ from guest_cases import (
 )
 
 from tasc_draft import DraftSettings
-from tasc_draft.mixture.guests import CELLS, MOST_ADDED, MOST_EXPONENT, RATE, TRUST, first_trust
+from tasc_draft.mixture.candidates import NODE
+from tasc_draft.mixture.guests import (
+    CELLS,
+    MOST_ADDED,
+    MOST_EXPONENT,
+    RATE,
+    TRUST,
+    first_trust,
+    guest_of,
+    mix,
+)
 
 
 @pytest.mark.parametrize("mixture", ["mixed", "tasc"])
@@ -64,6 +75,8 @@ def test_trust_ends_at_its_bounds(number: int, bound: float) -> None:
     """The corpus says 1 or 4, the guest alone names what comes."""
     proposer, nearly = ngrams("tasc"), np.zeros((CELLS, len(TRUST)), np.float32)
     nearly[0, number] = bound * (1 - 1e-6)
+    if number == 0:  # together they are just heard
+        nearly[cell({1: 0.5, 4: 0.5}, 0), 0] = MOST_EXPONENT
     set_trust(proposer, nearly)
     told(proposer, {(7,): 0.6}, 7)
     assert trust(proposer)[0, number] == bound
@@ -85,6 +98,34 @@ def test_nodes_of_a_depth_and_a_sureness_have_numbers_of_their_own() -> None:
 
 def moved_cells(trust: np.ndarray, before: np.ndarray) -> set[int]:
     return set(np.flatnonzero((trust != before).any(1)).tolist())
+
+
+@pytest.mark.parametrize(("said", "moves"), [(1, False), (7, True)])
+def test_an_exponent_that_is_nothing_gets_no_less_but_may_rise(said: int, moves: bool) -> None:
+    """The guest names 7 alone."""
+    proposer, before = ngrams("tasc"), np.zeros((CELLS, len(TRUST)), np.float32)
+    own = cell({1: 0.5, 4: 0.5}, 0)
+    before[0, :2], before[own, 1] = (0.5, -0.2), 0.1
+    set_trust(proposer, before)
+    told(proposer, {(7,): 0.9}, said)
+    moved = trust(proposer) - before
+    assert (moved[0, 1] > 0) == (moved[own, 1] > 0) == moves
+    assert moves or not moved[:, 1].any()
+    assert moved[0, 0] != 0.0  # the others' is learnt
+
+
+def test_what_n_grams_found_without_a_chance_they_have_named() -> None:
+    nodes = np.zeros(1, NODE)
+    node = nodes[0]
+    node["width"] = node["wide"] = 3
+    node["candidates"][:3], node["chance"][:3] = (1, 2, 3), (0.8, 0.0, 0.0)
+    node["guest"], guest = 0, guest_of(drafts_of([{(7,): 0.5, (2,): 0.25}]))
+    mix(first_trust(), node, guest)
+    hopeless = 1e-9  # less than what counts
+    wanted, none = both({1: 0.8, 2: hopeless, 3: hopeless}, {7: 0.5, 2: 0.25}, TRUST)
+    found = dict(zip(node["candidates"][:4].tolist(), node["mixed"][:4].tolist(), strict=True))
+    assert found == pytest.approx(wanted, rel=1e-4)
+    assert node["none"] == pytest.approx(none, rel=1e-4)
 
 
 def test_how_little_a_guest_leaves_out_is_learnt() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from tasc_draft import Drafts, DraftSettings, NgramProposer, Tokens, build_index
 from tasc_draft.sources import CORPUS, NEURAL
+from tasc_engine.drafting import most_tokens
 from tasc_engine.neural.arms import LONGEST, TRIAL, Always, Arms
 from tasc_engine.neural.hybrid import HybridProposer
 
@@ -54,6 +55,13 @@ class Sures(Fixed):
     def propose(self, *asked: object) -> Drafts:  # type: ignore[override]
         drafts = super().propose(*asked)
         return replace(drafts, logp=np.log(np.array(self.probs, np.float32)))
+
+
+class Large(Fixed):
+    max_tokens = 9
+
+    def __init__(self) -> None:
+        super().__init__(1, 0.5)
 
 
 class Clock:
@@ -151,6 +159,42 @@ def test_it_changes_its_mind_when_the_machine_does() -> None:
         arms.emitted(1)
     assert taken[2500:3000].count(True) > 400
     assert taken[-1000:].count(False) > 900
+
+
+@pytest.mark.parametrize("costly_s", [1.0, 2.5])
+def test_short_answers_one_after_another_are_timed_whole(costly_s: float) -> None:
+    """Of 8 tokens each: in 2 steps of the costly way, in 4 of the cheap one."""
+    clock = Clock()
+    arms, taken = Arms(clock), []
+    for _ in range(2000):
+        left = 8
+        while left:
+            costly = arms.begin()
+            taken.append(costly)
+            clock.now += costly_s if costly else 1.0
+            tokens = min(4 if costly else 2, left)
+            left -= tokens
+            arms.emitted(tokens)
+        arms.idle()
+        clock.now += 100.0
+    assert taken[-LONGEST:].count(costly_s < 2.0) >= LONGEST - 2 * TRIAL
+
+
+def test_answers_of_one_step_are_trials_too() -> None:
+    clock = Clock()
+    arms, taken = Arms(clock), []
+    for _ in range(4 * TRIAL):
+        taken.append(arms.begin())
+        clock.now += 3.0 if taken[-1] else 1.0
+        arms.emitted(1)
+        arms.idle()
+    assert not all(taken)
+
+
+def test_a_hybrids_tree_is_as_large_as_the_larger_part_s() -> None:
+    for ngram, neural, most in ((Fixed(1, 0.4), Large(), 9), (Large(), Fixed(1, 0.4), 9)):
+        assert most_tokens(HybridProposer(ngram, neural)) == most
+    assert most_tokens(Fixed(1, 0.4)) == Fixed(1, 0.4).max_depth
 
 
 def test_time_in_which_nobody_waits_is_no_step_s() -> None:

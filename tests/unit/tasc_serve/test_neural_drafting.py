@@ -1,5 +1,6 @@
 """What a drafter takes of memory is said when it is loaded, and given back when it is off."""
 
+import dataclasses
 import gc
 import logging
 import math
@@ -12,19 +13,23 @@ import pytest
 import redis
 import torch
 from prometheus_client import CollectorRegistry
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import tiny
 from neural_drafters import eagle_parts, model_of
 from tasc_draft import DraftIndex, DraftSettings, NgramProposer
-from tasc_engine import EngineConfig, ModelSource, Target
+from tasc_draft.drafts import Drafts
+from tasc_draft.sources import NEURAL
+from tasc_engine import EngineConfig, ModelSource, Target, UnsupportedModel
 from tasc_engine.layout import MOST_NODES
 from tasc_engine.neural.card import DrafterCard, Kind, target_fingerprint
-from tasc_engine.neural.files import save_drafter
+from tasc_engine.neural.files import JOINT, WEIGHTS, load_drafter, save_drafter
 from tasc_engine.neural.guard import STEPS
 from tasc_engine.neural.seen import Seen
 from tasc_serve.neural_drafting import TaskDrafter, load_task_drafter
 from tasc_serve.neural_metrics import NeuralMetrics
+from tasc_serve.proposers import Proposers
 from tasc_store import NeuralDrafting, TaskRecord
 from tasc_text import TaskTokenizer
 
@@ -52,7 +57,7 @@ class Loaded:
         self.weights = sum(each.numel() for each in model.parameters())
         self.ends = sum(e.weight.numel() for e in (model.model.embed_tokens, model.lm_head))
         self.target = Target.load(source, CONFIG)
-        record = TaskRecord(
+        self.record = record = TaskRecord(
             name="t", model=str(folder), fingerprint=own.fingerprint, template="{input}",
             dtype="float64", max_tokens=8,
             neural=NeuralDrafting(str(folder / kind), "neural", width=4),
@@ -100,6 +105,37 @@ def test_what_a_drafter_takes_of_memory_is_said_once(
     pool = loaded.inside._backbone._cache._pool
     hidden = ROWS * LENGTH * config.hidden_size if kind == "eagle" else 0
     assert math.prod(pool.shape) + hidden == cache, "what is taken is what is said"
+
+
+def test_beside_n_grams_each_row_has_room_for_a_drafters_tree(tmp_path: Path) -> None:
+    loaded, nodes = Loaded(tmp_path, "eagle"), 20
+    neural = NeuralDrafting(str(tmp_path / "eagle"), "hybrid", nodes=nodes)
+    record = dataclasses.replace(
+        loaded.record, neural=neural, draft=DraftSettings(num_speculative_tokens=4)
+    )
+    makes = Proposers(None, CONFIG, loaded.target.vocab_size, loaded.tokenizer.eos_ids)
+    index = DraftIndex.empty(loaded.tokenizer.fingerprint, loaded.tokenizer.vocab_size)
+    proposer, rows = makes.make(record, index), np.arange(ROWS, dtype=np.int32)
+    for row in rows:
+        proposer.start(int(row), np.arange(1, PROMPT + 1, dtype=np.int32))
+    told = nodes * ROWS
+    tokens = np.tile(np.arange(1, nodes + 1, dtype=np.int32), ROWS)
+    guest = Drafts(
+        tokens, np.full(told, -1, np.int32), np.ones(told, np.int16),
+        np.arange(ROWS + 1, dtype=np.int32) * nodes,
+        np.full(told, -math.log(nodes + 1), np.float32), np.full(told, NEURAL, np.int8),
+    )  # fmt: skip
+    drafts = proposer.propose(rows, np.full(ROWS, nodes, np.int32), None, guest)
+    assert np.diff(drafts.offsets).tolist() == [nodes] * ROWS
+
+
+def test_a_head_of_another_size_than_its_target_is_refused(tmp_path: Path) -> None:
+    loaded, folder = Loaded(tmp_path, "eagle"), tmp_path / "eagle"
+    weights = load_file(folder / WEIGHTS)
+    save_file({**weights, JOINT: weights[JOINT][:, 1:].contiguous()}, folder / WEIGHTS)
+    own, source = loaded.tokenizer.fingerprint, ModelSource(tmp_path, dtype="float64")
+    with pytest.raises(UnsupportedModel, match=r"joint.weight of .* needs \("):
+        load_drafter(folder, loaded.target, source, own, rows=ROWS, capacity=LENGTH)
 
 
 def test_a_head_drafts_through_the_target_s_own_lm_head(tmp_path: Path) -> None:
