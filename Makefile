@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 export OMP_WAIT_POLICY ?= PASSIVE
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: help demo test serve check fix chaos soak bench-env bench-model clean
+.PHONY: help demo test test-all serve check fix coverage faults chaos soak bench-env bench-model clean
 .DEFAULT_GOAL := help
 
 .venv/.installed: pyproject.toml
@@ -13,8 +13,11 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 demo: .venv/.installed ## run the main job on real data, end to end
 	@exec .venv/bin/tasc demo
 
-test: .venv/.installed ## run all tests
-	@failed=0; .venv/bin/pytest -n 2 --dist loadfile tests/unit tests/lossless || failed=1; .venv/bin/pytest --ignore tests/unit --ignore tests/lossless || failed=1; exit $$failed
+test: .venv/.installed ## run the tests that daily work can break; minutes
+	.venv/bin/pytest -n 2
+
+test-all: .venv/.installed ## run all tests: clusters, kills, long schedules and benchmarks, too
+	.venv/bin/pytest -n 2 --all
 
 serve: .venv/.installed ## keep the demo service running on port 8000
 	@exec .venv/bin/tasc demo --serve
@@ -24,6 +27,15 @@ check: .venv/.installed ## lint, types, import arrows
 
 fix: .venv/.installed ## format and mend what can be mended by machine
 	.venv/bin/ruff check --fix . && .venv/bin/ruff format .
+
+coverage: .venv/.installed ## tell which lines unit and lossless tests run; ALL=--all counts slow tests, too
+	.venv/bin/coverage erase
+	.venv/bin/coverage run -m pytest -q -n 2 $(ALL) tests/unit tests/lossless
+	.venv/bin/coverage combine --quiet && .venv/bin/coverage report --skip-covered --sort=miss | tail -n 40
+
+faults: .venv/.installed ## plant sixty single-line faults and count those that tests catch; an hour
+	.venv/bin/python benchmarks/suite/faults.py --list .bench/faults.json
+	.venv/bin/python benchmarks/suite/faults.py --list .bench/faults.json --run --json .bench/verdicts.jsonl
 
 chaos: .venv/.installed ## kill replicas, gateway, Redis and a node under load, and compare every answer; minutes
 	.venv/bin/python tests/benchmarks/bench_chaos.py

@@ -3,14 +3,12 @@
 import os
 import socket
 import subprocess
-import time
 from pathlib import Path
 
 import redis
 
+from support import eventually
 from tasc_store.embedded import redis_binaries
-
-_START_S = 30.0
 
 
 class RedisServer:
@@ -32,15 +30,14 @@ class RedisServer:
         durable = ["--save", "", "--appendonly", "yes", "--auto-aof-rewrite-percentage", "0"]
         command = [str(redis_binaries()[0]), *options, *durable, "--logfile", "redis.log"]
         self.process = subprocess.Popen(command)
-        deadline = time.monotonic() + _START_S
+        eventually(self._answers)
+
+    def _answers(self) -> bool:
         with redis.Redis.from_url(self.url) as client:
-            while True:
-                try:
-                    client.ping()
-                    return
-                except redis.ConnectionError:
-                    assert time.monotonic() < deadline
-                    time.sleep(0.02)
+            try:
+                return bool(client.ping())
+            except redis.ConnectionError:
+                return False
 
     def kill(self) -> None:
         self.process.kill()

@@ -6,8 +6,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from prometheus_server import Prometheus, discovery_endpoint, eventually, started
+from prometheus_server import Prometheus, discovery_endpoint, started
 
+from support import eventually
 from tasc_store import EmbeddedRedis, connect
 
 EXPORTER = Path(__file__).parent / "exporter.py"

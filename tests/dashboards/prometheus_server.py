@@ -5,8 +5,7 @@ import shutil
 import socket
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import httpx
 import redis
 
+from support import eventually
 from tasc_serve.discovery import live_targets, service_discovery
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -97,10 +97,3 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline, "did not come to hold within 60 s"
-        time.sleep(0.1)

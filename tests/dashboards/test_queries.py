@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 from panel_queries import QUERIES
-from prometheus_server import Prometheus, eventually
+from prometheus_server import Prometheus
+
+from support import eventually
 
 pytestmark = pytest.mark.prometheus
 

@@ -5,9 +5,10 @@ from contextlib import ExitStack, closing
 
 import pytest
 from panel_queries import QUERIES
-from prometheus_server import Prometheus, discovery_endpoint, eventually, started
+from prometheus_server import Prometheus, discovery_endpoint, started
 from served_load import ServedLoad
 
+from support import eventually
 from tasc_serve.metric_names import METRICS
 from tasc_store import EmbeddedRedis, connect
 

@@ -2,8 +2,6 @@
 
 import socket
 import threading
-import time
-from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -71,13 +69,6 @@ class Gateway:
             self._server.shutdown()
             self._thread.join()
         self._server.server_close()
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline, "did not come to hold within 30 s"
-        time.sleep(0.02)
 
 
 def free_port() -> int:

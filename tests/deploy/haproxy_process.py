@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway_stub import CONFIG, Gateway, accepts, eventually, free_port
+from gateway_stub import CONFIG, Gateway, accepts, free_port
+
+from support import eventually
 
 
 def find_haproxy() -> str | None:

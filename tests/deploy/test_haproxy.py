@@ -7,8 +7,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from gateway_stub import CONFIG, eventually
+from gateway_stub import CONFIG
 from haproxy_process import balancing
+
+from support import eventually
 
 
 def answered(balancer: str, path: str = "/v1/completions", times: int = 8) -> list[str]:

@@ -23,6 +23,7 @@ def why_not() -> str | None:
     return None if done.returncode == 0 else done.stderr.strip()
 
 
+@pytest.mark.slow("two hosts, each a network namespace with a Ray")
 @pytest.mark.ray
 @pytest.mark.redis
 def test_a_host_that_is_cut_off_costs_no_answer() -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from gateway_stub import eventually
 from haproxy_process import balancing
+
+from support import eventually
 
 
 @pytest.fixture(scope="session")

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 import redis
-from gateway_stub import eventually, free_port
+from gateway_stub import free_port
 from prometheus_client import CollectorRegistry
 
+from support import eventually
 from tasc_serve.discovery import MetricsPort, live_targets
 from tasc_store import (
     ArtifactStore,

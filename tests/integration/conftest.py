@@ -32,8 +32,16 @@ def tasc(tmp_path: Path) -> Iterator[Command]:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """The command in this process: what it prints, or where it fails what it says."""
+def run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """The command in this process: what it prints, or where it fails what it says.
+
+    A store of its own is in this test's folder. Ray, where one runs, is the shared one.
+    """
+    monkeypatch.delenv("REDIS_URL", raising=False)
+    monkeypatch.setenv("TASC_DATA_DIR", str(tmp_path / "redis"))
+    monkeypatch.setattr("signal.signal", lambda signum, handler: None)
 
     def run(*args: object, code: int = 0) -> str:
         monkeypatch.setattr(sys, "argv", ["tasc", *map(str, args)])

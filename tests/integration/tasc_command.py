@@ -3,11 +3,10 @@
 import os
 import subprocess
 import sys
-import time
 import uuid
 from pathlib import Path
 
-DEADLINE_S = 240
+from support import DEADLINE_S, eventually
 
 
 class Command:
@@ -53,7 +52,4 @@ class Command:
         return found
 
     def wait_until_gone(self) -> None:
-        deadline = time.monotonic() + 60
-        while (left := self.processes()) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert not left
+        eventually(lambda: not self.processes())

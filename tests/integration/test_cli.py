@@ -1,8 +1,9 @@
-"""The ``tasc`` command as people run it: whole processes, real servers, nothing left behind."""
+"""The ``tasc`` command from rows to answers, and as a process that leaves nothing behind."""
 
 import json
 import re
 import signal
+from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
 
@@ -26,40 +27,37 @@ def corpus(path: Path) -> Path:
     return path
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("ray_cluster")
 def test_from_rows_to_answers_with_an_embedded_store(
-    tasc: Command, folder: Path, tmp_path: Path
+    run: Callable[..., str], folder: Path, tmp_path: Path
 ) -> None:
     train = corpus(tmp_path / "train.jsonl")
     rejects = tmp_path / "rejects.jsonl"
-    tasc.run(
+    run(
         "task", "create", "t", "--model", folder, "--template", r"say {input}\n",
         "--dtype", "float64", "--max-tokens", 10,
     )  # fmt: skip
     for added in (60, 0):
-        out = json.loads(tasc.run("ingest", "t", train, "--reject", rejects, "--json"))
+        out = json.loads(run("ingest", "t", train, "--reject", rejects, "--json"))
         assert (out["added"], out["known"], out["rejected"]) == (added, 60 - added, 1)
     assert json.loads(rejects.read_text())["line"] == 61
-    from_file = json.loads(tasc.run("stats", "--train", train, "--json"))
-    with tasc.start("stats", "t", "--json") as process:
-        out, err = tasc.finish(process)
-    assert "statistics t: count: 60/60 rows" in err
-    from_redis = json.loads(out)
+    from_file = json.loads(run("stats", "--train", train, "--json"))
+    from_redis = json.loads(run("stats", "t", "--json"))
     for side in ("input", "output"):
         assert from_file[side] == from_redis[side]
         assert from_file[side]["bigram_entropy_bits"] > 0
         assert from_file[side]["bigrams_for_80_percent"] > 0
-    built = json.loads(tasc.run("build-index", "t", "--json"))
+    built = json.loads(run("build-index", "t", "--json"))
     assert (built["version"], built["corpus_rows"], built["rows"]) == (1, 60, 60)
-    assert "kept" not in tasc.run("build-index", "t")
+    assert "kept" not in run("build-index", "t")
     size = built["part_bytes"]["corpus"]
-    capped = json.loads(tasc.run("build-index", "t", "--max-bytes", size - 1, "--json"))
+    capped = json.loads(run("build-index", "t", "--max-bytes", size - 1, "--json"))
     assert capped["part_bytes"]["corpus"] < size
     assert 0 < capped["rows"] < capped["corpus_rows"] == 60
     output = tmp_path / "out.jsonl"
     source = tmp_path / "in.jsonl"
     source.write_text('{"id": "a", "input": "one"}\n\n{"id": 7, "input": "two"}\n{"input": "3"}\n')
-    report = json.loads(tasc.run("generate", "t", "--input", source, "--output", output, "--json"))
+    report = json.loads(run("generate", "t", "--input", source, "--output", output, "--json"))
     assert (report["rows"], report["errors"]) == (3, 0)
     answers = [json.loads(line) for line in output.read_text().splitlines()]
     assert [a["id"] for a in answers] == ["a", "7", "4"]
@@ -83,8 +81,8 @@ def assert_each_part_was_said(lines: list[str], tasc: Command) -> None:
     assert tasc.run("task", "list", "--redis-url", url).splitlines()[1].startswith("t\t")
 
 
+@pytest.mark.slow("starts a Ray and a service of its own")
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.timeout(600)
 def test_a_service_that_is_told_to_end_leaves_no_process(
     tasc: Command, folder: Path, tmp_path: Path, signum: int
 ) -> None:
@@ -120,9 +118,14 @@ def test_a_service_that_is_told_to_end_leaves_no_process(
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_line(
-    tasc: Command, args: list[str], code: int, message: str
+    run: Callable[..., str], args: list[str], code: int, message: str
 ) -> None:
-    err = tasc.run(*args, code=code)
+    err = run(*args, code=code)
     assert message in err
-    assert "Traceback" not in err
     assert "secret" not in err
+
+
+def test_a_process_that_fails_says_why_and_has_its_code(tasc: Command) -> None:
+    err = tasc.run("serve", "--config", "nowhere.yaml", code=1)
+    assert "nowhere.yaml" in err
+    assert "Traceback" not in err

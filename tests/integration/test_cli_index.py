@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tasc_jobs import cli_refresh
-from tasc_jobs.cli import main
 from tasc_store import (
     ArtifactStore,
     CollectedRow,
@@ -53,19 +52,9 @@ def store(redis_url: str, record: TaskRecord, tmp_path: Path) -> ArtifactStore:
 
 
 @pytest.fixture
-def run(redis_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """The command in this process: what it prints, or where it fails what it says."""
-
-    def run(*args: object, code: int = 0) -> str:
-        monkeypatch.setattr(sys, "argv", ["tasc", *map(str, args), "--redis-url", redis_url])
-        monkeypatch.setattr("signal.signal", lambda signum, handler: None)
-        with pytest.raises(SystemExit) as end:
-            main()
-        out, err = capsys.readouterr()
-        assert (end.value.code or 0) == code, err
-        return out if code == 0 else err
-
-    return run
+def run(run: Run, redis_url: str) -> Run:
+    """The command on the shared store."""
+    return lambda *args, code=0: run(*args, "--redis-url", redis_url, code=code)
 
 
 def test_versions_are_listed_and_any_can_be_used_again(

@@ -5,7 +5,6 @@ import uuid
 from collections.abc import Callable
 
 import pytest
-from tasc_command import Command
 
 from tasc_store import ApiKeys, connect
 from tasc_store.api_keys import digest_of
@@ -15,10 +14,10 @@ Run = Callable[..., str]
 
 
 @pytest.fixture
-def run(tasc: Command, redis_url: str) -> Run:
+def run(run: Run, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Run:
     """``tasc key`` on the shared store."""
-    tasc.env["REDIS_URL"] = redis_url
-    return lambda *args, code=0: tasc.run("key", *args, code=code)
+    monkeypatch.setenv("REDIS_URL", redis_url)
+    return lambda *args, code=0: run("key", *args, code=code)
 
 
 def test_a_key_is_made_listed_and_revoked(run: Run, redis_url: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 import redis
 from prometheus_client import CollectorRegistry, Counter
 
+from support import eventually
 from tasc_serve.discovery import MetricsPort, live_targets, service_discovery
 from tasc_serve.errors import SettingsError
 from tasc_store import EmbeddedRedis, StoreUnreachable, connect
@@ -38,13 +39,6 @@ def server() -> Iterator[EmbeddedRedis]:
 def client(server: EmbeddedRedis) -> Iterator[redis.Redis]:
     with connect(server.url, timeout_s=0.2) as client:
         yield client
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline, "did not come to hold within 30 s"
-        time.sleep(0.02)
 
 
 def registry_with(name: str) -> CollectorRegistry:

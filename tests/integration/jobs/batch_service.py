@@ -2,8 +2,7 @@
 
 import json
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import redis
@@ -12,6 +11,7 @@ from openai import OpenAI
 from openai.types import Batch
 from prometheus_client import CollectorRegistry
 
+from support import eventually
 from tasc_serve.api import create_api
 from tasc_serve.batch_storage import RedisStorage
 from tasc_serve.settings import LimitSettings
@@ -35,7 +35,7 @@ def batch_service(client: redis.Redis, **limits: float) -> Iterator[OpenAI]:
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        wait_for(lambda: server.started)
+        eventually(lambda: server.started)
         port = server.servers[0].sockets[0].getsockname()[1]
         with OpenAI(
             base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0, timeout=60
@@ -44,13 +44,6 @@ def batch_service(client: redis.Redis, **limits: float) -> Iterator[OpenAI]:
     finally:
         server.should_exit = True
         thread.join(DEADLINE_S)
-
-
-def wait_for(holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < deadline, f"did not come to hold within {DEADLINE_S} s"
-        time.sleep(0.1)
 
 
 def line(task: str, name: str, said: str, **fields: object) -> str:

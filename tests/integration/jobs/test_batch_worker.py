@@ -129,6 +129,7 @@ def test_a_batch_goes_from_upload_to_answers(
     openai.files.delete(batch.input_file_id)
 
 
+@pytest.mark.slow("three jobs")
 @pytest.mark.usefixtures("ray_cluster")
 def test_a_line_that_is_answered_again_is_answered_alike_and_like_no_other(
     openai: OpenAI, run: Run, served: str, client: redis.Redis
@@ -220,6 +221,7 @@ def test_a_batch_that_can_never_be_answered_fails_after_some_attempts(
     assert sum("no engine" in text for text in run.said) == 5
 
 
+@pytest.mark.slow("engines that fail")
 @pytest.mark.usefixtures("ray_cluster")
 def test_a_model_that_is_not_here_fails_no_batch_and_it_goes_on_where_it_is(
     openai: OpenAI, run: Run, served: str, client: redis.Redis, folder: Path, tmp_path: Path

@@ -13,11 +13,12 @@ import pytest
 import ray
 import redis
 from batch_jobs import ENGINE, record_of
-from batch_service import answers, asked, batch_service, line, wait_for
+from batch_service import answers, asked, batch_service, line
 from openai import OpenAI
 from openai.types import Batch as Shown
 from prometheus_client import CollectorRegistry
 
+from support import eventually
 from tasc_jobs.batch import JobProgress
 from tasc_jobs.worker.one_batch import Ended, WorkerSettings
 from tasc_jobs.worker.rests import Rests
@@ -147,8 +148,8 @@ def test_a_worker_that_is_killed_loses_and_doubles_nothing(
 ) -> None:  # fmt: skip
     batch = asked(openai, lines(served))
     with worker_process(redis_url, served, run.settings.folder):
-        wait_for(lambda: running(client, served) == 1)  # before its engine is up
-        wait_for(lambda: saved(client, served) >= 20)
+        eventually(lambda: running(client, served) == 1)  # before its engine is up
+        eventually(lambda: saved(client, served) >= 20)
     assert openai.batches.retrieve(batch.id).status == "in_progress"
     reached = saved(client, served)
     assert 20 <= reached < LINES
@@ -165,6 +166,7 @@ def test_a_worker_that_is_killed_loses_and_doubles_nothing(
     assert len(bad) == 4
 
 
+@pytest.mark.slow("thousands of lines")
 def test_a_batch_that_is_cancelled_while_it_runs_keeps_what_was_done(
     openai: OpenAI, run: Run, served: str
 ) -> None:
@@ -208,6 +210,7 @@ def test_a_batch_that_is_not_done_in_time_has_expired(
     assert "batch_expired" in codes
 
 
+@pytest.mark.slow("two jobs")
 def test_a_worker_that_lost_its_batch_leaves_it_to_who_has_it(
     openai: OpenAI, run: Run, served: str, client: redis.Redis, undisturbed: dict[str, object]
 ) -> None:

@@ -12,6 +12,7 @@ from tasc_jobs.statistics.units import Units
 from tasc_store import connect
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis]
+MORE_JOBS = pytest.mark.slow("another job over the same corpus")
 
 TRAIN = Path(str(files("tasc_jobs.demo"))) / "data" / "pos_ewt.train.jsonl.gz"
 
@@ -24,7 +25,10 @@ def pos_ewt(redis_url, tmp_path_factory):
     return "pos_ewt"
 
 
-@pytest.mark.parametrize("parallelism", [1, 3, 16, None])
+@pytest.mark.parametrize(
+    "parallelism",
+    [1, 3, pytest.param(16, marks=MORE_JOBS), pytest.param(None, marks=MORE_JOBS)],
+)
 def test_any_number_of_ranges_gives_the_papers_figures(
     ray_cluster, redis_url, pos_ewt, parallelism
 ):
@@ -43,7 +47,7 @@ def test_any_number_of_ranges_gives_the_papers_figures(
     assert needed == [65_288, 63]  # 65,287 when a range forgets its border
 
 
-@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("n", [pytest.param(1, marks=MORE_JOBS), 3])
 def test_longer_ngrams_and_tokens_are_those_of_the_files(ray_cluster, redis_url, pos_ewt, n):
     units = Units.of(n, MODEL)
     found = corpus_statistics(redis_url, pos_ewt, units, parallelism=3)

@@ -21,6 +21,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "adapter" / "adapter_model.safetensors")
 
 
+@pytest.mark.slow("a group of Ray Train workers")
 def test_two_workers_make_what_one_makes(ray_cluster: None, tmp_path: Path) -> None:
     bench = make(tmp_path, "qwen2")
     alone = finetune(bench.job(tmp_path / "alone"))

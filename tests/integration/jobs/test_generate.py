@@ -130,6 +130,7 @@ def test_what_cannot_be_is_said_before_any_engine_is_built(
     assert not output.exists()
 
 
+@pytest.mark.slow("five jobs")
 def test_a_job_is_stopped_and_goes_on_with_the_same_input_and_settings_only(
     client: redis.Redis, redis_url: str, served: TaskRecord, tmp_path: Path
 ) -> None:
@@ -162,6 +163,7 @@ def test_a_job_is_stopped_and_goes_on_with_the_same_input_and_settings_only(
     assert len(read(output)) == 8
 
 
+@pytest.mark.slow("three jobs")
 def test_rows_are_answered_by_the_jobs_own_guide_and_rule(
     redis_url: str, served: TaskRecord, tmp_path: Path
 ) -> None:
@@ -183,6 +185,7 @@ def test_rows_are_answered_by_the_jobs_own_guide_and_rule(
     assert answers("again.jsonl", temperature=2.0, seed=3) == sampled
 
 
+@pytest.mark.slow("an engine of its own")
 def test_a_dry_run_times_rows_both_ways_and_writes_nothing(
     client: redis.Redis, redis_url: str, served: TaskRecord, tmp_path: Path
 ) -> None:

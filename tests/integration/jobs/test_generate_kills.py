@@ -28,7 +28,7 @@ from tasc_store import TaskStore, connect
 from tiny import make_folder
 
 pytestmark = [pytest.mark.redis, pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
-ROWS = 2000
+ROWS = 1200
 PART = 100
 
 
@@ -87,6 +87,7 @@ def test_an_engine_that_is_killed_is_replaced(
     assert output.read_bytes() == undisturbed
 
 
+@pytest.mark.slow("a job of its own")
 def test_results_that_redis_loses_are_made_again(
     client: redis.Redis, redis_url: str, source: Path, undisturbed: bytes, tmp_path: Path
 ) -> None:
@@ -106,6 +107,7 @@ def test_results_that_redis_loses_are_made_again(
     assert client.keys("tasc:{kills}:job:*") == []
 
 
+@pytest.mark.slow("kills a driver")
 def test_a_driver_that_is_killed_goes_on_where_it_was_and_keeps_others_out(
     redis_url: str, source: Path, undisturbed: bytes, tmp_path: Path
 ) -> None:
@@ -129,6 +131,7 @@ def test_a_driver_that_is_killed_goes_on_where_it_was_and_keeps_others_out(
     assert (again.rows, again.resumed) == (ROWS + 1, ROWS + 1)
 
 
+@pytest.mark.slow("kills a Ray")
 def test_a_ray_that_dies_ends_the_job_with_an_error_and_it_is_resumed(
     redis_url: str,
     source: Path,
@@ -160,6 +163,7 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
     server.kill()
 
 
+@pytest.mark.slow("kills a Redis")
 def test_a_redis_that_is_killed_and_comes_back_without_what_it_wrote_last_loses_no_row(
     server: RedisServer, folder: Path, source: Path, undisturbed: bytes, tmp_path: Path
 ) -> None:

@@ -80,7 +80,14 @@ def fill(
         )
 
 
-@pytest.mark.parametrize(("stage", "done"), [("tokenise", 0), ("sort", 1), ("publish", 1)])
+@pytest.mark.parametrize(
+    ("stage", "done"),
+    [
+        pytest.param("tokenise", 0, marks=pytest.mark.slow("another kill")),
+        ("sort", 1),
+        pytest.param("publish", 1, marks=pytest.mark.slow("another kill")),
+    ],
+)
 def test_a_job_that_is_killed_leaves_the_old_version_current(
     client: redis.Redis,
     redis_url: str,
@@ -106,6 +113,7 @@ def test_a_job_that_is_killed_leaves_the_old_version_current(
     assert new.version > old.version
 
 
+@pytest.mark.slow("a Ray of its own")
 def test_a_corpus_larger_than_the_object_store_is_built(
     client: redis.Redis, redis_url: str, record: TaskRecord
 ) -> None:

@@ -125,6 +125,7 @@ def test_a_part_whose_worker_is_killed_is_sorted_again(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow("kills workers until Ray gives up")
 @pytest.mark.usefixtures("ray_cluster")
 def test_workers_that_die_again_and_again_are_an_error_and_nothing_hangs(tmp_path: Path) -> None:
     documents = documents_of(1500, 1000)

@@ -59,6 +59,7 @@ TESTS = Path(__file__).parents[2]
 STRICT = ("-W", "error", "-W", "ignore::DeprecationWarning:ray.data.context")
 
 
+@pytest.mark.slow("a Ray of its own")
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="looks at Linux's /proc")
 def test_it_listens_on_loopback_only_and_leaves_nothing_behind(tmp_path):
     home, long = tmp_path / "home", tmp_path / ("x" * 60)
@@ -118,6 +119,7 @@ with local_ray(num_cpus=2, object_store_mb=100):
 """
 
 
+@pytest.mark.slow("a Ray of its own")
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="looks at Linux's /proc")
 def test_what_replicas_listen_on_beyond_loopback_wants_the_password():
     ours = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN")

@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 import redis
-from serving import Task, eventually, make_task
+from serving import Task, make_task
 
 import tiny
 from lora_folders import WEIGHTS, cut, make_adapter, merged_says
+from support import eventually
 from tasc_serve import record_watcher
 from tasc_serve.asked import Asked
 from tasc_serve.calls import Answer, Ask, Call, Refusal

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import redis
 from prometheus_client import generate_latest
-from serving import Samples, Task, eventually, make_task, publish
+from serving import Samples, Task, make_task, publish
 
 import tiny
+from support import eventually
 from tasc_draft import DraftIndex, DraftSettings, Tokens, build_index
 from tasc_engine import GenerationResult
 from tasc_serve.calls import Answer, Call

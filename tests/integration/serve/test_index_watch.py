@@ -7,9 +7,10 @@ import queue
 from dataclasses import dataclass, replace
 
 import pytest
-from serving import Ask, eventually, publish
+from serving import Ask, publish
 
 import tiny
+from support import eventually
 from tasc_draft import DraftIndex, Tokens, build_index, write_index
 from tasc_engine import GenerationRequest
 from tasc_serve.errors import ServeError

@@ -8,9 +8,10 @@ import uuid
 from dataclasses import replace
 
 import pytest
-from serving import eventually, make_task
+from serving import make_task
 
 import tiny
+from support import eventually
 from tasc_serve.asked import Asked
 from tasc_serve.calls import Answer, Ask, Call, Refusal
 from tasc_serve.records import MOST_KNOWN, Records

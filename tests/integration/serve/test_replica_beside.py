@@ -11,9 +11,10 @@ from functools import partial
 
 import httpx
 import pytest
-from serving import Samples, eventually, publish
+from serving import Samples, publish
 
 import tiny
+from support import eventually
 from tasc_draft import DraftIndex, Tokens, build_index
 from tasc_engine import engine as engine_module
 from tasc_serve import replica as replica_module

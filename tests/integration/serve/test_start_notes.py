@@ -4,8 +4,8 @@ import threading
 
 import pytest
 import redis
-from serving import eventually
 
+from support import eventually
 from tasc_serve.start_notes import heard, tell
 from tasc_store import EmbeddedRedis, connect
 

@@ -1,7 +1,6 @@
 """One real Redis server for all tests here, emptied for each."""
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -43,16 +42,3 @@ def source(tmp_path: Path) -> Path:
     path = tmp_path / "source"
     path.write_bytes(bytes(range(25)))
     return path
-
-
-@pytest.fixture
-def poll_until() -> Callable[[Callable[[], bool]], None]:
-    """Waits for a condition; the deadline is only there to end a broken test."""
-
-    def wait(condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 60.0
-        while not condition():
-            assert time.monotonic() < deadline, "the condition never came true"
-            time.sleep(0.005)
-
-    return wait

@@ -4,13 +4,13 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import redis
 
+from support import eventually
 from tasc_store import (
     ArtifactStore,
     CorruptArtifact,
@@ -25,7 +25,6 @@ CHUNK = "tasc:{task}:index:finger:chunk:%d:%d"
 POINTER = "tasc:{task}:index:finger:current"
 # At its end `wait` looks once more: a lost message must not be found that way.
 NEVER_S = 3600.0
-Poll = Callable[[Callable[[], bool]], None]
 
 
 def test_a_file_of_several_chunks_comes_back(
@@ -76,7 +75,6 @@ def test_a_publish_killed_halfway_leaves_the_old_version_current(
     source: Path,
     tmp_path: Path,
     client: redis.Redis,
-    poll_until: Poll,
 ) -> None:
     old = store.publish(source, 1)
     store.announce(1)
@@ -93,7 +91,7 @@ def test_a_publish_killed_halfway_leaves_the_old_version_current(
         pipe.open("wb", buffering=0) as feed,
     ):
         feed.write(bytes(25))
-        poll_until(lambda: client.exists(CHUNK % (2, 1)) == 1)
+        eventually(lambda: client.exists(CHUNK % (2, 1)) == 1)
         publisher.kill()
         publisher.wait()
     assert client.ttl(CHUNK % (2, 0)) > 0
@@ -105,7 +103,7 @@ def test_a_publish_killed_halfway_leaves_the_old_version_current(
 
 
 def test_wait_hears_an_announcement(
-    store: ArtifactStore, source: Path, client: redis.Redis, poll_until: Poll
+    store: ArtifactStore, source: Path, client: redis.Redis
 ) -> None:
     store.publish(source, 1)
     store.announce(1)
@@ -117,7 +115,7 @@ def test_wait_hears_an_announcement(
         return int(calls["calls"]) >= 2
 
     def announce() -> None:
-        poll_until(looked_twice)
+        eventually(looked_twice)
         store.announce(2)
 
     announcer = threading.Thread(target=announce)

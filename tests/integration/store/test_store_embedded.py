@@ -4,17 +4,17 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import redis
 
+from support import eventually
 from tasc_store import EmbeddedRedis, StoreError, StoreUnreachable, connect, embedded, open_url
 from tasc_store.embedded import redis_binaries
 
 pytestmark = pytest.mark.redis
-Poll = Callable[[Callable[[], bool]], None]
 # The thread that starts the server ends before the process does: the server must not end with it.
 ORPHAN = """
 import sys, threading, tasc_store as t
@@ -63,7 +63,7 @@ def parent(temporary: Path) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals a parent's death")
 def test_the_server_ends_with_a_killed_parent_but_not_with_a_thread(
-    parent: subprocess.Popen[str], poll_until: Poll
+    parent: subprocess.Popen[str],
 ) -> None:
     assert parent.stdout is not None
     pid, url, _ = parent.stdout.readline().split()
@@ -71,7 +71,7 @@ def test_the_server_ends_with_a_killed_parent_but_not_with_a_thread(
     with connect(url) as client:
         assert client.info("server")["process_id"] == int(pid)
     parent.kill()
-    poll_until(lambda: gone(int(pid)))
+    eventually(lambda: gone(int(pid)))
     with pytest.raises(StoreUnreachable):
         connect(url)
 

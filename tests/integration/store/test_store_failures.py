@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from support import eventually
 from tasc_store import (
     Artifact,
     ArtifactStore,
@@ -96,13 +97,12 @@ def test_a_read_only_replica_is_named(
     client: redis.Redis,
     source: Path,
     write: Write,
-    poll_until: Callable[[Callable[[], bool]], None],
 ) -> None:
     artifact = _fill(client, source)
     client.config_set("repl-diskless-sync-delay", 0)  # Redis 7 waits 5 s for more replicas
     with connect(spare.url) as replica:
         replica.replicaof("127.0.0.1", server.url.rpartition(":")[2].removesuffix("/0"))
-        poll_until(lambda: ArtifactStore(replica, "task", "finger").versions() == [1])
+        eventually(lambda: ArtifactStore(replica, "task", "finger").versions() == [1])
         with pytest.raises(StoreReadOnly, match=f"{spare.url} is a read-only replica.*primary"):
             write(replica, source)
         with pytest.raises(StoreReadOnly, match=spare.url):

@@ -6,6 +6,7 @@ import pytest
 import redis
 
 from storage_contract import DATA, ROOM, StorageContract, ask, keep
+from support import eventually
 from tasc_serve.batch_storage import RedisStorage
 from tasc_store import CorruptArtifact, StoreFull, TaskRecord, TaskStore
 from tasc_store.batches import BatchStore
@@ -62,10 +63,7 @@ def test_a_file_that_has_expired_is_gone_and_makes_room(
     upload = storage.files.begin()
     upload.write(DATA)
     file = upload.keep(ROOM, "in.jsonl", "batch", 1)
-    deadline = time.monotonic() + 30
-    while storage.files.page().items:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    eventually(lambda: not storage.files.page().items)
     with pytest.raises(UnknownFile):
         storage.files.get(file.id)
     time.sleep(1)  # whole seconds count

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from serving import ALPHA, BETA, MODEL_LEN, Ask, eventually, replica_pids
+from serving import ALPHA, BETA, MODEL_LEN, Ask, replica_pids
 
 import tiny
+from support import eventually
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis]
 LONG = 400
@@ -134,6 +135,7 @@ def ended_well(service, one, response):
     return ok and last == "data: [DONE]"
 
 
+@pytest.mark.slow("kills a replica; a daily test kills one of two")
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at Linux's /proc")
 def test_a_killed_replica_is_replaced_and_nobody_waits_in_vain(service, long):
     (pid,) = replica_pids(ALPHA)

@@ -2,7 +2,9 @@
 
 import httpx
 import pytest
-from serving import ALPHA, BETA, Samples, eventually
+from serving import ALPHA, BETA, Samples
+
+from support import eventually
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis]
 

@@ -2,8 +2,6 @@
 
 import os
 import tempfile
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -165,14 +163,6 @@ def publish(store: ArtifactStore, index: DraftIndex, forecast: float | None = No
         artifact = store.publish(path, corpus_rows=0, forecast=forecast)
     store.announce(artifact.version)
     return artifact
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    """Wait for what must come to hold; the deadline only ends a broken test."""
-    deadline = time.monotonic() + 90
-    while not holds():
-        assert time.monotonic() < deadline, "did not come to hold within 90 s"
-        time.sleep(0.05)
 
 
 def replica_pids(task: str) -> list[int]:

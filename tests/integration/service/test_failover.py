@@ -12,9 +12,10 @@ from typing import Any
 
 import httpx
 import pytest
-from serving import BETA, Ask, Service, eventually, replica_pids
+from serving import BETA, Ask, Service, replica_pids
 
 import tiny
+from support import eventually
 
 pytestmark = [
     pytest.mark.ray,
@@ -132,6 +133,7 @@ def test_answers_go_on_in_the_middle_when_a_replica_is_killed(service: Service) 
     both_serve(service)
 
 
+@pytest.mark.slow("waits for silence")
 def test_answers_go_on_in_the_middle_when_a_replica_hangs(service: Service) -> None:
     stopped: list[int] = []
 

@@ -12,6 +12,7 @@ from tasc_serve.deployed import Deployed, app
 pytestmark = [pytest.mark.ray, pytest.mark.redis]
 
 
+@pytest.mark.slow("a second application")
 def test_an_application_built_from_its_settings_file_answers(
     service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

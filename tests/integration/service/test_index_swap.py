@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import httpx
 import pytest
-from serving import ALPHA, BETA, Ask, eventually, publish
+from serving import ALPHA, BETA, Ask, publish
 
 import tiny
+from support import eventually
 from tasc_draft import DraftIndex
 from tasc_jobs.index_job import build_and_publish
 from tasc_serve.errors import IndexRefused

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 import httpx
 import pytest
 from ray import serve
-from serving import ALPHA, Ask, Said, Service, eventually
+from serving import ALPHA, Ask, Said, Service
 
 import tiny
+from support import eventually
 from tasc_serve.app import build
 from tasc_serve.settings import ServedTask
 
@@ -60,6 +61,7 @@ def load(service: Service) -> Iterator[list[Future[list[tuple[Ask, Said]]]]]:
             enough.set()
 
 
+@pytest.mark.slow("waits for Serve to add and remove replicas")
 def test_replicas_come_with_the_load_and_go_with_it_and_no_request_fails(scaled: Service) -> None:
     assert replicas() == 1
     with load(scaled) as clients:
