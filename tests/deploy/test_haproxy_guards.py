@@ -8,7 +8,7 @@ import httpx
 import pytest
 from haproxy_process import Balancer, balancing
 
-from support import eventually
+from support import DEADLINE_S, eventually
 from tasc_serve.settings import LimitSettings
 
 OPERATORS_ONLY = ["/sd", "/metrics", "/v1/tasks", "/-/routes", "/openapi.json"]
@@ -116,11 +116,13 @@ def _gets(url: str) -> bool:
         return False
 
 
-def test_a_body_that_does_not_come_holds_no_gateway(balancer, gateways):
-    host, port = balancer.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port))) as slow:
+def test_a_body_that_does_not_come_holds_no_gateway(haproxy, gateways, tmp_path: Path):
+    with (
+        balancing(haproxy, gateways, tmp_path, TASC_SEND_TIMEOUT="1s") as running,
+        socket.create_connection(("127.0.0.1", running.port)) as slow,
+    ):
         slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nhalf")
-        assert httpx.post(balancer + "/v1/completions").status_code == 200
+        assert httpx.post(running.url + "/v1/completions").status_code == 200
         assert sum(len(g.posts) for g in gateways) == 1
-        slow.settimeout(30)
+        slow.settimeout(DEADLINE_S)
         assert slow.recv(64).startswith(b"HTTP/1.1 408 ")
