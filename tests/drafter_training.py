@@ -9,7 +9,7 @@ import torch
 import tiny
 from tasc_engine import ModelSource
 from tasc_engine.neural.card import Kind
-from tasc_jobs.drafter.job import DrafterJob
+from tasc_jobs.drafter.job import DrafterJob, train_drafter
 from tasc_jobs.drafter.settings import DrafterSettings
 from tasc_jobs.evaluate.subject import Asking, Setup
 from tasc_store import CorpusRow
@@ -22,6 +22,7 @@ LEARNS: dict[str, dict[str, Any]] = {
     "eagle": {"epochs": 40, "learning_rate": 3e-3, "token_weight": 1.0},
     "independent": {"epochs": 50, "learning_rate": 5e-3, "hidden": 32, "layers": 2},
 }
+SHORT = {"epochs": 2}
 
 
 @dataclass(frozen=True)
@@ -38,3 +39,20 @@ class Bench:
 
 def make(folder: Path, architecture: str, **differs: Any) -> Bench:
     return Bench(tiny.make_folder(folder, architecture, dtype=torch.float32, **differs))
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A target with a drafter, and what the training says of itself."""
+
+    bench: Bench
+    kind: Kind
+    folder: Path
+    found: dict[str, Any]
+    said: list[str]
+
+
+def trained_by(bench: Bench, kind: Kind, output: Path, **changes: Any) -> Trained:
+    said: list[str] = []
+    found = train_drafter(bench.job(output, kind, **changes), say=said.append)
+    return Trained(bench, kind, output, found, said)

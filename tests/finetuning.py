@@ -1,22 +1,26 @@
 """A tiny model, an enriched tokenizer and rows, to fine-tune in less than a second."""
 
+import contextlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 import tiny
 from tasc_jobs.enrich.algorithm import EnrichSettings
 from tasc_jobs.enrich.job import enrich_and_save
-from tasc_jobs.finetune.job import Finetune
+from tasc_jobs.finetune.job import Finetune, finetune
 from tasc_jobs.finetune.settings import FinetuneSettings
 from tasc_jobs.finetune.vocabulary import Parts, vocabulary_of
+from tasc_jobs.stages import StageProgress
 from tasc_store import CorpusRow
 from tasc_text import PromptTemplate, TaskTokenizer
 
 SETTINGS = FinetuneSettings(epochs=3, batch_rows=8, micro_rows=3, learning_rate=2e-3)
 OUTPUTS = [f"intent: {a}_{b}" for a in ("play", "set") for b in ("music", "alarm")] * 5
+ADAPTER = "adapter/adapter_model.safetensors"
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,15 @@ class Bench:
         return Finetune("intents", self.base, self.tokenizer, self.rows, template, settings, output)
 
 
+@dataclass(frozen=True)
+class Made:
+    """The output of a fine-tune, and what it says of itself."""
+
+    bench: Bench
+    output: Path
+    found: dict[str, Any]
+
+
 def make(folder: Path, architecture: str, *, tied: bool = False) -> Bench:
     tiny.make_tokenizer(folder / architecture)
     return make_on(folder / architecture, architecture, tied=tied)
@@ -49,3 +62,31 @@ def make_on(base: Path, architecture: str, *, tied: bool = False) -> Bench:
     enrich_and_save(TaskTokenizer.from_folder(base), OUTPUTS, EnrichSettings(6), tokenizer)
     rows = tuple(CorpusRow(str(i), f"{o[8:]} {i % 4}", o) for i, o in enumerate(OUTPUTS))
     return Bench(base, tokenizer, rows)
+
+
+def made_by(bench: Bench, output: Path) -> Made:
+    return Made(bench, output, finetune(bench.job(output)))
+
+
+class Killed(BaseException):
+    """As if the process had ended."""
+
+
+def killed_at(stage: str, done: int) -> StageProgress:
+    def progress(name: str, so_far: int, total: int | None) -> None:
+        if (name, so_far) == (stage, done):
+            raise Killed
+
+    return progress
+
+
+def begin(job: Finetune, step: int) -> None:
+    """A run that is killed behind a step, whose checkpoint is of the step before."""
+    with contextlib.suppress(Killed):
+        finetune(replace(job, checkpoint_s=0.0), killed_at("train", step))
+
+
+def same(one: Path, other: Path) -> bool:
+    """Whether two files have the same tensors."""
+    first, second = load_file(one), load_file(other)
+    return first.keys() == second.keys() and all(first[k].equal(second[k]) for k in first)

@@ -32,7 +32,6 @@ def corpus(seed: int, rows: int = 60) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize(
     "settings",
     [
@@ -43,12 +42,13 @@ def corpus(seed: int, rows: int = 60) -> list[str]:
     ],
 )
 def test_tokens_are_those_of_a_naive_reading(
-    tokenizer: TaskTokenizer, seed: int, settings: EnrichSettings
+    tokenizer: TaskTokenizer, settings: EnrichSettings, everything: bool
 ) -> None:
-    found = enrich(tokenizer, corpus(seed), settings)
-    wanted = naive(tokenizer, corpus(seed), settings)
-    assert [(t.content, t.parts, t.count) for t in found.tokens] == wanted
-    assert len(wanted) == 12
+    for seed in range(12 if everything else 3):
+        found = enrich(tokenizer, corpus(seed), settings)
+        wanted = naive(tokenizer, corpus(seed), settings)
+        assert [(t.content, t.parts, t.count) for t in found.tokens] == wanted
+        assert len(wanted) == 12
 
 
 def test_the_length_is_what_the_tokenizer_says_after_every_token(tokenizer: TaskTokenizer) -> None:

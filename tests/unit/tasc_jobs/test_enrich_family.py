@@ -10,7 +10,7 @@ from enrich_tokenizers import MAKERS, MARK, OUTPUTS, byte_level
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 import tiny
-from tasc_jobs.enrich.algorithm import EnrichSettings, enrich
+from tasc_jobs.enrich.algorithm import Enriched, EnrichSettings, enrich
 from tasc_jobs.enrich.errors import FamilyError
 from tasc_jobs.enrich.family import Growing
 from tasc_jobs.enrich.proof import require_same_texts
@@ -28,27 +28,37 @@ def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return TaskTokenizer(path, [tokenizer.token_to_id(tiny.END)])
 
 
-def test_ten_thousand_random_texts_are_read_back_as_before(base: TaskTokenizer) -> None:
-    found = enrich(base, OUTPUTS, EnrichSettings(40))
+@pytest.fixture(scope="module")
+def found(base: TaskTokenizer) -> Enriched:
+    return enrich(base, OUTPUTS, EnrichSettings(40))
+
+
+@pytest.fixture(scope="module")
+def marked(base: TaskTokenizer) -> Enriched:
+    return enrich(base, MARKED, EnrichSettings(40))
+
+
+def test_random_texts_are_read_back_as_before(
+    base: TaskTokenizer, found: Enriched, everything: bool
+) -> None:
     assert found.tokens[-1].length < found.length / 4
     chance = random.Random(3)
     pieces = [*ALPHABET, *(text[chance.randint(0, 9) :] for text in OUTPUTS)]
-    texts = ["".join(chance.choices(pieces, k=chance.randint(0, 12))) for _ in range(10_000)]
+    count = 10_000 if everything else 1_000
+    texts = ["".join(chance.choices(pieces, k=chance.randint(0, 12))) for _ in range(count)]
     require_same_texts(base.backend, found.tokenizer, [*texts, *OUTPUTS])
     used = {id_ for e in found.tokenizer.encode_batch(texts) for id_ in e.ids}
     assert used & {token.id for token in found.tokens}
 
 
-def test_every_new_token_that_is_left_in_outputs_is_found_again(base: TaskTokenizer) -> None:
-    found = enrich(base, OUTPUTS, EnrichSettings(40))
+def test_every_new_token_that_is_left_in_outputs_is_found_again(found: Enriched) -> None:
     last = found.tokens[-1]
     encoded = found.tokenizer.encode_batch(OUTPUTS, add_special_tokens=False)
     assert sum(len(e.ids) for e in encoded) == last.length
     assert any(last.id in e.ids for e in encoded)
 
 
-def test_text_without_new_tokens_is_encoded_as_before(base: TaskTokenizer) -> None:
-    found = enrich(base, OUTPUTS, EnrichSettings(40))
+def test_text_without_new_tokens_is_encoded_as_before(base: TaskTokenizer, found: Enriched) -> None:
     for text in ("zebra", " zebra", "Z\n\nz", f"zebra{tiny.END} zebra", "日zé", ""):
         assert found.tokenizer.encode(text).ids == base.backend.encode(text).ids
 
@@ -57,33 +67,34 @@ def test_text_without_new_tokens_is_encoded_as_before(base: TaskTokenizer) -> No
 MARKED = ["<row><cell>a</cell></row>", "<row><cell>b</cell></row>", "{x}{ y}", "a |||, <end|>"] * 6
 
 
-def test_texts_keep_their_special_tokens(base: TaskTokenizer) -> None:
-    found = enrich(base, MARKED, EnrichSettings(40))
-    contents = [token.content for token in found.tokens]
+def test_texts_keep_their_special_tokens(
+    base: TaskTokenizer, marked: Enriched, everything: bool
+) -> None:
+    contents = [token.content for token in marked.tokens]
     assert any(content.endswith("<") for content in contents) or "<sep>" in specials(base)
+    count = 2_000 if everything else 400
     chance = random.Random(5)
     pieces = [*contents, *MARKED, *specials(base), " ", "<", "<|", "}", "|", "|||"]
-    texts = ["".join(chance.choices(pieces, k=chance.randint(1, 6))) for _ in range(2_000)]
+    texts = ["".join(chance.choices(pieces, k=chance.randint(1, 6))) for _ in range(count)]
     if has_mark_in_front(base):  # the exception, see the next test
         texts = [text for text in texts if not between_specials(base, text) & {*contents}]
-    assert len(texts) > 1_000
-    require_same_texts(base.backend, found.tokenizer, texts)
+    assert len(texts) > count / 2
+    require_same_texts(base.backend, marked.tokenizer, texts)
     for text in texts:
-        assert kept(base, base.backend, text) == kept(base, found.tokenizer, text)
+        assert kept(base, base.backend, text) == kept(base, marked.tokenizer, text)
 
 
 @pytest.mark.parametrize("base", ["phi-3"], indirect=True)
 def test_what_is_a_content_letter_by_letter_loses_the_blank_in_front_alone(
-    base: TaskTokenizer,
+    base: TaskTokenizer, marked: Enriched
 ) -> None:
-    found = enrich(base, MARKED, EnrichSettings(40))
-    contents = [token.content for token in found.tokens]
+    contents = [token.content for token in marked.tokens]
     assert {content[0] == MARK for content in contents} == {True, False}
     for content in contents:
-        before, after = (t.decode(t.encode(content).ids) for t in (base.backend, found.tokenizer))
+        before, after = (t.decode(t.encode(content).ids) for t in (base.backend, marked.tokenizer))
         assert before == (" " if content[0] == MARK else "") + after
         text = f"x{tiny.END}{content}"
-        before, after = (t.decode(t.encode(text).ids) for t in (base.backend, found.tokenizer))
+        before, after = (t.decode(t.encode(text).ids) for t in (base.backend, marked.tokenizer))
         assert before.replace("x ", "x", 1) == after
 
 
@@ -104,11 +115,11 @@ def kept(base: TaskTokenizer, tokenizer: Tokenizer, text: str) -> list[int]:
     return [id_ for id_ in ids if id_ in base.special_ids]
 
 
-def test_no_token_reaches_across_what_texts_are_cut_at(base: TaskTokenizer) -> None:
-    found = enrich(base, MARKED, EnrichSettings(40))
-    for token in found.tokens:
-        assert token.id in found.tokenizer.encode(f"x{token.content}", add_special_tokens=False).ids
-    assert found.tokens
+def test_no_token_reaches_across_what_texts_are_cut_at(marked: Enriched) -> None:
+    for token in marked.tokens:
+        encoded = marked.tokenizer.encode(f"x{token.content}", add_special_tokens=False)
+        assert token.id in encoded.ids
+    assert marked.tokens
 
 
 @pytest.mark.parametrize("base", sorted({*MAKERS} - {"phi-3", "old-bert"}), indirect=True)

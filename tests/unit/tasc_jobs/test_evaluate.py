@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 
 import tiny
-from finetuning import Bench, make
+from finetuning import Made
 from tasc_engine import ModelSource
 from tasc_jobs.errors import EmptyCorpusError, JobError, UsageError
 from tasc_jobs.evaluate.job import STAGES, Evaluation, evaluate
 from tasc_jobs.evaluate.page import evaluation_page
 from tasc_jobs.evaluate.runs import Run, Side, answer
 from tasc_jobs.evaluate.subject import Asking, Setup, Subject
-from tasc_jobs.finetune.job import finetune
 from tasc_store import CorpusRow
 from tasc_text import PromptTemplate, TaskTokenizer
 
@@ -22,11 +21,6 @@ TRAIN = [
     CorpusRow(str(i), text, text[-3:] + "; " + text) for i, text in enumerate(tiny.SENTENCES * 3)
 ]
 ASKING = Asking(PromptTemplate("{input} ->"), max_tokens=24)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.make_folder(tmp_path_factory.mktemp("evaluated"))
 
 
 @pytest.fixture(scope="module")
@@ -100,17 +94,11 @@ def test_rows_that_cannot_be_judged_are_named_before_any_is_answered(given: Eval
     assert not told
 
 
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    return make(tmp_path_factory.mktemp("bench"), "qwen2")
-
-
-def test_a_model_with_new_tokens_says_how_many_it_has(bench: Bench, tmp_path: Path) -> None:
-    finetune(bench.job(tmp_path, epochs=1))
-    source = ModelSource(tmp_path / "model")
-    found = evaluate(Evaluation(source, ASKING, Setup(), "exact", bench.rows, bench.rows, 1))
+def test_a_model_with_new_tokens_says_how_many_it_has(whole: Made) -> None:
+    source, rows = ModelSource(whole.output / "model"), whole.bench.rows
+    found = evaluate(Evaluation(source, ASKING, Setup(), "exact", rows, rows, 1))
     assert found.budget == 6
-    assert found.identical == found.rows == len(bench.rows)
+    assert found.identical == found.rows == len(rows)
 
 
 def test_a_tokenizer_with_more_ids_than_the_model_is_refused(folder: Path, tmp_path: Path) -> None:

@@ -1,10 +1,13 @@
-"""What a fine-tune writes is whole or not there."""
+"""What a fine-tune writes is whole or not there, in a folder that belongs to one run."""
 
 import errno
 import json
 import os
 import resource
 import shutil
+import subprocess
+import sys
+import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,41 +18,37 @@ from typing import Any
 import pytest
 import torch
 
-import finetuning
+from finetuning import Bench, Killed, killed_at
 from tasc_jobs.finetune import command, result
 from tasc_jobs.finetune.checkpoints import Checkpoints
+from tasc_jobs.finetune.claim import LOCK, Kind, claimed
 from tasc_jobs.finetune.errors import FinetuneError
-from tasc_jobs.finetune.finished import REPORT
-from tasc_jobs.finetune.job import CHECKPOINT, finetune
+from tasc_jobs.finetune.finished import FINETUNE, REPORT
+from tasc_jobs.finetune.job import CHECKPOINT, Finetune, finetune
 from tasc_jobs.finetune.settings import FinetuneSettings
 from tasc_jobs.finetune.training import Trainer
-
-
-class Killed(BaseException):
-    """As if the process had ended."""
-
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 PARTS = {"adapter", "model", "README.md", REPORT}
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> finetuning.Bench:
-    return finetuning.make(tmp_path_factory.mktemp("bench"), "qwen2")
-
-
-@pytest.fixture(scope="module")
-def learnt(bench: finetuning.Bench, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a run has left that ended before it wrote anything."""
-    output = tmp_path_factory.mktemp("learnt")
-
-    def end(stage: str, done: int, total: int | None) -> None:
-        if stage == "write":
-            raise Killed
-
+    output = tmp_path_factory.mktemp("trained")
     with pytest.raises(Killed):
-        finetune(bench.job(output, epochs=1), end)
+        finetune(bench.job(output, epochs=1), killed_at("write", 0))
     return output
+
+
+@pytest.fixture
+def learnt(bench: Bench, trained: Path, tmp_path: Path) -> Finetune:
+    """A run in a copy of `trained`. All that is left of it is to write its result."""
+    return bench.job(shutil.copytree(trained, tmp_path / "out"), epochs=1)
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
 
 
 @contextmanager
@@ -88,7 +87,7 @@ def test_a_result_is_whole_wherever_its_writing_ended(
                 result.publish(begun, output)
         except type(error):
             if (output / REPORT).exists():
-                assert {path.name for path in output.iterdir()} == PARTS
+                assert names(output) == PARTS
         else:
             break
     assert number == (5 if name == "replace" else 10)
@@ -96,18 +95,26 @@ def test_a_result_is_whole_wherever_its_writing_ended(
     assert not begun.exists()
 
 
+ANOTHER_END = pytest.mark.slow("a run that ends another way at this place is daily")
+
+
 @pytest.mark.parametrize(
-    ("owner", "name", "number"),
-    [(Path, "write_text", 1), (Path, "write_text", 5), (os, "replace", 4), (os, "fsync", 1)],
+    ("owner", "name", "number", "error"),
+    [
+        (Path, "write_text", 1, FULL),
+        (Path, "write_text", 5, Killed()),
+        (os, "replace", 4, FULL),
+        (os, "fsync", 1, Killed()),
+        pytest.param(Path, "write_text", 1, Killed(), marks=ANOTHER_END),
+        pytest.param(Path, "write_text", 5, FULL, marks=ANOTHER_END),
+        pytest.param(os, "replace", 4, Killed(), marks=ANOTHER_END),
+        pytest.param(os, "fsync", 1, FULL, marks=ANOTHER_END),
+    ],
 )
-@pytest.mark.parametrize("error", [Killed(), FULL])
 def test_a_run_that_ended_while_it_wrote_ends_when_it_is_run_again(
-    bench: finetuning.Bench, learnt: Path, tmp_path: Path, owner: Any, name: str, number: int,
-    error: BaseException,
-) -> None:  # fmt: skip
-    output = tmp_path / "out"
-    shutil.copytree(learnt, output)
-    job = bench.job(output, epochs=1)
+    learnt: Finetune, owner: Any, name: str, number: int, error: BaseException
+) -> None:
+    output = learnt.output
     with ExitStack() as failing:
 
         def write(stage: str, done: int, total: int | None) -> None:
@@ -116,23 +123,19 @@ def test_a_run_that_ended_while_it_wrote_ends_when_it_is_run_again(
 
         if error is FULL:
             with pytest.raises(FinetuneError, match="No space left on device; make room and run"):
-                finetune(job, write)
+                finetune(learnt, write)
             assert not (output / "result.begun").exists()
         else:
             with pytest.raises(Killed):
-                finetune(job, write)
+                finetune(learnt, write)
     assert not (output / REPORT).exists()
     assert (output / CHECKPOINT).is_dir()
-    finetune(job)
-    assert {path.name for path in output.iterdir()} == {*PARTS, ".lock"}
+    finetune(learnt)
+    assert names(output) == {*PARTS, LOCK}
     assert json.loads((output / REPORT).read_text())["metrics"]["steps"] == 3
 
 
-def test_a_disk_that_is_full_while_weights_are_written_is_said(
-    bench: finetuning.Bench, learnt: Path, tmp_path: Path
-) -> None:
-    output = tmp_path / "out"
-    shutil.copytree(learnt, output)
+def test_a_disk_that_is_full_while_weights_are_written_is_said(learnt: Finetune) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def write(stage: str, done: int, total: int | None) -> None:
@@ -141,24 +144,21 @@ def test_a_disk_that_is_full_while_weights_are_written_is_said(
 
     try:
         with pytest.raises(FinetuneError, match="cannot be written to .*File too large.*make room"):
-            finetune(bench.job(output, epochs=1), write)
+            finetune(learnt, write)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert (output / CHECKPOINT).is_dir()
+    assert (learnt.output / CHECKPOINT).is_dir()
 
 
 def test_a_merge_that_has_too_little_memory_is_said_and_the_training_is_gone(
-    bench: finetuning.Bench, learnt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    learnt: Finetune, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    output, trainers = tmp_path / "out", list[weakref.ref[Trainer]]()
-    shutil.copytree(learnt, output)
-    made = Trainer.__init__
+    trainers = list[weakref.ref[Trainer]]()
+    made, load = Trainer.__init__, result.AutoModelForCausalLM.from_pretrained
 
     def seen(self: Trainer, *given: Any) -> None:
         trainers.append(weakref.ref(self))
         made(self, *given)
-
-    load = result.AutoModelForCausalLM.from_pretrained
 
     def merge(*given: Any, **named: Any) -> Any:
         if not trainers:
@@ -169,73 +169,55 @@ def test_a_merge_that_has_too_little_memory_is_said_and_the_training_is_gone(
     monkeypatch.setattr(Trainer, "__init__", seen)
     monkeypatch.setattr(result.AutoModelForCausalLM, "from_pretrained", merge)
     with pytest.raises(FinetuneError, match="too little memory to put the adapter into .*run the"):
-        finetune(bench.job(output, epochs=1))
-    assert (output / CHECKPOINT).is_dir()
-    assert not (output / "result.begun").exists()
+        finetune(learnt)
+    assert (learnt.output / CHECKPOINT).is_dir()
+    assert not (learnt.output / "result.begun").exists()
 
 
-@pytest.mark.parametrize(
-    ("file", "said"),
-    [
+def test_a_base_that_cannot_be_read_any_more_is_said(bench: Bench, tmp_path: Path) -> None:
+    base = shutil.copytree(bench.base, tmp_path / "base")
+    job = replace(bench.job(tmp_path / "out", epochs=1), base=base)
+    for file, said in (
         ("model.safetensors", "cannot be read any more: .*; mend it and run the same command"),
         ("generation_config.json", "generation_config.json of the model or .* is damaged .*; mend"),
-    ],
-)
-def test_a_base_that_cannot_be_read_any_more_is_said(
-    bench: finetuning.Bench, tmp_path: Path, file: str, said: str
-) -> None:
-    base = tmp_path / "base"
-    shutil.copytree(bench.base, base)
-    job = replace(bench.job(tmp_path / "out", epochs=1), base=base)
+    ):
+        kept = (base / file).read_bytes()
 
-    def damage(stage: str, done: int, total: int | None) -> None:
-        if stage == "write":
-            (base / file).write_text("{")
+        def damage(stage: str, done: int, total: int | None, file: str = file) -> None:
+            if stage == "write":
+                (base / file).write_text("{")
 
-    with pytest.raises(FinetuneError, match=said):
-        finetune(job, damage)
-    assert {path.name for path in job.output.iterdir()} == {CHECKPOINT, ".lock"}
-    shutil.copytree(bench.base, base, dirs_exist_ok=True)
-    if not (bench.base / file).exists():
-        (base / file).unlink()
+        with pytest.raises(FinetuneError, match=said):
+            finetune(job, damage)
+        assert names(job.output) == {CHECKPOINT, LOCK}
+        (base / file).write_bytes(kept)
     finetune(job)
 
 
 @pytest.mark.parametrize(("owner", "name"), [(Path, "rmdir"), (Checkpoints, "remove")])
 def test_what_a_killed_run_left_beside_its_result_goes_when_it_is_run_again(
-    bench: finetuning.Bench, learnt: Path, tmp_path: Path, owner: Any, name: str
+    learnt: Finetune, owner: Any, name: str
 ) -> None:
-    output = tmp_path / "out"
-    shutil.copytree(learnt, output)
-    job = bench.job(output, epochs=1)
     with at_call(owner, name, 1, Killed()), pytest.raises(Killed):
-        finetune(job)
-    assert {path.name for path in output.iterdir()} > {*PARTS, ".lock"}
+        finetune(learnt)
+    assert names(learnt.output) > {*PARTS, LOCK}
     with pytest.raises(FinetuneError, match="has a fine-tuned model already"):
-        finetune(job)
-    assert {path.name for path in output.iterdir()} == {*PARTS, ".lock"}
+        finetune(learnt)
+    assert names(learnt.output) == {*PARTS, LOCK}
 
 
-def test_the_base_is_the_one_trained_on_and_told_with_its_revision(
-    bench: finetuning.Bench, tmp_path: Path
-) -> None:
+def test_the_base_is_the_one_trained_on_and_told_with_its_revision(learnt: Finetune) -> None:
     from peft import PeftConfig
 
-    snapshot = tmp_path / "snapshots" / "0123abc"
-    shutil.copytree(bench.base, snapshot)
-    job = replace(
-        bench.job(tmp_path / "out", epochs=1), base=snapshot, base_name="acme/pinned-model",
-        revision="0123abc",
-    )  # fmt: skip
-    finetune(job)
-    told = PeftConfig.from_pretrained(tmp_path / "out" / "adapter")
+    finetune(replace(learnt, base_name="acme/pinned-model", revision="0123abc"))
+    told = PeftConfig.from_pretrained(learnt.output / "adapter")
     assert (told.base_model_name_or_path, told.revision) == ("acme/pinned-model", "0123abc")
-    assert "revision `0123abc`" in (tmp_path / "out" / "README.md").read_text()
-    assert json.loads((tmp_path / "out" / REPORT).read_text())["revision"] == "0123abc"
+    assert "revision `0123abc`" in (learnt.output / "README.md").read_text()
+    assert json.loads((learnt.output / REPORT).read_text())["revision"] == "0123abc"
 
 
 def test_a_model_of_the_hub_is_told_by_the_commit_that_is_here(
-    bench: finetuning.Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text('{"id": "1", "input": "a", "output": "b"}\n')
@@ -244,3 +226,102 @@ def test_a_model_of_the_hub_is_told_by_the_commit_that_is_here(
     given = command.Given("t", "acme/model", None, "{input}", (file,), ("input", "output"))
     job = command.job_of(None, given, FinetuneSettings(), tmp_path / "out", 60.0)
     assert (job.base, job.base_name, job.revision) == (commit, "acme/model", "0123abc")
+
+
+HOLDS = """
+import sys
+from pathlib import Path
+from tasc_jobs.finetune.claim import claimed
+from tasc_jobs.finetune.finished import FINETUNE
+with claimed(Path(sys.argv[1]), FINETUNE):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_folder_is_held_for_the_whole_run_and_free_when_it_has_ended_or_is_dead(
+    bench: Bench, tmp_path: Path
+) -> None:
+    first = subprocess.Popen(
+        [sys.executable, "-c", HOLDS, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert first.stdout
+        assert first.stdout.readline() == b"held\n"
+        with pytest.raises(FinetuneError, match=f"another process trains in {tmp_path}; wait"):
+            finetune(bench.job(tmp_path, epochs=1))
+        assert not (tmp_path / CHECKPOINT).exists()
+    finally:
+        first.kill()
+        first.communicate()
+    seen: list[str] = []
+
+    def try_it(stage: str, done: int, total: int | None) -> None:
+        with (
+            pytest.raises(FinetuneError, match="another process trains"),
+            claimed(tmp_path, FINETUNE),
+        ):
+            pass
+        seen.append(stage)
+
+    finetune(bench.job(tmp_path, epochs=1), try_it)
+    assert seen == ["train"] * 4 + ["write"] * 2
+    with claimed(tmp_path, FINETUNE):
+        pass
+
+
+def test_a_crews_next_first_worker_waits_for_the_one_that_dies(tmp_path: Path) -> None:
+    left = ExitStack()
+    left.enter_context(claimed(tmp_path, FINETUNE))
+    timer = threading.Timer(0.1, left.close)
+    timer.start()
+    with claimed(tmp_path, FINETUNE, wait_s=60):
+        timer.join()
+
+
+def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(FinetuneError, match="file/out cannot be written to"),
+        claimed(tmp_path / "file" / "out", FINETUNE),
+    ):
+        pass
+
+
+def test_a_folder_of_something_else_is_left_alone(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("mine")
+    with pytest.raises(
+        FinetuneError, match=f"{tmp_path} has README.md of something else, which a fine-tune"
+    ):
+        finetune(bench.job(tmp_path, epochs=1))
+    assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
+    assert (tmp_path / "README.md").read_text() == "mine"
+
+
+def test_a_folder_of_another_kind_of_run_is_left_alone(tmp_path: Path) -> None:
+    with claimed(tmp_path, FINETUNE):
+        pass
+    drafter = Kind("a drafter's training", ())
+    said = "is the output of a fine-tune; name another for a drafter's training"
+    with pytest.raises(FinetuneError, match=said), claimed(tmp_path, drafter):
+        pass
+    with claimed(tmp_path, FINETUNE):
+        pass
+
+
+def test_other_files_in_a_folder_do_no_harm(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text("")
+    with claimed(tmp_path, FINETUNE):
+        assert names(tmp_path) == {"train.log", LOCK}
+
+
+def test_a_file_system_without_locks_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(handle: object, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    said = f"file system of {tmp_path} has no locks .*another"
+    with pytest.raises(FinetuneError, match=said), claimed(tmp_path, FINETUNE):
+        pass

@@ -9,8 +9,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-import finetuning
 import tiny
+from finetuning import OUTPUTS, Bench, Made, make, make_on
 from tasc_jobs.enrich.algorithm import EnrichSettings
 from tasc_jobs.enrich.job import enrich_and_save
 from tasc_jobs.finetune.errors import FinetuneError
@@ -24,27 +24,21 @@ from tasc_text import PromptTemplate, TaskTokenizer
 CHAT_END = "<|im_end|>"
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> finetuning.Bench:
-    return finetuning.make(tmp_path_factory.mktemp("bench"), "qwen2")
-
-
 @pytest.fixture
-def bench(made: finetuning.Bench, tmp_path: Path) -> finetuning.Bench:
-    """With an enriched folder that a test may damage."""
-    shutil.copytree(made.tokenizer, tmp_path / "enriched")
-    return replace(made, tokenizer=tmp_path / "enriched")
+def own(bench: Bench, tmp_path: Path) -> Bench:
+    """One with an enriched folder that a test may damage."""
+    return replace(bench, tokenizer=shutil.copytree(bench.tokenizer, tmp_path / "enriched"))
 
 
 @pytest.fixture(scope="module")
-def chat(tmp_path_factory: pytest.TempPathFactory) -> finetuning.Bench:
+def chat(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     """A model whose settings end answers by another token than its tokenizer's do."""
     folder = tmp_path_factory.mktemp("chat") / "qwen2"
     tiny.make_tokenizer(folder)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.add_special_tokens([CHAT_END])
     tokenizer.save(str(folder / "tokenizer.json"))
-    made = finetuning.make_on(folder, "qwen2")
+    made = make_on(folder, "qwen2")
     end = tokenizer.token_to_id(CHAT_END)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [end]}))
     ends_otherwise(made.tokenizer)
@@ -59,18 +53,26 @@ def ends_otherwise(folder: Path) -> None:
     assert TaskTokenizer.from_folder(folder).eos_ids == (0,)
 
 
-def test_an_end_that_the_model_does_not_end_by_is_refused(
-    chat: finetuning.Bench, tmp_path: Path
-) -> None:
+def test_an_end_that_the_model_does_not_end_by_is_refused(chat: Bench, tmp_path: Path) -> None:
     said = r"end with '<\|end\|>', as .*ends answers by '<\|im_end\|>'; name .* with --eos"
     with pytest.raises(FinetuneError, match=said):
         finetune(chat.job(tmp_path, epochs=1))
 
 
-@pytest.mark.parametrize("eos", [CHAT_END, tiny.END])
-@pytest.mark.parametrize("enriched", [True, False])
+OTHER_PAIR = pytest.mark.slow("each end, with and without new tokens, is daily")
+
+
+@pytest.mark.parametrize(
+    ("enriched", "eos"),
+    [
+        (True, CHAT_END),
+        (False, tiny.END),
+        pytest.param(False, CHAT_END, marks=OTHER_PAIR),
+        pytest.param(True, tiny.END, marks=OTHER_PAIR),
+    ],
+)
 def test_what_is_made_ends_by_what_was_learnt(
-    chat: finetuning.Bench, tmp_path: Path, eos: str, enriched: bool
+    chat: Bench, tmp_path: Path, eos: str, enriched: bool
 ) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -86,9 +88,7 @@ def test_what_is_made_ends_by_what_was_learnt(
     assert AutoTokenizer.from_pretrained(tmp_path / "model").eos_token == eos
 
 
-def test_one_of_the_models_ends_is_learnt_and_the_others_stay(
-    chat: finetuning.Bench, tmp_path: Path
-) -> None:
+def test_one_of_the_models_ends_is_learnt_and_the_others_stay(chat: Bench, tmp_path: Path) -> None:
     base = tmp_path / "base"
     shutil.copytree(chat.base, base)
     both = [320, 0]
@@ -98,9 +98,7 @@ def test_one_of_the_models_ends_is_learnt_and_the_others_stay(
     assert settings == {"eos_token_id": [0, 320], "top_k": 7}
 
 
-def test_of_several_ends_that_of_the_settings_is_learnt(
-    chat: finetuning.Bench, tmp_path: Path
-) -> None:
+def test_of_several_ends_that_of_the_settings_is_learnt(chat: Bench, tmp_path: Path) -> None:
     """Llama 3.1's instructed models list three, the first of which ends no chat."""
     base = tmp_path / "base"
     shutil.copytree(chat.base, base)
@@ -108,36 +106,30 @@ def test_of_several_ends_that_of_the_settings_is_learnt(
     named, other = (tokenizer.token_to_id(end) for end in (CHAT_END, tiny.END))
     (base / "generation_config.json").write_text(json.dumps({"eos_token_id": [other, named]}))
     (base / "tokenizer_config.json").write_text(json.dumps({"eos_token": CHAT_END}))
-    enrich_and_save(
-        TaskTokenizer.from_folder(base), finetuning.OUTPUTS, EnrichSettings(6), tmp_path / "e"
-    )
+    enrich_and_save(TaskTokenizer.from_folder(base), OUTPUTS, EnrichSettings(6), tmp_path / "e")
     for folder in (base, tmp_path / "e"):
         assert vocabulary_of(base, folder).tokenizer.eos_ids == (named, other)
 
 
-def test_where_nothing_names_an_end_the_option_is_named(
-    chat: finetuning.Bench, tmp_path: Path
-) -> None:
+def test_where_nothing_names_an_end_the_option_is_named(chat: Bench, tmp_path: Path) -> None:
     shutil.copy(chat.base / "tokenizer.json", tmp_path)
     with pytest.raises(FinetuneError, match=f"nothing in {tmp_path} says what ends .* give --eos"):
         vocabulary_of(tmp_path, tmp_path)
 
 
-def test_a_tokenizer_of_another_model_is_refused(bench: finetuning.Bench, tmp_path: Path) -> None:
+def test_a_tokenizer_of_another_model_is_refused(bench: Bench, tmp_path: Path) -> None:
     other = tmp_path / "other"
     tiny.make_tokenizer(other, texts=["completely other words zebra quilt"] * 3, size=300)
-    enrich_and_save(
-        TaskTokenizer.from_folder(other), finetuning.OUTPUTS, EnrichSettings(6), tmp_path / "e"
-    )
+    enrich_and_save(TaskTokenizer.from_folder(other), OUTPUTS, EnrichSettings(6), tmp_path / "e")
     for folder in (other, tmp_path / "e"):
         with pytest.raises(FinetuneError, match="was not enriched from the tokenizer of .*qwen2;"):
             vocabulary_of(bench.base, folder)
 
 
-def test_a_record_of_another_model_is_refused(bench: finetuning.Bench) -> None:
-    change(bench.tokenizer, base_fingerprint="0" * 32)
+def test_a_record_of_another_model_is_refused(own: Bench) -> None:
+    change(own.tokenizer, base_fingerprint="0" * 32)
     with pytest.raises(FinetuneError, match="was not enriched from the tokenizer of"):
-        vocabulary_of(bench.base, bench.tokenizer)
+        vocabulary_of(own.base, own.tokenizer)
 
 
 def change(folder: Path, **changes: object) -> None:
@@ -149,26 +141,26 @@ def change(folder: Path, **changes: object) -> None:
     "damage",
     ["{}", "[]", "no json", '{"tokens": [{"id": 3}]}', '{"tokens": [{"id": 3, "parts": [4]}]}'],
 )
-def test_a_damaged_record_is_named(bench: finetuning.Bench, damage: str) -> None:
-    (bench.tokenizer / "enrichment.json").write_text(damage)
+def test_a_damaged_record_is_named(own: Bench, damage: str) -> None:
+    (own.tokenizer / "enrichment.json").write_text(damage)
     with pytest.raises(FinetuneError, match=r"enrichment\.json is damaged .*`tasc enrich` again"):
-        vocabulary_of(bench.base, bench.tokenizer)
+        vocabulary_of(own.base, own.tokenizer)
 
 
-def test_a_token_may_not_stand_for_a_later_one(bench: finetuning.Bench) -> None:
-    tokens = json.loads((bench.tokenizer / "enrichment.json").read_text())["tokens"]
-    change(bench.tokenizer, tokens=tokens[::-1])
+def test_a_token_may_not_stand_for_a_later_one(own: Bench) -> None:
+    tokens = json.loads((own.tokenizer / "enrichment.json").read_text())["tokens"]
+    change(own.tokenizer, tokens=tokens[::-1])
     with pytest.raises(FinetuneError, match=r"is damaged \(ValueError\('token .* stands for"):
-        vocabulary_of(bench.base, bench.tokenizer)
+        vocabulary_of(own.base, own.tokenizer)
 
 
-def test_tokens_that_no_record_explains_are_refused(bench: finetuning.Bench) -> None:
-    (bench.tokenizer / "enrichment.json").unlink()
+def test_tokens_that_no_record_explains_are_refused(own: Bench) -> None:
+    (own.tokenizer / "enrichment.json").unlink()
     with pytest.raises(FinetuneError, match=r"has 6 tokens that .*qwen2 has not, the first is 'in"):
-        vocabulary_of(bench.base, bench.tokenizer)
+        vocabulary_of(own.base, own.tokenizer)
 
 
-def test_ids_of_the_base_beyond_its_rows_get_the_mean_of_all(bench: finetuning.Bench) -> None:
+def test_ids_of_the_base_beyond_its_rows_get_the_mean_of_all(bench: Bench) -> None:
     """As an image's token of Gemma 3, which its text models have no row for."""
     model = load_base(bench.base, nf4=False, device="cpu")
     rows = model.get_input_embeddings().num_embeddings
@@ -180,27 +172,25 @@ def test_ids_of_the_base_beyond_its_rows_get_the_mean_of_all(bench: finetuning.B
 
 
 def test_a_head_with_a_bias_learns_no_new_tokens(tmp_path: Path) -> None:
-    phi = finetuning.make(tmp_path, "phi")
+    phi = make(tmp_path, "phi")
     with pytest.raises(FinetuneError, match="the LM head of phi has a bias, which PEFT leaves out"):
         finetune(phi.job(tmp_path / "out"))
     plain = replace(phi, tokenizer=phi.base)
     assert finetune(plain.job(tmp_path / "out", epochs=1))["new_tokens"] == 0
 
 
-def test_a_model_that_has_learnt_new_tokens_keeps_them(
-    bench: finetuning.Bench, tmp_path: Path
-) -> None:
-    finetune(bench.job(tmp_path / "one", epochs=1))
-    again = replace(bench, base=tmp_path / "one" / "model", tokenizer=tmp_path / "one" / "model")
-    assert finetune(again.job(tmp_path / "two", epochs=1))["new_tokens"] == 0
-    one, two = (
-        load_base(tmp_path / name / "model", nf4=False, device="cpu").get_input_embeddings().weight
-        for name in ("one", "two")
+def test_a_model_that_has_learnt_new_tokens_keeps_them(whole: Made, tmp_path: Path) -> None:
+    one = whole.output / "model"
+    again = replace(whole.bench, base=one, tokenizer=one)
+    assert finetune(again.job(tmp_path, epochs=1))["new_tokens"] == 0
+    before, after = (
+        load_base(folder, nf4=False, device="cpu").get_input_embeddings().weight
+        for folder in (one, tmp_path / "model")
     )
-    assert one.equal(two)
+    assert before.equal(after)
 
 
-def test_a_prompt_without_a_token_is_refused_by_its_row(bench: finetuning.Bench) -> None:
+def test_a_prompt_without_a_token_is_refused_by_its_row(bench: Bench) -> None:
     rows = [CorpusRow("a", "set", "x"), CorpusRow("b", "", "x")]
     tokenizer = TaskTokenizer.from_folder(bench.base)
     with pytest.raises(FinetuneError, match="the prompt of row 'b' has no token; give it an input"):

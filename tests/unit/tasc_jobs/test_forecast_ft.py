@@ -1,27 +1,28 @@
-"""A forecast from one run of Algorithm 1 says what a run of each budget would have said."""
+"""A forecast from one run of Algorithm 1 for each budget, its check by runs, and ranks."""
 
+import json
 import math
+import random
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-import tiny
 from tasc_engine import ModelSource
 from tasc_jobs.enrich.algorithm import EnrichSettings, enrich
+from tasc_jobs.errors import FileError
 from tasc_jobs.evaluate.subject import Asking, Setup, Subject
+from tasc_jobs.forecast_ft.check import EXAMPLE, MeasuredRun, check, read_runs
 from tasc_jobs.forecast_ft.forecast import Price, forecast
+from tasc_jobs.forecast_ft.page import check_page
 from tasc_jobs.forecast_ft.price import measure_price
+from tasc_jobs.forecast_ft.rank import falls_at_rises, kendall_tau
 from tasc_jobs.statistics.distribution import renyi2_bits
 from tasc_text import PromptTemplate, TaskTokenizer
 
 TRAIN = [f"intent: {a}_{b}, {{}}" for a in ("play", "set", "stop") for b in ("music", "alarm")] * 4
 HELD_OUT = ["intent: play_alarm, {}", "intent: stop_it, {}"]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.make_folder(tmp_path_factory.mktemp("forecast"))
 
 
 @pytest.fixture(scope="module")
@@ -94,3 +95,113 @@ def test_answers_of_exact_lengths_end_at_room_alone(folder: Path) -> None:
     assert [len(r.tokens) for r in subject.exact_lengths(prompts, 9)] == [9] * 3
     room = 64 - len(prompts[0].ids)
     assert [len(r.tokens) for r in subject.exact_lengths(prompts, 900)] == [room] * 3
+
+
+def run(budget: int, bits: float, ms: float, steps: float | None = None, of: str = "a") -> Any:
+    return {
+        "setting": of, "budget": budget, "renyi2_bits": bits, "ms_per_answer": ms,
+        "steps_per_answer": steps, "quality": {"ignored": 1},
+    }  # fmt: skip
+
+
+def write(path: Path, *runs: Any) -> Path:
+    path.write_text("\n".join(map(json.dumps, runs)) + "\n\n")
+    return path
+
+
+def test_entropy_that_tells_all_has_tau_minus_one(tmp_path: Path) -> None:
+    file = write(tmp_path / "f", run(60, 5, 7, 4), run(0, 4, 9, 8), run(125, 6, 6, 3))
+    (found,) = check(read_runs(file)).settings
+    assert (found.runs, found.lines, found.tau, found.tau_steps) == (3, 3, -1, -1)
+    assert (found.rises, found.right) == (2, 2)
+
+
+def test_settings_are_judged_by_themselves_and_averaged(tmp_path: Path) -> None:
+    right = [run(0, 1, 9), run(60, 2, 8), run(125, 3, 7)]
+    wrong = [run(0, 1, 7, of="b"), run(60, 2, 8, of="b"), run(125, 3, 9, of="b")]
+    found = check(read_runs(write(tmp_path / "f", *right, *wrong)))
+    assert [each.tau for each in found.settings] == [-1, 1]
+    assert found.mean_tau == 0
+    assert found.right_share == 0.5
+    assert found.mean_tau_steps is None
+    assert found.as_json["runs"] == 6
+    assert len(check_page(found).tables[0].rows) == 2
+
+
+def test_several_runs_of_a_budget_are_one_by_their_medians() -> None:
+    runs = [run(0, 1, 9), run(60, 2, 8), run(60, 2, 100), run(60, 2, 7)]
+    checked = check([MeasuredRun(**each) for each in runs])
+    (found,) = checked.settings
+    assert (found.runs, found.lines, found.tau) == (2, 4, -1)
+    assert (checked.as_json["runs"], checked.as_json["lines"]) == (2, 4)
+
+
+def test_one_budget_alone_says_nothing() -> None:
+    found = check([MeasuredRun(**run(0, 1, 9))])
+    assert (found.mean_tau, found.right_share) == (None, None)
+    assert check_page(found).summary[0].count("unknown") == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("nonsense", "line 1 of .* is no run .*Invalid JSON"),
+        ("{}", "setting: Field required; budget: Field required"),
+        (json.dumps(run(0, 1, 9) | {"renyi2_bits": None}), "renyi2_bits.*--train"),
+        (json.dumps(run(0, 1, -1)), "ms_per_answer: Input should be greater than 0"),
+        (json.dumps(run(0, float("nan"), 1)), "renyi2_bits"),
+    ],
+)
+def test_a_line_that_is_no_run_is_named(tmp_path: Path, line: str, said: str) -> None:
+    (tmp_path / "f").write_text(line)
+    with pytest.raises(FileError, match=said):
+        read_runs(tmp_path / "f")
+
+
+def test_a_file_without_runs_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="cannot read runs"):
+        read_runs(tmp_path / "none")
+    (tmp_path / "f").write_text("\n")
+    with pytest.raises(FileError, match="has no runs"):
+        read_runs(tmp_path / "f")
+
+
+def test_the_example_is_a_run() -> None:
+    assert MeasuredRun.model_validate_json(EXAMPLE).budget == 60
+
+
+def test_tau_is_that_of_a_textbook() -> None:
+    # Six pairs in order, four against it: (6 - 4) / 10.
+    assert kendall_tau([1, 2, 3, 4, 5], [3, 4, 1, 2, 5]) == pytest.approx(0.2)
+    assert kendall_tau([1, 2, 3, 4], [9, 5, 3, 1]) == -1
+    assert kendall_tau([1, 2, 3], [1, 4, 9]) == 1
+
+
+def test_ties_are_taken_out_of_both_series() -> None:
+    # Four pairs in order, none against it, one tie in either: 4 / sqrt(5 * 5).
+    assert kendall_tau([1, 2, 2, 3], [1, 2, 3, 3]) == pytest.approx(0.8)
+    # Two pairs in order, one tie in the first alone: 2 / sqrt(2 * 3).
+    assert kendall_tau([1, 1, 2], [1, 2, 3]) == pytest.approx(2 / 6**0.5)
+
+
+def test_tau_of_what_never_changes_is_unknown() -> None:
+    assert kendall_tau([1, 1, 1], [1, 2, 3]) is None
+    assert kendall_tau([1, 2, 3], [5, 5, 5]) is None
+    assert kendall_tau([1], [2]) is None
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_tau_turns_its_sign_with_a_series_and_does_not_know_their_order(seed: int) -> None:
+    chance = random.Random(seed)
+    one, other = ([chance.randint(0, 5) for _ in range(9)] for _ in range(2))
+    tau = kendall_tau(one, other)
+    assert tau is not None
+    assert kendall_tau(other, one) == pytest.approx(tau)
+    assert kendall_tau(one, [-x for x in other]) == pytest.approx(-tau)
+
+
+def test_only_rises_count_and_only_falls_are_right() -> None:
+    entropy, ms = [1, 2, 3, 2.5, 4, 4], [9, 7, 8, 1, 1, 0]
+    # Rises 1 -> 2 (falls), 2 -> 3 (rises), 2.5 -> 4 (stays).
+    assert falls_at_rises(entropy, ms) == (3, 1)
+    assert falls_at_rises([3, 2], [1, 2]) == (0, 0)

@@ -1,7 +1,7 @@
 """From a model's folder to a bigram file, by the function and by the command."""
 
 import json
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,24 +11,10 @@ from tasc_draft.index.bigrams import read_bigrams
 from tasc_engine import ModelSource
 from tasc_engine.loading import load_model
 from tasc_engine.model_bigrams import model_bigrams
-from tasc_jobs.cli import main
 from tasc_jobs.errors import FileError, JobError
 from tasc_jobs.model_bigrams import BigramJob, make_bigrams, vocabulary
 from tasc_text import TaskTokenizer, TextError
 from tiny import make_folder
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("bigrams"))
-
-
-def tasc(monkeypatch: pytest.MonkeyPatch, *args: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["tasc", "model-bigrams", *map(str, args)])
-    monkeypatch.setattr("signal.signal", lambda signum, handler: None)
-    with pytest.raises(SystemExit) as end:
-        main()
-    return int(end.value.code or 0)
 
 
 def test_the_file_holds_what_the_model_says(folder: Path, tmp_path: Path) -> None:
@@ -46,10 +32,10 @@ def test_the_file_holds_what_the_model_says(folder: Path, tmp_path: Path) -> Non
 
 
 def test_the_command_ends_with_its_report_as_json(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    folder: Path, tmp_path: Path, tasc: Callable[..., int], capsys: pytest.CaptureFixture
 ) -> None:
     output = tmp_path / "table.npz"
-    assert tasc(monkeypatch, folder, "--output", output, "--top", 2, "--json") == 0
+    assert tasc("model-bigrams", folder, "--output", output, "--top", 2, "--json") == 0
     out, err = capsys.readouterr()
     report = json.loads(out.splitlines()[-1])
     table = read_bigrams(output, report["fingerprint"])
@@ -72,11 +58,11 @@ def test_the_command_ends_with_its_report_as_json(
     ],
 )
 def test_what_cannot_be_done_is_said_and_nothing_is_written(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tasc: Callable[..., int],
     capsys: pytest.CaptureFixture, args: list[str], code: int, message: str,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
-    assert tasc(monkeypatch, folder, *args) == code
+    assert tasc("model-bigrams", folder, *args) == code
     err = capsys.readouterr().err
     assert message in err
     assert "Traceback" not in err

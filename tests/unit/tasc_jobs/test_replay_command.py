@@ -3,14 +3,11 @@
 import gzip
 import json
 import re
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from tasc_jobs.cli import main
 from tasc_jobs.demo.tasks import MODEL, data_file
 from tasc_text import TaskTokenizer
 
@@ -29,19 +26,11 @@ def slices(tmp_path_factory: pytest.TempPathFactory) -> list[object]:
     return options
 
 
-def tasc(monkeypatch: pytest.MonkeyPatch, *args: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["tasc", "replay", *map(str, args)])
-    monkeypatch.setattr("signal.signal", lambda signum, handler: None)
-    with pytest.raises(SystemExit) as end:
-        main()
-    return int(end.value.code or 0)
-
-
 @pytest.fixture
-def lines(slices, monkeypatch, capsys):
+def lines(slices, tasc, capsys):
     """What ``--json`` prints for two budgets of three proposers, one name repeated."""
     names = ["--proposer", "mixed,tasc", "--proposer", "trie,tasc", "--budget", "8,4"]
-    assert tasc(monkeypatch, *slices, *names, "--json") == 0
+    assert tasc("replay", *slices, *names, "--json") == 0
     out, err = capsys.readouterr()
     assert f"{(2 + 1 + 1) * 2 * TEST}/240 rows" in err
     return [json.loads(line) for line in out.splitlines()]
@@ -85,10 +74,10 @@ def test_the_mixture_is_better_than_its_parts_and_only_it_learns(lines):
     assert by_name["mixed", 8]["tokens_per_step_frozen"] > 1.5
 
 
-def test_people_get_tables_and_a_page_that_needs_no_network(slices, tmp_path, monkeypatch, capsys):
+def test_people_get_tables_and_a_page_that_needs_no_network(slices, tmp_path, tasc, capsys):
     page = tmp_path / "report.html"
     options = [*slices, "--limit", 10, "--proposer", "tasc", "--online", "--report", page]
-    assert tasc(monkeypatch, *options) == 0
+    assert tasc("replay", *options) == 0
     out = capsys.readouterr().out
     assert "Replay of 10 rows" in out
     assert "tokens/step" in out
@@ -107,11 +96,11 @@ def test_people_get_tables_and_a_page_that_needs_no_network(slices, tmp_path, mo
     assert set(re.findall(r'href="(.)', html)) <= {"#"}
 
 
-def test_a_template_makes_other_prompts(slices, monkeypatch, capsys):
+def test_a_template_makes_other_prompts(slices, tasc, capsys):
     options = [*slices, "--limit", 5, "--proposer", "mixed", "--budget", 4, "--json"]
-    assert tasc(monkeypatch, *options) == 0
+    assert tasc("replay", *options) == 0
     plain = json.loads(capsys.readouterr().out)
-    assert tasc(monkeypatch, *options, "--template", r"intent and slots: {input}\n") == 0
+    assert tasc("replay", *options, "--template", r"intent and slots: {input}\n") == 0
     assert json.loads(capsys.readouterr().out)["index_tokens_read"] > plain["index_tokens_read"]
 
 
@@ -134,19 +123,12 @@ def test_a_template_makes_other_prompts(slices, monkeypatch, capsys):
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_line(
-    slices, tmp_path, monkeypatch, capsys, args, code, message
+    slices, tmp_path, monkeypatch, tasc, capsys, args, code, message
 ):
     monkeypatch.chdir(tmp_path)
-    assert tasc(monkeypatch, *slices, *args) == code
+    assert tasc("replay", *slices, *args) == code
     out, err = capsys.readouterr()
     assert message in re.sub(r"[\s│]+", " ", err)
     assert "Traceback" not in err
     assert not out
     assert not list(tmp_path.iterdir())
-
-
-def test_a_replay_needs_no_model_no_store_and_without_a_report_no_plots():
-    heavy = "{'torch', 'transformers', 'ray', 'matplotlib', 'jinja2'}"
-    code = f"import sys, tasc_jobs.cli, tasc_jobs.tuning.jobs; print({heavy} & {{*sys.modules}})"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.strip() == "set()"

@@ -2,11 +2,9 @@
 
 import json
 import re
-import sys
 
 import pytest
 
-from tasc_jobs.cli import main
 from tasc_jobs.demo.tasks import MODEL
 
 ROWS = ['{"input": "turn on the light", "output": "intent: on"}', '{"input": "", "output": "off"}']
@@ -19,16 +17,8 @@ def train(tmp_path):
     return path
 
 
-def tasc(monkeypatch, *args):
-    monkeypatch.setattr(sys, "argv", ["tasc", "stats", *map(str, args)])
-    monkeypatch.setattr("signal.signal", lambda signum, handler: None)
-    with pytest.raises(SystemExit) as end:
-        main()
-    return int(end.value.code or 0)
-
-
-def test_people_get_tables_of_words(train, monkeypatch, capsys):
-    assert tasc(monkeypatch, "--train", train) == 0
+def test_people_get_tables_of_words(train, tasc, capsys):
+    assert tasc("stats", "--train", train) == 0
     out = capsys.readouterr().out
     for said in ("word 2-grams, inputs", "words, outputs", "Renyi-2 bits", "typical set"):
         assert said in out
@@ -36,8 +26,8 @@ def test_people_get_tables_of_words(train, monkeypatch, capsys):
     assert "tokens" not in out
 
 
-def test_json_is_one_line_and_tells_of_words_and_tokens(train, monkeypatch, capsys):
-    assert tasc(monkeypatch, "--train", train, "--n", 3, "--tokenizer", MODEL, "--json") == 0
+def test_json_is_one_line_and_tells_of_words_and_tokens(train, tasc, capsys):
+    assert tasc("stats", "--train", train, "--n", 3, "--tokenizer", MODEL, "--json") == 0
     (line,) = capsys.readouterr().out.splitlines()
     found = json.loads(line)
     assert (found["rejected"], found["input"]["rows"], found["input"]["words"]) == (1, 40, 80)
@@ -46,9 +36,9 @@ def test_json_is_one_line_and_tells_of_words_and_tokens(train, monkeypatch, caps
 
 
 @pytest.mark.parametrize(("tokenizer", "plots"), [([], 3), (["--tokenizer", MODEL], 5)])
-def test_the_page_needs_no_network(train, tmp_path, monkeypatch, capsys, tokenizer, plots):
+def test_the_page_needs_no_network(train, tmp_path, tasc, capsys, tokenizer, plots):
     page = tmp_path / "report.html"
-    assert tasc(monkeypatch, "--train", train, *tokenizer, "--report", page) == 0
+    assert tasc("stats", "--train", train, *tokenizer, "--report", page) == 0
     assert f"report: {page}" in capsys.readouterr().err
     html = page.read_text(encoding="utf-8")
     assert html.count("<svg") == plots
@@ -63,10 +53,10 @@ def test_the_page_needs_no_network(train, tmp_path, monkeypatch, capsys, tokeniz
     assert not re.search(r"<(script|link|img|iframe)|@import|url\((?!#)|src=", html)
 
 
-def test_a_corpus_without_ngrams_has_a_page_too(tmp_path, monkeypatch, capsys):
+def test_a_corpus_without_ngrams_has_a_page_too(tmp_path, tasc, capsys):
     path, page = tmp_path / "one.jsonl", tmp_path / "report.html"
     path.write_text('{"input": "", "output": "yes"}\n')
-    assert tasc(monkeypatch, "--train", path, "--report", page) == 0
+    assert tasc("stats", "--train", path, "--report", page) == 0
     assert "word 2-grams, outputs" in capsys.readouterr().out
     assert page.read_text(encoding="utf-8").count("<svg") == 1  # lengths
 
@@ -81,8 +71,8 @@ def test_a_corpus_without_ngrams_has_a_page_too(tmp_path, monkeypatch, capsys):
         (["task"], 2, "either a TASK or --train FILE"),
     ],
 )
-def test_what_cannot_be_done_is_said(train, monkeypatch, capsys, args, code, message):
-    assert tasc(monkeypatch, "--train", train, *args) == code
+def test_what_cannot_be_done_is_said(train, tasc, capsys, args, code, message):
+    assert tasc("stats", "--train", train, *args) == code
     out, err = capsys.readouterr()
     assert message in re.sub(r"[\s│]+", " ", err)
     assert not out

@@ -10,15 +10,9 @@ from safetensors.torch import save_file
 
 from tasc_jobs.tasks.adapter import check_adapter
 from tasc_jobs.tasks.headers import TensorHeader, read_headers
-from tiny import make_folder
 
 MODULE = "model.layers.0.self_attn.q_proj"  # 32 to 32 in tiny models
 DOWN = "model.layers.1.mlp.down_proj"  # 64 to 32
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("base"))
 
 
 def adapter(folder: Path, shapes: dict[str, tuple[int, int]] | None = None, **config: Any) -> Path:
@@ -41,13 +35,13 @@ def test_headers_say_types_and_shapes_without_the_weights(tmp_path: Path) -> Non
     assert read_headers(tmp_path / "t.safetensors") == expected
 
 
-def test_what_peft_saves_passes(base: Path, tmp_path: Path) -> None:
+def test_what_peft_saves_passes(folder: Path, tmp_path: Path) -> None:
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(base)
+    model = AutoModelForCausalLM.from_pretrained(folder)
     get_peft_model(model, LoraConfig(r=4, target_modules="all-linear")).save_pretrained(tmp_path)
-    check_adapter(tmp_path, base)
+    check_adapter(tmp_path, folder)
 
 
 @pytest.mark.parametrize(
@@ -59,9 +53,9 @@ def test_what_peft_saves_passes(base: Path, tmp_path: Path) -> None:
     ],
 )
 def test_what_settings_and_headers_do_not_tell_passes(
-    base: Path, tmp_path: Path, shapes: dict[str, tuple[int, int]], config: dict[str, Any]
+    folder: Path, tmp_path: Path, shapes: dict[str, tuple[int, int]], config: dict[str, Any]
 ) -> None:
-    check_adapter(adapter(tmp_path, shapes, **config), base)
+    check_adapter(adapter(tmp_path, shapes, **config), folder)
 
 
 def test_a_base_without_weights_here_passes(tmp_path: Path) -> None:
@@ -79,19 +73,19 @@ def test_a_base_without_weights_here_passes(tmp_path: Path) -> None:
     ],
 )
 def test_settings_that_are_not_served_are_named(
-    base: Path, tmp_path: Path, config: dict[str, Any], named: str
+    folder: Path, tmp_path: Path, config: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(ValueError, match=named):
-        check_adapter(adapter(tmp_path, **config), base)
+        check_adapter(adapter(tmp_path, **config), folder)
 
 
 @pytest.mark.parametrize("shape", [(48, 32), (32, 48)])
 def test_an_adapter_of_another_model_is_told_by_its_shapes(
-    base: Path, tmp_path: Path, shape: tuple[int, int]
+    folder: Path, tmp_path: Path, shape: tuple[int, int]
 ) -> None:
     out_in = f"\\[{shape[1]}, {shape[0]}\\]"
     with pytest.raises(ValueError, match=f"{MODULE} of {out_in}, .*.32, 32.*org/other") as caught:
-        check_adapter(adapter(tmp_path, {DOWN: (64, 32), MODULE: shape}), base)
+        check_adapter(adapter(tmp_path, {DOWN: (64, 32), MODULE: shape}), folder)
     assert DOWN not in str(caught.value)
 
 
@@ -132,22 +126,22 @@ def ranks_differ(path: Path) -> None:
     ],
 )
 def test_weights_that_cannot_be_read_safely_are_named(
-    base: Path, tmp_path: Path, spoil: Any, named: str
+    folder: Path, tmp_path: Path, spoil: Any, named: str
 ) -> None:
-    folder = adapter(tmp_path)
-    check_adapter(folder, base)
-    spoil(folder / "adapter_model.safetensors")
+    spoilt = adapter(tmp_path)
+    check_adapter(spoilt, folder)
+    spoil(spoilt / "adapter_model.safetensors")
     with pytest.raises(ValueError, match=named):
-        check_adapter(folder, base)
+        check_adapter(spoilt, folder)
 
 
 @pytest.mark.parametrize(
     ("text", "named"), [(None, "has no adapter_config.json"), ("{", "no JSON"), ("[]", "object")]
 )
 def test_a_folder_that_peft_did_not_save_is_named(
-    base: Path, tmp_path: Path, text: str | None, named: str
+    folder: Path, tmp_path: Path, text: str | None, named: str
 ) -> None:
     path = adapter(tmp_path) / "adapter_config.json"
     path.unlink() if text is None else path.write_text(text)
     with pytest.raises(ValueError, match=named):
-        check_adapter(tmp_path, base)
+        check_adapter(tmp_path, folder)

@@ -13,12 +13,7 @@ from tasc_jobs.tasks.base_model import BaseModel
 from tasc_jobs.tasks.checks import check_record
 from tasc_serve.asked import guide_of
 from tasc_store import TaskRecord
-from tiny import END, SENTENCES, make_folder
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("checks"))
+from tiny import END, SENTENCES
 
 
 @pytest.fixture(scope="module")

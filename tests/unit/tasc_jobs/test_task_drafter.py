@@ -18,12 +18,6 @@ from tasc_jobs.errors import UsageError
 from tasc_jobs.tasks.base_model import BaseModel
 from tasc_jobs.tasks.checks import check_record
 from tasc_store import NeuralDrafting, TaskRecord
-from tiny import make_folder
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("drafted-for"))
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,11 @@
 """A backend that plays a script, so that the HTTP surface can be tested without Ray and models."""
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import httpx
 from fastapi import FastAPI
@@ -19,6 +20,13 @@ from tasc_serve.settings import LimitSettings
 
 FOREVER: Final = "wait for ever"
 TASK: Final = "greet"
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+MESSAGE: Final = {"role": "user", "content": "hi"}
+# A good request to each endpoint.
+GOOD: Final[dict[str, dict[str, object]]] = {
+    COMPLETIONS: {"model": TASK, "prompt": "hi"},
+    CHAT: {"model": TASK, "messages": [MESSAGE]},
+}
 STATUS: Final = TaskStatus(TASK, 1, "model", None, "f" * 32, 512, 8, 3, 100, 4096)
 
 Item = Piece | Refusal | Exception | str
@@ -141,3 +149,11 @@ def error_of(response: httpx.Response, status: int) -> dict[str, str | None]:
     kind = "invalid_request_error" if status < 500 else "server_error"
     assert content["error"]["type"] == kind
     return content["error"]
+
+
+def events(response: httpx.Response) -> list[dict[str, Any]]:
+    """The content of each event of a stream. The last must be the only end mark."""
+    *lines, last, after = response.text.split("\n\n")
+    assert (last, after) == ("data: [DONE]", "")
+    assert all(line.startswith("data: ") for line in lines)
+    return [json.loads(line.removeprefix("data: ")) for line in lines]

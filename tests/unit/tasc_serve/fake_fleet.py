@@ -1,10 +1,17 @@
-"""Replicas in one process that answer, refuse, die or fall silent by script. No Ray, no models."""
+"""Replicas in one process that answer, refuse, die or fall silent by script. No Ray, no models.
+
+Their clock stands still while anything can be done, and jumps to the next timer where nothing can.
+A slow machine makes no replica silent.
+"""
 
 import asyncio
+import selectors
+import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from tasc_engine import GenerationResult, Timings
@@ -112,6 +119,24 @@ class Replicas:
         return Piece(text_of((token,)), (), result, (token,), replica.record_version)
 
 
+class _Clock(selectors.DefaultSelector):
+    """Nobody waits for what it waits for but timers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # A call takes its begin from the real clock, which has not come so far yet.
+        self.now = time.monotonic() + 10
+
+    def read(self) -> float:
+        self.now += 1e-6
+        return self.now
+
+    def select(self, timeout: float | None = None) -> Any:
+        found = super().select(0)
+        self.now += 0.0 if found else timeout or 0.0
+        return found
+
+
 class Calls:
     """Failover over scripted replicas that are looked after."""
 
@@ -137,7 +162,11 @@ class Calls:
             finally:
                 watching.cancel()
 
-        return asyncio.run(watched())
+        clock = _Clock()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("time.monotonic", clock.read)
+            with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(clock)) as runner:
+                return runner.run(watched())
 
     def counted(self, name: str, **labels: str) -> float:
         return self.registry.get_sample_value(name, {"task": TASK, **labels}) or 0.0

@@ -3,16 +3,22 @@
 import json
 
 import pytest
-from fake_backend import FOREVER, STATUS, TASK, FakeBackend, Service, answer, error_of
+from fake_backend import (
+    CHAT,
+    COMPLETIONS,
+    FOREVER,
+    GOOD,
+    MESSAGE,
+    STATUS,
+    TASK,
+    FakeBackend,
+    Service,
+    answer,
+    error_of,
+)
 
 from tasc_serve.calls import Refusal
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-MESSAGE = {"role": "user", "content": "hi"}
-GOOD = {
-    COMPLETIONS: {"model": TASK, "prompt": "hi"},
-    CHAT: {"model": TASK, "messages": [MESSAGE]},
-}
 MEGABYTE = "x" * (1 << 20)
 SCHEMA = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"type": "null"}}}
 NAMED = {"name": "it", "schema": SCHEMA}

@@ -1,14 +1,139 @@
-"""A gateway that is drained, a store that is away, and times that run out."""
+"""What is wrong with a body is said in words of bounded length. How requests and gateways end."""
 
 import asyncio
+import json
 
 import pytest
-from fake_backend import FOREVER, FakeBackend, Service, answer, error_of
+from fake_backend import (
+    CHAT,
+    COMPLETIONS,
+    FOREVER,
+    GOOD,
+    MESSAGE,
+    TASK,
+    FakeBackend,
+    Service,
+    answer,
+    error_of,
+)
 
 from tasc_serve.calls import Refusal
 
-COMPLETIONS = "/v1/completions"
-GOOD = {COMPLETIONS: {"model": "greet", "prompt": "hello"}}
+TEMPLATE = "the task's template holds everything else"
+MANY = {f"x{i}": i for i in range(20_000)}
+
+
+def refused(path, change, **limits):
+    backend = FakeBackend(*answer("yes"))
+    content = change if isinstance(change, bytes) else json.dumps(GOOD[path] | change)
+    error = error_of(Service(backend, **limits).ask("POST", path, content=content), 400)
+    assert backend.calls == []
+    return error["param"], error["message"]
+
+
+def call_of(path, change):
+    backend = FakeBackend(*answer("yes"))
+    response = Service(backend).ask("POST", path, json=GOOD[path] | change)
+    assert response.status_code == 200, response.text
+    (call,) = backend.calls
+    return call, response.json()
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "field", "words"),
+    [
+        (CHAT, {"messages": [MESSAGE, MESSAGE]}, "messages", TEMPLATE),
+        (CHAT, {"messages": [{"role": "system", "content": ""}]}, "messages.0.role", TEMPLATE),
+        (COMPLETIONS, {"prompt": ["a", "b"]}, "prompt.0", "one prompt a request"),
+        (COMPLETIONS, {"prompt": 5}, "prompt", "a string or a list of token ids"),
+        (COMPLETIONS, {"logit_bias": {"a": 1}}, "logit_bias.a", "keys are token ids"),
+        (COMPLETIONS, {"guided_choice": []}, "guided_choice", "guided_choice is empty"),
+        (COMPLETIONS, {"temprature": 1}, "temprature", "did you mean temperature?"),
+        (COMPLETIONS, {"echo": False}, "echo", "unknown field echo"),
+        (COMPLETIONS, {"": 1}, '""', 'unknown field ""'),
+        (CHAT, {"max_tokens": 2, "max_completion_tokens": 2}, "max_completion_tokens", "one limit"),
+        (CHAT, {"messages": [MESSAGE | {"content": [1]}]}, "messages.0.content", "list of at most"),
+    ],
+)
+def test_a_fault_is_said_in_words(path, change, field, words):
+    param, message = refused(path, change)
+    assert param == field
+    assert words in message
+    assert "Value error" not in message
+
+
+@pytest.mark.parametrize("path", GOOD)
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        (b'{"\\ud800":"\\ud800"}', "'\\ud800'"),
+        (b'{"\\ud800":1}', "'\\ud800'"),
+        (b'{"":"\\ud800"}', '""'),
+    ],
+)
+def test_a_field_with_half_of_a_character_in_its_name_is_named(path, body, name):
+    param, message = refused(path, body)
+    assert (param, "half of a character" in message) == (name, True)
+
+
+@pytest.mark.parametrize("path", GOOD)
+@pytest.mark.parametrize(
+    ("change", "prefix"),
+    [
+        (MANY, ""),
+        ({"stream_options": MANY}, "stream_options."),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": MANY}},
+            "response_format.json_schema.",
+        ),
+    ],
+    ids=["body", "stream_options", "json_schema"],
+)
+def test_of_many_unknown_fields_the_first_is_named(path, change, prefix):
+    param, message = refused(path, change)
+    assert param == f"{prefix}x0"
+    assert len(message) < 100
+
+
+def test_a_long_name_is_cut():
+    param, message = refused(COMPLETIONS, {"x" * 1000: 1})
+    assert param == "x" * 64
+    assert len(message) < 150
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "limits"),
+    [
+        ({"guided_choice": ["a"] * 4}, "guided_choice", {"max_guide_choices": 3}),
+        ({"guided_choice": ["é", "é"]}, "guided_choice", {"max_guide_choices_bytes": 3}),
+        ({"guided_regex": "éé"}, "guided_regex", {"max_guide_bytes": 3}),
+        ({"guided_json": {"a": 1}}, "guided_json", {"max_guide_bytes": 3}),
+        ({"guided_grammar": "x" * 4}, "guided_grammar", {"max_guide_bytes": 3}),
+        ({"prompt": [1] * 4}, "prompt", {"max_prompt_bytes": 12}),
+    ],
+)
+def test_what_is_too_large_is_refused_with_the_limit(change, field, limits):
+    param, message = refused(COMPLETIONS, change, **limits)
+    assert (param, "at most 3 are taken" in message) == (field, True)
+
+
+def test_null_means_the_default():
+    null = dict.fromkeys(("stream", "draft", "ignore_eos", "metrics", "n"))
+    call, content = call_of(COMPLETIONS, null)
+    assert (call.stream, call.draft, call.asked.ignore_eos, call.n) == (False, True, False, 1)
+    assert content["metrics"]["draft_index_version"] == 7
+
+
+def test_parts_of_text_are_one_text_also_in_a_large_body():
+    parts = [{"type": "text", "text": text} for text in ("a", "é" * 40_000, "b")]
+    call, _ = call_of(CHAT, {"messages": [MESSAGE | {"content": parts}]})
+    assert call.prompt == "a" + "é" * 40_000 + "b"
+
+
+def test_a_model_is_found_by_its_name():
+    service = Service(FakeBackend())
+    assert service.ask("GET", f"/v1/models/{TASK}").json()["id"] == TASK
+    assert error_of(service.ask("GET", "/v1/models/other"), 404)["code"] == "model_not_found"
 
 
 @pytest.fixture

@@ -4,33 +4,21 @@ import asyncio
 import json
 
 import pytest
-from fake_backend import FOREVER, TASK, FakeBackend, Service, answer
+from fake_backend import FOREVER, GOOD, TASK, FakeBackend, Service, answer, events
 from starlette.requests import ClientDisconnect
 
 from tasc_serve.calls import Refusal
 from tasc_serve.http_errors import ApiError
 
-BODIES = {
-    "/v1/completions": {"model": TASK, "prompt": "hi"},
-    "/v1/chat/completions": {"model": TASK, "messages": [{"role": "user", "content": "hi"}]},
-}
 TEXTS = ("na", "", "ïve\n\n", "data: 東京 🙂")
-either_endpoint = pytest.mark.parametrize("path", BODIES)
+either_endpoint = pytest.mark.parametrize("path", GOOD)
 
 
 def stream(service, path, **more):
-    response = service.ask("POST", path, json=BODIES[path] | {"stream": True} | more)
+    response = service.ask("POST", path, json=GOOD[path] | {"stream": True} | more)
     assert response.status_code == 200, response.text
     assert response.headers["content-type"].startswith("text/event-stream")
     return response
-
-
-def events(response):
-    """The content of each event; the last must be the end mark."""
-    *lines, last, after = response.text.split("\n\n")
-    assert (last, after) == ("data: [DONE]", "")
-    assert all(line.startswith("data: ") for line in lines)
-    return [json.loads(line.removeprefix("data: ")) for line in lines]
 
 
 def text_of(event):
@@ -91,7 +79,7 @@ class Client:
     """Speaks ASGI itself, since httpx's transport cannot hang up half-way."""
 
     def __init__(self, path, spec_version, n, stream=True):
-        body = json.dumps(BODIES[path] | {"stream": stream, "n": n}).encode()
+        body = json.dumps(GOOD[path] | {"stream": stream, "n": n}).encode()
         asgi = {"version": "3.0", "spec_version": spec_version}
         self.scope = {"type": "http", "asgi": asgi, "http_version": "1.1", "method": "POST"}
         self.scope |= {"path": path, "raw_path": path.encode(), "query_string": b""}

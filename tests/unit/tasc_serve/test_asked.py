@@ -3,24 +3,20 @@
 import json
 
 import pytest
-from fake_backend import TASK, FakeBackend, Service, answer
+from fake_backend import GOOD, FakeBackend, Service, answer
 
 from tasc_engine import GuideSpec, Sampling
 from tasc_serve.asked import Asked, FieldError, Guide
 from tasc_store import SamplingDefaults, TaskRecord
 
-BODIES = {
-    "/v1/completions": {"model": TASK, "prompt": "hi"},
-    "/v1/chat/completions": {"model": TASK, "messages": [{"role": "user", "content": "hi"}]},
-}
 SCHEMA = {"type": "object", "properties": {"b": {"const": "é"}, "a": {"type": "null"}}}
 OBJECT_SCHEMA = {"name": "it", "schema": SCHEMA, "strict": True, "description": "a thing"}
-either_endpoint = pytest.mark.parametrize("path", BODIES)
+either_endpoint = pytest.mark.parametrize("path", GOOD)
 
 
 def asked(path: str, n: int = 1, **fields: object) -> list[Asked]:
     backend = FakeBackend(*answer("yes"))
-    response = Service(backend).ask("POST", path, json=BODIES[path] | {"n": n} | fields)
+    response = Service(backend).ask("POST", path, json=GOOD[path] | {"n": n} | fields)
     assert response.status_code == 200, response.text
     return [call.asked for call in backend.calls]
 
@@ -86,7 +82,7 @@ def test_logprobs_are_a_number_for_completions_and_two_fields_for_chats():
         (one,) = asked(path, **fields)
         return one.logprobs
 
-    completions, chats = BODIES
+    completions, chats = GOOD
     assert [told(completions, logprobs=n) for n in (None, 0, 20)] == [None, 0, 20]
     assert told(chats, logprobs=True) == told(chats, logprobs=True, top_logprobs=0) == 0
     assert told(chats, logprobs=True, top_logprobs=20) == 20

@@ -1,25 +1,17 @@
 """Several answers to one request are those of as many calls: in order, or given up together."""
 
 import asyncio
-import json
 from collections import defaultdict
 
 import pytest
-from fake_backend import FOREVER, TASK, FakeBackend, Service, answer, error_of
+from fake_backend import FOREVER, GOOD, TASK, FakeBackend, Service, answer, error_of, events
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from tasc_serve import choices
 from tasc_serve.calls import Call, Refusal
 
-BODIES = {
-    "/v1/completions": {"model": TASK, "prompt": "hi", "n": 3},
-    "/v1/chat/completions": {
-        "model": TASK,
-        "n": 3,
-        "messages": [{"role": "user", "content": "hi"}],
-    },
-}
+BODIES = {path: body | {"n": 3} for path, body in GOOD.items()}
 SCRIPTS = {0: answer("ze", "ro"), 1: answer("one", reason="length"), 2: answer("t", "w", "o")}
 USAGE = {"prompt_tokens": 5, "completion_tokens": 12, "total_tokens": 17}
 either_endpoint = pytest.mark.parametrize("path", BODIES)
@@ -27,13 +19,6 @@ either_endpoint = pytest.mark.parametrize("path", BODIES)
 
 def ask(backend, path, limits=None, **fields):
     return Service(backend, **(limits or {})).ask("POST", path, json=BODIES[path] | fields)
-
-
-def events(response):
-    """The content of each event; the last must be the only end mark."""
-    *lines, last, after = response.text.split("\n\n")
-    assert (last, after) == ("data: [DONE]", "")
-    return [json.loads(line.removeprefix("data: ")) for line in lines]
 
 
 @either_endpoint

@@ -1,12 +1,12 @@
 """Which answers are kept for the corpus, and that a store which is away harms nobody."""
 
 import threading
-import time
 from dataclasses import replace
 
 import pytest
 from prometheus_client import CollectorRegistry
 
+from support import eventually
 from tasc_engine import GenerationRequest, GenerationResult, GuideSpec, Sampling, Timings
 from tasc_serve.asked import Asked, Guide
 from tasc_serve.calls import Call
@@ -100,13 +100,6 @@ class Collected:
     def count(self, name, **labels):
         labels |= {"task": "t", "model_name": "m"}
         return self.registry.get_sample_value(f"tasc_collected_rows{name}_total", labels)
-
-
-def eventually(holds):
-    deadline = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def inputs(store):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tasc_serve.calls import Answer, Call, Piece, Refusal
 from tasc_serve.failover import Budget, Failover
+from tasc_serve.fleet import ReplicaLost, SeenReplica
 from tasc_serve.http_errors import ApiError
 
 CALL = Call("call", "prompt", templated=False, timeout_s=20.0)
@@ -251,3 +252,23 @@ def test_two_tries_of_one_request_at_a_time_do_not_meet_in_a_replica() -> None:
     replicas = Replicas(a=Scripted())
     Calls(replicas).run(twice)
     assert len({call.id for call in replicas.all["a"].calls}) == 2
+
+
+@pytest.mark.parametrize("turns", range(5))
+def test_who_waits_for_a_lost_replica_ends_once_however_often_it_is_given_up(turns):
+    replica = SeenReplica("a")
+
+    async def wait() -> None:
+        async with replica.wait():
+            await asyncio.sleep(60)
+
+    async def lose_again() -> None:
+        replica.give_up("died")
+        waiting = asyncio.create_task(wait())
+        for _ in range(turns):  # each turn of the loop is another state of the wait
+            await asyncio.sleep(0)
+        replica.give_up("died")
+        with pytest.raises(ReplicaLost):
+            await waiting
+
+    asyncio.run(lose_again())

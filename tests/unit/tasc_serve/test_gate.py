@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import httpx
 import pytest
-from fake_backend import TASK, FakeBackend, Service, answer, error_of
+from fake_backend import COMPLETIONS, GOOD, TASK, FakeBackend, Service, answer, error_of
 from fastapi import APIRouter, Depends
 from prometheus_client import CollectorRegistry
 
@@ -19,11 +19,6 @@ from tasc_store.api_keys import digest_of
 
 SECRET, OTHER = f"tasc_{'s' * 43}", f"tasc_{'o' * 43}"
 KEY = ApiKey("0" * 16, "a key")
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-BODIES = {
-    COMPLETIONS: {"model": TASK, "prompt": "hi"},
-    CHAT: {"model": TASK, "messages": [{"role": "user", "content": "hi"}]},
-}
 OPEN = ("/healthz", "/readyz", "/metrics", "/sd", "/v1/tasks", "/openapi.json")
 
 
@@ -54,14 +49,14 @@ class Gated(Service):
         self, path: str = COMPLETIONS, secret: str | None = SECRET, **fields: object
     ) -> httpx.Response:
         headers = {"Authorization": f"Bearer {secret}"} if secret else {}
-        return self.ask("POST", path, json=BODIES[path] | fields, headers=headers)
+        return self.ask("POST", path, json=GOOD[path] | fields, headers=headers)
 
     def limited(self, what: str) -> float | None:
         labels = {"task": TASK, "what": what}
         return self.registry.get_sample_value("tasc_rate_limited_total", labels)
 
 
-@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("path", GOOD)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("key", "secret"),
@@ -80,7 +75,7 @@ def test_without_an_open_key_nothing_is_answered(
     assert service.counted("-", 401) == 1
 
 
-@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("path", GOOD)
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_open_key_is_answered(path: str, stream: bool) -> None:
     assert Gated(KEY).post(path, stream=stream).status_code == 200

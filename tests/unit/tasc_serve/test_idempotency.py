@@ -1,8 +1,6 @@
 """A retry with the same key gets the same answer, with a store and without one."""
 
 import threading
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +8,7 @@ import httpx
 import pytest
 from fake_backend import STATUS, TASK, FakeBackend, Service, answer, error_of
 
+from support import eventually
 from tasc_serve.calls import Refusal
 from tasc_store import StoreUnreachable
 
@@ -36,13 +35,6 @@ class AwayTries(MemoryTries):
         raise StoreUnreachable("no Redis answers")
 
     keep = claim  # type: ignore[assignment]
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline, "did not come to hold within 30 s"
-        time.sleep(0.01)
 
 
 def post(service: Service, headers: dict[str, str] = KEY, **more: Any) -> httpx.Response:

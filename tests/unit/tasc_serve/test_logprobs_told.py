@@ -3,20 +3,17 @@
 import json
 import math
 
+import fake_backend
 import pytest
-from fake_backend import TASK, FakeBackend, Service, answer
+from fake_backend import COMPLETIONS, GOOD, FakeBackend, Service, answer
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from tasc_serve.calls import Piece, TokenText
 from tasc_serve.logprobs import chat_logprobs, completion_logprobs
 
-MESSAGES = [{"role": "user", "content": "hi"}]
-COMPLETION = ("/v1/completions", {"model": TASK, "prompt": "hi", "logprobs": 2})
-CHAT = (
-    "/v1/chat/completions",
-    {"model": TASK, "messages": MESSAGES, "logprobs": True, "top_logprobs": 2},
-)
+COMPLETION = (COMPLETIONS, GOOD[COMPLETIONS] | {"logprobs": 2})
+CHAT = (fake_backend.CHAT, GOOD[fake_backend.CHAT] | {"logprobs": True, "top_logprobs": 2})
 TEXTS = ("naïve", "", "東京 🙂")
 TOKENS = ["na", "ïve", "", "", "東京", " 🙂"]
 OFFSETS = [0, 2, 5, 5, 5, 7]

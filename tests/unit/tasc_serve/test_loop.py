@@ -2,11 +2,11 @@
 
 import queue
 import threading
-import time
 
 import pytest
 
 import tiny
+from support import eventually
 from tasc_draft import DraftIndex, DraftSettings, NgramProposer
 from tasc_engine import (
     Engine,
@@ -121,13 +121,6 @@ def on_the_engines_thread(loop, call):
     found = queue.Queue()
     loop.between_steps(lambda: found.put(call()))
     return found.get(timeout=60)
-
-
-def eventually(holds):
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline, "did not come to hold within 60 s"
-        time.sleep(0.002)
 
 
 def test_answers_are_those_of_the_engine_alone(loop, requests, expected):

@@ -4,17 +4,13 @@ import dataclasses
 import json
 
 import pytest
-from fake_backend import TASK, FakeBackend, Service, answer
+from fake_backend import GOOD, FakeBackend, Service, answer
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tasc_engine import Acceptance, GenerationResult, Timings
 from tasc_serve.request_metrics import metrics_of
 
-BODIES = {
-    "/v1/completions": {"model": TASK, "prompt": "hi"},
-    "/v1/chat/completions": {"model": TASK, "messages": [{"role": "user", "content": "hi"}]},
-}
 TIMES = {
     "time_to_first_token_ms": 1000.0,
     "generation_time_ms": 2000.0,
@@ -34,12 +30,12 @@ DRAFTS = {
 }
 SUMMARY = {**TIMES, "speculative_decoding": DRAFTS, "draft_index_version": 7}
 STEPS = {"per_step_accepted": [3, 0], "per_step_drafted": [3, 2]}
-either_endpoint = pytest.mark.parametrize("path", BODIES)
+either_endpoint = pytest.mark.parametrize("path", GOOD)
 
 
 def ask(path, **more):
     service = Service(FakeBackend(*answer("Hel", "lo")))
-    return service.ask("POST", path, json=BODIES[path] | more)
+    return service.ask("POST", path, json=GOOD[path] | more)
 
 
 def chunks(path, **more):

@@ -1,13 +1,14 @@
-"""Answers decoded again without drafts: what is chosen, when it runs, and what is made of it."""
+"""Drafted answers are decoded again, beside everything else, and what differs is told."""
 
-import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from prometheus_client import CollectorRegistry
 
 import tiny
+from support import eventually
 from tasc_draft import SOURCES, DraftIndex, DraftSettings, NgramProposer
 from tasc_engine import (
     Engine,
@@ -18,11 +19,13 @@ from tasc_engine import (
     ModelSource,
     Sampling,
     Target,
+    TokenLogprob,
 )
 from tasc_engine import engine as engine_module
+from tasc_engine.logprobs import token_logprobs
 from tasc_serve.loop import EngineLoop
 from tasc_serve.settings import ShadowSettings
-from tasc_serve.shadow import ShadowCheck
+from tasc_serve.shadow import MARGINS, ShadowCheck, difference
 from tasc_serve.shadow_metrics import ShadowMetrics
 from tasc_text import TaskTokenizer
 
@@ -295,10 +298,7 @@ def test_the_loop_checks_when_it_is_idle_and_tells_users_only(checked, requests)
 
     for request in requests[:4]:
         loop.submit(request, sink(request))
-    deadline = time.monotonic() + 60
-    while checked.count("checks") < 4:
-        assert time.monotonic() < deadline, "the loop never checked all four"
-        time.sleep(0.01)
+    eventually(lambda: checked.count("checks") >= 4)
     loop.close()
     assert loop.failure is None
     assert sorted(delta.id for delta in told) == ["0", "1", "2", "3"]
@@ -348,3 +348,28 @@ def test_what_users_did_is_told_in_steps_of_which_shadows_have_none(checked, fol
     told = checked.records[before:]
     assert said == sum(record.emitted_tokens for record in told) > 0
     assert all(record.row_steps or record.prompt_tokens for record in told)
+
+
+def test_equal_logits_are_a_near_tie_and_others_are_real():
+    logits = torch.tensor([[0.0, 5.0, 5.0, 4.999], [3.0, 1.0, 0.0, -1.0]], dtype=torch.float64)
+    shadow = tuple(token_logprobs(logits, np.arange(2), np.array([1, 0]), [3, 3]))
+    for dtype, margin in MARGINS.items():
+        assert difference((1, 0), shadow, margin) is None
+        tie, clear = difference((2, 0), shadow, margin), difference((1, 1), shadow, margin)
+        assert (tie.place, tie.gap, tie.kind) == (0, 0.0, "near_tie"), dtype
+        assert (clear.place, clear.kind) == (1, "real"), dtype
+        assert clear.gap == pytest.approx(2.0)
+    assert difference((3, 0), shadow, MARGINS["float32"] / 2).kind == "real"
+    assert difference((3, 0), shadow, MARGINS["bfloat16"]).kind == "near_tie"
+
+
+@pytest.mark.parametrize("answer", [(1,), (1, 0, 0), ()])
+def test_an_answer_of_another_length_differs_really(answer):
+    shadow = tuple(TokenLogprob(token, -0.1, ((token, -0.1),)) for token in (1, 0))
+    found = difference(answer, shadow, 1.0)
+    assert (found.place, found.kind) == (min(len(answer), 2), "real")
+
+
+def test_a_token_that_was_none_of_the_likeliest_differs_really():
+    found = difference((7,), (TokenLogprob(1, -0.1, ((1, -0.1),)),), 1e9)
+    assert (found.gap, found.kind) == (float("inf"), "real")

@@ -1,21 +1,28 @@
-"""What a watcher of records takes in where versions come faster than it looks."""
+"""Watchers of records, indexes and the queue: what they take in, say, and try again."""
 
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
+from support import eventually
 from tasc_draft import DraftSettings
 from tasc_engine.errors import GuideError
 from tasc_serve import record_watcher
 from tasc_serve.errors import AdapterRefused, StaleProposer
+from tasc_serve.queue_metrics import QueueMetrics
+from tasc_serve.queue_watch import QueueWatch
 from tasc_serve.record_watcher import RecordWatcher
 from tasc_serve.records import MOST_KNOWN, Records
-from tasc_store import TaskRecord
+from tasc_serve.watcher import IndexWatcher
+from tasc_store import StoreUnreachable, TaskRecord
+from tasc_store.batch_queue import Waiting
 
 RECORD = TaskRecord("greet", "model", "f" * 32, "{input}")
 
@@ -101,13 +108,6 @@ def watching(tasks: Tasks, worker: Worker, keep_s: float = 60.0) -> Iterator[Rec
         watcher.close()
 
 
-def eventually(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 def watched(
     published: list[TaskRecord | None], done: Callable[[Worker], bool], keep_s: float = 60.0
 ) -> Worker:
@@ -166,16 +166,13 @@ def test_adapters_are_loaded_once_and_those_of_before_are_let_go() -> None:
 def test_what_cannot_be_loaded_is_told_once_with_the_way_out_and_the_next_is_taken(
     broken: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     worker, tasks = Worker(), Tasks()
     watcher = RecordWatcher(worker, Loop(), tasks, 0.005, 60.0)
     tasks.records.append(replace(RECORD, **broken))
     for published, told in ((None, "version 2"), (replace(RECORD, adapter="good"), "version 3")):
         tasks.records += [published] if published else []
-        deadline = time.monotonic() + 60
-        while told not in caplog.text:
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
-            caplog.set_level("INFO")
+        eventually(lambda told=told: told in caplog.text)
     watcher.close()
     (said,) = [r.getMessage() for r in caplog.records if "version 1 stays in use" in r.getMessage()]
     assert "go back with `tasc task use greet 1`" in said
@@ -258,3 +255,74 @@ def test_what_cannot_be_loaded_is_tried_ever_more_rarely_and_anew_with_another_v
         tasks.records += adapted("also broken")
         eventually(lambda: watcher._failed == 3)
     assert waits[1:5] == [0.02, 0.04, 0.04, 0.04]
+
+
+def test_a_roll_back_that_fails_is_said_once_as_what_it_is_and_newer_indexes_are_still_seen(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rounds, looks = [], threading.Semaphore(0)
+
+    def fails() -> None:
+        rounds.append(1)
+        raise StoreUnreachable("no Redis answers")
+
+    def wait(seen: int | None, timeout_s: float) -> None:
+        looks.release()
+        time.sleep(timeout_s)
+
+    indexes = SimpleNamespace(store=SimpleNamespace(wait=wait))
+    worker = SimpleNamespace(artifact=None, indexes=indexes)
+    watcher = IndexWatcher(worker, None, 0.005, lambda artifact: None, fails)
+    for _ in range(3):
+        assert looks.acquire(timeout=300)
+    watcher.close()
+    assert len(rounds) >= 3
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "was not rolled back, the new one stays in use: no Redis answers" in said
+
+
+class Queue:
+    """Says what the script has, the last of it for ever; what is shown whenever it is asked."""
+
+    def __init__(
+        self, registry: CollectorRegistry, *said: Mapping[str, Waiting] | Exception
+    ) -> None:
+        self.registry, self.said = registry, list(said)
+        self.shown: list[tuple[float | None, float | None]] = []
+
+    def waiting(self) -> Mapping[str, Waiting]:
+        self.shown.append(shown(self.registry, "tag"))
+        said: Any = self.said.pop(0) if len(self.said) > 1 else self.said[0]
+        if isinstance(said, Exception):
+            raise said
+        return dict(said)
+
+
+def shown(registry: CollectorRegistry, task: str) -> tuple[float | None, float | None]:
+    names = ("tasc_batch_waiting", "tasc_batch_oldest_waiting_seconds")
+    found = [registry.get_sample_value(name, {"task": task}) for name in names]
+    return found[0], found[1]
+
+
+def test_tasks_of_ones_own_are_there_at_0_and_others_from_when_a_batch_waits() -> None:
+    registry = CollectorRegistry()
+    metrics = QueueMetrics(registry, ["tag"])
+    assert (shown(registry, "tag"), shown(registry, "other")) == ((0, 0), (None, None))
+    metrics.seen({"other": Waiting(2, 30.0)})
+    assert (shown(registry, "tag"), shown(registry, "other")) == ((0, 0), (2, 30))
+    metrics.seen({"tag": Waiting(1, 5.0)})
+    assert (shown(registry, "tag"), shown(registry, "other")) == ((1, 5), (0, 0))
+
+
+def test_a_store_that_is_away_changes_nothing_and_is_asked_again() -> None:
+    registry = CollectorRegistry()
+    metrics = QueueMetrics(registry, ["tag"])
+    away = StoreUnreachable("away")
+    three, four = {"tag": Waiting(3, 7.0)}, {"tag": Waiting(4, 9.0)}
+    queue = Queue(registry, three, away, ValueError("odd"), four)
+    watch = QueueWatch(queue, metrics, 0.01)
+    try:
+        eventually(lambda: shown(registry, "tag") == (4, 9))
+        assert queue.shown[:4] == [(0, 0), (3, 7), (3, 7), (3, 7)]
+    finally:
+        watch.close()

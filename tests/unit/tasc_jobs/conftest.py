@@ -1,0 +1,84 @@
+"""Models and trainings that the tests of several files read, each made once a run; and `tasc`."""
+
+import gc
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import drafter_training
+import tiny
+from drafter_training import SHORT, Trained, trained_by
+from finetuning import Bench, Made, begin, made_by, make
+from tasc_jobs.cli import main
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _own_garbage() -> Iterator[None]:
+    """A fine-tune collects garbage. It need not look at all that other files imported and made."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(scope="session")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return make(tmp_path_factory.mktemp("bench"), "qwen2", tied=True)
+
+
+@pytest.fixture(scope="session")
+def whole(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """A fine-tune that nothing ended."""
+    return made_by(bench, tmp_path_factory.mktemp("whole"))
+
+
+@pytest.fixture(scope="session")
+def begun(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a run has left that was killed behind its third step, with the second's checkpoint."""
+    output = tmp_path_factory.mktemp("begun")
+    begin(bench.job(output), 3)
+    return output
+
+
+@pytest.fixture
+def killed(begun: Path, tmp_path: Path) -> Path:
+    """A copy of `begun`."""
+    return shutil.copytree(begun, tmp_path / "killed")
+
+
+@pytest.fixture(scope="session")
+def target(tmp_path_factory: pytest.TempPathFactory) -> drafter_training.Bench:
+    """A target for drafters."""
+    return drafter_training.make(tmp_path_factory.mktemp("target") / "qwen2", "qwen2")
+
+
+@pytest.fixture(scope="session", params=["eagle", "independent"])
+def short(
+    request: pytest.FixtureRequest,
+    target: drafter_training.Bench,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Trained:
+    """A drafter that has learnt for two epochs, and nothing ended its training."""
+    return trained_by(target, request.param, tmp_path_factory.mktemp("short") / "out", **SHORT)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with its tokenizer."""
+    return tiny.make_folder(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def tasc(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Runs the command line in this process, and gives its exit status."""
+
+    def run(*args: object) -> int:
+        monkeypatch.setattr(sys, "argv", ["tasc", *map(str, args)])
+        monkeypatch.setattr("signal.signal", lambda signum, handler: None)
+        with pytest.raises(SystemExit) as end:
+            main()
+        return int(end.value.code or 0)
+
+    return run

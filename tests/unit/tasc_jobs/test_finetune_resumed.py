@@ -1,0 +1,352 @@
+"""A training that is killed, interrupted or fails goes on behind its last whole step."""
+
+import json
+import re
+import resource
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from drafter_training import ROWS, SHORT, Trained
+from finetuning import ADAPTER, Bench, Made, begin, same
+from tasc_jobs.drafter.job import train_drafter
+from tasc_jobs.finetune import training
+from tasc_jobs.finetune.checkpoints import Checkpoint, Checkpoints
+from tasc_jobs.finetune.claim import claimed
+from tasc_jobs.finetune.errors import FinetuneError
+from tasc_jobs.finetune.finished import FINETUNE
+from tasc_jobs.finetune.interrupts import held
+from tasc_jobs.finetune.job import CHECKPOINT, finetune
+from tasc_jobs.finetune.training import Trainer
+from tasc_jobs.stages import StageProgress, silent
+
+Amid = Callable[[Callable[[], None]], AbstractContextManager[StageProgress]]
+
+
+@pytest.mark.parametrize(
+    "step", [pytest.param(1, marks=pytest.mark.slow("a run that begins again is below")), 4]
+)
+def test_a_run_that_was_killed_ends_with_the_weights_of_one_that_was_not(
+    bench: Bench, whole: Made, tmp_path: Path, step: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = bench.job(tmp_path)
+    begin(job, step)
+    assert not (tmp_path / "finetune.json").exists()
+    seen, said = list[int](), list[str]()
+    capsys.readouterr()
+    finetune(job, lambda stage, done, total: seen.append(done), say=said.append)
+    kept = step - 1  # the step that was killed had no checkpoint yet
+    assert seen[0] == kept
+    assert same(tmp_path / ADAPTER, whole.output / ADAPTER)
+    assert not (tmp_path / CHECKPOINT).exists()
+    assert len(said) == 9 - kept
+    assert all(re.fullmatch(r"loss \d+\.\d{3}, [\d,]+ tokens/s", text) for text in said)
+    err = capsys.readouterr().err
+    assert "LoRA, frozen weights as they are, on cpu" in err
+    assert (f"going on behind step {kept} of 9" in err) == bool(kept)
+
+
+def test_what_changes_the_result_is_not_gone_on_with(
+    bench: Bench, killed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pins = json.loads((killed / CHECKPOINT / "state.json").read_text())["pins"]
+    assert (pins["nf4"], pins["device"], pins["dtype"]) == (False, "cpu", "float32")
+    fewer = replace(bench, rows=bench.rows[1:])
+    for job, changed in (
+        (bench.job(killed, learning_rate=0.5), "learning_rate"),
+        (fewer.job(killed), "rows"),
+        (bench.job(killed, quantization="nf4"), "nf4"),
+    ):
+        with pytest.raises(FinetuneError, match=f"with another {changed};"):
+            finetune(job)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        with pytest.raises(FinetuneError, match="with another nf4, device, dtype;"):
+            finetune(bench.job(killed))
+    begin(bench.job(killed, quantization="none"), 6)  # what became of auto
+    assert json.loads((killed / CHECKPOINT / "state.json").read_text())["step"] == 5
+
+
+def state(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (folder / CHECKPOINT).iterdir()}
+
+
+def test_a_loss_that_is_no_number_ends_it_and_the_last_checkpoint_stays(
+    bench: Bench, killed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, loss = state(killed), Trainer._loss
+    monkeypatch.setattr(Trainer, "_loss", lambda self, rows: loss(self, rows) * float("nan"))
+    with pytest.raises(FinetuneError, match="step 3 of 9 is nan.*--learning-rate in another"):
+        finetune(bench.job(killed))
+    assert state(killed) == before
+
+
+def test_a_gradient_that_is_no_number_changes_no_weight(
+    bench: Bench, killed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, gradient = state(killed), training._gradient
+
+    def overflown(value: torch.nn.Parameter) -> torch.Tensor:
+        found = gradient(value)
+        found.view(-1)[0] = float("inf")
+        return found
+
+    monkeypatch.setattr(training, "_gradient", overflown)
+    with pytest.raises(FinetuneError, match="the gradient's norm of step 3 of 9 is inf"):
+        finetune(replace(bench.job(killed), checkpoint_s=0.0))
+    assert state(killed) == before
+
+
+def test_a_disk_that_is_full_leaves_the_last_checkpoint(bench: Bench, killed: Path) -> None:
+    before, limits = state(killed), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(FinetuneError, match=r"that of step 2 stays, make room and run again"):
+            finetune(replace(bench.job(killed), checkpoint_s=0.0))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert state(killed) == before
+    finetune(bench.job(killed))
+
+
+def test_a_checkpoint_whose_place_was_being_taken_is_found(killed: Path) -> None:
+    folder = killed / CHECKPOINT
+    pins = json.loads((folder / "state.json").read_text())["pins"]
+    folder.rename(folder.with_name(folder.name + ".older"))
+    found = Checkpoints(folder, pins).load()
+    assert found is not None
+    assert found.step == 2
+
+
+def test_seconds_and_tokens_are_of_all_pieces_of_a_run(
+    bench: Bench, whole: Made, killed: Path, tmp_path: Path
+) -> None:
+    tokens = whole.found["tokens_per_second"] * whole.found["seconds"]
+    state = json.loads((killed / CHECKPOINT / "state.json").read_text())
+    for name, spent, before in (
+        ("told", {"seconds": 1e6}, 1e6),
+        ("of-before-they-were-kept", {"seconds": None, "tokens": None}, 0.0),
+    ):
+        job = bench.job(tmp_path / name)
+        shutil.copytree(killed, job.output)
+        changed = {k: v for k, v in (state | spent).items() if v is not None}
+        (job.output / CHECKPOINT / "state.json").write_text(json.dumps(changed))
+        found = finetune(job)
+        assert (found["seconds"] > 1e6) == bool(before)
+        all_of_it = found["tokens_per_second"] * found["seconds"]
+        assert all_of_it == pytest.approx(tokens if before else tokens - state["tokens"])
+
+
+# --- Ctrl-C and SIGTERM -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _at_a_terminal() -> Iterator[None]:
+    """Ctrl-C and SIGTERM do what they do to the command at a terminal.
+
+    A job in the background begins deaf to Ctrl-C.
+    """
+    before = {
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum)),
+    }
+    yield
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
+
+
+def at_call(number: int, signum: int) -> Callable[[], None]:
+    """Sends a signal when it is called for the so-manieth time."""
+    calls = iter(range(1, 1000))
+
+    def call() -> None:
+        if next(calls) == number:
+            signal.raise_signal(signum)
+
+    return call
+
+
+@contextmanager
+def between_steps(call: Callable[[], None]) -> Iterator[StageProgress]:
+    yield lambda stage, done, total: call() if done else None
+
+
+@contextmanager
+def in_a_step(call: Callable[[], None]) -> Iterator[StageProgress]:
+    """Before each part of its rows."""
+    loss = Trainer._loss
+
+    def called(self: Trainer, rows: Any) -> torch.Tensor:
+        call()
+        return loss(self, rows)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "_loss", called)
+        yield silent
+
+
+@contextmanager
+def in_a_change_of_weights(call: Callable[[], None]) -> Iterator[StageProgress]:
+    hook = register_optimizer_step_post_hook(lambda *args: call())
+    try:
+        yield silent
+    finally:
+        hook.remove()
+
+
+ENDS = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: SystemExit}
+OTHER_SIGNAL = pytest.mark.slow("the other signal ends a step there daily")
+
+
+@pytest.mark.usefixtures("_at_a_terminal")
+@pytest.mark.parametrize(
+    ("amid", "call", "kept", "signum"),
+    [
+        (in_a_step, 1, 0, signal.SIGINT),
+        (between_steps, 2, 2, signal.SIGINT),
+        (in_a_step, 5, 1, signal.SIGTERM),
+        (in_a_change_of_weights, 3, 3, signal.SIGINT),
+        pytest.param(between_steps, 2, 2, signal.SIGTERM, marks=OTHER_SIGNAL),
+        pytest.param(in_a_step, 5, 1, signal.SIGINT, marks=OTHER_SIGNAL),
+        pytest.param(in_a_change_of_weights, 3, 3, signal.SIGTERM, marks=OTHER_SIGNAL),
+    ],
+)
+def test_an_interrupted_run_goes_on_behind_its_last_whole_step(
+    bench: Bench, whole: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    amid: Amid, call: int, kept: int, signum: signal.Signals,
+) -> None:  # fmt: skip
+    with amid(at_call(call, signum)) as progress, pytest.raises(ENDS[signum]):
+        finetune(bench.job(tmp_path), progress)
+    assert (f"step {kept} of 9 is kept" in capsys.readouterr().err) == bool(kept)
+    assert (tmp_path / CHECKPOINT).exists() == bool(kept)
+    seen: list[int] = []
+    finetune(bench.job(tmp_path), lambda stage, done, total: seen.append(done))
+    assert seen[0] == kept
+    assert same(tmp_path / ADAPTER, whole.output / ADAPTER)
+
+
+@pytest.mark.usefixtures("_at_a_terminal")
+def test_an_interrupted_drafter_ends_with_the_weights_of_one_that_was_not(
+    short: Trained, tmp_path: Path
+) -> None:
+    job = short.bench.job(tmp_path, short.kind, **SHORT)
+    ending = at_call(len(ROWS) + 4, signal.SIGINT)
+    with between_steps(ending) as progress, pytest.raises(KeyboardInterrupt):
+        train_drafter(job, progress)
+    seen: list[tuple[str, int]] = []
+    train_drafter(job, lambda stage, done, total: seen.append((stage, done)))
+    assert next(done for stage, done in seen if stage == "train") == 4
+    assert same(tmp_path / "model.safetensors", short.folder / "model.safetensors")
+
+
+@pytest.mark.usefixtures("_at_a_terminal")
+def test_what_is_held_is_held_in_the_main_thread_alone() -> None:
+    done: list[str] = []
+
+    def work() -> None:
+        with held():
+            done.append("elsewhere")
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+    def interrupted() -> None:
+        with held():
+            signal.raise_signal(signal.SIGINT)
+            done.append("here")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert done == ["elsewhere", "here"]
+
+
+def test_a_checkpoint_is_there_however_often_its_place_is_half_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(self: Path, target: Path) -> NoReturn:
+        raise KeyboardInterrupt
+
+    folder = tmp_path / CHECKPOINT
+    checkpoints = Checkpoints(folder, {})
+    checkpoints.save(Checkpoint(1, [0.5], {"w": torch.ones(2)}, {}))
+    folder.rename(folder.with_name(folder.name + ".older"))  # as a run leaves it that died here
+    monkeypatch.setattr(Path, "rename", die)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoints.save(Checkpoint(2, [0.5, 0.4], {"w": torch.zeros(2)}, {}))
+    assert (found := checkpoints.load()) is not None
+    assert found.step == 1
+
+
+# --- Workers that share a fine-tune wait for their first ----------------------------------------
+
+
+class Second:
+    """The second of two workers, by itself. What it meets the first for is done in its place."""
+
+    rank, size = 1, 2
+
+    def __init__(self, *done: Callable[[Sequence[torch.Tensor]], object]) -> None:
+        self._done = iter(done)
+
+    def sum(self, tensors: Sequence[torch.Tensor]) -> None:
+        next(self._done, lambda tensors: None)(tensors)
+
+
+class First:
+    """The first of as many as there are."""
+
+    rank, size = 0, 1
+
+    def __init__(self, output: Path) -> None:
+        self._output = output
+
+    def sum(self, tensors: Sequence[torch.Tensor]) -> None:
+        with (
+            pytest.raises(FinetuneError, match="another process trains"),
+            claimed(self._output, FINETUNE),
+        ):
+            pass
+
+
+def test_a_crew_goes_on_from_what_its_first_worker_finds(
+    bench: Bench, killed: Path, tmp_path: Path
+) -> None:
+    begin(bench.job(tmp_path / "dying"), 5)
+    later, there, seen = tmp_path / "dying" / CHECKPOINT, killed / CHECKPOINT, list[int]()
+
+    def save(tensors: object) -> None:  # the dying one's last, before the first has the claim
+        shutil.rmtree(there)
+        shutil.copytree(later, there)
+
+    second = Second(save, lambda tensors: shutil.rmtree(there))
+    finetune(bench.job(killed), lambda stage, done, total: seen.append(done), second)
+    assert seen == [4, 5, 6, 7, 8, 9]
+
+
+def test_a_crew_that_begins_again_behind_its_result_says_what_it_is_like(
+    bench: Bench, killed: Path
+) -> None:
+    job, seen = bench.job(killed), list[str]()
+    found = finetune(job, crew=First(killed))
+    (killed / CHECKPOINT).mkdir()
+
+    def look(stage: str, done: int, total: int | None) -> None:
+        seen.append(stage)
+
+    assert finetune(job, look, First(killed)) == found
+    assert not (killed / CHECKPOINT).exists()
+    assert finetune(job, look, Second(lambda tensors: tensors[0].add_(1))) == found
+    assert not seen
+    with pytest.raises(FinetuneError, match="has a fine-tuned model already"):
+        finetune(bench.job(killed, epochs=1), crew=First(killed))
