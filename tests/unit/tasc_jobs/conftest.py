@@ -23,9 +23,13 @@ def _own_garbage() -> Iterator[None]:
     gc.unfreeze()
 
 
-@pytest.fixture(scope="session")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    return make(tmp_path_factory.mktemp("bench"), "qwen2", tied=True)
+OTHER = pytest.param(("gpt_neox", False), marks=pytest.mark.slow("another architecture, untied"))
+
+
+@pytest.fixture(scope="session", params=[("qwen2", True), OTHER], ids=["qwen2", "gpt_neox"])
+def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    architecture, tied = request.param
+    return make(tmp_path_factory.mktemp("bench"), architecture, tied=tied)
 
 
 @pytest.fixture(scope="session")
