@@ -1,21 +1,49 @@
 """The models the lossless tests share, and how close a call their answers were."""
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
-from lossless_cases import CLOSEST, Case, make_case
+from lossless_cases import CLOSEST, Case, answered_alone, make_case, reference
 
+from tasc_engine import GenerationRequest
 from tiny import ARCHITECTURES
 
-
-@pytest.fixture(scope="session", params=list(ARCHITECTURES))
-def any_case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    return make_case(tmp_path_factory.mktemp(request.param), request.param)
+CaseOf = Callable[..., Case]
+Asked = tuple[list[GenerationRequest], list[list[int]]]
 
 
 @pytest.fixture(scope="session")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    return make_case(tmp_path_factory.mktemp("one"), "qwen2")
+def case_of(tmp_path_factory: pytest.TempPathFactory) -> CaseOf:
+    """The case of an architecture and a dtype, made once."""
+
+    @cache
+    def of(architecture: str, dtype: str = "float64") -> Case:
+        return make_case(tmp_path_factory.mktemp(architecture), architecture, dtype)
+
+    return of
+
+
+@pytest.fixture(params=list(ARCHITECTURES))
+def any_case(request: pytest.FixtureRequest, case_of: CaseOf) -> Case:
+    return case_of(request.param)
+
+
+@pytest.fixture(scope="session")
+def case(case_of: CaseOf) -> Case:
+    return case_of("qwen2")
+
+
+@pytest.fixture(scope="session")
+def alike(case: Case) -> Asked:
+    """Beginnings of 5 to 60 tokens are shared, some by two prompts only, one is a whole prompt."""
+    long, other = case.prompts[7], case.prompts[5]
+    shared = [long[:n] + other[: 12 - n % 7] for n in (60, 60, 33, 60, 9, 5, 33, 60)]
+    answers = {p: answered_alone(reference(case.folder), p, 12) for p in (*shared, long[:60])}
+    prompts = [*shared, long[:60], *shared]
+    requests = [GenerationRequest(str(i), p, 12) for i, p in enumerate(prompts)]
+    return requests, [answers[p] for p in prompts]
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

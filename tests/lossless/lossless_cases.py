@@ -3,8 +3,10 @@
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -27,6 +29,7 @@ from tasc_engine import (
     ModelSource,
     Target,
 )
+from tasc_engine.cost import StepCosts
 from tasc_text import TaskTokenizer
 from tiny import make_folder, plain
 
@@ -71,6 +74,7 @@ class Answered:
         return [list(self.results[str(i)].tokens) for i in range(len(self.results))]
 
 
+@cache
 def reference(folder: Path, dtype: str = "float64") -> PreTrainedModel:
     """The model as transformers runs it, with eager attention: other kinds leave soft caps out."""
     return AutoModelForCausalLM.from_pretrained(
@@ -99,10 +103,38 @@ def make_case(folder: Path, architecture: str, dtype: str = "float64") -> Case:
     prompts = [tuple(rng.randrange(1, tokenizer.vocab_size) for _ in range(n)) for n in lengths]
     max_tokens = [LONGEST, 1, 2, 30, LONGEST, 7, 30, 12, 3, LONGEST, 20, 25]
     whole = [answered_alone(model, p, LONGEST) for p in prompts]
-    answers = [plain(model, p, m) for p, m in zip(prompts, max_tokens, strict=True)]
+    answers = [answer[:most] for answer, most in zip(whole, max_tokens, strict=True)]
     # Two thirds of what the model says, so that drafts are sometimes right and sometimes not.
     corpus = [[t for t in w if t not in tokenizer.eos_ids] for w in whole[:8]]
     return Case(folder, tokenizer, prompts, max_tokens, answers, corpus, dtype)
+
+
+def make_engine(
+    case: Case,
+    config: EngineConfig,
+    settings: DraftSettings = PAPER,
+    *,
+    target: Target | None = None,
+    index: DraftIndex | None = None,
+    branching: bool = True,
+    wrap: Callable[[Proposer], Proposer] = lambda proposer: proposer,
+    costs: StepCosts | None = None,
+) -> tuple[Engine, EngineTotals]:
+    """An engine, and what it will have done; ``wrap`` may put another proposer in front."""
+    target = target or Target.load(ModelSource(case.folder, dtype=case.dtype), config)
+    proposer = wrap(
+        NgramProposer(
+            settings,
+            rows=config.rows,
+            capacity=config.max_model_len,
+            vocab_size=target.vocab_size,
+            eos_ids=case.tokenizer.eos_ids,
+            index=index or case.index(),
+            branching=branching,
+        )
+    )
+    totals = EngineTotals(len(SOURCES), proposer.max_depth)
+    return Engine(target, case.tokenizer, proposer, config, totals.add, costs), totals
 
 
 def answer(
@@ -112,31 +144,18 @@ def answer(
     settings: DraftSettings = PAPER,
     draft: bool = True,
     prefill_chunk: int = 16,
-    branching: bool = True,
     prefix_cache_bytes: int = 1 << 20,
     requests: Sequence[GenerationRequest] | None = None,
-    wrap: Callable[[Proposer], Proposer] = lambda proposer: proposer,
+    **how: Any,
 ) -> Answered:
-    """Decode the case's requests with our engine; ``wrap`` may put another proposer in front."""
+    """Decode the case's requests with an engine as `make_engine` makes it."""
     config = EngineConfig(
         rows=rows,
         max_model_len=160,
         prefill_chunk=prefill_chunk,
         prefix_cache_bytes=prefix_cache_bytes,
     )
-    target = Target.load(ModelSource(case.folder, dtype=case.dtype), config)
-    proposer = NgramProposer(
-        settings,
-        rows=rows,
-        capacity=config.max_model_len,
-        vocab_size=target.vocab_size,
-        eos_ids=case.tokenizer.eos_ids,
-        index=case.index(),
-        branching=branching,
-    )
-    wrapped = wrap(proposer)
-    totals = EngineTotals(len(SOURCES), wrapped.max_depth)
-    engine = Engine(target, case.tokenizer, wrapped, config, totals.add)
+    engine, totals = make_engine(case, config, settings, **how)
     results = {r.id: r for r in engine.generate(requests or case.requests(draft))}
     engine.check_integrity()
     assert not engine.running

@@ -7,9 +7,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from lossless_cases import Case
+from lossless_cases import Case, make_engine
 
-from tasc_draft import SOURCES, DraftSettings, NgramProposer, Tokens, build_index
+from tasc_draft import DraftSettings, Tokens, build_index
 from tasc_engine import (
     Engine,
     EngineConfig,
@@ -17,9 +17,7 @@ from tasc_engine import (
     GenerationRequest,
     GenerationResult,
     GuideSpec,
-    ModelSource,
     Sampling,
-    Target,
 )
 
 SETTINGS = DraftSettings(min_prob=0.0)
@@ -133,18 +131,10 @@ def engine_of(case: Case, way: Way, outputs: list[list[int]]) -> tuple[Engine, E
     # A forced stretch may be longer than a chunk.
     chunk = 2 if way.draft else 16
     config = EngineConfig(rows=way.rows, max_model_len=LENGTH, prefill_chunk=chunk)
-    target = Target.load(ModelSource(case.folder, dtype=case.dtype), config)
-    tokenizer = case.tokenizer
     index = build_index(
         Tokens.of(outputs or case.corpus),
-        fingerprint=tokenizer.fingerprint,
-        vocab_size=tokenizer.vocab_size,
-        eos_id=tokenizer.eos_id,
+        fingerprint=case.tokenizer.fingerprint,
+        vocab_size=case.tokenizer.vocab_size,
+        eos_id=case.tokenizer.eos_id,
     )
-    proposer = NgramProposer(
-        SETTINGS, rows=way.rows, capacity=LENGTH, vocab_size=target.vocab_size,
-        eos_ids=tokenizer.eos_ids, index=index,
-    )  # fmt: skip
-    totals = EngineTotals(len(SOURCES), proposer.max_depth)
-    engine = Engine(target, tokenizer, proposer, config, totals.add)
-    return engine, totals
+    return make_engine(case, config, SETTINGS, index=index)

@@ -1,12 +1,12 @@
 """Drafting never changes an answer: our engine against transformers' one-by-one ``generate``."""
 
 import dataclasses
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from lossless_cases import LONGEST, PAPER, Case, answer, answered_alone, make_case, reference
+from lossless_cases import LONGEST, PAPER, Case, answer, answered_alone, reference
 
 from tasc_draft import DraftSettings
 from tasc_draft.settings import MIXTURES
@@ -28,50 +28,40 @@ def test_every_architecture_answers_like_generate(any_case: Case) -> None:
     assert found.tokens() == any_case.answers
 
 
-@pytest.mark.parametrize("branching", [True, False])
-@pytest.mark.parametrize("budget", [1, 2, 7, 16])
-def test_every_tree_and_chain_answers_alike(case: Case, budget: int, branching: bool) -> None:
-    settings = DraftSettings(min_prob=0.0, num_speculative_tokens=budget)
-    found = answer(case, settings=settings, branching=branching)
+WAYS: list[dict[str, Any]] = [
+    *(
+        {"settings": DraftSettings(min_prob=0.0, num_speculative_tokens=n), "branching": branching}
+        for n in (1, 2, 7, 16)
+        for branching in (True, False)
+    ),
+    *({"settings": dataclasses.replace(PAPER, n_max=n)} for n in range(2, 9)),
+    {"settings": DraftSettings(min_prob=0.0, learning_rate=1.0)},
+    *({"rows": n} for n in range(1, 9)),
+    *({"prefill_chunk": n} for n in (1, 7, 1000)),
+]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=" ".join)
+def test_every_way_of_drafting_answers_alike(case: Case, way: dict[str, Any]) -> None:
+    found = answer(case, **way)
     assert min(accepted_and_rejected(found.totals)) > 0
     assert found.tokens() == case.answers
 
 
-@pytest.mark.parametrize("n_max", range(2, 9))
-def test_every_n_max_answers_alike(case: Case, n_max: int) -> None:
-    found = answer(case, settings=dataclasses.replace(PAPER, n_max=n_max))
-    assert min(accepted_and_rejected(found.totals)) > 0
-    assert found.tokens() == case.answers
+@pytest.fixture(scope="module")
+def begun(case: Case) -> tuple[list[GenerationRequest], list[list[int]]]:
+    """Prompts hold the beginning of their answers, so that prompts alone can be drafted from."""
+    prompts = [(*p, *a) for p, a in zip(case.prompts, case.answers, strict=True)]
+    requests = [GenerationRequest(str(i), p, 24) for i, p in enumerate(prompts)]
+    return requests, [answered_alone(reference(case.folder), p, 24) for p in prompts]
 
 
 @pytest.mark.parametrize("mixture", MIXTURES)
-def test_every_mixture_answers_alike(case: Case, mixture: str) -> None:
-    """Prompts hold the beginning of their answers, so that prompts alone can be drafted from."""
-    model = reference(case.folder)
-    prompts = [(*p, *a) for p, a in zip(case.prompts, case.answers, strict=True)]
-    answers = [answered_alone(model, p, 24) for p in prompts]
-    requests = [GenerationRequest(str(i), p, 24) for i, p in enumerate(prompts)]
+def test_every_mixture_answers_alike(case: Case, begun: Any, mixture: str) -> None:
     settings = DraftSettings(mixture=mixture, min_prob=0.0)
-    found = answer(case, settings=settings, requests=requests)
+    found = answer(case, settings=settings, requests=begun[0])
     assert min(accepted_and_rejected(found.totals)) > 0
-    assert found.tokens() == answers
-
-
-def test_weights_learnt_in_mid_answer_change_no_answer(case: Case) -> None:
-    fast = DraftSettings(min_prob=0.0, learning_rate=1.0)
-    assert answer(case, settings=fast).tokens() == case.answers
-
-
-@pytest.mark.parametrize("rows", range(1, 9))
-def test_every_batch_size_answers_alike(case: Case, rows: int) -> None:
-    found = answer(case, rows=rows)
-    assert min(accepted_and_rejected(found.totals)) > 0
-    assert found.tokens() == case.answers
-
-
-@pytest.mark.parametrize("chunk", [1, 7, 1000])
-def test_every_prefill_chunk_answers_alike(case: Case, chunk: int) -> None:
-    assert answer(case, prefill_chunk=chunk).tokens() == case.answers
+    assert found.tokens() == begun[1]
 
 
 @pytest.mark.parametrize("weight", [0.0, 1.0])
@@ -86,16 +76,10 @@ def test_each_source_alone_answers_alike(case: Case, weight: float) -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 1 << 20])
-def test_prompts_that_begin_alike_answer_alike(case: Case, kept: int) -> None:
-    """Beginnings of 5 to 60 tokens are shared, some by two prompts only, one is a whole prompt."""
-    long, other = case.prompts[7], case.prompts[5]
-    shared = [long[:n] + other[: 12 - n % 7] for n in (60, 60, 33, 60, 9, 5, 33, 60)]
-    prompts = [*shared, long[:60], *shared]
-    model = reference(case.folder)
-    answers = [answered_alone(model, p, 12) for p in prompts]
-    requests = [GenerationRequest(str(i), p, 12) for i, p in enumerate(prompts)]
+def test_prompts_that_begin_alike_answer_alike(case: Case, alike: Any, kept: int) -> None:
+    requests, answers = alike
     found = answer(case, requests=requests, rows=2, prefix_cache_bytes=kept)
-    asked = sum(len(p) for p in prompts)
+    asked = sum(len(request.prompt) for request in requests)
     assert found.totals.prompt_tokens + found.totals.shared_tokens == asked
     assert (found.totals.shared_tokens > asked / 3) == bool(kept)
     assert found.tokens() == answers
@@ -202,8 +186,8 @@ class _WithEnd:
         return getattr(self._tokenizer, name)
 
 
-def test_float32_is_equal_but_for_near_ties(tmp_path: Path, capsys) -> None:
-    case = make_case(tmp_path / "model", "qwen2", dtype="float32")
+def test_float32_is_equal_but_for_near_ties(case_of, capsys) -> None:
+    case = case_of("qwen2", "float32")
     found = answer(case).tokens()
     model = reference(case.folder, "float32")
     for prompt, ours, theirs in zip(case.prompts, found, case.answers, strict=True):

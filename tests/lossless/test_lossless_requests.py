@@ -14,12 +14,10 @@ from choosing_reference import reference_choice
 from tasc_engine import GenerationRequest, GenerationResult, Sampling
 from tasc_engine.sampling import uniforms
 
-REQUESTS = 150
-
 
 @pytest.fixture(scope="module")
-def requests(case: Case) -> list[GenerationRequest]:
-    return random_requests(case, REQUESTS)
+def requests(case: Case, everything: bool) -> list[GenerationRequest]:
+    return random_requests(case, 150 if everything else 75)
 
 
 @pytest.fixture(scope="module")

@@ -3,12 +3,12 @@
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
-from lossless_cases import Case, answer, answered_alone, reference
+from lossless_cases import Case, answer, answered_alone, make_engine, reference
 from neural_cases import (
     CAPACITY,
-    TREE,
     assert_some_accepted_and_some_rejected,
     by,
     neural,
@@ -17,11 +17,8 @@ from request_grid import GUIDES
 from torch import Tensor
 
 from lora_folders import make_adapter, merged_says
-from tasc_draft import SOURCES
 from tasc_engine import (
-    Engine,
     EngineConfig,
-    EngineTotals,
     GenerationRequest,
     ModelSource,
     Sampling,
@@ -42,19 +39,16 @@ def test_rows_that_end_and_are_filled_again_answer_alike(case: Case, kind: str, 
     ("kind", "policy"), [("noisy", "recent"), ("eagle", "full"), ("eagle", "recent over ranked")]
 )
 def test_prompts_in_chunks_that_begin_alike_answer_alike(
-    case: Case, kind: str, policy: str
+    case: Case, alike: Any, kind: str, policy: str
 ) -> None:
     """Where a beginning is copied, nobody has seen what the target thought of it."""
-    long, other = case.prompts[7], case.prompts[5]
-    prompts = [long[:n] + other[: 12 - n % 7] for n in (60, 60, 33, 60, 9, 5, 33, 60)]
-    model = reference(case.folder)
-    requests = [GenerationRequest(str(i), p, 12) for i, p in enumerate(prompts)]
+    requests, answers = alike[0][:8], alike[1][:8]
     proposer = neural(case, kind, policy, rows=2)
     found = answer(case, rows=2, prefill_chunk=5, requests=requests, wrap=by(proposer))
     assert found.totals.shared_tokens > 90
     assert_some_accepted_and_some_rejected(found, 3)
     assert all(any(r.acceptance.drafted) for r in found.results.values())
-    assert found.tokens() == [answered_alone(model, p, 12) for p in prompts]
+    assert found.tokens() == answers
 
 
 @pytest.mark.parametrize(("kind", "policy"), [("same", "full"), ("eagle", "recent over ranked")])
@@ -85,11 +79,8 @@ def test_guided_answers_are_the_same_drafted_or_not(case: Case, kind: str) -> No
 
 def test_proposers_that_take_turns_in_mid_answer_change_no_answer(case: Case) -> None:
     config = EngineConfig(rows=3, max_model_len=CAPACITY, prefill_chunk=5)
-    target = Target.load(ModelSource(case.folder, dtype="float64"), config)
-    totals = EngineTotals(len(SOURCES), TREE.depth)
     turns = [("eagle", "recent"), ("noisy", "full"), ("eagle", "full"), ("same", "recent")]
-    first = neural(case, "eagle", rows=3)
-    engine = Engine(target, case.tokenizer, first, config, totals.add)
+    engine, totals = make_engine(case, config, wrap=by(neural(case, "eagle", rows=3)))
     waiting, results, steps = case.requests(), {}, 0
     while waiting or engine.running:
         while waiting and not engine.waiting:
@@ -125,10 +116,9 @@ def test_rows_of_several_adapters_answer_like_models_with_them_merged(
     folders = {name: make_adapter(case.folder, tmp_path / name, i) for i, name in enumerate("ab")}
     config = EngineConfig(rows=4, max_model_len=CAPACITY, prefill_chunk=16)
     source = ModelSource(case.folder, dtype="float64", adapters=tuple(folders.items()))
-    totals = EngineTotals(len(SOURCES), TREE.depth)
     proposer = neural(case, "eagle", "recent over ranked")
     target = Target.load(source, config)
-    engine = Engine(target, case.tokenizer, proposer, config, totals.add)
+    engine, totals = make_engine(case, config, target=target, wrap=by(proposer))
     asked = [
         replace(request, adapter=adapter, max_tokens=16, id=f"{request.id} {adapter}")
         for request, adapter in zip(case.requests(), [None, "a", "b"] * 4, strict=True)
@@ -155,9 +145,8 @@ def test_a_step_without_room_for_thoughts_goes_on_without_them(
         return states(hidden, looked_at, cache)
 
     monkeypatch.setattr(target.decoder, "states", cramped)
-    totals = EngineTotals(len(SOURCES), TREE.depth)
     proposer = neural(case, kind, policy, rows=3)
-    engine = Engine(target, case.tokenizer, proposer, config, totals.add)
+    engine, totals = make_engine(case, config, target=target, wrap=by(proposer))
     found = {r.id: list(r.tokens) for r in engine.generate(case.requests())}
     assert next(steps) > 20
     assert 0 < totals.accepted.sum() < totals.drafted.sum()

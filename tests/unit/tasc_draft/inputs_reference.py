@@ -81,7 +81,10 @@ def weights(prompts: list[Prompt], outputs: list[Prompt]) -> dict[int, float]:
 
 
 def norms(prompts: list[Prompt], outputs: list[Prompt]) -> list[float]:
-    weight = weights(prompts, outputs)
+    return _norms(prompts, weights(prompts, outputs))
+
+
+def _norms(prompts: list[Prompt], weight: dict[int, float]) -> list[float]:
     return [sqrt(sum(weight.get(key, 0) ** 2 for key in features(p))) for p in prompts]
 
 
@@ -98,5 +101,5 @@ def cosines(prompts: list[Prompt], outputs: list[Prompt], prompt: Prompt) -> dic
             break
         for row in kept[key]:
             scores[row] += weight[key] ** 2
-    length = norms(prompts, outputs)
+    length = _norms(prompts, weight)
     return {row: score / (length[row] * sqrt(square)) for row, score in scores.items()}

@@ -21,7 +21,8 @@ from aligned_reference import (
     record,
     split,
 )
-from hypothesis import given, settings
+from draft_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasc_draft import DraftError
@@ -34,7 +35,7 @@ word = st.tuples(st.sampled_from([0, 2, 4]), st.lists(st.sampled_from([1, 3]), m
 tag = st.tuples(st.sampled_from([12, 14]), st.lists(st.just(13), max_size=1))
 pair = st.tuples(word, tag)
 tagged = st.lists(st.lists(pair, max_size=5), min_size=MIN_ROWS, max_size=MIN_ROWS + 10)
-few = settings(deadline=None, max_examples=40)
+few = examples(15, 40)
 
 
 def rendered(

@@ -107,7 +107,10 @@ def test_any_file_cut_short_is_refused(tmp_path: Path) -> None:
             read_bigrams(path, FINGERPRINT)
 
 
-@pytest.mark.parametrize("flips", [0x01, 0x20])
+ANOTHER = pytest.mark.slow("another bit of each byte")
+
+
+@pytest.mark.parametrize("flips", [0x01, pytest.param(0x20, marks=ANOTHER)])
 def test_a_damaged_file_is_refused_or_still_holds_the_table(flips: int, tmp_path: Path) -> None:
     path = tmp_path / "table"
     write_bigrams(make(), path)

@@ -185,11 +185,11 @@ def mutated(content: bytes, header: int, rng: Random) -> bytes:
     return content[:at] + some + content[at + len(some) :]
 
 
-def test_ten_thousand_mutations_are_refused_or_change_nothing(path: Path) -> None:
+def test_mutations_are_refused_or_change_nothing(path: Path, everything: bool, seed: int) -> None:
     content, index = path.read_bytes(), read_index(path)
-    header, rng, seen = header_of(path)[1], Random(3), Counter[str]()
+    header, rng, seen = header_of(path)[1], Random(seed), Counter[str]()
     other = path.with_name("mutated")
-    for _ in range(10_000):
+    for _ in range(10_000 if everything else 2_000):
         other.unlink(missing_ok=True)
         other.write_bytes(mutated(content, header, rng))
         try:
@@ -197,7 +197,7 @@ def test_ten_thousand_mutations_are_refused_or_change_nothing(path: Path) -> Non
             seen["same"] += 1
         except IndexFileError as error:
             seen[str(error).removeprefix(f"{other} ")[:18]] += 1
-    assert seen["same"] > 10  # in the padding
+    assert seen["same"] > 2  # in the padding
     assert len(seen) >= 5, seen
 
 

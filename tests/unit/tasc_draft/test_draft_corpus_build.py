@@ -20,7 +20,8 @@ from corpus_reference import (
     next_tokens,
     skewed,
 )
-from hypothesis import example, given, settings
+from draft_examples import examples
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tasc_draft.errors import DraftError
@@ -80,7 +81,7 @@ def index_in_parts(documents: Documents, cuts: list[int], vocab_size: int) -> Co
     return assemble(documents, parts, fingerprint="f", vocab_size=vocab_size)
 
 
-@settings(deadline=None)  # the first example compiles
+@examples(35, 100)
 @given(SMALL, DEPTHS)
 @example([], 2)
 @example([[]], 2)
@@ -121,7 +122,7 @@ def test_the_hot_table_has_each_big_interval_and_its_widest(depth: int) -> None:
     assert len(index.hot_slots) >= 2 * len(expected)
 
 
-@settings(deadline=None)  # the first example compiles
+@examples(35, 100)
 @given(SMALL, st.randoms(use_true_random=False))
 def test_the_order_of_documents_changes_no_byte(outputs: Outputs, random: Random) -> None:
     shuffled = random.sample(list(outputs), len(outputs))
@@ -137,7 +138,7 @@ def test_the_number_of_parts_changes_no_byte(outputs: Outputs, parts: int) -> No
     assert_same(index_in_parts(documents, cuts, 40), build(outputs, 40))
 
 
-@settings(deadline=None)  # the first example compiles
+@examples(35, 100)
 @given(SMALL.filter(bool), st.lists(st.integers(0, 10**6), max_size=4))
 def test_any_cut_changes_no_byte(outputs: Outputs, drawn: list[int]) -> None:
     documents = documents_of(outputs, VOCAB)
@@ -168,7 +169,7 @@ def test_a_part_is_sorted_from_a_mapped_file(tmp_path: Path) -> None:
     np.testing.assert_array_equal(mapped, held)
 
 
-@settings(deadline=None)  # the first example compiles
+@examples(35, 100)
 @given(SMALL)
 def test_rows_name_their_documents(outputs: Outputs) -> None:
     documents = documents_of(outputs, VOCAB)

@@ -6,7 +6,8 @@ from random import Random
 import numpy as np
 import pytest
 from corpus_reference import WIDEST, Gram, Outputs, build, gram_counts, next_tokens, skewed
-from hypothesis import given, settings
+from draft_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasc_draft.index.corpus import CorpusIndex, CorpusView
@@ -43,7 +44,7 @@ def assert_found(index: CorpusIndex, outputs: Outputs) -> None:
     assert next_of(index.view, ()) == follows.get((), [])
 
 
-@settings(deadline=None)  # the first example compiles
+@examples(35, 100)
 @given(SMALL, st.integers(2, 7))
 def test_every_gram_of_small_corpora_is_found(outputs: Outputs, depth: int) -> None:
     assert_found(build(outputs, VOCAB, depth=depth), outputs)

@@ -22,6 +22,7 @@ from draft_cases import (
     prompts,
 )
 from draft_checks import Limits, Tree, assert_valid, left_out, tree
+from draft_examples import examples
 from draft_reference import Chances, Path, TascReference, followers
 from guest_cases import (
     Guests,
@@ -35,7 +36,7 @@ from guest_cases import (
     trust,
     with_guest,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasc_draft import (
@@ -49,7 +50,7 @@ from tasc_draft.mixture.guests import CELLS, TRUST
 Own = Callable[[Path], dict[int, float]]
 SLACK = 1e-4  # float32 of products, powers and their sums
 
-few = settings(deadline=None, max_examples=150)
+few = examples(50, 150)
 tasc = st.builds(
     DraftSettings,
     mixture=st.just("tasc"),

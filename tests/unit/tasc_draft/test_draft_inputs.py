@@ -5,7 +5,8 @@ from dataclasses import replace
 import inputs_reference as reference
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from draft_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasc_draft.errors import DraftError
@@ -14,7 +15,7 @@ from tasc_draft.index.inputs import ARRAYS, InputIndex, directory, find
 from tasc_draft.index.inputs_build import build_inputs
 from tasc_draft.tokens import Tokens
 
-few = settings(deadline=None, max_examples=60)
+few = examples(25, 60)
 token = st.integers(0, 9)
 # Outputs that share a long beginning, so that some agree up to where agreement is cut.
 output = st.builds(

@@ -21,7 +21,8 @@ from draft_cases import (
     tagged_rows,
 )
 from draft_checks import SLACK, assert_same_up_to_ties, assert_valid, tree
-from hypothesis import given, settings
+from draft_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasc_draft import NGRAM_SOURCES, DraftIndex, Drafts, DraftSettings, NgramProposer
@@ -30,7 +31,7 @@ from tasc_draft.mixture.memory import HOPE
 
 Row = tuple[list[int], list[int], int]  # prompt, answer so far, limit
 
-few = settings(deadline=None, max_examples=150)
+few = examples(50, 150)
 some_outputs = outputs | st.just([[1, 2, 3, 4]] * 3)
 indexes = st.builds(
     lambda outputs, with_prompts: make_index(outputs, outputs[::-1] if with_prompts else None),

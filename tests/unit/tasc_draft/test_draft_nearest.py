@@ -4,7 +4,8 @@ from random import Random
 
 import inputs_reference as reference
 import numpy as np
-from hypothesis import given, settings
+from draft_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasc_draft.index.inputs import InputIndex
@@ -12,7 +13,7 @@ from tasc_draft.index.inputs_build import build_inputs
 from tasc_draft.index.nearest import MAX_POSTINGS, NearestScratch, nearest, nearest_scratch
 from tasc_draft.tokens import Tokens
 
-few = settings(deadline=None, max_examples=60)
+few = examples(25, 60)
 prompt = st.lists(st.integers(0, 15), max_size=8)
 row = st.tuples(prompt, st.lists(st.integers(0, 2), max_size=4))
 Found = list[tuple[int, float]]

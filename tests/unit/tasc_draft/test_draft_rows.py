@@ -24,14 +24,15 @@ from draft_cases import (
     propose,
 )
 from draft_checks import assert_same_up_to_ties, tree
-from hypothesis import given, settings
+from draft_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasc_draft import DraftIndex, DraftSettings, NgramProposer
 from tasc_draft.index.corpus import CorpusIndex
 from tasc_draft.mixture.contexts import MOST
 
-few = settings(deadline=None, max_examples=100)
+few = examples(35, 100)
 parts = st.lists(answers, max_size=4)
 # Nothing is learnt or remembered, so that a draft depends on its own row only.
 mixtures = st.one_of(

@@ -21,8 +21,9 @@ from draft_cases import (
     propose,
 )
 from draft_checks import Tree, assert_best, assert_valid, tree
+from draft_examples import examples
 from draft_reference import TascReference, TrieReference, followers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasc_draft import DraftIndex, DraftSettings
@@ -75,7 +76,7 @@ def tasc_reference(setting: DraftSettings, documents: list[list[int]]) -> TascRe
     return TascReference(setting, followers(documents, SEP, EOS, setting.n_max - 1), SEP)
 
 
-@settings(deadline=None, max_examples=300)
+@examples(100, 300)
 @given(outputs, rows, tasc, st.booleans())
 def test_tasc_drafts_the_likeliest_paths(
     outputs: list[list[int]], rows: list[Row], setting: DraftSettings, branching: bool
@@ -84,7 +85,7 @@ def test_tasc_drafts_the_likeliest_paths(
     assert_all_best(tasc_reference(setting, outputs), trees, rows, branching)
 
 
-@settings(deadline=None, max_examples=300)
+@examples(100, 300)
 @given(rows, trie, st.booleans())
 def test_the_trie_drafts_the_most_frequent_paths(
     rows: list[Row], setting: DraftSettings, branching: bool

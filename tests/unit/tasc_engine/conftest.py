@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import hypothesis
 import pytest
 
 from tasc_draft import DraftIndex, DraftSettings, NgramProposer
@@ -22,6 +24,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tokenizer(folder: Path) -> TaskTokenizer:
     return TaskTokenizer.from_folder(folder)
+
+
+@pytest.fixture
+def examples(everything: bool, seed: int) -> Callable[..., Any]:
+    """Checks a property at once: ``@examples(few, many, name=strategy)``, many with --all only."""
+
+    def of(few: int, many: int, **strategies: Any) -> Callable[[Callable[..., None]], None]:
+        count = hypothesis.settings(max_examples=many if everything else few, database=None)
+        return lambda check: hypothesis.seed(seed)(count(hypothesis.given(**strategies)(check)))()
+
+    return of
 
 
 @pytest.fixture

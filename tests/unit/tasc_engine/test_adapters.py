@@ -1,5 +1,7 @@
 """Rows of several adapters, and of none, share a forward; each gets what its merged model says."""
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from adapter_folders import (
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from paired import paired
 from tasc_engine import adapters as adapters_module
 from tasc_engine import target as target_module
 from tasc_engine.adapters import AdaptedModule
@@ -38,6 +41,8 @@ CLOSE = {"float64": 1e-12, "float32": 5e-6, "bfloat16": 0.03}
 CONFIG = EngineConfig(rows=len(ROWS), max_model_len=SPACE, prefill_chunk=16)
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 NEOX = ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"]
+UP = "model.layers.0.mlp.up_proj"
+ARCHITECTURES = ("llama", "qwen2", "gpt_neox")
 Folders = tuple[Path, tuple[Path, Path]]
 
 
@@ -55,10 +60,29 @@ def make_two(folder: Path, architecture: str, every: list[str], some: list[str])
     return base, (first, second)
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen2", "gpt_neox"])
-def folders(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Folders:
-    every, some = (NEOX, NEOX[:2]) if request.param == "gpt_neox" else (ALL, ["k_proj", "up_proj"])
-    return make_two(tmp_path_factory.mktemp(request.param), request.param, every, some)
+@pytest.fixture(scope="module")
+def folders_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Folders]:
+    @cache
+    def of(architecture: str) -> Folders:
+        folder, neox = tmp_path_factory.mktemp(architecture), architecture == "gpt_neox"
+        every, some = (NEOX, NEOX[:2]) if neox else (ALL, ["k_proj", "up_proj"])
+        return make_two(folder, architecture, every, some)
+
+    return of
+
+
+@pytest.fixture(params=ARCHITECTURES)
+def folders(request: Any, folders_of: Callable[[str], Folders]) -> Folders:
+    return folders_of(request.param)
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A base, and an adapter that changes one layer."""
+    base = make_folder(tmp_path_factory.mktemp("base"))
+    return base, make_adapter(
+        base, base / "adapter", r=4, target_modules=["up_proj"], layers_to_transform=[0]
+    )
 
 
 def load(folders: Folders, dtype: str = "float64", **source: Any) -> Target:
@@ -80,21 +104,26 @@ def by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapters_module, "CompiledTokens", lambda adapters: MaskedTokens())
 
 
-def both(monkeypatch: pytest.MonkeyPatch) -> None:
-    through_modules(monkeypatch)
-    by_torch(monkeypatch)
+WAYS = {
+    "as it is": (),
+    "modules": (through_modules,),
+    "torch": (by_torch,),
+    "both": (through_modules, by_torch),
+}
 
 
-@pytest.mark.parametrize("way", [lambda patch: None, through_modules, by_torch, both])
-@pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize(("architecture", "way", "dtype"), paired(ARCHITECTURES, WAYS, by=CLOSE))
 def test_each_row_gets_what_its_merged_model_says(
-    folders: Folders, dtype: str, way: Any, monkeypatch: pytest.MonkeyPatch
+    folders_of: Any, architecture: str, dtype: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    way(monkeypatch)
+    for change in WAYS[way]:
+        change(monkeypatch)
+    assert_merged_alike(load(folders_of(architecture), dtype), folders_of(architecture), dtype)
+
+
+def assert_merged_alike(target: Target, folders: Folders, dtype: str) -> None:
     merged = [Target.load(source, CONFIG) for source in sources(folders, dtype)]
-    assert (
-        relative(logits_of(load(folders, dtype), ROWS), merged_logits(merged, ROWS)) < CLOSE[dtype]
-    )
+    assert relative(logits_of(target, ROWS), merged_logits(merged, ROWS)) < CLOSE[dtype]
 
 
 def test_each_row_gets_what_transformers_says_of_its_merged_model(folders: Folders) -> None:
@@ -172,39 +201,29 @@ def test_adapters_have_numbers_by_their_names(folders: Folders) -> None:
         bare.adapter_number("first")
 
 
-def test_a_layer_that_the_model_has_not_is_refused(tmp_path: Path) -> None:
+def test_a_layer_that_the_model_has_not_is_refused(up: Any, tmp_path: Path) -> None:
     """An adapter of another architecture."""
-    base = make_folder(tmp_path / "base")
-    path = make_adapter(base, tmp_path / "adapter", r=4, target_modules=["up_proj"])
     other = make_folder(tmp_path / "other", "gpt_neox")
     expected = r"adapter a changes model\.layers\.0\.mlp\.up_proj, which GPTNeoX.* does not have"
     with pytest.raises(UnsupportedModel, match=expected):
-        Target.load(ModelSource(other, adapters=(("a", path),)), CONFIG)
-
-
-def test_a_layer_of_another_shape_is_refused_with_both(tmp_path: Path) -> None:
-    base = make_folder(tmp_path / "base")
-    path = make_adapter(base, tmp_path / "adapter", r=4, target_modules=["up_proj"])
-    rename(path, tmp_path / "renamed", "up_proj", "down_proj")
-    expected = r"adapter a .*layers\.0\.mlp\.down_proj of \[64, 32\].* has \[32, 64\]"
-    with pytest.raises(UnsupportedModel, match=expected):
-        Target.load(ModelSource(base, adapters=(("a", tmp_path / "renamed"),)), CONFIG)
+        Target.load(ModelSource(other, adapters=(("a", up[1]),)), CONFIG)
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("lm_head", "embeddings"), ("model.embed_tokens", "embeddings"),
-                       ("model.layers.0.mlp", "MLP")],
-)  # fmt: skip
-def test_what_is_no_linear_layer_inside_the_model_is_refused(
-    tmp_path: Path, name: str, kind: str
+    ("old", "new", "said"),
+    [
+        ("up_proj", "down_proj", r".*layers\.0\.mlp\.down_proj of \[64, 32\].* has \[32, 64\]"),
+        (UP, "lm_head", "changes lm_head, of .*embeddings.*merge it"),
+        (UP, "model.embed_tokens", "changes model.embed_tokens, of .*embeddings.*merge it"),
+        (UP, "model.layers.0.mlp", "changes model.layers.0.mlp, of .*MLP.*merge it"),
+    ],
+)
+def test_what_is_no_linear_layer_of_its_shape_inside_the_model_is_refused(
+    up: Any, tmp_path: Path, old: str, new: str, said: str
 ) -> None:
-    base = make_folder(tmp_path / "base")
-    path = make_adapter(
-        base, tmp_path / "adapter", r=4, target_modules=["up_proj"], layers_to_transform=[0]
-    )
-    rename(path, tmp_path / "renamed", "model.layers.0.mlp.up_proj", name)
-    with pytest.raises(UnsupportedModel, match=f"adapter a changes {name}, of .*{kind}.*merge it"):
-        Target.load(ModelSource(base, adapters=(("a", tmp_path / "renamed"),)), CONFIG)
+    rename(up[1], tmp_path / "renamed", old, new)
+    with pytest.raises(UnsupportedModel, match=f"adapter a {said}"):
+        Target.load(ModelSource(up[0], adapters=(("a", tmp_path / "renamed"),)), CONFIG)
 
 
 def rename(path: Path, to: Path, old: str, new: str) -> None:
@@ -227,10 +246,11 @@ def test_a_layer_that_is_given_some_tokens_only_is_refused() -> None:
         layer(torch.ones(3, 4))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow("compiles for seconds"))]
+)
 def test_the_shipped_adapters_in_one_batch_say_what_each_merged_says(dtype: str) -> None:
     folders = [HERE / "adapters" / task for task in TASKS]
     named = tuple(zip(TASKS, folders, strict=True))
     target = Target.load(ModelSource(MODEL, dtype=dtype, adapters=named), CONFIG)
-    merged = [Target.load(s, CONFIG) for s in sources((MODEL, (folders[0], folders[1])), dtype)]
-    assert relative(logits_of(target, ROWS), merged_logits(merged, ROWS)) < CLOSE[dtype]
+    assert_merged_alike(target, (MODEL, (folders[0], folders[1])), dtype)

@@ -1,15 +1,16 @@
 """Compiled code and tensors choose what a plain reading of the rule chooses, in any draft tree."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from choosing_cases import Asked, allowed_of, alone, both, chooser_of, expected
 from draft_trees import forest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paired import paired
 from tasc_engine import Sampling, choosing_tensors
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
@@ -71,16 +72,19 @@ def lines(draw, n: int, vocab_size: int) -> torch.Tensor:
     return torch.from_numpy(x).to(draw(st.sampled_from(DTYPES)))
 
 
-@settings(deadline=None, max_examples=200)
-@given(rows_asked, st.sampled_from([4, 16, 63, 64, 65, 200]), st.data())
-def test_every_visited_place_takes_what_the_rule_says(asked, vocab_size, data) -> None:
+def test_every_visited_place_takes_what_the_rule_says(examples) -> None:
+    sizes = st.sampled_from([4, 16, 63, 64, 65, 200])
+    examples(60, 200, asked=rows_asked, vocab_size=sizes, data=st.data())(takes_what_the_rule_says)
+
+
+def takes_what_the_rule_says(asked: Any, vocab_size: int, data: Any) -> None:
     sizes = [len(tree) + 1 for _, (tree, _) in asked]
     logits = data.draw(lines(sum(sizes), vocab_size))
-    everything = set(range(vocab_size))
+    every = set(range(vocab_size))
     some = st.integers(0, 2**20).map(
         lambda seed: set(np.flatnonzero(np.random.default_rng(seed).random(vocab_size) < 0.4))
     )
-    sets = data.draw(st.lists(some | st.just(everything) | st.just(set()), max_size=2))
+    sets = data.draw(st.lists(some | st.just(every) | st.just(set()), max_size=2))
     mask_of = data.draw(st.tuples(*[st.integers(-1, len(sets) - 1)] * sum(sizes)))
     allowed = allowed_of(sets, mask_of, vocab_size) if sets else None
     found = both(
@@ -96,8 +100,7 @@ def test_every_visited_place_takes_what_the_rule_says(asked, vocab_size, data) -
         assert found[here] == expected(one, logits[here], tree, tokens, own[here])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("spread", [0.1, 1.5, 5.0])
+@pytest.mark.parametrize(("spread", "dtype"), paired([0.1, 1.5, 5.0], by=DTYPES))
 def test_a_large_vocabulary_is_cut_where_a_sorted_one_would_be(spread, dtype) -> None:
     """More than are ranked at first, whole blocks of them, and equal ones at the cut."""
     make = np.random.default_rng(int(spread * 10))

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from tree_layouts import Row, layout_of, rows_of, visible
@@ -39,16 +38,19 @@ class Shape:
 SHAPES = (
     Shape(1, 1, 8),
     Shape(6, 2, 8, window=3, softcap=0.7),
-    Shape(4, 4, 24, torch.bfloat16, window=30),
-    Shape(8, 2, 40, torch.float16),
-    Shape(14, 2, 64, torch.bfloat16),  # Qwen2.5-0.5B
-    Shape(9, 3, 64, torch.float32, softcap=30.0),
-    Shape(4, 1, 80, torch.float32, window=5),
+    Shape(4, 4, 8, torch.bfloat16, window=30),
+    Shape(9, 3, 32, torch.float32, softcap=30.0),
     Shape(5, 5, 20, torch.float16, window=9, softcap=2.0),
     Shape(300, 3, 8),  # one token at a time is more than is usually taken together
     Shape(40, 2, 8, window=4),  # a long draft is taken in parts
 )
-PLAIN = SHAPES[0]
+MORE = (
+    Shape(4, 4, 24, torch.bfloat16, window=30),
+    Shape(8, 2, 40, torch.float16),
+    Shape(14, 2, 64, torch.bfloat16),  # Qwen2.5-0.5B
+    Shape(4, 1, 80, torch.float32, window=5),
+)
+PLAIN, CAPPED = SHAPES[0], SHAPES[3]
 
 
 def torchs_close(shape: Shape) -> float:
@@ -61,7 +63,11 @@ def name(shape: Shape) -> str:
     return "-".join(map(str, parts + [n for n in (shape.window, shape.softcap) if n]))
 
 
-by_shape = pytest.mark.parametrize("shape", SHAPES, ids=name)
+compiling = pytest.mark.slow("each is compiled for seconds; every dtype is daily")
+by_shape = pytest.mark.parametrize(
+    "shape", [*SHAPES, *(pytest.param(shape, marks=compiling) for shape in MORE)], ids=name
+)
+by_way = pytest.mark.parametrize("much", [COMPILED, TORCHS], ids=["compiled", "torchs"])
 
 
 @dataclass(frozen=True)
@@ -133,14 +139,12 @@ def cache_of(case: Case) -> RowCache:
     return cache
 
 
-def attended(case: Case, much: int) -> Tensor:
+def attended(case: Case, much: int, cache: RowCache | None = None) -> Tensor:
+    shape, cache = case.shape, cache or cache_of(case)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cpu_rows, "_MUCH", much)
         patch.setattr(cpu_rows, "_MANY", 0)
-        shape = case.shape
-        found = cache_of(case).attend(
-            1, case.query, shape.dim**-0.5, shape.window, shape.softcap
-        )  # fmt: skip
+        found = cache.attend(1, case.query, shape.dim**-0.5, shape.window, shape.softcap)
     assert found.dtype == shape.dtype
     return found.clone()
 
@@ -170,10 +174,12 @@ def check(case: Case) -> None:
 
 
 @by_shape
-@settings(max_examples=25, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
-@given(rows=rows_of(4, 60, 25, MOST_NODES), gap=st.integers(0, 2), backwards=st.booleans())
-def test_trees_and_chunks_attend_to_what_they_see(shape, rows, gap, backwards) -> None:
-    check(case_of(shape, rows, gap, backwards))
+def test_trees_and_chunks_attend_to_what_they_see(shape, examples) -> None:
+    rows = rows_of(4, 60, 25, MOST_NODES)
+
+    @examples(8, 25, rows=rows, gap=st.integers(0, 2), backwards=st.booleans())
+    def attends(rows, gap, backwards) -> None:
+        check(case_of(shape, rows, gap, backwards))
 
 
 @by_shape
@@ -191,7 +197,7 @@ def test_a_window_of_a_node_behind_a_deeper_one(heads, window) -> None:
     check(case_of(shape, [(9, 1, (-1, 0, 1, 2, -1, -1, 4, 0)), (5, 2, (-1, 0, 1, 2, 3, -1))]))
 
 
-@pytest.mark.parametrize("much", [COMPILED, TORCHS], ids=["compiled", "torchs"])
+@by_way
 @by_shape
 def test_what_lies_beside_a_rows_places_changes_nothing(shape, much) -> None:
     rows: list[Row] = [(7, 1, (-1, 0, -1)), (30, 3, ()), (0, 5, (-1, -1))]
@@ -212,11 +218,11 @@ def test_what_lies_beside_a_rows_places_changes_nothing(shape, much) -> None:
             assert torch.equal(huge, before)
 
 
-@pytest.mark.parametrize("much", [COMPILED, TORCHS], ids=["compiled", "torchs"])
+@by_way
 @pytest.mark.parametrize("bit", [0, 1, 2, 3])
 def test_a_wrong_bit_of_a_tree_is_seen(bit, much) -> None:
     """The positive control: what is compared above depends on each bit."""
-    for shape in (PLAIN, SHAPES[5]):
+    for shape in (PLAIN, CAPPED):
         case = case_of(shape, [(20, 1, (-1, 0, -1, 2))])
         expected = by_definition(case)
         tree = case.step.tree.clone()
@@ -228,7 +234,7 @@ def test_a_wrong_bit_of_a_tree_is_seen(bit, much) -> None:
         assert error[:-1].max() < torchs_close(shape)
 
 
-@pytest.mark.parametrize("much", [COMPILED, TORCHS], ids=["compiled", "torchs"])
+@by_way
 def test_each_place_that_is_seen_counts(much) -> None:
     """Another positive control: a key or value of a seen place changes who sees it, no one else."""
     case = case_of(PLAIN, [(3, 2, (-1, 0, -1)), (2, 1, (-1,))])
@@ -241,7 +247,7 @@ def test_each_place_that_is_seen_counts(much) -> None:
             assert changed.tolist() == [place in places for places in case.sees]
 
 
-@pytest.mark.parametrize("much", [COMPILED, TORCHS], ids=["compiled", "torchs"])
+@by_way
 @by_shape
 def test_what_is_kept_is_attended_to_and_what_is_no_number_is_kept_as_zeros(shape, much) -> None:
     case = case_of(shape, [(6, 2, (-1, 0)), (0, 1, ()), (11, 1, (-1, -1))], gap=1)
@@ -256,10 +262,7 @@ def test_what_is_kept_is_attended_to_and_what_is_no_number_is_kept_as_zeros(shap
     pool[places] = torch.where(kv.isfinite(), kv, 0)
     assert torch.equal(cache.copied(0, len(pool))[1], pool)
     assert (cache.copied(0, len(pool))[1, places] == 0).sum() == 9
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu_rows, "_MUCH", much)
-        patch.setattr(cpu_rows, "_MANY", 0)
-        found = cache.attend(1, case.query, shape.dim**-0.5, shape.window, shape.softcap)
+    found = attended(case, much, cache)
     assert off(found, by_definition(replace(case, pool=pool))) < torchs_close(shape)
 
 

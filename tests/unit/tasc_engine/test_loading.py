@@ -112,8 +112,13 @@ def test_quantised_layers_take_a_share_of_the_memory(quantised: dict[str, Any]) 
     assert shares["int8"] <= 0.55
 
 
+by_dtype = pytest.mark.parametrize(
+    "dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow("compiles for seconds"))]
+)
+
+
 # Of the norm of the logits; a random model would be 1.4 off.
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@by_dtype
 @pytest.mark.parametrize(("quantization", "near"), [("nf4", 0.2), ("int8", 0.04)])
 def test_quantised_models_say_nearly_what_they_were_made_from(
     quantization: Any, near: float, dtype: str
@@ -124,7 +129,7 @@ def test_quantised_models_say_nearly_what_they_were_made_from(
     assert 0 < error < near
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@by_dtype
 @pytest.mark.parametrize("quantization", ["nf4", "int8"])
 def test_a_quantised_row_is_told_the_same_alone_and_among_others(
     quantization: Any, dtype: str
@@ -179,8 +184,9 @@ def test_a_folder_that_is_quantised_keeps_its_own_way(tmp_path: Path) -> None:
         load_model(ModelSource(folder, quantization="nf4"))
 
 
-def test_nothing_is_printed_while_loading(capfd: pytest.CaptureFixture[str]) -> None:
-    load(quantization="int8", dtype="bfloat16")
+@by_dtype
+def test_nothing_is_printed_while_loading(dtype: str, capfd: pytest.CaptureFixture[str]) -> None:
+    load(quantization="int8", dtype=dtype)
     Target.load(ModelSource(MODEL, ADAPTERS[0][1], quantization="nf4"), CONFIG)
     assert capfd.readouterr() == ("", "")
 

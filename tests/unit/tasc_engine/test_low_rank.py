@@ -9,6 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from paired import paired
 from tasc_engine.cpu.low_rank import CompiledTokens
 from tasc_engine.low_rank import LowRank, MaskedTokens
 
@@ -81,8 +82,9 @@ def test_each_token_gets_what_its_own_adapter_says(way: str, dtype: Any, case: A
     assert torch.equal(found[none], y[none])
 
 
-@pytest.mark.parametrize("dtype", CLOSE)
-@pytest.mark.parametrize("kept", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    ("dtype", "kept"), paired(CLOSE, by=(torch.float16, torch.bfloat16, torch.float32))
+)
 @pytest.mark.parametrize("way", WAYS)
 def test_weights_may_be_of_another_dtype(way: str, kept: torch.dtype, dtype: torch.dtype) -> None:
     """Of 16 bits, compiled code reads them as they are."""

@@ -1,10 +1,12 @@
 """A model's bigrams are what transformers says of each token asked by itself."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from tasc_engine import ModelSource, UnsupportedModel
@@ -21,11 +23,23 @@ def vocabulary(folder: Path) -> int:
     return TaskTokenizer.from_folder(folder).vocab_size
 
 
+@pytest.fixture
+def asked(folder: Path, everything: bool, seed: int) -> range:
+    """Tokens that are asked one by one: all, or some that change each day."""
+    size = vocabulary(folder)
+    return range(size) if everything else range(seed % 9, size, 9)
+
+
+@pytest.fixture
+def model(folder: Path) -> Any:
+    return load_model(ModelSource(folder, dtype="float64"))
+
+
 @torch.inference_mode()
-def one_by_one(model, vocab_size: int) -> tuple[list[list[int]], np.ndarray]:
+def one_by_one(model, asked: range, vocab_size: int) -> tuple[list[list[int]], np.ndarray]:
     """A forward for each token, and a softmax in float64."""
     tokens, logp = [], []
-    for token in range(vocab_size):
+    for token in asked:
         scores = model(input_ids=torch.tensor([[token]])).logits[0, -1].double().log_softmax(-1)
         order = sorted(range(vocab_size), key=lambda t: -scores[t])[:TOP]
         tokens.append(order)
@@ -34,41 +48,38 @@ def one_by_one(model, vocab_size: int) -> tuple[list[list[int]], np.ndarray]:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_they_are_the_models_own(architecture: str, tmp_path: Path) -> None:
+def test_they_are_the_models_own(architecture: str, tmp_path: Path, asked: range) -> None:
     folder = make_folder(tmp_path, architecture)
     tokens, logp = model_bigrams(
         load_model(ModelSource(folder, dtype="float64")), vocabulary(folder), top=TOP
     )
+    assert len(tokens) == len(logp) == vocabulary(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
-    expected, chances = one_by_one(model, vocabulary(folder))
-    assert tokens.tolist() == expected
-    np.testing.assert_allclose(logp, chances, atol=1e-5)
+    expected, chances = one_by_one(model, asked, vocabulary(folder))
+    assert tokens[asked].tolist() == expected
+    np.testing.assert_allclose(logp[asked], chances, atol=1e-5)
     assert (tokens.dtype, logp.dtype) == (np.int32, np.float32)
     assert len({tuple(line) for line in expected}) > 10
 
 
-def test_an_adapter_is_merged(tmp_path: Path) -> None:
-    from peft import LoraConfig, get_peft_model
-
-    folder = make_folder(tmp_path / "base")
+def test_an_adapter_is_merged(folder: Path, tmp_path: Path, asked: range) -> None:
     base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
     lora = LoraConfig(r=4, target_modules=["v_proj", "up_proj"], init_lora_weights=False)
     adapted = get_peft_model(base, lora).eval()
     adapted.save_pretrained(tmp_path / "adapter")
     sources = [ModelSource(folder, a, dtype="float64") for a in (tmp_path / "adapter", None)]
     tuned, plain = (
-        model_bigrams(load_model(source), vocabulary(folder), top=TOP)[0].tolist()
+        model_bigrams(load_model(source), vocabulary(folder), top=TOP)[0][asked].tolist()
         for source in sources
     )
-    assert tuned == one_by_one(adapted, vocabulary(folder))[0]
+    assert tuned == one_by_one(adapted, asked, vocabulary(folder))[0]
     assert tuned != plain
 
 
 def test_the_size_of_a_batch_changes_nothing_and_progress_adds_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = make_folder(tmp_path)
-    model, size = load_model(ModelSource(folder, dtype="float64")), vocabulary(folder)
+    size = vocabulary(folder)
     whole = model_bigrams(model, size)
     done: list[int] = []
     monkeypatch.setattr(module, "_LOGITS", 100 * size)
@@ -80,9 +91,10 @@ def test_the_size_of_a_batch_changes_nothing_and_progress_adds_up(
     assert max(done) == 100 < size
 
 
-def test_ids_beyond_the_tokenizers_are_neither_asked_for_nor_listed(tmp_path: Path) -> None:
-    folder = make_folder(tmp_path)
-    model, size = load_model(ModelSource(folder, dtype="float64")), vocabulary(folder)
+def test_ids_beyond_the_tokenizers_are_neither_asked_for_nor_listed(
+    folder: Path, model: Any
+) -> None:
+    size = vocabulary(folder)
     all_tokens, all_logp = model_bigrams(model, size, top=size)
     tokens, logp = model_bigrams(model, size - 20, top=TOP)
     assert all_tokens[:, :TOP].max() >= size - 20 > tokens.max()
@@ -93,22 +105,20 @@ def test_ids_beyond_the_tokenizers_are_neither_asked_for_nor_listed(tmp_path: Pa
 
 
 @pytest.mark.parametrize("top", [0, 321])
-def test_more_next_tokens_than_there_are_are_refused(tmp_path: Path, top: int) -> None:
-    folder = make_folder(tmp_path)
-    assert top not in range(1, vocabulary(folder) + 1)
-    with pytest.raises(ValueError, match=rf"top is {top}.*between 1 and {vocabulary(folder)}"):
-        model_bigrams(load_model(ModelSource(folder)), vocabulary(folder), top=top)
+def test_more_next_tokens_than_there_are_are_refused(folder: Path, model: Any, top: int) -> None:
+    size = vocabulary(folder)
+    assert top not in range(1, size + 1)
+    with pytest.raises(ValueError, match=rf"top is {top}.*between 1 and {size}"):
+        model_bigrams(model, size, top=top)
 
 
-def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path: Path) -> None:
-    folder = make_folder(tmp_path)
+def test_a_tokenizer_with_more_ids_than_the_model_is_refused(folder: Path, model: Any) -> None:
     size = vocabulary(folder)
     with pytest.raises(UnsupportedModel, match=rf"{size + 1} ids and the model {size}"):
-        model_bigrams(load_model(ModelSource(folder)), size + 1)
+        model_bigrams(model, size + 1)
 
 
-def test_a_model_that_gives_no_numbers_is_refused(tmp_path: Path) -> None:
-    folder = make_folder(tmp_path)
+def test_a_model_that_gives_no_numbers_is_refused(folder: Path) -> None:
     model = load_model(ModelSource(folder, dtype="float16"))
     with torch.no_grad():
         model.get_input_embeddings().weight[3] = float("nan")

@@ -1,0 +1,27 @@
+"""Parameters of which pairs are tested daily, and the product with --all."""
+
+from collections.abc import Iterable
+from itertools import product
+from typing import Any
+
+import pytest
+
+_PRODUCT = pytest.mark.slow("the product of what is paired daily")
+
+
+def paired(
+    *crossed: Iterable[Any], by: Iterable[Any] = (), and_by: Iterable[Any] = ()
+) -> list[Any]:
+    """All combinations, in this order of parameters; every value of each is in a daily one.
+
+    Daily, all values of ``crossed`` meet, each time with one value of the others in turn.
+    """
+    others = [values for values in (list(by), list(and_by)) if values]
+    axes, found = [*map(list, crossed), *others], []
+    for places in product(*(range(len(axis)) for axis in axes)):
+        turn = sum(places[: len(crossed)])
+        rest = zip(others, places[len(crossed) :], strict=True)
+        daily = all(place == turn % len(values) for values, place in rest)
+        values = (axis[place] for axis, place in zip(axes, places, strict=True))
+        found.append(pytest.param(*values, marks=() if daily else _PRODUCT))
+    return found
