@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 export OMP_WAIT_POLICY ?= PASSIVE
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: help demo test test-all serve check fix coverage faults chaos soak bench-env bench-model clean
+.PHONY: help demo test test-all serve check fix coverage repeat faults chaos soak bench-env bench-model clean
 .DEFAULT_GOAL := help
 
 .venv/.installed: pyproject.toml
@@ -29,24 +29,29 @@ fix: .venv/.installed ## format and mend what can be mended by machine
 	.venv/bin/ruff check --fix . && .venv/bin/ruff format .
 
 coverage: .venv/.installed ## tell which lines unit and lossless tests run; ALL=--all counts slow tests, too
+	@mkdir -p .bench/coverage
 	.venv/bin/coverage erase
 	.venv/bin/coverage run -m pytest -q -n 2 $(ALL) tests/unit tests/lossless
 	.venv/bin/coverage combine --quiet && .venv/bin/coverage report --skip-covered --sort=miss | tail -n 40
 
+repeat: .venv/.installed ## run the daily tests five times on fresh clones, two of them beside busy loops
+	.venv/bin/python benchmarks/suite/repeat.py
+
 faults: .venv/.installed ## plant sixty single-line faults and count those that tests catch; an hour
+	@mkdir -p .bench
 	.venv/bin/python benchmarks/suite/faults.py --list .bench/faults.json
-	.venv/bin/python benchmarks/suite/faults.py --list .bench/faults.json --run --json .bench/verdicts.jsonl
+	.venv/bin/python benchmarks/suite/faults.py --list .bench/faults.json --run --verdicts .bench/verdicts.jsonl
 
 chaos: .venv/.installed ## kill replicas, gateway, Redis and a node under load, and compare every answer; minutes
-	.venv/bin/python tests/benchmarks/bench_chaos.py
+	.venv/bin/python benchmarks/chaos/bench_chaos.py
 
 soak: .venv/.installed ## keep a service at four fifths of its load, Redis away for 30 s; 32 minutes
-	.venv/bin/python tests/benchmarks/bench_soak.py
+	.venv/bin/python benchmarks/chaos/bench_soak.py
 
-bench-env: ## environments of the peers that tests/benchmarks/engine.py measures; minutes, gigabytes
+bench-env: ## environments of the peers that benchmarks/engine/engine.py measures; minutes, gigabytes
 	@for peer in 'openvino openvino-genai optimum-intel' 'ctranslate2 ctranslate2 transformers torch'; do set -- $$peer; to=.bench/$$1; name=$$1; shift; $(PYTHON) -m venv $$to && $$to/bin/pip install --quiet "$$@" || echo "$$name did not install"; done
 
-bench-model: .venv/.installed ## train the model that tests/benchmarks/engine.py measures from DATA; an hour
+bench-model: .venv/.installed ## train the model that benchmarks/engine/engine.py measures from DATA; an hour
 	.venv/bin/python -m tasc_jobs.demo.train --data $(DATA) --out .bench/model --size bench --base-epochs 2 --adapter-epochs 0
 
 clean: ## remove the virtual environment and caches

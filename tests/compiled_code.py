@@ -5,53 +5,82 @@ import sys
 import tempfile
 from pathlib import Path
 
-_PARTS = ("draft", "engine")
+_PARTS = ("drafts", "engine")  # they compile nothing in common
 
 
 def compile_all() -> None:
-    """Fill numba's caches, a process for each part; a second or two where they are filled."""
+    """Fill numba's caches, each part in a process of its own; seconds where they are filled."""
     commands = [[sys.executable, __file__, part] for part in _PARTS]
-    running = [subprocess.Popen(command) for command in commands]
+    running = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
     for process in running:
-        if process.wait() != 0:
-            raise RuntimeError(f"{' '.join(map(str, process.args))} failed; its error is above")
+        _, said = process.communicate()
+        if process.returncode != 0:
+            raise RuntimeError(f"compiling failed:\n{said}")
 
 
-def _draft() -> None:
+def _drafts() -> None:
     import numpy as np
 
     from tasc_draft import DraftSettings, NgramProposer, Tokens, build_index
 
     texts = Tokens.of([[1, 2, 3, 4, 5, 6], [1, 2, 3, 7, 5, 6], [2, 3, 4]])
     index = build_index(texts, texts, fingerprint="f", vocab_size=9, eos_id=8)
+    rows, budget = np.array([0], np.int32), np.array([8], np.int32)
     for mixture in ("mixed", "tasc", "trie"):
-        settings = DraftSettings(mixture=mixture, min_prob=0.0)
         proposer = NgramProposer(
-            settings, rows=2, capacity=64, vocab_size=9, eos_ids=(8,), index=index
-        )
+            DraftSettings(mixture=mixture, min_prob=0.0), rows=2, capacity=64, vocab_size=9,
+            eos_ids=(8,), index=index,
+        )  # fmt: skip
         proposer.start(0, np.array([1, 2, 3], np.int32))
         for _ in range(2):
-            proposer.propose(np.array([0], np.int32), np.array([8], np.int32))
+            proposer.propose(rows, budget)
             proposer.observe(0, np.array([4, 5], np.int32))
         proposer.finish(0)
 
 
 def _engine() -> None:
+    """Tiny models are float64, the shipped one float32."""
     import torch
 
-    import tiny
-    from lossless.lossless_cases import answer, make_case
-    from tasc_engine import GenerationRequest, Sampling
+    from tasc_jobs.demo.tasks import MODEL
+    from tiny import make_folder
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        case = make_case(Path(folder), "qwen2")
-        asked = [GenerationRequest("0", case.prompts[2], 8)]
-        asked += [GenerationRequest("1", case.prompts[3], 8, sampling=Sampling(temperature=1.0))]
-        answer(case, requests=asked)
-    assert tiny
+        _generate(make_folder(Path(folder)), "float64")
+    _generate(MODEL, "float32")
+
+
+def _generate(folder: Path, dtype: str) -> None:
+    """Greedy and sampled answers of an engine that drafts nothing."""
+    from tasc_draft import Drafts
+    from tasc_engine import Engine, EngineConfig, GenerationRequest, ModelSource, Sampling, Target
+    from tasc_text import TaskTokenizer
+
+    class Nothing:
+        max_depth = 1
+
+        def start(self, row, prompt):
+            pass
+
+        def propose(self, rows, budget, least=None):
+            return Drafts.empty(len(rows))
+
+        def observe(self, row, tokens, hidden=None):
+            pass
+
+        def finish(self, row):
+            pass
+
+    config = EngineConfig(rows=2, max_model_len=64, prefill_chunk=16)
+    target = Target.load(ModelSource(folder, dtype=dtype), config)
+    engine = Engine(target, TaskTokenizer.from_folder(folder), Nothing(), config)
+    warm = Sampling(temperature=1.0)
+    prompt = tuple(range(1, 20))
+    list(engine.generate([GenerationRequest("0", prompt, 4)]))
+    list(engine.generate([GenerationRequest("1", prompt, 4, sampling=warm)]))
 
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))
-    {"draft": _draft, "engine": _engine}[sys.argv[1]]()
+    {"drafts": _drafts, "engine": _engine}[sys.argv[1]]()

@@ -1,30 +1,53 @@
-"""The chaos benchmark with one fault, and what its clients must not overlook."""
+"""The chaos and soak benchmarks as a user runs them, for a short time, and their detections."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import replace
+from typing import Any
 
 import httpx
 import pytest
-from chaos_clients import Failed, Question, Tally, ask
+from scripts import record, run
 
-BENCHMARK = Path(__file__).with_name("bench_chaos.py")
+from benchmarks.chaos.bench_soak import Asked, Growth, Looks, faults
+from benchmarks.chaos.clients import Failed, Question, Tally, ask
+from benchmarks.serve.service import Process
+
 QUESTION = Question({"model": "m", "prompt": "p"}, "right", 1)
 Answer = Callable[[httpx.Request], httpx.Response]
 
+ASKED = Asked(1, 1, 1, 1, most_growth=2, most_files=3, most_slower=1.5)
+REDIS = {"accepted_draft_tokens": 9, "said": ["degraded", "ready"], "ready_again_s": 0.5}
+GOOD = {
+    "failed": 0, "wrong": 0, "redis": REDIS, "growth": {"gateway 1": {"memory_mib": 1, "files": 3}},
+    "ended": [], "p99_ms": [9.0, 10.0, 14.0],
+}  # fmt: skip
 
+
+@pytest.mark.slow("benchmark smoke")
+@pytest.mark.timeout(900)
 @pytest.mark.ray
 @pytest.mark.redis
 def test_a_killed_replica_and_a_killed_gateway_cost_no_answer() -> None:
-    command = [sys.executable, str(BENCHMARK), "--requests", "400", "--faults", "replica,gateway"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    few = ["--requests", "400", "--faults", "replica,gateway", "--whole-within", "600"]
+    found = record(run("chaos/bench_chaos.py", *few))
     assert found["requests"] == 400
     assert [found[bad] for bad in ("wrong", "lost", "duplicated", "unclean")] == [0, 0, 0, 0]
     assert min(found["recovery_seconds"].values()) > 0
+
+
+@pytest.mark.slow("benchmark smoke")
+@pytest.mark.timeout(900)
+@pytest.mark.ray
+@pytest.mark.redis
+def test_a_short_load_with_redis_away_finds_nothing_wrong() -> None:
+    few = ["--minutes", "0.3", "--redis-down", "5", "--capacity-seconds", "1"]
+    few += ["--most-growth", "200", "--most-slower", "99"]
+    found = record(run("chaos/bench_soak.py", *few))
+    assert found["requests"] > 0
+    assert (found["failed"], found["wrong"]) == (0, 0)
+    assert found["redis"]["answers"] > 0
+    assert {who.rsplit(" ", 1)[0] for who in found["growth"]} >= {"gateway", "replica of alpha"}
 
 
 def said(answer: Answer, stream: bool = False) -> str:
@@ -74,3 +97,35 @@ def test_a_pause_is_the_longest_time_without_an_answer() -> None:
     assert tally.longest_pause(1.5, 10.0) == 4.0
     tally.asking = False
     assert tally.longest_pause(1.5, 10.0) == 3.0
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"failed": 1}, "requests failed"),
+        ({"wrong": 1}, "answers were wrong"),
+        ({"growth": {}}, "no process was seen"),
+        ({"ended": ["gateway 1"]}, "processes ended"),
+        ({"p99_ms": [30.0, 10.0, 16.0]}, "p99 rose"),
+        ({"p99_ms": [30.0, 10.0, None]}, "p99 rose"),
+        ({"growth": {"gateway 1": {"memory_mib": 2.5, "files": 0}}}, "memory grew"),
+        ({"growth": {"gateway 1": {"memory_mib": 0, "files": 4}}}, "file handles grew"),
+        ({"redis": REDIS | {"accepted_draft_tokens": 0}}, "no drafts without Redis"),
+        ({"redis": REDIS | {"said": ["ready"]}}, "/readyz did not say degraded"),
+        ({"redis": REDIS | {"ready_again_s": None}}, "/readyz did not say ready again"),
+    ],
+)
+def test_each_fault_is_named(change: dict[str, Any], fault: str) -> None:
+    assert faults(GOOD, ASKED) == faults(GOOD | {"redis": None}, ASKED) == []
+    assert faults(GOOD | change, ASKED) == [fault]
+
+
+def test_growth_is_that_of_the_last_third_over_the_second() -> None:
+    looks = Looks()
+    whole = Process(1, "gateway", 0, 10)
+    for at in range(9):
+        memory = (500, 0, 100)[at // 3] + at % 3
+        seen = {1: replace(whole, memory=memory * 2**20, files=10 + at)}
+        looks.add(at, seen | {2: replace(whole, pid=2)} if at < 3 else seen)
+    assert looks.growth(9) == {"gateway 1": Growth(100, 3)}
+    assert looks.ended(9) == ["gateway 2"]

@@ -1,11 +1,14 @@
-"""The engine's benchmark runs as its users run it, on a few rows and beside transformers only."""
+"""The engine benchmark as a user runs it, and the code that all benchmarks share."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
-BENCHMARK = Path(__file__).with_name("engine.py")
+import pytest
+from scripts import record, run
+
+from benchmarks.common import Figure, in_turn, rounded
+from benchmarks.engine.equal import Difference, compare
+
 KEYS = {
     "model", "drafted_over_plain", "drafted_over_plain_b1", "plain_over_transformers",
     "plain_over_openvino", "drafted_over_best_peer", "overhead_share", "identical",
@@ -14,25 +17,14 @@ KEYS = {
 }  # fmt: skip
 
 
-def test_a_few_rows_are_answered_alike_and_drafts_are_accepted(tmp_path) -> None:
+@pytest.mark.slow("benchmark smoke")
+@pytest.mark.timeout(900)
+def test_a_few_rows_are_answered_alike_and_drafts_are_accepted(tmp_path: Path) -> None:
     file = tmp_path / "found.json"
-    asked = [
-        "--demo",
-        "--rows",
-        "16",
-        "--repeats",
-        "1",
-        "--peers",
-        "transformers",
-        "--tasks",
-        "massive_en",
-    ]
-    command = [sys.executable, str(BENCHMARK), *asked, "--json", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    last = done.stdout.splitlines()[-1]
-    assert file.read_text(encoding="utf-8") == last + "\n"
-    found = json.loads(last)
+    few = ["--demo", "--rows", "16", "--repeats", "1", "--tasks", "massive_en"]
+    done = run("engine/engine.py", *few, "--peers", "transformers", "--json", file)
+    found = record(done)
+    assert file.read_text(encoding="utf-8") == done.stdout.splitlines()[-1] + "\n"
     assert set(found) >= KEYS
     assert found["identical"] == 1.0
     assert found["peers"] == ["transformers"]
@@ -43,8 +35,34 @@ def test_a_few_rows_are_answered_alike_and_drafts_are_accepted(tmp_path) -> None
     assert "ceiling, plain b=8" in done.stdout
 
 
-def test_an_unknown_peer_is_named() -> None:
-    command = [sys.executable, str(BENCHMARK), "--peers", "nobody"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "nobody" in done.stderr
+def test_every_other_repeat_is_in_reverse_order() -> None:
+    called: list[str] = []
+    runs = {name: lambda name=name: called.append(name) or len(called) for name in "abc"}
+    assert in_turn(runs, 3) == {"a": [1, 6, 7], "b": [2, 5, 8], "c": [3, 4, 9]}
+    assert "".join(called) == "abccbaabc"
+
+
+@pytest.mark.parametrize(
+    ("bar", "upwards", "passed"),
+    [(None, True, None), (2.0, True, True), (2.1, True, False), (2.0, False, True),
+     (1.9, False, False)],
+)  # fmt: skip
+def test_a_figure_is_the_median_of_its_runs_and_knows_its_bar(
+    bar: float | None, upwards: bool, passed: bool | None
+) -> None:
+    figure = Figure.of_runs("f", [3.0, 1.0, 2.0], "x", bar, upwards)
+    assert (figure.value, figure.least, figure.greatest) == (2.0, 1.0, 3.0)
+    assert figure.passed is passed
+    assert rounded(figure.record)["passed"] is passed
+
+
+def test_answers_are_compared_up_to_their_first_difference() -> None:
+    def judge(prefixes: Any) -> list[float]:
+        assert prefixes == [[9, 1, 2], [9, 5]]
+        return [0.5, 1e-9]
+
+    ours, others = [[1, 2, 3, 4], [5], [6, 7]], [[1, 2, 8], [5, 6], [6, 7]]
+    found = compare(ours, others, [[9], [9], [9]], judge, limit=0.1)
+    assert found.differences == (Difference(0, 2, 0.5), Difference(1, 1, 1e-9))
+    assert (found.rows, found.compared, found.above) == (3, 7, 1)
+    assert found.identical == pytest.approx(1 / 3)

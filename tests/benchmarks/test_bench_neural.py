@@ -1,37 +1,47 @@
-"""The benchmark of neural drafters runs as its users run it, on a few rows."""
+"""The neural benchmark as a user runs it, on a few rows, its kept files, and its speed-ups."""
 
 from pathlib import Path
 from typing import Literal
 
 import pytest
-from few_rows import few_rows, last_line, run
-from neural_vocabtrim import SHAPES, speed_up
+from scripts import few_rows, record, run
 
+from benchmarks.neural.parts import SHAPES, speed_up
+from benchmarks.neural.side import kept, measured_by
 from tasc_jobs.demo.tasks import MODEL
 
-BENCHMARK = "bench_neural.py"
 FEW = {"train": 32, "test": 8}
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.slow("benchmark smoke")
+@pytest.mark.timeout(1800)
 def test_few_answers_are_learnt_ranked_drafted_and_tabled(tmp_path: Path) -> None:
-    data, work = few_rows(tmp_path / "data", FEW), tmp_path / "work"
     few = ["--rows", "24", "--epochs", "1", "--test-rows", "8", "--repeats", "1"]
-    where = ["--data", str(data), "--work", str(work)]
-    few += [*where, "--processes", "1"]
-    shipped, wide = ["--tasks", "massive_en"], ["--tasks", "", "--wide", str(MODEL)]
-    found = last_line(run(BENCHMARK, "--parts", "vocabtrim,hybrid", *few, *shipped))
+    few += ["--processes", "1", "--tasks", "massive_en", "--wide", MODEL]
+    where = ["--data", few_rows(tmp_path / "data", FEW), "--work", tmp_path / "work"]
+    parts = "vocabtrim,frspec,microspec,hybrid"
+    found = record(run("neural/bench_neural.py", "--parts", parts, *few, *where))
     for own in found["vocabtrim"].values():
         assert all(by["length"]["raw"] >= 1 for by in own["ranked"].values())
     for sides in found["hybrid"].values():
         assert set(sides) == {"ngrams", "neural", "always", "unsure"}
-    found = last_line(run(BENCHMARK, "--parts", "frspec,microspec", *few, *wide))
-    (by_policy,) = found["microspec"].values()
-    assert by_policy["full"]["coverage"] == 1
-    sizes = {name: side["size"] for name, side in by_policy.items()}
-    assert max(sizes.values()) == sizes.pop("full") > max(sizes.values())
-    again = last_line(run(BENCHMARK, "--parts", "microspec", *few, *wide))
-    assert again["microspec"] == found["microspec"]  # what is there is kept
+    assert set(found["microspec"]) == set(found["frspec"]) == {"massive_en", "massive_en (V 100k)"}
+    for by_policy in found["microspec"].values():
+        assert by_policy["full"]["coverage"] == 1
+        sizes = {name: side["size"] for name, side in by_policy.items()}
+        assert max(sizes.values()) == sizes.pop("full") > max(sizes.values())
+    assert len(found["measured_by"]) == 1
+
+
+def test_a_measurement_is_kept_until_its_settings_differ(tmp_path: Path) -> None:
+    file, calls = tmp_path / "measured" / "found.json", iter(range(9))
+
+    def measure() -> dict[str, int]:
+        return {"found": next(calls)}
+
+    found = [kept(file, settings, measure) for settings in ("a", "a", "b", "b", "a")]
+    assert [each["found"] for each in found] == [0, 0, 1, 1, 2]
+    assert {"git", "processor"} <= set(measured_by()[-1])
 
 
 @pytest.mark.parametrize(
@@ -48,10 +58,3 @@ def test_memory_bound_speed_ups_are_the_papers(
 ) -> None:
     """Table 1 of VocabTrim, its first column."""
     assert speed_up(length, SHAPES["Llama-3.2-3B"], kind, head) == pytest.approx(wanted, rel=0.005)
-
-
-@pytest.mark.parametrize("option", ["--parts", "--kinds", "--tasks"])
-def test_an_unknown_part_kind_or_task_is_named(tmp_path: Path, option: str) -> None:
-    done = run(BENCHMARK, option, "nothing", "--data", str(tmp_path))
-    assert done.returncode == 2
-    assert "nothing" in done.stderr

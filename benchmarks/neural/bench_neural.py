@@ -1,0 +1,104 @@
+"""Hold neural drafters with pruned vocabularies to the papers' tables, and measure the hybrid.
+
+    python benchmarks/neural/bench_neural.py --data DIR --parts vocabtrim --tasks massive_en
+    python benchmarks/neural/bench_neural.py --data DIR --wide TOKENIZER       # all parts: hours
+
+Parts: `vocabtrim` trims the head by tokens ranked on several kinds of answers, priced as for Llama
+3.2; `frspec` trims it to several sizes; `microspec` compares a window over the candidates of each
+row, a ranked vocabulary and both by size, coverage, times and ceiling; `hybrid` has n-grams and
+drafter in one tree; `latency` times drafts of a larger shape with random weights. DIR has a folder
+with `train.jsonl.gz` and `test.jsonl.gz` for each task. --wide names the folder of a tokenizer of
+100,000 tokens, and adds targets with that vocabulary. Targets, answers, drafters and measurements
+are made once and kept under --work, so that a run that was stopped continues. Every answer is
+compared with plain decoding. Progress goes to stderr, tables to stdout; the last line of stdout is
+one JSON object.
+"""
+
+import argparse
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if __name__ == "__main__":  # modules are found from the repository's root, not from this folder
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+from benchmarks.common import (
+    about,
+    add_data,
+    add_json,
+    add_parts,
+    add_repeats,
+    at_least,
+    finish,
+    folder,
+    measured,
+    names_of,
+    parser_of,
+    to_stderr,
+    use_one_thread,
+)
+from benchmarks.finetune.tasks import TASKS
+
+if TYPE_CHECKING:
+    from benchmarks.neural.side import Bench
+    from tasc_engine.neural.card import Kind
+
+PARTS = ("vocabtrim", "frspec", "microspec", "hybrid", "latency")
+KINDS: "tuple[Kind, ...]" = ("eagle", "independent")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The benches of the requested targets, and the folder where measurements are kept."""
+
+    benches: "tuple[Bench, ...]"
+    work: Path
+
+
+def arguments() -> argparse.Namespace:
+    parser = parser_of(__doc__)
+    add, tasks = parser.add_argument, names_of(*TASKS)
+    add_data(parser, required=True)
+    add_parts(parser, PARTS)
+    add("--tasks", type=tasks, default=tuple(TASKS), help="of targets with the shipped tokenizer")
+    add("--wide", type=folder, help="folder of a tokenizer of 100,000 tokens; without it, no such")
+    wide = "of targets with that tokenizer (massive_en)"
+    add("--wide-tasks", type=tasks, default=("massive_en",), help=wide)
+    add("--work", type=Path, default=Path(".bench/neural"), help="folder (.bench/neural)")
+    add("--rows", type=at_least(1), default=1500, help="answers that a drafter learns (1500)")
+    add("--epochs", type=float, default=12, help="of them (12)")
+    add("--test-rows", type=at_least(1), default=40, help="test rows that are answered (40)")
+    add_repeats(parser, 3, least=0)
+    add("--processes", type=at_least(1), default=2, help="that train at the same time (2)")
+    kinds = "of drafters, in vocabtrim and hybrid; both"
+    add("--kinds", type=names_of(*KINDS), default=KINDS, help=kinds)
+    add("--make-only", action="store_true", help="train without measuring")
+    add_json(parser)
+    return parser.parse_args()
+
+
+def main() -> None:
+    asked = arguments()
+    use_one_thread()
+    from benchmarks.finetune.runs import in_processes
+    from benchmarks.neural import parts
+    from benchmarks.neural.models import Case, Models
+    from benchmarks.neural.side import Bench, measured_by
+
+    models = Models(asked.data, asked.work, asked.wide, asked.rows, asked.epochs)
+    cases = [Case(task, True) for task in asked.wide_tasks if asked.wide]
+    cases += [Case(task, wanted=asked.kinds) for task in asked.tasks]
+    if asked.parts != ("latency",):  # this part needs no models
+        for name in in_processes({c.name: (models.make, c) for c in cases}, asked.processes):
+            to_stderr(f"{name}: target and drafters are there")
+    if asked.make_only:
+        return
+    benches = tuple(Bench(models, case, asked.test_rows, asked.repeats) for case in cases)
+    measures = {name: getattr(parts, name) for name in PARTS}
+    found = measured(measures, asked.parts, Asked(benches, asked.work))
+    finish({"benchmark": "neural", **found, "measured_by": measured_by(), **about()}, asked.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Hold the options of requests to their bars: exact sampling, guides, adapters, NF4.
+
+    python benchmarks/requests/bench_requests.py
+    python benchmarks/requests/bench_requests.py --data DIR --parts choices,schemas
+    python benchmarks/requests/bench_requests.py --rows 64 --requests 100
+
+Parts: `grid` answers random requests with and without drafts, alone and eight together; `sampling`
+tests sampled tokens against the exact distribution; `choices` answers from label sets; `schemas`
+answers by random JSON schemas of calls; `adapters` has two adapters in one batch; `nf4` quantises.
+The models are tiny random ones and the shipped one. DIR has `clinc150` and `eurlex_labels` as
+folders with `train.jsonl.gz` and `test.jsonl.gz`; without it their label sets are left out.
+Progress goes to stderr, tables to stdout; the last line of stdout is one JSON object.
+"""
+
+import sys
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":  # modules are found from the repository's root, not from this folder
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+from benchmarks.common import (
+    Figure,
+    about,
+    add_data,
+    add_json,
+    add_parts,
+    add_repeats,
+    at_least,
+    finish,
+    measured,
+    parser_of,
+    use_one_thread,
+    use_test_helpers,
+)
+
+PARTS = ("grid", "sampling", "choices", "schemas", "adapters", "nf4")
+ARCHITECTURES = ("qwen2", "llama")
+LEAST_P, PLANTED_P = 0.001, 1e-6
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The command line."""
+
+    parts: tuple[str, ...]
+    data: Path | None
+    rows: int
+    requests: int
+    schemas: int
+    repeats: int
+    json: Path | None
+
+
+def arguments() -> Asked:
+    parser = parser_of(__doc__)
+    add = parser.add_argument
+    add_parts(parser, PARTS)
+    add_data(parser)
+    add("--rows", type=at_least(1), default=256, help="test rows of a label set or adapter (256)")
+    add("--requests", type=at_least(1), default=500, help="random requests of the grid (500)")
+    add("--schemas", type=at_least(1), default=200, help="random JSON schemas (200)")
+    add_repeats(parser, 3)
+    add_json(parser)
+    return Asked(**vars(parser.parse_args()))
+
+
+def main() -> None:
+    asked = arguments()
+    use_one_thread()
+    use_test_helpers("lossless_cases", "request_grid", "test_choosing_statistics")
+    from benchmarks.requests.guides import choices, schemas
+    from benchmarks.requests.weights import adapters, nf4
+
+    measures = dict(zip(PARTS, (grid, sampling, choices, schemas, adapters, nf4), strict=True))
+    finish(
+        {"benchmark": "requests", **measured(measures, asked.parts, asked), **about()}, asked.json
+    )
+
+
+def grid(asked: Asked) -> tuple[list[Figure], dict[str, Any]]:
+    """Answer random requests of all settings in four ways that must agree, in float64."""
+    from lossless_cases import make_case
+    from request_grid import Way, answer_all_ways, random_requests
+
+    equal, accepted, rejected = 0, 0, 0
+    each = asked.requests // len(ARCHITECTURES)
+    for seed, architecture in enumerate(ARCHITECTURES):
+        with tempfile.TemporaryDirectory(prefix="requests-grid-") as folder:
+            case = make_case(Path(folder) / architecture, architecture)
+            ways = answer_all_ways(case, random_requests(case, each, seed))
+        totals = ways.totals[Way(8, True)]
+        equal += sum(ways.equal())
+        accepted += int(totals.accepted.sum())
+        rejected += int(totals.drafted.sum() - totals.accepted.sum())
+    number = each * len(ARCHITECTURES)
+    return [
+        Figure("grid: requests equal in all ways", equal, f"of {number}", number),
+        Figure("grid: draft tokens accepted", accepted, "", 1),
+        Figure("grid: draft tokens rejected", rejected, "", 1),
+    ], {"requests": number, "equal": equal, "accepted": accepted, "rejected": rejected}
+
+
+def sampling(_: Asked) -> tuple[list[Figure], dict[str, Any]]:
+    """Test 100,000 sampled tokens of each rule; a planted error shows that the test detects one."""
+    from test_choosing_statistics import RULES, SOME, drawn, exact, fits, numbers_of, sampled
+
+    found = {}
+    for name, rule in RULES.items():
+        allowed = SOME if "mask" in name else None
+        found[name] = fits(sampled(rule, allowed), rule, allowed)
+    rule = RULES["top_p"]
+    wrong = replace(rule, top_p=rule.top_p + 0.01)
+    planted = fits(drawn(lambda position: exact(wrong, position), numbers_of()), rule)
+    least = min(found.values())
+    return [
+        Figure(f"sampling: least p of {len(found)} rules, chi-square", least, "", LEAST_P),
+        Figure("sampling: p of a planted wrong sampler", planted, "", PLANTED_P, upwards=False),
+    ], {"p": found, "planted_p": planted, "tokens_each": 100_000}
+
+
+if __name__ == "__main__":
+    main()
