@@ -2,6 +2,8 @@
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,6 +16,7 @@ from transformers import PreTrainedModel
 
 import tiny
 from tasc_draft import DraftIndex, write_index
+from tasc_serve.replica import TaskReplica
 from tasc_serve.settings import ServeSettings
 from tasc_store import Artifact, ArtifactStore, TaskRecord, connect
 from tasc_text import PromptTemplate, TaskTokenizer
@@ -153,6 +156,28 @@ class Samples:
             if s.name == name and s.labels["task"] == task
         }
         return [self.sum(name, task=task, position=i) for i in range(max(places, default=-1) + 1)]
+
+
+@contextmanager
+def running_replica(
+    url: str, task: str, cache_dir: Path, rows: int = 4, **settings: Any
+) -> Iterator[TaskReplica]:
+    """A replica of a task in this process, as Serve would start it."""
+    found = ServeSettings.model_validate(
+        {
+            "tasks": [{"name": task}],
+            "engine": {"rows": rows, "max_model_len": 128, "device": "cpu", "cost_aware": False},
+            "metrics": {"host": "127.0.0.1"},
+            "index_poll_s": 0.05,
+            "cache_dir": cache_dir,
+            **settings,
+        }
+    )
+    running = TaskReplica(found, url, found.tasks[0])
+    try:
+        yield running
+    finally:
+        running.__del__()
 
 
 def publish(store: ArtifactStore, index: DraftIndex, forecast: float | None = None) -> Artifact:

@@ -9,13 +9,14 @@ import shutil
 import uuid
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
-from serving import Task, make_task
+from serving import Task, running_replica
 
 import tiny
 from lora_folders import WEIGHTS, cut, make_adapter, merged_says
@@ -24,9 +25,9 @@ from tasc_serve import record_watcher
 from tasc_serve.asked import Asked
 from tasc_serve.calls import Answer, Ask, Call, Refusal
 from tasc_serve.replica import TaskReplica
-from tasc_serve.settings import EngineSettings, ServeSettings
+from tasc_serve.settings import EngineSettings
 from tasc_serve.worker import Worker
-from tasc_store import TaskRecord, TaskStore, connect
+from tasc_store import TaskRecord, TaskStore
 
 pytestmark = pytest.mark.redis
 ENGINE = {"rows": 4, "max_model_len": 128, "device": "cpu", "cost_aware": False}
@@ -35,27 +36,16 @@ PROMPTS = tuple(f"{a} {b}" for a in tiny.SENTENCES[:3] for b in tiny.SENTENCES[:
 
 
 @pytest.fixture(scope="module")
-def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
-    return make_task(tmp_path_factory.mktemp("model"), "alpha")
-
-
-@pytest.fixture(scope="module")
-def folders(task: Task, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    base = Path(task.record.model)
+def folders(made: Task, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    base = Path(made.record.model)
     return [make_adapter(base, tmp_path_factory.mktemp("lora"), seed) for seed in range(3)]
 
 
 @pytest.fixture
-def client(redis_url: str) -> Iterator[redis.Redis]:
-    with connect(redis_url) as client:
-        yield client
-
-
-@pytest.fixture
-def record(client: redis.Redis, task: Task, folders: list[Path]) -> TaskRecord:
+def record(client: redis.Redis, made: Task, folders: list[Path]) -> TaskRecord:
     """Registered under a name of this test's own, with the first adapter."""
     name = f"changing-{uuid.uuid4().hex}"
-    given = replace(task.record, name=name, corpus=None, adapter=str(folders[0]), max_tokens=MOST)
+    given = replace(made.record, name=name, corpus=None, adapter=str(folders[0]), max_tokens=MOST)
     TaskStore(client).put(given)
     return given
 
@@ -69,10 +59,10 @@ def call(prompt: str, **values: Any) -> Call:
 
 
 @pytest.fixture
-def says(task: Task) -> Callable[[str, Path | None], tuple[int, ...]]:
+def says(made: Task) -> Callable[[str, Path | None], tuple[int, ...]]:
     def answer(prompt: str, adapter: Path | None) -> tuple[int, ...]:
-        ids = task.prompt(prompt, chat=True)
-        return merged_says(Path(task.record.model), adapter, ids, MOST)
+        ids = made.prompt(prompt, chat=True)
+        return merged_says(Path(made.record.model), adapter, ids, MOST)
 
     return answer
 
@@ -155,25 +145,13 @@ class TestWorker:
 class TestReplica:
     @pytest.fixture
     def start(self, redis_url: str, record: TaskRecord, tmp_path: Path) -> Iterator[Any]:
-        running = []
+        with ExitStack() as stack:
 
-        def start(**limits: float) -> TaskReplica:
-            settings = ServeSettings.model_validate(
-                {
-                    "tasks": [{"name": record.name}],
-                    "engine": ENGINE,
-                    "limits": limits,
-                    "metrics": {"host": "127.0.0.1"},
-                    "index_poll_s": 0.05,
-                    "cache_dir": tmp_path,
-                }
-            )
-            running.append(TaskReplica(settings, redis_url, settings.tasks[0]))
-            return running[-1]
+            def start(**limits: float) -> TaskReplica:
+                replica = running_replica(redis_url, record.name, tmp_path, limits=limits)
+                return stack.enter_context(replica)
 
-        yield start
-        for replica in running:
-            replica.__del__()
+            yield start
 
     def test_under_load_every_answer_is_that_of_the_version_that_it_names(
         self, start: Any, client: redis.Redis, record: TaskRecord, folders: list[Path], says: Any

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import redis
 from prometheus_client import generate_latest
-from serving import Samples, Task, make_task, publish
+from serving import Samples, Task, publish, running_replica
 
 import tiny
 from support import eventually
@@ -22,9 +22,9 @@ from tasc_engine import GenerationResult
 from tasc_serve.calls import Answer, Call
 from tasc_serve.errors import StaleProposer
 from tasc_serve.replica import TaskReplica
-from tasc_serve.settings import EngineSettings, ServeSettings
+from tasc_serve.settings import EngineSettings
 from tasc_serve.worker import Worker
-from tasc_store import ArtifactStore, TaskRecord, TaskStore, connect
+from tasc_store import ArtifactStore, TaskRecord, TaskStore
 
 pytestmark = pytest.mark.redis
 ENGINE = {"rows": 4, "max_model_len": 128, "device": "cpu", "cost_aware": False}
@@ -36,37 +36,26 @@ TASC = DraftSettings(mixture="tasc", min_prob=0.0)
 
 
 @pytest.fixture(scope="module")
-def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
-    return make_task(tmp_path_factory.mktemp("model"), "alpha")
+def expected(made: Task) -> dict[str, tuple[int, ...]]:
+    prompts = {p: made.prompt(p, chat=True) for p in PROMPTS}
+    return {p: tuple(tiny.plain(made.model, ids, MOST)) for p, ids in prompts.items()}
 
 
 @pytest.fixture(scope="module")
-def expected(task: Task) -> dict[str, tuple[int, ...]]:
-    prompts = {p: task.prompt(p, chat=True) for p in PROMPTS}
-    return {p: tuple(tiny.plain(task.model, ids, MOST)) for p, ids in prompts.items()}
-
-
-@pytest.fixture(scope="module")
-def index(task: Task, expected: dict[str, tuple[int, ...]]) -> DraftIndex:
+def index(made: Task, expected: dict[str, tuple[int, ...]]) -> DraftIndex:
     """Of all that will be answered."""
     return build_index(
         Tokens.of(list(expected.values())),
-        fingerprint=task.tokenizer.fingerprint,
-        vocab_size=task.tokenizer.vocab_size,
-        eos_id=task.tokenizer.eos_id,
+        fingerprint=made.tokenizer.fingerprint,
+        vocab_size=made.tokenizer.vocab_size,
+        eos_id=made.tokenizer.eos_id,
     )
 
 
 @pytest.fixture
-def client(redis_url: str) -> Iterator[redis.Redis]:
-    with connect(redis_url) as client:
-        yield client
-
-
-@pytest.fixture
-def record(client: redis.Redis, task: Task) -> TaskRecord:
+def record(client: redis.Redis, made: Task) -> TaskRecord:
     name = f"drafted-{uuid.uuid4().hex}"
-    given = replace(task.record, name=name, corpus=None, max_tokens=MOST)
+    given = replace(made.record, name=name, corpus=None, max_tokens=MOST)
     TaskStore(client).put(given)
     return given
 
@@ -89,18 +78,8 @@ def worker(
 def replica(
     redis_url: str, record: TaskRecord, indexes: ArtifactStore, tmp_path: Path
 ) -> Iterator[TaskReplica]:
-    settings = ServeSettings.model_validate(
-        {
-            "tasks": [{"name": record.name}],
-            "engine": ENGINE,
-            "metrics": {"host": "127.0.0.1"},
-            "index_poll_s": 0.05,
-            "cache_dir": tmp_path,
-        }
-    )
-    running = TaskReplica(settings, redis_url, settings.tasks[0])
-    yield running
-    running.__del__()
+    with running_replica(redis_url, record.name, tmp_path) as running:
+        yield running
 
 
 def call(prompt: str) -> Call:

@@ -8,30 +8,22 @@ import uuid
 from dataclasses import replace
 
 import pytest
-from serving import make_task
+from serving import running_replica
 
 import tiny
 from support import eventually
 from tasc_serve.asked import Asked
 from tasc_serve.calls import Answer, Ask, Call, Refusal
 from tasc_serve.records import MOST_KNOWN, Records
-from tasc_serve.replica import TaskReplica
-from tasc_serve.settings import ServeSettings
-from tasc_store import SamplingDefaults, TaskStore, connect
+from tasc_store import SamplingDefaults, TaskStore
 
 pytestmark = pytest.mark.redis
 PROMPT = tiny.SENTENCES[0]
 
 
 @pytest.fixture
-def store(redis_url):
-    with connect(redis_url) as client:
-        yield TaskStore(client)
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    return make_task(tmp_path_factory.mktemp("model"), "alpha")
+def store(client):
+    return TaskStore(client)
 
 
 @pytest.fixture
@@ -45,18 +37,8 @@ def record(store, made):
 
 @pytest.fixture
 def replica(redis_url, record, tmp_path):
-    settings = ServeSettings.model_validate(
-        {
-            "tasks": [{"name": record.name}],
-            "engine": {"rows": 2, "max_model_len": 128, "device": "cpu", "cost_aware": False},
-            "metrics": {"host": "127.0.0.1"},
-            "index_poll_s": 0.05,
-            "cache_dir": tmp_path,
-        }
-    )
-    running = TaskReplica(settings, redis_url, settings.tasks[0])
-    yield running
-    running.__del__()
+    with running_replica(redis_url, record.name, tmp_path, rows=2) as running:
+        yield running
 
 
 def status(replica):

@@ -10,7 +10,7 @@ import pytest
 import redis
 import torch
 from prometheus_client import CollectorRegistry, generate_latest
-from serving import Samples, Task, publish
+from serving import Samples, Task, publish, running_replica
 from transformers import AutoModelForCausalLM
 
 import tiny
@@ -25,7 +25,7 @@ from tasc_serve.calls import Answer, Call, Refusal
 from tasc_serve.errors import ServeError
 from tasc_serve.neural_metrics import NeuralMetrics
 from tasc_serve.replica import TaskReplica
-from tasc_serve.settings import EngineSettings, ServeSettings
+from tasc_serve.settings import EngineSettings
 from tasc_serve.worker import Worker
 from tasc_store import ArtifactStore, NeuralDrafting, TaskStore
 from tasc_store.artifacts import VOCABULARY
@@ -260,25 +260,14 @@ def test_a_replica_counts_what_it_drafts_by_the_proposer_s_name(
     how = NeuralDrafting(str(drafter("independent")), depth=3, width=4)
     drafted = make(how)
     name = drafted.record.name
-    settings = ServeSettings.model_validate(
-        {
-            "tasks": [{"name": name}],
-            "engine": ENGINE.model_dump(),
-            "metrics": {"host": "127.0.0.1"},
-            "cache_dir": drafted.cache,
-        }
-    )
-    replica = TaskReplica(settings, redis_url, settings.tasks[0])
 
-    async def ask() -> list[Answer | Refusal]:
+    async def ask(replica: TaskReplica) -> list[Answer | Refusal]:
         calls = [Call(str(i), value, templated=True) for i, value in enumerate(PROMPTS)]
         return await asyncio.gather(*map(replica.complete, calls))
 
-    try:
-        found = asyncio.run(ask())
+    with running_replica(redis_url, name, drafted.cache, engine=ENGINE.model_dump()) as replica:
+        found = asyncio.run(ask(replica))
         samples = Samples(generate_latest(replica._metrics._series._registry).decode())
-    finally:
-        replica.__del__()
     assert [a.result.text if isinstance(a, Answer) else a for a in found] == expected
     by = {"task": name, "proposer": "hybrid/independent"}
     tokens = "tasc_spec_decode_num_accepted_tokens_total"
