@@ -63,8 +63,9 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> ServeSettings:
     )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def service(indexed: str, settings: ServeSettings, tasks: dict[str, Task]) -> Iterator[Service]:
+    """It ends with the last of these tests: an idle service takes a third of a core."""
     base = app.start(settings, indexed)
     yield Service(base, indexed, settings, tasks)
     serve.shutdown()
