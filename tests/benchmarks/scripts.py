@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -15,10 +16,14 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 def run(script: str, *options: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run a script, named by its path below ``benchmarks``, to its end."""
+    """Run a script, named by its path below ``benchmarks``, to its end.
+
+    It does not inherit what a Ray of this process has set for its own children.
+    """
     command = [sys.executable, str(BENCHMARKS / script), *map(str, options)]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     return subprocess.run(
-        command, cwd=tempfile.gettempdir(), capture_output=True, text=True, check=False
+        command, cwd=tempfile.gettempdir(), env=env, capture_output=True, text=True, check=False
     )
 
 

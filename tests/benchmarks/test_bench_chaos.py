@@ -11,6 +11,7 @@ from scripts import record, run
 
 from benchmarks.chaos.bench_soak import Asked, Growth, Looks, faults
 from benchmarks.chaos.clients import Failed, Question, Tally, ask
+from benchmarks.chaos.hosts import why_not
 from benchmarks.serve.service import Process
 
 QUESTION = Question({"model": "m", "prompt": "p"}, "right", 1)
@@ -25,7 +26,6 @@ GOOD = {
 
 
 @pytest.mark.slow("benchmark smoke")
-@pytest.mark.timeout(900)
 @pytest.mark.ray
 @pytest.mark.redis
 def test_a_killed_replica_and_a_killed_gateway_cost_no_answer() -> None:
@@ -36,8 +36,20 @@ def test_a_killed_replica_and_a_killed_gateway_cost_no_answer() -> None:
     assert min(found["recovery_seconds"].values()) > 0
 
 
+@pytest.mark.slow("two hosts, each a network namespace with a Ray of its own")
+@pytest.mark.ray
+@pytest.mark.redis
+def test_a_host_that_is_cut_off_from_the_shipped_balancer_costs_no_answer() -> None:
+    if why := why_not():
+        pytest.skip(why)
+    few = ["--hosts", "--requests", "900", "--faults", "partition", "--cut", "10"]
+    found = record(run("chaos/bench_chaos.py", *few, "--whole-within", "600"))
+    assert found["requests"] == 900
+    assert [found[bad] for bad in ("wrong", "lost", "duplicated", "unclean")] == [0, 0, 0, 0]
+    assert found["recovery_seconds"]["partition"] > 0
+
+
 @pytest.mark.slow("benchmark smoke")
-@pytest.mark.timeout(900)
 @pytest.mark.ray
 @pytest.mark.redis
 def test_a_short_load_with_redis_away_finds_nothing_wrong() -> None:

@@ -1,9 +1,11 @@
 """API keys in a real Redis: found by their hash, never kept themselves, closed for good."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import redis
 
-from tasc_store import ApiKey, ApiKeys, StoreUnreachable, UnknownKey
+from tasc_store import ApiKey, ApiKeys, FirstTries, StoreUnreachable, UnknownKey
 from tasc_store.api_keys import digest_of
 from tasc_store.keys import API_KEYS
 
@@ -93,3 +95,32 @@ def test_a_server_that_is_gone_is_named() -> None:
     gone = redis.Redis(port=1, retry=None, socket_timeout=1)
     with pytest.raises(StoreUnreachable, match=":1/"):
         ApiKeys(gone).find("0" * 64)
+
+
+def test_of_many_first_tries_at_once_one_note_stands(client: redis.Redis) -> None:
+    tries = FirstTries(client, ttl_s=60)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda i: tries.claim("t", "once", f"note {i}"), range(50)))
+    assert len(set(found)) == 1
+    assert found[0][1] is None
+
+
+def test_the_first_answer_stays_and_is_what_later_tries_find(client: redis.Redis) -> None:
+    tries = FirstTries(client, ttl_s=60)
+    tries.claim("t", "kept", "note")
+    for answer in (b"one", b"two"):
+        tries.keep("t", "kept", answer)
+    assert tries.claim("t", "kept", "other") == ("note", b"one")
+    assert tries.claim("other", "kept", "other") == ("other", None)
+
+
+def test_all_of_it_is_forgotten_in_time_and_an_answer_without_its_note_is_not_kept(
+    client: redis.Redis,
+) -> None:
+    tries = FirstTries(client, ttl_s=60)
+    tries.keep("t", "never claimed", b"answer")
+    tries.claim("t", "claimed", "note")
+    tries.keep("t", "claimed", b"answer")
+    (key,) = client.keys("tasc:{t}:first-try:*claimed")
+    assert key.endswith(b"try:claimed")
+    assert 0 < client.ttl(key) <= 60

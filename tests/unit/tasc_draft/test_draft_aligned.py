@@ -1,7 +1,8 @@
 """The aligned table counts next tokens by context as dictionaries of tuples do."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -26,7 +27,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasc_draft import DraftError
-from tasc_draft.index.aligned import WIDEST
+from tasc_draft.index.aligned import WIDEST, AlignedTable
 from tasc_draft.index.aligned_build import LEAST, MIN_ROWS, build_aligned
 from tasc_draft.index.aligned_keys import KINDS, context_keys, words
 from tasc_draft.tokens import Tokens
@@ -203,3 +204,68 @@ def test_ids_outside_the_vocabulary_and_rows_without_a_pair_are_refused() -> Non
         build_aligned(
             Tokens.of([]), Tokens.of([]), word_starts=STARTS[:-1], vocab_size=VOCAB, eos_id=EOS
         )
+
+
+def sample() -> AlignedTable:
+    """Contexts with a tie, with a most frequent token, and with one continuation."""
+    return built([([2 * (n % 3)], [12, 12, 12, 14, 14, 13, 15][n % 7 :][:1]) for n in range(63)])
+
+
+def change(name: str, at: int, by: int) -> Callable[[AlignedTable], AlignedTable]:
+    def apply(table: AlignedTable) -> AlignedTable:
+        array = getattr(table, name).copy()
+        array[at] += by
+        return replace(table, **{name: array})
+
+    return apply
+
+
+def shorten(name: str) -> Callable[[AlignedTable], AlignedTable]:
+    return lambda table: replace(table, **{name: getattr(table, name)[:-1].copy()})
+
+
+TAMPERINGS = {
+    "a head below zero": lambda table: replace(table, head=-1),
+    "a token outside the vocabulary": lambda table: replace(table, vocab_size=13),
+    "no buckets": lambda table: replace(table, slots=table.slots[:1].copy()),
+    "buckets missed": lambda table: replace(table, slots=table.slots[:-2].copy()),
+    "a bucket that begins elsewhere": change("slots", 1, 1),
+    "keys out of order": lambda table: replace(table, keys=table.keys[::-1].copy()),
+    "a count of nothing": lambda table: replace(table, counts=0 * table.counts),
+    "a token below zero": lambda table: replace(table, tokens=-1 - table.tokens),
+    "a total below its counts": change("totals", 0, -1),
+    "a total above its counts": change("totals", 0, 1),
+    "counts that begin late": change("first", 0, 1),
+    "counts that end late": change("first", -1, 1),
+    "a run that ends before it begins": change("first", 1, 1000),
+    **{f"{name} too short": shorten(name) for name in AlignedTable.__annotations__ if name in
+       ("keys", "first", "tokens", "counts", "totals")},
+}  # fmt: skip
+
+
+def test_continuations_out_of_order_are_refused() -> None:
+    table = sample()
+    at = int(np.flatnonzero(np.diff(table.first) > 1)[0])
+    order = np.arange(len(table.tokens))
+    order[table.first[at] : table.first[at + 1]] = order[table.first[at] : table.first[at + 1]][
+        ::-1
+    ]
+    wrong = replace(table, tokens=table.tokens[order], counts=table.counts[order])
+    with pytest.raises(DraftError, match="build the index again"):
+        wrong.check_integrity()
+
+
+@pytest.mark.parametrize("tampering", TAMPERINGS.values(), ids=TAMPERINGS.keys())
+def test_a_tampered_table_is_refused(
+    tampering: Callable[[AlignedTable], AlignedTable],
+) -> None:
+    table = sample()
+    table.check_integrity()
+    with pytest.raises(DraftError, match="build the index again"):
+        tampering(table).check_integrity()
+
+
+def test_arrays_are_read_only_and_their_bytes_are_counted() -> None:
+    table = sample()
+    assert not any(array.flags.writeable for array in table.view)
+    assert table.nbytes == 4 * sum(len(array) for array in table.view) > 100

@@ -1,6 +1,7 @@
-"""Guides by schema, expression and grammar that cannot be: each is refused, soon and by name."""
+"""Guides that cannot be: each is refused, soon and by name; equal ones have one hash."""
 
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -107,3 +108,32 @@ def test_importing_guides_leaves_the_library_alone() -> None:
     code = "import sys, tasc_engine.guides; print('llguidance' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False"]
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        ({"kind": "choice"}, "choices is empty; give at least one"),
+        ({"kind": "choice", "choices": ("a",), "text": "b"}, "text besides"),
+        ({"kind": "regex"}, "by regex needs its text"),
+        ({"kind": "regex", "text": "a", "choices": ("a",)}, "nothing else"),
+        ({"kind": "yaml", "text": "a"}, "'yaml'; it is one of choice, json_schema, regex, grammar"),
+        ({"kind": "choice", "choices": ("a", "b\ud800")}, r"choice 1 .*'\\ud800' at character 1"),
+        ({"kind": "regex", "text": "\udfff"}, r"regex .*'\\udfff' at character 0"),
+    ],
+)
+def test_what_is_no_guide_is_refused_by_name(parts: dict, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        GuideSpec(**parts)
+
+
+def test_equal_guides_have_one_hash_wherever_they_come_from() -> None:
+    one, other = GuideSpec("choice", ("a", "東 🙂")), GuideSpec("choice", ("a", "東 🙂"))
+    assert hash(one) == hash(other)
+    assert {one: 1}[other] == 1
+    assert one != GuideSpec("choice", ("a",))
+    sent = pickle.dumps(one)
+    assert sent == pickle.dumps(other)
+    assert pickle.loads(sent) == one
+    assert one.characters == 4
+    assert b"_hash" not in sent

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tasc_engine.linears import Linear
+from tasc_engine.neural.active import STEPS, ActiveSizes
 from tasc_engine.neural.recent_policy import RecentVocabulary
 from tasc_engine.neural.vocabulary import FullVocabulary, RankedVocabulary, Vocabulary
 
@@ -266,3 +267,13 @@ def test_drafts_that_nobody_observes_are_bounded():
         made.drafted(torch.tensor([0]), torch.tensor([[first, first + 1]]))
     made.observe(0, int32(), None)
     assert drafted_from(made, 0) == {96, 97, 98, 99}
+
+
+def test_sizes_of_all_rows_are_told_once_in_so_many_steps() -> None:
+    vocabulary = RankedVocabulary(torch.zeros(9, 4), np.array([1, 5, 7], np.int32))
+    told: list[list[int]] = []
+    sizes = ActiveSizes(vocabulary, torch.device("cpu"), told.append)
+    for step in range(2 * STEPS + 3):
+        sizes.drafted(np.arange(step % 3, dtype=np.int32))
+    rows = [sum(step % 3 for step in range(n * STEPS, (n + 1) * STEPS)) for n in range(2)]
+    assert told == [[3] * n for n in rows]
