@@ -1,4 +1,4 @@
-"""None"""
+"""The shipped HAProxy file in front of two gateways: balancing, retries, drain and TLS."""
 
 import os
 import shutil

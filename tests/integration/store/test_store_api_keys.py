@@ -1,4 +1,4 @@
-"""API keys in a real Redis: found by their hash, never kept themselves, closed for good."""
+"""API keys and first tries of idempotent requests in a real Redis."""
 
 from concurrent.futures import ThreadPoolExecutor
 

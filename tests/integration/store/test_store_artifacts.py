@@ -1,4 +1,4 @@
-"""Artifacts in a real Redis: what counts, what is current, what is refused."""
+"""Artifacts in a real Redis: versions, the current one, roll-back, refusals."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Collected answers in a real Redis: bounded, removed once read, nothing lost between readers."""
+"""Collected answers and job results in a real Redis: bounded, and nothing is lost."""
 
 import uuid
 

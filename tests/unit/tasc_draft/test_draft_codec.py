@@ -1,4 +1,4 @@
-"""An index file comes back as it was written, mapped; anything else is refused by name."""
+"""An index file comes back as it was written, mapped; damage is refused by name."""
 
 import dataclasses
 import json

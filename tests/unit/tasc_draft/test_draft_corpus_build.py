@@ -1,4 +1,4 @@
-"""The corpus index has the bytes a plain-Python count says, however it was built."""
+"""The corpus index equals a plain-Python count; a damaged one is refused."""
 
 from dataclasses import replace
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Each source drafts what it should where it alone can know; positive controls for all the rest."""
+"""Each source drafts what it alone can know, and settings are validated."""
 
 import dataclasses
 import json

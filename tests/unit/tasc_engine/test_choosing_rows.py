@@ -1,4 +1,4 @@
-"""A token depends on its row's request, the tokens before it and its position, on nothing else."""
+"""A token depends on its own row alone, and so does its log-probability."""
 
 import math
 from collections.abc import Callable

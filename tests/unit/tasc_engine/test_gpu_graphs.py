@@ -1,4 +1,4 @@
-"""A padded step in a bucket says what the step says alone, captured on a GPU or not."""
+"""Captured graphs and GPU operations compute what a plain step computes."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace

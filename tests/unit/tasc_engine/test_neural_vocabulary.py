@@ -1,4 +1,4 @@
-"""Every policy gives the full head's logits of just the tokens it may draft."""
+"""Every policy gives the full head's logits of the tokens it may draft."""
 
 from collections import deque
 from functools import partial

@@ -1,4 +1,4 @@
-"""What does not fit the memory is not read; what does is."""
+"""What fits the memory, and which prefixes are kept in it."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""A tokenizer folder: who it is, where its answers end, and what is refused about it."""
+"""Tokenizer folders and hub names: fingerprints, ends of answers, refusals."""
 
 import json
 import os
