@@ -1,4 +1,4 @@
-# Every target is one line; `make help` lists them.
+# `make help` lists the targets.
 PYTHON ?= python3.11
 export OMP_WAIT_POLICY ?= PASSIVE
 export RAY_USAGE_STATS_ENABLED ?= 0
@@ -22,13 +22,13 @@ test-all: .venv/.installed ## run all tests: clusters, kills, long schedules and
 serve: .venv/.installed ## keep the demo service running on port 8000
 	@exec .venv/bin/tasc demo --serve
 
-check: .venv/.installed ## lint, types, import arrows
+check: .venv/.installed ## lint, format, types, import contracts
 	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/mypy dashboards && .venv/bin/lint-imports
 
 fix: .venv/.installed ## format and mend what can be mended by machine
 	.venv/bin/ruff check --fix . && .venv/bin/ruff format .
 
-coverage: .venv/.installed ## tell which lines unit and lossless tests run; ALL=--all counts slow tests, too
+coverage: .venv/.installed ## tell which lines unit and lossless tests run; compiled functions count as missed; ALL=--all adds slow tests
 	@mkdir -p .bench/coverage
 	.venv/bin/coverage erase
 	.venv/bin/coverage run -m pytest -q -n 2 $(ALL) tests/unit tests/lossless
@@ -39,7 +39,7 @@ repeat: .venv/.installed ## run the daily tests five times on fresh clones, two 
 
 faults: .venv/.installed ## plant sixty single-line faults and count those that tests catch; an hour
 	@mkdir -p .bench
-	.venv/bin/python benchmarks/suite/faults.py --list .bench/faults.json
+	rm -f .bench/verdicts.jsonl && .venv/bin/python benchmarks/suite/faults.py --list .bench/faults.json
 	.venv/bin/python benchmarks/suite/faults.py --list .bench/faults.json --run --verdicts .bench/verdicts.jsonl
 
 chaos: .venv/.installed ## kill replicas, gateway, Redis and a node under load, and compare every answer; minutes
@@ -55,7 +55,7 @@ bench-model: .venv/.installed ## train the model that benchmarks/engine/engine.p
 	.venv/bin/python -m tasc_jobs.demo.train --data $(DATA) --out .bench/model --size bench --base-epochs 2 --adapter-epochs 0
 
 clean: ## remove the virtual environment and caches
-	rm -rf .venv services/tasc_draft/__pycache__ services/tasc_engine/cpu/__pycache__ build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv build *.egg-info .*_cache .hypothesis && find services pipelines -name __pycache__ -exec rm -rf {} +
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'

@@ -5,6 +5,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pytest
+
 _PARTS = ("drafts", "engine")  # they compile nothing in common
 
 
@@ -12,10 +14,14 @@ def compile_all() -> None:
     """Fill numba's caches, each part in a process of its own; seconds where they are filled."""
     commands = [[sys.executable, __file__, part] for part in _PARTS]
     running = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
-    for process in running:
-        _, said = process.communicate()
-        if process.returncode != 0:
-            raise RuntimeError(f"compiling failed:\n{said}")
+    try:
+        for process in running:
+            _, errors = process.communicate()
+            if process.returncode != 0:
+                raise pytest.UsageError(f"compiling failed:\n{errors}")
+    finally:
+        for process in running:
+            process.kill()
 
 
 def _drafts() -> None:

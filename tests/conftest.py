@@ -1,12 +1,12 @@
 """Which tests run, in which order, in which process; and settings every test needs.
 
 - `make test` runs what daily work can break. `make test-all` (`pytest --all`) runs everything.
-- A test marked `slow("reason")` runs with `--all` only: it takes clusters, kills or namespaces, a
-  long schedule, a fuzz or a benchmark. A shorter test of the same subject runs daily.
-- Random schedules are long with `--all`. Otherwise they are short and drawn from a seed that
-  changes each day; it is printed, and TASC_TEST_SEED repeats it.
-- Two processes share the work a file at a time. Each has one Redis, one Ray and one service for all
-  of its tests; files in `integration/service` share a service, so they stay in one process.
+- A test marked `slow("reason")` runs with `--all` only: it needs clusters, kills or namespaces, or
+  it is a long schedule, a fuzz test or a benchmark.
+- Random schedules are long with `--all`, from seed 0. Otherwise they are short, from a seed that
+  changes each day. The seed is printed; set TASC_TEST_SEED to choose it.
+- Two processes share the work, a file at a time. Each has one Redis and one Ray for all of its
+  tests. Files in `integration/service` share one running service, so one process runs them.
 - With `-n`, numba's code is compiled before the first test and cached for both processes.
 - Markers `ray`, `redis` and `prometheus` say what a test needs; `-m 'not ray'` leaves those out.
 """
@@ -32,10 +32,9 @@ from compiled_code import compile_all
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
 
-# Files that take long begin first; the small ones fill what is left at the end.
+# Folders whose files take long come first, and in each the files with slow tests.
 _ORDER = ("integration/service", "integration", "dashboards", "deploy", "benchmarks", "lossless")
 _SEED = "TASC_TEST_SEED"
-os.environ.setdefault(_SEED, str(datetime.datetime.now(datetime.UTC).date().toordinal()))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -43,13 +42,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # One process alone compiles what it comes to.
+    today = datetime.datetime.now(datetime.UTC).date().toordinal()
+    os.environ.setdefault(_SEED, "0" if config.option.all else str(today))
+    # A single process compiles what it needs when it needs it.
     if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
         compile_all()
-
-
-def pytest_report_header() -> str:
-    return f"random schedules: {_SEED}={os.environ[_SEED]}"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -63,7 +60,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.option.all and slow:
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if item not in set(slow)]
-    items.sort(key=lambda item: (_place(item.nodeid), item.get_closest_marker("slow") is not None))
+    long = {item.path for item in slow}
+    items.sort(key=lambda item: (_place(item.nodeid), item.path not in long, item.path))
 
 
 def _place(nodeid: str) -> int:
@@ -86,7 +84,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Tells the seconds of each folder; pytest itself tells the slowest tests."""
+    """Print the seed, and the seconds of each folder; pytest itself prints the slowest tests."""
     seconds: Counter[str] = Counter()
     for reports in terminalreporter.stats.values():
         for report in reports:
@@ -95,6 +93,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section("seconds by folder")
     for folder, spent in seconds.most_common():
         terminalreporter.write_line(f"{spent:8.1f}s {folder}")
+    terminalreporter.write_line(f"random schedules: {_SEED}={os.environ[_SEED]}")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -105,11 +104,11 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def everything(request: pytest.FixtureRequest) -> bool:
-    """Whether slow tests run, too: schedules are long then."""
+    """Whether slow tests run, too. Random schedules are long then."""
     return bool(request.config.getoption("--all"))
 
 
-@pytest.fixture
-def seed(everything: bool) -> int:
-    """The seed of a random schedule: the same each day for long ones, new each day for short."""
-    return 0 if everything else int(os.environ[_SEED])
+@pytest.fixture(scope="session")
+def seed() -> int:
+    """The seed of a random schedule."""
+    return int(os.environ[_SEED])

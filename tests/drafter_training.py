@@ -8,9 +8,9 @@ import torch
 
 import tiny
 from tasc_engine import ModelSource
-from tasc_engine.neural.card import Kind
-from tasc_jobs.drafter.job import DrafterJob, train_drafter
-from tasc_jobs.drafter.settings import DrafterSettings
+from tasc_engine.drafting.neural.card import Kind
+from tasc_jobs.drafter.hyperparameters import DrafterSettings
+from tasc_jobs.drafter.training_run import DrafterJob, train_drafter
 from tasc_jobs.evaluate.subject import Asking, Setup
 from tasc_store import CorpusRow
 from tasc_text import PromptTemplate

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import tiny
-from tasc_engine.loading import ModelSource, load_model
+from tasc_engine.model.loading import ModelSource, load_model
 
 WEIGHTS = "adapter_model.safetensors"
 

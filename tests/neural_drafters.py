@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from tasc_engine.decoder import LeanDecoder, lean
+from tasc_engine.drafting.neural.drafters import Eagle, Independent
+from tasc_engine.drafting.neural.neural_settings import NeuralSettings
+from tasc_engine.drafting.neural.proposer import NeuralProposer
+from tasc_engine.drafting.neural.recent_policy import RecentVocabulary
+from tasc_engine.drafting.neural.vocabulary import FullVocabulary, RankedVocabulary, Vocabulary
 from tasc_engine.layout import Int32
-from tasc_engine.neural.drafters import Eagle, Independent
-from tasc_engine.neural.proposer import NeuralProposer
-from tasc_engine.neural.recent_policy import RecentVocabulary
-from tasc_engine.neural.settings import NeuralSettings
-from tasc_engine.neural.vocabulary import FullVocabulary, RankedVocabulary, Vocabulary
+from tasc_engine.model.decoder import LeanDecoder, lean
 
 KINDS = ("same", "noisy", "other", "eagle")
 POLICIES = ("full", "ranked", "recent", "recent over ranked", "context only", "extension only")

@@ -1,4 +1,4 @@
-"""Parameters of which pairs are tested daily, and the product with --all."""
+"""Parameter lists: pairs daily, the full product with --all."""
 
 from collections.abc import Iterable
 from itertools import product
@@ -18,6 +18,8 @@ def paired(
     """
     others = [values for values in (list(by), list(and_by)) if values]
     axes, found = [*map(list, crossed), *others], []
+    turns = sum(len(axis) - 1 for axis in axes[: len(crossed)]) + 1
+    assert all(len(values) <= turns for values in others), "a value would not be tested daily"
     for places in product(*(range(len(axis)) for axis in axes)):
         turn = sum(places[: len(crossed)])
         rest = zip(others, places[len(crossed) :], strict=True)

@@ -4,8 +4,9 @@ import time
 
 import pytest
 
-from tasc_serve.batch_storage import BatchStorage
-from tasc_store.batches import Batch, NewBatch
+from tasc_serve.http.batches.batch_storage import BatchStorage
+from tasc_store.batches.batch_store import Batch, NewBatch
+from tasc_store.batches.files import FileLimits, StoredFile
 from tasc_store.errors import (
     BatchesFull,
     FileInUse,
@@ -14,7 +15,6 @@ from tasc_store.errors import (
     UnknownBatch,
     UnknownFile,
 )
-from tasc_store.files import FileLimits, StoredFile
 
 ROOM = FileLimits(max_files=100, max_bytes=10_000)
 DATA = bytes(range(35))

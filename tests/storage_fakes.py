@@ -7,7 +7,8 @@ from dataclasses import replace
 from functools import partial
 
 from tasc_store import StoreError
-from tasc_store.batches import Batch, NewBatch
+from tasc_store.batches.batch_store import Batch, NewBatch
+from tasc_store.batches.files import FileLimits, StoredFile
 from tasc_store.errors import (
     BatchEnded,
     BatchesFull,
@@ -17,7 +18,6 @@ from tasc_store.errors import (
     UnknownBatch,
     UnknownFile,
 )
-from tasc_store.files import FileLimits, StoredFile
 from tasc_store.pages import Page, new_id
 
 BLOCK = 10

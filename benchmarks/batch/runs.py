@@ -25,22 +25,22 @@ from benchmarks.batch.bench_batch import Fault, Hit
 from benchmarks.common import to_stderr
 from killable import RedisServer, pids
 from tasc_jobs.demo.tasks import data_file, demo_record, read_split
-from tasc_jobs.index_job import build_and_publish
-from tasc_jobs.ingest import ingest
-from tasc_jobs.ray_local import local_ray
+from tasc_jobs.index.build import build_and_publish
+from tasc_jobs.index.ingest import ingest
+from tasc_jobs.runtime.ray_local import local_ray
 from tasc_store import TaskRecord, TaskStore, connect
 from tasc_text import TaskTokenizer
 
 TASK = "massive_en"
 TINY_TOKENS = 48
-_COMMAND = "from tasc_jobs.cli import main; main()"
+_COMMAND = "from tasc_jobs.cli.main import main; main()"
 # The command would measure the step costs of a new model, which takes longer than the tiny job.
 _TINY_COMMAND = """
 import sys
 from pathlib import Path
-from tasc_jobs.generate import generate
-from tasc_jobs.ray_local import local_ray
-from tasc_serve.settings import EngineSettings
+from tasc_jobs.batch.generate import generate
+from tasc_jobs.runtime.ray_local import local_ray
+from tasc_runtime.engine_settings import EngineSettings
 _, task, _, source, _, output, _, url, *_ = sys.argv[1:]
 engine = EngineSettings(max_model_len=256, cost_aware=False)
 with local_ray():

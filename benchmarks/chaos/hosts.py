@@ -145,7 +145,7 @@ def running(folder: Path, cut_s: float) -> Iterator[tuple[Hosts, Any]]:
 
 
 def _environment() -> dict[str, str]:
-    from tasc_serve.proxy_guard import CALLBACK
+    from tasc_serve.http.proxy_guard import CALLBACK
 
     return {
         # Ray's sockets are open to the bridge, so that they need a token.

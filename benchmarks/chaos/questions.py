@@ -6,10 +6,10 @@ from typing import Any
 import tiny
 from benchmarks.chaos.clients import Question
 from tasc_engine import GenerationRequest
-from tasc_serve.asked import Asked
-from tasc_serve.calls import Call
-from tasc_serve.settings import EngineSettings
-from tasc_serve.worker import Worker
+from tasc_runtime.engine.builder import EngineBuilder
+from tasc_runtime.engine_settings import EngineSettings
+from tasc_runtime.protocol import Call
+from tasc_runtime.sampling_options import SamplingOptions
 from tasc_store import connect
 
 _QUESTIONS = 60
@@ -24,11 +24,11 @@ def questions_of(task: Any, url: str) -> list[Question]:
     chance = random.Random(7)
     with connect(url) as client:
         settings = EngineSettings(rows=1, max_model_len=256, cost_aware=False)
-        worker = Worker(client, task.record.name, settings)
+        worker = EngineBuilder(client, task.record.name, settings)
         return [_question(worker, task, chance, at) for at in range(_QUESTIONS)]
 
 
-def _question(worker: Worker, task: Any, chance: random.Random, at: int) -> Question:
+def _question(worker: EngineBuilder, task: Any, chance: random.Random, at: int) -> Question:
     prompt = f"{chance.choice(tiny.SENTENCES)} {at}"
     body: dict[str, Any] = {
         "model": task.record.name, "prompt": prompt, "max_tokens": chance.choice([1, 8, 24, 64]),
@@ -44,10 +44,10 @@ def _question(worker: Worker, task: Any, chance: random.Random, at: int) -> Ques
 
 def _call(body: dict[str, Any]) -> Call:
     names = ("temperature", "seed", "frequency_penalty", "ignore_eos")
-    asked = Asked(**{name: body[name] for name in names if name in body})
+    asked = SamplingOptions(**{name: body[name] for name in names if name in body})
     return Call(
         "q", body["prompt"], templated=False, max_tokens=body["max_tokens"], draft=False,
-        asked=asked,
+        options=asked,
     )  # fmt: skip
 
 

@@ -99,7 +99,7 @@ class Chaos(Watched):
 def running(folder: Path, redis_down_s: float) -> Iterator[tuple[Chaos, Any]]:
     """Run the service; yields it, and its task."""
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    from tasc_serve.proxy_guard import CALLBACK
+    from tasc_serve.http.proxy_guard import CALLBACK
 
     os.environ["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"] = CALLBACK  # read at Serve's import
     # Ray's sockets are open to other machines here, so that they need a token.

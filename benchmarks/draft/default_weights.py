@@ -4,7 +4,7 @@
 
 DIR has a folder for each task with ``train.jsonl.gz`` (fields input and output) and
 ``test.jsonl.gz``. Run the script again after a change to the cells of evidence
-(`tasc_draft.index.cells`). It writes ``default_weights.npz`` into `tasc_draft.index`.
+(`tasc_draft.index.weights`). It writes ``default_weights.npz`` into `tasc_draft.index`.
 """
 
 import dataclasses

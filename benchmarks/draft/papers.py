@@ -162,7 +162,7 @@ def nothing(task: Task) -> DraftIndex:
 def demo_bigrams(task: Task) -> BigramTable:
     """The table of the shipped model with a shipped task's adapter."""
     # torch, Ray and what comes with them take seconds to import.
-    from tasc_jobs.model_bigrams import BigramJob, make_bigrams
+    from tasc_jobs.index.model_bigrams import BigramJob, make_bigrams
 
     record = demo_record(task.name)
     job = BigramJob(record.model, record.adapter, device="cpu")

@@ -22,11 +22,11 @@ from benchmarks.engine.loop import Job
 from benchmarks.engine.report import Found, figures, record, show_task
 from benchmarks.engine.sides import ENVIRONMENTS, Side, in_turn, start
 from benchmarks.engine.steps import ceiling, step_times
-from tasc_engine.loading import ModelSource, load_model
+from tasc_engine.model.loading import ModelSource, load_model
 from tasc_jobs.demo.tasks import MODEL, TEMPLATES, demo_record, read_split
 from tasc_jobs.demo.train import SIZES
-from tasc_jobs.progress import Progress, note
-from tasc_serve.sources import model_source
+from tasc_jobs.runtime.progress import Progress, note
+from tasc_runtime.engine.model_source import model_source
 from tasc_text import PromptTemplate, TaskTokenizer
 
 _BENCH_MODEL = ENVIRONMENTS / "model" / SIZES["bench"].name

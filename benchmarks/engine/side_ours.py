@@ -23,7 +23,7 @@ from tasc_draft import (
     build_learnt_index,
 )
 from tasc_engine import Engine, EngineConfig, EngineTotals, GenerationRequest, ModelSource, Target
-from tasc_engine.cost import StepCosts, measure
+from tasc_engine.step.cost import StepCosts, measure
 from tasc_jobs.demo.tasks import TEMPLATES, read_split
 from tasc_text import PromptTemplate, TaskTokenizer
 

@@ -20,7 +20,7 @@ import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from tasc_engine import EngineConfig, Target
-from tasc_engine.cost import measure
+from tasc_engine.step.cost import measure
 
 CONTEXT, ROWS = 64, 8
 SHAPES: dict[str, tuple[Any, Any]] = {

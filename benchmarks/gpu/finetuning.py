@@ -17,9 +17,9 @@ from benchmarks.gpu.gpu import Found, Here
 from benchmarks.gpu.steps import NAME, random_model
 from benchmarks.gpu.work import wait
 from tasc_jobs.finetune.examples import Example
+from tasc_jobs.finetune.hyperparameters import FinetuneSettings
 from tasc_jobs.finetune.model import adapted, add_rows, load_base
-from tasc_jobs.finetune.settings import FinetuneSettings
-from tasc_jobs.finetune.training import Told, Trainer
+from tasc_jobs.finetune.training import Trainer, TrainingProgress
 
 NEW, PROMPT, OUTPUT, ROWS = 500, 48, 16, 64
 _WARM_UP = 2  # steps that are not timed
@@ -73,11 +73,11 @@ def timed(folder: Path, nf4: bool, work: float, here: Here) -> dict[str, Any]:
     }
 
 
-def _run(trainer: Trainer, here: Here) -> tuple[list[Told], list[float]]:
+def _run(trainer: Trainer, here: Here) -> tuple[list[TrainingProgress], list[float]]:
     """Train; the report and the seconds of each step."""
-    told, took, began = list[Told](), list[float](), [time.perf_counter()]
+    told, took, began = list[TrainingProgress](), list[float](), [time.perf_counter()]
 
-    def tell(each: Told) -> None:
+    def tell(each: TrainingProgress) -> None:
         wait(here.device)
         now = time.perf_counter()
         took.append(now - began[0])

@@ -18,8 +18,8 @@ from benchmarks.engine.steps import CONTEXT, ROWS, SHAPES, Ceiling
 from benchmarks.gpu.gpu import Found, Here
 from benchmarks.gpu.work import wait
 from tasc_engine import EngineConfig, Target
-from tasc_engine.cost import StepCosts, measure
 from tasc_engine.layout import plain_feed
+from tasc_engine.step.cost import StepCosts, measure
 
 NAME, LENGTH, DRY = "0.5b", 512, {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 512,
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip

@@ -31,9 +31,9 @@ from tasc_draft import (
     write_index,
 )
 from tasc_engine import Engine, EngineConfig, EngineTotals, GenerationRequest, ModelSource, Target
-from tasc_engine.cost import StepCosts, measure
-from tasc_engine.loading import load_model
+from tasc_engine.model.loading import load_model
 from tasc_engine.stats import StepRecord
+from tasc_engine.step.cost import StepCosts, measure
 from tasc_text import PromptTemplate, TaskTokenizer
 
 DEMO = ROOT / "pipelines" / "tasc_jobs" / "demo"

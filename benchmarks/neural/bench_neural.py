@@ -42,7 +42,7 @@ from benchmarks.finetune.tasks import TASKS
 
 if TYPE_CHECKING:
     from benchmarks.neural.side import Bench
-    from tasc_engine.neural.card import Kind
+    from tasc_engine.drafting.neural.card import Kind
 
 PARTS = ("vocabtrim", "frspec", "microspec", "hybrid", "latency")
 KINDS: "tuple[Kind, ...]" = ("eagle", "independent")

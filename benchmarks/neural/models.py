@@ -20,17 +20,17 @@ from benchmarks.finetune.runs import FtRun, Workshop
 from benchmarks.finetune.tasks import TASKS, FtTask
 from benchmarks.neural.bench_neural import KINDS
 from tasc_engine import ModelSource
-from tasc_engine.neural.card import CARD, Kind
-from tasc_engine.neural.ranking import Origin, Ranking
+from tasc_engine.drafting.neural.card import CARD, Kind
+from tasc_engine.drafting.neural.ranking import Origin, Ranking
 from tasc_jobs.demo.tasks import HERE, MODEL
 from tasc_jobs.demo.tasks import TASKS as SHIPPED
-from tasc_jobs.drafter.answers import Answer, make_answers
-from tasc_jobs.drafter.job import DrafterJob, train_drafter
-from tasc_jobs.drafter.settings import DrafterSettings
+from tasc_jobs.drafter.answers import TargetAnswer, make_answers
+from tasc_jobs.drafter.hyperparameters import DrafterSettings
 from tasc_jobs.drafter.training import packed
+from tasc_jobs.drafter.training_run import DrafterJob, train_drafter
 from tasc_jobs.evaluate.subject import Asking, Setup
 from tasc_jobs.finetune.examples import Example
-from tasc_jobs.stages import silent
+from tasc_jobs.runtime.stages import silent
 from tasc_store import CorpusRow
 from tasc_text import TaskTokenizer
 
@@ -115,7 +115,7 @@ class Models:
         """The rows whose answers a drafter learns and tokens are ranked by."""
         return case.of.read(self.data, "train")[: self.rows]
 
-    def answers(self, case: Case) -> list[Answer]:
+    def answers(self, case: Case) -> list[TargetAnswer]:
         """The answers of the target to `learnt`."""
         return self._answers(case, self.source(case), "target")
 
@@ -147,7 +147,7 @@ class Models:
         for kind in case.kinds:
             self.drafter(case, kind)
 
-    def _drafted(self, case: Case) -> list[Answer]:
+    def _drafted(self, case: Case) -> list[TargetAnswer]:
         """The answers of the independent drafter alone."""
         drafter, folder = self.drafter(case, "independent"), self.folder(case) / "alone"
         if not folder.is_dir():
@@ -160,7 +160,7 @@ class Models:
             making.rename(folder)
         return self._answers(case, ModelSource(folder), "draft")
 
-    def _answers(self, case: Case, source: ModelSource, by: str) -> list[Answer]:
+    def _answers(self, case: Case, source: ModelSource, by: str) -> list[TargetAnswer]:
         folder = self.folder(case) / f"answers-{by}"
         folder.mkdir(parents=True, exist_ok=True)
         setup = Setup(8, 512, 1)

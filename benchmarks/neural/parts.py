@@ -26,15 +26,14 @@ from benchmarks.neural.side import (
     vocabulary_of,
 )
 from tasc_draft import DraftIndex, DraftSettings, Proposer, build_learnt_index
-from tasc_engine.decoder import lean
-from tasc_engine.neural.arms import Always
-from tasc_engine.neural.card import Kind
-from tasc_engine.neural.drafters import Eagle
-from tasc_engine.neural.hybrid import HybridProposer
-from tasc_engine.neural.proposer import NeuralProposer
-from tasc_engine.neural.ranking import Origin, Ranking
-from tasc_engine.neural.seen import Seen
-from tasc_engine.neural.settings import NeuralSettings
+from tasc_engine.drafting.hidden_state_buffer import Seen
+from tasc_engine.drafting.neural.card import Kind
+from tasc_engine.drafting.neural.drafters import Eagle
+from tasc_engine.drafting.neural.hybrid import Always, HybridProposer
+from tasc_engine.drafting.neural.neural_settings import NeuralSettings
+from tasc_engine.drafting.neural.proposer import NeuralProposer
+from tasc_engine.drafting.neural.ranking import Origin, Ranking
+from tasc_engine.model.decoder import lean
 from tasc_jobs.tuning.task_rows import encode
 
 Part = tuple[list[Figure], dict[str, Any]]

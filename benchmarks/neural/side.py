@@ -21,14 +21,14 @@ from benchmarks.neural.models import Case, Models
 from tasc_draft import SOURCES, DraftIndex, DraftSettings, NgramProposer, Proposer
 from tasc_draft.tokens import Int32
 from tasc_engine import Engine, EngineConfig, EngineTotals, GenerationRequest, ModelSource, Target
-from tasc_engine.neural.card import Kind
-from tasc_engine.neural.drafters import Eagle, Independent
-from tasc_engine.neural.files import load_drafter
-from tasc_engine.neural.proposer import DraftModel, NeuralProposer
-from tasc_engine.neural.ranking import Origin, Ranking
-from tasc_engine.neural.recent_policy import RecentVocabulary
-from tasc_engine.neural.settings import NeuralSettings
-from tasc_engine.neural.vocabulary import FullVocabulary, RankedVocabulary, Vocabulary
+from tasc_engine.drafting.neural.card import Kind
+from tasc_engine.drafting.neural.drafters import Eagle, Independent
+from tasc_engine.drafting.neural.files import load_drafter
+from tasc_engine.drafting.neural.neural_settings import NeuralSettings
+from tasc_engine.drafting.neural.proposer import DraftModel, NeuralProposer
+from tasc_engine.drafting.neural.ranking import Origin, Ranking
+from tasc_engine.drafting.neural.recent_policy import RecentVocabulary
+from tasc_engine.drafting.neural.vocabulary import FullVocabulary, RankedVocabulary, Vocabulary
 from tasc_engine.stats import StepRecord
 from tasc_text import PromptTemplate, TaskTokenizer
 

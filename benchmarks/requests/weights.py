@@ -9,7 +9,7 @@ from benchmarks.common import Figure
 from benchmarks.requests.bench_requests import Asked
 from benchmarks.requests.engines import Drafted, Run, load, prompts
 from tasc_engine import GenerationRequest
-from tasc_engine.loading import ModelSource, load_model
+from tasc_engine.model.loading import ModelSource, load_model
 from tasc_jobs.demo.tasks import HERE, MODEL, TASKS, TEMPLATES, read_split
 from tasc_jobs.evaluate.quality import IntentQuality, intent_quality
 from tasc_text import PromptTemplate

@@ -79,9 +79,9 @@ def running(folder: Path, model: str, haproxy: bool) -> Iterator[tuple[str, Any]
     """Run a service; yields its URL, and a worker for the same task in this process."""
     if haproxy:
         use_haproxy(folder)
-    from tasc_jobs.ray_local import local_ray
-    from tasc_serve.settings import EngineSettings
-    from tasc_serve.worker import Worker
+    from tasc_jobs.runtime.ray_local import local_ray
+    from tasc_runtime.engine.builder import EngineBuilder
+    from tasc_runtime.engine_settings import EngineSettings
     from tasc_store import EmbeddedRedis, TaskStore, connect
 
     engine = {"rows": 8, "max_model_len": 256, "cost_aware": False}
@@ -97,7 +97,7 @@ def running(folder: Path, model: str, haproxy: bool) -> Iterator[tuple[str, Any]
             TaskStore(client).put(record_of(folder, model))
         stack.enter_context(local_ray(num_cpus=4, object_store_mb=100))
         base = stack.enter_context(served(settings, server.url))
-        yield base, Worker(connect(server.url), model, EngineSettings(**engine))
+        yield base, EngineBuilder(connect(server.url), model, EngineSettings(**engine))
 
 
 def record_of(folder: Path, model: str) -> Any:
@@ -140,7 +140,7 @@ def overheads(base: str, worker: Any, model: str, pairs: int) -> tuple[list[floa
     """Milliseconds that the service takes longer than the engine, and those of the engine."""
     import httpx
 
-    from tasc_serve.calls import Call
+    from tasc_runtime.protocol import Call
 
     body = {"model": model, "prompt": "wake me up at nine am", "max_tokens": 1}
     call = Call("q", body["prompt"], templated=False, max_tokens=1)  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ import ast
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -23,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -48,6 +50,8 @@ _COMPARED = {
     ast.Is: "is not", ast.IsNot: "is", ast.In: "not in", ast.NotIn: "in",
 }  # fmt: skip
 _COMPUTED = {ast.Add: "-", ast.Sub: "+", ast.Mult: "+", ast.FloorDiv: "*", ast.Div: "*"}
+_WALL = 3  # most wall time, in multiples of the processor time: ends tests that wait for ever
+_CRASHES = (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT, -signal.SIGFPE)
 _GPU = ("/gpu/", "/demo/train.py")  # not run on the machines that run the tests
 
 
@@ -64,12 +68,26 @@ class Fault:
 
 @dataclass(frozen=True)
 class Verdict:
-    """``caught``, ``missed`` (the tests ended green), ``timeout`` (green so far) or ``gone``."""
+    """What became of a fault.
+
+    Attributes:
+        outcome: ``caught``; ``missed``: the tests ended green; ``timeout``: they were green so far;
+            ``gone``: its line is not there; ``error``: pytest itself failed.
+        by: The test that failed.
+    """
 
     fault: Fault
     outcome: str
     seconds: float
     by: str
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of one fault's tests: processor seconds of pytest, and arguments for it."""
+
+    seconds: float
+    arguments: tuple[str, ...]
 
 
 def choose(root: Path, count: int, seed: int) -> list[Fault]:
@@ -158,8 +176,16 @@ def _parses(lines: list[str], line: int, after: str) -> bool:
     return True
 
 
-def judge(fault: Fault, tree: Path, timeout_s: float, arguments: list[str]) -> Verdict:
-    """Plant a fault in a tree, run its package's tests there, and take it out again."""
+def judge(fault: Fault | None, package: str, tree: Path, limits: Limits) -> Verdict:
+    """Plant a fault in a tree, run its package's tests there, and take it out again.
+
+    Args:
+        fault: None runs the tests as they are: what fails then proves nothing about faults.
+    """
+    begun = time.monotonic()
+    if fault is None:
+        outcome, by = _tested(tree, package, limits)
+        return Verdict(_control(package), outcome, round(time.monotonic() - begun, 1), by)
     path = tree / fault.file
     text = path.read_text("utf-8") if path.exists() else ""
     lines = text.splitlines()
@@ -168,43 +194,75 @@ def judge(fault: Fault, tree: Path, timeout_s: float, arguments: list[str]) -> V
         return Verdict(fault, "gone", 0.0, "")
     lines[min(at, key=lambda i: abs(i + 1 - fault.line))] = fault.after
     path.write_text("\n".join(lines) + "\n", "utf-8")
-    begun = time.monotonic()
     try:
-        code, said = _run(tree, PACKAGES[fault.package][1], timeout_s, arguments)
+        outcome, by = _tested(tree, package, limits)
     finally:
         path.write_text(text, "utf-8")
-    outcome = {None: "timeout", 0: "missed"}.get(code, "caught")
-    by = next((s for s in said.splitlines()[::-1] if s.startswith(("FAILED", "ERROR"))), "")
-    return Verdict(fault, outcome, round(time.monotonic() - begun, 1), by[:160])
+    return Verdict(fault, outcome, round(time.monotonic() - begun, 1), by)
+
+
+def _tested(tree: Path, package: str, limits: Limits) -> tuple[str, str]:
+    """The outcome of a package's tests, the quickest first, and the test that failed."""
+    left = limits.seconds
+    for tests in PACKAGES[package][1]:
+        found = [str(path) for path in sorted(tree.glob(tests))]
+        if not found:
+            continue
+        code, said, used = _run(tree, found, left, limits.arguments)
+        by = next((s for s in said.splitlines()[::-1] if s.startswith(("FAILED", "ERROR"))), "")
+        if code in (1, 2):  # a test failed, or could not be collected
+            return "caught", by[:160]
+        if code in _CRASHES:  # faults in compiled code end the process
+            return "caught", f"pytest ended with {code}"
+        if code == -signal.SIGXCPU:
+            return "timeout", ""
+        if code not in (0, 5):  # 5: no test was chosen
+            return "error", f"pytest ended with {code}"
+        left -= used
+        if left < 1:
+            return "timeout", ""
+    return "missed", ""
 
 
 def _run(
-    tree: Path, tests: tuple[str, ...], timeout_s: float, arguments: list[str]
-) -> tuple[int | None, str]:
+    tree: Path, tests: list[str], seconds: float, arguments: tuple[str, ...]
+) -> tuple[int, str, float]:
+    """Exit code, output, and processor seconds of pytest."""
     paths = os.pathsep.join(str(tree / part) for part in ("services", "pipelines"))
     env = os.environ | {"PYTHONPATH": paths, "OMP_WAIT_POLICY": "PASSIVE"}
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-x",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--durations=0",
-    ]
-    found = [str(path) for each in tests for path in sorted(tree.glob(each))]
-    process = subprocess.Popen(
-        [*command, *arguments, *found], cwd=tree, env=env, text=True, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+    with tempfile.TemporaryFile("w+") as output:  # no pipe, which a child may hold open
+        process = subprocess.Popen(
+            [*command, *arguments, *tests], cwd=tree, env=env, start_new_session=True,
+            stdout=output, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        most = max(round(seconds), 1)
+        resource.prlimit(process.pid, resource.RLIMIT_CPU, (most, most + 5))
+        deadline, used = time.monotonic() + _WALL * seconds, 0.0
+        try:
+            while process.poll() is None and time.monotonic() < deadline:
+                used = _processor_seconds(process.pid) or used
+                time.sleep(0.2)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        code = process.wait()
+        output.seek(0)
+        late = code == -signal.SIGKILL and time.monotonic() >= deadline
+        return (-signal.SIGXCPU if late else code), output.read(), used
+
+
+def _processor_seconds(pid: int) -> float:
+    """What a process has used so far; 0 when it has ended."""
     try:
-        said, _ = process.communicate(timeout=timeout_s)
-        return process.returncode, said
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        return None, ""
+        fields = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _control(package: str) -> Fault:
+    return Fault(package, "", 0, "", "")
 
 
 def main() -> None:
@@ -214,7 +272,9 @@ def main() -> None:
     parser.add_argument("--tree", type=Path, default=ROOT, help="the commit's checkout to test")
     parser.add_argument("--count", type=at_least(len(PACKAGES)), default=60)
     parser.add_argument("--seed", type=int, default=21)
-    parser.add_argument("--timeout", type=float, default=180.0, help="seconds a fault's tests get")
+    parser.add_argument(
+        "--timeout", type=float, default=180.0, help="processor seconds of pytest for each fault"
+    )
     parser.add_argument("--lanes", type=at_least(1), default=2, help="faults judged side by side")
     parser.add_argument(
         "--verdicts", type=Path, help="verdicts so far, a line each; those are not asked for again"
@@ -232,7 +292,7 @@ def main() -> None:
 def _run_all(asked: argparse.Namespace) -> None:
     faults = [Fault(**each) for each in json.loads(asked.list.read_text("utf-8"))]
     known = _known(asked.verdicts)
-    verdicts = [known[f] for f in faults if f in known]
+    verdicts = list(known.values())
     trees: SimpleQueue[Path] = SimpleQueue()
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
         for lane in range(asked.lanes):
@@ -242,17 +302,21 @@ def _run_all(asked: argparse.Namespace) -> None:
             )
             trees.put(tree)
 
+        limits = Limits(asked.timeout, tuple(f"--{a}" for a in asked.pytest))
+
         def one(fault: Fault) -> Verdict:
             tree = trees.get()
             try:
-                return judge(fault, tree, asked.timeout, [f"--{a}" for a in asked.pytest])
+                planted = fault if fault.file else None
+                return judge(planted, fault.package, tree, limits)
             finally:
                 trees.put(tree)
 
+        controls = [_control(package) for package in PACKAGES]
         with ThreadPoolExecutor(asked.lanes) as pool:
-            for verdict in pool.map(one, [f for f in faults if f not in known]):
+            for verdict in pool.map(one, [f for f in (*controls, *faults) if f not in known]):
                 verdicts.append(verdict)
-                _tell(verdict, len(verdicts), len(faults))
+                _tell(verdict, len(verdicts), len(faults) + len(controls))
                 if asked.verdicts:
                     with asked.verdicts.open("a", encoding="utf-8") as file:
                         file.write(json.dumps(asdict(verdict)) + "\n")
@@ -269,20 +333,21 @@ def _known(file: Path | None) -> dict[Fault, Verdict]:
 
 def _tell(verdict: Verdict, number: int, total: int) -> None:
     fault = verdict.fault
-    print(
-        f"{number}/{total} {verdict.outcome} after {verdict.seconds} s: {fault.file}:{fault.line}"
-    )
-    to_stderr(f"    {fault.before.strip()}\n    {fault.after.strip()}")
+    what = f"{fault.file}:{fault.line}" if fault.file else f"no fault in {fault.package}"
+    print(f"{number}/{total} {verdict.outcome} after {verdict.seconds} s: {what}", flush=True)
+    if fault.file:
+        to_stderr(f"    {fault.before.strip()}\n    {fault.after.strip()}")
 
 
 def _counts(verdicts: list[Verdict]) -> dict[str, object]:
-    outcomes = ("caught", "missed", "timeout", "gone")
-    by_package = {
-        package: sum(v.outcome == "caught" for v in verdicts if v.fault.package == package)
-        for package in PACKAGES
+    planted = [v for v in verdicts if v.fault.file]
+    outcomes = ("caught", "missed", "timeout", "gone", "error")
+    caught = [v.fault.package for v in planted if v.outcome == "caught"]
+    return {
+        **{o: sum(v.outcome == o for v in planted) for o in outcomes},
+        "caught_by_package": {package: caught.count(package) for package in PACKAGES},
+        "without_fault": {v.fault.package: v.outcome for v in verdicts if not v.fault.file},
     }
-    counts = {o: sum(v.outcome == o for v in verdicts) for o in outcomes}
-    return {**counts, "caught_by_package": by_package}
 
 
 if __name__ == "__main__":

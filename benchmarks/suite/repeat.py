@@ -9,12 +9,13 @@ A clone has no caches: compiling is a part of each run. Its tests use this envir
 import multiprocessing
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 if __name__ == "__main__":  # modules are found from the repository's root, not from this folder
@@ -26,6 +27,7 @@ _CLOSING = re.compile(r"^(=+ )?(?P<said>\d+ (passed|failed).*) in [0-9.]+s", re.
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `finally` runs
     parser = parser_of(__doc__)
     parser.add_argument("--runs", type=at_least(1), default=5)
     parser.add_argument("--busy", type=at_least(0), default=2, help="busy runs, the last ones")
@@ -37,7 +39,7 @@ def main() -> None:
     for number in range(1, asked.runs + 1):
         loops = asked.loops if number > asked.runs - asked.busy else 0
         with _loops(loops):
-            code, seconds, said = _run(asked.pytest)
+            code, seconds, said = _run(asked.pytest, number)
         runs.append({"seconds": round(seconds), "busy_loops": loops, "exit": code, "said": said})
         print(f"run {number}: {seconds:.0f} s beside {loops} busy loops, exit {code}: {said}")
         sys.stdout.flush()
@@ -46,23 +48,30 @@ def main() -> None:
     sys.exit(any(run["exit"] for run in runs))
 
 
-def _run(arguments: list[str]) -> tuple[int, float, str]:
-    """Exit code, seconds and closing line of one run; what a failed one printed is shown."""
+def _run(arguments: list[str], seed: int) -> tuple[int, float, str]:
+    """Exit code, seconds and closing line of one run. The output of a failed run is printed."""
     with tempfile.TemporaryDirectory(prefix="suite-") as folder:
         clone = Path(folder) / "clone"
         subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
         paths = os.pathsep.join(str(clone / part) for part in ("services", "pipelines"))
         env = os.environ | {"PYTHONPATH": paths, "OMP_WAIT_POLICY": "PASSIVE"}
+        if "--all" not in arguments:
+            env.setdefault("TASC_TEST_SEED", str(seed))
         begun = time.monotonic()
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-n", "2", "-q", *arguments],
-            cwd=clone, env=env, capture_output=True, text=True,
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pytest", "-n", "2", "-q", *arguments], cwd=clone, env=env,
+            text=True, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
+        try:
+            output, _ = process.communicate()
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
         seconds = time.monotonic() - begun
-    if done.returncode:
-        print(done.stdout + done.stderr)
-    found = _CLOSING.search(done.stdout)
-    return done.returncode, seconds, found["said"] if found else "no closing line"
+    if process.returncode:
+        print(output)
+    found = _CLOSING.search(output)
+    return process.returncode, seconds, found["said"] if found else "no closing line"
 
 
 @contextmanager
@@ -75,11 +84,14 @@ def _loops(count: int) -> Iterator[None]:
     finally:
         for process in processes:
             process.kill()
+            process.join()
 
 
 def _spin() -> None:
-    while True:
-        pass
+    parent = os.getppid()
+    while os.getppid() == parent:
+        for _ in range(1_000_000):
+            pass
 
 
 if __name__ == "__main__":

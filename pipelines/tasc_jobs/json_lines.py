@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import IO
 
-from tasc_jobs.records import SHOWN_CHARACTERS, Record, too_long
+from tasc_jobs.records import SHOWN_CHARACTERS, RawRecord, too_long
 
 DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
 _SKIP_BYTES = 1 << 16
@@ -31,7 +31,7 @@ def check_json_lines(path: Path) -> None:
         stream.read(1)
 
 
-def read_json_lines(path: Path, max_bytes: int) -> Iterator[Record]:
+def read_json_lines(path: Path, max_bytes: int) -> Iterator[RawRecord]:
     """Every line in file order; blank lines are counted, not given.
 
     A damaged gzip file gives the lines before the damage, then a record with the reason.
@@ -44,11 +44,11 @@ def read_json_lines(path: Path, max_bytes: int) -> Iterator[Record]:
         try:
             for line, (raw, fits) in enumerate(_bounded_lines(stream, max_bytes), start=1):
                 if not fits:
-                    yield Record(line, None, _shown(raw), too_long(max_bytes))
+                    yield RawRecord(line, None, _shown(raw), too_long(max_bytes))
                 elif raw.strip():
                     yield _parsed(line, raw)
         except DAMAGED as error:
-            yield Record(line + 1, None, "", f"damaged gzip, the rest is lost: {error}")
+            yield RawRecord(line + 1, None, "", f"damaged gzip, the rest is lost: {error}")
 
 
 def _open(path: Path) -> _Stream:
@@ -65,16 +65,16 @@ def _bounded_lines(stream: _Stream, max_bytes: int) -> Iterator[tuple[bytes, boo
         yield raw, fits
 
 
-def _parsed(line: int, raw: bytes) -> Record:
+def _parsed(line: int, raw: bytes) -> RawRecord:
     try:
-        return Record(line, json.loads(raw.decode()), _shown(raw))
+        return RawRecord(line, json.loads(raw.decode()), _shown(raw))
     except UnicodeDecodeError as error:
         reason = f"not UTF-8 at byte {error.start}"
     except RecursionError:
         reason = "not JSON: nested too deep"
     except ValueError as error:
         reason = f"not JSON: {error}"
-    return Record(line, None, _shown(raw), reason)
+    return RawRecord(line, None, _shown(raw), reason)
 
 
 def _shown(raw: bytes) -> str:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasc_jobs.errors import FileError
-from tasc_jobs.records import SHOWN_CHARACTERS, Record, too_long
+from tasc_jobs.records import SHOWN_CHARACTERS, RawRecord, too_long
 
 DAMAGED = (pa.ArrowException, OSError)
 _BATCH_ROWS = 256
@@ -35,7 +35,7 @@ def check_parquet(path: Path, columns: Sequence[str]) -> None:
         )
 
 
-def read_parquet(path: Path, columns: Sequence[str], max_bytes: int) -> Iterator[Record]:
+def read_parquet(path: Path, columns: Sequence[str], max_bytes: int) -> Iterator[RawRecord]:
     """Every row in file order; of the columns those there are. A record's line is its row.
 
     From the damaged place of a row group on its rows give one record with the reason.
@@ -55,7 +55,7 @@ def read_parquet(path: Path, columns: Sequence[str], max_bytes: int) -> Iterator
 
 def _group_records(
     batches: Iterator[pa.RecordBatch], before: int, end: int, max_bytes: int
-) -> Iterator[Record]:
+) -> Iterator[RawRecord]:
     line = before
     try:
         for batch in batches:
@@ -63,16 +63,18 @@ def _group_records(
                 line += 1
                 yield _record(line, {c: batch.column(c)[at] for c in batch.schema.names}, max_bytes)
     except DAMAGED as error:
-        yield Record(line + 1, None, "", f"damaged Parquet, lost up to row {end}: {error}")
+        yield RawRecord(line + 1, None, "", f"damaged Parquet, lost up to row {end}: {error}")
 
 
-def _record(line: int, cells: dict[str, Any], max_bytes: int) -> Record:
+def _record(line: int, cells: dict[str, Any], max_bytes: int) -> RawRecord:
     value = {}
     for column, cell in cells.items():
         try:
             value[column] = cell.as_py()
         except UnicodeDecodeError as error:
-            return Record(line, None, "", f"not UTF-8 in column {column!r} at byte {error.start}")
+            return RawRecord(
+                line, None, "", f"not UTF-8 in column {column!r} at byte {error.start}"
+            )
     text = json.dumps(value, ensure_ascii=False, default=str)
     reason = too_long(max_bytes) if len(text.encode()) > max_bytes else ""
-    return Record(line, value, text[:SHOWN_CHARACTERS], reason)
+    return RawRecord(line, value, text[:SHOWN_CHARACTERS], reason)

@@ -7,7 +7,7 @@ SHOWN_CHARACTERS = 200
 
 
 @dataclass(frozen=True)
-class Record:
+class RawRecord:
     """What stands on one line, or why it could not be read (then ``reason`` is not empty).
 
     ``line`` counts from 1; ``text`` is the line's first 200 characters.

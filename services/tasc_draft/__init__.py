@@ -1,6 +1,6 @@
 """N-gram drafts: a task's index, sources, their mixture, trees. Token ids only; numpy and numba."""
 
-from tasc_draft.drafts import Drafts, Int32, Proposer
+from tasc_draft.drafts import NGRAM_SOURCES, SOURCES, Drafts, Int32, Proposer
 from tasc_draft.errors import DraftError, IndexFileError, IndexFormatError
 from tasc_draft.index.bigrams import BigramTable
 from tasc_draft.index.codec import read_index, write_index
@@ -10,7 +10,6 @@ from tasc_draft.learning import build_learnt_index
 from tasc_draft.mixture.proposer import NgramProposer
 from tasc_draft.replay import Replay, replay
 from tasc_draft.settings import DraftSettings
-from tasc_draft.sources import NGRAM_SOURCES, SOURCES
 from tasc_draft.tokens import Tokens
 
 __all__ = [

@@ -19,16 +19,15 @@ _KEPT_S = 86_400
 
 
 class Compiler:
-    """Compiles functions of one package, at the first call with new types.
-
-    Later processes load the result.
+    """Compiles functions, at the first call with new types. Later processes load the result.
 
     Args:
-        folder: All of the package's sources; what they compile calls nothing else that may change.
+        folders: The sources of all functions that it compiles and of all that those call. The
+            cache lies in the first.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._cache_dir = str(_cache_dir(folder))
+    def __init__(self, *folders: Path) -> None:
+        self._cache_dir = str(_cache_dir(folders))
 
     def compiled(self, function: Callable[..., Any]) -> Any:
         return self._jit(function)
@@ -55,22 +54,24 @@ class Compiler:
             numba.config.CACHE_DIR = before
 
 
-def digest_of(folder: Path) -> str:
-    """Of a package's sources."""
+def digest_of(*folders: Path) -> str:
+    """Of the sources in some folders."""
     digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
-        digest.update(path.read_bytes())
+    for folder in folders:
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def _cache_dir(folder: Path) -> Path:
+def _cache_dir(folders: tuple[Path, ...]) -> Path:
+    folder = folders[0]
     home = folder / "__pycache__"
     if chosen := os.environ.get("NUMBA_CACHE_DIR"):
         home = Path(chosen)
     elif not os.access(home if home.is_dir() else folder, os.W_OK):
         home = Path.home() / ".cache" / "tasc-serve"
     how = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]  # options are no key of numba
-    own = home / f"compiled-{folder.name}-{digest_of(folder)}-{how}"
+    own = home / f"compiled-{folder.name}-{digest_of(*folders)}-{how}"
     _remove_unused(own, f"compiled-{folder.name}-*")
     return own
 

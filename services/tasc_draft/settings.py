@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tasc_draft.sources import NGRAM_SOURCES
+from tasc_draft.drafts import NGRAM_SOURCES
 
 MIXTURES = ("mixed", "tasc", "trie")
 

@@ -17,20 +17,19 @@ from tasc_engine.request import (
     GenerationResult,
     GuideSpec,
     Timings,
-    TokenLogprob,
 )
-from tasc_engine.sampling import Sampling
+from tasc_engine.sampling.parameters import Sampling, TokenLogprob
 from tasc_engine.stats import EngineTotals, StepRecord
 
 if TYPE_CHECKING:
     from tasc_engine.engine import Engine
-    from tasc_engine.loading import ModelSource
-    from tasc_engine.target import Target
+    from tasc_engine.model.loading import ModelSource
+    from tasc_engine.model.target import Target
 
 _NEEDS_TORCH = {
     "Engine": "tasc_engine.engine",
-    "ModelSource": "tasc_engine.loading",
-    "Target": "tasc_engine.target",
+    "ModelSource": "tasc_engine.model.loading",
+    "Target": "tasc_engine.model.target",
 }
 
 __all__ = [

@@ -13,28 +13,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasc_draft import Drafts, Proposer
-from tasc_engine import choosing
-from tasc_engine.accept import Accepted, accept, warm_up
-from tasc_engine.choosing import Chooser
 from tasc_engine.config import EngineConfig
-from tasc_engine.cost import StepCosts
-from tasc_engine.drafting import Drafter, most_tokens
+from tasc_engine.drafting.safe_proposer import Drafter, most_tokens
 from tasc_engine.errors import OutOfMemory, QueueFull, RequestTooLong
-from tasc_engine.guides import Guide, Guides
-from tasc_engine.integrity import check_engine
-from tasc_engine.loading import ModelSource
-from tasc_engine.neural.wants import Wants
-from tasc_engine.places import Places
-from tasc_engine.plan import Plan
-from tasc_engine.prefixes import PrefixCache
-from tasc_engine.request import Delta, GenerationRequest, GenerationResult, TokenLogprob
-from tasc_engine.sequence import Sequence
+from tasc_engine.guided import Guide, Guides
+from tasc_engine.kv.allocator import KVAllocator
+from tasc_engine.kv.prefix_cache import PrefixCache
+from tasc_engine.model.hidden_states import HiddenStateRequest
+from tasc_engine.model.loading import ModelSource
+from tasc_engine.model.target import Target
+from tasc_engine.request import Delta, GenerationRequest, GenerationResult
+from tasc_engine.sampling import sampler
+from tasc_engine.sampling.parameters import TokenLogprob
+from tasc_engine.sampling.sampler import Sampler
 from tasc_engine.stats import StepRecord
-from tasc_engine.step_record import record_of
-from tasc_engine.target import Target
-from tasc_engine.targets import Targets
-from tasc_engine.verifier import Verifier
-from tasc_engine.worth import Worth
+from tasc_engine.step.accept import Accepted, accept, record_of, warm_up
+from tasc_engine.step.cost import StepCosts
+from tasc_engine.step.draft_budget import DraftBudget, Spent
+from tasc_engine.step.plan import Plan
+from tasc_engine.step.sequence import Sequence
+from tasc_engine.step.targets import Targets
+from tasc_engine.step.verify import Verifier
 from tasc_text import TaskTokenizer
 
 NOT_NUMBERS = (
@@ -65,7 +64,7 @@ class Engine:
     ) -> None:
         self.config = config
         self._targets = Targets(target)
-        self._targets.watch(Wants.of(proposer))
+        self._targets.watch(HiddenStateRequest.of(proposer))
         self._tokenizer = tokenizer
         self._drafter = Drafter(proposer, target.vocab_size)
         self._on_step = on_step
@@ -74,13 +73,13 @@ class Engine:
         self._free = list(range(config.rows - 1, -1, -1))
         self._is_eos = np.zeros(target.vocab_size, bool)
         self._is_eos[[e for e in tokenizer.eos_ids if e < target.vocab_size]] = True
-        self._places = Places(target.cache)
+        self._places = KVAllocator(target.cache)
         self._prefixes = PrefixCache(target.cache, config.prefix_cache_bytes)
         self._chunk, self._most_drafts = config.prefill_chunk, config.max_draft_tokens
         self.guides = Guides(tokenizer, target.vocab_size)
-        self._chooser = Chooser(config.rows, config.max_model_len, target.vocab_size)
-        self._verifier = Verifier(self._chooser)
-        self._worth = Worth(costs, config, most_tokens(proposer))
+        self._sampler = Sampler(config.rows, config.max_model_len, target.vocab_size)
+        self._verifier = Verifier(self._sampler)
+        self._draft_budget = DraftBudget(costs, self._most_of_step(proposer))
         target.warm_up()
         warm_up()
 
@@ -152,14 +151,14 @@ class Engine:
     def waits_to_compile(self, request: GenerationRequest) -> bool:
         """Whether a request needs what `compile_rules` compiles, and nobody has called it yet."""
         plain = request.sampling.plain and request.guide is None and request.logprobs is None
-        return not (plain or choosing.is_warm(self._target.dtype, self._target.device))
+        return not (plain or sampler.is_warm(self._target.dtype, self._target.device))
 
     def compile_rules(self) -> None:
         """Compile all rules but the plain one, on any thread: seconds, once on a machine.
 
         Else the first request that has one waits for it, and all that share the batch.
         """
-        choosing.warm_up(self._target.dtype, self._target.device)
+        sampler.warm_up(self._target.dtype, self._target.device)
 
     def cancel(self, request_id: str) -> bool:
         """Drop a request wherever it is; its row is free for the next step."""
@@ -202,9 +201,9 @@ class Engine:
 
     def draft_by(self, proposer: Proposer) -> None:
         """Draft by another proposer, which has no rows yet; answers go on as they would."""
-        self._targets.watch(Wants.of(proposer))
+        self._targets.watch(HiddenStateRequest.of(proposer))
         self._drafter.use(proposer)
-        self._worth.begin_again(most_tokens(proposer))
+        self._draft_budget.begin_again(self._most_of_step(proposer))
         for row, sequence in self._active.items():
             self._drafter.start(row, sequence.prompt, np.array(sequence.answer, np.int32))
 
@@ -220,7 +219,9 @@ class Engine:
         if not plan.sequences:
             return []
         budget = plan.budget(self._most_drafts)
-        least = self._worth.least(plan, budget)
+        wanted, least = bool(budget.any()), None
+        if wanted:
+            least = self._draft_budget.least(len(plan.emitting), len(plan.tokens), plan.context)
         began = time.perf_counter()
         drafts = self._drafter.propose(plan.emitting_rows, budget, least)
         drafted = time.perf_counter()
@@ -229,7 +230,7 @@ class Engine:
         try:
             target = self._targets.of(plan.sequences[0].request)
             verified = self._verifier.verify(target, plan, drafts, allowed)
-            chosen, ended = verified.chosen, time.perf_counter()
+            chosen, ended = verified.target_tokens, time.perf_counter()
             accepted = accept(chosen, verified.drafts, plan.room(), plan.ends(), self._is_eos)
             self._drafter.see(plan, verified.drafts, accepted, target.thoughts)
             told = verified.logprobs(plan, accepted)
@@ -242,10 +243,12 @@ class Engine:
         record = record_of(
             plan, verified.drafts, accepted, used, forced, seconds,
             positions=self._drafter.max_depth, cached_tokens=self.cached_tokens,
-            paused=self._worth.paused, draft_failures=self._drafter.failures_since(),
+            paused=wanted and self._draft_budget.paused,
+            draft_failures=self._drafter.failures_since(),
         )  # fmt: skip
         self._on_step(record)
-        self._worth.learn(plan, record)
+        if wanted:
+            self._draft_budget.learn(Spent.of(plan, record))
         return deltas
 
     def generate(self, requests: Iterable[GenerationRequest]) -> Iterator[GenerationResult]:
@@ -263,7 +266,22 @@ class Engine:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless each row is free or held by one request that fits it."""
-        check_engine(self)
+        active, longest = self._active, self.config.max_model_len
+        rows = sorted([*self._free, *active])
+        assert rows == list(range(self.config.rows)), f"rows {rows} are not each owned once"
+        assert all(s.row == row for row, s in active.items())
+        assert all(s.cached <= longest for s in active.values())
+        assert all(s.entered <= s.cached and s.behind > 0 for s in active.values())
+        assert {s.request.target for s in self._held()} <= set(self.targets)
+        held = [range(s.first, s.first + s.needs) for s in active.values()]
+        moved = self._verifier.moves.ravel().tolist()
+        assert all(any(p in own for own in held) for p in moved), f"{moved} move, {held} are held"
+        self._places.check_integrity()
+        self._prefixes.check_integrity()
+
+    def _most_of_step(self, proposer: Proposer) -> int:
+        """Most draft tokens of one step."""
+        return self.config.rows * min(self._most_drafts, most_tokens(proposer))
 
     def _held(self) -> Iterator[Sequence]:
         yield from (*self._waiting, *self._active.values())
@@ -279,8 +297,10 @@ class Engine:
             self._active[row] = sequence
             entered = self._prefixes.enter(sequence.first, sequence.prompt, sequence.weights)
             sequence.entered = sequence.cached = entered
-            self._drafter.start(row, sequence.prompt, sequence.said)
-            self._chooser.start(row, sequence.prompt, sequence.request.sampling, sequence.said)
+            self._drafter.start(row, sequence.prompt, sequence.committed_ids)
+            self._sampler.start(
+                row, sequence.prompt, sequence.request.sampling, sequence.committed_ids
+            )
 
     def _commit(
         self, plan: Plan, accepted: Accepted, drafts: Drafts, told: list[list[TokenLogprob]]
@@ -315,7 +335,7 @@ class Engine:
         reason = sequence.finish_reason(self._tokenizer.eos_ids)
         new = np.array(sequence.answer[-n:], np.int32)
         self._drafter.observe(sequence.row, new)
-        self._chooser.observe(sequence.row, new)
+        self._sampler.observe(sequence.row, new)
         if reason is not None:
             self._release(sequence)
         return sequence.delta(n, reason, self._tokenizer)
@@ -336,5 +356,5 @@ class Engine:
         del self._active[sequence.row]
         self._free.append(sequence.row)
         self._drafter.finish(sequence.row)
-        self._chooser.finish(sequence.row)
+        self._sampler.finish(sequence.row)
         sequence.row = sequence.first = -1

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, get_args
 
-from tasc_engine.sampling import Sampling
+from tasc_engine.sampling.parameters import Sampling, TokenLogprob
 
 FinishReason = Literal["stop", "length", "error"]
 GuideKind = Literal["choice", "json_schema", "regex", "grammar"]
@@ -85,8 +85,8 @@ class GenerationRequest:
         ignore_eos: Go on behind an end of sequence.
         adapter: Which of the target's adapters answers; unset: none of them.
         target: Number of the engine's target that answers.
-        said: Beginning of the answer that another engine has given already; what comes behind it is
-            what that engine would have said, and only that is told.
+        committed_ids: Tokens of the answer that another engine has already given. The rest is what
+            that engine would have generated, and only the rest is returned.
 
     Raises:
         ValueError: The prompt is empty, ``max_tokens`` is below 1, a stop string is empty, a guide
@@ -105,17 +105,17 @@ class GenerationRequest:
     ignore_eos: bool = False
     adapter: str | None = None
     target: int = 0
-    said: tuple[int, ...] = ()
+    committed_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.prompt:
             raise ValueError(f"request {self.id}: the prompt has no tokens; send at least one")
         if self.max_tokens < 1:
             raise ValueError(f"request {self.id}: max_tokens is {self.max_tokens}; least is 1")
-        if len(self.said) >= self.max_tokens:
+        if len(self.committed_ids) >= self.max_tokens:
             raise ValueError(
-                f"request {self.id}: {len(self.said)} tokens have been said and max_tokens is "
-                f"{self.max_tokens}; nothing is left to say"
+                f"request {self.id}: {len(self.committed_ids)} tokens are committed and max_tokens "
+                f"is {self.max_tokens}; nothing is left to generate"
             )
         if any(not s for s in self.stop):
             raise ValueError(f"request {self.id}: a stop string is empty; leave it out")
@@ -130,7 +130,7 @@ class GenerationRequest:
 
     def require_ids(self, size: int) -> None:
         """Raise ValueError for a token that a vocabulary of this size does not have."""
-        ids = self.prompt + self.said
+        ids = self.prompt + self.committed_ids
         if max(ids) >= size or min(ids) < 0:
             raise ValueError(f"request {self.id}: a prompt id is outside the vocabulary")
         if unknown := [i for i, _ in self.sampling.logit_bias if not 0 <= i < size]:
@@ -165,20 +165,6 @@ class Acceptance:
 
 
 @dataclass(frozen=True)
-class TokenLogprob:
-    """How likely a token of the answer was to the target itself, before any rule or guide.
-
-    Attributes:
-        logprob: Natural logarithm of its probability.
-        top: The likeliest tokens of its place, the likeliest first: ids and their logarithms.
-    """
-
-    token: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
-
-
-@dataclass(frozen=True)
 class GenerationResult:
     """A finished answer.
 
@@ -188,7 +174,8 @@ class GenerationResult:
         error: Why the answer broke off, where ``finish_reason`` is ``error``.
         logprobs: One of each token, where they were asked for; of none that had been said.
         index_version: Of the draft index at its end, from whoever knows versions.
-        said: How many of the tokens had been said before; timings and acceptance tell of the rest.
+        committed: How many of the tokens another engine gave; timings and acceptance count the
+            rest.
     """
 
     id: str
@@ -201,7 +188,7 @@ class GenerationResult:
     error: str | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     index_version: int | None = None
-    said: int = 0
+    committed: int = 0
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ from ray import serve
 from ray.serve.config import HTTPOptions, RequestRouterConfig
 from ray.serve.schema import ApplicationStatus, LoggingConfig
 
-from tasc_serve.errors import ServeError
+from tasc_runtime.errors import ServiceError
 from tasc_serve.gateway import Gateway
 from tasc_serve.ports import free_port, require_free
-from tasc_serve.replica import TaskReplica
-from tasc_serve.routing import ChosenReplicaRouter
+from tasc_serve.replica.replica import TaskReplica
+from tasc_serve.replica.start_notes import heard
+from tasc_serve.routing.replica_router import ChosenReplicaRouter
 from tasc_serve.settings import ServedTask, ServeSettings
-from tasc_serve.start_notes import heard
 
 NAME = "tasc"
 _DRAIN_MARGIN_S = 5.0
@@ -67,7 +67,7 @@ def start(
         told: Told a task and what a replica of it says takes long, on a thread of its own.
 
     Raises:
-        ServeError: The port is taken, or a deployment does not come up.
+        ServiceError: The port is taken, or a deployment does not come up.
         StoreError: Redis cannot be reached.
     """
     host, port = settings.http.host, settings.http.port or free_port(settings.http.host)
@@ -171,10 +171,10 @@ def _wait_until_ready(base: str, tasks: set[str], timeout_s: float, arrivals: Ar
         if ready:
             return
         if status and status.status == ApplicationStatus.DEPLOY_FAILED:
-            raise ServeError(f"the service did not come up: {_reasons(status)}")
+            raise ServiceError(f"the service did not come up: {_reasons(status)}")
         if time.monotonic() > deadline:
             why = _reasons(status) if status else "no application"
-            raise ServeError(f"the service was not ready within {timeout_s:g} s: {why}")
+            raise ServiceError(f"the service was not ready within {timeout_s:g} s: {why}")
         time.sleep(0.1)
 
 

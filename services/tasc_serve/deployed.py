@@ -10,8 +10,8 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 from ray import serve
 
+from tasc_runtime.errors import SettingsError
 from tasc_serve.app import build
-from tasc_serve.errors import SettingsError
 from tasc_serve.settings import load_settings
 
 

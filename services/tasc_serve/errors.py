@@ -1,25 +1,178 @@
-"""What can go wrong in the service. The gateway maps this tree to HTTP codes in one place."""
+"""Every error of the HTTP surface, in the OpenAI shape, mapped in this one place."""
+
+import json
+import logging
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+from starlette.exceptions import HTTPException
+
+from tasc_runtime.protocol import Refusal
+from tasc_store import StoreError
+
+log = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 1
+SHOWN = 64  # characters of a name that a message shows
+UNKNOWN = "unknown_field"  # the type of a validation error
 
 
-class ServeError(Exception):
-    """Root of the service's own errors."""
+class ApiError(Exception):
+    """An answer that is an error.
+
+    Attributes:
+        status: HTTP code.
+        param: The request field at fault, if it is one.
+        headers: Sent along; a ``Retry-After`` among them replaces the usual one.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code or _CODES.get(status)
+        self.headers = headers or {}
+
+    @property
+    def body(self) -> dict[str, Any]:
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {"error": error}
+
+    def response(self) -> JSONResponse:
+        usual = {"Retry-After": str(RETRY_AFTER_S)} if self.status in (429, 503) else {}
+        return JSONResponse(self.body, self.status, {**usual, **self.headers})
 
 
-class SettingsError(ServeError):
-    """The settings file cannot be used; the message names the field."""
+_CODES = {
+    401: "invalid_api_key",
+    413: "request_too_large",
+    429: "rate_limit_exceeded",
+    503: "service_unavailable",
+    504: "timeout",
+}
+_UNIONS = (("prompt",), ("stop",), ("response_format",))
+_ONE_MESSAGE = "one message with the role user; the task's template holds everything else"
+_HALF = re.compile("[\ud800-\udfff]")
+_KEY = "[key]"  # pydantic's word for what is wrong with a key, not with its value
 
 
-class EngineBroken(ServeError):
-    """The engine that held a request ended on an error; its replica is being replaced."""
+def of_refusal(refusal: Refusal) -> ApiError:
+    if refusal.kind == "changed":
+        return ApiError(409, refusal.message, code="task_changed")
+    if refusal.kind == "full":
+        headers = {"Retry-After": str(math.ceil(refusal.retry_after_s or RETRY_AFTER_S))}
+        return ApiError(503, refusal.message, code="service_full", headers=headers)
+    if refusal.kind == "late":
+        return ApiError(504, f"{refusal.message}; try again later")
+    if refusal.kind == "failed":
+        return ApiError(500, refusal.message, code="answer_failed")
+    return ApiError(400, refusal.message, refusal.param)
 
 
-class AdapterRefused(ServeError):
-    """Adapters of a newer version of a task cannot be loaded; the message names folder and why."""
+def of_validation(error: ValidationError, body: bytes) -> ApiError:
+    """Name the field at fault; a body that is no JSON has one where a character was cut."""
+    fault = _nearest(error.errors(include_url=False, include_input=False))
+    if fault["type"] == "json_invalid":
+        return _no_json(fault, body)
+    place = fault["loc"]
+    if place[:1] in _UNIONS:
+        place = place[:1] + place[2:]  # the second is pydantic's name of a branch
+    context = fault.get("ctx", {})
+    if fault["type"] == UNKNOWN:
+        place = (*place, context["field"])
+    param = ".".join(_shown(part) for part in place if part != _KEY) or None
+    if fault["type"] == UNKNOWN:
+        nearest = context["nearest"]
+        way_out = f"did you mean {nearest}?" if nearest else "remove it"
+        return ApiError(400, f"unknown field {param}; {way_out}", param)
+    return ApiError(400, f"{param or 'body'}: {_in_words(fault)}", param)
 
 
-class StaleProposer(ServeError):
-    """A proposer was made for a record or an index that has gone out of use meanwhile."""
+def _in_words(fault: ErrorDetails) -> str:
+    """What a field takes, where pydantic says only what it does not."""
+    place, kind = fault["loc"], fault["type"]
+    if place[0:1] == ("logit_bias",) and _KEY in place:
+        return "keys are token ids, 0 or more"
+    if place[0:1] == ("messages",) and (kind == "too_long" or place[-1] == "role"):
+        return _ONE_MESSAGE
+    if place[0:1] == ("prompt",) and kind in ("string_type", "list_type", "int_type"):
+        return "a string or a list of token ids; one prompt a request"
+    return fault["msg"]
 
 
-class IndexRefused(ServeError):
-    """A draft index does not fit the target's tokenizer; the message names both fingerprints."""
+def _shown(part: int | str) -> str:
+    """A place in a body as messages name it; a client's own name can be anything."""
+    name = str(part)
+    if not name:
+        return '""'
+    return (name if name.isprintable() else ascii(name[:SHOWN]))[:SHOWN]
+
+
+def _no_json(fault: ErrorDetails, body: bytes) -> ApiError:
+    field = _cut_field(body)
+    if field is None:
+        return ApiError(400, f"the body is not valid JSON: {fault['msg']}")
+    name = _shown(field)
+    message = f"{name} has half of a character (a lone surrogate); cut it between two"
+    return ApiError(400, message, name)
+
+
+def _cut_field(body: bytes) -> str | None:
+    """The first field with half of a character in it, which pydantic takes for no JSON."""
+    try:
+        content = json.loads(body)  # takes it
+        fields = content.items() if isinstance(content, dict) else ()
+        return next((name for name, value in fields if _is_cut([name, value])), None)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _is_cut(value: object) -> bool:
+    return _HALF.search(json.dumps(value, ensure_ascii=False)) is not None
+
+
+def of_unexpected(error: Exception, where: str) -> ApiError:
+    """Log what nobody foresaw; the client is told no more than that it happened."""
+    log.error("%s failed", where, exc_info=error)
+    return ApiError(500, "internal error; it is in the gateway's log")
+
+
+def install(app: FastAPI) -> None:
+    @app.exception_handler(ApiError)
+    async def _known(request: Request, error: ApiError) -> JSONResponse:
+        return error.response()
+
+    @app.exception_handler(Exception)
+    async def _unknown(request: Request, error: Exception) -> JSONResponse:
+        return of_unexpected(error, request.url.path).response()
+
+    @app.exception_handler(StoreError)
+    async def _store(request: Request, error: StoreError) -> JSONResponse:
+        return ApiError(503, f"the store does not answer: {error}").response()
+
+    @app.exception_handler(HTTPException)
+    async def _http(request: Request, error: HTTPException) -> JSONResponse:
+        response = ApiError(error.status_code, f"{request.url.path}: {error.detail}").response()
+        response.headers.update(error.headers or {})
+        return response
+
+
+def _nearest(faults: Sequence[ErrorDetails]) -> ErrorDetails:
+    """Of the first field's faults the one of the union's branch that came nearest to fitting."""
+    same = [f for f in faults if f["loc"][:1] == faults[0]["loc"][:1]]
+    return max(same, key=lambda f: (len(f["loc"]), not f["type"].endswith("_type")))

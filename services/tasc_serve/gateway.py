@@ -12,23 +12,21 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from ray.serve.handle import DeploymentHandle
 
-from tasc_serve.api import create_api
-from tasc_serve.batch_storage import RedisStorage
-from tasc_serve.calls import Answer, Call, Piece, Refusal, TaskStatus
-from tasc_serve.discovery import MetricsPort, live_targets, node_address
-from tasc_serve.doors import Doors
-from tasc_serve.failover import Budget, Failover
-from tasc_serve.failover_metrics import FailoverMetrics
-from tasc_serve.fleet import Fleet
-from tasc_serve.gate import Gate
-from tasc_serve.line import HandleLine, why_lost
-from tasc_serve.presence import present
-from tasc_serve.queue_metrics import QueueMetrics
-from tasc_serve.queue_watch import QueueWatch
+from tasc_runtime.protocol import Answer, Call, Piece, Refusal, TaskStatus
+from tasc_serve.access.access_control import AccessControl
+from tasc_serve.access.drain import InFlight
+from tasc_serve.http.api import create_api
+from tasc_serve.http.batches.batch_storage import RedisStorage
+from tasc_serve.metrics.discovery import MetricsPort, live_targets, node_address
+from tasc_serve.metrics.gateway_metrics import FailoverMetrics, QueueMetrics
+from tasc_serve.monitor.store_health import QueueWatch, StoreHealth
+from tasc_serve.routing.failover import Budget, Failover
+from tasc_serve.routing.fleet import Fleet
+from tasc_serve.routing.presence import present
+from tasc_serve.routing.replica_client import ReplicaClient, why_lost
 from tasc_serve.settings import ServeSettings
-from tasc_serve.store_health import StoreHealth
-from tasc_store import FirstTries, connect, translated
-from tasc_store.batch_queue import BatchQueue
+from tasc_store import IdempotencyStore, connect, translated
+from tasc_store.batches.leases import BatchQueue
 
 log = logging.getLogger(__name__)
 
@@ -57,14 +55,14 @@ class HandleBackend:
         self._own_target = own_target
         self._scraper = httpx.AsyncClient(timeout=SCRAPE_TIMEOUT_S)
         self._store = StoreHealth(client)
-        self._lines: list[HandleLine] = []
+        self._lines: list[ReplicaClient] = []
         self._fleets: dict[str, Fleet] = {}
         self._calls: dict[str, Failover] = {}
         self._watching: list[asyncio.Task[None]] = []
         failover, metrics = settings.failover, FailoverMetrics(registry)
         budget = Budget(failover.budget_share, failover.budget_burst)
         for task, handle in handles.items():
-            line = HandleLine(handle)
+            line = ReplicaClient(handle)
             fleet = Fleet(
                 task,
                 partial(present, task),
@@ -136,10 +134,10 @@ class Gateway:
     ) -> None:
         client = connect(redis_url)
         self._limits = settings.gateway_limits
-        self._tries = FirstTries(client, self._limits.retry_ttl_s)
+        self._tries = IdempotencyStore(client, self._limits.retry_ttl_s)
         self._registry = CollectorRegistry()
-        self._doors = Doors()
-        self._gate = Gate.of(settings, client, self._registry)
+        self._in_flight = InFlight()
+        self._access = AccessControl.of(settings, client, self._registry)
         self._storage = RedisStorage(client)
         waiting = QueueMetrics(self._registry, list(handles))
         self._queue = QueueWatch(BatchQueue(client), waiting)
@@ -154,15 +152,15 @@ class Gateway:
             self._backend,
             self._limits,
             self._registry,
-            doors=self._doors,
-            gate=self._gate,
+            in_flight=self._in_flight,
+            access=self._access,
             tries=self._tries,
             storage=self._storage,
         )
 
     async def drain(self, timeout_s: float) -> int:
         """Take no more requests, wait until those here are answered; how many are not by then."""
-        return await self._doors.drain(timeout_s)
+        return await self._in_flight.drain(timeout_s)
 
     def __del__(self) -> Any:
         for part in ("_queue", "_port"):

@@ -2,7 +2,7 @@
 
 import socket
 
-from tasc_serve.errors import ServeError
+from tasc_runtime.errors import ServiceError
 
 
 def free_port(host: str) -> int:
@@ -13,12 +13,12 @@ def free_port(host: str) -> int:
 
 
 def require_free(host: str, port: int) -> None:
-    """Raise ServeError unless ``port`` can be bound; 0 always can."""
+    """Raise ServiceError unless ``port`` can be bound; 0 always can."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise ServeError(
+            raise ServiceError(
                 f"{host}:{port} cannot be used ({error}); end what uses it or choose another port"
             ) from error

@@ -4,48 +4,13 @@ from pathlib import Path
 from typing import Any, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from tasc_draft import DraftSettings
-from tasc_serve.errors import SettingsError
-
-
-class _Section(BaseModel):
-    # Values can be secrets: what is wrong is said without them.
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+from tasc_runtime.engine_settings import DraftOverrides, EngineSettings, Section
+from tasc_runtime.errors import SettingsError
 
 
-class EngineSettings(_Section):
-    """One engine: rows decoded together, context, prefill, threads."""
-
-    rows: int = Field(8, ge=1, le=256, description="b, rows decoded together")
-    max_model_len: int | None = Field(
-        None, ge=8, description="prompt + answer of one row, tokens; unset: up to 1024"
-    )
-    prefill_chunk: int = Field(256, ge=1, description="prompt tokens of one row in one step")
-    kv_cache_bytes: int | None = Field(
-        None,
-        ge=1,
-        description="the target's keys and values in memory, a drafter's come on top; unset: what "
-        "all rows need at most",
-    )
-    max_draft_tokens: int = Field(
-        32, ge=0, le=63, description="draft tokens of one row in one step"
-    )
-    prefix_cache_bytes: int = Field(
-        1 << 28, ge=0, description="keys and values kept of beginnings that prompts share"
-    )
-    cost_aware: bool = Field(
-        True, description="measure step costs at the first start; draft only where it pays"
-    )
-    neural_draft_limit_s: float = Field(
-        0.5, gt=0, description="a drafter whose steps take longer is switched off"
-    )
-    torch_threads: int = Field(1, ge=1, description="CPU threads of a replica's linear layers")
-    device: str = Field("auto", description="auto, cpu, cuda, cuda:0 ...")
-
-
-class LimitSettings(_Section):
+class LimitSettings(Section):
     """Bounds on what one client can ask for, and for how long anything may take."""
 
     max_prompt_bytes: int = Field(262_144, ge=1)
@@ -103,7 +68,7 @@ class LimitSettings(_Section):
         )
 
 
-class FailoverSettings(_Section):
+class FailoverSettings(Section):
     """What a gateway does about replicas that die or fall silent with requests in hand."""
 
     silence_s: float = Field(
@@ -119,25 +84,7 @@ class FailoverSettings(_Section):
     budget_burst: int = Field(1000, ge=1, description="that may be made again at once")
 
 
-class DraftOverrides(_Section):
-    """Drafting settings that replace the task record's; unset ones stay the task's own."""
-
-    mixture: str | None = None
-    num_speculative_tokens: int | None = None
-    min_prob: float | None = None
-    n_max: int | None = None
-    corpus_weight: float | None = None
-    neighbours: int | None = None
-    recent_tokens: int | None = None
-    learning_rate: float | None = None
-
-    @model_validator(mode="after")
-    def _within_range(self) -> Self:
-        DraftSettings(**self.model_dump(exclude_none=True))
-        return self
-
-
-class ShadowSettings(_Section):
+class ShadowSettings(Section):
     """Answers that are decoded again without drafts in rows that nobody needs, and compared."""
 
     rate: float = Field(0.0, ge=0, le=1, description="share of drafted answers; 0: none")
@@ -145,7 +92,7 @@ class ShadowSettings(_Section):
     max_age_s: float = Field(30.0, gt=0, description="older ones are not checked any more")
 
 
-class CollectSettings(_Section):
+class CollectSettings(Section):
     """Finished answers that are kept for `tasc refresh`, of chats that ask for nothing special."""
 
     share: float = Field(0.0, ge=0, le=1, description="of the answers; 0: none is kept")
@@ -159,7 +106,7 @@ class CollectSettings(_Section):
     flush_s: float = Field(2.0, gt=0, description="longest time until one is in the store")
 
 
-class RollbackSettings(_Section):
+class RollbackSettings(Section):
     """When a replica goes back from a new draft index to the one before."""
 
     drop: float = Field(
@@ -170,7 +117,7 @@ class RollbackSettings(_Section):
     )
 
 
-class AutoscalingSettings(_Section):
+class AutoscalingSettings(Section):
     """How many replicas a task has, by the requests they hold, running and queued."""
 
     min_replicas: int = Field(1, ge=1)
@@ -192,7 +139,7 @@ class AutoscalingSettings(_Section):
         return self
 
 
-class ServedTask(_Section):
+class ServedTask(Section):
     """A task of the store that this service answers for, in a Serve deployment of its own."""
 
     name: str
@@ -219,7 +166,7 @@ class ServedTask(_Section):
         return scaling.min_replicas, scaling.max_replicas
 
 
-class AuthSettings(_Section):
+class AuthSettings(Section):
     """Whether requests need an API key, and how keys are remembered."""
 
     required: bool = Field(False, description="false: no key is asked for, none is looked at")
@@ -234,7 +181,7 @@ class AuthSettings(_Section):
     )
 
 
-class HttpSettings(_Section):
+class HttpSettings(Section):
     """Where the service listens, and how many gateways share the work."""
 
     host: str = "127.0.0.1"
@@ -246,14 +193,14 @@ class HttpSettings(_Section):
     gateway_num_cpus: float = Field(0.5, ge=0)
 
 
-class MetricsSettings(_Section):
+class MetricsSettings(Section):
     """Each process serves its metrics on a free port and registers it in the store."""
 
     host: str | None = Field(None, description="unset: the node's address in the Ray cluster")
     ttl_s: float = Field(15.0, gt=0, description="a port not renewed for this long is forgotten")
 
 
-class ServeSettings(_Section):
+class ServeSettings(Section):
     """Everything the service needs to know. ``tasks`` must name at least one task, each once."""
 
     redis_url: str | None = Field(

@@ -1,11 +1,13 @@
 """Tasks, corpora and versioned draft indexes in Redis. It knows no tokens, no model, no service."""
 
-from tasc_store.api_keys import ApiKey, ApiKeys
-from tasc_store.artifacts import Artifact, ArtifactStore
-from tasc_store.cache import ArtifactCache
+from tasc_store.access.api_keys import ApiKey, ApiKeys
+from tasc_store.access.idempotency import IdempotencyStore
+from tasc_store.artifacts.artifact_store import Artifact, ArtifactStore
+from tasc_store.artifacts.file_cache import ArtifactCache
+from tasc_store.batches.job_results import JobResults
 from tasc_store.client import connect, redact, translated
-from tasc_store.collected import CollectedRow, CollectedRows
-from tasc_store.corpora import Appended, CorpusRow, CorpusStore
+from tasc_store.corpus.collected import CollectedRow, CollectedRows
+from tasc_store.corpus.corpus_store import Appended, CorpusRow, CorpusStore
 from tasc_store.embedded import EmbeddedRedis, open_url
 from tasc_store.errors import (
     CorruptArtifact,
@@ -22,12 +24,8 @@ from tasc_store.errors import (
     UnknownTask,
     UnknownVersion,
 )
-from tasc_store.first_tries import FirstTries
-from tasc_store.job_results import JobResults
-from tasc_store.neural_drafting import NeuralDrafting
-from tasc_store.sampling_defaults import SamplingDefaults
-from tasc_store.task_record import TaskRecord
-from tasc_store.tasks import Newest, TaskStore
+from tasc_store.tasks.record import NeuralDrafting, SamplingDefaults, TaskRecord
+from tasc_store.tasks.task_store import Newest, TaskStore
 
 __all__ = [
     "ApiKey",
@@ -43,7 +41,7 @@ __all__ = [
     "CorruptArtifact",
     "EmbeddedRedis",
     "FingerprintMismatch",
-    "FirstTries",
+    "IdempotencyStore",
     "IndexChanged",
     "JobResults",
     "NeuralDrafting",

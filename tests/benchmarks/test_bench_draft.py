@@ -21,7 +21,6 @@ TEXTS = st.lists(st.integers(0, 3), min_size=0, max_size=40)
 
 
 @pytest.mark.slow("benchmark smoke")
-@pytest.mark.timeout(900)
 def test_shipped_tasks_are_measured_with_bars_peers_and_papers(tmp_path: Path) -> None:
     file = tmp_path / "found.json"
     done = run("draft/bench_drafts.py", "--limit", "20", "--json", file)

@@ -18,7 +18,6 @@ KEYS = {
 
 
 @pytest.mark.slow("benchmark smoke")
-@pytest.mark.timeout(900)
 def test_a_few_rows_are_answered_alike_and_drafts_are_accepted(tmp_path: Path) -> None:
     file = tmp_path / "found.json"
     few = ["--demo", "--rows", "16", "--repeats", "1", "--tasks", "massive_en"]

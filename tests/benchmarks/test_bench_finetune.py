@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripts import few_rows, record, run
+from scripts import TIMEOUT_S, few_rows, record, run
 
 from benchmarks.common import write_json
 from benchmarks.finetune import parts
@@ -23,7 +23,7 @@ FEW = {"train": 48, "test": 8}
 
 
 @pytest.mark.slow("benchmark smoke")
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2 * TIMEOUT_S)
 def test_few_rows_are_enriched_learnt_answered_and_tabled(tmp_path: Path) -> None:
     few = ["--tasks", "massive_en", "--test-rows", "8", "--repeats", "1", "--processes", "1"]
     where = ["--data", few_rows(tmp_path / "data", FEW), "--work", tmp_path / "work"]
@@ -33,6 +33,9 @@ def test_few_rows_are_enriched_learnt_answered_and_tabled(tmp_path: Path) -> Non
     assert len(found["both"]) == 2
     for measured in found["both"].values():
         assert measured["rows"] == measured["identical"] == FEW["test"]
+    again = run("finetune/bench_ft.py", "--parts", "both", *few, *where)
+    assert "measuring" not in again.stderr
+    assert record(again)["both"] == found["both"]
 
 
 @pytest.fixture

@@ -32,11 +32,10 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 
 
 @pytest.mark.slow("benchmark smoke")
-@pytest.mark.timeout(900)
 @pytest.mark.ray
 @pytest.mark.redis
 def test_a_few_hundred_attacks_leave_the_service_as_it_was() -> None:
-    few = ["--requests", "400", "--seed", "5", "--deadline", "300"]
+    few = ["--requests", "400", "--seed", "5"]
     found = record(run("fuzz/bench_fuzz.py", *few))
     assert found["requests"] == 400
     assert [found[bad] for bad in ("internal_errors", "hangs", "dead")] == [0, 0, 0]
@@ -45,18 +44,24 @@ def test_a_few_hundred_attacks_leave_the_service_as_it_was() -> None:
     assert {who.rsplit(" ", 1)[0] for who in found["grown"]} >= {"gateway", "replica of alpha"}
 
 
+def test_a_service_of_nobody_is_told_in_one_line() -> None:
+    done = run("fuzz/bench_fuzz.py", "--base", "http://127.0.0.1:1")
+    assert done.returncode != 0
+    assert "refused" in done.stderr.splitlines()[-1]
+
+
 def first(count: int, seed: int) -> list[Attack]:
     attacks = Attacks(SURFACE, random.Random(seed))
     return [attacks.next() for _ in range(count)]
 
 
 def test_the_same_seed_makes_the_same_attacks_and_another_others() -> None:
-    assert first(60, 1) == first(60, 1) != first(60, 2)
+    assert first(200, 1) == first(200, 1) != first(200, 2)
 
 
 def test_many_bodies_are_good_and_many_are_not() -> None:
     good = 0
-    bodies = [a for a in first(300, 1) if a.kind == "body"]
+    bodies = [a for a in first(1000, 1) if a.kind == "body"]
     for attack in bodies:
         head, _, body = attack.steps[0].partition(b"\r\n\r\n")
         assert f"Content-Length: {len(body)}".encode() in head
@@ -65,7 +70,7 @@ def test_many_bodies_are_good_and_many_are_not() -> None:
             good += isinstance(content, dict) and {"model", "prompt"} <= set(content)
         except (ValueError, RecursionError):
             continue
-    assert len(bodies) > 120
+    assert len(bodies) > 400
     assert 0.3 < good / len(bodies) < 0.95
 
 

@@ -8,27 +8,24 @@ from pathlib import Path
 
 import pytest
 import torch
-from scripts import BENCHMARKS, record
+from scripts import BENCHMARKS, complete, record
 
 from benchmarks.gpu.gpu import LEAST, MOST, Found, Here, bars, one_stage
 from benchmarks.gpu.work import BASE, DEMO, TASK, merged
 from tasc_engine import ModelSource
-from tasc_engine.loading import load_model
+from tasc_engine.model.loading import load_model
 
 STAGES = {"prepare", "tests", "equality", "steps", "speed", "finetuning"}
+TIMEOUT_S = 1800
 
 
 def run(*asked: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(BENCHMARKS / "gpu" / "gpu.sh"), *asked],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHON": sys.executable},
-    )
+    command = [str(BENCHMARKS / "gpu" / "gpu.sh"), *asked]
+    return complete(command, {**os.environ, "PYTHON": sys.executable}, TIMEOUT_S - 60)
 
 
 @pytest.mark.slow("benchmark smoke")
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(TIMEOUT_S)
 def test_a_dry_run_finds_every_figure(tmp_path: Path) -> None:
     out = tmp_path / "found.json"
     found = record(run("--dry-run", "--out", str(out)))
@@ -73,6 +70,7 @@ def test_stages_need_torch_and_transformers_only() -> None:
 
 
 @pytest.mark.slow("imports torch in a process of its own")
+@pytest.mark.timeout(TIMEOUT_S)
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_the_script_says_so_in_one_line() -> None:
     done = run()

@@ -10,7 +10,6 @@ TIMED = ("time of guides", "two in a batch", "quality lost")
 
 
 @pytest.mark.slow("benchmark smoke")
-@pytest.mark.timeout(900)
 def test_a_few_rows_of_each_part_reach_the_bars_that_are_not_times(tmp_path: Path) -> None:
     file = tmp_path / "found.json"
     parts = "grid,choices,schemas,adapters,nf4"  # `sampling` is a test of tasc_engine

@@ -5,7 +5,6 @@ from scripts import record, run
 
 
 @pytest.mark.slow("benchmark smoke")
-@pytest.mark.timeout(900)
 @pytest.mark.ray
 @pytest.mark.redis
 def test_overhead_and_throughput_are_measured() -> None:

@@ -11,23 +11,27 @@ import time
 import numpy as np
 from prometheus_client import CollectorRegistry
 
-from tasc_draft.sources import SOURCES
+from tasc_draft.drafts import SOURCES
 from tasc_engine.request import GenerationResult, Timings
 from tasc_engine.stats import StepRecord
-from tasc_serve.batch_metrics import BatchMetrics
-from tasc_serve.collector_metrics import CollectorMetrics
-from tasc_serve.discovery import MetricsPort
-from tasc_serve.drift_metrics import DriftMetrics
-from tasc_serve.failover_metrics import FailoverMetrics
-from tasc_serve.gateway_metrics import GatewayMetrics
-from tasc_serve.metrics import ReplicaMetrics
-from tasc_serve.neural_metrics import NeuralMetrics
-from tasc_serve.queue_metrics import QueueMetrics
-from tasc_serve.rate_metrics import RateMetrics
-from tasc_serve.record_metrics import RecordMetrics
-from tasc_serve.shadow_metrics import ShadowMetrics
+from tasc_runtime.engine.drafters import NeuralMetrics
+from tasc_serve.metrics.batch_metrics import BatchMetrics
+from tasc_serve.metrics.discovery import MetricsPort
+from tasc_serve.metrics.gateway_metrics import (
+    FailoverMetrics,
+    GatewayMetrics,
+    QueueMetrics,
+    RateMetrics,
+)
+from tasc_serve.metrics.replica_metrics import (
+    CollectorMetrics,
+    DriftMetrics,
+    RecordMetrics,
+    ReplicaMetrics,
+    ShadowMetrics,
+)
 from tasc_store import connect
-from tasc_store.batch_queue import Waiting
+from tasc_store.batches.leases import Waiting
 
 DRAFTED = np.zeros((len(SOURCES), 3), np.int64)
 ACCEPTED = np.zeros_like(DRAFTED)

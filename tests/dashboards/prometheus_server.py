@@ -15,7 +15,7 @@ import httpx
 import redis
 
 from support import eventually
-from tasc_serve.discovery import live_targets, service_discovery
+from tasc_serve.metrics.discovery import live_targets, service_discovery
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 

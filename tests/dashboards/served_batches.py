@@ -5,12 +5,11 @@ from pathlib import Path
 import redis
 from prometheus_client import CollectorRegistry
 
+from tasc_jobs.worker.batch_worker import BatchWorker, Rests
 from tasc_jobs.worker.one_batch import WorkerSettings
-from tasc_jobs.worker.rests import Rests
-from tasc_jobs.worker.taking import BatchWorker
-from tasc_serve.batch_metrics import BatchMetrics
-from tasc_store.batches import BatchStore, NewBatch
-from tasc_store.files import FileLimits, FileStore
+from tasc_serve.metrics.batch_metrics import BatchMetrics
+from tasc_store.batches.batch_store import BatchStore, NewBatch
+from tasc_store.batches.files import FileLimits, FileStore
 
 _ROOM = FileLimits(10, 10**6)
 

@@ -17,21 +17,20 @@ from served_batches import end_a_batch
 
 import tiny
 from tasc_draft import Tokens, build_index, write_index
-from tasc_engine.neural.card import DrafterCard
-from tasc_engine.neural.files import save_drafter
-from tasc_serve.api import create_api
-from tasc_serve.calls import Answer, Ask, Call, Piece, Pulse, Refusal, TaskStatus
-from tasc_serve.discovery import MetricsPort
-from tasc_serve.failover import Budget, Failover
-from tasc_serve.failover_metrics import FailoverMetrics
-from tasc_serve.fleet import Fleet, ReplicaLost
-from tasc_serve.gate import Gate
-from tasc_serve.queue_metrics import QueueMetrics
-from tasc_serve.queue_watch import QueueWatch
-from tasc_serve.replica import TaskReplica
+from tasc_engine.drafting.neural.card import DrafterCard
+from tasc_engine.drafting.neural.files import save_drafter
+from tasc_runtime.protocol import Answer, Call, Piece, Pulse, PulseRequest, Refusal, TaskStatus
+from tasc_serve.access.access_control import AccessControl
+from tasc_serve.http.api import create_api
+from tasc_serve.metrics.discovery import MetricsPort
+from tasc_serve.metrics.gateway_metrics import FailoverMetrics, QueueMetrics
+from tasc_serve.monitor.store_health import QueueWatch
+from tasc_serve.replica.replica import TaskReplica
+from tasc_serve.routing.failover import Budget, Failover
+from tasc_serve.routing.fleet import Fleet, ReplicaLost
 from tasc_serve.settings import ServeSettings
 from tasc_store import ArtifactStore, NeuralDrafting, TaskRecord, TaskStore
-from tasc_store.batch_queue import BatchQueue
+from tasc_store.batches.leases import BatchQueue
 from tasc_text import TaskTokenizer
 
 TASK = "tiny"
@@ -101,12 +100,12 @@ class Line:
         return self._of(call).stream(call)
 
     async def pulse(self, name: str) -> Pulse:
-        return await self.replicas[name].pulse(Ask(name))
+        return await self.replicas[name].pulse(PulseRequest(name))
 
     def _of(self, call: Call) -> TaskReplica:
         if next(self._calls) % LOST_EVERY == 0:
-            raise ReplicaLost(str(call.to), "died")
-        return self.replicas[str(call.to)]
+            raise ReplicaLost(str(call.replica_id), "died")
+        return self.replicas[str(call.replica_id)]
 
 
 class Backend:
@@ -154,8 +153,8 @@ class ServedLoad:
         self._port = MetricsPort(client, self._registry, host="127.0.0.1", ttl_s=15)
         backend = Backend(Line(self._replicas), own, self._registry)
         self._fleet = backend.fleet
-        gate = Gate.of(own, client, self._registry)
-        self._api = create_api(backend, own.limits, self._registry, gate=gate)
+        access = AccessControl.of(own, client, self._registry)
+        self._api = create_api(backend, own.limits, self._registry, access=access)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
         self._thread.start()

@@ -9,7 +9,7 @@ from prometheus_server import Prometheus, discovery_endpoint, started
 from served_load import ServedLoad
 
 from support import eventually
-from tasc_serve.metric_names import METRICS
+from tasc_serve.metrics.metric_names import METRICS
 from tasc_store import EmbeddedRedis, connect
 
 pytestmark = [pytest.mark.prometheus, pytest.mark.redis]

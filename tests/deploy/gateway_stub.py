@@ -5,6 +5,8 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from support import DEADLINE_S
+
 CONFIG = Path(__file__).parents[2] / "deploy" / "haproxy.cfg"
 
 
@@ -38,7 +40,7 @@ class Gateway:
                     self._streamed()
                     return
                 if self.path == "/v1/slow":
-                    gateway.release.wait(30)
+                    gateway.release.wait(2 * DEADLINE_S)
                 self._named()
 
             def _named(self) -> None:
@@ -52,7 +54,7 @@ class Gateway:
                 self.send_header("Content-Type", "text/event-stream")
                 self.end_headers()
                 self.wfile.write(b"data: first\n\n")
-                gateway.release.wait(30)
+                gateway.release.wait(2 * DEADLINE_S)
                 self.wfile.write(b"data: last\n\n")
 
             def log_message(self, *_: object) -> None:

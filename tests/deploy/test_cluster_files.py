@@ -8,9 +8,9 @@ import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
+from tasc_runtime.errors import SettingsError
 from tasc_serve.app import NAME
 from tasc_serve.deployed import Deployed, app
-from tasc_serve.errors import SettingsError
 from tasc_serve.settings import ServeSettings, load_settings
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

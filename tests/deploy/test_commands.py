@@ -10,7 +10,7 @@ import pytest
 import typer
 import yaml
 
-from tasc_jobs.cli import app
+from tasc_jobs.cli.main import app
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 

@@ -114,4 +114,4 @@ def test_the_wheel_that_is_installed_has_the_command_and_the_data(tmp_path: Path
     assert any(name.endswith("tasc-demo-7m/model.safetensors") for name in names)
     assert "tasc_serve/deployed.py" in names
     (entry,) = (name for name in names if name.endswith("entry_points.txt"))
-    assert b"tasc = tasc_jobs.cli:main" in zipfile.ZipFile(wheel).read(entry)
+    assert b"tasc = tasc_jobs.cli.main:main" in zipfile.ZipFile(wheel).read(entry)

@@ -14,12 +14,13 @@ import httpx
 import pytest
 from gateway_stub import CONFIG
 from haproxy_process import balancing
+from http_client import post, stream
 
 from support import eventually
 
 
 def answered(balancer: str, path: str = "/v1/completions", times: int = 8) -> list[str]:
-    answers = [httpx.post(balancer + path, timeout=60) for _ in range(times)]
+    answers = [post(balancer + path) for _ in range(times)]
     assert {a.status_code for a in answers} == {200}
     return [a.text for a in answers]
 
@@ -61,7 +62,7 @@ def test_no_request_is_lost_when_a_gateway_stops(balancer, gateways):
 def test_a_request_that_reached_a_gateway_which_died_is_not_sent_again(balancer, gateways):
     for gateway in gateways:
         gateway.dies = True
-    died = httpx.post(balancer + "/v1/completions")
+    died = post(balancer + "/v1/completions")
     assert (died.status_code, died.json()["error"]["type"]) == (502, "server_error")
     assert sum(len(g.posts) for g in gateways) == 1
 
@@ -69,7 +70,7 @@ def test_a_request_that_reached_a_gateway_which_died_is_not_sent_again(balancer,
 def test_one_whose_key_says_that_it_is_the_same_is_sent_again(balancer, gateways):
     gateways[0].dies = True
     url, keyed = balancer + "/v1/completions", {"Idempotency-Key": "k"}
-    answers = [httpx.post(url, headers=keyed, json={"prompt": "p"}) for _ in range(4)]
+    answers = [post(url, headers=keyed, json={"prompt": "p"}) for _ in range(4)]
     assert [a.text for a in answers] == ["gateway1"] * 4
     assert gateways[0].posts
 
@@ -79,7 +80,7 @@ def test_a_file_or_a_batch_is_not_sent_again_whatever_its_key(balancer, gateways
         gateway.dies = True
     keyed = {"Idempotency-Key": "k"}
     for path in ("/v1/batches", "/v1/files"):
-        assert httpx.post(balancer + path, headers=keyed).status_code == 502
+        assert post(balancer + path, headers=keyed).status_code == 502
     assert sum(len(g.posts) for g in gateways) == 2
 
 
@@ -103,7 +104,7 @@ def test_a_draining_gateway_finishes_what_it_has_and_gets_nothing_new(balancer, 
 def test_with_no_gateway_ready_the_answer_is_503(balancer, gateways):
     for gateway in gateways:
         gateway.ready = False
-    posted = partial(httpx.post, balancer + "/v1/completions")
+    posted = partial(post, balancer + "/v1/completions")
     eventually(lambda: posted().status_code == 503)
     assert posted().headers["Retry-After"] == "2"
     assert posted().json()["error"]["code"] == "service_unavailable"
@@ -111,8 +112,8 @@ def test_with_no_gateway_ready_the_answer_is_503(balancer, gateways):
 
 def test_a_request_keeps_its_id_or_is_given_one(balancer, gateways, tmp_path: Path):
     url = balancer + "/v1/completions"
-    kept = httpx.post(url, headers={"X-Request-ID": "mine-1"}).headers["X-Request-ID"]
-    made = httpx.post(url).headers["X-Request-ID"]
+    kept = post(url, headers={"X-Request-ID": "mine-1"}).headers["X-Request-ID"]
+    made = post(url).headers["X-Request-ID"]
     assert kept == "mine-1"
     assert uuid.UUID(made)
     assert sorted(i for g in gateways for i in g.posts) == sorted([kept, made])
@@ -121,7 +122,7 @@ def test_a_request_keeps_its_id_or_is_given_one(balancer, gateways, tmp_path: Pa
 
 
 def test_a_streamed_piece_does_not_wait_for_the_next(balancer, gateways):
-    with httpx.stream("POST", balancer + "/v1/stream") as answer:
+    with stream("POST", balancer + "/v1/stream") as answer:
         lines = answer.iter_lines()
         assert next(lines) == "data: first"
         for gateway in gateways:
@@ -162,9 +163,9 @@ def trusting(certificate) -> ssl.SSLContext:
 
 def test_answers_come_encrypted_and_only_so(secured, trusting):
     url = f"https://127.0.0.1:{secured.port}/v1/completions"
-    assert httpx.post(url, verify=trusting).text in ("gateway0", "gateway1")
+    assert post(url, verify=trusting).text in ("gateway0", "gateway1")
     with pytest.raises(httpx.TransportError):
-        httpx.post(secured.url + "/v1/completions")
+        post(secured.url + "/v1/completions")
 
 
 @pytest.mark.parametrize("protocol", ["h2", "http/1.1"])
@@ -179,6 +180,6 @@ def test_http_2_is_offered(secured, trusting, protocol):
 
 def test_a_client_that_does_not_trust_the_certificate_sends_nothing(secured, gateways):
     with pytest.raises(httpx.ConnectError):
-        httpx.post(f"https://127.0.0.1:{secured.port}/v1/completions")
+        post(f"https://127.0.0.1:{secured.port}/v1/completions")
     eventually(lambda: all(g.probes for g in gateways))
     assert [g.posts for g in gateways] == [[], []]

@@ -7,6 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 from haproxy_process import Balancer, balancing
+from http_client import get, post
 
 from support import DEADLINE_S, eventually
 from tasc_serve.settings import LimitSettings
@@ -25,27 +26,27 @@ def guarded(haproxy, gateways, tmp_path: Path) -> Iterator[Balancer]:
 
 def codes(url: str, times: int, key: str | None = None) -> list[int]:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    return [httpx.post(url, headers=headers).status_code for _ in range(times)]
+    return [post(url, headers=headers).status_code for _ in range(times)]
 
 
 def test_clients_reach_the_api_and_not_what_operators_ask(balancer, gateways):
     for path in (*OPERATORS_ONLY, "/v1/%74asks", "/v1/tasks/", "/", "/nothing"):
-        answer = httpx.get(balancer + path)
+        answer = get(balancer + path)
         assert (answer.status_code, answer.json()["error"]["param"]) == (404, None), path
     assert [g.gets for g in gateways] == [[], []]
     for path in ("/v1/models", "/v1/batches/b1", "/healthz", "/readyz"):
-        assert httpx.get(balancer + path).status_code == 200, path
+        assert get(balancer + path).status_code == 200, path
 
 
 def test_operators_reach_everything_at_an_address_of_their_own(guarded):
     for path in OPERATORS_ONLY:
-        assert httpx.get(guarded.operators + path).status_code == 200, path
+        assert get(guarded.operators + path).status_code == 200, path
 
 
 def test_a_key_over_its_requests_is_told_when_to_come_back_and_others_go_on(guarded):
     url = guarded.url + "/v1/completions"
     assert codes(url, 4, "greedy") == [200, 200, 200, 429]
-    refused = httpx.post(url, headers={"Authorization": "Bearer greedy"})
+    refused = post(url, headers={"Authorization": "Bearer greedy"})
     assert refused.headers["Retry-After"] == "10"
     assert refused.json()["error"]["code"] == "rate_limit_exceeded"
     assert codes(url, 3, "modest") == [200, 200, 200]
@@ -66,14 +67,14 @@ def test_an_address_that_makes_up_keys_is_counted_too(guarded):
 def test_a_body_over_the_services_limit_is_refused_before_it_is_sent(balancer, gateways):
     limit = LimitSettings().max_body_bytes
     url = balancer + "/v1/completions"
-    assert httpx.post(url, content=b" " * limit).status_code == 200
-    assert httpx.post(url, content=b" " * (limit + 1)).status_code == 413
+    assert post(url, content=b" " * limit).status_code == 200
+    assert post(url, content=b" " * (limit + 1)).status_code == 413
     assert sum(len(g.posts) for g in gateways) == 1
 
 
 def test_a_file_may_be_larger_than_a_request_and_has_a_limit_too(balancer):
     limits, url = LimitSettings(), balancer + "/v1/files"
-    assert httpx.post(url, content=b" " * (limits.max_body_bytes + 1)).status_code == 200
+    assert post(url, content=b" " * (limits.max_body_bytes + 1)).status_code == 200
     said = {"Content-Length": str(limits.max_file_bytes + 2**20 + 1)}
     assert refused_early(balancer, "/v1/files", said).startswith(b"HTTP/1.1 413 ")
 
@@ -84,7 +85,7 @@ def refused_early(balancer: str, path: str, headers: dict[str, str]) -> bytes:
     head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     with socket.create_connection((host, int(port))) as client:
         client.sendall(f"POST {path} HTTP/1.1\r\nHost: a\r\n{head}\r\n".encode() + b" " * 20_000)
-        client.settimeout(30)
+        client.settimeout(DEADLINE_S)
         return client.recv(64)
 
 
@@ -94,7 +95,7 @@ def refused_early(balancer: str, path: str, headers: dict[str, str]) -> bytes:
     ids=["too many", "too long"],
 )
 def test_headers_over_the_limit_are_refused(balancer, gateways, headers):
-    assert httpx.get(balancer + "/v1/models", headers=headers).status_code == 400
+    assert get(balancer + "/v1/models", headers=headers).status_code == 400
     assert [g.gets for g in gateways] == [[], []]
 
 
@@ -102,7 +103,7 @@ def test_an_address_that_hoards_connections_gets_no_more(guarded):
     hoard = [socket.create_connection(("127.0.0.1", guarded.port)) for _ in range(4)]
     try:
         with pytest.raises(httpx.TransportError):
-            httpx.get(guarded.url + "/v1/models")
+            get(guarded.url + "/v1/models")
     finally:
         for connection in hoard:
             connection.close()
@@ -111,7 +112,7 @@ def test_an_address_that_hoards_connections_gets_no_more(guarded):
 
 def _gets(url: str) -> bool:
     try:
-        return httpx.get(url).status_code == 200
+        return get(url).status_code == 200
     except httpx.TransportError:
         return False
 
@@ -122,7 +123,7 @@ def test_a_body_that_does_not_come_holds_no_gateway(haproxy, gateways, tmp_path:
         socket.create_connection(("127.0.0.1", running.port)) as slow,
     ):
         slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nhalf")
-        assert httpx.post(running.url + "/v1/completions").status_code == 200
+        assert post(running.url + "/v1/completions").status_code == 200
         assert sum(len(g.posts) for g in gateways) == 1
         slow.settimeout(DEADLINE_S)
         assert slow.recv(64).startswith(b"HTTP/1.1 408 ")

@@ -13,7 +13,7 @@ from gateway_stub import free_port
 from prometheus_client import CollectorRegistry
 
 from support import eventually
-from tasc_serve.discovery import MetricsPort, live_targets
+from tasc_serve.metrics.discovery import MetricsPort, live_targets
 from tasc_store import (
     ArtifactStore,
     CorpusRow,

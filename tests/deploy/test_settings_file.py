@@ -5,11 +5,10 @@ import yaml
 from pydantic import BaseModel
 
 from tasc_draft.settings import DraftSettings
+from tasc_runtime.engine_settings import DraftOverrides, EngineSettings
 from tasc_serve.settings import (
     AuthSettings,
     CollectSettings,
-    DraftOverrides,
-    EngineSettings,
     FailoverSettings,
     HttpSettings,
     LimitSettings,

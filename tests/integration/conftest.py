@@ -1,14 +1,12 @@
 """One real Redis and one real local Ray for all tests that need no server of their own."""
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tasc_command import Command
+from tasc_command import Command, InProcess
 
-from tasc_jobs.cli import main
-from tasc_jobs.ray_local import local_ray
+from tasc_jobs.runtime.ray_local import local_ray
 from tasc_store import EmbeddedRedis
 
 
@@ -32,24 +30,20 @@ def tasc(tmp_path: Path) -> Iterator[Command]:
 
 
 @pytest.fixture
-def run(
+def in_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., str]:
-    """The command in this process: what it prints, or where it fails what it says.
+) -> InProcess:
+    """The command in this process.
 
     A store of its own is in this test's folder. Ray, where one runs, is the shared one.
     """
     monkeypatch.delenv("REDIS_URL", raising=False)
     monkeypatch.setenv("TASC_DATA_DIR", str(tmp_path / "redis"))
     monkeypatch.setattr("signal.signal", lambda signum, handler: None)
+    return InProcess(monkeypatch, capsys)
 
-    def run(*args: object, code: int = 0) -> str:
-        monkeypatch.setattr(sys, "argv", ["tasc", *map(str, args)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        assert (ended.value.code or 0) == code, err
-        return out if code == 0 else err
 
-    return run
+@pytest.fixture
+def run(in_process: InProcess) -> Callable[..., str]:
+    """The command in this process: its stdout, or its stderr where it fails."""
+    return in_process.run

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 import tiny
 from tasc_draft import DraftIndex, write_index
-from tasc_serve.replica import TaskReplica
+from tasc_serve.replica.replica import TaskReplica
 from tasc_serve.settings import ServeSettings
 from tasc_store import Artifact, ArtifactStore, TaskRecord, connect
 from tasc_text import PromptTemplate, TaskTokenizer

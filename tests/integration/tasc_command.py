@@ -1,4 +1,4 @@
-"""The ``tasc`` command in a process of its own, all of whose processes can be found again."""
+"""The ``tasc`` command in this process, or in one of its own whose processes can be found again."""
 
 import os
 import subprocess
@@ -6,13 +6,44 @@ import sys
 import uuid
 from pathlib import Path
 
+import pytest
+
 from support import DEADLINE_S, eventually
+from tasc_jobs.cli.main import main
+
+
+class InProcess:
+    """Runs ``tasc`` in this process.
+
+    Attributes:
+        out, err: The stdout and the stderr of the last command.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.out = self.err = ""
+        self._monkeypatch, self._capsys = monkeypatch, capsys
+
+    def run(self, *args: object, code: int = 0) -> str:
+        """Run a command to its end; returns its stdout, or its stderr if it has to fail."""
+        self._monkeypatch.setattr(sys, "argv", ["tasc", *map(str, args)])
+        self._capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        self.out, self.err = self._capsys.readouterr()
+        assert (ended.value.code or 0) == code, self.err
+        assert "Traceback" not in self.err, self.err
+        return self.out if code == 0 else self.err
 
 
 class Command:
-    """Runs ``tasc`` with a mark in its environment by which all its processes can be found."""
+    """Runs ``tasc`` with a mark in its environment by which all its processes can be found.
+
+    Attributes:
+        err: The stderr of the last command that `run` ran.
+    """
 
     def __init__(self, folder: Path) -> None:
+        self.err = ""
         self.mark = uuid.uuid4().hex
         self.data_dir = folder / "redis"
         unset = ("REDIS_URL", "RAY_ADDRESS")
@@ -21,17 +52,19 @@ class Command:
         self.env["HOME"] = str(folder)
 
     def start(self, *args: object, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
-        code = "from tasc_jobs.cli import main; main()"
+        code = "from tasc_jobs.cli.main import main; main()"
         return subprocess.Popen(
             [sys.executable, "-c", code, *map(str, args)],
             env=self.env, text=True, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
     def run(self, *args: object, code: int = 0) -> str:
+        """Run a command to its end; returns its stdout, or its stderr if it has to fail."""
         with self.start(*args) as process:
-            out, err = self.finish(process)
-        assert process.returncode == code, err
-        return out if code == 0 else err
+            out, self.err = self.finish(process)
+        assert process.returncode == code, self.err
+        assert "Traceback" not in self.err, self.err
+        return out if code == 0 else self.err
 
     @staticmethod
     def finish(process: subprocess.Popen[str]) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tasc_jobs import cli_refresh
+from tasc_jobs.cli import index as cli_refresh
 from tasc_store import (
     ArtifactStore,
     CollectedRow,

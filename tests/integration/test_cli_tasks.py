@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 from peft import LoraConfig, get_peft_model
+from tasc_command import InProcess
 from transformers import AutoModelForCausalLM
 
-from tasc_engine.neural.card import DrafterCard
-from tasc_engine.neural.files import save_drafter
+from tasc_engine.drafting.neural.card import DrafterCard
+from tasc_engine.drafting.neural.files import save_drafter
 from tasc_store import (
     ArtifactStore,
     CorpusRow,
@@ -210,6 +211,7 @@ def test_a_change_that_is_refused_leaves_the_task_as_it_was(
 
 def test_a_task_is_deleted_when_somebody_says_so(
     task: Run,
+    in_process: InProcess,
     monkeypatch: pytest.MonkeyPatch,
     store: TaskStore,
     redis_url: str,
@@ -232,9 +234,11 @@ def test_a_task_is_deleted_when_somebody_says_so(
         os.write(ours, f"{answer}\n".encode())
         with os.fdopen(theirs) as terminal, monkeypatch.context() as patched:
             patched.setattr(sys, "stdin", terminal)
-            said = task("delete", name, code=code)
+            task("delete", name, code=code)
         os.close(ours)
-        assert ("nothing was deleted" if code else f"deleted {what}\n") in said
+        assert f"Delete {what}?" in in_process.err
+        assert ("nothing was deleted" in in_process.err) == bool(code)
+        assert in_process.out == ("" if code else f"deleted {what}\n")
         assert (name in store.names()) == bool(code)
     assert client.keys(f"tasc:{{{name}}}:*") == []
 

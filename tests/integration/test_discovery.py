@@ -11,8 +11,8 @@ import redis
 from prometheus_client import CollectorRegistry, Counter
 
 from support import eventually
-from tasc_serve.discovery import MetricsPort, live_targets, service_discovery
-from tasc_serve.errors import SettingsError
+from tasc_runtime.errors import SettingsError
+from tasc_serve.metrics.discovery import MetricsPort, live_targets, service_discovery
 from tasc_store import EmbeddedRedis, StoreUnreachable, connect
 
 pytestmark = pytest.mark.redis
@@ -21,7 +21,7 @@ HOST = "127.0.0.1"
 ONE_PORT = """
 import sys, time
 from prometheus_client import CollectorRegistry
-from tasc_serve.discovery import MetricsPort
+from tasc_serve.metrics.discovery import MetricsPort
 from tasc_store import connect
 with MetricsPort(connect(sys.argv[1]), CollectorRegistry(), host="127.0.0.1", ttl_s=1):
     print("listed", flush=True)
@@ -82,7 +82,7 @@ def test_a_killed_process_is_forgotten(server, client):
 def test_a_redis_that_is_away_is_told_once_and_found_again(server, client, caplog, monkeypatch):
     asked: list[float] = []
     monkeypatch.setattr(client, "time", counted(client.time, asked))
-    caplog.set_level("INFO", "tasc_serve.discovery")
+    caplog.set_level("INFO", "tasc_serve.metrics.discovery")
     with MetricsPort(client, registry_with("one"), host=HOST, ttl_s=0.1) as port:
         os.kill(server.pid, signal.SIGSTOP)
         try:

@@ -29,7 +29,7 @@ from tasc_engine import (
     ModelSource,
     Target,
 )
-from tasc_engine.cost import StepCosts
+from tasc_engine.step.cost import StepCosts
 from tasc_text import TaskTokenizer
 from tiny import make_folder, plain
 

@@ -41,7 +41,20 @@ WAYS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("way", WAYS, ids=" ".join)
+def name(way: dict[str, Any]) -> str:
+    """Such as ``rows=4``; of settings what differs from the defaults."""
+    told: dict[str, Any] = {}
+    for key, value in way.items():
+        told |= changed(value) if isinstance(value, DraftSettings) else {key: value}
+    return " ".join(f"{key}={value}" for key, value in told.items())
+
+
+def changed(settings: DraftSettings) -> dict[str, Any]:
+    default = DraftSettings()
+    return {k: v for k, v in vars(settings).items() if v != getattr(default, k)}
+
+
+@pytest.mark.parametrize("way", WAYS, ids=name)
 def test_every_way_of_drafting_answers_alike(case: Case, way: dict[str, Any]) -> None:
     found = answer(case, **way)
     assert min(accepted_and_rejected(found.totals)) > 0

@@ -11,9 +11,8 @@ from neural_drafters import INDEXED, KINDS, POLICIES
 from paired import paired
 from tasc_draft import SOURCES
 from tasc_engine import Sampling
-from tasc_engine.neural.arms import Always
-from tasc_engine.neural.hybrid import HybridProposer
-from tasc_engine.neural.settings import NeuralSettings
+from tasc_engine.drafting.neural.hybrid import Always, HybridProposer
+from tasc_engine.drafting.neural.neural_settings import NeuralSettings
 
 
 @pytest.mark.parametrize(("policy", "kind"), [*paired(POLICIES, by=KINDS), (INDEXED, "noisy")])
@@ -25,7 +24,9 @@ def test_every_drafter_from_every_vocabulary_answers_like_generate(
     assert found.tokens() == case.answers
 
 
-@pytest.mark.parametrize(("kind", "policy"), [("noisy", "recent over ranked"), ("eagle", "full")])
+@pytest.mark.parametrize(
+    ("kind", "policy"), paired(["noisy", "eagle"], by=["recent over ranked", "full"])
+)
 def test_another_architecture_answers_like_generate(case_of: Any, kind: str, policy: str) -> None:
     llama = case_of("llama")
     found = answer(llama, wrap=by(neural(llama, kind, policy)))
@@ -35,7 +36,14 @@ def test_another_architecture_answers_like_generate(case_of: Any, kind: str, pol
 
 @pytest.mark.parametrize(
     ("kind", "policy", "sampled"),
-    [("noisy", "full", False), ("noisy", "full", True), ("eagle", "recent over ranked", True)],
+    [
+        ("noisy", "full", False),
+        ("noisy", "full", True),
+        ("eagle", "recent over ranked", True),
+        pytest.param(
+            "eagle", "recent over ranked", False, marks=pytest.mark.slow("each alone is daily")
+        ),
+    ],
 )
 def test_n_grams_and_a_drafter_in_one_tree_answer_like_the_target(
     case: Case, kind: str, policy: str, sampled: bool

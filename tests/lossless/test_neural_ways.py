@@ -24,7 +24,7 @@ from tasc_engine import (
     Sampling,
     Target,
 )
-from tasc_engine.attention import RowCache
+from tasc_engine.kv.cache import RowCache
 
 
 @pytest.mark.parametrize(("kind", "rows"), [("noisy", 1), ("eagle", 2), ("noisy", 8)])

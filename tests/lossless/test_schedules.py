@@ -26,8 +26,8 @@ from tasc_engine import (
     QueueFull,
     Target,
 )
-from tasc_engine.cost import Cost, StepCosts
 from tasc_engine.layout import plain_feed
+from tasc_engine.step.cost import Cost, StepCosts
 
 SOAK = int(os.environ.get("TASC_SOAK_REQUESTS", "2000"))
 MOST_GROWTH_MB = 48
@@ -136,9 +136,10 @@ def test_random_schedules_leave_engine_and_cache_whole(
             waited += any(s.needs > engine._places.free for s in engine._waiting if engine._free)
             if i % 20 == 0:
                 looked_at += assert_cache_holds(engine, alone)
-    assert schedule.ended > operations / 20
-    assert min(schedule.cancelled, schedule.refused, looked_at) > operations / 500
-    assert (waited > operations / 20) == (places == SCARCE)
+    many, some = (500, 50) if everything else (0, 0)
+    assert schedule.ended > many
+    assert min(schedule.cancelled, schedule.refused, looked_at) > some
+    assert (waited > many) == (places == SCARCE)
     assert totals.shared_tokens > 0
     assert totals.drafted.sum() > totals.accepted.sum() > 0
 

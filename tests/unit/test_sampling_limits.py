@@ -8,8 +8,9 @@ from dataclasses import fields
 import pytest
 
 from tasc_engine import Sampling
-from tasc_engine.guides.factory import GuideLimits
-from tasc_store import SamplingDefaults, answer_forms
+from tasc_engine.guided.factory import GuideLimits
+from tasc_store import SamplingDefaults
+from tasc_store.tasks import record as answer_forms
 
 NAMES = [f.name for f in fields(SamplingDefaults)]
 PROBES = (0.0, 0.5, 1.0, 1.5, 99.0, 100.0, 101.0, 2.0**31 - 1, 2.0**31, 2.0**64, math.inf)

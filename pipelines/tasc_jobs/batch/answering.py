@@ -14,9 +14,9 @@ from typing import Any
 from tasc_engine import GenerationResult
 from tasc_jobs.batch.window import Saved
 from tasc_jobs.batch.work import Row, Strategy, named
-from tasc_serve.calls import Answer, Call
-from tasc_serve.token_texts import TokenTexts
-from tasc_serve.worker import Worker
+from tasc_runtime.detokenizer import TokenTexts
+from tasc_runtime.engine.builder import EngineBuilder
+from tasc_runtime.protocol import Answer, Call
 from tasc_store import JobResults, StoreError
 
 _TURN_S = 1.0  # after so long, what is saved is told, whatever is still decoded
@@ -42,9 +42,9 @@ class Answering:
     """
 
     def __init__(
-        self, worker: Worker, strategy: Strategy, results: JobResults, store_wait_s: float
+        self, worker: EngineBuilder, strategy: Strategy, results: JobResults, store_wait_s: float
     ) -> None:
-        self._worker, self._strategy, self._results = worker, strategy, results
+        self._builder, self._strategy, self._results = worker, strategy, results
         self._store_wait_s = store_wait_s
         self._open: dict[int, _Open] = {}
         self._unsaved: list[tuple[Saved, str]] = []
@@ -60,7 +60,7 @@ class Answering:
         Raises:
             StoreError: Redis was away for too long.
         """
-        engine, ends = self._worker.engine, time.monotonic() + _TURN_S
+        engine, ends = self._builder.engine, time.monotonic() + _TURN_S
         if not self._unsaved:
             self._tried = self._reached = time.monotonic()
         for row in rows:
@@ -81,14 +81,14 @@ class Answering:
         if row.ordinal in self._open:
             return
         try:
-            calls = named(row, self._strategy.calls(row, self._worker))
-            requests = [self._worker.request(call) for call in calls]
+            calls = named(row, self._strategy.calls(row, self._builder))
+            requests = [self._builder.request(call) for call in calls]
         except ValueError as error:
             self._finish(row, str(error))
             return
         self._open[row.ordinal] = _Open(row, calls)
         for request in requests:
-            self._worker.engine.submit(request)
+            self._builder.engine.submit(request)
 
     def _ended(self, result: GenerationResult) -> None:
         ordinal, number = map(int, result.id.split("."))
@@ -101,16 +101,16 @@ class Answering:
             self._finish(found.row, failed[0] if failed else None, answers)
 
     def _answer(self, call: Call, result: GenerationResult) -> Answer:
-        ends = () if call.asked.ignore_eos else self._worker.tokenizer.eos_ids
-        tokens = TokenTexts(self._worker.tokenizer, ends).of(result.logprobs)
-        artifact = self._worker.artifact
+        ends = () if call.options.ignore_eos else self._builder.tokenizer.eos_ids
+        tokens = TokenTexts(self._builder.tokenizer, ends).of(result.logprobs)
+        artifact = self._builder.artifact
         version = artifact.version if artifact else None
         return Answer(dataclasses.replace(result, logprobs=(), index_version=version), tokens)
 
     def _finish(self, row: Row, error: str | None, answers: Sequence[Answer] = ()) -> None:
         content: dict[str, Any] | None = None
         if error is None:
-            content = self._strategy.content(row, answers, self._worker)
+            content = self._strategy.content(row, answers, self._builder)
         tokens = sum(len(a.result.tokens) for a in answers)
         steps = sum(a.result.acceptance.steps for a in answers)
         entry = {"content": content, "error": error, "tokens": tokens, "steps": steps}

@@ -20,9 +20,9 @@ from tasc_jobs.batch.preview import Preview, measure
 from tasc_jobs.batch.window import Saved, Window
 from tasc_jobs.batch.work import Row, Strategy
 from tasc_jobs.errors import ClusterError, JobError
-from tasc_serve.errors import ServeError
-from tasc_serve.settings import EngineSettings
-from tasc_serve.worker import Pinned, Worker
+from tasc_runtime.engine.builder import EngineBuilder, Pinned
+from tasc_runtime.engine_settings import EngineSettings
+from tasc_runtime.errors import ServiceError
 from tasc_store import JobResults, StoreError, connect
 
 _IN_FLIGHT = 2  # calls to an engine: one that it works on and one that waits for it
@@ -30,7 +30,7 @@ _HANDFULS = 4  # of b rows, in one call
 _MOST_DEATHS = 3  # of each engine, one after another, without a row saved between
 _PAUSE_S = 1.0  # before an engine is replaced
 _LOOK_S = 5.0  # at the cluster's nodes, while no engine is up
-_TASKS = (ServeError, UnsupportedModel)  # an engine that fails so fails on every machine
+_TASKS = (ServiceError, UnsupportedModel)  # an engine that fails so fails on every machine
 _MOST_CALLS = 1 << 20  # waiting in an engine; few rows are given at a time
 
 
@@ -57,18 +57,18 @@ class EngineActor:
     def load(self) -> None:
         """Build the engine: seconds to minutes."""
         spec, client = self._spec, connect(self._spec.url)
-        self._worker = Worker(
+        self._builder = EngineBuilder(
             client, spec.task, spec.settings,
             gpus=spec.gpus, max_waiting=_MOST_CALLS, pinned=spec.pinned,
         )  # fmt: skip
         results = JobResults(client, spec.task, spec.job)
-        self._answering = Answering(self._worker, spec.strategy, results, spec.store_wait_s)
+        self._answering = Answering(self._builder, spec.strategy, results, spec.store_wait_s)
 
     def work(self, rows: Sequence[Row]) -> list[Saved]:
         return self._answering.work(rows)
 
     def preview(self, rows: Sequence[Row]) -> Preview:
-        return measure(self._worker, self._spec.strategy, rows)
+        return measure(self._builder, self._spec.strategy, rows)
 
 
 @dataclass

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from tasc_engine import GenerationRequest, GenerationResult
 from tasc_jobs.batch.work import Row, Strategy, named
-from tasc_serve.worker import Worker
+from tasc_runtime.engine.builder import EngineBuilder
 
 
 @dataclass(frozen=True)
-class Side:
+class PreviewSide:
     """The rows, decoded one way.
 
     Attributes:
@@ -44,8 +44,8 @@ class Preview:
     rows: int
     refused: int
     identical: int
-    plain: Side
-    drafted: Side
+    plain: PreviewSide
+    drafted: PreviewSide
 
     @property
     def speed_up(self) -> float:
@@ -57,7 +57,7 @@ class Preview:
         return total * side.seconds / self.rows / engines if self.rows else None
 
 
-def measure(worker: Worker, strategy: Strategy, rows: Sequence[Row]) -> Preview:
+def measure(worker: EngineBuilder, strategy: Strategy, rows: Sequence[Row]) -> Preview:
     """Answer the rows both ways with a worker's engine."""
     requests: list[GenerationRequest] = []
     refused = 0
@@ -76,11 +76,11 @@ def measure(worker: Worker, strategy: Strategy, rows: Sequence[Row]) -> Preview:
 
 
 def _timed(
-    worker: Worker, requests: Sequence[GenerationRequest], draft: bool
-) -> tuple[Side, dict[str, GenerationResult]]:
+    worker: EngineBuilder, requests: Sequence[GenerationRequest], draft: bool
+) -> tuple[PreviewSide, dict[str, GenerationResult]]:
     began = time.perf_counter()
     asked = (dataclasses.replace(request, draft=draft) for request in requests)
     found = {result.id: result for result in worker.engine.generate(asked)}
     seconds = time.perf_counter() - began
     tokens = sum(len(r.tokens) for r in found.values())
-    return Side(seconds, tokens, sum(r.acceptance.steps for r in found.values())), found
+    return PreviewSide(seconds, tokens, sum(r.acceptance.steps for r in found.values())), found

@@ -7,18 +7,17 @@ import logging
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 
-import ray
 import redis
 
 from tasc_jobs.batch import folder as folders
 from tasc_jobs.batch.folder import Begun, JobFolder, require_same
-from tasc_jobs.batch.job import Finish, Job
 from tasc_jobs.batch.pool import EngineSpec, Pool
 from tasc_jobs.batch.preview import Preview
-from tasc_jobs.batch.spec import JobSpec
-from tasc_jobs.batch.work import JobProgress, JobReport, Row, Strategy
-from tasc_jobs.errors import JobError, RaySetupError
-from tasc_serve.worker import Pinned
+from tasc_jobs.batch.start import Finish, Job
+from tasc_jobs.batch.work import JobProgress, JobReport, JobSpec, Row, Strategy
+from tasc_jobs.errors import JobError
+from tasc_jobs.runtime.ray_local import require_ray
+from tasc_runtime.engine.builder import Pinned
 from tasc_store import ArtifactStore, JobResults, TaskRecord, TaskStore, connect
 
 log = logging.getLogger(__name__)
@@ -57,7 +56,7 @@ def run_job(
         EngineFailed: Engines cannot be built, or died without the store.
         JobError: They die again and again.
     """
-    _require_ray()
+    require_ray()
     with closing(connect(spec.url)) as client, ExitStack() as stack:
         TaskStore(client).versions(spec.task)  # an unknown task is said before anything is made
         held = stack.enter_context(JobFolder.held(spec.folder))
@@ -91,7 +90,7 @@ def preview_job(spec: JobSpec, rows: Sequence[Row], strategy: Strategy) -> Previ
         UnknownTask: There is no such task.
         JobError: No engine can be built, or it takes longer than ``stall_s``.
     """
-    _require_ray()
+    require_ray()
     engine = _engine(spec, Pinned(*_versions(spec)), "preview", strategy)
     pool = Pool(engine, 1, spec.actor_cpus, lambda rows: None)
     with closing(pool):
@@ -108,11 +107,6 @@ def discard(spec: JobSpec) -> None:
     with JobFolder.held(spec.folder) as held:
         _forget(spec, held)
         folders.remove(spec.folder)
-
-
-def _require_ray() -> None:
-    if not ray.is_initialized():
-        raise RaySetupError("no Ray is running; start one with tasc_jobs.ray_local.local_ray()")
 
 
 def _engine(spec: JobSpec, pinned: Pinned, job: str, strategy: Strategy) -> EngineSpec:

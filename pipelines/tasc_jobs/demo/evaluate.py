@@ -14,8 +14,8 @@ from tasc_jobs.demo.tasks import TASKS, demo_record, read_split
 from tasc_jobs.evaluate.quality import Metrics, quality
 from tasc_jobs.evaluate.runs import answer
 from tasc_jobs.evaluate.subject import Asking, Setup, Subject
-from tasc_jobs.progress import Progress
-from tasc_serve.sources import device_of, model_source
+from tasc_jobs.runtime.progress import Progress
+from tasc_runtime.engine.model_source import device_of, model_source
 from tasc_store import CorpusRow
 from tasc_text import PromptTemplate
 

@@ -4,25 +4,150 @@ Both sides are warmed up and their order alternates (plain, drafted, drafted, pl
 neither gets the warmer machine.
 """
 
+import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import httpx
 import numpy as np
+from prometheus_client.parser import text_string_to_metric_families
 
 from tasc_engine import GenerationResult
-from tasc_jobs.demo.client import Counters, Run, read_counters, send
-from tasc_serve.calls import Call
-from tasc_serve.worker import Worker
+from tasc_jobs.errors import JobError
+from tasc_runtime.engine.builder import EngineBuilder
+from tasc_runtime.protocol import Call
+
+CONCURRENCY = 16
+
+
+@dataclass(frozen=True)
+class HttpRun:
+    """One pass over some rows.
+
+    Attributes:
+        texts: The answers, in the rows' order.
+        tokens: Emitted tokens of all answers.
+        seconds: From the first request to the last answer.
+        latencies: Seconds of each request.
+    """
+
+    texts: list[str]
+    tokens: int
+    seconds: float
+    latencies: list[float]
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Drafting counters of a service, summed over sources; lists are by draft position."""
+
+    row_steps: float
+    generation_tokens: float
+    accepted_tokens: float
+    bonus_tokens: float
+    drafted: list[float]
+    accepted: list[float]
+
+    def since(self, before: "Counters") -> "Counters":
+        return Counters(
+            self.row_steps - before.row_steps,
+            self.generation_tokens - before.generation_tokens,
+            self.accepted_tokens - before.accepted_tokens,
+            self.bonus_tokens - before.bonus_tokens,
+            _minus(self.drafted, before.drafted),
+            _minus(self.accepted, before.accepted),
+        )
+
+    def plus(self, other: "Counters") -> "Counters":
+        nothing = Counters(0, 0, 0, 0, [], [])
+        return self.since(nothing.since(other))
+
+    @property
+    def block_efficiency(self) -> float:
+        return self.generation_tokens / self.row_steps if self.row_steps else 0.0
+
+    @property
+    def acceptance_by_position(self) -> list[float]:
+        return [a / d for a, d in zip(self.accepted, self.drafted, strict=True) if d]
+
+
+def send(
+    base: str, task: str, inputs: Sequence[str], *, draft: bool, progress: Callable[[int], None]
+) -> HttpRun:
+    """Send every input as a chat request, ``CONCURRENCY`` at a time."""
+    return asyncio.run(_send(base, task, inputs, draft, progress))
+
+
+def read_counters(base: str, task: str) -> Counters:
+    """The service's counters for one task, from ``/metrics``."""
+    sums: dict[str, float] = defaultdict(float)
+    by_position: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    for family in text_string_to_metric_families(httpx.get(f"{base}/metrics", timeout=10).text):
+        for sample in family.samples:
+            if sample.labels.get("task") == task:
+                sums[sample.name] += sample.value
+                if "position" in sample.labels:
+                    by_position[sample.name][int(sample.labels["position"])] += sample.value
+    return Counters(
+        sums["tasc_row_steps_total"],
+        sums["tasc_generation_tokens_total"],
+        sums["tasc_spec_decode_num_accepted_tokens_total"],
+        sums["tasc_bonus_tokens_total"],
+        _listed(by_position["tasc_spec_decode_num_drafts_per_pos_total"]),
+        _listed(by_position["tasc_spec_decode_num_accepted_tokens_per_pos_total"]),
+    )
+
+
+async def _send(
+    base: str, task: str, inputs: Sequence[str], draft: bool, progress: Callable[[int], None]
+) -> HttpRun:
+    places = asyncio.Semaphore(CONCURRENCY)
+    async with httpx.AsyncClient(base_url=base, timeout=120) as client:
+
+        async def one(text: str) -> tuple[str, int, float]:
+            body = {
+                "model": task,
+                "messages": [{"role": "user", "content": text}],
+                "draft": draft,
+            }
+            async with places:
+                began = time.perf_counter()
+                response = await client.post("/v1/chat/completions", json=body)
+                elapsed = time.perf_counter() - began
+            if response.status_code != 200:
+                raise JobError(f"the service answered {response.status_code}: {response.text}")
+            answer = response.json()
+            progress(1)
+            content = answer["choices"][0]["message"]["content"]
+            return content, answer["usage"]["completion_tokens"], elapsed
+
+        began = time.perf_counter()
+        answers = await asyncio.gather(*(one(text) for text in inputs))
+        seconds = time.perf_counter() - began
+    texts, tokens, latencies = zip(*answers, strict=True)
+    return HttpRun(list(texts), sum(tokens), seconds, list(latencies))
+
+
+def _listed(values: dict[int, float]) -> list[float]:
+    return [values.get(i, 0.0) for i in range(max(values, default=-1) + 1)]
+
+
+def _minus(left: list[float], right: list[float]) -> list[float]:
+    size = max(len(left), len(right))
+    padded = [values + [0.0] * (size - len(values)) for values in (left, right)]
+    return [a - b for a, b in zip(*padded, strict=True)]
+
 
 ORDER = (False, True, True, False)
 WARM_UP_ROWS = 32
 
-Runs = dict[bool, list[Run]]
+Runs = dict[bool, list[HttpRun]]
 
 
 @dataclass(frozen=True)
-class Measured:
+class DemoFigures:
     """Runs by whether drafts were on, and the service's counters over its drafted runs."""
 
     http: Runs
@@ -46,7 +171,9 @@ def over_http(
     return runs, counted
 
 
-def engine_alone(worker: Worker, inputs: Sequence[str], progress: Callable[[int], None]) -> Runs:
+def engine_alone(
+    worker: EngineBuilder, inputs: Sequence[str], progress: Callable[[int], None]
+) -> Runs:
     """Runs of an engine in this process, all rows handed over at once."""
     runs: Runs = {False: [], True: []}
     for draft in (False, True):
@@ -56,19 +183,19 @@ def engine_alone(worker: Worker, inputs: Sequence[str], progress: Callable[[int]
     return runs
 
 
-def tokens_per_second(runs: Sequence[Run]) -> float:
+def tokens_per_second(runs: Sequence[HttpRun]) -> float:
     return sum(r.tokens for r in runs) / sum(r.seconds for r in runs)
 
 
-def latency_ms(runs: Sequence[Run]) -> dict[str, float]:
+def latency_ms(runs: Sequence[HttpRun]) -> dict[str, float]:
     """p50, p95 and p99 of all requests of the runs, milliseconds."""
     all_ms = 1000 * np.concatenate([r.latencies for r in runs])
     return {f"p{p}": round(float(np.percentile(all_ms, p)), 2) for p in (50, 95, 99)}
 
 
 def _answer(
-    worker: Worker, inputs: Sequence[str], draft: bool, progress: Callable[[int], None]
-) -> Run:
+    worker: EngineBuilder, inputs: Sequence[str], draft: bool, progress: Callable[[int], None]
+) -> HttpRun:
     calls = (Call(str(i), text, templated=True, draft=draft) for i, text in enumerate(inputs))
     results: dict[int, GenerationResult] = {}
     began = time.perf_counter()
@@ -77,7 +204,7 @@ def _answer(
         progress(1)
     seconds = time.perf_counter() - began
     ordered = [results[i] for i in range(len(inputs))]
-    return Run(
+    return HttpRun(
         [r.text for r in ordered],
         sum(len(r.tokens) for r in ordered),
         seconds,

@@ -6,9 +6,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tasc_jobs.demo.measure import Measured, latency_ms, tokens_per_second
+from tasc_jobs.demo.measure import DemoFigures, latency_ms, tokens_per_second
 from tasc_jobs.evaluate.quality import IntentQuality
-from tasc_jobs.statistics.job import CorpusStatistics
+from tasc_jobs.statistics.task_statistics import CorpusStatistics
 
 _BAR_CELLS = 30
 
@@ -29,7 +29,7 @@ def show_statistics(console: Console, task: str, found: CorpusStatistics) -> Non
     console.print(table)
 
 
-def summary(measured: Measured, identical: int, quality: IntentQuality) -> dict[str, Any]:
+def summary(measured: DemoFigures, identical: int, quality: IntentQuality) -> dict[str, Any]:
     """The demo's last line."""
     sides = {
         "plain": measured.http[False],

@@ -16,23 +16,18 @@ from rich.console import Console
 from tasc_jobs.demo import measure, report
 from tasc_jobs.demo.tasks import TASKS, data_file, demo_record, read_split
 from tasc_jobs.evaluate.quality import intent_quality
-from tasc_jobs.index_job import NOTES, STAGES, build_and_publish
-from tasc_jobs.ingest import ingest
-from tasc_jobs.progress import Progress, note
-from tasc_jobs.ray_local import local_ray
-from tasc_jobs.service import run_service, say_of_task
-from tasc_jobs.stages import Stages
-from tasc_jobs.statistics.job import STAGES as STATISTICS_STAGES
-from tasc_jobs.statistics.job import corpus_statistics
+from tasc_jobs.index.build import NOTES, STAGES, build_and_publish
+from tasc_jobs.index.ingest import ingest
+from tasc_jobs.runtime.progress import Progress, note
+from tasc_jobs.runtime.ray_local import local_ray
+from tasc_jobs.runtime.stages import Stages
+from tasc_jobs.serve import run_service, say_of_task
+from tasc_jobs.statistics.task_statistics import STAGES as STATISTICS_STAGES
+from tasc_jobs.statistics.task_statistics import corpus_statistics
+from tasc_runtime.engine.builder import EngineBuilder
+from tasc_runtime.engine_settings import DraftOverrides, EngineSettings
 from tasc_serve import app
-from tasc_serve.settings import (
-    DraftOverrides,
-    EngineSettings,
-    HttpSettings,
-    ServedTask,
-    ServeSettings,
-)
-from tasc_serve.worker import Worker
+from tasc_serve.settings import HttpSettings, ServedTask, ServeSettings
 from tasc_store import TaskStore, connect
 
 TASK = "massive_en"
@@ -102,11 +97,11 @@ def _measure(url: str, base: str) -> dict[str, Any]:
     inputs, truth = [r["input"] for r in rows], [r["output"] for r in rows]
     with Progress("answers over HTTP", len(measure.ORDER) * len(rows)) as bar:
         http, counters = measure.over_http(base, TASK, inputs, bar.advance)
-    worker = Worker(connect(url), TASK, ENGINE, draft=FORGETFUL)
+    worker = EngineBuilder(connect(url), TASK, ENGINE, draft=FORGETFUL)
     with Progress("answers by the engine alone", len(measure.ORDER) * len(rows)) as bar:
         engine = measure.engine_alone(worker, inputs, bar.advance)
     plain = http[False][0].texts
     others = [r.texts for runs in (http, engine) for side in runs.values() for r in side]
     identical = sum(len({p, *rest}) == 1 for p, *rest in zip(plain, *others, strict=True))
-    found = measure.Measured(http, engine, counters)
+    found = measure.DemoFigures(http, engine, counters)
     return report.summary(found, identical, intent_quality(plain, truth))

@@ -35,7 +35,7 @@ from tasc_jobs.demo.tasks import MODEL, TEMPLATES
 
 
 @dataclass(frozen=True)
-class Size:
+class ModelSize:
     """A model to train; its folder's name tells its millions of parameters."""
 
     name: str
@@ -45,9 +45,9 @@ class Size:
 
 
 SIZES = {
-    "half": Size("tasc-demo-3m", 192, 512, 4),
-    "demo": Size(MODEL.name, 256, 704, 6),
-    "bench": Size("tasc-bench-34m", 512, 1408, 10),
+    "half": ModelSize("tasc-demo-3m", 192, 512, 4),
+    "demo": ModelSize(MODEL.name, 256, 704, 6),
+    "bench": ModelSize("tasc-bench-34m", 512, 1408, 10),
 }
 END = "<|endoftext|>"
 END_ID = 0  # the one special token comes first
@@ -58,7 +58,7 @@ PROMPT_LOSS_WEIGHT = 0.1
 
 
 @dataclass(frozen=True)
-class Example:
+class TrainExample:
     """One row as token ids: ``ids[:prompt]`` the prompt, then the output and end-of-sequence."""
 
     ids: list[int]
@@ -95,19 +95,22 @@ def train_tokenizer(texts: Iterator[str], vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-def encode(tokenizer: Tokenizer, task: str, rows: list[dict[str, str]]) -> list[Example]:
+def encode(tokenizer: Tokenizer, task: str, rows: list[dict[str, str]]) -> list[TrainExample]:
     end = END_ID
     prompts = tokenizer.encode_batch([TEMPLATES[task].replace("{input}", r["input"]) for r in rows])
     outputs = tokenizer.encode_batch([r["output"] for r in rows])
     return [
-        Example([*p.ids, *o.ids, end], len(p.ids)) for p, o in zip(prompts, outputs, strict=True)
+        TrainExample([*p.ids, *o.ids, end], len(p.ids))
+        for p, o in zip(prompts, outputs, strict=True)
     ]
 
 
-def batches(examples: list[Example], batch_tokens: int, rng: random.Random) -> list[list[Example]]:
+def batches(
+    examples: list[TrainExample], batch_tokens: int, rng: random.Random
+) -> list[list[TrainExample]]:
     """Examples of like length together, at most ``batch_tokens`` padded tokens, in random order."""
     order = sorted(examples, key=lambda e: len(e.ids) + rng.random() * 4)
-    groups: list[list[Example]] = [[]]
+    groups: list[list[TrainExample]] = [[]]
     for example in order:
         if (len(groups[-1]) + 1) * len(example.ids) > batch_tokens and groups[-1]:
             groups.append([])
@@ -116,7 +119,7 @@ def batches(examples: list[Example], batch_tokens: int, rng: random.Random) -> l
     return groups
 
 
-def collate(group: list[Example], prompt_weight: float) -> tuple[Tensor, Tensor, Tensor]:
+def collate(group: list[TrainExample], prompt_weight: float) -> tuple[Tensor, Tensor, Tensor]:
     """Right-padded ids, labels and loss weights, each ``[rows, longest]``."""
     longest = max(len(e.ids) for e in group)
     ids = torch.zeros(len(group), longest, dtype=torch.long)
@@ -143,7 +146,7 @@ def loss_of(model: Any, ids: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
     return (each * kept).sum() / kept.sum()
 
 
-def run_phase(model: Any, examples: list[Example], phase: Phase, rng: random.Random) -> None:
+def run_phase(model: Any, examples: list[TrainExample], phase: Phase, rng: random.Random) -> None:
     params = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(
         params, lr=phase.learning_rate, betas=(0.9, 0.95), weight_decay=0.1, fused=True
@@ -183,7 +186,7 @@ def run_phase(model: Any, examples: list[Example], phase: Phase, rng: random.Ran
                 return
 
 
-def new_model(size: Size, vocab_size: int, end: int) -> Qwen2ForCausalLM:
+def new_model(size: ModelSize, vocab_size: int, end: int) -> Qwen2ForCausalLM:
     config = Qwen2Config(
         vocab_size=vocab_size,
         hidden_size=size.hidden,

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from tasc_engine import ModelSource
-from tasc_engine.neural.card import target_fingerprint
+from tasc_engine.drafting.neural.card import target_fingerprint
+from tasc_jobs.corpus_rows import MAX_LINE_BYTES
 from tasc_jobs.errors import FileError, JobError
 from tasc_jobs.evaluate.subject import Asking, Setup, Subject
 from tasc_jobs.finetune.examples import Example
 from tasc_jobs.json_lines import read_json_lines
-from tasc_jobs.rows import MAX_LINE_BYTES
-from tasc_jobs.stages import StageProgress
+from tasc_jobs.runtime.stages import StageProgress
 from tasc_store import CorpusRow
 from tasc_text import PromptTemplate, TaskTokenizer
 
@@ -25,7 +25,7 @@ _LEAST = 3  # tokens of a row: an EAGLE head begins to guess at the third
 
 
 @dataclass(frozen=True)
-class Answer:
+class TargetAnswer:
     """What a target said.
 
     Attributes:
@@ -41,7 +41,7 @@ class Answer:
 def make_answers(
     folder: Path, rows: Sequence[CorpusRow], source: ModelSource, asking: Asking, setup: Setup,
     progress: StageProgress,
-) -> list[Answer]:  # fmt: skip
+) -> list[TargetAnswer]:  # fmt: skip
     """Greedy answers to the rows' inputs, in their order; rows without room for one have none.
 
     Args:
@@ -66,7 +66,7 @@ def make_answers(
     return [there[row.key, row.input] for row in rows if (row.key, row.input) in there]
 
 
-def read_answers(path: Path) -> list[Answer]:
+def read_answers(path: Path) -> list[TargetAnswer]:
     """Raises FileError, naming the line, where one gives no answer, or the file cannot be read."""
     found = []
     try:
@@ -84,7 +84,10 @@ def read_answers(path: Path) -> list[Answer]:
 
 
 def examples_of(
-    answers: Sequence[Answer], tokenizer: TaskTokenizer, template: PromptTemplate, max_length: int
+    answers: Sequence[TargetAnswer],
+    tokenizer: TaskTokenizer,
+    template: PromptTemplate,
+    max_length: int,
 ) -> tuple[list[Example], int]:
     """Those that can be learnt, as token ids, and how many are too long or too short.
 
@@ -105,13 +108,13 @@ def examples_of(
     return kept, len(found) - len(kept)
 
 
-def _answered(subject: Subject, rows: Sequence[CorpusRow]) -> Iterator[Answer]:
+def _answered(subject: Subject, rows: Sequence[CorpusRow]) -> Iterator[TargetAnswer]:
     prompts = subject.prompts([row.input for row in rows])
     for at, result in subject.answers(prompts, draft=True):
-        yield Answer(rows[at].key, rows[at].input, result.text, result.tokens)
+        yield TargetAnswer(rows[at].key, rows[at].input, result.text, result.tokens)
 
 
-def _kept(file: Path, answers: Iterator[Answer]) -> Iterator[Answer]:
+def _kept(file: Path, answers: Iterator[TargetAnswer]) -> Iterator[TargetAnswer]:
     with file.open("a", encoding="utf-8") as out:
         for answer in answers:
             out.write(json.dumps(asdict(answer)) + "\n")
@@ -146,14 +149,14 @@ def _pin(folder: Path, source: ModelSource, asking: Asking) -> None:
         )
 
 
-def _answer(value: Any) -> Answer | None:
+def _answer(value: Any) -> TargetAnswer | None:
     if not isinstance(value, dict):
         return None
     texts = [text for name in ("id", "input", "output") if isinstance(text := value.get(name), str)]
     ids = value.get("ids")
     if len(texts) < 3 or not (ids is None or _are_ids(ids)):
         return None
-    return Answer(texts[0], texts[1], texts[2], None if ids is None else tuple(ids))
+    return TargetAnswer(texts[0], texts[1], texts[2], None if ids is None else tuple(ids))
 
 
 def _are_ids(value: Any) -> bool:

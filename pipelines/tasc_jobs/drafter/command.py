@@ -9,15 +9,15 @@ import torch
 
 from tasc_draft import DraftSettings
 from tasc_engine import ModelSource
-from tasc_engine.loading import DTYPES
+from tasc_engine.model.loading import DTYPES
 from tasc_jobs.drafter.answers import read_answers
-from tasc_jobs.drafter.job import DrafterJob
-from tasc_jobs.drafter.settings import DrafterSettings
-from tasc_jobs.enrich.sources import rows_of
+from tasc_jobs.drafter.hyperparameters import DrafterSettings
+from tasc_jobs.drafter.training_run import DrafterJob
+from tasc_jobs.enrich.texts import rows_of
 from tasc_jobs.errors import EmptyCorpusError, UsageError
 from tasc_jobs.evaluate.subject import Asking, Setup
 from tasc_jobs.tuning.task_rows import from_corpus
-from tasc_serve.sources import device_of, model_source
+from tasc_runtime.engine.model_source import device_of, model_source
 from tasc_store import CorpusRow, CorpusStore, TaskRecord, TaskStore, connect
 from tasc_text import PromptTemplate, resolve_folder
 
@@ -25,7 +25,7 @@ _MAX_TOKENS = 256
 
 
 @dataclass(frozen=True)
-class Given:
+class TrainDrafterRequest:
     """The target and its rows, as far as they were said; the task's record says the rest.
 
     Attributes:
@@ -51,7 +51,7 @@ class Given:
 
 def job_of(
     url: str | None,
-    given: Given,
+    given: TrainDrafterRequest,
     settings: DrafterSettings,
     setup: Setup,
     output: Path,
@@ -87,7 +87,7 @@ def in_words(found: dict[str, Any]) -> str:
     )
 
 
-def _stored(url: str, given: Given) -> tuple[TaskRecord | None, Sequence[CorpusRow]]:
+def _stored(url: str, given: TrainDrafterRequest) -> tuple[TaskRecord | None, Sequence[CorpusRow]]:
     """The task's record, where one is needed, and rows to answer."""
     with connect(url) as client:
         needed = given.model is None or given.template is None
@@ -98,11 +98,11 @@ def _stored(url: str, given: Given) -> tuple[TaskRecord | None, Sequence[CorpusR
         return record, list(from_corpus(corpus, len(corpus)))[: given.limit]
 
 
-def _rows(given: Given) -> list[CorpusRow]:
+def _rows(given: TrainDrafterRequest) -> list[CorpusRow]:
     return [] if given.answers else list(rows_of(given.files, given.fields))[: given.limit]
 
 
-def _source(given: Given, record: TaskRecord | None) -> ModelSource:
+def _source(given: TrainDrafterRequest, record: TaskRecord | None) -> ModelSource:
     device = device_of(given.device, gpus=torch.cuda.device_count())
     if given.model is not None:
         dtype = given.dtype or (record.dtype if record else "float32")
@@ -118,7 +118,7 @@ def _source(given: Given, record: TaskRecord | None) -> ModelSource:
     return model_source(record, device)
 
 
-def _asking(given: Given, record: TaskRecord | None) -> Asking:
+def _asking(given: TrainDrafterRequest, record: TaskRecord | None) -> Asking:
     given_text = given.template.replace("\\n", "\n") if given.template else None
     return Asking(
         PromptTemplate(given_text or (record.template if record else "")),

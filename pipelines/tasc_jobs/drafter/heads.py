@@ -1,6 +1,6 @@
 """What is trained: an EAGLE head of one layer, or a small model, shaped after a target.
 
-It says what they compute, as `tasc_engine.neural` does step by step. It knows no loss.
+It says what they compute, as `tasc_engine.drafting.neural` does step by step. It knows no loss.
 """
 
 import math
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from tasc_engine.decoder import FAMILIES
-from tasc_engine.neural.files import SPECIAL
+from tasc_engine.drafting.neural.files import SPECIAL
+from tasc_engine.model.decoder import FAMILIES
 from tasc_jobs.finetune.errors import FinetuneError
 
 # Of a target's config, what says how it is kept or run and not what it computes.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tasc_jobs.drafter.heads import EagleHead, eagle_head, small_model
-from tasc_jobs.drafter.settings import DrafterSettings
+from tasc_jobs.drafter.hyperparameters import DrafterSettings
 from tasc_jobs.finetune.examples import Example
 from tasc_jobs.finetune.training import Trainer
 

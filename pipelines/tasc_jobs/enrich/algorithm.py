@@ -1,21 +1,74 @@
 """Which n-grams of a task's outputs become tokens: TASC-ft's Algorithm 1 (TASC, section 4.1).
 
-It takes the n-gram that would save most tokens, count times length less one, adds it unless it
-would lead past too many other tokens, encodes the outputs again, and so on. It knows no files and
-no models.
+It takes the n-gram that would save most tokens, count times length less one, adds it unless its
+prefix collision score is too high, encodes the outputs again, and so on.
+
+The score counts tokens that encoding would no longer reach. The paper's formula counts tokens that
+begin with the n-gram; its example, ('in', 'the') beside 'therapy', counts tokens that begin with
+its last constituent. Both are here; the second is the default.
 """
 
+from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from tasc_jobs.enrich.collisions import Collisions, Rule
-from tasc_jobs.enrich.corpus import Outputs
+from tasc_jobs.enrich.corpus import TokenisedOutputs
 from tasc_jobs.enrich.family import Growing
-from tasc_jobs.enrich.ngrams import NgramCounts
+from tasc_jobs.enrich.ngrams import LiveNgramCounts
 from tasc_jobs.statistics.distribution import renyi2_bits
 from tasc_text import TaskTokenizer
+
+Rule = Literal["suffix", "whole"]
+
+
+class Collisions:
+    """Scores n-grams by the tokens that occur in a corpus.
+
+    Args:
+        text_of: A token's bytes.
+    """
+
+    def __init__(self, text_of: Callable[[int], bytes], rule: Rule) -> None:
+        self._text_of, self._rule = text_of, rule
+        self._ids: dict[bytes, list[int]] = {}
+        self._texts: list[bytes] = []  # sorted
+        self._known: set[int] = set()
+
+    def score(self, ngram: Sequence[int], occurrences: NDArray[np.int64]) -> float:
+        """Share of token occurrences whose text is longer than the n-gram's, or its last token's,
+        and begins with it.
+
+        Args:
+            occurrences: ``int64[ids]``, of each token in the corpus.
+        """
+        for id_ in np.flatnonzero(occurrences):
+            self._learn(int(id_))
+        parts = ngram[-1:] if self._rule == "suffix" else ngram
+        begin = b"".join(map(self._text_of, parts))
+        if not begin:
+            return 0.0
+        colliding = 0
+        for text in self._texts[bisect_left(self._texts, begin) :]:
+            if not text.startswith(begin):
+                break
+            if text != begin:
+                colliding += sum(int(occurrences[id_]) for id_ in self._ids[text])
+        return colliding / int(occurrences.sum())
+
+    def _learn(self, id_: int) -> None:
+        if id_ in self._known:
+            return
+        self._known.add(id_)
+        text = self._text_of(id_)
+        if text not in self._ids:
+            insort(self._texts, text)
+        self._ids.setdefault(text, []).append(id_)
+
 
 _LEAST_COUNT = 2  # an n-gram seen once says nothing of outputs to come
 
@@ -130,8 +183,8 @@ def enrich(
         assert id_ == token.id, "given tokens follow the tokenizer's own, without gaps"
         texts.new[id_] = texts.joined(token.parts)
     most_ids = tokenizer.vocab_size + settings.budget
-    corpus = Outputs(outputs, growing, most_ids)
-    counts = NgramCounts(settings.n_max, most_ids)
+    corpus = TokenisedOutputs(outputs, growing, most_ids)
+    counts = LiveNgramCounts(settings.n_max, most_ids)
     rows = corpus.tokens
     counts.add(rows.ids, rows.offsets, corpus.weights)
     scores = Collisions(texts.of, settings.pcs_rule)

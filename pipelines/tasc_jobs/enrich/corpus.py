@@ -26,7 +26,7 @@ class Change:
     weights: Int64
 
 
-class Outputs:
+class TokenisedOutputs:
     """A corpus of outputs, encoded by a tokenizer that is given tokens.
 
     Attributes:

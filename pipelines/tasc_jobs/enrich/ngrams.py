@@ -1,8 +1,6 @@
-"""How often each n-gram of token ids occurs, kept up to date row by row, in compiled code.
+"""How often each n-gram of token ids occurs, kept up to date row by row, in compiled code."""
 
-It does not know what ids mean, nor why rows change.
-"""
-
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -10,14 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasc_draft import Int32
-from tasc_jobs.enrich.compiled import compiled
+from tasc_draft.compiled import Compiler
+
+compiled = Compiler(Path(__file__).parent).compiled
+
 
 Int64 = NDArray[np.int64]
 BREAK = -1  # an id that no n-gram crosses
 _ID_BITS = 32
 
 
-class NgramCounts:
+class LiveNgramCounts:
     """Counts of all n-grams of 2 to ``n_max`` ids that rows have, by slots given in order of sight.
 
     Args:

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from tasc_jobs.evaluate.confidence import AtLevel
-from tasc_jobs.evaluate.job import Evaluated
+from tasc_jobs.evaluate.evaluation import Evaluated
+from tasc_jobs.evaluate.quality import AtLevel
 from tasc_jobs.evaluate.runs import Side
-from tasc_jobs.tuning.page import Bars, Line, Lines, Page, Table
+from tasc_jobs.report.document import Bars, Curve, Lines, ReportDocument, Table
 
 _COSTS = (
     "", "ms an answer", "least", "most", "tokens an answer", "steps an answer", "tokens a step",
@@ -19,7 +19,7 @@ _FOOTER = (
 _MUCH_LONGER = 1.5
 
 
-def evaluation_page(found: Evaluated) -> Page:
+def evaluation_page(found: Evaluated) -> ReportDocument:
     """Quality, costs and, for labels, precision and recall."""
     tables = [
         Table("Quality", ("measure", "%"), tuple(map(_quality_row, found.quality.items()))),
@@ -34,7 +34,7 @@ def evaluation_page(found: Evaluated) -> Page:
     levels = (_levels_plot(found),) if found.precision_recall else ()
     plots = (*_plots(found), *levels)
     title = f"Evaluation of {found.setting}"
-    return Page(title, tuple(_summary(found)), tuple(tables), plots, _FOOTER)
+    return ReportDocument(title, tuple(_summary(found)), tuple(tables), plots, _FOOTER)
 
 
 def _plots(found: Evaluated) -> tuple[Bars, Bars, Bars]:
@@ -105,5 +105,5 @@ def _levels_table(levels: Sequence[AtLevel]) -> Table:
 def _levels_plot(found: Evaluated) -> Lines:
     recall = [100 * at.quality.recall for at in found.precision_recall]
     precision = [100 * at.quality.precision for at in found.precision_recall]
-    line = Line(found.setting, recall, precision)
+    line = Curve(found.setting, recall, precision)
     return Lines("Precision by recall of labels", "recall, %", "precision, %", (line,))

@@ -18,10 +18,10 @@ from tasc_engine import (
     ModelSource,
     Target,
 )
-from tasc_engine.loading import max_positions
+from tasc_engine.model.loading import max_positions
 from tasc_jobs.errors import JobError
 from tasc_jobs.tuning.task_rows import encode
-from tasc_serve.worker import DEFAULT_MODEL_LEN
+from tasc_runtime.engine.builder import DEFAULT_MODEL_LEN
 from tasc_store import CorpusRow
 from tasc_text import PromptTemplate, TaskTokenizer
 

@@ -8,18 +8,18 @@ from typing import Any
 import torch
 from redis import Redis
 
-from tasc_jobs.enrich.sources import rows_of
+from tasc_jobs.enrich.texts import rows_of
 from tasc_jobs.errors import EmptyCorpusError, UsageError
-from tasc_jobs.finetune.job import Finetune, finetune
-from tasc_jobs.finetune.settings import FinetuneSettings
-from tasc_jobs.stages import StageProgress
+from tasc_jobs.finetune.finetuning import Finetune, finetune
+from tasc_jobs.finetune.hyperparameters import FinetuneSettings
+from tasc_jobs.runtime.stages import StageProgress
 from tasc_jobs.tuning.task_rows import from_corpus
 from tasc_store import CorpusRow, CorpusStore, TaskRecord, TaskStore, UnknownTask, connect
 from tasc_text import PromptTemplate, resolve_folder
 
 
 @dataclass(frozen=True)
-class Given:
+class FinetuneRequest:
     """What to train, as far as it was said; the task's record says the rest."""
 
     task: str
@@ -36,7 +36,7 @@ class Given:
 
 
 @dataclass(frozen=True)
-class How:
+class FinetuneOptions:
     """What changes no result.
 
     Attributes:
@@ -70,15 +70,15 @@ class FinetuneReport:
 
 
 def run(
-    job: Finetune, how: How, progress: StageProgress, say: Callable[[str], None]
+    job: Finetune, how: FinetuneOptions, progress: StageProgress, say: Callable[[str], None]
 ) -> FinetuneReport:
     """Raises what `finetune` does."""
     if how.workers == 1:
         if how.threads:
             torch.set_num_threads(how.threads)
         return FinetuneReport(finetune(job, progress, say=say))
-    from tasc_jobs.finetune.crew import finetune_by
-    from tasc_jobs.ray_local import local_ray
+    from tasc_jobs.finetune.distributed import finetune_by
+    from tasc_jobs.runtime.ray_local import local_ray
 
     with local_ray(num_cpus=how.workers + 1):
         gpus = torch.cuda.is_available()
@@ -86,7 +86,11 @@ def run(
 
 
 def job_of(
-    url: str | None, given: Given, settings: FinetuneSettings, output: Path, checkpoint_s: float
+    url: str | None,
+    given: FinetuneRequest,
+    settings: FinetuneSettings,
+    output: Path,
+    checkpoint_s: float,
 ) -> Finetune:
     """Everything to be learnt, in memory; raises what a store, a file of rows or a template may."""
     record, rows = _stored(url, given) if url else (None, [])
@@ -119,7 +123,7 @@ def _commit(folder: Path) -> str | None:
     return folder.name if folder.parent.name == "snapshots" else None
 
 
-def _stored(url: str, given: Given) -> tuple[TaskRecord | None, list[CorpusRow]]:
+def _stored(url: str, given: FinetuneRequest) -> tuple[TaskRecord | None, list[CorpusRow]]:
     """The task's record, where one is needed, and the rows of its corpus."""
     with connect(url) as client:
         needed = given.model is None or given.template is None

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tasc_jobs.finetune.errors import FinetuneError
-from tasc_jobs.finetune.settings import Pace
+from tasc_jobs.finetune.hyperparameters import Pace
 from tasc_text import PromptTemplate, TaskTokenizer
 
 if TYPE_CHECKING:  # a store's packages are not needed to learn
@@ -29,7 +29,7 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Batch:
+class TrainingBatch:
     """Rows padded at their end, and what they should say.
 
     Attributes:
@@ -84,14 +84,14 @@ def rows_of(step: int, lengths: Sequence[int], settings: Pace) -> list[list[int]
     return [taken[start : start + size] for start in range(0, len(taken), size)]
 
 
-def batch_of(examples: Sequence[Example]) -> Batch:
+def batch_of(examples: Sequence[Example]) -> TrainingBatch:
     longest = max(len(e.ids) for e in examples)
     ids = torch.zeros(len(examples), longest, dtype=torch.long)
     labels = torch.full((len(examples), longest), IGNORED)
     for row, e in enumerate(examples):
         ids[row, : len(e.ids)] = torch.tensor(e.ids)
         labels[row, e.prompt : len(e.ids)] = ids[row, e.prompt : len(e.ids)]
-    return Batch(ids[:, :-1], labels[:, 1:])
+    return TrainingBatch(ids[:, :-1], labels[:, 1:])
 
 
 def digest_of(examples: Iterable[Example]) -> str:

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from transformers.utils import logging as transformers_logging
 
 from tasc_jobs.finetune.errors import FinetuneError
-from tasc_jobs.finetune.settings import FinetuneSettings
+from tasc_jobs.finetune.hyperparameters import FinetuneSettings
 from tasc_jobs.finetune.vocabulary import Parts
 
 if TYPE_CHECKING:

@@ -2,29 +2,74 @@
 
 The folder has ``adapter``, which `peft.AutoPeftModelForCausalLM` loads, and ``model``, the same
 with the adapter in its weights, which any engine serves. All of it is written elsewhere first and
-then put in its place, ``finetune.json`` last: a folder that has one is whole. It trains nothing.
+then put in its place, ``finetune.json`` last: a folder that has one is whole.
 """
 
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformers import AutoModelForCausalLM
 
-from tasc_engine.neural.files import as_readable_as
+from tasc_engine.drafting.neural.files import as_readable_as
 from tasc_jobs.enrich.saving import RECORD
-from tasc_jobs.finetune.card import Made, card
 from tasc_jobs.finetune.checkpoints import NO_ROOM, flush
 from tasc_jobs.finetune.errors import FinetuneError
 from tasc_jobs.finetune.finished import REPORT
 from tasc_jobs.finetune.memory import memory_to
 from tasc_jobs.finetune.model import add_rows
-from tasc_jobs.finetune.vocabulary import Vocabulary
+from tasc_jobs.finetune.vocabulary import AddedVocabulary
+
+
+@dataclass(frozen=True)
+class Made:
+    """What there is to say of a fine-tune.
+
+    Attributes:
+        base: Where others find the model that was trained upon.
+        revision: Of it, on the Hugging Face hub.
+        data: Where the rows came from, and how many there were.
+        settings: What it is reproducible by.
+        metrics: What was measured, by name.
+    """
+
+    base: str
+    revision: str | None
+    data: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    metrics: Mapping[str, Any]
+
+
+def card(made: Made, adapter: str, model: str) -> str:
+    """A model card, in Markdown.
+
+    Args:
+        adapter, model: Names of the folders beside it.
+    """
+    head = ["---", f"base_model: {made.base}", "library_name: peft", "---", ""]
+    text = [
+        f"# {Path(made.base).name}, fine-tuned by tasc-serve",
+        "",
+        "TASC-ft: new tokens for frequent n-grams of the task's outputs, their embeddings trained "
+        "with a LoRA adapter.",
+        f"`{adapter}` is the adapter, with the tokenizer; `{model}` has it in its weights.",
+    ]
+    if made.revision:
+        text.append(f"It was trained on revision `{made.revision}` of its base.")
+    for title, rows in (
+        ("Data", made.data),
+        ("Settings", made.settings),
+        ("Metrics", made.metrics),
+    ):
+        text += ["", f"## {title}", "", "| | |", "|---|---|"]
+        text += [f"| {name} | {value} |" for name, value in rows.items()]
+    return "\n".join([*head, *text, ""])
+
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -45,7 +90,7 @@ class Result:
         output: Of `finetune`; it is there.
     """
 
-    def __init__(self, output: Path, vocabulary: Vocabulary) -> None:
+    def __init__(self, output: Path, vocabulary: AddedVocabulary) -> None:
         self._output, self._vocabulary = output, vocabulary
         self._begun = output / _BEGUN
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from tasc_jobs.finetune.checkpoints import Checkpoints
 from tasc_jobs.finetune.errors import FinetuneError
-from tasc_jobs.finetune.training import Told, Trainer
-from tasc_jobs.progress import note
-from tasc_jobs.stages import StageProgress
+from tasc_jobs.finetune.training import Trainer, TrainingProgress
+from tasc_jobs.runtime.progress import note
+from tasc_jobs.runtime.stages import StageProgress
 
 _LAST_LOSSES = 10  # steps whose mean loss is told of a run
 
@@ -30,7 +30,7 @@ def run_through(
     Args:
         checkpoints: None for those of a crew that save none.
         every_s: Seconds between two of them.
-        say: Told in words how it goes.
+        say: TrainingProgress in words how it goes.
 
     Raises:
         FinetuneError: See `Trainer.run`; or a checkpoint cannot be written.
@@ -39,7 +39,7 @@ def run_through(
     before, tokens = checkpoints.spent() if checkpoints else (0.0, 0)
     begun = saved - before
 
-    def tell(told: Told) -> None:
+    def tell(told: TrainingProgress) -> None:
         nonlocal saved, tokens
         tokens += told.tokens
         rate = tokens / max(time.monotonic() - begun, 1e-9)

@@ -16,16 +16,16 @@ from torch import Tensor
 from tasc_jobs.finetune.checkpoints import Checkpoint
 from tasc_jobs.finetune.errors import FinetuneError
 from tasc_jobs.finetune.examples import IGNORED, Example, batch_of, rows_of, steps_of
+from tasc_jobs.finetune.hyperparameters import Pace
 from tasc_jobs.finetune.interrupts import held
 from tasc_jobs.finetune.memory import memory_to
 from tasc_jobs.finetune.model import head_at, trained
-from tasc_jobs.finetune.settings import Pace
 
 _MOST_NORM = 1.0  # of a gradient
 
 
 @dataclass(frozen=True)
-class Told:
+class TrainingProgress:
     """What a step was like.
 
     Attributes:
@@ -93,7 +93,7 @@ class Trainer:
         self._optimizer.load_state_dict(checkpoint.optimizer)
         self._losses = list(checkpoint.losses)
 
-    def run(self, tell: Callable[[Told], None] = lambda told: None) -> None:
+    def run(self, tell: Callable[[TrainingProgress], None] = lambda told: None) -> None:
         """Take all steps that are left.
 
         Raises:
@@ -107,7 +107,7 @@ class Trainer:
                 told = self._step(step)
             tell(told)
 
-    def _step(self, step: int) -> Told:
+    def _step(self, step: int) -> TrainingProgress:
         taken = rows_of(step, self._lengths, self._settings)
         labels = sum(len(e.ids) - e.prompt for rows in taken for e in self._at(rows))
         total = torch.zeros((), device=self._device)
@@ -133,7 +133,7 @@ class Trainer:
             self._losses.append(mean)
         self._optimizer.zero_grad(set_to_none=True)
         tokens = sum(self._lengths[row] for rows in taken for row in rows)
-        return Told(step + 1, self.steps, mean, tokens)
+        return TrainingProgress(step + 1, self.steps, mean, tokens)
 
     def _share(self, step: int) -> float:
         """Of the learning rate."""

@@ -10,18 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasc_jobs.enrich.saving import RECORD
-from tasc_jobs.enrich.settings_files import named_end
+from tasc_jobs.enrich.saving import RECORD, named_end
 from tasc_jobs.finetune.errors import FinetuneError
-from tasc_jobs.tuning.tokenizer import open_tokenizer
 from tasc_text import TaskTokenizer, TokenizerError
+from tasc_text.tokenizer_file import open_tokenizer
 
 Parts = Mapping[int, Sequence[int]]
 """Of each new token's id, the ids of the tokens it stands for, in the order they were added."""
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class AddedVocabulary:
     """The tokens of a fine-tune.
 
     Attributes:
@@ -44,7 +43,7 @@ class Vocabulary:
         return str(self.tokenizer.backend.id_to_token(self.tokenizer.eos_id))
 
 
-def vocabulary_of(base: Path, folder: Path, eos: str | None = None) -> Vocabulary:
+def vocabulary_of(base: Path, folder: Path, eos: str | None = None) -> AddedVocabulary:
     """The tokenizer of ``folder``, held against that of ``base``.
 
     Args:
@@ -58,13 +57,13 @@ def vocabulary_of(base: Path, folder: Path, eos: str | None = None) -> Vocabular
     """
     given = open_tokenizer(folder, eos) if eos else _by_its_end(folder)
     if folder.resolve() == base.resolve():
-        return Vocabulary(given, {})
+        return AddedVocabulary(given, {})
     models = _ends_of(base)
     tokenizer = TaskTokenizer(given.path, given.eos_ids if eos else _agreed(given, models, base))
     own = TaskTokenizer(base / given.path.name, given.eos_ids)
     if given.fingerprint == own.fingerprint:
-        return Vocabulary(tokenizer, {})
-    return Vocabulary(tokenizer, _new(tokenizer, own, models))
+        return AddedVocabulary(tokenizer, {})
+    return AddedVocabulary(tokenizer, _new(tokenizer, own, models))
 
 
 def _by_its_end(folder: Path) -> TaskTokenizer:

@@ -1,20 +1,43 @@
-"""Whether entropy told what fine-tuned models need: the paper's test on runs that were measured.
+"""Whether entropy predicted what fine-tuned models need: the paper's test on measured runs.
 
 TASC, appendix E: of runs that differ in their token budget alone, the rank correlation of entropy
-and time, and how often time falls where entropy rises. It measures nothing.
+and time, and how often time falls where entropy rises.
 """
 
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import groupby
+from itertools import combinations, groupby, pairwise
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tasc_jobs.errors import FileError
-from tasc_jobs.forecast_ft.rank import falls_at_rises, kendall_tau
+
+
+def kendall_tau(one: Sequence[float], other: Sequence[float]) -> float | None:
+    """Kendall's tau-b, in [-1, 1]: pairs in the same order less pairs in the opposite one, ties
+    taken out (Kendall 1945). None where a series has less than two different values.
+    """
+    same = opposite = apart_one = apart_other = 0
+    for (a, x), (b, y) in combinations(zip(one, other, strict=True), 2):
+        apart_one += a != b
+        apart_other += x != y
+        same += (a < b and x < y) or (a > b and x > y)
+        opposite += (a < b and x > y) or (a > b and x < y)
+    if not apart_one or not apart_other:
+        return None
+    return (same - opposite) / math.sqrt(apart_one * apart_other)
+
+
+def falls_at_rises(one: Sequence[float], other: Sequence[float]) -> tuple[int, int]:
+    """How often ``one`` rises from a place to the next, and how often ``other`` falls then."""
+    steps = list(zip(pairwise(one), pairwise(other), strict=True))
+    rises = [after < before for (a, b), (before, after) in steps if b > a]
+    return len(rises), sum(rises)
+
 
 EXAMPLE = (
     '{"setting": "massive_en, n_max 4", "budget": 60, "renyi2_bits": 5.31, "ms_per_answer": 12.6}'

@@ -2,8 +2,8 @@
 
 from tasc_jobs.forecast_ft.check import Agreement, Check
 from tasc_jobs.forecast_ft.forecast import Point
-from tasc_jobs.forecast_ft.job import Forecast
-from tasc_jobs.tuning.page import Line, Lines, Page, Table
+from tasc_jobs.forecast_ft.forecasting import Forecast
+from tasc_jobs.report.document import Curve, Lines, ReportDocument, Table
 
 _POINTS = (
     "budget", "new tokens", "H2, bits", "shorter, train", "shorter, held out", "steps an answer",
@@ -14,14 +14,14 @@ _CHECKS = (
 )  # fmt: skip
 
 
-def forecast_page(found: Forecast) -> Page:
+def forecast_page(found: Forecast) -> ReportDocument:
     """What to expect of each token budget."""
     first, points = found.points[0], found.points
     budgets = [point.budget for point in points]
-    shorter = Line("held out", budgets, [point.length_reduction for point in points])
-    trained = Line("train", budgets, [point.train_reduction for point in points])
-    entropy = Line(found.name, budgets, [point.renyi2_bits for point in points])
-    return Page(
+    shorter = Curve("held out", budgets, [point.length_reduction for point in points])
+    trained = Curve("train", budgets, [point.train_reduction for point in points])
+    entropy = Curve(found.name, budgets, [point.renyi2_bits for point in points])
+    return ReportDocument(
         f"Forecast of fine-tuning for {found.name}",
         _summary(found),
         (
@@ -38,14 +38,14 @@ def forecast_page(found: Forecast) -> Page:
     )
 
 
-def check_page(found: Check) -> Page:
+def check_page(found: Check) -> ReportDocument:
     """What entropy told of runs that were measured."""
     share = found.right_share
     if share is None:
         right = "no setting has two budgets of different entropy, and with fewer there is no rank"
     else:
         right = f"time falls at {100 * share:.0f} % of the rises of entropy"
-    return Page(
+    return ReportDocument(
         "Entropy and measured time",
         (
             f"mean tau of entropy and time {_tau(found.mean_tau)}, of entropy and steps "

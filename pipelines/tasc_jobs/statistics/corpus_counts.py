@@ -19,10 +19,11 @@ import pyarrow as pa
 import ray.data
 from ray.exceptions import OutOfMemoryError, WorkerCrashedError
 
-from tasc_jobs.errors import ClusterError, RaySetupError
-from tasc_jobs.outcomes import in_short
-from tasc_jobs.redis_source import RedisCorpusSource
-from tasc_jobs.stages import StageProgress
+from tasc_jobs.errors import ClusterError
+from tasc_jobs.index.redis_source import RedisCorpusSource
+from tasc_jobs.runtime.outcomes import in_short
+from tasc_jobs.runtime.ray_local import require_ray
+from tasc_jobs.runtime.stages import StageProgress
 from tasc_jobs.statistics.count_tables import (
     Histograms,
     TableSum,
@@ -55,9 +56,7 @@ def count_corpus(
         EmptyCorpusError: There are no rows.
         StoreError: Redis fails.
     """
-    if not ray.is_initialized():
-        # Ray Data would start a cluster of its own, one that listens on every interface.
-        raise RaySetupError("no Ray is running; start one with tasc_jobs.ray_local.local_ray()")
+    require_ray()
     source = RedisCorpusSource(url, task, previous_words=units.n - 1)
     partitions = min(parallelism or -(-source.rows // _ROWS_PER_TASK), source.rows)
     progress("count", 0, source.rows)

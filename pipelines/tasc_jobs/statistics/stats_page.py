@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterator
 
+from tasc_jobs.report.document import Curve, Lines, ReportDocument, Table
 from tasc_jobs.statistics.distribution import CurvePoint
-from tasc_jobs.statistics.job import CorpusStatistics, SideStatistics, UnitStatistics
-from tasc_jobs.tuning.page import Line, Lines, Page, Table
+from tasc_jobs.statistics.task_statistics import CorpusStatistics, SideStatistics, UnitStatistics
 
 _NGRAMS = (
     "", "n-grams", "different", "Shannon bits", "Renyi-2 bits", "normalised", "typical set",
@@ -22,9 +22,9 @@ _WORDS = (
 )
 
 
-def stats_page(name: str, found: CorpusStatistics) -> Page:
+def stats_page(name: str, found: CorpusStatistics) -> ReportDocument:
     """The report of a corpus, by the name of its task or its files."""
-    return Page(
+    return ReportDocument(
         f"Statistics of {name}",
         tuple(_summary(found)),
         (_ngrams(found), _lengths(found)),
@@ -107,10 +107,10 @@ def _plots(found: CorpusStatistics) -> Iterator[Lines]:
 
 def _curves(
     sides: list[tuple[str, UnitStatistics]], height: Callable[[CurvePoint, int], float]
-) -> tuple[Line, ...]:
+) -> tuple[Curve, ...]:
     """A line for each side that has n-grams."""
     return tuple(
-        Line(
+        Curve(
             name,
             [point.rank for point in side.ngrams.curve],
             [height(point, side.ngrams.ngrams) for point in side.ngrams.curve],
@@ -122,7 +122,7 @@ def _curves(
 
 def _length_plot(outputs: SideStatistics) -> Lines:
     lines = (
-        Line(
+        Curve(
             name,
             [(each.first + each.last) / 2 for each in unit.lengths.histogram],
             # Words and tokens have bins of different widths.

@@ -9,7 +9,7 @@ from tasc_jobs.errors import UsageError
 from tasc_jobs.tasks.adapter import check_adapter
 from tasc_jobs.tasks.base_model import BaseModel
 from tasc_jobs.tasks.drafter import check_drafter
-from tasc_serve.asked import guide_of
+from tasc_runtime.sampling_options import guide_of
 from tasc_store import TaskRecord
 from tasc_text import PromptTemplate, resolve_folder
 
@@ -98,7 +98,7 @@ def _check_guide(record: TaskRecord, model: BaseModel) -> None:
     guide = guide_of(record)
     if guide is None:
         return
-    from tasc_engine.guides import Guides
+    from tasc_engine.guided import Guides
 
     option = {"choice": "--choices", "json_schema": "--schema"}.get(guide.spec.kind, "--regex")
     try:

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from tasc_engine.drafting.neural.card import fitting_card, target_fingerprint
 from tasc_engine.errors import EngineError
-from tasc_engine.neural.card import fitting_card, target_fingerprint
 from tasc_jobs.errors import UsageError
 from tasc_jobs.tasks.base_model import BaseModel
 from tasc_store import NeuralDrafting, TaskRecord

@@ -10,7 +10,7 @@ from tasc_draft.settings import DraftSettings
 from tasc_jobs.errors import UsageError
 from tasc_jobs.tasks.options import TaskOptions
 from tasc_jobs.tasks.values import Values, option
-from tasc_store.answer_forms import MOST_CHOICE_CHARACTERS, MOST_TEXT_BYTES
+from tasc_store.tasks.record import MOST_CHOICE_CHARACTERS, MOST_TEXT_BYTES
 
 # As much as labels within their limits can take in JSON, where a character may need 12 bytes.
 _MOST_LABEL_BYTES = 12 * MOST_CHOICE_CHARACTERS

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from tasc_draft import Replay
-from tasc_jobs.tuning.page import Line, Lines, Table
+from tasc_jobs.report.document import Curve, Lines, Table
 
 ACCEPTED = "Drafts accepted at each position, of those that reach it"
 WORDS = (
@@ -21,7 +21,7 @@ def acceptance_table(title: str, runs: Sequence[tuple[str, Replay]]) -> Table:
 
 
 def acceptance_plot(runs: Sequence[tuple[str, Replay]]) -> Lines:
-    lines = tuple(Line(name, range(len(found.reached)), rates(found)) for name, found in runs)
+    lines = tuple(Curve(name, range(len(found.reached)), rates(found)) for name, found in runs)
     return Lines("Acceptance by position", "position in the draft", "accepted / reached", lines)
 
 

@@ -12,7 +12,7 @@ from tasc_draft import DraftSettings, Replay
 from tasc_engine.layout import MOST_NODES
 from tasc_jobs.tuning.cost_file import StepCurve
 from tasc_jobs.tuning.held_out import HeldOut
-from tasc_serve.settings import EngineSettings
+from tasc_runtime.engine_settings import EngineSettings
 
 
 @dataclass(frozen=True)

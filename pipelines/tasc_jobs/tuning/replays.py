@@ -1,12 +1,14 @@
 """Replay proposers on a task's test rows, and count. It needs no model, no Redis and no Ray.
 
-Weights are learnt on rows of the training side that the index of that moment does not hold; then
-the index is built from all of them. No test answer enters it, unless a comparison is ``online``.
+Proposers are compared by name: settings, shape, what their index holds. Weights are learnt on rows
+of the training side that the index of that moment does not hold; then the index is built from all
+of them. No test answer enters it, unless a comparison is ``online``.
 """
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from functools import cache, partial
 from typing import Any
 
@@ -24,11 +26,70 @@ from tasc_draft import (
 )
 from tasc_draft.index.weights import Weights
 from tasc_draft.learning import LEAST_ROWS, held_out, learn_weights
-from tasc_jobs.index_size import IndexSize
+from tasc_jobs.errors import JobError
+from tasc_jobs.index.bytes_per_token import IndexSize
 from tasc_jobs.tuning.acceptance import rates
-from tasc_jobs.tuning.proposers import NamedProposer, Reads
 from tasc_jobs.tuning.task_rows import TaskRows
 from tasc_text import TaskTokenizer
+
+
+class Reads(Enum):
+    """What a proposer's index is built from."""
+
+    NOTHING = "nothing"
+    OUTPUTS = "outputs"
+    ALL = "prompts and outputs"
+
+
+@dataclass(frozen=True)
+class NamedProposer:
+    """A proposer to compare. ``settings`` hold no budget and no recent answers yet."""
+
+    name: str
+    settings: DraftSettings
+    branching: bool
+    reads: Reads
+
+    @property
+    def learns(self) -> bool:
+        """Whether it has weights."""
+        return self.settings.mixture == "mixed"
+
+
+_MIXED = DraftSettings(min_prob=0.0, recent_tokens=0)
+_TASC = DraftSettings(mixture="tasc", min_prob=0.0)
+_CORPUS = DraftSettings(mixture="tasc", min_prob=0.0, corpus_weight=1.0)
+_BIGRAMS = DraftSettings(min_prob=0.0, recent_tokens=0, sources=("bigrams",))
+PROPOSERS = {
+    p.name: p
+    for p in (
+        NamedProposer("mixed", _MIXED, True, Reads.ALL),
+        NamedProposer("mixed-chain", _MIXED, False, Reads.ALL),
+        NamedProposer("tasc", _TASC, False, Reads.OUTPUTS),
+        NamedProposer("tasc-tree", _TASC, True, Reads.OUTPUTS),
+        NamedProposer("corpus", _CORPUS, False, Reads.OUTPUTS),
+        NamedProposer("trie", DraftSettings.published("trie"), True, Reads.NOTHING),
+        NamedProposer("bigrams", _BIGRAMS, True, Reads.NOTHING),
+    )
+}
+
+
+def named_proposers(names: Sequence[str], bigrams: bool) -> list[NamedProposer]:
+    """The proposers of these names, each once, in this order.
+
+    Args:
+        bigrams: Whether there is a table of the target's own bigrams.
+
+    Raises:
+        JobError: A name is unknown, or ``bigrams`` is asked for without a table.
+    """
+    for name in names:
+        if name not in PROPOSERS:
+            raise JobError(f"proposer {name!r} is unknown; there are {', '.join(PROPOSERS)}")
+        if name == "bigrams" and not bigrams:
+            raise JobError("proposer bigrams needs --bigrams FILE; `tasc model-bigrams` makes one")
+    return [PROPOSERS[name] for name in dict.fromkeys(names)]
+
 
 ONLINE_TOKENS = DraftSettings().recent_tokens
 _WARM_UP_ROWS = 500

@@ -10,9 +10,9 @@ import redis
 
 from tasc_draft import BigramTable, DraftIndex, DraftSettings
 from tasc_jobs.errors import EmptyCorpusError
-from tasc_jobs.index_store import current_index, publish_index
+from tasc_jobs.index.publish import current_index, publish_index
 from tasc_jobs.tuning.task_rows import TaskRows, encode, from_corpus
-from tasc_serve.models import load_tokenizer
+from tasc_runtime.models import load_tokenizer
 from tasc_store import Artifact, ArtifactStore, CorpusStore, TaskRecord, TaskStore
 from tasc_text import PromptTemplate, TaskTokenizer
 
@@ -56,7 +56,7 @@ def read_task(client: redis.Redis, task: str) -> StoredTask:
         EmptyCorpusError: There are no rows.
         StoreError: No such task, or Redis fails.
         DraftError: The current index is damaged or of another format.
-        TextError, ServeError: The tokenizer cannot be loaded, or is not the task's.
+        TextError, ServiceError: The tokenizer cannot be loaded, or is not the task's.
     """
     record = TaskStore(client).get(task)
     tokenizer = load_tokenizer(record)

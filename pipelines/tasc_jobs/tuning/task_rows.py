@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from tasc_draft import Int32, Tokens
 from tasc_draft.learning import answers
+from tasc_jobs.corpus_rows import BadRow, check_file, read_rows
 from tasc_jobs.errors import EmptyCorpusError
-from tasc_jobs.rows import BadRow, check_file, read_rows
 from tasc_store import CorpusRow, CorpusStore
 from tasc_text import PromptTemplate, TaskTokenizer
 

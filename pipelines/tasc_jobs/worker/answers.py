@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasc_jobs.batch.work import Row
-from tasc_jobs.worker.faults import fault_of
-from tasc_serve.answers import CHAT, COMPLETION, Reply
-from tasc_serve.asked import FieldError
-from tasc_serve.bodies import parsed
-from tasc_serve.calls import Answer, Call
-from tasc_serve.choices import calls_of
-from tasc_serve.http_errors import ApiError
-from tasc_serve.reading import call_of
-from tasc_serve.schemas import ChatRequest, CompletionRequest
+from tasc_jobs.worker.lines import fault_of
+from tasc_runtime.engine.builder import EngineBuilder
+from tasc_runtime.protocol import Answer, Call
+from tasc_runtime.sampling_options import FieldError
+from tasc_serve.errors import ApiError
+from tasc_serve.http.bodies import parsed
+from tasc_serve.http.reading import call_of
+from tasc_serve.http.responses import CHAT, COMPLETION, Reply
+from tasc_serve.http.schemas import ChatRequest, CompletionRequest
+from tasc_serve.routing.choices import calls_of
 from tasc_serve.settings import LimitSettings
-from tasc_serve.worker import Worker
 
 _CHAT = "/v1/chat/completions"
 
@@ -40,7 +40,7 @@ class LineAnswers:
     created: int
     limits: LimitSettings
 
-    def calls(self, row: Row, worker: Worker) -> Sequence[Call]:
+    def calls(self, row: Row, worker: EngineBuilder) -> Sequence[Call]:
         """Raises ValueError: the text of an answer that is an error."""
         try:
             _, call = self._read(row)
@@ -49,7 +49,7 @@ class LineAnswers:
             raise ValueError(fault_of(error)) from error
         return calls_of(call)
 
-    def content(self, row: Row, answers: Sequence[Answer], worker: Worker) -> dict[str, Any]:
+    def content(self, row: Row, answers: Sequence[Answer], worker: EngineBuilder) -> dict[str, Any]:
         body, call = self._read(row)
         shape = CHAT if self._is_chat else COMPLETION
         # Times differ from run to run: they are told only to who asks for them.
@@ -68,10 +68,10 @@ class LineAnswers:
         if body.stream:
             raise ApiError(400, "stream is set; a batch has whole answers: leave it out", "stream")
         call = call_of(body, self.limits)
-        asked = call.asked
+        asked = call.options
         if body.seed is None:
             asked = dataclasses.replace(asked, seed=seed_of(self.batch, row.ordinal))
-        return body, dataclasses.replace(call, id=line_id(self.batch, row.ordinal), asked=asked)
+        return body, dataclasses.replace(call, id=line_id(self.batch, row.ordinal), options=asked)
 
 
 def line_id(batch: str, ordinal: int) -> str:
@@ -88,7 +88,7 @@ def _digest(batch: str, ordinal: int) -> bytes:
     return hashlib.sha256(f"{batch}:{ordinal}".encode()).digest()
 
 
-def _require_taken(call: Call, worker: Worker, limits: LimitSettings) -> None:
+def _require_taken(call: Call, worker: EngineBuilder, limits: LimitSettings) -> None:
     """Raises ApiError 400 for what a replica would refuse."""
     try:
         request = worker.request(call)

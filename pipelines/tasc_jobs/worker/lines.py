@@ -1,4 +1,7 @@
-"""The lines of a batch's file: whether they make a batch; rows of a job. It answers none."""
+"""The lines of a batch's file: whether they make a batch, and the rows of a job.
+
+A line that cannot be answered becomes an error as text, which the job keeps like an answer.
+"""
 
 import hashlib
 import json
@@ -10,12 +13,27 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from tasc_jobs.batch.work import Row
-from tasc_jobs.worker.faults import fault_of
-from tasc_serve.batch_schemas import BatchLine
-from tasc_serve.formats import SHOWN
-from tasc_serve.http_errors import ApiError, of_validation
+from tasc_runtime.protocol import Refusal
+from tasc_serve.errors import SHOWN, ApiError, of_refusal, of_validation
+from tasc_serve.http.batches.batch_storage import BatchLine
 from tasc_serve.settings import LimitSettings
-from tasc_store.batches import Batch, BatchFault
+from tasc_store.batches.batch_store import Batch, BatchFault
+
+_MARK = "http_error"
+
+
+def fault_of(error: ApiError) -> str:
+    return json.dumps({_MARK: {"status_code": error.status, "body": error.body}})
+
+
+def told(text: str) -> dict[str, Any]:
+    """The error's code and body; those of a failure of the engine, if it says something else."""
+    try:
+        return dict(json.loads(text)[_MARK])
+    except (ValueError, TypeError, LookupError):
+        error = of_refusal(Refusal("failed", text))
+        return {"status_code": error.status, "body": error.body}
+
 
 _MOST_FAULTS: Final = 20
 _ENDLESS: Final = ("too_many_lines", "line_too_long")  # nothing behind is looked at

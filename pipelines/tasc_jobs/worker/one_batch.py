@@ -21,22 +21,23 @@ from tasc_jobs.batch.errors import JobBusy, JobChanged
 from tasc_jobs.batch.folder import rename, settle
 from tasc_jobs.errors import ClusterError, JobError
 from tasc_jobs.worker.answers import LineAnswers
-from tasc_jobs.worker.holding import Hold
+from tasc_jobs.worker.lease import Hold
 from tasc_jobs.worker.lines import BatchLines
 from tasc_jobs.worker.outputs import Outputs
-from tasc_serve.errors import ServeError
-from tasc_serve.settings import EngineSettings, LimitSettings
+from tasc_runtime.engine_settings import EngineSettings
+from tasc_runtime.errors import ServiceError
+from tasc_serve.settings import LimitSettings
 from tasc_store import CorruptArtifact, TaskStore, UnknownTask, UnknownVersion
-from tasc_store.batch_leases import Counts
-from tasc_store.batches import Batch, BatchFault, Status
+from tasc_store.batches.batch_store import Batch, BatchFault, Status
+from tasc_store.batches.files import FileStore, StoredFile
+from tasc_store.batches.leases import Counts
 from tasc_store.errors import LeaseLost, UnknownFile
-from tasc_store.files import FileStore, StoredFile
 from tasc_text import TextError
 
 _INPUT: Final = "input.jsonl"
 _JOB: Final = "job"
 # What may be the batch's own fault. A cluster or a disk that fails is not: it ends the worker.
-BAD: Final = (JobError, ServeError, TextError, ValueError)
+BAD: Final = (JobError, ServiceError, TextError, ValueError)
 
 Tell = Callable[[JobProgress], None]
 

@@ -6,10 +6,10 @@ from typing import Any, Final
 
 from tasc_jobs.batch.work import Record, Row
 from tasc_jobs.worker.answers import line_id
-from tasc_jobs.worker.faults import told
-from tasc_store.batch_leases import Counts
-from tasc_store.batches import Batch
-from tasc_store.files import FileStore, StoredFile, Upload
+from tasc_jobs.worker.lines import told
+from tasc_store.batches.batch_store import Batch
+from tasc_store.batches.files import FileStore, StoredFile, Upload
+from tasc_store.batches.leases import Counts
 
 PURPOSE: Final = "batch_output"
 _ENDED: Final = {

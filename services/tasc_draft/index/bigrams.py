@@ -2,7 +2,7 @@
 
 What a model says after a single token is true of any task, so it serves where a task's corpus is
 silent (Stewart et al. 2024, arXiv 2411.03786: model-derived bigrams). It runs no model;
-``tasc_engine.model_bigrams`` does.
+``tasc_engine.model.token_bigrams`` does.
 """
 
 import os

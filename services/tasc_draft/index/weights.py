@@ -1,4 +1,10 @@
-"""The learnt weights of a task's evidence, and those to begin with. It learns nothing itself."""
+"""The table of learnt weights of a task's evidence, and the cell that each piece of evidence uses.
+
+A candidate token's score is the sum of one weight for each *slot*, a way in which a source supports
+it. The weight is looked up by how much evidence there is (the *base*) and by the share of it that
+supports the candidate (the *level*; 0: none). Levels and bases are coarse on purpose, so that a
+few thousand weights are learnt from a few hundred answers.
+"""
 
 import functools
 import math
@@ -8,8 +14,128 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from tasc_draft import drafts
+from tasc_draft.compiled import borrowing
 from tasc_draft.errors import DraftError
-from tasc_draft.index import cells
+from tasc_draft.index.aligned_keys import KINDS
+
+LEVELS = 10
+ORDERS = 7
+AMOUNTS = 6
+LENGTHS = 6
+GROUPS = 4  # of a local text's evidence: by similarity, or by how many places agree
+CONTEXTS = 3  # corpus contexts of different length that are looked at for each node
+
+# Slots, in the order of their tables: corpus by context, neighbours (where most agrees, and all),
+# prompt, answer so far, recent answers, the target's bigrams, aligned words by kind.
+CORPUS, NEIGHBOURS, PROMPT = 0, CONTEXTS, CONTEXTS + 2
+ANSWER, RECENT, BIGRAM, ALIGNED = PROMPT + 1, PROMPT + 2, PROMPT + 3, PROMPT + 4
+SLOTS = ALIGNED + KINDS
+
+CORPUS_SIZE = ORDERS * AMOUNTS * LEVELS
+LOCAL_SIZE = LENGTHS * GROUPS * LEVELS
+ALIGNED_SIZE = AMOUNTS * LEVELS
+
+# The source that each slot speaks for.
+SOURCE_OF_SLOT = (
+    *(drafts.CORPUS,) * CONTEXTS,
+    *(drafts.NEIGHBOURS,) * 2,
+    *(drafts.PROMPT,) * 2,
+    drafts.RECENT,
+    drafts.BIGRAMS,
+    *(drafts.ALIGNED,) * KINDS,
+)
+
+LOCAL_BASE = CONTEXTS * CORPUS_SIZE
+BIGRAM_BASE = LOCAL_BASE + (BIGRAM - NEIGHBOURS) * LOCAL_SIZE
+ALIGNED_BASE = BIGRAM_BASE + LEVELS
+OTHER_BASE = ALIGNED_BASE + KINDS * ALIGNED_SIZE
+CELLS = OTHER_BASE + (ORDERS + 1) * AMOUNTS * LEVELS
+
+
+@borrowing
+def share_level(share: float) -> int:
+    """Level 1 to 9 of the share of a source's evidence that stands for a candidate."""
+    if share >= 0.5:
+        if share >= 0.9:
+            return 9 if share >= 0.97 else 8
+        return 7 if share >= 0.75 else 6
+    if share >= 0.15:
+        return 5 if share >= 0.3 else 4
+    if share >= 0.05:
+        return 3
+    return 2 if share >= 0.01 else 1
+
+
+@borrowing
+def amount_class(count: int) -> int:
+    """0 to 5 for how often a context was seen: 1, 2, 3-4, 5-8, 9-32, more."""
+    if count <= 2:
+        return count - 1
+    if count <= 4:
+        return 2
+    if count <= 8:
+        return 3
+    return 4 if count <= 32 else 5
+
+
+@borrowing
+def order_class(tokens: int) -> int:
+    """0 to 6 for the tokens of a corpus context: 1, 2, 3, 4, 5-6, 7-9, more."""
+    if tokens <= 4:
+        return tokens - 1
+    if tokens <= 6:
+        return 4
+    return 5 if tokens <= 9 else 6
+
+
+@borrowing
+def length_class(tokens: int) -> int:
+    """0 to 5 for the tokens that agree in front of an occurrence: 1, 2, 3, 4, 5-7, more."""
+    if tokens <= 4:
+        return tokens - 1
+    return 4 if tokens <= 7 else 5
+
+
+@borrowing
+def likeness_class(similarity: float) -> int:
+    """0 to 3 for the cosine of the nearest training prompt."""
+    if similarity < 0.45:
+        return 0 if similarity < 0.25 else 1
+    return 2 if similarity < 0.7 else 3
+
+
+@borrowing
+def corpus_base(slot: int, tokens: int, count: int) -> int:
+    cell = slot * ORDERS * AMOUNTS + order_class(tokens) * AMOUNTS + amount_class(count)
+    return cell * LEVELS
+
+
+@borrowing
+def near_base(slot: int, agreeing: int, likeness: int) -> int:
+    cell = ((slot - NEIGHBOURS) * LENGTHS + length_class(agreeing)) * GROUPS + likeness
+    return LOCAL_BASE + cell * LEVELS
+
+
+@borrowing
+def counted_base(slot: int, agreeing: int, places: int) -> int:
+    """Of prompt, answer and recent answers: by how many places agree so far."""
+    return near_base(slot, agreeing, min(places, GROUPS) - 1)
+
+
+@borrowing
+def aligned_base(kind: int, count: int) -> int:
+    return ALIGNED_BASE + (kind * AMOUNTS + amount_class(count)) * LEVELS
+
+
+@borrowing
+def other_cell(tokens: int, count: int, share: float) -> int:
+    """The cell of "none of the candidates", by the longest corpus context (0 tokens: none)."""
+    if tokens == 0:
+        return OTHER_BASE + ORDERS * AMOUNTS * LEVELS
+    cell = order_class(tokens) * AMOUNTS + amount_class(count)
+    return OTHER_BASE + cell * LEVELS + share_level(share)
+
 
 # Middle of each level's share; level 0, no evidence for a candidate, counts like the least.
 _SHARES = (0.003, 0.005, 0.03, 0.1, 0.22, 0.4, 0.62, 0.82, 0.93, 0.985)
@@ -28,18 +154,18 @@ class Weights:
 
     def __post_init__(self) -> None:
         # Compiled code looks weights up unchecked.
-        if self.values.shape != (cells.CELLS,):
+        if self.values.shape != (CELLS,):
             raise DraftError(
-                f"weights of shape {self.values.shape} do not fit {cells.CELLS} cells of evidence; "
+                f"weights of shape {self.values.shape} do not fit {CELLS} cells of evidence; "
                 "build the index again with this version"
             )
 
     @classmethod
     def prior(cls) -> "Weights":
         """Every source believed in moderately: a third of the log of its share."""
-        values = np.full(cells.CELLS, -3.0, np.float32)
+        values = np.full(CELLS, -3.0, np.float32)
         levels = [0.35 * math.log(share) for share in _SHARES]
-        values[: cells.OTHER_BASE] = np.tile(levels, cells.OTHER_BASE // cells.LEVELS)
+        values[:OTHER_BASE] = np.tile(levels, OTHER_BASE // LEVELS)
         return cls(values)
 
     @classmethod

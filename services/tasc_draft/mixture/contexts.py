@@ -8,8 +8,8 @@ not, now or later, so only contexts of different counts are kept, the longest fi
 from typing import Any
 
 from tasc_draft.compiled import borrowing
-from tasc_draft.index.cells import CONTEXTS
 from tasc_draft.index.lookup import COUNT, HI, LO, TOKEN, WIDEST, count, follow
+from tasc_draft.index.weights import CONTEXTS
 
 COLUMNS = 4
 MOST = 12  # tokens of a row's longest context, and so the most contexts of a row

@@ -8,14 +8,13 @@ import math
 from typing import Any
 
 from tasc_draft.compiled import borrowing
-from tasc_draft.index import cells
+from tasc_draft.drafts import ALIGNED, BIGRAMS, CORPUS, NEIGHBOURS, PROMPT, RECENT
+from tasc_draft.index import weights as cells
 from tasc_draft.index.aligned_keys import KINDS, context_keys, find
 from tasc_draft.index.lookup import COUNT, TOKEN, continuations
 from tasc_draft.mixture import contexts, occurrences
-from tasc_draft.mixture.candidates import NONE, candidate, clear, vote
-from tasc_draft.mixture.rows import begins_word
-from tasc_draft.mixture.state import MIXED
-from tasc_draft.sources import ALIGNED, BIGRAMS, CORPUS, NEIGHBOURS, PROMPT, RECENT
+from tasc_draft.mixture.candidates import MIXED, NONE, candidate, clear, vote
+from tasc_draft.mixture.row_state import begins_word
 
 _END = 1 << 30  # behind every place
 

@@ -4,19 +4,16 @@ The rows' state is brought up to date token by token; here each part of it is ma
 text that it was derived from, by searches of its own. What an index holds is the index's business.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tasc_draft.compiled import compiled
 from tasc_draft.index.aligned_keys import words
+from tasc_draft.index.draft_index import DraftIndex
 from tasc_draft.mixture.contexts import AGAIN, MOST
-from tasc_draft.mixture.guests import MOST_ADDED, MOST_EXPONENT, SIDES
-
-if TYPE_CHECKING:
-    from tasc_draft.mixture.proposer import NgramProposer
+from tasc_draft.mixture.external_tree import MOST_ADDED, MOST_EXPONENT, SIDES
+from tasc_draft.mixture.memory import Memory
 
 NONE = -1
 END = -1
@@ -27,28 +24,27 @@ PARTS = (
 SHARED = ("recent answers", "weights")
 
 
-def check_proposer(proposer: NgramProposer) -> None:
-    """Make all derived state anew and compare.
+def check_rows(state: Any, memory: Memory, index: DraftIndex) -> None:
+    """Make all derived state of a proposer anew and compare.
 
     Takes about as long as starting every row again. May be called between any two steps.
 
     Raises:
         AssertionError: It names the first row and part found wrong.
     """
-    state, memory = proposer._state, proposer._memory
     row, part = first_fault(state)
     if row != NONE:
         raise AssertionError(f"row {row}: its {PARTS[part]} are not what its text says")
     part = shared_fault(state)
     if part != NONE:
         raise AssertionError(f"the {SHARED[part]} of the proposer are damaged")
-    if proposer.index.aligned is None:
+    if index.aligned is None:
         return
     hashes, lasts = (np.zeros_like(array[0]) for array in memory.words)
     for row in np.flatnonzero(memory.rows["length"]):
         it = memory.rows[row]
         prompt = memory.texts[row, : it["begin"]]
-        n = words(prompt, proposer.index.word_starts, hashes, lasts)
+        n = words(prompt, index.word_starts, hashes, lasts)
         same = n == it["words"] and all(
             np.array_equal(kept[row, :n], anew[:n])
             for kept, anew in zip(memory.words, (hashes, lasts), strict=True)

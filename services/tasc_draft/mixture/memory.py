@@ -1,37 +1,140 @@
-"""All memory of a proposer, taken once: rows, local texts, nodes and output for a step.
+"""All memory of a proposer: rows, local texts, nodes and output of a step, allocated once.
 
-It puts arrays together and decides nothing.
+Compiled code gets it as one address with fields by name, the `Box`, instead of fifty arrays.
+Numba's own structref counts references with atomic operations each time a field is named, which
+takes longer than drafting itself. A box borrows its arrays: whoever made it keeps them alive.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numba.core import types
+from numba.core.imputils import impl_ret_borrowed, lower_getattr_generic
+from numba.core.typing.templates import AttributeTemplate, infer_getattr
+from numba.extending import NativeValue, intrinsic, models, register_model, typeof_impl, unbox
 
-from tasc_draft.drafts import Drafts, Int32
+from tasc_draft.compiled import borrowing
+from tasc_draft.drafts import NGRAM_SOURCES, Drafts, Int32
 from tasc_draft.index.aligned_keys import AlignedView
 from tasc_draft.index.bigrams import BigramView
 from tasc_draft.index.draft_index import DraftIndex
-from tasc_draft.index.nearest import nearest_scratch
+from tasc_draft.index.inputs import nearest_scratch
 from tasc_draft.index.weights import Weights
-from tasc_draft.mixture import guests
-from tasc_draft.mixture.box import Box
-from tasc_draft.mixture.candidates import NODE
+from tasc_draft.mixture import external_tree as guests
+from tasc_draft.mixture.candidates import (
+    GROWTH,
+    MIXED,
+    NODE,
+    SCRATCH,
+    TASC,
+    TRIE,
+    Learnt,
+    Out,
+    Words,
+)
 from tasc_draft.mixture.contexts import MOST
-from tasc_draft.mixture.heap import ENTRY, room
-from tasc_draft.mixture.neighbours import Found
-from tasc_draft.mixture.occurrences import LocalTexts
-from tasc_draft.mixture.rows import ROW
-from tasc_draft.mixture.state import GROWTH, MIXED, SCRATCH, TASC, TRIE, Learnt, Out, Words
+from tasc_draft.mixture.occurrences import Found, LocalTexts
+from tasc_draft.mixture.row_state import ROW
+from tasc_draft.mixture.tree import ENTRY, room
 from tasc_draft.settings import DraftSettings
-from tasc_draft.sources import NGRAM_SOURCES
+
+
+class BoxType(types.Type):
+    """Of a box: the names and numba types of its fields."""
+
+    def __init__(self, names: tuple[str, ...], payload: Any) -> None:
+        self.names, self.payload = names, payload
+        super().__init__(name=f"Box({', '.join(names)}; {payload})")
+
+
+class Box:
+    """Arrays and tuples of arrays, by name, for compiled code alone.
+
+    Args:
+        fields: What each name stands for; kept, so that the arrays live as long as the box.
+    """
+
+    def __init__(self, **fields: Any) -> None:
+        self._fields = tuple(fields.values())
+        self._memory = np.zeros(_size(self._fields) // 8, np.uint64)
+        self.address = self._memory.ctypes.data
+        _fill(self.address, self._fields)
+        self.numba_type = BoxType(tuple(fields), _payload(self._fields))
+
+
+def _payload(fields: tuple[Any, ...]) -> Any:
+    kinds = [typeof_impl(field, None) for field in fields]
+    return types.Tuple(kinds)  # type: ignore[attr-defined]
+
+
+@typeof_impl.register(Box)
+def _type_of(box: Box, context: Any) -> BoxType:
+    return box.numba_type
+
+
+register_model(BoxType)(models.OpaqueModel)
+
+
+@unbox(BoxType)
+def _address_of(kind: BoxType, box: Any, c: Any) -> Any:
+    address = c.pyapi.object_getattr_string(box, "address")
+    value = c.pyapi.long_as_voidptr(address)
+    c.pyapi.decref(address)
+    return NativeValue(value, is_error=c.pyapi.c_api_error())
+
+
+@infer_getattr
+class _Fields(AttributeTemplate):
+    key = BoxType
+
+    def generic_resolve(self, box: BoxType, name: str) -> Any:
+        return box.payload[box.names.index(name)] if name in box.names else None
+
+
+@lower_getattr_generic(BoxType)
+def _field(context: Any, builder: Any, box: BoxType, address: Any, name: str) -> Any:
+    i = box.names.index(name)
+    where = builder.bitcast(address, context.get_value_type(box.payload).as_pointer())
+    value = builder.extract_value(builder.load(where), i)
+    return impl_ret_borrowed(context, builder, box.payload[i], value)
+
+
+@intrinsic
+def _store(_: Any, address: Any, fields: Any) -> Any:
+    def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        where = builder.inttoptr(args[0], context.get_value_type(fields).as_pointer())
+        builder.store(args[1], where)
+        return context.get_dummy_value()
+
+    return types.void(types.uintp, fields), lower
+
+
+@intrinsic
+def _size_of(_: Any, fields: Any) -> Any:
+    def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        size = context.get_abi_sizeof(context.get_value_type(fields))
+        return context.get_constant(types.intp, size)
+
+    return types.intp(fields), lower
+
+
+@borrowing
+def _fill(address: int, fields: Any) -> None:
+    _store(address, fields)
+
+
+@borrowing
+def _size(fields: Any) -> int:
+    return int(_size_of(fields))
+
 
 RULES = {"mixed": MIXED, "tasc": TASC, "trie": TRIE}
 _MOST_VIEWS = 4096
 # What share of its path's probability the best child of a node is thought to have until the node is
 # looked into. Below 1 fewer leaves are looked into in vain; at 0.7 as many tokens are accepted. The
 # published rules draft the likeliest paths to the letter: there it is 1.
-HOPE = 0.7
+OPTIMISTIC_CHILD_PROB = 0.7
 WORDS = 1024  # words of a prompt that an answer's words can go along with
 
 
@@ -75,7 +178,8 @@ class Memory:
             "rule": RULES[settings.mixture], "n_max": settings.n_max, "p_min": settings.p_min,
             "corpus_weight": settings.corpus_weight, "prefix": settings.prefix,
             "most": settings.num_speculative_tokens,
-            "branching": branching, "hope": HOPE if mixed else 1.0, "min_prob": settings.min_prob,
+            "branching": branching, "min_prob": settings.min_prob,
+            "hope": OPTIMISTIC_CHILD_PROB if mixed else 1.0,
             "rate": settings.learning_rate if mixed else 0.0, "vocab_size": vocab_size,
             "sep": index.corpus.vocab_size,
             "asked": [name in settings.sources for name in NGRAM_SOURCES],

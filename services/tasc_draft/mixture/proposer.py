@@ -14,12 +14,13 @@ from tasc_draft.drafts import Drafts, Int32
 from tasc_draft.index.aligned_keys import words
 from tasc_draft.index.draft_index import DraftIndex
 from tasc_draft.index.weights import Weights
-from tasc_draft.mixture import neighbours, recent, teaching, tree
+from tasc_draft.mixture import occurrences as neighbours
+from tasc_draft.mixture import recent, teaching, tree
 from tasc_draft.mixture.candidates import NONE
-from tasc_draft.mixture.guests import NOBODY, Guest, guest_of
-from tasc_draft.mixture.integrity import check_proposer
+from tasc_draft.mixture.external_tree import NOBODY, ExternalTree, guest_of
+from tasc_draft.mixture.integrity import check_rows
 from tasc_draft.mixture.memory import Memory
-from tasc_draft.mixture.rows import begin_again
+from tasc_draft.mixture.row_state import begin_again
 from tasc_draft.settings import DraftSettings
 
 
@@ -175,9 +176,9 @@ class NgramProposer:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless what is kept for each row is what its text says."""
-        check_proposer(self)
+        check_rows(self._state, self._memory, self.index)
 
-    def _linked(self, guest: Drafts, rows: int) -> Guest:
+    def _linked(self, guest: Drafts, rows: int) -> ExternalTree:
         if len(guest.offsets) != rows + 1:
             raise ValueError(
                 f"the guest drafted for {len(guest.offsets) - 1} rows, {rows} are drafted for; ask "

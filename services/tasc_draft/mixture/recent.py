@@ -6,7 +6,8 @@ It stands in for the corpus until the next build of the index. When it is full, 
 from typing import Any
 
 from tasc_draft.compiled import borrowing
-from tasc_draft.mixture import neighbours, occurrences
+from tasc_draft.mixture import occurrences
+from tasc_draft.mixture import occurrences as neighbours
 from tasc_draft.mixture.tree import take_in
 
 END = -1

@@ -7,7 +7,7 @@ where prompt and answer held the same tokens before.
 from typing import Any
 
 from tasc_draft.compiled import borrowing
-from tasc_draft.index import cells
+from tasc_draft.index import weights as cells
 from tasc_draft.index.lookup import COUNT, TOKEN, continuations, count, narrow
 from tasc_draft.mixture.candidates import NONE, candidate, clear
 

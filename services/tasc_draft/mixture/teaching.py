@@ -4,8 +4,8 @@ from typing import Any
 
 from tasc_draft.compiled import borrowing
 from tasc_draft.mixture import evidence
-from tasc_draft.mixture.rows import catch_up
-from tasc_draft.mixture.scoring import learn
+from tasc_draft.mixture.candidates import learn
+from tasc_draft.mixture.row_state import catch_up
 from tasc_draft.mixture.tree import look_into
 
 

@@ -1,21 +1,71 @@
 """Best-first growth of the draft trees of all rows of a step, over one heap. Compiled.
 
 The likeliest known path of the batch is drafted next, until the budget is spent or the next
-token is not worth its cost. A chain is a tree whose nodes have one child. A node is looked into
-only when its best child is likely to be drafted next, so leaves cost next to nothing.
+token is not worth its cost. A chain is a tree whose nodes have one child. A node is expanded only
+when its best child is likely to be drafted next, so leaves cost next to nothing.
+
+The heap is bounded. Its first entry holds the size, in ``node``; entries count from 1.
 """
 
 import math
 from typing import Any
 
+import numpy as np
+
 from tasc_draft.compiled import borrowing
-from tasc_draft.index import cells
-from tasc_draft.mixture import evidence, guests, rules, scoring
-from tasc_draft.mixture.candidates import NONE
-from tasc_draft.mixture.heap import pop, push
-from tasc_draft.mixture.rows import catch_up
-from tasc_draft.mixture.state import MIXED, TASC
-from tasc_draft.sources import NEURAL
+from tasc_draft.drafts import NEURAL
+from tasc_draft.index import weights as cells
+from tasc_draft.mixture import candidates as scoring
+from tasc_draft.mixture import evidence, rules
+from tasc_draft.mixture import external_tree as guests
+from tasc_draft.mixture.candidates import MIXED, NONE, TASC
+from tasc_draft.mixture.row_state import catch_up
+
+# path: probability, or a bound of it; closed: the node has not been looked into yet
+ENTRY = np.dtype([("path", np.float32), ("node", np.int32), ("closed", np.int32)])
+
+
+def room(nodes: int) -> int:
+    """Entries that trees of so many nodes need: each node closed, or with its next child."""
+    return 2 * nodes + 1
+
+
+@borrowing
+def push(heap: Any, path: float, node: int, closed: bool) -> None:
+    heap[0].node += 1
+    i = heap[0].node
+    while i > 1 and heap[i >> 1].path < path:
+        _move(heap, i >> 1, i)
+        i >>= 1
+    heap[i].path = path
+    heap[i].node = node
+    heap[i].closed = closed
+
+
+@borrowing
+def pop(heap: Any) -> tuple[float, int, bool]:
+    """Take the likeliest entry off; the heap must not be empty."""
+    path, node, closed = heap[1].path, heap[1].node, heap[1].closed
+    size = heap[0].node
+    heap[0].node = size - 1
+    moved, i, child = heap[size].path, 1, 2
+    while child < size:
+        if child + 1 < size and heap[child + 1].path > heap[child].path:
+            child += 1
+        if moved >= heap[child].path:
+            break
+        _move(heap, child, i)
+        i = child
+        child = 2 * i
+    _move(heap, size, i)
+    return path, node, closed != 0
+
+
+@borrowing
+def _move(heap: Any, source: int, target: int) -> None:
+    heap[target].path = heap[source].path
+    heap[target].node = heap[source].node
+    heap[target].closed = heap[source].closed
 
 
 @borrowing
@@ -26,7 +76,7 @@ def grow(state: Any, batch: Any, limits: Any, least: Any, guest: Any) -> int:
         batch: ``int32[m]`` rows.
         limits: ``int32[m]`` most draft tokens of each; written on.
         least: ``float32[n]`` least path probability of the i-th token of all; n is the budget.
-        guest: `guests.Guest` whose trees of the same rows are mixed in. Rows where it drafted
+        guest: An `ExternalTree` whose trees of the same rows are mixed in. Rows where it drafted
             have as many tokens as ``limits`` allows, however unlikely: whoever asked the guest
             says what a token must bring.
     """

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import ray
 
+from support import DEADLINE_S
 from tasc_draft import DraftSettings
-from tasc_serve.settings import EngineSettings
+from tasc_runtime.engine_settings import EngineSettings
 from tasc_store import TaskRecord
 from tasc_text import TaskTokenizer
 
@@ -21,9 +22,9 @@ MAX_TOKENS = 12
 _DRIVER = """
 import os, signal, sys
 from pathlib import Path
-from tasc_jobs.generate import generate
-from tasc_jobs.ray_local import local_ray
-from tasc_serve.settings import EngineSettings
+from tasc_jobs.batch.generate import generate
+from tasc_jobs.runtime.ray_local import local_ray
+from tasc_runtime.engine_settings import EngineSettings
 url, task, source, output, part_rows, least = sys.argv[1:]
 engine = EngineSettings(rows=8, max_model_len=64, cost_aware=False)
 def told(found):
@@ -98,11 +99,11 @@ def rows_done(process: subprocess.Popen[str]) -> int:
 
 def kill_itself(process: subprocess.Popen[str]) -> None:
     """Have a driver end by SIGKILL."""
-    process.communicate("0\n", timeout=60)
+    process.communicate("0\n", timeout=DEADLINE_S)
     assert process.returncode == -signal.SIGKILL
 
 
 def kill_others(process: subprocess.Popen[str], victims: Sequence[int]) -> str:
     """Have a driver kill other processes, and go on; what it says until it ends."""
-    _, err = process.communicate(" ".join(map(str, victims)) + "\n", timeout=120)
+    _, err = process.communicate(" ".join(map(str, victims)) + "\n", timeout=DEADLINE_S)
     return err

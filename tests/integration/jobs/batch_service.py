@@ -12,8 +12,8 @@ from openai.types import Batch
 from prometheus_client import CollectorRegistry
 
 from support import eventually
-from tasc_serve.api import create_api
-from tasc_serve.batch_storage import RedisStorage
+from tasc_serve.http.api import create_api
+from tasc_serve.http.batches.batch_storage import RedisStorage
 from tasc_serve.settings import LimitSettings
 
 DEADLINE_S = 240  # only ends a broken test

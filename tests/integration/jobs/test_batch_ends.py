@@ -13,16 +13,15 @@ from tasc_jobs.batch import JobReport, Record, folder, runner
 from tasc_jobs.batch.errors import EngineFailed, NoEngine
 from tasc_jobs.errors import ClusterError, JobError
 from tasc_jobs.worker import one_batch
-from tasc_jobs.worker.holding import Hold
+from tasc_jobs.worker.batch_worker import BatchWorker, Rests
+from tasc_jobs.worker.lease import Hold
 from tasc_jobs.worker.one_batch import Ended, OneBatch, WorkerSettings
-from tasc_jobs.worker.rests import Rests
-from tasc_jobs.worker.taking import BatchWorker
-from tasc_serve.batch_metrics import BatchMetrics
+from tasc_serve.metrics.batch_metrics import BatchMetrics
 from tasc_store import JobResults, StoreUnreachable, TaskRecord, TaskStore
-from tasc_store.batch_leases import BatchLease, Counts, take_batch
-from tasc_store.batches import Batch, BatchStore, NewBatch
+from tasc_store.batches.batch_store import Batch, BatchStore, NewBatch
+from tasc_store.batches.files import FileLimits, FileStore, StoredFile
+from tasc_store.batches.leases import BatchLease, Counts, take_batch
 from tasc_store.errors import UnknownFile
-from tasc_store.files import FileLimits, FileStore, StoredFile
 
 pytestmark = pytest.mark.redis
 
@@ -94,7 +93,7 @@ class Asked:
 def asked(
     client: redis.Redis, redis_url: str, task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Asked:
-    monkeypatch.setattr(runner, "_require_ray", lambda: None)
+    monkeypatch.setattr(runner, "require_ray", lambda: None)
     return Asked(client, redis_url, task, tmp_path)
 
 

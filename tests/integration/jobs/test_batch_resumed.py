@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import redis
 
-from tasc_jobs.batch import JobSpec, discard, job, run_job, runner
+from tasc_jobs.batch import JobSpec, discard, run_job, runner
+from tasc_jobs.batch import start as job
 from tasc_jobs.batch.errors import TooManyErrors
 from tasc_jobs.batch.folder import JobFolder
 from tasc_jobs.batch.pool import EngineSpec
@@ -69,7 +70,7 @@ class Engines:
 def engines(monkeypatch: pytest.MonkeyPatch) -> type[Engines]:
     found = type("Engines", (Engines,), {"made": []})
     monkeypatch.setattr(job, "Pool", found)
-    monkeypatch.setattr(runner, "_require_ray", lambda: None)
+    monkeypatch.setattr(runner, "require_ray", lambda: None)
     return found
 
 

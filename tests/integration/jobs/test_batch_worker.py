@@ -15,13 +15,12 @@ from transformers import AutoModelForCausalLM
 
 from tasc_jobs.batch.errors import JobBusy
 from tasc_jobs.errors import ClusterError, JobError
+from tasc_jobs.worker.batch_worker import BatchWorker, Rests
 from tasc_jobs.worker.one_batch import Ended, OneBatch, WorkerSettings
-from tasc_jobs.worker.rests import Rests
-from tasc_jobs.worker.taking import BatchWorker
-from tasc_serve.batch_metrics import BatchMetrics
+from tasc_serve.metrics.batch_metrics import BatchMetrics
 from tasc_serve.settings import LimitSettings
 from tasc_store import EmbeddedRedis, TaskRecord, TaskStore, connect
-from tasc_store.batches import BatchStore
+from tasc_store.batches.batch_store import BatchStore
 from tasc_text import TaskTokenizer
 from tiny import plain
 

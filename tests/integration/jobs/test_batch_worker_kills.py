@@ -20,14 +20,13 @@ from prometheus_client import CollectorRegistry
 
 from support import eventually
 from tasc_jobs.batch import JobProgress
+from tasc_jobs.worker.batch_worker import BatchWorker, Rests
 from tasc_jobs.worker.one_batch import Ended, WorkerSettings
-from tasc_jobs.worker.rests import Rests
-from tasc_jobs.worker.taking import BatchWorker
-from tasc_serve.batch_metrics import BatchMetrics
-from tasc_serve.discovery import live_targets
+from tasc_serve.metrics.batch_metrics import BatchMetrics
+from tasc_serve.metrics.discovery import live_targets
 from tasc_store import TaskStore, connect
-from tasc_store.batch_leases import BatchLease, take_batch
-from tasc_store.batches import Batch, BatchStore, NewBatch
+from tasc_store.batches.batch_store import Batch, BatchStore, NewBatch
+from tasc_store.batches.leases import BatchLease, take_batch
 
 pytestmark = [pytest.mark.redis, pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 LINES = 400
@@ -61,7 +60,7 @@ def worker_process(url: str, task: str, work: Path) -> Iterator[subprocess.Popen
     """`tasc worker` on this process's Ray, which is killed at the end of the block."""
     config = work.with_suffix(".yaml")
     config.write_text(_CONFIG)
-    code = "from tasc_jobs.cli import main; main()"
+    code = "from tasc_jobs.cli.main import main; main()"
     command = [sys.executable, "-c", code, "worker", "--tasks", task, "--redis-url", url]
     command += ["--work-dir", str(work), "--config", str(config), "--lease", "2", "--poll", "0.1"]
     env = os.environ | {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}

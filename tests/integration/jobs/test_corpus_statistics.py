@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tasc_jobs.demo.tasks import MODEL
-from tasc_jobs.ingest import ingest
-from tasc_jobs.statistics.job import corpus_statistics, file_statistics
+from tasc_jobs.index.ingest import ingest
+from tasc_jobs.statistics.task_statistics import corpus_statistics, file_statistics
 from tasc_jobs.statistics.units import Units
 from tasc_store import connect
 

@@ -8,10 +8,10 @@ from safetensors.torch import load_file
 
 from finetuning import make
 from tasc_jobs.finetune.claim import claimed
-from tasc_jobs.finetune.crew import finetune_by
+from tasc_jobs.finetune.distributed import finetune_by
 from tasc_jobs.finetune.errors import FinetuneError
+from tasc_jobs.finetune.finetuning import finetune
 from tasc_jobs.finetune.finished import FINETUNE
-from tasc_jobs.finetune.job import finetune
 
 pytestmark = pytest.mark.ray
 SUMS = 1e-4  # two workers add in another order

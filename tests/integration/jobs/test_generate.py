@@ -13,11 +13,11 @@ from transformers import AutoModelForCausalLM
 from tasc_engine import GuideSpec
 from tasc_jobs.batch.errors import JobChanged, JobStalled, TooManyErrors
 from tasc_jobs.batch.folder import JobFolder
+from tasc_jobs.batch.generate import dry_run, generate
+from tasc_jobs.batch.job_files import Source, job_folder
 from tasc_jobs.errors import FileError
-from tasc_jobs.generate import dry_run, generate
-from tasc_jobs.index_job import build_and_publish
-from tasc_jobs.job_files import Source, job_folder
-from tasc_serve.asked import Asked, Guide
+from tasc_jobs.index.build import build_and_publish
+from tasc_runtime.sampling_options import AnswerGuide, SamplingOptions
 from tasc_store import CorpusRow, CorpusStore, TaskRecord, TaskStore, UnknownTask
 from tasc_text import TaskTokenizer
 from tiny import make_folder, plain
@@ -147,7 +147,7 @@ def test_a_job_is_stopped_and_goes_on_with_the_same_input_and_settings_only(
     assert stopped.stopped
     assert not output.exists()
     with pytest.raises(JobChanged, match="temperature was null, is 0.5.*--restart"):
-        run(asked=Asked(temperature=0.5))
+        run(asked=SamplingOptions(temperature=0.5))
     write(source, rows(1501))
     with pytest.raises(JobChanged, match="input was .* is .*--restart"):
         run()
@@ -169,11 +169,16 @@ def test_rows_are_answered_by_the_jobs_own_guide_and_rule(
 ) -> None:
     source = write(tmp_path / "in.jsonl", [{"input": "wake me"} for _ in range(12)])
     labels = ("alarm", "weather", "music")
-    guide = Guide(GuideSpec("choice", labels), "--choices")
+    guide = AnswerGuide(GuideSpec("choice", labels), "--choices")
 
     def answers(name: str, **asked: object) -> list[str]:
         generate(
-            redis_url, served.name, source, tmp_path / name, engine=ENGINE, asked=Asked(**asked)
+            redis_url,
+            served.name,
+            source,
+            tmp_path / name,
+            engine=ENGINE,
+            asked=SamplingOptions(**asked),
         )
         return [row["text"] for row in read(tmp_path / name)]
 

@@ -23,12 +23,11 @@ from batch_jobs import (
 from killable import RedisServer, pids
 from tasc_jobs.batch import JobProgress
 from tasc_jobs.batch.errors import JobBusy
-from tasc_jobs.generate import generate
+from tasc_jobs.batch.generate import generate
 from tasc_store import TaskStore, connect
 from tiny import make_folder
 
 pytestmark = [pytest.mark.redis, pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
-ROWS = 1200
 PART = 100
 
 
@@ -38,32 +37,38 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("kills-in") / "in.jsonl", [*rows(ROWS), [1]])
+def count(everything: bool) -> int:
+    """Good rows of the job; a bad one follows them."""
+    return 2000 if everything else 1200
+
+
+@pytest.fixture(scope="module")
+def source(count: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("kills-in") / "in.jsonl", [*rows(count), [1]])
 
 
 @pytest.fixture(scope="module")
 def undisturbed(
-    redis_url: str, ray_cluster: None, folder: Path, source: Path, tmp_path_factory
+    redis_url: str, ray_cluster: None, folder: Path, source: Path, count: int, tmp_path_factory
 ) -> bytes:
     """What the job writes if nothing is killed."""
     output = tmp_path_factory.mktemp("kills-out") / "out.jsonl"
     with closing(connect(redis_url)) as client:
         TaskStore(client).put(record_of("kills", folder))
     report = generate(redis_url, "kills", source, output, engine=ENGINE, actors=2)
-    assert (report.rows, report.errors) == (ROWS + 1, 1)
+    assert (report.rows, report.errors) == (count + 1, 1)
     ids = [row["id"] for row in read(output)]
-    assert ids == [f"r{i}" for i in range(ROWS)]
+    assert ids == [f"r{i}" for i in range(count)]
     return output.read_bytes()
 
 
-def once(least: int, action: Callable[[], object]) -> Callable[[JobProgress], None]:
-    """Does something as soon as so many rows are done, if more are to come."""
+def once(least: int, count: int, action: Callable[[], object]) -> Callable[[JobProgress], None]:
+    """Does something as soon as so many rows are done of ``count``."""
     done: list[int] = []
 
     def told(found: JobProgress) -> None:
         if found.done >= least and not done and found.engines:
-            assert found.done < ROWS
+            assert found.done < count
             done.append(found.done)
             action()
 
@@ -71,7 +76,7 @@ def once(least: int, action: Callable[[], object]) -> Callable[[JobProgress], No
 
 
 def test_an_engine_that_is_killed_is_replaced(
-    redis_url: str, source: Path, undisturbed: bytes, tmp_path: Path
+    redis_url: str, source: Path, count: int, undisturbed: bytes, tmp_path: Path
 ) -> None:
     killed: list[int] = []
 
@@ -81,15 +86,21 @@ def test_an_engine_that_is_killed_is_replaced(
 
     output = tmp_path / "out.jsonl"
     generate(
-        redis_url, "kills", source, output, engine=ENGINE, part_rows=PART, progress=once(50, kill)
-    )
+        redis_url, "kills", source, output, engine=ENGINE, part_rows=PART,
+        progress=once(50, count, kill),
+    )  # fmt: skip
     assert killed
     assert output.read_bytes() == undisturbed
 
 
 @pytest.mark.slow("a job of its own")
 def test_results_that_redis_loses_are_made_again(
-    client: redis.Redis, redis_url: str, source: Path, undisturbed: bytes, tmp_path: Path
+    client: redis.Redis,
+    redis_url: str,
+    source: Path,
+    count: int,
+    undisturbed: bytes,
+    tmp_path: Path,
 ) -> None:
     lost: list[int] = []
 
@@ -100,8 +111,9 @@ def test_results_that_redis_loses_are_made_again(
 
     output = tmp_path / "out.jsonl"
     generate(
-        redis_url, "kills", source, output, engine=ENGINE, part_rows=900, progress=once(50, lose)
-    )
+        redis_url, "kills", source, output, engine=ENGINE, part_rows=900,
+        progress=once(50, count, lose),
+    )  # fmt: skip
     assert lost[0] > 0
     assert output.read_bytes() == undisturbed
     assert client.keys("tasc:{kills}:job:*") == []
@@ -109,11 +121,11 @@ def test_results_that_redis_loses_are_made_again(
 
 @pytest.mark.slow("kills a driver")
 def test_a_driver_that_is_killed_goes_on_where_it_was_and_keeps_others_out(
-    redis_url: str, source: Path, undisturbed: bytes, tmp_path: Path
+    redis_url: str, source: Path, count: int, undisturbed: bytes, tmp_path: Path
 ) -> None:
     output = tmp_path / "out.jsonl"
     with driver(redis_url, "kills", source, output, part_rows=PART) as process:
-        assert rows_done(process) < ROWS
+        assert rows_done(process) < count
         with pytest.raises(JobBusy, match="another process works on the job in"):
             generate(redis_url, "kills", source, output, engine=ENGINE)
         kill_itself(process)
@@ -122,19 +134,20 @@ def test_a_driver_that_is_killed_goes_on_where_it_was_and_keeps_others_out(
     report = generate(
         redis_url, "kills", source, output, engine=ENGINE, part_rows=PART, progress=told.append
     )
-    assert 0 < report.resumed < ROWS
-    assert report.rows == ROWS + 1
+    assert 0 < report.resumed < count
+    assert report.rows == count + 1
     assert output.read_bytes() == undisturbed
-    assert told[-1].done == ROWS + 1
+    assert told[-1].done == count + 1
     # And a third time: nothing is left to do.
     again = generate(redis_url, "kills", source, output, engine=ENGINE)
-    assert (again.rows, again.resumed) == (ROWS + 1, ROWS + 1)
+    assert (again.rows, again.resumed) == (count + 1, count + 1)
 
 
 @pytest.mark.slow("kills a Ray")
 def test_a_ray_that_dies_ends_the_job_with_an_error_and_it_is_resumed(
     redis_url: str,
     source: Path,
+    count: int,
     undisturbed: bytes,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -145,14 +158,14 @@ def test_a_ray_that_dies_ends_the_job_with_an_error_and_it_is_resumed(
     monkeypatch.setenv("RAY_health_check_failure_threshold", "2")
     output = tmp_path / "out.jsonl"
     with driver(redis_url, "kills", source, output, part_rows=PART, own_ray=True) as process:
-        assert rows_done(process) < ROWS
+        assert rows_done(process) < count
         victims = [*pids("/raylet ", process.pid), *pids("ray::EngineActor", process.pid)]
         assert len(victims) == 2
         err = kill_others(process, victims)
     assert process.returncode == 1, err
     assert "run the job again, which goes on where it was" in err
     report = generate(redis_url, "kills", source, output, engine=ENGINE, part_rows=PART)
-    assert 0 < report.resumed < ROWS
+    assert 0 < report.resumed < count
     assert output.read_bytes() == undisturbed
 
 
@@ -165,7 +178,7 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
 
 @pytest.mark.slow("kills a Redis")
 def test_a_redis_that_is_killed_and_comes_back_without_what_it_wrote_last_loses_no_row(
-    server: RedisServer, folder: Path, source: Path, undisturbed: bytes, tmp_path: Path
+    server: RedisServer, folder: Path, source: Path, count: int, undisturbed: bytes, tmp_path: Path
 ) -> None:
     with closing(connect(server.url)) as client:
         TaskStore(client).put(record_of("kills", folder))
@@ -177,7 +190,7 @@ def test_a_redis_that_is_killed_and_comes_back_without_what_it_wrote_last_loses_
         lost.append(server.cut(size))
         server.start()
 
-    output, told = tmp_path / "out.jsonl", once(50, restart)
+    output, told = tmp_path / "out.jsonl", once(50, count, restart)
     generate(server.url, "kills", source, output, engine=ENGINE, part_rows=900, progress=told)
     assert lost[0] > 0
     assert output.read_bytes() == undisturbed

@@ -11,7 +11,7 @@ import pytest
 import ray
 import redis
 
-from tasc_jobs.index_job import build_and_publish
+from tasc_jobs.index.build import build_and_publish
 from tasc_store import ArtifactStore, CorpusRow, CorpusStore, TaskRecord, TaskStore
 from tasc_text import TaskTokenizer
 from tiny import SENTENCES, make_tokenizer
@@ -20,8 +20,8 @@ pytestmark = [pytest.mark.redis, pytest.mark.ray]
 
 KILLED = """
 import sys, time
-from tasc_jobs.index_job import build_and_publish
-from tasc_jobs.ray_local import local_ray
+from tasc_jobs.index.build import build_and_publish
+from tasc_jobs.runtime.ray_local import local_ray
 from tasc_store import TaskStore, connect
 
 url, task, stage, done = sys.argv[1:]
@@ -41,8 +41,8 @@ with local_ray():
 TINY_STORE = """
 import sys
 import ray
-from tasc_jobs.index_job import build_and_publish
-from tasc_jobs.ray_local import local_ray
+from tasc_jobs.index.build import build_and_publish
+from tasc_jobs.runtime.ray_local import local_ray
 from tasc_store import TaskStore, connect
 
 url, task = sys.argv[1:]

@@ -13,7 +13,7 @@ from tasc_draft.index.bigrams import write_bigrams
 from tasc_draft.index.codec import write_index
 from tasc_draft.learning import EPOCHS, held_out, learn_weights
 from tasc_jobs.errors import EmptyCorpusError, RaySetupError
-from tasc_jobs.index_job import STAGES, build_and_publish
+from tasc_jobs.index.build import STAGES, build_and_publish
 from tasc_store import ArtifactStore, CorpusRow, CorpusStore, TaskRecord
 from tasc_text import PromptTemplate, TaskTokenizer
 from tiny import END, SENTENCES, make_tokenizer

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasc_jobs.errors import FileError
-from tasc_jobs.ingest import IngestReport, ingest
+from tasc_jobs.index.ingest import IngestReport, ingest
 from tasc_store import CorpusRow, CorpusStore
 
 pytestmark = pytest.mark.redis

@@ -6,13 +6,13 @@ from functools import partial
 
 import pytest
 
-from tasc_engine.neural.ranking import Ranking
+from tasc_engine.drafting.neural.ranking import Ranking
 from tasc_jobs.demo.tasks import MODEL
+from tasc_jobs.drafter.rank_vocabulary import STAGES, Choice, RankJob, rank_and_publish
 from tasc_jobs.errors import EmptyCorpusError
-from tasc_jobs.vocabulary_job import STAGES, Choice, RankJob, rank_and_publish
-from tasc_serve.rankings import current_ranking
+from tasc_runtime.engine.drafters import current_ranking
 from tasc_store import ArtifactStore, CorpusRow, CorpusStore, UnknownTask
-from tasc_store.artifacts import VOCABULARY
+from tasc_store.artifacts.artifact_store import VOCABULARY
 from tasc_text import TaskTokenizer
 
 pytestmark = pytest.mark.redis

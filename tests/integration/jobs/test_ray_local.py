@@ -9,13 +9,16 @@ import pytest
 import ray
 
 from tasc_jobs.errors import RaySetupError
-from tasc_jobs.ray_local import local_ray
-from tasc_jobs.statistics.job import corpus_statistics
+from tasc_jobs.runtime.ray_local import local_ray
+from tasc_jobs.statistics.task_statistics import corpus_statistics
 
 pytestmark = pytest.mark.ray
 
 SCRIPT = """
+import contextlib
+import io
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -23,13 +26,18 @@ import ray
 from ray.data import DataContext
 
 from listeners import family, listeners
-from tasc_jobs.ray_local import local_ray
-
+from support import DEADLINE_S
+from tasc_jobs.runtime.ray_local import local_ray
 
 
 @ray.remote
 def double(x):
     return 2 * x
+
+
+@ray.remote(max_retries=0)
+def die():
+    os._exit(1)
 
 
 before = dict(os.environ)
@@ -41,13 +49,21 @@ with local_ray(num_cpus=2, object_store_mb=100):
     with local_ray():
         pass
     assert ray.is_initialized()
+    sys.stderr = io.StringIO()
+    with contextlib.suppress(ray.exceptions.WorkerCrashedError):
+        ray.get(die.remote())
+    deadline = time.monotonic() + DEADLINE_S
+    while "died" not in sys.stderr.getvalue() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert "died" in sys.stderr.getvalue()
+    sys.stderr = sys.__stderr__
     members = family()
     found = listeners(members)
     folder = ray._private.worker._global_node.get_session_dir_path()
 assert not ray.is_initialized()
 os.environ.pop("PYTHONBREAKPOINT", None)  # Ray's own, it stays
 assert dict(os.environ) == before
-left, deadline = members, time.monotonic() + 90
+left, deadline = members, time.monotonic() + DEADLINE_S
 while left != {os.getpid()} and time.monotonic() < deadline:
     left = {pid for pid in members if Path(f"/proc/{pid}").exists()}
 assert len(members) > 4 and left == {os.getpid()}, (members, left)
@@ -87,7 +103,7 @@ import grpc
 from ray import serve
 
 from listeners import family, listeners
-from tasc_jobs.ray_local import local_ray
+from tasc_jobs.runtime.ray_local import local_ray
 
 
 @serve.deployment
@@ -137,7 +153,7 @@ def test_what_replicas_listen_on_beyond_loopback_wants_the_password():
 def test_with_ray_address_it_joins_that_cluster_and_leaves_it_running(ray_cluster):
     code = """
 import ray
-from tasc_jobs.ray_local import local_ray
+from tasc_jobs.runtime.ray_local import local_ray
 with local_ray(num_cpus=99):
     print(ray.cluster_resources()["CPU"], len(ray.nodes()))
 assert not ray.is_initialized()

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from tasc_jobs.errors import EmptyCorpusError
-from tasc_jobs.redis_source import RedisCorpusSource
+from tasc_jobs.index.redis_source import RedisCorpusSource
 from tasc_store import CorpusRow, CorpusStore
 
 pytestmark = pytest.mark.redis

@@ -11,12 +11,12 @@ import redis
 from tasc_draft.learning import answers
 from tasc_jobs.demo.tasks import demo_record, read_split
 from tasc_jobs.errors import JobError
-from tasc_jobs.index_job import build_and_publish
-from tasc_jobs.index_store import current_index
-from tasc_jobs.refresh import RefreshOptions, held_out, move_collected, refresh
+from tasc_jobs.index.build import build_and_publish
+from tasc_jobs.index.publish import current_index
+from tasc_jobs.tuning.refresh import RefreshOptions, held_out, move_collected, refresh
 from tasc_jobs.tuning.replays import run
 from tasc_jobs.tuning.task_rows import encode
-from tasc_serve.models import load_tokenizer
+from tasc_runtime.models import load_tokenizer
 from tasc_store import (
     ArtifactStore,
     CollectedRow,
@@ -34,7 +34,7 @@ FIRST, THEN = 250, 350
 WIDE = {"max_rows": 10_000, "max_bytes": 1 << 30}
 KILLED = """
 import os, sys
-from tasc_jobs import refresh
+from tasc_jobs.tuning import refresh
 from tasc_store import CollectedRows, TaskStore, connect
 
 CollectedRows.remove = lambda self, end: os._exit(9)

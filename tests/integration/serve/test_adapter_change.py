@@ -20,13 +20,13 @@ from serving import Task, running_replica
 
 import tiny
 from lora_folders import WEIGHTS, cut, make_adapter, merged_says
-from support import eventually
-from tasc_serve import record_watcher
-from tasc_serve.asked import Asked
-from tasc_serve.calls import Answer, Ask, Call, Refusal
-from tasc_serve.replica import TaskReplica
-from tasc_serve.settings import EngineSettings
-from tasc_serve.worker import Worker
+from support import DEADLINE_S, eventually
+from tasc_runtime.engine.builder import EngineBuilder
+from tasc_runtime.engine_settings import EngineSettings
+from tasc_runtime.protocol import Answer, Call, PulseRequest, Refusal
+from tasc_runtime.sampling_options import SamplingOptions
+from tasc_serve.replica import record_watcher
+from tasc_serve.replica.replica import TaskReplica
 from tasc_store import TaskRecord, TaskStore
 
 pytestmark = pytest.mark.redis
@@ -71,20 +71,20 @@ class TestWorker:
     """Steps are made by hand, so that answers of several versions surely share them."""
 
     @pytest.fixture
-    def worker(self, client: redis.Redis, record: TaskRecord, tmp_path: Path) -> Worker:
-        return Worker(client, record.name, EngineSettings(**ENGINE), cache_dir=tmp_path)
+    def worker(self, client: redis.Redis, record: TaskRecord, tmp_path: Path) -> EngineBuilder:
+        return EngineBuilder(client, record.name, EngineSettings(**ENGINE), cache_dir=tmp_path)
 
-    def begin(self, worker: Worker, adapter: str | None = None) -> dict[str, str]:
+    def begin(self, worker: EngineBuilder, adapter: str | None = None) -> dict[str, str]:
         """Submit two prompts, drafted and not; returns them by request."""
         calls = [
-            call(prompt, draft=i % 2 == 0, asked=Asked(adapter=adapter))
+            call(prompt, draft=i % 2 == 0, options=SamplingOptions(adapter=adapter))
             for i, prompt in enumerate(PROMPTS[:2])
         ]
         for each in calls:
             worker.engine.submit(worker.request(each))
         return {each.id: each.prompt for each in calls}
 
-    def finish(self, worker: Worker) -> dict[str, tuple[int, ...]]:
+    def finish(self, worker: EngineBuilder) -> dict[str, tuple[int, ...]]:
         found = {}
         while worker.engine.running or worker.engine.waiting:
             for delta in worker.engine.step():
@@ -94,7 +94,7 @@ class TestWorker:
         return found
 
     def test_answers_of_three_versions_share_steps_and_are_those_of_their_own_adapters(
-        self, worker: Worker, record: TaskRecord, folders: list[Path], says: Any
+        self, worker: EngineBuilder, record: TaskRecord, folders: list[Path], says: Any
     ) -> None:
         begun = [(self.begin(worker), folders[0])]
         worker.engine.step()
@@ -114,7 +114,7 @@ class TestWorker:
         assert worker.engine._prefixes._kept, "beginnings were kept, and used by their own only"
 
     def test_what_nobody_uses_is_freed_and_not_before(
-        self, worker: Worker, record: TaskRecord, folders: list[Path], says: Any
+        self, worker: EngineBuilder, record: TaskRecord, folders: list[Path], says: Any
     ) -> None:
         first = weakref.ref(worker.engine._target)
         begun = self.begin(worker)
@@ -133,7 +133,7 @@ class TestWorker:
         assert self.finish(worker) == {id: says(p, folders[1]) for id, p in again.items()}
 
     def test_a_version_with_adapters_that_are_there_loads_nothing(
-        self, worker: Worker, record: TaskRecord, folders: list[Path]
+        self, worker: EngineBuilder, record: TaskRecord, folders: list[Path]
     ) -> None:
         other = replace(record, adapter=str(folders[1]))
         worker.take(other, 2, worker.target_for(other))
@@ -175,7 +175,7 @@ class TestReplica:
                     await asyncio.sleep(0.01)
 
         async def all_() -> None:
-            async with asyncio.timeout(90):
+            async with asyncio.timeout(DEADLINE_S):
                 await asyncio.gather(change(), *map(ask, range(len(PROMPTS))))
 
         asyncio.run(all_())
@@ -191,10 +191,14 @@ class TestReplica:
         TaskStore(client).put(several(record, folders[1:]))
         eventually(lambda: self.versions(replica) == (2, (1,)))
         whole = says(PROMPTS[0], folders[0])
-        ended = asyncio.run(replica.complete(call(PROMPTS[0], record_version=1, said=whole[:5])))
+        ended = asyncio.run(
+            replica.complete(call(PROMPTS[0], record_version=1, committed_ids=whole[:5]))
+        )
         assert isinstance(ended, Answer), ended
         assert ended.result.tokens == whole
-        newest = asyncio.run(replica.complete(call(PROMPTS[0], asked=Asked(adapter="y"))))
+        newest = asyncio.run(
+            replica.complete(call(PROMPTS[0], options=SamplingOptions(adapter="y")))
+        )
         assert isinstance(newest, Answer), newest
         assert newest.result.tokens == says(PROMPTS[0], folders[2])
         eventually(lambda: self.versions(replica) == (2, ()))
@@ -229,5 +233,5 @@ class TestReplica:
         assert found.result.tokens == says(PROMPTS[0], folders[1])
 
     def versions(self, replica: TaskReplica) -> tuple[int, tuple[int, ...]]:
-        status = asyncio.run(replica.pulse(Ask("anybody"))).status
+        status = asyncio.run(replica.pulse(PulseRequest("anybody"))).status
         return status.record_version, status.older_record_versions

@@ -16,14 +16,14 @@ from prometheus_client import generate_latest
 from serving import Samples, Task, publish, running_replica
 
 import tiny
-from support import eventually
+from support import DEADLINE_S, eventually
 from tasc_draft import DraftIndex, DraftSettings, Tokens, build_index
 from tasc_engine import GenerationResult
-from tasc_serve.calls import Answer, Call
-from tasc_serve.errors import StaleProposer
-from tasc_serve.replica import TaskReplica
-from tasc_serve.settings import EngineSettings
-from tasc_serve.worker import Worker
+from tasc_runtime.engine.builder import EngineBuilder
+from tasc_runtime.engine_settings import EngineSettings
+from tasc_runtime.errors import StaleProposer
+from tasc_runtime.protocol import Answer, Call
+from tasc_serve.replica.replica import TaskReplica
 from tasc_store import ArtifactStore, TaskRecord, TaskStore
 
 pytestmark = pytest.mark.redis
@@ -70,8 +70,8 @@ def indexes(client: redis.Redis, record: TaskRecord, index: DraftIndex) -> Artif
 @pytest.fixture
 def worker(
     client: redis.Redis, record: TaskRecord, indexes: ArtifactStore, tmp_path: Path
-) -> Worker:
-    return Worker(client, record.name, EngineSettings(**ENGINE), cache_dir=tmp_path)
+) -> EngineBuilder:
+    return EngineBuilder(client, record.name, EngineSettings(**ENGINE), cache_dir=tmp_path)
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def call(prompt: str) -> Call:
 
 @pytest.mark.parametrize("settings", [OFF, SHORT, TASC], ids=["off", "short", "tasc"])
 def test_rows_in_flight_go_on_as_they_would_and_are_drafted_for_otherwise(
-    worker: Worker, record: TaskRecord, expected: Any, settings: DraftSettings
+    worker: EngineBuilder, record: TaskRecord, expected: Any, settings: DraftSettings
 ) -> None:
     asked = {prompt: worker.request(call(prompt)) for prompt in PROMPTS}
     for request in asked.values():
@@ -113,7 +113,7 @@ def test_rows_in_flight_go_on_as_they_would_and_are_drafted_for_otherwise(
 
 
 def test_settings_that_change_with_the_index_take_it_as_it_is_then(
-    worker: Worker, record: TaskRecord, index: DraftIndex, monkeypatch: Any
+    worker: EngineBuilder, record: TaskRecord, index: DraftIndex, monkeypatch: Any
 ) -> None:
     """A proposer for another index or another record is not used, and none is made in its place."""
     changed, tuned = replace(record, draft=SHORT), replace(index, settings=OFF)
@@ -136,7 +136,7 @@ def test_settings_that_change_with_the_index_take_it_as_it_is_then(
 def test_an_index_that_comes_with_other_settings_of_the_record_is_tried_again(
     replica: TaskReplica, indexes: ArtifactStore, index: DraftIndex, monkeypatch: Any
 ) -> None:
-    worker, real = replica._worker, replica._worker.swap
+    worker, real = replica._builder, replica._builder.swap
     refused = []
 
     def swap(*values: Any) -> None:
@@ -185,7 +185,7 @@ def test_under_load_answers_are_equal_and_what_is_counted_names_who_drafts(
 
     async def all_() -> None:
         enough = asyncio.Event()
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(DEADLINE_S):
             await asyncio.gather(change(enough), *(ask(prompt, enough) for prompt in PROMPTS))
 
     asyncio.run(all_())
@@ -205,7 +205,7 @@ def test_an_index_tuned_to_what_it_cannot_be_drafted_by_leaves_the_old_one(
     def fails(record: TaskRecord, index: DraftIndex) -> None:
         raise ValueError("sorted by too few tokens")
 
-    worker = replica._worker
+    worker = replica._builder
     with monkeypatch.context() as patched:
         patched.setattr(worker._proposers, "make", fails)
         publish(indexes, replace(index, settings=TASC))

@@ -13,11 +13,11 @@ import tiny
 from support import eventually
 from tasc_draft import DraftIndex, Tokens, build_index, write_index
 from tasc_engine import GenerationRequest
-from tasc_serve.errors import ServeError
-from tasc_serve.loop import EngineLoop
-from tasc_serve.settings import EngineSettings
-from tasc_serve.watcher import IndexWatcher
-from tasc_serve.worker import Worker
+from tasc_runtime.engine.builder import EngineBuilder
+from tasc_runtime.engine_settings import EngineSettings
+from tasc_runtime.errors import ServiceError
+from tasc_serve.replica.record_watcher import IndexWatcher
+from tasc_serve.replica.step_loop import EngineLoop
 from tasc_store import TaskStore
 
 pytestmark = pytest.mark.redis
@@ -41,7 +41,7 @@ def index(task):
 class Watched:
     """A worker whose engine runs and whose indexes are watched."""
 
-    worker: Worker
+    worker: EngineBuilder
     loop: EngineLoop
     versions: list[int]
 
@@ -55,7 +55,7 @@ class Watched:
 
 @pytest.fixture
 def worker(client, task, tmp_path):
-    return Worker(client, task.record.name, ENGINE, cache_dir=tmp_path)
+    return EngineBuilder(client, task.record.name, ENGINE, cache_dir=tmp_path)
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def watched(worker):
 def test_without_an_index_the_worker_drafts_from_prompts_only_and_says_so(
     client, task, tmp_path, caplog
 ):
-    worker = Worker(client, task.record.name, ENGINE, cache_dir=tmp_path)
+    worker = EngineBuilder(client, task.record.name, ENGINE, cache_dir=tmp_path)
     assert (worker.artifact, worker.index_bytes) == (None, 0)
     assert f"tasc build-index {task.record.name}" in caplog.text
 
@@ -129,6 +129,6 @@ def test_what_cannot_be_fetched_now_is_tried_again(
 def test_a_model_whose_tokenizer_changed_is_refused(client, task, tmp_path):
     other = replace(task.record, fingerprint="e" * 32)
     TaskStore(client).put(other)
-    with pytest.raises(ServeError, match="register the task again") as refused:
-        Worker(client, other.name, ENGINE, cache_dir=tmp_path)
+    with pytest.raises(ServiceError, match="register the task again") as refused:
+        EngineBuilder(client, other.name, ENGINE, cache_dir=tmp_path)
     assert all(f in str(refused.value) for f in ("e" * 32, task.record.fingerprint))

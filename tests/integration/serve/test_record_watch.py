@@ -12,9 +12,9 @@ from serving import running_replica
 
 import tiny
 from support import eventually
-from tasc_serve.asked import Asked
-from tasc_serve.calls import Answer, Ask, Call, Refusal
-from tasc_serve.records import MOST_KNOWN, Records
+from tasc_runtime.engine.versions import MOST_KNOWN, Records
+from tasc_runtime.protocol import Answer, Call, PulseRequest, Refusal
+from tasc_runtime.sampling_options import SamplingOptions
 from tasc_store import SamplingDefaults, TaskStore
 
 pytestmark = pytest.mark.redis
@@ -42,7 +42,7 @@ def replica(redis_url, record, tmp_path):
 
 
 def status(replica):
-    return asyncio.run(replica.pulse(Ask("anybody"))).status
+    return asyncio.run(replica.pulse(PulseRequest("anybody"))).status
 
 
 def answer(replica, **values):
@@ -68,7 +68,7 @@ def test_what_no_weight_depends_on_counts_for_the_next_request(replica, record, 
         found = answer(replica)
         assert isinstance(found, Answer), found
         assert holds(found.result), change
-    texts = {answer(replica, asked=Asked(seed=seed)).result.text for seed in range(4)}
+    texts = {answer(replica, options=SamplingOptions(seed=seed)).result.text for seed in range(4)}
     assert len(texts) > 1, "answers are drawn now"
     stop = plain.text[2]
     until_served(replica, store.put(replace(record, stop=(stop,))))
@@ -112,12 +112,12 @@ def test_an_answer_is_ended_by_the_version_that_began_it(replica, record, store)
 
 def test_pieces_name_the_version_of_their_request_not_of_the_moment(replica, record, store):
     async def stream():
-        call = Call("1", PROMPT, templated=True, stream=True, asked=Asked(seed=1))
+        call = Call("1", PROMPT, templated=True, stream=True, options=SamplingOptions(seed=1))
         versions = []
         async for piece in replica.stream(call):
             if not versions:
                 version = store.put(replace(record, max_tokens=7))
-                while (await replica.pulse(Ask("me"))).status.record_version != version:
+                while (await replica.pulse(PulseRequest("me"))).status.record_version != version:
                     await asyncio.sleep(0.01)
             versions.append(piece.record_version)
         return versions, piece.result

@@ -17,10 +17,10 @@ import tiny
 from support import eventually
 from tasc_draft import DraftIndex, Tokens, build_index
 from tasc_engine import engine as engine_module
-from tasc_serve import replica as replica_module
-from tasc_serve.calls import Answer, Call, Refusal
-from tasc_serve.drain_rate import DrainRate
-from tasc_serve.replica import TaskReplica
+from tasc_runtime.protocol import Answer, Call, Refusal
+from tasc_serve.replica import replica as replica_module
+from tasc_serve.replica.admission import DrainRate
+from tasc_serve.replica.replica import TaskReplica
 from tasc_serve.settings import ServeSettings
 from tasc_store import CollectedRow, CollectedRows, EmbeddedRedis, TaskStore, connect
 

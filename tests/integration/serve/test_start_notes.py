@@ -5,8 +5,8 @@ import threading
 import pytest
 import redis
 
-from support import eventually
-from tasc_serve.start_notes import heard, tell
+from support import DEADLINE_S, eventually
+from tasc_serve.replica.start_notes import heard, tell
 from tasc_store import EmbeddedRedis, connect
 
 pytestmark = pytest.mark.redis
@@ -27,7 +27,7 @@ def test_notes_of_the_tasks_served_are_heard_in_order(redis_url: str) -> None:
             tell(client, "t", "measuring: 100 %, café")
             tell(client, "of another service", "nothing of ours")
             tell(client, "u", "last")
-            assert last.wait(10)
+            assert last.wait(DEADLINE_S)
         tell(client, "t", "behind the end")
     assert found == [("t", "measuring: 100 %, café"), ("u", "last")]
 

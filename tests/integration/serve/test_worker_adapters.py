@@ -10,11 +10,11 @@ from serving import Task, make_task
 
 import tiny
 from lora_folders import make_adapter
-from tasc_engine.loading import ModelSource, load_model
-from tasc_serve.asked import Asked, FieldError
-from tasc_serve.calls import Call
-from tasc_serve.settings import EngineSettings
-from tasc_serve.worker import Worker
+from tasc_engine.model.loading import ModelSource, load_model
+from tasc_runtime.engine.builder import EngineBuilder
+from tasc_runtime.engine_settings import EngineSettings
+from tasc_runtime.protocol import Call
+from tasc_runtime.sampling_options import FieldError, SamplingOptions
 from tasc_store import TaskStore, connect
 
 pytestmark = pytest.mark.redis
@@ -37,19 +37,19 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Task:
 @pytest.fixture(scope="module")
 def worker(
     made: Task, redis_url: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Worker]:
+) -> Iterator[EngineBuilder]:
     with connect(redis_url) as client:
         TaskStore(client).put(made.record)
         cache = tmp_path_factory.mktemp("cache")
-        yield Worker(client, made.record.name, ENGINE, cache_dir=cache)
+        yield EngineBuilder(client, made.record.name, ENGINE, cache_dir=cache)
 
 
 def call(number: int, value: str, adapter: str | None) -> Call:
-    return Call(str(number), value, templated=True, asked=Asked(adapter=adapter))
+    return Call(str(number), value, templated=True, options=SamplingOptions(adapter=adapter))
 
 
 def test_rows_of_one_batch_are_answered_as_by_their_own_merged_models(
-    made: Task, worker: Worker
+    made: Task, worker: EngineBuilder
 ) -> None:
     base = Path(made.record.model)
     merged = {
@@ -69,7 +69,7 @@ def test_rows_of_one_batch_are_answered_as_by_their_own_merged_models(
     assert expected[0] != made.plain(made.prompt(asked[0][0], chat=True), 24).text
 
 
-def test_an_adapter_the_task_has_not_is_refused_by_name(worker: Worker) -> None:
+def test_an_adapter_the_task_has_not_is_refused_by_name(worker: EngineBuilder) -> None:
     with pytest.raises(FieldError, match="'gone'; task .* has z-first, a.second: name") as refused:
         worker.request(call(1, "x", "gone"))
     assert refused.value.field == "adapter"

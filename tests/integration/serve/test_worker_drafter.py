@@ -15,20 +15,20 @@ from transformers import AutoModelForCausalLM
 
 import tiny
 from tasc_draft import DraftIndex, DraftSettings, Tokens, build_index
-from tasc_draft.sources import NEURAL
+from tasc_draft.drafts import NEURAL
 from tasc_engine import StepRecord, UnsupportedModel
+from tasc_engine.drafting.neural.card import DrafterCard, target_fingerprint
+from tasc_engine.drafting.neural.files import save_drafter
+from tasc_engine.drafting.neural.ranking import Ranking
 from tasc_engine.errors import RankingError
-from tasc_engine.neural.card import DrafterCard, target_fingerprint
-from tasc_engine.neural.files import save_drafter
-from tasc_engine.neural.ranking import Ranking
-from tasc_serve.calls import Answer, Call, Refusal
-from tasc_serve.errors import ServeError
-from tasc_serve.neural_metrics import NeuralMetrics
-from tasc_serve.replica import TaskReplica
-from tasc_serve.settings import EngineSettings
-from tasc_serve.worker import Worker
+from tasc_runtime.engine.builder import EngineBuilder
+from tasc_runtime.engine.drafters import NeuralMetrics
+from tasc_runtime.engine_settings import EngineSettings
+from tasc_runtime.errors import ServiceError
+from tasc_runtime.protocol import Answer, Call, Refusal
+from tasc_serve.replica.replica import TaskReplica
 from tasc_store import ArtifactStore, NeuralDrafting, TaskStore
-from tasc_store.artifacts import VOCABULARY
+from tasc_store.artifacts.artifact_store import VOCABULARY
 
 pytestmark = pytest.mark.redis
 ENGINE = EngineSettings(
@@ -74,8 +74,8 @@ class Drafted:
         self.client, self.cache = client, cache
         self.steps: list[StepRecord] = []
 
-    def start(self) -> Worker:
-        self.worker = Worker(
+    def start(self) -> EngineBuilder:
+        self.worker = EngineBuilder(
             self.client, self.record.name, ENGINE, cache_dir=self.cache, on_step=self.steps.append
         )
         return self.worker
@@ -192,7 +192,7 @@ def test_a_ranking_of_the_task_is_drafted_from_and_its_size_told(
 ) -> None:
     how = NeuralDrafting(str(drafter("independent")), "neural", vocabulary, ranked_tokens=20)
     drafted = make(how)
-    with pytest.raises(ServeError, match=f"run `tasc rank-vocabulary {drafted.record.name}`"):
+    with pytest.raises(ServiceError, match=f"run `tasc rank-vocabulary {drafted.record.name}`"):
         drafted.start()
     ranking = ranked(made, made.tokenizer.vocab_size)
     publish_ranking(drafted.client, drafted.record.name, ranking, tmp_path)
@@ -237,7 +237,7 @@ def test_a_drafter_that_breaks_while_it_drafts_is_switched_off_and_answers_go_on
     registry = CollectorRegistry()
     assert worker.drafter is not None
     worker.drafter.tell(NeuralMetrics(registry, LABELS))
-    monkeypatch.setattr("tasc_engine.neural.proposer.NeuralProposer._take_in", None)
+    monkeypatch.setattr("tasc_engine.drafting.neural.proposer.NeuralProposer._take_in", None)
     assert drafted.answers() == expected
     assert drafted.accepted()[0] == 0
     off = {

@@ -8,10 +8,10 @@ from serving import make_task
 
 import tiny
 from tasc_engine import GuideSpec, Sampling
-from tasc_serve.asked import Asked, FieldError, Guide
-from tasc_serve.calls import Call
-from tasc_serve.settings import EngineSettings
-from tasc_serve.worker import Worker
+from tasc_runtime.engine.builder import EngineBuilder
+from tasc_runtime.engine_settings import EngineSettings
+from tasc_runtime.protocol import Call
+from tasc_runtime.sampling_options import AnswerGuide, FieldError, SamplingOptions
 from tasc_store import SamplingDefaults, TaskStore, connect
 
 pytestmark = pytest.mark.redis
@@ -33,11 +33,11 @@ def worker(redis_url, tmp_path_factory):
     )
     with connect(redis_url) as client:
         TaskStore(client).put(record)
-        yield Worker(client, record.name, ENGINE, cache_dir=tmp_path_factory.mktemp("cache"))
+        yield EngineBuilder(client, record.name, ENGINE, cache_dir=tmp_path_factory.mktemp("cache"))
 
 
 def call(**asked):
-    return Call("1", tiny.SENTENCES[0], templated=True, asked=Asked(**asked))
+    return Call("1", tiny.SENTENCES[0], templated=True, options=SamplingOptions(**asked))
 
 
 def test_the_tasks_rule_and_choices_are_the_answers(worker):
@@ -49,7 +49,7 @@ def test_the_tasks_rule_and_choices_are_the_answers(worker):
 
 
 def test_a_requests_own_come_before_them(worker):
-    guide = Guide(GuideSpec("regex", text="[0-9]{4}"), "guided_regex")
+    guide = AnswerGuide(GuideSpec("regex", text="[0-9]{4}"), "guided_regex")
     request = worker.request(call(temperature=0.0, logit_bias=((5, 1.0),), choice=2, guide=guide))
     assert request.sampling == Sampling(top_p=0.9, logit_bias=((5, 1.0),), choice=2)
     (result,) = worker.engine.generate([request])
@@ -60,8 +60,8 @@ def test_a_requests_own_come_before_them(worker):
     ("asked", "field"),
     [
         ({"logit_bias": ((10**6, 1.0),)}, "logit_bias"),
-        ({"guide": Guide(GuideSpec("regex", text="(("), "guided_regex")}, "guided_regex"),
-        ({"guide": Guide(GuideSpec("json_schema", text="{"), "guided_json")}, "guided_json"),
+        ({"guide": AnswerGuide(GuideSpec("regex", text="(("), "guided_regex")}, "guided_regex"),
+        ({"guide": AnswerGuide(GuideSpec("json_schema", text="{"), "guided_json")}, "guided_json"),
         ({"ignore_eos": True}, "ignore_eos"),
     ],
 )
@@ -85,7 +85,7 @@ def test_a_stop_inside_a_choice_is_refused_by_name(worker):
 
 
 def test_a_prompt_that_fills_a_row_is_refused_before_its_guide_is_asked(worker):
-    guide = Guide(GuideSpec("regex", text="(("), "guided_regex")
+    guide = AnswerGuide(GuideSpec("regex", text="(("), "guided_regex")
     long = replace(call(guide=guide), prompt=(1,) * 128)
     with pytest.raises(FieldError, match="has 128 tokens; a row holds 128") as refused:
         worker.request(long)

@@ -8,7 +8,7 @@ from ray import serve
 from serving import ALPHA, BETA, MODEL_LEN, Service, Task, make_task
 
 import tiny
-from tasc_jobs.index_job import build_and_publish
+from tasc_jobs.index.build import build_and_publish
 from tasc_serve import app
 from tasc_serve.settings import ServeSettings
 from tasc_store import CorpusRow, CorpusStore, TaskStore, connect

@@ -15,7 +15,7 @@ import pytest
 from serving import BETA, Ask, Service, replica_pids
 
 import tiny
-from support import eventually
+from support import DEADLINE_S, eventually
 
 pytestmark = [
     pytest.mark.ray,
@@ -45,7 +45,7 @@ class Client:
         self._body = body | {"stream": True}
 
     def run(self) -> "Client":
-        with httpx.stream("POST", self._url, json=self._body, timeout=120) as response:
+        with httpx.stream("POST", self._url, json=self._body, timeout=DEADLINE_S) as response:
             assert response.status_code == 200, response.read()
             for line in response.iter_lines():
                 if line.startswith("data: {"):
@@ -69,7 +69,7 @@ def body_of(value: str, **more: Any) -> dict[str, Any]:
 
 def whole(service: Service, body: dict[str, Any]) -> dict[str, Any]:
     """Text and tokens; log-probabilities differ in the last place by who shares the batch."""
-    response = httpx.post(f"{service.base}/v1/completions", json=body, timeout=120)
+    response = httpx.post(f"{service.base}/v1/completions", json=body, timeout=DEADLINE_S)
     assert response.status_code == 200, response.text
     (choice,) = response.json()["choices"]
     tokens = choice["logprobs"] and choice["logprobs"]["tokens"]
@@ -104,7 +104,7 @@ def answers_outlive(service: Service, harm: Callable[[], None]) -> None:
         coming: list[Future[Any]] = [pool.submit(stream.run) for stream in streams]
         later = [pool.submit(whole, service, body) for body in asked * CROWD]
         for stream in streams[:CROWD]:
-            assert stream.begun.wait(60)
+            assert stream.begun.wait(DEADLINE_S)
         harm()
         for future in coming:
             future.result()

@@ -12,9 +12,9 @@ from serving import ALPHA, BETA, Ask, publish
 import tiny
 from support import eventually
 from tasc_draft import DraftIndex
-from tasc_jobs.index_job import build_and_publish
-from tasc_serve.errors import IndexRefused
-from tasc_serve.worker import Worker
+from tasc_jobs.index.build import build_and_publish
+from tasc_runtime.engine.builder import EngineBuilder
+from tasc_runtime.errors import IndexRefused
 from tasc_store import CorpusRow, CorpusStore, connect
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis]
@@ -69,7 +69,9 @@ def test_an_index_of_another_tokenizer_is_never_served(service):
     try:
         bad = publish(store, replace(good, corpus=replace(good.corpus, fingerprint="f" * 32)))
         with connect(service.redis_url) as client, pytest.raises(IndexRefused) as refused:
-            Worker(client, ALPHA, service.settings.engine, cache_dir=service.settings.cache_dir)
+            EngineBuilder(
+                client, ALPHA, service.settings.engine, cache_dir=service.settings.cache_dir
+            )
         assert all(f in str(refused.value) for f in ("f" * 32, tokenizer.fingerprint))
         for one in BAG[:4]:
             assert service.answer(one) == service.expected(one)

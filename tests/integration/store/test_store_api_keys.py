@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import redis
 
-from tasc_store import ApiKey, ApiKeys, FirstTries, StoreUnreachable, UnknownKey
-from tasc_store.api_keys import digest_of
+from tasc_store import ApiKey, ApiKeys, IdempotencyStore, StoreUnreachable, UnknownKey
+from tasc_store.access.api_keys import digest_of
 from tasc_store.keys import API_KEYS
 
 pytestmark = pytest.mark.redis
@@ -98,7 +98,7 @@ def test_a_server_that_is_gone_is_named() -> None:
 
 
 def test_of_many_first_tries_at_once_one_note_stands(client: redis.Redis) -> None:
-    tries = FirstTries(client, ttl_s=60)
+    tries = IdempotencyStore(client, ttl_s=60)
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda i: tries.claim("t", "once", f"note {i}"), range(50)))
     assert len(set(found)) == 1
@@ -106,7 +106,7 @@ def test_of_many_first_tries_at_once_one_note_stands(client: redis.Redis) -> Non
 
 
 def test_the_first_answer_stays_and_is_what_later_tries_find(client: redis.Redis) -> None:
-    tries = FirstTries(client, ttl_s=60)
+    tries = IdempotencyStore(client, ttl_s=60)
     tries.claim("t", "kept", "note")
     for answer in (b"one", b"two"):
         tries.keep("t", "kept", answer)
@@ -117,7 +117,7 @@ def test_the_first_answer_stays_and_is_what_later_tries_find(client: redis.Redis
 def test_all_of_it_is_forgotten_in_time_and_an_answer_without_its_note_is_not_kept(
     client: redis.Redis,
 ) -> None:
-    tries = FirstTries(client, ttl_s=60)
+    tries = IdempotencyStore(client, ttl_s=60)
     tries.keep("t", "never claimed", b"answer")
     tries.claim("t", "claimed", "note")
     tries.keep("t", "claimed", b"answer")

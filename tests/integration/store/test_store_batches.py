@@ -7,13 +7,13 @@ import pytest
 import redis
 
 from storage_contract import DATA, ROOM, ask, keep
-from tasc_serve.batch_storage import RedisStorage
-from tasc_store import StoreError, batch_scripts, keys
-from tasc_store.batch_leases import BatchLease, Counts, take_batch
-from tasc_store.batch_queue import BatchQueue
-from tasc_store.batches import BatchFault
+from tasc_serve.http.batches.batch_storage import RedisStorage
+from tasc_store import StoreError, keys
+from tasc_store.batches import batch_scripts
+from tasc_store.batches.batch_store import BatchFault
+from tasc_store.batches.files import FileStore, Upload
+from tasc_store.batches.leases import BatchLease, BatchQueue, Counts, take_batch
 from tasc_store.errors import BatchEnded, LeaseLost, UnknownBatch
-from tasc_store.files import FileStore, Upload
 
 pytestmark = pytest.mark.redis
 

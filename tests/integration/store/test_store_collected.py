@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasc_store import CollectedRow, CollectedRows, JobResults, StoreFull
-from tasc_store.collected import MOST_ROWS
-from tasc_store.job_results import KEPT_S, MAX_BATCH
+from tasc_store.batches.job_results import KEPT_S, MAX_BATCH
+from tasc_store.corpus.collected import MOST_ROWS
 
 pytestmark = pytest.mark.redis
 WIDE = {"max_rows": 1000, "max_bytes": 1 << 20}

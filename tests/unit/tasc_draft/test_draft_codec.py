@@ -202,7 +202,7 @@ def test_mutations_are_refused_or_change_nothing(path: Path, everything: bool, s
             seen["same"] += 1
         except IndexFileError as error:
             seen[str(error).removeprefix(f"{other} ")[:18]] += 1
-    assert seen["same"] > 2  # in the padding
+    assert seen["same"] > 10  # in the padding; about one in thirty
     assert len(seen) >= 5, seen
 
 

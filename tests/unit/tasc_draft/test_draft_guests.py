@@ -1,8 +1,8 @@
-"""A guest's tree in the n-grams' own: mixed as said, and the likeliest paths within the limits."""
+"""A guest's tree in the n-grams' own: mixed as said, and trusted as the target taught."""
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -24,28 +24,129 @@ from draft_cases import (
 from draft_checks import Limits, Tree, assert_valid, left_out, tree
 from draft_examples import examples
 from draft_reference import Chances, Path, TascReference, followers
-from guest_cases import (
-    Guests,
-    both,
-    drafts_of,
-    guests,
-    ngrams,
-    numbers_at,
-    said_by,
-    set_trust,
-    trust,
-    with_guest,
-)
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tasc_draft import (
+    SOURCES,
     DraftIndex,
+    Drafts,
     DraftSettings,
+    NgramProposer,
     Tokens,
     build_index,
 )
-from tasc_draft.mixture.guests import CELLS, TRUST
+from tasc_draft.mixture.candidates import NODE
+from tasc_draft.mixture.external_tree import (
+    CELLS,
+    LEAST,
+    MOST_ADDED,
+    MOST_EXPONENT,
+    RATE,
+    SURE,
+    TRUST,
+    UNNAMED,
+    first_trust,
+    guest_of,
+    mix,
+)
+
+Guests = dict[Path, float]  # the chance of each path's last token behind the others
+
+
+@st.composite
+def guests(draw: st.DrawFn) -> Guests:
+    paths: list[Path] = [()]
+    found: Guests = {}
+    for _ in range(draw(st.integers(0, 8))):
+        path = (*draw(st.sampled_from(paths)), draw(st.integers(0, 8)))
+        if path not in found:
+            left = 1 - sum(said_by(found, path[:-1]).values())
+            found[path] = left * draw(st.integers(1, 99)) / 100  # sure ones, too
+            paths.append(path)
+    return found
+
+
+def drafts_of(rows: Sequence[Guests]) -> Drafts:
+    tokens, parents, depths, logp, offsets = [], [], [], [], [0]
+    for row in rows:
+        places: dict[Path, int] = {(): -1}
+        for path in sorted(row, key=len):
+            places[path] = len(places) - 1
+            tokens.append(path[-1])
+            parents.append(places[path[:-1]])
+            depths.append(len(path))
+            logp.append(sum(math.log(row[path[: i + 1]]) for i in range(len(path))))
+        offsets.append(len(tokens))
+    return Drafts(
+        ids(tokens), ids(parents), np.array(depths, np.int16), ids(offsets),
+        np.array(logp, np.float32), np.full(len(tokens), SOURCES.index("neural"), np.int8),
+    )  # fmt: skip
+
+
+def said_by(guest: Guests, path: Path) -> dict[int, float]:
+    return {p[-1]: chance for p, chance in guest.items() if p[:-1] == path}
+
+
+def both(
+    own: dict[int, float], others: dict[int, float], numbers: Sequence[float]
+) -> tuple[dict[int, float], float]:
+    """The chance of each token, and of none of them.
+
+    Args:
+        numbers: Two exponents, what is added for tokens each did not name, and for all others.
+    """
+    if not own:
+        return others, 1 - sum(others.values())
+    raw, none = dict.fromkeys(own | others, 1.0), math.exp(numbers[4])
+    for side, by, added in zip((own, others), numbers, numbers[2:], strict=False):
+        left, unnamed = 1 - sum(side.values()), len(raw) - len(side)
+        shared = UNNAMED * left if unnamed else 0.0
+        for token in raw:
+            named = side.get(token)
+            raw[token] *= max(named or shared / unnamed, LEAST) ** by
+            raw[token] *= 1.0 if named else math.exp(added)
+        none *= max(left - shared, LEAST) ** by
+    whole = sum(raw.values()) + none
+    return {token: chance / whole for token, chance in raw.items()}, none / whole
+
+
+def cell(own: dict[int, float], depth: int) -> int:
+    """Of the numbers that a node has besides those of all nodes."""
+    return 1 + 3 * (depth > 0) + sum(max(own.values()) > sure for sure in SURE)
+
+
+def numbers_at(trust: np.ndarray, own: dict[int, float], depth: int) -> list[float]:
+    found = trust[0] + trust[cell(own, depth)]
+    return [*np.maximum(found[:2], 0.0).tolist(), *found[2:].tolist()]
+
+
+def ngrams(mixture: str = "mixed") -> NgramProposer:
+    setting = DraftSettings(
+        mixture=mixture, min_prob=0.0, recent_tokens=0, num_speculative_tokens=12
+    )
+    return make_proposer(make_index([[1, 2, 3], [4, 5, 1]] * 9), setting)
+
+
+def with_guest(proposer: NgramProposer, *rows: Guests) -> Drafts:
+    return proposer.propose(ids(range(len(rows))), ids([12] * len(rows)), None, drafts_of(rows))
+
+
+def trust(proposer: NgramProposer) -> np.ndarray:
+    return proposer._learnt.trust.copy()
+
+
+def set_trust(proposer: NgramProposer, trust: np.ndarray) -> None:
+    proposer._learnt.trust[:] = trust
+
+
+def told(proposer: NgramProposer, guest: Guests, *said: int) -> None:
+    """One answer, drafted for once."""
+    begun(proposer, 0, [], [])
+    with_guest(proposer, guest)
+    proposer.observe(0, ids(said))
+    proposer.finish(0)
+
 
 Own = Callable[[Path], dict[int, float]]
 SLACK = 1e-4  # float32 of products, powers and their sums
@@ -240,3 +341,129 @@ def test_a_guest_of_other_rows_is_refused() -> None:
     begun(proposer, 0, [], [])
     with pytest.raises(ValueError, match="2 rows"):
         proposer.propose(ids([0]), ids([12]), None, drafts_of([{}, {}]))
+
+
+@pytest.mark.parametrize("mixture", ["mixed", "tasc"])
+def test_a_guest_that_is_right_is_trusted_and_one_that_is_wrong_is_not(mixture: str) -> None:
+    """The corpus says 1, prompts say nothing, and the guest says 7 and is as sure each time."""
+    chance = {}
+    for said in (7, 1):
+        proposer = ngrams(mixture)
+        for _ in range(40):
+            begun(proposer, 0, [], [])
+            chance[said] = math.exp(tree(with_guest(proposer, {(7,): 0.5}))[(7,)].logp)
+            proposer.observe(0, ids([said]))
+            proposer.finish(0)
+    assert chance[7] > chance[1] + 0.1
+
+
+@pytest.mark.parametrize("said", [1, 4, 7, 9])
+def test_what_is_learnt_is_the_gradient_of_the_likelihood(said: int) -> None:
+    """Tokens that both named, each alone, and nobody."""
+    proposer, guest, own = ngrams("tasc"), {(1,): 0.2, (7,): 0.7}, {1: 0.5, 4: 0.5}
+    before = np.zeros((CELLS, len(TRUST)), np.float32)
+    before[0], before[cell(own, 0)] = (0.6, 0.4, -0.5, 0.3, 0.2), (0.1, 0.2, 0.3, -0.4, 0.5)
+    set_trust(proposer, before)
+    told(proposer, guest, said)
+    moved = trust(proposer)
+
+    def likelihood(numbers: np.ndarray) -> float:
+        chances, none = both(own, said_by(guest, ()), numbers.tolist())
+        return math.log(chances.get(said, none))
+
+    at, step = (before[0] + before[cell(own, 0)]).astype(float), 1e-5
+    by = np.array([likelihood(at + step * k) - likelihood(at) for k in np.eye(len(at))]) / step
+    for each in (0, cell(own, 0)):
+        wanted = before[each] + RATE * by / np.sqrt(1 + by * by)
+        assert moved[each].tolist() == pytest.approx(wanted.tolist(), rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("number", "bound"),
+    [(0, -MOST_EXPONENT), (1, MOST_EXPONENT), (2, MOST_ADDED), (3, -MOST_ADDED), (4, -MOST_ADDED)],
+)
+def test_trust_ends_at_its_bounds(number: int, bound: float) -> None:
+    """The corpus says 1 or 4, the guest alone names what comes."""
+    proposer, nearly = ngrams("tasc"), np.zeros((CELLS, len(TRUST)), np.float32)
+    nearly[0, number] = bound * (1 - 1e-6)
+    if number == 0:  # together they are just heard
+        nearly[cell({1: 0.5, 4: 0.5}, 0), 0] = MOST_EXPONENT
+    set_trust(proposer, nearly)
+    told(proposer, {(7,): 0.6}, 7)
+    assert trust(proposer)[0, number] == bound
+    proposer.check_integrity()
+    set_trust(proposer, 1.001 * trust(proposer))
+    with pytest.raises(AssertionError, match="weights"):
+        proposer.check_integrity()
+
+
+def test_nodes_of_a_depth_and_a_sureness_have_numbers_of_their_own() -> None:
+    proposer, guest = ngrams("tasc"), {(1,): 0.5, (1, 2): 0.3}
+    told(proposer, guest, 9)  # SEP is followed by 1 or 4
+    first = moved_cells(trust(proposer), first_trust())
+    before = trust(proposer)
+    told(proposer, guest, 1, 9)  # 1 by 2, surely
+    assert first == {0, cell({1: 0.5, 4: 0.5}, 0)}
+    assert moved_cells(trust(proposer), before) == first | {cell({2: 1.0}, 1)}
+
+
+def moved_cells(trust: np.ndarray, before: np.ndarray) -> set[int]:
+    return set(np.flatnonzero((trust != before).any(1)).tolist())
+
+
+@pytest.mark.parametrize(("said", "moves"), [(1, False), (7, True)])
+def test_an_exponent_that_is_nothing_gets_no_less_but_may_rise(said: int, moves: bool) -> None:
+    """The guest names 7 alone."""
+    proposer, before = ngrams("tasc"), np.zeros((CELLS, len(TRUST)), np.float32)
+    own = cell({1: 0.5, 4: 0.5}, 0)
+    before[0, :2], before[own, 1] = (0.5, -0.2), 0.1
+    set_trust(proposer, before)
+    told(proposer, {(7,): 0.9}, said)
+    moved = trust(proposer) - before
+    assert (moved[0, 1] > 0) == (moved[own, 1] > 0) == moves
+    assert moves or not moved[:, 1].any()
+    assert moved[0, 0] != 0.0  # the others' is learnt
+
+
+def test_what_n_grams_found_without_a_chance_they_have_named() -> None:
+    nodes = np.zeros(1, NODE)
+    node = nodes[0]
+    node["width"] = node["wide"] = 3
+    node["candidates"][:3], node["chance"][:3] = (1, 2, 3), (0.8, 0.0, 0.0)
+    node["guest"], guest = 0, guest_of(drafts_of([{(7,): 0.5, (2,): 0.25}]))
+    mix(first_trust(), node, guest)
+    hopeless = 1e-9  # less than what counts
+    wanted, none = both({1: 0.8, 2: hopeless, 3: hopeless}, {7: 0.5, 2: 0.25}, TRUST)
+    found = dict(zip(node["candidates"][:4].tolist(), node["mixed"][:4].tolist(), strict=True))
+    assert found == pytest.approx(wanted, rel=1e-4)
+    assert node["none"] == pytest.approx(none, rel=1e-4)
+
+
+def test_how_little_a_guest_leaves_out_is_learnt() -> None:
+    """It names the token that comes next with little probability, but names it each time."""
+    chance = {}
+    for times in (1, 200):
+        proposer = ngrams("tasc")
+        for i in range(times):
+            begun(proposer, 0, [], [])
+            nodes = tree(with_guest(proposer, {(5 + i % 3,): 0.02, (8,): 0.01}))
+            chance[times] = math.exp(nodes[(5 + i % 3,)].logp)
+            proposer.observe(0, ids([5 + i % 3]))
+            proposer.finish(0)
+    assert chance[200] > 5 * chance[1]
+
+
+def test_nothing_of_a_guest_is_learnt_at_rate_zero() -> None:
+    setting = DraftSettings(min_prob=0.0, learning_rate=0.0)
+    proposer = make_proposer(make_index([[1, 2, 3]] * 9), setting)
+    told(proposer, {(7,): 0.5}, 7)
+    assert (trust(proposer) == first_trust()).all()
+
+
+def test_another_index_leaves_trust_as_it_is() -> None:
+    proposer = ngrams()
+    told(proposer, {(7,): 0.5}, 7)
+    before = trust(proposer)
+    proposer.set_index(make_index([[3, 2, 1]] * 4))
+    assert (trust(proposer) == before).all()
+    assert (before != first_trust()).any()

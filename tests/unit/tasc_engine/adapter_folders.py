@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from tasc_engine.layout import Feed
-from tasc_engine.loading import ModelSource, load_model
+from tasc_engine.model.loading import ModelSource, load_model
 
 SPACE = 48  # cache places of a row
 # Of each row: its adapter's number, tokens it brings in the first step and the second, and parents

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from choosing_reference import reference_choice
 from tasc_draft import Drafts
-from tasc_engine import Sampling, choosing_tensors
-from tasc_engine.allowed import Allowed
-from tasc_engine.choosing import Chooser
-from tasc_engine.sampling import uniforms
+from tasc_engine import Sampling
+from tasc_engine.sampling import tensor_sampler as choosing_tensors
+from tasc_engine.sampling.parameters import uniforms
+from tasc_engine.sampling.row_parameters import Allowed
+from tasc_engine.sampling.sampler import Sampler
 
 CAPACITY = 256
 
@@ -30,22 +31,22 @@ def ints(values: Sequence[int]) -> np.ndarray:
     return np.array(values, np.int32)
 
 
-def begin(chooser: Chooser, row: int, asked: Asked) -> None:
+def begin(chooser: Sampler, row: int, asked: Asked) -> None:
     chooser.start(row, ints(asked.prompt), asked.sampling)
     for token in asked.answer:
         chooser.observe(row, ints([token]))
 
 
-def chooser_of(asked: Sequence[Asked], vocab_size: int) -> Chooser:
+def chooser_of(asked: Sequence[Asked], vocab_size: int) -> Sampler:
     """Row i is what is asked i-th."""
-    chooser = Chooser(len(asked), CAPACITY, vocab_size)
+    chooser = Sampler(len(asked), CAPACITY, vocab_size)
     for row, one in enumerate(asked):
         begin(chooser, row, one)
     return chooser
 
 
 def both(
-    chooser: Chooser,
+    chooser: Sampler,
     logits: Tensor,
     rows: Sequence[int],
     drafts: Drafts | None = None,

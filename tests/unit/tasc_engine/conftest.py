@@ -9,7 +9,7 @@ import pytest
 
 from tasc_draft import DraftIndex, DraftSettings, NgramProposer
 from tasc_engine import Engine, EngineConfig, ModelSource, StepRecord, Target
-from tasc_engine.cost import StepCosts
+from tasc_engine.step.cost import StepCosts
 from tasc_text import TaskTokenizer
 from tiny import make_folder
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tasc_engine.guides import Guide
+from tasc_engine.guided import Guide
 from tasc_engine.request import GuideSpec
 
 GuideMaker = Callable[[], Guide]

@@ -1,17 +1,26 @@
-"""Compiled code and tensors choose what a plain reading of the rule chooses, in any draft tree."""
+"""A token is what a plain reading of its rule says, and depends on its row's own past alone."""
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from choosing_cases import Asked, allowed_of, alone, both, chooser_of, expected
+from choosing_cases import Asked, allowed_of, alone, begin, both, chooser_of, expected, ints
 from draft_trees import forest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paired import paired
-from tasc_engine import Sampling, choosing_tensors
+from tasc_engine import Sampling
+from tasc_engine.model.operations import greatest
+from tasc_engine.sampling import tensor_sampler as choosing_tensors
+from tasc_engine.sampling.logprobs import token_logprobs
+from tasc_engine.sampling.row_parameters import Allowed
+from tasc_engine.sampling.sampler import Sampler, is_warm, warm_up
+from tasc_engine.step.accept import accept
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 EACH = {
@@ -161,3 +170,273 @@ def test_a_logit_of_zero_stays_zero_under_a_repetition_penalty() -> None:
         asked = Asked(Sampling(repetition_penalty=factor), prompt=(0, 1))
         assert alone(asked, [0.0, -0.0, -1.0]) == 0
         assert alone(asked, [-1e-9, -0.0, 0.0]) == 1
+
+
+VOCAB = 40
+LENGTH = 140  # beyond the random numbers that are fetched at once
+NO_END = np.zeros(VOCAB, bool)
+WARM = Sampling(temperature=1.0, seed=11)
+RULES = [
+    Sampling(),
+    WARM,
+    Sampling(temperature=0.8, top_p=0.9, top_k=9, seed=2),
+    Sampling(temperature=1.2, repetition_penalty=1.4, frequency_penalty=0.2, seed=3),
+    Sampling(presence_penalty=1.5, frequency_penalty=-0.1, logit_bias=((3, 1.0),)),
+    Sampling(temperature=0.7, min_p=0.05, presence_penalty=0.4, seed=5, choice=2),
+]
+Tree = tuple[list[int], list[int]]
+
+
+def logits_behind(row: int, tokens: list[int]) -> np.ndarray:
+    """A model that remembers three tokens."""
+    return np.random.default_rng([row, *tokens[-3:]]).standard_normal(VOCAB) * 1.5
+
+
+def places_of(row: int, tokens: list[int], tree: Tree) -> list[np.ndarray]:
+    """Its logits behind some tokens, and at each node of a draft."""
+    paths = [tokens]
+    for parent, token in zip(*tree, strict=True):
+        paths.append([*paths[parent + 1], token])
+    return [logits_behind(row, path) for path in paths]
+
+
+def decode(rows: list[int], draft: Callable[[int, int], Tree]) -> tuple[list[list[int]], int, int]:
+    """Answers of some rules' rows, together; how many draft tokens were accepted, and not."""
+    asked = [Asked(RULES[row], prompt=(row, 1, 2)) for row in rows]
+    chooser, answers = chooser_of(asked, VOCAB), [[] for _ in rows]
+    going, accepted, drafted = list(range(len(rows))), 0, 0
+    while going:
+        trees = [draft(rows[i], len(answers[i])) for i in going]
+        drafts = forest([tree for tree, _ in trees], [tokens for _, tokens in trees])
+        lines = [
+            line
+            for i, tree in zip(going, trees, strict=True)
+            for line in places_of(rows[i], [*asked[i].prompt, *answers[i]], tree)
+        ]
+        chosen = np.array(both(chooser, torch.from_numpy(np.stack(lines)), going, drafts))
+        room, ends = ints([LENGTH - len(answers[i]) for i in going]), np.ones(len(going), bool)
+        found = accept(chosen, drafts, room, ends, NO_END)
+        accepted, drafted = accepted + int(found.followed.sum()), drafted + len(drafts.tokens)
+        for i, tokens, n in zip(list(going), found.tokens, found.emitted, strict=True):
+            answers[i] += tokens[:n].tolist()
+            chooser.observe(i, tokens[:n])
+            if len(answers[i]) >= LENGTH:
+                chooser.finish(i)
+                going.remove(i)
+    return answers, accepted, drafted - accepted
+
+
+def test_answers_are_those_of_one_by_one_whatever_is_drafted_and_whoever_is_beside() -> None:
+    rows, make = list(range(len(RULES))), np.random.default_rng(0)
+    truth = [decode([row], lambda *_: ([], []))[0][0] for row in rows]
+    assert len({tuple(answer) for answer in truth}) == len(rows)
+
+    def sometimes_right(row: int, at: int) -> Tree:
+        chain = [t if make.random() < 0.7 else 9 for t in truth[row][at : at + 4]]
+        wrong = [(t + 1) % VOCAB for t in chain]
+        return [-1, *range(len(chain) - 1), *range(-1, len(wrong) - 1)][: 2 * len(chain)], [
+            *chain,
+            *wrong,
+        ]
+
+    for together in (rows, rows[::-1], [3], [4, 1]):
+        answers, accepted, rejected = decode(together, sometimes_right)
+        assert answers == [truth[row] for row in together]
+        assert accepted > 20
+        assert rejected > 20
+
+
+def test_a_place_does_not_depend_on_other_branches_or_rows() -> None:
+    asked = [Asked(rule, answer=(1, 5, 5)) for rule in RULES]
+    chooser, make = chooser_of(asked, VOCAB), np.random.default_rng(4)
+    for row, rule in enumerate(RULES):
+        own = torch.from_numpy(make.standard_normal((3, VOCAB)))
+        first = alone(asked[row], own[0])
+        chain = both(chooser, own[:2], [row], forest([(-1,)], [(first,)]))
+        other = torch.from_numpy(make.standard_normal((1, VOCAB)))
+        tree = torch.cat((own[:1], other, own[1:2], other, other))
+        branches = forest([(-1, -1, 1), ()], [((first + 1) % VOCAB, first, 7), ()])
+        beside = both(chooser, tree, [row, (row + 1) % len(RULES)], branches)
+        assert [beside[0], beside[2]] == chain, rule
+        assert beside[1] == -2
+
+
+def test_a_node_is_of_its_own_position() -> None:
+    """The same logits everywhere: random numbers, hence tokens, are those of the positions."""
+    line = torch.zeros(VOCAB, dtype=torch.float64)
+    tokens = [alone(Asked(WARM, answer=(0,) * n), line) for n in range(130)]
+    assert len(set(tokens)) > 20
+    for begin_at in (0, 1, 60, 64, 65, 66, 100):
+        asked = Asked(WARM, answer=(0,) * begin_at)
+        chain = tokens[begin_at : begin_at + 29]
+        drafts = forest([range(-1, 28)], [chain])
+        assert (
+            both(chooser_of([asked], VOCAB), line.expand(30, -1), [0], drafts)
+            == (tokens[begin_at : begin_at + 30])
+        )
+
+
+def test_tokens_may_be_told_many_at_once() -> None:
+    line = torch.zeros(1, VOCAB, dtype=torch.float64)
+    rule = replace(WARM, frequency_penalty=0.1)
+    one_by_one = alone(Asked(rule, answer=(1, 2) * 75), line[0])
+    chooser = chooser_of([Asked(rule)], VOCAB)
+    chooser.observe(0, ints((1, 2) * 75))
+    assert both(chooser, line, [0]) == [one_by_one]
+
+
+def test_answers_to_one_prompt_differ_and_repeat() -> None:
+    line = torch.zeros(1, 10_000, dtype=torch.float64)
+    numbers = [
+        (seed, choice, prompt) for seed in (0, 1) for choice in (0, 1, 2) for prompt in (0, 1)
+    ]
+    rules = [
+        replace(WARM, seed=seed, choice=choice, prompt=prompt) for seed, choice, prompt in numbers
+    ]
+    chooser = chooser_of([Asked(rule) for rule in rules * 2], 10_000)
+    found = both(chooser, line.expand(2 * len(rules), -1), range(2 * len(rules)))
+    assert found[: len(rules)] == found[len(rules) :]
+    assert len(set(found)) == len(rules)
+
+
+def test_a_row_that_is_used_again_remembers_nothing() -> None:
+    make, chooser = np.random.default_rng(6), Sampler(2, 256, VOCAB)
+    for before in RULES:
+        for after in RULES:
+            begin(chooser, 1, Asked(before, prompt=(1, 2, 3), answer=tuple(range(30))))
+            chooser.finish(1)
+            assert not chooser.rules.held.any()
+            begin(chooser, 1, Asked(after, prompt=(5,), answer=(7, 8)))
+            line = torch.from_numpy(make.standard_normal(VOCAB))
+            expected = alone(Asked(after, prompt=(5,), answer=(7, 8)), line)
+            assert both(chooser, line[None], [1]) == [expected]
+            chooser.finish(1)
+
+
+def test_choosing_changes_nothing() -> None:
+    asked = [Asked(rule, answer=(1, 1, 2)) for rule in RULES]
+    chooser, logits = chooser_of(asked, VOCAB), torch.zeros(3 * len(RULES), VOCAB)
+    drafts = forest([(-1, 0)] * len(RULES), [(0, 0)] * len(RULES))
+    held, first = chooser.rules.held.copy(), both(chooser, logits, range(len(RULES)), drafts)
+    assert both(chooser, logits, range(len(RULES)), drafts) == first
+    assert (chooser.rules.held == held).all()
+    assert held.any()
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_where_a_logit_is_no_number_nothing_is_chosen(rule) -> None:
+    for width in (VOCAB, 64, 130):
+        for where in range(0, width, 3):
+            logits = torch.zeros(width, dtype=torch.float64)
+            logits[where] = torch.nan
+            assert alone(Asked(rule), logits) == -1
+            if not rule.plain:
+                logits[where] = torch.inf
+                assert alone(Asked(rule), logits) == -1
+            # Hidden behind a mask it is none the less.
+            rest = allowed_of([set(range(width)) - {where}], [0], width)
+            assert alone(Asked(rule), logits, rest) == -1
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_where_nothing_may_be_said_nothing_is_chosen(rule) -> None:
+    none = allowed_of([set()], [0], VOCAB)
+    assert alone(Asked(rule), torch.zeros(VOCAB), none) == -1
+    impossible = torch.full((VOCAB,), -torch.inf, dtype=torch.float64)
+    some = allowed_of([{1, 2}], [0], VOCAB)
+    assert alone(Asked(rule), impossible, some) == -1
+    assert alone(Asked(rule), impossible) == (0 if rule.plain else -1)
+    impossible[7] = -1e300
+    assert alone(Asked(rule), impossible) == 7
+    assert alone(Asked(rule), impossible, some) == -1
+    assert alone(Asked(rule), impossible, allowed_of([{3, 7}], [0], VOCAB)) == 7
+
+
+def test_plain_rows_say_what_is_said_without_rules() -> None:
+    odd = torch.tensor([0.0, 1.0, torch.inf, -torch.inf, torch.nan, 2.0])
+    make, chooser = np.random.default_rng(8), chooser_of([Asked(Sampling()), Asked(WARM)], VOCAB)
+    assert chooser.plain(ints([0, 0]))
+    assert not chooser.plain(ints([0, 1]))
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        logits = odd[make.integers(0, 6, (2, VOCAB))].to(dtype)
+        logits[0] = odd[make.integers(0, 4, VOCAB)].to(dtype)
+        assert both(chooser, logits, [0, 0]) == greatest(logits).tolist()
+        masked = Allowed(np.zeros((0, 2), np.uint32), ints([-1, -1]))
+        assert both(chooser, logits, [0, 0], allowed=masked) == greatest(logits).tolist()
+    chooser.finish(1)
+    assert chooser.plain(ints([0, 1]))
+
+
+def test_no_rows_choose_nothing() -> None:
+    chooser = chooser_of([Asked(WARM)], VOCAB)
+    assert both(chooser, torch.zeros(0, VOCAB), []) == []
+
+
+def test_ids_outside_the_vocabulary_and_other_logits_are_refused() -> None:
+    chooser = Sampler(1, 8, VOCAB)
+    for token in (-1, VOCAB):
+        with pytest.raises(ValueError, match=f"token {token}; ids go from 0 to {VOCAB - 1}"):
+            chooser.start(0, ints([0]), Sampling(logit_bias=((token, 1.0),)))
+    with pytest.raises(ValueError, match=f"41 logits for a vocabulary of {VOCAB}"):
+        both(chooser, torch.zeros(1, 41), [0])
+
+
+def test_tensors_are_for_logits_elsewhere(monkeypatch) -> None:
+    seen = []
+    monkeypatch.setattr(choosing_tensors, "choose", lambda *args: seen.append(args) or ints([3]))
+    warm_up(torch.float64, torch.device("meta"))
+    assert is_warm(torch.float64, torch.device("meta"))
+    seen.clear()
+    chooser = chooser_of([Asked(WARM)], VOCAB)
+    logits, drafts = torch.zeros(1, VOCAB, device="meta"), forest([()])
+    assert chooser.choose(logits, ints([0]), drafts, None).tolist() == [3]
+    assert seen[0][0] is logits
+    assert seen[0][4] is chooser.rules
+
+
+def plain(logits: torch.Tensor) -> list[float]:
+    line = logits.double().tolist()
+    whole = math.fsum(math.exp(x - max(line)) for x in line)
+    return [x - max(line) - math.log(whole) for x in line]
+
+
+@settings(deadline=None)
+@given(
+    st.integers(1, 40),
+    st.integers(0, 2**32),
+    st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.float16]),
+    st.lists(st.integers(0, 20), min_size=1, max_size=5),
+)
+def test_tokens_are_as_likely_as_a_plain_softmax_says(width, seed, dtype, most) -> None:
+    make = np.random.default_rng(seed)
+    logits = torch.from_numpy(make.standard_normal((7, width)).round(1) * 3).to(dtype)
+    places, tokens = make.integers(0, 7, len(most)), make.integers(0, width, len(most))
+    told = token_logprobs(logits, places, tokens, most)
+    assert [one.token for one in told] == tokens.tolist()
+    for one, place, count in zip(told, places, most, strict=True):
+        right = plain(logits[place])
+        # Equal logits are equally likely to the bit.
+        order = sorted(range(width), key=lambda token: (-float(logits[place, token]), token))
+        assert one.logprob == pytest.approx(right[one.token], abs=1e-12)
+        assert [token for token, _ in one.top] == order[:count]
+        assert [value for _, value in one.top] == pytest.approx(
+            [right[token] for token in order[:count]], abs=1e-12
+        )
+
+
+def test_of_equal_ones_the_first_are_told() -> None:
+    logits = torch.zeros(1, 5000)
+    logits[0, [4000, 17]] = 1.0
+    told = token_logprobs(logits, np.array([0]), np.array([3]), [5])
+    assert [token for token, _ in told[0].top] == [17, 4000, 0, 1, 2]
+
+
+def test_what_is_impossible_is_not_told() -> None:
+    logits = torch.tensor([[-torch.inf, 2.0, -torch.inf, 2.0]])
+    told = token_logprobs(logits, np.array([0]), np.array([3]), np.array([4]))
+    assert told[0].logprob == pytest.approx(math.log(0.5))
+    assert told[0].top == ((1, told[0].logprob), (3, told[0].logprob))
+
+
+def test_nothing_is_told_of_no_places() -> None:
+    assert token_logprobs(torch.zeros(3, 4), np.zeros(0, np.int64), np.zeros(0, np.int64), []) == []

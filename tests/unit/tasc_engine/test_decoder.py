@@ -18,9 +18,9 @@ from transformers import (
 )
 
 from paired import paired
-from tasc_engine.attention import RowCache, on_device
-from tasc_engine.decoder import LeanDecoder, lean
+from tasc_engine.kv.cache import RowCache, on_device
 from tasc_engine.layout import lay_out, plain_feed
+from tasc_engine.model.decoder import LeanDecoder, lean
 
 FAMILIES = (LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config)
 TOKENS = 14

@@ -1,9 +1,27 @@
-"""What surrounds decoding: admission, refusal, cancellation, stop strings, records."""
+"""What surrounds decoding: admission, refusal, cancellation, records; failures harm nobody else."""
 
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 import pytest
+import torch
 
 from tasc_draft import SOURCES
-from tasc_engine import EngineTotals, GenerationRequest, QueueFull, RequestTooLong
+from tasc_engine import (
+    Engine,
+    EngineTotals,
+    GenerationRequest,
+    GenerationResult,
+    GuideSpec,
+    QueueFull,
+    RequestTooLong,
+    Sampling,
+)
+from tasc_engine.errors import GuideError
+from tasc_engine.model import target as module
+from tasc_engine.step import verify as verifier
 
 PROMPT = (5, 9, 30, 41, 7)
 
@@ -140,3 +158,361 @@ def test_timings_are_ordered(make_engine) -> None:
 
 def test_an_idle_engine_steps_without_effect(make_engine) -> None:
     assert make_engine().step() == []
+
+
+CHOICES = GuideSpec("choice", ("alarm", "weather"))
+
+
+def request(name: str, **fields) -> GenerationRequest:
+    return GenerationRequest(name, PROMPT, 12, **fields)
+
+
+@pytest.mark.parametrize("token", [-1, 10**6])
+def test_a_bias_on_an_unknown_token_is_refused_by_its_number(make_engine, token: int) -> None:
+    engine = make_engine()
+    with pytest.raises(ValueError, match=f"logit_bias is on token {token}; ids go from 0 to"):
+        engine.submit(request("a", sampling=Sampling(logit_bias=((token, 1.0),))))
+
+
+def test_an_unknown_adapter_is_refused(make_engine) -> None:
+    with pytest.raises(ValueError, match="adapter is 'nobody'"):
+        make_engine().submit(request("a", adapter="nobody"))
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (GuideSpec("choice", ("a choice that needs more tokens than there is room for",)), "12"),
+        (GuideSpec("regex", text="a(b"), "regex"),
+        (GuideSpec("json_schema", text='{"type": "nothing"}'), "json_schema"),
+    ],
+)
+def test_a_guide_that_cannot_be_followed_is_refused(make_engine, spec, message: str) -> None:
+    engine = make_engine()
+    with pytest.raises(GuideError, match=message):
+        engine.submit(request("a", guide=spec))
+    assert engine.waiting == 0
+
+
+class Stuck:
+    """A guide that gives up after two tokens, as a grammar does that grows too complex."""
+
+    words, ended, seen, error = 10, False, 0, ""
+
+    def look(self, tokens, parents, kept, masks) -> None:
+        masks[:] = 0xFFFFFFFF if self.seen < 2 else 0
+        kept[:] = self.seen < 1
+        self.error = "the grammar grew too complex" if self.seen >= 2 else ""
+
+    def advance(self, tokens) -> None:
+        self.seen += len(tokens)
+
+    def forced(self, most: int) -> np.ndarray:
+        return np.zeros(0, np.int32)
+
+
+def test_a_guide_that_gives_up_fails_its_request_alone(make_engine, monkeypatch) -> None:
+    engine = make_engine()
+    alone = next(iter(engine.generate([request("b")]))).tokens
+    monkeypatch.setattr(engine.guides, "of", lambda spec, most: Stuck())
+    found = {
+        r.id: r for r in engine.generate([request("a", guide=CHOICES, draft=False), request("b")])
+    }
+    assert (found["a"].finish_reason, len(found["a"].tokens)) == ("error", 2)
+    assert found["a"].error == "the grammar grew too complex"
+    assert found["b"].tokens == alone
+    engine.check_integrity()
+
+
+def test_a_guided_answer_streams_the_text_it_forces(make_engine) -> None:
+    engine, pieces = make_engine(), []
+    engine.submit(request("a", guide=CHOICES, stream=True))
+    while engine.running or engine.waiting:
+        for delta in engine.step():
+            pieces.append(delta.text)
+            result = delta.result
+    assert "".join(pieces) == result.text in CHOICES.choices
+    assert result.acceptance.steps < len(result.tokens)
+
+
+def test_logprobs_add_up_over_the_deltas(make_engine) -> None:
+    engine, told = make_engine(), []
+    engine.submit(request("a", logprobs=2, guide=CHOICES, stream=True))
+    while engine.running or engine.waiting:
+        for delta in engine.step():
+            assert [one.token for one in delta.logprobs] == list(delta.tokens)
+            told += delta.logprobs
+            result = delta.result
+    assert tuple(told) == result.logprobs
+    assert all(len(one.top) == 2 and one.logprob <= one.top[0][1] for one in told)
+
+
+@pytest.mark.parametrize("broken", ["choose", "logprobs"])
+def test_choosing_that_does_not_fit_memory_fails_one_request_alone(
+    make_engine, monkeypatch, broken: str
+) -> None:
+    engine, plain = make_engine(), {r.id: r.tokens for r in make_engine().generate(four())}
+    where = engine._sampler if broken == "choose" else verifier
+    name = "choose" if broken == "choose" else "token_logprobs"
+    honest, calls = getattr(where, name), []
+
+    def scarce(*args):
+        calls.append(args)
+        if len(calls) in (4, 5):  # with drafts, and again without
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return honest(*args)
+
+    monkeypatch.setattr(where, name, scarce)
+    found = {r.id: r for r in engine.generate(four())}
+    errors = [r for r in found.values() if r.error]
+    assert len(errors) <= 2
+    assert all("did not fit the memory" in r.error for r in errors)
+    assert all(found[n].tokens == plain[n] for n in plain if not found[n].error)
+    assert len(calls) > 5
+    engine.check_integrity()
+
+
+def four() -> list[GenerationRequest]:
+    warm = Sampling(temperature=1.0, seed=5)
+    asked = [request(name, sampling=warm, logprobs=1) for name in "abc"]
+    return [*asked, request("d", sampling=warm, logprobs=0)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"logit_bias": ((5, 1.0), (5, 2.0))}, "twice"),
+        ({"logit_bias": ((5, 1.7e308),)}, "it goes from -10000 to 10000"),
+        ({"logit_bias": ((5, float("nan")),)}, "it goes from"),
+        ({"top_k": 1.5}, "must be an integer"),
+        ({"seed": True}, "must be an integer"),
+        ({"seed": 2**64}, "it goes from 0 to"),
+        ({"temperature": float("nan")}, "it goes from"),
+        ({"top_p": 0.0}, "above 0"),
+    ],
+)
+def test_a_rule_out_of_range_cannot_be_made(fields, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Sampling(**fields)
+
+
+PROMPTS = [(5, 9, 30, 41, 7), (8, 8, 8, 2), tuple(range(40, 60)), (3, 1, 4, 1, 5, 9, 2, 6)]
+REQUESTS = [GenerationRequest(str(i), p, 20) for i, p in enumerate(PROMPTS)]
+
+
+def answers(engine: Engine) -> dict[str, GenerationResult]:
+    found = {r.id: r for r in engine.generate(REQUESTS)}
+    engine.check_integrity()
+    return found
+
+
+def tokens(found: dict[str, GenerationResult]) -> dict[str, tuple[int, ...]]:
+    return {name: result.tokens for name, result in found.items()}
+
+
+@pytest.fixture
+def plain(make_engine) -> dict[str, tuple[int, ...]]:
+    return tokens(answers(make_engine()))
+
+
+class Breaking:
+    """A proposer of which one method raises every third time."""
+
+    def __init__(self, inner: Any, name: str) -> None:
+        self._inner, self._name, self.calls = inner, name, 0
+
+    def __getattr__(self, name: str) -> Any:
+        honest = getattr(self._inner, name)
+        return self._sometimes(honest) if name == self._name else honest
+
+    def _sometimes(self, honest: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            self.calls += 1
+            if self.calls % 3 == 0:
+                raise ArithmeticError("the proposer broke")
+            return honest(*args)
+
+        return call
+
+
+@pytest.mark.parametrize("method", ["start", "propose", "observe", "finish"])
+def test_a_proposer_that_raises_changes_no_answer(make_engine, plain, method: str) -> None:
+    engine = make_engine()
+    breaking = Breaking(engine._drafter._proposer, method)
+    engine._drafter._proposer = breaking
+    assert tokens(answers(engine)) == plain
+    assert tokens(answers(engine)) == plain
+    assert breaking.calls >= 3
+    assert engine._drafter.failures >= breaking.calls // 3
+
+
+WRONG: dict[str, Callable[[Any], Any]] = {
+    "parent behind the node": lambda d: dataclasses.replace(d, parents=d.parents + 1),
+    "parent of nobody": lambda d: dataclasses.replace(d, parents=d.parents - 9),
+    "depth of its own": lambda d: dataclasses.replace(d, depths=d.depths + 1),
+    "id of no vocabulary": lambda d: dataclasses.replace(d, tokens=d.tokens + 10**6),
+    "id below zero": lambda d: dataclasses.replace(d, tokens=d.tokens - 10**6),
+    "source that is none": lambda d: dataclasses.replace(d, source=d.source + 99),
+    "rows missing": lambda d: dataclasses.replace(d, offsets=d.offsets[:-1]),
+    "rows falling": lambda d: dataclasses.replace(d, offsets=d.offsets[::-1].copy()),
+    "arrays of different length": lambda d: dataclasses.replace(d, parents=d.parents[:-1]),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_drafts_that_are_no_trees_are_dropped(make_engine, plain, name: str) -> None:
+    engine = make_engine()
+    honest = engine._drafter._proposer.propose
+    proposed: list[int] = []
+
+    def propose(rows: Any, budget: Any, least: Any = None) -> Any:
+        drafts = honest(rows, budget, least)
+        proposed.append(len(drafts.tokens))
+        return WRONG[name](drafts) if len(drafts.tokens) else drafts
+
+    engine._drafter._proposer.propose = propose
+    assert tokens(answers(engine)) == plain
+    assert engine._drafter.failures == sum(n > 0 for n in proposed) > 0
+
+
+def test_more_draft_tokens_than_asked_for_are_dropped(make_engine, plain) -> None:
+    engine = make_engine()
+    honest = engine._drafter._proposer.propose
+
+    def propose(rows: Any, budget: Any, least: Any = None) -> Any:
+        return honest(rows, np.full_like(budget, 4), least)
+
+    engine._drafter._proposer.propose = propose
+    assert tokens(answers(engine)) == plain
+    assert engine._drafter.failures > 0
+
+
+def with_forward(engine: Engine, change: Callable[[torch.Tensor, torch.Tensor], Any]) -> None:
+    """Have ``change(ids, logits)`` look at what each forward reads and says."""
+    honest = engine._target._forward
+
+    def forward(ids: Any, looked_at: Any, cache: Any) -> Any:
+        return change(ids, honest(ids, looked_at, cache))
+
+    engine._target._forward = forward
+
+
+@pytest.mark.parametrize("steps", [0, 1, 4])
+def test_logits_that_are_no_numbers_end_their_request_alone(make_engine, plain, steps: int) -> None:
+    engine, seen = make_engine(), []
+
+    def poison(ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """The first row's, from some step on, as long as request 0 is there."""
+        seen.append(1)
+        if len(seen) > steps and any(s.request.id == "0" for s in engine._active.values()):
+            first = min(s.row for s in engine._active.values())
+            if engine._active[first].request.id == "0":
+                logits[0] = torch.nan
+        return logits
+
+    with_forward(engine, poison)
+    engine._free = [1, 0]
+    found = answers(engine)
+    assert found["0"].finish_reason == "error"
+    assert "NaN" in found["0"].error
+    assert found["0"].tokens == plain["0"][: len(found["0"].tokens)]
+    assert {n: t for n, t in tokens(found).items() if n != "0"} == {
+        n: t for n, t in plain.items() if n != "0"
+    }
+
+
+def test_a_prompt_that_does_not_fit_memory_fails_and_the_engine_lives(make_engine, plain) -> None:
+    engine = make_engine()
+
+    def too_much(ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        if len(ids) >= 17:  # a prompt chunk of 16 and the other row; shorter ones fit
+            raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: ...")
+        return logits
+
+    with_forward(engine, too_much)
+    found = answers(engine)
+    assert found["2"].finish_reason == "error"
+    assert "did not fit the memory of cpu; lower rows" in found["2"].error
+    assert {n for n, r in found.items() if r.error} == {"2"}
+    assert all(found[n].tokens == plain[n] for n in ("0", "1", "3"))
+
+
+@pytest.mark.parametrize("place", ["lay_out", "begin", "forward"])
+def test_drafts_that_do_not_fit_memory_are_left_out_and_nobody_notices(
+    make_engine, plain, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Whether kept tokens moved before memory ran out or not, they end up where they belong."""
+    engine, failed = make_engine(), []
+    target, cache = engine._target, engine._target.cache
+
+    def scarce(honest: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            found = honest(*args) if place == "forward" else None
+            if drafting[0]:
+                failed.append(1)
+                raise MemoryError
+            return honest(*args) if found is None else found
+
+        return call
+
+    drafting = [False]
+    honest = target.next_tokens
+
+    def next_tokens(feed: Any) -> Any:
+        drafting[0] = len(feed.drafts.tokens) > 0 and len(failed) % 2 == 0
+        failed.append(0) if not drafting[0] else None
+        return honest(feed)
+
+    monkeypatch.setattr(target, "next_tokens", next_tokens)
+    if place == "lay_out":
+        monkeypatch.setattr(module, "lay_out", scarce(module.lay_out))
+    elif place == "begin":
+        monkeypatch.setattr(cache, "begin", scarce(cache.begin))
+    else:
+        target._forward = scarce(target._forward)
+    assert tokens(answers(engine)) == plain
+    assert sum(failed) > 3
+
+
+def test_what_a_broken_row_leaves_is_not_seen_by_the_next(make_engine, plain) -> None:
+    """Keys and values that are no numbers must not reach a row that is longer or comes later."""
+    engine = make_engine()
+    do = engine._target._forward.operations
+    honest = do.turn_and_keep
+    poisoned = [True]
+
+    def turn_and_keep(layer: int, joined: Any, *rest: Any) -> Any:
+        if poisoned[0] and layer == 1:
+            joined.fill_(torch.nan)
+        return honest(layer, joined, *rest)
+
+    do.turn_and_keep = turn_and_keep
+    broken = GenerationRequest("broken", tuple(range(1, 60)), 2)
+    (result,) = engine.generate([broken])
+    assert result.finish_reason == "error"
+    poisoned[0] = False
+    assert tokens(answers(engine)) == plain
+
+
+def test_a_beginning_that_does_not_fit_memory_is_not_kept(make_engine, plain) -> None:
+    engine = make_engine()
+
+    def full(row: int, n: int) -> Any:
+        raise MemoryError
+
+    engine._target.cache.copied = full
+    twice = [dataclasses.replace(r, id=f"{r.id}-{k}") for k in range(2) for r in REQUESTS]
+    found = {r.id: r.tokens for r in engine.generate(twice)}
+    assert found == {f"{n}-{k}": t for k in range(2) for n, t in plain.items()}
+    assert engine._prefixes.nbytes == 0
+
+
+def test_other_errors_of_a_forward_are_not_hidden(make_engine) -> None:
+    engine = make_engine()
+
+    def broken(ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("shapes do not fit")
+
+    with_forward(engine, broken)
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        answers(engine)

@@ -11,7 +11,7 @@ import torch
 from hypothesis import strategies as st
 from tree_layouts import Layout, Row, by_definition, layout_of, on, rows_of, visible
 
-from tasc_engine.gpu import attention as tree_kernel
+from tasc_engine.kernels.gpu import attention as tree_kernel
 from tasc_engine.layout import MOST_NODES
 
 needs_triton = pytest.mark.skipif(
@@ -54,7 +54,12 @@ MODELS = (
     Shape(9, 3, 64, torch.float16),  # SmolLM2-135M
     Shape(14, 2, 64),
 )
-SMALL = Shape(4, 1, 64)
+
+
+@pytest.fixture
+def plain(everything: bool) -> Shape:
+    """A shape in float32 without a window; it has few heads if it runs daily."""
+    return MODELS[2] if everything else Shape(4, 1, 64)
 
 
 def params(shapes: tuple[Shape, ...], *marks: pytest.MarkDecorator) -> list[Any]:
@@ -64,7 +69,7 @@ def params(shapes: tuple[Shape, ...], *marks: pytest.MarkDecorator) -> list[Any]
     ]
 
 
-BY_MODELS = params(MODELS, pytest.mark.slow("the shapes above with more heads"))
+MORE_HEADS = pytest.mark.slow("other shapes with more heads")
 
 
 def made(shape: Shape, layout: Layout, places: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -100,7 +105,7 @@ def off(shape: Shape, rows: list[Row], length: int, longest: int, wrong: int = 0
 
 
 @needs_triton
-@pytest.mark.parametrize("shape", [*params(SHAPES), *BY_MODELS])
+@pytest.mark.parametrize("shape", [*params(SHAPES), *params(MODELS, MORE_HEADS)])
 def test_trees_and_chunks_attend_to_what_they_see(shape, examples) -> None:
     """``longest`` 1 leaves contexts whole, more cuts them into parts."""
 
@@ -115,7 +120,11 @@ def test_trees_and_chunks_attend_to_what_they_see(shape, examples) -> None:
 
 @needs_triton
 @pytest.mark.parametrize(
-    "shape", params((Shape(2, 1, 32, HALF), Shape(2, 1, 128, HALF, window=40)))
+    "shape",
+    [
+        *params((Shape(2, 1, 32, HALF), Shape(2, 1, 128, HALF, window=40))),
+        *params((SHAPES[1], SHAPES[3]), MORE_HEADS),
+    ],
 )
 def test_a_prompts_chunk_with_a_draft_beside_decoding_rows(shape) -> None:
     chain = tuple(range(-1, 31))
@@ -132,26 +141,26 @@ def test_contexts_that_just_fill_their_parts_or_just_do_not(longest) -> None:
 
 
 @needs_triton
-def test_the_most_nodes_a_row_can_have() -> None:
+def test_the_most_nodes_a_row_can_have(plain: Shape) -> None:
     """The last node hangs on the first; bit 62 is the highest that is no sign."""
     parents = (-1, *range(61), 0)
     assert len(parents) == MOST_NODES
-    assert off(SMALL, [(3, 1, parents)], 80, 64) < CLOSE[torch.float32]
+    assert off(plain, [(3, 1, parents)], 80, 64) < CLOSE[torch.float32]
 
 
 @needs_triton
-def test_a_wrong_bit_of_a_tree_is_seen() -> None:
+def test_a_wrong_bit_of_a_tree_is_seen(plain: Shape) -> None:
     """The positive control: what is compared above depends on each bit."""
     rows: list[Row] = [(20, 1, (-1, 0, -1, 2))]
-    assert off(SMALL, rows, 64, 512) < CLOSE[torch.float32]
+    assert off(plain, rows, 64, 512) < CLOSE[torch.float32]
     for bit in range(4):
-        assert off(SMALL, rows, 64, 512, wrong=1 << bit) > 1e-2
+        assert off(plain, rows, 64, 512, wrong=1 << bit) > 1e-2
 
 
 @needs_triton
-def test_rows_without_tokens_and_other_rows_leave_no_trace() -> None:
+def test_rows_without_tokens_and_other_rows_leave_no_trace(plain: Shape) -> None:
     """A bucket has rows that nobody uses; and what lies beside a row's places is never read."""
-    shape, rows = SMALL, [(5, 1, (-1, 0)), (70, 2, ())]
+    shape, rows = plain, [(5, 1, (-1, 0)), (70, 2, ())]
     layout = layout_of(rows, 96)
     query, pool = made(shape, layout, 2 * 96 + 1)
     before = attended(shape, layout, query, pool, 512)

@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.nn import functional
 from tree_layouts import Row, layout_of, parents_of, rows_of
 
-from tasc_engine.gpu import attention as tree_kernel
-from tasc_engine.gpu.attention import INTERPRETED, available
-from tasc_engine.gpu.graphs import (
+from tasc_engine.kernels.gpu import attention as tree_kernel
+from tasc_engine.kernels.gpu.attention import INTERPRETED, available
+from tasc_engine.layout import StepLayout
+from tasc_engine.model.cuda_graphs import (
     CudaGraphs,
     GraphedForward,
     Limits,
@@ -23,9 +24,8 @@ from tasc_engine.gpu.graphs import (
     buckets,
     fill,
 )
-from tasc_engine.gpu.operations import FusedOperations
-from tasc_engine.layout import StepLayout
-from tasc_engine.operations import Norm, TensorOperations, first_greatest
+from tasc_engine.model.fused_operations import FusedOperations
+from tasc_engine.model.operations import Norm, TensorOperations, first_greatest
 
 LENGTH, ROWS, VOCAB = 64, 4, 50
 LIMITS = Limits(rows=ROWS, tokens=30, moves=6, scratch=ROWS * LENGTH)
@@ -266,7 +266,7 @@ def test_the_gpu_chooses_as_the_cpu_does() -> None:
     assert first_greatest(logits.cuda()).tolist() == first_greatest(logits).tolist()
 
 
-pytestmark = pytest.mark.skipif(
+needs_triton = pytest.mark.skipif(
     not available(),
     reason="needs Triton and a GPU, or Triton and TRITON_INTERPRET=1, as in .ci/run",
 )
@@ -320,6 +320,7 @@ def close(a: Tensor, b: Tensor) -> None:
     torch.testing.assert_close(a, b, rtol=CLOSE[a.dtype], atol=CLOSE[a.dtype])
 
 
+@needs_triton
 @pytest.mark.parametrize("adds", [False, True])
 def test_the_stream_is_added_to_and_normed(shape, dtype, adds: bool) -> None:
     fused, plain = both(shape, dtype)
@@ -330,6 +331,7 @@ def test_the_stream_is_added_to_and_normed(shape, dtype, adds: bool) -> None:
     close(hidden, copy)
 
 
+@needs_triton
 @pytest.mark.parametrize("normed", [False, True])
 def test_heads_are_turned_and_only_finite_keys_and_values_are_kept(shape, dtype, normed) -> None:
     fused, plain = both(shape, dtype)
@@ -345,6 +347,7 @@ def test_heads_are_turned_and_only_finite_keys_and_values_are_kept(shape, dtype,
     assert ours.all[1].abs().sum() > 0
 
 
+@needs_triton
 def test_gates_are_multiplied(shape, dtype) -> None:
     fused, plain = both(shape, dtype)
     joined = some((TOKENS, 2 * 1500), dtype)

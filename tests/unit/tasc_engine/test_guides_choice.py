@@ -1,23 +1,26 @@
-"""Guided choice: exactly the choices can be said, in the tokenizer's own tokens."""
+"""Guided choice: exactly the choices can be said, whoever asks; what a step does with guides."""
 
+import threading
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 import pytest
-from guide_walks import allowed, answers, behind, ids, look, path_to
+from draft_trees import forest
+from guide_walks import allowed, answers, behind, ids, look, path_to, tokens_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, normalizers
 
+from tasc_draft import Drafts
 from tasc_engine.errors import GuideError
-from tasc_engine.guides import GuideLimits, Guides
-from tasc_engine.guides.choices import ChoiceGuide, Choices
-from tasc_engine.guides.trie import Trie
+from tasc_engine.guided import GuideLimits, Guides, factory, follow
+from tasc_engine.guided.choices import ChoiceGuide, Choices, Trie
 from tasc_engine.request import GuideSpec
 from tasc_text import TaskTokenizer
 
 EOS = 0
-VOCAB = 70  # three words, the last one not full
+VOCAB, WORDS = 70, 3  # the last word is not full
 TEXTS = ("alarm_set", "alarm", "play_music", "play music", "friday", "wake me up", "東京 🙂")
 
 texts = st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=5), min_size=1, max_size=8)
@@ -31,7 +34,7 @@ trees = st.integers(0, 9).flatmap(
 
 def guide_of(sequences: list[list[int]]) -> ChoiceGuide:
     trie = Trie.of([[*s, EOS] for s in sequences])
-    return ChoiceGuide(Choices(trie, -(-VOCAB // 32), 99, ""))
+    return ChoiceGuide(Choices(trie, WORDS, 99, ""))
 
 
 def goes_on(sequences: list[list[int]], path: list[int]) -> list[int]:
@@ -176,3 +179,219 @@ def test_the_last_word_of_a_mask_holds_the_last_tokens() -> None:
     guide = guide_of([[VOCAB - 1], [31], [32]])
     assert allowed(guide) == [31, 32, VOCAB - 1]
     assert np.array_equal(guide.forced(3), ids([]))
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """First choices of what was compiled, in turn."""
+    seen: list[str] = []
+    of = Choices.of
+
+    def noted(texts, *rest) -> Choices:
+        seen.append(texts[0])
+        return of(texts, *rest)
+
+    monkeypatch.setattr(Choices, "of", noted)
+    return seen
+
+
+def choice(*texts: str) -> GuideSpec:
+    return GuideSpec("choice", texts)
+
+
+def test_the_guides_used_last_are_kept(tokenizer: TaskTokenizer, compiled: list[str]) -> None:
+    guides = Guides(tokenizer, tokenizer.vocab_size, GuideLimits(kept=2))
+    for text in "abacab":
+        guides.of(choice(text), 99)
+    assert compiled == ["a", "b", "c", "b"]
+
+
+def test_guides_are_kept_up_to_so_many_characters(
+    tokenizer: TaskTokenizer, compiled: list[str]
+) -> None:
+    guides = Guides(tokenizer, tokenizer.vocab_size, GuideLimits(kept_characters=10))
+    for text in ("aaaa", "bbbb", "aaaa", "cccc", "aaaa", "bbbb", "d" * 30, "d" * 30):
+        guides.of(choice(text), 99)
+    assert compiled == ["aaaa", "bbbb", "cccc", "bbbb", "d" * 30]
+
+
+def test_what_was_refused_is_not_compiled_again(
+    tokenizer: TaskTokenizer, compiled: list[str]
+) -> None:
+    guides = Guides(tokenizer, tokenizer.vocab_size)
+    for _ in range(3):
+        with pytest.raises(GuideError, match="choice 1"):
+            guides.of(choice("a", ""), 99)
+    assert compiled == ["a"]
+
+
+def test_known_is_what_needs_no_compile(tokenizer: TaskTokenizer, compiled: list[str]) -> None:
+    guides = Guides(tokenizer, tokenizer.vocab_size, GuideLimits(choices=2))
+    good, bad, large = choice("a"), choice("b", ""), choice("a", "b", "c")
+    assert [guides.known(s) for s in (good, bad, large)] == [False, False, True]
+    guides.of(good, 99)
+    for spec in (bad, large):
+        with pytest.raises(GuideError):
+            guides.of(spec, 99)
+    assert [guides.known(s) for s in (good, bad, large)] == [True, True, True]
+    assert compiled == ["a", "b"]
+
+
+def test_refused_guides_press_no_others_out(tokenizer: TaskTokenizer, compiled: list[str]) -> None:
+    guides = Guides(tokenizer, tokenizer.vocab_size, GuideLimits(kept=2))
+    guides.of(choice("a"), 99)
+    for text in "bcdefb":
+        with pytest.raises(GuideError):
+            guides.of(choice(text, ""), 99)
+    guides.of(choice("a"), 99)
+    assert compiled == [*"abcdefb"]
+
+
+def test_a_library_that_is_not_there_is_looked_for_once(
+    tokenizer: TaskTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[object] = []
+
+    def missing(*args: object) -> None:
+        tried.append(args)
+        raise GuideError("it is not there")
+
+    monkeypatch.setattr(factory, "Library", missing)
+    guides = Guides(tokenizer, tokenizer.vocab_size)
+    for text in "abab":
+        with pytest.raises(GuideError, match="not there"):
+            guides.of(GuideSpec("regex", text=text), 99)
+    assert len(tried) == 1
+
+
+@pytest.mark.parametrize("spec", [choice("ab", "ba"), GuideSpec("regex", text="ab|ba")])
+def test_guides_of_one_text_do_not_move_each_other(
+    tokenizer: TaskTokenizer, spec: GuideSpec
+) -> None:
+    guides = Guides(tokenizer, tokenizer.vocab_size)
+    one, other = guides.of(spec, 99), guides.of(spec, 99)
+    before = allowed(other)
+    one.advance(ids(before[:1]))
+    assert allowed(one) != before
+    assert allowed(other) == before
+    assert allowed(guides.of(spec, 99)) == before
+
+
+def test_threads_share_what_one_of_them_compiled(
+    tokenizer: TaskTokenizer, compiled: list[str]
+) -> None:
+    guides = Guides(tokenizer, tokenizer.vocab_size, GuideLimits(kept=50))
+    texts = [f"{a}{b}" for a in "abcd" for b in "efghij"]
+    specs = [choice(t) for t in texts] + [GuideSpec("regex", text=f"{t}+") for t in texts[:5]]
+    expected = [allowed(Guides(tokenizer, tokenizer.vocab_size).of(s, 99)) for s in specs[:24]]
+    compiled.clear()
+    wrong: list[object] = []
+    begin = threading.Barrier(2)
+
+    def ask() -> None:
+        begin.wait()
+        for _ in range(3):
+            for spec, first in zip(specs, expected + [None] * 5, strict=True):
+                found = allowed(guides.of(spec, 99))
+                if not found or (first is not None and found != first):
+                    wrong.append(spec)
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert sorted(compiled) == sorted(texts)
+
+
+def test_threads_that_press_each_other_out_get_what_they_asked_for(
+    tokenizer: TaskTokenizer,
+) -> None:
+    guides = Guides(tokenizer, tokenizer.vocab_size, GuideLimits(kept=1))
+    first = {text: tokenizer.encode_outputs([text])[0][0] for text in "abcdef"}
+    wrong: list[str] = []
+
+    def ask(texts: str) -> None:
+        for text in texts * 20:
+            if allowed(guides.of(choice(text), 99)) != [first[text]]:
+                wrong.append(text)
+
+    threads = [threading.Thread(target=ask, args=(texts,)) for texts in ("abcdef", "fedcba")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+sets = st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=4), min_size=1, max_size=5)
+rows = st.tuples(st.none() | sets, trees)
+
+
+def numbered(step: list) -> Drafts:
+    """Drafts whose log-probabilities and sources tell nodes apart."""
+    drafts = forest([tree[1] for _, tree in step], [tree[0] for _, tree in step])
+    drafts.logp[:] = -np.arange(len(drafts.tokens))
+    drafts.source[:] = np.arange(len(drafts.tokens)) % 5
+    return drafts
+
+
+def begins(sequences: list[list[int]], path: list[int]) -> bool:
+    return any([*s, EOS][: len(path)] == path for s in sequences)
+
+
+@settings(deadline=None)  # the first example compiles
+@given(st.lists(rows, max_size=5))
+def test_nodes_that_no_choice_has_go_and_the_rest_keeps_its_place(step) -> None:
+    drafts = numbered(step)
+    left = follow([guide_of(s) if s else None for s, _ in step], drafts).drafts
+    assert left.offsets[0] == 0
+    for i, (sequences, (tokens, parents)) in enumerate(step):
+        paths = [path_to(tokens, parents, x) for x in range(len(tokens))]
+        stay = [x for x, p in enumerate(paths) if sequences is None or begins(sequences, p)]
+        mine = slice(left.offsets[i], left.offsets[i + 1])
+        was = drafts.offsets[i] + ids(stay)
+        new_place = {-1: -1, **{x: place for place, x in enumerate(stay)}}
+        assert left.tokens[mine].tolist() == [tokens[x] for x in stay]
+        assert left.parents[mine].tolist() == [new_place[parents[x]] for x in stay]
+        for name in ("depths", "logp", "source"):
+            assert getattr(left, name)[mine].tolist() == getattr(drafts, name)[was].tolist()
+
+
+@settings(deadline=None)
+@given(st.lists(rows, min_size=1, max_size=5))
+def test_each_place_of_a_guided_row_has_its_mask(step) -> None:
+    drafts = numbered(step)
+    guided = follow([guide_of(s) if s else None for s, _ in step], drafts)
+    left, found = guided.drafts, guided.allowed
+    assert len(found.mask_of) == len(left.tokens) + len(step)
+    for i, (sequences, _) in enumerate(step):
+        begin, end = left.offsets[i], left.offsets[i + 1]
+        places = found.mask_of[begin + i : end + i + 1]
+        if sequences is None:
+            assert (places == -1).all()
+            continue
+        parents, tokens = left.parents[begin:end], left.tokens[begin:end]
+        for place, mask in enumerate(places):
+            path = path_to(tokens.tolist(), parents.tolist(), place - 1) if place else []
+            expected = [t for t in range(32 * WORDS) if begins(sequences, [*path, t])]
+            assert tokens_of(found.masks[mask]) == expected
+
+
+def test_a_step_without_guides_stays_as_it_is() -> None:
+    drafts = numbered([(None, ((1, 2), (-1, 0))), (None, ((), ()))])
+    guided = follow([None, None], drafts)
+    for field in fields(Drafts):
+        assert getattr(guided.drafts, field.name) is getattr(drafts, field.name)
+    assert guided.allowed.mask_of.tolist() == [-1] * 4
+    assert not guided.allowed.masks.size
+
+
+def test_a_guide_that_cannot_go_on_allows_nothing() -> None:
+    guide = guide_of([[1]])
+    guide.advance(ids([2]))
+    guided = follow([guide], numbered([(None, ((1,), (-1,)))]))
+    assert guide.error
+    assert not len(guided.drafts.tokens)
+    assert not guided.allowed.masks[guided.allowed.mask_of].any()

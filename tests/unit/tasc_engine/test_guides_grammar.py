@@ -1,6 +1,11 @@
-"""Guides by schema, expression and grammar: what they allow is what they describe, by any path."""
+"""Guides by schema, expression and grammar: what they allow, refuse, and do when they wear out."""
 
 import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers
 
-from tasc_engine.guides import Guide, Guides
-from tasc_engine.guides.grammar import MOST_FORCED
+from tasc_engine.errors import GuideError
+from tasc_engine.guided import Guide, GuideLimits, Guides, library, sandbox, trial
+from tasc_engine.guided.grammar import MOST_FORCED, MOST_MADE
+from tasc_engine.guided.sandbox import Effort, Sandbox, Unsettled
+from tasc_engine.guided.trial import make_matcher
 from tasc_engine.request import GuideSpec
 from tasc_text import TaskTokenizer
 
@@ -257,3 +265,272 @@ def test_masks_of_another_width_are_refused(guides: Guides) -> None:
     none = ids([])
     with pytest.raises(ValueError, match="buffer size"):
         guide.look(none, none, np.zeros(0, bool), np.zeros((1, guide.words - 1), np.uint32))
+
+
+def refused(guides: Guides, spec: GuideSpec) -> str:
+    with pytest.raises(GuideError) as caught:
+        guides.of(spec, 99)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "told"),
+    [
+        ("regex", "(a", "unclosed group"),
+        ("regex", "(?=a)b", "look-around"),
+        ("regex", r"[^\s\S]", "no token may follow"),
+        ("regex", r"a[^\s\S]", "no token may follow"),
+        ("regex", "a{0}", "only an empty one"),
+        ("regex", "(" * 5000 + ")" * 5000, "maximum number of nested"),
+        ("regex", "a" * 70_000, "70000 characters; at most 65536"),
+        ("json_schema", "{", "no JSON object"),
+        ("json_schema", " []", "no JSON object but ' []'; send an object"),
+        ("json_schema", "true", "no JSON object but 'true'; send an object"),
+        ("json_schema", '{"type": "integer"}, "lark_grammar": "start: /a/"', "no JSON object"),
+        ("json_schema", '{"items": ' * 3000 + "{}" + "}" * 3000, "recursion limit"),
+        ("json_schema", '{"type": "foo"}', "Invalid type: foo"),
+        ("json_schema", '{"type": "array", "uniqueItems": true}', "uniqueItems"),
+        ("json_schema", '{"type": "integer", "minimum": 5, "maximum": 3}', "greater than maximum"),
+        ("json_schema", '{"$ref": "file:///etc/passwd"}', "retriev"),
+        ("grammar", "start: foo", 'unknown name: "foo"'),
+        ("grammar", '{"grammars": [{"json_schema": {}}]}', "expecting rule"),
+        ("grammar", "start: start start", "no token may follow"),
+        ("grammar", 'start: b "y"\nb[stop="x"]: /.*/', "rollback not supported"),
+    ],
+)
+def test_what_cannot_guide_is_refused_with_the_reason(
+    guides: Guides, kind: str, text: str, told: str
+) -> None:
+    reason = refused(guides, GuideSpec(kind, text=text))
+    assert told in reason
+    assert kind in reason
+    assert len(reason) < 400
+
+
+@pytest.mark.parametrize(
+    ("limits", "text"),
+    [
+        (GuideLimits(compile_seconds=0.3, compile_bytes=2**33), r"start: A\nA: %s & ~%s"),
+        (GuideLimits(compile_seconds=60.0, compile_bytes=2**25), r"start: A\nA: %s & ~%s"),
+    ],
+)
+def test_what_would_compile_for_hours_is_given_up_and_others_are_not(
+    tokenizer: TaskTokenizer, limits: GuideLimits, text: str
+) -> None:
+    guides = Guides(tokenizer, tokenizer.vocab_size, limits)
+    long = text.replace(r"\n", "\n") % ("/(.*b.{20}.*)/", "/(.*c.{20}.*)/")
+    told = f"more than {limits.compile_seconds:g} s or {limits.compile_bytes / 2**20:g} MiB"
+    assert told in refused(guides, GuideSpec("grammar", text=long))
+    assert allowed(guides.of(regex("friday"), 99))
+
+
+def test_without_the_library_only_choices_guide(
+    tokenizer: TaskTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    guides = Guides(tokenizer, tokenizer.vocab_size)
+    assert allowed(guides.of(GuideSpec("choice", ("friday",)), 99))
+    assert "pip install llguidance" in refused(guides, regex("friday"))
+
+
+def test_a_tokenizer_whose_tokens_are_read_otherwise_is_refused(
+    folder: Path, tmp_path: Path
+) -> None:
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["normalizer"] = {"type": "Prepend", "prepend": "x"}
+    content["decoder"] = {
+        "type": "Sequence",
+        "decoders": [content["decoder"], {"type": "Strip", "content": "x", "start": 1, "stop": 0}],
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    tokenizer = TaskTokenizer(tmp_path / "tokenizer.json", [EOS])
+    guides = Guides(tokenizer, tokenizer.vocab_size)
+    assert "otherwise than the tokenizer" in refused(guides, regex("friday"))
+    assert "vocab size too small" in refused(Guides(tokenizer, 100), regex("friday"))
+
+
+def test_importing_guides_leaves_the_library_alone() -> None:
+    code = "import sys, tasc_engine.guided; print('llguidance' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False"]
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        ({"kind": "choice"}, "choices is empty; give at least one"),
+        ({"kind": "choice", "choices": ("a",), "text": "b"}, "text besides"),
+        ({"kind": "regex"}, "by regex needs its text"),
+        ({"kind": "regex", "text": "a", "choices": ("a",)}, "nothing else"),
+        ({"kind": "yaml", "text": "a"}, "'yaml'; it is one of choice, json_schema, regex, grammar"),
+        ({"kind": "choice", "choices": ("a", "b\ud800")}, r"choice 1 .*'\\ud800' at character 1"),
+        ({"kind": "regex", "text": "\udfff"}, r"regex .*'\\udfff' at character 0"),
+    ],
+)
+def test_what_is_no_guide_is_refused_by_name(parts: dict, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        GuideSpec(**parts)
+
+
+def test_equal_guides_have_one_hash_wherever_they_come_from() -> None:
+    one, other = GuideSpec("choice", ("a", "東 🙂")), GuideSpec("choice", ("a", "東 🙂"))
+    assert hash(one) == hash(other)
+    assert {one: 1}[other] == 1
+    assert one != GuideSpec("choice", ("a",))
+    sent = pickle.dumps(one)
+    assert sent == pickle.dumps(other)
+    assert pickle.loads(sent) == one
+    assert one.characters == 4
+    assert b"_hash" not in sent
+
+
+@pytest.fixture
+def lexers(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Every lexer that was lexers, in turn."""
+    seen: list[object] = []
+    monkeypatch.setattr(
+        library, "make_matcher", lambda *a: seen.append(make_matcher(*a)) or seen[-1]
+    )
+    return seen
+
+
+@pytest.mark.parametrize(("letters", "most", "each", "states"), [("abcd", 32, 1, 100)])
+def test_answers_go_on_where_others_have_worn_the_lexer_out(
+    tokenizer: TaskTokenizer, monkeypatch: pytest.MonkeyPatch, lexers: list[object],
+    letters: str, most: int, each: int, states: int,
+) -> None:  # fmt: skip
+    # Each letter has states of its own, which are too many together.
+    spec = GuideSpec("regex", text="|".join(f"{c}{{1,{most}}}x" for c in letters))
+    roomy = Guides(tokenizer, tokenizer.vocab_size)
+    pairs = [roomy.of(spec, 99) for _ in letters * each]
+    monkeypatch.setitem(trial.LIMITS, "max_lexer_states", states)
+    guides = Guides(tokenizer, tokenizer.vocab_size)
+    lexers.clear()
+    rows = [
+        (guides.of(spec, 99), expected, t)
+        for expected, [t] in zip(pairs, tokenizer.encode_outputs(letters * each), strict=True)
+    ]
+    for _ in range(most - 2):
+        for guide, expected, token in rows:
+            assert look(guide, [token, token], [-1, 0])[0] == allowed(expected)
+            guide.advance(ids([token]))
+            expected.advance(ids([token]))
+    assert not any(guide.error for guide, _, _ in rows)
+    assert 2 <= len(lexers) <= 1 + MOST_MADE * len(rows)
+
+
+def test_a_lexer_that_one_answer_renewed_is_taken_by_the_others(
+    tokenizer: TaskTokenizer, monkeypatch: pytest.MonkeyPatch, lexers: list[object]
+) -> None:
+    letters = "abcdefghij"
+    spec = GuideSpec("regex", text="|".join(f"{c}{{1,14}}x" for c in letters))
+    monkeypatch.setitem(trial.LIMITS, "max_lexer_states", 100)
+    guides = Guides(tokenizer, tokenizer.vocab_size)
+    live = [guides.of(spec, 99) for _ in range(40)]
+    for [token] in tokenizer.encode_outputs(letters):
+        row = guides.of(spec, 99)
+        for _ in range(12):
+            allowed(row)
+            row.advance(ids([token]))
+    [[token]] = tokenizer.encode_outputs(["j"])
+    for _ in range(12):
+        for guide in live:
+            assert token in allowed(guide)
+            guide.advance(ids([token]))
+    assert 2 <= len(lexers) <= 5
+
+
+def test_an_answer_that_outgrows_its_limits_ends_with_the_reason(
+    tokenizer: TaskTokenizer, monkeypatch: pytest.MonkeyPatch, lexers: list[object]
+) -> None:
+    spec = GuideSpec("regex", text="x(.*a.{30}){20}")
+    x = tokenizer.encode_outputs(["x"])[0]
+    monkeypatch.setitem(trial.LIMITS, "step_lexer_fuel", 3000)
+    guides = Guides(tokenizer, tokenizer.vocab_size)
+    guide = guides.of(spec, 999)
+    assert look(guide, x, [-1])[0] == x
+    assert not guide.error
+    said = tokenizer.encode_outputs(["xabababab" * 6])[0]
+    guide.advance(ids(said))
+    assert look(guide, [5, 6], [-1, 0]) == ([], [False, False], [[], []])
+    assert "lexer error" in guide.error
+    assert not len(guide.forced(3))
+    assert len(lexers) <= 1 + MOST_MADE
+    assert allowed(guides.of(spec, 999)) == x
+
+
+def test_a_dead_end_is_known_without_another_compile(folder: Path, lexers: list[object]) -> None:
+    x, z = (i[0] for i in TaskTokenizer.from_folder(folder).encode_outputs(["x", "z"]))
+    tokenizer = TaskTokenizer(folder / "tokenizer.json", [EOS, z])
+    guide = Guides(tokenizer, tokenizer.vocab_size).of(GuideSpec("regex", text="[xy]z"), 99)
+    assert look(guide, [x], [-1])[1] == [False]
+    assert not guide.error
+    guide.advance(ids([x]))
+    assert not allowed(guide)
+    assert guide.error == "no token may follow"
+    assert len(lexers) == 1
+
+
+GRAMMAR = '{"grammars": [{"lark_grammar": "start: \\"friday\\""}]}'
+
+
+def sandbox_of(tokenizer: TaskTokenizer) -> Sandbox:
+    text = tokenizer.backend.to_str()
+    return Sandbox(text, tokenizer.vocab_size, tokenizer.eos_id, Effort(30.0, 2**26))
+
+
+def pid(asked: Sandbox) -> int:
+    assert asked._process
+    return asked._process.pid
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_a_process_that_was_killed_says_nothing_of_the_next_grammar(
+    tokenizer: TaskTokenizer, wait: bool
+) -> None:
+    asked = sandbox_of(tokenizer)
+    assert not asked.refusal(GRAMMAR)
+    first = pid(asked)
+    os.kill(first, signal.SIGKILL)
+    if wait:
+        os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
+    assert not asked.refusal(GRAMMAR)
+    assert pid(asked) != first
+
+
+def test_a_process_that_stands_still_is_ended_and_nothing_is_kept(
+    tokenizer: TaskTokenizer,
+) -> None:
+    guides = Guides(tokenizer, tokenizer.vocab_size, GuideLimits(compile_seconds=0.1))
+    assert allowed(guides.of(regex("alarm"), 99))
+    os.kill(pid(guides._library._sandbox), signal.SIGSTOP)
+    with pytest.raises(GuideError, match="took too long: more than 0.5 s"):
+        guides.of(regex("friday"), 99)
+    assert not guides.known(regex("friday"))
+    assert allowed(guides.of(regex("friday"), 99))
+    assert guides.known(regex("friday"))
+
+
+def test_a_process_that_ends_twice_settles_nothing(
+    tokenizer: TaskTokenizer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program = tmp_path / "ends.py"
+    program.write_text("input(); print('\"\"', flush=True); input(); raise SystemExit(7)")
+    monkeypatch.setattr(sandbox, "_PROGRAM", program)
+    with pytest.raises(Unsettled, match="ended twice .by 7"):
+        sandbox_of(tokenizer).refusal(GRAMMAR)
+    program.write_text("raise SystemExit(3)")
+    with pytest.raises(Unsettled, match="ended at once .3"):
+        sandbox_of(tokenizer).refusal(GRAMMAR)
+    monkeypatch.setattr(sandbox.sys, "executable", str(tmp_path / "none"))
+    with pytest.raises(Unsettled, match="does not start"):
+        sandbox_of(tokenizer).refusal(GRAMMAR)
+
+
+def test_a_process_compiles_so_many_grammars(
+    tokenizer: TaskTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox, "MOST_ASKED", 2)
+    asked = sandbox_of(tokenizer)
+    pids = [(asked.refusal(GRAMMAR), pid(asked))[1] for _ in range(4)]
+    assert pids[0] == pids[1] != pids[2] == pids[3]

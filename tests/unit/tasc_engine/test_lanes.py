@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasc_engine.cpu import lanes
-from tasc_engine.cpu.lanes import WIDTH
-from tasc_engine.cpu.sizes import Size
+from tasc_engine.kernels.cpu import lanes
+from tasc_engine.kernels.cpu.compiling import Size
+from tasc_engine.kernels.cpu.lanes import WIDTH
 
 # As the package compiles: sums may be taken in any order.
 compiled = numba.njit(

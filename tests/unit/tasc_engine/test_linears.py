@@ -1,15 +1,22 @@
-"""Linear layers laid out for the CPU give what ``linear`` gives."""
+"""Linear layers laid out for the CPU, and what adapters add to them, are what ``linear`` gives."""
 
 import logging
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tasc_engine import linears
-from tasc_engine.linears import Linear, lay_out_linears
+from paired import paired
+from tasc_engine.lora.compiled_low_rank import CompiledTokens
+from tasc_engine.lora.low_rank import LowRank, MaskedTokens
+from tasc_engine.model import linears
+from tasc_engine.model.linears import Linear, lay_out_linears
 
 # bfloat16 has 8 bits: the result is rounded once, on either way.
 CLOSE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2**-7}
@@ -66,7 +73,7 @@ def test_without_the_operation_it_is_linear_and_said_once(
     monkeypatch.setattr(linears, "_gains", lambda weight: True)
     monkeypatch.setattr(linears, "_without_layout", set())
     weight, x = torch.randn(8, 4), torch.randn(2, 4)
-    with caplog.at_level(logging.INFO, "tasc_engine.linears"):
+    with caplog.at_level(logging.INFO, "tasc_engine.model.linears"):
         made = [Linear(weight) for _ in range(3)]
     assert len(caplog.records) == 1
     for linear in made:
@@ -120,3 +127,130 @@ def test_a_subclass_stays_and_a_shared_layer_stays_shared() -> None:
     assert type(model[2]) is Other
     assert model[0] is model[1][0]
     assert relative(model(x), expected) < CLOSE[torch.bfloat16]
+
+
+# Compiled code sums in float32 and rounds once; torch rounds what lies between too.
+CLOSE_ADDED = {
+    torch.float64: 1e-14,
+    torch.float32: 1e-6,
+    torch.float16: 2**-10,
+    torch.bfloat16: 2**-7,
+}
+WAYS: dict[str, Any] = {"compiled": CompiledTokens, "torch": lambda adapters: MaskedTokens()}
+Ranks = Sequence[Sequence[int]]  # of each adapter in each joined layer, 0 for none
+
+
+def numbers(*shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64).to(dtype)
+
+
+def weights_of(ranks: Ranks, size: int, widths: Sequence[int], dtype: torch.dtype) -> Any:
+    def made(rank: int, width: int, scale: float) -> LowRank:
+        down, up = numbers(rank, size, dtype=dtype), numbers(width, rank, dtype=dtype)
+        return LowRank(down, up, scale)
+
+    return [
+        [made(r, w, 0.5 + i) if r else None for r, w in zip(own, widths, strict=True)]
+        for i, own in enumerate(ranks)
+    ]
+
+
+def by_definition(
+    x: Tensor, y: Tensor, weights: Any, widths: Any, own: Sequence[int], size: bool = False
+) -> Tensor:
+    """In float64, one token after the other; or the size of what is summed up for it."""
+    seen = (lambda a: a.double().abs()) if size else (lambda a: a.double())
+    out = seen(y).clone()
+    for t, number in enumerate(own):
+        begins = [sum(widths[:part]) for part in range(len(widths))]
+        for w, begin, width in zip(weights[number - 1], begins, widths, strict=True):
+            if number and w is not None:
+                inner = seen(w.down) @ seen(x[t])
+                out[t, begin : begin + width] += w.scale * (seen(w.up) @ inner)
+    return out
+
+
+@st.composite
+def cases(draw: Any) -> tuple[Ranks, int, list[int], list[int]]:
+    """Ranks, inputs, outputs of each layer, and the number of each token's adapter."""
+    widths = draw(st.lists(st.integers(1, 70), min_size=1, max_size=3))
+    rank = st.integers(0, 40)
+    own = st.tuples(*(rank for _ in widths))
+    ranks = draw(st.lists(own, min_size=1, max_size=4).filter(lambda r: any(map(any, r))))
+    tokens = draw(st.lists(st.integers(0, len(ranks)), min_size=1, max_size=30))
+    return ranks, draw(st.integers(1, 70)), widths, tokens
+
+
+@pytest.mark.parametrize("dtype", CLOSE_ADDED)
+@pytest.mark.parametrize("way", WAYS)
+@settings(deadline=None, max_examples=60)
+@given(case=cases())
+@example(case=([[16, 16], [0, 16]], 64, [64, 32], [1, 2, 1, 2, 1, 2, 1, 2, 0]))
+@example(case=([[3]], 33, [33], [1]))
+def test_each_token_gets_what_its_own_adapter_says(way: str, dtype: Any, case: Any) -> None:
+    ranks, size, widths, own = case
+    weights = weights_of(ranks, size, widths, dtype)
+    x, y = numbers(len(own), size, dtype=dtype), numbers(len(own), sum(widths), dtype=dtype)
+    tokens, expected = WAYS[way](len(ranks)), by_definition(x, y, weights, widths, own)
+    add = tokens.addition(weights, widths, torch.zeros(1, dtype=dtype))
+    tokens.begin(torch.tensor(own))
+    assert tokens.count == len(own)
+    found = y.clone()
+    add(x[None], found[None])
+    summed = by_definition(x, y, weights, widths, own, size=True)
+    assert float((found - expected).norm()) <= CLOSE_ADDED[dtype] * float(summed.norm())
+    none = torch.tensor(own) == 0
+    assert torch.equal(found[none], y[none])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kept"), paired(CLOSE_ADDED, by=(torch.float16, torch.bfloat16, torch.float32))
+)
+@pytest.mark.parametrize("way", WAYS)
+def test_weights_may_be_of_another_dtype(way: str, kept: torch.dtype, dtype: torch.dtype) -> None:
+    """Of 16 bits, compiled code reads them as they are."""
+    own, widths = [2, 1, 0, 1, 1, 2, 1], [32, 7]
+    weights = weights_of([[4, 2], [3, 0]], 20, widths, kept)
+    x, y = numbers(len(own), 20, dtype=dtype), numbers(len(own), 39, dtype=dtype)
+    tokens, expected = WAYS[way](2), by_definition(x, y, weights, widths, own)
+    add = tokens.addition(weights, widths, torch.zeros(1, dtype=dtype))
+    tokens.begin(torch.tensor(own))
+    summed = by_definition(x, y, weights, widths, own, size=True)
+    add(x, y)
+    assert float((y - expected).norm()) <= CLOSE_ADDED[dtype] * float(summed.norm())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_numbers_of_the_last_forward_are_forgotten(way: str) -> None:
+    """Layers share what is made once a forward; so do layers of other ranks."""
+    tokens, layers = WAYS[way](2), []
+    for ranks in ([[4], [4]], [[4], [4]], [[1], [0]]):
+        weights = weights_of(ranks, 8, [8], torch.float64)
+        layers.append((weights, tokens.addition(weights, [8], torch.zeros(1).double())))
+    x, y = numbers(3, 8, dtype=torch.float64), torch.zeros(3, 8, dtype=torch.float64)
+    for own in ([1, 2, 0], [0, 0, 0], [2, 2, 1]):
+        tokens.begin(torch.tensor(own))
+        for weights, add in layers:
+            found = y.clone()
+            add(x, found)
+            torch.testing.assert_close(found, by_definition(x, y, weights, [8], own))
+
+
+@pytest.mark.parametrize("dtype", CLOSE_ADDED)
+@settings(deadline=None, max_examples=40)
+@given(case=cases())
+def test_compiled_code_gives_a_token_the_same_bits_whoever_stands_beside_it(
+    dtype: Any, case: Any
+) -> None:
+    ranks, size, widths, own = case
+    weights = weights_of(ranks, size, widths, dtype)
+    x, y = numbers(len(own), size, dtype=dtype), numbers(len(own), sum(widths), dtype=dtype)
+    tokens = CompiledTokens(len(ranks))
+    add = tokens.addition(weights, widths, torch.zeros(1, dtype=dtype))
+    together, alone = y.clone(), y.clone()
+    tokens.begin(torch.tensor(own))
+    add(x, together)
+    for t, number in enumerate(own):
+        tokens.begin(torch.tensor([number]))
+        add(x[t : t + 1], alone[t : t + 1])
+    assert torch.equal(together, alone)

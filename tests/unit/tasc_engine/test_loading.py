@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from tasc_engine.config import EngineConfig
 from tasc_engine.errors import UnsupportedModel
-from tasc_engine.loading import ModelSource, load_model, max_positions, require_adapters
-from tasc_engine.target import Target
+from tasc_engine.model.loading import ModelSource, load_model, max_positions, require_adapters
+from tasc_engine.model.target import Target
 from tasc_jobs.demo.tasks import HERE, MODEL, TASKS
 from tiny import make_folder
 

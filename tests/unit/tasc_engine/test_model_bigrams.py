@@ -10,9 +10,9 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from tasc_engine import ModelSource, UnsupportedModel
-from tasc_engine import model_bigrams as module
-from tasc_engine.loading import load_model
-from tasc_engine.model_bigrams import model_bigrams
+from tasc_engine.model import token_bigrams as module
+from tasc_engine.model.loading import load_model
+from tasc_engine.model.token_bigrams import model_bigrams
 from tasc_text import TaskTokenizer
 from tiny import ARCHITECTURES, make_folder
 

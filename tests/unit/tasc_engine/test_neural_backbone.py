@@ -11,8 +11,8 @@ from torch import Tensor
 
 from neural_drafters import decoder_of, exact, model_of
 from tasc_engine import UnsupportedModel
-from tasc_engine.neural.backbone import Backbone
-from tasc_engine.operations import TensorOperations
+from tasc_engine.drafting.neural.backbone import Backbone
+from tasc_engine.model.operations import TensorOperations
 from tiny import make_folder
 
 VOCAB = 60

@@ -6,10 +6,15 @@ import numpy as np
 import pytest
 
 from tasc_draft import Drafts, DraftSettings, NgramProposer, Tokens, build_index
-from tasc_draft.sources import CORPUS, NEURAL
-from tasc_engine.drafting import most_tokens
-from tasc_engine.neural.arms import LONGEST, TRIAL, Always, Arms
-from tasc_engine.neural.hybrid import HybridProposer
+from tasc_draft.drafts import CORPUS, NEURAL
+from tasc_engine.drafting.neural.hybrid import (
+    LONGEST,
+    TRIAL,
+    Always,
+    HybridProposer,
+    TwoArmedBandit,
+)
+from tasc_engine.drafting.safe_proposer import most_tokens
 
 ROW, ONE = np.zeros(1, np.int32), np.ones(1, np.int32)
 SURE = 0.9
@@ -117,7 +122,9 @@ def test_the_model_is_left_alone_now_and_then_unless_it_is_always_asked(
     always: bool, asked: int
 ) -> None:
     clock, neural = Clock(), Fixed(2, 0.4)
-    hybrid = HybridProposer(Fixed(1, 0.4), neural, arms=Always() if always else Arms(clock))
+    hybrid = HybridProposer(
+        Fixed(1, 0.4), neural, arms=Always() if always else TwoArmedBandit(clock)
+    )
     hybrid.start(0, ROW)
     for _ in range(4 * TRIAL):
         hybrid.propose(ROW, ONE)
@@ -138,7 +145,7 @@ def test_a_hybrid_by_itself_tries_both_ways() -> None:
 @pytest.mark.parametrize("costly_s", [0.5, 3.0])
 def test_the_faster_way_is_taken_nearly_always(costly_s: float) -> None:
     clock = Clock()
-    arms, taken = Arms(clock), []
+    arms, taken = TwoArmedBandit(clock), []
     for _ in range(6000):
         costly = arms.begin()
         taken.append(costly)
@@ -151,7 +158,7 @@ def test_the_faster_way_is_taken_nearly_always(costly_s: float) -> None:
 
 def test_it_changes_its_mind_when_the_machine_does() -> None:
     clock = Clock()
-    arms, taken = Arms(clock), []
+    arms, taken = TwoArmedBandit(clock), []
     for step in range(12_000):
         costly = arms.begin()
         taken.append(costly)
@@ -165,7 +172,7 @@ def test_it_changes_its_mind_when_the_machine_does() -> None:
 def test_short_answers_one_after_another_are_timed_whole(costly_s: float) -> None:
     """Of 8 tokens each: in 2 steps of the costly way, in 4 of the cheap one."""
     clock = Clock()
-    arms, taken = Arms(clock), []
+    arms, taken = TwoArmedBandit(clock), []
     for _ in range(2000):
         left = 8
         while left:
@@ -182,7 +189,7 @@ def test_short_answers_one_after_another_are_timed_whole(costly_s: float) -> Non
 
 def test_answers_of_one_step_are_trials_too() -> None:
     clock = Clock()
-    arms, taken = Arms(clock), []
+    arms, taken = TwoArmedBandit(clock), []
     for _ in range(4 * TRIAL):
         taken.append(arms.begin())
         clock.now += 3.0 if taken[-1] else 1.0
@@ -199,7 +206,7 @@ def test_a_hybrids_tree_is_as_large_as_the_larger_part_s() -> None:
 
 def test_time_in_which_nobody_waits_is_no_step_s() -> None:
     clock = Clock()
-    arms = Arms(clock)
+    arms = TwoArmedBandit(clock)
     for step in range(2 * TRIAL + 2):
         costly = arms.begin()
         clock.now += 1.0

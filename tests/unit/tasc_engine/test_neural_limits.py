@@ -22,9 +22,9 @@ from neural_rows import (
 )
 
 from neural_drafters import drafter_of, proposer_of
-from tasc_engine.neural.recent_policy import RecentVocabulary
-from tasc_engine.neural.settings import NeuralSettings
-from tasc_engine.operations import TensorOperations
+from tasc_engine.drafting.neural.neural_settings import NeuralSettings
+from tasc_engine.drafting.neural.recent_policy import RecentVocabulary
+from tasc_engine.model.operations import TensorOperations
 
 
 @every

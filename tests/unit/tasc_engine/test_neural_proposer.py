@@ -26,11 +26,11 @@ from neural_rows import (
 from neural_drafters import INDEXED, POLICIES, eagle_parts, exact, model_of
 from tasc_draft import SOURCES, Drafts
 from tasc_engine import Engine, EngineConfig, GenerationRequest, ModelSource, Target
-from tasc_engine.neural.guard import FAILURES, STEPS, GuardedProposer
-from tasc_engine.neural.hybrid import HybridProposer
-from tasc_engine.neural.seen import Seen
-from tasc_engine.neural.settings import NeuralSettings
-from tasc_engine.neural.wants import Wants
+from tasc_engine.drafting.hidden_state_buffer import Seen
+from tasc_engine.drafting.neural.guard import FAILURES, STEPS, GuardedProposer
+from tasc_engine.drafting.neural.hybrid import HybridProposer
+from tasc_engine.drafting.neural.neural_settings import NeuralSettings
+from tasc_engine.model.hidden_states import HiddenStateRequest
 from tasc_text import TaskTokenizer
 
 
@@ -227,7 +227,7 @@ class Neural:
     """Drafts a chain of two for each row, in so many seconds, or raises."""
 
     max_depth = 2
-    wants = Wants(hidden=True)
+    wants = HiddenStateRequest(hidden=True)
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -286,7 +286,10 @@ def guarded() -> Guarded:
 
 
 def test_a_drafter_that_works_is_passed_through(guarded: Guarded) -> None:
-    assert (guarded.proposer.max_depth, guarded.proposer.wants) == (2, Wants(hidden=True))
+    assert (guarded.proposer.max_depth, guarded.proposer.wants) == (
+        2,
+        HiddenStateRequest(hidden=True),
+    )
     guarded.proposer.start(3, PROMPT)
     guarded.proposer.observe(3, PROMPT, "seen")
     assert guarded.propose() == 4

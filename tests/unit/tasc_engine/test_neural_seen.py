@@ -19,15 +19,15 @@ from tasc_engine import (
     ModelSource,
     Target,
     UnsupportedModel,
-    verifier,
 )
+from tasc_engine.drafting import hidden_state_buffer as module
+from tasc_engine.drafting.hidden_state_buffer import Seen
+from tasc_engine.drafting.neural.neural_settings import NeuralSettings
+from tasc_engine.drafting.neural.proposer import NeuralProposer
+from tasc_engine.drafting.neural.vocabulary import FullVocabulary
 from tasc_engine.errors import OutOfMemory
-from tasc_engine.neural import seen as module
-from tasc_engine.neural.proposer import NeuralProposer
-from tasc_engine.neural.seen import Seen
-from tasc_engine.neural.settings import NeuralSettings
-from tasc_engine.neural.vocabulary import FullVocabulary
-from tasc_engine.neural.wants import Wants
+from tasc_engine.model.hidden_states import HiddenStateRequest
+from tasc_engine.step import verify as verifier
 from tasc_text import TaskTokenizer
 from tiny import make_folder
 
@@ -35,7 +35,7 @@ ROWS, CAPACITY, TOP = 2, 96, 3
 TREE = NeuralSettings(depth=3, width=3, nodes=9)
 LONG = tuple(range(40, 70))
 PROMPTS = ((5, 9, 30, 41, 7), (8,), LONG, (*LONG[:25], 3, 1), (3, 1, 4, 1, 5, 9, 2), LONG[:18])
-BOTH = Wants(hidden=True, top=TOP)
+BOTH = HiddenStateRequest(hidden=True, top=TOP)
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Told:
 class Recording:
     """A proposer that drafts and keeps all that it is told."""
 
-    def __init__(self, inner: NeuralProposer, wants: Wants) -> None:
+    def __init__(self, inner: NeuralProposer, wants: HiddenStateRequest) -> None:
         self.wants, self.max_depth, self._inner = wants, inner.max_depth, inner
         self.propose = inner.propose
         self.rows: dict[int, Told] = {}
@@ -108,7 +108,7 @@ class Bench:
 
 @pytest.fixture
 def bench(folder: Path, tokenizer: TaskTokenizer) -> Callable[..., Bench]:
-    def make(wants: Wants = BOTH, cache: int = 0) -> Bench:
+    def make(wants: HiddenStateRequest = BOTH, cache: int = 0) -> Bench:
         config = EngineConfig(
             rows=ROWS, max_model_len=CAPACITY, prefill_chunk=7, prefix_cache_bytes=cache
         )
@@ -224,7 +224,9 @@ def test_of_an_answer_that_another_engine_began_everything_is_told(
 ) -> None:
     found = bench()
     answers = found.answer(requests())
-    begun = [replace(r, said=answers[r.id][:9]) for r in requests() if len(answers[r.id]) > 9]
+    begun = [
+        replace(r, committed_ids=answers[r.id][:9]) for r in requests() if len(answers[r.id]) > 9
+    ]
     found.told.ended.clear()
     assert found.answer(begun) == {r.id: answers[r.id] for r in begun}
     assert len(begun) == len(found.told.ended) > 3
@@ -235,7 +237,7 @@ def test_of_a_proposer_that_wanted_less_nothing_is_left(
     bench: Callable[..., Bench], folder: Path
 ) -> None:
     """It went in the middle of a prompt, of which it had been told nothing yet."""
-    found, later = bench(Wants(top=TOP)), Recording(noisy(folder), BOTH)
+    found, later = bench(HiddenStateRequest(top=TOP)), Recording(noisy(folder), BOTH)
     for request in requests()[2:4]:
         found.engine.submit(request)
     found.engine.step()
@@ -258,8 +260,12 @@ def test_a_target_that_comes_later_tells_what_it_thinks(
     assert sum(found.check(row) for row in found.told.ended) > 150
 
 
-@pytest.mark.parametrize("wants", [Wants(), Wants(hidden=True), Wants(top=TOP)])
-def test_nobody_is_told_more_than_is_wanted(bench: Callable[..., Bench], wants: Wants) -> None:
+@pytest.mark.parametrize(
+    "wants", [HiddenStateRequest(), HiddenStateRequest(hidden=True), HiddenStateRequest(top=TOP)]
+)
+def test_nobody_is_told_more_than_is_wanted(
+    bench: Callable[..., Bench], wants: HiddenStateRequest
+) -> None:
     found, plain = bench(wants), bench()
     assert found.answer(requests()) == plain.answer(requests())
     seen = [seen for row in found.told.ended for seen in row.seen]
@@ -344,7 +350,7 @@ def test_a_model_whose_own_code_runs_it_is_refused_where_thoughts_are_wanted(
     tokenizer = TaskTokenizer.from_folder(tmp_path)
     with pytest.raises(UnsupportedModel, match=r"does not tell what it thinks; .* llama, mistral"):
         Engine(target, tokenizer, Recording(noisy(folder), BOTH), config)
-    quiet = Recording(noisy(folder), Wants())
+    quiet = Recording(noisy(folder), HiddenStateRequest())
     (result,) = Engine(target, tokenizer, quiet, config).generate(requests()[:1])
     assert result.tokens
     assert not quiet.ended[0].seen

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasc_draft import Drafts
-from tasc_engine.drafting import is_forest
-from tasc_engine.neural.tree import Beam
+from tasc_engine.drafting.neural.tree import Beam
+from tasc_engine.drafting.safe_proposer import is_forest
 
 Path = tuple[int, ...]
 F32 = np.float32

@@ -9,10 +9,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tasc_engine.linears import Linear
-from tasc_engine.neural.active import STEPS, ActiveSizes
-from tasc_engine.neural.recent_policy import RecentVocabulary
-from tasc_engine.neural.vocabulary import FullVocabulary, RankedVocabulary, Vocabulary
+from tasc_engine.drafting.neural.recent_policy import RecentVocabulary
+from tasc_engine.drafting.neural.vocabulary import (
+    STEPS,
+    ActiveSizes,
+    FullVocabulary,
+    RankedVocabulary,
+    Vocabulary,
+)
+from tasc_engine.model.linears import Linear
 
 ROWS, SIZE, HIDDEN = 3, 200, 16
 EVERYONE = torch.arange(ROWS)

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasc_engine.drafting.neural.ranking import Ranking
 from tasc_engine.errors import RankingError
-from tasc_engine.neural.ranking import Ranking
 
 ABOUT = {"fingerprint": "f" * 32, "origin": "target", "rows": 2, "corpus_rows": 40}
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tasc_engine.neural.recent import RecentWindow
+from tasc_engine.drafting.neural.recent import RecentWindow
 
 ROWS, VOCABULARY = 3, 12
 CPU = torch.device("cpu")

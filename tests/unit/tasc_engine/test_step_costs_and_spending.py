@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasc_engine import EngineConfig, GenerationRequest, ModelSource, Target
-from tasc_engine.attention import RowCache
-from tasc_engine.cost import REPEATS, Cost, StepCosts, _points, kept, measure
-from tasc_engine.spending import LONGEST_PAUSE, Spender, Spent, convex_steps
+from tasc_engine.kv.cache import RowCache
+from tasc_engine.step.cost import REPEATS, Cost, StepCosts, _points, kept, measure
+from tasc_engine.step.draft_budget import LONGEST_PAUSE, DraftBudget, Spent, convex_steps
 
 CONFIG = EngineConfig(rows=4, max_model_len=64, max_draft_tokens=8)
 SOME = StepCosts(
@@ -118,18 +118,18 @@ def spent(drafted: int, accepted: int, draft_seconds: float = 1e-4) -> Spent:
     return Spent(ROWS, ROWS, 64, drafted, accepted, ROWS + accepted, draft_seconds)
 
 
-def live(spender: Spender, chances: list[float], steps: int) -> tuple[list[int], float]:
+def live(draft_budget: DraftBudget, chances: list[float], steps: int) -> tuple[list[int], float]:
     """Draft tokens of each step and tokens a second, where a draft has tokens of these chances."""
     bought, seconds, emitted = [], 0.0, 0.0
     rng = np.random.default_rng(0)
     for _ in range(steps):
-        least = spender.least(ROWS, ROWS, 64)
+        least = draft_budget.least(ROWS, ROWS, 64)
         n = 0
         while n < min(len(least), len(chances)) and chances[n] >= least[n]:
             n += 1
         hits = int((rng.random(n) < chances[:n]).sum())
         drafting = 1e-4 if len(least) else 0.0
-        spender.learn(spent(n, hits, drafting))
+        draft_budget.learn(spent(n, hits, drafting))
         bought.append(n)
         emitted += ROWS + hits
         seconds += 1e-3 + 1e-5 * n + drafting
@@ -153,7 +153,7 @@ def test_a_jump_is_borne_by_all_tokens_behind_it() -> None:
 
 def test_tokens_are_bought_up_to_the_greatest_rate() -> None:
     chances = [0.95**i for i in range(1, MOST)]
-    bought, rate = live(Spender(LINEAR, MOST), chances, 400)
+    bought, rate = live(DraftBudget(LINEAR, MOST), chances, 400)
     expected = [(ROWS + sum(chances[:n])) / (1e-3 + 1e-4 + 1e-5 * n) for n in range(len(chances))]
     best = int(np.argmax(expected))
     assert abs(np.mean(bought[50:]) - best) <= 2
@@ -162,44 +162,44 @@ def test_tokens_are_bought_up_to_the_greatest_rate() -> None:
 
 def test_what_never_hits_is_hardly_tried() -> None:
     plain = ROWS / 1e-3
-    spender = Spender(LINEAR, MOST)
-    bought, rate = live(spender, [0.0] * MOST, 20_000)
+    draft_budget = DraftBudget(LINEAR, MOST)
+    bought, rate = live(draft_budget, [0.0] * MOST, 20_000)
     assert not any(bought)
     assert rate > 0.99 * plain
-    tried = sum(1 for _ in itertools.islice(drafting(Spender(LINEAR, MOST)), 20_000) if _)
+    tried = sum(1 for _ in itertools.islice(drafting(DraftBudget(LINEAR, MOST)), 20_000) if _)
     assert tried < 400
 
 
-def drafting(spender: Spender):
+def drafting(draft_budget: DraftBudget):
     """Whether each step drafts, where chances look good and never come true."""
     while True:
-        least = spender.least(ROWS, ROWS, 64)
-        spender.learn(spent(min(len(least), 8), 0, 1e-4 if len(least) else 0.0))
+        least = draft_budget.least(ROWS, ROWS, 64)
+        draft_budget.learn(spent(min(len(least), 8), 0, 1e-4 if len(least) else 0.0))
         yield len(least) > 0
 
 
 def test_drafting_comes_back_when_it_pays_again() -> None:
-    spender = Spender(LINEAR, MOST)
-    assert sum(itertools.islice(drafting(spender), 5_000)) < 200
-    bought, _ = live(spender, [0.9] * 16, 2 * LONGEST_PAUSE)
+    draft_budget = DraftBudget(LINEAR, MOST)
+    assert sum(itertools.islice(drafting(draft_budget), 5_000)) < 200
+    bought, _ = live(draft_budget, [0.9] * 16, 2 * LONGEST_PAUSE)
     assert all(n > 0 for n in bought[-100:])
 
 
 def test_a_prompt_beside_decoding_does_not_change_what_decoding_costs() -> None:
     """One row, then 12 tokens of a prompt, then one row: each has costs of its own."""
     alone = costs_of((1, 1e-3), (2, 2e-3), (64, 9e-3))
-    spender = Spender(alone, 8)
-    fresh = Spender(alone, 8).least(1, 1, 64)
-    spender.least(1, 12, 64)
-    assert (spender.least(1, 1, 64) == fresh).all()
+    draft_budget = DraftBudget(alone, 8)
+    fresh = DraftBudget(alone, 8).least(1, 1, 64)
+    draft_budget.least(1, 12, 64)
+    assert (draft_budget.least(1, 1, 64) == fresh).all()
 
 
 def test_no_rows_cost_nothing_and_teach_nothing() -> None:
-    spender = Spender(LINEAR, MOST)
-    assert len(spender.least(0, 256, 64)) == 0
-    before = spender.least(ROWS, ROWS, 64)
-    spender.learn(Spent(0, 256, 64.0, 0, 0, 0, 0.0))
-    assert (spender.least(ROWS, ROWS, 64) == before).all()
+    draft_budget = DraftBudget(LINEAR, MOST)
+    assert len(draft_budget.least(0, 256, 64)) == 0
+    before = draft_budget.least(ROWS, ROWS, 64)
+    draft_budget.learn(Spent(0, 256, 64.0, 0, 0, 0, 0.0))
+    assert (draft_budget.least(ROWS, ROWS, 64) == before).all()
 
 
 def test_rows_that_ask_for_no_drafts_say_nothing_about_drafting(make_engine) -> None:

@@ -15,9 +15,9 @@ from transformers import (
 )
 
 from tasc_engine import EngineConfig, ModelSource, Target, UnsupportedModel
-from tasc_engine import target as target_module
 from tasc_engine.errors import OutOfMemory
 from tasc_engine.layout import plain_feed
+from tasc_engine.model import target as target_module
 from tiny import make_folder, make_tokenizer, plain
 
 SHAPE = {

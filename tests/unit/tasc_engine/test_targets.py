@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tasc_engine import GenerationRequest, ModelSource
 from tasc_engine.errors import UnsupportedModel
-from tasc_engine.neural.wants import Wants
-from tasc_engine.targets import Targets
+from tasc_engine.model.hidden_states import HiddenStateRequest
+from tasc_engine.step.targets import Targets
 
 
 class Target:
@@ -20,9 +20,9 @@ class Target:
 
     def __init__(self, graphs: int = 0, ours: bool = True) -> None:
         self.cache, self.graphs = self, graphs
-        self.decoder, self.wants = object() if ours else None, Wants()
+        self.decoder, self.wants = object() if ours else None, HiddenStateRequest()
 
-    def watch(self, wants: Wants) -> None:
+    def watch(self, wants: HiddenStateRequest) -> None:
         if wants and self.decoder is None:
             raise UnsupportedModel("its own code runs")
         self.wants = wants
@@ -127,9 +127,9 @@ def test_all_targets_are_watched_and_those_that_come_later() -> None:
     first, second, third = Target(), Target(), Target()
     targets = Targets(first)
     targets.add(second)
-    targets.watch(Wants(top=3))
+    targets.watch(HiddenStateRequest(top=3))
     targets.add(third)
-    assert [each.wants for each in (first, second, third)] == [Wants(top=3)] * 3
+    assert [each.wants for each in (first, second, third)] == [HiddenStateRequest(top=3)] * 3
 
 
 def test_where_one_cannot_be_watched_none_is() -> None:
@@ -137,6 +137,6 @@ def test_where_one_cannot_be_watched_none_is() -> None:
     targets = Targets(first)
     targets.add(second)
     with pytest.raises(UnsupportedModel):
-        targets.watch(Wants(hidden=True))
-    assert first.wants == Wants()
-    targets.watch(Wants())
+        targets.watch(HiddenStateRequest(hidden=True))
+    assert first.wants == HiddenStateRequest()
+    targets.watch(HiddenStateRequest())

@@ -12,7 +12,7 @@ import drafter_training
 import tiny
 from drafter_training import SHORT, Trained, trained_by
 from finetuning import Bench, Made, begin, made_by, make
-from tasc_jobs.cli import main
+from tasc_jobs.cli.main import main
 
 
 @pytest.fixture(scope="module", autouse=True)

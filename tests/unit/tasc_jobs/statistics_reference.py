@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from fractions import Fraction
 
-from tasc_jobs.statistics.lengths import PERCENTILES
+from tasc_jobs.statistics.ngrams import PERCENTILES
 
 
 def word_ngrams(texts, n):

@@ -23,10 +23,10 @@ from tasc_jobs.batch.pool import EngineSpec, Pool
 from tasc_jobs.batch.window import Saved, Window
 from tasc_jobs.batch.work import Row
 from tasc_jobs.errors import ClusterError, JobError
-from tasc_serve.calls import Answer, Call
-from tasc_serve.errors import ServeError
-from tasc_serve.settings import EngineSettings
-from tasc_serve.worker import Pinned
+from tasc_runtime.engine.builder import Pinned
+from tasc_runtime.engine_settings import EngineSettings
+from tasc_runtime.errors import ServiceError
+from tasc_runtime.protocol import Answer, Call
 from tasc_store import StoreUnreachable
 
 
@@ -150,7 +150,7 @@ def task_error(cause: Exception | None = None) -> RayTaskError:
         (ActorDiedError(), True, False),
         (task_error(), False, True),
         (task_error(), True, False),
-        (task_error(ServeError("registered with another tokenizer")), False, False),
+        (task_error(ServiceError("registered with another tokenizer")), False, False),
         (task_error(UnsupportedModel("int8 with outliers")), False, False),
         (task_error(StoreUnreachable("no Redis answers")), True, True),
     ],

@@ -8,12 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tasc_jobs.batch.seen_ids import SeenIds
+from tasc_jobs.batch.input_rows import SeenIds, open_files
+from tasc_jobs.batch.job_files import Source, check_files, check_output, files_of, reject_file
+from tasc_jobs.batch.output_files import COLUMNS, write_files
 from tasc_jobs.batch.work import Record
 from tasc_jobs.errors import FileError
-from tasc_jobs.inputs import open_files
-from tasc_jobs.job_files import Source, check_files, check_output, files_of, reject_file
-from tasc_jobs.outputs import COLUMNS, write_files
 
 
 def lines(*rows: object) -> str:

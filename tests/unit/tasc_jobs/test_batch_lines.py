@@ -8,12 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasc_jobs.batch.work import Record, Row
-from tasc_jobs.worker.faults import fault_of, told
-from tasc_jobs.worker.lines import BatchLines, Checked
+from tasc_jobs.worker.lines import BatchLines, Checked, fault_of, told
 from tasc_jobs.worker.outputs import Outputs
-from tasc_serve.http_errors import ApiError
+from tasc_serve.errors import ApiError
 from tasc_serve.settings import LimitSettings
-from tasc_store.batches import Batch
+from tasc_store.batches.batch_store import Batch
 
 BATCH = Batch(
     "batch-1", "/v1/completions", "file-1", "24h", 1000, 2000, "in_progress", "greet", 3600, {}, "",

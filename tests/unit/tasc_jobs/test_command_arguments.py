@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from tasc_jobs import cli_refresh, cli_worker
-from tasc_jobs.cli_generate import generate as generate_command
+from tasc_jobs.batch.generate import generate
+from tasc_jobs.cli import index as cli_refresh
+from tasc_jobs.cli import worker as cli_worker
+from tasc_jobs.cli.generate import generate as generate_command
 from tasc_jobs.errors import FileError, UsageError
-from tasc_jobs.generate import generate
-from tasc_jobs.refresh import Refreshed
+from tasc_jobs.tuning.refresh import Refreshed
 
 
 def store(*given: object) -> AbstractContextManager[str]:
@@ -32,10 +33,10 @@ def test_a_workers_own_ray_has_room_for_its_engines(
 
     monkeypatch.setattr(cli_worker, "open_store", store)
     monkeypatch.setattr("tasc_store.connect", lambda url: None)
-    monkeypatch.setattr("tasc_jobs.ray_local.local_ray", ray)
+    monkeypatch.setattr("tasc_jobs.runtime.ray_local.local_ray", ray)
     monkeypatch.setattr(cli_worker, "_metrics", lambda *args: nullcontext())
     idle = SimpleNamespace(run_waiting=lambda: None)
-    monkeypatch.setattr("tasc_jobs.worker.taking.BatchWorker", lambda *args, **more: idle)
+    monkeypatch.setattr("tasc_jobs.worker.batch_worker.BatchWorker", lambda *args, **more: idle)
     cli_worker.worker(once=True, actors=actors, data_dir=tmp_path)
     assert started == [cpus]
 
@@ -77,7 +78,7 @@ def test_rounds_of_refresh_wait_for_rows_behind_the_last_verdict(
 
     monkeypatch.setattr(cli_refresh, "open_store", store)
     monkeypatch.setattr(cli_refresh, "time", SimpleNamespace(sleep=sleep))
-    monkeypatch.setattr("tasc_jobs.refresh.refresh", run)
+    monkeypatch.setattr("tasc_jobs.tuning.refresh.refresh", run)
     with pytest.raises(KeyboardInterrupt):
         cli_refresh.refresh("t", every=1.0)
     assert judged == [0, 0, 300, 300, 600]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasc_jobs.demo.client import Counters
+from tasc_jobs.demo.measure import Counters
 from tasc_jobs.demo.tasks import TASKS, read_split
 from tasc_jobs.evaluate.quality import intent_quality, tagging_accuracy
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from statistics_reference import figures, percentiles
 
 from tasc_jobs.statistics.distribution import CURVE_POINTS, distribution
-from tasc_jobs.statistics.lengths import MOST_BINS, row_lengths
+from tasc_jobs.statistics.ngrams import MOST_BINS, row_lengths
 
 FREQUENCIES = st.lists(st.integers(1, 50), max_size=30)
 LENGTHS = st.lists(st.integers(0, 400), min_size=1, max_size=60)

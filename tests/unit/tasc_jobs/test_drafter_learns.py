@@ -14,7 +14,7 @@ from torch import Tensor
 
 import tiny
 from drafter_training import INPUTS, Trained, make, trained_by
-from tasc_draft.sources import SOURCES
+from tasc_draft.drafts import SOURCES
 from tasc_engine import (
     Engine,
     EngineConfig,
@@ -24,16 +24,16 @@ from tasc_engine import (
     Target,
     UnsupportedModel,
 )
+from tasc_engine.drafting.neural.card import target_fingerprint
+from tasc_engine.drafting.neural.drafters import Eagle, Independent
+from tasc_engine.drafting.neural.files import JOINT, WEIGHTS, load_drafter
+from tasc_engine.drafting.neural.neural_settings import NeuralSettings
+from tasc_engine.drafting.neural.proposer import NeuralProposer
+from tasc_engine.drafting.neural.vocabulary import FullVocabulary
 from tasc_engine.layout import Int32
-from tasc_engine.loading import load_model
-from tasc_engine.neural.card import target_fingerprint
-from tasc_engine.neural.drafters import Eagle, Independent
-from tasc_engine.neural.files import JOINT, WEIGHTS, load_drafter
-from tasc_engine.neural.proposer import NeuralProposer
-from tasc_engine.neural.settings import NeuralSettings
-from tasc_engine.neural.vocabulary import FullVocabulary
+from tasc_engine.model.loading import load_model
 from tasc_jobs.drafter.heads import EagleHead, small_model
-from tasc_jobs.drafter.job import REPORT
+from tasc_jobs.drafter.training_run import REPORT
 from tasc_text import TaskTokenizer
 
 CONFIG = EngineConfig(rows=2, max_model_len=64)

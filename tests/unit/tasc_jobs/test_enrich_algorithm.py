@@ -9,7 +9,7 @@ from enrich_reference import naive
 import tiny
 from tasc_jobs.enrich.algorithm import EnrichSettings, enrich
 from tasc_jobs.enrich.refine import refined
-from tasc_jobs.enrich.sources import outputs_of
+from tasc_jobs.enrich.texts import outputs_of
 from tasc_jobs.errors import EmptyCorpusError
 from tasc_text import TaskTokenizer
 

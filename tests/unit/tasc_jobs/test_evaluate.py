@@ -10,7 +10,7 @@ import tiny
 from finetuning import Made
 from tasc_engine import ModelSource
 from tasc_jobs.errors import EmptyCorpusError, JobError, UsageError
-from tasc_jobs.evaluate.job import STAGES, Evaluation, evaluate
+from tasc_jobs.evaluate.evaluation import STAGES, Evaluation, evaluate
 from tasc_jobs.evaluate.page import evaluation_page
 from tasc_jobs.evaluate.runs import Run, Side, answer
 from tasc_jobs.evaluate.subject import Asking, Setup, Subject

@@ -12,7 +12,7 @@ from statistics_reference import percentiles, word_ngrams
 
 from tasc_jobs.demo.tasks import MODEL
 from tasc_jobs.errors import EmptyCorpusError, FileError
-from tasc_jobs.statistics.job import file_statistics
+from tasc_jobs.statistics.task_statistics import file_statistics
 from tasc_jobs.statistics.units import Units
 from tasc_text import TaskTokenizer, TokenizerError
 

@@ -23,9 +23,9 @@ from tasc_jobs.finetune import command, result
 from tasc_jobs.finetune.checkpoints import Checkpoints
 from tasc_jobs.finetune.claim import LOCK, Kind, claimed
 from tasc_jobs.finetune.errors import FinetuneError
+from tasc_jobs.finetune.finetuning import CHECKPOINT, Finetune, finetune
 from tasc_jobs.finetune.finished import FINETUNE, REPORT
-from tasc_jobs.finetune.job import CHECKPOINT, Finetune, finetune
-from tasc_jobs.finetune.settings import FinetuneSettings
+from tasc_jobs.finetune.hyperparameters import FinetuneSettings
 from tasc_jobs.finetune.training import Trainer
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -223,7 +223,8 @@ def test_a_model_of_the_hub_is_told_by_the_commit_that_is_here(
     file.write_text('{"id": "1", "input": "a", "output": "b"}\n')
     commit = tmp_path / "snapshots" / "0123abc"
     monkeypatch.setattr(command, "resolve_folder", lambda name, revision: commit)
-    given = command.Given("t", "acme/model", None, "{input}", (file,), ("input", "output"))
+    columns = ("input", "output")
+    given = command.FinetuneRequest("t", "acme/model", None, "{input}", (file,), columns)
     job = command.job_of(None, given, FinetuneSettings(), tmp_path / "out", 60.0)
     assert (job.base, job.base_name, job.revision) == (commit, "acme/model", "0123abc")
 

@@ -12,10 +12,10 @@ from tokenizers import Tokenizer
 import tiny
 from finetuning import OUTPUTS, Bench, Made, make, make_on
 from tasc_jobs.enrich.algorithm import EnrichSettings
-from tasc_jobs.enrich.job import enrich_and_save
+from tasc_jobs.enrich.enrichment import enrich_and_save
 from tasc_jobs.finetune.errors import FinetuneError
 from tasc_jobs.finetune.examples import examples_of
-from tasc_jobs.finetune.job import finetune
+from tasc_jobs.finetune.finetuning import finetune
 from tasc_jobs.finetune.model import add_rows, load_base
 from tasc_jobs.finetune.vocabulary import vocabulary_of
 from tasc_store import CorpusRow

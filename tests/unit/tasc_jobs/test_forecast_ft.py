@@ -13,11 +13,17 @@ from tasc_engine import ModelSource
 from tasc_jobs.enrich.algorithm import EnrichSettings, enrich
 from tasc_jobs.errors import FileError
 from tasc_jobs.evaluate.subject import Asking, Setup, Subject
-from tasc_jobs.forecast_ft.check import EXAMPLE, MeasuredRun, check, read_runs
+from tasc_jobs.forecast_ft.check import (
+    EXAMPLE,
+    MeasuredRun,
+    check,
+    falls_at_rises,
+    kendall_tau,
+    read_runs,
+)
 from tasc_jobs.forecast_ft.forecast import Price, forecast
 from tasc_jobs.forecast_ft.page import check_page
 from tasc_jobs.forecast_ft.price import measure_price
-from tasc_jobs.forecast_ft.rank import falls_at_rises, kendall_tau
 from tasc_jobs.statistics.distribution import renyi2_bits
 from tasc_text import PromptTemplate, TaskTokenizer
 

@@ -8,7 +8,7 @@ import typer
 from rich.markup import render
 from typer.testing import CliRunner
 
-from tasc_jobs.cli import app
+from tasc_jobs.cli.main import app
 
 APP = typer.main.get_command(app)
 BORDERS = re.compile(r"[\s│]+")

@@ -4,11 +4,11 @@ import io
 
 import pytest
 
-from tasc_jobs.batch.preview import Preview, Side
-from tasc_jobs.batch.told import Told, preview_as_json, preview_in_words
+from tasc_jobs.batch.batch_progress import BatchProgress, preview_as_json, preview_in_words
+from tasc_jobs.batch.preview import Preview, PreviewSide
 from tasc_jobs.batch.work import JobProgress
-from tasc_jobs.progress import Clock, Progress
-from tasc_jobs.stages import Stages
+from tasc_jobs.runtime.progress import Clock, Progress
+from tasc_jobs.runtime.stages import Stages
 
 
 class Terminal(io.StringIO):
@@ -141,13 +141,13 @@ def test_a_bar_shows_what_is_told_and_what_was_done_before():
     assert "5 tokens/s" in shown
 
 
-PREVIEW = Preview(20, 1, 20, plain=Side(4.0, 400, 400), drafted=Side(1.0, 400, 100))
+PREVIEW = Preview(20, 1, 20, plain=PreviewSide(4.0, 400, 400), drafted=PreviewSide(1.0, 400, 100))
 
 
 def test_progress_tells_rates_of_this_start_and_efficiency_of_the_whole() -> None:
     out, times = io.StringIO(), iter([0.0, 2.0])
     with Progress("answer", None, every_s=0, stream=out) as bar:
-        told = Told(bar, lambda: next(times))
+        told = BatchProgress(bar, lambda: next(times))
         told(JobProgress(100, 100, 300, 0, 1000, 500, engines=0))
         told(JobProgress(150, 100, 300, 2, 1600, 600, engines=1))
     lines = out.getvalue().splitlines()
@@ -158,7 +158,7 @@ def test_progress_tells_rates_of_this_start_and_efficiency_of_the_whole() -> Non
 def test_until_an_engine_is_there_it_says_so() -> None:
     out = io.StringIO()
     with Progress("answer", 10, every_s=0, stream=out) as bar:
-        Told(bar)(JobProgress(0, 0, None, 0, 0, 0, engines=0))
+        BatchProgress(bar)(JobProgress(0, 0, None, 0, 0, 0, engines=0))
     assert "engines are coming up" in out.getvalue()
 
 
@@ -176,7 +176,7 @@ def test_a_preview_is_told_for_the_whole_job() -> None:
 
 
 def test_a_preview_of_rows_none_of_which_can_be_answered_promises_nothing() -> None:
-    found = Preview(0, 20, 0, plain=Side(1.0, 0, 0), drafted=Side(1.0, 0, 0))
+    found = Preview(0, 20, 0, plain=PreviewSide(1.0, 0, 0), drafted=PreviewSide(1.0, 0, 0))
     assert preview_as_json(found, 9, 1)["plain"]["job_seconds"] is None
     assert "0 rows answered, 20 refused" in preview_in_words(found, 9, 1)
 

@@ -6,12 +6,14 @@ import random
 import pytest
 
 from tasc_jobs.errors import UsageError
-from tasc_jobs.evaluate.confidence import LEVELS, confident_labels, precision_recall
 from tasc_jobs.evaluate.quality import (
+    LEVELS,
     common_subsequence,
+    confident_labels,
     exact_match,
     intent_quality,
     label_quality,
+    precision_recall,
     quality,
     rouge_l,
     tagging_accuracy,

@@ -11,11 +11,18 @@ from hypothesis import strategies as st
 
 from tasc_draft import BigramTable, Tokens
 from tasc_jobs.errors import JobError
-from tasc_jobs.tuning.proposers import PROPOSERS, named_proposers
-from tasc_jobs.tuning.replays import Comparison, Measured, compare, index_of, prepare
+from tasc_jobs.tuning.replays import (
+    PROPOSERS,
+    Comparison,
+    Measured,
+    compare,
+    index_of,
+    named_proposers,
+    prepare,
+)
 from tasc_jobs.tuning.task_rows import Fields, TaskRows, from_files
-from tasc_jobs.tuning.tokenizer import open_tokenizer
 from tasc_text import PromptTemplate, TaskTokenizer, TokenizerError
+from tasc_text.tokenizer_file import open_tokenizer
 from tiny import END, make_tokenizer
 
 N_MAX = PROPOSERS["corpus"].settings.n_max

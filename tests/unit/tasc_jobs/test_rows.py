@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasc_jobs.corpus_rows import BadRow, check_file, read_rows
 from tasc_jobs.errors import FileError
 from tasc_jobs.json_lines import read_json_lines
-from tasc_jobs.rows import BadRow, check_file, read_rows
 from tasc_store import CorpusRow
 
 GOOD = b'{"id": "r", "input": "x", "output": "y"}'

@@ -8,8 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tasc_jobs.tasks.adapter import check_adapter
-from tasc_jobs.tasks.headers import TensorHeader, read_headers
+from tasc_jobs.tasks.adapter import TensorHeader, check_adapter, read_headers
 
 MODULE = "model.layers.0.self_attn.q_proj"  # 32 to 32 in tiny models
 DOWN = "model.layers.1.mlp.down_proj"  # 64 to 32

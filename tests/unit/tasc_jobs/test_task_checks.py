@@ -11,7 +11,7 @@ import pytest
 from tasc_jobs.errors import UsageError
 from tasc_jobs.tasks.base_model import BaseModel
 from tasc_jobs.tasks.checks import check_record
-from tasc_serve.asked import guide_of
+from tasc_runtime.sampling_options import guide_of
 from tasc_store import TaskRecord
 from tiny import END, SENTENCES
 

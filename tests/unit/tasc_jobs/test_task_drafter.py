@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
+from tasc_engine.drafting.neural.card import CARD, DrafterCard, target_fingerprint
+from tasc_engine.drafting.neural.files import save_drafter
+from tasc_engine.drafting.neural.neural_settings import NeuralSettings
 from tasc_engine.layout import MOST_NODES
-from tasc_engine.neural.card import CARD, DrafterCard, target_fingerprint
-from tasc_engine.neural.files import save_drafter
-from tasc_engine.neural.settings import NeuralSettings
 from tasc_jobs.errors import UsageError
 from tasc_jobs.tasks.base_model import BaseModel
 from tasc_jobs.tasks.checks import check_record
@@ -91,7 +91,8 @@ model = BaseModel.open(sys.argv[1], None)
 record = TaskRecord("t", sys.argv[1], model.tokenizer.fingerprint, "say {input}\\n")
 check_record(record, model)
 check_record(TaskRecord(**{**vars(record), "neural": NeuralDrafting(sys.argv[2])}), model)
-print({"torch", "transformers"} & set(sys.modules), "tasc_engine.neural.card" in sys.modules)
+heavy = {"torch", "transformers"} & set(sys.modules)
+print(heavy, "tasc_engine.drafting.neural.card" in sys.modules)
 """
 
 

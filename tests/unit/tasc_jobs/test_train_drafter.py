@@ -9,14 +9,14 @@ from typer.testing import CliRunner
 
 from drafter_training import INPUTS, ROWS, SHORT, Bench, Trained, make
 from finetuning import Killed, killed_at, same
-from tasc_engine.neural.card import Kind, read_card
-from tasc_engine.neural.files import WEIGHTS
-from tasc_jobs.cli import app
-from tasc_jobs.drafter import job as job_module
+from tasc_engine.drafting.neural.card import Kind, read_card
+from tasc_engine.drafting.neural.files import WEIGHTS
+from tasc_jobs.cli.main import app
+from tasc_jobs.drafter import training_run as job_module
 from tasc_jobs.drafter.answers import ANSWERS, read_answers
-from tasc_jobs.drafter.job import CHECKPOINT, train_drafter
-from tasc_jobs.drafter.settings import DrafterSettings, of_kind
+from tasc_jobs.drafter.hyperparameters import DrafterSettings, of_kind
 from tasc_jobs.drafter.training import DrafterTrainer, packed
+from tasc_jobs.drafter.training_run import CHECKPOINT, train_drafter
 from tasc_jobs.errors import FileError, JobError, UsageError
 from tasc_jobs.finetune.errors import FinetuneError
 from tasc_jobs.finetune.examples import Example

@@ -8,14 +8,14 @@ import pytest
 from tasc_draft import DraftSettings, Replay, Tokens
 from tasc_draft.learning import LEAST_ROWS, held_out
 from tasc_jobs.errors import JobError
+from tasc_jobs.tuning.commands import PriceRequest
 from tasc_jobs.tuning.cost_file import CostFile, StepCurve
 from tasc_jobs.tuning.held_out import HeldOut
-from tasc_jobs.tuning.jobs import PriceRequest
+from tasc_jobs.tuning.replay_page import tune_page
 from tasc_jobs.tuning.replays import index_of
 from tasc_jobs.tuning.stored import StoredTask
 from tasc_jobs.tuning.task_rows import TaskRows
 from tasc_jobs.tuning.tune import BUDGETS, MIN_PROBS, by_curve, by_node, planned, tune
-from tasc_jobs.tuning.tune_page import tune_page
 from tasc_store import TaskRecord
 from tasc_text import TaskTokenizer
 from tiny import make_tokenizer

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from tasc_engine.neural.ranking import Ranking
-from tasc_jobs.cli_vocabulary import in_words
+from tasc_engine.drafting.neural.ranking import Ranking
+from tasc_jobs.cli.rank_vocabulary import in_words
 from tasc_store import Artifact
 
 SEEN = 1_500

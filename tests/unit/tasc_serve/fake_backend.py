@@ -12,10 +12,10 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from tasc_engine import Acceptance, GenerationResult, Timings
-from tasc_serve.api import create_api
-from tasc_serve.calls import Answer, Call, Piece, Refusal, TaskStatus, TokenText
-from tasc_serve.doors import Doors
-from tasc_serve.idempotency import Tries
+from tasc_runtime.protocol import Answer, Call, Piece, Refusal, TaskStatus, TokenText
+from tasc_serve.access.drain import InFlight
+from tasc_serve.access.idempotency import Tries
+from tasc_serve.http.api import create_api
 from tasc_serve.settings import LimitSettings
 
 FOREVER: Final = "wait for ever"
@@ -71,7 +71,7 @@ class FakeBackend:
         self.calls.append(call)
         self.open += 1
         try:
-            for item in self.by_choice.get(call.asked.choice, self.script):
+            for item in self.by_choice.get(call.options.choice, self.script):
                 if isinstance(item, Exception):
                     raise item
                 if isinstance(item, str):
@@ -120,9 +120,9 @@ class Service:
     """The application over a backend, asked one request at a time."""
 
     def __init__(self, backend: FakeBackend, tries: Tries | None = None, **limits: float) -> None:
-        self.registry, self.doors = CollectorRegistry(), Doors()
+        self.registry, self.in_flight = CollectorRegistry(), InFlight()
         self.app: FastAPI = create_api(
-            backend, LimitSettings(**limits), self.registry, doors=self.doors, tries=tries
+            backend, LimitSettings(**limits), self.registry, in_flight=self.in_flight, tries=tries
         )
 
     def ask(self, method: str, path: str, **request: object) -> httpx.Response:

@@ -15,10 +15,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tasc_engine import GenerationResult, Timings
-from tasc_serve.calls import Answer, Call, Piece, Pulse, Refusal, TaskStatus
-from tasc_serve.failover import Budget, Failover
-from tasc_serve.failover_metrics import FailoverMetrics
-from tasc_serve.fleet import Fleet
+from tasc_runtime.protocol import Answer, Call, Piece, Pulse, Refusal, TaskStatus
+from tasc_serve.metrics.gateway_metrics import FailoverMetrics
+from tasc_serve.routing.failover import Budget, Failover
+from tasc_serve.routing.fleet import Fleet
 from tasc_serve.settings import FailoverSettings
 
 TASK = "greet"
@@ -88,14 +88,14 @@ class Replicas:
         return Answer(pieces[-1].result)
 
     async def stream(self, call: Call) -> AsyncGenerator[Piece | Refusal, None]:
-        replica = self.all[call.to or ""]
+        replica = self.all[call.replica_id or ""]
         replica.calls.append(call)
         replica.open += 1
         try:
             if replica.refuses:
                 yield replica.refuses
                 return
-            for sent, token in enumerate(WHOLE[len(call.said) :]):
+            for sent, token in enumerate(WHOLE[len(call.committed_ids) :]):
                 await self._mishap(replica, sent)
                 yield self._piece(replica, call, token)
         finally:

@@ -8,11 +8,11 @@ from fake_backend import FakeBackend
 from prometheus_client import CollectorRegistry
 
 from storage_fakes import FakeStorage
-from tasc_serve.api import create_api
-from tasc_serve.doors import Doors
-from tasc_serve.gate import Gate
+from tasc_serve.access.access_control import AccessControl
+from tasc_serve.access.drain import InFlight
+from tasc_serve.http.api import create_api
 from tasc_serve.settings import LimitSettings
-from tasc_store.files import StoredFile
+from tasc_store.batches.files import StoredFile
 
 FORM = {"purpose": "batch"}
 
@@ -24,16 +24,16 @@ def line(i: int = 0, model: str = "greet", **said: object) -> str:
 
 
 class StorageService:
-    def __init__(self, gate: Gate | None = None, **limits: float) -> None:
+    def __init__(self, access: AccessControl | None = None, **limits: float) -> None:
         self.storage = FakeStorage("greet", "other")
         registry = CollectorRegistry()
-        self.doors = Doors()
+        self.in_flight = InFlight()
         self.app = create_api(
             FakeBackend(),
             LimitSettings(**limits),
             registry,
-            gate=gate,
-            doors=self.doors,
+            access=access,
+            in_flight=self.in_flight,
             storage=self.storage,
         )
 

@@ -8,12 +8,12 @@ import pytest
 
 from tasc_engine import GenerationRequest, GuideSpec, RequestTooLong
 from tasc_engine.errors import GuideError
-from tasc_serve.admission import Admission
-from tasc_serve.asked import Asked, FieldError, Guide
-from tasc_serve.calls import Call, Refusal
-from tasc_serve.records import Records
+from tasc_runtime.engine.builder import Ready
+from tasc_runtime.engine.versions import Records
+from tasc_runtime.protocol import Call, Refusal
+from tasc_runtime.sampling_options import AnswerGuide, FieldError, SamplingOptions
+from tasc_serve.replica.admission import Admission
 from tasc_serve.settings import LimitSettings
-from tasc_serve.worker import Ready
 from tasc_store import TaskRecord
 
 VERSION = 4
@@ -22,7 +22,7 @@ CHOOSING = TaskRecord("greet", "model", "f" * 32, "{input}", choices=("a", "b"))
 
 
 def by(pattern):
-    return Asked(guide=Guide(GuideSpec("regex", text=pattern), "guided_regex"))
+    return SamplingOptions(guide=AnswerGuide(GuideSpec("regex", text=pattern), "guided_regex"))
 
 
 GUIDED = by("a+")
@@ -68,7 +68,7 @@ def worker_of(guides=None, record=PLAIN, read=request):
     engine = Engine(guides or Guides())
 
     def guide(call, request):
-        guide = call.asked.guided(record).guide
+        guide = call.options.guided(record).guide
         return engine.guides.of(guide.spec, request.max_tokens) if guide else None
 
     return SimpleNamespace(
@@ -94,7 +94,7 @@ def admitted(calls, worker, **limits):
 
 
 def call(asked=None, **fields):
-    return Call("id", "hi", templated=True, asked=asked or Asked(), **fields)
+    return Call("id", "hi", templated=True, options=asked or SamplingOptions(), **fields)
 
 
 def raising(error):
@@ -141,7 +141,7 @@ def test_a_guide_that_cannot_be_is_refused_by_name_and_tried_once():
 
 
 def test_ignoring_the_end_of_a_task_with_choices_is_refused_by_name():
-    (refusal,) = admitted([call(Asked(ignore_eos=True))], worker_of(record=CHOOSING))
+    (refusal,) = admitted([call(SamplingOptions(ignore_eos=True))], worker_of(record=CHOOSING))
     assert (refusal.kind, refusal.param) == ("invalid", "ignore_eos")
 
 

@@ -17,7 +17,7 @@ from fake_backend import (
     error_of,
 )
 
-from tasc_serve.calls import Refusal
+from tasc_runtime.protocol import Refusal
 
 MEGABYTE = "x" * (1 << 20)
 SCHEMA = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"type": "null"}}}

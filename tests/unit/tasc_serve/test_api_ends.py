@@ -17,7 +17,7 @@ from fake_backend import (
     error_of,
 )
 
-from tasc_serve.calls import Refusal
+from tasc_runtime.protocol import Refusal
 
 TEMPLATE = "the task's template holds everything else"
 MANY = {f"x{i}": i for i in range(20_000)}
@@ -120,7 +120,7 @@ def test_what_is_too_large_is_refused_with_the_limit(change, field, limits):
 def test_null_means_the_default():
     null = dict.fromkeys(("stream", "draft", "ignore_eos", "metrics", "n"))
     call, content = call_of(COMPLETIONS, null)
-    assert (call.stream, call.draft, call.asked.ignore_eos, call.n) == (False, True, False, 1)
+    assert (call.stream, call.draft, call.options.ignore_eos, call.n) == (False, True, False, 1)
     assert content["metrics"]["draft_index_version"] == 7
 
 
@@ -151,16 +151,16 @@ def test_without_its_store_the_service_is_degraded_and_still_ready():
 
 def test_a_gateway_that_is_drained_takes_nothing_new_and_ends_what_it_has(service):
     answered = service.ask("POST", COMPLETIONS, json=GOOD[COMPLETIONS])
-    assert (answered.status_code, service.doors.inside) == (200, 0)
-    service.doors.enter()
-    assert asyncio.run(service.doors.drain(0.05)) == 1
-    service.doors.leave()
-    assert asyncio.run(service.doors.drain(0.05)) == 0
+    assert (answered.status_code, service.in_flight.inside) == (200, 0)
+    service.in_flight.enter()
+    assert asyncio.run(service.in_flight.drain(0.05)) == 1
+    service.in_flight.leave()
+    assert asyncio.run(service.in_flight.drain(0.05)) == 0
     response = service.ask("POST", COMPLETIONS, json=GOOD[COMPLETIONS])
     error_of(response, 503)
     assert response.headers["connection"] == "close"
     error_of(service.ask("GET", "/readyz"), 503)
-    assert service.doors.inside == 0
+    assert service.in_flight.inside == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -168,7 +168,7 @@ def test_a_gateway_that_is_drained_takes_nothing_new_and_ends_what_it_has(servic
 def test_whoever_came_in_is_out_again_whatever_became_of_the_answer(stream, script):
     service = Service(FakeBackend(*script), request_timeout_s=0.05)
     service.ask("POST", COMPLETIONS, json=GOOD[COMPLETIONS] | {"stream": stream})
-    assert service.doors.inside == 0
+    assert service.in_flight.inside == 0
 
 
 def test_a_request_may_set_a_shorter_timeout_and_no_longer_one():

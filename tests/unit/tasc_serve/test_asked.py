@@ -6,7 +6,7 @@ import pytest
 from fake_backend import GOOD, FakeBackend, Service, answer
 
 from tasc_engine import GuideSpec, Sampling
-from tasc_serve.asked import Asked, FieldError, Guide
+from tasc_runtime.sampling_options import AnswerGuide, FieldError, SamplingOptions
 from tasc_store import SamplingDefaults, TaskRecord
 
 SCHEMA = {"type": "object", "properties": {"b": {"const": "é"}, "a": {"type": "null"}}}
@@ -14,11 +14,11 @@ OBJECT_SCHEMA = {"name": "it", "schema": SCHEMA, "strict": True, "description": 
 either_endpoint = pytest.mark.parametrize("path", GOOD)
 
 
-def asked(path: str, n: int = 1, **fields: object) -> list[Asked]:
+def asked(path: str, n: int = 1, **fields: object) -> list[SamplingOptions]:
     backend = FakeBackend(*answer("yes"))
     response = Service(backend).ask("POST", path, json=GOOD[path] | {"n": n} | fields)
     assert response.status_code == 200, response.text
-    return [call.asked for call in backend.calls]
+    return [call.options for call in backend.calls]
 
 
 @either_endpoint
@@ -43,7 +43,7 @@ def asked(path: str, n: int = 1, **fields: object) -> list[Asked]:
 )
 def test_a_field_is_asked_for_and_the_others_are_left_to_the_task(path, fields, found):
     (one,) = asked(path, seed=3, **fields)
-    assert one == Asked(seed=3, **(fields if found is None else found))
+    assert one == SamplingOptions(seed=3, **(fields if found is None else found))
 
 
 @either_endpoint
@@ -57,7 +57,7 @@ def test_a_field_is_asked_for_and_the_others_are_left_to_the_task(path, fields, 
 )
 def test_a_guide_comes_with_the_field_that_named_it(path, field, value, spec):
     (one,) = asked(path, **{field: value})
-    assert one.guide == Guide(spec, field)
+    assert one.guide == AnswerGuide(spec, field)
 
 
 @either_endpoint
@@ -115,7 +115,7 @@ def record(**fields: object) -> TaskRecord:
 
 def test_the_rule_is_the_requests_over_the_tasks_over_the_neutral_one():
     task = SamplingDefaults(temperature=0.7, top_p=0.9, presence_penalty=1.0)
-    one = Asked(temperature=0.0, top_k=3, logit_bias=((1, 2.0),), seed=4, choice=2)
+    one = SamplingOptions(temperature=0.0, top_k=3, logit_bias=((1, 2.0),), seed=4, choice=2)
     assert one.sampling(task) == Sampling(
         temperature=0.0,
         top_p=0.9,
@@ -125,7 +125,7 @@ def test_the_rule_is_the_requests_over_the_tasks_over_the_neutral_one():
         seed=4,
         choice=2,
     )
-    assert Asked().sampling(SamplingDefaults()) == Sampling()
+    assert SamplingOptions().sampling(SamplingDefaults()) == Sampling()
 
 
 def test_a_requests_guide_replaces_the_tasks_and_the_tasks_holds_otherwise():
@@ -134,29 +134,33 @@ def test_a_requests_guide_replaces_the_tasks_and_the_tasks_holds_otherwise():
         "schema": ("{}", GuideSpec("json_schema", text="{}")),
         "regex": ("x+", GuideSpec("regex", text="x+")),
     }
-    sent = Guide(GuideSpec("regex", text="y"), "guided_regex")
+    sent = AnswerGuide(GuideSpec("regex", text="y"), "guided_regex")
     for field, (value, spec) in own.items():
         task = record(**{field: value})
-        assert Asked().guided(task).guide == Guide(spec, "model")
-        assert Asked(guide=sent).guided(task).guide == sent
-    assert Asked().guided(record()).guide is None
+        assert SamplingOptions().guided(task).guide == AnswerGuide(spec, "model")
+        assert SamplingOptions(guide=sent).guided(task).guide == sent
+    assert SamplingOptions().guided(record()).guide is None
 
 
 def test_ignoring_the_end_is_refused_by_name_where_the_task_has_a_guide():
-    assert Asked(ignore_eos=True).guided(record()).ignore_eos
+    assert SamplingOptions(ignore_eos=True).guided(record()).ignore_eos
     with pytest.raises(
         FieldError, match="meets the task's regex, whose guide ends the answer; leave it out"
     ) as refused:
-        Asked(ignore_eos=True).guided(record(regex="x"))
+        SamplingOptions(ignore_eos=True).guided(record(regex="x"))
     assert refused.value.field == "ignore_eos"
 
 
 def test_the_adapter_is_the_requests_over_the_first_of_the_tasks():
     task = record(adapters=(("fr", "org/fr"), ("de", "org/de")))
-    assert [Asked(adapter=name).adapter_of(task) for name in (None, "fr", "de")] == [
+    assert [SamplingOptions(adapter=name).adapter_of(task) for name in (None, "fr", "de")] == [
         "fr", "fr", "de",
     ]  # fmt: skip
-    assert Asked().adapter_of(record()) is Asked().adapter_of(record(adapter="org/fr")) is None
+    assert (
+        SamplingOptions().adapter_of(record())
+        is SamplingOptions().adapter_of(record(adapter="org/fr"))
+        is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -169,5 +173,5 @@ def test_the_adapter_is_the_requests_over_the_first_of_the_tasks():
 )
 def test_an_adapter_the_task_has_not_is_refused_with_those_it_has(fields, said):
     with pytest.raises(FieldError, match=said) as refused:
-        Asked(adapter="it").adapter_of(record(**fields))
+        SamplingOptions(adapter="it").adapter_of(record(**fields))
     assert refused.value.field == "adapter"

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from tasc_serve.auth import KnownKeys
-from tasc_serve.http_errors import ApiError
+from support import DEADLINE_S
+from tasc_serve.access.auth import KnownKeys
+from tasc_serve.errors import ApiError
 from tasc_serve.settings import AuthSettings
 from tasc_store import ApiKey, StoreUnreachable
-from tasc_store.api_keys import digest_of
+from tasc_store.access.api_keys import digest_of
 
 
 def secret_of(number: int) -> str:
@@ -40,7 +41,7 @@ class Store:
     def find(self, digest: str) -> ApiKey | None:
         self.looked_up.append(digest)
         if self.silent:
-            self.silent.wait(30)
+            self.silent.wait(DEADLINE_S)
         if self.fails:
             raise self.fails
         return self.keys.get(digest)
@@ -62,7 +63,7 @@ def run(test: Callable[[Store], Awaitable[None]]) -> None:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(DEADLINE_S):
         while not holds():
             await asyncio.sleep(0.001)
 

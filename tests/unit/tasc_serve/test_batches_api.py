@@ -9,9 +9,9 @@ from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 from storage_service import StorageService, line
 
-from tasc_serve.gate import Gate
+from tasc_serve.access.access_control import AccessControl
 from tasc_store import ApiKey, StoreUnreachable
-from tasc_store.batches import BatchFault
+from tasc_store.batches.batch_store import BatchFault
 
 
 def test_a_batch_is_made_shown_listed_and_cancelled() -> None:
@@ -167,12 +167,12 @@ def test_a_store_that_is_away_is_said_and_to_be_tried_again() -> None:
         assert int(response.headers["retry-after"]) >= 1
 
 
-class TwoKeys(Gate):
+class TwoKeys(AccessControl):
     """Keys by name: the first may use one task, the second all."""
 
     def __init__(self) -> None:
         registry = CollectorRegistry()
-        opened = Gate.open(registry)
+        opened = AccessControl.open(registry)
         self.__dict__.update(opened.__dict__)
         self.known = {
             "ann": ApiKey("a" * 16, "ann", tasks=("greet",)),
@@ -185,7 +185,7 @@ class TwoKeys(Gate):
 
 
 def test_keys_see_their_own_files_and_batches_and_ask_for_their_own_tasks() -> None:
-    service = StorageService(gate=TwoKeys())
+    service = StorageService(access=TwoKeys())
     ann, bob = {"authorization": "ann"}, {"authorization": "bob"}
 
     def upload(key: dict[str, str], text: str) -> str:

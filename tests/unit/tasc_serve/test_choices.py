@@ -8,8 +8,8 @@ from fake_backend import FOREVER, GOOD, TASK, FakeBackend, Service, answer, erro
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from tasc_serve import choices
-from tasc_serve.calls import Call, Refusal
+from tasc_runtime.protocol import Call, Refusal
+from tasc_serve.routing import choices
 
 BODIES = {path: body | {"n": 3} for path, body in GOOD.items()}
 SCRIPTS = {0: answer("ze", "ro"), 1: answer("one", reason="length"), 2: answer("t", "w", "o")}

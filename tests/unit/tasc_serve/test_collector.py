@@ -8,10 +8,10 @@ from prometheus_client import CollectorRegistry
 
 from support import eventually
 from tasc_engine import GenerationRequest, GenerationResult, GuideSpec, Sampling, Timings
-from tasc_serve.asked import Asked, Guide
-from tasc_serve.calls import Call
-from tasc_serve.collector import Collector, row_of
-from tasc_serve.collector_metrics import CollectorMetrics
+from tasc_runtime.protocol import Call
+from tasc_runtime.sampling_options import AnswerGuide, SamplingOptions
+from tasc_serve.metrics.replica_metrics import CollectorMetrics
+from tasc_serve.monitor.collector import Collector, row_of
 from tasc_serve.settings import CollectSettings
 from tasc_store import CollectedRow, StoreError
 
@@ -23,7 +23,7 @@ ALL = {"share": 1.0, "flush_s": 0.01}
 
 
 def asked(**values):
-    return replace(CALL, asked=Asked(**values))
+    return replace(CALL, options=SamplingOptions(**values))
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_answers_that_say_what_the_task_says_by_itself_are_kept(call, request_):
         replace(CALL, templated=False),
         replace(CALL, prompt=(5, 6)),
         replace(CALL, stop=("a",)),
-        asked(guide=Guide(OWN, "guided_choice")),
+        asked(guide=AnswerGuide(OWN, "guided_choice")),
         asked(adapter="other"),
         asked(logit_bias=((1, 2.0),)),
         asked(repetition_penalty=1.2),

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from tasc_engine import StepRecord
-from tasc_serve.drift import DriftGuard, Window
-from tasc_serve.drift_metrics import DriftMetrics
+from tasc_serve.metrics.replica_metrics import DriftMetrics
+from tasc_serve.monitor.drift import DriftGuard, DriftWindow
 from tasc_serve.settings import RollbackSettings
 from tasc_store import Artifact, StoreError, UnknownVersion
 
@@ -201,7 +201,7 @@ def test_when_an_index_was_built_is_told_while_there_is_one():
     st.integers(10, 60),
 )
 def test_a_window_holds_the_newest_forwards_and_few_more(steps, wanted):
-    window = Window(wanted)
+    window = DriftWindow(wanted)
     for tokens, row_steps in steps:
         window.add(tokens, row_steps)
     total = sum(n for _, n in steps)

@@ -22,8 +22,8 @@ from prometheus_client import (
 from prometheus_client.parser import text_string_to_metric_families
 
 from tasc_engine import Acceptance, GenerationResult, Timings
-from tasc_serve.exposition import merge
-from tasc_serve.request_metrics import metrics_of
+from tasc_serve.http.responses import metrics_of
+from tasc_serve.metrics.discovery import merge
 
 # (task, sixteenths of a second): sums of sixteenths are exact in floating point.
 EVENTS = st.lists(st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 64)), max_size=8)

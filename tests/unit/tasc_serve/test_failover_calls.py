@@ -9,10 +9,10 @@ from fake_fleet import TASK, WHOLE, Calls, Replicas, Scripted, text_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasc_serve.calls import Answer, Call, Piece, Refusal
-from tasc_serve.failover import Budget, Failover
-from tasc_serve.fleet import ReplicaLost, SeenReplica
-from tasc_serve.http_errors import ApiError
+from tasc_runtime.protocol import Answer, Call, Piece, Refusal
+from tasc_serve.errors import ApiError
+from tasc_serve.routing.failover import Budget, Failover
+from tasc_serve.routing.fleet import ReplicaLost, SeenReplica
 
 CALL = Call("call", "prompt", templated=False, timeout_s=20.0)
 FULL = Refusal("full", "no place", None, 7.0)
@@ -47,9 +47,9 @@ def test_the_next_replica_is_told_what_was_said_under_another_id_with_less_time(
     replicas = Replicas(a=Scripted(dies_after=4), b=Scripted(outstanding=5))
     Calls(replicas).run(streamed)
     (first,), (second,) = replicas.all["a"].calls, replicas.all["b"].calls
-    assert (first.said, second.said) == ((), WHOLE[:4])
+    assert (first.committed_ids, second.committed_ids) == ((), WHOLE[:4])
     assert first.id != second.id
-    assert (first.to, second.to) == ("a", "b")
+    assert (first.replica_id, second.replica_id) == ("a", "b")
     assert 0 < second.timeout_s < first.timeout_s <= 20
     assert second.record_version == 1
 
@@ -69,7 +69,7 @@ def test_a_whole_answer_is_asked_for_again(mishap: dict[str, int]) -> None:
     answer = Calls(replicas).run(lambda failover: failover.complete(CALL))
     assert isinstance(answer, Answer)
     assert answer.result.tokens == WHOLE
-    assert replicas.all["b"].calls[0].said == ()
+    assert replicas.all["b"].calls[0].committed_ids == ()
 
 
 def test_an_only_replica_that_is_silent_is_waited_for() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from storage_service import FORM, StorageService, line
 
-from tasc_serve.multipart import FileForm, FormError
+from tasc_serve.http.multipart import FileForm, FormError
 from tasc_store import StoreUnreachable
 
 
@@ -161,7 +161,7 @@ def test_a_store_that_is_away_is_said_and_to_be_tried_again() -> None:
 
 def test_pages_go_through_all_files_in_either_order() -> None:
     service = StorageService()
-    ids = [service.uploaded(line(i)).id for i in range(5)]
+    ids = sorted(service.uploaded(line(i)).id for i in range(5))  # by their milliseconds
     seen: list[str] = []
     after = ""
     while True:

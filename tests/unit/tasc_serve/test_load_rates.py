@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from tasc_serve.app import Arrivals
-from tasc_serve.drain_rate import DrainRate
+from tasc_serve.replica.admission import DrainRate
 
 
 class Clock:

@@ -9,8 +9,8 @@ from fake_backend import COMPLETIONS, GOOD, FakeBackend, Service, answer
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from tasc_serve.calls import Piece, TokenText
-from tasc_serve.logprobs import chat_logprobs, completion_logprobs
+from tasc_runtime.protocol import Piece, TokenText
+from tasc_serve.http.responses import chat_logprobs, completion_logprobs
 
 COMPLETION = (COMPLETIONS, GOOD[COMPLETIONS] | {"logprobs": 2})
 CHAT = (fake_backend.CHAT, GOOD[fake_backend.CHAT] | {"logprobs": True, "top_logprobs": 2})

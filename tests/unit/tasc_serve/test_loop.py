@@ -17,8 +17,8 @@ from tasc_engine import (
     QueueFull,
     Target,
 )
-from tasc_serve.calls import Refusal
-from tasc_serve.loop import EngineLoop
+from tasc_runtime.protocol import Refusal
+from tasc_serve.replica.step_loop import EngineLoop
 from tasc_text import TaskTokenizer
 
 CONFIG = EngineConfig(rows=3, max_model_len=256, prefill_chunk=8)

@@ -1,49 +1,58 @@
+import hypothesis
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tasc_draft.sources import SOURCES
+from tasc_draft.drafts import SOURCES
 from tasc_engine.request import GenerationResult, Timings
 from tasc_engine.stats import EngineTotals, StepRecord
-from tasc_serve.batch_metrics import BatchMetrics
-from tasc_serve.collector_metrics import CollectorMetrics
-from tasc_serve.drift_metrics import DriftMetrics
-from tasc_serve.failover_metrics import FailoverMetrics
-from tasc_serve.gateway_metrics import NO_TASK, GatewayMetrics
-from tasc_serve.metric_names import METRICS
-from tasc_serve.metrics import ReplicaMetrics
-from tasc_serve.neural_metrics import NeuralMetrics
-from tasc_serve.queue_metrics import QueueMetrics
-from tasc_serve.rate_metrics import RateMetrics
-from tasc_serve.record_metrics import RecordMetrics
-from tasc_serve.shadow_metrics import ShadowMetrics
+from tasc_runtime.engine.drafters import NeuralMetrics
+from tasc_serve.metrics.batch_metrics import BatchMetrics
+from tasc_serve.metrics.gateway_metrics import (
+    NO_TASK,
+    FailoverMetrics,
+    GatewayMetrics,
+    QueueMetrics,
+    RateMetrics,
+)
+from tasc_serve.metrics.metric_names import METRICS
+from tasc_serve.metrics.replica_metrics import (
+    CollectorMetrics,
+    DriftMetrics,
+    RecordMetrics,
+    ReplicaMetrics,
+    ShadowMetrics,
+)
 
 OWN = {"task": "tag", "model_name": "tiny", "proposer": "tasc"}
 POSITIONS = 3
 
 
-def step_record(seed: int) -> StepRecord:
-    chance = np.random.default_rng(seed)
-    drafted = chance.integers(0, 10, (len(SOURCES), POSITIONS))
-    reached = chance.integers(0, drafted + 1)
-    accepted = chance.integers(0, reached + 1)
-    few, many = chance.integers(0, 10, 5).tolist(), chance.integers(0, 100, 2).tolist()
+@st.composite
+def step_records(draw: st.DrawFn) -> StepRecord:
+    cells = len(SOURCES) * POSITIONS
+    drafted = draw(st.lists(st.integers(0, 9), min_size=cells, max_size=cells))
+    reached = [draw(st.integers(0, most)) for most in drafted]
+    accepted = [draw(st.integers(0, most)) for most in reached]
+    shape = (len(SOURCES), POSITIONS)
     return StepRecord(
-        row_steps=few[0],
-        drafts=few[1],
-        drafted=drafted,
-        reached=reached,
-        accepted=accepted,
-        bonus_tokens=few[2],
-        prompt_tokens=many[0],
+        row_steps=draw(st.integers(0, 8)),
+        drafts=draw(st.integers(0, 8)),
+        drafted=np.array(drafted, np.int64).reshape(shape),
+        reached=np.array(reached, np.int64).reshape(shape),
+        accepted=np.array(accepted, np.int64).reshape(shape),
+        bonus_tokens=draw(st.integers(0, 8)),
+        prompt_tokens=draw(st.integers(0, 100)),
         cached_tokens=0,
         draft_seconds=0.25,
         verify_seconds=0.5,
-        paused=bool(chance.integers(0, 2)),
-        shared_tokens=many[1],
-        draft_failures=few[3],
-        forced_tokens=few[4],
+        paused=draw(st.booleans()),
+        shared_tokens=draw(st.integers(0, 100)),
+        draft_failures=draw(st.integers(0, 3)),
+        forced_tokens=draw(st.integers(0, 9)),
     )
 
 
@@ -60,9 +69,19 @@ def result(reason: str, tokens: tuple[int, ...]) -> GenerationResult:
     return GenerationResult("r", tokens, "", reason, 3, Timings(0.001, 0.004, 0.02))
 
 
-@pytest.mark.parametrize("steps", range(1, 6))
-def test_counters_are_the_sums_of_the_steps_and_generation_is_accepted_bonus_and_forced(steps):
-    records = [step_record(seed) for seed in range(steps)]
+def test_counters_are_the_sums_of_the_steps_and_generation_is_accepted_bonus_and_forced(
+    everything: bool, seed: int
+) -> None:
+    @hypothesis.seed(seed)
+    @settings(max_examples=100 if everything else 10, database=None)
+    @given(st.lists(step_records(), min_size=1, max_size=5))
+    def counted(records: list[StepRecord]) -> None:
+        assert_counters_are_sums(records)
+
+    counted()
+
+
+def assert_counters_are_sums(records: list[StepRecord]) -> None:
     registry, metrics = replica()
     totals = EngineTotals(len(SOURCES), POSITIONS)
     for record in records:

@@ -20,17 +20,15 @@ from torch import Tensor
 import tiny
 from neural_drafters import eagle_parts, model_of
 from tasc_draft import DraftIndex, DraftSettings, NgramProposer
-from tasc_draft.drafts import Drafts
-from tasc_draft.sources import NEURAL
+from tasc_draft.drafts import NEURAL, Drafts
 from tasc_engine import EngineConfig, ModelSource, Target, UnsupportedModel
+from tasc_engine.drafting.hidden_state_buffer import Seen
+from tasc_engine.drafting.neural.card import DrafterCard, Kind, target_fingerprint
+from tasc_engine.drafting.neural.files import JOINT, WEIGHTS, load_drafter, save_drafter
+from tasc_engine.drafting.neural.guard import STEPS
 from tasc_engine.layout import MOST_NODES
-from tasc_engine.neural.card import DrafterCard, Kind, target_fingerprint
-from tasc_engine.neural.files import JOINT, WEIGHTS, load_drafter, save_drafter
-from tasc_engine.neural.guard import STEPS
-from tasc_engine.neural.seen import Seen
-from tasc_serve.neural_drafting import TaskDrafter, load_task_drafter
-from tasc_serve.neural_metrics import NeuralMetrics
-from tasc_serve.proposers import Proposers
+from tasc_runtime.engine.builder import Proposers
+from tasc_runtime.engine.drafters import NeuralMetrics, TaskDrafter, load_task_drafter
 from tasc_store import NeuralDrafting, TaskRecord
 from tasc_text import TaskTokenizer
 
@@ -96,7 +94,7 @@ class Loaded:
 def test_what_a_drafter_takes_of_memory_is_said_once(
     tmp_path: Path, kind: Kind, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO, "tasc_serve.neural_drafting"):
+    with caplog.at_level(logging.INFO, "tasc_runtime.engine.drafters"):
         loaded = Loaded(tmp_path, kind)
     config, weights = loaded.config, loaded.weights
     tokens = ROWS * (LENGTH + MOST_NODES) + 1

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from tasc_serve.proxy_guard import CALLBACK, OwnErrors, PlainHeaders, middlewares
+from tasc_serve.http.proxy_guard import CALLBACK, OwnErrors, PlainHeaders, middlewares
 
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:

@@ -16,9 +16,9 @@ from ray.serve.context import (
 )
 
 from support import eventually
-from tasc_serve.calls import Call, Refusal
-from tasc_serve.line import HandleLine
-from tasc_serve.routing import ChosenReplicaRouter
+from tasc_runtime.protocol import Call, PulseRequest, Refusal
+from tasc_serve.routing.replica_client import ReplicaClient
+from tasc_serve.routing.replica_router import ChosenReplicaRouter
 from tasc_store import StoreUnreachable
 
 BODY = {"model": TASK, "prompt": "hello"}
@@ -26,7 +26,7 @@ KEY = {"Idempotency-Key": "order-7"}
 
 
 class MemoryTries:
-    """First tries in a dictionary; see tests/integration/store/test_store_first_tries.py."""
+    """First tries in a dictionary; see tests/integration/store/test_store_api_keys.py."""
 
     def __init__(self) -> None:
         self.notes: dict[tuple[str, str], str] = {}
@@ -72,7 +72,7 @@ def test_without_a_store_the_retry_runs_again_with_the_same_seed_and_id(tries: A
     first, second = (post(service, temperature=1).json() for _ in range(2))
     assert first["id"] == second["id"]
     one, other = backend.calls
-    assert one.asked.seed == other.asked.seed
+    assert one.options.seed == other.options.seed
     assert one.id == other.id
 
 
@@ -81,14 +81,14 @@ def test_another_key_another_sender_or_no_key_is_another_request() -> None:
     service = Service(backend, tries=MemoryTries())
     for headers in (KEY, {"Idempotency-Key": "order-8"}, {}, {}):
         assert post(service, headers).status_code == 200
-    assert len({call.asked.seed for call in backend.calls}) == 4
+    assert len({call.options.seed for call in backend.calls}) == 4
     assert len({call.id for call in backend.calls}) == 4
 
 
 def test_a_seed_of_the_request_stays_its_own() -> None:
     backend = FakeBackend(*answer("Good day"))
     post(Service(backend), seed=5)
-    assert backend.calls[0].asked.seed == 5
+    assert backend.calls[0].options.seed == 5
 
 
 def test_a_key_of_another_request_is_refused() -> None:
@@ -152,8 +152,8 @@ def test_a_store_that_is_silent_costs_a_request_little_and_the_next_nothing(
             release.wait(30)
             return note, None
 
-    monkeypatch.setattr("tasc_serve.idempotency._STORE_S", 0.05)
-    monkeypatch.setattr("tasc_serve.idempotency._PAUSE_S", 60.0)
+    monkeypatch.setattr("tasc_serve.access.idempotency._STORE_S", 0.05)
+    monkeypatch.setattr("tasc_serve.access.idempotency._PAUSE_S", 60.0)
     service = Service(FakeBackend(*answer("Good day")), tries=Silent())
     assert [post(service).status_code for _ in range(3)] == [200] * 3
     release.set()
@@ -181,7 +181,7 @@ class Handle:
 def test_a_call_has_no_id_of_the_request_it_is_made_in_and_the_request_keeps_its_own() -> None:
     async def run() -> list[str]:
         handle = Handle()
-        line = HandleLine(handle)  # type: ignore[arg-type]
+        line = ReplicaClient(handle)  # type: ignore[arg-type]
         _serve_request_context.set(_RequestContext(request_id="r", _internal_request_id="one"))
         await line.complete(Call("a", "hi", False))
         await line.pulse("replica")
@@ -197,3 +197,21 @@ def test_serve_pauses_before_it_tries_a_call_again() -> None:
     choose: Any = ChosenReplicaRouter.choose_replicas
     asyncio.run(choose(None, [], waiting))
     assert waiting.routing_context.should_backoff
+
+
+NAMING = [Call("a", "hi", False, replica_id="two"), PulseRequest("two")]
+
+
+@pytest.mark.parametrize("argument", NAMING)
+def test_a_call_goes_to_the_replica_it_names_and_without_one_to_any(argument: object) -> None:
+    replicas = [SimpleNamespace(replica_id=SimpleNamespace(unique_id=n)) for n in ("one", "two")]
+    choose: Any = ChosenReplicaRouter.choose_replicas
+
+    def chosen(*args: object) -> Any:
+        routing = SimpleNamespace(should_backoff=False)
+        waiting = SimpleNamespace(args=args, routing_context=routing)
+        return asyncio.run(choose(None, replicas, waiting))
+
+    assert chosen(argument) == [replicas[1:]]
+    assert chosen("a word") == chosen() == [replicas]
+    assert chosen(PulseRequest("gone")) == [replicas]

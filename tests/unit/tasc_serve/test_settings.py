@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasc_serve.errors import SettingsError
+from tasc_runtime.errors import SettingsError
 from tasc_serve.settings import load_settings
 
 TASK = "tasks: [{name: a}]\n"

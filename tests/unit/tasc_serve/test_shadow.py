@@ -22,11 +22,11 @@ from tasc_engine import (
     TokenLogprob,
 )
 from tasc_engine import engine as engine_module
-from tasc_engine.logprobs import token_logprobs
-from tasc_serve.loop import EngineLoop
+from tasc_engine.sampling.logprobs import token_logprobs
+from tasc_serve.metrics.replica_metrics import ShadowMetrics
+from tasc_serve.monitor.shadow import MARGINS, ShadowCheck, difference
+from tasc_serve.replica.step_loop import EngineLoop
 from tasc_serve.settings import ShadowSettings
-from tasc_serve.shadow import MARGINS, ShadowCheck, difference
-from tasc_serve.shadow_metrics import ShadowMetrics
 from tasc_text import TaskTokenizer
 
 CONFIG = EngineConfig(rows=3, max_model_len=256, prefill_chunk=8, max_waiting=4)
@@ -235,7 +235,7 @@ def test_a_check_that_fails_harms_no_answer(checked, requests, monkeypatch, capl
     found = checked.answer(requests[:3])
     taken = replace(requests[0], id="taken", prompt=(10**6,))  # no engine takes such a prompt
     checked.shadow.finished(taken, found["0"])
-    monkeypatch.setattr("tasc_serve.shadow.difference", None)
+    monkeypatch.setattr("tasc_serve.monitor.shadow.difference", None)
     checked.settle()
     assert checked.count("checks") == 0
     assert checked.count("checks_dropped", reason="failed") == 4
@@ -276,7 +276,7 @@ def test_guided_and_resumed_answers_are_checked_whole(checked, requests):
     guide = GuideSpec("choice", ("wake me up at nine am on friday", "wake me up at nine"))
     guided = replace(requests[0], guide=guide, max_tokens=64)
     (whole,) = checked.answer([requests[1]]).values()
-    resumed = replace(requests[1], id="resumed", said=whole.tokens[:4])
+    resumed = replace(requests[1], id="resumed", committed_ids=whole.tokens[:4])
     found = checked.answer([guided, resumed])
     assert found["resumed"].tokens == whole.tokens
     checked.settle()

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tasc_engine import EngineConfig, ModelSource, Target
-from tasc_serve import step_costs as module
-from tasc_serve.step_costs import step_costs
+from tasc_runtime.engine import step_costs as module
+from tasc_runtime.engine.step_costs import step_costs
 from tiny import make_folder
 
 

@@ -11,9 +11,10 @@ from storage_service import FORM, StorageService, line
 
 from storage_contract import StorageContract
 from storage_fakes import FakeStorage
-from tasc_serve.http_errors import ApiError
-from tasc_serve.storage_calls import StorageCalls
-from tasc_store.files import StoredFile
+from support import DEADLINE_S
+from tasc_serve.errors import ApiError
+from tasc_serve.http.batches.batch_storage import StorageCalls
+from tasc_store.batches.files import StoredFile
 
 THREADS, PLACES = 4, 64
 
@@ -43,7 +44,7 @@ def test_a_call_that_nobody_waits_for_has_its_place_until_its_thread_is_free() -
     async def asked() -> None:
         left = [asyncio.create_task(calls.run(silent)) for _ in range(PLACES)]
         for _ in range(THREADS):
-            assert await asyncio.to_thread(began.acquire, timeout=10)
+            assert await asyncio.to_thread(began.acquire, timeout=DEADLINE_S)
         for caller in left:
             caller.cancel()
         await asyncio.wait(left)
@@ -78,11 +79,11 @@ def test_a_call_that_nobody_waits_for_has_its_place_until_its_thread_is_free() -
 )
 def test_a_stopping_gateway_sends_everybody_to_another(method: str, path: str) -> None:
     service = StorageService()
-    service.doors.open = False
+    service.in_flight.open = False
     response = service.ask(method, path)
     assert "being stopped" in str(error_of(response, 503)["message"])
     assert response.headers["connection"] == "close"
-    assert service.doors.inside == 0
+    assert service.in_flight.inside == 0
 
 
 def test_a_drain_waits_for_an_upload_that_has_begun() -> None:
@@ -93,7 +94,7 @@ def test_a_drain_waits_for_an_upload_that_has_begun() -> None:
 
     async def parts() -> AsyncIterator[bytes]:
         yield raw[:50]
-        left.append(await service.doors.drain(0))
+        left.append(await service.in_flight.drain(0))
         yield raw[50:]
 
     async def sent() -> httpx.Response:
@@ -103,7 +104,7 @@ def test_a_drain_waits_for_an_upload_that_has_begun() -> None:
 
     assert asyncio.run(sent()).status_code == 200
     assert left == [1]
-    assert service.doors.inside == 0
+    assert service.in_flight.inside == 0
 
 
 def test_a_drain_waits_for_a_download_until_its_last_byte() -> None:
@@ -113,22 +114,22 @@ def test_a_drain_waits_for_a_download_until_its_last_byte() -> None:
 
     def seen(file: StoredFile) -> Iterator[bytes]:
         for block in blocks(file):
-            inside.append(service.doors.inside)
+            inside.append(service.in_flight.inside)
             yield block
-        inside.append(service.doors.inside)
+        inside.append(service.in_flight.inside)
 
     service.storage.files.blocks = seen
     assert service.ask("GET", f"/v1/files/{file.id}/content").text == line()
     assert len(inside) > 2
     assert set(inside) == {1}
-    assert service.doors.inside == 0
+    assert service.in_flight.inside == 0
 
 
 def test_what_is_refused_has_left() -> None:
     service = StorageService()
     error_of(service.ask("GET", "/v1/files/file-1"), 404)
     error_of(service.ask("POST", "/v1/batches", json={}), 400)
-    assert service.doors.inside == 0
+    assert service.in_flight.inside == 0
 
 
 class TestFakeStorage(StorageContract):

@@ -14,15 +14,14 @@ from prometheus_client import CollectorRegistry
 from support import eventually
 from tasc_draft import DraftSettings
 from tasc_engine.errors import GuideError
-from tasc_serve import record_watcher
-from tasc_serve.errors import AdapterRefused, StaleProposer
-from tasc_serve.queue_metrics import QueueMetrics
-from tasc_serve.queue_watch import QueueWatch
-from tasc_serve.record_watcher import RecordWatcher
-from tasc_serve.records import MOST_KNOWN, Records
-from tasc_serve.watcher import IndexWatcher
+from tasc_runtime.engine.versions import MOST_KNOWN, Records
+from tasc_runtime.errors import AdapterRefused, StaleProposer
+from tasc_serve.metrics.gateway_metrics import QueueMetrics
+from tasc_serve.monitor.store_health import QueueWatch
+from tasc_serve.replica import record_watcher
+from tasc_serve.replica.record_watcher import IndexWatcher, RecordWatcher
 from tasc_store import StoreUnreachable, TaskRecord
-from tasc_store.batch_queue import Waiting
+from tasc_store.batches.leases import Waiting
 
 RECORD = TaskRecord("greet", "model", "f" * 32, "{input}")
 

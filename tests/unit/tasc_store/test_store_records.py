@@ -20,8 +20,8 @@ from tasc_store import (
     SamplingDefaults,
     TaskRecord,
 )
-from tasc_store.answer_forms import MOST_CHOICE_CHARACTERS, MOST_CHOICES, MOST_TEXT_BYTES
-from tasc_store.corpora import MAX_BATCH
+from tasc_store.corpus.corpus_store import MAX_BATCH
+from tasc_store.tasks.record import MOST_CHOICE_CHARACTERS, MOST_CHOICES, MOST_TEXT_BYTES
 
 RECORD = TaskRecord("intents", "org/model", "f" * 32, "Classify: {input}\n")
 TEXT = st.text(min_size=1)

@@ -1,0 +1,249 @@
+"""Input rows of a batch job: out of files, folders of them, or a task's corpus in Redis, streamed.
+
+A line that is no row keeps its place and says why, and so does one whose id an earlier row has. Ids
+are remembered in bounded memory. An input has a fingerprint, so that a changed input is noticed.
+"""
+
+import gzip
+import hashlib
+import json
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+import pyarrow.parquet as pq
+
+from tasc_jobs import json_lines, parquet_rows
+from tasc_jobs.batch.job_files import REDIS, Source, files_of
+from tasc_jobs.batch.work import Row
+from tasc_jobs.corpus_rows import MAX_LINE_BYTES, check_file
+from tasc_jobs.errors import EmptyCorpusError, FileError
+from tasc_jobs.records import RawRecord
+from tasc_store import CorpusRow, CorpusStore, connect
+
+_CACHE_KIB = 32 << 10
+_DIGEST_BYTES = 16
+
+
+class SeenIds:
+    """Ids by their digests of 16 bytes, with where each was first.
+
+    They lie in a temporary file of SQLite's, about 40 bytes each, of which 32 MiB are in memory.
+    """
+
+    def __enter__(self) -> Self:
+        self._open = sqlite3.connect("", isolation_level=None)  # no name: temporary, ours alone
+        for pragma in ("journal_mode=OFF", "synchronous=OFF", f"cache_size=-{_CACHE_KIB}"):
+            self._open.execute(f"PRAGMA {pragma}")
+        self._open.execute("CREATE TABLE ids (id BLOB PRIMARY KEY, at INTEGER) WITHOUT ROWID")
+        self._open.execute("BEGIN")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._open.close()
+
+    def first(self, id_: str, at: int) -> int:
+        """Where an id was first: ``at``, if it was nowhere yet."""
+        digest = hashlib.blake2b(id_.encode(), digest_size=_DIGEST_BYTES).digest()
+        if self._open.execute("INSERT OR IGNORE INTO ids VALUES (?, ?)", (digest, at)).rowcount:
+            return at
+        found = self._open.execute("SELECT at FROM ids WHERE id = ?", (digest,)).fetchone()
+        return int(found[0])
+
+
+_READ_BYTES = 1 << 20
+_CORPUS_BATCH = 1000
+
+
+@dataclass(frozen=True)
+class Input:
+    """An input that was looked at.
+
+    Attributes:
+        pins: What it is, for JSON; another input has others.
+        total: Rows in it; a line that is blank counts here only.
+        rows: Opens it: rows in order, the same each time.
+    """
+
+    pins: Any
+    total: int
+    rows: Callable[[], Iterator[Row]]
+
+
+def open_input(source: Source, url: str, begun: Any = None) -> Input:
+    """Look at what a job is to read.
+
+    Args:
+        begun: What the job's input was when it began, if it has.
+
+    Raises:
+        FileError: It cannot be read, or has no rows.
+        EmptyCorpusError: The corpus has no rows, or fewer than it had.
+    """
+    source.check()
+    if source.files:
+        return open_files(source.files, source.input_field, source.id_field)
+    task = source.given[0].removeprefix(REDIS)
+    same = isinstance(begun, dict) and begun.get("corpus") == task
+    return open_corpus(url, task, begun["rows"] if same else None)
+
+
+def open_files(given: Sequence[Path], input_field: str, id_field: str) -> Input:
+    """Look at files and folders: the beginning of each file, its hash, its lines.
+
+    An id is the row's own, a string or a whole number, else the number of its line, behind the
+    name of its file where there are several.
+
+    Raises:
+        FileError: One cannot be read as what its suffix says, or there are no rows.
+    """
+    files = files_of(given)
+    pins, total = [], 0
+    for name, path in files:
+        check_file(path, (input_field,))
+        rows, digest = _scanned(path)
+        pins.append({"file": name, "bytes": path.stat().st_size, "sha256": digest})
+        total += rows
+    if not total:
+        told = " and ".join(name for name, _ in files[:3])
+        raise FileError(f"{told} has no rows; there is nothing to generate")
+    return Input(pins, total, partial(_file_rows, files, input_field, id_field))
+
+
+def open_corpus(url: str, task: str, rows: int | None = None) -> Input:
+    """Look at a task's corpus: the first and the last of its rows, which only grow in number.
+
+    Args:
+        rows: How many it had when the job began; unset: all it has now.
+
+    Raises:
+        EmptyCorpusError: It has none, or fewer.
+        StoreError: Redis fails.
+    """
+    with closing(connect(url)) as client:
+        store = CorpusStore(client, task)
+        found = len(store)
+        total = found if rows is None else rows
+        if not found or found < total:
+            raise EmptyCorpusError(
+                f"the corpus of task {task!r} has {found} rows, {max(total, 1)} are needed; ingest"
+                " some first, or begin anew with --restart"
+            )
+        ends = [*store.read(0, min(total, _CORPUS_BATCH)), *store.read(max(0, total - 1), total)]
+    digest = hashlib.sha256(json.dumps([[r.key, r.input] for r in ends]).encode()).hexdigest()
+    pins = {"corpus": task, "rows": total, "sha256": digest}
+    return Input(pins, total, partial(_corpus_rows, url, task, total))
+
+
+def _scanned(path: Path) -> tuple[int, str]:
+    """Lines (rows) of a file, and the SHA-256 of it as it lies on disk."""
+    if path.suffix == ".jsonl":
+        with path.open("rb") as file:
+            digest = hashlib.sha256()
+            return _lines(file, digest.update), digest.hexdigest()
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if path.suffix == ".parquet":
+        return int(pq.read_metadata(path).num_rows), found
+    with gzip.open(path) as stream:
+        return _lines(stream, lambda block: None), found
+
+
+def _lines(stream: IO[bytes] | gzip.GzipFile, each: Callable[[bytes], None]) -> int:
+    lines, last = 0, b"\n"
+    try:
+        while block := stream.read(_READ_BYTES):
+            each(block)
+            lines += block.count(b"\n")
+            last = block[-1:]
+    except json_lines.DAMAGED:
+        return lines + 1  # the rows before the damage are answered, the rest is one refused row
+    return lines + (last != b"\n")
+
+
+def _file_rows(files: Sequence[tuple[str, Path]], input_field: str, id_field: str) -> Iterator[Row]:
+    several = len(files) > 1
+    ordinals = count()
+    with SeenIds() as seen:
+        for number, (name, path) in enumerate(files):
+            for record in _records(path, input_field, id_field):
+                ordinal = next(ordinals)
+                row = _row(record, ordinal, name if several else None, input_field, id_field)
+                place = record.line * len(files) + number
+                yield _once(row, seen.first(row.id, place), place, files) if _is_good(row) else row
+
+
+def _records(path: Path, input_field: str, id_field: str) -> Iterator[RawRecord]:
+    if path.suffix == ".parquet":
+        return parquet_rows.read_parquet(path, (input_field, id_field), MAX_LINE_BYTES)
+    return json_lines.read_json_lines(path, MAX_LINE_BYTES)
+
+
+def _is_good(row: Row) -> bool:
+    return row.refused is None
+
+
+def _once(row: Row, first: int, here: int, files: Sequence[tuple[str, Path]]) -> Row:
+    """The row, or its refusal where an earlier one has its id."""
+    if first == here:
+        return row
+    line, number = divmod(first, len(files))
+    where = f"line {line}" if row.file is None else f"line {line} of {files[number][0]}"
+    return Row(row.ordinal, row.id, "", row.line, row.file, f"id {row.id!r} is that of {where}")
+
+
+def _row(record: RawRecord, ordinal: int, file: str | None, input_field: str, id_field: str) -> Row:
+    value = record.value if isinstance(record.value, dict) else {}
+    own, text = value.get(id_field), value.get(input_field)
+    given = isinstance(own, str | int) and not isinstance(own, bool)
+    unnamed = str(record.line) if file is None else f"{file}:{record.line}"
+    reason = record.reason
+    if not reason and not isinstance(record.value, dict):
+        reason = "not a JSON object"
+    elif not reason and not isinstance(text, str):
+        reason = f"no string field {input_field!r}"
+    elif not reason and own is not None and not given:
+        reason = f"field {id_field!r} is neither a string nor a whole number"
+    row_id = str(own) if given else unnamed
+    if not reason and not _is_unicode(f"{row_id}{text}"):
+        reason = "it holds a lone surrogate, which no text has"
+    shown = row_id.encode(errors="backslashreplace").decode()
+    if reason:
+        return Row(ordinal, shown, "", record.line, file, reason)
+    return Row(ordinal, shown, str(text), record.line, file)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _corpus_rows(url: str, task: str, total: int) -> Iterator[Row]:
+    with closing(connect(url)) as client:
+        store = CorpusStore(client, task)
+        for first in range(0, total, _CORPUS_BATCH):
+            found = store.read(first, min(first + _CORPUS_BATCH, total))
+            if len(found) < min(_CORPUS_BATCH, total - first):
+                raise EmptyCorpusError(
+                    f"the corpus of task {task!r} shrank below {total} rows while it was read; "
+                    "run the job again when nobody deletes it"
+                )
+            yield from (_corpus_row(first + i, row) for i, row in enumerate(found))
+
+
+def _corpus_row(ordinal: int, row: CorpusRow) -> Row:
+    return Row(ordinal, row.key, row.input, ordinal + 1)

@@ -1,0 +1,1 @@
+"""The `tasc` command: one module a group of commands."""

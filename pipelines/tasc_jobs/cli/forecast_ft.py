@@ -1,0 +1,136 @@
+"""The command `tasc forecast-ft`: what new tokens will bring, or brought. It computes nothing."""
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tasc_jobs.cli.enrich import Eos, NMax, Pcs, PcsRule
+from tasc_jobs.cli.evaluate import EvaluatedLen, Rows
+from tasc_jobs.cli.options import (
+    DEFAULT_DATA_DIR,
+    AsJson,
+    DataDir,
+    Device,
+    InputField,
+    OutputField,
+    RedisUrl,
+    Threads,
+    open_store,
+)
+from tasc_jobs.cli.report import Report, check_report, show
+
+_MOST_BUDGET = 100_000
+
+Task = Annotated[str | None, typer.Argument(help="Take the rows of this task's corpus.")]
+Train = Annotated[
+    list[Path] | None,
+    typer.Option(help="Take rows of this file; repeatable.", show_default="the task's corpus"),
+]
+Test = Annotated[
+    list[Path] | None,
+    typer.Option(help="Held-out rows; repeatable.", show_default="a part of the rows taken"),
+]
+Tokenizer = Annotated[
+    Path | None,
+    typer.Option(help="Folder, or tokenizer.json.", show_default="the model's, or the task's"),
+]
+Model = Annotated[
+    Path | None,
+    typer.Option(
+        help="Model folder whose prompts and steps to time here.", show_default="no times"
+    ),
+]
+Template = Annotated[
+    str | None,
+    typer.Option(help=r"Prompt for --model, with {input}.", show_default="the task's"),
+]
+Budgets = Annotated[str, typer.Option(help="Most new tokens, with commas.")]
+Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16, float64")]
+CheckFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--check",
+        help="Instead: test entropy against runs, lines of `tasc evaluate --json`.",
+        show_default="no test",
+    ),
+]
+
+
+def forecast_ft(
+    task: Task = None,
+    train: Train = None,
+    test: Test = None,
+    tokenizer: Tokenizer = None,
+    model: Model = None,
+    template: Template = None,
+    budget: Budgets = "0,60,125,250,500,1000",
+    n_max: NMax = 4,
+    pcs: Pcs = 0.02,
+    pcs_rule: PcsRule = "suffix",
+    eos: Eos = None,
+    rows: Rows = 8,
+    max_model_len: EvaluatedLen = None,
+    dtype: Dtype = "float32",
+    device: Device = "auto",
+    threads: Threads = 1,
+    check: CheckFile = None,
+    report: Report = None,
+    input_field: InputField = "input",
+    output_field: OutputField = "output",
+    redis_url: RedisUrl = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    as_json: AsJson = False,
+) -> None:
+    """What to expect of `tasc enrich` and `tasc finetune` by token budget, before either has run.
+
+    With --model it also says the time of an answer: that of its prompt, and as many steps as it has
+    tokens. With --check it says how well entropy told the times of models that were fine-tuned.
+    """
+    if (task is not None) + bool(train) + (check is not None) != 1:
+        raise typer.BadParameter("name one of a TASK, --train FILE and --check FILE")
+    check_report(report)
+    if check is not None:
+        _check(check, report, as_json)
+        return
+    from tasc_jobs.enrich.algorithm import EnrichSettings
+    from tasc_jobs.evaluate.subject import Setup
+    from tasc_jobs.forecast_ft.forecasting import STAGES, Measuring, forecast_job
+    from tasc_jobs.forecast_ft.forecasting import Rows as RowsGiven
+    from tasc_jobs.forecast_ft.page import forecast_page
+    from tasc_jobs.runtime.stages import Stages
+
+    budgets, fields = _budgets(budget), (input_field, output_field)
+    given = RowsGiven(task, tuple(train or ()), tuple(test or ()), tokenizer, eos, fields)
+    setup = Setup(rows, max_model_len, threads)
+    measuring = Measuring(model, template, dtype, device, setup) if model else None
+    settings = EnrichSettings(budgets[-1], n_max, pcs, pcs_rule)
+    with ExitStack() as stack:
+        url = stack.enter_context(open_store(redis_url, data_dir)) if task else None
+        stages = stack.enter_context(Stages("forecast", STAGES))
+        found = forecast_job(url, given, settings, budgets, measuring, stages)
+    show(forecast_page(found), report, as_json)
+    if as_json:
+        print(json.dumps(found.as_json))
+
+
+def _check(file: Path, report: Path | None, as_json: bool) -> None:
+    from tasc_jobs.forecast_ft.check import check, read_runs
+    from tasc_jobs.forecast_ft.page import check_page
+
+    found = check(read_runs(file))
+    show(check_page(found), report, as_json)
+    if as_json:
+        print(json.dumps(found.as_json))
+
+
+def _budgets(text: str) -> tuple[int, ...]:
+    """Whole numbers, each once, rising."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) <= _MOST_BUDGET for part in parts):
+        raise typer.BadParameter(
+            f"--budget is {text!r}; give numbers from 0 to {_MOST_BUDGET}, as in 0,250,500"
+        )
+    return tuple(sorted({int(part) for part in parts}))

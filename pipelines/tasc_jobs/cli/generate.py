@@ -1,0 +1,276 @@
+"""The command `tasc generate`: answers to the rows of a file."""
+
+import os
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import typer
+
+from tasc_jobs.cli.options import (
+    DEFAULT_DATA_DIR,
+    AsJson,
+    DataDir,
+    Gpus,
+    IdField,
+    InputField,
+    MaxModelLen,
+    RedisUrl,
+    Task,
+    open_store,
+    print_result,
+)
+from tasc_jobs.errors import FileError, UsageError
+from tasc_jobs.runtime.progress import Progress, note
+
+
+def _option(help_: str, panel: str) -> Any:
+    return typer.Option(help=help_, show_default="the task's", rich_help_panel=panel)
+
+
+Actors = Annotated[int, typer.Option(min=1, help="Engines in the pool.")]
+Rows = Annotated[int, typer.Option(min=1, help="b, rows an engine decodes together.")]
+Unflushed = Annotated[
+    int, typer.Option(min=1, help="Most answers in Redis that are in no file yet.")
+]
+Stall = Annotated[
+    float, typer.Option(min=1, help="Seconds without any row finished that end the job.")
+]
+Choices = Annotated[
+    Path | None,
+    _option("File of labels, one a line or a .json list: each answer is one.", "Answers"),
+]
+Schema = Annotated[Path | None, _option("File with the JSON schema of every answer.", "Answers")]
+Regex = Annotated[str | None, _option("Expression that a whole answer matches.", "Answers")]
+Adapter = Annotated[
+    str | None,
+    typer.Option(help="Which of the task's adapters answers.", show_default="its first"),
+]
+Temperature = Annotated[float | None, _option("0 takes the likeliest token, to 100.", "Sampling")]
+TopP = Annotated[
+    float | None, _option("Above 0, to 1: share of probability drawn from.", "Sampling")
+]
+TopK = Annotated[int | None, _option("Likeliest tokens drawn from; 0: all.", "Sampling")]
+Seed = Annotated[
+    int, typer.Option(min=0, help="Same seed, same answers.", rich_help_panel="Sampling")
+]
+Input = Annotated[
+    list[str],
+    typer.Option(
+        "--input",
+        help=".jsonl, .jsonl.gz or .parquet, a folder of them, or redis:TASK for the inputs of "
+        "that task's corpus; files and folders may be several.",
+    ),
+]
+Output = Annotated[
+    Path, typer.Option(help="One row per good input row, in order: .parquet, else JSON lines.")
+]
+Reject = Annotated[
+    Path | None,
+    typer.Option(help="File for rows without an answer.", show_default="OUTPUT.rejected.jsonl"),
+]
+MaxErrors = Annotated[
+    int | None, typer.Option(min=0, help="More of them end the job.", show_default="any number")
+]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run", help="Time 20 rows with and without drafts; write nothing.", show_default="off"
+    ),
+]
+Restart = Annotated[
+    bool,
+    typer.Option(
+        "--restart", help="Throw away what an earlier start has done.", show_default="off"
+    ),
+]
+Draft = Annotated[bool, typer.Option(help="Whether to draft; answers are the same.")]
+
+
+if TYPE_CHECKING:
+    from tasc_jobs.batch import JobReport
+    from tasc_jobs.batch.job_files import Source
+    from tasc_runtime.sampling_options import AnswerGuide, SamplingOptions
+    from tasc_store import TaskRecord
+
+
+def generate(
+    task: Task,
+    source: Input,
+    output: Output,
+    reject: Reject = None,
+    max_errors: MaxErrors = None,
+    dry_run: DryRun = False,
+    restart: Restart = False,
+    actors: Actors = 1,
+    gpus: Gpus = 0.0,
+    rows: Rows = 8,
+    max_model_len: MaxModelLen = None,
+    max_unflushed: Unflushed = 8192,
+    stall_timeout: Stall = 600.0,
+    adapter: Adapter = None,
+    draft: Draft = True,
+    choices: Choices = None,
+    schema: Schema = None,
+    regex: Regex = None,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    seed: Seed = 0,
+    input_field: InputField = "input",
+    id_field: IdField = "id",
+    redis_url: RedisUrl = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    as_json: AsJson = False,
+) -> None:
+    """Answer every row of the input with a pool of engines.
+
+    An answer has its row's id as a string; a row without one gives the number of its line in the
+    file, from 1 and blank lines counted, or of its row in a Parquet file; of several files, behind
+    the file's name. Of rows with the same id the first is answered, the others are rejected.
+
+    A job that was ended, by whatever, goes on where it was when the same command is run again; what
+    it has done so far is in the folder OUTPUT.job. A changed input or other settings are refused
+    until --restart.
+    """
+    given = _source(source, input_field, id_field, output, reject)
+    from tasc_runtime.engine_settings import EngineSettings
+    from tasc_runtime.sampling_options import SamplingOptions
+
+    guide = _guide(choices, schema, regex)
+    asked = SamplingOptions(
+        temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, guide=guide, adapter=adapter
+    )
+    job: dict[str, Any] = {
+        "engine": EngineSettings(rows=rows, max_model_len=max_model_len), "asked": asked,
+        "actors": actors, "actor_gpus": gpus, "max_errors": max_errors, "restart": restart,
+        "max_unflushed": max_unflushed, "part_rows": min(1000, max(1, max_unflushed // 4)),
+        "stall_s": stall_timeout,
+    }  # fmt: skip
+    with open_store(redis_url, data_dir) as url:
+        _require_task(url, task, asked)
+        with _ray_for(actors):
+            if dry_run:
+                _preview((url, task, given, output), job, as_json)
+            else:
+                _answer((url, task, given, output), reject, {**job, "draft": draft}, as_json)
+
+
+def _ray_for(actors: int) -> AbstractContextManager[None]:
+    note("starting Ray ...")
+    from tasc_jobs.runtime.ray_local import local_ray
+
+    return local_ray(num_cpus=max(4, actors + 1))
+
+
+_Job: TypeAlias = tuple[str, str, "Source", Path]
+
+
+def _preview(which: _Job, job: dict[str, Any], as_json: bool) -> None:
+    from tasc_jobs.batch.batch_progress import preview_as_json, preview_in_words
+    from tasc_jobs.batch.generate import dry_run
+
+    found, total = dry_run(*which, **job)
+    engines = job["actors"]
+    told = preview_in_words(found, total, engines)
+    print_result(preview_as_json(found, total, engines), told, as_json)
+
+
+def _answer(which: _Job, reject: Path | None, job: dict[str, Any], as_json: bool) -> None:
+    from tasc_jobs.batch.batch_progress import BatchProgress
+    from tasc_jobs.batch.generate import generate as run
+    from tasc_jobs.batch.job_files import reject_file
+
+    rejects = reject or reject_file(which[-1])
+    with Progress("answer", None) as bar:
+        report = run(*which, reject=rejects, progress=BatchProgress(bar), **job)
+    _print(report, rejects, as_json)
+
+
+def _print(report: "JobReport", rejects: Path, as_json: bool) -> None:
+    efficiency = round(report.block_efficiency, 3)
+    first = f" (first: {' '.join(report.first_error.split())})" if report.first_error else ""
+    where = str(rejects) if report.errors else None
+    text = f"{report.rows} rows, {report.errors} errors{first}, block efficiency {efficiency}"
+    if report.resumed:
+        text += f"; {report.resumed} rows were done before"
+    if where:
+        text += f"; see {where}"
+    content = {**asdict(report), "block_efficiency": efficiency, "reject_file": where}
+    print_result(content, text, as_json)
+
+
+def _source(
+    given: list[str], input_field: str, id_field: str, output: Path, reject: Path | None
+) -> "Source":
+    """Say what is wrong before anything slow begins."""
+    from tasc_jobs.batch.job_files import Source, check_files, check_output, reject_file
+
+    source = Source(tuple(given), input_field, id_field)
+    try:
+        source.check()
+        check_files(source.files, input_field, (output, reject or reject_file(output)))
+    except FileError as error:
+        raise UsageError(f"--input: {error}") from error
+    try:
+        check_output(output)
+    except FileError as error:
+        raise UsageError(f"--output: {error}") from error
+    if reject is not None and (reject.is_dir() or not reject.parent.is_dir()):
+        raise UsageError(f"--reject: {reject} is a folder, or in one that is not there")
+    if reject is not None and reject.resolve() == output.resolve():
+        raise UsageError(f"--reject: {reject} is the output too; name another")
+    if not os.access(output.parent, os.W_OK):
+        raise UsageError(f"--output: {output.parent} may not be written to; name another folder")
+    return source
+
+
+def _require_task(url: str, task: str, asked: "SamplingOptions") -> None:
+    """Say what is wrong before anything slow begins."""
+    from tasc_jobs.tasks.values import option
+    from tasc_store import TaskStore, connect
+
+    record = TaskStore(connect(url)).get(task)
+    try:
+        asked.sampling(record.sampling)
+        asked.adapter_of(record)
+    except ValueError as error:
+        name, blank, rest = str(error).partition(" ")
+        raise UsageError(f"{option(name)}{blank}{rest}") from error
+    if asked.guide:
+        _require_guide(record, asked.guide)
+
+
+def _require_guide(record: "TaskRecord", guide: "AnswerGuide") -> None:
+    from tasc_engine.guided import Guides
+    from tasc_jobs.tasks.base_model import BaseModel
+    from tasc_runtime.models import load_tokenizer
+
+    tokenizer = load_tokenizer(record)
+    vocab_size = BaseModel.open(record.model, record.revision).vocab_size
+    try:
+        Guides(tokenizer, vocab_size).of(guide.spec, record.max_tokens)
+    except ValueError as error:
+        raise UsageError(f"{guide.field}: {error}") from error
+
+
+def _guide(choices: Path | None, schema: Path | None, regex: str | None) -> "AnswerGuide | None":
+    """What the options say an answer may be."""
+    from tasc_engine import GuideSpec
+    from tasc_jobs.tasks.given import labels_of, read_text
+    from tasc_runtime.sampling_options import AnswerGuide
+    from tasc_store.tasks.record import MOST_TEXT_BYTES
+
+    given = {"--choices": choices, "--schema": schema, "--regex": regex}
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise UsageError(f"{' and '.join(named)} say what an answer may be; give one of them")
+    if choices:
+        return AnswerGuide(GuideSpec("choice", choices=labels_of(choices)), "--choices")
+    text = regex if schema is None else read_text("schema", schema, MOST_TEXT_BYTES)
+    if text is None:
+        return None
+    if not text:
+        raise UsageError(f"{named[0]} is empty; leave it out for answers of any form")
+    return AnswerGuide(GuideSpec("json_schema" if schema else "regex", text=text), named[0])

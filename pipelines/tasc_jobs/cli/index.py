@@ -1,0 +1,154 @@
+"""The commands under `tasc index`, and `tasc refresh`: versions of a task's draft index."""
+
+import time
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from tasc_jobs.cli.options import (
+    DEFAULT_DATA_DIR,
+    AsJson,
+    DataDir,
+    RedisUrl,
+    Task,
+    open_store,
+    print_result,
+)
+from tasc_jobs.runtime.outcomes import in_short, known_errors
+from tasc_jobs.runtime.progress import note
+from tasc_store import Artifact, ArtifactStore, TaskStore, connect
+
+
+def refresh(
+    task: Task,
+    every: Annotated[
+        float | None,
+        typer.Option(
+            min=1,
+            help="Do it again and again, so many seconds apart, also where it fails.",
+            show_default="once",
+        ),
+    ] = None,
+    margin: Annotated[
+        float,
+        typer.Option(min=0, max=10, help="Share by which tokens per step must rise."),
+    ] = 0.01,
+    min_rows: Annotated[
+        int, typer.Option(min=100, help="New rows of the corpus to wait for.")
+    ] = 200,
+    keep: Annotated[
+        int, typer.Option(min=2, help="Versions kept in the store, the current one besides.")
+    ] = 5,
+    parallelism: Annotated[
+        int | None,
+        typer.Option(min=1, help="See `tasc build-index`.", show_default="by rows and cores"),
+    ] = None,
+    max_bytes: Annotated[
+        int | None,
+        typer.Option(min=1, help="See `tasc build-index`.", show_default="no cap"),
+    ] = None,
+    redis_url: RedisUrl = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    as_json: AsJson = False,
+) -> None:
+    """Move answers that services collected for TASK into its corpus, and renew its index.
+
+    The new index becomes current only if it drafts better for rows that neither index has seen.
+    Services collect answers of tasks whose settings say `collect: {share: 0.1}`, or another share.
+    """
+    from tasc_jobs.runtime.stages import Stages
+    from tasc_jobs.tuning.refresh import STAGES, RefreshOptions
+    from tasc_jobs.tuning.refresh import refresh as run
+
+    options = RefreshOptions(margin, min_rows, keep, parallelism, max_bytes)
+    judged = 0
+    with open_store(redis_url, data_dir) as url:
+        while True:
+            try:
+                with Stages(f"refresh {task}", STAGES) as stages:
+                    done = run(url, task, options, stages, judged=judged)
+                if done.judged_rows:
+                    judged = done.corpus_rows
+                print_result(done.as_json, done.in_words, as_json)
+            except known_errors() as error:
+                if every is None:
+                    raise
+                note(f"refresh {task} failed, next try in {every:g} s: {in_short(error)}")
+            if every is None:
+                return
+            time.sleep(every)
+
+
+index_app = typer.Typer(
+    help="Look at the versions of a task's draft index, go back to one.", no_args_is_help=True
+)
+
+
+@index_app.command("list")
+def index_list(
+    task: Task,
+    redis_url: RedisUrl = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    as_json: AsJson = False,
+) -> None:
+    """Show every version that the store has of TASK's index."""
+    with open_store(redis_url, data_dir) as url:
+        store = _store(url, task)
+        found = [store.get(version) for version in store.versions()]
+        current, rolled_back = store.current(), store.rolled_back()
+    now = current.version if current else None
+    listed = [
+        {
+            **asdict(artifact),
+            "current": artifact.version == now,
+            "rolled_back": artifact.version in rolled_back,
+        }
+        for artifact in found
+    ]
+    lines = [_line(artifact, now, rolled_back) for artifact in found]
+    text = "\n".join(lines) or f"none yet; run `tasc build-index {task}`"
+    print_result({"task": task, "versions": listed}, text, as_json)
+
+
+@index_app.command("use")
+def index_use(
+    task: Task,
+    version: Annotated[int, typer.Argument(help="A number that `tasc index list` shows.")],
+    redis_url: RedisUrl = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    as_json: AsJson = False,
+) -> None:
+    """Make a version of TASK's index current; services take it within seconds.
+
+    A version that services rolled back stays current when it is named here: it is judged no more.
+    """
+    with open_store(redis_url, data_dir) as url:
+        store = _store(url, task)
+        store.announce(version)
+        artifact = store.get(version)
+        if version in store.rolled_back():
+            note(f"version {version} was rolled back before, since it drafted worse")
+    text = f"version {version} of the index of {artifact.task} is current"
+    print_result(asdict(artifact), text, as_json)
+
+
+def _store(url: str, task: str) -> ArtifactStore:
+    client = connect(url)
+    record = TaskStore(client).get(task)
+    return ArtifactStore(client, record.corpus_name, record.fingerprint)
+
+
+def _line(artifact: Artifact, current: int | None, rolled_back: list[int]) -> str:
+    version, forecast = artifact.version, artifact.forecast
+    made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(artifact.created_at))
+    parts = [
+        f"{version:4}",
+        made,
+        f"{artifact.corpus_rows:,} rows",
+        f"{artifact.size_bytes:,} bytes",
+        "" if forecast is None else f"{forecast:.3f} tokens per step",
+        "current" if version == current else "",
+        "rolled back" if version in rolled_back else "",
+    ]
+    return "  ".join(part for part in parts if part)

@@ -1,0 +1,278 @@
+"""The ``tasc`` command: reads arguments, calls one job, prints its result. It computes nothing.
+
+Results go to stdout, progress and errors to stderr. Exit codes: 0 done, 1 the job failed (the
+message says why and what to do), 2 wrong usage, 130 ended by Ctrl-C, 143 by SIGTERM.
+"""
+
+import os
+import signal
+import sys
+import threading
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tasc_jobs.cli.enrich import enrich
+from tasc_jobs.cli.evaluate import evaluate
+from tasc_jobs.cli.finetune import finetune
+from tasc_jobs.cli.forecast_ft import forecast_ft
+from tasc_jobs.cli.generate import generate
+from tasc_jobs.cli.index import index_app, refresh
+from tasc_jobs.cli.keys import key_app
+from tasc_jobs.cli.options import (
+    DEFAULT_DATA_DIR,
+    AsJson,
+    DataDir,
+    IdField,
+    InputField,
+    OutputField,
+    RedisUrl,
+    Task,
+    open_store,
+    print_result,
+    store_in_words,
+)
+from tasc_jobs.cli.rank_vocabulary import RANKINGS, rank_vocabulary
+from tasc_jobs.cli.stats import stats
+from tasc_jobs.cli.tasks import task_app
+from tasc_jobs.cli.train_drafter import train_drafter
+from tasc_jobs.cli.tuning import MIXTURES, forecast, replay, tune
+from tasc_jobs.cli.worker import worker
+from tasc_jobs.runtime.outcomes import exit_code, in_short, known_errors
+from tasc_jobs.runtime.progress import Clock, Progress, note
+from tasc_store import connect
+
+app = typer.Typer(
+    help="Batched, lossless generation for task-specific small language models.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.add_typer(task_app, name="task")
+app.add_typer(index_app, name="index")
+app.add_typer(key_app, name="key")
+for _command in (replay, tune, forecast):
+    app.command(epilog=MIXTURES)(_command)
+app.command()(stats)
+app.command()(generate)
+app.command()(worker)
+app.command()(refresh)
+app.command()(enrich)
+app.command()(finetune)
+app.command()(evaluate)
+app.command()(forecast_ft)
+app.command()(train_drafter)
+app.command(epilog=RANKINGS)(rank_vocabulary)
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@app.command()
+def ingest(
+    task: Task,
+    files: Annotated[list[Path], typer.Argument(help=".jsonl, .jsonl.gz or .parquet")],
+    input_field: InputField = "input",
+    output_field: OutputField = "output",
+    id_field: IdField = "id",
+    reject: Annotated[
+        Path | None,
+        typer.Option(help="File for refused rows.", show_default="TASK.rejected.jsonl"),
+    ] = None,
+    redis_url: RedisUrl = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    as_json: AsJson = False,
+) -> None:
+    """Append the rows of FILES to the corpus of TASK. Running it twice adds nothing twice."""
+    from tasc_jobs.index.ingest import ingest as run
+
+    with open_store(redis_url, data_dir) as url, Progress("ingest", None) as bar:
+        report = run(
+            connect(url),
+            task,
+            files,
+            input_field=input_field,
+            output_field=output_field,
+            id_field=id_field,
+            reject=reject or Path(f"{task}.rejected.jsonl"),
+            progress=bar.advance,
+        )
+    text = f"{report.added} rows added, {report.known} known already, {report.rejected} refused"
+    if report.reject_file:
+        text += f" (see {report.reject_file})"
+    print_result(asdict(report), text, as_json)
+
+
+@app.command()
+def build_index(
+    task: Task,
+    parallelism: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Parts read and sorted.", show_default="by rows read, one a core sorted"
+        ),
+    ] = None,
+    bigrams: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of `tasc model-bigrams`.", show_default="that of the current index"
+        ),
+    ] = None,
+    max_bytes: Annotated[
+        int | None,
+        typer.Option(
+            help="Most bytes of the corpus part, the one that holds outputs; those of least "
+            "expected gain are left out, and their prompts too.",
+            show_default="no cap",
+        ),
+    ] = None,
+    redis_url: RedisUrl = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    as_json: AsJson = False,
+) -> None:
+    """Build the draft index of TASK from its corpus and make it current."""
+    from tasc_draft.index.corpus_build import check_cap
+
+    check_cap(max_bytes)
+    from tasc_jobs.index.build import NOTES, STAGES, build_and_publish
+    from tasc_jobs.index.build_report import IndexReport
+    from tasc_jobs.runtime.ray_local import local_ray
+    from tasc_jobs.runtime.stages import Stages
+    from tasc_store import TaskStore
+
+    with open_store(redis_url, data_dir) as url:
+        record = TaskStore(connect(url)).get(task)
+        with local_ray(), Stages(f"index {task}", STAGES, notes=NOTES) as stages:
+            artifact, index = build_and_publish(
+                url,
+                record,
+                parallelism=parallelism,
+                bigrams=bigrams,
+                max_bytes=max_bytes,
+                progress=stages,
+            )
+    report = IndexReport.of(artifact, index, stages.seconds, max_bytes)
+    print_result(report.as_json, report.in_words, as_json)
+
+
+@app.command()
+def serve(
+    config: Annotated[Path, typer.Option(help="Settings file; see deploy/serve.yaml.")],
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+) -> None:
+    """Serve tasks over HTTP until Ctrl-C or SIGTERM."""
+    clock = Clock()
+    clock.note(f"reading {config}")
+    from tasc_serve.ports import require_free
+    from tasc_serve.settings import load_settings
+    from tasc_store import TaskStore
+
+    settings = load_settings(config)
+    require_free(settings.http.host, settings.http.port)
+    given = settings.redis_url or os.environ.get("REDIS_URL")
+    with open_store(given, data_dir) as url:
+        clock.note(f"store: {store_in_words(given, url, data_dir)}")
+        for served in settings.tasks:
+            TaskStore(connect(url)).get(served.name)  # an unknown one is said before Ray starts
+        clock.note("starting Ray ...")
+        from tasc_jobs.runtime.ray_local import local_ray
+        from tasc_jobs.serve import logical_cpus, run_service
+
+        cpus = logical_cpus(settings)
+        with local_ray(num_cpus=cpus):
+            cluster = os.environ.get("RAY_ADDRESS")
+            own = f"our own, {cpus} logical CPUs"
+            clock.note(f"Ray: the cluster {cluster}" if cluster else f"Ray: {own}")
+            run_service(settings, url, _wait_for_end, say=clock.note)
+
+
+@app.command()
+def model_bigrams(
+    model: Annotated[str, typer.Argument(help="Folder or Hugging Face name of the base model.")],
+    output: Annotated[Path, typer.Option(help="File to write, .npz.")],
+    adapter: Annotated[str | None, typer.Option(help="PEFT adapter, folder or name.")] = None,
+    top: Annotated[int, typer.Option(min=1, help="Next tokens kept of each token.")] = 8,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:0 ...")] = "auto",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, float64")] = "float32",
+    as_json: AsJson = False,
+) -> None:
+    """Write what MODEL says after each single token, for drafts where a corpus is silent."""
+    from tasc_jobs.index.model_bigrams import BigramJob, make_bigrams, vocabulary
+
+    with Progress("model bigrams", vocabulary(model), "tokens") as bar:
+        report = make_bigrams(BigramJob(model, adapter, dtype, device, top), output, bar.advance)
+    print_result(asdict(report), report.in_words, as_json)
+
+
+@app.command()
+def measure_cost(
+    model: Annotated[str, typer.Argument(help="Folder or Hugging Face name of the base model.")],
+    adapter: Annotated[str | None, typer.Option(help="PEFT adapter, folder or name.")] = None,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, float64")] = "float32",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:0 ...")] = "auto",
+    rows: Annotated[int, typer.Option(min=1, help="b; its halves down to 1 too.")] = 32,
+    max_model_len: Annotated[int, typer.Option(min=8, help="Tokens of a row.")] = 1024,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    seconds: Annotated[float, typer.Option(min=0, help="Most time to take.")] = 60.0,
+    as_json: AsJson = False,
+) -> None:
+    """Measure what verify forwards of MODEL cost here; --json is what forecast and tune take."""
+    from tasc_jobs.tuning.measure_cost import CostJob, in_words, measure_cost
+
+    job = CostJob(model, adapter, dtype, device, rows, max_model_len, threads, seconds)
+    with Progress("measure", None, "forwards timed") as bar:
+        costs = measure_cost(job, lambda done, of: bar.advance())
+    print_result(costs.as_json(), in_words(costs), as_json)
+
+
+@app.command()
+def demo(
+    keep_serving: Annotated[
+        bool, typer.Option("--serve", help="Only start the service, and keep it running.")
+    ] = False,
+    port: Annotated[int, typer.Option(help="Port of the service with --serve.")] = 8000,
+) -> None:
+    """Run the main job on shipped data: corpus, statistics, index, service, answers."""
+    from tasc_serve.ports import require_free
+
+    if keep_serving:
+        require_free("127.0.0.1", port)
+    from tasc_jobs.demo.run import run_demo, serve_demo
+    from tasc_store import open_url
+
+    with open_url(None) as url:
+        if keep_serving:
+            serve_demo(url, port, _wait_for_end)
+        else:
+            run_demo(url)
+
+
+def main() -> None:
+    """Entry point: turn the project's own errors into one line and exit code 1 or 2."""
+    ended: list[int] = []
+
+    def end(signum: int, frame: Any) -> None:
+        """Unwind, so that every process we started is ended; once, or it would be cut short."""
+        for each in _SIGNALS:
+            signal.signal(each, signal.SIG_IGN)
+        note("ending ...")
+        ended.append(128 + signum)
+        sys.exit(ended[0])
+
+    for signum in _SIGNALS:
+        signal.signal(signum, end)
+    # Before torch is loaded: its threads spin else, and on busy cores all takes many times longer.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    try:
+        app()
+    except known_errors() as error:
+        if not ended:
+            print(f"tasc: {in_short(error)}", file=sys.stderr)
+        sys.exit(ended[0] if ended else exit_code(error))
+    except SystemExit as error:  # a library may have made another code of ours
+        sys.exit(ended[0] if ended else error.code)
+
+
+def _wait_for_end() -> None:
+    threading.Event().wait()

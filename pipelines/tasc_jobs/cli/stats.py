@@ -1,0 +1,81 @@
+"""The command `tasc stats`: how variable a task's texts are. It computes nothing."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tasc_jobs.cli.options import (
+    DEFAULT_DATA_DIR,
+    AsJson,
+    DataDir,
+    InputField,
+    OutputField,
+    RedisUrl,
+    open_store,
+)
+from tasc_jobs.cli.report import Report, check_report, show
+
+Task = Annotated[
+    str | None, typer.Argument(help="Name of the task.", show_default="none, with --train")
+]
+Train = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="Read rows from this file instead; repeatable.", show_default="the corpus of TASK"
+    ),
+]
+Words = Annotated[int, typer.Option("--n", min=1, max=16, help="Words of an n-gram.")]
+Tokenizer = Annotated[
+    Path | None,
+    typer.Option(
+        help="Count tokens too, of this tokenizer.json or folder with one; on a cluster it must "
+        "be on every machine.",
+        show_default="words only",
+    ),
+]
+
+
+def stats(
+    task: Task = None,
+    train: Train = None,
+    n: Words = 2,
+    tokenizer: Tokenizer = None,
+    report: Report = None,
+    input_field: InputField = "input",
+    output_field: OutputField = "output",
+    redis_url: RedisUrl = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    as_json: AsJson = False,
+) -> None:
+    """How variable is a task? Entropies, coverage and lengths of its inputs and outputs."""
+    from tasc_jobs.runtime.stages import Stages
+    from tasc_jobs.statistics.stats_page import stats_page
+    from tasc_jobs.statistics.task_statistics import STAGES, corpus_statistics, file_statistics
+    from tasc_jobs.statistics.units import Units
+
+    if (task is None) == (not train):
+        raise typer.BadParameter("name either a TASK or --train FILE")
+    check_report(report)
+    units = Units.of(n, tokenizer)
+    if train:
+        name = ", ".join(path.name for path in train)
+        with Stages("statistics", STAGES) as stages:
+            found = file_statistics(
+                train, units, input_field=input_field, output_field=output_field, progress=stages
+            )
+    else:
+        assert task is not None
+        name = task
+        from tasc_jobs.runtime.ray_local import local_ray
+
+        with (
+            open_store(redis_url, data_dir) as url,
+            local_ray(),
+            Stages(f"statistics {task}", STAGES) as stages,
+        ):
+            found = corpus_statistics(url, task, units, progress=stages)
+    if as_json:
+        print(json.dumps(found.as_json), flush=True)
+    show(stats_page(name, found), report, as_json)

@@ -1,0 +1,224 @@
+"""The command `tasc worker`: answers batches asked for over HTTP. It answers nothing itself."""
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from tasc_jobs.cli.options import (
+    DEFAULT_DATA_DIR,
+    AsJson,
+    DataDir,
+    Gpus,
+    MaxModelLen,
+    RedisUrl,
+    open_store,
+    store_in_words,
+)
+from tasc_jobs.errors import UsageError
+from tasc_jobs.runtime.progress import note
+
+if TYPE_CHECKING:
+    import redis
+
+    from tasc_jobs.batch import JobProgress
+    from tasc_jobs.worker.one_batch import Ended, WorkerSettings
+    from tasc_serve.metrics.batch_metrics import BatchMetrics
+    from tasc_serve.settings import ServeSettings
+    from tasc_store.batches.batch_store import Batch
+
+_EVERY_S: Final = 10.0  # at least, between two lines on one batch
+
+
+Once = Annotated[
+    bool, typer.Option("--once", help="End when no batch waits.", show_default="wait for more")
+]
+Tasks = Annotated[
+    str | None, typer.Option(help="Only batches of these, by commas.", show_default="of any")
+]
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        help="The service's settings file: its limits hold for lines too.",
+        show_default="default limits",
+    ),
+]
+Actors = Annotated[int, typer.Option(min=1, help="Engines that work on a batch.")]
+Rows = Annotated[
+    int | None, typer.Option(min=1, help="b, rows an engine decodes together.", show_default="8")
+]
+WorkDir = Annotated[
+    Path | None,
+    typer.Option(
+        help="Where what is done of a batch is kept; on disks that workers share, each of them "
+        "goes on where another was ended.",
+        show_default="batches in --data-dir",
+    ),
+]
+Poll = Annotated[float, typer.Option(min=0.1, help="Seconds between two looks for a batch.")]
+Lease = Annotated[
+    float,
+    typer.Option(min=0.5, help="A batch whose worker is silent for so many s is another's."),
+]
+MetricsHost = Annotated[
+    str | None,
+    typer.Option(
+        help="Address or name of this machine that Prometheus reaches.",
+        show_default="metrics.host of --config, else the address of the Ray node",
+    ),
+]
+MaxFaults = Annotated[
+    int,
+    typer.Option(min=1, help="Engines that fail so often in a row end the worker, exit code 1."),
+]
+
+
+def worker(
+    once: Once = False,
+    tasks: Tasks = None,
+    config: Config = None,
+    actors: Actors = 1,
+    gpus: Gpus = 0.0,
+    rows: Rows = None,
+    max_model_len: MaxModelLen = None,
+    work_dir: WorkDir = None,
+    poll: Poll = 1.0,
+    lease: Lease = 10.0,
+    max_faults: MaxFaults = 5,
+    metrics_host: MetricsHost = None,
+    redis_url: RedisUrl = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    as_json: AsJson = False,
+) -> None:
+    """Answer the batches of /v1/batches, one after another, until Ctrl-C.
+
+    One killed at any moment loses nothing: started again it does what is missing. Engines that
+    cannot be built (no model folder, no memory, no Redis) do not count against a batch: its task is
+    left to other workers for a while. With --json each batch that ends is an object on a line of
+    stdout.
+    """
+    named = _names(tasks)
+    with open_store(redis_url, data_dir) as url:
+        note(f"store: {store_in_words(redis_url, url, data_dir)}")
+        folder = work_dir or data_dir / "batches"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        note("starting Ray ...")
+        from tasc_jobs.runtime.ray_local import local_ray
+        from tasc_jobs.worker.batch_worker import BatchWorker, Rests
+        from tasc_serve.settings import load_settings
+        from tasc_store import connect
+
+        service = load_settings(config) if config else None
+        settings = _settings(url, folder, service, actors, gpus, rows, max_model_len)
+        shown = Shown(as_json)
+        client = connect(url)
+        host = _address(metrics_host)
+        with local_ray(num_cpus=max(4, actors + 1)), _metrics(client, service, host) as metrics:
+            note("waiting for batches; Ctrl-C ends" if not once else "answering what waits")
+            found = BatchWorker(
+                client, settings, named, poll, lease,
+                say=note, told=shown.told, ended=shown.ended,
+                metrics=metrics, rests=Rests(max_faults),
+            )  # fmt: skip
+            if once:
+                found.run_waiting()
+            else:
+                found.run_for_ever()
+
+
+class Shown:
+    """What people see of batches: lines on stderr, and with ``as_json`` objects on stdout."""
+
+    def __init__(self, as_json: bool) -> None:
+        self._as_json = as_json
+        self._next = 0.0
+
+    def told(self, batch: "Batch", progress: "JobProgress") -> None:
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + _EVERY_S
+            note(
+                f"{batch.id}: {progress.done} of {progress.total} lines, {progress.errors} of them "
+                f"errors, {progress.engines} engines up"
+            )
+
+    def ended(self, ended: "Ended") -> None:
+        counts, why = ended.counts, f"; {ended.errors[0].message}" if ended.errors else ""
+        note(
+            f"{ended.batch.id}: {ended.status}, {counts.total} lines, {counts.completed} answered, "
+            f"{counts.failed} errors, {ended.seconds:.1f} s{why}"
+        )
+        if self._as_json:
+            content: dict[str, Any] = {
+                "batch": ended.batch.id,
+                "model": ended.batch.model,
+                "status": ended.status,
+            }
+            content |= {**asdict(counts), "seconds": round(ended.seconds, 3)}
+            content["errors"] = [asdict(fault) for fault in ended.errors]
+            print(json.dumps(content), flush=True)
+
+
+def _names(tasks: str | None) -> list[str]:
+    names = [name.strip() for name in (tasks or "").split(",")]
+    if tasks is not None and not all(names):
+        raise UsageError(f"--tasks {tasks!r} has an empty name; write names with commas between")
+    return [name for name in names if name]
+
+
+def _address(host: str | None) -> str | None:
+    """Of a name that this machine has for itself; in a container nobody else need know it."""
+    if host is None:
+        return None
+    try:
+        return str(socket.getaddrinfo(host, None)[0][4][0])
+    except OSError as error:
+        raise UsageError(
+            f"--metrics-host {host!r} is neither an address nor a known name ({error}); name one of"
+            " this machine"
+        ) from error
+
+
+@contextmanager
+def _metrics(
+    client: "redis.Redis", service: "ServeSettings | None", host: str | None
+) -> Iterator["BatchMetrics"]:
+    """The worker's metrics, on a port of its own that `/sd` lists, for the block."""
+    from prometheus_client import CollectorRegistry
+
+    from tasc_serve.metrics.batch_metrics import BatchMetrics
+    from tasc_serve.metrics.discovery import MetricsPort, node_address
+    from tasc_serve.settings import MetricsSettings
+
+    said = service.metrics if service else MetricsSettings()
+    registry = CollectorRegistry()
+    metrics = BatchMetrics(registry)
+    host = host or said.host or node_address()
+    with MetricsPort(client, registry, host=host, ttl_s=said.ttl_s) as port:
+        note(f"metrics: http://{port.target}/metrics")
+        yield metrics
+
+
+def _settings(
+    url: str,
+    folder: Path,
+    service: "ServeSettings | None",
+    actors: int,
+    gpus: float,
+    rows: int | None,
+    max_model_len: int | None,
+) -> "WorkerSettings":
+    from tasc_jobs.worker.one_batch import WorkerSettings
+    from tasc_runtime.engine_settings import EngineSettings
+    from tasc_serve.settings import LimitSettings
+
+    engine = service.engine if service else EngineSettings()
+    given = {"rows": rows, "max_model_len": max_model_len}
+    engine = engine.model_copy(update={k: v for k, v in given.items() if v is not None})
+    limits = service.gateway_limits if service else LimitSettings()
+    return WorkerSettings(url, folder, engine, limits, actors, gpus)

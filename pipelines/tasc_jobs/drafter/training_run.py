@@ -1,0 +1,167 @@
+"""Trains a drafter on its target's own answers, from wherever an earlier run of the same stopped.
+
+It knows no Redis and no command line.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig
+
+from tasc_engine import EngineError, ModelSource
+from tasc_engine.drafting.neural.card import CARD, DrafterCard, target_fingerprint
+from tasc_engine.drafting.neural.files import save_drafter
+from tasc_engine.model.loading import load_model
+from tasc_jobs.drafter.answers import ANSWERS, TargetAnswer, examples_of, make_answers
+from tasc_jobs.drafter.hyperparameters import DrafterSettings
+from tasc_jobs.drafter.training import DrafterTrainer, EagleStudy, SmallStudy, agreement
+from tasc_jobs.errors import JobError
+from tasc_jobs.evaluate.subject import Asking, Setup
+from tasc_jobs.finetune.checkpoints import NO_ROOM, Checkpoints
+from tasc_jobs.finetune.claim import Kind, claimed
+from tasc_jobs.finetune.errors import FinetuneError
+from tasc_jobs.finetune.examples import Example, digest_of
+from tasc_jobs.finetune.running import run_through
+from tasc_jobs.runtime.progress import note
+from tasc_jobs.runtime.stages import StageProgress, silent
+from tasc_store import CorpusRow
+from tasc_text import TaskTokenizer
+
+STAGES = {"answer": "rows", "train": "steps", "write": "files"}
+CHECKPOINT, REPORT = "checkpoint", "training.json"
+DRAFTER = Kind("a drafter's training", ("config.json", "model.safetensors", CARD, REPORT, ANSWERS))
+_HELD_OUT = 20  # one row in so many, the last ones
+
+
+@dataclass(frozen=True)
+class DrafterJob:
+    """What is to be trained for which target.
+
+    Attributes:
+        source: The target.
+        rows: Whose inputs it answers, and whose outputs it is drafted from meanwhile.
+        answers: Those made before; None: they are made.
+        output: Folder for the drafter, and for answers and checkpoints meanwhile.
+    """
+
+    task: str
+    source: ModelSource
+    asking: Asking
+    setup: Setup
+    rows: Sequence[CorpusRow]
+    answers: Sequence[TargetAnswer] | None
+    settings: DrafterSettings
+    output: Path
+    checkpoint_s: float = 60.0
+
+    @property
+    def target(self) -> str:
+        """Fingerprint of the target."""
+        return target_fingerprint(self.source.folder, self.source.adapter)
+
+
+def train_drafter(
+    job: DrafterJob,
+    progress: StageProgress = silent,
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Answer, train, write the result, and say what it is like. Run again, a killed run goes on.
+
+    Args:
+        say: Told in words how the training goes.
+
+    Raises:
+        FinetuneError: Nothing to train on, a loss that is no number, no memory, no room on disk, or
+            an output that is another process's or no drafter's.
+        JobError: The target cannot be loaded, or answers cannot be made or read.
+    """
+    with claimed(job.output, DRAFTER):
+        if (job.output / CARD).is_file():
+            raise FinetuneError(f"{job.output} has a drafter already; name another output")
+        return _trained(job, progress, say)
+
+
+def _trained(
+    job: DrafterJob, progress: StageProgress, say: Callable[[str], None]
+) -> dict[str, Any]:
+    tokenizer = TaskTokenizer.from_folder(job.source.folder)
+    trained, held_out, left_out = _learnable(job, tokenizer, progress)
+    torch.set_num_threads(job.setup.threads)
+    torch.manual_seed(job.settings.seed)
+    study = _study(job)
+    trainer = DrafterTrainer(study, trained, job.settings)
+    pins = {
+        **asdict(job.settings), "target": job.target,
+        "tokenizer": tokenizer.fingerprint, "answers": digest_of(trained),
+    }  # fmt: skip
+    checkpoints = Checkpoints(job.output / CHECKPOINT, pins)
+    if there := checkpoints.load():
+        note(f"going on behind step {there.step} of {trainer.steps}")
+        trainer.resume(there)
+    metrics = run_through(trainer, checkpoints, job.checkpoint_s, progress, say)
+    metrics["parameters"] = sum(p.numel() for p in study.model.parameters() if p.requires_grad)
+    metrics["agreement"] = agreement(study, held_out, job.settings.micro_rows)
+    data = {"task": job.task, "rows": len(trained), "held_out": len(held_out), "left_out": left_out}
+    report = {**data, **asdict(job.settings), **metrics, "output": str(job.output)}
+    progress("write", 0, 1)
+    _write(job, study, tokenizer, report)
+    checkpoints.remove()
+    progress("write", 1, 1)
+    return report
+
+
+def _learnable(
+    job: DrafterJob, tokenizer: TaskTokenizer, progress: StageProgress
+) -> tuple[list[Example], list[Example], int]:
+    """Rows to train on, rows held out, and how many are neither."""
+    answers = job.answers
+    if answers is None:
+        answers = make_answers(job.output, job.rows, job.source, job.asking, job.setup, progress)
+    longest = job.settings.max_length
+    examples, left_out = examples_of(answers, tokenizer, job.asking.template, longest)
+    if len(examples) < 2:  # one to train on, one to judge by
+        raise FinetuneError(
+            f"{len(examples)} of {len(answers)} answers have 3 to {longest} tokens with their "
+            "prompts; raise --max-length, or name more rows"
+        )
+    held_out = max(1, len(examples) // _HELD_OUT)
+    return examples[:-held_out], examples[-held_out:], left_out
+
+
+def _study(job: DrafterJob) -> EagleStudy | SmallStudy:
+    try:
+        if job.settings.kind == "eagle":
+            return EagleStudy(load_model(job.source).requires_grad_(False), job.settings)
+        config = AutoConfig.from_pretrained(job.source.folder).get_text_config()
+    except (EngineError, OSError, ValueError) as error:
+        raise JobError(f"cannot load {job.source.folder}: {error}") from error
+    return SmallStudy(config, job.settings, job.source.device)
+
+
+def _write(
+    job: DrafterJob,
+    study: EagleStudy | SmallStudy,
+    tokenizer: TaskTokenizer,
+    report: dict[str, Any],
+) -> None:
+    """What says that there is a drafter is written last."""
+    target = job.target if job.settings.kind == "eagle" else None
+    card = DrafterCard(job.settings.kind, tokenizer.fingerprint, target)
+    try:
+        job.output.mkdir(parents=True, exist_ok=True)
+        (job.output / REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        if isinstance(study, SmallStudy):
+            save_drafter(job.output, study.model, card)
+            return
+        body, joint = study.model.body, study.model.joint.weight
+        body.config.vocab_size = study.model.vocab_size  # of the ends it is used with
+        save_drafter(job.output, body, card, joint)
+    except NO_ROOM as error:
+        raise FinetuneError(
+            f"the drafter cannot be written to {job.output}: {error}; make room and run again, it "
+            "goes on from its last checkpoint"
+        ) from error

@@ -1,0 +1,199 @@
+"""Evaluates a model on a task's test rows: how good its answers are, and what they cost.
+
+It reads no files of rows and prints nothing.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tasc_engine import ModelSource
+from tasc_jobs.enrich.saving import RECORD
+from tasc_jobs.errors import EmptyCorpusError, JobError
+from tasc_jobs.evaluate.quality import (
+    AtLevel,
+    Metrics,
+    Piece,
+    confident_labels,
+    precision_recall,
+    quality,
+    require_judgeable,
+)
+from tasc_jobs.evaluate.runs import Side, measure
+from tasc_jobs.evaluate.subject import Asking, Prompt, Setup, Subject
+from tasc_jobs.runtime.stages import StageProgress, silent
+from tasc_jobs.statistics.distribution import renyi2_bits
+from tasc_store import CorpusRow
+from tasc_text import TaskTokenizer
+
+STAGES = {"index": "rows", "answer": "rows", "confidence": "rows"}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What is to be evaluated on what.
+
+    Attributes:
+        train: Rows to draft from; without any, nothing is drafted.
+        repeats: Timed runs of each side.
+        drafts: Whether to draft.
+        setting: A name for runs that differ in their token budget alone.
+    """
+
+    source: ModelSource
+    asking: Asking
+    setup: Setup
+    metrics: Metrics
+    test: Sequence[CorpusRow]
+    train: Sequence[CorpusRow] = ()
+    repeats: int = 3
+    drafts: bool = True
+    setting: str = ""
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What was found.
+
+    Attributes:
+        rows: Answered; ``too_long`` had prompts that leave no room for an answer.
+        budget: New tokens of the model's tokenizer.
+        renyi2_bits: Of the tokens of the train rows' outputs; None without train rows.
+        sides: ``plain`` and ``drafted``.
+        reference_tokens: Tokens an expected answer has, its end included, mean of the rows: where
+            answers take many more, the model does not write in its tokenizer's longest tokens.
+        identical: Drafted answers that are the plain ones.
+    """
+
+    model: str
+    setting: str
+    rows: int
+    too_long: int
+    batch_rows: int
+    repeats: int
+    budget: int
+    renyi2_bits: float | None
+    quality: dict[str, float]
+    sides: dict[str, Side]
+    identical: int | None
+    reference_tokens: float
+    precision_recall: tuple[AtLevel, ...] = ()
+
+    @property
+    def speed_up(self) -> float | None:
+        """Of drafting, by the medians."""
+        if "drafted" not in self.sides:
+            return None
+        plain, drafted = (self.sides[side].ms_per_answer.median for side in ("plain", "drafted"))
+        return plain / drafted
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        """``ms_per_answer`` and ``steps_per_answer`` are the plain medians."""
+        plain = self.sides["plain"]
+        return {
+            **asdict(self),
+            "sides": {side: _figures(found) for side, found in self.sides.items()},
+            "speed_up": self.speed_up,
+            "ms_per_answer": plain.ms_per_answer.median,
+            "steps_per_answer": plain.steps_per_answer,
+        }
+
+
+def evaluate(given: Evaluation, progress: StageProgress = silent) -> Evaluated:
+    """Answer the test rows, plain and drafted, and judge the plain answers.
+
+    Raises:
+        JobError: The model cannot be loaded, or could not go on with an answer.
+        EmptyCorpusError: No test row's prompt leaves room for an answer.
+        UsageError: A test row's output cannot be judged by the metrics.
+    """
+    require_judgeable(
+        [row.output for row in given.test], given.metrics, [row.key for row in given.test]
+    )
+    subject = Subject(given.source, given.asking, given.setup)
+    prompts = subject.prompts([row.input for row in given.test])
+    if not prompts:
+        raise EmptyCorpusError(
+            f"none of {len(given.test)} test rows has a prompt that leaves room for an answer in "
+            f"{subject.config.max_model_len} tokens; raise --max-model-len, or name other rows"
+        )
+    index = None
+    if given.train and given.drafts:
+        progress("index", 0, len(given.train))
+        index = subject.index(given.train)
+        progress("index", len(given.train), len(given.train))
+    done, of = 0, given.repeats * len(prompts) * (1 if index is None else 2)
+
+    def advance(rows: int) -> None:
+        nonlocal done
+        done += rows
+        progress("answer", done, of)
+
+    progress("answer", 0, of)
+    sides = measure(subject, prompts, index, given.repeats, advance)
+    expected = [given.test[p.row].output for p in prompts]
+    answers = sides["plain"].answers
+    levels = _levels(subject, prompts, expected, progress) if given.metrics == "labels" else ()
+    same = sum(map(str.__eq__, answers, sides["drafted"].answers)) if index else None
+    return Evaluated(
+        model=str(given.source.folder),
+        setting=given.setting,
+        rows=len(prompts),
+        too_long=len(given.test) - len(prompts),
+        batch_rows=given.setup.rows,
+        repeats=given.repeats,
+        budget=_budget(given.source),
+        renyi2_bits=_renyi(subject.tokenizer, given.train),
+        quality=quality(answers, expected, given.metrics),
+        sides=sides,
+        identical=same,
+        reference_tokens=_reference(subject.tokenizer, expected),
+        precision_recall=levels,
+    )
+
+
+def _levels(
+    subject: Subject, prompts: Sequence[Prompt], expected: Sequence[str], progress: StageProgress
+) -> tuple[AtLevel, ...]:
+    """Answers once more, with their probabilities; not timed."""
+    found: dict[int, dict[str, float]] = {}
+    subject.draft_from(None)
+    for row, result in subject.answers(prompts, logprobs=True):
+        pieces: list[Piece] = [
+            (subject.tokenizer.token_bytes(each.token), each.logprob)
+            for each in result.logprobs
+            if each.token not in subject.tokenizer.eos_ids
+        ]
+        found[row] = confident_labels(pieces)
+        progress("confidence", len(found), len(prompts))
+    return precision_recall([found[p.row] for p in prompts], expected)
+
+
+def _budget(source: ModelSource) -> int:
+    record = source.folder / RECORD
+    if not record.is_file():
+        return 0
+    try:
+        return len(json.loads(record.read_text())["tokens"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise JobError(f"{record} is not what `tasc enrich` writes: {error!r}") from error
+
+
+def _reference(tokenizer: TaskTokenizer, expected: Sequence[str]) -> float:
+    return sum(len(ids) + 1 for ids in tokenizer.encode_outputs(expected)) / len(expected)
+
+
+def _renyi(tokenizer: TaskTokenizer, train: Sequence[CorpusRow]) -> float | None:
+    counts = Counter(
+        id_ for ids in tokenizer.encode_outputs([row.output for row in train]) for id_ in ids
+    )
+    return renyi2_bits(list(counts.values())) if counts else None
+
+
+def _figures(side: Side) -> dict[str, Any]:
+    found = asdict(side)
+    del found["answers"]
+    return {**found, "tokens_per_step": side.tokens_per_answer / side.steps_per_answer}

@@ -1,0 +1,142 @@
+"""A fine-tune shared by several Ray Train workers, on one machine or many.
+
+They take the steps that one process would take, each a part of every step's rows. It knows no
+command line.
+"""
+
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ray
+import torch
+from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchConfig, TorchTrainer
+from torch import Tensor, distributed
+
+from tasc_jobs.finetune.claim import claimed
+from tasc_jobs.finetune.errors import FinetuneError
+from tasc_jobs.finetune.finetuning import Finetune, finetune, lesson_of, refuse_made
+from tasc_jobs.finetune.finished import FINETUNE, require_unfinished
+from tasc_jobs.runtime.stages import StageProgress, silent
+
+_LOOK_S = 0.5
+
+
+class Ranks:
+    """The workers of a `torch.distributed` group that is there already."""
+
+    def __init__(self) -> None:
+        self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
+
+    def sum(self, tensors: Sequence[Tensor]) -> None:
+        for tensor in tensors:
+            distributed.all_reduce(tensor)
+
+
+@ray.remote(num_cpus=0)
+class _Board:
+    """Where the first worker writes how far they are, and what came of it.
+
+    Ray Train itself keeps only what is reported with a checkpoint of its own.
+    """
+
+    def __init__(self) -> None:
+        self._at: tuple[str, int, int | None] | None = None
+        self._said = ""
+        self._report: dict[str, Any] = {}
+
+    def write(self, stage: str, done: int, total: int | None, said: str) -> None:
+        self._at, self._said = (stage, done, total), said
+
+    def read(self) -> tuple[tuple[str, int, int | None] | None, str]:
+        return self._at, self._said
+
+    def end(self, report: dict[str, Any]) -> None:
+        self._report = report
+
+    def report(self) -> dict[str, Any]:
+        return self._report
+
+
+def finetune_by(
+    workers: int, job: Finetune, progress: StageProgress = silent,
+    say: Callable[[str], None] = lambda text: None, *, gpus: bool, retries: int = 2,
+) -> dict[str, Any]:  # fmt: skip
+    """`finetune` by so many workers on the Ray that is running; all must see the job's folders.
+
+    A worker that dies has all of them start again from the last checkpoint. The first one claims
+    the output: where it was given up for dead and is not, its successor waits for its end.
+
+    Args:
+        gpus: A worker has a GPU.
+        retries: How often they may.
+
+    Raises:
+        FinetuneError: As of `finetune`, or they failed too often.
+    """
+    refuse_made(job.output)
+    lesson_of(job)  # told here and now, before there are workers
+    with claimed(job.output, FINETUNE):
+        require_unfinished(job.output)
+    board = _Board.remote()  # type: ignore[attr-defined]
+    with tempfile.TemporaryDirectory(prefix="tasc-train-") as folder:
+        trainer = TorchTrainer(
+            _work,
+            train_loop_config={"job": job, "board": board},
+            scaling_config=ScalingConfig(num_workers=workers, use_gpu=gpus),
+            torch_config=TorchConfig(backend="nccl" if gpus else "gloo"),
+            run_config=RunConfig(
+                storage_path=folder, failure_config=FailureConfig(max_failures=retries)
+            ),
+        )
+        return _watched(trainer, board, progress, say)
+
+
+def _work(given: dict[str, Any]) -> None:
+    job, board, ranks = given["job"], given["board"], Ranks()
+    told, said = 0.0, ""
+
+    def say(text: str) -> None:
+        nonlocal said
+        said = text
+
+    def tell(stage: str, done: int, total: int | None) -> None:
+        nonlocal told
+        if done == total or time.monotonic() - told > _LOOK_S:
+            board.write.remote(stage, done, total, said)
+            told = time.monotonic()
+
+    torch.set_num_threads(1)
+    report = finetune(job, tell if ranks.rank == 0 else silent, ranks, say)
+    if ranks.rank == 0:
+        ray.get(board.end.remote(report))
+
+
+def _watched(
+    trainer: Any, board: Any, progress: StageProgress, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Tell what the board says until the workers have ended."""
+    ended: list[Any] = []
+
+    def fit() -> None:
+        try:
+            ended.append(trainer.fit())
+        except Exception as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=fit, name="ray-train", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(_LOOK_S)
+        at, said = ray.get(board.read.remote())
+        if at:
+            say(said)
+            progress(*at)
+    (result,) = ended
+    if isinstance(result, Exception):
+        raise FinetuneError(f"the workers failed: {str(result).splitlines()[-1]}") from result
+    report: dict[str, Any] = ray.get(board.report.remote())
+    return report

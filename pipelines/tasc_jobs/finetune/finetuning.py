@@ -1,0 +1,239 @@
+"""Fine-tunes a model on a task's rows, from wherever an earlier run of the same stopped.
+
+It knows no Redis and no command line.
+"""
+
+import gc
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tasc_jobs.finetune.checkpoints import Checkpoints
+from tasc_jobs.finetune.claim import claimed
+from tasc_jobs.finetune.errors import FinetuneError
+from tasc_jobs.finetune.examples import Example, digest_of, examples_of
+from tasc_jobs.finetune.finished import FINETUNE, REPORT, require_unfinished
+from tasc_jobs.finetune.hyperparameters import FinetuneSettings
+from tasc_jobs.finetune.memory import memory_to
+from tasc_jobs.finetune.model import adapted, add_rows, dtype_on, load_base
+from tasc_jobs.finetune.result import CARD, Made, Result, discard
+from tasc_jobs.finetune.running import run_through
+from tasc_jobs.finetune.training import Crew, Trainer
+from tasc_jobs.finetune.vocabulary import AddedVocabulary, vocabulary_of
+from tasc_jobs.runtime.progress import note
+from tasc_jobs.runtime.stages import StageProgress, silent
+from tasc_store import CorpusRow
+from tasc_text import PromptTemplate
+
+STAGES = {"train": "steps", "write": "files"}
+CHECKPOINT = "checkpoint"
+_DYING_S = 30.0  # a crew begins again while the system still buries its dead
+
+
+@dataclass(frozen=True)
+class Finetune:
+    """What is to be fine-tuned on what.
+
+    Attributes:
+        base: Folder of the model.
+        tokenizer: Folder of its tokenizer, or of one that `tasc enrich` made of it.
+        output: Folder for the result, and for checkpoints meanwhile.
+        base_name: The model's name on the Hugging Face hub, where it has one.
+        revision: Of it there, which ``base`` is a copy of.
+        eos: Text of the token that is to end answers; None: the one that ends the model's.
+    """
+
+    task: str
+    base: Path
+    tokenizer: Path
+    rows: Sequence[CorpusRow]
+    template: PromptTemplate
+    settings: FinetuneSettings
+    output: Path
+    checkpoint_s: float = 60.0
+    base_name: str | None = None
+    revision: str | None = None
+    eos: str | None = None
+
+    @property
+    def base_told(self) -> str:
+        """How those who load the adapter find the model."""
+        return self.base_name or str(self.base.resolve())
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What is learnt, and by what arithmetic.
+
+    Attributes:
+        too_long: Rows that were left out.
+    """
+
+    vocabulary: AddedVocabulary
+    examples: Sequence[Example]
+    too_long: int
+    device: str
+    nf4: bool
+
+    @property
+    def arithmetic(self) -> dict[str, Any]:
+        dtype = str(dtype_on(self.device)).removeprefix("torch.")
+        return {"nf4": self.nf4, "device": self.device, "dtype": dtype}
+
+
+def finetune(
+    job: Finetune,
+    progress: StageProgress = silent,
+    crew: Crew | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Train, write the result, and say what it is like. Run again, a killed run goes on.
+
+    A crew that begins again behind its own result says what it is like, and trains nothing.
+
+    Args:
+        say: Told in words how the training goes.
+
+    Raises:
+        FinetuneError: Nothing to train on, a tokenizer that does not fit the model, a loss that is
+            no number, no memory, no room on disk, or another process trains in the output.
+        TokenizerError: A tokenizer cannot be read.
+    """
+    if crew is None:
+        refuse_made(job.output)
+    leads = crew is None or crew.rank == 0
+    waits = 0.0 if crew is None else _DYING_S
+    lesson = lesson_of(job)  # refused, it leaves no folder
+    data = {"task": job.task, "rows": len(lesson.examples), "too_long": lesson.too_long}
+    new = {"new_tokens": len(lesson.vocabulary.parts), "end": lesson.vocabulary.end}
+    settings = {**asdict(job.settings), **new, **lesson.arithmetic}
+    with claimed(job.output, FINETUNE, waits) if leads else nullcontext():
+        made = leads and _is_made(job.output, {"data": data, "settings": settings}, crew)
+        # Nobody looks for a checkpoint before the first has the folder for itself.
+        if _first_says(made, crew, lesson.device):
+            metrics = json.loads((job.output / REPORT).read_text())["metrics"]
+        else:
+            result = Result(job.output, lesson.vocabulary) if leads else None
+            checkpoints = Checkpoints(job.output / CHECKPOINT, _pins(job, lesson))
+            metrics = _trained(job, lesson, checkpoints, result, (progress, say), crew)
+            if result:
+                _free()
+                progress("write", 0, 1)
+                result.end(job.base, Made(job.base_told, job.revision, data, settings, metrics))
+                checkpoints.remove()
+                progress("write", 1, 1)
+    return {**data, **settings, **metrics, "output": str(job.output), "card": CARD}
+
+
+def refuse_made(output: Path) -> None:
+    """Raise FinetuneError where a fine-tune has ended; what it had no time to remove goes."""
+    try:
+        require_unfinished(output)
+    except FinetuneError:
+        with suppress(FinetuneError), claimed(output, FINETUNE):
+            _clear(output)
+        raise
+
+
+def _is_made(output: Path, as_told: Mapping[str, Any], crew: Crew | None) -> bool:
+    """Whether this crew has written its result, and one of it died behind that.
+
+    Args:
+        as_told: What its report says, but for its metrics.
+
+    Raises:
+        FinetuneError: Another run has ended there.
+    """
+    if not (output / REPORT).is_file():
+        return False
+    _clear(output)
+    there = json.loads((output / REPORT).read_text())
+    if crew is None or any(there[name] != value for name, value in as_told.items()):
+        require_unfinished(output)
+    return True
+
+
+def _clear(output: Path) -> None:
+    """Remove what a run needs until its result is there."""
+    discard(output)
+    Checkpoints(output / CHECKPOINT, {}).remove()
+
+
+def _first_says(yes: bool, crew: Crew | None, device: str) -> bool:
+    """What the first of a crew says; the others say no, and all have come here behind it."""
+    if crew is None:
+        return yes
+    said = torch.tensor(float(yes), device=device)
+    crew.sum([said])
+    return bool(said.item())
+
+
+def lesson_of(job: Finetune) -> Lesson:
+    """All that can be told without the output.
+
+    Raises:
+        FinetuneError: There is nothing to train on, or the tokenizer does not fit the model.
+        TokenizerError: A tokenizer cannot be read.
+    """
+    vocabulary = vocabulary_of(job.base, job.tokenizer, job.eos)
+    longest = job.settings.max_length
+    examples, too_long = examples_of(job.rows, vocabulary.tokenizer, job.template, longest)
+    if not examples:
+        raise FinetuneError(
+            f"none of {len(job.rows)} rows has at most {longest} tokens; raise --max-length, or "
+            "ingest rows"
+        )
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    wanted = job.settings.quantization
+    nf4 = wanted == "nf4" or (wanted == "auto" and device != "cpu")
+    return Lesson(vocabulary, examples, too_long, device, nf4)
+
+
+def _trained(
+    job: Finetune, lesson: Lesson, checkpoints: Checkpoints, result: Result | None,
+    told: tuple[StageProgress, Callable[[str], None]], crew: Crew | None,
+) -> dict[str, Any]:  # fmt: skip
+    """Take all steps and write the adapter; the model is gone behind it."""
+    there = checkpoints.load()
+    _first_says(False, crew, lesson.device)  # nor is it replaced before all have it
+    way_out = (
+        "take a smaller model" if lesson.nf4 else "take --quantization nf4, or a smaller model"
+    )
+    with memory_to(f"load {job.base} and an adapter of rank {job.settings.rank}", way_out):
+        model = load_base(job.base, nf4=lesson.nf4, device=lesson.device)
+        add_rows(model, lesson.vocabulary.tokenizer.vocab_size, lesson.vocabulary.parts)
+        model = adapted(model, lesson.vocabulary.parts, job.settings)
+        trainer = Trainer(model, lesson.examples, job.settings, crew)
+        if there:
+            trainer.resume(there)
+    if result:
+        how = "QLoRA, frozen weights in NF4" if lesson.nf4 else "LoRA, frozen weights as they are"
+        note(f"{how}, on {lesson.device}")
+        if there:
+            note(f"going on behind step {there.step} of {trainer.steps}")
+    kept = checkpoints if result else None
+    metrics = run_through(trainer, kept, job.checkpoint_s, *told)
+    if result:
+        result.begin(trainer.model, job.base_told, job.revision)
+    return metrics
+
+
+def _free() -> None:
+    """A merge needs the room that the training had."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _pins(job: Finetune, lesson: Lesson) -> dict[str, Any]:
+    """What changes the result; not what was asked for, but what became of it on this machine."""
+    asked = {k: v for k, v in asdict(job.settings).items() if k != "quantization"}
+    return {
+        **asked, **lesson.arithmetic, "base": str(job.base),
+        "tokenizer": lesson.vocabulary.tokenizer.fingerprint, "rows": digest_of(lesson.examples),
+    }  # fmt: skip

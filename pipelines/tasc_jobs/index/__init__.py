@@ -1,0 +1,1 @@
+"""Builds the draft index of a task: ingest, tokenise, sort, publish."""

@@ -1,0 +1,254 @@
+"""The draft index of a task as a job on Ray: tokenise the corpus in parallel, build, publish.
+
+The same corpus and template give the same bytes whatever the parallelism. The index becomes current
+only when it is whole in the store; a job that dies leaves the old one current. Beside Ray's object
+store, which is streamed through, the job takes memory of this node only, about 60 bytes a token,
+and room for the tokens in the folder for temporary files (TMPDIR).
+"""
+
+import logging
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, count, repeat
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasc_draft.errors import DraftError
+from tasc_draft.index.bigrams import BigramTable, read_bigrams
+from tasc_draft.index.corpus import CorpusIndex
+from tasc_draft.index.corpus_build import Documents, check_cap, distinct, index_documents
+from tasc_draft.index.draft_index import DraftIndex
+from tasc_draft.index.index_build import with_prompts
+from tasc_draft.index.weights import Weights
+from tasc_draft.learning import EPOCHS, LEAST_ROWS, held_out, learn_weights
+from tasc_draft.settings import DraftSettings
+from tasc_draft.tokens import Tokens
+from tasc_jobs.index.publish import current_index, publish_index
+from tasc_jobs.index.redis_source import RedisCorpusSource
+from tasc_jobs.index.sort_in_parts import sorted_parts
+from tasc_jobs.index.tokenise import BATCH_ROWS, tokenise
+from tasc_jobs.runtime.ray_local import require_ray
+from tasc_jobs.runtime.stages import StageProgress, silent
+from tasc_runtime.models import load_tokenizer
+from tasc_store import Artifact, ArtifactStore, CorruptArtifact, TaskRecord, connect
+from tasc_text import TaskTokenizer
+
+log = logging.getLogger(__name__)
+
+STAGES = {
+    "tokenise": "rows",
+    "learn": "rounds",
+    "merge outputs": "rows",
+    "sort": "parts",
+    "prune": "rounds",
+    "index prompts": "rows",
+    "publish": "steps",
+}
+NOTES = {"learn": "the first run on a machine compiles for up to a minute before round 1"}
+
+
+def build_and_publish(
+    url: str,
+    record: TaskRecord,
+    *,
+    parallelism: int | None = None,
+    bigrams: Path | None = None,
+    max_bytes: int | None = None,
+    progress: StageProgress = silent,
+) -> tuple[Artifact, DraftIndex]:
+    """Build a task's index from its corpus, publish it and make it current.
+
+    Weights are learnt where the corpus has 200 rows and any inputs. A corpus of outputs only gives
+    an index of outputs only; see ``tokenise``.
+
+    Args:
+        url: The Redis, as every node of the Ray cluster can reach it.
+        parallelism: Ranges the corpus is tokenised in, and parts its n-grams are sorted in; by
+            default as many as its size asks for, and one a core of this node.
+        bigrams: File of the target's own bigrams (``tasc model-bigrams``) to put into the index;
+            by default those of the current one, whose tuned settings are kept too.
+        max_bytes: Most bytes of the corpus part; outputs of least expected gain are left out, and
+            their rows' prompts with them. Weights are learnt under the same cap.
+        progress: Told of the stages in STAGES, in that order; ``learn`` is left out where nothing
+            is learnt and ``prune`` where all outputs fit. How often ``prune`` will choose outputs
+            nobody knows before. ``publish`` stores the version in one step and makes it current
+            in another.
+
+    Raises:
+        RaySetupError: Ray is not running in this process.
+        EmptyCorpusError: There are no rows.
+        DraftError: The bigrams are unreadable or of another tokenizer, the corpus is too big, or
+            not even an index of no outputs is as small as ``max_bytes``.
+        StoreError: Redis fails.
+        TextError: The model's tokenizer cannot be loaded.
+        ServiceError: It is not the one the task was registered with.
+        JobError: Ray lost or doubled a row.
+        RayError: A part of the job failed, or its workers died again and again.
+    """
+    with opened(
+        url,
+        record,
+        parallelism=parallelism,
+        bigrams=bigrams,
+        max_bytes=max_bytes,
+        progress=progress,
+    ) as corpus:
+        index = corpus.index()
+        progress("publish", 0, 2)
+        stored = partial(progress, "publish", 1, 2)
+        artifact = publish_index(corpus.store, index, corpus.rows, stored)
+    progress("publish", 2, 2)
+    return artifact, index
+
+
+@contextmanager
+def opened(
+    url: str,
+    record: TaskRecord,
+    *,
+    parallelism: int | None = None,
+    bigrams: Path | None = None,
+    max_bytes: int | None = None,
+    progress: StageProgress = silent,
+) -> Iterator["TokenCorpus"]:
+    """A task's corpus as tokens, on this machine's disk while the block lasts.
+
+    See `build_and_publish` for what it takes and raises; nothing is published here.
+    """
+    check_cap(max_bytes)
+    require_ray()
+    tokenizer = load_tokenizer(record)
+    store = ArtifactStore(connect(url), record.corpus_name, tokenizer.fingerprint)
+    before = _before(store)
+    table = read_bigrams(bigrams, tokenizer.fingerprint) if bigrams else before.bigrams
+    source = RedisCorpusSource(url, record.corpus_name, batch_rows=BATCH_ROWS)
+    with tempfile.TemporaryDirectory(prefix="tasc-index-") as name:
+        folder = Path(name)
+        outputs, prompts = tokenise(source, record, folder, parallelism, progress)
+        builder = _Builder(tokenizer, table, folder, parallelism, max_bytes)
+        settings = before.settings or record.draft
+        yield TokenCorpus(store, before, settings, outputs, prompts, builder, progress)
+
+
+@dataclass(frozen=True)
+class TokenCorpus:
+    """A corpus as tokens, and where indexes of it go.
+
+    Attributes:
+        before: The current index when it was opened; an empty one where there is none.
+        settings: Those that the task is drafted with: tuned before, else the record's.
+    """
+
+    store: ArtifactStore
+    before: DraftIndex
+    settings: DraftSettings
+    outputs: Tokens
+    prompts: Tokens | None
+    builder: "_Builder"
+    progress: StageProgress
+
+    @property
+    def rows(self) -> int:
+        return len(self.outputs)
+
+    def index(
+        self, kept: NDArray[np.int64] | None = None, weights: Weights | None = None
+    ) -> DraftIndex:
+        """An index of all rows, or of those numbered.
+
+        Args:
+            weights: Those of an index of some of these rows; by default they are learnt.
+        """
+        rows = self.outputs, self.prompts
+        if kept is not None:
+            rows = self.outputs.take(kept), self.prompts.take(kept) if self.prompts else None
+        weights = weights or _learn(self.builder, *rows, self.settings, self.progress)
+        index = self.builder.index(*rows, self.progress)
+        return replace(index, weights=weights, settings=self.before.settings)
+
+
+def _before(store: ArtifactStore) -> DraftIndex:
+    """The current index, whose tuned settings and bigrams the next one keeps; else an empty one."""
+    try:
+        index = current_index(store)
+    except (DraftError, CorruptArtifact) as error:
+        log.warning("what the current index was tuned to is lost: %s", error)
+        index = None
+    return index or DraftIndex.empty(store.fingerprint, vocab_size=1)
+
+
+@dataclass(frozen=True)
+class _Builder:
+    """Builds an index of rows; its n-grams are sorted in parallel."""
+
+    tokenizer: TaskTokenizer
+    bigrams: BigramTable | None
+    folder: Path
+    parts: int | None
+    max_bytes: int | None
+
+    def index(
+        self, outputs: Tokens, prompts: Tokens | None, progress: StageProgress = silent
+    ) -> DraftIndex:
+        rows, vocab_size, eos_id = len(outputs), self.tokenizer.vocab_size, self.tokenizer.eos_id
+        progress("merge outputs", 0, rows)
+        documents = distinct(outputs, vocab_size=vocab_size, eos_id=eos_id)
+        progress("merge outputs", rows, rows)
+        corpus, kept = self._corpus(documents, progress)
+        progress("index prompts", 0, rows)
+        index = with_prompts(
+            corpus,
+            kept,
+            outputs,
+            prompts,
+            eos_id=eos_id,
+            word_starts=self.tokenizer.word_starts,
+            canonical=self.tokenizer.canonical,
+        )
+        progress("index prompts", rows, rows)
+        return replace(index, bigrams=self.bigrams)
+
+    def _corpus(
+        self, documents: Documents, progress: StageProgress
+    ) -> tuple[CorpusIndex, Documents]:
+        # Sorting again belongs to the stage of pruning, which counts other things than parts.
+        told = chain([progress], repeat(silent))
+        return index_documents(
+            documents,
+            fingerprint=self.tokenizer.fingerprint,
+            vocab_size=self.tokenizer.vocab_size,
+            max_bytes=self.max_bytes,
+            sort=lambda some: sorted_parts(
+                some, self.folder, self.parts, partial(next(told), "sort")
+            ),
+            pruned=lambda times: progress("prune", times, None),
+        )
+
+
+def _learn(
+    builder: _Builder,
+    outputs: Tokens,
+    prompts: Tokens | None,
+    settings: DraftSettings,
+    progress: StageProgress,
+) -> Weights | None:
+    """Weights learnt on some of the rows with an index of the others, which counts as no round."""
+    if prompts is None or len(outputs) < LEAST_ROWS:
+        return None
+    progress("learn", 0, EPOCHS)
+    kept, out = held_out(len(outputs))
+    index = builder.index(outputs.take(kept), prompts.take(kept))
+    done = count(1)
+    return learn_weights(
+        index,
+        prompts.take(out),
+        outputs.take(out),
+        eos_id=builder.tokenizer.eos_id,
+        settings=settings,
+        progress=lambda: progress("learn", next(done), EPOCHS),
+    )

@@ -1,0 +1,133 @@
+"""Files of rows into a task's corpus in Redis; what is no row goes into a file of refused ones.
+
+It knows no tokens and no model. Rows are known by their key, so running it again adds nothing.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from itertools import chain
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+import redis
+
+from tasc_jobs.corpus_rows import BadRow, check_file, read_rows
+from tasc_jobs.errors import FileError
+from tasc_store import CorpusRow, CorpusStore
+
+_BATCH_ROWS = 1000  # the most the store takes in one call
+_BATCH_CHARACTERS = 4 << 20
+
+
+@dataclass(frozen=True)
+class IngestReport:
+    """Rows added, rows whose key was there already, lines refused and the file that lists them."""
+
+    added: int
+    known: int
+    rejected: int
+    reject_file: str | None
+
+
+def ingest(
+    client: redis.Redis,
+    task: str,
+    files: Sequence[Path],
+    *,
+    input_field: str = "input",
+    output_field: str = "output",
+    id_field: str = "id",
+    reject: Path,
+    progress: Callable[[int], None] = lambda lines: None,
+) -> IngestReport:
+    """Append the files' rows to the task's corpus, in order.
+
+    All files are looked at before anything is written. A failure on the way leaves the rows
+    appended so far; run it again.
+
+    Args:
+        client: A connection from `tasc_store.connect`.
+        task: The task's name; it need not be registered yet.
+        files: ``.jsonl``, ``.jsonl.gz`` or ``.parquet``.
+        input_field: Name of the field or column, as are ``output_field`` and ``id_field``.
+        output_field: See there.
+        id_field: See there; a row without it gets a key of file hash and line.
+        reject: Where refused lines go, as JSON lines ``file, line, reason, text``. Written anew if
+            there is one, else not touched.
+        progress: Told how many more lines are done.
+
+    Raises:
+        FileError: No files, one that cannot be read, or no place for the refused lines.
+        ValueError: The task name may not stand in a key.
+        StoreError: Redis fails.
+        OSError: The disk fails on the way.
+    """
+    store = CorpusStore(client, task)
+    _check(files, (input_field, output_field), reject)
+    found = chain.from_iterable(read_rows(f, input_field, output_field, id_field) for f in files)
+    added = known = 0
+    with _Rejects(reject) as rejects:
+        for batch in _batches(found):
+            appended = store.append([item for item in batch if isinstance(item, CorpusRow)])
+            added, known = added + appended.added, known + appended.known
+            rejects.write(item for item in batch if isinstance(item, BadRow))
+            progress(len(batch))
+    return IngestReport(added, known, rejects.count, str(reject) if rejects.count else None)
+
+
+def _check(files: Sequence[Path], columns: Sequence[str], reject: Path) -> None:
+    if not files:
+        raise FileError("no files to ingest; name at least one .jsonl, .jsonl.gz or .parquet")
+    for file in files:
+        check_file(file, columns)
+        if reject.exists() and reject.samefile(file):
+            raise FileError(f"{reject} is to be read and to be written; name another for rejects")
+    if not reject.parent.is_dir():
+        raise FileError(f"no folder {reject.parent} for the refused rows; make it or name another")
+
+
+def _batches(items: Iterable[CorpusRow | BadRow]) -> Iterator[list[CorpusRow | BadRow]]:
+    """Lists bounded in length and, since a row may be long, in characters."""
+    batch: list[CorpusRow | BadRow] = []
+    characters = 0
+    for item in items:
+        batch.append(item)
+        characters += len(item.input) + len(item.output) if isinstance(item, CorpusRow) else 0
+        if len(batch) == _BATCH_ROWS or characters >= _BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+class _Rejects:
+    """The file of refused lines; it comes into being with the first of them."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: IO[str] | None = None
+        self._open = ExitStack()
+        self.count = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._open.close()
+
+    def write(self, bad: Iterable[BadRow]) -> None:
+        for row in bad:
+            if self._file is None:
+                # A file name may hold bytes that are no UTF-8; JSON's own escape carries them.
+                opened = self._path.open("w", encoding="utf-8", errors="backslashreplace")
+                self._file = self._open.enter_context(opened)
+            self._file.write(json.dumps(asdict(row), ensure_ascii=False) + "\n")
+            self.count += 1

@@ -1,0 +1,156 @@
+"""A task's corpus in Redis as a Ray Data source: contiguous ranges, read in parallel.
+
+Each read task makes its own connection. It knows rows and words, no tokens; it writes nothing.
+"""
+
+from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
+from itertools import pairwise
+from typing import TypeAlias
+
+import pyarrow as pa
+from ray.data import DataContext, Datasource
+from ray.data.block import BlockMetadata
+from ray.data.datasource import ReadTask
+
+from tasc_jobs.corpus_rows import last_words
+from tasc_jobs.errors import EmptyCorpusError
+from tasc_store import CorpusRow, CorpusStore, connect
+
+_SAMPLED_ROWS = 100
+_ROW = [
+    ("ordinal", pa.int64()),
+    ("key", pa.string()),
+    ("input", pa.string()),
+    ("output", pa.string()),
+]
+_Words: TypeAlias = tuple[str, str]
+_PREVIOUS = [("previous_input", pa.string()), ("previous_output", pa.string())]
+
+
+class RedisCorpusSource(Datasource):
+    """Rows ``[0, rows)`` of a corpus, ``rows`` being its length now, though it may grow meanwhile.
+
+    Columns: ordinal (int64, the position in the corpus), key, input, output (string). With
+    ``previous_words`` also previous_input and previous_output: so many of the last words before
+    this row on that side, or all there are, joined by blanks.
+
+    Args:
+        url: The Redis, as every read task can reach it.
+        task: Whose corpus.
+        batch_rows: Rows read from Redis in one call, and in one table.
+        previous_words: How many; without any there are no such columns.
+
+    Raises:
+        EmptyCorpusError: There are no rows.
+        StoreError: Redis fails.
+    """
+
+    def __init__(
+        self, url: str, task: str, *, batch_rows: int = 1000, previous_words: int = 0
+    ) -> None:
+        super().__init__()
+        with closing(connect(url)) as client:
+            store = CorpusStore(client, task)
+            self.rows = len(store)
+            sample = store.read(0, _SAMPLED_ROWS)
+        if not sample:
+            raise EmptyCorpusError(f"the corpus of task {task!r} has no rows; ingest some first")
+        self._row_bytes = sum(_bytes(row) for row in sample) / len(sample)
+        self._read = partial(_read, url, task, batch_rows, previous_words)
+
+    def estimate_inmemory_data_size(self) -> int:
+        """Bytes, from the first rows."""
+        return round(self.rows * self._row_bytes)
+
+    def get_read_tasks(
+        self,
+        parallelism: int,
+        per_task_row_limit: int | None = None,
+        data_context: DataContext | None = None,
+    ) -> list[ReadTask]:
+        """``parallelism`` ranges of nearly equal length that make up the corpus, none empty."""
+        parts = min(parallelism, self.rows)
+        borders = [self.rows * part // parts for part in range(parts + 1)]
+        return [
+            ReadTask(
+                partial(self._read, start, stop),
+                self._metadata(stop - start),
+                per_task_row_limit=per_task_row_limit,
+            )
+            for start, stop in pairwise(borders)
+        ]
+
+    def _metadata(self, rows: int) -> BlockMetadata:
+        return BlockMetadata(
+            num_rows=rows,
+            size_bytes=round(rows * self._row_bytes),
+            input_files=None,
+            exec_stats=None,
+        )
+
+
+def _bytes(row: CorpusRow) -> int:
+    return 8 + len(f"{row.key}{row.input}{row.output}".encode())
+
+
+def _read(
+    url: str, task: str, batch_rows: int, previous_words: int, start: int, stop: int
+) -> Iterator[pa.Table]:
+    """Rows ``[start, stop)`` as tables of at most ``batch_rows`` rows."""
+    with closing(connect(url)) as client:
+        store = CorpusStore(client, task)
+        before = _words_before(store, start, batch_rows, previous_words)
+        for first in range(start, stop, batch_rows):
+            rows = store.read(first, min(first + batch_rows, stop))
+            if len(rows) < min(batch_rows, stop - first):
+                raise EmptyCorpusError(
+                    f"the corpus of task {task!r} shrank below {stop} rows while it was read; "
+                    "run the job again when nobody deletes it"
+                )
+            table = _table(rows, first)
+            if previous_words:
+                table, before = _with_previous_words(table, rows, before, previous_words)
+            yield table
+
+
+def _table(rows: list[CorpusRow], first: int) -> pa.Table:
+    columns = [
+        range(first, first + len(rows)),
+        [row.key for row in rows],
+        [row.input for row in rows],
+        [row.output for row in rows],
+    ]
+    return pa.table(columns, schema=pa.schema(_ROW))
+
+
+def _with_previous_words(
+    table: pa.Table, rows: list[CorpusRow], before: _Words, most: int
+) -> tuple[pa.Table, _Words]:
+    """The table with the two columns, and the last words after its last row."""
+    seen = [before]
+    for row in rows:
+        inputs, outputs = seen[-1]
+        seen.append(
+            (last_words(f"{inputs} {row.input}", most), last_words(f"{outputs} {row.output}", most))
+        )
+    for side, (name, kind) in enumerate(_PREVIOUS):
+        table = table.append_column(name, pa.array([words[side] for words in seen[:-1]], kind))
+    return table, seen[-1]
+
+
+def _words_before(store: CorpusStore, ordinal: int, batch_rows: int, most: int) -> _Words:
+    """The last words of either side before a position; reads backwards only as far as it must."""
+    found: _Words = ("", "")
+    size = 1
+    while ordinal > 0 and any(len(words.split()) < most for words in found):
+        rows = store.read(max(0, ordinal - size), ordinal)
+        for row in reversed(rows):
+            inputs, outputs = found
+            found = (
+                last_words(f"{row.input} {inputs}", most),
+                last_words(f"{row.output} {outputs}", most),
+            )
+        ordinal, size = max(0, ordinal - size), min(2 * size, batch_rows)
+    return found

@@ -1,0 +1,1 @@
+"""Reports as data, in a terminal, and as a page."""

@@ -1,0 +1,59 @@
+"""A report as data: sentences, tables and plots. How it looks is the terminal's or the page's."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Table:
+    """Text in rows and columns; the first column holds names, the others figures."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points of one name, ``y`` as long as ``x``."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A plot of lines; ``level`` is a height to compare with, ``ticks`` are all x there are.
+
+    ``log_x`` and ``log_y`` say which axes are logarithmic where no ticks are given.
+    """
+
+    title: str
+    x_label: str
+    y_label: str
+    lines: tuple[Curve, ...]
+    ticks: tuple[int, ...] = ()
+    level: float | None = None
+    log_x: bool = False
+    log_y: bool = False
+
+
+@dataclass(frozen=True)
+class Bars:
+    """A plot of named values, which may be negative."""
+
+    title: str
+    x_label: str
+    bars: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True)
+class ReportDocument:
+    """A whole report; ``footer`` says what its words mean."""
+
+    title: str
+    summary: tuple[str, ...]
+    tables: tuple[Table, ...]
+    plots: tuple[Lines | Bars, ...]
+    footer: str = ""

@@ -1,0 +1,180 @@
+"""A Ray for one command on one machine, or the cluster that RAY_ADDRESS names.
+
+The local one talks over loopback only, sends no usage reports, and leaves no process and no folder.
+It knows no job.
+"""
+
+import logging
+import os
+import secrets
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+
+import ray
+from ray._private import ray_constants
+from ray._private import worker as ray_worker
+from ray.data import DataContext
+
+from tasc_jobs.errors import RaySetupError
+
+NO_PROGRESS_TIMEOUT_S = 90
+# A socket's path may have 107 bytes: 18 are for our folder below this one, up to 70 for what Ray
+# puts below that.
+_LONGEST_PARENT = 107 - 18 - 70
+# Ray gives its workers niceness 15, so that whatever else runs on the machine starves a replica.
+# Torch takes huge pages only when it is asked to: products of weights in them run a tenth faster.
+_ALWAYS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "RAY_worker_niceness": "0",
+    "THP_MEM_ALLOC_ENABLE": "1",
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "tasc_serve.http.proxy_guard.middlewares",
+}
+# Every Serve replica listens on all interfaces for calls that it unpickles: the token is for those.
+# A process keeps one for good, since Ray reads it once; and Ray looks at the mode again after its
+# import only where it is unset.
+_LOOPBACK: dict[str, str | None] = {
+    ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0",
+    "RAY_AUTH_MODE": None,
+    "RAY_AUTH_TOKEN": os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32),
+}
+
+
+@contextmanager
+def local_ray(num_cpus: int = 4, object_store_mb: int = 256) -> Iterator[None]:
+    """Ray is running inside the block.
+
+    A Ray already running in this process is used and left as it is; with RAY_ADDRESS set this
+    process joins that cluster, where tasc-serve must be installed on every node. Ray Data shows no
+    progress bars, and gives up after 90 s without progress instead of half an hour.
+
+    Args:
+        num_cpus: Logical CPUs of a local Ray: how many tasks run at the same time.
+        object_store_mb: Its shared memory in MiB.
+
+    Raises:
+        RaySetupError: The local Ray does not keep to loopback.
+        ConnectionError: Nobody answers at RAY_ADDRESS.
+    """
+    if ray.is_initialized():
+        yield
+        return
+    with ExitStack() as undo:
+        undo.enter_context(_quiet_ray_data())
+        undo.enter_context(_errors_on_stderr())
+        undo.enter_context(_environment(_ALWAYS))
+        on_sigterm = signal.getsignal(signal.SIGTERM)
+        if os.environ.get("RAY_ADDRESS"):
+            undo.callback(ray.shutdown)
+            ray.init(logging_level=logging.ERROR, log_to_driver=False)
+        else:
+            undo.enter_context(_own_cluster(num_cpus, object_store_mb))
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, on_sigterm)  # Ray put its own in its place
+        yield
+
+
+def require_ray() -> None:
+    """Raise RaySetupError unless a Ray is running in this process.
+
+    Ray Data would start one by itself, which listens on every interface.
+    """
+    if not ray.is_initialized():
+        raise RaySetupError("no Ray is running in this process; start one with local_ray()")
+
+
+@contextmanager
+def _errors_on_stderr() -> Iterator[None]:
+    """Ray prints what happens to its workers to stdout, which is for a command's result."""
+    print_it = ray_worker.print_to_stdstream
+    ray_worker.print_to_stdstream = lambda data, ignore_prefix: print_it(
+        {**data, "is_err": True}, ignore_prefix
+    )
+    try:
+        yield
+    finally:
+        ray_worker.print_to_stdstream = print_it
+
+
+@contextmanager
+def _own_cluster(num_cpus: int, object_store_mb: int) -> Iterator[None]:
+    with _temporary_folder() as folder, _environment(_LOOPBACK), _loopback_only():
+        try:
+            ray.init(
+                address="local",
+                num_cpus=num_cpus,
+                object_store_memory=object_store_mb << 20,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _temp_dir=folder,
+            )
+            address = ray.util.get_node_ip_address()
+            if address != "127.0.0.1":
+                raise RaySetupError(
+                    f"Ray listens on {address}, not on 127.0.0.1; start a"
+                    " cluster of your own and set RAY_ADDRESS"
+                )
+            yield
+        finally:
+            ray.shutdown(wait_for_processes=True)
+
+
+def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    usual = tempfile.gettempdir()
+    fits = len(os.fsencode(usual)) <= _LONGEST_PARENT
+    parent = usual if fits else "/tmp"  # noqa: S108 - the folder made there is ours alone
+    # A worker that dies late may still write its log while the folder goes.
+    return tempfile.TemporaryDirectory(prefix="tasc-ray-", dir=parent, ignore_cleanup_errors=True)
+
+
+@contextmanager
+def _environment(values: Mapping[str, str | None]) -> Iterator[None]:
+    """Variables for this process and the ones it starts; None unsets one."""
+    before = {name: os.environ.get(name) for name in values}
+    _set(values)
+    try:
+        yield
+    finally:
+        _set(before)
+
+
+def _set(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+@contextmanager
+def _loopback_only() -> Iterator[None]:
+    # Ray read the variable when it was imported; only its child processes will read it anew.
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+@contextmanager
+def _quiet_ray_data() -> Iterator[None]:
+    context, log = DataContext.get_current(), logging.getLogger("ray.data")
+    bars, timeout, level = (
+        context.enable_progress_bars,
+        context.execution_no_progress_timeout_s,
+        log.level,
+    )
+    context.enable_progress_bars = False
+    context.execution_no_progress_timeout_s = NO_PROGRESS_TIMEOUT_S
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        context.enable_progress_bars = bars
+        context.execution_no_progress_timeout_s = timeout
+        log.setLevel(level)

@@ -1,0 +1,255 @@
+"""The jobs behind `tasc replay`, `tasc tune` and `tasc forecast`, each with its bar and its report.
+
+They put the parts together; what is computed is computed elsewhere.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from tasc_draft.index.bigrams import read_bigrams
+from tasc_jobs.index.bytes_per_token import IndexSize
+from tasc_jobs.report.document import ReportDocument
+from tasc_jobs.runtime.progress import Progress, note
+from tasc_jobs.tuning.cost_file import CostFile
+from tasc_jobs.tuning.forecast import outlook, replayed
+from tasc_jobs.tuning.held_out import HeldOut
+from tasc_jobs.tuning.replay_page import forecast_page, replay_page, tune_page
+from tasc_jobs.tuning.replays import (
+    Comparison,
+    Measured,
+    compare,
+    index_of,
+    named_proposers,
+    prepare,
+)
+from tasc_jobs.tuning.stored import StoredTask, publish, read_task
+from tasc_jobs.tuning.task_rows import Fields, FileRows, from_files
+from tasc_jobs.tuning.tune import Price, by_curve, by_node, planned, tune
+from tasc_text import PromptTemplate, TaskTokenizer
+from tasc_text.tokenizer_file import open_tokenizer
+
+
+@dataclass(frozen=True)
+class ReplayRequest:
+    """What to replay; see `tasc replay --help`."""
+
+    train: tuple[Path, ...]
+    test: tuple[Path, ...]
+    tokenizer: Path
+    proposers: tuple[str, ...]
+    budgets: tuple[int, ...]
+    limit: int | None = None
+    eos: str | None = None
+    template: str | None = None
+    bigrams: Path | None = None
+    online: bool = False
+    fields: Fields = field(default_factory=Fields)
+
+
+def replay_job(request: ReplayRequest, emit: Callable[[dict[str, Any]], None]) -> ReportDocument:
+    """Replay files.
+
+    Args:
+        emit: Given the figures of each proposer and budget as soon as there are some.
+
+    Raises:
+        JobError: A file cannot be read or has no rows, or a proposer is unknown.
+        TextError: The tokenizer or the template cannot be used.
+        DraftError: The bigram table cannot be used.
+    """
+    proposers = named_proposers(request.proposers, request.bigrams is not None)
+    template = None if request.template is None else PromptTemplate(request.template)
+    tokenizer = open_tokenizer(request.tokenizer, request.eos)
+    table = read_bigrams(request.bigrams, tokenizer.fingerprint) if request.bigrams else None
+    note("reading and tokenising rows ...")
+    train = from_files(request.train, request.fields, tokenizer, template)
+    test = from_files(request.test, request.fields, tokenizer, template, request.limit)
+    comparison = Comparison(
+        train.rows, test.rows, tokenizer, proposers, request.budgets, table, request.online
+    )
+    common = _common(request, tokenizer, train, test)
+    note("learning weights and building indexes ...")
+    prepared = prepare(comparison)
+    found: list[Measured] = []
+    with Progress("replay", comparison.replayed_rows) as bar:
+        for measured in compare(comparison, prepared, bar.advance):
+            emit({**measured.figures(), **common})
+            found.append(measured)
+    return replay_page(found, _in_words(request, common))
+
+
+def _common(
+    request: ReplayRequest, tokenizer: TaskTokenizer, train: FileRows, test: FileRows
+) -> dict[str, Any]:
+    return {
+        "train_rows": len(train.rows),
+        "train_refused": train.refused,
+        "test_refused": test.refused,
+        "online": request.online,
+        "end_of_sequence": tokenizer.backend.id_to_token(tokenizer.eos_id),
+        "fingerprint": tokenizer.fingerprint,
+    }
+
+
+def _in_words(request: ReplayRequest, common: dict[str, Any]) -> list[str]:
+    refused = common["train_refused"] + common["test_refused"]
+    lines = [
+        f"Indexes hold the {common['train_rows']:,} rows of {_names(request.train)} and nothing of "
+        f"{_names(request.test)}; answers end with {common['end_of_sequence']}.",
+        "Weights go on learning from each answer after it was drafted for; frozen: they do not.",
+        "Bytes a token: for each token of the indexed outputs, SEP and EOS counted, prompts never; "
+        "the bytes are those of the corpus part, then of all parts, prompts too.",
+    ]
+    if request.online:
+        lines.append("Online: proposers with weights also draft from answers replayed before.")
+    if refused:
+        lines.append(f"{refused} lines were refused.")
+    return lines
+
+
+def _names(paths: Sequence[Path]) -> str:
+    return ", ".join(path.name for path in paths)
+
+
+@dataclass(frozen=True)
+class PriceRequest:
+    """What a drafted token costs: a share of a plain step, or a machine's costs at b rows."""
+
+    node_cost: float
+    costs: CostFile | None
+    rows: int
+
+    def price(self, context: float) -> Price:
+        """Raises JobError: the costs have none for so many rows."""
+        if self.costs is None:
+            return by_node(self.node_cost)
+        return by_curve(self.costs.curve(self.rows, context), self.costs.draft_seconds)
+
+    def in_words(self) -> str:
+        if self.costs is None:
+            return (
+                f"Assumed, not measured: a drafted token costs {self.node_cost:.1%} of a step "
+                f"without drafts (--node-cost {self.node_cost:g}). For a measured cost give seconds"
+                " of your machine's steps with --step-cost FILE; `tasc forecast --help` shows one."
+            )
+        costs = self.costs
+        return (
+            f"Measured (--step-cost), not assumed: what a drafted token costs {costs.model} in "
+            f"{costs.dtype} on {costs.device} at b = {self.rows}."
+        )
+
+    def figures(self) -> dict[str, Any]:
+        """What was assumed, for machines; of ``node_cost`` and ``step_cost`` one is None."""
+        if self.costs is None:
+            return {"node_cost": self.node_cost, "step_cost": None}
+        machine = self.costs.model_dump(include={"model", "device", "dtype"})
+        return {"node_cost": None, "step_cost": {**machine, "rows": self.rows}}
+
+
+def tune_job(
+    client: redis.Redis, name: str, priced: PriceRequest, branching: bool
+) -> tuple[dict[str, Any], ReportDocument]:
+    """Choose a task's settings, and publish its index with them as the current version.
+
+    Returns:
+        Figures for machines, and the report.
+
+    Raises:
+        JobError: The corpus is too small, or the costs do not fit.
+        StoreError: No such task, or Redis fails.
+        DraftError: The current index is damaged or of another format.
+    """
+    if priced.costs:
+        priced.costs.of(priced.rows)  # say what is not there before anything slow
+    task, held = _held_out(client, name, branching)
+    price = priced.price(held.context)
+    with Progress(f"tune {name}", planned(held), "replays") as bar:
+        tuned = tune(held, task.record.draft, price, bar.advance)
+    settings = replace(tuned.chosen.settings, recent_tokens=task.record.draft.recent_tokens)
+    index = task.index or index_of(task.rows, task.tokenizer)
+    index = replace(index, weights=tuned.weights, settings=settings)
+    forecast = tuned.chosen.replay.tokens_per_step
+    artifact, size = publish(client, task, index, forecast), IndexSize.of(index)
+    figures = {
+        "task": name,
+        "version": artifact.version,
+        "corpus_rows": artifact.corpus_rows,
+        "judged_rows": held.rows,
+        "price": priced.figures(),
+        "index": size.figures(),
+        "settings": asdict(settings),
+        "chosen": tuned.chosen.figures(),
+        "sources": [worth.figures() for worth in tuned.worths],
+        "trials": [trial.figures() for trial in tuned.trials],
+    }
+    summary = (
+        f"Version {artifact.version} of {name} is current: mixed, up to "
+        f"{settings.num_speculative_tokens} draft tokens, {settings.neighbours} neighbours, "
+        f"min_prob {settings.min_prob}, sources {', '.join(settings.sources)}.",
+        f"Expected: {tuned.chosen.replay.tokens_per_step:.3f} tokens per step and "
+        f"{tuned.chosen.speed_up:.2f} x, from {held.rows:,} rows that neither the index nor the "
+        "weights had seen.",
+        priced.in_words(),
+        f"Its index: {size.in_words}.",
+    )
+    return figures, tune_page(name, tuned, summary)
+
+
+def forecast_job(
+    client: redis.Redis,
+    name: str,
+    costs: CostFile,
+    rows: Sequence[int],
+    budgets: Sequence[int],
+    branching: bool,
+) -> tuple[dict[str, Any], ReportDocument]:
+    """Say what speed-up to expect of a task for each number of rows decoded together.
+
+    Returns:
+        Figures for machines, and the report.
+
+    Raises:
+        JobError: The corpus is too small, or the file has no costs for one of ``rows``.
+        StoreError: No such task, or Redis fails.
+        DraftError: The current index is damaged or of another format.
+    """
+    for b in rows:
+        costs.of(b)  # say what is not there before anything slow
+    task, held = _held_out(client, name, branching)
+    curves = [costs.curve(b, held.context) for b in rows]
+    with Progress(f"forecast {name}", len(budgets) * held.rows) as bar:
+        replays = replayed(held, task.settings, budgets, bar.advance)
+    outlooks = [outlook(curve, replays, costs.draft_seconds) for curve in curves]
+    machine = {"model": costs.model, "device": costs.device, "dtype": costs.dtype}
+    figures = {
+        "task": name,
+        **machine,
+        "judged_rows": held.rows,
+        "settings": asdict(task.settings),
+        "outlooks": [each.figures() for each in outlooks],
+    }
+    summary = (
+        f"{costs.model} in {costs.dtype} on {costs.device}; {held.rows:,} rows held out of the "
+        f"corpus of {name}, drafted for with min_prob {task.settings.min_prob}.",
+    )
+    now = task.settings.num_speculative_tokens
+    return figures, forecast_page(name, outlooks, replays, now, summary)
+
+
+def _held_out(client: redis.Redis, name: str, branching: bool) -> tuple[StoredTask, HeldOut]:
+    note("reading and tokenising rows ...")
+    task = read_task(client, name)
+    if task.newer_rows:
+        note(f"{task.newer_rows} newer rows are not in the index; `tasc build-index` takes them in")
+    held = HeldOut(
+        task.rows,
+        task.tokenizer,
+        branching=branching,
+        bigrams=task.bigrams,
+        max_bytes=task.max_bytes,
+    )
+    return task, held

@@ -1,0 +1,253 @@
+"""A task's index built anew with what its service answered, made current only if it drafts better.
+
+What was collected moves into the corpus; a part of the rows that no index has seen is held out; the
+current index and one of all other rows are replayed on it. Killed at any moment and run again it
+adds nothing twice. It knows no service: replicas see what is announced.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict, astuple, dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import redis
+from numpy.typing import NDArray
+
+from tasc_draft import DraftIndex, Int32
+from tasc_draft.learning import answers
+from tasc_jobs.errors import JobError
+from tasc_jobs.index.build import STAGES as BUILD_STAGES
+from tasc_jobs.index.build import TokenCorpus, opened
+from tasc_jobs.index.publish import publish_index
+from tasc_jobs.runtime.ray_local import local_ray
+from tasc_jobs.runtime.stages import StageProgress, silent
+from tasc_jobs.tuning.replays import run
+from tasc_store import (
+    ArtifactStore,
+    CollectedRows,
+    CorpusRow,
+    CorpusStore,
+    TaskRecord,
+    TaskStore,
+    connect,
+)
+
+STAGES = {**BUILD_STAGES, "replay": "rows"}
+_PROMPT_TOKENS = 3000  # the last ones of a prompt are replayed
+_HELD_OUT, _LEAST, _MOST = 5, 50, 600  # one of so many new rows, and how many rows
+
+
+@dataclass(frozen=True)
+class RefreshOptions:
+    """When a new index is good enough.
+
+    Attributes:
+        margin: Share by which tokens per step must rise.
+        min_rows: New rows of the corpus below which nothing is built.
+        keep: Versions kept in the store, the current one besides.
+        parallelism, max_bytes: See `build_and_publish`.
+    """
+
+    margin: float = 0.01
+    min_rows: int = 200
+    keep: int = 5
+    parallelism: int | None = None
+    max_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Refreshed:
+    """What was done, and why.
+
+    Attributes:
+        moved: Collected rows that are new to the corpus; ``known`` were there already.
+        new_rows: Rows of the corpus behind those that the newest index was built from.
+        judged_rows: Those of them that neither index held when they were replayed.
+        old_version: The current version before; None where there was none.
+        old_tokens_per_step, new_tokens_per_step: On the judged rows.
+        version: The new current version; None where the old one stays.
+        versions: All that the store has now.
+    """
+
+    task: str
+    moved: int
+    known: int
+    corpus_rows: int
+    new_rows: int
+    reason: str
+    judged_rows: int = 0
+    old_version: int | None = None
+    old_tokens_per_step: float | None = None
+    new_tokens_per_step: float | None = None
+    version: int | None = None
+    versions: tuple[int, ...] = ()
+
+    @property
+    def in_words(self) -> str:
+        moved = f"{self.moved} collected rows moved into the corpus"
+        known = f", {self.known} were there already" if self.known else ""
+        return f"{self.task}: {moved}{known}; {self.reason}"
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def refresh(
+    url: str,
+    name: str,
+    options: RefreshOptions | None = None,
+    progress: StageProgress = silent,
+    *,
+    judged: int = 0,
+) -> Refreshed:
+    """Move collected rows into a task's corpus, and refresh its index where that is worth it.
+
+    Ray is started where none runs, and only if there is something to build.
+
+    Args:
+        progress: Told of the stages in STAGES; those of a build come twice.
+        judged: Rows of the corpus when an index was last judged; `min_rows` are waited for behind
+            these too, or one that was not good enough would be built again and again.
+
+    Raises:
+        IndexChanged: Somebody else announced another version meanwhile; the new one is stored.
+        JobError: No row has an input, so that there are no requests to draft for.
+        StoreError: No such task, or Redis fails.
+        DraftError, TextError, ServiceError, RayError: See `build_and_publish`.
+    """
+    options = options or RefreshOptions()
+    client = connect(url)
+    record = TaskStore(client).get(name)
+    moved, known = move_collected(client, record)
+    store = ArtifactStore(client, record.corpus_name, record.fingerprint)
+    current, versions = store.current(), store.versions()
+    seen = store.get(versions[-1]).corpus_rows if versions else 0
+    rows = len(CorpusStore(client, record.corpus_name))
+    old = current.version if current else None
+    done = Refreshed(name, moved, known, rows, max(rows - seen, 0), "", old_version=old)
+    waiting = max(rows - max(seen, judged), 0)
+    if waiting < options.min_rows:
+        reason = f"{waiting} new rows, {options.min_rows} are waited for (--min-rows)"
+        return replace(done, reason=reason, versions=tuple(versions))
+    with (
+        local_ray(),
+        opened(
+            url,
+            record,
+            parallelism=options.parallelism,
+            max_bytes=options.max_bytes,
+            progress=progress,
+        ) as corpus,
+    ):
+        return _judge(corpus, store, done, options, seen)
+
+
+def move_collected(client: redis.Redis, record: TaskRecord) -> tuple[int, int]:
+    """Move what was collected of a task into its corpus; rows that were new to it, and others.
+
+    A row's key is made of task and input, so that a task's answer to an input is learnt once.
+
+    Raises:
+        StoreError: Redis fails; what was moved so far stays moved.
+    """
+    collected, corpus = CollectedRows(client, record.name), CorpusStore(client, record.corpus_name)
+    left, added, known = len(collected), 0, 0
+    while left > 0 and (batch := collected.read()).rows:
+        rows = [CorpusRow(_key(record.name, row.input), *astuple(row)) for row in batch.rows]
+        appended = corpus.append(rows)
+        collected.remove(batch.end)  # not before: who dies here comes again, and finds them known
+        added, known = added + appended.added, known + appended.known
+        left -= len(rows)
+    return added, known
+
+
+def served_prefix(task: str) -> str:
+    """What the keys of those corpus rows begin with that services of the task answered."""
+    return f"served:{task}:"
+
+
+def _key(task: str, text: str) -> str:
+    return f"{served_prefix(task)}{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+
+
+def _judge(
+    corpus: TokenCorpus, store: ArtifactStore, done: Refreshed, options: RefreshOptions, seen: int
+) -> Refreshed:
+    """Replay both indexes on rows that neither holds, and publish the new one if it is better."""
+    kept, held = held_out(seen, corpus.rows)
+    trial = corpus.index(kept)
+    judged = _answers(corpus, held)
+    new = _tokens_per_step(corpus, trial, judged)
+    old = _tokens_per_step(corpus, corpus.before, judged) if done.old_version else None
+    done = replace(
+        done,
+        corpus_rows=corpus.rows,
+        new_rows=corpus.rows - seen,
+        judged_rows=len(held),
+        old_tokens_per_step=old,
+        new_tokens_per_step=new,
+    )
+    told = f"{new:.3f} tokens per step on {len(held)} rows held out"
+    if old is not None and new < old * (1 + options.margin):
+        needed = f"not {options.margin:.1%} more than the {old:.3f} of version {done.old_version}"
+        reason = f"the new index brings {told}, {needed}, which stays"
+        return replace(done, reason=reason, versions=tuple(store.versions()))
+    index = corpus.index(weights=trial.weights)
+    corpus.progress("publish", 0, 2)
+    artifact = publish_index(
+        store,
+        index,
+        corpus.rows,
+        partial(corpus.progress, "publish", 1, 2),
+        forecast=new,
+        after=done.old_version or 0,
+        keep=options.keep,
+    )
+    corpus.progress("publish", 2, 2)
+    than = "" if old is None else f", version {done.old_version} {old:.3f}"
+    reason = f"version {artifact.version} is current: it brings {told}{than}"
+    return replace(done, reason=reason, version=artifact.version, versions=tuple(store.versions()))
+
+
+def held_out(seen: int, rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Split ``rows`` row numbers into those to build from and those to judge by.
+
+    Of the rows behind the first ``seen`` a fifth judges, between 50 and 600 of them, and never more
+    than half.
+    """
+    new = rows - seen
+    most = min(max(new // _HELD_OUT, _LEAST), _MOST, max(new // 2, 1))
+    out = np.zeros(rows, bool)
+    out[seen + np.random.default_rng(rows).choice(new, most, replace=False)] = True
+    return np.flatnonzero(~out), np.flatnonzero(out)
+
+
+def _answers(corpus: TokenCorpus, rows: NDArray[np.int64]) -> list[tuple[Int32, Int32]]:
+    if corpus.prompts is None:
+        raise JobError(
+            f"no row of the corpus of task {corpus.store.task} has an input, so there are no "
+            "requests to judge an index by; use `tasc build-index`"
+        )
+    prompts, outputs = corpus.prompts.take(rows), corpus.outputs.take(rows)
+    found = answers(prompts, outputs, corpus.builder.tokenizer.eos_id)
+    return [(prompt[-_PROMPT_TOKENS:], answer) for prompt, answer in found]
+
+
+def _tokens_per_step(
+    corpus: TokenCorpus, index: DraftIndex, rows: Sequence[tuple[Int32, Int32]]
+) -> float:
+    """Drafted for as the service does, recent answers and weights that follow them included."""
+    corpus.progress("replay", 0, len(rows))
+    done = iter(range(1, len(rows) + 1))
+    found = run(
+        index,
+        rows,
+        corpus.settings,
+        branching=True,
+        tokenizer=corpus.builder.tokenizer,
+        progress=lambda: corpus.progress("replay", next(done), len(rows)),
+    )
+    return found.tokens_per_step

@@ -1,0 +1,99 @@
+"""What a target thought at the tokens that entered its cache, for proposers that learn from it.
+
+It collects by row what several steps bring, and computes nothing.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tasc_draft import Drafts
+from tasc_engine.model.hidden_states import HiddenStates
+from tasc_engine.step.accept import Accepted
+from tasc_engine.step.plan import Plan
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Of tokens of one row that lie together.
+
+    Attributes:
+        begin: Position of the first of them.
+        hidden: ``[k, D]``, see `HiddenStates`.
+        top: ``int64[k, K]``.
+    """
+
+    begin: int
+    hidden: Tensor | None
+    top: Tensor | None
+
+
+class HiddenStateBuffer:
+    """Keeps, by row, what a proposer has not been told yet."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, list[Seen]] = {}
+
+    def forget(self) -> None:
+        self._held.clear()
+
+    def drop(self, row: int) -> None:
+        self._held.pop(row, None)
+
+    def take(self, row: int) -> Seen | None:
+        """What was seen of a row since this was last asked; None where that is nothing."""
+        parts = self._held.pop(row, [])
+        if len(parts) < 2:
+            return parts[0] if parts else None
+        return Seen(parts[0].begin, _joined([p.hidden for p in parts]),
+                    _joined([p.top for p in parts]))  # fmt: skip
+
+    @torch.inference_mode()
+    def see(self, plan: Plan, drafts: Drafts, accepted: Accepted, thoughts: HiddenStates) -> None:
+        """Take in a step: of each row what it fed, and the nodes of its draft that were accepted.
+
+        Call it before a row's sequence goes on: where it stands in the cache is read of the plan.
+        A step that kept nothing leaves a gap: what was held in front of it is dropped.
+        """
+        if thoughts.hidden is None:
+            for row in plan.rows.tolist():
+                self.drop(row)
+            return
+        kept = _kept(plan, drafts, accepted)
+        places = torch.from_numpy(np.concatenate(kept))
+        places = places.to(thoughts.hidden.device, non_blocking=True)
+        sizes = [len(own) for own in kept]
+        hidden, top = (
+            [None] * len(kept) if of_all is None else of_all.split(sizes)
+            for of_all in thoughts.at(places)
+        )
+        for i, row in enumerate(plan.rows.tolist()):
+            seen = Seen(int(plan.starts[i]), hidden[i], top[i])
+            held = self._held.setdefault(row, [])
+            while held and held[-1].begin >= seen.begin:
+                held.pop()  # the step is done again: what came behind its forward failed
+            held.append(seen)
+
+
+def _kept(plan: Plan, drafts: Drafts, accepted: Accepted) -> list[NDArray[np.int64]]:
+    """Of each row, which tokens of the forward it keeps: those fed, and the accepted nodes."""
+    sizes = np.diff(plan.offsets)
+    nodes = np.zeros(len(sizes), np.int64)
+    nodes[plan.draft_of >= 0] = np.diff(drafts.offsets)
+    begins = np.cumsum(sizes + nodes) - sizes - nodes
+    found = []
+    for begin, size, draft in zip(begins, sizes, plan.draft_of, strict=True):
+        own = np.arange(begin, begin + size)
+        if draft >= 0:
+            path = accepted.path[draft, : accepted.followed[draft]]
+            own = np.concatenate((own, begin + size + path))
+        found.append(own)
+    return found
+
+
+def _joined(parts: list[Tensor | None]) -> Tensor | None:
+    there = [part for part in parts if part is not None]
+    return torch.cat(there) if there else None

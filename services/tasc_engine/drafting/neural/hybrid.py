@@ -1,0 +1,175 @@
+"""N-gram mixture and neural drafter in one tree: the drafter is asked where n-grams are unsure.
+
+The drafter's tree is merged into the n-grams' tree (`tasc_draft.mixture.external_tree`): each
+extends the other's paths, and how much each counts is learnt. Whether the drafter is worth its time
+depends on machine, target and load. A two-armed bandit decides: it times steps with and without the
+drafter, in tokens per second, and tries both again now and then.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasc_draft import Drafts, Proposer
+from tasc_engine.drafting.safe_proposer import most_tokens
+from tasc_engine.layout import Int32
+from tasc_engine.model.hidden_states import HiddenStateRequest
+
+TRIAL = 16  # steps of one way before the other is tried, at first and again and again
+LONGEST = 2048  # steps between two trials of the slower one
+_FADE = 0.5  # of what earlier trials said
+
+
+class TwoArmedBandit:
+    """Says before each step whether to take the costly way (True) or the cheap one.
+
+    Args:
+        clock: Seconds from anywhere.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._rates: dict[bool, float] = {}
+        self._costly, self._best = True, True
+        self._tries, self._left, self._stretch = True, TRIAL, TRIAL
+        self._began: float | None = None
+        self._tokens, self._seconds = 0, 0.0
+
+    def begin(self) -> bool:
+        """A step begins now, behind the one before; whether it goes the costly way."""
+        self._end()
+        self._began = self._clock()
+        return self._costly
+
+    def emitted(self, tokens: int) -> None:
+        """Tokens that steps brought."""
+        self._tokens += tokens
+
+    def idle(self) -> None:
+        """Nobody waits for an answer any more: the step ends now, and the next is still to come."""
+        self._end()
+        self._began = None
+
+    def _end(self) -> None:
+        if self._began is None:
+            return
+        self._seconds += self._clock() - self._began
+        self._left -= 1
+        if self._left == 0:
+            self._turn()
+
+    def _turn(self) -> None:
+        """A stretch of one way has ended; what comes next."""
+        rate = self._tokens / max(self._seconds, 1e-9)
+        before = self._rates.get(self._costly, rate)
+        self._rates[self._costly] = _FADE * before + (1 - _FADE) * rate
+        self._tokens, self._seconds = 0, 0.0
+        if not self._tries or len(self._rates) < 2:
+            self._costly, self._left, self._tries = not self._costly, TRIAL, True
+            return
+        best = self._rates[True] >= self._rates[False]
+        self._stretch = min(2 * self._stretch, LONGEST) if best == self._best else TRIAL
+        self._costly, self._left, self._tries = best, self._stretch, False
+        self._best = best
+
+
+class Always:
+    """Takes the costly way at every step: for who measures it."""
+
+    def begin(self) -> bool:
+        return True
+
+    def emitted(self, tokens: int) -> None:
+        pass
+
+    def idle(self) -> None:
+        pass
+
+
+class Host(Proposer, Protocol):
+    """A proposer that takes another's trees into its own, as `tasc_draft.NgramProposer` does."""
+
+    def propose(
+        self,
+        rows: Int32,
+        budget: Int32,
+        least: NDArray[np.float32] | None = None,
+        guest: Drafts | None = None,
+    ) -> Drafts: ...
+
+
+class HybridProposer:
+    """Two proposers as one; see `tasc_draft.Proposer`.
+
+    Args:
+        ngram: Costs next to nothing, and is always asked; in a step that may ask the model, twice.
+        neural: Is asked for rows where the likeliest token of the n-grams has less probability
+            than ``sure``, in steps that ``arms`` says.
+        arms: None: those in which it brings more tokens a second than not to ask it.
+
+    Raises:
+        ValueError: ``sure`` is no probability.
+    """
+
+    def __init__(
+        self,
+        ngram: Host,
+        neural: Proposer,
+        sure: float = 0.9,
+        arms: TwoArmedBandit | Always | None = None,
+    ) -> None:
+        if not 0.0 <= sure <= 1.0:
+            raise ValueError(f"sure is {sure}; it must lie between 0 and 1")
+        self._ngram, self._neural, self._sure = ngram, neural, sure
+        self._arms, self._in_use = arms or TwoArmedBandit(), set[int]()
+
+    @property
+    def wants(self) -> HiddenStateRequest:
+        """What the drafter wants now."""
+        return HiddenStateRequest.of(self._neural)
+
+    @property
+    def max_depth(self) -> int:
+        return self._ngram.max_depth
+
+    @property
+    def max_tokens(self) -> int:
+        """Of a row's tree: the larger of the two, which may hold tokens of both."""
+        return max(most_tokens(self._ngram), most_tokens(self._neural))
+
+    def start(self, row: int, prompt: Int32) -> None:
+        self._in_use.add(row)
+        self._ngram.start(row, prompt)
+        self._neural.start(row, prompt)
+
+    def observe(self, row: int, tokens: Int32, hidden: Any = None) -> None:
+        self._arms.emitted(len(tokens))
+        self._ngram.observe(row, tokens)
+        self._neural.observe(row, tokens, hidden)
+
+    def finish(self, row: int) -> None:
+        self._in_use.discard(row)
+        if not self._in_use:
+            self._arms.idle()
+        self._ngram.finish(row)
+        self._neural.finish(row)
+
+    def propose(
+        self, rows: Int32, budget: Int32, least: NDArray[np.float32] | None = None
+    ) -> Drafts:
+        if not self._arms.begin():
+            return self._ngram.propose(rows, budget, least)
+        asked = np.where(self._best(rows, budget) < self._sure, budget, 0).astype(np.int32)
+        guest = self._neural.propose(rows, asked) if asked.any() else None
+        return self._ngram.propose(rows, budget, least, guest)
+
+    def _best(self, rows: Int32, budget: Int32) -> NDArray[np.float32]:
+        """Probability of the n-grams' likeliest first token of each row; 0 where there is none."""
+        first = self._ngram.propose(rows, np.minimum(budget, 1))
+        best = np.zeros(len(rows), np.float32)
+        said = np.diff(first.offsets) > 0
+        best[said] = np.exp(first.logp[first.offsets[:-1][said]])
+        return best

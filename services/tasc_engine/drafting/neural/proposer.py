@@ -1,0 +1,240 @@
+"""The neural proposer: a drafter on the target's device, batched over rows of any length.
+
+It keeps each row's tokens and how many of them the drafter has taken in; a draft takes in what is
+new and grows a tree behind it. What is drafted from is a `Vocabulary`'s to say. It never decides
+what the answer is.
+"""
+
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tasc_draft import Drafts
+from tasc_engine.drafting.hidden_state_buffer import Seen
+from tasc_engine.drafting.neural.backbone import Backbone
+from tasc_engine.drafting.neural.neural_settings import NeuralSettings
+from tasc_engine.drafting.neural.tree import Beam, Frontier
+from tasc_engine.drafting.neural.vocabulary import Vocabulary
+from tasc_engine.layout import Int32
+from tasc_engine.model.hidden_states import HiddenStateRequest
+
+_WARM_UP = 4  # tokens of a prompt
+
+
+class DraftModel(Protocol):
+    """What is in front of a drafter's layers.
+
+    Attributes:
+        wants_hidden: Whether an input is made of what the target thought one token earlier.
+    """
+
+    @property
+    def wants_hidden(self) -> bool: ...
+
+    @property
+    def backbone(self) -> Backbone: ...
+
+    def inputs(self, ids: Tensor, hidden: Tensor | None) -> Tensor:
+        """``[..., D]`` of tokens ``int64[...]`` and what was thought in front of each."""
+
+
+class NeuralProposer:
+    """Drafts by a model; see `tasc_draft.Proposer`.
+
+    It takes `cache_bytes` of the device's memory when it is made: keys and values of ``capacity``
+    tokens and a draft's nodes of each row, and for a head as many hidden states of the target.
+
+    Args:
+        rows: Number of rows; row numbers are below it.
+        capacity: Most tokens of one row, prompt and answer together.
+        eos_ids: A path ends with any of them.
+        chunk: Most tokens of one row that a forward takes in; a first draft takes in its prompt.
+
+    Raises:
+        ValueError: A row number, a length, an id or ``chunk`` is out of range.
+    """
+
+    def __init__(
+        self, drafter: DraftModel, vocabulary: Vocabulary, settings: NeuralSettings, *,
+        rows: int, capacity: int, vocab_size: int, eos_ids: tuple[int, ...], chunk: int = 256,
+    ) -> None:  # fmt: skip
+        if chunk < 1:
+            raise ValueError(f"chunk is {chunk}; it must be at least 1")
+        self.settings, self.vocabulary = settings, vocabulary
+        self.wants = HiddenStateRequest(drafter.wants_hidden, vocabulary.wants_top)
+        self._drafter, self._backbone = drafter, drafter.backbone
+        self._device = self._backbone.decoder.embedding.device
+        self._texts = np.zeros((rows, capacity), np.int32)
+        self._lengths, self._bases, self._taken, self._known = np.zeros((4, rows), np.int32)
+        self._vocab_size, self._chunk = vocab_size, chunk
+        self._is_eos = torch.zeros(vocab_size, dtype=torch.bool)
+        self._is_eos[list(eos_ids)] = True
+        self._is_eos = self._is_eos.to(self._device)
+        embedding = self._backbone.decoder.embedding
+        shape = (rows, capacity, embedding.shape[1])
+        self._hidden = embedding.new_zeros(shape) if drafter.wants_hidden else None
+        self._warm_up()
+
+    @property
+    def max_depth(self) -> int:
+        return self.settings.depth
+
+    @property
+    def max_tokens(self) -> int:
+        """Of a row's tree."""
+        return self.settings.nodes
+
+    @property
+    def cache_bytes(self) -> int:
+        """Of the drafter's keys and values, and of the hidden states that it reads."""
+        hidden = 0 if self._hidden is None else self._hidden.nbytes
+        return self._backbone.cache_bytes + hidden
+
+    def start(self, row: int, prompt: Int32) -> None:
+        self._require_row(row)
+        if self._lengths[row]:
+            raise ValueError(f"row {row} is in use; finish it before it is started again")
+        self._bases[row] = self._taken[row] = self._known[row] = 0
+        self._append(row, prompt)
+        self.vocabulary.start(row, prompt)
+
+    def observe(self, row: int, tokens: Int32, hidden: Any = None) -> None:
+        """Take in tokens the target emitted, and a `Seen` of what it thought on the way."""
+        self._require_row(row)
+        self._append(row, tokens)
+        if self._drafter.wants_hidden and isinstance(hidden, Seen) and hidden.hidden is not None:
+            self._keep(row, hidden.begin, hidden.hidden)
+        top = hidden.top if isinstance(hidden, Seen) else None
+        self.vocabulary.observe(row, tokens, top)
+
+    def finish(self, row: int) -> None:
+        self._require_row(row)
+        self._lengths[row] = 0
+        self.vocabulary.finish(row)
+
+    @torch.inference_mode()
+    def propose(
+        self, rows: Int32, budget: Int32, least: NDArray[np.float32] | None = None
+    ) -> Drafts:
+        ready = self._ready(rows, budget)
+        if not ready.any():
+            return Drafts.empty(len(rows))
+        asked = rows[ready]
+        on_device = torch.from_numpy(asked.astype(np.int64)).to(self._device)
+        self.vocabulary.prepare()
+        hidden = self._take_in(asked)
+        beam = Beam(self.settings.width)
+        levels = min(self.settings.depth, int(budget[ready].max()))
+        for level in range(1, levels + 1):
+            frontier = beam.grow(*self._likeliest(hidden, on_device), self._is_eos)
+            self.vocabulary.drafted(on_device, frontier.tokens)
+            if level < levels:
+                hidden = self._expand(asked, frontier, hidden, level)
+        limits = self.settings.nodes, self.settings.min_prob
+        found = beam.drafts(*limits, budget[ready], least)
+        return found if ready.all() else _spread(found, ready)
+
+    def _ready(self, rows: Int32, budget: Int32) -> NDArray[np.bool_]:
+        """Rows whose next token a draft would begin with: the drafter can reach their last one."""
+        there = (rows >= 0) & (rows < len(self._lengths))
+        asked = np.where(there, rows, 0)
+        ready: NDArray[np.bool_] = there & (budget > 0) & (self._lengths[asked] > 0)
+        if self._drafter.wants_hidden:
+            ready &= self._known[asked] == self._lengths[asked] - 1
+            ready &= self._known[asked] > self._bases[asked]
+        return ready
+
+    def _take_in(self, rows: Int32) -> Tensor:
+        """Run what is new of each row; ``[R, 1, D]`` behind its last token."""
+        ends = self._lengths[rows] - int(self._drafter.wants_hidden) - self._bases[rows]
+        # The last input again if nothing is new: somebody asked twice.
+        starts = np.minimum(self._taken[rows], ends - 1)
+        while (long := ends - starts > self._chunk).any():
+            self._run(rows[long], starts[long], np.full(long.sum(), self._chunk, np.int32))
+            starts[long] += self._chunk
+        return self._run(rows, starts, ends - starts)[:, None]
+
+    def _run(self, rows: Int32, starts: Int32, sizes: Int32) -> Tensor:
+        """Take in as many inputs of each row; ``[R, D]`` behind their last ones."""
+        late = int(self._drafter.wants_hidden)
+        parts, thoughts = [], []
+        for row, start, size in zip(rows.tolist(), starts.tolist(), sizes.tolist(), strict=True):
+            begin = int(self._bases[row]) + start
+            parts.append(self._texts[row, begin + late : begin + late + size])
+            if self._hidden is not None:
+                thoughts.append(self._hidden[row, begin : begin + size])
+        ids = torch.from_numpy(np.concatenate(parts).astype(np.int64)).to(self._device)
+        inputs = self._drafter.inputs(ids, torch.cat(thoughts) if thoughts else None)
+        hidden = self._backbone.trunk(inputs, rows, self._bases[rows], starts, sizes)
+        self._taken[rows] = starts + sizes
+        return hidden
+
+    def _likeliest(self, hidden: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and ids of the tokens behind each node, ``[R, P, C]`` both."""
+        logits = self.vocabulary.logits(hidden, rows).float()
+        most = min(self.settings.width, logits.shape[-1])
+        # Where nothing may be drafted there is no number.
+        logp = logits.log_softmax(-1).nan_to_num(-torch.inf, neginf=-torch.inf)
+        logp, slots = logp.topk(most, -1)
+        return logp, self.vocabulary.ids_of(slots.flatten(1), rows).view_as(slots)
+
+    def _expand(self, rows: Int32, nodes: Frontier, above: Tensor, level: int) -> Tensor:
+        """``[R, W, D]`` behind the nodes of a level; ``above`` is what was behind their parents."""
+        width = above.shape[-1]
+        thought = above.gather(1, nodes.above[..., None].expand(-1, -1, width))
+        inputs = self._drafter.inputs(nodes.tokens, thought)
+        return self._backbone.level(
+            inputs, nodes.tree, rows, self._bases[rows], self._taken[rows], level
+        )
+
+    def _require_row(self, row: int) -> None:
+        if not 0 <= row < len(self._lengths):
+            raise ValueError(
+                f"row {row} is none of the proposer's {len(self._lengths)}; make it with more rows"
+            )
+
+    def _append(self, row: int, tokens: Int32) -> None:
+        begin, end = int(self._lengths[row]), int(self._lengths[row]) + len(tokens)
+        if end > self._texts.shape[1]:
+            raise ValueError(
+                f"row {row} has {begin} tokens, {len(tokens)} more exceed its capacity of "
+                f"{self._texts.shape[1]}; make the proposer with a greater one"
+            )
+        if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self._vocab_size:
+            raise ValueError(
+                f"ids run from {tokens.min()} to {tokens.max()}, the vocabulary has "
+                f"{self._vocab_size}; tokenise with the target's own tokenizer"
+            )
+        self._texts[row, begin:end] = tokens
+        self._lengths[row] = end
+
+    def _keep(self, row: int, begin: int, hidden: Tensor) -> None:
+        """What the target thought from position ``begin`` on; what was copied stays unknown."""
+        assert self._hidden is not None, "the drafter reads hidden states"
+        if begin != self._known[row]:
+            self._bases[row], self._taken[row] = begin, 0
+        self._hidden[row, begin : begin + len(hidden)] = hidden
+        self._known[row] = begin + len(hidden)
+
+    @torch.inference_mode()
+    def _warm_up(self) -> None:
+        """Take a draft's memory, and compile its code, before the first request comes."""
+        if self._texts.shape[1] < _WARM_UP + 2:
+            return
+        self.start(0, np.zeros(_WARM_UP, np.int32))
+        hidden = None if self._hidden is None else self._hidden[0, :_WARM_UP].clone()
+        top = torch.zeros((_WARM_UP, self.wants.top), dtype=torch.long, device=self._device)
+        self.observe(0, np.zeros(1, np.int32), Seen(0, hidden, top if self.wants.top else None))
+        self.propose(np.zeros(1, np.int32), np.full(1, self.settings.nodes, np.int32))
+        self.finish(0)
+
+
+def _spread(found: Drafts, ready: NDArray[np.bool_]) -> Drafts:
+    """Drafts of some rows as drafts of all: the others have none."""
+    sizes = np.zeros(len(ready), np.int32)
+    sizes[ready] = np.diff(found.offsets)
+    offsets = np.concatenate((np.zeros(1, np.int32), np.cumsum(sizes, dtype=np.int32)))
+    return Drafts(found.tokens, found.parents, found.depths, offsets, found.logp, found.source)

@@ -1,0 +1,154 @@
+"""A draft tree grown level by level and re-ranked by path probability, in tensors, for all rows.
+
+EAGLE-2 (Li et al. 2024, arXiv 2406.16858): each level expands the nodes with the likeliest paths,
+and of all candidates that were looked at the likeliest paths are drafted. It runs no model and
+knows no vocabulary but the columns of the log-probabilities it is given.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tasc_draft import Drafts
+from tasc_draft.drafts import NEURAL
+from tasc_engine.layout import Int32
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """The nodes of one level that are expanded, W of each row.
+
+    Attributes:
+        logp: ``float32[R, W]`` log-probability of the path down to each; -inf where none is.
+        tokens: ``int64[R, W]``.
+        above: ``int64[R, W]`` which of the level before it is a child of; of the first level 0.
+        candidate: ``int64[R, W]`` its number among the row's candidates.
+        tree: ``int64[R, W]`` bits of the expanded nodes it sees, itself included.
+    """
+
+    logp: Tensor
+    tokens: Tensor
+    above: Tensor
+    candidate: Tensor
+    tree: Tensor
+
+
+class Beam:
+    """The candidates of R rows; each level is told the log-probabilities behind the one before.
+
+    Attributes:
+        frontier: The newest level's nodes that are expanded.
+    """
+
+    def __init__(self, width: int) -> None:
+        self._width = width  # a level has fewer nodes if the vocabulary has fewer tokens
+        self._logp: list[Tensor] = []
+        self._tokens: list[Tensor] = []
+        self._parents: list[Tensor] = []
+        self.frontier: Frontier | None = None
+
+    def grow(self, logp: Tensor, tokens: Tensor, is_eos: Tensor) -> Frontier:
+        """Add a level.
+
+        Args:
+            logp: ``float32[R, P, C]`` of C children of each of P nodes: the row's current token
+                (P = 1), or the frontier.
+            tokens: ``int64[R, P, C]`` which tokens they are.
+            is_eos: ``bool[vocab]``: nothing comes behind these.
+        """
+        rows, _, children = logp.shape
+        self._width = min(self._width, children)
+        before = sum(part.shape[1] for part in self._logp)
+        if self.frontier is None:
+            parents = torch.full((rows, children), -1, dtype=torch.long, device=logp.device)
+            paths = logp.flatten(1)
+        else:
+            above = self.frontier
+            dead = torch.isneginf(above.logp) | is_eos[above.tokens]
+            paths = (above.logp.masked_fill(dead, -torch.inf)[..., None] + logp).flatten(1)
+            parents = above.candidate.repeat_interleave(children, 1)
+        flat = tokens.flatten(1)
+        self._logp.append(paths)
+        self._tokens.append(flat)
+        self._parents.append(parents)
+        best, at = paths.topk(min(self._width, paths.shape[1]), 1)
+        above_at = at // children
+        own = torch.ones_like(at) << (torch.arange(at.shape[1], device=at.device) + self._bits)
+        if self.frontier is not None:
+            own |= self.frontier.tree.gather(1, above_at)
+        self.frontier = Frontier(best, flat.gather(1, at), above_at, before + at, own)
+        return self.frontier
+
+    @property
+    def _bits(self) -> int:
+        """Expanded nodes of the levels before."""
+        return self._width * (len(self._logp) - 1)
+
+    def drafts(
+        self, nodes: int, min_prob: float, budget: Int32, least: NDArray[np.float32] | None
+    ) -> Drafts:
+        """The likeliest paths, at most ``nodes`` and ``budget[i]`` of row i; one copy to the host.
+
+        Args:
+            least: See `tasc_draft.Proposer.propose`.
+        """
+        depths = np.concatenate(
+            [np.full(part.shape[1], i + 1, np.int16) for i, part in enumerate(self._logp)]
+        )
+        logp = torch.cat(self._logp, 1)
+        # Stable: of equals the shallower one comes first, so parents come before children.
+        best, at = logp.sort(dim=1, descending=True, stable=True)
+        best, at = best[:, :nodes], at[:, :nodes]
+        parts = (torch.cat(each, 1).gather(1, at) for each in (self._tokens, self._parents))
+        told = torch.stack((at, *parts)).cpu().numpy()
+        paths = best.float().cpu().numpy()
+        return ranked(paths, told[0], told[1], told[2], depths, min_prob, budget, least)
+
+
+def ranked(
+    logp: NDArray[np.float32], numbers: NDArray[np.int64], tokens: NDArray[np.int64],
+    parents: NDArray[np.int64], depths: NDArray[np.int16], min_prob: float, budget: Int32,
+    least: NDArray[np.float32] | None,
+) -> Drafts:  # fmt: skip
+    """Drafts of candidates that are sorted by their path's probability, parents before children.
+
+    Args:
+        logp: ``float32[R, n]``, falling.
+        numbers: ``int64[R, n]`` of the candidates.
+        parents: ``int64[R, n]`` their parents' numbers; -1: the row's current token.
+        depths: ``int16[candidates]``.
+    """
+    rows, n = logp.shape
+    probs = np.exp(logp)
+    kept = (np.arange(n) < budget[:, None]) & np.isfinite(logp) & (probs >= min_prob)
+    if least is not None:
+        kept &= _worth(logp, depths[numbers], kept, least)
+    place = np.zeros((rows, len(depths) + 1), np.int32)
+    np.put_along_axis(place, numbers, np.broadcast_to(np.arange(n, dtype=np.int32), (rows, n)), 1)
+    place[:, -1] = -1
+    above = np.take_along_axis(place, parents, 1)
+    sizes = kept.sum(1)
+    offsets = np.zeros(rows + 1, np.int32)
+    np.cumsum(sizes, out=offsets[1:])
+    return Drafts(
+        tokens[kept].astype(np.int32), above[kept], depths[numbers][kept], offsets,
+        logp[kept], np.full(offsets[-1], NEURAL, np.int8),
+    )  # fmt: skip
+
+
+def _worth(
+    logp: NDArray[np.float32], depths: NDArray[np.int16], kept: NDArray[np.bool_],
+    least: NDArray[np.float32],
+) -> NDArray[np.bool_]:  # fmt: skip
+    """Of all rows' tokens, likeliest first, those before the first that is not worth its cost."""
+    # Not by probabilities: where those are equal, rounded, rows have an order of their own.
+    order = np.lexsort((depths.ravel(), -np.where(kept, logp, -np.inf).ravel()))
+    first = order[: min(len(least), int(kept.sum()))]
+    short = np.exp(logp.ravel()[first]) < least[: len(first)]
+    taken = first[: int(short.argmax())] if short.any() else first
+    found = np.zeros(logp.size, bool)
+    found[taken] = True
+    return found.reshape(logp.shape)

@@ -1,0 +1,192 @@
+"""Which tokens a neural proposer drafts: the contract, all tokens, and a fixed ranked part.
+
+Only drafts use fewer tokens; the target verifies with its whole vocabulary. Ranking by frequency:
+FR-Spec, arXiv 2502.14856, and VocabTrim, arXiv 2506.22694. The number of tokens drafted from is
+counted by row without waiting for the device.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tasc_draft.tokens import Int32
+from tasc_engine.model.linears import Linear
+
+
+class Vocabulary(Protocol):
+    """Which tokens a neural proposer may draft, and their logits.
+
+    Tensors live on the head's device. Rows are numbers from 0; a row is started, observed any
+    number of times, and finished.
+    """
+
+    @property
+    def wants_top(self) -> int:
+        """How many of the target's likeliest tokens at each place it wants; 0: none."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of its own on the head's device: copied weights, windows."""
+        ...
+
+    def start(self, row: int, prompt: Int32) -> None: ...
+
+    def observe(self, row: int, tokens: Int32, top: Tensor | None) -> None:
+        """Tokens the target emitted.
+
+        Args:
+            top: ``int64[k, wants_top]``, the likeliest tokens behind each of the k tokens that
+                entered the target's cache since, the likeliest first.
+        """
+        ...
+
+    def drafted(self, rows: Tensor, ids: Tensor) -> None:
+        """Candidates of one level: ``rows int64[R]``, each once, ``ids int64[R, n]``."""
+        ...
+
+    def prepare(self) -> None:
+        """Begin whatever the next `logits` needs, best before the forward that gives `hidden`.
+
+        A draft is right without it; `logits` does then what was not begun.
+        """
+        ...
+
+    def finish(self, row: int) -> None: ...
+
+    def logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
+        """``hidden [R, w, H]`` of rows ``int64[R]`` -> ``[R, w, A]``; -inf where no token is."""
+        ...
+
+    def ids_of(self, slots: Tensor, rows: Tensor) -> Tensor:
+        """Columns of the last logits, ``int64[R, ...]`` -> token ids; 0 where no token is."""
+        ...
+
+    def sizes(self, rows: Tensor) -> Tensor:
+        """``int64[R]``: tokens that may be drafted in each row."""
+        ...
+
+
+class _FixedVocabulary:
+    """The same tokens in all rows at all times."""
+
+    wants_top = 0
+
+    def __init__(self, head: Linear, nbytes: int) -> None:
+        self._head, self.nbytes = head, nbytes
+
+    def start(self, row: int, prompt: Int32) -> None:
+        pass
+
+    def observe(self, row: int, tokens: Int32, top: Tensor | None) -> None:
+        pass
+
+    def drafted(self, rows: Tensor, ids: Tensor) -> None:
+        pass
+
+    def prepare(self) -> None:
+        pass
+
+    def finish(self, row: int) -> None:
+        pass
+
+    def logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
+        return self._head(hidden)
+
+    def sizes(self, rows: Tensor) -> Tensor:
+        return torch.full_like(rows, self._head.out_features)
+
+
+class FullVocabulary(_FixedVocabulary):
+    """Every token of the head.
+
+    Args:
+        head: The LM head, shared with whoever has it; or its weight, ``[V, H]``, to be laid out.
+        bias: ``[V]``, beside a weight.
+    """
+
+    def __init__(self, head: Linear | Tensor, bias: Tensor | None = None) -> None:
+        if isinstance(head, Linear):
+            super().__init__(head, 0)
+        else:
+            linear = Linear(head, bias)
+            super().__init__(linear, head.nbytes if linear.laid_out else 0)
+
+    def ids_of(self, slots: Tensor, rows: Tensor) -> Tensor:
+        return slots
+
+
+class RankedVocabulary(_FixedVocabulary):
+    """Some tokens, the same for every row; their part of the head is copied once.
+
+    Args:
+        head: Weight of the LM head, ``[V, H]``.
+        ids: Which tokens, each once, in any order.
+        bias: ``[V]``.
+
+    Raises:
+        ValueError: There are no ids, one is outside the head, or one is there twice.
+    """
+
+    def __init__(self, head: Tensor, ids: Int32, bias: Tensor | None = None) -> None:
+        self._ids = checked_ids(ids, head)
+        weights = head[self._ids]
+        bias = None if bias is None else bias[self._ids]
+        own = (weights, self._ids, *(() if bias is None else (bias,)))
+        super().__init__(Linear(weights, bias), sum(tensor.nbytes for tensor in own))
+
+    def ids_of(self, slots: Tensor, rows: Tensor) -> Tensor:
+        return self._ids[slots]
+
+
+def checked_ids(ids: Int32, head: Tensor) -> Tensor:
+    """The ids of a ranked vocabulary as ``int64`` on the head's device.
+
+    Raises:
+        ValueError: There are none, more than the head has, one outside it, or one twice.
+    """
+    size = head.shape[0]
+    if not 0 < len(ids) <= size:
+        raise ValueError(f"{len(ids)} ranked tokens; name 1 to {size}, the head's vocabulary")
+    outside = ids[(ids < 0) | (ids >= size)]
+    if len(outside):
+        raise ValueError(
+            f"ranked token {outside[0]} is outside the head of {size} tokens; rank with the "
+            "tokenizer of this model"
+        )
+    found, times = np.unique(ids, return_counts=True)
+    if times.max() > 1:
+        raise ValueError(
+            f"ranked token {found[times.argmax()]} is there {times.max()} times; once is the most"
+        )
+    return torch.as_tensor(ids.astype(np.int64), device=head.device)
+
+
+STEPS = 16  # whose sizes are fetched at once
+
+
+class ActiveSizes:
+    """Collects the sizes of a vocabulary on its device.
+
+    Args:
+        tell: Gets the sizes of so many steps' drafted rows, on the engine's thread.
+    """
+
+    def __init__(
+        self, vocabulary: Vocabulary, device: torch.device, tell: Callable[[list[int]], None]
+    ) -> None:
+        self._vocabulary, self._device, self._tell = vocabulary, device, tell
+        self._held: list[Tensor] = []
+
+    @torch.inference_mode()
+    def drafted(self, rows: Int32) -> None:
+        """Take in a step's rows, behind their drafts."""
+        on_device = torch.from_numpy(rows.astype("int64")).to(self._device, non_blocking=True)
+        self._held.append(self._vocabulary.sizes(on_device).clone())
+        if len(self._held) == STEPS:
+            sizes: list[int] = torch.cat(self._held).tolist()
+            self._held.clear()
+            self._tell(sizes)

@@ -1,0 +1,6 @@
+"""What an answer may say next: one of some choices, or what a schema or a grammar allows."""
+
+from tasc_engine.guided.factory import GuideLimits, Guides
+from tasc_engine.guided.following import Guide, Guided, follow
+
+__all__ = ["Guide", "GuideLimits", "Guided", "Guides", "follow"]

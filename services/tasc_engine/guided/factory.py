@@ -1,0 +1,172 @@
+"""Guides for requests: each different one is compiled once and kept while it is used."""
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from tasc_engine.errors import GuideError
+from tasc_engine.guided import choices as trie
+from tasc_engine.guided import following
+from tasc_engine.guided.choices import Choices
+from tasc_engine.guided.following import Guide
+from tasc_engine.guided.library import Library
+from tasc_engine.guided.sandbox import Effort, Unsettled
+from tasc_engine.request import GuideSpec
+from tasc_text import TaskTokenizer
+
+Made = TypeVar("Made")
+
+
+class Kept(Generic[Made]):
+    """What belongs to guides, up to so many and so many characters of them together.
+
+    The newest is kept whatever its size. Not for several threads at a time.
+    """
+
+    def __init__(self, most: int, characters: int) -> None:
+        self._most, self._most_characters = most, characters
+        self._made: OrderedDict[GuideSpec, Made] = OrderedDict()
+        self._characters = 0
+
+    def __contains__(self, spec: GuideSpec) -> bool:
+        return spec in self._made
+
+    def get(self, spec: GuideSpec) -> Made | None:
+        found = self._made.get(spec)
+        if found is not None:
+            self._made.move_to_end(spec)
+        return found
+
+    def add(self, spec: GuideSpec, made: Made) -> None:
+        """Keep one that is not kept yet."""
+        self._made[spec] = made
+        self._characters += spec.characters
+        while len(self._made) > 1 and (
+            len(self._made) > self._most or self._characters > self._most_characters
+        ):
+            oldest, _ = self._made.popitem(last=False)
+            self._characters -= oldest.characters
+
+
+@dataclass(frozen=True)
+class GuideLimits:
+    """How large guides may be.
+
+    Attributes:
+        choices: Of one guide.
+        choice_characters: Of one guide's choices together.
+        text_characters: Of a JSON schema, a regular expression or a grammar.
+        compile_seconds: Of processor time, to compile one of those.
+        compile_bytes: Of memory, to compile one of those.
+        kept: Compiled guides that are kept, the latest used ones, and as many refused ones.
+        kept_characters: Of what they were compiled from, together, and of the refused ones.
+    """
+
+    choices: int = 20_000
+    choice_characters: int = 2_000_000
+    text_characters: int = 65_536
+    compile_seconds: float = 2.0
+    compile_bytes: int = 2**26
+    kept: int = 64
+    kept_characters: int = 8_000_000
+
+
+class _Compiled(Protocol):
+    def guide(self, max_tokens: int) -> Guide: ...
+
+
+class Guides:
+    """Makes guides for one target's tokens; any thread may ask it.
+
+    What is compiled already is had in microseconds. Anything else is compiled one after the other
+    on the asking thread: ask for a request's guide before the thread that decodes has to.
+
+    Args:
+        vocab_size: The model's, which may be larger than the tokenizer's.
+    """
+
+    def __init__(
+        self, tokenizer: TaskTokenizer, vocab_size: int, limits: GuideLimits | None = None
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._limits = limits or GuideLimits()
+        most, characters = self._limits.kept, self._limits.kept_characters
+        self._kept: Kept[_Compiled] = Kept(most, characters)
+        # Apart, so that guides that cannot be do not press out those that are used.
+        self._refused: Kept[str] = Kept(most, characters)
+        self._library: Library | GuideError | None = None
+        self._warm = False
+        self._lock, self._compiling = threading.Lock(), threading.Lock()
+
+    def of(self, spec: GuideSpec, max_tokens: int) -> Guide:
+        """A guide for one answer of at most so many tokens.
+
+        Raises:
+            GuideError: No answer can be guided so, it is too large, or a choice does not fit.
+        """
+        if told := self._too_large(spec):
+            raise GuideError(told)
+        compiled = self._find(spec)
+        if compiled is None:
+            with self._compiling:
+                compiled = self._find(spec) or self._compile(spec)
+        return compiled.guide(max_tokens)
+
+    def known(self, spec: GuideSpec) -> bool:
+        """Whether `of` would compile nothing now; for threads that must not wait."""
+        with self._lock:
+            kept = spec in self._kept or spec in self._refused
+        return kept or bool(self._too_large(spec))
+
+    def _too_large(self, spec: GuideSpec) -> str:
+        limits = self._limits
+        text = spec.kind != "choice"
+        for what, size, most in (
+            ("choices", len(spec.choices), limits.choices),
+            ("characters" if text else "characters of choices", spec.characters,
+             limits.text_characters if text else limits.choice_characters),
+        ):  # fmt: skip
+            if size > most:
+                return (
+                    f"a guide by {spec.kind} has {size} {what}; at most {most} are followed: "
+                    "send a smaller one"
+                )
+        return ""
+
+    def _compile(self, spec: GuideSpec) -> _Compiled:
+        if not self._warm:  # not before: it takes seconds on a machine that never did it
+            trie.warm_up()
+            following.warm_up()
+            self._warm = True
+        try:
+            compiled = self._made_of(spec)
+        except Unsettled:
+            raise
+        except GuideError as error:
+            with self._lock:
+                self._refused.add(spec, str(error))
+            raise
+        with self._lock:
+            self._kept.add(spec, compiled)
+        return compiled
+
+    def _made_of(self, spec: GuideSpec) -> _Compiled:
+        if spec.kind == "choice":
+            return Choices.of(spec.choices, self._tokenizer, self._vocab_size)
+        if self._library is None:
+            effort = Effort(self._limits.compile_seconds, self._limits.compile_bytes)
+            try:
+                self._library = Library(self._tokenizer, self._vocab_size, effort)
+            except GuideError as error:  # it takes a while, and would fail again
+                self._library = error
+        if isinstance(self._library, GuideError):
+            raise GuideError(str(self._library))
+        return self._library.compile(spec)
+
+    def _find(self, spec: GuideSpec) -> _Compiled | None:
+        with self._lock:
+            if told := self._refused.get(spec):
+                raise GuideError(told)
+            return self._kept.get(spec)

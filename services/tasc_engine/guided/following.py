@@ -1,0 +1,142 @@
+"""The contract of a guide; one step's guides: allowed tokens, drafts without forbidden nodes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from tasc_draft import Drafts
+from tasc_engine.sampling.row_parameters import Allowed
+
+Int32 = NDArray[np.int32]
+Masks = NDArray[np.uint32]
+
+
+class Guide(Protocol):
+    """What one answer may say next. Owned by one sequence, moved by one thread at a time.
+
+    A mask is a row of ``words`` words: bit b of word w is token ``32 * w + b``.
+    """
+
+    @property
+    def words(self) -> int:
+        """Words of a mask: a 32nd of the vocabulary, rounded up."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the end of sequence has been said; nothing is allowed any more."""
+
+    @property
+    def error(self) -> str:
+        """Why the answer cannot go on, and empty while it can. Nothing is allowed then."""
+
+    def look(self, tokens: Int32, parents: Int32, kept: NDArray[np.bool_], masks: Masks) -> None:
+        """Say what may come now and behind each node of a draft; the state stays as it is.
+
+        Args:
+            tokens: ``int32[n]`` a row's draft.
+            parents: ``int32[n]`` each node's parent, which is in front of it; -1 is the current
+                token.
+            kept: ``bool[n]``, written: whether a node and all above it are allowed.
+            masks: ``uint32[1 + n, words]``, written: what may come now, and at ``1 + x`` what may
+                come behind node x. Those of nodes that are not kept hold anything.
+        """
+
+    def advance(self, tokens: Int32) -> None:
+        """Go on by tokens that entered the answer; each was allowed at its place."""
+
+    def forced(self, most: int) -> Int32:
+        """``int32[n]`` what comes next for certain, at most so many tokens; the state stays.
+
+        It goes on while exactly one token is allowed, and stops behind an end of sequence.
+        """
+
+
+@dataclass(frozen=True)
+class Guided:
+    """Drafts that guides leave, and what is allowed at their places.
+
+    Attributes:
+        drafts: Without nodes that a guide forbids and those below them.
+        allowed: A mask for each place of rows with a guide; masks that no place names hold
+            anything. Row i's places begin at ``drafts.offsets[i] + i``: its current token, then
+            its nodes.
+    """
+
+    drafts: Drafts
+    allowed: Allowed
+
+
+def follow(guides: Sequence[Guide | None], drafts: Drafts) -> Guided:
+    """Ask each row's guide about its draft. A guide that cannot go on allows nothing, and says why.
+
+    Args:
+        guides: One for each row of the drafts; None where a row may say anything.
+    """
+    n, rows = len(drafts.tokens), len(guides)
+    mask_at = np.full(rows, -1, np.int32)
+    words = next((guide.words for guide in guides if guide is not None), 0)
+    offsets = drafts.offsets.tolist()
+    used = 0
+    for i, guide in enumerate(guides):
+        if guide is not None:
+            mask_at[i] = used
+            used += offsets[i + 1] - offsets[i] + 1
+    masks, kept = np.empty((used, words), np.uint32), np.ones(n, bool)
+    for i, guide in enumerate(guides):
+        if guide is not None:
+            begin, end = offsets[i], offsets[i + 1]
+            at = int(mask_at[i])
+            guide.look(
+                drafts.tokens[begin:end], drafts.parents[begin:end], kept[begin:end],
+                masks[at : at + 1 + end - begin],
+            )  # fmt: skip
+    return _without(drafts, kept, mask_at, masks)
+
+
+def warm_up() -> None:
+    """Compile, or load what is compiled, before the first request waits for it."""
+    follow([None], Drafts.empty(1))
+
+
+def _without(drafts: Drafts, kept: Any, mask_at: Any, masks: Any) -> Guided:
+    n, rows = int(np.count_nonzero(kept)), len(mask_at)
+    taken, parents, mask_of = (np.empty(k, np.int32) for k in (n, n, n + rows))
+    offsets = np.zeros(rows + 1, np.int32)
+    scratch = np.empty(len(kept), np.int32)
+    _leave_out(
+        drafts.parents, drafts.offsets, kept, mask_at, taken, parents, offsets, mask_of, scratch
+    )
+    allowed = Allowed(masks, mask_of)
+    if n == len(kept):
+        return Guided(drafts, allowed)
+    left = Drafts(
+        drafts.tokens[taken], parents, drafts.depths[taken], offsets,
+        drafts.logp[taken], drafts.source[taken],
+    )  # fmt: skip
+    return Guided(left, allowed)
+
+
+@numba.njit(cache=True, nogil=True)
+def _leave_out(
+    parents: Any, offsets: Any, kept: Any, mask_at: Any,
+    taken: Any, new_parents: Any, new_offsets: Any, mask_of: Any, new_place: Any,
+) -> None:  # fmt: skip
+    n = place = 0
+    for i in range(len(mask_at)):
+        begin, first = offsets[i], n
+        mask_of[place] = mask_at[i]
+        place += 1
+        for x in range(begin, offsets[i + 1]):
+            if kept[x]:
+                above = parents[x]
+                new_place[x] = n - first
+                taken[n] = x
+                new_parents[n] = new_place[begin + above] if above >= 0 else -1
+                mask_of[place] = mask_at[i] + 1 + x - begin if mask_at[i] >= 0 else -1
+                n += 1
+                place += 1
+        new_offsets[i + 1] = n

@@ -1,0 +1,404 @@
+"""Attention of a step's rows over their slots in the cache, in compiled code.
+
+A token sees the first slots of its row and, if it is a node of a draft, the nodes above it (tree
+attention: Miao et al. 2024, arXiv 2305.09781). Queries are lanes: those of all heads and of as many
+tokens of a row as fit are scored, and turned to weights, together. Rows that bring many tokens are
+left to torch's attention, which starts slower and multiplies faster.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tasc_engine.errors import UnsupportedModel
+from tasc_engine.kernels.cpu.compiling import Size, arithmetic, bits, known, numbers, value
+from tasc_engine.kernels.cpu.lanes import (
+    WIDTH,
+    add,
+    div,
+    exponent,
+    fma,
+    fold,
+    load,
+    maximum,
+    mul,
+    narrow,
+    splat,
+    store,
+    sub,
+    tile,
+    widen,
+    zeros,
+)
+from tasc_engine.kernels.torch_attention import RowByRow
+from tasc_engine.layout import Int64, StepLayout
+
+_MOST_LANES = 256  # queries scored together
+_TAKEN = 8  # places taken at once
+_one, _two, _four, _eight, _sixteen = (known(n) for n in (1, 2, 4, 8, 16))
+
+
+class Scratch:
+    """Memory for one attention at a time, grown when a longer row comes.
+
+    Args:
+        dtype: Of sums: float64 for float64, else float32.
+    """
+
+    def __init__(self, heads: int, kv_heads: int, head_dim: int, dtype: Any) -> None:
+        self.heads, self.kv_heads = heads, kv_heads
+        self.size = Size(head_dim)
+        self.tokens = max(_MOST_LANES // heads, 1)  # taken together
+        self.lanes = _up(self.tokens * heads) + WIDTH
+        self.queries = np.zeros(head_dim * self.lanes, dtype)
+        self.keys = np.zeros(_TAKEN * _up(head_dim), dtype)
+        self.values = np.zeros(_TAKEN * _up(head_dim), dtype)
+        self.sums = np.zeros(self.tokens * heads * _up(head_dim), dtype)
+        self.totals = np.zeros(self.lanes, dtype)
+        self.scores = np.zeros(0, dtype)
+
+    def hold(self, places: int) -> None:
+        """Make room for a row of so many places."""
+        needed = (places + _TAKEN) * self.lanes
+        if len(self.scores) < needed:
+            self.scores = np.zeros(needed, self.totals.dtype)
+
+
+def attend(
+    query: NDArray[Any], pool: NDArray[Any], layout: Any, rows: NDArray[np.int64], scratch: Scratch,
+    scale: float, window: int | None, softcap: float | None, out: NDArray[Any],
+) -> None:  # fmt: skip
+    """See `RowCache.attend`.
+
+    Args:
+        query, out: ``[N * heads * head_dim]`` elements, see `lanes`.
+        pool: ``[places * 2 * kv_heads * head_dim]`` elements of one layer.
+        layout: A `StepLayout` of numpy arrays.
+        rows: ``int64[n]`` the rows to do; the others' part of ``out`` stays as it is.
+        scratch: Holds the longest of them.
+    """
+    _attend(
+        query, pool, layout.positions, layout.seen, layout.tree, layout.begins, layout.firsts,
+        layout.trunks, layout.nodes, rows, scratch.heads, scratch.kv_heads, scratch.size,
+        scratch.tokens, scratch.totals.dtype.type(scale), window or 0,
+        scratch.totals.dtype.type(softcap or 0.0), scratch.queries, scratch.keys, scratch.values,
+        scratch.scores, scratch.totals, scratch.sums, out,
+    )  # fmt: skip
+
+
+def _up(n: int) -> int:
+    return -(-n // WIDTH) * WIDTH
+
+
+@arithmetic
+def _attend(
+    query: Any, pool: Any, positions: Any, seen: Any, tree: Any, begins: Any, firsts: Any,
+    trunks: Any, nodes: Any, rows: Any, heads: int, kv_heads: int, size: Any, most: int, scale: Any,
+    window: int, softcap: Any, queries: Any, keys: Any, values: Any, scores: Any, totals: Any,
+    sums: Any, out: Any,
+) -> None:  # fmt: skip
+    dim = value(size)
+    shared, step = heads // kv_heads, 2 * kv_heads * dim
+    for r in rows:
+        places = trunks[r] + nodes[r]
+        node = begins[r + 1] - nodes[r]
+        for token in range(begins[r], begins[r + 1], most):
+            tokens = min(most, begins[r + 1] - token)
+            n, lanes = tokens * shared, _lanes(tokens * heads)
+            low = _lowest(positions, token, tokens, window)
+            end = places if token + tokens > node else seen[token + tokens - 1]
+            for g in range(kv_heads):
+                at = (firsts[r] + low) * step + g * dim
+                _score(
+                    query, token, n, g, shared, heads, size, scale, pool, at, step, end - low,
+                    queries, keys, scores, g * n, lanes,
+                )  # fmt: skip
+            if softcap > 0:
+                _cap(scores, end - low, lanes, tokens * heads, softcap)
+            for t in range(token, token + tokens):
+                i = (t - token) * shared
+                if window:
+                    hidden = positions[t] + 1 - window - low
+                    for p in range(hidden):
+                        _hide(scores, p * lanes + i, n, kv_heads, shared)
+                for p in range(max(seen[t], low), end):
+                    b = p - trunks[r]
+                    if (
+                        b < 0
+                        or not (tree[t] >> b) & 1
+                        or (window and positions[t] - positions[node + b] >= window)
+                    ):
+                        _hide(scores, (p - low) * lanes + i, n, kv_heads, shared)
+            _weigh(scores, end - low, lanes, tokens * heads, totals)
+            for g in range(kv_heads):
+                at = (firsts[r] + low) * step + (kv_heads + g) * dim
+                _sum(pool, at, step, end - low, n, size, scores, g * n, lanes, values, sums)
+                _scatter(sums, totals, token, n, g, shared, heads, size, out)
+
+
+@arithmetic
+def _lowest(positions: Any, token: int, tokens: int, window: int) -> int:
+    """The first place that some token sees; nodes are in no order of depth."""
+    if not window:
+        return 0
+    least = positions[token]
+    for t in range(token + 1, token + tokens):
+        least = min(least, positions[t])
+    return max(0, least + 1 - window)
+
+
+@arithmetic
+def _lanes(queries: int) -> int:
+    """Lanes of a place: a product may write over up to a vector behind its own."""
+    return (queries + 2 * WIDTH - 1) // WIDTH * WIDTH
+
+
+@arithmetic
+def _gather(
+    query: Any, token: int, begin: int, end: int, g: int, shared: int, heads: int, size: Any,
+    scale: Any, queries: Any, slices: Any,
+) -> None:  # fmt: skip
+    """Some queries of one head of keys as vectors of lanes: a lane has a slice of a query."""
+    dim, each = value(size), value(slices)
+    together = WIDTH // each
+    for i in range((end - begin + together - 1) // together * together):
+        q = begin + i
+        at = ((token + q // shared) * heads + g * shared + q % shared) * dim
+        to = i // together * dim * together + i % together * each
+        for d in range(0, dim, each):
+            for s in range(each):
+                x = widen(query[at + d + s]) * scale if q < end else scale - scale
+                queries[to + d * together + s] = x
+
+
+@arithmetic
+def _convert(source: Any, at: int, size: Any, target: Any, to: int) -> None:
+    dim = value(size)
+    d = 0
+    while d + WIDTH <= dim:
+        store(target, to + d, load(source, at + d))
+        d += WIDTH
+    while d < dim:
+        target[to + d] = widen(source[at + d])
+        d += 1
+
+
+@arithmetic
+def _score(
+    query: Any, token: int, n: int, g: int, shared: int, heads: int, size: Any, scale: Any,
+    pool: Any, at: int, step: int, places: int, queries: Any, keys: Any, scores: Any, first: int,
+    stride: int,
+) -> None:  # fmt: skip
+    """Scores of one head of keys: of queries that fill vectors, then of the few that are left."""
+    s1, s2, s4, s8, s16 = _one(), _two(), _four(), _eight(), _sixteen()
+    full = n // WIDTH * WIDTH if value(size) % WIDTH == 0 else n
+    left = n - full
+    if full:
+        _gather(query, token, 0, full, g, shared, heads, size, scale, queries, s1)
+        _score_lanes(pool, at, step, places, queries, keys, scores, first, stride, size, s1, full)
+    if left:
+        to = first + full
+        if left > 8:
+            _gather(query, token, full, n, g, shared, heads, size, scale, queries, s1)
+            _score_lanes(pool, at, step, places, queries, keys, scores, to, stride, size, s1, left)
+        elif left > 4:
+            _gather(query, token, full, n, g, shared, heads, size, scale, queries, s2)
+            _score_lanes(pool, at, step, places, queries, keys, scores, to, stride, size, s2, left)
+        elif left > 2:
+            _gather(query, token, full, n, g, shared, heads, size, scale, queries, s4)
+            _score_lanes(pool, at, step, places, queries, keys, scores, to, stride, size, s4, left)
+        elif left > 1:
+            _gather(query, token, full, n, g, shared, heads, size, scale, queries, s8)
+            _score_lanes(pool, at, step, places, queries, keys, scores, to, stride, size, s8, left)
+        else:
+            _gather(query, token, full, n, g, shared, heads, size, scale, queries, s16)
+            _score_lanes(pool, at, step, places, queries, keys, scores, to, stride, size, s16, left)
+
+
+@arithmetic
+def _score_lanes(
+    pool: Any, at: int, step: int, places: int, queries: Any, keys: Any, scores: Any, first: int,
+    stride: int, size: Any, slices: Any, n: int,
+) -> None:  # fmt: skip
+    """Scores of gathered queries at eight places at once."""
+    dim, each = value(size), value(slices)
+    for p in range(0, places, 8):
+        for k in range(8):
+            _convert(pool, at + min(p + k, places - 1) * step, size, keys, k * dim)
+        for b in range(0, n, WIDTH):
+            none = zeros(keys)
+            t0, t1, t2, t3, t4, t5, t6, t7 = none, none, none, none, none, none, none, none
+            for d in range(0, dim, each):
+                q = load(queries, b * dim + d // each * WIDTH)
+                t0 = fma(q, tile(keys, d, slices), t0)
+                t1 = fma(q, tile(keys, dim + d, slices), t1)
+                t2 = fma(q, tile(keys, 2 * dim + d, slices), t2)
+                t3 = fma(q, tile(keys, 3 * dim + d, slices), t3)
+                t4 = fma(q, tile(keys, 4 * dim + d, slices), t4)
+                t5 = fma(q, tile(keys, 5 * dim + d, slices), t5)
+                t6 = fma(q, tile(keys, 6 * dim + d, slices), t6)
+                t7 = fma(q, tile(keys, 7 * dim + d, slices), t7)
+            to = first + p * stride + b
+            store(scores, to, fold(t0, slices))
+            store(scores, to + stride, fold(t1, slices))
+            store(scores, to + 2 * stride, fold(t2, slices))
+            store(scores, to + 3 * stride, fold(t3, slices))
+            store(scores, to + 4 * stride, fold(t4, slices))
+            store(scores, to + 5 * stride, fold(t5, slices))
+            store(scores, to + 6 * stride, fold(t6, slices))
+            store(scores, to + 7 * stride, fold(t7, slices))
+
+
+@arithmetic
+def _cap(scores: Any, places: int, lanes: int, used: int, softcap: Any) -> None:
+    """``c tanh(s / c)``, as 1 - 2 / (e^2x + 1)."""
+    cap = splat(softcap)
+    one = div(cap, cap)
+    two = add(one, one)
+    for p in range(places):
+        for i in range(p * lanes, p * lanes + used, WIDTH):
+            grown = exponent(div(mul(two, load(scores, i)), cap))
+            store(scores, i, mul(cap, sub(one, div(two, add(grown, one)))))
+
+
+@arithmetic
+def _hide(scores: Any, at: int, n: int, kv_heads: int, shared: int) -> None:
+    """One place from the queries of one token."""
+    for g in range(kv_heads):
+        for s in range(shared):
+            scores[at + g * n + s] = -np.inf
+
+
+@arithmetic
+def _weigh(scores: Any, places: int, lanes: int, used: int, totals: Any) -> None:
+    """Scores of ``used`` lanes to weights, and their sums; zeros behind the last place."""
+    for b in range(0, used, WIDTH):
+        most, total = load(scores, b), zeros(totals)
+        for p in range(1, places):
+            most = maximum(most, load(scores, p * lanes + b))
+        for p in range(places):
+            weight = exponent(sub(load(scores, p * lanes + b), most))
+            store(scores, p * lanes + b, weight)
+            total = add(total, weight)
+        store(totals, b, total)
+        for p in range(places, (places + 7) // 8 * 8):
+            store(scores, p * lanes + b, zeros(totals))
+
+
+@arithmetic
+def _sum(
+    pool: Any, at: int, step: int, places: int, n: int, size: Any, scores: Any, first: int,
+    lanes: int, values: Any, sums: Any,
+) -> None:  # fmt: skip
+    """Weighted values of one head of keys, ``[n, dim rounded up]``."""
+    dim = value(size)
+    padded = (dim + WIDTH - 1) // WIDTH * WIDTH
+    for i in range(0, n * padded, WIDTH):
+        store(sums, i, zeros(values))
+    for p in range(0, places, 8):
+        for k in range(8):  # weights behind the last place are 0, values need be numbers only
+            _convert(pool, at + min(p + k, places - 1) * step, size, values, k * padded)
+        for q in range(n):
+            i = p * lanes + first + q
+            w0, w1 = splat(scores[i]), splat(scores[i + lanes])
+            w2, w3 = splat(scores[i + 2 * lanes]), splat(scores[i + 3 * lanes])
+            w4, w5 = splat(scores[i + 4 * lanes]), splat(scores[i + 5 * lanes])
+            w6, w7 = splat(scores[i + 6 * lanes]), splat(scores[i + 7 * lanes])
+            for d in range(0, padded, WIDTH):
+                even = fma(w0, load(values, d), load(sums, q * padded + d))
+                odd = mul(w1, load(values, padded + d))
+                even = fma(w2, load(values, 2 * padded + d), even)
+                odd = fma(w3, load(values, 3 * padded + d), odd)
+                even = fma(w4, load(values, 4 * padded + d), even)
+                odd = fma(w5, load(values, 5 * padded + d), odd)
+                even = fma(w6, load(values, 6 * padded + d), even)
+                odd = fma(w7, load(values, 7 * padded + d), odd)
+                store(sums, q * padded + d, add(even, odd))
+
+
+@arithmetic
+def _scatter(
+    sums: Any, totals: Any, token: int, n: int, g: int, shared: int, heads: int, size: Any, out: Any
+) -> None:
+    dim = value(size)
+    padded = (dim + WIDTH - 1) // WIDTH * WIDTH
+    for q in range(n):
+        at = ((token + q // shared) * heads + g * shared + q % shared) * dim
+        total, d = splat(totals[g * n + q]), 0
+        while d + WIDTH <= dim:
+            store(out, at + d, div(load(sums, q * padded + d), total))
+            d += WIDTH
+        while d < dim:
+            out[at + d] = narrow(sums[q * padded + d] / totals[g * n + q], out[0])
+            d += 1
+
+
+# Torch is faster from so many queries of a head of keys on, if there is enough to do; measured
+# with 32 to 128 places a head and contexts up to 900.
+_MANY, _MUCH = 24, 400_000
+
+
+class CompiledRows:
+    """Attends for all rows of a step; see `RowByRow`."""
+
+    def __init__(self, pool: Tensor) -> None:
+        self._others = RowByRow(pool)
+        self._layers = [bits(layer) for layer in pool]
+        self._kv_heads = pool.shape[3]
+        self._scratch: Scratch | None = None
+        self._query = self._out = torch.empty(0)
+        self._asked = self._found = bits(self._out)
+
+    def bits(self, layer: int) -> NDArray[Any]:
+        """One layer's keys and values as elements of `lanes`."""
+        return self._layers[layer]
+
+    def begin(self, host: StepLayout[Int64], device: StepLayout[Tensor]) -> None:
+        """Take in a step's layout."""
+        self._others.begin(host, device)
+        self._step = host
+        self._lengths = host.trunks + host.nodes
+        self._tokens = np.diff(host.begins)
+        self._little: Int64 | None = None
+        self._much: list[int] = []
+
+    def attend(
+        self, layer: int, query: Tensor, scale: float, window: int | None, softcap: float | None
+    ) -> Tensor:
+        """See `RowCache.attend`; what is returned is overwritten by the next call."""
+        query = query.contiguous()
+        self._take(query)
+        scratch, little = self._prepared(query)
+        if len(little):
+            attend(
+                self._asked, self._layers[layer], self._step, little, scratch, scale, window,
+                softcap, self._found,
+            )  # fmt: skip
+        for row in self._much:
+            self._others.attend_row(row, layer, query, scale, window, softcap, self._out)
+        return self._out
+
+    def _take(self, query: Tensor) -> None:
+        """Queries and memory for what they find, as arrays; mostly those of the layer before."""
+        if query is not self._query:
+            if self._out.shape != query.shape:
+                self._out = torch.empty_like(query)
+                self._found = bits(self._out)
+            self._query, self._asked = query, bits(query)
+
+    def _prepared(self, query: Tensor) -> tuple[Scratch, Int64]:
+        """Memory to work in, and the rows for compiled code; once a step."""
+        _, heads, dim = query.shape
+        if self._scratch is None:
+            self._scratch = Scratch(heads, self._kv_heads, dim, numbers(query.dtype))
+        if self._scratch.heads != heads:
+            raise UnsupportedModel(f"layers have {self._scratch.heads} and {heads} query heads")
+        if self._little is None:
+            work = self._tokens * self._lengths * (heads * dim)
+            much = (self._tokens * (heads // self._kv_heads) >= _MANY) & (work >= _MUCH)
+            self._little, self._much = np.flatnonzero(~much), np.flatnonzero(much).tolist()
+            self._scratch.hold(int(self._lengths[self._little].max(initial=0)))
+        return self._scratch, self._little

@@ -1,0 +1,91 @@
+"""How CPU kernels are compiled: the compiler's options, tensors as flat arrays, and constant sizes.
+
+A size that is known when code is compiled has a type of its own, so that loops over it are
+unrolled.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numba.core import types
+from numba.extending import NativeValue, intrinsic, models, register_model, typeof_impl, unbox
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tasc_draft.compiled import Compiler
+
+# numba has no 16-bit floats: it is given their bits, of a type of integer for each; see `lanes`.
+_BITS = {torch.bfloat16: torch.uint16, torch.float16: torch.int16}
+
+
+def bits(tensor: Tensor) -> NDArray[Any]:
+    """A contiguous tensor on the CPU as elements of `lanes`."""
+    held = _BITS.get(tensor.dtype)
+    flat = tensor.view(-1)
+    found: NDArray[Any] = (flat if held is None else flat.view(held)).numpy()
+    return found
+
+
+def numbers(dtype: torch.dtype) -> Any:
+    """The numpy type that sums of a dtype are taken in."""
+    return np.float64 if dtype == torch.float64 else np.float32
+
+
+class SizeType(types.Type):
+    """Of one size."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+        super().__init__(name=f"Size({value})")
+
+
+class Size:
+    """A size as an argument of compiled code."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+        self._numba_type_ = SizeType(value)  # where numba looks first, without a search
+
+
+register_model(SizeType)(models.OpaqueModel)
+
+
+@typeof_impl.register(Size)
+def _type_of(size: Size, context: Any) -> SizeType:
+    return size._numba_type_
+
+
+@unbox(SizeType)
+def _native(kind: SizeType, size: Any, c: Any) -> Any:
+    return NativeValue(c.context.get_dummy_value())
+
+
+@intrinsic
+def value(_: Any, size: Any) -> Any:
+    """The number, in compiled code."""
+
+    def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return context.get_constant(types.intp, size.value)
+
+    return types.intp(size), lower
+
+
+def known(number: int) -> Any:
+    """A function of compiled code that gives the size of a number."""
+    kind = SizeType(number)
+
+    def typed(_: Any) -> Any:
+        def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return context.get_dummy_value()
+
+        return kind(), lower
+
+    return intrinsic(typed)
+
+
+ENGINE = Path(__file__).parents[2]
+ROOMS = ("kernels/cpu", "sampling", "lora")  # whose functions are compiled here
+_own = Compiler(*(ENGINE / room for room in ROOMS))
+arithmetic, borrowing = _own.arithmetic, _own.borrowing

@@ -1,0 +1,1 @@
+"""The KV cache: its memory, which slots a request holds, and shared prompt prefixes."""

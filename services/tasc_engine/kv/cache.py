@@ -1,0 +1,269 @@
+"""Attention of packed rows over a KV cache in which each row has places and a length of its own.
+
+It plugs into any model that calls transformers' attention interface: keys and values of the step
+enter the cache at their places, then each token attends to what it sees of its own row. Which code
+does that depends on the device alone. It decides nothing about tokens.
+"""
+
+import logging
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from tasc_engine.errors import OutOfMemory, UnsupportedModel, is_out_of_memory
+from tasc_engine.kernels.cpu.attention import CompiledRows
+from tasc_engine.kernels.gpu.attention import FusedRows, available
+from tasc_engine.kernels.torch_attention import RowByRow
+from tasc_engine.layout import Int64, StepLayout
+
+NAME = "tasc_packed"
+_CACHE = "tasc_cache"
+LEAST_PLACES = 16  # what a model is tried with at load
+log = logging.getLogger(__name__)
+
+
+class RowCache:
+    """Keys and values of all layers, ``[layers, places + 1, 2, kv_heads, head_dim]``.
+
+    Which row holds which places is for others to say. Memory is taken when it is first used, which
+    is while the model is loaded. What lies behind a row's length is left over from rejected drafts
+    or earlier requests, is finite, and is seen by nobody. The last place is nobody's either: what
+    pads a step of fixed size goes there.
+
+    Args:
+        places: Most that can be used.
+        nbytes: Most memory to take; None for as much as ``places`` need.
+        longest: Places of the longest row there can be; None for all.
+
+    Attributes:
+        host, device: The layout of the step that runs, or ran last, outside of a graph.
+    """
+
+    def __init__(
+        self, layers: int, places: int, nbytes: int | None = None, longest: int | None = None
+    ) -> None:
+        self.layers = layers
+        self.host: StepLayout[Int64] | None = None
+        self.device: StepLayout[Tensor] | None = None
+        self._most, self._nbytes, self._longest = places, nbytes, longest or places
+        self._pool: Tensor | None = None
+        self._rows: RowByRow | CompiledRows | FusedRows | None = None
+
+    @property
+    def places(self) -> int:
+        """How many there are; as many as were asked for before the first forward."""
+        return self._most if self._pool is None else self._pool.shape[1] - 1
+
+    def shares(self, other: "RowCache") -> bool:
+        """Whether both are the same memory."""
+        return self._pool is not None and self._pool is other._pool
+
+    def share(self, other: "RowCache") -> None:
+        """Hold everything in another's memory from now on, and nothing of what was held.
+
+        Raises:
+            UnsupportedModel: It is for a model of another shape, dtype or device.
+        """
+        if self._pool is None or other._pool is None:
+            raise RuntimeError("the cache is empty; a forward comes first")
+        own, theirs = (
+            (*pool.shape[:1], *pool.shape[2:], pool.dtype, pool.device)
+            for pool in (self._pool, other._pool)
+        )
+        if own != theirs:
+            raise UnsupportedModel(
+                f"the model has keys and values of {own}, the one that is served of {theirs}; "
+                "restart the service to serve it"
+            )
+        self._pool, self._rows = other._pool, _rows_of(other._pool, self._longest)
+        self.host = self.device = None
+
+    def begin(self, host: StepLayout[Int64], device: StepLayout[Tensor]) -> None:
+        """Nodes that the last step kept move to where they belong; then the layout is taken in."""
+        self.move(device.moves)
+        self.host, self.device = host, device
+        if self._rows is not None:
+            self._rows.begin(host, device)
+
+    def move(self, moves: Tensor) -> None:
+        """Copy places, ``int64[2, k]`` from and to; all are read before any is written."""
+        if self._pool is not None and moves.numel():
+            source, target = moves
+            self._pool.index_copy_(1, target, self._pool.index_select(1, source))
+
+    def pool(self, layer: int, kv_heads: int, head_dim: int, like: Tensor) -> Tensor:
+        """One layer's keys and values."""
+        if self._pool is None:
+            self._pool = self._taken(kv_heads, head_dim, like)
+            self._rows = _rows_of(self._pool, self._longest)
+            self._rows.begin(self.current, self._on_device)
+        if self._pool.shape[3:] != (kv_heads, head_dim):
+            raise UnsupportedModel(
+                f"layers have keys and values of {tuple(self._pool.shape[3:])} and "
+                f"{(kv_heads, head_dim)} heads and places; all layers must be alike"
+            )
+        return self._pool[layer]
+
+    def keep(self, layer: int, kv: Tensor) -> None:
+        """Write the step's keys and values, ``[N, 2, kv_heads, head_dim]``."""
+        pool = self.pool(layer, kv.shape[2], kv.shape[3], kv)
+        # A mask hides a finite number only, and what is left over must be hidden from later rows.
+        pool.index_copy_(0, self._on_device.places, kv.nan_to_num(0.0, 0.0, 0.0))
+
+    def attend(
+        self, layer: int, query: Tensor, scale: float, window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Each token attends to what it sees; the step's keys and values are there already.
+
+        Args:
+            query: ``[N, heads, head_dim]``.
+            scale: Of the scores.
+            window: Tokens a query looks back, itself included; None for all.
+            softcap: Scores s become ``softcap * tanh(s / softcap)``.
+
+        Returns:
+            ``[N, heads, head_dim]``; may be overwritten by the next call.
+        """
+        assert self._rows is not None, "keys and values come before queries"
+        return self._rows.attend(layer, query, scale, window, softcap)
+
+    def bits(self, layer: int, kv_heads: int, head_dim: int, like: Tensor) -> NDArray[Any]:
+        """One layer's keys and values as elements of `kernels.cpu.lanes`; on a CPU."""
+        if self._rows is None:
+            self.pool(layer, kv_heads, head_dim, like)
+        assert isinstance(self._rows, CompiledRows), "compiled code runs on a CPU"
+        return self._rows.bits(layer)
+
+    @property
+    def current(self) -> StepLayout[Int64]:
+        if self.host is None:
+            raise RuntimeError("the cache has no step layout; forwards go through Target only")
+        return self.host
+
+    @property
+    def _on_device(self) -> StepLayout[Tensor]:
+        assert self.device is not None, "a forward begins with a layout"
+        return self.device
+
+    @torch.inference_mode()
+    def copied(self, first: int, tokens: int) -> Tensor:
+        """``[layers, tokens, 2, kv_heads, head_dim]`` of places that lie together."""
+        if self._pool is None:
+            raise RuntimeError("the cache is empty; a forward comes first")
+        return self._pool[:, first : first + tokens].clone()
+
+    @torch.inference_mode()
+    def paste(self, first: int, kv: Tensor) -> None:
+        """Put what `copied` gave at other places."""
+        if self._pool is not None:
+            self._pool[:, first : first + kv.shape[1]] = kv
+
+    @torch.inference_mode()
+    def shift(self, first: int, to: int, tokens: int) -> None:
+        """Move places that lie together; where there is no memory for a layer's, nothing moves."""
+        if self._pool is not None:
+            held = torch.empty_like(self._pool[0, :tokens])
+            for layer in self._pool:
+                held.copy_(layer[first : first + tokens])
+                layer[to : to + tokens] = held
+
+    @torch.inference_mode()
+    def clear(self) -> None:
+        """Forget what a trial forward left; the memory stays."""
+        if self._pool is not None:
+            self._pool.zero_()
+        self.host = self.device = None
+
+    def _taken(self, kv_heads: int, head_dim: int, like: Tensor) -> Tensor:
+        each = self.layers * 2 * kv_heads * head_dim * like.element_size()
+        places = self._most if self._nbytes is None else min(self._most, self._nbytes // each - 1)
+        log.info("the KV cache holds %d tokens of %d bytes", places, each)
+        if places < min(LEAST_PLACES, self._most):
+            raise ValueError(
+                f"kv_cache_bytes is {self._nbytes}, room for {places} tokens of {each} bytes; "
+                f"at least {(LEAST_PLACES + 1) * each} are needed, and no more than "
+                f"{(self._most + 1) * each} are of use"
+            )
+        shape = (self.layers, places + 1, 2, kv_heads, head_dim)
+        try:
+            return torch.zeros(shape, dtype=like.dtype, device=like.device)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise OutOfMemory(
+                f"a KV cache of {places} tokens, {places * each} bytes, does not fit the memory of "
+                f"{like.device}; lower rows or max_model_len, or set kv_cache_bytes",
+                moved=False,
+            ) from error
+
+
+def _rows_of(pool: Tensor, longest: int) -> RowByRow | CompiledRows | FusedRows:
+    if pool.device.type == "cpu":
+        return CompiledRows(pool)
+    fits = pool.is_cuda and available(pool.dtype, pool.shape[-1], pool.device)
+    return FusedRows(pool, longest) if fits else RowByRow(pool)
+
+
+def on_device(layout: StepLayout[Int64], device: torch.device) -> StepLayout[Tensor]:
+    """A layout's arrays as tensors, by one copy."""
+    arrays = [np.ascontiguousarray(array) for array in vars(layout).values()]
+    if device.type == "cpu":
+        return StepLayout(*(torch.from_numpy(array) for array in arrays))
+    flat = torch.from_numpy(np.concatenate([array.reshape(-1) for array in arrays]))
+    parts = flat.to(device, non_blocking=True).split([array.size for array in arrays])
+    tensors = (part.view(array.shape) for part, array in zip(parts, arrays, strict=True))
+    return StepLayout(*tensors)
+
+
+def _packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    cache: RowCache = getattr(module, _CACHE)
+    if kwargs.get("s_aux") is not None:
+        raise UnsupportedModel("the model's attention has sinks (s_aux), which are not supported")
+    if key.shape != value.shape:
+        raise UnsupportedModel(
+            f"keys have {key.shape[-1]} places a head, values {value.shape[-1]}; must be the same"
+        )
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    cache.keep(layer, torch.stack((key[0], value[0])).permute(2, 0, 1, 3))
+    out = cache.attend(layer, query[0].transpose(0, 1), scale, sliding_window, softcap)
+    return out[None], None
+
+
+AttentionInterface.register(NAME, _packed_attention)
+
+
+def attention_layers(model: Any) -> int:
+    """How many layers of a model attend."""
+    indices = {m.layer_idx for m in model.modules() if getattr(m, "layer_idx", None) is not None}
+    return max(indices, default=-1) + 1
+
+
+def attach(model: Any, cache: RowCache) -> None:
+    """Make every attention layer of ``model`` use ``cache``.
+
+    Raises:
+        UnsupportedModel: The model does not call transformers' attention interface.
+    """
+    for module in model.modules():
+        if getattr(module, "layer_idx", None) is not None:
+            setattr(module, _CACHE, cache)
+    try:
+        model.set_attn_implementation(NAME)
+    except ValueError as error:
+        raise UnsupportedModel(f"{type(model).__name__}: {error}") from error

@@ -1,0 +1,159 @@
+"""Several adapters over one base model, chosen by row: which layers they change, and how.
+
+Each token of a step carries the number of its row's adapter, 0 for none; what its adapter adds to a
+linear layer is added to the layer's own product, so that rows of all adapters, and of none, share
+a forward. It knows a model's layers and an adapter's weights, no files and no requests.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from tasc_engine.errors import UnsupportedModel
+from tasc_engine.kv.cache import RowCache
+from tasc_engine.lora.adapter_files import Adapter
+from tasc_engine.lora.compiled_low_rank import CompiledTokens
+from tasc_engine.lora.low_rank import AdapterTokens, Addition, MaskedTokens
+
+Product = Callable[[Tensor], Tensor]
+
+
+class Adapters:
+    """The adapters of one target.
+
+    Args:
+        model: The base model, a transformers causal LM.
+        adapters: Their numbers are their places in it, from 1 on.
+
+    Raises:
+        UnsupportedModel: An adapter changes a layer that the model does not have, that is not a
+            linear one inside it, or that has another shape.
+    """
+
+    def __init__(self, model: Any, adapters: Sequence[Adapter] = ()) -> None:
+        self._adapters = adapters
+        for adapter in adapters:
+            _check_fit(adapter, model)
+        self._like: Tensor = model.get_input_embeddings().weight.detach()
+        compiled = self._like.device.type == "cpu"
+        self._every, self._picked = (
+            CompiledTokens(len(adapters)) if compiled else MaskedTokens() for _ in range(2)
+        )
+
+    def begin(self, cache: RowCache, looked_at: Tensor | None) -> None:
+        """Take in who is who in a forward, before its first layer.
+
+        Args:
+            cache: Has the step's layout.
+            looked_at: ``int64[M]`` the tokens that are left in layers that are ``picked``; None:
+                all.
+        """
+        if self._adapters:
+            assert cache.device is not None, "a forward begins with a layout"
+            numbers = cache.device.adapters
+            self._every.begin(numbers)
+            left = numbers if looked_at is None else numbers.index_select(0, looked_at)
+            self._picked.begin(left)
+
+    def around(
+        self, product: Product, layers: Sequence[str], widths: Sequence[int], picked: bool
+    ) -> Product:
+        """A product and what adapters add to it; itself where none adds anything.
+
+        Args:
+            product: Of joined linear layers: their outputs lie one behind the other.
+            layers: Their names in the model.
+            widths: Outputs of each.
+            picked: Only the tokens looked at are left.
+        """
+        tokens = self._picked if picked else self._every
+        addition = self._addition(tokens, layers, widths)
+        return product if addition is None else _Adapted(product, addition)
+
+    def attach(self, model: nn.Module) -> None:
+        """Put what adapters add into a model's own layers; each is given all tokens of a step."""
+        for name in sorted({name for adapter in self._adapters for name in adapter.layers}):
+            parent, _, own = name.rpartition(".")
+            linear: Any = model.get_submodule(name)
+            addition = self._addition(self._every, [name], [linear.out_features])
+            assert addition is not None, "somebody adapts it"
+            module = AdaptedModule(linear, addition, self._every, name)
+            setattr(model.get_submodule(parent), own, module)
+
+    def _addition(
+        self, tokens: AdapterTokens, layers: Sequence[str], widths: Sequence[int]
+    ) -> Addition | None:
+        weights = [[adapter.layers.get(name) for name in layers] for adapter in self._adapters]
+        if not any(w for own in weights for w in own):
+            return None
+        return tokens.addition(weights, widths, self._like)
+
+
+class _Adapted:
+    """A product, and what is added to it in place."""
+
+    def __init__(self, product: Product, addition: Addition) -> None:
+        self._product, self._addition = product, addition
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = self._product(x)
+        self._addition(x, y)
+        return y
+
+
+class AdaptedModule(nn.Module):
+    """A linear layer in a model's tree, and what is added to its output."""
+
+    def __init__(
+        self, linear: nn.Linear, addition: Addition, tokens: AdapterTokens, name: str
+    ) -> None:
+        super().__init__()
+        self.linear = linear  # a child of its own, so that it can be laid out like any other
+        self._addition, self._tokens, self._name = addition, tokens, name
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+
+    @property
+    def weight(self) -> Tensor:
+        # Some architectures ask a layer for its weight's dtype or device.
+        return self.linear.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        given = x.numel() // self.in_features
+        if given != self._tokens.count:
+            raise UnsupportedModel(
+                f"{self._name} is given {given} of a step's {self._tokens.count} tokens, so "
+                "that whose they are is not known; merge the adapter"
+            )
+        y: Tensor = self.linear(x)
+        self._addition(x, y)
+        return y
+
+
+def _check_fit(adapter: Adapter, model: nn.Module) -> None:
+    whole = type(model).__name__
+    outside = (model.get_input_embeddings(), model.get_output_embeddings())  # type: ignore[operator]
+    for name, weights in adapter.layers.items():
+        try:
+            layer = model.get_submodule(name)
+        except AttributeError:
+            raise UnsupportedModel(
+                f"adapter {adapter.name} changes {name}, which {whole} does not have; name the "
+                "base model that it was trained for"
+            ) from None
+        if not isinstance(layer, nn.Linear) or layer in outside:
+            kind = "embeddings" if layer in outside else type(layer).__name__
+            raise UnsupportedModel(
+                f"adapter {adapter.name} changes {name}, of {kind}; only linear layers between "
+                "embeddings and head may have several adapters: merge it"
+            )
+        own = [weights.up.shape[0], weights.down.shape[1]]
+        if own != [layer.out_features, layer.in_features]:
+            raise UnsupportedModel(
+                f"adapter {adapter.name} changes {name} of {own}, the base model's has "
+                f"{[layer.out_features, layer.in_features]}; name the model it was trained for"
+            )

@@ -1,0 +1,314 @@
+"""Decoding steps as captured CUDA graphs: one graph for each bucket of tokens, replayed each step.
+
+A step of a small model launches hundreds of kernels, each shorter than its launch; a graph launches
+all of them at once. It needs fixed shapes, so a step is padded to its bucket: tokens of no row go
+to a scratch place of the cache and see only that. All numbers of a step go to the device in one
+copy, its tokens come back in one, and only that is waited for. It knows no requests and no trees,
+and not how a forward or a cache is made; steps that bring prompt tokens are not its business.
+
+Use, by whoever owns a forward and a cache on a GPU, in front of the forward it makes itself::
+
+    chosen = graphs.next_tokens(step)      # as `lay_out` gives it
+    if chosen is None:                     # this step is for no graph
+        chosen = greatest(...)
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tasc_engine.errors import is_out_of_memory
+from tasc_engine.layout import Int64, StepLayout
+from tasc_engine.model.operations import first_greatest
+
+Step = StepLayout[Int64]
+Work = Callable[[], tuple[Tensor, Tensor]]  # logits, and the first of the greatest of each line
+log = logging.getLogger(__name__)
+
+_PER_TOKEN = ("ids", "positions", "places", "seen", "tree", "adapters")
+_PER_ROW = ("firsts", "trunks", "nodes")
+_WARM_UPS = 2  # the first compiles kernels and asks libraries for their workspaces
+
+
+class Cache(Protocol):
+    """Keys and values: ``move`` copies places, ``begin`` takes a layout in."""
+
+    host: Step | None
+    device: StepLayout[Tensor] | None
+
+    def move(self, moves: Tensor) -> None: ...
+
+    def begin(self, host: Step, device: StepLayout[Tensor]) -> None: ...
+
+
+class Recorder(Protocol):
+    """Turns work on fixed tensors into work that can be done again, and waits for it."""
+
+    def record(self, run: Work) -> Work:
+        """What gives the same tensors with new contents at each call."""
+        ...
+
+    def wait(self) -> None:
+        """Until all that was asked of the device is done."""
+        ...
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most a step of a graph may have.
+
+    Attributes:
+        rows: Rows of the cache.
+        tokens: Current tokens and draft tokens of all rows.
+        moves: Cache places that move before the step.
+        scratch: The cache place that is nobody's.
+    """
+
+    rows: int
+    tokens: int
+    moves: int
+    scratch: int
+
+
+def buckets(most: int) -> tuple[int, ...]:
+    """Numbers of tokens that graphs are made for, up to ``most``.
+
+    From eight on a step has at least two thirds of its bucket; fewer tokens cost what eight cost,
+    but for one alone.
+    """
+    sizes, size = [1, 8], 8
+    while size < most:
+        sizes += [size * 3 // 2, size * 2]
+        size *= 2
+    return (*(s for s in sizes if s < most), most)
+
+
+def sizes(limits: Limits, tokens: int) -> dict[str, int]:
+    """Numbers of each part of a bucket's buffer, in its order; one row more is for padding."""
+    per_token = dict.fromkeys(_PER_TOKEN, tokens)
+    per_row = dict.fromkeys(_PER_ROW, limits.rows + 1)
+    return {**per_token, "begins": limits.rows + 2, **per_row, "moves": 2 * limits.moves}
+
+
+def fill(parts: dict[str, Int64], step: Step, limits: Limits) -> None:
+    """Write a step into the parts of a buffer, and padding behind it.
+
+    Args:
+        parts: As `sizes` says, each flat.
+        step: Within ``limits`` and the bucket.
+    """
+    n, rows, k = len(step.ids), len(step.firsts), step.moves.shape[1]
+    padding = {"ids": 0, "positions": 0, "places": limits.scratch, "seen": 1, "tree": 0,
+               "adapters": 0, "firsts": limits.scratch, "trunks": 1, "nodes": 0}  # fmt: skip
+    for name, value in padding.items():
+        own: Int64 = getattr(step, name)
+        parts[name][: len(own)] = own
+        parts[name][len(own) :] = value
+    begins, moves = parts["begins"], parts["moves"].reshape(2, limits.moves)
+    begins[: rows + 1] = step.begins
+    begins[rows + 1 :] = n
+    begins[-1] = len(parts["ids"])
+    moves[:, :k] = step.moves
+    moves[:, k:] = limits.scratch
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    """Buffers of one bucket on both sides, and the work between them."""
+
+    parts: dict[str, Int64]
+    host: Tensor
+    device: Tensor
+    moves: Tensor
+    chosen: Tensor
+    replay: Work
+
+    def run(self, step: Step, limits: Limits, cache: Cache) -> tuple[Tensor, Tensor]:
+        fill(self.parts, step, limits)
+        self.device.copy_(self.host, non_blocking=True)
+        # Not in the graph, which would move as many places as there may be at every step.
+        cache.move(self.moves[:, : step.moves.shape[1]])
+        return self.replay()
+
+
+class GraphedForward:
+    """Runs steps in which every row only decodes; others are left to the caller.
+
+    Args:
+        forward: Ids, places looked at, cache: logits ``[M, vocab]``. It and
+            ``cache.begin`` must neither wait for the device nor depend on values.
+        cache: Has its memory already; place ``limits.scratch`` exists and is nobody's.
+        recorder: Captures graphs; `CudaGraphs` where it is None.
+    """
+
+    def __init__(
+        self,
+        forward: Callable[[Tensor, Tensor, Any], Tensor],
+        cache: Cache,
+        limits: Limits,
+        device: torch.device,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self._forward = forward
+        self._cache = cache
+        self._limits = limits
+        self._device = device
+        self._recorder = CudaGraphs(device) if recorder is None else recorder
+        self._sizes = buckets(limits.tokens)
+        self._buckets: dict[int, _Bucket | None] = {}
+
+    @torch.inference_mode()
+    def next_tokens(self, step: Step) -> Int64 | None:
+        """``int64[N]`` the greedy next token at each of the step's tokens; None if not for a graph.
+
+        It is below 0 where logits are no numbers. A bucket's first step captures its graph. Where
+        that does not fit the memory, steps of the bucket are for no graph.
+        """
+        bucket = self._bucket_of(step)
+        if bucket is None:
+            return None
+        _, chosen = bucket.run(step, self._limits, self._cache)
+        bucket.chosen.copy_(chosen, non_blocking=True)
+        self._recorder.wait()
+        found: Int64 = bucket.chosen.numpy()[: len(step.ids)].copy()
+        return found
+
+    @torch.inference_mode()
+    def logits(self, step: Step) -> Tensor | None:
+        """``[N, vocab]`` on the device, until the next step; None if not for a graph."""
+        bucket = self._bucket_of(step)
+        if bucket is None:
+            return None
+        logits, _ = bucket.run(step, self._limits, self._cache)
+        # The next step's numbers may not be written over these before they are copied.
+        self._recorder.wait()
+        return logits[: len(step.ids)]
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Capture all graphs now, so that no request waits for one."""
+        while self.warm_up_one():
+            pass
+
+    @torch.inference_mode()
+    def warm_up_one(self) -> bool:
+        """Capture the largest graph that is not there yet, which takes most memory.
+
+        Returns:
+            Whether more are to come. Between two steps rows may hold the cache meanwhile.
+        """
+        missing = [size for size in self._sizes if size not in self._buckets]
+        if missing:
+            self._bucket(missing[-1])
+        return len(missing) > 1
+
+    def size_of(self, step: Step) -> int | None:
+        """The bucket of a step; None where a row does more than decode or a limit is passed."""
+        limits, n = self._limits, len(step.ids)
+        # Only a row's last prompt token is looked at, so prompts make these two differ.
+        decodes = len(step.looked_at) == n
+        fits = len(step.firsts) <= limits.rows and step.moves.shape[1] <= limits.moves
+        if not (decodes and fits and 0 < n <= limits.tokens):
+            return None
+        return next(size for size in self._sizes if size >= n)
+
+    def _bucket_of(self, step: Step) -> _Bucket | None:
+        size = self.size_of(step)
+        return None if size is None else self._bucket(size)
+
+    def _bucket(self, size: int) -> _Bucket | None:
+        if size not in self._buckets:
+            try:
+                self._buckets[size] = self._record(size)
+            except RuntimeError as error:
+                # A capture that breaks off says so instead of why.
+                if not any(is_out_of_memory(e) for e in (error, error.__context__) if e):
+                    raise
+                log.warning("no memory for the graph of %d tokens; such steps run slower", size)
+                self._buckets[size] = None
+            finally:
+                # Moves of the step that waits are not made yet, whatever has been tried.
+                self._cache.host = self._cache.device = None
+        return self._buckets[size]
+
+    def _record(self, size: int) -> _Bucket:
+        """Everything is padding meanwhile, so that no row is touched."""
+        counts, pinned = sizes(self._limits, size), self._device.type == "cuda"
+        host = torch.empty(sum(counts.values()), dtype=torch.int64, pin_memory=pinned)
+        device = torch.empty(len(host), dtype=torch.int64, device=self._device)
+        split = list(counts.values())
+        parts = dict(zip(counts, np.split(host.numpy(), np.cumsum(split)[:-1]), strict=True))
+        fill(parts, _NOTHING, self._limits)
+        device.copy_(host)
+        own_parts = dict(zip(counts, device.split(split), strict=True))
+        own = _layout(own_parts, torch.arange(size, device=self._device))
+        padded: Step = _layout(parts, np.arange(size))
+
+        def run() -> tuple[Tensor, Tensor]:
+            self._cache.begin(padded, own)
+            logits = self._forward(own.ids, own.looked_at, self._cache)
+            return logits, first_greatest(logits)
+
+        chosen = torch.empty(size, dtype=torch.int64, pin_memory=pinned)
+        moves = own_parts["moves"].view(2, -1)
+        return _Bucket(parts, host, device, moves, chosen, self._recorder.record(run))
+
+
+class CudaGraphs:
+    """CUDA graphs on one device; they share their working memory, since one runs at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool: Any = None
+
+    def record(self, run: Work) -> Work:
+        """Run it, then capture it; it must not wait for the device.
+
+        Raises:
+            RuntimeError: It cannot be captured, or does not fit the memory.
+        """
+        with torch.cuda.device(self._device):
+            self._warm_up(run)
+            if self._pool is None:
+                self._pool = torch.cuda.graph_pool_handle()
+            graph = torch.cuda.CUDAGraph()
+            # Other threads of the process may use the device meanwhile.
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                found = run()
+
+        def replay() -> tuple[Tensor, Tensor]:
+            graph.replay()
+            return found
+
+        return replay
+
+    def wait(self) -> None:
+        torch.cuda.current_stream(self._device).synchronize()
+
+    def _warm_up(self, run: Work) -> None:
+        # On a stream of its own, as capturing is: memory of the caller's stream is not reused.
+        own = torch.cuda.Stream(self._device)
+        own.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(own):
+            for _ in range(_WARM_UPS):
+                run()
+        torch.cuda.current_stream(self._device).wait_stream(own)
+
+
+def _layout(parts: dict[str, Any], looked_at: Any) -> StepLayout[Any]:
+    """Without moves: they are made before."""
+    none = parts["moves"][:0].reshape(2, 0)
+    return StepLayout(**{**parts, "moves": none, "looked_at": looked_at})
+
+
+_NONE = np.zeros(0, np.int64)
+_NOTHING = Step(
+    ids=_NONE, positions=_NONE, places=_NONE, seen=_NONE, tree=_NONE, adapters=_NONE,
+    looked_at=_NONE, begins=np.zeros(1, np.int64), firsts=_NONE, trunks=_NONE, nodes=_NONE,
+    moves=np.zeros((2, 0), np.int64),
+)  # fmt: skip

@@ -1,0 +1,212 @@
+"""The forward of Llama-like models over packed tokens, in as few tensor operations as it takes.
+
+At the sizes of task models a step spends more time between operations than in them. It takes its
+weights from a transformers model and runs none of that model's code afterwards. It knows no rows
+and no masks: whoever holds keys and values attends.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
+from transformers.activations import ACT2FN
+
+from tasc_engine.kernels.gpu.attention import available
+from tasc_engine.kv.cache import RowCache
+from tasc_engine.lora.adapters import Adapters, Product
+from tasc_engine.model.compiled_operations import CompiledOperations
+from tasc_engine.model.fused_operations import FusedOperations
+from tasc_engine.model.hidden_states import HiddenStateRequest, HiddenStates
+from tasc_engine.model.linears import Linear
+from tasc_engine.model.operations import Norm, Operations, TensorOperations
+
+# Whose forward is the one below; a class of somebody else that uses the same name is not.
+FAMILIES: dict[str, type] = {
+    "llama": LlamaForCausalLM,
+    "mistral": MistralForCausalLM,
+    "qwen2": Qwen2ForCausalLM,
+    "qwen3": Qwen3ForCausalLM,
+}
+# Rope that depends on how long the longest row is has no table.
+_VARYING_ROPE = {"dynamic", "longrope"}
+# Settings of other architectures that would change the forward if a class took them over.
+_UNKNOWN = ("attn_logit_softcapping", "final_logit_softcapping", "logit_scale", "logits_scaling")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer's weights; ``head_norm`` is of queries and keys, ``behind`` of what comes next."""
+
+    qkv: Product
+    head_norm: Norm | None
+    out: Product
+    before_mlp: Norm
+    gate_up: Product
+    down: Product
+    behind: Norm
+    window: int | None
+
+
+class LeanDecoder:
+    """A Llama-like model; made by :func:`lean`, called under ``torch.inference_mode``.
+
+    On a GPU nothing in a call waits for the device or depends on values, so that it can be captured
+    in a CUDA graph.
+
+    Attributes:
+        operations: What runs between products.
+        layers, heads, kv_heads, head_dim: Of its attention.
+        embedding: ``[vocab_size, D]``.
+        head: Of states, logits.
+        wants: What is kept of each call in `thoughts`; it takes the last layer at every token.
+    """
+
+    def __init__(self, model: Any, max_positions: int, adapters: Adapters) -> None:
+        config, attention = model.config, model.model.layers[0].self_attn
+        self.heads = int(config.num_attention_heads)
+        self.kv_heads = int(config.num_key_value_heads)
+        self.head_dim = int(attention.head_dim)
+        self._scale = float(attention.scaling)
+        self.embedding: Tensor = model.model.embed_tokens.weight.detach()
+        self._first = Norm(model.model.layers[0].input_layernorm.weight, config.rms_norm_eps)
+        self._layers = [_layer(model, i, adapters) for i in range(config.num_hidden_layers)]
+        self.layers = len(self._layers)
+        self.head, self._adapters = Linear.joining(model.lm_head), adapters
+        turns = _turns(model, max_positions)
+        self.operations = _operations(turns, self.heads, self.kv_heads, config.hidden_act)
+        self.turned = turns.shape[-1]
+        self.wants = HiddenStateRequest()
+        self.thoughts = HiddenStates()
+
+    def __call__(self, ids: Tensor, looked_at: Tensor, cache: RowCache) -> Tensor:
+        """Logits ``[M, vocab_size]`` in the model's dtype.
+
+        Args:
+            ids: ``int64[N]`` token ids.
+            looked_at: ``int64[M]`` which of the N tokens get logits.
+            cache: Has the step's layout; is given keys and values of all N, in every layer.
+        """
+        if not self.wants:
+            return self.head(self.states(self.embed(ids), looked_at, cache))
+        hidden = self.states(self.embed(ids), None, cache).clone()
+        self.thoughts = HiddenStates(self.wants, hidden, self.head)
+        return self.head(hidden.index_select(0, looked_at))
+
+    @property
+    def windowed(self) -> bool:
+        """Whether a layer looks back over a window of tokens only."""
+        return any(layer.window is not None for layer in self._layers)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """``[..., D]`` of ``int64[...]``."""
+        return functional.embedding(ids, self.embedding)
+
+    def states(self, hidden: Tensor, looked_at: Tensor | None, cache: RowCache) -> Tensor:
+        """What the LM head reads, ``[M, D]``; until the next call.
+
+        Args:
+            hidden: ``[N, D]`` what the first layer reads; it is overwritten.
+            looked_at: ``int64[M]``; None: all tokens.
+        """
+        self._adapters.begin(cache, looked_at)
+        do = self.operations
+        normed = do.add_and_norm(hidden, None, self._first)
+        for index, layer in enumerate(self._layers):
+            query = do.turn_and_keep(index, layer.qkv(normed), layer.head_norm, cache)
+            seen = cache.attend(index, query, self._scale, layer.window).flatten(1)
+            if index == self.layers - 1 and looked_at is not None:
+                # Behind it nothing is read of other tokens.
+                hidden, seen = hidden.index_select(0, looked_at), seen.index_select(0, looked_at)
+            normed = do.add_and_norm(hidden, layer.out(seen), layer.before_mlp)
+            delta = layer.down(do.gate(layer.gate_up(normed)))
+            normed = do.add_and_norm(hidden, delta, layer.behind)
+        return normed
+
+
+def lean(model: Any, max_positions: int, adapters: Adapters | None = None) -> LeanDecoder | None:
+    """The lean forward of a transformers causal LM, or None if the model needs other code.
+
+    Weights that are joined or laid out are copies: drop ``model`` afterwards.
+
+    Args:
+        model: In evaluation mode, on any device, of any dtype.
+        max_positions: Positions of the longest row; rope is tabulated for so many.
+        adapters: Of this model, chosen by row.
+    """
+    known = FAMILIES.get(model.config.model_type) is type(model)
+    if not (known and _is_plain(model) and _settings_known(model.config)):
+        return None
+    decoder = LeanDecoder(model, max_positions, adapters or Adapters(model))
+    # Partial rope would turn the first part of each head only.
+    return decoder if decoder.turned == decoder.head_dim else None
+
+
+def _is_plain(model: Any) -> bool:
+    """All of one dtype on one device, and no layer replaced by another kind."""
+    kinds = {(p.device, p.dtype) for p in model.parameters()}
+    linears = [m for name, m in model.named_modules() if name.endswith(("_proj", "lm_head"))]
+    plain = all(type(m) is nn.Linear for m in linears)
+    return plain and len(kinds) == 1 and type(model.model.embed_tokens) is nn.Embedding
+
+
+def _settings_known(config: Any) -> bool:
+    rope = (config.rope_parameters or {}).get("rope_type")
+    static = rope is not None and rope not in _VARYING_ROPE
+    whole = getattr(config, "pretraining_tp", None) in (None, 1)
+    return static and whole and all(getattr(config, name, None) is None for name in _UNKNOWN)
+
+
+def _layer(model: Any, index: int, adapters: Adapters) -> Layer:
+    layer, config = model.model.layers[index], model.config
+    attention, eps = layer.self_attn, config.rms_norm_eps
+    of_model = config.sliding_window if config.model_type == "mistral" else None
+    last = index == config.num_hidden_layers - 1
+    behind = model.model.norm if last else model.model.layers[index + 1].input_layernorm
+
+    def joined(part: str, *names: str, picked: bool = last) -> Product:
+        linears = [layer.get_submodule(f"{part}.{name}") for name in names]
+        paths = [f"model.layers.{index}.{part}.{name}" for name in names]
+        widths = [linear.out_features for linear in linears]
+        return adapters.around(Linear.joining(*linears), paths, widths, picked)
+
+    return Layer(
+        qkv=joined("self_attn", "q_proj", "k_proj", "v_proj", picked=False),
+        head_norm=_head_norm(attention, config) if hasattr(attention, "q_norm") else None,
+        out=joined("self_attn", "o_proj"),
+        before_mlp=Norm(layer.post_attention_layernorm.weight, eps),
+        gate_up=joined("mlp", "gate_proj", "up_proj"),
+        down=joined("mlp", "down_proj"),
+        behind=Norm(behind.weight, eps),
+        window=getattr(attention, "sliding_window", of_model),
+    )
+
+
+def _head_norm(attention: Any, config: Any) -> Norm:
+    query = attention.q_norm.weight.expand(config.num_attention_heads, -1)
+    key = attention.k_norm.weight.expand(config.num_key_value_heads, -1)
+    return Norm(torch.cat((query, key)), config.rms_norm_eps)
+
+
+def _operations(turns: Tensor, heads: int, kv_heads: int, activation: str) -> Operations:
+    if turns.device.type == "cpu" and activation == "silu":
+        return CompiledOperations(turns, heads, kv_heads)
+    if (
+        turns.is_cuda
+        and activation == "silu"
+        and available(turns.dtype, turns.shape[-1], turns.device)
+    ):
+        return FusedOperations(turns, heads, kv_heads)
+    function = functional.silu if activation == "silu" else ACT2FN[activation]
+    return TensorOperations(turns, heads, kv_heads, function)
+
+
+def _turns(model: Any, max_positions: int) -> Tensor:
+    """Cosines and signed sines ``[max_positions, 2, head_dim]`` of the model's own rope."""
+    weight = model.model.embed_tokens.weight.detach()
+    positions = torch.arange(max_positions, device=weight.device)[None]
+    cos, sin = model.model.rotary_emb(weight, positions)
+    first, second = sin[0].chunk(2, -1)
+    return torch.stack((cos[0], torch.cat((-first, second), -1)), 1)

@@ -1,0 +1,176 @@
+"""From folders to models: a transformers causal LM, quantised or not, with an adapter in it or not.
+
+Weights come from safetensors alone: nothing pickled is ever read. It knows no rows and no steps.
+"""
+
+import logging
+import sys
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
+from transformers.utils import logging as transformers_logging
+
+from tasc_engine.errors import UnsupportedModel
+from tasc_engine.lora.adapter_files import read_adapter, safe_weights
+
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+Quantization = Literal["nf4", "int8"]
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Where a target comes from: local folders, a dtype of ``DTYPES`` and a torch device.
+
+    Attributes:
+        adapter: Folder of a LoRA adapter that all rows use, as part of the model.
+        quantization: Of linear layers, by bitsandbytes: ``nf4`` (Dettmers et al. 2023, arXiv
+            2305.14314) or ``int8`` (Dettmers et al. 2022, arXiv 2208.07339, without outliers).
+        adapters: Names and folders of LoRA adapters of which each row uses one or none.
+
+    Raises:
+        ValueError: Both ``adapter`` and ``adapters``, a name twice, an unknown quantization, or one
+            in float64.
+    """
+
+    folder: Path
+    adapter: Path | None = None
+    dtype: str = "float32"
+    device: str = "cpu"
+    quantization: Quantization | None = None
+    adapters: tuple[tuple[str, Path], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.adapter is not None and self.adapters:
+            raise ValueError(
+                f"adapter is {self.adapter} and adapters has {len(self.adapters)}; name it among "
+                "adapters, or leave them out"
+            )
+        names = [name for name, _ in self.adapters]
+        if len(set(names)) < len(names):
+            raise ValueError(f"adapters has {', '.join(names)}; each name may be there once")
+        if self.quantization not in (None, "nf4", "int8"):
+            raise ValueError(f"quantization is {self.quantization!r}; use nf4, int8 or None")
+        if self.quantization and self.dtype == "float64":
+            raise ValueError(
+                f"quantization is {self.quantization} and dtype float64, in which it has no "
+                "products; use float32, bfloat16 or float16"
+            )
+
+
+def max_positions(folder: Path) -> int:
+    """Most positions a model was made for; a model without a limit has ``sys.maxsize``."""
+    return positions_of(AutoConfig.from_pretrained(folder))
+
+
+def positions_of(config: Any) -> int:
+    """`max_positions` by a transformers config."""
+    found = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return sys.maxsize if found is None else int(found)
+
+
+def require_adapters(source: ModelSource) -> None:
+    """Look at a source's adapters, and not at its model, which takes long to load.
+
+    Raises:
+        UnsupportedModel: One has no weights in safetensors, or is not one that rows may choose.
+    """
+    if source.adapter is not None:
+        safe_weights(source.adapter)
+    for name, folder in source.adapters:
+        read_adapter(name, folder)
+
+
+def load_model(source: ModelSource) -> Any:
+    """A transformers model in evaluation mode, ``source.adapter`` in it.
+
+    Raises:
+        UnsupportedModel: It is no causal LM, its weights are not in safetensors, or it is
+            quantised in a way in which rows change each other.
+    """
+    transformers_logging.disable_progress_bar()
+    # It logs which kernels of other packages it lacks, and at each int8 product that it rounds.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    config = AutoConfig.from_pretrained(source.folder)
+    if config.is_encoder_decoder:
+        raise UnsupportedModel(f"{config.model_type} is an encoder-decoder; a causal LM is needed")
+    if not any(source.folder.glob("*.safetensors")):
+        raise UnsupportedModel(
+            f"{source.folder} has no weights in safetensors; load it once where you trust it and "
+            "save it with save_pretrained(folder)"
+        )
+    if source.adapter is not None:
+        safe_weights(source.adapter)  # before the model is read in vain
+    quantised = _quantisation(source, config)
+    # What a model says by itself is what its eager attention says: others leave soft caps out.
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        source.folder, dtype=DTYPES[source.dtype], attn_implementation="eager",
+        use_safetensors=True, **quantised,
+    )  # fmt: skip
+    if source.adapter is not None:
+        model = _adapted(model, source.adapter, merge=not quantised)
+    return (model if quantised else model.to(source.device)).eval()
+
+
+def _quantisation(source: ModelSource, config: Any) -> dict[str, Any]:
+    """How transformers is told; a quantised model is made on its device and stays there."""
+    own = _as_mapping(getattr(config, "quantization_config", None))
+    if own and source.quantization:
+        raise UnsupportedModel(
+            f"{source.folder} is quantised already ({own.get('quant_method')}); leave "
+            "quantization out"
+        )
+    threshold = own.get("llm_int8_threshold", 6.0)
+    if own.get("load_in_8bit") and threshold > 0:
+        raise UnsupportedModel(
+            f"{source.folder} is 8-bit with llm_int8_threshold {threshold}: which columns count as "
+            "outliers depends on all rows of a step, so neighbours would change answers; save it "
+            "with threshold 0, or load the unquantised model with quantization int8"
+        )
+    if not own and not source.quantization:
+        return {}
+    asked = {"quantization_config": _asked(source)} if source.quantization else {}
+    return {"device_map": {"": source.device}, **asked}
+
+
+def _asked(source: ModelSource) -> BitsAndBytesConfig:
+    if source.quantization == "int8":
+        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=DTYPES[source.dtype],
+    )
+
+
+def _as_mapping(settings: Any) -> Mapping[str, Any]:
+    if settings is None or isinstance(settings, Mapping):
+        return settings or {}
+    found: Mapping[str, Any] = settings.to_dict()
+    return found
+
+
+def _adapted(model: Any, folder: Path, merge: bool) -> Any:
+    """The model with an adapter merged; beside the weights of a quantised one.
+
+    Merged weights would have to be quantised again, which rounds most of a small update away; to
+    quantise them the first time would take the whole model in full. So a quantised layer keeps its
+    weights and what the adapter adds is added to its output: how such adapters are trained.
+    """
+    from peft import PeftModel
+
+    with warnings.catch_warnings():
+        # peft 0.21 asks transformers 5.23 by an older name.
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+        adapted = PeftModel.from_pretrained(model, str(folder))
+        return adapted.merge_and_unload() if merge else adapted.base_model.model

@@ -1,0 +1,332 @@
+"""The target: a Hugging Face causal LM behind one call, packed tokens in, next tokens out.
+
+It knows models, devices and dtypes; it knows no requests, drafts or text.
+"""
+
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tasc_engine.config import EngineConfig
+from tasc_engine.errors import OutOfMemory, UnsupportedModel, is_out_of_memory
+from tasc_engine.kernels.gpu.attention import available
+from tasc_engine.kv.cache import LEAST_PLACES, RowCache, attach, attention_layers, on_device
+from tasc_engine.layout import Feed, Int64, StepLayout, lay_out, plain_feed
+from tasc_engine.lora.adapter_files import Adapter, read_adapter
+from tasc_engine.lora.adapters import Adapters
+from tasc_engine.model.compiled_operations import choose
+from tasc_engine.model.cuda_graphs import GraphedForward, Limits
+from tasc_engine.model.decoder import FAMILIES, LeanDecoder, lean
+from tasc_engine.model.hidden_states import HiddenStateRequest, HiddenStates
+from tasc_engine.model.linears import lay_out_linears
+from tasc_engine.model.loading import ModelSource, load_model, positions_of
+from tasc_engine.model.memory_check import require_room
+from tasc_engine.model.operations import greatest
+
+# Norm of the difference over that of the logits: rounding passes, a wrong mask does not.
+TOLERANCE = {
+    torch.float64: 1e-6,
+    torch.float32: 1e-3,
+    torch.bfloat16: 0.05,
+    torch.float16: 0.05,
+}
+
+
+T = TypeVar("T")
+# Token ids, places looked at, cache with the step's layout: logits of those places.
+Forward = Callable[[Tensor, Tensor, RowCache], Tensor]
+
+
+class Target:
+    """A causal LM with a KV cache for ``config.rows`` rows.
+
+    Args:
+        adapters: Those of which each row uses one or none.
+        beside: Whose cache it uses, at the same time, for rows of its own: another target of the
+            same base model.
+
+    Attributes:
+        adapters: Their names; the number of each is its place, from 1 on.
+        decoder: Its forward, if it is ours; None: the model's own code runs.
+
+    Raises:
+        UnsupportedModel: The model cannot be decoded exactly here; the message names it and why.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        config: EngineConfig,
+        adapters: Sequence[Adapter] = (),
+        beside: "Target | None" = None,
+    ) -> None:
+        self.config = config
+        self.adapters = tuple(adapter.name for adapter in adapters)
+        weight = model.get_input_embeddings().weight  # quantised layers have other dtypes
+        self.device, self.dtype = weight.device, weight.dtype
+        self.vocab_size = int(model.config.get_text_config().vocab_size)
+        layers, longest = attention_layers(model), config.max_model_len
+        if beside is None:
+            places = config.rows * longest
+            self.cache = RowCache(layers, places, config.kv_cache_bytes, longest)
+        else:  # tried in a cache of its own: rows hold the other
+            self.cache = RowCache(layers, LEAST_PLACES, None, longest)
+        _check_config(model.config, config.max_model_len)
+        expected, self._name = _own_logits(model.eval()), type(model).__name__
+        added = Adapters(model, adapters)
+        decoder = lean(model, config.max_model_len, added)
+        self._forward = through_modules(model, self.cache, added) if decoder is None else decoder
+        self.decoder = decoder
+        self._check_against(expected)
+        if beside is not None:
+            self._join(beside)
+        self._graphs = None if decoder is None else self._graphed(decoder)
+
+    @classmethod
+    def load(
+        cls, source: ModelSource, config: EngineConfig, beside: "Target | None" = None
+    ) -> "Target":
+        """Read weights and adapters, and check that decoding is exact; on any thread.
+
+        Raises:
+            UnsupportedModel: See the class; or an adapter is not one that is served.
+            MemoryError: It does not fit beside the other.
+        """
+        if beside is not None:
+            require_room(source)
+        adapters = [read_adapter(name, folder) for name, folder in source.adapters]
+        return cls(load_model(source), config, adapters, beside)
+
+    def adapter_number(self, name: str | None) -> int:
+        """What a row carries that uses an adapter; 0 for None.
+
+        Raises:
+            ValueError: There is no such adapter.
+        """
+        if name is None:
+            return 0
+        if name not in self.adapters:
+            known = ", ".join(self.adapters) or "none"
+            raise ValueError(f"adapter is {name!r}; the target has {known}")
+        return self.adapters.index(name) + 1
+
+    @property
+    def thoughts(self) -> HiddenStates:
+        """What `watch` asked for, of the last step."""
+        return HiddenStates() if self.decoder is None else self.decoder.thoughts
+
+    def watch(self, wants: HiddenStateRequest) -> None:
+        """Keep of each step from now on what somebody wants of it; a GPU's graphs are left out.
+
+        Raises:
+            UnsupportedModel: The model's own code runs it, which tells nothing.
+        """
+        if not wants and self.decoder is None:
+            return
+        if self.decoder is None:
+            raise UnsupportedModel(
+                f"{self._name} does not tell what it thinks; a proposer that reads it needs one of "
+                f"{', '.join(FAMILIES)}"
+            )
+        self.decoder.wants, self.decoder.thoughts = wants, HiddenStates()
+
+    @contextmanager
+    def unwatched(self) -> Iterator[None]:
+        """Steps in the block keep nothing: they need less memory."""
+        wants = HiddenStateRequest() if self.decoder is None else self.decoder.wants
+        self.watch(HiddenStateRequest())
+        try:
+            yield
+        finally:
+            self.watch(wants)
+
+    def warm_up(self) -> None:
+        """Compile and capture what a GPU needs, so that no request waits for it; rows are free."""
+        if self._graphs and not self.watched:  # else its graphs are not used
+            with self._current():
+                self._graphs.warm_up()
+            most = min(self.config.prefill_chunk, self.config.max_model_len, self.cache.places)
+            for tokens in {max(most // 8, 1), max(most // 2, 1), most}:  # kernels of prompt chunks
+                self.next_tokens(plain_feed([0], 0, np.zeros(tokens, np.int32)))
+            self.cache.clear()
+
+    def warm_up_one(self) -> bool:
+        """Capture one graph of a GPU, between two steps; returns whether more are to come."""
+        if self._graphs is None or self.watched:
+            return False
+        with self._current():
+            return self._graphs.warm_up_one()
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def device_name(self) -> str:
+        """The device and how it is used, for who keeps what was measured on it."""
+        if self.device.type == "cuda":
+            return torch.cuda.get_device_name(self.device)
+        return f"{platform.machine()} cpu, {torch.get_num_threads()} threads"
+
+    def next_tokens(self, feed: Feed) -> Int64:
+        """Run one step; ``int64[M]`` the greedy next token at each place looked at.
+
+        It is below 0 where logits are no numbers.
+
+        Raises:
+            OutOfMemory: The forward did not fit; what rows have in the cache is as it should be.
+        """
+        return self._step(feed, self._chosen)
+
+    def logits(self, feed: Feed) -> Tensor:
+        """Run one step; ``[M, vocab]`` in the target's dtype, on its device, until the next step.
+
+        Raises:
+            OutOfMemory: See :meth:`next_tokens`.
+        """
+        return self._step(feed, self._logits)
+
+    @torch.inference_mode()
+    def _step(self, feed: Feed, run: Callable[[StepLayout[Int64]], T]) -> T:
+        self.cache.host = None
+        try:
+            with self._current():
+                return run(lay_out(feed))
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise OutOfMemory(
+                f"a step of {len(feed.tokens) + len(feed.drafts.tokens)} tokens did not fit the "
+                f"memory of {self.device}; lower rows, prefill_chunk or max_model_len",
+                moved=self.cache.host is not None,
+            ) from error
+
+    def _chosen(self, step: StepLayout[Int64]) -> Int64:
+        chosen = self._graphs.next_tokens(step) if self._graphs and not self.watched else None
+        if chosen is not None:
+            return chosen
+        logits = self._forward_of(step)
+        return choose(logits) if logits.device.type == "cpu" else greatest(logits)
+
+    def _logits(self, step: StepLayout[Int64]) -> Tensor:
+        logits = self._graphs.logits(step) if self._graphs and not self.watched else None
+        return self._forward_of(step) if logits is None else logits
+
+    @property
+    def watched(self) -> bool:
+        """Whether steps keep what somebody wants of them."""
+        return self.decoder is not None and bool(self.decoder.wants)
+
+    def _forward_of(self, step: StepLayout[Int64]) -> Tensor:
+        device = on_device(step, self.device)
+        self.cache.begin(step, device)
+        return self._forward(device.ids, device.looked_at, self.cache)
+
+    def _graphed(self, decoder: LeanDecoder) -> GraphedForward | None:
+        """Decoding steps as graphs; None where there are none."""
+        if not (
+            self.device.type == "cuda" and available(self.dtype, decoder.head_dim, self.device)
+        ):
+            return None
+        rows, most = self.config.rows, self.config.max_draft_tokens
+        limits = Limits(rows, rows * (1 + most), rows * most, self.cache.places)
+        return GraphedForward(decoder, self.cache, limits, self.device)
+
+    def _join(self, other: "Target") -> None:
+        if self.vocab_size != other.vocab_size:
+            raise UnsupportedModel(
+                f"the model has {self.vocab_size} tokens, the one that is served "
+                f"{other.vocab_size}; restart the service to serve it"
+            )
+        self.cache.share(other.cache)
+
+    @torch.inference_mode()
+    def _check_against(self, expected: Tensor) -> None:
+        """Two rows at once, in two steps each, must give what the model gives by itself."""
+        with self._current():
+            self._try(expected)
+        self.cache.clear()
+
+    def _try(self, expected: Tensor) -> None:
+        ids = _trial_ids(self.vocab_size)
+        cut = len(ids) // 2
+        firsts = [0, len(ids)] if self.config.rows > 1 else [0]  # what leaks comes from near by
+        for start, part in ((0, ids[:cut]), (cut, ids[cut:])):
+            found = self._forward_of(lay_out(plain_feed(firsts, start, part)))
+        error = float((found - expected).double().norm() / expected.double().norm())
+        if not error <= TOLERANCE[expected.dtype]:  # so that NaN is refused too
+            raise UnsupportedModel(
+                f"{self._name} does not give its own answer through the packed "
+                f"cache (relative difference {error:.3g}); this architecture is not supported"
+            )
+
+    def _current(self) -> AbstractContextManager[Any]:
+        """Kernels of ours are launched on the thread's current device."""
+        cuda = self.device.type == "cuda"
+        return torch.cuda.device(self.device) if cuda else nullcontext()
+
+
+def through_modules(model: Any, cache: RowCache, adapters: Adapters) -> Forward:
+    """The model's own code, with our attention in its layers and its weights laid out once."""
+    attach(model, cache)
+    adapters.attach(model)
+    lay_out_linears(model)
+
+    def forward(ids: Tensor, looked_at: Tensor, held: RowCache) -> Tensor:
+        assert held.device is not None, "a forward begins with a layout"
+        adapters.begin(held, looked_at)
+        out = model(
+            input_ids=ids[None],
+            position_ids=held.device.positions[None],
+            use_cache=False,
+            logits_to_keep=looked_at,
+        )
+        logits: Tensor = out.logits[0]
+        return logits
+
+    return forward
+
+
+def _check_config(config: Any, max_model_len: int) -> None:
+    text, longest = config.get_text_config(), positions_of(config)
+    if max_model_len > longest:
+        raise UnsupportedModel(
+            f"max_model_len is {max_model_len}, {config.model_type} was made for {longest} "
+            f"positions; set max_model_len to {longest} or less"
+        )
+    if varying := _rope_types(text) & {"dynamic", "longrope"}:
+        raise UnsupportedModel(
+            f"{config.model_type} uses {', '.join(varying)} rope, which depends on the longest row "
+            "of the batch; answers would depend on their neighbours"
+        )
+    chunk = getattr(text, "attention_chunk_size", None)
+    if chunk is not None and chunk < max_model_len:
+        raise UnsupportedModel(
+            f"{config.model_type} attends in chunks of {chunk} tokens and a row may hold "
+            f"{max_model_len}; set max_model_len to {chunk} or less"
+        )
+
+
+def _rope_types(config: Any) -> set[str]:
+    """The kinds of rope a model uses: one, or one for each type of layer."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    parts = [rope, *(part for part in rope.values() if isinstance(part, dict))]
+    return {part["rope_type"] for part in parts if "rope_type" in part}
+
+
+def _trial_ids(vocab_size: int) -> NDArray[np.int32]:
+    return (np.arange(1, 9, dtype=np.int32) * 7) % vocab_size
+
+
+@torch.inference_mode()
+def _own_logits(model: Any) -> Tensor:
+    """The model's own last logits of the trial ids, ``[1, vocab]``, before we touch it."""
+    ids = torch.from_numpy(_trial_ids(model.config.get_text_config().vocab_size).astype(np.int64))
+    logits: Tensor = model(input_ids=ids[None].to(model.device), use_cache=False).logits
+    return logits[:, -1]

@@ -1,0 +1,1 @@
+"""Sampling: parameters of a request, and the token that they choose from logits."""

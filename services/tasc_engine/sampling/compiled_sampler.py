@@ -1,0 +1,479 @@
+"""The target's token at each visited place of the rows' draft trees, in compiled code.
+
+All rows of a step are sampled in one call. A token is drawn from a line of logits by temperature,
+min_p, top_k and top_p. A line is float64 in blocks with the greatest of each beside them, so that
+blocks too small to matter are skipped; no vocabulary is sorted.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tasc_draft import Drafts
+from tasc_engine.kernels.cpu.compiling import arithmetic, bits, borrowing
+from tasc_engine.kernels.cpu.lanes import (
+    WIDTH,
+    add,
+    double,
+    exponent,
+    greatest,
+    load,
+    maximum,
+    mul,
+    only,
+    splat,
+    store,
+    sub,
+    total,
+    widen,
+    zeros,
+)
+from tasc_engine.kernels.cpu.layers import _first_greatest, _greatest
+from tasc_engine.sampling.row_parameters import (
+    Allowed,
+    Int32,
+    Int64,
+    Rules,
+    biased,
+    hold,
+    penalised,
+)
+
+BLOCK = 4 * WIDTH
+_LEAST = -708.0  # from here on `exponent` is 0
+_MOST = float(np.finfo(np.float64).max)
+# A floor that only saves work lies a little below the true one: rounding may not lift it above.
+_SLACK = 1e-6
+_HALVINGS = 6
+
+
+class DrawScratch(NamedTuple):
+    """Memory for one line.
+
+    Attributes:
+        line: ``float64[blocks * BLOCK]`` logits; minus infinity where nothing may be chosen.
+        tops: ``float64[blocks]`` the greatest of each block.
+        sums: ``float64[blocks]``.
+        ids, order: ``int32[blocks * BLOCK]`` the tokens that are left, ascending.
+        values, weights: ``float64[blocks * BLOCK]`` their logits and weights.
+    """
+
+    line: NDArray[np.float64]
+    tops: NDArray[np.float64]
+    sums: NDArray[np.float64]
+    ids: NDArray[np.int32]
+    order: NDArray[np.int32]
+    values: NDArray[np.float64]
+    weights: NDArray[np.float64]
+
+
+def scratch_for(width: int) -> DrawScratch:
+    """Memory for lines of so many logits."""
+    blocks = -(-width // BLOCK)
+    # One more than there are logits: what is passed over is written, too.
+    long = (blocks + 1) * BLOCK
+    line, values, weights = (np.zeros(long) for _ in range(3))
+    ids, order = (np.zeros(long, np.int32) for _ in range(2))
+    return DrawScratch(line, np.zeros(blocks), np.zeros(blocks), ids, order, values, weights)
+
+
+@borrowing
+def draw(
+    s: Any, width: int, best: float, temperature: float, top_p: float, top_k: int, min_p: float,
+    number: float,
+) -> int:  # fmt: skip
+    """The token of a random number, by the inverse of the distribution function in id order.
+
+    Args:
+        s: A `DrawScratch`; ``line`` and ``tops`` are filled.
+        best: The greatest logit; it is finite.
+        number: In [0, 1).
+    """
+    scale = min(1.0 / temperature, _MOST)
+    if top_k >= width:
+        top_k = 0
+    if top_p == 1.0 and top_k == 0 and min_p == 0.0:
+        return _drawn_of_all(s, best, scale, number)
+    floor, whole = -np.inf, 0.0
+    if min_p > 0.0:
+        floor = best + temperature * (math.log(min_p) - _SLACK)
+    if top_k:
+        floor = max(floor, _top_k_floor(s, top_k))
+    if top_k == 0 and min_p == 0.0:
+        whole = _sum_blocks(s, best, scale)
+        floor = best + temperature * (math.log(_top_p_floor(s, width, whole, top_p)) - _SLACK)
+    n = _collect(s, floor)
+    _weigh(s.values, 0, n, best, scale, s.weights)
+    if min_p > 0.0:
+        n = _keep_likely(s, n, min_p)
+    if 0 < top_k < n:
+        n = _keep_until(s, n, _last_kept(s.values, s.weights, True, s.order, n, float(top_k)))
+    if top_p < 1.0:
+        goal = top_p * (whole if whole > 0.0 else _sum(s.weights, n))
+        n = _keep_until(s, n, _last_kept(s.values, s.weights, False, s.order, n, goal))
+    return s.ids[_drawn(s.weights, 0, n, number * _sum(s.weights, n))]
+
+
+@borrowing
+def _drawn_of_all(s: Any, best: float, scale: float, number: float) -> int:
+    goal = number * _sum_blocks(s, best, scale)
+    found, before = 0, 0.0
+    for block in range(len(s.sums)):
+        if s.sums[block] > 0.0:
+            found = block
+            if before + s.sums[block] > goal:
+                break
+            before += s.sums[block]
+    at = found * BLOCK
+    return at + _drawn(s.weights, at, BLOCK, goal - before)
+
+
+@borrowing
+def _drawn(weights: Any, at: int, n: int, goal: float) -> int:
+    """The first whose sum with those before exceeds a goal; the last that has weight if none."""
+    found, running = 0, 0.0
+    for i in range(n):
+        if weights[at + i] > 0.0:
+            found = i
+            running += weights[at + i]
+            if running > goal:
+                break
+    return found
+
+
+@borrowing
+def _sum_blocks(s: Any, best: float, scale: float) -> float:
+    """The weights of all that have any, and their sum; of each block into ``sums``."""
+    whole = 0.0
+    for block in range(len(s.tops)):
+        s.sums[block] = 0.0
+        if (s.tops[block] - best) * scale > _LEAST:
+            s.sums[block] = _weigh(s.line, block * BLOCK, BLOCK, best, scale, s.weights)
+            whole += s.sums[block]
+    return whole
+
+
+@borrowing
+def _weigh(values: Any, at: int, n: int, best: float, scale: float, weights: Any) -> float:
+    """Write weights to where the values are; their sum, if there is a whole number of lanes."""
+    shift, factor, found = splat(best), splat(scale), zeros(weights)
+    for i in range(at, at + n, WIDTH):
+        weight = exponent(mul(sub(load(values, i), shift), factor))
+        store(weights, i, weight)
+        found = add(found, weight)
+    return total(found)
+
+
+@arithmetic
+def _sum(weights: Any, n: int) -> float:
+    found = 0.0
+    for i in range(n):
+        found += weights[i]
+    return found
+
+
+@borrowing
+def _top_p_floor(s: Any, width: int, whole: float, top_p: float) -> float:
+    """A weight above 0 that, with those above it, makes up ``top_p`` of the whole."""
+    # All below together do not make up what is left out.
+    low, high = (1.0 - top_p) * whole / width, 1.0
+    for _ in range(_HALVINGS):
+        middle = math.sqrt(low * high)
+        if _sum_from(s, middle) > top_p * whole * (1.0 + _SLACK):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@arithmetic
+def _sum_from(s: Any, least: float) -> float:
+    """Of the weights that are not below one."""
+    found = 0.0
+    for block in range(len(s.sums)):
+        if s.sums[block] >= least:
+            for i in range(block * BLOCK, (block + 1) * BLOCK):
+                found += s.weights[i] if s.weights[i] >= least else 0.0
+    return found
+
+
+@borrowing
+def _top_k_floor(s: Any, top_k: int) -> float:
+    """A logit that at least so many reach: as many blocks do."""
+    blocks = len(s.tops)
+    if top_k > blocks:
+        return -np.inf
+    return s.tops[_last_kept(s.tops, s.sums, True, s.order, blocks, float(top_k))]
+
+
+@borrowing
+def _collect(s: Any, floor: float) -> int:
+    """The tokens that reach a floor, in id order."""
+    n = 0
+    for block in range(len(s.tops)):
+        if s.tops[block] >= floor:
+            for i in range(block * BLOCK, (block + 1) * BLOCK):
+                s.ids[n] = i
+                s.values[n] = s.line[i]
+                n += (s.line[i] >= floor) & (s.line[i] > -np.inf)
+    return n
+
+
+@borrowing
+def _keep_likely(s: Any, n: int, least: float) -> int:
+    kept = 0
+    for i in range(n):
+        s.ids[kept], s.values[kept], s.weights[kept] = s.ids[i], s.values[i], s.weights[i]
+        kept += s.weights[i] >= least
+    return kept
+
+
+@borrowing
+def _keep_until(s: Any, n: int, last: int) -> int:
+    """Keep those that are not ranked behind one of them."""
+    value, kept = s.values[last], 0
+    for i in range(n):
+        first = (s.values[i] > value) | ((s.values[i] == value) & (i <= last))
+        s.ids[kept], s.values[kept], s.weights[kept] = s.ids[i], s.values[i], s.weights[i]
+        kept += first
+    return kept
+
+
+@borrowing
+def _last_kept(values: Any, weights: Any, counted: bool, order: Any, n: int, goal: float) -> int:
+    """The one at which those ranked up to it reach a goal; the last one if they never do.
+
+    The greatest value ranks first, and of equal ones the first. Expected to take time linear in
+    ``n`` (quickselect; Hoare 1961), with weights summed on the way.
+
+    Args:
+        counted: Each counts 1, whatever its weight.
+        order: Overwritten.
+        goal: Above 0.
+    """
+    for i in range(n):
+        order[i] = i
+    low, high, done = 0, n, 0.0
+    while True:
+        middle, before = _split(values, weights, counted, order, low, high)
+        pivot = order[middle]
+        upto = done + before + (1.0 if counted else weights[pivot])
+        if done + before >= goal:
+            high = middle
+        elif upto >= goal or middle + 1 == high:
+            return pivot
+        else:
+            low, done = middle + 1, upto
+
+
+@borrowing
+def _split(
+    values: Any, weights: Any, counted: bool, order: Any, low: int, high: int
+) -> tuple[int, float]:
+    """Order a stretch around its middle element; the element's new place, the sum before it."""
+    middle = (low + high) // 2
+    pivot = order[middle]
+    order[middle] = order[high - 1]
+    value, to, before = values[pivot], low, 0.0
+    for j in range(low, high - 1):
+        i = order[j]
+        first = (values[i] > value) | ((values[i] == value) & (i < pivot))
+        # No branches, which would be guessed wrong half of the time.
+        order[j] = order[to]
+        order[to] = i
+        to += first
+        before += first * (1.0 if counted else weights[i])
+    order[high - 1] = order[to]
+    order[to] = pivot
+    return to, before
+
+
+UNVISITED = -2
+
+
+class Trees(NamedTuple):
+    """See `Drafts`."""
+
+    tokens: Int32
+    parents: Int32
+    offsets: Int32
+
+
+class Masks(NamedTuple):
+    """See `Allowed`; without places everything is allowed."""
+
+    masks: NDArray[np.uint32]
+    mask_of: Int32
+
+
+_NO_MASKS = Masks(np.zeros((0, 0), np.uint32), np.zeros(0, np.int32))
+
+
+def choose(
+    logits: Tensor, rows: Int32, drafts: Drafts, allowed: Allowed | None, rules: Rules,
+    scratch: DrawScratch,
+) -> Int64:  # fmt: skip
+    """See `Sampler.choose`; on a CPU."""
+    chosen = np.full(len(logits), UNVISITED, np.int64)
+    trees = Trees(drafts.tokens, drafts.parents, drafts.offsets)
+    masks = _NO_MASKS if allowed is None else Masks(allowed.masks, allowed.mask_of)
+    flat = bits(logits.contiguous())
+    _choose(flat, logits.shape[1], rows, trees, masks, rules, scratch, chosen)
+    return chosen
+
+
+def leave_visited(chosen: Int64, drafts: Drafts) -> None:
+    """Put ``UNVISITED`` to the places that a walk along ``int64[M]`` tokens does not come to."""
+    _leave_visited(Trees(drafts.tokens, drafts.parents, drafts.offsets), chosen, chosen.copy())
+
+
+@borrowing
+def _choose(
+    logits: Any, width: int, rows: Any, trees: Any, masks: Any, rules: Any, s: Any, chosen: Any
+) -> None:
+    for i in range(len(rows)):
+        row, root, node = rows[i], trees.offsets[i] + i, -1
+        position, distinct = rules.answered[row] - rules.first[row], rules.distinct[row]
+        while True:
+            place = root + 1 + node
+            mask = masks.mask_of[place] if len(masks.mask_of) else -1
+            number = rules.numbers[row, position]
+            token = _token(logits, place, width, masks.masks, mask, rules, row, number, s)
+            chosen[place] = token
+            child = _child(trees, i, node, token)
+            if child < 0:
+                break
+            node, position = child, position + 1
+            if rules.penalises[row]:
+                hold(rules, row, token)
+        if rules.penalises[row]:
+            _release_path(trees, i, node, rules, row)
+            rules.distinct[row] = distinct
+
+
+@borrowing
+def _leave_visited(trees: Any, chosen: Any, all_chosen: Any) -> None:
+    chosen[:] = UNVISITED
+    for i in range(len(trees.offsets) - 1):
+        root, node = trees.offsets[i] + i, -1
+        while True:
+            place = root + 1 + node
+            chosen[place] = all_chosen[place]
+            child = _child(trees, i, node, chosen[place])
+            if child < 0:
+                break
+            node = child
+
+
+@borrowing
+def _child(trees: Any, i: int, node: int, token: int) -> int:
+    """The first child with this token, of a node of the i-th tree; -1 if there is none."""
+    begin, end = trees.offsets[i], trees.offsets[i + 1]
+    for x in range(begin + node + 1, end):
+        if trees.parents[x] == node and trees.tokens[x] == token:
+            return x - begin
+    return -1
+
+
+@borrowing
+def _release_path(trees: Any, i: int, node: int, rules: Any, row: int) -> None:
+    """Tokens of a draft are no part of the answer yet."""
+    while node >= 0:
+        x = trees.offsets[i] + node
+        rules.held[row, trees.tokens[x]] -= 1
+        node = trees.parents[x]
+
+
+@borrowing
+def _token(
+    logits: Any, place: int, width: int, masks: Any, mask: int, rules: Any, row: int,
+    number: float, s: Any,
+) -> int:  # fmt: skip
+    if rules.plain[row] and mask < 0:
+        return _first_greatest(logits, place * width, width)
+    if not _read(logits, place * width, width, masks, mask, s):
+        return -1
+    _adjust(rules, row, s)
+    best = _greatest(s.tops, 0, len(s.tops))
+    if best == -np.inf:
+        return -1
+    temperature = rules.temperature[row]
+    if temperature == 0.0:
+        return _first(s, best)
+    return draw(
+        s, width, best, temperature, rules.top_p[row], rules.top_k[row], rules.min_p[row], number
+    )  # fmt: skip
+
+
+@borrowing
+def _read(logits: Any, at: int, width: int, masks: Any, mask: int, s: Any) -> bool:
+    """Fill ``line`` and ``tops`` with what is allowed; False where a logit is no number."""
+    most, whole = splat(widen(logits[at])), width // BLOCK * BLOCK
+    allowed: Any = 0xFFFF
+    for begin in range(0, whole, BLOCK):
+        top = splat(-np.inf)
+        for i in range(begin, begin + BLOCK, WIDTH):
+            x = load(logits, at + i)
+            most = maximum(most, x)
+            if mask >= 0:
+                allowed = np.int64(masks[mask, i >> 5]) >> (i & 16)
+            wide = only(double(x), allowed)
+            top = maximum(top, wide)
+            store(s.line, i, wide)
+        s.tops[begin // BLOCK] = greatest(top)
+    readable = greatest(most) < np.inf
+    if whole < width and not _read_rest(logits, at, whole, width, masks, mask, s):
+        return False
+    return readable
+
+
+@borrowing
+def _read_rest(logits: Any, at: int, begin: int, width: int, masks: Any, mask: int, s: Any) -> bool:
+    readable, top = True, -np.inf
+    for i in range(begin, begin + BLOCK):
+        s.line[i] = -np.inf
+        if i < width:
+            logit = np.float64(widen(logits[at + i]))
+            if not logit < np.inf:
+                readable = False
+            if mask < 0 or np.int64(masks[mask, i >> 5]) >> (i & 31) & 1:
+                s.line[i] = logit
+                top = max(top, logit)
+    s.tops[begin // BLOCK] = top
+    return readable
+
+
+@borrowing
+def _adjust(rules: Any, row: int, s: Any) -> None:
+    for j in range(rules.biases[row]):
+        token = rules.bias_ids[row, j]
+        _put(s, token, biased(rules, row, j, s.line[token]))
+    if rules.penalises[row]:
+        for j in range(rules.distinct[row]):
+            token = rules.seen[row, j]
+            _put(s, token, penalised(rules, row, token, s.line[token]))
+
+
+@borrowing
+def _put(s: Any, token: int, logit: float) -> None:
+    """Change a logit; its block knows its greatest."""
+    before, block = s.line[token], token // BLOCK
+    s.line[token] = logit
+    if logit >= s.tops[block]:
+        s.tops[block] = logit
+    elif before == s.tops[block]:
+        s.tops[block] = _greatest(s.line, block * BLOCK, BLOCK)
+
+
+@borrowing
+def _first(s: Any, best: float) -> int:
+    """The first token with the greatest logit."""
+    for block in range(len(s.tops)):
+        if s.tops[block] == best:
+            for i in range(block * BLOCK, (block + 1) * BLOCK):
+                if s.line[i] == best:
+                    return i
+    return -1

@@ -1,0 +1,182 @@
+"""Sampling parameters, token counts and allowed tokens of all rows, as arrays for compiled code.
+
+Penalties: Keskar et al. 2019 (arXiv 1909.05858) for repetition; presence and frequency as in
+OpenAI's API. Sums are taken in the order they are written in, so that equal logits stay equal.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasc_engine.kernels.cpu.compiling import borrowing
+from tasc_engine.layout import MOST_NODES
+from tasc_engine.sampling.parameters import MOST_BIASES
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """Masks of allowed tokens, and which of them counts where.
+
+    Attributes:
+        masks: ``uint32[K, ceil(V / 32)]``; bit b of word w is token ``32 * w + b``.
+        mask_of: ``int32[M]`` the mask of each place; -1 where every token is allowed.
+    """
+
+    masks: NDArray[np.uint32]
+    mask_of: NDArray[np.int32]
+
+
+Float64 = NDArray[np.float64]
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+
+SETTINGS = (
+    "temperature", "top_p", "top_k", "min_p",
+    "repetition_penalty", "presence_penalty", "frequency_penalty",
+)  # fmt: skip
+AHEAD = MOST_NODES + 1  # places of a row that one step may look at
+IN_PROMPT = 1 << 30  # of ``held``
+
+
+class Rules(NamedTuple):
+    """By row; settings are those of `Sampling`, ``[rows]``.
+
+    Attributes:
+        plain: ``bool[rows]`` whether the greatest of the target's own logits is taken.
+        penalises: ``bool[rows]``.
+        answered: ``int64[rows]`` tokens of the answer so far.
+        numbers: ``float64[rows, 2 * AHEAD]`` random numbers of the positions from ``first`` on.
+        first: ``int64[rows]``.
+        bias_ids: ``int32[rows, MOST_BIASES]`` distinct tokens, the first ``biases`` of a row.
+        bias_values: ``float64[rows, MOST_BIASES]``.
+        biases: ``int32[rows]``.
+        held: ``int32[rows, V]`` how often a token is in the answer, and ``IN_PROMPT``.
+        seen: ``int32[rows, *]`` the tokens held, the first ``distinct`` of a row.
+        distinct: ``int32[rows]``.
+    """
+
+    plain: NDArray[np.bool_]
+    temperature: Float64
+    top_p: Float64
+    top_k: Int64
+    min_p: Float64
+    penalises: NDArray[np.bool_]
+    repetition_penalty: Float64
+    presence_penalty: Float64
+    frequency_penalty: Float64
+    answered: Int64
+    numbers: Float64
+    first: Int64
+    bias_ids: Int32
+    bias_values: Float64
+    biases: Int32
+    held: Int32
+    seen: Int32
+    distinct: Int32
+
+
+def rules_of(rows: int, capacity: int, vocab_size: int) -> Rules:
+    """Rows that all decode plainly.
+
+    What is large is zeros, which take no memory before something is written.
+    """
+    shapes: dict[str, tuple[Any, ...]] = {
+        "numbers": (rows, 2 * AHEAD),
+        "bias_ids": (rows, MOST_BIASES),
+        "bias_values": (rows, MOST_BIASES),
+        "held": (rows, vocab_size),
+        "seen": (rows, min(capacity + AHEAD, vocab_size)),
+    }
+    integers = dict.fromkeys(("bias_ids", "biases", "held", "seen", "distinct"), np.int32)
+    types: dict[str, Any] = {
+        **integers,
+        **dict.fromkeys(("plain", "penalises"), np.bool_),
+        **dict.fromkeys(("top_k", "answered", "first"), np.int64),
+    }
+    made = {
+        name: np.zeros(shapes.get(name, (rows,)), types.get(name, np.float64))
+        for name in Rules._fields
+    }
+    made["plain"][:] = True
+    return Rules(**made)
+
+
+MOST = float(np.finfo(np.float64).max)
+
+
+@borrowing
+def hold_prompt(rules: Any, row: int, prompt: Any) -> None:
+    """Take in ``int32[*]`` tokens of a row's prompt."""
+    for token in prompt:
+        _know(rules, row, token)
+        rules.held[row, token] |= IN_PROMPT
+
+
+@borrowing
+def hold_answer(rules: Any, row: int, tokens: Any) -> None:
+    """Take in ``int32[*]`` tokens of a row's answer."""
+    for token in tokens:
+        hold(rules, row, token)
+
+
+@borrowing
+def hold(rules: Any, row: int, token: int) -> None:
+    """Take in a token of a row's answer."""
+    _know(rules, row, token)
+    rules.held[row, token] += 1
+
+
+@borrowing
+def release(rules: Any, row: int) -> None:
+    """Forget a row's tokens."""
+    for j in range(rules.distinct[row]):
+        rules.held[row, rules.seen[row, j]] = 0
+    rules.distinct[row] = 0
+
+
+@borrowing
+def _know(rules: Any, row: int, token: int) -> None:
+    if rules.held[row, token] == 0:
+        rules.seen[row, rules.distinct[row]] = token
+        rules.distinct[row] += 1
+
+
+@borrowing
+def list_paths(
+    drafted: Any, parents: Any, offsets: Any, wanted: Any, places: Any, tokens: Any
+) -> None:
+    """The draft tokens that lead to each node, its own included, of the trees that are wanted.
+
+    Args:
+        drafted, parents, offsets: Of `Drafts`.
+        wanted: ``bool[n]``.
+        places, tokens: ``int64[*]``, as many as the sum of depths; written.
+    """
+    n = 0
+    for i in range(len(wanted)):
+        if wanted[i]:
+            begin = offsets[i]
+            for x in range(begin, offsets[i + 1]):
+                node = x - begin
+                while node >= 0:
+                    places[n], tokens[n] = x + i + 1, drafted[begin + node]
+                    node, n = parents[begin + node], n + 1
+
+
+@borrowing
+def biased(rules: Any, row: int, j: int, logit: float) -> float:
+    """A logit with the row's j-th bias."""
+    return min(logit + rules.bias_values[row, j], MOST)
+
+
+@borrowing
+def penalised(rules: Any, row: int, token: int, logit: float) -> float:
+    """A logit with what is due for a token that is held."""
+    factor, count = rules.repetition_penalty[row], rules.held[row, token] & ~IN_PROMPT
+    logit = min(logit / factor if logit > 0 else logit * factor, MOST)
+    if count:
+        logit -= rules.presence_penalty[row]
+        logit -= rules.frequency_penalty[row] * count
+    return logit

@@ -1,0 +1,276 @@
+"""The target's tokens by the rows' sampling parameters as tensor operations, on any device.
+
+All places are sampled together, visited or not: one copy of the parameters to the device, one of
+tokens back. The tokens equal those of compiled code, but for rounding.
+"""
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import pad
+
+from tasc_draft import Drafts
+from tasc_engine.model.operations import first_greatest
+from tasc_engine.sampling.compiled_sampler import leave_visited
+from tasc_engine.sampling.row_parameters import (
+    IN_PROMPT,
+    MOST,
+    SETTINGS,
+    Allowed,
+    Int32,
+    Int64,
+    Rules,
+    list_paths,
+)
+
+Array = TypeVar("Array", NDArray[Any], Tensor)
+
+_TYPES = {
+    np.dtype(np.int32): torch.int32,
+    np.dtype(np.int64): torch.int64,
+    np.dtype(np.float64): torch.float64,
+}
+_PER_PLACE = ("place", "slot", "mask_of", "number", *SETTINGS)
+
+
+@dataclass(frozen=True)
+class Inputs(Generic[Array]):
+    """P places that are not plain; arrays on the host, tensors on the device.
+
+    Attributes:
+        place: ``int64[P]`` ascending: which of the step's places.
+        slot: ``int64[P]`` which of the step's rows.
+        mask_of: ``int64[P]``; -1 for none.
+        number: ``float64[P]`` random numbers.
+        temperature, top_p, top_k, min_p: ``[P]``, see `Sampling`.
+        repetition_penalty, presence_penalty, frequency_penalty: ``[P]``, see `Sampling`.
+        path_at, path_token: ``int64[*]`` tokens of drafts that lead to places of penalised rows, by
+            index into the places, ascending.
+        held_slot, held_token: ``int64[*]`` of penalised rows.
+        held: ``int32[*]``; see `Rules`.
+        bias_slot, bias_token: ``int64[*]``.
+        bias: ``float64[*]``.
+        masks: ``int32[K, words]``; see `Allowed`.
+    """
+
+    place: Array
+    slot: Array
+    mask_of: Array
+    number: Array
+    temperature: Array
+    top_p: Array
+    top_k: Array
+    min_p: Array
+    repetition_penalty: Array
+    presence_penalty: Array
+    frequency_penalty: Array
+    path_at: Array
+    path_token: Array
+    held_slot: Array
+    held_token: Array
+    held: Array
+    bias_slot: Array
+    bias_token: Array
+    bias: Array
+    masks: Array
+
+    def part(self, begin: int, end: int, paths: slice) -> "Inputs[Array]":
+        """Some of the places, with the tokens that lead to them."""
+        own: Any = {name: getattr(self, name)[begin:end] for name in _PER_PLACE}
+        own["path_at"] = self.path_at[paths] - begin
+        return replace(self, path_token=self.path_token[paths], **own)
+
+
+def inputs_of(
+    rows: Int32, drafts: Drafts, allowed: Allowed | None, rules: Rules
+) -> Inputs[NDArray[Any]]:
+    """Of one step."""
+    slot, depth = _places(drafts)
+    mask_of = np.full(len(slot), -1) if allowed is None else allowed.mask_of.astype(np.int64)
+    ruled = ~rules.plain[rows[slot]] | (mask_of >= 0)
+    place, row = np.flatnonzero(ruled), rows[slot[ruled]]
+    path_place, path_token = _paths(drafts, rules.penalises[rows])
+    held_slot, held_token = _ragged(rules.seen, rules.distinct, rows)
+    bias_slot, bias_token = _ragged(rules.bias_ids, rules.biases, rows)
+    return Inputs(
+        place=place,
+        slot=slot[ruled],
+        mask_of=mask_of[ruled],
+        number=rules.numbers[row, (rules.answered - rules.first)[row] + depth[ruled]],
+        **{name: getattr(rules, name)[row] for name in SETTINGS},
+        path_at=np.searchsorted(place, path_place),
+        path_token=path_token,
+        held_slot=held_slot,
+        held_token=held_token.astype(np.int64),
+        held=rules.held[rows[held_slot], held_token],
+        bias_slot=bias_slot,
+        bias_token=bias_token.astype(np.int64),
+        bias=_ragged(rules.bias_values, rules.biases, rows)[1],
+        masks=np.zeros((0, 0), np.int32) if allowed is None else allowed.masks.view(np.int32),
+    )
+
+
+def on_device(inputs: Inputs[NDArray[Any]], device: torch.device) -> Inputs[Tensor]:
+    """The same in tensors, which are parts of one."""
+    names = [f.name for f in fields(inputs)]
+    arrays = [np.ascontiguousarray(getattr(inputs, name)) for name in names]
+    ends = np.cumsum([-(-a.nbytes // 8) * 8 for a in arrays]).tolist()
+    joined, stretches = np.zeros(ends[-1], np.uint8), []
+    for a, begin in zip(arrays, [0, *ends], strict=False):
+        stretches.append(slice(begin, begin + a.nbytes))
+        joined[stretches[-1]] = a.reshape(-1).view(np.uint8)
+    moved = torch.from_numpy(joined).to(device)
+    tensors = {
+        name: moved[own].view(_TYPES[a.dtype]).view(a.shape)
+        for name, a, own in zip(names, arrays, stretches, strict=True)
+    }
+    return Inputs(**tensors)
+
+
+def _places(drafts: Drafts) -> tuple[Int64, Int64]:
+    """``int64[M]`` the row of each place among those of the step, and its depth in the draft."""
+    sizes = np.diff(drafts.offsets)
+    slot = np.repeat(np.arange(len(sizes)), sizes + 1)
+    depth = np.zeros(len(slot), np.int64)
+    nodes = np.arange(len(drafts.tokens)) + np.repeat(np.arange(len(sizes)), sizes) + 1
+    depth[nodes] = drafts.depths
+    return slot, depth
+
+
+def _paths(drafts: Drafts, wanted: NDArray[np.bool_]) -> tuple[Int64, Int64]:
+    """Places of the wanted rows' nodes, and the draft tokens that lead to each."""
+    slot, depth = _places(drafts)
+    places, tokens = np.zeros((2, int(depth[wanted[slot]].sum())), np.int64)
+    list_paths(drafts.tokens, drafts.parents, drafts.offsets, wanted, places, tokens)
+    return places, tokens
+
+
+def _ragged(values: NDArray[Any], counts: Int32, rows: Int32) -> tuple[Int64, NDArray[Any]]:
+    """The first so many values of each row, and which row of the step each is of."""
+    own = [values[row, :n] for row, n in zip(rows.tolist(), counts[rows].tolist(), strict=True)]
+    return np.repeat(np.arange(len(rows)), counts[rows]), np.concatenate([values[:0, 0], *own])
+
+
+_AT_ONCE = 1 << 22  # logits that are looked at together: some ten times their 32 MB are held
+_RANKED = 1024  # likeliest tokens that are ranked at first; seldom are they too few
+_NOTHING = -torch.inf
+
+
+@torch.inference_mode()
+def choose(
+    logits: Tensor, rows: Int32, drafts: Drafts, allowed: Allowed | None, rules: Rules
+) -> Int64:
+    """See `Sampler.choose`."""
+    inputs = inputs_of(rows, drafts, allowed, rules)
+    chosen = first_greatest(logits)
+    if len(inputs.place):
+        held = on_device(inputs, logits.device)
+        chosen[held.place] = _by_rule(logits, len(rows), inputs, held)
+    found: Int64 = chosen.cpu().numpy()
+    leave_visited(found, drafts)
+    return found
+
+
+def _by_rule(
+    logits: Tensor, rows: int, host: Inputs[NDArray[Any]], all_held: Inputs[Tensor]
+) -> Tensor:
+    """``int64[P]`` the tokens of the places that are not plain."""
+    width, held = logits.shape[1], all_held
+    counts = biases = None
+    if len(host.held) or len(host.path_at):
+        counts = held.held.new_zeros(rows, width)
+        counts[held.held_slot, held.held_token] = held.held
+    if len(host.bias):
+        biases = held.bias.new_zeros(rows, width)
+        biases[held.bias_slot, held.bias_token] = held.bias
+    found, at_once = [], max(_AT_ONCE // width, 1)
+    for begin in range(0, len(host.place), at_once):
+        paths = slice(*np.searchsorted(host.path_at, (begin, begin + at_once)).tolist())
+        part = all_held.part(begin, begin + at_once, paths)
+        x = logits.index_select(0, part.place).double()
+        readable = (x < torch.inf).all(-1)  # not what is no number
+        x = _adjusted(x, part, counts, biases)
+        chosen, here = first_greatest(x), slice(begin, begin + at_once)
+        if host.temperature[here].any():
+            cuts = (host.top_k[here] > 0).any() or (host.top_p[here] < 1).any()
+            chosen = torch.where(part.temperature > 0, _drawn(x, part, bool(cuts)), chosen)
+        found.append(chosen.masked_fill(~readable | (x == _NOTHING).all(-1), -1))
+    return torch.cat(found)
+
+
+def _adjusted(
+    x: Tensor, part: Inputs[Tensor], counts: Tensor | None, biases: Tensor | None
+) -> Tensor:
+    """``float64[P, V]`` logits with biases, penalties and masks."""
+    if biases is not None:
+        x = (x + biases[part.slot]).clamp_(max=MOST)
+    if counts is not None:
+        x = _penalised(x, part, counts)
+    if len(part.masks):
+        bit = torch.arange(32, dtype=torch.int32, device=x.device)
+        words = part.masks[part.mask_of.clamp(min=0)].unsqueeze(-1)
+        barred = ((words >> bit) & 1).flatten(1)[:, : x.shape[1]] == 0
+        x = x.masked_fill(barred & (part.mask_of >= 0).unsqueeze(-1), _NOTHING)
+    return x
+
+
+def _penalised(x: Tensor, part: Inputs[Tensor], counts: Tensor) -> Tensor:
+    own, one = counts[part.slot], counts.new_ones(())
+    own.index_put_((part.path_at, part.path_token), one, accumulate=True)
+    repetition = part.repetition_penalty.unsqueeze(-1)
+    repeated = torch.where(x > 0, x / repetition, x * repetition).clamp_(max=MOST)
+    x, count = torch.where(own != 0, repeated, x), own & ~IN_PROMPT
+    x = torch.where(count > 0, x - part.presence_penalty.unsqueeze(-1), x)
+    return x - part.frequency_penalty.unsqueeze(-1) * count
+
+
+def _drawn(x: Tensor, part: Inputs[Tensor], cuts: bool) -> Tensor:
+    """``int64[P]`` tokens of the random numbers; any where the temperature is 0."""
+    temperature = part.temperature.masked_fill(part.temperature == 0, 1).unsqueeze(-1)
+    most = x.amax(-1, keepdim=True)
+    weights = ((x - most) / temperature).exp_()
+    weights = weights.masked_fill_(weights < part.min_p.unsqueeze(-1), 0)
+    if cuts:
+        weights = weights.masked_fill_(~_kept(x, weights, part), 0)
+    running = weights.cumsum(-1)
+    goal = part.number.unsqueeze(-1) * running[:, -1:]
+    ids, width = torch.arange(x.shape[1], device=x.device), x.shape[1]
+    # A parallel sum may grow by rounding where there is no weight.
+    first = torch.where((running > goal) & (weights > 0), ids, width).amin(-1)
+    last = torch.where(weights > 0, ids, -1).amax(-1)
+    return torch.where(first < width, first, last)
+
+
+def _kept(x: Tensor, weights: Tensor, part: Inputs[Tensor]) -> Tensor:
+    """``bool[P, V]`` what top_k and top_p leave.
+
+    The likeliest are ranked, and all are only where that does not tell.
+    """
+    width = x.shape[1]
+    kept, decided = _kept_of(x, weights, part, min(_RANKED, width))
+    if width > _RANKED and not bool(decided.all()):
+        kept, _ = _kept_of(x, weights, part, width)
+    return kept
+
+
+def _kept_of(x: Tensor, weights: Tensor, part: Inputs[Tensor], n: int) -> tuple[Tensor, Tensor]:
+    """See `_kept`; by ranking the ``n`` likeliest, and ``bool[P]`` where that was enough."""
+    values, ids = x.topk(n)
+    ranked, rank = weights.gather(-1, ids), torch.arange(n, device=x.device)
+    counted = (part.top_k > 0).unsqueeze(-1)
+    inside = (ranked > 0) & ((rank < part.top_k.unsqueeze(-1)) | ~counted)
+    whole = torch.where(counted, (ranked * inside).sum(-1, keepdim=True), weights.sum(-1, True))
+    goal = torch.where(part.top_p < 1, part.top_p, torch.inf).unsqueeze(-1) * whole
+    before = pad((ranked * inside).cumsum(-1)[:, :-1], (1, 0))
+    last = (inside & (before < goal)).sum(-1, keepdim=True)
+    # Of equal ones the first are kept, whatever the order they were ranked in.
+    cut = values.gather(-1, (last - 1).clamp_(min=0))
+    equal, above = x == cut, x > cut
+    kept = above | (equal & (equal.cumsum(-1) <= last - above.sum(-1, keepdim=True)))
+    unlimited = (part.top_k == 0) & (part.top_p == 1)
+    enough = torch.where(part.top_k > 0, part.top_k <= n, last.squeeze(-1) < n)
+    return kept | unlimited.unsqueeze(-1), enough | unlimited

@@ -1,0 +1,193 @@
+"""What a verify forward costs on this machine: measured once, kept in a file, asked each step.
+
+Costs are seconds of one forward by rows, tokens of all rows together, and context of each row. It
+times a target; what the time is worth is `draft_budget`'s business.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasc_draft import Drafts
+from tasc_engine.layout import Feed
+from tasc_engine.model.target import Target
+
+Float64 = NDArray[np.float64]
+log = logging.getLogger(__name__)
+
+DRAFTED = (0, 1, 3, 7, 15, 31)  # draft tokens a row that are measured
+SECONDS = 15.0  # a measurement takes no longer, but for its last forward
+REPEATS = 9
+_CONTEXT = 64
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds of a forward over ``tokens`` of all ``rows``, each with ``context`` in the cache."""
+
+    rows: int
+    tokens: int
+    context: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """All that was measured of one target on one machine."""
+
+    model: str
+    device: str
+    dtype: str
+    costs: tuple[Cost, ...]
+
+    def seconds(self, rows: int, tokens: Float64, context: float) -> Float64:
+        """Of forwards of so many tokens; linear between those measured, and on beyond the most."""
+        near = min({c.rows for c in self.costs}, key=lambda known: (abs(known - rows), known))
+        own = [c for c in self.costs if c.rows == near]
+        contexts = sorted({c.context for c in own})
+        curves = [_line([(c.tokens, c.seconds) for c in own if c.context == known], tokens)
+                  for known in contexts]  # fmt: skip
+        if len(curves) == 1:
+            return curves[0]
+        low, high = contexts[0], contexts[-1]
+        share = min(max((context - low) / (high - low), 0.0), 1.0)
+        return (1 - share) * curves[0] + share * curves[-1]
+
+    def as_json(self) -> dict[str, Any]:
+        costs = [asdict(c) for c in self.costs]
+        return {"model": self.model, "device": self.device, "dtype": self.dtype, "costs": costs}
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> "StepCosts":
+        costs = tuple(Cost(**c) for c in found["costs"])
+        if not costs or not all(0 < c.seconds < float("inf") for c in costs):
+            raise ValueError("costs are missing, or are no times")
+        return cls(found["model"], found["device"], found["dtype"], costs)
+
+
+def _line(points: list[tuple[int, float]], x: Float64) -> Float64:
+    """Linear between points, flat before the first and on through the last two."""
+    xs, ys = np.array(sorted(points)).T
+    ys = np.maximum.accumulate(ys)  # more tokens never cost less; measurements may say so
+    if len(xs) == 1:
+        return np.full(len(x), ys[0])
+    i = np.clip(np.searchsorted(xs, x), 1, len(xs) - 1)
+    slope = (ys[i] - ys[i - 1]) / (xs[i] - xs[i - 1])
+    found: Float64 = np.maximum(ys[i - 1] + slope * (x - xs[i - 1]), ys[0])
+    return found
+
+
+def measure(
+    target: Target,
+    model: str,
+    seconds: float = SECONDS,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+) -> StepCosts:
+    """Time forwards of a target whose rows are all free; what it leaves in the cache is cleared.
+
+    Points are timed in turn, round after round, so that a machine that is busy for a moment spoils
+    no point; of each the lower quartile counts.
+
+    Args:
+        model: Name that the costs are kept under.
+        seconds: Most time to take; points that were never reached are left out, but for the full
+            batch's at the first context.
+        progress: Called with forwards timed and forwards in all.
+    """
+    points, until = list(_points(target)), time.perf_counter() + seconds
+    took: dict[tuple[int, int, int], list[float]] = {point: [] for point in points}
+    least = sum(point[::2] == points[0][::2] for point in points)
+    for i in range(REPEATS * len(points)):
+        if i >= least and time.perf_counter() > until:
+            break
+        point = points[i % len(points)]
+        took[point].append(_time(target, point, warm_up=not took[point]))
+        progress(i + 1, REPEATS * len(points))
+    costs = (
+        Cost(rows, rows * (1 + drafted), context, float(np.quantile(found, 0.25)))
+        for (rows, drafted, context), found in took.items()
+        if found
+    )
+    target.cache.clear()
+    return StepCosts(model, target.device_name, target.dtype_name, tuple(costs))
+
+
+def _points(target: Target) -> Iterator[tuple[int, int, int]]:
+    """(rows, draft tokens a row, context), the full batch first."""
+    most = target.config.max_draft_tokens
+    drafted = [n for n in DRAFTED if n <= most and n < _stride(target)] or [0]
+    longest = max(_stride(target) - 1 - max(drafted), 0)
+    short, long = min(_CONTEXT, longest), 3 * longest // 4
+    contexts = [short, long] if long >= 2 * short > 0 else [short]
+    counts = [min(target.config.rows, target.cache.places)]
+    while counts[-1] > 1:
+        counts.append(counts[-1] // 2)
+    return ((r, n, c) for r, c, n in product(counts, contexts, drafted))
+
+
+def _time(target: Target, point: tuple[int, int, int], warm_up: bool) -> float:
+    """Seconds of one forward."""
+    # Rows lie as close as they do in use: far apart at equal distances, caches hold less of them.
+    feed = _feed(target.vocab_size, *point, min(_stride(target), point[2] + point[1] + 1))
+    if warm_up:
+        target.next_tokens(feed)
+    began = time.perf_counter()
+    target.next_tokens(feed)
+    return time.perf_counter() - began
+
+
+def _stride(target: Target) -> int:
+    """Places of the cache for each row."""
+    places, config = target.cache.places, target.config
+    return min(config.max_model_len, places // min(config.rows, places))
+
+
+def _feed(vocab_size: int, rows: int, drafted: int, context: int, stride: int) -> Feed:
+    """A step of ``rows`` current tokens, each with a chain of ``drafted`` behind it."""
+    n = rows * drafted
+    every, none = np.arange(rows, dtype=np.int32), np.zeros((2, 0), np.int64)
+    ids = (np.arange(n, dtype=np.int32) * 7 + 1) % np.int32(vocab_size)
+    chain = np.tile(np.arange(drafted), rows)
+    offsets = np.arange(rows + 1, dtype=np.int32) * np.int32(drafted)
+    drafts = Drafts(
+        ids, (chain - 1).astype(np.int32), (chain + 1).astype(np.int16), offsets,
+        np.zeros(n, np.float32), np.zeros(n, np.int8),
+    )  # fmt: skip
+    tokens = np.ones(rows, np.int32)
+    starts = np.full(rows, context, np.int32)
+    return Feed(
+        stride * every.astype(np.int64),
+        starts,
+        tokens,
+        np.arange(rows + 1, dtype=np.int32),
+        every,
+        drafts,
+        none,
+    )
+
+
+def kept(path: Path, make: Callable[[], StepCosts]) -> StepCosts:
+    """Costs from a file, or made and written to it; a file that cannot be read is made anew.
+
+    Where it cannot be written they are made at each start.
+    """
+    try:
+        return StepCosts.from_json(json.loads(path.read_bytes()))
+    except (OSError, ValueError, KeyError, TypeError):
+        made = make()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f"{path.name}.{time.time_ns()}.partial")
+        partial.write_text(json.dumps(made.as_json()))
+        partial.replace(path)
+    except OSError as error:
+        log.warning("cannot keep step costs in %s: %s; the next start measures again", path, error)
+    return made

@@ -1,0 +1,1 @@
+"""Builds the engine of a task: versions, draft index, drafter, step costs."""

@@ -1,0 +1,408 @@
+"""Builds an engine for a task: record, tokenizer, target, proposers, current draft index.
+
+Online replicas and batch actors build their engines with it.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import redis
+import torch
+
+from tasc_draft import DraftIndex, DraftSettings, NgramProposer, Proposer
+from tasc_engine import Engine, EngineConfig, GenerationRequest, StepRecord, Target
+from tasc_engine import guided as engine_guides
+from tasc_engine.errors import GuideError
+from tasc_engine.model.loading import max_positions, require_adapters
+from tasc_runtime.engine.drafters import load_task_drafter
+from tasc_runtime.engine.indexes import DraftIndexes, default_cache_dir
+from tasc_runtime.engine.model_source import device_of, model_source
+from tasc_runtime.engine.step_costs import step_costs
+from tasc_runtime.engine.versions import Records
+from tasc_runtime.engine_settings import DraftOverrides, EngineSettings
+from tasc_runtime.errors import AdapterRefused, StaleProposer
+from tasc_runtime.models import load_tokenizer
+from tasc_runtime.protocol import Call
+from tasc_runtime.sampling_options import AnswerGuide, FieldError, SamplingOptions, guide_of
+from tasc_store import Artifact, ArtifactCache, ArtifactStore, TaskRecord, TaskStore
+from tasc_text import PromptTemplate
+
+_MOST_SAID = 500  # characters of what a loader says
+
+
+@contextmanager
+def refused_adapters(record: TaskRecord) -> Iterator[None]:
+    """Whatever is raised in this block is of a record's adapters.
+
+    Raises:
+        AdapterRefused: In its place; folders, files and shapes of others may be wrong in any way.
+    """
+    try:
+        yield
+    except Exception as error:
+        places = [record.adapter] if record.adapter else [place for _, place in record.adapters]
+        shown = " ".join(str(error).split())[:_MOST_SAID] or type(error).__name__
+        raise AdapterRefused(f"adapter {', '.join(places) or 'none'}: {shown}") from error
+
+
+class Proposers:
+    """Proposers for the rows of one engine; any thread may ask.
+
+    Args:
+        overrides: The service's own settings, which are over all others.
+    """
+
+    def __init__(
+        self,
+        overrides: DraftOverrides | None,
+        config: EngineConfig,
+        vocab_size: int,
+        eos_ids: Sequence[int],
+    ) -> None:
+        self._overrides = overrides.model_dump(exclude_none=True) if overrides else {}
+        self._config, self._vocab_size, self._eos_ids = config, vocab_size, eos_ids
+
+    def settings(self, record: TaskRecord, index: DraftIndex) -> DraftSettings:
+        """The service's own settings over those tuned with the index, or over the record's."""
+        return dataclasses.replace(index.settings or record.draft, **self._overrides)
+
+    def make(self, record: TaskRecord, index: DraftIndex) -> NgramProposer:
+        """A proposer without rows; takes its memory, and compiles what is new, here.
+
+        Raises:
+            ValueError: These settings cannot draft from this index.
+        """
+        settings = self.settings(record, index)
+        of_row = settings.num_speculative_tokens
+        if of_row and record.neural:  # a drafter beside fills its trees, in all rows at once
+            of_row = max(of_row, record.neural.nodes)
+        return NgramProposer(
+            settings,
+            rows=self._config.rows,
+            capacity=self._config.max_model_len,
+            vocab_size=self._vocab_size,
+            eos_ids=self._eos_ids,
+            index=index,
+            nodes=self._config.rows * of_row,
+        )
+
+
+log = logging.getLogger(__name__)
+
+DEFAULT_MODEL_LEN = 1024  # tokens of a row, unless the model has fewer positions
+_ENDLESS = 2**31 - 1  # tokens: what does not fit so many is not too long, it is wrong
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A request that the engine can take at once.
+
+    Attributes:
+        record_version: Of the task's record that it was read by.
+        guide: What the engine made of the request's guide, if it has one.
+    """
+
+    request: GenerationRequest
+    record_version: int
+    guide: engine_guides.Guide | None = None
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """What a worker is built of, in place of the newest: versions of task record and index.
+
+    Attributes:
+        index_version: None: no index.
+    """
+
+    record_version: int
+    index_version: int | None
+
+
+class EngineBuilder:
+    """One task, ready to answer.
+
+    Args:
+        gpus: GPUs this process was given; without any, ``auto`` means the CPU.
+        say: Told, in a line for people who wait, what takes seconds before it is ready.
+        pinned: Versions to use, whatever is the newest.
+
+    Raises:
+        ServiceError: The model folder's tokenizer is not the one the task was registered with.
+        IndexRefused: The current index was built with another tokenizer.
+        EngineError: The task's drafter is another tokenizer's or another target's.
+
+    Attributes:
+        proposer: The n-grams; beside them, or instead of them, a drafter may draft.
+        drafter: Of the record the worker was built of, if it names one.
+    """
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        task: str,
+        settings: EngineSettings,
+        *,
+        draft: DraftOverrides | None = None,
+        gpus: float = 0.0,
+        max_waiting: int = 1024,
+        cache_dir: Path | None = None,
+        cost_dir: Path | None = None,
+        on_step: Callable[[StepRecord], None] = lambda record: None,
+        say: Callable[[str], None] = log.info,
+        pinned: Pinned | None = None,
+    ) -> None:
+        store = TaskStore(client)
+        version = pinned.record_version if pinned else store.versions(task)[-1]
+        self.records = Records(store.get(task, version), version)
+        self.tokenizer = load_tokenizer(self.record)
+        self.template = PromptTemplate(self.record.template)
+        artifacts = ArtifactStore(client, self.record.corpus_name, self.record.fingerprint)
+        cache = ArtifactCache(cache_dir or default_cache_dir())
+        self.indexes = DraftIndexes(task, artifacts, cache, self.tokenizer)
+        self.artifact: Artifact | None
+        torch.set_num_threads(settings.torch_threads)
+        self._device = device_of(settings.device, gpus)
+        source = model_source(self.record, self._device)
+        length = settings.max_model_len or min(DEFAULT_MODEL_LEN, max_positions(source.folder))
+        config = EngineConfig(
+            settings.rows, length, settings.prefill_chunk, max_waiting, settings.max_draft_tokens,
+            settings.prefix_cache_bytes, settings.kv_cache_bytes,
+        )  # fmt: skip
+        target = Target.load(source, config)
+        self.artifact, index = (
+            self.indexes.pinned(pinned.index_version) if pinned else self.indexes.current()
+        )
+        self._proposers = Proposers(draft, config, target.vocab_size, self.tokenizer.eos_ids)
+        self.proposer = self._proposers.make(self.record, index)
+        costs = step_costs(target, source, cost_dir, say) if settings.cost_aware else None
+        self.drafter = load_task_drafter(
+            client, self.record, target, source, self.tokenizer, config,
+            settings.neural_draft_limit_s,
+        )  # fmt: skip
+        drafted_by = self._drafted_by(self.proposer)
+        self.engine = Engine(target, self.tokenizer, drafted_by, config, on_step, costs)
+
+    @property
+    def record(self) -> TaskRecord:
+        """The newest version of the task's record that this engine can answer by."""
+        return self.records.newest[0]
+
+    @property
+    def record_version(self) -> int:
+        return self.records.newest[1]
+
+    @property
+    def target_number(self) -> int:
+        """Of the engine's target that answers by the newest version."""
+        return self._target_of(self.record)
+
+    @property
+    def drafts_by(self) -> str:
+        """The name of what drafts: a mixture of n-grams, or what it is beside a drafter."""
+        mixture = self.proposer.settings.mixture
+        return self.drafter.name(self.proposer) if self.drafter else mixture
+
+    @property
+    def index_bytes(self) -> int:
+        return self.proposer.index.nbytes if self.artifact else 0
+
+    def proposer_for(self, record: TaskRecord, index: DraftIndex) -> NgramProposer | None:
+        """What drafts as record and index say, made on any thread; None: what is there does.
+
+        Raises:
+            ValueError: These settings cannot draft from this index.
+        """
+        if self._proposers.settings(record, index) == self.proposer.settings:
+            return None
+        return self._proposers.make(record, index)
+
+    def target_for(self, record: TaskRecord) -> Target | None:
+        """A target with a record's adapters, loaded on any thread; None: there is one.
+
+        Raises:
+            AdapterRefused: They cannot be loaded.
+        """
+        if self.records.target_of(record) is not None:
+            return None
+        with refused_adapters(record):
+            return self.engine.load_target(model_source(record, self._device))
+
+    def require_adapters(self, record: TaskRecord) -> None:
+        """Look at a record's adapters on any thread, in a moment.
+
+        Raises:
+            AdapterRefused: `target_for` would load the model in vain.
+        """
+        with refused_adapters(record):
+            require_adapters(model_source(record, self._device))
+
+    def swap(
+        self, artifact: Artifact, index: DraftIndex, proposer: NgramProposer | None = None
+    ) -> None:
+        """Draft from another index, by the settings it was tuned to; call it between two steps.
+
+        Args:
+            proposer: What `proposer_for` made for it.
+
+        Raises:
+            StaleProposer: The record has changed meanwhile; nothing has been done.
+        """
+        self._draft(self.record, index, proposer)
+        self.artifact = artifact
+
+    def take(
+        self,
+        record: TaskRecord,
+        version: int,
+        target: Target | None = None,
+        proposer: NgramProposer | None = None,
+    ) -> None:
+        """Answer by one more version of the record; call it between two steps.
+
+        Args:
+            target: What `target_for` loaded for it.
+            proposer: What `proposer_for` made for it.
+
+        Raises:
+            StaleProposer: The index has changed meanwhile; nothing has been done.
+        """
+        newest = record if version > self.record_version else self.record
+        self._draft(newest, self.proposer.index, proposer)
+        number = None if target is None else self.engine.add_target(target)
+        self.records.add(record, version, number)
+
+    def let_go(self, target: int) -> bool:
+        """Take no more requests for a target between two steps; True once it is freed."""
+        self.records.forget(target)
+        return self.engine.drop_target(target)
+
+    def request(self, call: Call) -> GenerationRequest:
+        """Read a call and have the engine know its guide, which takes time the first time.
+
+        Raises:
+            FieldError: A field of the request other than the prompt cannot be met.
+            ValueError: The prompt has no tokens, or a limit is out of range.
+        """
+        request = self.read(call)
+        self.guide(call, request)
+        return request
+
+    def read(self, call: Call) -> GenerationRequest:
+        """Turn a call into token ids, limits and a rule that fit the engine; any thread may.
+
+        It is read by the version of the task's record that it names, else by the newest.
+
+        Raises:
+            FieldError: A field of the request cannot be met.
+            ValueError: The prompt has no tokens, or a limit is out of range.
+        """
+        record = self.records.of(call.record_version)
+        asked = call.options.guided(record)
+        if asked.guide:
+            asked.guide.require_whole(call.stop)
+        prompt = self._prompt(call)
+        self._require_tokens(asked)
+        room, most = self._room(call, prompt), call.max_tokens
+        request = GenerationRequest(
+            id=call.id,
+            prompt=prompt,
+            max_tokens=min(record.max_tokens, room) if most is None else most,
+            stop=(*record.stop, *call.stop),
+            draft=call.draft,
+            stream=call.stream,
+            sampling=asked.sampling(record.sampling),
+            guide=asked.guide.spec if asked.guide else None,
+            logprobs=asked.logprobs,
+            ignore_eos=asked.ignore_eos,
+            adapter=asked.adapter_of(record),
+            target=self._target_of(record),
+            committed_ids=call.committed_ids,
+        )
+        self.engine.require_fit(request)
+        return request
+
+    def guide(self, call: Call, request: GenerationRequest) -> engine_guides.Guide | None:
+        """The guide of a request that was read from ``call``; compiled here unless it is known.
+
+        Raises:
+            FieldError: It cannot be followed, or not in so few tokens.
+        """
+        guide = call.options.guided(self.records.of(call.record_version)).guide
+        if guide is None:
+            return None
+        try:
+            return self.engine.guides.of(guide.spec, request.max_tokens)
+        except GuideError as error:
+            raise self._refused(call, guide, error) from error
+
+    def compile_own_guide(self) -> None:
+        """Have the task's own guide ready before the first request comes."""
+        guide = guide_of(self.record)
+        try:
+            if guide:
+                self.engine.guides.of(guide.spec, self.engine.longest)
+        except GuideError as error:
+            log.error("task %s: %s: %s", self.record.name, guide.name if guide else "", error)
+
+    def _prompt(self, call: Call) -> tuple[int, ...]:
+        if not isinstance(call.prompt, str):
+            return call.prompt
+        text = self.template.render(call.prompt) if call.templated else call.prompt
+        return tuple(self.tokenizer.encode_prompt(text))
+
+    def _room(self, call: Call, prompt: tuple[int, ...]) -> int:
+        """Tokens that a prompt leaves for its answer."""
+        longest = self.engine.longest
+        if len(prompt) >= longest:
+            raise FieldError(
+                call.prompt_field,
+                f"{call.prompt_field} has {len(prompt)} tokens; a row holds {longest}, the answer "
+                "included (max_model_len, kv_cache_bytes): shorten it",
+            )
+        return longest - len(prompt)
+
+    def _require_tokens(self, asked: SamplingOptions) -> None:
+        size = self.engine.vocab_size
+        unknown = [token for token, _ in asked.logit_bias if token >= size]
+        if unknown:
+            raise FieldError(
+                "logit_bias", f"logit_bias has token {unknown[0]}; the task's model has {size}"
+            )
+
+    def _refused(self, call: Call, guide: AnswerGuide, error: GuideError) -> FieldError:
+        """Whose fault it is: the guide's, or that of a ``max_tokens`` it does not fit."""
+        try:
+            self.engine.guides.of(guide.spec, _ENDLESS)
+        except GuideError:
+            return FieldError(guide.field, f"{guide.name}: {error}")
+        most = self.records.of(call.record_version).max_tokens
+        unsent = (
+            f"; max_tokens was not sent: the task's is {most}, and prompt and "
+            f"answer have {self.engine.longest} together"
+        )
+        message = f"{guide.name}: {error}{unsent if call.max_tokens is None else ''}"
+        return FieldError(call.max_tokens_field, message)
+
+    def _target_of(self, record: TaskRecord) -> int:
+        if (number := self.records.target_of(record)) is None:
+            raise ValueError("this version of the task is not served any more; send a new request")
+        return number
+
+    def _draft(self, record: TaskRecord, index: DraftIndex, made: NgramProposer | None) -> None:
+        settings = self._proposers.settings(record, index)
+        if settings == self.proposer.settings:
+            if index is not self.proposer.index:
+                self.proposer.set_index(index)
+            return
+        if made is None or made.settings != settings or made.index is not index:
+            raise StaleProposer("record and index changed at once; make a proposer for both")
+        self.engine.draft_by(self._drafted_by(made))
+        self.proposer = made
+
+    def _drafted_by(self, ngram: NgramProposer) -> Proposer:
+        return self.drafter.beside(ngram) if self.drafter else ngram

@@ -1,0 +1,239 @@
+"""A task's drafter: loaded for one engine, guarded, and made one proposer with its n-grams.
+
+Its ranked vocabulary comes out of the store. What it drafts from, and whether it has been switched
+off, is published as Prometheus series.
+"""
+
+import logging
+import math
+import tempfile
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import get_args
+
+import redis
+import torch
+from prometheus_client import CollectorRegistry, Gauge, Histogram
+from safetensors import safe_open
+from torch import Tensor
+
+from tasc_draft import NgramProposer, Proposer
+from tasc_engine import EngineConfig, ModelSource, Target
+from tasc_engine.drafting.neural.card import read_card
+from tasc_engine.drafting.neural.drafters import Eagle, Independent
+from tasc_engine.drafting.neural.files import WEIGHTS, load_drafter
+from tasc_engine.drafting.neural.guard import GuardedProposer, Reason
+from tasc_engine.drafting.neural.hybrid import HybridProposer
+from tasc_engine.drafting.neural.neural_settings import NeuralSettings
+from tasc_engine.drafting.neural.proposer import NeuralProposer
+from tasc_engine.drafting.neural.ranking import Ranking
+from tasc_engine.drafting.neural.recent_policy import RecentVocabulary
+from tasc_engine.drafting.neural.vocabulary import (
+    ActiveSizes,
+    FullVocabulary,
+    RankedVocabulary,
+    Vocabulary,
+)
+from tasc_runtime.errors import ServiceError
+from tasc_store import ArtifactStore, NeuralDrafting, TaskRecord
+from tasc_store.artifacts.artifact_store import VOCABULARY
+from tasc_text import TaskTokenizer, resolve_folder
+
+
+def current_ranking(store: ArtifactStore) -> Ranking | None:
+    """The announced ranking of a store of kind VOCABULARY; None where there is none.
+
+    Raises:
+        RankingError: It is damaged, or another tokenizer's.
+        StoreError: Redis fails.
+    """
+    artifact = store.current()
+    if artifact is None:
+        return None
+    with tempfile.TemporaryDirectory(prefix="tasc-vocabulary-") as folder:
+        path = Path(folder) / "vocabulary.npz"
+        store.download(artifact, path)
+        return Ranking.load(path, store.fingerprint)
+
+
+SIZES = (64, 256, 1024, 4096, 16384, 65536, 262144)
+
+
+class NeuralMetrics:
+    """The series of one replica whose task has a drafter.
+
+    Args:
+        labels: Those of the replica's task and model.
+
+    Raises:
+        ValueError: The registry already holds these series.
+    """
+
+    def __init__(self, registry: CollectorRegistry, labels: Mapping[str, str]) -> None:
+        names, values = tuple(labels), tuple(labels.values())
+        self._sizes = Histogram(
+            "tasc_active_vocabulary_tokens",
+            "Tokens that the drafter could draft, per drafted step and row.",
+            names,
+            buckets=SIZES,
+            registry=registry,
+        ).labels(*values)
+        off = Gauge(
+            "tasc_neural_drafting_off",
+            "1 once the drafter has been switched off until a restart, by why.",
+            (*names, "reason"),
+            registry=registry,
+        )
+        self._off = {reason: off.labels(*values, reason) for reason in get_args(Reason)}
+
+    def sizes(self, sizes: Sequence[int]) -> None:
+        """Count how many tokens each row of some steps was drafted from."""
+        for size in sizes:
+            self._sizes.observe(size)
+
+    def off(self, reason: Reason) -> None:
+        """Say that the drafter is off."""
+        self._off[reason].set(1)
+
+
+log = logging.getLogger(__name__)
+_MIB = 1 << 20
+
+
+class TaskDrafter:
+    """The drafter of one engine; its memory is held by ``guarded`` alone, until that is off.
+
+    Args:
+        neural: How the task's record wants it to draft.
+        vocabulary: What ``guarded`` drafts from, on ``device``.
+        kind: Of the drafter, for people.
+    """
+
+    def __init__(
+        self,
+        neural: NeuralDrafting,
+        guarded: GuardedProposer,
+        vocabulary: Vocabulary,
+        device: torch.device,
+        kind: str,
+    ) -> None:
+        self._neural, self._guarded, self._kind = neural, guarded, kind
+        self._vocabulary, self._device = weakref.ref(vocabulary), device
+
+    def name(self, ngram: NgramProposer) -> str:
+        """What `beside` drafts by, for people: ``hybrid/eagle``, say."""
+        if not self._drafts_beside(ngram):
+            return ngram.settings.mixture
+        return f"{self._neural.proposer}/{self._kind}"
+
+    def beside(self, ngram: NgramProposer) -> Proposer:
+        """What an engine drafts by. Where n-grams may draft nothing, neither may a model.
+
+        What was made of other n-grams must not be asked any more.
+        """
+        if not self._drafts_beside(ngram):
+            return ngram
+        if self._neural.proposer == "neural":
+            return self._guarded
+        return HybridProposer(ngram, self._guarded, self._neural.sure)
+
+    def tell(self, metrics: NeuralMetrics) -> None:
+        """Count from now on what is drafted from, and say when the drafter is switched off."""
+        if (vocabulary := self._vocabulary()) is not None:  # else it is off
+            self._guarded.on_drafted = ActiveSizes(vocabulary, self._device, metrics.sizes).drafted
+        self._guarded.on_off = metrics.off
+        if self._guarded.off is not None:
+            metrics.off(self._guarded.off)
+
+    def _drafts_beside(self, ngram: NgramProposer) -> bool:
+        return ngram.settings.num_speculative_tokens > 0
+
+
+def load_task_drafter(
+    client: redis.Redis,
+    record: TaskRecord,
+    target: Target,
+    source: ModelSource,
+    tokenizer: TaskTokenizer,
+    config: EngineConfig,
+    limit_s: float,
+) -> TaskDrafter | None:
+    """The drafter that a record names, None where it names none.
+
+    Args:
+        source: Where the target comes from.
+        limit_s: Longest seconds of a drafted step, see `GuardedProposer`.
+
+    Raises:
+        ServiceError: It drafts from a ranked vocabulary, and the task has none.
+        EngineError: Drafter or ranking is another tokenizer's or another target's, or damaged.
+        ValueError: The tree is too large, or the ranking does not fit the drafter's head.
+        StoreError: Redis fails.
+        TextError: There is no such drafter.
+    """
+    if (neural := record.neural) is None:
+        return None
+    folder = resolve_folder(neural.drafter)
+    drafter, head = load_drafter(
+        folder, target, source, tokenizer.fingerprint, config.rows, config.max_model_len
+    )
+    vocabulary = _vocabulary(client, record, neural, drafter, head, config.rows)
+    proposer = NeuralProposer(
+        drafter,
+        vocabulary,
+        NeuralSettings(neural.depth, neural.width, neural.nodes),
+        rows=config.rows,
+        capacity=config.max_model_len,
+        vocab_size=target.vocab_size,
+        eos_ids=tuple(e for e in tokenizer.eos_ids if e < target.vocab_size),
+        chunk=config.prefill_chunk,
+    )
+    log.info(
+        "the drafter in %s takes %.1f MiB for its weights, %.1f MiB for the cache of %d rows and "
+        "%.1f MiB for the vocabulary it drafts from, beside the target's (engine.kv_cache_bytes)",
+        folder,
+        _numbers(folder) * target.dtype.itemsize / _MIB,
+        proposer.cache_bytes / _MIB,
+        config.rows,
+        vocabulary.nbytes / _MIB,
+    )
+    guarded = GuardedProposer(proposer, target.vocab_size, limit_s)
+    return TaskDrafter(neural, guarded, vocabulary, target.device, read_card(folder).kind)
+
+
+def _numbers(folder: Path) -> int:
+    """How many a drafter's own weights are."""
+    with safe_open(folder / WEIGHTS, framework="pt") as tensors:
+        return sum(
+            math.prod(tensors.get_slice(name).get_shape())
+            for name in tensors.keys()  # noqa: SIM118
+        )
+
+
+def _vocabulary(
+    client: redis.Redis,
+    record: TaskRecord,
+    neural: NeuralDrafting,
+    drafter: Eagle | Independent,
+    head: Tensor,
+    rows: int,
+) -> Vocabulary:
+    """What a record wants drafted from; ``head`` is the weight of the drafter's."""
+    if neural.vocabulary == "full":
+        return FullVocabulary(drafter.backbone.decoder.head)
+    if neural.vocabulary == "recent":
+        return RecentVocabulary(head, rows)
+    corpus = record.corpus_name
+    ranking = current_ranking(ArtifactStore(client, corpus, record.fingerprint, kind=VOCABULARY))
+    if ranking is None:
+        raise ServiceError(
+            f"task {record.name} drafts from a ranked vocabulary, and the corpus of {corpus} has "
+            f"none for tokenizer {record.fingerprint}; run `tasc rank-vocabulary {corpus}` (a "
+            f"job that has begun keeps its version of the task: after `tasc task set "
+            f"{record.name} --draft-vocabulary full` it needs --restart)"
+        )
+    chosen = ranking.top(neural.ranked_tokens)
+    if neural.vocabulary == "ranked":
+        return RankedVocabulary(head, chosen)
+    return RecentVocabulary(head, rows, base=chosen)

@@ -1,0 +1,108 @@
+"""Step costs of a replica's target: measured at the first start on a machine, then from a file.
+
+The file is named by what changes a step's time: model, adapter, dtype, processor and threads, the
+engine's shape, torch and this program. It decides nothing about drafts.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import logging
+import platform
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+import torch
+
+import tasc_engine
+from tasc_draft.compiled import digest_of
+from tasc_engine import ModelSource, Target
+from tasc_engine.step.cost import SECONDS, StepCosts, kept, measure
+
+WAIT_S = 120.0  # for others that measure on this machine; the start-up limit is longer
+_PATIENCE_S = 1.0  # others may only be reading, which is nothing to tell people
+
+log = logging.getLogger(__name__)
+
+
+def default_cost_dir() -> Path:
+    return Path.home() / ".cache" / "tasc-serve" / "costs"
+
+
+def step_costs(
+    target: Target,
+    source: ModelSource,
+    folder: Path | None = None,
+    say: Callable[[str], None] = log.info,
+) -> StepCosts:
+    """What this target's steps cost here.
+
+    Args:
+        folder: Where files of costs lie; made if need be.
+        say: Told, in a line for people who wait, of what takes seconds.
+    """
+    folder = folder or default_cost_dir()
+    path = folder / f"{_key(target, source)}.json"
+
+    def measured() -> StepCosts:
+        say(
+            f"measuring what steps of {source.folder.name} cost on {platform.node()}, up to about "
+            f"{SECONDS:.0f} s; once only, later starts on this machine read {path}"
+        )
+        return measure(target, source.folder.name)
+
+    with _alone(folder, say):
+        return kept(path, measured)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """One measurement at a time: two would measure each other. Without a folder, at any time."""
+    with contextlib.ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context((folder / "measuring.lock").open("w"))
+        except OSError:
+            log.warning("cannot write to %s; others may measure at the same time", folder)
+        else:
+            _lock(file, say)  # let go when the file is closed, or its process dies
+        yield
+
+
+def _lock(file: IO[str], say: Callable[[str], None]) -> None:
+    began, told = time.monotonic(), False
+    while (waited := time.monotonic() - began) < WAIT_S:
+        with contextlib.suppress(BlockingIOError):
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if waited >= _PATIENCE_S and not told:
+            say(f"another replica measures its step costs on {platform.node()}; waiting for it")
+            told = True
+        time.sleep(0.1)
+    log.warning("others have measured for %.0f s; measuring beside them", WAIT_S)
+
+
+def _key(target: Target, source: ModelSource) -> str:
+    config = target.config
+    facts = [
+        str(source.folder.resolve()),
+        [p.stat().st_mtime_ns for p in sorted(source.folder.glob("*.safetensors"))],
+        [str(source.adapter), str(source.adapters), source.quantization],
+        target.dtype_name,
+        target.device_name,
+        _processor(),
+        [config.rows, config.max_model_len, config.max_draft_tokens, target.cache.places],
+        [torch.__version__, digest_of(Path(tasc_engine.__file__).parent)],
+    ]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
+
+
+def _processor() -> str:
+    """The processor's model; its kind where the system does not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith("model name")), platform.processor())

@@ -1,0 +1,184 @@
+"""What gateway and replica say to each other: frozen values that travel between processes."""
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from tasc_engine import GenerationResult
+from tasc_runtime.sampling_options import SamplingOptions
+
+
+@dataclass(frozen=True)
+class Call:
+    """One answer that is asked for, on its way to a replica.
+
+    Attributes:
+        id: Unique; also the request's id in the engine.
+        prompt: The prompt itself as text or token ids, or with ``templated`` a row's input.
+        max_tokens: Most tokens of the answer; the task's own number when unset.
+        draft: Whether drafts may be used; the answer is the same.
+        options: Sampling and output options.
+        n: Answers to this prompt that are asked for, this one counted.
+        max_tokens_field: The request field that ``max_tokens`` came in.
+        timeout_s: Seconds that the answer may take; unset: as the service's limits say.
+        committed_ids: Token ids of the answer that another replica has given already.
+        record_version: Version of the task's record that the answer was begun by; unset: any.
+        replica_id: The replica that is to answer; unset: any.
+    """
+
+    id: str
+    prompt: str | tuple[int, ...]
+    templated: bool
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    draft: bool = True
+    stream: bool = False
+    options: SamplingOptions = field(default_factory=SamplingOptions)
+    n: int = 1
+    max_tokens_field: str = "max_tokens"
+    timeout_s: float | None = None
+    committed_ids: tuple[int, ...] = ()
+    record_version: int | None = None
+    replica_id: str | None = None
+
+    @property
+    def prompt_field(self) -> str:
+        """The request field that the prompt came in."""
+        return "messages.0.content" if self.templated else "prompt"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A replica's answer to a call it does not take, or cannot end.
+
+    Attributes:
+        kind: ``full``: try again later; ``invalid``: the request itself is at fault; ``failed``: it
+            was taken, and broke off; ``changed``: the task's record is another than the call was
+            begun by; ``late``: its time is over.
+        param: The request field at fault.
+        retry_after_s: When a place is likely to be free, as far as it is known.
+    """
+
+    kind: Literal["full", "invalid", "failed", "changed", "late"]
+    message: str
+    param: str | None = None
+    retry_after_s: float | None = None
+
+
+@dataclass(frozen=True)
+class TokenText:
+    """A token of an answer, as who knows the tokenizer tells it to who does not.
+
+    Attributes:
+        utf8: What it adds to a text; it may be a part of a character.
+        logprob: Natural logarithm of its probability.
+        offset: Characters of the answer in front of it.
+        top: The likeliest tokens of its place, the likeliest first.
+    """
+
+    utf8: bytes
+    logprob: float
+    offset: int
+    top: tuple[tuple[bytes, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A finished answer.
+
+    Attributes:
+        tokens: Its tokens, the end of sequence left out, where logprobs were asked for.
+    """
+
+    result: GenerationResult
+    tokens: tuple[TokenText, ...] = ()
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What has been added to an answer since the last piece; the last one carries the result.
+
+    Attributes:
+        ids: Its tokens as the model knows them.
+        tokens: Its tokens as clients do, where logprobs were asked for.
+        record_version: Of the task's record that the answer was begun by.
+    """
+
+    text: str
+    tokens: tuple[TokenText, ...] = ()
+    result: GenerationResult | None = None
+    ids: tuple[int, ...] = ()
+    record_version: int | None = None
+
+
+@dataclass(frozen=True)
+class TaskStatus:
+    """What a replica serves: the task record's version, its model, and the index in use.
+
+    Attributes:
+        adapters: Names of those that a request may choose from.
+        older_record_versions: By which it still ends answers that were begun by them.
+    """
+
+    task: str
+    record_version: int
+    model: str
+    adapter: str | None
+    fingerprint: str
+    max_model_len: int
+    rows: int
+    index_version: int | None
+    index_rows: int
+    index_bytes: int
+    adapters: tuple[str, ...] = ()
+    older_record_versions: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class PulseRequest:
+    """Asks one replica for its pulse."""
+
+    replica_id: str
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """What a replica says of itself when it is asked, about once a second.
+
+    Attributes:
+        outstanding: Requests that it holds, running or waiting.
+        stalled_s: Seconds since its engine last came round.
+    """
+
+    status: TaskStatus
+    outstanding: int
+    stalled_s: float
+
+
+class Backend(Protocol):
+    """The replicas, as the gateway sees them."""
+
+    @property
+    def tasks(self) -> Sequence[str]: ...
+
+    async def complete(self, task: str, call: Call) -> Answer | Refusal:
+        """The whole answer. Cancelling the awaiting task frees the row."""
+
+    def stream(self, task: str, call: Call) -> AsyncGenerator[Piece | Refusal, None]:
+        """The answer piece by piece; a refusal ends it, and comes alone unless the answer failed.
+
+        Closing the iterator frees the row.
+        """
+
+    @property
+    def store_fault(self) -> str | None:
+        """Why the store does not answer; None while it does."""
+
+    def status(self, task: str) -> TaskStatus | None:
+        """What a replica last said of itself; None when none has been heard of lately."""
+
+    async def metrics(self) -> Sequence[str]:
+        """Prometheus text of every live process but this one."""
+
+    def metrics_targets(self) -> Sequence[str]:
+        """host:port of every live metrics port, this process's included."""

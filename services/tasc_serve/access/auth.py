@@ -1,0 +1,140 @@
+"""Whose request it is: API keys as the store has them, remembered for a while.
+
+Redis is asked on threads of its own. It knows no endpoint, and no rate.
+"""
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+from tasc_serve.errors import ApiError
+from tasc_serve.settings import AuthSettings
+from tasc_store import ApiKey, StoreError
+from tasc_store.access.api_keys import digest_of, is_key
+
+log = logging.getLogger(__name__)
+
+Find = Callable[[str], ApiKey | None]
+_SCHEME: Final = "bearer"
+_CHALLENGE: Final = {"WWW-Authenticate": "Bearer"}
+_THREADS: Final = 2
+_PAUSE_S: Final = 1.0  # between two look-ups while the store is away
+
+
+@dataclass(frozen=True)
+class _Seen:
+    key: ApiKey | None
+    at: float
+
+
+class KnownKeys:
+    """Keys as they were last seen in the store, and hashes that are no open key's.
+
+    Either are the ``max_cached`` that were asked for last: clients who try keys cannot displace
+    those that work. While the store is away known keys count as last seen, however long ago.
+
+    Args:
+        find: Looks a hash up in the store; raises StoreError when the store fails.
+    """
+
+    def __init__(
+        self, find: Find, settings: AuthSettings, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._find, self._settings, self._clock = find, settings, clock
+        self._open: OrderedDict[str, _Seen] = OrderedDict()
+        self._refused: OrderedDict[str, _Seen] = OrderedDict()
+        self._looking: dict[str, asyncio.Task[_Seen | None]] = {}
+        self._threads = ThreadPoolExecutor(_THREADS, "api-keys")
+        self._failed_at: float | None = None
+
+    async def of(self, authorization: str | None) -> ApiKey:
+        """The open key in an ``Authorization`` header.
+
+        Raises:
+            ApiError: 401 for no key, an unknown or a revoked one; 503 when nobody can say.
+        """
+        secret = _secret(authorization)
+        key = await self._known(digest_of(secret)) if is_key(secret) else None
+        if key is None:
+            message = "this API key is unknown or revoked; send another"
+            raise ApiError(401, message, headers=_CHALLENGE)
+        return key
+
+    async def _known(self, digest: str) -> ApiKey | None:
+        seen = self._remembered(digest)
+        if seen and self._clock() - seen.at < self._settings.cache_s:
+            return seen.key
+        if self._failed_at is None:
+            found = await self._looked_up(digest)
+        else:
+            found = None
+            self._try_again(digest)
+        found = found or seen
+        if found is None or (found is seen and found.key is None):
+            raise ApiError(503, "API keys cannot be checked at the moment; try again")
+        return found.key
+
+    def _remembered(self, digest: str) -> _Seen | None:
+        for seen in (self._open, self._refused):
+            if digest in seen:
+                seen.move_to_end(digest)
+                return seen[digest]
+        return None
+
+    def _try_again(self, digest: str) -> None:
+        """Beside the requests, which need not wait for a store that was away a moment ago."""
+        assert self._failed_at is not None
+        if not self._looking and self._clock() - self._failed_at >= _PAUSE_S:
+            self._look(digest)
+
+    async def _looked_up(self, digest: str) -> _Seen | None:
+        """None when the store does not say."""
+        looking = self._looking.get(digest)
+        if looking is None:
+            if len(self._looking) >= self._settings.max_cached:
+                return None
+            looking = self._look(digest)
+        return await asyncio.shield(looking)  # others may wait for it too
+
+    def _look(self, digest: str) -> asyncio.Task[_Seen | None]:
+        looking = self._looking[digest] = asyncio.create_task(self._ask(digest))
+        looking.add_done_callback(lambda _: self._looking.pop(digest))
+        return looking
+
+    async def _ask(self, digest: str) -> _Seen | None:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._settings.lookup_timeout_s):
+                key = await loop.run_in_executor(self._threads, self._find, digest)
+        except (StoreError, TimeoutError) as error:
+            log.warning("API keys cannot be looked up, known ones count as last seen: %r", error)
+            self._failed_at = self._clock()
+            return None
+        except ValueError as error:
+            log.error("an API key is refused: %s", error)
+            key = None
+        self._failed_at = None
+        return self._remember(digest, key)
+
+    def _remember(self, digest: str, key: ApiKey | None) -> _Seen:
+        seen = _Seen(None if key is None or key.revoked else key, self._clock())
+        self._open.pop(digest, None)
+        self._refused.pop(digest, None)
+        into = self._refused if seen.key is None else self._open
+        into[digest] = seen
+        if len(into) > self._settings.max_cached:
+            into.popitem(last=False)
+        return seen
+
+
+def _secret(authorization: str | None) -> str:
+    scheme, _, secret = (authorization or "").partition(" ")
+    if scheme.lower() != _SCHEME or not secret.strip():
+        message = "this service asks for an API key; send it as Authorization: Bearer KEY"
+        raise ApiError(401, message, headers=_CHALLENGE)
+    return secret.strip()

@@ -1,0 +1,1 @@
+"""The HTTP API: requests are read and validated, responses are written."""

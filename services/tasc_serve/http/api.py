@@ -1,0 +1,127 @@
+"""The HTTP application: OpenAI-shaped endpoints over a backend of replicas.
+
+It says which path means what; it knows neither Ray nor models.
+"""
+
+import asyncio
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import PlainTextResponse
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, generate_latest
+from pydantic import BaseModel
+
+from tasc_runtime.protocol import Backend
+from tasc_serve import errors as http_errors
+from tasc_serve.access.access_control import AccessControl
+from tasc_serve.access.drain import InFlight
+from tasc_serve.access.idempotency import Idempotency, NoTries, Tries
+from tasc_serve.errors import ApiError
+from tasc_serve.http.batches.batch_storage import BatchStorage
+from tasc_serve.http.batches.batches_api import add_storage
+from tasc_serve.http.generation import Generation, served
+from tasc_serve.http.responses import CHAT, COMPLETION
+from tasc_serve.http.schemas import ChatRequest, CompletionRequest
+from tasc_serve.metrics.discovery import merge, service_discovery
+from tasc_serve.metrics.gateway_metrics import GatewayMetrics
+from tasc_serve.settings import LimitSettings
+
+
+def create_api(
+    backend: Backend,
+    limits: LimitSettings,
+    registry: CollectorRegistry,
+    *,
+    access: AccessControl | None = None,
+    in_flight: InFlight | None = None,
+    tries: Tries | None = None,
+    storage: BatchStorage | None = None,
+) -> FastAPI:
+    """Build the application; every route answers errors in the OpenAI shape.
+
+    Args:
+        access: Who may pass; unset: everybody.
+        in_flight: Whether requests are taken; unset: always.
+        tries: Where first tries of requests are noted; unset: nowhere.
+        storage: Of files and batches; unset: there are no endpoints for them.
+    """
+    access, in_flight = access or AccessControl.open(registry), in_flight or InFlight()
+    app = FastAPI(title="tasc-serve", openapi_url="/openapi.json")
+    http_errors.install(app)
+    idempotency = Idempotency(tries or NoTries(), limits.max_retry_bytes)
+    metrics = GatewayMetrics(registry)
+    _add_generation(app, Generation(backend, limits, metrics, in_flight, access, idempotency))
+    _add_listings(app, backend, access)
+    if storage:
+        add_storage(app, storage, limits, access, in_flight)
+    _add_operations(app, backend, in_flight, registry)
+    return app
+
+
+def _add_generation(app: FastAPI, generation: Generation) -> None:
+    @app.post("/v1/completions", openapi_extra=_documented(CompletionRequest))
+    async def completions(request: Request) -> Response:
+        return await generation.answer(request, CompletionRequest, COMPLETION)
+
+    @app.post("/v1/chat/completions", openapi_extra=_documented(ChatRequest))
+    async def chat(request: Request) -> Response:
+        return await generation.answer(request, ChatRequest, CHAT)
+
+
+def _add_listings(app: FastAPI, backend: Backend, access: AccessControl) -> None:
+    @app.get("/v1/models")
+    async def models(request: Request) -> dict[str, Any]:
+        visible = access.visible(await access.key_of(request), backend.tasks)
+        return {"object": "list", "data": [_model(task) for task in visible]}
+
+    @app.get("/v1/models/{task:path}")
+    async def model(request: Request, task: str) -> dict[str, Any]:
+        return _model(served(backend, access, await access.key_of(request), task))
+
+    @app.get("/v1/tasks")
+    async def tasks() -> dict[str, Any]:
+        return {"object": "list", "data": _statuses(backend)}
+
+
+def _add_operations(
+    app: FastAPI, backend: Backend, in_flight: InFlight, registry: CollectorRegistry
+) -> None:
+    @app.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/readyz")
+    async def readyz() -> dict[str, Any]:
+        """Ready with any task that answers; degraded without the store, which answers need not."""
+        in_flight.require_open()
+        tasks = [status["task"] for status in _statuses(backend)]
+        if not tasks:
+            raise ApiError(503, "no task has a replica that answers")
+        if backend.store_fault:
+            return {"status": "degraded", "tasks": tasks, "store": backend.store_fault}
+        return {"status": "ready", "tasks": tasks}
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        texts = [generate_latest(registry).decode(), *await backend.metrics()]
+        return PlainTextResponse(merge(texts), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+    @app.get("/sd")
+    async def sd() -> list[dict[str, object]]:
+        return service_discovery(list(await asyncio.to_thread(backend.metrics_targets)))
+
+
+def _statuses(backend: Backend) -> list[dict[str, Any]]:
+    """Of the tasks that answer."""
+    found = (backend.status(task) for task in backend.tasks)
+    return [asdict(status) for status in found if status]
+
+
+def _model(task: str) -> dict[str, Any]:
+    return {"id": task, "object": "model", "created": 0, "owned_by": "tasc-serve"}
+
+
+def _documented(model: type[BaseModel]) -> dict[str, Any]:
+    schema = {"schema": model.model_json_schema()}
+    return {"requestBody": {"content": {"application/json": schema}, "required": True}}

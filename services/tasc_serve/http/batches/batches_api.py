@@ -1,0 +1,204 @@
+"""The endpoints for batches, in OpenAI's shape.
+
+Records alone are written here: a worker, which is a process of its own, reads a batch's lines and
+answers them.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from dataclasses import asdict
+from functools import partial
+from typing import Any, Final
+
+from fastapi import APIRouter, Depends, FastAPI, Request
+
+from tasc_serve.access.access_control import AccessControl
+from tasc_serve.access.drain import InFlight
+from tasc_serve.errors import SHOWN, ApiError
+from tasc_serve.http.batches.batch_storage import (
+    WINDOW_S,
+    BatchRequest,
+    BatchStorage,
+    StorageCalls,
+    file_limits,
+)
+from tasc_serve.http.batches.files_api import Files, add_files, listing, owner_of
+from tasc_serve.http.bodies import limit_of, parsed, query_of, read_body
+from tasc_serve.settings import LimitSettings
+from tasc_store import ApiKey
+from tasc_store.batches.batch_store import TIMES, Batch, NewBatch
+from tasc_store.batches.files import StoredFile
+from tasc_store.errors import UnknownBatch
+
+_LISTED: Final = 20
+_MOST_LISTED: Final = 100
+
+
+def add_storage(
+    app: FastAPI,
+    storage: BatchStorage,
+    limits: LimitSettings,
+    access: AccessControl,
+    in_flight: InFlight,
+) -> None:
+    """Add the routes below ``/v1/files`` and ``/v1/batches``."""
+
+    async def inside() -> AsyncGenerator[None, None]:
+        """From a request's first byte to its answer's last one."""
+        in_flight.enter()
+        try:
+            yield
+        finally:
+            in_flight.leave()
+
+    calls = StorageCalls()
+    routes = APIRouter(dependencies=[Depends(inside)])
+    add_files(routes, storage, limits, access, calls)
+    _add_batches(routes, Batches(storage, limits, access, calls), access)
+    app.include_router(routes)
+
+
+def _add_batches(routes: APIRouter, batches: "Batches", access: AccessControl) -> None:
+    schema = {"schema": BatchRequest.model_json_schema()}
+    documented = {"requestBody": {"content": {"application/json": schema}, "required": True}}
+
+    @routes.post("/v1/batches", openapi_extra=documented)
+    async def create(request: Request) -> dict[str, Any]:
+        return shown(await batches.create(request))
+
+    @routes.get("/v1/batches")
+    async def listed(request: Request) -> dict[str, Any]:
+        return await batches.listed(request, await owner_of(access, request))
+
+    @routes.get("/v1/batches/{batch_id}")
+    async def retrieve(request: Request, batch_id: str) -> dict[str, Any]:
+        return shown(await batches.get(batch_id, await owner_of(access, request)))
+
+    @routes.post("/v1/batches/{batch_id}/cancel")
+    async def cancel(request: Request, batch_id: str) -> dict[str, Any]:
+        return shown(await batches.cancelled(batch_id, await owner_of(access, request)))
+
+
+def shown(batch: Batch) -> dict[str, Any]:
+    """A batch as OpenAI has it."""
+    faults = [asdict(fault) for fault in batch.errors]
+    return {
+        "id": batch.id,
+        "object": "batch",
+        "endpoint": batch.endpoint,
+        "model": batch.model,
+        "errors": {"object": "list", "data": faults} if faults else None,
+        "input_file_id": batch.input_file_id,
+        "completion_window": batch.window,
+        "status": batch.status,
+        "output_file_id": batch.output_file_id,
+        "error_file_id": batch.error_file_id,
+        "created_at": batch.created_at,
+        "expires_at": batch.expires_at,
+        **{f"{name}_at": batch.at.get(name) for name in TIMES},
+        "request_counts": {
+            "total": batch.total,
+            "completed": batch.completed,
+            "failed": batch.failed,
+        },
+        "metadata": batch.metadata or None,
+    }
+
+
+class Batches:
+    """The store's batches, as requests ask for them."""
+
+    def __init__(
+        self,
+        storage: BatchStorage,
+        limits: LimitSettings,
+        access: AccessControl,
+        calls: StorageCalls,
+    ) -> None:
+        self._storage, self._limits, self._access, self._calls = storage, limits, access, calls
+        self._files = Files(storage, limits, calls)
+
+    async def create(self, request: Request) -> Batch:
+        key = await self._access.key_of(request)
+        body = parsed(await read_body(request, self._limits), BatchRequest)
+        owner = key.id if key else ""
+        try:
+            file = await self._files.get(body.input_file_id, owner)
+        except ApiError as error:
+            if error.status == 404:
+                raise ApiError(400, error.message, "input_file_id", error.code) from error
+            raise
+        if file.purpose != "batch":
+            message = f"file {file.id} was uploaded for {file.purpose}; upload one for batch"
+            raise ApiError(400, message, "input_file_id")
+        bounds = file_limits(self._limits)
+        await self._calls.run(partial(self._storage.files.require_room, bounds, owner))
+        model = await self._model(file, key)
+        new = NewBatch(
+            file.id, body.endpoint, body.completion_window, WINDOW_S, model,
+            self._limits.file_ttl_s,
+            body.output_expires_after.seconds
+            if body.output_expires_after
+            else self._limits.file_ttl_s,
+            body.metadata or {}, owner,
+        )  # fmt: skip
+        most, lines = self._limits.max_batches, self._limits.max_open_batch_lines
+        return await self._calls.run(partial(self._storage.batches.create, new, most, lines))
+
+    async def get(self, id_: str, owner: str) -> Batch:
+        return await self._calls.run(partial(self._owned, id_, owner))
+
+    async def cancelled(self, id_: str, owner: str) -> Batch:
+        await self.get(id_, owner)
+        return await self._calls.run(partial(self._storage.batches.cancel, id_))
+
+    async def listed(self, request: Request, owner: str) -> dict[str, Any]:
+        query = query_of(request, ("after", "limit"))
+        page = await self._calls.run(
+            partial(
+                self._storage.batches.page,
+                after=query.get("after", ""),
+                limit=limit_of(query, _LISTED, _MOST_LISTED),
+                wanted=lambda batch: batch.owner == owner,
+            )
+        )
+        return listing([shown(batch) for batch in page.items], page.has_more)
+
+    def _owned(self, id_: str, owner: str) -> Batch:
+        batch = self._storage.batches.get(id_)
+        if batch.owner != owner:
+            raise UnknownBatch(f"there is no batch {id_[:SHOWN]!r}")
+        return batch
+
+    async def _model(self, file: StoredFile, key: ApiKey | None) -> str:
+        """The task that the first line names, which is that of the whole batch.
+
+        Raises:
+            ApiError: 400: it names none; 403: the key may not use it, be it there or not; 404: no
+                task has that name.
+        """
+        most = self._limits.max_body_bytes
+        head = await self._calls.run(partial(self._storage.files.head, file, most))
+        model = await asyncio.to_thread(_first_model, head)
+        if model is None:
+            message = (
+                f"the first line of file {file.id} is no request with a body that names a model; "
+                "write one JSON object on each line"
+            )
+            raise ApiError(400, message, "input_file_id")
+        self._access.allow(key, model)
+        if not await self._calls.run(partial(self._storage.has_task, model)):
+            message = f"the first line names model {model[:SHOWN]!r}, and there is no such task"
+            raise ApiError(404, message, "model", "model_not_found")
+        return model
+
+
+def _first_model(head: bytes) -> str | None:
+    line = head.lstrip().partition(b"\n")[0]
+    try:
+        content = json.loads(line)
+        model = content["body"]["model"]
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return None
+    return model if isinstance(model, str) else None

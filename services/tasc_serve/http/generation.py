@@ -1,0 +1,229 @@
+"""The two endpoints that generate: from a request's bytes to its answer, whole or as events.
+
+It knows schemas, deadlines and codes; it knows neither Ray nor models.
+"""
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from tasc_runtime.protocol import Backend, Call, Refusal
+from tasc_serve.access.access_control import AccessControl, Permit
+from tasc_serve.access.drain import InFlight
+from tasc_serve.access.idempotency import Idempotency, IdempotentRequest
+from tasc_serve.errors import SHOWN, ApiError, of_refusal, of_unexpected
+from tasc_serve.http import sse
+from tasc_serve.http.bodies import GONE, parsed, read_body
+from tasc_serve.http.reading import call_of
+from tasc_serve.http.responses import Reply, Shape
+from tasc_serve.metrics.gateway_metrics import GatewayMetrics
+from tasc_serve.routing import choices
+from tasc_serve.settings import LimitSettings
+from tasc_store import ApiKey
+
+_LARGE_BODY = 65_536  # bytes; less is read in a few milliseconds
+_EVENTS, _JSON = "text/event-stream", "application/json"
+
+
+class RequestScope:
+    """One request from its first byte to its last, to be ended exactly once."""
+
+    def __init__(self, in_flight: InFlight, metrics: GatewayMetrics) -> None:
+        self.task: str | None = None
+        self._metrics = metrics
+        self._began = time.perf_counter()
+        self._in_flight = in_flight
+        self._inside = False
+
+    def enter(self) -> None:
+        """Raises ApiError: the gateway is being stopped."""
+        self._in_flight.enter()
+        self._inside = True
+
+    def done(self, code: int) -> None:
+        if self._inside:
+            self._in_flight.leave()
+        self._inside = False
+        self._metrics.observe_http(self.task, code, time.perf_counter() - self._began)
+
+
+class Generation:
+    """Answers generating requests of all tasks."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        limits: LimitSettings,
+        metrics: GatewayMetrics,
+        in_flight: InFlight,
+        access: AccessControl,
+        idempotency: Idempotency,
+    ) -> None:
+        self._backend = backend
+        self._limits = limits
+        self._metrics = metrics
+        self._in_flight = in_flight
+        self._access = access
+        self._idempotency = idempotency
+
+    async def answer(self, request: Request, model: type[Any], shape: Shape) -> Response:
+        """The response; every error is an ApiError, and counted."""
+        scope = RequestScope(self._in_flight, self._metrics)
+        try:
+            scope.enter()
+            response = await self._answered(request, model, shape, scope)
+        except asyncio.CancelledError:
+            scope.done(GONE)
+            raise
+        except Exception as error:
+            scope.done(error.status if isinstance(error, ApiError) else 500)
+            raise
+        if not isinstance(response, _Events):
+            scope.done(response.status_code)
+        return response
+
+    async def _answered(
+        self, request: Request, model: type[Any], shape: Shape, scope: RequestScope
+    ) -> Response:
+        key = await self._access.key_of(request)
+        raw = await read_body(request, self._limits)
+        large = len(raw) > _LARGE_BODY  # others' answers must not wait while it is read
+        body = await asyncio.to_thread(parsed, raw, model) if large else parsed(raw, model)
+        scope.task = task = served(self._backend, self._access, key, body.model)
+        admitted = self._access.admit(key, task)
+        limits = self._limits
+        call = await asyncio.to_thread(call_of, body, limits) if large else call_of(body, limits)
+        tried = await self._tried(request, raw, task, key)
+        if tried:
+            media_type = _EVENTS if body.stream else _JSON
+            if known := tried.response(media_type, admitted.headers):
+                return known
+            call = tried.marked(call, seeded=body.seed is not None)
+        elif call.n > 1:  # all by one version of the task
+            call = dataclasses.replace(call, record_version=self._version(task))
+        reply = Reply.to(body, shape, task, call)
+        if body.stream:
+            return await self._streamed(call, reply, scope, admitted, tried)
+        content = await self._whole(call, reply)
+        admitted.spend(content["usage"]["completion_tokens"])
+        response = JSONResponse(content, headers=dict(admitted.headers))
+        if tried:
+            tried.keep(bytes(response.body))
+        return response
+
+    async def _tried(
+        self, request: Request, raw: bytes, task: str, key: ApiKey | None
+    ) -> IdempotentRequest | None:
+        sender, version = key.id if key else "", self._version(task)
+        return await self._idempotency.of(request, raw, task, sender, version)
+
+    def _version(self, task: str) -> int | None:
+        status = self._backend.status(task)
+        return status.record_version if status else None
+
+    async def _whole(self, call: Call, reply: Reply) -> dict[str, Any]:
+        try:
+            async with asyncio.timeout(call.timeout_s):
+                return reply.whole(await choices.complete(self._backend, reply.task, call))
+        except TimeoutError as error:
+            raise _too_late(call) from error
+
+    async def _streamed(
+        self,
+        call: Call,
+        reply: Reply,
+        scope: RequestScope,
+        admitted: Permit,
+        tried: IdempotentRequest | None,
+    ) -> StreamingResponse:
+        """Wait for the first piece, so that a refusal still has a status code of its own."""
+        deadline = asyncio.get_running_loop().time() + (call.timeout_s or 0)
+        pieces = admitted.counted(choices.stream(self._backend, reply.task, call))
+        try:
+            async with asyncio.timeout_at(deadline):
+                first = await anext(pieces)
+        except TimeoutError as error:
+            raise _too_late(call) from error
+        if isinstance(first[1], Refusal):
+            await pieces.aclose()
+            raise of_refusal(first[1])
+        events = sse.events(reply, first, pieces)
+        lines = tried.keeping(events) if tried else events
+        return _Events(lines, pieces, deadline, call, scope, admitted.headers)
+
+
+class _Events(StreamingResponse):
+    """The events of one stream.
+
+    However sending ends, and if it never began, the pieces are closed and the end is counted at
+    once; Starlette leaves its iterators to the garbage collector.
+    """
+
+    def __init__(
+        self,
+        events: AsyncIterator[str],
+        pieces: AsyncGenerator[choices.Numbered, None],
+        deadline: float,
+        call: Call,
+        scope: RequestScope,
+        headers: Mapping[str, str],
+    ) -> None:
+        self._pieces, self._scope = pieces, scope
+        self._deadline, self._call = deadline, call
+        self._code = GONE
+        self._lines = self._ended(events)
+        super().__init__(self._lines, headers=headers, media_type=_EVENTS)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._scope.done(self._code)
+            async with aclosing(self._pieces), aclosing(self._lines):
+                pass
+
+    async def stream_response(self, send: Send) -> None:
+        async with aclosing(self._pieces), aclosing(self._lines):
+            await super().stream_response(send)
+
+    async def _ended(self, events: AsyncIterator[str]) -> AsyncGenerator[str, None]:
+        try:
+            while True:
+                # Not around the sending: a client that reads slowly has its answer.
+                async with asyncio.timeout_at(self._deadline):
+                    line = await anext(events, None)
+                if line is None:
+                    break
+                yield line
+            self._code = 200
+        except Exception as error:
+            failure = _failure(error, self._call)
+            self._code = failure.status
+            yield sse.failure(failure)
+
+
+def served(backend: Backend, access: AccessControl, key: ApiKey | None, task: str) -> str:
+    """The name of a task that is served. Raises ApiError 403 or 404 for another."""
+    access.allow(key, task)
+    if task not in backend.tasks:
+        known = ", ".join(access.visible(key, backend.tasks))
+        message = f"model {task[:SHOWN]!r} is not served here; there are {known}"
+        raise ApiError(404, message, "model", "model_not_found")
+    return task
+
+
+def _failure(error: Exception, call: Call) -> ApiError:
+    if isinstance(error, TimeoutError):
+        return _too_late(call)
+    return error if isinstance(error, ApiError) else of_unexpected(error, "a stream")
+
+
+def _too_late(call: Call) -> ApiError:
+    return ApiError(504, f"no answer within {call.timeout_s:g} s; try again later")

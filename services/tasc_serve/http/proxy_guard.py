@@ -1,0 +1,118 @@
+"""In front of Ray Serve's HTTP servers: readable headers, none that steer Serve, and clean errors.
+
+Serve looks at some headers before any code of ours: it fails on values that are no UTF-8, and lets
+clients switch off what frees a row when they leave. ``RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH``
+names `middlewares` on every node. Nothing heavy is imported: proxies hold no models.
+"""
+
+import logging
+from typing import Final
+
+from starlette.middleware import Middleware
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+log = logging.getLogger(__name__)
+CALLBACK: Final = "tasc_serve.http.proxy_guard.middlewares"
+_OURS: Final = b'{"error"'
+# As Serve compares them, with underscores for hyphens.
+_STEERING: Final = frozenset(
+    {
+        b"x_request_timeout_seconds",
+        b"x_request_disconnect_disabled",
+        b"serve_multiplexed_model_id",
+        b"x_session_id",
+    }
+)
+
+
+def middlewares() -> list[Middleware]:
+    """What Serve puts in front of its HTTP servers."""
+    return [Middleware(PlainHeaders), Middleware(OwnErrors)]
+
+
+class PlainHeaders:
+    """Answers requests with headers that are no text with 400, and drops those that steer Serve."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = [
+                (name, value)
+                for name, value in scope["headers"]
+                if name.lower().replace(b"-", b"_") not in _STEERING
+            ]
+            if fault := next((name for name, value in headers if not _is_text(value)), None):
+                await _refusal(fault)(scope, receive, send)
+                return
+            scope = {**scope, "headers": headers}
+        await self._app(scope, receive, send)
+
+
+class OwnErrors:
+    """Says in our shape what Serve says of a gateway that died with a request: to send it again.
+
+    Serve's own words are a text, or a text as JSON; errors of the gateways are objects, and pass.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begun = replaced = False
+        held: Message | None = None  # the start of an error, until it is seen whose it is
+
+        async def sent(message: Message) -> None:
+            nonlocal begun, replaced, held
+            if message["type"] == "http.response.start" and _may_be_serves(message["status"]):
+                held = message
+            elif held and not message.get("body", b"").startswith(_OURS):
+                held, begun, replaced = None, True, True
+                await _gone()(scope, receive, send)
+            elif not replaced:
+                begun = True
+                if held:
+                    await send(held)
+                    held = None
+                await send(message)
+
+        try:
+            await self._app(scope, receive, sent)
+        except Exception:
+            if begun:  # a stream is cut, so that its client sees that it is not whole
+                raise
+            log.warning("a request ended with its gateway", exc_info=True)
+        if not begun:
+            await _gone()(scope, receive, send)
+
+
+def _may_be_serves(status: int) -> bool:
+    """404 is what it says of every path before the gateways are there, and after."""
+    return status >= 500 or status == 404
+
+
+def _gone() -> JSONResponse:
+    message = "no gateway answers, or the one that had this request ended; send it again"
+    error = {"message": message, "type": "server_error", "param": None, "code": "gateway_gone"}
+    return JSONResponse({"error": error}, 503, {"Retry-After": "1"})
+
+
+def _is_text(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _refusal(name: bytes) -> JSONResponse:
+    message = f"header {name.decode('latin-1')[:64]} is no UTF-8; send ASCII"
+    kind = "invalid_request_error"
+    return JSONResponse(
+        {"error": {"message": message, "type": kind, "param": None, "code": None}}, 400
+    )

@@ -1,0 +1,239 @@
+"""Response bodies in the OpenAI shape: what both endpoints write, whole or in chunks.
+
+The ``metrics`` object of a response, which benchmark clients read, has the names and meanings of
+vLLM's per-request and acceptance metrics; the draft index is added.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tasc_engine import Acceptance, GenerationResult
+from tasc_runtime.protocol import Answer, Call, Piece, TokenText
+from tasc_serve.http.schemas import ChatRequest, CompletionRequest, MetricsLevel
+
+_LEAST = -9999.0  # what OpenAI writes for tokens that cannot be; JSON has no infinity
+
+
+def completion_logprobs(tokens: Sequence[TokenText]) -> dict[str, Any]:
+    """Columns, one entry for each token. A place's likeliest tokens include the chosen one."""
+    told = any(token.top for token in tokens)
+    return {
+        "tokens": [_name(token.utf8) for token in tokens],
+        "token_logprobs": [_finite(token.logprob) for token in tokens],
+        "top_logprobs": [_likeliest(token) for token in tokens] if told else None,
+        "text_offset": [token.offset for token in tokens],
+    }
+
+
+def chat_logprobs(tokens: Sequence[TokenText]) -> dict[str, Any]:
+    """Rows, one for each token."""
+    content = [
+        {
+            **_entry(token.utf8, token.logprob),
+            "top_logprobs": [_entry(utf8, logprob) for utf8, logprob in token.top],
+        }
+        for token in tokens
+    ]
+    return {"content": content}
+
+
+def _likeliest(token: TokenText) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for utf8, logprob in (*token.top, (token.utf8, token.logprob)):
+        name = _name(utf8)  # two tokens may have one text: the likelier one is told
+        found[name] = max(_finite(logprob), found.get(name, _LEAST))
+    return found
+
+
+def _entry(utf8: bytes, logprob: float) -> dict[str, Any]:
+    return {"token": _name(utf8), "logprob": _finite(logprob), "bytes": list(utf8)}
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, _LEAST)
+
+
+def _name(utf8: bytes) -> str:
+    """A token's text; of a part of a character its bytes, as OpenAI names them."""
+    try:
+        return utf8.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in utf8)
+
+
+def metrics_of(result: GenerationResult, detailed: bool) -> dict[str, Any]:
+    """Times in milliseconds; None where one token or no time leaves nothing to divide by.
+
+    Of an answer that another replica began, all tell of its rest.
+    """
+    times, tokens = result.timings, len(result.tokens) - result.committed
+    decoding, inference = times.total - times.first_token, times.total - times.queued
+    return {
+        "time_to_first_token_ms": _ms(times.first_token - times.queued),
+        "generation_time_ms": _ms(decoding),
+        "queue_time_ms": _ms(times.queued),
+        "mean_itl_ms": _ms(decoding / (tokens - 1)) if tokens > 1 else None,
+        "tokens_per_second": round(tokens / inference, 3) if inference > 0 else None,
+        "speculative_decoding": _drafting(result.acceptance, detailed),
+        "draft_index_version": result.index_version,
+    }
+
+
+def _drafting(acceptance: Acceptance, detailed: bool) -> dict[str, Any]:
+    """Of steps that had a draft: as there, the others are left out."""
+    pairs = zip(acceptance.drafted, acceptance.accepted, strict=True)
+    steps = [(drafted, accepted) for drafted, accepted in pairs if drafted]
+    drafted, accepted = ([pair[side] for pair in steps] for side in (0, 1))
+    longest = max(drafted, default=0)
+    told = {
+        "mean_acceptance_length": 1 + sum(accepted) / max(len(steps), 1),
+        "draft_acceptance_rate": sum(accepted) / max(sum(drafted), 1),
+        "acceptance_histogram": _histogram(accepted, longest),
+        "acceptance_histogram_by_draft_length": {
+            str(size): _histogram([a for d, a in steps if d == size], size)
+            for size in sorted(set(drafted))
+        },
+        "num_spec_steps": len(steps),
+        "num_accepted_draft_tokens": sum(accepted),
+        "num_draft_tokens": sum(drafted),
+        "num_spec_tokens": longest,
+    }
+    ordered = {"per_step_accepted": accepted, "per_step_drafted": drafted}
+    return {**told, **ordered} if detailed else told
+
+
+def _histogram(accepted: list[int], most: int) -> list[int]:
+    """How many steps kept 0, 1, ... ``most`` draft tokens."""
+    steps = Counter(accepted)
+    return [steps[kept] for kept in range(most + 1)]
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 3)
+
+
+def usage(results: Sequence[GenerationResult]) -> dict[str, int]:
+    """Of all answers to one prompt, which counts once."""
+    prompt = max((r.prompt_tokens for r in results), default=0)
+    answers = sum(len(r.tokens) for r in results)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": answers,
+        "total_tokens": prompt + answers,
+    }
+
+
+def _whole_text(text: str) -> dict[str, Any]:
+    return {"text": text}
+
+
+def _message(text: str) -> dict[str, Any]:
+    return {"message": {"role": "assistant", "content": text}}
+
+
+def _text(text: str, first: bool) -> dict[str, Any]:
+    return _whole_text(text)
+
+
+def _delta(text: str, first: bool) -> dict[str, Any]:
+    return {"delta": {"role": "assistant", "content": text} if first else {"content": text}}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How one endpoint writes its answers."""
+
+    prefix: str
+    object: str
+    chunk_object: str
+    content: Callable[[str], dict[str, Any]]
+    chunk: Callable[[str, bool], dict[str, Any]]
+    logprobs: Callable[[Sequence[TokenText]], dict[str, Any]]
+
+
+COMPLETION = Shape(
+    "cmpl", "text_completion", "text_completion", _whole_text, _text, completion_logprobs
+)
+CHAT = Shape(
+    "chatcmpl", "chat.completion", "chat.completion.chunk", _message, _delta, chat_logprobs
+)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """How one request is to be answered."""
+
+    shape: Shape
+    task: str
+    id: str
+    n: int
+    logprobs: bool
+    wants_usage: bool
+    metrics: MetricsLevel
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @classmethod
+    def to(
+        cls, body: CompletionRequest | ChatRequest, shape: Shape, task: str, call: Call
+    ) -> "Reply":
+        told = call.options.logprobs is not None
+        return cls(shape, task, call.id, call.n, told, body.wants_usage, body.metrics)
+
+    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        """The body that answers at once: one choice for each answer, in their order."""
+        results = [answer.result for answer in answers]
+        choices = [
+            self._choice(i, self.shape.content(a.result.text), a.result, self._logprobs(a.tokens))
+            for i, a in enumerate(answers)
+        ]
+        body = self._body(self.shape.object, choices)
+        return {**body, "usage": usage(results), **self.told(results)}
+
+    def chunk(self, index: int, piece: Piece, first: bool) -> dict[str, Any]:
+        """A part of one choice; ``first`` of its parts or not."""
+        content = self.shape.chunk(piece.text, first)
+        logprobs = self._logprobs(piece.tokens) if piece.tokens else None
+        choice = self._choice(index, content, piece.result, logprobs)
+        body = self._body(self.shape.chunk_object, [choice])
+        if piece.result and self.n == 1 and not self.wants_usage:
+            body |= self.told([piece.result])  # no later chunk will say it
+        if self.wants_usage:
+            body["usage"] = None  # as OpenAI has it: the last chunk says it
+        return body
+
+    def last(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
+        """The chunk behind all choices, for who wants usage."""
+        body = self._body(self.shape.chunk_object, [])
+        return {**body, "usage": usage(results), **self.told(results)}
+
+    def told(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
+        """The metrics, if they are wanted: null for several answers, whose times overlap."""
+        if self.metrics == "none":
+            return {}
+        alone = metrics_of(results[0], self.metrics == "detailed") if len(results) == 1 else None
+        return {"metrics": alone}
+
+    def _logprobs(self, tokens: Sequence[TokenText]) -> dict[str, Any] | None:
+        return self.shape.logprobs(tokens) if self.logprobs else None
+
+    def _choice(
+        self,
+        index: int,
+        content: dict[str, Any],
+        result: GenerationResult | None,
+        logprobs: dict[str, Any] | None,
+    ) -> dict[str, Any]:
+        reason = result.finish_reason if result else None
+        return {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
+
+    def _body(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": f"{self.shape.prefix}-{self.id}",
+            "object": kind,
+            "created": self.created,
+            "model": self.task,
+            "choices": choices,
+        }

@@ -1,0 +1,1 @@
+"""Prometheus metrics: definitions, exposition and discovery."""

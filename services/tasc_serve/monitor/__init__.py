@@ -1,0 +1,1 @@
+"""Observers beside the requests: shadow checks, collected answers, drift, store and queue."""

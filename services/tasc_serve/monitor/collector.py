@@ -1,0 +1,118 @@
+"""Keeps a share of a task's finished answers for its corpus, off the thread that decodes.
+
+Serving never waits for it: what the store does not take in time is dropped and counted. It builds
+nothing and moves no row into a corpus.
+"""
+
+import logging
+import threading
+from collections import deque
+from dataclasses import fields
+
+from tasc_engine import GenerationRequest, GenerationResult
+from tasc_runtime.protocol import Call
+from tasc_serve.metrics.replica_metrics import CollectorMetrics
+from tasc_serve.settings import CollectSettings
+from tasc_store import CollectedRow, CollectedRows, SamplingDefaults, StoreError
+from tasc_store.corpus.collected import MOST_ROWS
+
+log = logging.getLogger(__name__)
+
+_RULES = tuple(f.name for f in fields(SamplingDefaults) if f.name != "temperature")
+_JOIN_S = 5.0
+_OVERHEAD = 256  # about what a row takes beside its characters
+
+
+def row_of(call: Call, request: GenerationRequest, result: GenerationResult) -> CollectedRow | None:
+    """The row that an answer makes; None unless it is just what the task says by itself.
+
+    That is: a chat's answer, ended by the model or the task's own stop string, the likeliest at
+    each place, with no rule, guide, adapter or stop string of the request's own. Of several equal
+    answers (``n``) it is the first.
+    """
+    asked = call.options
+    own = (
+        call.templated
+        and isinstance(call.prompt, str)
+        and result.finish_reason == "stop"
+        and request.sampling.temperature == 0
+        and not (call.stop or asked.guide or asked.adapter or asked.logit_bias or asked.choice)
+        and not asked.ignore_eos
+        and all(getattr(asked, name) is None for name in _RULES)
+    )
+    if not own:
+        return None
+    try:
+        return CollectedRow(str(call.prompt), result.text)
+    except ValueError:  # blank, or no Unicode text: no corpus would take it
+        return None
+
+
+class Collector:
+    """Takes answers in on any thread and stores them on one of its own.
+
+    Args:
+        rows: Where they go.
+    """
+
+    def __init__(
+        self, rows: CollectedRows, settings: CollectSettings, metrics: CollectorMetrics
+    ) -> None:
+        self._rows, self._settings, self._metrics = rows, settings, metrics
+        self._due = 0.0
+        self._buffer: deque[CollectedRow] = deque()
+        self._held, self._lock = 0, threading.Lock()  # bytes of the buffer, about
+        self._stopped = threading.Event()
+        self._failing = False
+        self._thread = threading.Thread(target=self._run, name="collector", daemon=True)
+        if settings.share:
+            self._thread.start()
+
+    def finished(self, call: Call, request: GenerationRequest, result: GenerationResult) -> None:
+        """An answer has ended; every n-th that says what the task says by itself is kept."""
+        if not self._settings.share or (row := row_of(call, request, result)) is None:
+            return
+        self._due += self._settings.share
+        if self._due < 1:
+            return
+        self._due -= 1
+        with self._lock:
+            fits = self._held + _size(row) <= self._settings.max_buffered_bytes
+            if fits:
+                self._held += _size(row)
+                self._buffer.append(row)
+        if not fits:
+            self._metrics.lost("full")
+
+    def close(self) -> None:
+        """Store what there is, if the store takes it at once."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join(_JOIN_S)
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._settings.flush_s):
+            self._flush()
+        self._flush()
+
+    def _flush(self) -> None:
+        while batch := [self._buffer[i] for i in range(min(len(self._buffer), MOST_ROWS))]:
+            settings = self._settings
+            try:
+                trimmed = self._rows.add(
+                    batch, max_rows=settings.max_rows, max_bytes=settings.max_bytes
+                )
+            except StoreError as error:
+                if not self._failing:
+                    log.warning("answers are not collected now, will retry: %s", error)
+                self._failing = True
+                return
+            self._failing = False
+            with self._lock:
+                self._held -= sum(_size(self._buffer.popleft()) for _ in batch)
+            self._metrics.stored(len(batch))
+            self._metrics.lost("trimmed", trimmed)
+
+
+def _size(row: CollectedRow) -> int:
+    return len(row.input) + len(row.output) + _OVERHEAD

@@ -1,0 +1,253 @@
+"""Decodes some answers again without drafts, in rows that nobody needs, and compares token ids.
+
+Only what takes the likeliest token by the target's own logits is judged: where a rule draws tokens
+or changes logits, nothing says whether two tokens were a near tie. It holds no user's request.
+"""
+
+import dataclasses
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tasc_engine import (
+    Delta,
+    Engine,
+    GenerationRequest,
+    GenerationResult,
+    StepRecord,
+    TokenLogprob,
+)
+from tasc_engine.request import MOST_LOGPROBS
+from tasc_serve.metrics.replica_metrics import Mismatch, ShadowMetrics
+from tasc_serve.settings import ShadowSettings
+
+log = logging.getLogger(__name__)
+
+# Natural logarithms that two tokens may lie apart for the batch's shape to turn them round: some
+# roundings of logits of a few tens.
+MARGINS = {"float64": 1e-9, "float32": 1e-3, "float16": 0.05, "bfloat16": 0.25}
+_PREFIX = "shadow:"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where two answers part.
+
+    Attributes:
+        place: Of the first token that differs, from 0.
+        gap: How much likelier the shadow's token is there, as natural logarithms; infinite where
+            the answer's token is none of the likeliest.
+    """
+
+    place: int
+    gap: float
+    kind: Mismatch
+
+
+def difference(
+    answer: tuple[int, ...], shadow: tuple[TokenLogprob, ...], margin: float
+) -> Difference | None:
+    """The first difference between an answer and its shadow's tokens; None if they are equal."""
+    for place, (token, told) in enumerate(zip(answer, shadow, strict=False)):
+        if token != told.token:
+            gap = abs(told.logprob - dict(told.top).get(token, float("-inf")))
+            return Difference(place, gap, "near_tie" if gap < margin else "real")
+    if len(answer) == len(shadow):
+        return None
+    return Difference(min(len(answer), len(shadow)), float("inf"), "real")
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    request: GenerationRequest
+    result: GenerationResult
+    until: float
+
+    @property
+    def shadow(self) -> GenerationRequest:
+        """The same request again, in whole, from its prompt on."""
+        return dataclasses.replace(
+            self.request,
+            id=_PREFIX + self.request.id,
+            draft=False,
+            stream=False,
+            logprobs=MOST_LOGPROBS,
+            committed_ids=(),
+        )
+
+
+class ShadowCheck:
+    """Checks a share of one engine's drafted answers.
+
+    `finished` may be called on any thread; all else is called on the engine's.
+
+    Args:
+        dtype: The target's, which says how close a near tie is.
+        observe: Given each step's record without what shadows did; steps of shadows alone are not
+            told. Prompt tokens of shadows stay in it.
+        answering: Number of the engine's target that new requests get. Answers of others are not
+            checked: forwards for those would be taken from users.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: ShadowSettings,
+        dtype: str,
+        metrics: ShadowMetrics,
+        observe: Callable[[StepRecord], None] = lambda record: None,
+        answering: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._engine, self._settings, self._metrics = engine, settings, metrics
+        self._margin, self._observe, self._answering = MARGINS[dtype], observe, answering
+        self._due, self._real = 0.0, 0
+        self._chosen: deque[_Candidate] = deque()
+        self._running: dict[str, _Candidate] = {}
+        self._record: StepRecord | None = None
+        self._warming = self._crowded = False
+
+    @property
+    def running(self) -> int:
+        """Requests of this check that the engine holds."""
+        return len(self._running)
+
+    def finished(self, request: GenerationRequest, result: GenerationResult) -> None:
+        """A user's answer has ended; every n-th that can be judged is chosen."""
+        drafted = request.draft and any(result.acceptance.drafted)
+        if not (drafted and request.sampling.plain) or result.finish_reason == "error":
+            return
+        self._due += self._settings.rate
+        if self._due < 1:
+            return
+        self._due -= 1
+        if len(self._chosen) >= self._settings.max_waiting:
+            self._metrics.dropped("full")
+            return
+        until = time.monotonic() + self._settings.max_age_s
+        self._chosen.append(_Candidate(request, result, until))
+
+    def make_way(self) -> None:
+        """A user's request is about to come: it shall find the row it would find without us.
+
+        Places of a cache that is smaller than all rows need it finds a step later.
+        """
+        engine = self._engine
+        if self._running and engine.running + engine.waiting >= engine.config.rows:
+            self._give_back(next(reversed(self._running)))
+
+    def fill(self) -> None:
+        """Before a step: give rows back where somebody waits, take one where one is free."""
+        engine = self._engine
+        leaving = [i for i, own in self._running.items() if self._leaves(own)]
+        if self._crowded or leaving:
+            for id_ in tuple(self._running) if self._crowded else leaving:
+                self._give_back(id_)
+        elif self._chosen and engine.running + engine.waiting < engine.config.rows:
+            try:
+                self._start()
+            except Exception:
+                self._failed()
+
+    def hold(self, record: StepRecord) -> None:
+        """Take a step's record; `own` passes it on."""
+        self._record = record
+
+    def own(self, deltas: list[Delta]) -> list[Delta]:
+        """After a step: keep what shadows said, return what users are told."""
+        mine = [delta for delta in deltas if delta.id in self._running]
+        self._pass_on(mine)
+        self._crowded = self._engine.waiting > 0
+        others = [delta for delta in deltas if delta.id not in self._running]
+        for delta in mine:
+            if delta.result:
+                try:
+                    self._compare(self._running.pop(delta.id), delta.result)
+                except Exception:
+                    self._failed()
+        return others
+
+    def _pass_on(self, mine: list[Delta]) -> None:
+        record, self._record = self._record, None
+        if record is None or self._running.keys() >= set(record.requests):
+            return
+        # Shadows have no drafts, and nothing is forced where logprobs are told.
+        tokens = sum(len(delta.tokens) for delta in mine)
+        self._observe(
+            dataclasses.replace(
+                record,
+                row_steps=record.row_steps - len(mine),
+                bonus_tokens=record.bonus_tokens - tokens,
+            )
+            if mine
+            else record
+        )
+
+    def _start(self) -> None:
+        while self._chosen:
+            candidate = self._chosen[0]
+            if time.monotonic() > candidate.until or self._leaves(candidate):
+                self._chosen.popleft()
+                self._metrics.dropped("old")
+                continue
+            if self._engine.waits_to_compile(candidate.shadow):
+                self._warm_up()
+                return
+            self._chosen.popleft()
+            self._submit(candidate)
+            return
+
+    def _leaves(self, candidate: _Candidate) -> bool:
+        return candidate.request.target != self._answering()
+
+    def _submit(self, candidate: _Candidate) -> None:
+        shadow = candidate.shadow
+        if shadow.guide and not self._engine.guides.known(shadow.guide):
+            self._metrics.dropped("failed")  # to compile it again would keep users waiting
+            return
+        self._engine.submit(shadow)
+        self._running[shadow.id] = candidate
+
+    def _failed(self) -> None:
+        """No check is worth an engine: what it raises is told, and users' answers go on."""
+        self._metrics.dropped("failed")
+        log.exception("an answer could not be checked")
+
+    def _give_back(self, shadow_id: str) -> None:
+        """What is still young is tried again from its beginning."""
+        self._engine.cancel(shadow_id)
+        self._chosen.appendleft(self._running.pop(shadow_id))
+
+    def _warm_up(self) -> None:
+        """Rules that tell logprobs compile for seconds; no step may wait for that."""
+        if not self._warming:
+            self._warming = True
+            threading.Thread(
+                target=self._engine.compile_rules, name="shadow-rules", daemon=True
+            ).start()
+
+    def _compare(self, candidate: _Candidate, shadow: GenerationResult) -> None:
+        if shadow.finish_reason == "error":
+            self._metrics.dropped("failed")
+            return
+        found = difference(candidate.result.tokens, shadow.logprobs, self._margin)
+        self._metrics.checked(found.kind if found else None)
+        if found and found.kind == "real":
+            self._tell(candidate, shadow, found)
+
+    def _tell(self, candidate: _Candidate, shadow: GenerationResult, found: Difference) -> None:
+        """The shape of what went wrong, and nothing that a user wrote."""
+        self._real += 1
+        if self._real & (self._real - 1):
+            return  # the 1st, 2nd, 4th, 8th ... are told: logs stay readable
+        request, result = candidate.request, candidate.result
+        log.error(
+            "an answer differs from what its target says without drafts (%d so far): token %d of "
+            "%d (%d without drafts), log-probabilities %.3g apart; prompt of %d tokens, guide %s, "
+            "adapter %s, %d tokens said before by another replica, index version %s",
+            self._real, found.place, len(result.tokens), len(shadow.tokens), found.gap,
+            result.prompt_tokens, request.guide.kind if request.guide else "none",
+            request.adapter or "none", result.committed, result.index_version,
+        )  # fmt: skip

@@ -1,0 +1,1 @@
+"""A replica: an engine on its thread, admission, and live updates."""

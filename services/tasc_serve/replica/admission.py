@@ -1,0 +1,147 @@
+"""From a call to a request that the engine takes, or to the reason why it does not.
+
+New guides are compiled on threads of their own, so that answers go on being sent meanwhile, and
+calls with a known guide, or none, do not wait. How fast requests end here tells when a call that
+finds the queue full should come again.
+"""
+
+import asyncio
+import dataclasses
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from tasc_engine import GenerationRequest, GuideSpec
+from tasc_engine.errors import GuideError
+from tasc_runtime.engine.builder import EngineBuilder, Ready
+from tasc_runtime.protocol import Call, Refusal
+from tasc_runtime.sampling_options import AnswerGuide, FieldError
+from tasc_serve.settings import LimitSettings
+
+_KEPT = 64  # endings that the rate is measured over
+_LONGEST_S = 60
+
+
+class DrainRate:
+    """The rate at which places become free, over the last endings."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._ends: deque[float] = deque(maxlen=_KEPT)
+
+    def ended(self) -> None:
+        """A place has become free."""
+        self._ends.append(self._clock())
+
+    def idle(self) -> None:
+        """There is nothing left to end: time until more comes says nothing about the rate."""
+        self._ends.clear()
+
+    def per_second(self) -> float:
+        """0 while nothing is known; it falls while nothing ends."""
+        if len(self._ends) < 2:
+            return 0.0
+        spent = self._clock() - self._ends[0]
+        return (len(self._ends) - 1) / spent if spent > 0 else math.inf
+
+    def retry_after_s(self, ahead: int) -> int:
+        """Whole seconds until as many as ``ahead`` have ended: at least 1, at most 60.
+
+        1 where nothing has ended yet: nothing speaks for waiting longer.
+        """
+        rate = self.per_second()
+        if rate == 0:
+            return 1
+        return max(1, min(math.ceil(ahead / rate), _LONGEST_S))
+
+
+_COMPILERS = 2  # guides by choices and by grammars need not wait for one another
+
+
+@dataclass(frozen=True)
+class Admission:
+    """Reads the calls of one replica, on one event loop."""
+
+    builder: EngineBuilder
+    limits: LimitSettings
+    _threads: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(_COMPILERS, "guides")
+    )
+    # The task's own guide, should it have been forgotten over others, does not queue behind them.
+    _own: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "own-guide"))
+    _compiling: dict[GuideSpec, asyncio.Future[GuideError | None]] = field(default_factory=dict)
+    _rules: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def request(self, call: Call) -> Ready | Refusal:
+        """Raises what nobody foresaw only."""
+        # One version from here on: a newer one may come while a guide is waited for.
+        version = call.record_version or self.builder.record_version
+        call = dataclasses.replace(call, record_version=version)
+        try:
+            guide = call.options.guided(self.builder.records.of(version)).guide
+            request = self.builder.read(call)
+            if over := self.limits.over_total(call.n, request.max_tokens):
+                return Refusal("invalid", over, "n")
+            if refusal := await self._known(guide):
+                return refusal
+            ready = Ready(request, version, self.builder.guide(call, request))
+        except FieldError as error:
+            return Refusal("invalid", str(error), error.field)
+        except ValueError as error:
+            return Refusal("invalid", str(error), call.prompt_field)
+        await self._compile_rules(request)
+        return ready
+
+    async def _known(self, guide: AnswerGuide | None) -> Refusal | None:
+        """Wait until a guide can be had at once, or say why not."""
+        if guide is None or self.builder.engine.guides.known(guide.spec):
+            return None
+        limit_s, most = self.limits.guide_timeout_s, self.limits.max_guides_compiling
+        known = self._compiling.get(guide.spec)
+        if known is None:
+            if not guide.is_tasks and len(self._compiling) >= most:
+                message = f"{guide.name}: {most} other guides are being compiled; try again later"
+                return Refusal("full", message, guide.field)
+            known = self._compile(guide)
+        try:
+            async with asyncio.timeout(limit_s):
+                failed = await asyncio.shield(known)
+        except TimeoutError:  # it goes on, and is there for who comes again
+            message = f"{guide.name}: the guide was not ready within {limit_s:g} s"
+            return Refusal("full", message, guide.field)
+        if failed and not self.builder.engine.guides.known(guide.spec):
+            raise FieldError(guide.field, f"{guide.name}: {failed}")  # not to be tried again here
+        return None
+
+    def _compile(self, guide: AnswerGuide) -> asyncio.Future[GuideError | None]:
+        """Once for all who wait for it."""
+        guides, longest = self.builder.engine.guides, self.builder.engine.longest
+
+        def compile_() -> GuideError | None:
+            try:
+                guides.of(guide.spec, longest)
+            except GuideError as error:
+                return error
+            return None
+
+        threads = self._own if guide.is_tasks else self._threads
+        compiling = asyncio.wrap_future(threads.submit(compile_))
+        self._compiling[guide.spec] = compiling
+        compiling.add_done_callback(lambda done: self._forget(guide.spec))
+        return compiling
+
+    def _forget(self, spec: GuideSpec) -> None:
+        del self._compiling[spec]
+
+    async def _compile_rules(self, request: GenerationRequest) -> None:
+        if self.builder.engine.waits_to_compile(request):
+            async with self._rules:  # one thread does it, the others would only wait
+                if self.builder.engine.waits_to_compile(request):
+                    await asyncio.to_thread(self.builder.engine.compile_rules)
+
+    def close(self) -> None:
+        for threads in (self._threads, self._own):
+            threads.shutdown(wait=False, cancel_futures=True)

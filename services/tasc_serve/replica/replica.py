@@ -1,0 +1,297 @@
+"""The Serve deployment that answers for one task: an engine, its step loop, its metrics.
+
+It takes calls and gives pieces of answers; HTTP is the gateway's business.
+"""
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+from functools import partial
+
+from prometheus_client import CollectorRegistry
+
+from tasc_engine import Delta, Engine, GenerationResult, StepRecord
+from tasc_runtime.detokenizer import TokenTexts
+from tasc_runtime.engine.builder import EngineBuilder, Ready
+from tasc_runtime.engine.drafters import NeuralMetrics
+from tasc_runtime.errors import EngineBroken
+from tasc_runtime.models import model_name
+from tasc_runtime.protocol import Answer, Call, Piece, Pulse, PulseRequest, Refusal, TaskStatus
+from tasc_serve.metrics.discovery import MetricsPort, node_address
+from tasc_serve.metrics.replica_metrics import (
+    CollectorMetrics,
+    DriftMetrics,
+    RecordMetrics,
+    ReplicaMetrics,
+    ShadowMetrics,
+)
+from tasc_serve.monitor.collector import Collector
+from tasc_serve.monitor.drift import DriftGuard
+from tasc_serve.monitor.shadow import ShadowCheck
+from tasc_serve.replica.admission import Admission, DrainRate
+from tasc_serve.replica.record_watcher import IndexWatcher, RecordWatcher
+from tasc_serve.replica.start_notes import tell
+from tasc_serve.replica.step_loop import EngineLoop
+from tasc_serve.settings import ServedTask, ServeSettings
+from tasc_store import Artifact, CollectedRows, TaskStore, connect
+
+_LEAST_STALL_S = 60.0  # a step may take long, a replica must not be replaced for that
+
+
+class TaskReplica:
+    """One task's engine in one process.
+
+    Args:
+        settings: The service's settings.
+        redis_url: The store.
+        task: Which of the settings' tasks.
+    """
+
+    def __init__(self, settings: ServeSettings, redis_url: str, task: ServedTask) -> None:
+        self._client = client = connect(redis_url)
+        registry = CollectorRegistry()
+        limits = settings.limits
+        self._places = settings.engine.rows + limits.max_queued
+        self._outstanding = 0
+        self._drain = DrainRate()
+        self._timeout_s = limits.request_timeout_s
+        self._stall_limit_s = max(limits.request_timeout_s, _LEAST_STALL_S)
+        self._builder = EngineBuilder(
+            client,
+            task.name,
+            settings.engine,
+            draft=task.draft,
+            gpus=task.num_gpus,
+            max_waiting=limits.max_queued,
+            cache_dir=settings.cache_dir,
+            on_step=self._observe_step,
+            say=partial(tell, client, task.name),
+        )
+        self._builder.compile_own_guide()
+        self._admission = Admission(self._builder, limits)
+        own = {"task": task.name, "model_name": model_name(self._builder.record)}
+        labels = {**own, "proposer": self._builder.drafts_by}
+        self._metrics = ReplicaMetrics(registry, **labels)
+        if self._builder.drafter:
+            self._builder.drafter.tell(NeuralMetrics(registry, own))
+        RecordMetrics(registry, lambda: self._builder.record_version, **own)
+        self._shadow = ShadowCheck(
+            self._builder.engine, task.shadow, self._builder.record.dtype,
+            ShadowMetrics(registry, **own), self._observe_users,
+            lambda: self._builder.target_number,
+        )  # fmt: skip
+        self._drift_metrics = DriftMetrics(registry, labels)
+        self._drift = DriftGuard(
+            self._builder.indexes.store, settings.rollback, self._drift_metrics
+        )
+        self._collector = Collector(
+            CollectedRows(client, task.name), task.collect, CollectorMetrics(registry, **own)
+        )
+        self._set_index(self._builder.artifact)
+        host = settings.metrics.host or node_address()
+        self._port = MetricsPort(client, registry, host=host, ttl_s=settings.metrics.ttl_s)
+        self._loop = EngineLoop(
+            self._builder.engine,
+            on_delta=self._metrics.observe_inter_token,
+            on_load=self._set_load,
+            shadow=self._shadow,
+        )
+        self._watcher = IndexWatcher(
+            self._builder, self._loop, settings.index_poll_s, self._set_index, self._drift.act
+        )
+        self._records = RecordWatcher(
+            self._builder,
+            self._loop,
+            TaskStore(client),
+            settings.index_poll_s,
+            limits.request_timeout_s,
+            lambda: self._set_index(self._builder.artifact),
+        )
+
+    async def complete(self, call: Call) -> Answer | Refusal:
+        """The whole answer of one call."""
+        async with aclosing(self.stream(call)) as items:
+            async for item in items:
+                if isinstance(item, Refusal):
+                    return item
+                if item.result:
+                    return Answer(item.result, item.tokens)
+        raise RuntimeError(f"call {call.id} ended without a result")
+
+    async def stream(self, call: Call) -> AsyncGenerator[Piece | Refusal, None]:
+        """An answer piece by piece, or all of it in one; closing the iterator frees the row."""
+        if refusal := self._refused(call):
+            yield refusal
+            return
+        self._outstanding += 1
+        taken = False
+        try:
+            ready = await self._admission.request(call)
+            if isinstance(ready, Refusal):
+                yield ready
+                return
+            taken = True
+            # Closed before its place is given away: the engine hears of the end first.
+            async with aclosing(self._pieces(ready, call)) as pieces:
+                async for piece in pieces:
+                    yield piece
+        finally:
+            self._outstanding -= 1
+            if taken:
+                self._drain.ended()
+            if not self._outstanding:
+                self._drain.idle()
+
+    async def pulse(self, request: PulseRequest) -> Pulse:
+        """That it is alive, and how much it has to do.
+
+        Raises:
+            EngineBroken: Its engine is not.
+        """
+        if not self._loop.alive:
+            raise EngineBroken(f"the engine loop ended: {self._loop.failure!r}")
+        return Pulse(self._status(), self._outstanding, self._loop.stalled_s)
+
+    def _refused(self, call: Call) -> Refusal | None:
+        """Why a call cannot be taken now."""
+        outstanding, version = self._outstanding, self._builder.record_version
+        if outstanding >= self._places:
+            message = f"{outstanding} requests are in this replica already"
+            waiting = outstanding - self._builder.engine.config.rows
+            return Refusal("full", message, None, self._drain.retry_after_s(max(waiting, 1)))
+        if not (call.record_version is None or call.record_version in self._builder.records):
+            message = f"the answer was begun by version {call.record_version}, this is {version}"
+            return Refusal("changed", message)
+        return None
+
+    def _status(self) -> TaskStatus:
+        builder, artifact = self._builder, self._builder.artifact
+        config = builder.engine.config
+        return TaskStatus(
+            task=builder.record.name,
+            record_version=builder.record_version,
+            model=builder.record.model,
+            adapter=builder.record.adapter,
+            fingerprint=builder.tokenizer.fingerprint,
+            max_model_len=builder.engine.longest,
+            rows=config.rows,
+            index_version=artifact.version if artifact else None,
+            index_rows=artifact.corpus_rows if artifact else 0,
+            index_bytes=builder.index_bytes,
+            adapters=builder.record.adapter_names,
+            older_record_versions=builder.records.older,
+        )
+
+    def check_health(self) -> None:
+        """Raise when the engine has broken or hangs, so that Serve replaces this replica."""
+        if not self._loop.alive:
+            raise EngineBroken(f"the engine loop ended: {self._loop.failure!r}")
+        if self._loop.stalled_s > self._stall_limit_s:
+            raise EngineBroken(f"no step has ended for {self._loop.stalled_s:.0f} s")
+
+    def __del__(self) -> None:
+        for part in ("_records", "_watcher", "_loop", "_admission", "_collector", "_port"):
+            if hasattr(self, part):
+                getattr(self, part).close()
+        if hasattr(self, "_client"):
+            self._client.close()
+
+    async def _pieces(self, ready: Ready, call: Call) -> AsyncGenerator[Piece | Refusal, None]:
+        request = ready.request
+        ends = () if request.ignore_eos else self._builder.tokenizer.eos_ids
+        texts = TokenTexts(self._builder.tokenizer, ends, request.committed_ids)
+        timeout_s = self._timeout_s if call.timeout_s is None else call.timeout_s
+        async with aclosing(self._deltas(ready, timeout_s)) as deltas:
+            async for delta in deltas:
+                if isinstance(delta, Refusal):
+                    yield delta
+                    return
+                error = delta.result.error if delta.result else None
+                if error:
+                    yield _failure(error, ready, call)
+                    return
+                piece = self._piece(delta, ready, texts)
+                if piece.result:
+                    self._shadow.finished(request, piece.result)
+                    self._collector.finished(call, request, piece.result)
+                yield piece
+
+    def _piece(self, delta: Delta, ready: Ready, texts: TokenTexts) -> Piece:
+        result = delta.result
+        told = result.logprobs if result and not ready.request.stream else delta.logprobs
+        versioned, version = self._versioned(result), ready.record_version
+        return Piece(delta.text, texts.of(told), versioned, delta.tokens, version)
+
+    def _versioned(self, result: GenerationResult | None) -> GenerationResult | None:
+        """Without log-probabilities, which travel as texts; with what only a replica knows."""
+        if result is None:
+            return None
+        artifact = self._builder.artifact
+        version = artifact.version if artifact else None
+        return dataclasses.replace(result, logprobs=(), index_version=version)
+
+    async def _deltas(
+        self, ready: Ready, timeout_s: float
+    ) -> AsyncGenerator[Delta | Refusal, None]:
+        here = asyncio.get_running_loop()
+        # One item per step at most, and a row holds max_tokens steps: bounded by the request.
+        arrived: asyncio.Queue[Delta | Refusal | Exception] = asyncio.Queue()
+
+        def sink(item: Delta | Refusal | Exception) -> None:
+            with suppress(RuntimeError):  # the event loop is closing
+                here.call_soon_threadsafe(arrived.put_nowait, item)
+
+        self._loop.submit(ready.request, sink, ready.guide)
+        # The gateway gives up at the same time; this one counts where the gateway is dead.
+        late = Refusal("late", f"no answer within {timeout_s:g} s")
+        timer = here.call_later(timeout_s, arrived.put_nowait, late)
+        ended = False
+        try:
+            while not ended:
+                item = await arrived.get()
+                if isinstance(item, Exception):
+                    ended = True
+                    raise EngineBroken(f"the engine ended on {item!r}") from item
+                if isinstance(item, Refusal):
+                    yield item
+                    ended = item is not late
+                    return
+                if item.result:
+                    ended = True
+                    self._metrics.observe_result(item.result)
+                yield item
+        finally:
+            timer.cancel()
+            if not ended:
+                self._loop.cancel(ready.request.id)
+
+    def _set_index(self, artifact: Artifact | None) -> None:
+        """What answers are drafted from, and by what, has changed."""
+        version = artifact.version if artifact else None
+        proposer = self._builder.drafts_by
+        if proposer != self._metrics.proposer:
+            self._metrics.drafted_by(proposer)
+            self._drift_metrics.drafted_by(proposer)
+        self._metrics.set_index(version, self._builder.index_bytes)
+        self._drift.swapped(artifact)
+
+    def _observe_step(self, record: StepRecord) -> None:
+        # Metrics are labelled by what the builder turns out to draft with, so they are made later.
+        self._shadow.hold(record)
+
+    def _observe_users(self, record: StepRecord) -> None:
+        self._metrics.observe_step(record)
+        self._drift.observe(record)
+
+    def _set_load(self, engine: Engine) -> None:
+        running = engine.running - self._shadow.running
+        self._metrics.set_load(running, engine.waiting, engine.kv_usage)
+
+
+def _failure(error: str, ready: Ready, call: Call) -> Refusal:
+    """A guide that stops half-way, as no trial foresees, is the fault of who sent it."""
+    guide = call.options.guide
+    if guide and ready.guide and ready.guide.error:
+        return Refusal("invalid", f"{guide.name} cannot be followed: {error}", guide.field)
+    return Refusal("failed", error)

@@ -1,0 +1,173 @@
+"""The thread that owns an engine and steps it while there is work.
+
+Others hand it requests, cancellations and calls to run between two steps; it hands back deltas. It
+knows no HTTP and no Ray.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from tasc_engine import Delta, Engine, GenerationRequest, QueueFull
+from tasc_engine.errors import UnknownTarget
+from tasc_engine.guided import Guide
+from tasc_runtime.protocol import Refusal
+from tasc_serve.monitor.shadow import ShadowCheck
+
+log = logging.getLogger(__name__)
+
+Sink = Callable[[Delta | Refusal | Exception], None]
+_IDLE_S = 0.5
+
+
+class EngineLoop:
+    """Run ``engine`` on a thread of its own.
+
+    Sinks are called on that thread, with each delta of their request and, if the engine breaks,
+    with the exception; they must not block. A request that does not stream gets its last delta
+    only.
+
+    Args:
+        on_delta: Called with seconds since the row's previous delta and its number of tokens.
+        on_load: Called after each round with the engine, also when it has become idle.
+        shadow: Requests of its own that it brings in where rows are free.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        on_delta: Callable[[float, int], None] = lambda seconds, tokens: None,
+        on_load: Callable[[Engine], None] = lambda engine: None,
+        shadow: ShadowCheck | None = None,
+    ) -> None:
+        self._engine = engine
+        self._on_delta = on_delta
+        self._on_load = on_load
+        self._shadow = shadow
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._sinks: dict[str, tuple[Sink, bool]] = {}
+        self._last: dict[str, float] = {}
+        self._closed = False
+        self._round = time.monotonic()
+        self.failure: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive() and self.failure is None
+
+    @property
+    def stalled_s(self) -> float:
+        """Seconds since the thread last came round; large when a forward hangs."""
+        return time.monotonic() - self._round
+
+    def submit(self, request: GenerationRequest, sink: Sink, guide: Guide | None = None) -> None:
+        """Answer ``request``; what the engine does not take is told to the sink as a refusal.
+
+        Args:
+            guide: The request's, made on another thread: this one compiles nothing.
+        """
+        self._inbox.put(lambda: self._submit(request, sink, guide))
+
+    def cancel(self, request_id: str) -> None:
+        """Forget a request; its row is free at the next step and its sink hears no more."""
+        self._inbox.put(lambda: self._cancel(request_id))
+
+    def between_steps(self, action: Callable[[], None]) -> None:
+        """Run ``action`` on the engine's thread, between two steps, in order of arrival.
+
+        What it raises is logged and harms nobody else.
+        """
+
+        def guarded() -> None:
+            try:
+                action()
+            except Exception:
+                log.exception("an action between two steps failed")
+
+        self._inbox.put(guarded)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        self._closed = True
+        self._inbox.put(lambda: None)
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            while not self._closed:
+                self._read_inbox()
+                self._round = time.monotonic()
+                self._deliver(self._step())
+                self._on_load(self._engine)
+        except Exception as error:
+            log.exception("the engine broke; this process must be replaced")
+            self.failure = error
+            for sink, _ in self._sinks.values():
+                sink(error)
+            self._refuse_all(error)
+
+    def _step(self) -> list[Delta]:
+        if self._shadow is None:
+            return self._engine.step()
+        self._shadow.fill()
+        return self._shadow.own(self._engine.step())
+
+    def _refuse_all(self, error: Exception) -> None:
+        """Nobody may wait for an engine that is gone: refuse what still arrives."""
+        self._sinks.clear()
+        while not self._closed:
+            action = self._inbox.get()
+            action()
+            for sink, _ in self._sinks.values():
+                sink(error)
+            self._sinks.clear()
+
+    def _read_inbox(self) -> None:
+        idle = not (self._engine.running or self._engine.waiting)
+        try:
+            self._inbox.get(block=idle, timeout=_IDLE_S if idle else None)()
+            while True:
+                self._inbox.get_nowait()()
+        except queue.Empty:
+            return
+
+    def _submit(self, request: GenerationRequest, sink: Sink, guide: Guide | None) -> None:
+        try:
+            if self._shadow:
+                self._shadow.make_way()
+            self._engine.submit(request, guide)
+        except QueueFull as error:
+            sink(Refusal("full", str(error)))
+            return
+        except UnknownTarget as error:
+            sink(Refusal("changed", str(error)))
+            return
+        except ValueError as error:
+            sink(Refusal("invalid", str(error)))
+            return
+        except Exception as error:
+            sink(error)
+            return
+        self._sinks[request.id] = (sink, request.stream)
+
+    def _cancel(self, request_id: str) -> None:
+        self._engine.cancel(request_id)
+        self._sinks.pop(request_id, None)
+        self._last.pop(request_id, None)
+
+    def _deliver(self, deltas: list[Delta]) -> None:
+        now = time.monotonic()
+        for delta in deltas:
+            before = self._last.get(delta.id)
+            if before is not None:
+                self._on_delta(now - before, len(delta.tokens))
+            self._last[delta.id] = now
+            sink, streams = self._sinks[delta.id]
+            if streams or delta.result:
+                sink(delta)
+            if delta.result:
+                del self._sinks[delta.id], self._last[delta.id]

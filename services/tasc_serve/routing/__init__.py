@@ -1,0 +1,1 @@
+"""Which replica answers a call, and what happens when it dies."""

@@ -1,0 +1,235 @@
+"""A call brought to its end though replicas die: another one goes on behind what has been sent.
+
+A whole answer is asked for again; of a stream the next replica gets the token ids that were
+received, and says what comes behind them. Both give what an undisturbed run gives, since an answer
+depends on the call alone. It knows neither Ray nor HTTP, and no tokens.
+"""
+
+import asyncio
+import dataclasses
+import logging
+import time
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tasc_runtime.protocol import Answer, Call, Piece, Refusal
+from tasc_serve.errors import ApiError
+from tasc_serve.metrics.gateway_metrics import FailoverMetrics
+from tasc_serve.routing.fleet import Fleet, ReplicaLost, SeenReplica
+from tasc_serve.settings import FailoverSettings
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 0.05
+
+
+class Line(Protocol):
+    """How a replica is reached; ``call.replica_id`` says which."""
+
+    def complete(self, call: Call) -> Awaitable[Answer | Refusal]:
+        """Cancelling it cancels the call."""
+
+    def stream(self, call: Call) -> AsyncGenerator[Piece | Refusal, None]:
+        """Closing it cancels the call."""
+
+
+@dataclass
+class Budget:
+    """So many calls may be made again: a share of all calls, and a burst when a replica dies."""
+
+    share: float
+    most: float
+    left: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.left = self.most
+
+    def earn(self) -> None:
+        self.left = min(self.left + self.share, self.most)
+
+    def spend(self) -> bool:
+        """Whether another call may be made again."""
+        if self.left < 1:
+            return False
+        self.left -= 1
+        return True
+
+
+@dataclass
+class _Run:
+    """How far one call has got.
+
+    Attributes:
+        full: Who has no place for it.
+        behind: Who cannot take it, and serves an older version than others.
+    """
+
+    call: Call
+    losses: int = 0
+    full: dict[str, Refusal] = field(default_factory=dict)
+    behind: set[str] = field(default_factory=set)
+    lost_at: float | None = None
+    began: float = field(default_factory=time.monotonic)
+
+    def to(self, replica: SeenReplica) -> Call:
+        """With an id of its own: a replica may still be at work on an earlier attempt, or on the
+        same request of a client that could not wait and sent it again."""
+        call, name = self.call, uuid.uuid4().hex
+        left = call.timeout_s and max(call.timeout_s - (time.monotonic() - self.began), 0)
+        return dataclasses.replace(call, id=name, replica_id=replica.name, timeout_s=left)
+
+    def took(self, piece: Piece) -> None:
+        said = self.call.committed_ids + piece.ids
+        self.call = dataclasses.replace(
+            self.call, committed_ids=said, record_version=piece.record_version
+        )
+
+
+class Failover:
+    """The calls of one task.
+
+    Args:
+        why_lost: Why an exception of the line means that its replica is lost; None where it does
+            not.
+        budget: Shared by all tasks of a gateway.
+    """
+
+    def __init__(
+        self,
+        task: str,
+        fleet: Fleet,
+        line: Line,
+        settings: FailoverSettings,
+        budget: Budget,
+        metrics: FailoverMetrics,
+        why_lost: Callable[[BaseException], str | None],
+    ) -> None:
+        self._task = task
+        self._fleet = fleet
+        self._line = line
+        self._settings = settings
+        self._budget = budget
+        self._metrics = metrics
+        self._why_lost = why_lost
+
+    async def complete(self, call: Call) -> Answer | Refusal:
+        """The whole answer.
+
+        Raises:
+            ApiError: No replica is there, or too many were lost.
+        """
+        self._budget.earn()
+        run = _Run(call)
+        while True:
+            replica = await self._replica(run)
+            if isinstance(replica, Refusal):
+                return replica
+            try:
+                with replica.call():
+                    async with replica.wait():
+                        answer = await self._line.complete(run.to(replica))
+            except Exception as error:
+                self._lose(run, replica, error)
+                continue
+            if not self._elsewhere(run, replica, answer):
+                self._found(run)
+                return answer
+
+    async def stream(self, call: Call) -> AsyncGenerator[Piece | Refusal, None]:
+        """The answer piece by piece, each once, whoever sends them.
+
+        Raises:
+            ApiError: No replica is there, or too many were lost.
+        """
+        self._budget.earn()
+        run = _Run(call)
+        while True:
+            replica = await self._replica(run)
+            if isinstance(replica, Refusal):
+                yield replica
+                return
+            try:
+                with replica.call():
+                    async with aclosing(self._line.stream(run.to(replica))) as items:
+                        while True:
+                            async with replica.wait():
+                                item = await anext(items, None)
+                            if item is None or self._elsewhere(run, replica, item):
+                                break
+                            self._found(run)
+                            if isinstance(item, Piece):
+                                run.took(item)
+                            yield item
+                            if isinstance(item, Refusal) or item.result:
+                                return
+                    if item is None:
+                        raise ReplicaLost(replica.name, "died")
+            except Exception as error:
+                self._lose(run, replica, error)
+
+    async def _replica(self, run: _Run) -> SeenReplica | Refusal:
+        """The next to ask. While there is none it waits for one, such as the heir of a dead one."""
+        deadline = time.monotonic() + self._settings.wait_s
+        while True:
+            if found := self._fleet.pick(run.full.keys() | run.behind, run.call.record_version):
+                return found
+            if run.call.committed_ids:  # what has been begun is worth waiting for a place
+                run.full.clear()
+            if self._has_changed(run):
+                return Refusal("changed", self._changed(run))
+            if run.full:
+                return min(run.full.values(), key=lambda refusal: refusal.retry_after_s or 0)
+            if time.monotonic() > deadline:
+                raise ApiError(503, f"no replica of {self._task} answers; try again later")
+            await asyncio.sleep(_LOOK_S)
+
+    def _lose(self, run: _Run, replica: SeenReplica, error: Exception) -> None:
+        """Count a loss; raise where the call ends with it."""
+        why = error.why if isinstance(error, ReplicaLost) else self._why_lost(error)
+        if why is None:
+            raise error
+        replica.give_up(why)
+        run.losses += 1
+        run.lost_at = run.lost_at or time.monotonic()
+        run.full.clear()
+        run.behind.clear()
+        log.warning(
+            "task %s lost call %s with replica %s (%s), %d tokens behind: %s",
+            self._task, run.call.id, replica.name, why, len(run.call.committed_ids), error,
+        )  # fmt: skip
+        if run.losses > self._settings.max_losses or not self._budget.spend():
+            self._metrics.gave_up(self._task)
+            raise ApiError(503, f"replicas of {self._task} died; try again") from error
+        self._metrics.lost(self._task, why)
+
+    def _found(self, run: _Run) -> None:
+        """Somebody answers: the first piece since a loss ends what the client saw as a pause."""
+        if run.lost_at is not None:
+            self._metrics.recovered(self._task, time.monotonic() - run.lost_at)
+            run.lost_at = None
+
+    def _has_changed(self, run: _Run) -> bool:
+        """Whether there are replicas, and none of them serves what the call was begun by."""
+        status, version = self._fleet.status, run.call.record_version
+        return bool(status and version and not self._fleet.pick((), version))
+
+    def _changed(self, run: _Run) -> str:
+        version = run.call.record_version
+        return f"version {version} of task {self._task} is not served any more; send a new request"
+
+    def _elsewhere(self, run: _Run, replica: SeenReplica, item: Answer | Piece | Refusal) -> bool:
+        """Whether another replica may take what this one does not."""
+        if not isinstance(item, Refusal):
+            return False
+        if item.kind in ("full", "changed"):
+            run.full[replica.name] = item
+            return True
+        # An adapter, say, that it does not know yet; those that do have no place now.
+        early = item.kind == "invalid" and not run.call.committed_ids
+        if early and run.full and self._fleet.is_behind(replica):
+            run.behind.add(replica.name)
+            return True
+        return False

@@ -1,0 +1,220 @@
+"""The replicas of one task as one gateway sees them: who is there, silent, or has least to do.
+
+It asks each of them for its pulse, since Ray takes ten seconds and more to notice a node that is
+gone, and never notices a process that hangs. It knows neither Ray nor HTTP, and carries no calls.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+from tasc_runtime.protocol import Pulse, TaskStatus
+
+log = logging.getLogger(__name__)
+
+_MOST_PULSE_S = 1.0
+_WHOLE_ANSWER = 4  # times the silence of one that is asked: an answer that does not stream may take
+
+
+class ReplicaLost(Exception):
+    """The replica that a call was sent to does not answer any more.
+
+    Attributes:
+        why: ``died``, ``broken`` or ``silent``.
+    """
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(f"replica {name} is lost: {why}")
+        self.why = why
+
+
+class SeenReplica:
+    """One replica, from outside.
+
+    Attributes:
+        calls: This gateway's calls that it holds.
+        gone: Why it was given up, and gets no calls; empty while it does.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.calls = 0
+        self.pulse: Pulse | None = None
+        self.asking = False
+        self.gone = self._why = ""
+        self._heard = time.monotonic()
+        self._calls_then = 0
+        self._waits: set[asyncio.Timeout] = set()
+
+    @property
+    def load(self) -> int:
+        """Requests that it holds: others' as of its last pulse, and ours."""
+        others = self.pulse.outstanding - self._calls_then if self.pulse else 0
+        return max(others, 0) + self.calls
+
+    @property
+    def record_version(self) -> int:
+        """The newest that it serves, as of its last pulse; 0: nobody knows."""
+        return self.pulse.status.record_version if self.pulse else 0
+
+    @property
+    def silent_s(self) -> float:
+        return time.monotonic() - self._heard
+
+    def heard(self, pulse: Pulse, silence_s: float) -> None:
+        """It has answered; one whose engine stands still is as good as silent."""
+        self.pulse, self._calls_then = pulse, self.calls
+        if pulse.stalled_s < silence_s:
+            self._heard, self.gone = time.monotonic(), ""
+
+    def give_up(self, why: str) -> None:
+        """Have every wait for it end now, and every later one at once."""
+        self.gone = self._why = self.gone or why
+        waits, self._waits = self._waits, set()
+        for wait in waits:
+            wait.reschedule(0)
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        self.calls += 1
+        try:
+            yield
+        finally:
+            self.calls -= 1
+
+    @asynccontextmanager
+    async def wait(self) -> AsyncIterator[None]:
+        """Wait in this block for something that it is to send.
+
+        Raises:
+            ReplicaLost: It has been given up.
+        """
+        try:
+            async with asyncio.timeout(0 if self.gone else None) as scope:
+                if not self.gone:  # else it ends by itself, and must not be told to
+                    self._waits.add(scope)
+                try:
+                    yield
+                    self._heard = time.monotonic()
+                finally:
+                    self._waits.discard(scope)
+        except TimeoutError as error:
+            if scope.expired():
+                raise ReplicaLost(self.name, self._why) from error  # it may be heard of by now
+            raise
+
+
+class Fleet:
+    """The replicas of one task. Belongs to one event loop.
+
+    Args:
+        present: Names of those that there are.
+        ask: Ask one for its pulse.
+        silence_s: A replica not heard of for this long is given up, if there is another.
+        why_lost: Why an exception of ``ask`` means that the replica is lost; None where it does
+            not.
+        seen: Told how many there are that have answered, after each look.
+    """
+
+    def __init__(
+        self,
+        task: str,
+        present: Callable[[], Collection[str]],
+        ask: Callable[[str], Awaitable[Pulse]],
+        silence_s: float,
+        why_lost: Callable[[BaseException], str | None],
+        seen: Callable[[int], None] = lambda replicas: None,
+    ) -> None:
+        self._seen = seen
+        self._task = task
+        self._present = present
+        self._ask = ask
+        self._silence_s = silence_s
+        self._why_lost = why_lost
+        self._replicas: dict[str, SeenReplica] = {}
+        self._asked: set[asyncio.Task[None]] = set()
+
+    @property
+    def status(self) -> TaskStatus | None:
+        """What a replica last said of itself; of those with the newest record, if they differ."""
+        found = [r.pulse.status for r in self._live() if r.pulse]
+        return max(found, key=lambda status: status.record_version, default=None)
+
+    def pick(self, avoid: Collection[str], record_version: int | None) -> SeenReplica | None:
+        """The one with least to do of those that serve a version of the record; None for none.
+
+        Args:
+            record_version: None: the newest that one of them serves; versions do not reach all at
+                once, and one without memory or files for it stays behind.
+        """
+        fits = [r for r in self._live() if r.name not in avoid and _serves(r, record_version)]
+        if record_version is None:
+            newest = max((r.record_version for r in fits), default=0)
+            fits = [r for r in fits if r.record_version == newest]
+        return min(fits, key=lambda r: r.load, default=None)
+
+    def is_behind(self, replica: SeenReplica) -> bool:
+        """Whether another one serves a newer version of the record."""
+        return any(other.record_version > replica.record_version for other in self._live())
+
+    async def watch(self) -> None:
+        """Ask all of them, again and again, until this is cancelled."""
+        while True:
+            try:
+                self.look()
+            except Exception:  # unforeseen; the next look must come
+                log.exception("task %s: its replicas could not be looked after", self._task)
+            await asyncio.sleep(min(_MOST_PULSE_S, self._silence_s / 4))
+
+    def look(self) -> None:
+        """Ask whoever is there, forget who is not, give up who is silent."""
+        names = set(self._present())
+        for name in names - self._replicas.keys():
+            self._replicas[name] = SeenReplica(name)
+        for replica in list(self._replicas.values()):
+            if replica.name in names:
+                self._begin_to_ask(replica)
+                self._judge(replica, self._silence_s)
+            elif not replica.calls:
+                del self._replicas[replica.name]
+            else:  # being stopped it still ends what it has, and is heard of by that alone
+                self._judge(replica, _WHOLE_ANSWER * self._silence_s)
+        self._seen(sum(r.pulse is not None for r in self._live()))
+
+    def _judge(self, replica: SeenReplica, longest_s: float) -> None:
+        if replica.silent_s < longest_s or replica.gone:
+            return
+        # Waiting for one that may come back is better than for nobody.
+        if any(other.silent_s < self._silence_s for other in self._live() if other is not replica):
+            log.warning("task %s: replica %s is silent, given up", self._task, replica.name)
+            replica.give_up("silent")
+
+    def _live(self) -> list[SeenReplica]:
+        present = self._present()
+        return [r for r in self._replicas.values() if r.name in present and not r.gone]
+
+    def _begin_to_ask(self, replica: SeenReplica) -> None:
+        if not replica.asking:
+            replica.asking = True
+            asked = asyncio.create_task(self._asked_for_pulse(replica))
+            self._asked.add(asked)
+            asked.add_done_callback(self._asked.discard)
+
+    async def _asked_for_pulse(self, replica: SeenReplica) -> None:
+        try:
+            async with asyncio.timeout(self._silence_s):
+                replica.heard(await self._ask(replica.name), self._silence_s)
+        except Exception as error:
+            if why := self._why_lost(error):
+                replica.give_up(why)
+        finally:
+            replica.asking = False
+
+
+def _serves(replica: SeenReplica, record_version: int | None) -> bool:
+    if replica.pulse is None:
+        return False
+    status = replica.pulse.status
+    return record_version in (None, status.record_version, *status.older_record_versions)

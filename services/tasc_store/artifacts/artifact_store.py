@@ -1,0 +1,386 @@
+"""Draft indexes, and other files of a task, as immutable versions in Redis.
+
+A version counts once its record is written, and is *current* once announced. Chunks without a
+record, left by a killed publish, expire by themselves. Records and the pointer to the current
+version change in Lua scripts, which Redis runs as a whole.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import redis
+
+from tasc_store import keys
+from tasc_store.chunks import (
+    UNSEALED_S,
+    ChunkError,
+    Sum,
+    chunk_names,
+    read_chunks,
+    remove_chunks,
+    write_chunks,
+)
+from tasc_store.client import as_text, translated, url_of
+from tasc_store.errors import (
+    CorruptArtifact,
+    FingerprintMismatch,
+    IndexChanged,
+    StoreError,
+    UnknownVersion,
+)
+
+# KEYS: records, chunks... ; makes the chunks permanent and writes the record, or neither.
+SEAL = """
+for i = 2, #KEYS do
+  if redis.call('EXISTS', KEYS[i]) == 0 then return 0 end
+end
+for i = 2, #KEYS do redis.call('PERSIST', KEYS[i]) end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+return 1
+"""
+
+# KEYS: records, pointer, fingerprints; ARGV: version, fingerprint, channel, and if given what must
+# be the current version, 0 for none.
+ANNOUNCE = """
+if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 0 end
+if ARGV[4] and (redis.call('GET', KEYS[2]) or '0') ~= ARGV[4] then return -1 end
+redis.call('SET', KEYS[2], ARGV[1])
+redis.call('SADD', KEYS[3], ARGV[2])
+redis.call('PUBLISH', ARGV[3], ARGV[1])
+return 1
+"""
+
+# KEYS: records, pointer, rolled back; ARGV: from, to, channel. Below 0: nothing was done.
+ROLL_BACK = """
+if redis.call('GET', KEYS[2]) ~= ARGV[1] then return -1 end
+if redis.call('SISMEMBER', KEYS[3], ARGV[1]) == 1 then return -2 end
+if redis.call('HEXISTS', KEYS[1], ARGV[2]) == 0 then return -3 end
+redis.call('SADD', KEYS[3], ARGV[1])
+redis.call('SET', KEYS[2], ARGV[2])
+redis.call('PUBLISH', ARGV[3], ARGV[2])
+return 1
+"""
+
+# One script, so that the pointer cannot move between the two reads.
+CURRENT = """
+local version = redis.call('GET', KEYS[2])
+if not version then return false end
+return {version, redis.call('HGET', KEYS[1], version) or ''}
+"""
+
+# KEYS: records, pointer, chunks...
+DELETE = """
+if redis.call('GET', KEYS[2]) == ARGV[1] then return 0 end
+redis.call('HDEL', KEYS[1], ARGV[1])
+for i = 3, #KEYS do redis.call('UNLINK', KEYS[i]) end
+return 1
+"""
+
+
+CHUNK_BYTES = 16 * 1024 * 1024
+INDEX, VOCABULARY = "index", "vocabulary"  # kinds of files; each has versions of its own
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """The record of one version of one task's index, or other file, for one tokenizer.
+
+    Attributes:
+        version: From 1, growing; numbers of failed publishes are left out.
+        size_bytes: Of the whole file.
+        sha256: Of the whole file, hexadecimal.
+        chunks: How many pieces it lies in.
+        corpus_rows: It was built from rows ``[0, corpus_rows)``.
+        created_at: Seconds since the epoch.
+        forecast: Tokens per step of rows that it did not hold when it was judged; None: unknown.
+    """
+
+    task: str
+    fingerprint: str
+    version: int
+    size_bytes: int
+    sha256: str
+    chunks: int
+    corpus_rows: int
+    created_at: float
+    forecast: float | None = None
+
+
+class ArtifactStore:
+    """The versions of one task's index, or other kind of file, for one tokenizer fingerprint.
+
+    Every method raises `StoreError` (see `translated`) when Redis fails.
+
+    Args:
+        kind: INDEX or VOCABULARY.
+        chunk_bytes: Size of the pieces that `publish` writes; reading needs not know it.
+        poll_s: How often `wait` looks at the pointer, since a message can be lost.
+    """
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        task: str,
+        fingerprint: str,
+        *,
+        kind: str = INDEX,
+        chunk_bytes: int = CHUNK_BYTES,
+        poll_s: float = 1.0,
+    ) -> None:
+        self.task = keys.checked_task(task)
+        self.fingerprint = keys.checked_fingerprint(fingerprint)
+        self._kind = kind
+        self._client = client
+        self._url = url_of(client)
+        self._chunk_bytes = chunk_bytes
+        self._poll_s = poll_s
+        self._fingerprints = keys.task_key(task, kind, "fingerprints")
+        self._records, self._pointer = self._key("records"), self._key("current")
+
+    def publish(self, path: Path, corpus_rows: int, *, forecast: float | None = None) -> Artifact:
+        """Store a file as the next version, read it back, and only then write its record.
+
+        Args:
+            corpus_rows: It was built from rows ``[0, corpus_rows)``.
+            forecast: Tokens per step that it is expected to bring.
+
+        Raises:
+            ValueError: The file is empty.
+            CorruptArtifact: What was read back is not what was written.
+            StoreError: It took more than an hour.
+        """
+        with translated(self._url), path.open("rb") as file:
+            version = int(self._client.incr(self._key("last")))
+            prefix = self._chunks(version)
+            chunks, total = write_chunks(self._client, prefix, file, self._chunk_bytes)
+            if not chunks:
+                raise ValueError(f"{path} is empty; there is nothing to publish")
+            artifact = self._record(version, chunks, total, corpus_rows, forecast)
+            try:
+                self._copy(artifact, lambda block: None)
+            except BaseException:
+                remove_chunks(self._client, prefix, chunks)
+                raise
+            # From here on nothing is removed: where the reply is lost, the record may stand.
+            self._seal(artifact)
+        return artifact
+
+    def announce(self, version: int, *, after: int | None = None) -> None:
+        """Make a version the current one, and tell whoever waits. An older one rolls back.
+
+        Args:
+            after: The version that must be current, 0 for none; unset: any.
+
+        Raises:
+            UnknownVersion: No such version.
+            IndexChanged: Another version is current by now.
+        """
+        script = self._client.register_script(ANNOUNCE)
+        expected = [] if after is None else [after]
+        with translated(self._url):
+            moved = script(
+                [self._records, self._pointer, self._fingerprints],
+                [version, self.fingerprint, self._key("announced"), *expected],
+            )
+        if moved == 0:
+            raise self._unknown(version)
+        if moved < 0:
+            raise IndexChanged(
+                f"version {after or 'none'} of {self._name} is not current any more: somebody else "
+                f"announced another; version {version} stays as it is, look at `tasc index list`"
+            )
+
+    def roll_back(self, bad: int, good: int) -> bool:
+        """Make ``good`` current in place of ``bad``, and tell whoever waits; whether it was done.
+
+        It is not done where another version is current by now, and for no version twice, whoever
+        asks: who announces it again has the last word.
+
+        Raises:
+            UnknownVersion: There is no ``good`` any more.
+        """
+        script = self._client.register_script(ROLL_BACK)
+        with translated(self._url):
+            moved = script(
+                [self._records, self._pointer, self._key("rolled-back")],
+                [bad, good, self._key("announced")],
+            )
+        if moved == -3:
+            raise self._unknown(good)
+        return bool(moved == 1)
+
+    def rolled_back(self) -> list[int]:
+        """Versions that were rolled back, oldest first; also such as are gone by now."""
+        with translated(self._url):
+            found = self._client.smembers(self._key("rolled-back"))
+        return sorted(int(version) for version in found)
+
+    def current(self) -> Artifact | None:
+        """The announced version, or None where none was.
+
+        Raises:
+            CorruptArtifact: Its record is gone.
+        """
+        script = self._client.register_script(CURRENT)
+        with translated(self._url):
+            found = script([self._records, self._pointer])
+        return None if found is None else self._parsed(int(found[0]), found[1])
+
+    def get(self, version: int) -> Artifact:
+        """Raises UnknownVersion: no such version."""
+        with translated(self._url):
+            found = self._client.hget(self._records, str(version))
+        if found is None:
+            raise self._unknown(version)
+        return self._parsed(version, found)
+
+    def versions(self) -> list[int]:
+        """Versions that count, announced or not, oldest first."""
+        with translated(self._url):
+            return sorted(int(version) for version in self._client.hkeys(self._records))
+
+    def other_fingerprints(self) -> list[str]:
+        """Tokenizers, this one left out, for which the task has an announced index."""
+        with translated(self._url):
+            found = {as_text(f) for f in self._client.smembers(self._fingerprints)}
+        return sorted(found - {self.fingerprint})
+
+    def download(self, artifact: Artifact, path: Path) -> None:
+        """Write an artifact's bytes to a file, which is there only if they are right.
+
+        Raises:
+            CorruptArtifact: Chunks are missing (deleted meanwhile?), or size or checksum differ.
+            FingerprintMismatch: The artifact is another task's or tokenizer's.
+        """
+        self.require_own(artifact)
+        try:
+            with path.open("wb") as out, translated(self._url):
+                self._copy(artifact, out.write)
+                out.flush()
+                os.fsync(out.fileno())
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+
+    def wait(self, seen: int | None, timeout_s: float) -> Artifact | None:
+        """The current version as soon as it is not ``seen``; None when the time passes first."""
+        deadline = time.monotonic() + timeout_s
+        with (
+            translated(self._url),
+            self._client.pubsub(ignore_subscribe_messages=True) as heard,  # type: ignore[no-untyped-call]
+        ):
+            heard.subscribe(self._key("announced"))
+            while True:
+                found = self.current()
+                if found is not None and found.version != seen:
+                    return found
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return None
+                heard.get_message(timeout=min(left, self._poll_s))
+
+    def delete(self, version: int) -> None:
+        """Remove a version. Whoever is downloading it will see `CorruptArtifact`.
+
+        Raises:
+            UnknownVersion: No such version.
+            StoreError: It is the current one.
+        """
+        names = chunk_names(self._chunks(version), self.get(version).chunks)
+        script = self._client.register_script(DELETE)
+        with translated(self._url):
+            gone = script([self._records, self._pointer, *names], [version])
+        if not gone:
+            raise StoreError(
+                f"version {version} of {self._name} is the current one; announce another first"
+            )
+
+    def prune(self, keep: int) -> list[int]:
+        """Remove all but the newest ``keep`` versions and the current one; those removed.
+
+        Raises:
+            ValueError: ``keep`` is below 1.
+        """
+        if keep < 1:
+            raise ValueError(f"keep is {keep}; it must be at least 1")
+        current = self.current()
+        pinned = None if current is None else current.version
+        removed = [version for version in self.versions()[:-keep] if version != pinned]
+        for version in removed:
+            self.delete(version)
+        return removed
+
+    def require_own(self, artifact: Artifact) -> None:
+        """Raises FingerprintMismatch: the artifact is another task's or tokenizer's."""
+        if (artifact.task, artifact.fingerprint) != (self.task, self.fingerprint):
+            raise FingerprintMismatch(
+                f"{self._kind} version {artifact.version} of task {artifact.task} is for tokenizer "
+                f"{artifact.fingerprint}; {self._name} is wanted: build the {self._kind} for it"
+            )
+
+    @property
+    def _name(self) -> str:
+        return f"task {self.task}, tokenizer {self.fingerprint}"
+
+    def _key(self, *parts: str | int) -> str:
+        return keys.task_key(self.task, self._kind, self.fingerprint, *parts)
+
+    def _chunks(self, version: int) -> str:
+        return self._key("chunk", version)
+
+    def _record(
+        self, version: int, chunks: int, total: Sum, corpus_rows: int, forecast: float | None
+    ) -> Artifact:
+        return Artifact(
+            task=self.task,
+            fingerprint=self.fingerprint,
+            version=version,
+            size_bytes=total.size,
+            sha256=total.sha256,
+            chunks=chunks,
+            corpus_rows=corpus_rows,
+            created_at=time.time(),
+            forecast=forecast,
+        )
+
+    def _seal(self, artifact: Artifact) -> None:
+        names = chunk_names(self._chunks(artifact.version), artifact.chunks)
+        # A forecast that is none is left out: programs of before know no such field.
+        told = {k: v for k, v in asdict(artifact).items() if v is not None}
+        record = json.dumps(told, separators=(",", ":"))
+        script = self._client.register_script(SEAL)
+        if not script([self._records, *names], [artifact.version, record]):
+            raise StoreError(
+                f"version {artifact.version} of {self._name} lost chunks before its record was"
+                f" written; publish again, within {UNSEALED_S} s"
+            )
+
+    def _copy(self, artifact: Artifact, sink: Callable[[bytes], object]) -> None:
+        prefix = self._chunks(artifact.version)
+        try:
+            found = read_chunks(self._client, prefix, artifact.chunks, sink)
+        except ChunkError as error:
+            raise self._corrupt(artifact.version, str(error)) from error
+        if (found.size, found.sha256) != (artifact.size_bytes, artifact.sha256):
+            raise self._corrupt(artifact.version, f"{found.size} bytes, sha256 {found.sha256}")
+
+    def _parsed(self, version: int, record: str | bytes) -> Artifact:
+        try:
+            return Artifact(**json.loads(record))
+        except (TypeError, ValueError) as error:
+            raise self._corrupt(version, f"the record {record!r:.80}") from error
+
+    def _corrupt(self, version: int, found: str) -> CorruptArtifact:
+        return CorruptArtifact(
+            f"{self._kind} version {version} of {self._name} at {self._url} is damaged or deleted"
+            f" (found {found}); take the current version, or build and announce a new one"
+        )
+
+    def _unknown(self, version: int) -> UnknownVersion:
+        known = ", ".join(map(str, self.versions())) or "none"
+        no = f"no {self._kind} version {version} of {self._name}"
+        return UnknownVersion(f"{no}; there are: {known}")

@@ -1,0 +1,1 @@
+"""Files and batches of the HTTP API, and the workers that lease them."""

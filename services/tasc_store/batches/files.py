@@ -1,0 +1,246 @@
+"""Files in Redis, in pieces that expire: what goes into batches and what comes out of them.
+
+It does not know what is in a file.
+"""
+
+import hashlib
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+
+import redis
+
+from tasc_store import keys
+from tasc_store.batches import batch_scripts
+from tasc_store.chunks import UNSEALED_S
+from tasc_store.client import as_text, translated, url_of
+from tasc_store.errors import CorruptArtifact, FileInUse, FilesFull, StoreError, UnknownFile
+from tasc_store.pages import Page, new_id, read_page
+
+CHUNK_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """The record of one file.
+
+    Attributes:
+        purpose: What it was uploaded for; ``batch_output`` for what a batch wrote.
+        sha256: Of the whole file, hexadecimal.
+        chunks: How many pieces it lies in.
+        part: Under what name its pieces lie.
+        created_at: Seconds since the epoch, as ``expires_at``, when it goes away by itself.
+        owner: Whose it is; empty where nobody tells users apart.
+        lines: How many it has, blank ones too.
+    """
+
+    id: str
+    filename: str
+    purpose: str
+    size_bytes: int
+    sha256: str
+    chunks: int
+    part: str
+    created_at: int
+    expires_at: int
+    owner: str = ""
+    lines: int = 0
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), ensure_ascii=False)
+
+
+@dataclass(frozen=True)
+class FileLimits:
+    """How many files there may be, and their bytes together, for another one to be let in.
+
+    Those of batches' answers are counted and always kept: beyond the limits there may be what the
+    batches write that were let in before. One owner may have half of either, and one file always.
+    """
+
+    max_files: int
+    max_bytes: int
+
+
+class Upload:
+    """Bytes on their way into the store. They go away by themselves until they are kept.
+
+    It holds at most one piece of them in memory. One thread at a time.
+
+    Raises:
+        StoreError: See `translated`; from every method but `abandon`.
+    """
+
+    def __init__(self, client: redis.Redis, chunk_bytes: int = CHUNK_BYTES) -> None:
+        self.part = secrets.token_hex(16)
+        self.size_bytes = self.chunks = 0
+        self._client, self._chunk_bytes = client, chunk_bytes
+        self._url = url_of(client)
+        self._held = bytearray()
+        self._digest = hashlib.sha256()
+        self._line_ends, self._open_line = 0, False
+
+    def write(self, data: bytes) -> None:
+        self._held += data
+        self.size_bytes += len(data)
+        self._line_ends += data.count(b"\n")
+        self._open_line = not data.endswith(b"\n") if data else self._open_line
+        while len(self._held) >= self._chunk_bytes:
+            self._put(bytes(self._held[: self._chunk_bytes]))
+            del self._held[: self._chunk_bytes]
+
+    def keep(
+        self, limits: FileLimits, filename: str, purpose: str, ttl_s: float, owner: str = ""
+    ) -> StoredFile:
+        """Make a file of all that was written.
+
+        Raises:
+            ValueError: Nothing was.
+            FilesFull: There is no room for it.
+            StoreError: It took more than an hour, and its beginning is gone.
+        """
+        if not self.size_bytes:
+            raise ValueError("the file is empty; there is nothing to keep")
+        file = self.end(filename, purpose, ttl_s, owner)
+        script = self._client.register_script(batch_scripts.KEEP)
+        with translated(self._url):
+            values = (int(time.time()), *_values(limits), file.to_json())
+            kept = int(script([keys.SHARED], values))
+        if kept < 1:  # else, be it that the reply was lost, nothing is removed
+            self.abandon()
+        _require_kept(kept, limits)
+        return file
+
+    def end(self, filename: str, purpose: str, ttl_s: float, owner: str = "") -> StoredFile:
+        """Write what is left; the record of a file that is not kept yet."""
+        if self._held:
+            self._put(bytes(self._held))
+            self._held.clear()
+        now = time.time()
+        return StoredFile(
+            new_id("file", now), filename, purpose, self.size_bytes, self._digest.hexdigest(),
+            self.chunks, self.part, int(now), int(now + ttl_s), owner,
+            self._line_ends + self._open_line,
+        )  # fmt: skip
+
+    def abandon(self) -> None:
+        """Remove what was written, if Redis still can; it expires if not."""
+        self._held.clear()
+        with suppress(redis.RedisError):
+            if self.chunks:
+                self._client.unlink(*_chunk_keys(self.part, self.chunks))
+
+    def _put(self, block: bytes) -> None:
+        self.chunks += 1
+        self._digest.update(block)
+        with translated(self._url):
+            self._client.set(_chunk_key(self.part, self.chunks - 1), block, ex=UNSEALED_S)
+
+
+class FileStore:
+    """All files. Every method raises `StoreError` (see `translated`) when Redis fails."""
+
+    def __init__(self, client: redis.Redis, *, chunk_bytes: int = CHUNK_BYTES) -> None:
+        self._client, self._chunk_bytes = client, chunk_bytes
+        self._url = url_of(client)
+        self._room = client.register_script(batch_scripts.ROOM)
+        self._delete = client.register_script(batch_scripts.DELETE_FILE)
+
+    def begin(self) -> Upload:
+        return Upload(self._client, self._chunk_bytes)
+
+    def require_room(self, limits: FileLimits, owner: str = "") -> None:
+        """Raises FilesFull: there is no room for one more file, be it small."""
+        with translated(self._url):
+            found = self._room([keys.SHARED], [int(time.time()), *_values(limits), 1, owner])
+        _require_kept(int(found), limits)
+
+    def get(self, id_: str) -> StoredFile:
+        """Raises UnknownFile."""
+        (found,) = self._load([id_])
+        if found is None:
+            raise UnknownFile(f"there is no file {id_[:64]!r}; it was deleted, or has expired")
+        return found
+
+    def page(
+        self,
+        *,
+        after: str = "",
+        limit: int = 100,
+        oldest_first: bool = False,
+        wanted: Callable[[StoredFile], bool] = lambda file: True,
+    ) -> Page[StoredFile]:
+        """Files behind the one with the id ``after``, which need not be there any more."""
+        with translated(self._url):
+            return read_page(
+                self._client, keys.shared_key("files"), self._load,
+                after=after, limit=limit, oldest_first=oldest_first, wanted=wanted,
+            )  # fmt: skip
+
+    def delete(self, id_: str) -> None:
+        """Raises UnknownFile, or FileInUse: a batch that has not ended reads it."""
+        with translated(self._url):
+            done = int(self._delete([keys.SHARED], [id_]))
+        if done < 0:
+            raise FileInUse(f"file {id_} is read by a batch that has not ended; cancel that first")
+        if not done:
+            self.get(id_)  # says that there is none
+
+    def head(self, file: StoredFile, count: int) -> bytes:
+        """The first bytes of a file, of its first piece at most."""
+        with translated(self._url):
+            found = self._client.getrange(_chunk_key(file.part, 0), 0, count - 1)
+        return found if isinstance(found, bytes) else found.encode()
+
+    def blocks(self, file: StoredFile) -> Iterator[bytes]:
+        """A file's bytes, piece by piece.
+
+        Raises:
+            CorruptArtifact: A piece is gone; behind the last one: they are not what was written.
+        """
+        digest = hashlib.sha256()
+        for i, name in enumerate(_chunk_keys(file.part, file.chunks)):
+            with translated(self._url):
+                block = self._client.get(name)
+            if not isinstance(block, bytes):
+                raise CorruptArtifact(f"file {file.id} lacks piece {i}; it was deleted meanwhile")
+            digest.update(block)
+            yield block
+        if digest.hexdigest() != file.sha256:
+            raise CorruptArtifact(f"file {file.id} is not what was uploaded; upload it again")
+
+    def _load(self, ids: Sequence[str]) -> list[StoredFile | None]:
+        with translated(self._url):
+            found = self._client.mget([keys.shared_key("file", id_) for id_ in ids])
+        return [None if text is None else StoredFile(**json.loads(as_text(text))) for text in found]
+
+
+def _values(limits: FileLimits) -> tuple[int, int]:
+    return limits.max_files, limits.max_bytes
+
+
+def _require_kept(found: int, limits: FileLimits) -> None:
+    way_out = "delete some that you need no more, or wait until some expire"
+    if found == -1:
+        raise FilesFull(f"there are {limits.max_files} files, as many as are kept; {way_out}")
+    if found == -2:
+        raise FilesFull(f"files would have more than {limits.max_bytes} bytes together; {way_out}")
+    if found == -3:
+        most = f"the {limits.max_files} files that are kept"
+        raise FilesFull(f"this key has half of {most}, and may have no more; {way_out}")
+    if found == -4:
+        most = f"the {limits.max_bytes} bytes that files may have"
+        raise FilesFull(f"the files of this key would have more than half of {most}; {way_out}")
+    if not found:
+        raise StoreError(f"the upload took more than {UNSEALED_S} s; send it faster, or in parts")
+
+
+def _chunk_key(part: str, index: int) -> str:
+    return keys.shared_key("data", part, index)
+
+
+def _chunk_keys(part: str, count: int) -> list[str]:
+    return [_chunk_key(part, i) for i in range(count)]

@@ -1,0 +1,169 @@
+"""The queue of batches and a worker's side of it: a batch is leased, reported on, and ended.
+
+A lease runs out unless it is renewed. Only the holder of the lease writes about a batch, so that a
+worker that was thought dead can do no harm.
+"""
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import redis
+
+from tasc_store import keys
+from tasc_store.batches import batch_scripts
+from tasc_store.batches.batch_store import Batch, BatchFault, BatchStore, Status, errors_json
+from tasc_store.batches.files import StoredFile
+from tasc_store.client import as_text, translated, url_of
+from tasc_store.errors import LeaseLost, StoreError
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Batches of a task that no worker holds, those among them that one had begun.
+
+    Attributes:
+        oldest_s: How long the first of them has been asked for, or not held any more, in seconds.
+    """
+
+    batches: int
+    oldest_s: float
+
+
+class BatchQueue:
+    """The batches that wait. Any thread."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client, self._url = client, url_of(client)
+        self._waiting = client.register_script(batch_scripts.WAITING)
+
+    def waiting(self) -> dict[str, Waiting]:
+        """By task; those that nobody took in time have ended and are none of them.
+
+        Raises:
+            StoreError: See `translated`.
+        """
+        now = int(time.time())
+        with translated(self._url):
+            found = [as_text(part) for part in self._waiting([keys.SHARED], [now])]
+        parts = zip(found[::3], found[1::3], found[2::3], strict=True)
+        return {
+            task: Waiting(int(count), max(0.0, float(now - int(since))))
+            for task, count, since in parts
+        }
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Lines of a batch: all of them, those answered, those in its error file."""
+
+    total: int
+    completed: int = 0
+    failed: int = 0
+
+
+class BatchLease:
+    """One batch in the hands of one worker, for ``seconds`` behind each renewal. Any thread.
+
+    Every method raises LeaseLost once the batch is another's, and `StoreError` (see `translated`)
+    when Redis fails.
+    """
+
+    def __init__(self, client: redis.Redis, batch: Batch, token: str, lease_s: float) -> None:
+        self.batch = batch
+        self._client, self._token, self.seconds = client, token, lease_s
+        self._url = url_of(client)
+        self._renew = client.register_script(batch_scripts.RENEW)
+        self._release = client.register_script(batch_scripts.RELEASE)
+        self._tell = client.register_script(batch_scripts.TELL)
+        self._finish = client.register_script(batch_scripts.FINISH)
+
+    def renew(self) -> str:
+        """Hold it for another while; its status, which a cancelling client may have changed."""
+        return self._status(self._renew)
+
+    def release(self, failed: bool = False) -> None:
+        """Give it back as it is, for another worker to take at once.
+
+        Args:
+            failed: It counts as an attempt.
+        """
+        with translated(self._url):
+            self._release([keys.SHARED], [*self._leased, int(failed)])
+
+    def tell(self, counts: Counts, status: Status | None = None) -> str:
+        """How far it is; its status from now on: ``cancelling`` stays."""
+        numbers = (counts.total, counts.completed, counts.failed)
+        return self._status(self._tell, status or "", *numbers)
+
+    def finish(
+        self,
+        status: Status,
+        counts: Counts,
+        files: Mapping[str, StoredFile],
+        errors: Sequence[BatchFault] = (),
+    ) -> None:
+        """End it and keep its files, in one step.
+
+        Args:
+            files: By the field that names them, ``output_file_id`` and ``error_file_id``.
+
+        Raises:
+            StoreError: Writing a file took so long that its beginning is gone.
+        """
+        named = [part for name, file in files.items() for part in (name, file.to_json())]
+        arguments: tuple[str | int, ...] = (
+            *self._leased, status, errors_json(errors), len(files), *named,
+            counts.total, counts.completed, counts.failed,
+        )  # fmt: skip
+        with translated(self._url):
+            done = self._finish([keys.SHARED], arguments)
+        if done is None:
+            raise self._lost()
+        if not done:
+            raise StoreError(f"the files of batch {self.batch.id} took too long to write")
+
+    @property
+    def _leased(self) -> tuple[str, str, int, int]:
+        return self.batch.id, self._token, _milliseconds(self.seconds), int(time.time())
+
+    def _status(self, script: redis.commands.core.Script, *arguments: str | int) -> str:
+        with translated(self._url):
+            found = script([keys.SHARED], [*self._leased, *arguments])
+        if found is None:
+            raise self._lost()
+        return as_text(found)
+
+    def _lost(self) -> LeaseLost:
+        return LeaseLost(
+            f"batch {self.batch.id} was not renewed within {self.seconds:g} s and is another "
+            "worker's by now; what is done is not lost"
+        )
+
+
+def take_batch(
+    client: redis.Redis, lease_s: float, tasks: Sequence[str] = (), leave: Sequence[str] = ()
+) -> BatchLease | None:
+    """The batch of the nearest deadline that nobody holds; None where there is none.
+
+    Args:
+        lease_s: How long it is held without being renewed, in seconds.
+        tasks: Only batches of these; empty: of any.
+        leave: None of these.
+
+    Raises:
+        StoreError: See `translated`.
+    """
+    token = secrets.token_hex(16)
+    script = client.register_script(batch_scripts.TAKE)
+    with translated(url_of(client)):
+        held = (int(time.time()), token, _milliseconds(lease_s))
+        found = script([keys.SHARED], [*held, len(leave), *leave, *tasks])
+    if found is None:
+        return None
+    return BatchLease(client, BatchStore(client).get(as_text(found)), token, lease_s)
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, int(seconds * 1000))

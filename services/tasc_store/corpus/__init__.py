@@ -1,0 +1,1 @@
+"""Corpora of tasks, and answers on their way into them."""

@@ -1,0 +1,1 @@
+"""Tasks: records, every version kept, and what they hold."""

@@ -1,0 +1,364 @@
+"""A task's record, frozen, and how it is written as JSON.
+
+It holds what answers may be (labels, a JSON schema or a regular expression), how they are sampled
+where a request does not say, and how a drafter drafts for the task. Sizes are checked, and that a
+schema is JSON; nothing is compiled or loaded.
+"""
+
+import json
+import re
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from typing import Any, Literal, Self
+
+from tasc_draft.settings import DraftSettings
+from tasc_store import keys
+
+MOST_CHOICES = 20_000
+MOST_CHOICE_CHARACTERS = 2_000_000  # of all choices together
+MOST_TEXT_BYTES = 64 * 1024  # of a schema or a regular expression, in UTF-8
+
+
+def check_forms(choices: object, schema: str | None, regex: str | None) -> None:
+    """Raises ValueError: more than one of them is set, or one is empty, too large or no text."""
+    given = [
+        name
+        for name, value in (("choices", choices != ()), ("schema", schema), ("regex", regex))
+        if value not in (None, False)
+    ]
+    if len(given) > 1:
+        named = " and ".join(given)
+        raise ValueError(f"an answer has one form, but {named} are set; unset all but one")
+    _check_choices(choices)
+    for name, text in (("schema", schema), ("regex", regex)):
+        if text is not None:
+            _check_form_text(name, text)
+    if schema is not None:
+        _check_json(schema)
+
+
+def _check_choices(choices: object) -> None:
+    if not isinstance(choices, tuple) or not all(isinstance(c, str) and c for c in choices):
+        raise ValueError(f"choices is {choices!r:.80}; it must be a list of non-empty strings")
+    if len(choices) > MOST_CHOICES:
+        raise ValueError(f"choices has {len(choices)} labels; at most {MOST_CHOICES}")
+    if (size := sum(map(len, choices))) > MOST_CHOICE_CHARACTERS:
+        raise ValueError(f"choices has {size} characters; at most {MOST_CHOICE_CHARACTERS}")
+    seen: set[str] = set()
+    for choice in choices:
+        _encoded("choices", choice)
+        if choice in seen:
+            raise ValueError(f"choices has {choice!r:.80} twice; leave one out")
+        seen.add(choice)
+
+
+def _check_form_text(name: str, text: object) -> None:
+    if not isinstance(text, str) or not text:
+        raise ValueError(f"{name} is {text!r:.80}; it must be a non-empty string")
+    if (size := len(_encoded(name, text))) > MOST_TEXT_BYTES:
+        raise ValueError(f"{name} has {size} bytes; at most {MOST_TEXT_BYTES}")
+
+
+def _encoded(name: str, text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name} has a lone surrogate in {text!r:.80}; write UTF-8") from error
+
+
+def _check_json(schema: str) -> None:
+    try:
+        content = json.loads(schema)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"schema is no JSON ({error}); give a JSON schema") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"schema is {schema!r:.80}; it must be a JSON object")
+
+
+_WHOLE = {"ranked_tokens": 1 << 24, "depth": 16, "width": 32, "nodes": 63}
+_CHOICES = {
+    "proposer": ("neural", "hybrid"),
+    "vocabulary": ("full", "ranked", "recent", "recent+ranked"),
+}
+
+
+@dataclass(frozen=True)
+class NeuralDrafting:
+    """A drafter and how it drafts.
+
+    Attributes:
+        drafter: Folder or hub name of what `tasc train-drafter` makes.
+        proposer: ``neural`` drafts by it alone, ``hybrid`` by it and by n-grams in one tree.
+        vocabulary: What is drafted from: ``full`` every token, ``ranked`` the most frequent of the
+            task's answers, ``recent`` those of a row's latest context, ``recent+ranked`` both.
+        ranked_tokens: How many are taken of the ranking.
+        depth: Levels of a draft's tree.
+        width: Nodes of a level that are expanded.
+        nodes: Most draft tokens of a row's step, in a hybrid the drafter's own.
+        sure: Hybrid: the drafter is asked where the n-grams' likeliest token has less probability.
+
+    Raises:
+        ValueError: A value is of the wrong kind or outside its range.
+    """
+
+    drafter: str
+    proposer: Literal["neural", "hybrid"] = "hybrid"
+    vocabulary: Literal["full", "ranked", "recent", "recent+ranked"] = "full"
+    ranked_tokens: int = 4096
+    depth: int = 5
+    width: int = 10
+    nodes: int = 32
+    sure: float = 0.9
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.drafter, str) or not self.drafter:
+            raise ValueError(f"drafter is {self.drafter!r}; it must be a folder or a hub name")
+        for name, allowed in _CHOICES.items():
+            if (value := getattr(self, name)) not in allowed:
+                raise ValueError(f"{name} is {value!r}; use one of {', '.join(allowed)}")
+        for name, most in _WHOLE.items():
+            value = getattr(self, name)
+            if type(value) is not int or not 1 <= value <= most:
+                raise ValueError(f"{name} is {value!r}; it must be an integer from 1 to {most}")
+        if (self.depth - 1) * self.width > _WHOLE["nodes"]:
+            raise ValueError(
+                f"depth {self.depth} and width {self.width} expand {(self.depth - 1) * self.width} "
+                f"nodes; the most is {_WHOLE['nodes']}, so lower one of them"
+            )
+        if type(self.sure) not in (int, float) or not 0 <= self.sure <= 1:
+            raise ValueError(f"sure is {self.sure!r}; it must be a number from 0 to 1")
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether it needs a ranking of the task's tokens."""
+        return self.vocabulary in ("ranked", "recent+ranked")
+
+
+# Least and most of each, as the engine has them; the store knows no engine, a test compares both.
+_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0.0, 100.0),
+    "top_p": (0.0, 1.0),
+    "top_k": (0, 2**31 - 1),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.0, 100.0),
+    "presence_penalty": (-100.0, 100.0),
+    "frequency_penalty": (-100.0, 100.0),
+}
+_ABOVE_0 = ("top_p", "repetition_penalty")
+
+
+@dataclass(frozen=True)
+class SamplingDefaults:
+    """Each value is that of the engine's rule of the same name; unset is the neutral one.
+
+    Raises:
+        ValueError: A value is no number, or outside its range.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in self.given.items():
+            _check(name, value)
+            if name != "top_k":  # 1 and 1.0 are one value, and must be one in JSON
+                object.__setattr__(self, name, float(value))
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What is set, by name."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+def _check(name: str, value: object) -> None:
+    whole = name == "top_k"
+    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
+        raise ValueError(f"{name} is {value!r}; it must be {'an integer' if whole else 'a number'}")
+    least, most = _RANGES[name]
+    if not least <= value <= most:
+        raise ValueError(f"{name} is {value}; it goes from {least} to {most}")
+    if name in _ABOVE_0 and not value > 0:
+        raise ValueError(f"{name} is {value}; it must be above 0")
+
+
+_FIELD = "{input}"
+_DTYPES = ("float32", "bfloat16", "float16", "float64")
+_QUANTIZATIONS = ("nf4", "int8")
+_ADAPTER_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_MAY_BE_UNSET = ("adapter", "revision", "corpus")
+# Left out of the JSON where unset: records of before are then written as they were, so that putting
+# one again adds nothing, and programs of before read whatever uses none of these.
+_LATER = ("quantization", "sampling", "choices", "schema", "regex", "adapters", "neural")
+
+_PARTS: dict[str, type[Any]] = {
+    "draft": DraftSettings,
+    "sampling": SamplingDefaults,
+    "neural": NeuralDrafting,
+}
+
+
+@dataclass(frozen=True)
+class TaskRecord:
+    """Everything that says what a task is.
+
+    Attributes:
+        name: Letters, digits, ``.``, ``_`` and ``-``; at most 64.
+        model: Hub name or folder of the base model.
+        fingerprint: Fingerprint of the target's tokenizer.
+        template: Prompt with ``{input}`` exactly once.
+        adapter: Hub name or folder of a PEFT adapter.
+        revision: Revision of the base model on the hub.
+        dtype: float32, bfloat16, float16 or float64.
+        stop: Strings any of which ends an answer.
+        max_tokens: Most tokens of an answer, where a request does not say.
+        corpus: The task whose corpus feeds this one's drafts; unset: its own.
+        draft: How the task is drafted.
+        quantization: nf4 or int8; unset: weights of ``dtype``.
+        sampling: How tokens are chosen, where a request does not say.
+        choices: Labels, one of which is the answer. Of choices, schema and regex one may be set.
+        schema: JSON schema of the answer, as text.
+        regex: Regular expression of the whole answer.
+        adapters: Names and folders or hub names of PEFT adapters of which each request uses one,
+            the first where it names none. Names have letters, digits, ``.``, ``_`` and ``-``; at
+            most 64. Of adapter and adapters one may be set.
+        neural: A drafter that drafts, by itself or beside n-grams; unset: n-grams alone.
+
+    Raises:
+        ValueError: A value is of the wrong kind or outside its range.
+    """
+
+    name: str
+    model: str
+    fingerprint: str
+    template: str
+    adapter: str | None = None
+    revision: str | None = None
+    dtype: str = "float32"
+    stop: tuple[str, ...] = ()
+    max_tokens: int = 256
+    corpus: str | None = None
+    draft: DraftSettings = field(default_factory=DraftSettings)
+    quantization: Literal["nf4", "int8"] | None = None
+    sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
+    choices: tuple[str, ...] = ()
+    schema: str | None = None
+    regex: str | None = None
+    adapters: tuple[tuple[str, str], ...] = ()
+    neural: NeuralDrafting | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("name", "model", "fingerprint", "template", *_MAY_BE_UNSET):
+            _check_text(name, getattr(self, name))
+        keys.checked_task(self.name)
+        keys.checked_task(self.corpus_name)
+        keys.checked_fingerprint(self.fingerprint)
+        if (found := self.template.count(_FIELD)) != 1:
+            raise ValueError(f"template has {_FIELD} {found} times; put it in exactly once")
+        if self.dtype not in _DTYPES:
+            raise ValueError(f"dtype is {self.dtype!r}; use one of {', '.join(_DTYPES)}")
+        if self.quantization not in (None, *_QUANTIZATIONS):
+            allowed = " or ".join(_QUANTIZATIONS)
+            raise ValueError(f"quantization is {self.quantization!r}; use {allowed}, or none")
+        if not isinstance(self.stop, tuple) or not all(_is_text(s) for s in self.stop):
+            raise ValueError(f"stop is {self.stop!r}; it must be a list of non-empty strings")
+        if type(self.max_tokens) is not int or self.max_tokens < 1:
+            raise ValueError(f"max_tokens is {self.max_tokens!r}; it must be an integer above 0")
+        check_forms(self.choices, self.schema, self.regex)
+        _check_adapters(self.adapters)
+        if self.adapter is not None and self.adapters:
+            raise ValueError(
+                "adapter and adapters are set; unset one, or name the adapter among adapters"
+            )
+        if not isinstance(self.neural, NeuralDrafting | None):
+            raise ValueError(f"neural is {self.neural!r:.80}; it must be an object, or unset")
+
+    @property
+    def adapter_names(self) -> tuple[str, ...]:
+        """What requests call the adapters."""
+        return tuple(name for name, _ in self.adapters)
+
+    @property
+    def corpus_name(self) -> str:
+        """The task whose corpus feeds this one's drafts."""
+        return self.name if self.corpus is None else self.corpus
+
+    def to_json(self) -> str:
+        content = {**asdict(self), "sampling": self.sampling.given}
+        written = {k: v for k, v in content.items() if v or k not in _LATER}
+        return json.dumps(written, sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """The record written by `to_json`, or by hand: fields with a default may be absent.
+
+        Raises:
+            ValueError: It is no JSON object, a field is unknown or missing, or a value is wrong.
+        """
+        content = _object("task record", json.loads(text), cls)
+        for name in ("stop", "choices"):
+            if isinstance(content.get(name), list):
+                content[name] = tuple(content[name])
+        if "adapters" in content:
+            content["adapters"] = _pairs(content["adapters"])
+        for name, part in _PARTS.items():
+            if name in content and not (name == "neural" and content[name] is None):
+                content[name] = part(**_object(name, content[name], part))
+        return cls(**content)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _check_text(name: str, value: object) -> None:
+    if value is None and name in _MAY_BE_UNSET:
+        return
+    if not _is_text(value):
+        raise ValueError(f"{name} is {value!r}; it must be a non-empty string")
+
+
+def _pairs(content: Any) -> Any:
+    """Adapters as records have them; what is neither a list nor an object is left to be refused."""
+    if isinstance(content, dict):
+        return tuple(content.items())
+    if not isinstance(content, list):
+        return content
+    return tuple(tuple(pair) if isinstance(pair, list) else pair for pair in content)
+
+
+def _check_adapters(adapters: object) -> None:
+    if not isinstance(adapters, tuple) or not all(map(_is_pair, adapters)):
+        raise ValueError(
+            f"adapters is {adapters!r:.200}; it must be pairs of a name and a folder or hub name"
+        )
+    names = [name for name, _ in adapters]
+    for name in names:
+        if not _ADAPTER_NAME.fullmatch(name):
+            raise ValueError(
+                f"adapters has the name {name!r:.80}; use 1 to 64 of letters, digits, '.', '_' "
+                "and '-'"
+            )
+        if names.count(name) > 1:
+            raise ValueError(f"adapters has {name!r} twice; each name may be there once")
+
+
+def _is_pair(value: object) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and all(map(_is_text, value))
+
+
+def _object(what: str, content: Any, cls: type[Any]) -> dict[str, Any]:
+    if not isinstance(content, dict):
+        raise ValueError(f"{what} is {content!r:.80}; it must be a JSON object")
+    known = {f.name: f for f in fields(cls)}
+    if unknown := sorted(content.keys() - known.keys()):
+        raise ValueError(
+            f"{what} has unknown fields {', '.join(unknown)}; known are {', '.join(known)}"
+        )
+    needed = (n for n, f in known.items() if f.default is f.default_factory is MISSING)
+    if missing := [n for n in needed if n not in content]:
+        raise ValueError(f"{what} lacks {', '.join(missing)}; add what is missing")
+    return dict(content)

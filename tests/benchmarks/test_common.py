@@ -1,0 +1,84 @@
+"""Arguments that all benchmarks share, and the end of a script that does not end itself."""
+
+import argparse
+import os
+import sys
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripts import complete
+
+from benchmarks.common import at_least, names_of
+from benchmarks.draft import bench_drafts
+from benchmarks.engine import engine
+from benchmarks.finetune import bench_ft
+from benchmarks.neural import bench_neural
+from benchmarks.requests import bench_requests
+from support import eventually
+
+
+def test_known_names_are_taken_in_their_order() -> None:
+    assert names_of("a", "b", "c")("c, a") == ("c", "a")
+    assert names_of("a")("") == ()
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="^d, e is unknown; there are a, b$"):
+        names_of("a", "b")("e,a,d")
+
+
+def test_a_number_below_the_least_is_refused() -> None:
+    assert [at_least(2)(text) for text in ("2", "30")] == [2, 30]
+    with pytest.raises(argparse.ArgumentTypeError, match="^1; at least 2 is needed$"):
+        at_least(2)("1")
+    with pytest.raises(ValueError, match="'x'"):
+        at_least(2)("x")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        (bench_drafts.arguments, ["--tables", "nothing"]),
+        (bench_ft.arguments, ["--data", ".", "--parts", "nothing"]),
+        (bench_neural.arguments, ["--data", ".", "--parts", "nothing"]),
+        (bench_neural.arguments, ["--data", ".", "--kinds", "nothing"]),
+        (bench_neural.arguments, ["--data", ".", "--tasks", "nothing"]),
+        (bench_requests.arguments, ["--parts", "nothing"]),
+        (engine.arguments, ["--peers", "nothing"]),
+        (engine.arguments, ["--tasks", "nothing"]),
+    ],
+)
+def test_an_unknown_part_kind_task_or_peer_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: Callable[[], Any],
+    options: list[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["benchmark", *options])
+    with pytest.raises(SystemExit) as ended:
+        arguments()
+    assert ended.value.code == 2
+    assert f"argument {options[-2]}: nothing is unknown" in capsys.readouterr().err
+
+
+def test_a_command_that_is_late_is_ended_with_all_its_processes() -> None:
+    mark = uuid.uuid4().hex
+    command = ["sh", "-c", "sleep 1000 & echo begun; wait"]
+    with pytest.raises(pytest.fail.Exception, match="was ended after 0.3 s"):
+        complete(command, {**os.environ, "TASC_TEST_MARK": mark}, 0.3)
+    eventually(lambda: not marked(mark))
+
+
+def marked(mark: str) -> list[Path]:
+    """The running processes with a mark in their environment."""
+    found = []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if mark.encode() in environ.read_bytes():
+                found.append(environ)
+        except OSError:
+            continue  # the process has ended
+    return found

@@ -1,0 +1,504 @@
+"""The corpus index holds what a plain-Python count says, however built, and all of it is found."""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+from draft_examples import examples
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tasc_draft.errors import DraftError
+from tasc_draft.index.corpus import ARRAYS, CorpusIndex, CorpusView
+from tasc_draft.index.corpus_build import (
+    Documents,
+    assemble,
+    build_corpus,
+    check_cap,
+    distinct,
+    index_documents,
+    sort_part,
+    splitters,
+)
+from tasc_draft.index.lookup import COLUMNS, continuations, count, follow, narrow
+from tasc_draft.tokens import Tokens
+
+END = -1
+HOT = 32
+WIDEST = 8
+EOS = 0
+
+Gram = tuple[int, ...]
+Outputs = Sequence[Sequence[int]]
+
+
+def build(outputs: Outputs, vocab_size: int, **settings: int) -> CorpusIndex:
+    return build_corpus(
+        Tokens.of(outputs), fingerprint="f", vocab_size=vocab_size, eos_id=EOS, **settings
+    )
+
+
+def marked(outputs: Outputs, sep: int) -> list[Gram]:
+    return [(sep, *output, EOS) for output in outputs]
+
+
+def gram_counts(outputs: Outputs, sep: int, depth: int) -> Counter[Gram]:
+    """How often every gram of 1 to ``depth`` tokens occurs."""
+    return Counter(
+        document[i : i + n]
+        for document in marked(outputs, sep)
+        for n in range(1, depth + 1)
+        for i in range(len(document) - n + 1)
+    )
+
+
+def entries(outputs: Outputs, sep: int, depth: int) -> dict[Gram, int]:
+    """Every distinct gram of ``depth`` tokens, cut behind its END, sorted, and its count."""
+    found = Counter(
+        (*document, END)[i : i + depth]
+        for document in marked(outputs, sep)
+        for i in range(len(document))
+    )
+    return dict(sorted(found.items()))
+
+
+def next_tokens(counts: Counter[Gram]) -> dict[Gram, list[tuple[int, int]]]:
+    """The most frequent continuations of each context, as (token, count)."""
+    followers: defaultdict[Gram, list[tuple[int, int]]] = defaultdict(list)
+    for gram, times in counts.items():
+        followers[gram[:-1]].append((gram[-1], times))
+    return {
+        context: sorted(pairs, key=lambda pair: (-pair[1], pair[0]))[:WIDEST]
+        for context, pairs in followers.items()
+    }
+
+
+def hot_intervals(grams: Sequence[Gram], depth: int) -> dict[tuple[int, int], Gram]:
+    """(first entry, length) of each prefix of many entries that is not always followed alike."""
+    found = {}
+    for n in range(depth):
+        groups: defaultdict[Gram, list[int]] = defaultdict(list)
+        for number, gram in enumerate(grams):
+            if len(gram) > n:
+                groups[gram[:n]].append(number)
+        for prefix, members in groups.items():
+            if len(members) > HOT and len({grams[i][n] for i in members}) > 1:
+                found[members[0], n] = prefix
+    return dict(sorted(found.items()))
+
+
+def skewed(seed: int, documents: int, vocab_size: int) -> list[list[int]]:
+    """Outputs of frequent and rare tokens, some repeated, some alike, some empty."""
+    random = Random(seed)
+    outputs: list[list[int]] = [[]]
+    for _ in range(documents):
+        if random.random() < 0.3:
+            output = list(random.choice(outputs))
+            output[random.randrange(len(output) + 1) :] = []
+        else:
+            output = []
+        for _ in range(random.randrange(8)):
+            output.append(min(int(random.paretovariate(0.7)), vocab_size - 1))
+        outputs += [output] * random.choice([1, 1, 1, 4])
+    return outputs
+
+
+def assert_same(a: CorpusIndex, b: CorpusIndex) -> None:
+    for name in ARRAYS:
+        np.testing.assert_array_equal(getattr(a, name), getattr(b, name), err_msg=name)
+    assert (a.documents, a.tokens, a.depth) == (b.documents, b.tokens, b.depth)
+
+
+VOCAB = 4
+SMALL = st.lists(st.lists(st.integers(0, VOCAB - 1), max_size=7), max_size=9)
+DEPTHS = st.integers(2, 7)
+
+
+def grams_at(index: CorpusIndex, places: list[int]) -> list[Gram]:
+    text = index.text.tolist()
+    found = []
+    for place in places:
+        gram = tuple(text[place : place + index.depth])
+        found.append(gram[: gram.index(END) + 1] if END in gram else gram)
+    return found
+
+
+def assert_counted(index: CorpusIndex, outputs: Outputs) -> None:
+    sep, depth = index.vocab_size, index.depth
+    documents = sorted({(*document, END) for document in marked(outputs, sep)})
+    text = [token for document in documents for token in document]
+    assert index.text.tolist() == text + [END] * depth
+    assert np.diff(index.offsets).tolist() == [len(document) for document in documents]
+    expected = entries(outputs, sep, depth)
+    assert grams_at(index, index.order.tolist()) == list(expected)
+    assert np.diff(index.cumulative).tolist() == list(expected.values())
+    places = [i for i, token in enumerate(text) if token != END]
+    first = dict(zip(reversed(grams_at(index, places)), reversed(places), strict=True))
+    assert index.order.tolist() == [first[gram] for gram in expected]
+    assert index.documents == len(outputs)
+    assert index.tokens == sum(expected.values()) == sum(len(o) + 2 for o in outputs)
+
+
+def documents_of(outputs: Outputs, vocab_size: int, depth: int = 16) -> Documents:
+    return distinct(Tokens.of(outputs), vocab_size=vocab_size, eos_id=EOS, depth=depth)
+
+
+def index_in_parts(documents: Documents, cuts: list[int], vocab_size: int) -> CorpusIndex:
+    ends = [None, *cuts, None]
+    parts = [
+        sort_part(documents.text, documents.offsets, documents.counts, 16, low, high)
+        for low, high in pairwise(ends)
+    ]
+    return assemble(documents, parts, fingerprint="f", vocab_size=vocab_size)
+
+
+@examples(35, 100)
+@given(SMALL, DEPTHS)
+@example([], 2)
+@example([[]], 2)
+@example([[], [], []], 3)
+@example([[1] * 40], 3)
+@example([[1, 2, 3]] * 50, 5)
+def test_small_corpora_are_counted_gram_by_gram(outputs: Outputs, depth: int) -> None:
+    assert_counted(build(outputs, VOCAB, depth=depth), outputs)
+
+
+@pytest.mark.parametrize("vocab_size", [30, 100_000, 2**21 - 3])
+@pytest.mark.parametrize("depth", [6, 16])
+def test_many_documents_of_far_apart_ids_are_counted(vocab_size: int, depth: int) -> None:
+    step = vocab_size // 30
+    outputs = [[token * step for token in output] for output in skewed(7, 400, 30)]
+    index = build(outputs, vocab_size, depth=depth)
+    assert len(index.order) > 1000
+    assert_counted(index, outputs)
+
+
+def test_long_repeats_are_counted() -> None:
+    outputs = [[1, 2] * 60] * 70 + [[1, 2] * 60 + [3]] * 2 + [[3] * 200]
+    assert_counted(build(outputs, VOCAB), outputs)
+
+
+@pytest.mark.parametrize("depth", [3, 16])
+def test_the_hot_table_has_each_big_interval_and_its_widest(depth: int) -> None:
+    outputs = skewed(3, 500, 60)
+    index = build(outputs, 60, depth=depth)
+    expected = hot_intervals(list(entries(outputs, 60, depth)), depth)
+    assert len(expected) > 5
+    records = sorted(index.hot_slots[index.hot_slots[:, 3] > 0].tolist(), key=lambda r: r[2])
+    assert [(lo, depth) for lo, depth, _, _ in records] == list(expected)
+    follow = next_tokens(gram_counts(outputs, 60, depth))
+    pairs = [(token, count) for token, count, _, _ in index.hot_next.tolist()]
+    kept = [pairs[begin : begin + n] for _, _, begin, n in records]
+    assert kept == [follow[prefix] for prefix in expected.values()]
+    assert len(index.hot_slots) >= 2 * len(expected)
+
+
+@examples(35, 100)
+@given(SMALL, st.randoms(use_true_random=False))
+def test_the_order_of_documents_changes_no_byte(outputs: Outputs, random: Random) -> None:
+    shuffled = random.sample(list(outputs), len(outputs))
+    assert_same(build(outputs, VOCAB), build(shuffled, VOCAB))
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 8, 50])
+@pytest.mark.parametrize("outputs", [skewed(5, 120, 40), [[1] * 90] * 9, [[2]], []])
+def test_the_number_of_parts_changes_no_byte(outputs: Outputs, parts: int) -> None:
+    documents = documents_of(outputs, 40)
+    cuts = splitters(documents.text, parts)
+    assert len(cuts) <= parts - 1
+    assert_same(index_in_parts(documents, cuts, 40), build(outputs, 40))
+
+
+@examples(35, 100)
+@given(SMALL.filter(bool), st.lists(st.integers(0, 10**6), max_size=4))
+def test_any_cut_changes_no_byte(outputs: Outputs, drawn: list[int]) -> None:
+    documents = documents_of(outputs, VOCAB)
+    index = build(outputs, VOCAB)
+    entries_cut = sorted(number % len(index.order) for number in drawn)
+    cuts = [int(index.order[entry]) for entry in entries_cut]
+    assert_same(index_in_parts(documents, cuts, VOCAB), index)
+
+
+def test_splitters_share_the_places_out() -> None:
+    documents = documents_of(skewed(11, 800, 100), 100)
+    ends = [None, *splitters(documents.text, 4), None]
+    ones = np.ones_like(documents.counts)
+    sizes = [
+        sort_part(documents.text, documents.offsets, ones, 16, low, high)[1].sum()
+        for low, high in pairwise(ends)
+    ]
+    assert max(sizes) < 1.5 * sum(sizes) / 4
+
+
+def test_a_part_is_sorted_from_a_mapped_file(tmp_path: Path) -> None:
+    documents = documents_of(skewed(2, 50, 20), 20)
+    documents.text.tofile(tmp_path / "text")
+    text = np.memmap(tmp_path / "text", np.int32, "r")
+    mapped = sort_part(text, documents.offsets, documents.counts)
+    held = sort_part(documents.text, documents.offsets, documents.counts)
+    assert len(held[0]) > 0
+    np.testing.assert_array_equal(mapped, held)
+
+
+@examples(35, 100)
+@given(SMALL)
+def test_rows_name_their_documents(outputs: Outputs) -> None:
+    documents = documents_of(outputs, VOCAB)
+    text, offsets = documents.text.tolist(), documents.offsets.tolist()
+    read = [text[offsets[d] : offsets[d + 1]] for d in documents.rows.tolist()]
+    assert read == [[VOCAB, *output, EOS, END] for output in outputs]
+    assert documents.counts.tolist() == np.bincount(documents.rows).tolist()
+
+
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.9, 1.0])
+def test_a_cap_keeps_whole_documents_that_fit(share: float) -> None:
+    outputs = skewed(4, 300, 50)
+    everything = build(outputs, 50)
+    cap = int(everything.nbytes * share)
+    index, kept = index_documents(
+        documents_of(outputs, 50), fingerprint="f", vocab_size=50, max_bytes=cap
+    )
+    rest = [output for output, row in zip(outputs, kept.rows, strict=True) if row >= 0]
+    assert 0 < index.nbytes <= cap
+    assert index.nbytes > 0.7 * cap
+    assert_same(index, build(rest, 50))
+    assert_same(index, build(outputs[::-1], 50, max_bytes=cap))
+    assert (len(rest) == len(outputs)) == (share == 1.0)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_a_cap_gives_the_same_whoever_sorts_and_tells_how_often(parts: int) -> None:
+    documents, sorted_sizes, told = documents_of(skewed(4, 300, 50), 50), [], []
+
+    def sort(some: Documents) -> list:
+        sorted_sizes.append(len(some.counts))
+        cuts = [None, *splitters(some.text, parts), None]
+        return [
+            sort_part(some.text, some.offsets, some.counts, low=low, high=high)
+            for low, high in pairwise(cuts)
+        ]
+
+    facts = {"fingerprint": "f", "vocab_size": 50}
+    cap = index_documents(documents, **facts)[0].nbytes // 3
+    expected, kept = index_documents(documents, max_bytes=cap, **facts)
+    found = index_documents(documents, max_bytes=cap, sort=sort, pruned=told.append, **facts)
+    assert_same(found[0], expected)
+    assert np.array_equal(found[1].rows, kept.rows)
+    assert told == list(range(len(sorted_sizes)))
+    assert sorted_sizes[0] > sorted_sizes[-1] == len(kept.counts)
+
+
+def test_where_all_fits_nothing_is_told_of_pruning() -> None:
+    told: list[int] = []
+    documents = documents_of(skewed(4, 30, 50), 50)
+    index_documents(
+        documents, fingerprint="f", vocab_size=50, max_bytes=1 << 20, pruned=told.append
+    )
+    assert told == []
+
+
+def test_a_cap_below_the_empty_index_can_be_refused_before_there_are_documents() -> None:
+    check_cap(None)
+    check_cap(CorpusIndex.empty("f", VOCAB).nbytes)
+    with pytest.raises(DraftError, match="max_bytes is 87, an index of no documents takes 88"):
+        check_cap(87)
+
+
+def test_what_no_other_document_is_like_is_dropped_first() -> None:
+    alike = [[1, 2, 3, 4, 5, 6, 7, 8, 9, last] for last in range(10, 20)]
+    alone = list(range(20, 30))
+    size = build([*alike, alone], 30).nbytes
+    _, kept = index_documents(
+        documents_of([*alike, alone], 30), fingerprint="f", vocab_size=30, max_bytes=size - 1
+    )
+    assert kept.rows[-1] == -1
+    assert (kept.rows[:-1] >= 0).any()
+
+
+def test_a_cap_keeps_something_of_each_kind() -> None:
+    many = [[*range(1, 30), last] for last in range(60, 70)]
+    few = [[*range(30, 59), last] for last in range(60, 63)]
+    size = build([*many, *few], 70).nbytes
+    _, kept = index_documents(
+        documents_of([*many, *few], 70), fingerprint="f", vocab_size=70, max_bytes=size // 2
+    )
+    assert (kept.rows[:10] >= 0).any()
+    assert (kept.rows[10:] >= 0).any()
+    assert (kept.rows[:10] < 0).any()
+
+
+@pytest.mark.parametrize(
+    ("outputs", "wrong", "words"),
+    [
+        ([[4]], {}, "ids run from 4 to 4, the vocabulary has 4"),
+        ([[-1]], {}, "ids run from -1"),
+        ([[1]], {"eos_id": 4}, "end-of-sequence id is 4"),
+        ([[1]], {"vocab_size": 2**21 - 2}, "index takes 1 to 2097149"),
+        ([[1]], {"max_bytes": 87}, "max_bytes is 87, an index of no documents takes 88"),
+        ([[1]], {"depth": 1}, "depth is 1"),
+        ([[1]], {"depth": 64}, "depth is 64"),
+    ],
+)
+def test_what_cannot_be_indexed_is_refused(
+    outputs: Outputs, wrong: dict[str, int], words: str
+) -> None:
+    arguments = {"vocab_size": VOCAB, "eos_id": EOS, **wrong}
+    with pytest.raises(DraftError, match=words):
+        build_corpus(Tokens.of(outputs), fingerprint="f", **arguments)
+
+
+def test_no_documents_make_the_empty_index() -> None:
+    assert_same(build([], VOCAB), CorpusIndex.empty("f", VOCAB))
+
+
+WHOLE = build(skewed(6, 150, 40), 40, depth=6)
+PLACE = st.floats(0, 1, exclude_max=True)
+
+
+def assert_refused(index: CorpusIndex) -> None:
+    with pytest.raises(DraftError, match="damaged in its .*; build the index again"):
+        index.check_integrity()
+
+
+@settings(deadline=None)  # the first example compiles
+@given(
+    st.lists(st.lists(st.integers(0, 3), max_size=7), max_size=9),
+    st.integers(2, 7),
+    st.none() | st.integers(300, 600),
+)
+def test_every_built_index_passes(outputs: Outputs, depth: int, cap: int | None) -> None:
+    build(outputs, 4, depth=depth, max_bytes=cap).check_integrity()
+
+
+@pytest.mark.parametrize("depth", [2, 16, 63])
+def test_the_empty_index_passes(depth: int) -> None:
+    CorpusIndex.empty("f", 4, depth).check_integrity()
+
+
+def with_a_wrong_element(name: str, where: float, bits: int) -> CorpusIndex:
+    array = getattr(WHOLE, name).copy()
+    flat = array.reshape(-1)
+    flat[int(where * len(flat))] ^= bits
+    return replace(WHOLE, **{name: array})
+
+
+@pytest.mark.parametrize("name", [name for name in ARRAYS if name != "text"])
+@settings(deadline=None)
+@given(PLACE, st.sampled_from([1, -1, 2**20, -(2**31)]))
+def test_one_wrong_element_is_found(name: str, where: float, bits: int) -> None:
+    assert_refused(with_a_wrong_element(name, where, bits))
+
+
+@settings(deadline=None)
+@given(PLACE, st.sampled_from([2**6, 2**20, -(2**31)]))
+def test_one_token_outside_the_vocabulary_is_found(where: float, bits: int) -> None:
+    assert_refused(with_a_wrong_element("text", where, bits))
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_arrays_of_wrong_length_or_type_are_found(name: str) -> None:
+    array = getattr(WHOLE, name)
+    assert len(array) > 1
+    for wrong in (array[:-1], array[:0], array[:, None], array.astype(np.int64)):
+        assert_refused(replace(WHOLE, **{name: wrong.copy()}))
+
+
+@pytest.mark.parametrize("name", ["documents", "tokens", "depth", "vocab_size"])
+@pytest.mark.parametrize("by", [-1, 1, 10**6, -(10**6)])
+def test_wrong_numbers_are_found(name: str, by: int) -> None:
+    assert_refused(replace(WHOLE, **{name: getattr(WHOLE, name) + by}))
+
+
+def test_two_documents_in_the_wrong_order_are_found() -> None:
+    text, ends = WHOLE.text.copy(), WHOLE.offsets[2:5]
+    text[ends[0] : ends[2]] = np.roll(text[ends[0] : ends[2]], ends[2] - ends[1])
+    offsets = WHOLE.offsets.copy()
+    offsets[3] = ends[0] + ends[2] - ends[1]
+    assert_refused(replace(WHOLE, text=text, offsets=offsets))
+
+
+def test_a_missing_entry_is_found() -> None:
+    order, cumulative = np.delete(WHOLE.order, 40), np.delete(WHOLE.cumulative, 40)
+    assert_refused(replace(WHOLE, order=order, cumulative=cumulative))
+
+
+BIG = skewed(1, 700, 60)
+DEPTH = 6
+
+
+def interval(view: CorpusView, gram: Gram) -> tuple[int, int]:
+    lo, hi = 0, len(view.order)
+    for depth, token in enumerate(gram):
+        lo, hi = narrow(view, lo, hi, depth, token)
+    return lo, hi
+
+
+def next_of(view: CorpusView, gram: Gram) -> list[tuple[int, int]]:
+    found = np.zeros((WIDEST, COLUMNS), np.int32)
+    n = continuations(view, *interval(view, gram), len(gram), found)
+    for token, _, lo, hi in found[:n].tolist():
+        assert (lo, hi) == interval(view, (*gram, token))
+    return [(token, occurs) for token, occurs, _, _ in found[:n].tolist()]
+
+
+def assert_found(index: CorpusIndex, outputs: Outputs) -> None:
+    counts = gram_counts(outputs, index.vocab_size, index.depth)
+    follows = next_tokens(counts)
+    for gram, expected in counts.items():
+        assert count(index.view, *interval(index.view, gram)) == expected
+        if len(gram) < index.depth:
+            assert next_of(index.view, gram) == follows.get(gram, [])
+    assert next_of(index.view, ()) == follows.get((), [])
+
+
+@examples(35, 100)
+@given(SMALL, st.integers(2, 7))
+def test_every_gram_of_small_corpora_is_found(outputs: Outputs, depth: int) -> None:
+    assert_found(build(outputs, VOCAB, depth=depth), outputs)
+
+
+def test_every_gram_of_a_corpus_with_big_intervals_is_found() -> None:
+    index = build(BIG, 60, depth=DEPTH)
+    assert len(index.hot_next) > 5 * WIDEST
+    assert_found(index, BIG)
+
+
+def test_grams_that_do_not_occur_are_empty_intervals() -> None:
+    view, known = build(BIG, 60, depth=DEPTH).view, gram_counts(BIG, 60, DEPTH)
+    random, grams, absent = Random(0), list(known), 0
+    for _ in range(2000):
+        gram = (*random.choice(grams)[: DEPTH - 1], random.randrange(62))
+        if gram not in known:
+            absent += 1
+            assert interval(view, gram) == (0, 0)
+            assert next_of(view, gram) == []
+    assert absent > 200
+
+
+def test_following_a_token_is_narrowing_and_counting() -> None:
+    view = build(BIG, 60, depth=DEPTH).view
+    for gram in gram_counts(BIG, 60, DEPTH - 1):
+        lo, hi = interval(view, gram)
+        for token in (0, 1, 7, 33, 61):
+            narrowed = narrow(view, lo, hi, len(gram), token)
+            assert follow(view, lo, hi, len(gram), token) == (*narrowed, count(view, *narrowed))
+
+
+def test_the_hot_table_says_what_a_walk_of_the_entries_says() -> None:
+    index = build(BIG, 60, depth=DEPTH)
+    bare = replace(index, hot_slots=np.zeros((1, 4), np.int32))
+    contexts = list(gram_counts(BIG, 60, DEPTH - 1))
+    assert [next_of(index.view, c) for c in contexts] == [next_of(bare.view, c) for c in contexts]
+
+
+@pytest.mark.parametrize("gram", [(), (0,), (VOCAB,), (1, 2)])
+def test_an_empty_index_finds_nothing(gram: Gram) -> None:
+    view = CorpusIndex.empty("f", VOCAB).view
+    assert interval(view, gram) == (0, 0)
+    assert next_of(view, gram) == []
+    assert count(view, 0, 0) == 0

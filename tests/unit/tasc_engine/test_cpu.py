@@ -1,0 +1,542 @@
+"""Compiled attention and layers of the CPU are what their definitions say."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from tree_layouts import Row, layout_of, rows_of, visible
+
+from tasc_engine.kernels.cpu import attention as cpu_rows
+from tasc_engine.kernels.cpu.compiling import ENGINE, ROOMS
+from tasc_engine.kernels.torch_attention import RowByRow
+from tasc_engine.kv.cache import RowCache, on_device
+from tasc_engine.layout import MOST_NODES, Int64, StepLayout, lay_out, plain_feed
+from tasc_engine.model.compiled_operations import CompiledOperations, choose
+from tasc_engine.model.operations import Norm, TensorOperations, greatest
+
+LENGTH = 160  # no row is longer
+COMPILED, TORCHS = 1 << 60, 0  # from how much work on torch attends
+# Values are up to four; compiled code rounds the answer only, torch's own its weights too.
+CLOSE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+TORCHS_CLOSE = {**CLOSE, torch.float16: 1.6e-2, torch.bfloat16: 0.12}
+CAPPED_CLOSE = 2e-6  # torch's path takes the softmax of capped scores in float32, as models do
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One kind of attention; compiled code is made for each dim and dtype."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+    dtype: torch.dtype = torch.float64
+    window: int | None = None
+    softcap: float | None = None
+
+
+SHAPES = (
+    Shape(1, 1, 8),
+    Shape(6, 2, 8, window=3, softcap=0.7),
+    Shape(4, 4, 8, torch.bfloat16, window=30),
+    Shape(9, 3, 32, torch.float32, softcap=30.0),
+    Shape(5, 5, 20, torch.float16, window=9, softcap=2.0),
+    Shape(300, 3, 8),  # one token at a time is more than is usually taken together
+    Shape(40, 2, 8, window=4),  # a long draft is taken in parts
+)
+MORE = (
+    Shape(4, 4, 24, torch.bfloat16, window=30),
+    Shape(8, 2, 40, torch.float16),
+    Shape(14, 2, 64, torch.bfloat16),  # Qwen2.5-0.5B
+    Shape(4, 1, 80, torch.float32, window=5),
+    Shape(9, 3, 64, torch.float32, softcap=30.0),
+)
+PLAIN, CAPPED, CAPPED_64 = SHAPES[0], SHAPES[3], MORE[-1]
+
+
+def torchs_close(shape: Shape) -> float:
+    close = TORCHS_CLOSE[shape.dtype]
+    return close if shape.softcap is None else max(close, CAPPED_CLOSE)
+
+
+def name(shape: Shape) -> str:
+    parts = [shape.heads, shape.kv_heads, shape.dim, str(shape.dtype)[6:]]
+    return "-".join(map(str, parts + [n for n in (shape.window, shape.softcap) if n]))
+
+
+compiling = pytest.mark.slow("each is compiled for seconds; every dtype is daily")
+by_shape = pytest.mark.parametrize(
+    "shape", [*SHAPES, *(pytest.param(shape, marks=compiling) for shape in MORE)], ids=name
+)
+by_way = pytest.mark.parametrize("much", [COMPILED, TORCHS], ids=["compiled", "torchs"])
+
+
+@dataclass(frozen=True)
+class Case:
+    """Rows at places of their own, what each token sees, and numbers for all of it.
+
+    Attributes:
+        sees: Of each packed token: cache places.
+        pool: ``[places + 1, 2, kv_heads, dim]``.
+        query: ``[N, heads, dim]``.
+    """
+
+    shape: Shape
+    step: StepLayout[Tensor]
+    sees: list[list[int]]
+    pool: Tensor
+    query: Tensor
+
+    @property
+    def host(self) -> StepLayout[Int64]:
+        return StepLayout(**{key: part.numpy() for key, part in vars(self.step).items()})
+
+    @property
+    def work(self) -> list[int]:
+        """Places times tokens times places of all heads, of each row."""
+        tokens = (self.step.begins[1:] - self.step.begins[:-1]).tolist()
+        held = (self.step.trunks + self.step.nodes).tolist()
+        shape = self.shape
+        return [n * p * shape.heads * shape.dim for n, p in zip(tokens, held, strict=True)]
+
+
+def case_of(shape: Shape, rows: Sequence[Row], gap: int = 0, backwards: bool = False) -> Case:
+    """Rows follow each other, in their order or the opposite one, with a gap between them."""
+    step, sees = layout_of(rows, LENGTH), visible(rows, LENGTH, shape.window)
+    firsts, end = [0] * len(rows), gap
+    for row in reversed(range(len(rows))) if backwards else range(len(rows)):
+        firsts[row] = end
+        end += sum(rows[row][:2]) + len(rows[row][2]) + gap
+    places = [firsts[p // LENGTH] + p % LENGTH for p in step.places.tolist()]
+    step = replace(step, firsts=torch.tensor(firsts), places=torch.tensor(places))
+    make = torch.Generator().manual_seed(len(places))
+    pool = torch.randn((end + 1, 2, shape.kv_heads, shape.dim), generator=make)
+    query = torch.randn((len(places), shape.heads, shape.dim), generator=make)
+    sees = [[firsts[p // LENGTH] + p % LENGTH for p in line] for line in sees]
+    return Case(shape, step, sees, pool.to(shape.dtype), query.to(shape.dtype))
+
+
+def by_definition(case: Case) -> Tensor:
+    """In float64, one token after the other."""
+    shape, found = case.shape, []
+    pool, query = case.pool.double().numpy(), case.query.double().numpy()
+    of = np.arange(shape.heads) // (shape.heads // shape.kv_heads)
+    for asked, places in zip(query, case.sees, strict=True):
+        keys, values = pool[places, 0][:, of], pool[places, 1][:, of]
+        scores = (keys * asked).sum(-1) * shape.dim**-0.5
+        if shape.softcap is not None:
+            scores = shape.softcap * np.tanh(scores / shape.softcap)
+        weights = np.exp(scores - scores.max(0))
+        found.append((weights[..., None] * values).sum(0) / weights.sum(0)[:, None])
+    return torch.from_numpy(np.stack(found))
+
+
+def cache_of(case: Case) -> RowCache:
+    """The case's step begun over two layers; the case's numbers are in the second."""
+    cache = RowCache(2, len(case.pool) - 1)
+    cache.begin(case.host, case.step)
+    cache.pool(0, case.shape.kv_heads, case.shape.dim, case.pool)
+    cache.paste(0, torch.stack((case.pool.flip(0), case.pool)))
+    return cache
+
+
+def attended(case: Case, much: int, cache: RowCache | None = None) -> Tensor:
+    shape, cache = case.shape, cache or cache_of(case)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu_rows, "_MUCH", much)
+        patch.setattr(cpu_rows, "_MANY", 0)
+        found = cache.attend(1, case.query, shape.dim**-0.5, shape.window, shape.softcap)
+    assert found.dtype == shape.dtype
+    return found.clone()
+
+
+def one_by_one(case: Case) -> Tensor:
+    attention, shape = RowByRow(case.pool[None]), case.shape
+    attention.begin(case.host, case.step)
+    return attention.attend(0, case.query, shape.dim**-0.5, shape.window, shape.softcap)
+
+
+def off(found: Tensor, expected: Tensor) -> float:
+    assert found.shape == expected.shape
+    return float((found.double() - expected).abs().max().nan_to_num(torch.inf))
+
+
+def check(case: Case) -> None:
+    expected = by_definition(case)
+    compiled, torchs = attended(case, COMPILED), attended(case, TORCHS)
+    assert off(compiled, expected) < CLOSE[case.shape.dtype]
+    assert off(torchs, expected) < torchs_close(case.shape)
+    assert torch.equal(one_by_one(case), torchs)
+    some = sorted(case.work)[len(case.work) // 2]
+    mixed = attended(case, some).split(case.step.begins.diff().tolist())
+    for row, part in enumerate(mixed):
+        part_of = slice(case.step.begins[row], case.step.begins[row + 1])
+        assert torch.equal(part, (torchs if case.work[row] >= some else compiled)[part_of])
+
+
+@by_shape
+def test_trees_and_chunks_attend_to_what_they_see(shape, examples) -> None:
+    rows = rows_of(4, 60, 25, MOST_NODES)
+
+    @examples(8, 25, rows=rows, gap=st.integers(0, 2), backwards=st.booleans())
+    def attends(rows, gap, backwards) -> None:
+        check(case_of(shape, rows, gap, backwards))
+
+
+@by_shape
+def test_a_long_chunk_beside_a_long_draft_and_a_decoding_row(shape) -> None:
+    """The draft's last node hangs on its first: bit 62 is the highest that is no sign."""
+    deep = (-1, *range(MOST_NODES - 2), 0)
+    check(case_of(shape, [(3, 70, tuple(range(-1, 30))), (90, 1, ()), (20, 1, deep)]))
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("heads", [1, 64, 128])
+def test_a_window_of_a_node_behind_a_deeper_one(heads, window) -> None:
+    """However many tokens are taken together, the first is not always the one furthest back."""
+    shape = Shape(heads, 1, 8, window=window)
+    check(case_of(shape, [(9, 1, (-1, 0, 1, 2, -1, -1, 4, 0)), (5, 2, (-1, 0, 1, 2, 3, -1))]))
+
+
+@by_way
+@by_shape
+def test_what_lies_beside_a_rows_places_changes_nothing(shape, much) -> None:
+    rows: list[Row] = [(7, 1, (-1, 0, -1)), (30, 3, ()), (0, 5, (-1, -1))]
+    for row in range(len(rows)):
+        for gap in (0, 1):
+            case = case_of(shape, rows, gap, backwards=row == 1)
+            begin, end = case.step.begins[row : row + 2].tolist()
+            held = {place for places in case.sees[begin:end] for place in places}
+            first = int(case.step.firsts[row])
+            own = set(range(first, first + sum(rows[row][:2]) + len(rows[row][2])))
+            assert held <= own
+            before = attended(case, much)[begin:end]
+            others = torch.tensor([place not in own for place in range(len(case.pool))])
+            pool, query = case.pool.clone(), case.query.clone()
+            pool[others] = torch.finfo(shape.dtype).max
+            query[:begin] = query[end:] = -torch.inf
+            huge = attended(replace(case, pool=pool, query=query), much)[begin:end]
+            assert torch.equal(huge, before)
+
+
+@by_way
+@pytest.mark.parametrize("bit", [0, 1, 2, 3])
+def test_a_wrong_bit_of_a_tree_is_seen(bit, much, everything) -> None:
+    """The positive control: what is compared above depends on each bit."""
+    for shape in (PLAIN, CAPPED_64 if everything else CAPPED):
+        case = case_of(shape, [(20, 1, (-1, 0, -1, 2))])
+        expected = by_definition(case)
+        tree = case.step.tree.clone()
+        tree[-1] ^= 1 << bit
+        wrong = replace(case, step=replace(case.step, tree=tree))
+        assert off(attended(case, much), expected) < torchs_close(shape)
+        error = (attended(wrong, much).double() - expected).abs().amax((1, 2))
+        assert error[-1] > 1e-3
+        assert error[:-1].max() < torchs_close(shape)
+
+
+@by_way
+def test_each_place_that_is_seen_counts(much) -> None:
+    """Another positive control: a key or value of a seen place changes who sees it, no one else."""
+    case = case_of(PLAIN, [(3, 2, (-1, 0, -1)), (2, 1, (-1,))])
+    before = attended(case, much)
+    for place in range(len(case.pool)):
+        for part in (0, 1):
+            pool = case.pool.clone()
+            pool[place, part] += 1
+            changed = (attended(replace(case, pool=pool), much) != before).flatten(1).any(1)
+            assert changed.tolist() == [place in places for places in case.sees]
+
+
+@by_way
+@by_shape
+def test_what_is_kept_is_attended_to_and_what_is_no_number_is_kept_as_zeros(shape, much) -> None:
+    case = case_of(shape, [(6, 2, (-1, 0)), (0, 1, ()), (11, 1, (-1, -1))], gap=1)
+    cache, places = cache_of(case), case.step.places
+    make = torch.Generator().manual_seed(0)
+    kv = torch.randn((len(places), 2, shape.kv_heads, shape.dim), generator=make).to(shape.dtype)
+    for n, odd in enumerate([torch.nan, torch.inf, -torch.inf]):
+        kv[2 * n, n % 2, 0, n] = odd
+        kv[2 * n + 1, :, -1, -1 - n] = odd
+    cache.keep(1, kv)
+    pool = case.pool.clone()
+    pool[places] = torch.where(kv.isfinite(), kv, 0)
+    assert torch.equal(cache.copied(0, len(pool))[1], pool)
+    assert (cache.copied(0, len(pool))[1, places] == 0).sum() == 9
+    found = attended(case, much, cache)
+    assert off(found, by_definition(replace(case, pool=pool))) < torchs_close(shape)
+
+
+def test_steps_of_all_sizes_follow_each_other() -> None:
+    """Memory of a step is used by the next one, which may be shorter or longer."""
+    shape, cache = Shape(6, 2, 8), RowCache(1, 200)
+    steps: list[list[Row]] = [
+        [(9, 1, (-1, 0))], [(0, 40, ()), (30, 1, (-1,))], [(1, 1, ())], [(60, 12, (-1, 0, -1))],
+        [(60, 12, (-1, 0, -1))], [(2, 1, (-1, -1)), (0, 1, ())],
+    ]  # fmt: skip
+    for rows in steps:
+        case = case_of(shape, rows)
+        cache.begin(case.host, case.step)
+        cache.pool(0, shape.kv_heads, shape.dim, case.pool)
+        cache.paste(0, case.pool[None])
+        for query in (case.query, -case.query, case.query.flip(1).permute(1, 0, 2).contiguous()):
+            asked = query if len(query) == len(case.query) else query.permute(1, 0, 2)
+            found = cache.attend(0, asked, shape.dim**-0.5)
+            assert off(found, by_definition(replace(case, query=asked))) < CLOSE[shape.dtype]
+
+
+def test_moves_are_made_before_anything_is_attended_to() -> None:
+    case = case_of(PLAIN, [(12, 1, ())])
+    cache = cache_of(case)
+    moves = torch.tensor([[9, 7, 4], [8, 6, 9]])  # one from where another goes
+    step = replace(case.step, moves=moves)
+    cache.begin(replace(case.host, moves=moves.numpy()), step)
+    pool = case.pool.clone()
+    pool[moves[1]] = case.pool[moves[0]]
+    found = cache.attend(1, case.query, PLAIN.dim**-0.5)
+    assert off(found, by_definition(replace(case, pool=pool))) < CLOSE[PLAIN.dtype]
+
+
+# Of the greatest number: a few roundings to 53, 24, 11 or 8 bits.
+CLOSE_LAYERS = {
+    torch.float64: 1e-12,
+    torch.float32: 2e-6,
+    torch.float16: 2e-3,
+    torch.bfloat16: 1.6e-2,
+}
+WIDTHS = (1, 5, 15, 16, 17, 31, 40, 64, 100)
+HALVES = {torch.float16, torch.bfloat16}
+by_dtype = pytest.mark.parametrize("dtype", CLOSE_LAYERS)
+by_width = pytest.mark.parametrize("width", WIDTHS)
+
+
+def drawn(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
+    make = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=make, dtype=torch.float64) * scale
+
+
+def close(found: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
+    assert found.dtype == dtype
+    assert found.shape == expected.shape
+    assert expected.isfinite().all()
+    off = (found.double() - expected.double()).abs().max()
+    return bool(off <= CLOSE_LAYERS[dtype] * expected.abs().max())
+
+
+def pair(turns: Tensor, heads: int, kv_heads: int) -> tuple[CompiledOperations, TensorOperations]:
+    """Compiled code in a dtype, and what it is compared with: torch in float64."""
+    slow = TensorOperations(turns.double(), heads, kv_heads, nn.functional.silu)
+    return CompiledOperations(turns, heads, kv_heads), slow
+
+
+def turns_of(positions: int, dim: int, dtype: torch.dtype) -> Tensor:
+    angles = torch.arange(positions)[:, None] * 0.7 ** torch.arange(dim // 2)[None]
+    cos, sin = angles.double().cos(), angles.double().sin()
+    return torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), 1).to(dtype)
+
+
+@by_dtype
+@by_width
+def test_a_norm_of_what_is_added_to(width, dtype) -> None:
+    fast, slow = pair(turns_of(4, 8, dtype), 2, 1)
+    norm = Norm(drawn(width, seed=1).to(dtype), 1e-5)
+    exact = Norm(norm.wide.double(), 1e-5)
+    hidden = drawn(7, width, scale=30.0).to(dtype)
+    expected = hidden.double().clone()
+    for seed in (None, 2, 3):  # the stream goes on: a layer adds to what the last one left
+        delta = None if seed is None else drawn(7, width, seed=seed).to(dtype)
+        before = hidden.clone()
+        found = fast.add_and_norm(hidden, delta, norm)
+        wide = None if delta is None else delta.double()
+        assert close(found, slow.add_and_norm(expected, wide, exact), dtype)
+        assert close(hidden, expected, dtype)
+        assert torch.equal(hidden, before if delta is None else before + delta)
+
+
+@by_dtype
+def test_an_epsilon_counts_where_all_is_small(dtype) -> None:
+    fast, slow = pair(turns_of(4, 8, dtype), 2, 1)
+    norm, hidden = Norm(torch.ones(40, dtype=dtype), 0.25), drawn(3, 40, scale=1e-2).to(dtype)
+    exact = Norm(norm.wide.double(), 0.25)
+    found = fast.add_and_norm(hidden, None, norm)
+    assert close(found, slow.add_and_norm(hidden.double(), None, exact), dtype)
+    assert found.abs().max() < 0.1
+
+
+def test_another_stream_is_not_taken_for_the_last_one() -> None:
+    fast, slow = pair(turns_of(4, 8, torch.float64), 2, 1)
+    norm = Norm(drawn(20), 1e-6)
+    for seed, rows in ((1, 3), (2, 3), (3, 5), (4, 3)):
+        hidden = drawn(rows, 20, seed=seed)
+        found = fast.add_and_norm(hidden, None, norm)
+        assert close(found, slow.add_and_norm(hidden, None, norm), torch.float64)
+
+
+def begun(dtype: torch.dtype, kv_heads: int, dim: int) -> RowCache:
+    """A cache of two rows at places apart in a step of three tokens each."""
+    cache = RowCache(2, 24)
+    layout = lay_out(plain_feed([13, 1], 4, np.array([1, 2, 3], np.int32)))
+    cache.begin(layout, on_device(layout, torch.device("cpu")))
+    cache.pool(0, kv_heads, dim, torch.zeros(1, dtype=dtype))
+    cache.paste(0, drawn(2, 25, 2, kv_heads, dim, seed=9).to(dtype))
+    return cache
+
+
+def turned(
+    joined: Tensor, heads: int, kv_heads: int, weight: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Compiled code's queries and pool, then those of torch."""
+    dim, found = joined.shape[1] // (heads + 2 * kv_heads), []
+    operations = pair(turns_of(9, dim, joined.dtype), heads, kv_heads)
+    for own, dtype in zip(operations, (joined.dtype, torch.float64), strict=True):
+        norm = None if weight is None else Norm(weight.to(dtype), 1e-5)
+        cache = begun(dtype, kv_heads, dim)
+        query = own.turn_and_keep(1, joined.to(dtype).clone(), norm, cache)
+        found += [query.clone(), cache.copied(0, 25)]
+    return tuple(found)
+
+
+@by_dtype
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("dim", [2, 8, 16, 24, 32, 34, 40, 64, 80, 96])
+def test_heads_are_normed_turned_and_kept(dim, normed, dtype) -> None:
+    heads, kv_heads = 6, 2
+    joined = drawn(6, (heads + 2 * kv_heads) * dim, scale=3.0).to(dtype)
+    weight = drawn(heads + kv_heads, dim, seed=1).to(dtype) if normed else None
+    query, pool, expected, expected_pool = turned(joined, heads, kv_heads, weight)
+    assert close(query, expected, dtype)
+    assert close(pool[1], expected_pool[1], dtype)
+    before = begun(dtype, kv_heads, dim).copied(0, 25)
+    assert torch.equal(pool[0], before[0])
+    entered = (pool[1] != before[1]).flatten(1).any(1)
+    assert entered.nonzero()[:, 0].tolist() == [5, 6, 7, 17, 18, 19]
+    values = joined.view(6, -1, dim)[:, -kv_heads:]
+    assert torch.equal(pool[1, [17, 18, 19, 5, 6, 7], 1], values)
+
+
+@pytest.mark.parametrize("dim", [8, 16, 34])
+@pytest.mark.parametrize("normed", [False, True])
+@by_dtype
+def test_keys_and_values_that_are_no_numbers_are_kept_as_zeros(dtype, normed, dim) -> None:
+    """With the first half's partner: what is turned mixes two places of a head."""
+    joined = drawn(6, 4 * dim).to(dtype)
+    for token, (head, place, value) in enumerate(
+        [(2, 0, torch.nan), (2, dim - 1, torch.inf), (3, 1, torch.nan), (3, dim - 2, -torch.inf)]
+    ):
+        joined[token, head * dim + place] = value
+    weight = drawn(3, dim, seed=1).to(dtype) if normed else None
+    _, pool, _, expected = turned(joined, 2, 1, weight)
+    assert pool.isfinite().all()
+    assert close(pool[1], expected[1], dtype)
+    zeros = (pool[1, [17, 18, 19, 5]] == 0).sum((1, 2, 3)).tolist()
+    assert zeros == ([dim, dim, 1, 1] if normed else [2, 2, 1, 1])
+
+
+def test_keys_that_a_dtype_cannot_hold_are_kept_as_zeros() -> None:
+    joined = torch.full((6, 3 * 16), 60_000.0, dtype=torch.float16)
+    fast, _ = pair(turns_of(9, 16, torch.float16), 1, 1)
+    cache = begun(torch.float16, 1, 16)
+    fast.turn_and_keep(0, joined, None, cache)
+    kept = cache.copied(0, 25)[0, [17, 18, 19, 5, 6, 7]]
+    assert kept.isfinite().all()
+    assert (kept[:, 1] == 60_000).all()
+    assert (kept[:, 0] == 0).any()
+    assert (kept[:, 0] != 0).any()
+
+
+@by_dtype
+@by_width
+def test_gates_times_values(width, dtype) -> None:
+    fast, slow = pair(turns_of(4, 8, dtype), 2, 1)
+    for scale in (1.0, 30.0, 1000.0):
+        joined = drawn(5, 2 * width, scale=scale).to(dtype)
+        exact = slow.gate(joined.double())
+        if scale < 1000 or dtype not in HALVES:
+            assert close(fast.gate(joined), exact, dtype)
+        joined[:, width:] = 1.0
+        assert close(fast.gate(joined), slow.gate(joined.double()), dtype)
+
+
+def test_memory_is_taken_anew_for_another_number_of_tokens() -> None:
+    fast, slow = pair(turns_of(4, 8, torch.float64), 2, 1)
+    for rows in (3, 1, 8, 3):
+        joined = drawn(rows, 40, seed=rows)
+        assert close(fast.gate(joined), slow.gate(joined), torch.float64)
+
+
+def first_greatest(lines: list[list[float]]) -> list[int]:
+    found = []
+    for line in lines:
+        best = 0
+        for place, logit in enumerate(line):
+            best = place if logit > line[best] else best
+        found.append(-1 if any(logit != logit for logit in line) else best)
+    return found
+
+
+# Few different ones, all numbers of each dtype: most lines have several that are greatest.
+LOGITS = st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.5, torch.inf, -torch.inf])
+MOSTLY_NUMBERS = st.lists(LOGITS, min_size=1, max_size=300).flatmap(
+    lambda line: st.tuples(st.just(line), st.none() | st.integers(0, len(line) - 1))
+)
+
+
+def choices(logits: Tensor) -> list[list[int]]:
+    both = choose(logits), greatest(logits)
+    assert {chosen.dtype for chosen in both} == {np.dtype(np.int64)}
+    return [chosen.tolist() for chosen in both]
+
+
+@by_dtype
+@settings(deadline=None)
+@given(MOSTLY_NUMBERS)
+def test_the_first_of_the_greatest_is_chosen_and_nothing_beside_no_number(dtype, drawn_line):
+    line, nowhere = drawn_line
+    lines = [line, line[::-1], [-torch.inf] * len(line), sorted(line)]
+    if nowhere is not None:
+        lines.append([*line[:nowhere], torch.nan, *line[nowhere + 1 :]])
+    expected = first_greatest(lines)
+    for found in choices(torch.tensor(lines, dtype=torch.float64).to(dtype)):
+        assert found == expected
+
+
+@by_dtype
+@pytest.mark.parametrize("width", [1, 15, 16, 17, 128, 129, 149, 160])
+def test_a_single_one_that_is_no_number_is_found_anywhere(width, dtype) -> None:
+    logits = torch.zeros((width, width), dtype=dtype)
+    logits.fill_diagonal_(torch.nan)
+    for found in choices(logits):
+        assert found == [-1] * width
+
+
+@by_dtype
+@pytest.mark.parametrize("width", [1, 15, 17, 128, 149, 300])
+def test_the_greatest_is_found_anywhere(width, dtype) -> None:
+    logits = torch.full((width, width), -1.0, dtype=dtype)
+    logits.fill_diagonal_(0.5)
+    for found in choices(logits):
+        assert found == list(range(width))
+
+
+@by_dtype
+def test_no_lines_choose_nothing_and_columns_of_a_wider_tensor_are_read_rightly(dtype) -> None:
+    logits = drawn(6, 40).to(dtype)
+    assert choices(logits[:0]) == [[], []]
+    expected = first_greatest(logits[:, 3:30].double().tolist())
+    assert choices(logits[:, 3:30]) == [expected] * 2
+
+
+def test_a_change_of_any_compiled_function_starts_a_new_cache() -> None:
+    """numba does not notice changes in functions that a cached one calls from another file."""
+    users = {
+        path.parent.relative_to(ENGINE).as_posix()
+        for path in ENGINE.rglob("*.py")
+        if re.search(r"^@(arithmetic|borrowing)$", path.read_text("utf-8"), re.MULTILINE)
+    }
+    assert users
+    assert users <= set(ROOMS)

@@ -1,0 +1,187 @@
+"""What a key opens, and what a client is told who has none, the wrong one, or too many requests."""
+
+from dataclasses import replace
+
+import httpx
+import pytest
+from fake_backend import COMPLETIONS, GOOD, TASK, FakeBackend, Service, answer, error_of
+from fastapi import APIRouter, Depends
+from prometheus_client import CollectorRegistry
+
+from tasc_serve.access.access_control import AccessControl
+from tasc_serve.access.auth import KnownKeys
+from tasc_serve.access.rates import Rates
+from tasc_serve.http.api import create_api
+from tasc_serve.metrics.gateway_metrics import RateMetrics
+from tasc_serve.settings import AuthSettings, LimitSettings, ServedTask
+from tasc_store import ApiKey, StoreUnreachable
+from tasc_store.access.api_keys import digest_of
+
+SECRET, OTHER = f"tasc_{'s' * 43}", f"tasc_{'o' * 43}"
+KEY = ApiKey("0" * 16, "a key")
+OPEN = ("/healthz", "/readyz", "/metrics", "/sd", "/v1/tasks", "/openapi.json")
+
+
+class Gated(Service):
+    """The application behind a access that knows one key; time stands still there."""
+
+    def __init__(
+        self,
+        key: ApiKey | None,
+        *script: object,
+        limit: float | None = None,
+        away: bool = False,
+        required: bool = True,
+    ) -> None:
+        def find(digest: str) -> ApiKey | None:
+            if away:
+                raise StoreUnreachable("no Redis answers")
+            return key if digest == digest_of(SECRET) else None
+
+        self.registry = CollectorRegistry()
+        self.backend = FakeBackend(*(script or answer("one", "two")))
+        keys = KnownKeys(find, AuthSettings()) if required else None
+        tasks = [ServedTask(name=TASK, max_requests_per_s=limit)]
+        self.access = AccessControl(
+            keys, Rates(tasks, 1, 10, lambda: 0.0), RateMetrics(self.registry)
+        )
+        self.app = create_api(self.backend, LimitSettings(), self.registry, access=self.access)
+
+    def post(
+        self, path: str = COMPLETIONS, secret: str | None = SECRET, **fields: object
+    ) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {secret}"} if secret else {}
+        return self.ask("POST", path, json=GOOD[path] | fields, headers=headers)
+
+    def limited(self, what: str) -> float | None:
+        labels = {"task": TASK, "what": what}
+        return self.registry.get_sample_value("tasc_rate_limited_total", labels)
+
+
+@pytest.mark.parametrize("path", GOOD)
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("key", "secret"),
+    [(KEY, None), (KEY, OTHER), (KEY, "none"), (replace(KEY, revoked=True), SECRET)],
+)
+def test_without_an_open_key_nothing_is_answered(
+    path: str, stream: bool, key: ApiKey, secret: str | None
+) -> None:
+    service = Gated(key)
+    response = service.post(path, secret, stream=stream)
+    error = error_of(response, 401)
+    assert (error["code"], response.headers["WWW-Authenticate"]) == ("invalid_api_key", "Bearer")
+    assert SECRET not in response.text
+    assert OTHER not in response.text
+    assert service.backend.calls == []
+    assert service.counted("-", 401) == 1
+
+
+@pytest.mark.parametrize("path", GOOD)
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_open_key_is_answered(path: str, stream: bool) -> None:
+    assert Gated(KEY).post(path, stream=stream).status_code == 200
+
+
+def test_a_body_is_not_read_before_its_sender_is_known() -> None:
+    response = Gated(KEY).ask("POST", COMPLETIONS, content=b"{" * 10_000_000)
+    error_of(response, 401)
+
+
+@pytest.mark.parametrize("path", OPEN)
+def test_what_machines_ask_for_needs_no_key(path: str) -> None:
+    assert Gated(KEY).ask("GET", path).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/models", f"/v1/models/{TASK}"])
+def test_models_are_told_to_keys_only(path: str) -> None:
+    service = Gated(KEY)
+    error_of(service.ask("GET", path), 401)
+    headers = {"Authorization": f"Bearer {SECRET}"}
+    assert service.ask("GET", path, headers=headers).status_code == 200
+
+
+def test_a_key_of_other_tasks_neither_uses_nor_sees_this_one() -> None:
+    service = Gated(replace(KEY, tasks=("theirs", "too")))
+    headers = {"Authorization": f"Bearer {SECRET}"}
+    for model in (TASK, "no such task"):
+        error = error_of(service.post(model=model), 403)
+        assert (error["code"], error["param"]) == ("model_not_allowed", "model")
+        assert error["message"].endswith("it may use theirs, too")
+        error_of(service.ask("GET", f"/v1/models/{model}", headers=headers), 403)
+    assert service.ask("GET", "/v1/models", headers=headers).json()["data"] == []
+    not_served = error_of(service.post(model="theirs"), 404)
+    assert TASK not in not_served["message"]
+
+
+def test_a_key_of_this_task_uses_and_sees_it() -> None:
+    service = Gated(replace(KEY, tasks=(TASK,)))
+    assert service.post().status_code == 200
+    headers = {"Authorization": f"Bearer {SECRET}"}
+    (model,) = service.ask("GET", "/v1/models", headers=headers).json()["data"]
+    assert model["id"] == TASK
+
+
+def test_where_no_key_is_asked_for_none_is_looked_at() -> None:
+    service = Gated(KEY, required=False, away=True)
+    assert {service.post(secret=s).status_code for s in (None, SECRET, OTHER)} == {200}
+
+
+def test_while_nobody_can_say_whose_a_key_is_it_is_to_try_again() -> None:
+    response = Gated(KEY, away=True).post()
+    error_of(response, 503)
+    assert response.headers["Retry-After"] == "1"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_keys_requests_are_limited_and_it_is_told_how(stream: bool) -> None:
+    service = Gated(replace(KEY, requests_per_minute=2))
+    left = [service.post(stream=stream) for _ in range(3)]
+    assert [r.status_code for r in left] == [200, 200, 429]
+    assert [r.headers["x-ratelimit-remaining-requests"] for r in left] == ["1", "0", "0"]
+    assert [r.headers["x-ratelimit-reset-requests"] for r in left] == ["30s", "1m0s", "1m0s"]
+    assert {r.headers["x-ratelimit-limit-requests"] for r in left} == {"2"}
+    assert left[2].headers["Retry-After"] == "30"
+    assert error_of(left[2], 429)["code"] == "rate_limit_exceeded"
+    assert (service.limited("key"), service.limited("task")) == (1, None)
+    assert len(service.backend.calls) == 2
+
+
+def test_a_tasks_requests_are_limited_for_all() -> None:
+    service = Gated(KEY, limit=0.25, required=False)
+    assert [service.post(secret=None).status_code for _ in range(3)] == [200, 429, 429]
+    assert service.post().headers["Retry-After"] == "4"
+    assert service.limited("task") == 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("n", [1, 3])
+def test_tokens_of_answers_are_counted_whole_or_streamed(stream: bool, n: int) -> None:
+    service = Gated(replace(KEY, tokens_per_minute=60))
+    assert service.post(stream=stream, n=n).headers["x-ratelimit-remaining-tokens"] == "60"
+    left = service.access.admit(replace(KEY, tokens_per_minute=60), TASK).headers
+    assert left["x-ratelimit-remaining-tokens"] == str(60 - 4 * n)  # the script has four
+
+
+def test_tokens_of_an_answer_that_its_client_left_are_counted() -> None:
+    pieces = [replace(piece, ids=(1, 2)) for piece in answer("one", "two")[:1]]
+    service = Gated(replace(KEY, tokens_per_minute=60), *pieces, RuntimeError("cut"))
+    assert service.post(stream=True).status_code == 200
+    left = service.access.admit(replace(KEY, tokens_per_minute=60), TASK).headers
+    assert left["x-ratelimit-remaining-tokens"] == "58"
+
+
+def test_a_failed_request_has_taken_its_place() -> None:
+    service = Gated(replace(KEY, requests_per_minute=1))
+    error_of(service.post(max_tokens=10**6), 400)
+    error_of(service.post(), 429)
+
+
+def test_a_router_of_its_own_can_ask_for_keys_too() -> None:
+    service = Gated(KEY)
+    router = APIRouter(dependencies=[Depends(service.access.key_of)])
+    router.get("/v1/things")(lambda: {"things": []})
+    service.app.include_router(router)
+    error_of(service.ask("GET", "/v1/things"), 401)
+    headers = {"Authorization": f"Bearer {SECRET}"}
+    assert service.ask("GET", "/v1/things", headers=headers).json() == {"things": []}
