@@ -1,4 +1,4 @@
-"""Compiles what most tests run, before the first of them, so that no two processes compile it."""
+"""Compiles most numba code before the first test, so that no two processes compile the same."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ _PARTS = ("drafts", "engine")  # they compile nothing in common
 
 
 def compile_all() -> None:
-    """Fill numba's caches, each part in a process of its own; seconds where they are filled."""
+    """Fill numba's caches, one process per part. With full caches this takes seconds."""
     commands = [[sys.executable, __file__, part] for part in _PARTS]
     running = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
     try:
@@ -33,10 +33,9 @@ def _drafts() -> None:
     index = build_index(texts, texts, fingerprint="f", vocab_size=9, eos_id=8)
     rows, budget = np.array([0], np.int32), np.array([8], np.int32)
     for mixture in ("mixed", "tasc", "trie"):
-        proposer = NgramProposer(
-            DraftSettings(mixture=mixture, min_prob=0.0), rows=2, capacity=64, vocab_size=9,
-            eos_ids=(8,), index=index,
-        )  # fmt: skip
+        settings = DraftSettings(mixture=mixture, min_prob=0.0)
+        sizes = {"rows": 2, "capacity": 64, "vocab_size": 9}
+        proposer = NgramProposer(settings, eos_ids=(8,), index=index, **sizes)
         proposer.start(0, np.array([1, 2, 3], np.int32))
         for _ in range(2):
             proposer.propose(rows, budget)
@@ -58,10 +57,10 @@ def _engine() -> None:
 
 
 def _generate(folder: Path, dtype: str) -> None:
-    """Greedy and sampled answers of an engine that drafts nothing."""
+    """Generate one greedy and one sampled answer without drafts."""
+    from support import make_engine
     from tasc_draft import Drafts
-    from tasc_engine import Engine, EngineConfig, GenerationRequest, ModelSource, Sampling, Target
-    from tasc_text import TaskTokenizer
+    from tasc_engine import GenerationRequest, Sampling
 
     class Nothing:
         max_depth = 1
@@ -78,9 +77,7 @@ def _generate(folder: Path, dtype: str) -> None:
         def finish(self, row):
             pass
 
-    config = EngineConfig(rows=2, max_model_len=64, prefill_chunk=16)
-    target = Target.load(ModelSource(folder, dtype=dtype), config)
-    engine = Engine(target, TaskTokenizer.from_folder(folder), Nothing(), config)
+    engine = make_engine(folder, dtype=dtype, proposer=Nothing())
     warm = Sampling(temperature=1.0)
     prompt = tuple(range(1, 20))
     list(engine.generate([GenerationRequest("0", prompt, 4)]))

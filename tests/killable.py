@@ -1,13 +1,12 @@
 """What tests and benchmarks kill: a Redis server that comes back, and processes below another."""
 
 import os
-import socket
 import subprocess
 from pathlib import Path
 
 import redis
 
-from support import eventually
+from support import eventually, free_port
 from tasc_store.embedded import redis_binaries
 
 
@@ -17,9 +16,7 @@ class RedisServer:
     def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
         folder.mkdir(exist_ok=True)
         self.folder, self.host = folder, host
-        with socket.socket() as probe:
-            probe.bind((host, 0))
-            self.port = int(probe.getsockname()[1])
+        self.port = free_port(host)
         self.url = f"redis://{host}:{self.port}/0"
         self.log = folder / "appendonly.aof"
         self.start()

@@ -1,15 +1,128 @@
-"""Waiting for what another thread or process does."""
+"""What many tests need: waiting, time, ports, and engines on tiny models.
 
+- `eventually`, `eventually_async`: wait for what another thread, process or coroutine does.
+  `DEADLINE_S` is the limit of such waits, and of sockets and subprocesses.
+- `FakeClock`: a clock that a test sets by hand.
+- `free_port`: a port nobody listens on.
+- `load_target`, `make_proposer`, `make_engine`: parts of a decoding engine with the sizes of
+  `SMALL`. `make_engine` takes the parts a test made itself and makes the others.
+- `requests_of`: generation requests with the ids "0", "1", ...
+
+Models and tokenizers are made by `tiny`, adapters by `lora_folders`, neural drafters by
+`neural_drafters`.
+"""
+
+import asyncio
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-# It only ends a broken test: a machine at a third of the usual speed stays far below.
+from tasc_draft import DraftIndex, DraftSettings, NgramProposer, Proposer
+from tasc_engine import Engine, EngineConfig, GenerationRequest, ModelSource, StepRecord, Target
+from tasc_engine.step.cost import StepCosts
+from tasc_text import TaskTokenizer
+
+# Only a broken test waits this long. A test on a machine three times slower than usual does not.
 DEADLINE_S = 300.0
+
+SMALL = EngineConfig(rows=2, max_model_len=64, prefill_chunk=16)
+# Every candidate is drafted, however improbable, so that drafts are accepted and rejected.
+EAGER = DraftSettings(min_prob=0.0)
 
 
 def eventually(holds: Callable[[], object], pause_s: float = 0.02) -> None:
-    """Poll until a condition holds."""
+    """Poll until a condition holds; fail after `DEADLINE_S`."""
     deadline = time.monotonic() + DEADLINE_S
     while not holds():
-        assert time.monotonic() < deadline, f"did not come to hold within {DEADLINE_S} s"
+        assert time.monotonic() < deadline, f"the condition did not hold within {DEADLINE_S} s"
         time.sleep(pause_s)
+
+
+async def eventually_async(holds: Callable[[], object], pause_s: float = 0.001) -> None:
+    """`eventually` for a condition that other coroutines of this event loop bring about."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not holds():
+            await asyncio.sleep(pause_s)
+
+
+@dataclass
+class FakeClock:
+    """Stands in for ``time.monotonic`` and the like; a test moves ``now``."""
+
+    now: float = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def load_target(
+    folder: Path, config: EngineConfig = SMALL, dtype: str = "float64", **source: Any
+) -> Target:
+    """The model of a folder; ``source`` goes to `ModelSource`."""
+    return Target.load(ModelSource(folder, dtype=dtype, **source), config)
+
+
+def make_proposer(
+    tokenizer: TaskTokenizer,
+    settings: DraftSettings = EAGER,
+    config: EngineConfig = SMALL,
+    *,
+    index: DraftIndex | None = None,
+    branching: bool = True,
+) -> NgramProposer:
+    """A proposer for an engine of this configuration; without an index it drafts from rows."""
+    return NgramProposer(
+        settings,
+        rows=config.rows,
+        capacity=config.max_model_len,
+        vocab_size=tokenizer.vocab_size,
+        eos_ids=tokenizer.eos_ids,
+        index=index or DraftIndex.empty(tokenizer.fingerprint, tokenizer.vocab_size),
+        branching=branching,
+    )
+
+
+def make_engine(
+    folder: Path,
+    config: EngineConfig = SMALL,
+    *,
+    dtype: str = "float64",
+    target: Target | None = None,
+    proposer: Proposer | None = None,
+    settings: DraftSettings = EAGER,
+    index: DraftIndex | None = None,
+    on_step: Callable[[StepRecord], None] = lambda record: None,
+    costs: StepCosts | None = None,
+) -> Engine:
+    """An engine of the model in ``folder``.
+
+    A target that is given replaces the model of this ``dtype``; a proposer that is given replaces
+    the n-gram proposer of these ``settings`` and this ``index``.
+    """
+    tokenizer = TaskTokenizer.from_folder(folder)
+    return Engine(
+        target or load_target(folder, config, dtype),
+        tokenizer,
+        proposer or make_proposer(tokenizer, settings, config, index=index),
+        config,
+        on_step,
+        costs,
+    )
+
+
+def requests_of(
+    prompts: Iterable[Sequence[int]], max_tokens: int, **differs: Any
+) -> list[GenerationRequest]:
+    return [
+        GenerationRequest(str(i), tuple(prompt), max_tokens, **differs)
+        for i, prompt in enumerate(prompts)
+    ]

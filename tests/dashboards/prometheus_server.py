@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from typing import Any
 import httpx
 import redis
 
-from support import eventually
+from support import eventually, free_port
 from tasc_serve.metrics.discovery import live_targets, service_discovery
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -91,9 +90,3 @@ def started(folder: Path, discovery_url: str) -> Iterator[Prometheus]:
             yield server
         finally:
             process.terminate()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway_stub import CONFIG, Gateway, accepts, free_port
+from gateway_stub import CONFIG, Gateway, accepts
 
-from support import eventually
+from support import eventually, free_port
 
 
 def find_haproxy() -> str | None:

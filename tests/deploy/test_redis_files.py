@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 import redis
-from gateway_stub import free_port
 from prometheus_client import CollectorRegistry
 
-from support import eventually
+from support import eventually, free_port
 from tasc_serve.metrics.discovery import MetricsPort, live_targets
 from tasc_store import (
     ArtifactStore,
