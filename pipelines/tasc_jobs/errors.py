@@ -16,10 +16,6 @@ class UsageError(JobError):
         super().__init__(_LINE_END.sub(" ", message))  # one line, whatever a library said
 
 
-class FileError(JobError):
-    """A file of rows, or the place for the refused ones, cannot be used at all."""
-
-
 class EmptyCorpusError(JobError):
     """A task's corpus has no rows, or fewer than it had when the job began."""
 

@@ -1,4 +1,4 @@
-"""What can go wrong in the service. The gateway maps this tree to HTTP codes in one place."""
+"""Errors of the service and its runtime. The gateway maps this tree to HTTP codes in one place."""
 
 
 class ServiceError(Exception):
@@ -7,6 +7,10 @@ class ServiceError(Exception):
 
 class SettingsError(ServiceError):
     """The settings file cannot be used; the message names the field."""
+
+
+class FileError(ServiceError):
+    """A file, or the place for one, cannot be used; the message names it and the way out."""
 
 
 class EngineBroken(ServiceError):

@@ -26,3 +26,8 @@ class PromptTemplate:
     def render(self, value: str) -> str:
         before, after = self.text.split(FIELD)
         return before + value + after
+
+
+def last_words(text: str, most: int) -> str:
+    """The last ``most`` words at most, joined by blanks."""
+    return " ".join(text.rsplit(maxsplit=most)[-most:]) if most else ""

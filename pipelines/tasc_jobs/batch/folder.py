@@ -6,7 +6,6 @@ line what it adds up to. It knows no Redis and no engine.
 
 import fcntl
 import json
-import os
 import re
 import shutil
 import uuid
@@ -18,7 +17,9 @@ from typing import Any, Self
 
 from tasc_jobs.batch.errors import JobBusy, JobChanged
 from tasc_jobs.batch.work import Record, Totals
-from tasc_jobs.errors import FileError, JobError
+from tasc_jobs.errors import JobError
+from tasc_runtime.errors import FileError
+from tasc_runtime.rows import json_line, whole_file
 
 _FORMAT = 1
 _PART = re.compile(r"part-(\d{12})-(\d{12})\.jsonl")
@@ -140,8 +141,8 @@ class JobFolder:
         totals = Totals.of(records)
         lines = [asdict(totals), *([getattr(r, name) for name in _FIELDS] for r in records)]
         first, stop = records[0].ordinal, records[-1].ordinal + 1
-        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-        write_whole(self.path / f"part-{first:012}-{stop:012}.jsonl", text)
+        with whole_file(self.path / f"part-{first:012}-{stop:012}.jsonl") as file:
+            file.writelines(map(json_line, lines))
         self.totals += totals
 
     def records(self) -> Iterator[Record]:
@@ -162,7 +163,8 @@ class JobFolder:
             path.unlink()
 
     def _write_begun(self, begun: Begun) -> None:
-        write_whole(self.path / "job.json", json.dumps({"format": _FORMAT, **asdict(begun)}) + "\n")
+        with whole_file(self.path / "job.json") as file:
+            file.write(json_line({"format": _FORMAT, **asdict(begun)}))
 
 
 def require_same(begun: Begun, pins: Mapping[str, Any], folder: Path) -> None:
@@ -179,31 +181,6 @@ def require_same(begun: Begun, pins: Mapping[str, Any], folder: Path) -> None:
         f"the job in {folder} {state} with another input or other settings: {told}. Run it with"
         " those, write to another output, or throw what it has away with --restart"
     )
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file that is there whole or not at all, and stays if the machine fails."""
-    partial = path.with_name(path.name + ".partial")
-    # What is no Unicode, of a file's name perhaps, becomes JSON's own escape.
-    with partial.open("w", encoding="utf-8", errors="backslashreplace") as file:
-        file.write(text)
-        settle(file.fileno())
-    rename(partial, path)
-
-
-def settle(descriptor: int) -> None:
-    """Have the disk keep what was written."""
-    os.fsync(descriptor)
-
-
-def rename(partial: Path, path: Path) -> None:
-    """Put a settled file in its place, for good."""
-    partial.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def remove(path: Path) -> None:

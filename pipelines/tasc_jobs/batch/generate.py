@@ -21,9 +21,9 @@ from tasc_jobs.batch.job_files import Source, check_output, check_written, job_f
 from tasc_jobs.batch.output_files import write_files
 from tasc_jobs.batch.preview import Preview
 from tasc_jobs.batch.runner import preview_job
-from tasc_jobs.errors import FileError
 from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine_settings import EngineSettings
+from tasc_runtime.errors import FileError
 from tasc_runtime.protocol import Answer, Call
 from tasc_runtime.sampling_options import SamplingOptions
 

@@ -4,7 +4,6 @@ A line that is no row keeps its place and says why, and so does one whose id an 
 are remembered in bounded memory. An input has a fingerprint, so that a changed input is noticed.
 """
 
-import gzip
 import hashlib
 import json
 import sqlite3
@@ -15,16 +14,13 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import Any, Self
 
-import pyarrow.parquet as pq
-
-from tasc_jobs import json_lines, parquet_rows
 from tasc_jobs.batch.job_files import REDIS, Source, files_of
 from tasc_jobs.batch.work import Row
-from tasc_jobs.corpus_rows import MAX_LINE_BYTES, check_file
-from tasc_jobs.errors import EmptyCorpusError, FileError
-from tasc_jobs.records import RawRecord
+from tasc_jobs.errors import EmptyCorpusError
+from tasc_runtime.errors import FileError
+from tasc_runtime.rows import RawRow, check_file, count_rows, read_raw_rows
 from tasc_store import CorpusRow, CorpusStore, connect
 
 _CACHE_KIB = 32 << 10
@@ -62,7 +58,6 @@ class SeenIds:
         return int(found[0])
 
 
-_READ_BYTES = 1 << 20
 _CORPUS_BATCH = 1000
 
 
@@ -112,7 +107,7 @@ def open_files(given: Sequence[Path], input_field: str, id_field: str) -> Input:
     pins, total = [], 0
     for name, path in files:
         check_file(path, (input_field,))
-        rows, digest = _scanned(path)
+        rows, digest = count_rows(path)
         pins.append({"file": name, "bytes": path.stat().st_size, "sha256": digest})
         total += rows
     if not total:
@@ -146,48 +141,16 @@ def open_corpus(url: str, task: str, rows: int | None = None) -> Input:
     return Input(pins, total, partial(_corpus_rows, url, task, total))
 
 
-def _scanned(path: Path) -> tuple[int, str]:
-    """Lines (rows) of a file, and the SHA-256 of it as it lies on disk."""
-    if path.suffix == ".jsonl":
-        with path.open("rb") as file:
-            digest = hashlib.sha256()
-            return _lines(file, digest.update), digest.hexdigest()
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if path.suffix == ".parquet":
-        return int(pq.read_metadata(path).num_rows), found
-    with gzip.open(path) as stream:
-        return _lines(stream, lambda block: None), found
-
-
-def _lines(stream: IO[bytes] | gzip.GzipFile, each: Callable[[bytes], None]) -> int:
-    lines, last = 0, b"\n"
-    try:
-        while block := stream.read(_READ_BYTES):
-            each(block)
-            lines += block.count(b"\n")
-            last = block[-1:]
-    except json_lines.DAMAGED:
-        return lines + 1  # the rows before the damage are answered, the rest is one refused row
-    return lines + (last != b"\n")
-
-
 def _file_rows(files: Sequence[tuple[str, Path]], input_field: str, id_field: str) -> Iterator[Row]:
     several = len(files) > 1
     ordinals = count()
     with SeenIds() as seen:
         for number, (name, path) in enumerate(files):
-            for record in _records(path, input_field, id_field):
+            for record in read_raw_rows(path, (input_field, id_field)):
                 ordinal = next(ordinals)
                 row = _row(record, ordinal, name if several else None, input_field, id_field)
                 place = record.line * len(files) + number
                 yield _once(row, seen.first(row.id, place), place, files) if _is_good(row) else row
-
-
-def _records(path: Path, input_field: str, id_field: str) -> Iterator[RawRecord]:
-    if path.suffix == ".parquet":
-        return parquet_rows.read_parquet(path, (input_field, id_field), MAX_LINE_BYTES)
-    return json_lines.read_json_lines(path, MAX_LINE_BYTES)
 
 
 def _is_good(row: Row) -> bool:
@@ -203,7 +166,7 @@ def _once(row: Row, first: int, here: int, files: Sequence[tuple[str, Path]]) ->
     return Row(row.ordinal, row.id, "", row.line, row.file, f"id {row.id!r} is that of {where}")
 
 
-def _row(record: RawRecord, ordinal: int, file: str | None, input_field: str, id_field: str) -> Row:
+def _row(record: RawRow, ordinal: int, file: str | None, input_field: str, id_field: str) -> Row:
     value = record.value if isinstance(record.value, dict) else {}
     own, text = value.get(id_field), value.get(input_field)
     given = isinstance(own, str | int) and not isinstance(own, bool)

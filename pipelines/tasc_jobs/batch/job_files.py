@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasc_jobs.corpus_rows import SUFFIXES, check_file
-from tasc_jobs.errors import FileError
+from tasc_runtime.errors import FileError
+from tasc_runtime.rows import SUFFIXES, check_file
 
 REDIS = "redis:"  # in front of a task's name, in place of a file
 _JSON = ("", ".jsonl", ".json", ".ndjson")

@@ -21,8 +21,9 @@ from tasc_jobs.cli.options import (
     open_store,
     print_result,
 )
-from tasc_jobs.errors import FileError, UsageError
+from tasc_jobs.errors import UsageError
 from tasc_jobs.runtime.progress import Progress, note
+from tasc_runtime.errors import FileError
 
 
 def _option(help_: str, panel: str) -> Any:

@@ -98,7 +98,7 @@ def replay(
     and corpus, which draft chains.
     """
     from tasc_jobs.tuning.commands import ReplayRequest, replay_job
-    from tasc_jobs.tuning.task_rows import Fields
+    from tasc_runtime.rows import Fields
 
     check_report(report)
     request = ReplayRequest(

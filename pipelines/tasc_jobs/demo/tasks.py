@@ -1,9 +1,8 @@
 """The tasks that ship with tasc-serve: their model, adapters, data and prompt templates."""
 
-import gzip
-import json
 from pathlib import Path
 
+from tasc_runtime.rows import read_raw_rows
 from tasc_store import TaskRecord
 from tasc_text import TaskTokenizer
 
@@ -35,5 +34,4 @@ def data_file(task: str, split: str) -> Path:
 
 
 def read_split(task: str, split: str) -> list[dict[str, str]]:
-    with gzip.open(data_file(task, split), "rt", encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
+    return [record.value for record in read_raw_rows(data_file(task, split))]

@@ -15,7 +15,6 @@ input, output.
 """
 
 import argparse
-import gzip
 import json
 import math
 import random
@@ -32,6 +31,7 @@ from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tasc_jobs.demo.tasks import MODEL, TEMPLATES
+from tasc_runtime.rows import read_raw_rows
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,7 @@ class Phase:
 
 
 def read_rows(data: Path, task: str, split: str = "train") -> list[dict[str, str]]:
-    with gzip.open(data / task / f"{split}.jsonl.gz", "rt", encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
+    return [record.value for record in read_raw_rows(data / task / f"{split}.jsonl.gz")]
 
 
 def train_tokenizer(texts: Iterator[str], vocab_size: int) -> Tokenizer:

@@ -11,12 +11,12 @@ from typing import Any
 
 from tasc_engine import ModelSource
 from tasc_engine.drafting.neural.card import target_fingerprint
-from tasc_jobs.corpus_rows import MAX_LINE_BYTES
-from tasc_jobs.errors import FileError, JobError
+from tasc_jobs.errors import JobError
 from tasc_jobs.evaluate.subject import Asking, Setup, Subject
 from tasc_jobs.finetune.examples import Example
-from tasc_jobs.json_lines import read_json_lines
 from tasc_jobs.runtime.stages import StageProgress
+from tasc_runtime.errors import FileError
+from tasc_runtime.rows import json_line, read_raw_rows, whole_file
 from tasc_store import CorpusRow
 from tasc_text import PromptTemplate, TaskTokenizer
 
@@ -70,7 +70,7 @@ def read_answers(path: Path) -> list[TargetAnswer]:
     """Raises FileError, naming the line, where one gives no answer, or the file cannot be read."""
     found = []
     try:
-        for record in read_json_lines(path, MAX_LINE_BYTES):
+        for record in read_raw_rows(path):
             answer = _answer(record.value)
             if record.reason or answer is None:
                 raise FileError(
@@ -115,9 +115,9 @@ def _answered(subject: Subject, rows: Sequence[CorpusRow]) -> Iterator[TargetAns
 
 
 def _kept(file: Path, answers: Iterator[TargetAnswer]) -> Iterator[TargetAnswer]:
-    with file.open("a", encoding="utf-8") as out:
+    with file.open("ab") as out:
         for answer in answers:
-            out.write(json.dumps(asdict(answer)) + "\n")
+            out.write(json_line(asdict(answer)))
             out.flush()
             yield answer
 
@@ -139,9 +139,8 @@ def _pin(folder: Path, source: ModelSource, asking: Asking) -> None:
     pinned = folder / _ASKED
     folder.mkdir(parents=True, exist_ok=True)
     if not pinned.exists():
-        partial = pinned.with_suffix(".begun")
-        partial.write_text(json.dumps(asked, indent=1) + "\n", encoding="utf-8")
-        partial.rename(pinned)
+        with whole_file(pinned) as out:
+            out.write(json_line(asked))
     there = json.loads(pinned.read_text(encoding="utf-8"))
     if changed := [name for name in asked if there.get(name) != asked[name]]:
         raise JobError(

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,11 @@ from tasc_engine.model.loading import DTYPES
 from tasc_jobs.drafter.answers import read_answers
 from tasc_jobs.drafter.hyperparameters import DrafterSettings
 from tasc_jobs.drafter.training_run import DrafterJob
-from tasc_jobs.enrich.texts import rows_of
 from tasc_jobs.errors import EmptyCorpusError, UsageError
 from tasc_jobs.evaluate.subject import Asking, Setup
 from tasc_jobs.tuning.task_rows import from_corpus
 from tasc_runtime.engine.model_source import device_of, model_source
+from tasc_runtime.rows import Fields, read_corpus
 from tasc_store import CorpusRow, CorpusStore, TaskRecord, TaskStore, connect
 from tasc_text import PromptTemplate, resolve_folder
 
@@ -99,7 +100,9 @@ def _stored(url: str, given: TrainDrafterRequest) -> tuple[TaskRecord | None, Se
 
 
 def _rows(given: TrainDrafterRequest) -> list[CorpusRow]:
-    return [] if given.answers else list(rows_of(given.files, given.fields))[: given.limit]
+    if given.answers:
+        return []
+    return list(islice(read_corpus(given.files, Fields(*given.fields)), given.limit))
 
 
 def _source(given: TrainDrafterRequest, record: TaskRecord | None) -> ModelSource:

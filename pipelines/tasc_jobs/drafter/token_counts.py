@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasc_draft.tokens import Int64, Tokens
-from tasc_jobs.corpus_rows import BadRow, check_file, read_rows
 from tasc_jobs.runtime.stages import StageProgress
 from tasc_runtime.models import load_tokenizer
+from tasc_runtime.rows import BadRow, Fields, check_file, read_rows
 from tasc_store import TaskRecord
 from tasc_text import TaskTokenizer
 from tasc_text.tokenizer_file import open_tokenizer
@@ -103,5 +103,5 @@ def count_file(
 
 def _answers(path: Path, field_name: str) -> Iterator[str | None]:
     # An answer's input matters not; its own field stands for one, which every row has.
-    for row in read_rows(path, field_name, field_name, "id"):
+    for row in read_rows(path, Fields(field_name, field_name)):
         yield None if isinstance(row, BadRow) else row.output

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from tasc_jobs.enrich.algorithm import Enriched, EnrichSettings
 from tasc_jobs.enrich.errors import FamilyError
-from tasc_jobs.errors import FileError
+from tasc_runtime.errors import FileError
 from tasc_text import TaskTokenizer
 
 _BATCH = 1000

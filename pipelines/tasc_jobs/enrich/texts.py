@@ -1,18 +1,16 @@
 """Where the texts come from that a tokenizer is enriched by: files, or a corpus in Redis."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasc_jobs.corpus_rows import BadRow, check_file, read_rows
 from tasc_jobs.errors import EmptyCorpusError, UsageError
 from tasc_jobs.tuning.task_rows import from_corpus
 from tasc_runtime.models import load_tokenizer
+from tasc_runtime.rows import Fields, read_corpus
 from tasc_store import CorpusRow, CorpusStore, TaskStore, connect
 from tasc_text import TaskTokenizer
 from tasc_text.tokenizer_file import open_tokenizer
-
-_ID_FIELD = "id"
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ def outputs_of(paths: Sequence[Path], fields: tuple[str, str]) -> list[str]:
 
 
 def _some_rows(paths: Sequence[Path], fields: tuple[str, str]) -> list[CorpusRow]:
-    rows = list(rows_of(paths, fields))
+    rows = list(read_corpus(paths, Fields(*fields)))
     if not rows:
         fields_named = f"{fields[0]!r} and {fields[1]!r}"
         raise EmptyCorpusError(
@@ -82,17 +80,3 @@ def _some_rows(paths: Sequence[Path], fields: tuple[str, str]) -> list[CorpusRow
 
 def _source(tokenizer: TaskTokenizer, rows: Sequence[CorpusRow]) -> TextSource:
     return TextSource(tokenizer, [row.input for row in rows], [row.output for row in rows])
-
-
-def rows_of(paths: Sequence[Path], fields: tuple[str, str]) -> Iterator[CorpusRow]:
-    """The rows of files; lines that give none are left out.
-
-    Raises:
-        FileError: A file cannot be read.
-    """
-    for path in paths:
-        check_file(path, fields)
-    for path in paths:
-        for row in read_rows(path, *fields, _ID_FIELD):
-            if not isinstance(row, BadRow):
-                yield row

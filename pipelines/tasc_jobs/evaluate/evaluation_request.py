@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -9,13 +10,13 @@ import torch
 from tasc_draft import DraftSettings
 from tasc_engine import ModelSource
 from tasc_engine.model.loading import DTYPES
-from tasc_jobs.enrich.texts import rows_of
 from tasc_jobs.errors import EmptyCorpusError, UsageError
 from tasc_jobs.evaluate.evaluation import Evaluation
 from tasc_jobs.evaluate.quality import Metrics
 from tasc_jobs.evaluate.subject import Asking, Setup
 from tasc_jobs.tuning.task_rows import from_corpus
 from tasc_runtime.engine.model_source import device_of, model_source
+from tasc_runtime.rows import Fields, read_corpus
 from tasc_store import CorpusRow, CorpusStore, TaskRecord, TaskStore, connect
 from tasc_text import PromptTemplate
 
@@ -64,7 +65,7 @@ def evaluation(url: str | None, given: EvaluationRequest, how: EvaluationOptions
     """
     if given.dtype is not None and given.dtype not in DTYPES:
         raise UsageError(f"dtype is {given.dtype}; choose one of {', '.join(DTYPES)}")
-    test = list(rows_of(given.test, given.fields))[: given.limit]
+    test = list(islice(read_corpus(given.test, Fields(*given.fields)), given.limit))
     if not test:
         raise EmptyCorpusError(f"no rows in {', '.join(map(str, given.test))}; name other files")
     record, train = _stored(url, given) if url else (None, _train(given))
@@ -86,7 +87,7 @@ def _stored(url: str, given: EvaluationRequest) -> tuple[TaskRecord, Sequence[Co
 
 
 def _train(given: EvaluationRequest) -> list[CorpusRow]:
-    return list(rows_of(given.train, given.fields))
+    return list(read_corpus(given.train, Fields(*given.fields)))
 
 
 def _source(given: EvaluationRequest, record: TaskRecord | None) -> ModelSource:

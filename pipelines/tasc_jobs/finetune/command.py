@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from redis import Redis
 
-from tasc_jobs.enrich.texts import rows_of
 from tasc_jobs.errors import EmptyCorpusError, UsageError
 from tasc_jobs.finetune.finetuning import Finetune, finetune
 from tasc_jobs.finetune.hyperparameters import FinetuneSettings
 from tasc_jobs.runtime.stages import StageProgress
 from tasc_jobs.tuning.task_rows import from_corpus
+from tasc_runtime.rows import Fields, read_corpus
 from tasc_store import CorpusRow, CorpusStore, TaskRecord, TaskStore, UnknownTask, connect
 from tasc_text import PromptTemplate, resolve_folder
 
@@ -95,7 +95,7 @@ def job_of(
     """Everything to be learnt, in memory; raises what a store, a file of rows or a template may."""
     record, rows = _stored(url, given) if url else (None, [])
     if given.files:
-        rows = list(rows_of(given.files, given.fields))
+        rows = list(read_corpus(given.files, Fields(*given.fields)))
     if not rows:
         raise EmptyCorpusError(f"task {given.task} has no rows to learn; run `tasc ingest` first")
     name, revision = given.model, None

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tasc_jobs.errors import FileError
+from tasc_runtime.errors import FileError
 
 
 def kendall_tau(one: Sequence[float], other: Sequence[float]) -> float | None:

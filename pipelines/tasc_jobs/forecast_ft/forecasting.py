@@ -11,13 +11,14 @@ from tasc_draft.learning import held_out
 from tasc_engine import ModelSource
 from tasc_engine.model.loading import DTYPES
 from tasc_jobs.enrich.algorithm import EnrichSettings
-from tasc_jobs.enrich.texts import TextSource, corpus_source, file_source, rows_of
+from tasc_jobs.enrich.texts import TextSource, corpus_source, file_source
 from tasc_jobs.errors import EmptyCorpusError, UsageError
 from tasc_jobs.evaluate.subject import Asking, Setup, Subject
 from tasc_jobs.forecast_ft.forecast import Point, Price, forecast
 from tasc_jobs.forecast_ft.price import measure_price
 from tasc_jobs.runtime.stages import StageProgress, silent
 from tasc_runtime.engine.model_source import device_of
+from tasc_runtime.rows import Fields, read_corpus
 from tasc_store import TaskStore, connect
 from tasc_text import PromptTemplate
 
@@ -137,7 +138,7 @@ def _split(
 
 
 def _test(train: TextSource, rows: Rows) -> TextSource:
-    found = list(rows_of(rows.test, rows.fields))
+    found = list(read_corpus(rows.test, Fields(*rows.fields)))
     if not found:
         raise EmptyCorpusError(f"no rows in {', '.join(map(str, rows.test))}; name other files")
     return TextSource(train.tokenizer, [row.input for row in found], [row.output for row in found])

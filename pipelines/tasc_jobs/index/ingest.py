@@ -3,7 +3,6 @@
 It knows no tokens and no model. Rows are known by their key, so running it again adds nothing.
 """
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -14,8 +13,8 @@ from typing import IO, Self
 
 import redis
 
-from tasc_jobs.corpus_rows import BadRow, check_file, read_rows
-from tasc_jobs.errors import FileError
+from tasc_runtime.errors import FileError
+from tasc_runtime.rows import BadRow, Fields, check_file, json_line, read_rows
 from tasc_store import CorpusRow, CorpusStore
 
 _BATCH_ROWS = 1000  # the most the store takes in one call
@@ -67,7 +66,8 @@ def ingest(
     """
     store = CorpusStore(client, task)
     _check(files, (input_field, output_field), reject)
-    found = chain.from_iterable(read_rows(f, input_field, output_field, id_field) for f in files)
+    fields = Fields(input_field, output_field, id_field)
+    found = chain.from_iterable(read_rows(file, fields) for file in files)
     added = known = 0
     with _Rejects(reject) as rejects:
         for batch in _batches(found):
@@ -108,7 +108,7 @@ class _Rejects:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file: IO[str] | None = None
+        self._file: IO[bytes] | None = None
         self._open = ExitStack()
         self.count = 0
 
@@ -126,8 +126,6 @@ class _Rejects:
     def write(self, bad: Iterable[BadRow]) -> None:
         for row in bad:
             if self._file is None:
-                # A file name may hold bytes that are no UTF-8; JSON's own escape carries them.
-                opened = self._path.open("w", encoding="utf-8", errors="backslashreplace")
-                self._file = self._open.enter_context(opened)
-            self._file.write(json.dumps(asdict(row), ensure_ascii=False) + "\n")
+                self._file = self._open.enter_context(self._path.open("wb"))
+            self._file.write(json_line(asdict(row)))
             self.count += 1

@@ -14,8 +14,9 @@ from tasc_draft.index.bigrams import BigramTable, write_bigrams
 from tasc_engine import EngineError, ModelSource
 from tasc_engine.model.loading import DTYPES, load_model
 from tasc_engine.model.token_bigrams import model_bigrams
-from tasc_jobs.errors import FileError, JobError
+from tasc_jobs.errors import JobError
 from tasc_runtime.engine.model_source import device_of
+from tasc_runtime.errors import FileError
 from tasc_text import TaskTokenizer, resolve_folder
 
 

@@ -14,9 +14,9 @@ from ray.data import DataContext, Datasource
 from ray.data.block import BlockMetadata
 from ray.data.datasource import ReadTask
 
-from tasc_jobs.corpus_rows import last_words
 from tasc_jobs.errors import EmptyCorpusError
 from tasc_store import CorpusRow, CorpusStore, connect
+from tasc_text.template import last_words
 
 _SAMPLED_ROWS = 100
 _ROW = [

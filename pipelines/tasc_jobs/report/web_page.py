@@ -6,9 +6,9 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from tasc_jobs.errors import FileError
 from tasc_jobs.report.document import ReportDocument
 from tasc_jobs.report.plots import svg
+from tasc_runtime.errors import FileError
 
 _TEMPLATE = "report.html.j2"
 

@@ -6,18 +6,19 @@ next, and counted so, two of the paper's data sets give its figures to every dig
 are counted one by one, row by row. It draws nothing.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tasc_jobs.corpus_rows import BadRow, check_file, last_words, read_rows
 from tasc_jobs.errors import EmptyCorpusError
 from tasc_jobs.runtime.stages import StageProgress, silent
 from tasc_jobs.statistics.distribution import Distribution, distribution
 from tasc_jobs.statistics.ngrams import Lengths, NgramHistogram, NgramTotal, row_lengths
 from tasc_jobs.statistics.units import SIDES, TOKENS, WORDS, Units
+from tasc_runtime.rows import BadRow, Fields, read_corpus
 from tasc_store import CorpusRow
+from tasc_text.template import last_words
 
 STAGES = {"count": "rows", "sum": "partitions"}
 
@@ -129,26 +130,17 @@ def file_statistics(
         FileError: A file cannot be read.
         EmptyCorpusError: There are no rows in them.
     """
-    for path in paths:
-        check_file(path, (input_field, output_field))
     units = units or Units()
     running = _RunningCounts(units)
-    rejected = 0
-    for row in _rows(paths, (input_field, output_field, id_field)):
-        if isinstance(row, BadRow):
-            rejected += 1
-        else:
-            running.add(row)
-            progress("count", running.rows, None)
+    refused: list[BadRow] = []
+    fields = Fields(input_field, output_field, id_field)
+    for row in read_corpus(paths, fields, refused.append):
+        running.add(row)
+        progress("count", running.rows, None)
     if not running.rows:
         named = ", ".join(map(str, paths)) or "no files"
-        raise EmptyCorpusError(f"no rows in {named}; {rejected} lines were refused")
-    return statistics_of(running.histograms(), units, rejected)
-
-
-def _rows(paths: Sequence[Path], fields: tuple[str, str, str]) -> Iterator[CorpusRow | BadRow]:
-    for path in paths:
-        yield from read_rows(path, *fields)
+        raise EmptyCorpusError(f"no rows in {named}; {len(refused)} lines were refused")
+    return statistics_of(running.histograms(), units, len(refused))
 
 
 class _RunningCounts:

@@ -27,8 +27,9 @@ from tasc_jobs.tuning.replays import (
     prepare,
 )
 from tasc_jobs.tuning.stored import StoredTask, publish, read_task
-from tasc_jobs.tuning.task_rows import Fields, FileRows, from_files
+from tasc_jobs.tuning.task_rows import FileRows, from_files
 from tasc_jobs.tuning.tune import Price, by_curve, by_node, planned, tune
+from tasc_runtime.rows import Fields
 from tasc_text import PromptTemplate, TaskTokenizer
 from tasc_text.tokenizer_file import open_tokenizer
 

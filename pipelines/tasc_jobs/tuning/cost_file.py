@@ -11,7 +11,8 @@ from typing import Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from tasc_jobs.errors import FileError, JobError
+from tasc_jobs.errors import JobError
+from tasc_runtime.errors import FileError
 
 EXAMPLE = (
     '{"model": "my-model", "device": "cpu", "dtype": "float32", "costs": ['

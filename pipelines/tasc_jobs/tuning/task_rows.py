@@ -10,22 +10,13 @@ from numpy.typing import NDArray
 
 from tasc_draft import Int32, Tokens
 from tasc_draft.learning import answers
-from tasc_jobs.corpus_rows import BadRow, check_file, read_rows
 from tasc_jobs.errors import EmptyCorpusError
+from tasc_runtime.rows import BadRow, Fields, read_corpus
 from tasc_store import CorpusRow, CorpusStore
 from tasc_text import PromptTemplate, TaskTokenizer
 
 PROMPT_TOKENS = 3000  # the last ones of a prompt are kept
 _BATCH = 1000
-
-
-@dataclass(frozen=True)
-class Fields:
-    """Names of a row's fields in files."""
-
-    input: str = "input"
-    output: str = "output"
-    id: str = "id"
 
 
 @dataclass(frozen=True)
@@ -75,10 +66,8 @@ def from_files(
         FileError: A file cannot be read.
         EmptyCorpusError: They hold no rows.
     """
-    for path in paths:
-        check_file(path, (fields.input, fields.output))
     refused: list[BadRow] = []
-    rows = encode(islice(_good(paths, fields, refused), limit), tokenizer, template)
+    rows = encode(islice(read_corpus(paths, fields, refused.append), limit), tokenizer, template)
     if not len(rows):
         named = ", ".join(map(str, paths))
         raise EmptyCorpusError(f"no rows in {named}; {len(refused)} lines were refused")
@@ -104,15 +93,6 @@ def encode(
         prompts.append(Tokens.of([e.ids[-PROMPT_TOKENS:] for e in encodings]))
         outputs.append(Tokens.of(tokenizer.encode_outputs([row.output for row in batch])))
     return TaskRows(_joined(prompts), _joined(outputs))
-
-
-def _good(paths: Sequence[Path], fields: Fields, refused: list[BadRow]) -> Iterator[CorpusRow]:
-    for path in paths:
-        for row in read_rows(path, fields.input, fields.output, fields.id):
-            if isinstance(row, BadRow):
-                refused.append(row)
-            else:
-                yield row
 
 
 def _joined(parts: list[Tokens]) -> Tokens:

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from tasc_jobs.batch.work import Row
 from tasc_runtime.protocol import Refusal
+from tasc_runtime.rows import read_lines
 from tasc_serve.errors import SHOWN, ApiError, of_refusal, of_validation
 from tasc_serve.http.batches.batch_storage import BatchLine
 from tasc_serve.settings import LimitSettings
@@ -106,16 +107,16 @@ class BatchLines:
                 yield Row(ordinal, line.custom_id, json.dumps(line.body), number)
 
     def _raw(self) -> Iterator[tuple[int, bytes]]:
-        most = self.limits.max_body_bytes + _AROUND_BODY
-        with self.path.open("rb") as file:
-            number = 0
-            while raw := file.readline(most + 1):
-                number += 1
-                if raw.strip():
-                    yield number, raw
+        for number, raw in read_lines(self.path, self._most_bytes):
+            if raw.strip():
+                yield number, raw
+
+    @property
+    def _most_bytes(self) -> int:
+        return self.limits.max_body_bytes + _AROUND_BODY
 
     def _require_named(self, number: int, raw: bytes, seen: set[bytes]) -> None:
-        most = self.limits.max_body_bytes + _AROUND_BODY
+        most = self._most_bytes
         if len(raw) > most:
             raise _FaultyLineError("line_too_long", f"over {most} bytes; shorten it", number)
         content = _object(raw, number)

@@ -7,8 +7,8 @@ takes no batch and gives none back.
 import dataclasses
 import hashlib
 import shutil
-import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,6 @@ import redis
 
 from tasc_jobs.batch import JobProgress, JobSpec, Record, discard, run_job
 from tasc_jobs.batch.errors import JobBusy, JobChanged
-from tasc_jobs.batch.folder import rename, settle
 from tasc_jobs.errors import ClusterError, JobError
 from tasc_jobs.worker.answers import LineAnswers
 from tasc_jobs.worker.lease import Hold
@@ -26,10 +25,11 @@ from tasc_jobs.worker.lines import BatchLines
 from tasc_jobs.worker.outputs import Outputs
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import ServiceError
+from tasc_runtime.rows import whole_file
 from tasc_serve.settings import LimitSettings
 from tasc_store import CorruptArtifact, TaskStore, UnknownTask, UnknownVersion
 from tasc_store.batches.batch_store import Batch, BatchFault, Status
-from tasc_store.batches.files import FileStore, StoredFile
+from tasc_store.batches.files import FileStore
 from tasc_store.batches.leases import Counts
 from tasc_store.errors import LeaseLost, UnknownFile
 from tasc_text import TextError
@@ -180,22 +180,10 @@ class OneBatch:
             raise
         if not path.exists() or _sha256(path) != stored.sha256:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._fetch(stored, path)
+            # A worker that was thought dead may be fetching it too.
+            with whole_file(path, tag=f".{uuid.uuid4().hex}") as file:
+                file.writelines(self._files.blocks(stored))
         return path
-
-    def _fetch(self, stored: StoredFile, path: Path) -> None:
-        # Under a name of its own: a worker that was thought dead may be fetching it too.
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".partial", delete=False) as file:
-            partial = Path(file.name)
-            try:
-                for block in self._files.blocks(stored):
-                    file.write(block)
-                file.flush()
-                settle(file.fileno())
-                rename(partial, path)
-            except BaseException:
-                partial.unlink(missing_ok=True)
-                raise
 
     def _answer(self, lines: BatchLines) -> None:
         batch, limits = self.batch, self._settings.limits

@@ -1,12 +1,12 @@
 """The two files that a batch ends with: answers, and errors. Each line of its input is in one."""
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from tasc_jobs.batch.work import Record, Row
 from tasc_jobs.worker.answers import line_id
 from tasc_jobs.worker.lines import told
+from tasc_runtime.rows import json_line
 from tasc_store.batches.batch_store import Batch
 from tasc_store.batches.files import FileStore, StoredFile, Upload
 from tasc_store.batches.leases import Counts
@@ -91,6 +91,4 @@ class Outputs:
         self._lines[kind] += 1
         if kind not in self._uploads:
             self._uploads[kind] = self._files.begin()
-        text = json.dumps(content, ensure_ascii=False) + "\n"
-        # A lone surrogate, of a request that a message quotes, becomes JSON's own escape.
-        self._uploads[kind].write(text.encode(errors="backslashreplace"))
+        self._uploads[kind].write(json_line(content))

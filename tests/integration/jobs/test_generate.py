@@ -15,8 +15,8 @@ from tasc_jobs.batch.errors import JobChanged, JobStalled, TooManyErrors
 from tasc_jobs.batch.folder import JobFolder
 from tasc_jobs.batch.generate import dry_run, generate
 from tasc_jobs.batch.job_files import Source, job_folder
-from tasc_jobs.errors import FileError
 from tasc_jobs.index.build import build_and_publish
+from tasc_runtime.errors import FileError
 from tasc_runtime.sampling_options import AnswerGuide, SamplingOptions
 from tasc_store import CorpusRow, CorpusStore, TaskRecord, TaskStore, UnknownTask
 from tasc_text import TaskTokenizer

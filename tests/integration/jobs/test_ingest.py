@@ -7,8 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tasc_jobs.errors import FileError
 from tasc_jobs.index.ingest import IngestReport, ingest
+from tasc_runtime.errors import FileError
 from tasc_store import CorpusRow, CorpusStore
 
 pytestmark = pytest.mark.redis

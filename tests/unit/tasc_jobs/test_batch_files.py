@@ -12,7 +12,7 @@ from tasc_jobs.batch.input_rows import SeenIds, open_files
 from tasc_jobs.batch.job_files import Source, check_files, check_output, files_of, reject_file
 from tasc_jobs.batch.output_files import COLUMNS, write_files
 from tasc_jobs.batch.work import Record
-from tasc_jobs.errors import FileError
+from tasc_runtime.errors import FileError
 
 
 def lines(*rows: object) -> str:

@@ -11,7 +11,8 @@ import pytest
 from tasc_jobs.batch.errors import JobBusy, JobChanged
 from tasc_jobs.batch.folder import JobFolder, require_same
 from tasc_jobs.batch.work import Record, Totals
-from tasc_jobs.errors import FileError, JobError
+from tasc_jobs.errors import JobError
+from tasc_runtime.errors import FileError
 
 
 def records(first: int, stop: int) -> list[Record]:

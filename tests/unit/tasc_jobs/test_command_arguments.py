@@ -12,8 +12,9 @@ from tasc_jobs.batch.generate import generate
 from tasc_jobs.cli import index as cli_refresh
 from tasc_jobs.cli import worker as cli_worker
 from tasc_jobs.cli.generate import generate as generate_command
-from tasc_jobs.errors import FileError, UsageError
+from tasc_jobs.errors import UsageError
 from tasc_jobs.tuning.refresh import Refreshed
+from tasc_runtime.errors import FileError
 
 
 def store(*given: object) -> AbstractContextManager[str]:

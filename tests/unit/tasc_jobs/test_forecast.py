@@ -8,10 +8,11 @@ import pytest
 import yaml
 
 from tasc_draft import Replay
-from tasc_jobs.errors import FileError, JobError
+from tasc_jobs.errors import JobError
 from tasc_jobs.tuning.cost_file import EXAMPLE, CostFile, StepCurve, read_cost_file
 from tasc_jobs.tuning.forecast import Outlook, how_to_set, outlook, priced
 from tasc_jobs.tuning.replay_page import forecast_page
+from tasc_runtime.errors import FileError
 from tasc_serve.settings import ServeSettings
 
 # 10 ms for the 8 tokens of a plain step, 30 ms for 24 and 110 ms for 88.

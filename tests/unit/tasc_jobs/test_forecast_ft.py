@@ -11,7 +11,6 @@ import pytest
 
 from tasc_engine import ModelSource
 from tasc_jobs.enrich.algorithm import EnrichSettings, enrich
-from tasc_jobs.errors import FileError
 from tasc_jobs.evaluate.subject import Asking, Setup, Subject
 from tasc_jobs.forecast_ft.check import (
     EXAMPLE,
@@ -25,6 +24,7 @@ from tasc_jobs.forecast_ft.forecast import Price, forecast
 from tasc_jobs.forecast_ft.page import check_page
 from tasc_jobs.forecast_ft.price import measure_price
 from tasc_jobs.statistics.distribution import renyi2_bits
+from tasc_runtime.errors import FileError
 from tasc_text import PromptTemplate, TaskTokenizer
 
 TRAIN = [f"intent: {a}_{b}, {{}}" for a in ("play", "set", "stop") for b in ("music", "alarm")] * 4

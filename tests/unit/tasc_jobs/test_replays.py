@@ -20,7 +20,8 @@ from tasc_jobs.tuning.replays import (
     named_proposers,
     prepare,
 )
-from tasc_jobs.tuning.task_rows import Fields, TaskRows, from_files
+from tasc_jobs.tuning.task_rows import TaskRows, from_files
+from tasc_runtime.rows import Fields
 from tasc_text import PromptTemplate, TaskTokenizer, TokenizerError
 from tasc_text.tokenizer_file import open_tokenizer
 from tiny import END, make_tokenizer

@@ -12,7 +12,8 @@ from tasc_jobs.demo.tasks import MODEL
 from tasc_jobs.drafter.corpus_tokens import add_tables, count_rows
 from tasc_jobs.drafter.rank_vocabulary import Choice, RankJob
 from tasc_jobs.drafter.token_counts import TokenCounts, count_file, open_tokens
-from tasc_jobs.errors import FileError, UsageError
+from tasc_jobs.errors import UsageError
+from tasc_runtime.errors import FileError
 
 WORDS = st.sampled_from(["turn on", "the light", " naïve", "日本", "intent: on", "NOUN VERB"])
 ROWS = st.lists(st.tuples(st.sampled_from(["served:t:", "row:"]), st.text() | WORDS), max_size=30)
