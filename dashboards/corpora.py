@@ -43,7 +43,7 @@ _BATCHES = (
         "Batches given back since no engine could be built, or kept, on the worker's machine.",
         "Any: the worker's log says why (no model folder, no memory, no Redis). The batch waits for"
         " another worker; --max-faults in a row end the worker.",
-        (Target(rise("tasc_batch_engine_faults_total", where=TASK), "{{task}}"),),
+        (Target(rise("tasc_batch_engine_failures_total", where=TASK), "{{task}}"),),
         width=6,
     ),
     Panel(
@@ -101,7 +101,7 @@ _ROWS = (
         " trimmed: run `tasc refresh` more often, or raise collect.max_rows.",
         (
             Target(
-                rise("tasc_collected_rows_lost_total", "task, reason"),
+                rise("tasc_collected_rows_dropped_total", "task, reason"),
                 "{{reason}} {{task}}",
             ),
         ),

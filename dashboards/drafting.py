@@ -7,6 +7,7 @@ from queries import (
     DRAFTED,
     DRAFTS,
     OWN,
+    RATE,
     REACHED_AT,
     mean,
     quantile,
@@ -16,6 +17,11 @@ from queries import (
 )
 
 _BLOCK = ratio("tasc_generation_tokens_total", "tasc_row_steps_total")
+_BY_VERSION = " / ".join(
+    f"sum by (task, version) (rate({counter}{OWN}{RATE})"
+    f" * on (task, model_name, proposer, instance) group_left (version) tasc_draft_index_info{OWN})"
+    for counter in ("tasc_generation_tokens_total", "tasc_row_steps_total")
+)
 _COVERAGE = ratio(DRAFTS, "tasc_row_steps_total")
 _REPLICAS = f"count by (task) (tasc_num_requests_running{OWN})"
 _INDEXED = f"count by (task) (tasc_draft_index_info{OWN})"
@@ -232,12 +238,12 @@ _LOSSLESS = (
         (Target(rise("tasc_lossless_mismatches_total", "task, kind"), "{{kind}} {{task}}"),),
     ),
     Panel(
-        "Roll-backs of the index",
+        "Tokens per step by index version",
         "short",
-        "Draft indexes taken out of use since they drafted worse than the one before.",
-        "Any: look at the rows that the index was built from before it is used again; `tasc index"
-        " list` shows which it was.",
-        (Target(rise("tasc_index_rollbacks_total"), "{{task}}"),),
+        "What each version of the draft index brings while it is in use.",
+        "A new version brings less: go back with `tasc index use TASK VERSION`, and look at the"
+        " rows that it was built from.",
+        (Target(_BY_VERSION, "{{task}} {{version}}"),),
     ),
 )
 
@@ -250,7 +256,7 @@ DRAFTING = Dashboard(
         Section("Acceptance", _ACCEPTANCE),
         Section("What it costs, and why it is off", _COST),
         Section("Drafting by a model", _NEURAL),
-        Section("Lossless, and taken back", _LOSSLESS),
+        Section("Lossless, and index versions", _LOSSLESS),
     ),
     variables=(
         Variable("task", "tasc_verify_steps_total"),

@@ -43,7 +43,7 @@ _REQUESTS = (
         "Requests per second answered 429, by whose limit they met: the key's or the task's.",
         "Fine where one client asks too much. Where all do, raise max_requests_per_s of the task,"
         " or the key's limits, if there is capacity.",
-        (Target(rate("tasc_rate_limited_total", "task, what", TASK), "{{task}} {{what}}"),),
+        (Target(rate("tasc_rate_limited_total", "task, limit", TASK), "{{task}} {{limit}}"),),
     ),
     Panel(
         "Finished requests by reason",
@@ -85,7 +85,7 @@ _REQUESTS = (
 _TIMES = (
     _quantiles(
         "End to end at the gateway",
-        "tasc_http_request_seconds",
+        "tasc_http_request_duration_seconds",
         "First byte of the request to last byte of the answer, the service's own hops included.",
         "Much above the time in the replica: gateways lack CPU; raise http.gateways.",
         TASK,
@@ -186,7 +186,7 @@ _FAILOVER = (
         "Replicas of a task that answered a gateway lately; the gateway that sees fewest.",
         "Fewer than configured for over a minute: see `ray status` and the replicas' logs. Up and"
         " down: replicas die and come back, by memory or a node that is cut off.",
-        (Target(f"min by (task) (tasc_replicas_seen{TASK})", "{{task}}"),),
+        (Target(f"min by (task) (tasc_replicas_reachable{TASK})", "{{task}}"),),
         width=6,
     ),
     Panel(
@@ -212,7 +212,7 @@ _FAILOVER = (
         "died: out of memory or a lost node. silent: a machine without CPU, or cut off. broken: the"
         " replica's log has the error. refused: see failover in the settings.",
         (
-            Target(rise("tasc_failovers_total", "task, why", TASK), "{{why}} {{task}}"),
+            Target(rise("tasc_failovers_total", "task, reason", TASK), "{{reason}} {{task}}"),
             Target(rise("tasc_failovers_refused_total", where=TASK), "refused {{task}}"),
         ),
         width=6,

@@ -41,7 +41,7 @@ class Watched:
         try:
             with urlopen(f"{self.operators}/readyz", timeout=5) as answer:
                 ready = json.load(answer)["status"] == "ready"
-            seen = self.metric("tasc_replicas_seen")
+            seen = self.metric("tasc_replicas_reachable")
         except OSError:
             return False
         processes = len(self.pids(TASK)), len(self.pids("gateway"))

@@ -18,7 +18,7 @@ from tasc_serve.access.drain import InFlight
 from tasc_serve.http.api import create_api
 from tasc_serve.http.batches.batch_storage import RedisStorage
 from tasc_serve.metrics.discovery import MetricsPort, live_targets, node_address
-from tasc_serve.metrics.gateway_metrics import FailoverMetrics, QueueMetrics
+from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.monitor.store_health import QueueWatch, StoreHealth
 from tasc_serve.routing.failover import Budget, Failover
 from tasc_serve.routing.fleet import Fleet
@@ -48,7 +48,7 @@ class HandleBackend:
         client: redis.Redis,
         redis_url: str,
         own_target: str,
-        registry: CollectorRegistry,
+        metrics: GatewayMetrics,
     ) -> None:
         self._client = client
         self._url = redis_url
@@ -59,7 +59,7 @@ class HandleBackend:
         self._fleets: dict[str, Fleet] = {}
         self._calls: dict[str, Failover] = {}
         self._watching: list[asyncio.Task[None]] = []
-        failover, metrics = settings.failover, FailoverMetrics(registry)
+        failover = settings.failover
         budget = Budget(failover.budget_share, failover.budget_burst)
         for task, handle in handles.items():
             line = ReplicaClient(handle)
@@ -69,7 +69,7 @@ class HandleBackend:
                 line.pulse,
                 failover.silence_s,
                 why_lost,
-                partial(metrics.seen, task),
+                partial(metrics.set_replicas, task),
             )
             self._lines.append(line)
             self._fleets[task] = fleet
@@ -135,23 +135,23 @@ class Gateway:
         client = connect(redis_url)
         self._limits = settings.gateway_limits
         self._tries = IdempotencyStore(client, self._limits.retry_ttl_s)
-        self._registry = CollectorRegistry()
+        registry = CollectorRegistry()
+        self._metrics = GatewayMetrics(registry, list(handles))
         self._in_flight = InFlight()
-        self._access = AccessControl.of(settings, client, self._registry)
+        self._access = AccessControl.of(settings, client, self._metrics)
         self._storage = RedisStorage(client)
-        waiting = QueueMetrics(self._registry, list(handles))
-        self._queue = QueueWatch(BatchQueue(client), waiting)
+        self._queue = QueueWatch(BatchQueue(client), self._metrics)
         host = settings.metrics.host or node_address()
-        self._port = MetricsPort(client, self._registry, host=host, ttl_s=settings.metrics.ttl_s)
+        self._port = MetricsPort(client, registry, host=host, ttl_s=settings.metrics.ttl_s)
         self._backend = HandleBackend(
-            handles, settings, client, redis_url, self._port.target, self._registry
+            handles, settings, client, redis_url, self._port.target, self._metrics
         )
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return create_api(
             self._backend,
             self._limits,
-            self._registry,
+            self._metrics,
             in_flight=self._in_flight,
             access=self._access,
             tries=self._tries,

@@ -106,17 +106,6 @@ class CollectSettings(Section):
     flush_s: float = Field(2.0, gt=0, description="longest time until one is in the store")
 
 
-class RollbackSettings(Section):
-    """When a replica goes back from a new draft index to the one before."""
-
-    drop: float = Field(
-        0.3, ge=0, lt=1, description="share that tokens per step must fall by; 0: never back"
-    )
-    row_steps: int = Field(
-        4000, ge=10, description="forwards of rows, before and after, that are compared"
-    )
-
-
 class AutoscalingSettings(Section):
     """How many replicas a task has, by the requests they hold, running and queued."""
 
@@ -213,7 +202,6 @@ class ServeSettings(Section):
     failover: FailoverSettings = FailoverSettings()
     auth: AuthSettings = AuthSettings()
     metrics: MetricsSettings = MetricsSettings()
-    rollback: RollbackSettings = RollbackSettings()
     index_poll_s: float = Field(2.0, gt=0, description="longest time until a new index is seen")
     cache_dir: Path | None = Field(None, description="node-local index cache; unset: per user")
 

@@ -17,20 +17,9 @@ from tasc_engine.stats import StepRecord
 from tasc_runtime.engine.drafters import NeuralMetrics
 from tasc_serve.metrics.batch_metrics import BatchMetrics
 from tasc_serve.metrics.discovery import MetricsPort
-from tasc_serve.metrics.gateway_metrics import (
-    FailoverMetrics,
-    GatewayMetrics,
-    QueueMetrics,
-    RateMetrics,
-)
-from tasc_serve.metrics.replica_metrics import (
-    CollectorMetrics,
-    DriftMetrics,
-    RecordMetrics,
-    ReplicaMetrics,
-    ShadowMetrics,
-)
-from tasc_store import connect
+from tasc_serve.metrics.gateway_metrics import GatewayMetrics
+from tasc_serve.metrics.replica_metrics import ReplicaMetrics
+from tasc_store import Artifact, connect
 from tasc_store.batches.leases import Waiting
 
 DRAFTED = np.zeros((len(SOURCES), 3), np.int64)
@@ -63,18 +52,13 @@ class Replica:
 
     def __init__(self, registry: CollectorRegistry, task: str) -> None:
         own = {"task": task, "model_name": "tiny"}
-        labels = {**own, "proposer": "mixed"}
-        self.engine = ReplicaMetrics(registry, **labels)
-        RecordMetrics(registry, lambda: 3, **own)
-        self.shadow = ShadowMetrics(registry, **own)
-        self.collector = CollectorMetrics(registry, **own)
-        self.drift = DriftMetrics(registry, labels)
+        self.engine = ReplicaMetrics(registry, **own, proposer="mixed", record_version=lambda: 3)
         self.neural = NeuralMetrics(registry, own)
         self.engine.set_load(3, 2, 0.25)
-        self.engine.set_index(6, 1000)
-        self.engine.set_index(7, 4096)
-        self.drift.expect(2.5)
-        self.drift.built(time.time() - DAY_S)
+        built = time.time() - DAY_S
+        for version, size in ((6, 1000), (7, 4096)):
+            artifact = Artifact(task, "f", version, size, "0", 1, 1, built, forecast=2.5)
+            self.engine.set_index(artifact, size)
         self.neural.off("slow")
 
     def feed(self) -> None:
@@ -82,13 +66,11 @@ class Replica:
         self.engine.observe_result(RESULT)
         self.engine.observe_result(RESULT)
         self.engine.observe_inter_token(0.004, 2)
-        self.shadow.checked(None)
-        self.shadow.checked("near_tie")
-        self.shadow.checked("real")
-        self.shadow.dropped("old")
-        self.collector.stored(1)
-        self.collector.lost("full")
-        self.drift.rolled_back()
+        for mismatch in (None, "near_tie", "real"):
+            self.engine.observe_check(mismatch)
+        self.engine.drop_check("old")
+        self.engine.observe_collected(1)
+        self.engine.drop_collected("full")
         self.neural.sizes([500] * 8)
 
 
@@ -97,20 +79,18 @@ class Gateway:
 
     def __init__(self, registry: CollectorRegistry, task: str) -> None:
         self.task = task
-        self.http = GatewayMetrics(registry)
-        self.rates = RateMetrics(registry)
-        self.failover = FailoverMetrics(registry)
-        self.failover.seen(task, 2)
-        QueueMetrics(registry, [task]).seen({task: Waiting(4, 90.0)})
+        self.metrics = GatewayMetrics(registry)
+        self.metrics.set_replicas(task, 2)
+        self.metrics.set_batches({task: Waiting(4, 90.0)})
 
     def feed(self) -> None:
         for code in (200, 200, 429, 503, 504):
-            self.http.observe_http(self.task, code, 0.018)
-        self.http.observe_http(None, 404, 0.001)
-        self.rates.observe(self.task, "key")
-        self.failover.lost(self.task, "died")
-        self.failover.recovered(self.task, 0.2)
-        self.failover.gave_up(self.task)
+            self.metrics.observe_http(self.task, code, 0.018)
+        self.metrics.observe_http(None, 404, 0.001)
+        self.metrics.observe_limited(self.task, "key")
+        self.metrics.observe_failover(self.task, "died")
+        self.metrics.observe_failover_seconds(self.task, 0.2)
+        self.metrics.observe_failover_refused(self.task)
 
 
 class BatchWorker:

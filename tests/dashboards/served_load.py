@@ -23,7 +23,7 @@ from tasc_runtime.protocol import Answer, Call, Piece, Pulse, PulseRequest, Refu
 from tasc_serve.access.access_control import AccessControl
 from tasc_serve.http.api import create_api
 from tasc_serve.metrics.discovery import MetricsPort
-from tasc_serve.metrics.gateway_metrics import FailoverMetrics, QueueMetrics
+from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.monitor.store_health import QueueWatch
 from tasc_serve.replica.replica import TaskReplica
 from tasc_serve.routing.failover import Budget, Failover
@@ -114,9 +114,8 @@ class Backend:
     tasks = (TASK,)
     store_fault = None
 
-    def __init__(self, line: Line, own: ServeSettings, registry: CollectorRegistry) -> None:
-        metrics = FailoverMetrics(registry)
-        seen = partial(metrics.seen, TASK)
+    def __init__(self, line: Line, own: ServeSettings, metrics: GatewayMetrics) -> None:
+        seen = partial(metrics.set_replicas, TASK)
         self.fleet = Fleet(TASK, line.replicas.keys, line.pulse, 5, lambda error: None, seen)
         budget = Budget(1, 100)
         self._calls = Failover(
@@ -149,12 +148,13 @@ class ServedLoad:
         self._replicas = {n: TaskReplica(own, redis_url, own.tasks[0]) for n in ("a", "b")}
         self._registry = CollectorRegistry()
         end_a_batch(client, redis_url, TASK, folder / "batches", self._registry)
-        self._queue = QueueWatch(BatchQueue(client), QueueMetrics(self._registry, [TASK]))
+        metrics = GatewayMetrics(self._registry, [TASK])
+        self._queue = QueueWatch(BatchQueue(client), metrics)
         self._port = MetricsPort(client, self._registry, host="127.0.0.1", ttl_s=15)
-        backend = Backend(Line(self._replicas), own, self._registry)
+        backend = Backend(Line(self._replicas), own, metrics)
         self._fleet = backend.fleet
-        access = AccessControl.of(own, client, self._registry)
-        self._api = create_api(backend, own.limits, self._registry, access=access)
+        access = AccessControl.of(own, client, metrics)
+        self._api = create_api(backend, own.limits, metrics, access=access)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
         self._thread.start()

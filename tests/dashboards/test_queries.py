@@ -93,8 +93,8 @@ def test_a_position_that_no_draft_reached_is_not_shown(prometheus, panel, positi
 @pytest.mark.parametrize(
     ("panel", "label", "only"),
     [
-        ("latency: Failovers by cause, timeseries, A", "why", "died"),
-        ("latency: Rate-limited requests, timeseries, A", "what", "key"),
+        ("latency: Failovers by cause, timeseries, A", "reason", "died"),
+        ("latency: Rate-limited requests, timeseries, A", "limit", "key"),
         ("drafting: Shadow checks, timeseries, B", "reason", "old"),
         ("corpora: Answers lost to the corpus, timeseries, A", "reason", "full"),
         ("corpora: Batches ended, timeseries, A", "status", "completed"),
@@ -133,12 +133,11 @@ def test_the_filters_offer_what_is_served(prometheus, label):
 TOLD = {
     "TascAnswersDiffer",
     "TascBatchEngines",
-    "TascCollectedRowsLost",
+    "TascCollectedRowsDropped",
     "TascDrafterOff",
     "TascErrors",
     "TascFailovers",
     "TascFailoversRefused",
-    "TascIndexRolledBack",
     "TascRateLimited",
 }
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tasc_serve.metrics.metric_names import METRICS
+from metric_names import METRICS
 
 FOLDER = Path(__file__).parents[2] / "dashboards"
 FILES = {"latency.json": 25, "drafting.json": 20, "corpora.json": 14}  # queries at least

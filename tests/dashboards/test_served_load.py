@@ -8,8 +8,8 @@ from panel_queries import QUERIES
 from prometheus_server import Prometheus, discovery_endpoint, started
 from served_load import ServedLoad
 
+from metric_names import METRICS
 from support import eventually
-from tasc_serve.metrics.metric_names import METRICS
 from tasc_store import EmbeddedRedis, connect
 
 pytestmark = [pytest.mark.prometheus, pytest.mark.redis]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tasc_serve.metrics.metric_names import METRICS
+from metric_names import METRICS
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 # A recorded name is level:metric:operation; only what stands alone is an exported series.

@@ -13,7 +13,6 @@ from tasc_serve.settings import (
     HttpSettings,
     LimitSettings,
     MetricsSettings,
-    RollbackSettings,
     ServedTask,
     ServeSettings,
     ShadowSettings,
@@ -43,7 +42,6 @@ def test_the_settings_file_shows_every_setting_there_is():
         (DraftOverrides, written["tasks"][1]["draft"]),
         (ShadowSettings, written["tasks"][1]["shadow"]),
         (CollectSettings, written["tasks"][1]["collect"]),
-        (RollbackSettings, written["rollback"]),
     ]
     for model, values in sections:
         assert set(values) == set(model.model_fields), model.__name__

@@ -60,19 +60,18 @@ def run(run: Run, redis_url: str) -> Run:
 def test_versions_are_listed_and_any_can_be_used_again(
     run: Run, record: TaskRecord, store: ArtifactStore
 ) -> None:
-    assert store.roll_back(3, 1)
+    store.announce(1)
     lines = run("index", "list", record.name).splitlines()
     assert [line.split()[0] for line in lines] == ["1", "2", "3"]
     assert all("1,234 rows  8 bytes" in line for line in lines)
     assert lines[0].endswith("current")
     assert lines[1].endswith("4.250 tokens per step")
-    assert lines[2].endswith("rolled back")
+    assert lines[2].endswith("8 bytes")
     out = run("index", "use", record.name, 3)
     assert out == f"version 3 of the index of {record.name} is current\n"
     printed = json.loads(run("index", "list", record.name, "--json"))["versions"]
     assert [v["version"] for v in printed if v["current"]] == [3]
     assert [v["forecast"] for v in printed] == [None, 4.25, None]
-    assert [v["rolled_back"] for v in printed] == [False, False, True]
 
 
 def test_what_is_not_there_is_said(run: Run, record: TaskRecord, redis_url: str) -> None:

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from support import DEADLINE_S
 from tasc_serve.access.access_control import AccessControl
 from tasc_serve.errors import ApiError
+from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.settings import ServeSettings
 from tasc_store import ApiKeys, EmbeddedRedis, connect
 
@@ -35,7 +36,7 @@ def client(server: EmbeddedRedis) -> Iterator[redis.Redis]:
 def access(client: redis.Redis) -> AccessControl:
     auth = {"required": True, "cache_s": CACHE_S}
     settings = ServeSettings.model_validate({"tasks": [{"name": "t"}], "auth": auth})
-    return AccessControl.of(settings, client, CollectorRegistry())
+    return AccessControl.of(settings, client, GatewayMetrics(CollectorRegistry()))
 
 
 async def status(access: AccessControl, secret: str) -> int:

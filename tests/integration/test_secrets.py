@@ -16,6 +16,7 @@ from tasc_runtime.protocol import Answer, Call, Refusal, TaskStatus
 from tasc_serve.access.access_control import AccessControl
 from tasc_serve.http.api import create_api
 from tasc_serve.metrics.discovery import MetricsPort, live_targets
+from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.settings import ServeSettings, load_settings
 from tasc_store import ApiKeys, EmbeddedRedis, StoreError, connect
 
@@ -87,7 +88,8 @@ def test_nothing_that_a_gateway_says_holds_a_secret(
     client, registry = connect(url, timeout_s=1), CollectorRegistry()
     unknown = f"tasc_{'u' * 43}"
     known, key = ApiKeys(client).create("known", tasks=(TASK,), requests_per_minute=2)
-    access = AccessControl.of(settings, client, registry)
+    metrics = GatewayMetrics(registry)
+    access = AccessControl.of(settings, client, metrics)
     said = [repr(settings), repr(key), str(access.__dict__)]
 
     def ask_all(app: FastAPI) -> list[int]:
@@ -103,7 +105,7 @@ def test_nothing_that_a_gateway_says_holds_a_secret(
         return codes
 
     with MetricsPort(client, registry, host="127.0.0.1", ttl_s=1):
-        app = create_api(Broken(client, url), settings.limits, registry, access=access)
+        app = create_api(Broken(client, url), settings.limits, metrics, access=access)
         codes = ask_all(app)
         assert {200, 401, 404, 429, 500} <= set(codes)
         server.close()

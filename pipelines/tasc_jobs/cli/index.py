@@ -96,17 +96,10 @@ def index_list(
     with open_store(redis_url, data_dir) as url:
         store = _store(url, task)
         found = [store.get(version) for version in store.versions()]
-        current, rolled_back = store.current(), store.rolled_back()
+        current = store.current()
     now = current.version if current else None
-    listed = [
-        {
-            **asdict(artifact),
-            "current": artifact.version == now,
-            "rolled_back": artifact.version in rolled_back,
-        }
-        for artifact in found
-    ]
-    lines = [_line(artifact, now, rolled_back) for artifact in found]
+    listed = [{**asdict(artifact), "current": artifact.version == now} for artifact in found]
+    lines = [_line(artifact, now) for artifact in found]
     text = "\n".join(lines) or f"none yet; run `tasc build-index {task}`"
     print_result({"task": task, "versions": listed}, text, as_json)
 
@@ -119,16 +112,11 @@ def index_use(
     data_dir: DataDir = DEFAULT_DATA_DIR,
     as_json: AsJson = False,
 ) -> None:
-    """Make a version of TASK's index current; services take it within seconds.
-
-    A version that services rolled back stays current when it is named here: it is judged no more.
-    """
+    """Make a version of TASK's index current; services take it within seconds."""
     with open_store(redis_url, data_dir) as url:
         store = _store(url, task)
         store.announce(version)
         artifact = store.get(version)
-        if version in store.rolled_back():
-            note(f"version {version} was rolled back before, since it drafted worse")
     text = f"version {version} of the index of {artifact.task} is current"
     print_result(asdict(artifact), text, as_json)
 
@@ -139,7 +127,7 @@ def _store(url: str, task: str) -> ArtifactStore:
     return ArtifactStore(client, record.corpus_name, record.fingerprint)
 
 
-def _line(artifact: Artifact, current: int | None, rolled_back: list[int]) -> str:
+def _line(artifact: Artifact, current: int | None) -> str:
     version, forecast = artifact.version, artifact.forecast
     made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(artifact.created_at))
     parts = [
@@ -149,6 +137,5 @@ def _line(artifact: Artifact, current: int | None, rolled_back: list[int]) -> st
         f"{artifact.size_bytes:,} bytes",
         "" if forecast is None else f"{forecast:.3f} tokens per step",
         "current" if version == current else "",
-        "rolled back" if version in rolled_back else "",
     ]
     return "  ".join(part for part in parts if part)

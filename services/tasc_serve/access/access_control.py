@@ -9,14 +9,13 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 import redis
-from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 
 from tasc_runtime.protocol import Piece
 from tasc_serve.access.auth import KnownKeys
 from tasc_serve.access.rates import Rates, retry_after
 from tasc_serve.errors import ApiError
-from tasc_serve.metrics.gateway_metrics import RateMetrics
+from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.routing.choices import Numbered
 from tasc_serve.settings import ServeSettings
 from tasc_store import ApiKey, ApiKeys
@@ -28,26 +27,27 @@ class AccessControl:
     """Stands in front of the endpoints of one gateway.
 
     Args:
-        keys: None asks for no key and looks at none.
+        keys: Looks up API keys; without it no key is required and none is read.
+        rates: Rate limits; without it there are none.
     """
 
-    def __init__(self, keys: KnownKeys | None, rates: Rates, metrics: RateMetrics) -> None:
-        self._keys, self._rates, self._metrics = keys, rates, metrics
-
-    @classmethod
-    def open(cls, registry: CollectorRegistry) -> "AccessControl":
-        """Lets everybody pass."""
-        return cls(None, Rates((), 1, 1), RateMetrics(registry))
+    def __init__(
+        self,
+        metrics: GatewayMetrics,
+        keys: KnownKeys | None = None,
+        rates: Rates | None = None,
+    ) -> None:
+        self._metrics, self._keys, self._rates = metrics, keys, rates or Rates((), 1, 1)
 
     @classmethod
     def of(
-        cls, settings: ServeSettings, client: redis.Redis, registry: CollectorRegistry
+        cls, settings: ServeSettings, client: redis.Redis, metrics: GatewayMetrics
     ) -> "AccessControl":
-        """As the settings have it, for one of ``http.gateways``."""
+        """The access control of one of ``http.gateways``, as the settings say."""
         auth = settings.auth
         keys = KnownKeys(ApiKeys(client).find, auth) if auth.required else None
         rates = Rates(settings.tasks, settings.http.gateways, auth.max_cached)
-        return cls(keys, rates, RateMetrics(registry))
+        return cls(metrics, keys, rates)
 
     async def key_of(self, request: Request) -> ApiKey | None:
         """The key of a request; None where none is asked for. Also a dependency of FastAPI's.
@@ -83,7 +83,7 @@ class AccessControl:
         left = self._rates.headers(key)
         if over is None:
             return Permit(left, lambda tokens: self._rates.spend(key, tokens))
-        self._metrics.observe(task, over.what)
+        self._metrics.observe_limited(task, over.what)
         headers = {**left, "Retry-After": retry_after(over.wait_s)}
         raise ApiError(429, over.message, headers=headers)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import PlainTextResponse
-from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from pydantic import BaseModel
 
 from tasc_runtime.protocol import Backend
@@ -31,7 +31,7 @@ from tasc_serve.settings import LimitSettings
 def create_api(
     backend: Backend,
     limits: LimitSettings,
-    registry: CollectorRegistry,
+    metrics: GatewayMetrics,
     *,
     access: AccessControl | None = None,
     in_flight: InFlight | None = None,
@@ -46,16 +46,15 @@ def create_api(
         tries: Where first tries of requests are noted; unset: nowhere.
         storage: Of files and batches; unset: there are no endpoints for them.
     """
-    access, in_flight = access or AccessControl.open(registry), in_flight or InFlight()
+    access, in_flight = access or AccessControl(metrics), in_flight or InFlight()
     app = FastAPI(title="tasc-serve", openapi_url="/openapi.json")
     http_errors.install(app)
     idempotency = Idempotency(tries or NoTries(), limits.max_retry_bytes)
-    metrics = GatewayMetrics(registry)
     _add_generation(app, Generation(backend, limits, metrics, in_flight, access, idempotency))
     _add_listings(app, backend, access)
     if storage:
         add_storage(app, storage, limits, access, in_flight)
-    _add_operations(app, backend, in_flight, registry)
+    _add_operations(app, backend, in_flight, metrics)
     return app
 
 
@@ -85,7 +84,7 @@ def _add_listings(app: FastAPI, backend: Backend, access: AccessControl) -> None
 
 
 def _add_operations(
-    app: FastAPI, backend: Backend, in_flight: InFlight, registry: CollectorRegistry
+    app: FastAPI, backend: Backend, in_flight: InFlight, own: GatewayMetrics
 ) -> None:
     @app.get("/healthz")
     async def healthz() -> dict[str, str]:
@@ -104,7 +103,7 @@ def _add_operations(
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        texts = [generate_latest(registry).decode(), *await backend.metrics()]
+        texts = [generate_latest(own.registry).decode(), *await backend.metrics()]
         return PlainTextResponse(merge(texts), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     @app.get("/sd")

@@ -36,7 +36,7 @@ class BatchMetrics:
             registry=registry,
         )
         self._faults = Counter(
-            "tasc_batch_engine_faults",
+            "tasc_batch_engine_failures",
             "Batches that a worker gave back since its engines failed, through no fault of theirs.",
             ("task",),
             registry=registry,

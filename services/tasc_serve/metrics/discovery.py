@@ -26,7 +26,7 @@ from tasc_store import translated
 from tasc_store.client import url_of
 
 _Key = tuple[str, tuple[tuple[str, str], ...]]
-_NO_SUMMANDS = ("_info", "_ratio", "_per_step", "_seen", "_timestamp_seconds")
+_NO_SUMMANDS = ("_info", "_ratio", "_per_step", "_reachable", "_timestamp_seconds")
 _OF_ONE_PROCESS = ("process_", "python_")  # a sum of start times or file limits says nothing
 
 

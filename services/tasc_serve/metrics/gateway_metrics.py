@@ -1,156 +1,79 @@
-"""Metrics of a gateway: requests, calls that outlived a replica, limits met, batches that wait.
-
-Every gateway publishes the same count of waiting batches of one store: take the maximum, not the
-sum.
-"""
+"""Metrics of a gateway: requests, failovers, rate limits, batches that wait."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry
 
-from tasc_serve.metrics.replica_metrics import E2E_S
+from tasc_serve.metrics.replica_metrics import E2E_S, Series
 from tasc_store.batches.leases import Waiting
 
-_CAUSES: Final = ("died", "silent", "broken")
-_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 7.5, 10.0, 15.0, 30.0, 60.0)
-
-
-class FailoverMetrics:
-    """The series of one gateway.
-
-    Raises:
-        ValueError: The registry already holds these series.
-    """
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._lost = Counter(
-            "tasc_failovers",
-            "Calls that were brought to another replica, by what became of the first: died, silent"
-            " or broken.",
-            ("task", "why"),
-            registry=registry,
-        )
-        self._gave_up = Counter(
-            "tasc_failovers_refused",
-            "Calls that ended with a replica: lost too often, or over the budget of the gateway.",
-            ("task",),
-            registry=registry,
-        )
-        self._seconds = Histogram(
-            "tasc_failover_seconds",
-            "From the loss of a replica to the next piece of an answer, as clients saw it.",
-            ("task",),
-            registry=registry,
-            buckets=_SECONDS,
-        )
-
-        self._seen = Gauge(
-            "tasc_replicas_seen",
-            "Replicas that answered this gateway lately.",
-            ("task",),
-            registry=registry,
-        )
-
-    def seen(self, task: str, replicas: int) -> None:
-        """Say how many replicas of a task answer; what is counted of it is there from then on."""
-        self._seen.labels(task).set(replicas)
-        # At 0: Prometheus takes no series' first value for a rise.
-        self._gave_up.labels(task)
-        for why in _CAUSES:
-            self._lost.labels(task, why)
-
-    def lost(self, task: str, why: str) -> None:
-        self._lost.labels(task, why).inc()
-
-    def gave_up(self, task: str) -> None:
-        self._gave_up.labels(task).inc()
-
-    def recovered(self, task: str, seconds: float) -> None:
-        self._seconds.labels(task).observe(seconds)
-
-
-_NONE = Waiting(0, 0.0)
-
-
-class QueueMetrics:
-    """The series of one gateway.
-
-    Args:
-        tasks: That are there from the start, at 0; another service's come when a batch waits.
-
-    Raises:
-        ValueError: The registry already holds these series.
-    """
-
-    def __init__(self, registry: CollectorRegistry, tasks: Sequence[str]) -> None:
-        self._tasks = set(tasks)
-        self._waiting = Gauge(
-            "tasc_batch_waiting", "Batches that no worker holds.", ("task",), registry=registry
-        )
-        self._oldest = Gauge(
-            "tasc_batch_oldest_waiting_seconds",
-            "How long ago the first of them was asked for, or last held by a worker.",
-            ("task",),
-            registry=registry,
-        )
-        self.seen({})
-
-    def seen(self, found: Mapping[str, Waiting]) -> None:
-        """What waits now, by task; nothing of those that are not named."""
-        self._tasks |= found.keys()
-        for task in self._tasks:
-            waiting = found.get(task, _NONE)
-            self._waiting.labels(task).set(waiting.batches)
-            self._oldest.labels(task).set(waiting.oldest_s)
-
-
-class RateMetrics:
-    """The series of one gateway.
-
-    Raises:
-        ValueError: The registry already holds it.
-    """
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._limited = Counter(
-            "tasc_rate_limited",
-            "Requests answered 429, by whose limit they met: the key's or the task's.",
-            ("task", "what"),
-            registry=registry,
-        )
-
-    def observe(self, task: str, what: str) -> None:
-        """Count one refusal.
-
-        Args:
-            task: The name of a served task.
-            what: ``key`` or ``task``.
-        """
-        self._limited.labels(task, what).inc()
-
-
 NO_TASK: Final = "-"  # no task can have this name
+_LOSSES: Final = ("died", "silent", "broken")
+_FAILOVER_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 7.5, 10.0, 15.0, 30.0, 60.0)
+_NONE = Waiting(0, 0.0)
 
 
 class GatewayMetrics:
     """The series of one gateway.
 
+    Every gateway publishes the same count of waiting batches of one store: take the maximum, not
+    the sum.
+
+    Args:
+        registry: Where the series live.
+        tasks: Tasks whose waiting batches are exported from the start, at 0; other tasks' are
+            exported once one of their batches waits.
+
     Raises:
         ValueError: The registry already holds these series.
     """
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._requests = Counter(
-            "tasc_http_requests", "HTTP requests answered.", ("task", "code"), registry=registry
+    def __init__(self, registry: CollectorRegistry, tasks: Sequence[str] = ()) -> None:
+        self.registry = registry
+        self._tasks = set(tasks)
+        make = Series(registry, {})
+        self._requests = make.counters(
+            "tasc_http_requests", "HTTP requests answered.", "task", "code"
         )
-        self._seconds = Histogram(
-            "tasc_http_request_seconds",
+        self._request_seconds = make.histograms(
+            "tasc_http_request_duration_seconds",
             "First byte of the request to last byte of the answer.",
-            ("task",),
-            registry=registry,
-            buckets=E2E_S,
+            E2E_S,
+            "task",
         )
+        self._limited = make.counters(
+            "tasc_rate_limited",
+            "Requests answered 429, by whose limit they met: the key's or the task's.",
+            *("task", "limit"),
+        )
+        self._failovers = make.counters(
+            "tasc_failovers",
+            "Calls that were brought to another replica, by what became of the first: died, silent"
+            " or broken.",
+            *("task", "reason"),
+        )
+        self._failovers_refused = make.counters(
+            "tasc_failovers_refused",
+            "Calls that ended with a replica: lost too often, or over the budget of the gateway.",
+            "task",
+        )
+        self._failover_seconds = make.histograms(
+            "tasc_failover_seconds",
+            "From the loss of a replica to the next piece of an answer, as clients saw it.",
+            _FAILOVER_S,
+            "task",
+        )
+        self._replicas = make.gauges(
+            "tasc_replicas_reachable", "Replicas that answered this gateway lately.", "task"
+        )
+        self._waiting = make.gauges("tasc_batch_waiting", "Batches that no worker holds.", "task")
+        self._oldest = make.gauges(
+            "tasc_batch_oldest_waiting_seconds",
+            "How long ago the first of them was created, or last held by a worker.",
+            "task",
+        )
+        self.set_batches({})
 
     def observe_http(self, task: str | None, code: int, seconds: float) -> None:
         """Count one answered HTTP request.
@@ -161,5 +84,39 @@ class GatewayMetrics:
             code: The HTTP status.
             seconds: Until the last byte was sent.
         """
-        self._requests.labels(task or NO_TASK, str(code)).inc()
-        self._seconds.labels(task or NO_TASK).observe(seconds)
+        self._requests(task or NO_TASK, code).inc()
+        self._request_seconds(task or NO_TASK).observe(seconds)
+
+    def observe_limited(self, task: str, limit: str) -> None:
+        """Count one request that was answered 429.
+
+        Args:
+            task: The name of a served task.
+            limit: ``key`` or ``task``.
+        """
+        self._limited(task, limit).inc()
+
+    def set_replicas(self, task: str, replicas: int) -> None:
+        """Export how many replicas of a task answer, and its failovers from then on."""
+        self._replicas(task).set(replicas)
+        # At 0: Prometheus takes no series' first value for a rise.
+        self._failovers_refused(task)
+        for reason in _LOSSES:
+            self._failovers(task, reason)
+
+    def observe_failover(self, task: str, reason: str) -> None:
+        self._failovers(task, reason).inc()
+
+    def observe_failover_refused(self, task: str) -> None:
+        self._failovers_refused(task).inc()
+
+    def observe_failover_seconds(self, task: str, seconds: float) -> None:
+        self._failover_seconds(task).observe(seconds)
+
+    def set_batches(self, waiting: Mapping[str, Waiting]) -> None:
+        """Export what waits now, by task; 0 for known tasks that are left out."""
+        self._tasks |= waiting.keys()
+        for task in self._tasks:
+            found = waiting.get(task, _NONE)
+            self._waiting(task).set(found.batches)
+            self._oldest(task).set(found.oldest_s)

@@ -1,189 +1,22 @@
-"""Metrics of a replica: steps and drafts, collected answers, draft index, shadow checks, record.
+"""Metrics of a replica: steps, drafts, requests, draft index, lossless checks, collected answers.
 
 Names keep vLLM's suffixes, so that its dashboards need another prefix only. The denominators
 ``tasc_row_steps_total`` and ``tasc_spec_decode_num_drafts_per_pos_total`` are added.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from tasc_draft.drafts import SOURCES
 from tasc_engine.request import FinishReason, GenerationResult
 from tasc_engine.stats import Counts, StepRecord
+from tasc_store import Artifact
 
-Lost: TypeAlias = Literal["full", "trimmed"]
-_LABELS: Final = ("task", "model_name")
-
-
-class CollectorMetrics:
-    """The series of one replica's collector; all of them are there from the start, at 0.
-
-    Raises:
-        ValueError: The registry already holds these series.
-    """
-
-    def __init__(self, registry: CollectorRegistry, *, task: str, model_name: str) -> None:
-        own = (task, model_name)
-        self._rows = Counter(
-            "tasc_collected_rows",
-            "Finished answers that were stored for `tasc refresh`.",
-            _LABELS,
-            registry=registry,
-        ).labels(*own)
-        lost = Counter(
-            "tasc_collected_rows_lost",
-            "Answers that no refresh will see: full where they came faster than the store took"
-            " them, trimmed where the store let old ones go for new ones.",
-            (*_LABELS, "reason"),
-            registry=registry,
-        )
-        self._lost = {reason: lost.labels(*own, reason) for reason in get_args(Lost)}
-
-    def stored(self, rows: int) -> None:
-        """Count answers that reached the store."""
-        self._rows.inc(rows)
-
-    def lost(self, reason: Lost, rows: int = 1) -> None:
-        """Count answers that went."""
-        self._lost[reason].inc(rows)
-
-
-class DriftMetrics:
-    """The series of one replica.
-
-    What is expected carries the labels of the counters it is compared with; where nothing is
-    known of an index there is no sample.
-
-    Args:
-        labels: Those of the replica's other series.
-
-    Raises:
-        ValueError: The registry already holds these series.
-    """
-
-    def __init__(self, registry: CollectorRegistry, labels: Mapping[str, str]) -> None:
-        self._labels = dict(labels)
-        self._forecast = Gauge(
-            "tasc_forecast_tokens_per_step",
-            "Tokens per step that the draft index in use brought on rows it had not seen.",
-            tuple(labels),
-            registry=registry,
-        )
-        self._built = Gauge(
-            "tasc_draft_index_built_timestamp_seconds",
-            "When the draft index in use was built, in seconds since the epoch.",
-            tuple(labels),
-            registry=registry,
-        )
-        self._rollbacks = Counter(
-            "tasc_index_rollbacks",
-            "Draft indexes that this replica took out of use since they drafted worse.",
-            tuple(labels),
-            registry=registry,
-        )
-        self._rollbacks.labels(**self._labels)
-
-    def expect(self, tokens_per_step: float | None) -> None:
-        """Say what the index in use is expected to bring; None: nobody knows."""
-        if tokens_per_step is None:
-            self._forecast.clear()
-        else:
-            self._forecast.labels(**self._labels).set(tokens_per_step)
-
-    def built(self, at: float | None) -> None:
-        """Say when the index in use was built, in seconds since the epoch; None: there is none."""
-        if at is None:
-            self._built.clear()
-        else:
-            self._built.labels(**self._labels).set(at)
-
-    def drafted_by(self, proposer: str) -> None:
-        """Another mixture makes the drafts; what is expected of them is to be said anew."""
-        self._forecast.clear()
-        self._built.clear()
-        self._labels = {**self._labels, "proposer": proposer}
-        self._rollbacks.labels(**self._labels)
-
-    def rolled_back(self) -> None:
-        """Count a roll-back."""
-        self._rollbacks.labels(**self._labels).inc()
-
-
+NotCollected: TypeAlias = Literal["full", "trimmed"]
 Mismatch: TypeAlias = Literal["near_tie", "real"]
-Dropped: TypeAlias = Literal["full", "old", "failed"]
-
-
-class ShadowMetrics:
-    """The series of one replica's shadow checks; all of them are there from the start, at 0.
-
-    Raises:
-        ValueError: The registry already holds these series.
-    """
-
-    def __init__(self, registry: CollectorRegistry, *, task: str, model_name: str) -> None:
-        own = (task, model_name)
-        self._checks = Counter(
-            "tasc_lossless_checks",
-            "Drafted answers that were decoded again without drafts, and compared.",
-            _LABELS,
-            registry=registry,
-        ).labels(*own)
-        mismatches = Counter(
-            "tasc_lossless_mismatches",
-            "Of these, answers that differ: near_tie where the two tokens are as likely as rounding"
-            " can tell, real otherwise.",
-            (*_LABELS, "kind"),
-            registry=registry,
-        )
-        self._mismatches = {kind: mismatches.labels(*own, kind) for kind in get_args(Mismatch)}
-        dropped = Counter(
-            "tasc_lossless_checks_dropped",
-            "Answers chosen for a check that had none: the queue was full, rows were not idle"
-            " before they were old, or decoding failed.",
-            (*_LABELS, "reason"),
-            registry=registry,
-        )
-        self._dropped = {reason: dropped.labels(*own, reason) for reason in get_args(Dropped)}
-
-    def checked(self, mismatch: Mismatch | None) -> None:
-        """Count one comparison, and what differed."""
-        self._checks.inc()
-        if mismatch:
-            self._mismatches[mismatch].inc()
-
-    def dropped(self, reason: Dropped) -> None:
-        """Count an answer that was chosen and not checked."""
-        self._dropped[reason].inc()
-
-
-class RecordMetrics:
-    """The series of one replica.
-
-    Args:
-        version: Asked at each scrape.
-
-    Raises:
-        ValueError: The registry already holds this series.
-    """
-
-    def __init__(
-        self,
-        registry: CollectorRegistry,
-        version: Callable[[], int],
-        *,
-        task: str,
-        model_name: str,
-    ) -> None:
-        served = Gauge(
-            "tasc_record_version",
-            "Version of the task's record that new requests are answered by.",
-            ("task", "model_name"),
-            registry=registry,
-        )
-        served.labels(task, model_name).set_function(version)
-
+NotChecked: TypeAlias = Literal["full", "old", "failed"]
 
 # vLLM's edges, and finer ones below: a small model answers in milliseconds.
 E2E_S = (
@@ -203,46 +36,59 @@ _VERIFY_S = _INTER_TOKEN_S
 _DRAFT_S = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.1)
 
 
-Family = TypeVar("Family", Counter, Gauge, Histogram)
+_Family = TypeVar("_Family", Counter, Gauge, Histogram)
 
 
-class _Series:
-    """Makes series that all carry the replica's own labels.
+class Series:
+    """Makes series of one registry that all carry the same labels.
 
-    Families are made once: with other labels the same ones get other series.
+    Each family is made once: after `relabel` the same families get other series.
     """
 
     def __init__(self, registry: CollectorRegistry, labels: dict[str, str]) -> None:
         self._registry, self._labels = registry, labels
         self._families: dict[str, Any] = {}
 
-    def use(self, labels: dict[str, str]) -> None:
-        """Make series with these labels from now on. Gauges with those of before are gone."""
-        for family in self._families.values():
-            if isinstance(family, Gauge):
-                family.clear()
+    def relabel(self, labels: dict[str, str]) -> None:
+        """Make series with these labels from now on, and drop the gauges of the old ones."""
+        self.clear_gauges()
         self._labels = labels
 
+    def clear_gauges(self, *names: str) -> None:
+        """Drop the samples of these gauges; without names, of all."""
+        for name, family in self._families.items():
+            if isinstance(family, Gauge) and (not names or name in names):
+                family.clear()
+
     def counters(self, name: str, text: str, *by: str) -> Callable[..., Counter]:
-        return self._labelled(self.family(Counter, name, text, *by))
+        """A counter for each combination of further labels; call it with their values."""
+        return self._labelled(Counter, name, text, *by)
 
     def counter(self, name: str, text: str) -> Counter:
         return self.counters(name, text)()
 
+    def gauges(self, name: str, text: str, *by: str) -> Callable[..., Gauge]:
+        """A gauge for each combination of further labels; it has a sample once it is called."""
+        return self._labelled(Gauge, name, text, *by)
+
     def gauge(self, name: str, text: str) -> Gauge:
-        return self._labelled(self.family(Gauge, name, text))()
+        return self.gauges(name, text)()
+
+    def histograms(
+        self, name: str, text: str, buckets: tuple[float, ...], *by: str
+    ) -> Callable[..., Histogram]:
+        return self._labelled(Histogram, name, text, *by, buckets=buckets)
 
     def histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return self._labelled(self.family(Histogram, name, text, buckets=buckets))()
+        return self.histograms(name, text, buckets)()
 
-    def family(self, kind: type[Family], name: str, text: str, *by: str, **how: Any) -> Family:
+    def _labelled(
+        self, kind: type[_Family], name: str, text: str, *by: str, **options: Any
+    ) -> Callable[..., _Family]:
         if name not in self._families:
-            names = (*self._labels, *by)
-            self._families[name] = kind(name, text, names, registry=self._registry, **how)
-        found: Family = self._families[name]
-        return found
-
-    def _labelled(self, family: Family) -> Callable[..., Family]:
+            labels = (*self._labels, *by)
+            self._families[name] = kind(name, text, labels, registry=self._registry, **options)
+        family: _Family = self._families[name]
         own = tuple(self._labels.values())
         return lambda *values: family.labels(*own, *map(str, values))
 
@@ -256,13 +102,13 @@ class _TokensBySource:
         self._children: list[list[Counter]] = [[] for _ in SOURCES]
 
     def add(self, tokens: Counts, by_position: Counts) -> None:
-        """Count ``tokens`` in total, and what ``by_position`` says, each ``[source, position]``."""
+        """Count ``tokens`` in total and ``by_position``; both are ``[source, position]``."""
         self._resolve(by_position.shape[1])
-        wholes = tokens.sum(1).tolist()
-        rows = zip(self._total, self._children, wholes, by_position.tolist(), strict=True)
-        for total, children, whole, row in rows:
-            if whole:
-                total.inc(whole)
+        sums = tokens.sum(1).tolist()
+        rows = zip(self._total, self._children, sums, by_position.tolist(), strict=True)
+        for total, children, count, row in rows:
+            if count:
+                total.inc(count)
                 for child, n in zip(children, row, strict=False):
                     if n:
                         child.inc(n)
@@ -276,46 +122,91 @@ class _TokensBySource:
 class ReplicaMetrics:
     """The series of one replica: one task, one target, one proposer.
 
+    Counters are exported from the start, at 0. What is not known of the index has no sample.
+
     Args:
         registry: Where the series live; another registry is another process's view.
         task: The task's name.
         model_name: The target's name.
         proposer: The mixture that makes the drafts.
+        record_version: Returns the version of the task's record; called at each scrape.
 
     Raises:
         ValueError: The registry already holds these series.
     """
 
     def __init__(
-        self, registry: CollectorRegistry, *, task: str, model_name: str, proposer: str
+        self,
+        registry: CollectorRegistry,
+        *,
+        task: str,
+        model_name: str,
+        proposer: str,
+        record_version: Callable[[], int] = lambda: 0,
     ) -> None:
-        self._labels = {"task": task, "model_name": model_name, "proposer": proposer}
-        self._series = _Series(registry, self._labels)
+        own = {"task": task, "model_name": model_name}
+        self._labels = {**own, "proposer": proposer}
+        self._series = Series(registry, self._labels)
         self._version: int | None = None
         self._started = False
-        self._make()
+        self._make_drafted_series(self._series)
+        self._make_own_series(Series(registry, own), record_version)
 
     @property
     def proposer(self) -> str:
         """The mixture that makes the drafts."""
         return self._labels["proposer"]
 
-    def drafted_by(self, proposer: str) -> None:
-        """Another mixture makes the drafts: what is counted from now on carries its name.
+    def set_proposer(self, proposer: str) -> None:
+        """Label what is counted from now on with another mixture. Called on the step loop.
 
-        Gauges, the draft index's too, are to be set anew. Called on the step loop.
+        Gauges, those of the draft index included, have to be set again.
         """
         self._labels = {**self._labels, "proposer": proposer}
-        self._series.use(self._labels)
-        self._make()
+        self._series.relabel(self._labels)
+        self._make_drafted_series(self._series)
 
-    def _make(self) -> None:
-        self._steps_of(self._series)
-        self._drafting_of(self._series)
-        self._requests_of(self._series)
-        self._index_of(self._series)
+    def _make_own_series(self, make: Series, record_version: Callable[[], int]) -> None:
+        make.gauge(
+            "tasc_record_version",
+            "Version of the task's record that new requests are answered by.",
+        ).set_function(record_version)
+        self._collected = make.counter(
+            "tasc_collected_rows", "Finished answers that were stored for `tasc refresh`."
+        )
+        not_collected = make.counters(
+            "tasc_collected_rows_dropped",
+            "Answers that no refresh will see: full where they came faster than the store took"
+            " them, trimmed where the store removed old ones to make room.",
+            "reason",
+        )
+        self._not_collected = {reason: not_collected(reason) for reason in get_args(NotCollected)}
+        self._checks = make.counter(
+            "tasc_lossless_checks",
+            "Drafted answers that were decoded again without drafts, and compared.",
+        )
+        mismatches = make.counters(
+            "tasc_lossless_mismatches",
+            "Of these, answers that differ: near_tie where the two tokens are as likely as rounding"
+            " can tell, real otherwise.",
+            "kind",
+        )
+        self._mismatches = {kind: mismatches(kind) for kind in get_args(Mismatch)}
+        not_checked = make.counters(
+            "tasc_lossless_checks_dropped",
+            "Answers chosen for a check that had none: the queue was full, rows were not idle"
+            " before they were old, or decoding failed.",
+            "reason",
+        )
+        self._not_checked = {reason: not_checked(reason) for reason in get_args(NotChecked)}
 
-    def _steps_of(self, make: _Series) -> None:
+    def _make_drafted_series(self, make: Series) -> None:
+        self._make_steps(make)
+        self._make_drafts(make)
+        self._make_requests(make)
+        self._make_index(make)
+
+    def _make_steps(self, make: Series) -> None:
         self._steps = make.counter("tasc_verify_steps", "Target forwards of a whole batch.")
         self._paused_steps = make.counter(
             "tasc_drafting_paused_steps", "Steps without drafts because those before did not pay."
@@ -350,7 +241,7 @@ class ReplicaMetrics:
             "tasc_verify_seconds", "The target's forward until its tokens are read.", _VERIFY_S
         )
 
-    def _drafting_of(self, make: _Series) -> None:
+    def _make_drafts(self, make: Series) -> None:
         name = "tasc_spec_decode_num_"
         self._drafts = make.counter(name + "drafts", "Row-steps with a non-empty draft.")
         self._drafted = _TokensBySource(
@@ -371,7 +262,7 @@ class ReplicaMetrics:
             ),
         )
 
-    def _requests_of(self, make: _Series) -> None:
+    def _make_requests(self, make: Series) -> None:
         success = make.counters(
             "tasc_request_success", "Requests that ended, by how.", "finished_reason"
         )
@@ -397,11 +288,19 @@ class ReplicaMetrics:
             "Part of the KV cache that requests hold for their longest answers.",
         )
 
-    def _index_of(self, make: _Series) -> None:
-        self._index_info = make.family(
-            Gauge, "tasc_draft_index_info", "1 for the served one.", "version"
+    def _make_index(self, make: Series) -> None:
+        self._index_info = make.gauges(
+            "tasc_draft_index_info", "1 for the draft index in use.", "version"
         )
-        self._index_bytes = make.gauge("tasc_draft_index_bytes", "Size of the served draft index.")
+        self._index_bytes = make.gauge("tasc_draft_index_bytes", "Size of the draft index in use.")
+        self._forecast = make.gauges(
+            "tasc_forecast_tokens_per_step",
+            "Tokens per step that the draft index in use brought on rows it had not seen.",
+        )
+        self._built = make.gauges(
+            "tasc_draft_index_built_timestamp_seconds",
+            "When the draft index in use was built, in seconds since the epoch.",
+        )
         self._swaps = make.counter("tasc_index_swaps", "Draft indexes swapped in while running.")
 
     def observe_step(self, record: StepRecord) -> None:
@@ -449,12 +348,38 @@ class ReplicaMetrics:
         self._waiting.set(waiting)
         self._kv_ratio.set(kv_ratio)
 
-    def set_index(self, version: int | None, size_bytes: int) -> None:
-        """Say which draft index is served; None is none. The first call is no swap."""
-        self._index_bytes.set(size_bytes)
+    def set_index(self, artifact: Artifact | None, size_bytes: int) -> None:
+        """Export which draft index is in use; None for none. The first call is no swap."""
+        version = artifact.version if artifact else None
         if version != self._version:
-            self._index_info.clear()
-        if version is not None:
-            self._index_info.labels(*self._labels.values(), str(version)).set(1)
+            self._series.clear_gauges(
+                "tasc_draft_index_info",
+                "tasc_forecast_tokens_per_step",
+                "tasc_draft_index_built_timestamp_seconds",
+            )
+        self._index_bytes.set(size_bytes)
+        if artifact:
+            self._index_info(artifact.version).set(1)
+            self._built().set(artifact.created_at)
+            if artifact.forecast is not None:
+                self._forecast().set(artifact.forecast)
         self._swaps.inc(int(self._started and version != self._version))
         self._started, self._version = True, version
+
+    def observe_check(self, mismatch: Mismatch | None) -> None:
+        """Count one comparison of an answer with its shadow, and what differed."""
+        self._checks.inc()
+        if mismatch:
+            self._mismatches[mismatch].inc()
+
+    def drop_check(self, reason: NotChecked) -> None:
+        """Count an answer that was chosen for a check and not checked."""
+        self._not_checked[reason].inc()
+
+    def observe_collected(self, rows: int) -> None:
+        """Count answers that reached the store."""
+        self._collected.inc(rows)
+
+    def drop_collected(self, reason: NotCollected, rows: int = 1) -> None:
+        """Count answers that no refresh will see."""
+        self._not_collected[reason].inc(rows)

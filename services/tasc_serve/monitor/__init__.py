@@ -1,1 +1,1 @@
-"""Observers beside the requests: shadow checks, collected answers, drift, store and queue."""
+"""Observers beside the requests: shadow checks, collected answers, store and queue."""

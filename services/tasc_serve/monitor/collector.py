@@ -11,7 +11,7 @@ from dataclasses import fields
 
 from tasc_engine import GenerationRequest, GenerationResult
 from tasc_runtime.protocol import Call
-from tasc_serve.metrics.replica_metrics import CollectorMetrics
+from tasc_serve.metrics.replica_metrics import ReplicaMetrics
 from tasc_serve.settings import CollectSettings
 from tasc_store import CollectedRow, CollectedRows, SamplingDefaults, StoreError
 from tasc_store.corpus.collected import MOST_ROWS
@@ -56,7 +56,7 @@ class Collector:
     """
 
     def __init__(
-        self, rows: CollectedRows, settings: CollectSettings, metrics: CollectorMetrics
+        self, rows: CollectedRows, settings: CollectSettings, metrics: ReplicaMetrics
     ) -> None:
         self._rows, self._settings, self._metrics = rows, settings, metrics
         self._due = 0.0
@@ -82,7 +82,7 @@ class Collector:
                 self._held += _size(row)
                 self._buffer.append(row)
         if not fits:
-            self._metrics.lost("full")
+            self._metrics.drop_collected("full")
 
     def close(self) -> None:
         """Store what there is, if the store takes it at once."""
@@ -110,8 +110,8 @@ class Collector:
             self._failing = False
             with self._lock:
                 self._held -= sum(_size(self._buffer.popleft()) for _ in batch)
-            self._metrics.stored(len(batch))
-            self._metrics.lost("trimmed", trimmed)
+            self._metrics.observe_collected(len(batch))
+            self._metrics.drop_collected("trimmed", trimmed)
 
 
 def _size(row: CollectedRow) -> int:

@@ -21,7 +21,7 @@ from tasc_engine import (
     TokenLogprob,
 )
 from tasc_engine.request import MOST_LOGPROBS
-from tasc_serve.metrics.replica_metrics import Mismatch, ShadowMetrics
+from tasc_serve.metrics.replica_metrics import Mismatch, ReplicaMetrics
 from tasc_serve.settings import ShadowSettings
 
 log = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ class ShadowCheck:
         engine: Engine,
         settings: ShadowSettings,
         dtype: str,
-        metrics: ShadowMetrics,
+        metrics: ReplicaMetrics,
         observe: Callable[[StepRecord], None] = lambda record: None,
         answering: Callable[[], int] = lambda: 0,
     ) -> None:
@@ -124,7 +124,7 @@ class ShadowCheck:
             return
         self._due -= 1
         if len(self._chosen) >= self._settings.max_waiting:
-            self._metrics.dropped("full")
+            self._metrics.drop_check("full")
             return
         until = time.monotonic() + self._settings.max_age_s
         self._chosen.append(_Candidate(request, result, until))
@@ -190,7 +190,7 @@ class ShadowCheck:
             candidate = self._chosen[0]
             if time.monotonic() > candidate.until or self._leaves(candidate):
                 self._chosen.popleft()
-                self._metrics.dropped("old")
+                self._metrics.drop_check("old")
                 continue
             if self._engine.waits_to_compile(candidate.shadow):
                 self._warm_up()
@@ -205,14 +205,14 @@ class ShadowCheck:
     def _submit(self, candidate: _Candidate) -> None:
         shadow = candidate.shadow
         if shadow.guide and not self._engine.guides.known(shadow.guide):
-            self._metrics.dropped("failed")  # to compile it again would keep users waiting
+            self._metrics.drop_check("failed")  # to compile it again would keep users waiting
             return
         self._engine.submit(shadow)
         self._running[shadow.id] = candidate
 
     def _failed(self) -> None:
         """No check is worth an engine: what it raises is told, and users' answers go on."""
-        self._metrics.dropped("failed")
+        self._metrics.drop_check("failed")
         log.exception("an answer could not be checked")
 
     def _give_back(self, shadow_id: str) -> None:
@@ -230,10 +230,10 @@ class ShadowCheck:
 
     def _compare(self, candidate: _Candidate, shadow: GenerationResult) -> None:
         if shadow.finish_reason == "error":
-            self._metrics.dropped("failed")
+            self._metrics.drop_check("failed")
             return
         found = difference(candidate.result.tokens, shadow.logprobs, self._margin)
-        self._metrics.checked(found.kind if found else None)
+        self._metrics.observe_check(found.kind if found else None)
         if found and found.kind == "real":
             self._tell(candidate, shadow, found)
 

@@ -10,13 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import redis
 
-from tasc_serve.metrics.gateway_metrics import QueueMetrics
+from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_store import translated
 from tasc_store.batches.leases import BatchQueue
 from tasc_store.client import url_of
 
 log = logging.getLogger(__name__)
-EVERY_S = 5.0
 
 
 class QueueWatch:
@@ -26,7 +25,7 @@ class QueueWatch:
         every_s: Pause between two questions, in seconds.
     """
 
-    def __init__(self, queue: BatchQueue, metrics: QueueMetrics, every_s: float = EVERY_S) -> None:
+    def __init__(self, queue: BatchQueue, metrics: GatewayMetrics, every_s: float = 5.0) -> None:
         self._queue, self._metrics, self._every_s = queue, metrics, every_s
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="batch-queue", daemon=True)
@@ -40,7 +39,7 @@ class QueueWatch:
         failing = False
         while not self._closing.is_set():
             try:
-                self._metrics.seen(self._queue.waiting())
+                self._metrics.set_batches(self._queue.waiting())
                 failing = False
             except Exception as error:  # whatever it is, it is asked again
                 if not failing:

@@ -32,8 +32,6 @@ class IndexWatcher:
     Args:
         poll_s: Longest time until a new version is seen when its announcement was lost.
         on_swap: Called with the artifact once the engine drafts from it.
-        each_round: Called on the watcher's thread before it looks; goes back to an older index
-            where it should. Whatever it raises is logged, and it is called again.
     """
 
     def __init__(
@@ -42,15 +40,13 @@ class IndexWatcher:
         loop: EngineLoop,
         poll_s: float,
         on_swap: Callable[[Artifact], None],
-        each_round: Callable[[], None] = lambda: None,
     ) -> None:
         self._builder = builder
         self._loop = loop
         self._poll_s = poll_s
         self._on_swap = on_swap
-        self._each_round = each_round
         self._stopped = threading.Event()
-        self._failed = self._round_failing = False
+        self._failed = False
         self._seen = builder.artifact.version if builder.artifact else None
         self._thread = threading.Thread(target=self._run, name="index-watcher", daemon=True)
         self._thread.start()
@@ -62,7 +58,6 @@ class IndexWatcher:
     def _run(self) -> None:
         failing = False
         while not self._stopped.is_set():
-            self._act()
             try:
                 self._look()
                 failing = False
@@ -71,15 +66,6 @@ class IndexWatcher:
                     log.warning("no new draft index yet, the old one stays in use: %s", error)
                 failing = True
                 self._stopped.wait(self._poll_s)
-
-    def _act(self) -> None:
-        try:
-            self._each_round()
-            self._round_failing = False
-        except Exception as error:  # whatever it is, later versions must still be seen
-            if not self._round_failing:
-                log.warning("an index was not rolled back, the new one stays in use: %s", error)
-            self._round_failing = True
 
     def _look(self) -> None:
         if self._failed:

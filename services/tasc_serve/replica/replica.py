@@ -19,15 +19,8 @@ from tasc_runtime.errors import EngineBroken
 from tasc_runtime.models import model_name
 from tasc_runtime.protocol import Answer, Call, Piece, Pulse, PulseRequest, Refusal, TaskStatus
 from tasc_serve.metrics.discovery import MetricsPort, node_address
-from tasc_serve.metrics.replica_metrics import (
-    CollectorMetrics,
-    DriftMetrics,
-    RecordMetrics,
-    ReplicaMetrics,
-    ShadowMetrics,
-)
+from tasc_serve.metrics.replica_metrics import ReplicaMetrics
 from tasc_serve.monitor.collector import Collector
-from tasc_serve.monitor.drift import DriftGuard
 from tasc_serve.monitor.shadow import ShadowCheck
 from tasc_serve.replica.admission import Admission, DrainRate
 from tasc_serve.replica.record_watcher import IndexWatcher, RecordWatcher
@@ -71,23 +64,23 @@ class TaskReplica:
         self._builder.compile_own_guide()
         self._admission = Admission(self._builder, limits)
         own = {"task": task.name, "model_name": model_name(self._builder.record)}
-        labels = {**own, "proposer": self._builder.drafts_by}
-        self._metrics = ReplicaMetrics(registry, **labels)
+        self._metrics = ReplicaMetrics(
+            registry,
+            **own,
+            proposer=self._builder.drafts_by,
+            record_version=lambda: self._builder.record_version,
+        )
         if self._builder.drafter:
             self._builder.drafter.tell(NeuralMetrics(registry, own))
-        RecordMetrics(registry, lambda: self._builder.record_version, **own)
         self._shadow = ShadowCheck(
-            self._builder.engine, task.shadow, self._builder.record.dtype,
-            ShadowMetrics(registry, **own), self._observe_users,
+            self._builder.engine,
+            task.shadow,
+            self._builder.record.dtype,
+            self._metrics,
+            self._metrics.observe_step,
             lambda: self._builder.target_number,
-        )  # fmt: skip
-        self._drift_metrics = DriftMetrics(registry, labels)
-        self._drift = DriftGuard(
-            self._builder.indexes.store, settings.rollback, self._drift_metrics
         )
-        self._collector = Collector(
-            CollectedRows(client, task.name), task.collect, CollectorMetrics(registry, **own)
-        )
+        self._collector = Collector(CollectedRows(client, task.name), task.collect, self._metrics)
         self._set_index(self._builder.artifact)
         host = settings.metrics.host or node_address()
         self._port = MetricsPort(client, registry, host=host, ttl_s=settings.metrics.ttl_s)
@@ -98,7 +91,7 @@ class TaskReplica:
             shadow=self._shadow,
         )
         self._watcher = IndexWatcher(
-            self._builder, self._loop, settings.index_poll_s, self._set_index, self._drift.act
+            self._builder, self._loop, settings.index_poll_s, self._set_index
         )
         self._records = RecordWatcher(
             self._builder,
@@ -268,21 +261,14 @@ class TaskReplica:
 
     def _set_index(self, artifact: Artifact | None) -> None:
         """What answers are drafted from, and by what, has changed."""
-        version = artifact.version if artifact else None
         proposer = self._builder.drafts_by
         if proposer != self._metrics.proposer:
-            self._metrics.drafted_by(proposer)
-            self._drift_metrics.drafted_by(proposer)
-        self._metrics.set_index(version, self._builder.index_bytes)
-        self._drift.swapped(artifact)
+            self._metrics.set_proposer(proposer)
+        self._metrics.set_index(artifact, self._builder.index_bytes)
 
     def _observe_step(self, record: StepRecord) -> None:
         # Metrics are labelled by what the builder turns out to draft with, so they are made later.
         self._shadow.hold(record)
-
-    def _observe_users(self, record: StepRecord) -> None:
-        self._metrics.observe_step(record)
-        self._drift.observe(record)
 
     def _set_load(self, engine: Engine) -> None:
         running = engine.running - self._shadow.running

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from tasc_runtime.protocol import Answer, Call, Piece, Refusal
 from tasc_serve.errors import ApiError
-from tasc_serve.metrics.gateway_metrics import FailoverMetrics
+from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.routing.fleet import Fleet, ReplicaLost, SeenReplica
 from tasc_serve.settings import FailoverSettings
 
@@ -104,7 +104,7 @@ class Failover:
         line: Line,
         settings: FailoverSettings,
         budget: Budget,
-        metrics: FailoverMetrics,
+        metrics: GatewayMetrics,
         why_lost: Callable[[BaseException], str | None],
     ) -> None:
         self._task = task
@@ -201,14 +201,15 @@ class Failover:
             self._task, run.call.id, replica.name, why, len(run.call.committed_ids), error,
         )  # fmt: skip
         if run.losses > self._settings.max_losses or not self._budget.spend():
-            self._metrics.gave_up(self._task)
+            self._metrics.observe_failover_refused(self._task)
             raise ApiError(503, f"replicas of {self._task} died; try again") from error
-        self._metrics.lost(self._task, why)
+        self._metrics.observe_failover(self._task, why)
 
     def _found(self, run: _Run) -> None:
         """Somebody answers: the first piece since a loss ends what the client saw as a pause."""
         if run.lost_at is not None:
-            self._metrics.recovered(self._task, time.monotonic() - run.lost_at)
+            seconds = time.monotonic() - run.lost_at
+            self._metrics.observe_failover_seconds(self._task, seconds)
             run.lost_at = None
 
     def _has_changed(self, run: _Run) -> bool:

@@ -54,17 +54,6 @@ redis.call('PUBLISH', ARGV[3], ARGV[1])
 return 1
 """
 
-# KEYS: records, pointer, rolled back; ARGV: from, to, channel. Below 0: nothing was done.
-ROLL_BACK = """
-if redis.call('GET', KEYS[2]) ~= ARGV[1] then return -1 end
-if redis.call('SISMEMBER', KEYS[3], ARGV[1]) == 1 then return -2 end
-if redis.call('HEXISTS', KEYS[1], ARGV[2]) == 0 then return -3 end
-redis.call('SADD', KEYS[3], ARGV[1])
-redis.call('SET', KEYS[2], ARGV[2])
-redis.call('PUBLISH', ARGV[3], ARGV[2])
-return 1
-"""
-
 # One script, so that the pointer cannot move between the two reads.
 CURRENT = """
 local version = redis.call('GET', KEYS[2])
@@ -193,31 +182,6 @@ class ArtifactStore:
                 f"version {after or 'none'} of {self._name} is not current any more: somebody else "
                 f"announced another; version {version} stays as it is, look at `tasc index list`"
             )
-
-    def roll_back(self, bad: int, good: int) -> bool:
-        """Make ``good`` current in place of ``bad``, and tell whoever waits; whether it was done.
-
-        It is not done where another version is current by now, and for no version twice, whoever
-        asks: who announces it again has the last word.
-
-        Raises:
-            UnknownVersion: There is no ``good`` any more.
-        """
-        script = self._client.register_script(ROLL_BACK)
-        with translated(self._url):
-            moved = script(
-                [self._records, self._pointer, self._key("rolled-back")],
-                [bad, good, self._key("announced")],
-            )
-        if moved == -3:
-            raise self._unknown(good)
-        return bool(moved == 1)
-
-    def rolled_back(self) -> list[int]:
-        """Versions that were rolled back, oldest first; also such as are gone by now."""
-        with translated(self._url):
-            found = self._client.smembers(self._key("rolled-back"))
-        return sorted(int(version) for version in found)
 
     def current(self) -> Artifact | None:
         """The announced version, or None where none was.

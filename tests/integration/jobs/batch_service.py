@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from support import eventually
 from tasc_serve.http.api import create_api
 from tasc_serve.http.batches.batch_storage import RedisStorage
+from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.settings import LimitSettings
 
 DEADLINE_S = 240  # only ends a broken test
@@ -29,7 +30,9 @@ class NoBackend:
 def batch_service(client: redis.Redis, **limits: float) -> Iterator[OpenAI]:
     """The official client of a service that runs for the block."""
     storage = RedisStorage(client)
-    app = create_api(NoBackend(), LimitSettings(**limits), CollectorRegistry(), storage=storage)
+    app = create_api(
+        NoBackend(), LimitSettings(**limits), GatewayMetrics(CollectorRegistry()), storage=storage
+    )
     config = uvicorn.Config(app, port=0, log_level="error", lifespan="off", ws="none")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)

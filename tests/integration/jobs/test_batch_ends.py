@@ -157,7 +157,7 @@ def test_engines_that_cannot_be_built_end_the_worker_and_fail_no_batch(
         with pytest.raises(ClusterError, match=r"4 times in a row.*/models/m.* start the worker"):
             asked.worker(most_faults=4).run_for_ever()
     assert (asked.found().status, asked.found().attempts) == ("validating", 0)
-    assert asked.counted("tasc_batch_engine_faults_total") == 12
+    assert asked.counted("tasc_batch_engine_failures_total") == 12
     assert sum("does not count against the batch" in text for text in asked.said) == 9
     assert asked.taken().batch.attempts == 1
 

@@ -1,4 +1,4 @@
-"""What a replica does beside answering: shadow checks, collecting, going back to an older index.
+"""What a replica does beside answering: shadow checks, collecting, index metrics.
 
 The replica lives in this process and needs Redis only.
 """
@@ -15,7 +15,7 @@ from serving import Samples, publish
 
 import tiny
 from support import eventually
-from tasc_draft import DraftIndex, Tokens, build_index
+from tasc_draft import Tokens, build_index
 from tasc_engine import engine as engine_module
 from tasc_runtime.protocol import Answer, Call, Refusal
 from tasc_serve.replica import replica as replica_module
@@ -26,7 +26,6 @@ from tasc_store import CollectedRow, CollectedRows, EmbeddedRedis, TaskStore, co
 
 pytestmark = pytest.mark.redis
 PROMPTS = [f"{sentence} {i}" for sentence in tiny.SENTENCES for i in range(4)]
-ROW_STEPS = 150
 
 
 @pytest.fixture
@@ -54,7 +53,6 @@ class Replica:
             "engine": {"rows": 4, "max_model_len": 128, "device": "cpu", "cost_aware": False},
             "limits": limits or {},
             "metrics": {"host": "127.0.0.1"},
-            "rollback": {"drop": 0.3, "row_steps": ROW_STEPS},
             "index_poll_s": 0.05,
             "cache_dir": folder,
         }
@@ -194,45 +192,6 @@ def test_a_store_that_goes_away_costs_collected_answers_only(start, task):
     results = replica.answers()
     assert [(r.text, r.finish_reason) for r in results] == expected(task)
     assert replica.sum("tasc_collected_rows_total") == 0
-
-
-def test_an_index_that_drafts_worse_is_rolled_back_once_by_one_of_two(
-    start, task, store, index, caplog
-):
-    good = publish(store, index)
-    replicas = [start(), start()]
-
-    def steps(replica):
-        return sum(r.acceptance.steps for r in replica.answers())
-
-    for replica in replicas:
-        done = 0
-        while done < ROW_STEPS:
-            done += steps(replica)
-    bad = publish(store, DraftIndex.empty(index.fingerprint, index.vocab_size))
-    shown = "tasc_draft_index_info"
-    for replica in replicas:
-        eventually(lambda replica=replica: replica.sum(shown, version=bad.version) == 1)
-
-    def rolled_back():
-        for replica in replicas:
-            replica.answers()
-        return store.current() == good
-
-    eventually(rolled_back)
-    for replica in replicas:
-        eventually(lambda replica=replica: replica.sum(shown, version=good.version) == 1)
-    total = sum(replica.sum("tasc_index_rollbacks_total") for replica in replicas)
-    assert total == 1
-    assert f"index {bad.version} was rolled back to {good.version}" in caplog.text
-    assert store.rolled_back() == [bad.version]
-    store.announce(bad.version)  # the operator's will
-    for replica in replicas:
-        eventually(lambda replica=replica: replica.sum(shown, version=bad.version) == 1)
-        done = 0
-        while done < 2 * ROW_STEPS:
-            done += steps(replica)
-    assert store.current() == bad
 
 
 def test_a_full_house_says_how_long_its_whole_answers_take(start, monkeypatch):

@@ -83,11 +83,11 @@ def both_serve(service: Service) -> None:
 
 def serving(service: Service) -> int:
     """How many replicas of the task answer the gateway."""
-    return int(service.metrics().sum("tasc_replicas_seen", task=BETA))
+    return int(service.metrics().sum("tasc_replicas_reachable", task=BETA))
 
 
-def failovers(service: Service, why: str) -> float:
-    return service.metrics().sum("tasc_failovers_total", task=BETA, why=why)
+def failovers(service: Service, reason: str) -> float:
+    return service.metrics().sum("tasc_failovers_total", task=BETA, reason=reason)
 
 
 def running(service: Service) -> float:
@@ -116,13 +116,13 @@ def answers_outlive(service: Service, harm: Callable[[], None]) -> None:
             assert stream.told == answer["tokens"]
 
 
-def outlived(service: Service, why: str, harm: Callable[[int], None]) -> bool:
+def outlived(service: Service, reason: str, harm: Callable[[int], None]) -> bool:
     """Whether harm to one replica met answers on their way: it may come when all have ended."""
     for _ in range(6):
         both_serve(service)
-        before = failovers(service, why)
+        before = failovers(service, reason)
         answers_outlive(service, lambda: harm(replica_pids(BETA)[0]))
-        if failovers(service, why) > before:
+        if failovers(service, reason) > before:
             return True
     return False
 

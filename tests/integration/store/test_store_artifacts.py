@@ -219,44 +219,11 @@ def test_a_version_is_announced_only_behind_the_one_that_was_seen(
         store.announce(9, after=second)
 
 
-def test_a_version_is_rolled_back_once_and_who_announces_it_again_has_the_last_word(
-    three: ArtifactStore,
-) -> None:
-    assert three.rolled_back() == []
-    assert three.roll_back(3, 2)
-    assert (current(three), three.rolled_back()) == (2, [3])
-    assert not three.roll_back(3, 1), "it is not current any more"
-    three.announce(3)
-    assert not three.roll_back(3, 2), "once is all"
-    assert current(three) == 3
-
-
-def test_of_many_replicas_one_rolls_back(three: ArtifactStore) -> None:
-    done: list[bool] = []
-    threads = [
-        threading.Thread(target=lambda to=to: done.append(three.roll_back(3, to)))
-        for to in (1, 2) * 4
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(done) == [False] * 7 + [True]
-    assert current(three) in (1, 2)
-
-
-def test_nobody_rolls_back_to_what_is_gone(three: ArtifactStore) -> None:
-    three.delete(2)
-    with pytest.raises(UnknownVersion, match="no index version 2"):
-        three.roll_back(3, 2)
-    assert (current(three), three.rolled_back()) == (3, [])
-
-
-def test_who_waits_hears_of_a_roll_back(three: ArtifactStore) -> None:
+def test_a_waiter_gets_an_older_version_that_is_announced_again(three: ArtifactStore) -> None:
     heard: list[object] = []
     thread = threading.Thread(target=lambda: heard.append(three.wait(3, 60.0)))
     thread.start()
-    three.roll_back(3, 2)
+    three.announce(2)
     thread.join()
     assert heard == [three.get(2)]
 

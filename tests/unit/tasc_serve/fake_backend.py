@@ -16,6 +16,7 @@ from tasc_runtime.protocol import Answer, Call, Piece, Refusal, TaskStatus, Toke
 from tasc_serve.access.drain import InFlight
 from tasc_serve.access.idempotency import Tries
 from tasc_serve.http.api import create_api
+from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.settings import LimitSettings
 
 FOREVER: Final = "wait for ever"
@@ -122,7 +123,11 @@ class Service:
     def __init__(self, backend: FakeBackend, tries: Tries | None = None, **limits: float) -> None:
         self.registry, self.in_flight = CollectorRegistry(), InFlight()
         self.app: FastAPI = create_api(
-            backend, LimitSettings(**limits), self.registry, in_flight=self.in_flight, tries=tries
+            backend,
+            LimitSettings(**limits),
+            GatewayMetrics(self.registry),
+            in_flight=self.in_flight,
+            tries=tries,
         )
 
     def ask(self, method: str, path: str, **request: object) -> httpx.Response:

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from tasc_engine import GenerationResult, Timings
 from tasc_runtime.protocol import Answer, Call, Piece, Pulse, Refusal, TaskStatus
-from tasc_serve.metrics.gateway_metrics import FailoverMetrics
+from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.routing.failover import Budget, Failover
 from tasc_serve.routing.fleet import Fleet
 from tasc_serve.settings import FailoverSettings
@@ -149,7 +149,7 @@ class Calls:
             replicas,
             FailoverSettings(**{"wait_s": 0.3, **settings}),
             Budget(0, budget),
-            FailoverMetrics(self.registry),
+            GatewayMetrics(self.registry),
             why_lost,
         )
 

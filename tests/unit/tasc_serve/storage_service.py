@@ -11,6 +11,7 @@ from storage_fakes import FakeStorage
 from tasc_serve.access.access_control import AccessControl
 from tasc_serve.access.drain import InFlight
 from tasc_serve.http.api import create_api
+from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.settings import LimitSettings
 from tasc_store.batches.files import StoredFile
 
@@ -26,12 +27,11 @@ def line(i: int = 0, model: str = "greet", **said: object) -> str:
 class StorageService:
     def __init__(self, access: AccessControl | None = None, **limits: float) -> None:
         self.storage = FakeStorage("greet", "other")
-        registry = CollectorRegistry()
         self.in_flight = InFlight()
         self.app = create_api(
             FakeBackend(),
             LimitSettings(**limits),
-            registry,
+            GatewayMetrics(CollectorRegistry()),
             access=access,
             in_flight=self.in_flight,
             storage=self.storage,

@@ -12,7 +12,7 @@ from tasc_serve.access.access_control import AccessControl
 from tasc_serve.access.auth import KnownKeys
 from tasc_serve.access.rates import Rates
 from tasc_serve.http.api import create_api
-from tasc_serve.metrics.gateway_metrics import RateMetrics
+from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.settings import AuthSettings, LimitSettings, ServedTask
 from tasc_store import ApiKey, StoreUnreachable
 from tasc_store.access.api_keys import digest_of
@@ -42,10 +42,9 @@ class Gated(Service):
         self.backend = FakeBackend(*(script or answer("one", "two")))
         keys = KnownKeys(find, AuthSettings()) if required else None
         tasks = [ServedTask(name=TASK, max_requests_per_s=limit)]
-        self.access = AccessControl(
-            keys, Rates(tasks, 1, 10, lambda: 0.0), RateMetrics(self.registry)
-        )
-        self.app = create_api(self.backend, LimitSettings(), self.registry, access=self.access)
+        metrics = GatewayMetrics(self.registry)
+        self.access = AccessControl(metrics, keys, Rates(tasks, 1, 10, lambda: 0.0))
+        self.app = create_api(self.backend, LimitSettings(), metrics, access=self.access)
 
     def post(
         self, path: str = COMPLETIONS, secret: str | None = SECRET, **fields: object
@@ -54,7 +53,7 @@ class Gated(Service):
         return self.ask("POST", path, json=GOOD[path] | fields, headers=headers)
 
     def limited(self, what: str) -> float | None:
-        labels = {"task": TASK, "what": what}
+        labels = {"task": TASK, "limit": what}
         return self.registry.get_sample_value("tasc_rate_limited_total", labels)
 
 

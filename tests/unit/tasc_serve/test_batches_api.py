@@ -10,6 +10,7 @@ from starlette.requests import Request
 from storage_service import StorageService, line
 
 from tasc_serve.access.access_control import AccessControl
+from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_store import ApiKey, StoreUnreachable
 from tasc_store.batches.batch_store import BatchFault
 
@@ -171,9 +172,7 @@ class TwoKeys(AccessControl):
     """Keys by name: the first may use one task, the second all."""
 
     def __init__(self) -> None:
-        registry = CollectorRegistry()
-        opened = AccessControl.open(registry)
-        self.__dict__.update(opened.__dict__)
+        super().__init__(GatewayMetrics(CollectorRegistry()))
         self.known = {
             "ann": ApiKey("a" * 16, "ann", tasks=("greet",)),
             "bob": ApiKey("b" * 16, "bob"),

@@ -10,7 +10,7 @@ from support import eventually
 from tasc_engine import GenerationRequest, GenerationResult, GuideSpec, Sampling, Timings
 from tasc_runtime.protocol import Call
 from tasc_runtime.sampling_options import AnswerGuide, SamplingOptions
-from tasc_serve.metrics.replica_metrics import CollectorMetrics
+from tasc_serve.metrics.replica_metrics import ReplicaMetrics
 from tasc_serve.monitor.collector import Collector, row_of
 from tasc_serve.settings import CollectSettings
 from tasc_store import CollectedRow, StoreError
@@ -90,7 +90,7 @@ class Store:
 class Collected:
     def __init__(self, store, **settings):
         self.registry = CollectorRegistry()
-        metrics = CollectorMetrics(self.registry, task="t", model_name="m")
+        metrics = ReplicaMetrics(self.registry, task="t", model_name="m", proposer="tasc")
         self.collector = Collector(store, CollectSettings(**{**ALL, **settings}), metrics)
 
     def give(self, n, begin=0):
@@ -113,7 +113,7 @@ def test_answers_reach_the_store_in_order_and_what_it_let_go_is_counted():
     eventually(lambda: len(store.rows) == 1200)
     assert inputs(store) == [str(i) for i in range(1200)]
     eventually(lambda: collected.count("") == 1200)
-    assert collected.count("_lost", reason="trimmed") >= 2 * 3, "at most 500 went at a time"
+    assert collected.count("_dropped", reason="trimmed") >= 2 * 3, "at most 500 went at a time"
     collected.collector.close()
 
 
@@ -129,7 +129,7 @@ def test_a_store_that_is_away_costs_answers_and_nothing_else(caplog):
     store = Store(away=True)
     collected = Collected(store, max_buffered_bytes=2600)
     collected.give(100)
-    lost = collected.count("_lost", reason="full")
+    lost = collected.count("_dropped", reason="full")
     assert lost == 91, "about 260 bytes each"
     assert store.tried.wait(30)
     store.tried.clear()

@@ -79,7 +79,7 @@ def test_a_label_value_survives_whatever_it_holds(name):
         ("index_info", 0.5),
         ("cache_usage_ratio", 0.5),
         ("tokens_per_step", 0.5),
-        ("replicas_seen", 0.5),
+        ("replicas_reachable", 0.5),
         ("built_timestamp_seconds", 0.5),
     ],
 )

@@ -37,7 +37,7 @@ def test_a_stream_has_each_piece_once_wherever_two_replicas_die(first: int, seco
     assert text(items) == text_of(WHOLE)
     assert tuple(i for item in items for i in item.ids) == WHOLE
     died = sum(not replica.present for replica in replicas.all.values())
-    assert calls.counted("tasc_failovers_total", why="died") == died >= 1
+    assert calls.counted("tasc_failovers_total", reason="died") == died >= 1
     last = next(r for r in replicas.all.values() if r.present and r.calls)
     assert last.calls[0].record_version in (None, 1)
     assert all(replica.open == 0 for replica in replicas.all.values())
@@ -58,7 +58,7 @@ def test_a_silent_replica_is_given_up_and_its_call_cancelled() -> None:
     replicas = Replicas(a=Scripted(hangs_after=3), b=Scripted(outstanding=5))
     calls = Calls(replicas)
     assert text(calls.run(streamed)) == text_of(WHOLE)
-    assert calls.counted("tasc_failovers_total", why="silent") == 1
+    assert calls.counted("tasc_failovers_total", reason="silent") == 1
     assert calls.counted("tasc_failover_seconds_count") == 1
     assert replicas.all["a"].open == 0
 
@@ -85,7 +85,7 @@ def test_an_only_replica_that_is_silent_is_waited_for() -> None:
     replicas = Replicas(a=Scripted())
     calls = Calls(replicas)
     assert text(calls.run(come_back)) == text_of(WHOLE)
-    assert calls.counted("tasc_failovers_total", why="silent") == 0
+    assert calls.counted("tasc_failovers_total", reason="silent") == 0
 
 
 def test_what_one_refuses_as_full_another_takes() -> None:
@@ -93,7 +93,7 @@ def test_what_one_refuses_as_full_another_takes() -> None:
     calls = Calls(replicas)
     assert text(calls.run(streamed)) == text_of(WHOLE)
     assert [len(r.calls) for r in replicas.all.values()] == [1, 1]
-    assert calls.counted("tasc_failovers_total", why="died") == 0
+    assert calls.counted("tasc_failovers_total", reason="died") == 0
 
 
 def test_when_all_are_full_the_shortest_wait_is_told() -> None:
@@ -228,7 +228,7 @@ def test_all_who_wait_for_a_replica_that_dies_go_elsewhere() -> None:
     replicas = Replicas(a=Scripted(hangs_after=3), b=Scripted(present=False))
     calls = Calls(replicas, wait_s=20)
     assert [text(items) for items in calls.run(crowd)] == [text_of(WHOLE)] * 5
-    assert calls.counted("tasc_failovers_total", why="died") == 5
+    assert calls.counted("tasc_failovers_total", reason="died") == 5
 
 
 def test_a_replica_that_is_being_stopped_and_hangs_is_given_up_too() -> None:
@@ -242,7 +242,7 @@ def test_a_replica_that_is_being_stopped_and_hangs_is_given_up_too() -> None:
     replicas = Replicas(a=Scripted(hangs_after=3), b=Scripted(outstanding=5))
     calls = Calls(replicas)
     assert text(calls.run(stopped)) == text_of(WHOLE)
-    assert calls.counted("tasc_failovers_total", why="silent") == 1
+    assert calls.counted("tasc_failovers_total", reason="silent") == 1
 
 
 def test_two_tries_of_one_request_at_a_time_do_not_meet_in_a_replica() -> None:

@@ -6,26 +6,15 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from metric_names import METRICS
 from tasc_draft.drafts import SOURCES
 from tasc_engine.request import GenerationResult, Timings
 from tasc_engine.stats import EngineTotals, StepRecord
 from tasc_runtime.engine.drafters import NeuralMetrics
 from tasc_serve.metrics.batch_metrics import BatchMetrics
-from tasc_serve.metrics.gateway_metrics import (
-    NO_TASK,
-    FailoverMetrics,
-    GatewayMetrics,
-    QueueMetrics,
-    RateMetrics,
-)
-from tasc_serve.metrics.metric_names import METRICS
-from tasc_serve.metrics.replica_metrics import (
-    CollectorMetrics,
-    DriftMetrics,
-    RecordMetrics,
-    ReplicaMetrics,
-    ShadowMetrics,
-)
+from tasc_serve.metrics.gateway_metrics import NO_TASK, GatewayMetrics
+from tasc_serve.metrics.replica_metrics import ReplicaMetrics
+from tasc_store import Artifact
 
 OWN = {"task": "tag", "model_name": "tiny", "proposer": "tasc"}
 POSITIONS = 3
@@ -153,11 +142,25 @@ def test_one_index_version_is_shown_and_the_first_is_no_swap():
     registry, metrics = replica()
     seen = []
     for version, size in ((None, 0), (3, 10), (3, 11), (4, 20), (None, 0)):
-        metrics.set_index(version, size)
+        metrics.set_index(version and artifact(version), size)
         shown = [v for v in ("None", "3", "4") if index_info(registry, v) == 1]
         swaps = value(registry, "tasc_index_swaps_total")
         seen.append((shown, value(registry, "tasc_draft_index_bytes"), swaps))
     assert seen == [([], 0, 0), (["3"], 10, 1), (["3"], 11, 1), (["4"], 20, 2), ([], 0, 3)]
+
+
+def artifact(version: int, forecast: float | None = None) -> Artifact:
+    return Artifact("tag", "f", version, 1, "0", 1, 1, 1e9, forecast)
+
+
+def test_what_is_known_of_an_index_is_exported_while_it_is_in_use():
+    registry, metrics = replica()
+    names = ("tasc_forecast_tokens_per_step", "tasc_draft_index_built_timestamp_seconds")
+    seen = []
+    for index in (None, artifact(1, forecast=4.5), artifact(2), None):
+        metrics.set_index(index, 0)
+        seen.append(tuple(value(registry, name) for name in names))
+    assert seen == [(None, None), (4.5, 1e9), (None, 1e9), (None, None)]
 
 
 def index_info(registry: CollectorRegistry, version: str) -> float | None:
@@ -172,16 +175,15 @@ def test_a_name_that_clients_make_up_becomes_no_label():
     requests = "tasc_http_requests_total"
     assert registry.get_sample_value(requests, {"task": "tag", "code": "200"}) == 1
     assert registry.get_sample_value(requests, {"task": NO_TASK, "code": "404"}) == 1
-    seconds = registry.get_sample_value("tasc_http_request_seconds_sum", {"task": "tag"})
+    seconds = registry.get_sample_value("tasc_http_request_duration_seconds_sum", {"task": "tag"})
     assert seconds == pytest.approx(0.004)
 
 
 def test_failovers_are_counted_from_0_on_so_that_the_first_is_a_rise():
     registry = CollectorRegistry()
-    failovers = FailoverMetrics(registry)
-    failovers.seen("tag", 2)
-    for why in ("died", "silent", "broken"):
-        labels = {"task": "tag", "why": why}
+    GatewayMetrics(registry).set_replicas("tag", 2)
+    for reason in ("died", "silent", "broken"):
+        labels = {"task": "tag", "reason": reason}
         assert registry.get_sample_value("tasc_failovers_total", labels) == 0
     assert registry.get_sample_value("tasc_failovers_refused_total", {"task": "tag"}) == 0
 
@@ -208,27 +210,16 @@ def test_a_drafter_s_vocabulary_is_a_histogram_and_why_it_is_off_a_gauge():
 
 def test_the_list_of_metrics_is_what_a_fed_process_exports_and_each_series_names_its_task():
     registry, metrics = replica()
-    gateway = GatewayMetrics(registry)
+    gateway = GatewayMetrics(registry, ["tag"])
     gateway.observe_http("tag", 200, 0.1)
-    RateMetrics(registry).observe("tag", "key")
-    failovers = FailoverMetrics(registry)
-    failovers.lost("tag", "died")
-    failovers.recovered("tag", 0.5)
-    failovers.gave_up("tag")
-    failovers.seen("tag", 2)
+    gateway.observe_limited("tag", "key")
+    gateway.observe_failover_seconds("tag", 0.5)
+    gateway.set_replicas("tag", 2)
     BatchMetrics(registry).begun("tag")
-    QueueMetrics(registry, ["tag"])
-    own = {"task": "tag", "model_name": "tiny"}
-    ShadowMetrics(registry, **own)
-    CollectorMetrics(registry, **own)
-    RecordMetrics(registry, int, **own)
-    NeuralMetrics(registry, own)
-    drift = DriftMetrics(registry, OWN)
-    drift.expect(3.0)
-    drift.built(1e9)
+    NeuralMetrics(registry, {"task": "tag", "model_name": "tiny"})
     counts = np.ones((len(SOURCES), 1), np.int64)
     metrics.observe_step(StepRecord(1, 1, counts, counts, counts, 1, 0, 0, 0.0, 0.0))
-    metrics.set_index(1, 10)
+    metrics.set_index(artifact(1, forecast=3.0), 10)
     metrics.set_load(1, 2, 0.5)
     text = generate_latest(registry).decode()
     samples = [s for family in text_string_to_metric_families(text) for s in family.samples]

@@ -23,7 +23,7 @@ from tasc_engine import (
 )
 from tasc_engine import engine as engine_module
 from tasc_engine.sampling.logprobs import token_logprobs
-from tasc_serve.metrics.replica_metrics import ShadowMetrics
+from tasc_serve.metrics.replica_metrics import ReplicaMetrics
 from tasc_serve.monitor.shadow import MARGINS, ShadowCheck, difference
 from tasc_serve.replica.step_loop import EngineLoop
 from tasc_serve.settings import ShadowSettings
@@ -75,7 +75,7 @@ class Checked:
         self.registry = CollectorRegistry()
         self.engine = Engine(target, tokenizer, proposer, config, on_step=self._held)
         self.engine.compile_rules()
-        metrics = ShadowMetrics(self.registry, task="t", model_name="m")
+        metrics = ReplicaMetrics(self.registry, task="t", model_name="m", proposer="tasc")
         self.answering = 0
         self.shadow = ShadowCheck(
             self.engine, settings, "float64", metrics, self.records.append, lambda: self.answering

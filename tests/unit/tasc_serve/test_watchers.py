@@ -1,7 +1,5 @@
 """Watchers of records, indexes and the queue: what they take in, say, and try again."""
 
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -16,10 +14,10 @@ from tasc_draft import DraftSettings
 from tasc_engine.errors import GuideError
 from tasc_runtime.engine.versions import MOST_KNOWN, Records
 from tasc_runtime.errors import AdapterRefused, StaleProposer
-from tasc_serve.metrics.gateway_metrics import QueueMetrics
+from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.monitor.store_health import QueueWatch
 from tasc_serve.replica import record_watcher
-from tasc_serve.replica.record_watcher import IndexWatcher, RecordWatcher
+from tasc_serve.replica.record_watcher import RecordWatcher
 from tasc_store import StoreUnreachable, TaskRecord
 from tasc_store.batches.leases import Waiting
 
@@ -256,30 +254,6 @@ def test_what_cannot_be_loaded_is_tried_ever_more_rarely_and_anew_with_another_v
     assert waits[1:5] == [0.02, 0.04, 0.04, 0.04]
 
 
-def test_a_roll_back_that_fails_is_said_once_as_what_it_is_and_newer_indexes_are_still_seen(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    rounds, looks = [], threading.Semaphore(0)
-
-    def fails() -> None:
-        rounds.append(1)
-        raise StoreUnreachable("no Redis answers")
-
-    def wait(seen: int | None, timeout_s: float) -> None:
-        looks.release()
-        time.sleep(timeout_s)
-
-    indexes = SimpleNamespace(store=SimpleNamespace(wait=wait))
-    worker = SimpleNamespace(artifact=None, indexes=indexes)
-    watcher = IndexWatcher(worker, None, 0.005, lambda artifact: None, fails)
-    for _ in range(3):
-        assert looks.acquire(timeout=300)
-    watcher.close()
-    assert len(rounds) >= 3
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert "was not rolled back, the new one stays in use: no Redis answers" in said
-
-
 class Queue:
     """Says what the script has, the last of it for ever; what is shown whenever it is asked."""
 
@@ -305,17 +279,17 @@ def shown(registry: CollectorRegistry, task: str) -> tuple[float | None, float |
 
 def test_tasks_of_ones_own_are_there_at_0_and_others_from_when_a_batch_waits() -> None:
     registry = CollectorRegistry()
-    metrics = QueueMetrics(registry, ["tag"])
+    metrics = GatewayMetrics(registry, ["tag"])
     assert (shown(registry, "tag"), shown(registry, "other")) == ((0, 0), (None, None))
-    metrics.seen({"other": Waiting(2, 30.0)})
+    metrics.set_batches({"other": Waiting(2, 30.0)})
     assert (shown(registry, "tag"), shown(registry, "other")) == ((0, 0), (2, 30))
-    metrics.seen({"tag": Waiting(1, 5.0)})
+    metrics.set_batches({"tag": Waiting(1, 5.0)})
     assert (shown(registry, "tag"), shown(registry, "other")) == ((1, 5), (0, 0))
 
 
 def test_a_store_that_is_away_changes_nothing_and_is_asked_again() -> None:
     registry = CollectorRegistry()
-    metrics = QueueMetrics(registry, ["tag"])
+    metrics = GatewayMetrics(registry, ["tag"])
     away = StoreUnreachable("away")
     three, four = {"tag": Waiting(3, 7.0)}, {"tag": Waiting(4, 9.0)}
     queue = Queue(registry, three, away, ValueError("odd"), four)
