@@ -194,8 +194,9 @@ _FAILOVER = (
         "short",
         "Replicas whose new requests are answered by a version of the task's record. Requests go to"
         " the newest that has a place.",
-        "Two versions for minutes: a replica does not follow; its log says which adapter cannot be"
-        " loaded there, or what waits for a restart. Those that did follow bear the load alone.",
+        "Two versions for minutes: a rolling update has not ended, since new replicas do not start"
+        " (`serve status`), or the application must be deployed again (the replica's log). Those of"
+        " the newest version bear the load alone.",
         (
             Target(
                 f'count_values by (task) ("version", tasc_record_version{OWN})',

@@ -20,7 +20,6 @@ from tasc_engine.guided import Guide, Guides
 from tasc_engine.kv.allocator import KVAllocator
 from tasc_engine.kv.prefix_cache import PrefixCache
 from tasc_engine.model.hidden_states import HiddenStateRequest
-from tasc_engine.model.loading import ModelSource
 from tasc_engine.model.target import Target
 from tasc_engine.request import Delta, GenerationRequest, GenerationResult
 from tasc_engine.sampling import sampler
@@ -32,7 +31,6 @@ from tasc_engine.step.cost import StepCosts
 from tasc_engine.step.draft_budget import DraftBudget, Spent
 from tasc_engine.step.plan import Plan
 from tasc_engine.step.sequence import Sequence
-from tasc_engine.step.targets import Targets
 from tasc_engine.step.verify import Verifier
 from tasc_text import TaskTokenizer
 
@@ -63,8 +61,8 @@ class Engine:
         costs: StepCosts | None = None,
     ) -> None:
         self.config = config
-        self._targets = Targets(target)
-        self._targets.watch(HiddenStateRequest.of(proposer))
+        self._target = target
+        target.watch(HiddenStateRequest.of(proposer))
         self._tokenizer = tokenizer
         self._drafter = Drafter(proposer, target.vocab_size)
         self._on_step = on_step
@@ -105,10 +103,6 @@ class Engine:
         return self._target.vocab_size
 
     @property
-    def _target(self) -> Target:
-        return self._targets.newest
-
-    @property
     def longest(self) -> int:
         """Most tokens of one request, prompt and answer together."""
         return min(self.config.max_model_len, self._places.total)
@@ -124,7 +118,7 @@ class Engine:
             GuideError: Its guide cannot be followed.
             QueueFull: As many requests wait as may.
             ValueError: The engine holds a request of this id, an id is outside the vocabulary, or
-                there is no such target or adapter.
+                there is no such adapter.
         """
         self.require_fit(request)
         if any(s.request.id == request.id for s in self._held()):
@@ -133,11 +127,11 @@ class Engine:
             raise QueueFull(f"{self.waiting} requests wait already; try again later")
         if request.guide and guide is None:
             guide = self.guides.of(request.guide, request.max_tokens)
-        adapter = self._targets.adapter_number(request)
+        adapter = self._target.adapter_number(request.adapter)
         self._waiting.append(Sequence.of(request, self._tokenizer, guide, adapter))
 
     def require_fit(self, request: GenerationRequest) -> None:
-        """Raise RequestTooLong, or ValueError for an id, a target or an adapter there is not."""
+        """Raise RequestTooLong, or ValueError for a token id or an adapter that does not exist."""
         needed = len(request.prompt) + request.max_tokens
         if needed > self.longest:
             raise RequestTooLong(
@@ -146,7 +140,7 @@ class Engine:
                 "shorten the prompt or lower max_tokens"
             )
         request.require_ids(self.vocab_size)
-        self._targets.adapter_number(request)
+        self._target.adapter_number(request.adapter)
 
     def waits_to_compile(self, request: GenerationRequest) -> bool:
         """Whether a request needs what `compile_rules` compiles, and nobody has called it yet."""
@@ -171,51 +165,19 @@ class Engine:
                 return True
         return False
 
-    @property
-    def targets(self) -> tuple[int, ...]:
-        """Numbers of the targets that answer, in the order in which they came."""
-        return self._targets.numbers
-
-    def load_target(self, source: ModelSource) -> Target:
-        """A target that may be added, on any thread; raises what `Target.load` does."""
-        return Target.load(source, self.config, self._target)
-
-    def add_target(self, target: Target) -> int:
-        """Have what `load_target` gave answer requests that name the number this returns.
-
-        What a GPU captures for it is captured step by step, one graph in front of each.
-        """
-        return self._targets.add(target)
-
-    def answers_by(self, number: int) -> bool:
-        """Whether a request that is here is answered by a target; between two steps."""
-        return any(s.request.target == number for s in self._held())
-
-    def drop_target(self, number: int) -> bool:
-        """Free a target, unless a request is answered by it; returns whether it is gone."""
-        if number in self.targets and self.answers_by(number):
-            return False
-        self._targets.drop(number)
-        self._prefixes.forget(number)
-        return number not in self.targets
-
     def draft_by(self, proposer: Proposer) -> None:
         """Draft by another proposer, which has no rows yet; answers go on as they would."""
-        self._targets.watch(HiddenStateRequest.of(proposer))
+        self._target.watch(HiddenStateRequest.of(proposer))
         self._drafter.use(proposer)
         self._draft_budget.begin_again(self._most_of_step(proposer))
         for row, sequence in self._active.items():
             self._drafter.start(row, sequence.prompt, np.array(sequence.answer, np.int32))
 
     def step(self) -> list[Delta]:
-        """Advance rows by one verify forward; nothing happens when there is no request.
-
-        All rows, but where they have several targets: those of one of them, see `Targets.turn`.
-        """
-        self._targets.watch(self._drafter.wants)
-        self._targets.warm_up()
+        """Advance all rows by one verify forward; does nothing when there is no request."""
+        self._target.watch(self._drafter.wants)
         self._admit()
-        plan = Plan.of(self._targets.turn(self._active.values()), self._chunk)
+        plan = Plan.of([self._active[row] for row in sorted(self._active)], self._chunk)
         if not plan.sequences:
             return []
         budget = plan.budget(self._most_drafts)
@@ -228,11 +190,10 @@ class Engine:
         drafts, allowed = plan.guided(drafts)
         guided = time.perf_counter()
         try:
-            target = self._targets.of(plan.sequences[0].request)
-            verified = self._verifier.verify(target, plan, drafts, allowed)
+            verified = self._verifier.verify(self._target, plan, drafts, allowed)
             chosen, ended = verified.target_tokens, time.perf_counter()
             accepted = accept(chosen, verified.drafts, plan.room(), plan.ends(), self._is_eos)
-            self._drafter.see(plan, verified.drafts, accepted, target.thoughts)
+            self._drafter.see(plan, verified.drafts, accepted, self._target.thoughts)
             told = verified.logprobs(plan, accepted)
         except OutOfMemory as error:
             self._verifier.forget_moves_if(error.moved)
@@ -272,7 +233,6 @@ class Engine:
         assert all(s.row == row for row, s in active.items())
         assert all(s.cached <= longest for s in active.values())
         assert all(s.entered <= s.cached and s.behind > 0 for s in active.values())
-        assert {s.request.target for s in self._held()} <= set(self.targets)
         held = [range(s.first, s.first + s.needs) for s in active.values()]
         moved = self._verifier.moves.ravel().tolist()
         assert all(any(p in own for own in held) for p in moved), f"{moved} move, {held} are held"
@@ -295,7 +255,7 @@ class Engine:
             sequence.row = row = self._free.pop()
             sequence.admitted = time.monotonic()
             self._active[row] = sequence
-            entered = self._prefixes.enter(sequence.first, sequence.prompt, sequence.weights)
+            entered = self._prefixes.enter(sequence.first, sequence.prompt, sequence.adapter)
             sequence.entered = sequence.cached = entered
             self._drafter.start(row, sequence.prompt, sequence.committed_ids)
             self._sampler.start(
@@ -322,7 +282,7 @@ class Engine:
                 continue
             if not sequence.answer:
                 self._prefixes.leave(
-                    sequence.first, sequence.prompt, sequence.entered, sequence.weights
+                    sequence.first, sequence.prompt, sequence.entered, sequence.adapter
                 )
             used[i] = sequence.emit(new.tolist(), sizes[i], int(accepted.followed[i]), told[i])
             forced = sequence.follow_guide(int(used[i]))

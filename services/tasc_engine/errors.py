@@ -48,10 +48,6 @@ class RequestTooLong(EngineError, ValueError):
     """Prompt and ``max_tokens`` together do not fit a row."""
 
 
-class UnknownTarget(EngineError, ValueError):
-    """No target of the engine has this number, or not any more."""
-
-
 class QueueFull(EngineError):
     """As many requests wait as may."""
 

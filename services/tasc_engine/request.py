@@ -84,7 +84,6 @@ class GenerationRequest:
             log-probabilities and the chosen token's; unset: none of it.
         ignore_eos: Go on behind an end of sequence.
         adapter: Which of the target's adapters answers; unset: none of them.
-        target: Number of the engine's target that answers.
         committed_ids: Tokens of the answer that another engine has already given. The rest is what
             that engine would have generated, and only the rest is returned.
 
@@ -104,7 +103,6 @@ class GenerationRequest:
     logprobs: int | None = None
     ignore_eos: bool = False
     adapter: str | None = None
-    target: int = 0
     committed_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:

@@ -17,10 +17,6 @@ class EngineBroken(ServiceError):
     """The engine that held a request ended on an error; its replica is being replaced."""
 
 
-class AdapterRefused(ServiceError):
-    """Adapters of a newer version of a task cannot be loaded; the message names folder and why."""
-
-
 class StaleProposer(ServiceError):
     """A proposer was made for a record or an index that has gone out of use meanwhile."""
 

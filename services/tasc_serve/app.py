@@ -1,10 +1,14 @@
-"""Put the service together as one Ray Serve application, and start it.
+"""Put the service together as one Ray Serve application, start it and update it.
 
 It expects Ray to be initialised; who started Ray stops it.
+
+A task's replicas are bound to a digest of what their engine is built of. Deploying again after that
+has changed has Serve replace the task's replicas by a rolling update, while others stay.
 """
 
 import logging
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,6 +17,7 @@ from ray import serve
 from ray.serve.config import HTTPOptions, RequestRouterConfig
 from ray.serve.schema import ApplicationStatus, LoggingConfig
 
+from tasc_runtime.engine.versions import engine_digest
 from tasc_runtime.errors import ServiceError
 from tasc_serve.gateway import Gateway
 from tasc_serve.ports import free_port, require_free
@@ -20,6 +25,7 @@ from tasc_serve.replica.replica import TaskReplica
 from tasc_serve.replica.start_notes import heard
 from tasc_serve.routing.replica_router import ChosenReplicaRouter
 from tasc_serve.settings import ServedTask, ServeSettings
+from tasc_store import TaskStore, connect
 
 NAME = "tasc"
 _DRAIN_MARGIN_S = 5.0
@@ -30,10 +36,35 @@ log = logging.getLogger(__name__)
 _LOGGING = LoggingConfig(enable_access_log=False, log_level="WARNING")
 
 
-def build(settings: ServeSettings, redis_url: str) -> serve.Application:
-    """The application: one deployment per task, and the gateway in front of them."""
+# What this process deploys first replaces whatever ran before: settings and code may differ.
+_PROCESS = uuid.uuid4().hex
+
+Digests = Mapping[str, str]
+
+
+def newest_digests(settings: ServeSettings, redis_url: str) -> dict[str, str]:
+    """The `engine_digest` of each task's newest record.
+
+    Raises:
+        UnknownTask: There is no such task.
+        StoreError: Redis cannot be reached.
+        ValueError: A record is unreadable.
+    """
+    with connect(redis_url) as client:
+        store = TaskStore(client)
+        return {task.name: engine_digest(store.get(task.name)) for task in settings.tasks}
+
+
+def build(settings: ServeSettings, redis_url: str, digests: Digests) -> serve.Application:
+    """The application: one deployment per task, and the gateway in front of them.
+
+    Args:
+        digests: Of each task, the `engine_digest` of the record that its replicas serve.
+    """
     replicas = {
-        task.name: _replica(settings, task).bind(settings, redis_url, task)
+        task.name: _versioned(_replica(settings, task), digests[task.name]).bind(
+            settings, redis_url, task, digests[task.name]
+        )
         for task in settings.tasks
     }
     gateway: Any = serve.deployment(
@@ -48,12 +79,13 @@ def build(settings: ServeSettings, redis_url: str) -> serve.Application:
         graceful_shutdown_timeout_s=settings.limits.drain_timeout_s,
         health_check_period_s=2,
     )
-    return gateway.bind(settings, redis_url, replicas)
+    return _versioned(gateway).bind(settings, redis_url, replicas)
 
 
 def start(
     settings: ServeSettings,
     redis_url: str,
+    digests: Digests | None = None,
     came_up: Callable[[str, int], None] = lambda deployment, running: None,
     told: Callable[[str, str], None] = lambda task, note: None,
 ) -> str:
@@ -62,6 +94,7 @@ def start(
     Returns once every task answers.
 
     Args:
+        digests: See `build`; unset: those of the newest records.
         came_up: Told a deployment, a task's name or ``gateway``, and how many of its replicas run,
             whenever there are more.
         told: Told a task and what a replica of it says takes long, on a thread of its own.
@@ -78,17 +111,26 @@ def start(
     # Ours ends a request first; this one only frees what Ray itself still holds.
     options = HTTPOptions(host=host, port=port, request_timeout_s=2 * longest_s)
     serve.start(http_options=options, logging_config=_LOGGING)
-    target = serve.RunTarget(build(settings, redis_url), name=NAME, logging_config=_LOGGING)
+    digests = newest_digests(settings, redis_url) if digests is None else digests
     base = f"http://{host}:{port}"
     tasks = {task.name for task in settings.tasks}
     with heard(redis_url, tasks, told):
-        serve.run_many(
-            [target],
-            wait_for_ingress_deployment_creation=False,
-            wait_for_applications_running=False,
-        )
+        update(settings, redis_url, digests)
         _wait_until_ready(base, tasks, limits.start_timeout_s, Arrivals(came_up))
     return base
+
+
+def update(settings: ServeSettings, redis_url: str, digests: Digests) -> None:
+    """Deploy the application. Replicas whose digest has changed are replaced one after the other.
+
+    Returns at once: what runs goes on to answer until its successor does.
+    """
+    application = build(settings, redis_url, digests)
+    serve.run_many(
+        [serve.RunTarget(application, name=NAME, logging_config=_LOGGING)],
+        wait_for_ingress_deployment_creation=False,
+        wait_for_applications_running=False,
+    )
 
 
 def stop(drain_timeout_s: float = 0) -> None:
@@ -116,7 +158,18 @@ def _replica(settings: ServeSettings, task: ServedTask) -> Any:
         graceful_shutdown_timeout_s=settings.limits.drain_timeout_s,
         health_check_period_s=2,
         request_router_config=_ROUTED,
+        max_surge_percent=task.max_surge_percent,
     )
+
+
+def _versioned(deployment: Any, digest: str = "") -> Any:
+    """A deployment whose replicas Serve keeps where it is deployed again with the same digest.
+
+    Without a version Serve replaces all replicas of an application each time. It has the option for
+    its own deployments alone; for an application that is deployed by a config file it is ignored,
+    and the config's ``args`` count.
+    """
+    return deployment.options(version=f"{_PROCESS}-{digest}", _internal=True)
 
 
 def _replicas_of(settings: ServeSettings, task: ServedTask) -> dict[str, Any]:

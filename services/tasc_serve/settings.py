@@ -1,5 +1,6 @@
 """The one settings file of the service, read by ``tasc serve --config``. It starts nothing."""
 
+import math
 from pathlib import Path
 from typing import Any, Self
 
@@ -139,6 +140,13 @@ class ServedTask(Section):
     )
     num_cpus: float = Field(0.5, ge=0, description="logical CPUs Ray reserves for one replica")
     num_gpus: float = Field(0.0, ge=0, description="GPUs Ray reserves for one replica")
+    max_surge_percent: int = Field(
+        25,
+        ge=0,
+        le=100,
+        description="replicas that a rolling update may add at a time, rounded up; 0: old ones "
+        "stop first, for clusters without CPUs or GPUs to spare",
+    )
     max_requests_per_s: float | None = Field(
         None, gt=0, le=1e6, description="of all clients together; more are answered 429"
     )
@@ -153,6 +161,11 @@ class ServedTask(Section):
         if scaling is None:
             return self.replicas, self.replicas
         return scaling.min_replicas, scaling.max_replicas
+
+    @property
+    def surge_replicas(self) -> int:
+        """How many more there may be during a rolling update."""
+        return math.ceil(self.max_surge_percent * self.replica_range[1] / 100)
 
 
 class AuthSettings(Section):
@@ -202,7 +215,9 @@ class ServeSettings(Section):
     failover: FailoverSettings = FailoverSettings()
     auth: AuthSettings = AuthSettings()
     metrics: MetricsSettings = MetricsSettings()
-    index_poll_s: float = Field(2.0, gt=0, description="longest time until a new index is seen")
+    index_poll_s: float = Field(
+        2.0, gt=0, description="longest time until a new index or record is seen"
+    )
     cache_dir: Path | None = Field(None, description="node-local index cache; unset: per user")
 
     @property

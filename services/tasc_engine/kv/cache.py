@@ -58,30 +58,6 @@ class RowCache:
         """How many there are; as many as were asked for before the first forward."""
         return self._most if self._pool is None else self._pool.shape[1] - 1
 
-    def shares(self, other: "RowCache") -> bool:
-        """Whether both are the same memory."""
-        return self._pool is not None and self._pool is other._pool
-
-    def share(self, other: "RowCache") -> None:
-        """Hold everything in another's memory from now on, and nothing of what was held.
-
-        Raises:
-            UnsupportedModel: It is for a model of another shape, dtype or device.
-        """
-        if self._pool is None or other._pool is None:
-            raise RuntimeError("the cache is empty; a forward comes first")
-        own, theirs = (
-            (*pool.shape[:1], *pool.shape[2:], pool.dtype, pool.device)
-            for pool in (self._pool, other._pool)
-        )
-        if own != theirs:
-            raise UnsupportedModel(
-                f"the model has keys and values of {own}, the one that is served of {theirs}; "
-                "restart the service to serve it"
-            )
-        self._pool, self._rows = other._pool, _rows_of(other._pool, self._longest)
-        self.host = self.device = None
-
     def begin(self, host: StepLayout[Int64], device: StepLayout[Tensor]) -> None:
         """Nodes that the last step kept move to where they belong; then the layout is taken in."""
         self.move(device.moves)

@@ -17,10 +17,7 @@ from tasc_engine.kv.cache import RowCache
 
 Int32 = NDArray[np.int32]
 
-Weights = tuple[int, int]  # numbers of target and adapter: others have other keys and values
-_Key = tuple[Weights, bytes]  # and tokens
-
-PLAIN: Weights = (0, 0)
+_Key = tuple[int, bytes]  # number of the adapter, since each gives other keys and values; tokens
 
 LEAST_TOKENS = 8  # shorter beginnings are not worth a copy
 RECENT = 8  # prompts that a new one is compared with
@@ -38,21 +35,21 @@ class PrefixCache:
     def __init__(self, cache: RowCache, budget: int) -> None:
         self._cache = cache
         self._budget = budget
-        self._recent: deque[tuple[Weights, Int32]] = deque(maxlen=RECENT)
+        self._recent: deque[tuple[int, Int32]] = deque(maxlen=RECENT)
         self._kept: OrderedDict[_Key, tuple[Int32, Tensor]] = OrderedDict()
         self.nbytes = 0
 
-    def enter(self, first: int, prompt: Int32, weights: Weights = PLAIN) -> int:
+    def enter(self, first: int, prompt: Int32, adapter: int = 0) -> int:
         """Copy the longest kept beginning of a prompt to a row's first place; returns its tokens.
 
         The prompt's last token is never among them: its forward says what comes first.
 
         Args:
-            weights: Of who answers.
+            adapter: Number of the adapter that answers; 0 for none.
         """
         longest, best = 0, None
         for key, (tokens, _) in self._kept.items():
-            n = _common(tokens, prompt[:-1]) if key[0] == weights else 0
+            n = _common(tokens, prompt[:-1]) if key[0] == adapter else 0
             if n > longest:
                 longest, best = n, key
         if best is None or longest < LEAST_TOKENS:
@@ -61,7 +58,7 @@ class PrefixCache:
         self._cache.paste(first, self._kept[best][1][:, :longest])
         return longest
 
-    def leave(self, first: int, prompt: Int32, entered: int, weights: Weights = PLAIN) -> None:
+    def leave(self, first: int, prompt: Int32, entered: int, adapter: int = 0) -> None:
         """Take note of a prompt that a row holds, and keep what it shares with those before it.
 
         Args:
@@ -69,21 +66,15 @@ class PrefixCache:
         """
         if not self._budget:
             return
-        own = (p for of, p in self._recent if of == weights)
+        own = (p for of, p in self._recent if of == adapter)
         shared = max((_common(p, prompt[:-1]) for p in own), default=0)
-        self._recent.append((weights, prompt))
+        self._recent.append((adapter, prompt))
         if shared >= max(entered, 1) + LEAST_TOKENS:
             try:
-                self._keep(weights, prompt[:shared].copy(), self._cache.copied(first, shared))
+                self._keep(adapter, prompt[:shared].copy(), self._cache.copied(first, shared))
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise  # else the beginning is prefilled again: slower, and no harm
-
-    def forget(self, target: int) -> None:
-        """Drop what a target has made, which nobody will ask for again."""
-        self._recent = deque((r for r in self._recent if r[0][0] != target), maxlen=RECENT)
-        for key in [key for key in self._kept if key[0][0] == target]:
-            self.nbytes -= self._kept.pop(key)[1].nbytes
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless what is kept is within its bounds and named rightly."""
@@ -91,10 +82,10 @@ class PrefixCache:
         assert all(key[1] == tokens.tobytes() for key, (tokens, _) in self._kept.items())
         assert all(len(tokens) == kv.shape[1] for tokens, kv in self._kept.values())
 
-    def _keep(self, weights: Weights, tokens: Int32, kv: Tensor) -> None:
+    def _keep(self, adapter: int, tokens: Int32, kv: Tensor) -> None:
         if kv.nbytes > self._budget:
             return
-        key = weights, tokens.tobytes()
+        key = adapter, tokens.tobytes()
         self._kept[key] = tokens, kv
         self._kept.move_to_end(key)
         self.nbytes = sum(kept.nbytes for _, kept in self._kept.values())

@@ -191,21 +191,9 @@ class GraphedForward:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Capture all graphs now, so that no request waits for one."""
-        while self.warm_up_one():
-            pass
-
-    @torch.inference_mode()
-    def warm_up_one(self) -> bool:
-        """Capture the largest graph that is not there yet, which takes most memory.
-
-        Returns:
-            Whether more are to come. Between two steps rows may hold the cache meanwhile.
-        """
-        missing = [size for size in self._sizes if size not in self._buckets]
-        if missing:
-            self._bucket(missing[-1])
-        return len(missing) > 1
+        """Capture all graphs, the largest first: it takes most memory."""
+        for size in reversed(self._sizes):
+            self._bucket(size)
 
     def size_of(self, step: Step) -> int | None:
         """The bucket of a step; None where a row does more than decode or a limit is passed."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from tasc_engine.config import EngineConfig
 from tasc_engine.errors import OutOfMemory, UnsupportedModel, is_out_of_memory
 from tasc_engine.kernels.gpu.attention import available
-from tasc_engine.kv.cache import LEAST_PLACES, RowCache, attach, attention_layers, on_device
+from tasc_engine.kv.cache import RowCache, attach, attention_layers, on_device
 from tasc_engine.layout import Feed, Int64, StepLayout, lay_out, plain_feed
 from tasc_engine.lora.adapter_files import Adapter, read_adapter
 from tasc_engine.lora.adapters import Adapters
@@ -26,7 +26,6 @@ from tasc_engine.model.decoder import FAMILIES, LeanDecoder, lean
 from tasc_engine.model.hidden_states import HiddenStateRequest, HiddenStates
 from tasc_engine.model.linears import lay_out_linears
 from tasc_engine.model.loading import ModelSource, load_model, positions_of
-from tasc_engine.model.memory_check import require_room
 from tasc_engine.model.operations import greatest
 
 # Norm of the difference over that of the logits: rounding passes, a wrong mask does not.
@@ -48,8 +47,6 @@ class Target:
 
     Args:
         adapters: Those of which each row uses one or none.
-        beside: Whose cache it uses, at the same time, for rows of its own: another target of the
-            same base model.
 
     Attributes:
         adapters: Their names; the number of each is its place, from 1 on.
@@ -59,24 +56,14 @@ class Target:
         UnsupportedModel: The model cannot be decoded exactly here; the message names it and why.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        config: EngineConfig,
-        adapters: Sequence[Adapter] = (),
-        beside: "Target | None" = None,
-    ) -> None:
+    def __init__(self, model: Any, config: EngineConfig, adapters: Sequence[Adapter] = ()) -> None:
         self.config = config
         self.adapters = tuple(adapter.name for adapter in adapters)
         weight = model.get_input_embeddings().weight  # quantised layers have other dtypes
         self.device, self.dtype = weight.device, weight.dtype
         self.vocab_size = int(model.config.get_text_config().vocab_size)
         layers, longest = attention_layers(model), config.max_model_len
-        if beside is None:
-            places = config.rows * longest
-            self.cache = RowCache(layers, places, config.kv_cache_bytes, longest)
-        else:  # tried in a cache of its own: rows hold the other
-            self.cache = RowCache(layers, LEAST_PLACES, None, longest)
+        self.cache = RowCache(layers, config.rows * longest, config.kv_cache_bytes, longest)
         _check_config(model.config, config.max_model_len)
         expected, self._name = _own_logits(model.eval()), type(model).__name__
         added = Adapters(model, adapters)
@@ -84,24 +71,17 @@ class Target:
         self._forward = through_modules(model, self.cache, added) if decoder is None else decoder
         self.decoder = decoder
         self._check_against(expected)
-        if beside is not None:
-            self._join(beside)
         self._graphs = None if decoder is None else self._graphed(decoder)
 
     @classmethod
-    def load(
-        cls, source: ModelSource, config: EngineConfig, beside: "Target | None" = None
-    ) -> "Target":
+    def load(cls, source: ModelSource, config: EngineConfig) -> "Target":
         """Read weights and adapters, and check that decoding is exact; on any thread.
 
         Raises:
             UnsupportedModel: See the class; or an adapter is not one that is served.
-            MemoryError: It does not fit beside the other.
         """
-        if beside is not None:
-            require_room(source)
         adapters = [read_adapter(name, folder) for name, folder in source.adapters]
-        return cls(load_model(source), config, adapters, beside)
+        return cls(load_model(source), config, adapters)
 
     def adapter_number(self, name: str | None) -> int:
         """What a row carries that uses an adapter; 0 for None.
@@ -127,7 +107,7 @@ class Target:
         Raises:
             UnsupportedModel: The model's own code runs it, which tells nothing.
         """
-        if not wants and self.decoder is None:
+        if wants == self._wanted:
             return
         if self.decoder is None:
             raise UnsupportedModel(
@@ -139,7 +119,7 @@ class Target:
     @contextmanager
     def unwatched(self) -> Iterator[None]:
         """Steps in the block keep nothing: they need less memory."""
-        wants = HiddenStateRequest() if self.decoder is None else self.decoder.wants
+        wants = self._wanted
         self.watch(HiddenStateRequest())
         try:
             yield
@@ -155,13 +135,6 @@ class Target:
             for tokens in {max(most // 8, 1), max(most // 2, 1), most}:  # kernels of prompt chunks
                 self.next_tokens(plain_feed([0], 0, np.zeros(tokens, np.int32)))
             self.cache.clear()
-
-    def warm_up_one(self) -> bool:
-        """Capture one graph of a GPU, between two steps; returns whether more are to come."""
-        if self._graphs is None or self.watched:
-            return False
-        with self._current():
-            return self._graphs.warm_up_one()
 
     @property
     def dtype_name(self) -> str:
@@ -221,7 +194,11 @@ class Target:
     @property
     def watched(self) -> bool:
         """Whether steps keep what somebody wants of them."""
-        return self.decoder is not None and bool(self.decoder.wants)
+        return bool(self._wanted)
+
+    @property
+    def _wanted(self) -> HiddenStateRequest:
+        return HiddenStateRequest() if self.decoder is None else self.decoder.wants
 
     def _forward_of(self, step: StepLayout[Int64]) -> Tensor:
         device = on_device(step, self.device)
@@ -237,14 +214,6 @@ class Target:
         rows, most = self.config.rows, self.config.max_draft_tokens
         limits = Limits(rows, rows * (1 + most), rows * most, self.cache.places)
         return GraphedForward(decoder, self.cache, limits, self.device)
-
-    def _join(self, other: "Target") -> None:
-        if self.vocab_size != other.vocab_size:
-            raise UnsupportedModel(
-                f"the model has {self.vocab_size} tokens, the one that is served "
-                f"{other.vocab_size}; restart the service to serve it"
-            )
-        self.cache.share(other.cache)
 
     @torch.inference_mode()
     def _check_against(self, expected: Tensor) -> None:

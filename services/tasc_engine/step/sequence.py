@@ -83,11 +83,6 @@ class Sequence:
         return np.array(self.request.committed_ids, np.int32)
 
     @property
-    def weights(self) -> tuple[int, int]:
-        """Numbers of target and adapter: what keys and values depend on beside the tokens."""
-        return self.request.target, self.adapter
-
-    @property
     def remaining(self) -> int:
         return self.request.max_tokens - len(self.answer)
 

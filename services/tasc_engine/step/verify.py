@@ -78,7 +78,6 @@ class Verifier:
         """Run a step; without its drafts, and what drafts are made of, where they do not fit.
 
         Args:
-            target: That of all rows of the plan.
             allowed: What guides allow at each place; None where there are no guides.
 
         Raises:

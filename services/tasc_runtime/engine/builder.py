@@ -5,8 +5,7 @@ Online replicas and batch actors build their engines with it.
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,36 +16,19 @@ from tasc_draft import DraftIndex, DraftSettings, NgramProposer, Proposer
 from tasc_engine import Engine, EngineConfig, GenerationRequest, StepRecord, Target
 from tasc_engine import guided as engine_guides
 from tasc_engine.errors import GuideError
-from tasc_engine.model.loading import max_positions, require_adapters
+from tasc_engine.model.loading import max_positions
 from tasc_runtime.engine.drafters import load_task_drafter
 from tasc_runtime.engine.indexes import DraftIndexes, default_cache_dir
 from tasc_runtime.engine.model_source import device_of, model_source
 from tasc_runtime.engine.step_costs import step_costs
-from tasc_runtime.engine.versions import Records
+from tasc_runtime.engine.versions import Records, newest_version
 from tasc_runtime.engine_settings import DraftOverrides, EngineSettings
-from tasc_runtime.errors import AdapterRefused, StaleProposer
+from tasc_runtime.errors import StaleProposer
 from tasc_runtime.models import load_tokenizer
 from tasc_runtime.protocol import Call
 from tasc_runtime.sampling_options import AnswerGuide, FieldError, SamplingOptions, guide_of
 from tasc_store import Artifact, ArtifactCache, ArtifactStore, TaskRecord, TaskStore
 from tasc_text import PromptTemplate
-
-_MOST_SAID = 500  # characters of what a loader says
-
-
-@contextmanager
-def refused_adapters(record: TaskRecord) -> Iterator[None]:
-    """Whatever is raised in this block is of a record's adapters.
-
-    Raises:
-        AdapterRefused: In its place; folders, files and shapes of others may be wrong in any way.
-    """
-    try:
-        yield
-    except Exception as error:
-        places = [record.adapter] if record.adapter else [place for _, place in record.adapters]
-        shown = " ".join(str(error).split())[:_MOST_SAID] or type(error).__name__
-        raise AdapterRefused(f"adapter {', '.join(places) or 'none'}: {shown}") from error
 
 
 class Proposers:
@@ -130,6 +112,8 @@ class EngineBuilder:
         gpus: GPUs this process was given; without any, ``auto`` means the CPU.
         say: Told, in a line for people who wait, what takes seconds before it is ready.
         pinned: Versions to use, whatever is the newest.
+        digest: The `engine_digest` of the version to use, whatever is the newest; live changes
+            of that version still count.
 
     Raises:
         ServiceError: The model folder's tokenizer is not the one the task was registered with.
@@ -155,10 +139,14 @@ class EngineBuilder:
         on_step: Callable[[StepRecord], None] = lambda record: None,
         say: Callable[[str], None] = log.info,
         pinned: Pinned | None = None,
+        digest: str | None = None,
     ) -> None:
         store = TaskStore(client)
-        version = pinned.record_version if pinned else store.versions(task)[-1]
-        self.records = Records(store.get(task, version), version)
+        if pinned:
+            version = pinned.record_version
+            self.records = Records(store.get(task, version), version)
+        else:
+            self.records = Records(*newest_version(store, task, digest))
         self.tokenizer = load_tokenizer(self.record)
         self.template = PromptTemplate(self.record.template)
         artifacts = ArtifactStore(client, self.record.corpus_name, self.record.fingerprint)
@@ -197,11 +185,6 @@ class EngineBuilder:
         return self.records.newest[1]
 
     @property
-    def target_number(self) -> int:
-        """Of the engine's target that answers by the newest version."""
-        return self._target_of(self.record)
-
-    @property
     def drafts_by(self) -> str:
         """The name of what drafts: a mixture of n-grams, or what it is beside a drafter."""
         mixture = self.proposer.settings.mixture
@@ -221,26 +204,6 @@ class EngineBuilder:
             return None
         return self._proposers.make(record, index)
 
-    def target_for(self, record: TaskRecord) -> Target | None:
-        """A target with a record's adapters, loaded on any thread; None: there is one.
-
-        Raises:
-            AdapterRefused: They cannot be loaded.
-        """
-        if self.records.target_of(record) is not None:
-            return None
-        with refused_adapters(record):
-            return self.engine.load_target(model_source(record, self._device))
-
-    def require_adapters(self, record: TaskRecord) -> None:
-        """Look at a record's adapters on any thread, in a moment.
-
-        Raises:
-            AdapterRefused: `target_for` would load the model in vain.
-        """
-        with refused_adapters(record):
-            require_adapters(model_source(record, self._device))
-
     def swap(
         self, artifact: Artifact, index: DraftIndex, proposer: NgramProposer | None = None
     ) -> None:
@@ -259,13 +222,11 @@ class EngineBuilder:
         self,
         record: TaskRecord,
         version: int,
-        target: Target | None = None,
         proposer: NgramProposer | None = None,
     ) -> None:
         """Answer by one more version of the record; call it between two steps.
 
         Args:
-            target: What `target_for` loaded for it.
             proposer: What `proposer_for` made for it.
 
         Raises:
@@ -273,13 +234,7 @@ class EngineBuilder:
         """
         newest = record if version > self.record_version else self.record
         self._draft(newest, self.proposer.index, proposer)
-        number = None if target is None else self.engine.add_target(target)
-        self.records.add(record, version, number)
-
-    def let_go(self, target: int) -> bool:
-        """Take no more requests for a target between two steps; True once it is freed."""
-        self.records.forget(target)
-        return self.engine.drop_target(target)
+        self.records.add(record, version)
 
     def request(self, call: Call) -> GenerationRequest:
         """Read a call and have the engine know its guide, which takes time the first time.
@@ -320,7 +275,6 @@ class EngineBuilder:
             logprobs=asked.logprobs,
             ignore_eos=asked.ignore_eos,
             adapter=asked.adapter_of(record),
-            target=self._target_of(record),
             committed_ids=call.committed_ids,
         )
         self.engine.require_fit(request)
@@ -387,11 +341,6 @@ class EngineBuilder:
         )
         message = f"{guide.name}: {error}{unsent if call.max_tokens is None else ''}"
         return FieldError(call.max_tokens_field, message)
-
-    def _target_of(self, record: TaskRecord) -> int:
-        if (number := self.records.target_of(record)) is None:
-            raise ValueError("this version of the task is not served any more; send a new request")
-        return number
 
     def _draft(self, record: TaskRecord, index: DraftIndex, made: NgramProposer | None) -> None:
         settings = self._proposers.settings(record, index)

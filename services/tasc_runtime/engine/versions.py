@@ -1,34 +1,70 @@
-"""The versions of a task's record that one running engine can answer by. It reads no store.
+"""The versions of a task's record that one running engine can answer by, and when it needs another.
 
 A version is taken where it differs in nothing that the engine cannot change. Older ones stay known
 for a while, since an answer is ended by the version that it was begun by.
 """
 
-from collections.abc import Iterator
-from dataclasses import fields, replace
+import hashlib
+import json
+from dataclasses import fields
 
-from tasc_store import TaskRecord
+from tasc_store import TaskRecord, TaskStore
 
 # What a request is read by or drafted by, and no weight, token or template depends on.
 _LIVE = ("stop", "max_tokens", "sampling", "choices", "schema", "regex", "draft")
-# What an engine has another target for.
-_WEIGHTS = ("adapter", "adapters")
 MOST_KNOWN = 8
 
-_Weights = tuple[str | None, tuple[tuple[str, str], ...]]
+
+def engine_digest(record: TaskRecord) -> str:
+    """A short digest of the fields that an engine is built of.
+
+    Records of one digest can be served by one running engine, one after the other.
+    """
+    content = json.loads(record.to_json())
+    fixed = {name: value for name, value in content.items() if name not in _LIVE}
+    return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def fixed_changes(old: TaskRecord, new: TaskRecord) -> list[str]:
+    """The names of the fields that differ and that no running engine can change."""
+    names = (field.name for field in fields(TaskRecord) if field.name not in _LIVE)
+    return [name for name in names if getattr(old, name) != getattr(new, name)]
+
+
+def newest_version(
+    store: TaskStore, task: str, digest: str | None = None
+) -> tuple[TaskRecord, int]:
+    """The newest version of a task's record, and its number.
+
+    Args:
+        digest: Only versions with this `engine_digest` count. Where there is none, all count.
+
+    Raises:
+        UnknownTask: There is no such task.
+        StoreError: Redis fails.
+        ValueError: The newest version is unreadable.
+    """
+    numbers = store.versions(task)
+    for number in reversed(numbers if digest else ()):
+        try:
+            record = store.get(task, number)
+        except ValueError:  # unreadable, so no engine was built of it
+            continue
+        if engine_digest(record) == digest:
+            return record, number
+    return store.get(task, numbers[-1]), numbers[-1]
 
 
 class Records:
     """Versions of one task's record; any thread may ask, one at a time may change them.
 
     Args:
-        record: What the engine was built of, its target 0 too.
+        record: What the engine was built of.
         version: Its number.
     """
 
     def __init__(self, record: TaskRecord, version: int) -> None:
         self._known = {version: record}
-        self._targets = {_weights(record): 0}
         # One value, so that nobody sees a record with another's number.
         self.newest = record, version
 
@@ -54,48 +90,15 @@ class Records:
             )
         return found
 
-    def target_of(self, record: TaskRecord) -> int | None:
-        """Number of the engine's target that has a record's adapters; None where none has."""
-        return self._targets.get(_weights(record))
-
-    def needs_restart(self, record: TaskRecord) -> list[str]:
-        """The fields in which a record differs and that no running engine can change."""
-        return list(_differing(self.newest[0], record, _LIVE + _WEIGHTS))
-
-    def add(self, record: TaskRecord, version: int, target: int | None = None) -> None:
+    def add(self, record: TaskRecord, version: int) -> None:
         """Take a version; it is the newest if its number is the greatest.
 
-        Args:
-            target: Number of the engine's target that answers by it, where that is new.
-
         Raises:
-            ValueError: It needs an engine or a target of its own.
+            ValueError: It needs an engine of its own.
         """
-        known = target is not None or self.target_of(record) is not None
-        live = _LIVE + _WEIGHTS if known else _LIVE
-        if differing := list(_differing(self.newest[0], record, live)):
-            raise ValueError(f"version {version} changes {', '.join(differing)}")
-        if target is not None:
-            self._targets = {**self._targets, _weights(record): target}
+        if changes := fixed_changes(self.newest[0], record):
+            raise ValueError(f"version {version} changes {', '.join(changes)}")
         versions = {**self._known, version: record}
         self._known = {number: versions[number] for number in sorted(versions)[-MOST_KNOWN:]}
         if version > self.newest[1]:
             self.newest = record, version
-
-    def forget(self, target: int) -> None:
-        """Answer by no version of a target any more; that of the newest stays."""
-        if target != self.target_of(self.newest[0]):
-            self._targets = {w: n for w, n in self._targets.items() if n != target}
-            kept = {v: r for v, r in self._known.items() if self.target_of(r) is not None}
-            self._known = kept
-
-
-def _weights(record: TaskRecord) -> _Weights:
-    return record.adapter, record.adapters
-
-
-def _differing(old: TaskRecord, new: TaskRecord, live: tuple[str, ...]) -> Iterator[str]:
-    alike = replace(new, **{name: getattr(old, name) for name in live})
-    for field in fields(TaskRecord):
-        if getattr(alike, field.name) != getattr(old, field.name):
-            yield field.name

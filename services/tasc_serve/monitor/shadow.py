@@ -88,8 +88,6 @@ class ShadowCheck:
         dtype: The target's, which says how close a near tie is.
         observe: Given each step's record without what shadows did; steps of shadows alone are not
             told. Prompt tokens of shadows stay in it.
-        answering: Number of the engine's target that new requests get. Answers of others are not
-            checked: forwards for those would be taken from users.
     """
 
     def __init__(
@@ -99,10 +97,9 @@ class ShadowCheck:
         dtype: str,
         metrics: ReplicaMetrics,
         observe: Callable[[StepRecord], None] = lambda record: None,
-        answering: Callable[[], int] = lambda: 0,
     ) -> None:
         self._engine, self._settings, self._metrics = engine, settings, metrics
-        self._margin, self._observe, self._answering = MARGINS[dtype], observe, answering
+        self._margin, self._observe = MARGINS[dtype], observe
         self._due, self._real = 0.0, 0
         self._chosen: deque[_Candidate] = deque()
         self._running: dict[str, _Candidate] = {}
@@ -141,10 +138,9 @@ class ShadowCheck:
     def fill(self) -> None:
         """Before a step: give rows back where somebody waits, take one where one is free."""
         engine = self._engine
-        leaving = [i for i, own in self._running.items() if self._leaves(own)]
-        if self._crowded or leaving:
-            for id_ in tuple(self._running) if self._crowded else leaving:
-                self._give_back(id_)
+        if self._crowded:
+            for shadow_id in tuple(self._running):
+                self._give_back(shadow_id)
         elif self._chosen and engine.running + engine.waiting < engine.config.rows:
             try:
                 self._start()
@@ -188,7 +184,7 @@ class ShadowCheck:
     def _start(self) -> None:
         while self._chosen:
             candidate = self._chosen[0]
-            if time.monotonic() > candidate.until or self._leaves(candidate):
+            if time.monotonic() > candidate.until:
                 self._chosen.popleft()
                 self._metrics.drop_check("old")
                 continue
@@ -198,9 +194,6 @@ class ShadowCheck:
             self._chosen.popleft()
             self._submit(candidate)
             return
-
-    def _leaves(self, candidate: _Candidate) -> bool:
-        return candidate.request.target != self._answering()
 
     def _submit(self, candidate: _Candidate) -> None:
         shadow = candidate.shadow

@@ -39,9 +39,12 @@ class TaskReplica:
         settings: The service's settings.
         redis_url: The store.
         task: Which of the settings' tasks.
+        digest: The `engine_digest` of the record that it serves; unset: the newest one's.
     """
 
-    def __init__(self, settings: ServeSettings, redis_url: str, task: ServedTask) -> None:
+    def __init__(
+        self, settings: ServeSettings, redis_url: str, task: ServedTask, digest: str | None = None
+    ) -> None:
         self._client = client = connect(redis_url)
         registry = CollectorRegistry()
         limits = settings.limits
@@ -60,6 +63,7 @@ class TaskReplica:
             cache_dir=settings.cache_dir,
             on_step=self._observe_step,
             say=partial(tell, client, task.name),
+            digest=digest,
         )
         self._builder.compile_own_guide()
         self._admission = Admission(self._builder, limits)
@@ -78,7 +82,6 @@ class TaskReplica:
             self._builder.record.dtype,
             self._metrics,
             self._metrics.observe_step,
-            lambda: self._builder.target_number,
         )
         self._collector = Collector(CollectedRows(client, task.name), task.collect, self._metrics)
         self._set_index(self._builder.artifact)
@@ -98,7 +101,6 @@ class TaskReplica:
             self._loop,
             TaskStore(client),
             settings.index_poll_s,
-            limits.request_timeout_s,
             lambda: self._set_index(self._builder.artifact),
         )
 

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 
 from tasc_engine import Delta, Engine, GenerationRequest, QueueFull
-from tasc_engine.errors import UnknownTarget
 from tasc_engine.guided import Guide
 from tasc_runtime.protocol import Refusal
 from tasc_serve.monitor.shadow import ShadowCheck
@@ -142,9 +141,6 @@ class EngineLoop:
             self._engine.submit(request, guide)
         except QueueFull as error:
             sink(Refusal("full", str(error)))
-            return
-        except UnknownTarget as error:
-            sink(Refusal("changed", str(error)))
             return
         except ValueError as error:
             sink(Refusal("invalid", str(error)))

@@ -12,7 +12,7 @@ from serving import ALPHA, Ask, Said, Service
 
 import tiny
 from support import eventually
-from tasc_serve.app import build
+from tasc_serve.app import build, newest_digests
 from tasc_serve.settings import ServedTask
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis]
@@ -29,7 +29,8 @@ def scaled(service: Service) -> Iterator[Service]:
     """One task in an application of its own, which scales."""
     task = ServedTask.model_validate({"name": ALPHA, "num_cpus": 0.1, "autoscaling": SCALING})
     settings = service.settings.model_copy(update={"tasks": (task,)})
-    serve.run(build(settings, service.redis_url), name=NAME, route_prefix=f"/{NAME}")
+    application = build(settings, service.redis_url, newest_digests(settings, service.redis_url))
+    serve.run(application, name=NAME, route_prefix=f"/{NAME}")
     try:
         yield Service(f"{service.base}/{NAME}", service.redis_url, settings, service.tasks)
     finally:

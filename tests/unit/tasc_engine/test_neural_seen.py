@@ -249,17 +249,6 @@ def test_of_a_proposer_that_wanted_less_nothing_is_left(
         found.check(row, begin=7)
 
 
-def test_a_target_that_comes_later_tells_what_it_thinks(
-    bench: Callable[..., Bench], folder: Path
-) -> None:
-    found = bench()
-    source = ModelSource(folder, dtype="float64")
-    number = found.engine.add_target(found.engine.load_target(source))
-    found.answer(requests(target=number))
-    assert number == 1
-    assert sum(found.check(row) for row in found.told.ended) > 150
-
-
 @pytest.mark.parametrize(
     "wants", [HiddenStateRequest(), HiddenStateRequest(hidden=True), HiddenStateRequest(top=TOP)]
 )

@@ -76,10 +76,7 @@ class Checked:
         self.engine = Engine(target, tokenizer, proposer, config, on_step=self._held)
         self.engine.compile_rules()
         metrics = ReplicaMetrics(self.registry, task="t", model_name="m", proposer="tasc")
-        self.answering = 0
-        self.shadow = ShadowCheck(
-            self.engine, settings, "float64", metrics, self.records.append, lambda: self.answering
-        )
+        self.shadow = ShadowCheck(self.engine, settings, "float64", metrics, self.records.append)
 
     def _held(self, record):
         self.shadow.hold(record)
@@ -305,43 +302,14 @@ def test_the_loop_checks_when_it_is_idle_and_tells_users_only(checked, requests)
     assert checked.count("mismatches", kind="real") == 0
 
 
-@pytest.fixture
-def changed(checked, folder, requests):
-    """Answers that wait to be checked or are, and another target for new requests."""
-    checked.answer(requests[:4])
-    checked.step()
-    assert checked.shadow.running
-    beside = checked.engine.load_target(ModelSource(folder, dtype="float64"))
-    checked.answering = checked.engine.add_target(beside)
-    return checked
-
-
-def test_answers_of_a_target_that_leaves_are_not_checked(changed, requests):
-    steps = len(changed.records)
-    changed.step()
-    assert changed.engine.running == 0, "at once, also what had begun"
-    changed.step()
-    dropped = changed.count("checks_dropped", reason="old")
-    assert changed.count("checks") + dropped == 4
-    assert dropped > 1
-    assert len(changed.records) == steps
-    again = [replace(r, id=f"again {r.id}", target=changed.answering) for r in requests[:2]]
-    changed.answer(again)
-    changed.settle()
-    assert changed.count("checks") + dropped == 6
-
-
-def test_what_users_did_is_told_in_steps_of_which_shadows_have_none(checked, folder, requests):
+def test_what_users_did_is_told_in_steps_of_which_shadows_have_none(checked, requests):
     """And nothing of steps of shadows, whatever users wait beside."""
     checked.answer(requests[:1])
     checked.step()
     assert checked.shadow.running == 1
     before = len(checked.records)
-    number = checked.engine.add_target(
-        checked.engine.load_target(ModelSource(folder, dtype="float64"))
-    )
     checked.shadow.make_way()
-    checked.engine.submit(replace(requests[1], id="user", target=number))
+    checked.engine.submit(replace(requests[1], id="user"))
     said = 0
     while checked.engine.running:
         said += sum(len(delta.tokens) for delta in checked.step() if delta.id == "user")

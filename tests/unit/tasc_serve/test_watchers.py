@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,13 +12,19 @@ from prometheus_client import CollectorRegistry
 from support import eventually
 from tasc_draft import DraftSettings
 from tasc_engine.errors import GuideError
-from tasc_runtime.engine.versions import MOST_KNOWN, Records
-from tasc_runtime.errors import AdapterRefused, StaleProposer
+from tasc_runtime.engine.versions import (
+    MOST_KNOWN,
+    Records,
+    engine_digest,
+    fixed_changes,
+    newest_version,
+)
+from tasc_runtime.errors import StaleProposer
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.monitor.store_health import QueueWatch
 from tasc_serve.replica import record_watcher
 from tasc_serve.replica.record_watcher import RecordWatcher
-from tasc_store import StoreUnreachable, TaskRecord
+from tasc_store import NeuralDrafting, SamplingDefaults, StoreUnreachable, TaskRecord
 from tasc_store.batches.leases import Waiting
 
 RECORD = TaskRecord("greet", "model", "f" * 32, "{input}")
@@ -43,45 +49,29 @@ class Tasks:
 
 class Worker:
     def __init__(self) -> None:
-        self.records, self.record = Records(RECORD, 1), RECORD
-        self.needed: set[int] = set()
-        self.engine = SimpleNamespace(
-            longest=9, guides=SimpleNamespace(of=self._guide), answers_by=self.needed.__contains__
-        )
-        self.proposer, self.target_number = SimpleNamespace(index=None), 0
-        self.loaded: list[str | None] = []
+        self.records = Records(RECORD, 1)
+        self.engine = SimpleNamespace(longest=9, guides=SimpleNamespace(of=self._guide))
+        self.proposer = SimpleNamespace(index=None)
+        self.made = 0
         self.raising: list[Exception] = []
+
+    @property
+    def record(self) -> TaskRecord:
+        return self.records.newest[0]
 
     @property
     def record_version(self) -> int:
         return self.records.newest[1]
 
     def proposer_for(self, record: TaskRecord, index: None) -> None:
+        self.made += 1
         if record.draft.mixture == "tasc":
             raise ValueError("cannot be drafted so")
 
-    def target_for(self, record: TaskRecord) -> str | None:
-        if self.records.target_of(record) is not None:
-            return None
-        self.loaded.append(record.adapter)
-        if record.adapter == "broken":
-            raise AdapterRefused("adapter broken: it is")
-        return record.adapter
-
-    def require_adapters(self, record: TaskRecord) -> None:
-        if record.adapter == "no files":
-            raise AdapterRefused("adapter no files: there are none")
-
-    def take(self, record: TaskRecord, version: int, target: str | None, proposer: None) -> None:
+    def take(self, record: TaskRecord, version: int, proposer: None) -> None:
         if self.raising:
             raise self.raising.pop()
-        number = None if target is None else len(self.loaded)
-        self.records.add(record, version, number)
-        self.target_number = self.records.target_of(self.records.newest[0])
-
-    def let_go(self, target: int) -> bool:
-        self.records.forget(target)
-        return True
+        self.records.add(record, version)
 
     def _guide(self, spec: Any, longest: int) -> None:
         if spec.text == "bad":
@@ -97,31 +87,63 @@ class Loop:
 
 
 @contextmanager
-def watching(tasks: Tasks, worker: Worker, keep_s: float = 60.0) -> Iterator[RecordWatcher]:
-    watcher = RecordWatcher(worker, Loop(), tasks, 0.005, keep_s)
+def watching(tasks: Tasks, worker: Worker) -> Iterator[None]:
+    watcher = RecordWatcher(worker, Loop(), tasks, 0.005)
     try:
-        yield watcher
+        yield
     finally:
         watcher.close()
 
 
-def watched(
-    published: list[TaskRecord | None], done: Callable[[Worker], bool], keep_s: float = 60.0
-) -> Worker:
+def watched(published: list[TaskRecord | None], done: Callable[[Worker], bool]) -> Worker:
     """A worker that served version 1 when all of these were published in one moment."""
     worker, tasks = Worker(), Tasks()
-    with watching(tasks, worker, keep_s):
+    with watching(tasks, worker):
         tasks.records = [RECORD, *published]
         eventually(lambda: done(worker))
     return worker
 
 
-def adapted(*names: str) -> list[TaskRecord | None]:
-    return [replace(RECORD, adapter=name) for name in names]
-
-
 def told(count: int) -> list[TaskRecord | None]:
     return [replace(RECORD, max_tokens=tokens) for tokens in range(1, count + 1)]
+
+
+LIVE: dict[str, Any] = {
+    "stop": ("x",),
+    "max_tokens": 5,
+    "sampling": SamplingDefaults(temperature=1.0),
+    "choices": ("a",),
+    "schema": "{}",
+    "regex": "x",
+    "draft": DraftSettings("tasc"),
+}
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(TaskRecord)])
+def test_a_digest_changes_with_every_field_that_no_running_engine_can_change(field: str) -> None:
+    others = {
+        "dtype": "float64",
+        "quantization": "int8",
+        "fingerprint": "e" * 32,
+        "template": "{input}!",
+        "neural": NeuralDrafting("d"),
+        "adapters": (("a", "b"),),
+    }
+    changed = replace(RECORD, **{field: LIVE.get(field, others.get(field, "other"))})
+    assert changed != RECORD
+    assert (engine_digest(changed) == engine_digest(RECORD)) == (field in LIVE)
+    assert fixed_changes(RECORD, changed) == ([] if field in LIVE else [field])
+
+
+def test_of_a_digest_the_newest_readable_version_is_served() -> None:
+    tasks = Tasks()
+    adapted = replace(RECORD, adapter="new")
+    tasks.records = [RECORD, replace(RECORD, max_tokens=5), adapted, None, adapted]
+    found = {d: newest_version(tasks, "greet", d)[1] for d in (None, "another's")}
+    assert found == {None: 5, "another's": 5}
+    assert newest_version(tasks, "greet", engine_digest(RECORD)) == (tasks.records[1], 2)
+    tasks.records[4] = replace(RECORD, template="{input}!")
+    assert newest_version(tasks, "greet", engine_digest(adapted)) == (adapted, 3)
 
 
 def test_a_version_that_came_between_two_looks_is_known() -> None:
@@ -149,31 +171,42 @@ def test_the_last_good_version_is_used_where_the_newest_is_not() -> None:
     assert 3 not in worker.records
 
 
-def test_adapters_are_loaded_once_and_those_of_before_are_let_go() -> None:
-    published = [replace(RECORD, adapter="new"), replace(RECORD, adapter="new", max_tokens=3)]
-    worker = watched(published[:1], lambda worker: worker.record_version == 2)
-    assert (worker.loaded, worker.records.older) == (["new"], (1,)), "kept for others' answers"
-    worker = watched(published, lambda worker: worker.records.newest[1] == 3, keep_s=0.0)
-    assert worker.loaded == ["new"]
-    worker = watched(published, lambda worker: 3 in worker.records and not worker.records.older, 0)
-    assert worker.records.target_of(RECORD) is None
+FIXED = [
+    {"adapter": "new"},
+    {"adapters": (("x", "new"),)},
+    {"model": "m"},
+    {"template": "{input}!"},
+]
 
 
-@pytest.mark.parametrize("broken", [{"adapter": "broken"}, {"draft": DraftSettings("tasc")}])
-def test_what_cannot_be_loaded_is_told_once_with_the_way_out_and_the_next_is_taken(
-    broken: dict[str, Any], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("changed", FIXED)
+def test_what_needs_new_replicas_is_told_once_and_the_next_is_taken(
+    changed: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO")
     worker, tasks = Worker(), Tasks()
-    watcher = RecordWatcher(worker, Loop(), tasks, 0.005, 60.0)
-    tasks.records.append(replace(RECORD, **broken))
-    for published, told in ((None, "version 2"), (replace(RECORD, adapter="good"), "version 3")):
-        tasks.records += [published] if published else []
-        eventually(lambda told=told: told in caplog.text)
-    watcher.close()
+    with watching(tasks, worker):
+        tasks.records.append(replace(RECORD, **changed))
+        eventually(lambda: "version 2" in caplog.text)
+        tasks.records += told(1)
+        eventually(lambda: worker.record_version == 3)
+    (said,) = [r.getMessage() for r in caplog.records if "version 2" in r.getMessage()]
+    assert f"changes {next(iter(changed))}" in said
+    assert "version 1 stays in use" in said
+    assert worker.records.older == (1,)
+
+
+def test_what_cannot_be_used_is_told_once_with_the_way_out_and_the_next_is_taken(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(record_watcher, "AGAIN_S", 0.01)
+    worker, tasks = Worker(), Tasks()
+    with watching(tasks, worker):
+        tasks.records.append(replace(RECORD, draft=DraftSettings("tasc")))
+        eventually(lambda: worker.made > 2)
+        tasks.records += told(1)
+        eventually(lambda: worker.record_version == 3)
     (said,) = [r.getMessage() for r in caplog.records if "version 1 stays in use" in r.getMessage()]
     assert "go back with `tasc task use greet 1`" in said
-    assert worker.loaded[-1] == "good"
     assert worker.records.older == (1,)
 
 
@@ -189,69 +222,13 @@ def test_a_change_that_fails_between_two_steps_is_told_and_tried_again(
     assert "version 1 stays in use: no row could be drafted for" in caplog.text
 
 
-def test_a_proposer_that_came_too_late_is_made_again_and_nothing_else() -> None:
+def test_a_proposer_that_came_too_late_is_made_again() -> None:
     worker, tasks = Worker(), Tasks()
     worker.raising = [StaleProposer("the index has changed")] * 2
     with watching(tasks, worker):
-        tasks.records += adapted("new")
+        tasks.records += told(1)
         eventually(lambda: worker.record_version == 2)
-    assert worker.loaded == ["new"]
-
-
-def test_what_takes_a_moment_is_looked_at_before_a_model_is_loaded() -> None:
-    worker, tasks = Worker(), Tasks()
-    with watching(tasks, worker) as watcher:
-        for version, wrong in enumerate(({"draft": DraftSettings("tasc")}, {}), 2):
-            tasks.records.append(replace(RECORD, **{"adapter": "no files", **wrong}))
-            eventually(lambda version=version: watcher._failed == version)
-    assert worker.loaded == []
-
-
-def test_a_third_versions_adapters_come_once_nobody_here_needs_the_first_ones() -> None:
-    worker, tasks = Worker(), Tasks()
-    worker.needed.add(0)
-    with watching(tasks, worker):
-        tasks.records += adapted("second")
-        eventually(lambda: worker.record_version == 2)
-        tasks.records += adapted("third")
-        looks = tasks.looks
-        eventually(lambda: tasks.looks > looks + 3)
-        assert (worker.loaded, worker.records.older) == (["second"], (1,))
-        worker.needed.clear()
-        eventually(lambda: worker.record_version == 3)
-    assert worker.loaded == ["second", "third"]
-    assert worker.records.older == (2,)
-
-
-def test_a_third_version_without_files_has_nothing_freed() -> None:
-    worker, tasks = Worker(), Tasks()
-    with watching(tasks, worker) as watcher:
-        tasks.records += adapted("second")
-        eventually(lambda: worker.record_version == 2)
-        tasks.records += adapted("no files")
-        eventually(lambda: watcher._failed == 3)
-    assert (worker.loaded, worker.records.older) == (["second"], (1,))
-
-
-def test_what_cannot_be_loaded_is_tried_ever_more_rarely_and_anew_with_another_version(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(record_watcher, "AGAIN_S", 0.01)
-    monkeypatch.setattr(record_watcher, "_MOST_AGAIN_S", 0.04)
-    worker, tasks = Worker(), Tasks()
-    waits: list[float] = []
-
-    def load(record: TaskRecord) -> None:
-        waits.append(watcher._wait_s)
-        raise AdapterRefused("broken")
-
-    worker.target_for = load
-    with watching(tasks, worker) as watcher:
-        tasks.records += adapted("broken")
-        eventually(lambda: len(waits) > 4)
-        tasks.records += adapted("also broken")
-        eventually(lambda: watcher._failed == 3)
-    assert waits[1:5] == [0.02, 0.04, 0.04, 0.04]
+    assert worker.made == 3
 
 
 class Queue:
