@@ -44,7 +44,7 @@ from tasc_runtime.engine_settings import EngineSettings
 _, task, _, source, _, output, _, url, *_ = sys.argv[1:]
 engine = EngineSettings(max_model_len=256, cost_aware=False)
 with local_ray():
-    generate(url, task, Path(source), Path(output), engine=engine, max_unflushed=200, part_rows=50)
+    generate(url, task, Path(source), Path(output), engine=engine, window_rows=200)
 """
 _PART = re.compile(r"part-\d+-(\d+)\.jsonl")
 _POLL_S = 0.02

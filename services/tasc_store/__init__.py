@@ -4,7 +4,6 @@ from tasc_store.access.api_keys import ApiKey, ApiKeys
 from tasc_store.access.idempotency import IdempotencyStore
 from tasc_store.artifacts.artifact_store import Artifact, ArtifactStore
 from tasc_store.artifacts.file_cache import ArtifactCache
-from tasc_store.batches.job_results import JobResults
 from tasc_store.client import connect, redact, translated
 from tasc_store.corpus.collected import CollectedRow, CollectedRows
 from tasc_store.corpus.corpus_store import Appended, CorpusRow, CorpusStore
@@ -43,7 +42,6 @@ __all__ = [
     "FingerprintMismatch",
     "IdempotencyStore",
     "IndexChanged",
-    "JobResults",
     "NeuralDrafting",
     "Newest",
     "SamplingDefaults",

@@ -1,28 +1,30 @@
-"""A job's state on disk: what it was begun with, and finished rows in part files, in order.
+"""A job's state on disk: what it was begun with, and the record of each finished row.
 
-One process holds a folder at a time. A part is there whole or not at all, and says in its first
-line what it adds up to. It knows no Redis and no engine.
+Records are appended to one file as rows finish. Rows finish out of order, but never further apart
+than the window of rows that the job reads ahead, so reading puts them in order again with few in
+memory. One process holds a folder at a time.
 """
 
 import fcntl
 import json
-import re
-import shutil
-import uuid
+import logging
+import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
-from tasc_jobs.batch.errors import JobBusy, JobChanged
-from tasc_jobs.batch.work import Record, Totals
+from tasc_jobs.batch.work import JobBusy, JobChanged, Record, Totals
 from tasc_jobs.errors import JobError
 from tasc_runtime.errors import FileError
 from tasc_runtime.rows import json_line, whole_file
 
-_FORMAT = 1
-_PART = re.compile(r"part-(\d{12})-(\d{12})\.jsonl")
+log = logging.getLogger(__name__)
+
+_FORMAT = 2
+_SYNC_S = 1.0
 _FIELDS = tuple(field.name for field in fields(Record))
 _SHOWN = 60  # characters of a setting in an error
 
@@ -36,7 +38,6 @@ class Begun:
         report: Of the job as a whole, once it is done.
     """
 
-    id: str
     pins: dict[str, Any]
     record_version: int
     index_version: int | None
@@ -49,6 +50,7 @@ class JobFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.totals = Totals()
+        self._synced = 0.0
 
     @classmethod
     @contextmanager
@@ -96,7 +98,7 @@ class JobFolder:
         self, pins: Mapping[str, Any], record_version: int, index_version: int | None
     ) -> Begun:
         self.discard()
-        self._write_begun(Begun(uuid.uuid4().hex, dict(pins), record_version, index_version))
+        self._write_begun(Begun(dict(pins), record_version, index_version))
         begun = self.begun()
         assert begun is not None
         return begun
@@ -108,59 +110,77 @@ class JobFolder:
         return found
 
     def end(self, begun: Begun, report: Mapping[str, Any]) -> None:
-        """Keep what the job came to, and let go of its parts."""
+        """Keep what the job came to, and remove its records."""
         self._write_begun(replace(begun, report=dict(report)))
-        self._remove(self._parts())
+        self._records.unlink(missing_ok=True)
 
     def discard(self) -> None:
-        """Throw away all but the lock; what the job was begun with goes first."""
+        """Remove all but the lock; what the job was begun with goes first."""
         (self.path / "job.json").unlink(missing_ok=True)
-        self._remove(self._parts())
+        self._records.unlink(missing_ok=True)
         self.totals = Totals()
 
-    def resume(self) -> int:
-        """Read what the parts add up to; the first row that is in none.
+    def resume(self) -> tuple[int, set[int]]:
+        """Sum up the records that are there.
 
-        Parts behind a missing one are removed: their rows are answered again.
+        What follows a damaged record is removed, as the half record that a killed process leaves:
+        these rows are answered again.
+
+        Returns:
+            The first row without a record, and the rows behind it that have one.
         """
-        for left in self.path.glob("*.partial"):
-            left.unlink()
-        self.totals, stop = Totals(), 0
-        parts = self._parts()
-        for at, (first, end, path) in enumerate(parts):
-            if first != stop:
-                self._remove(parts[at:])
-                break
-            with path.open("rb") as lines:
-                self.totals += Totals(**_parsed(lines.readline(), path))
-            stop = end
-        return stop
+        self.totals = Totals()
+        first, behind, whole = 0, set[int](), 0
+        for record, end in self._read():
+            self.totals.add(record)
+            behind.add(record.ordinal)
+            while first in behind:
+                behind.remove(first)
+                first += 1
+            whole = end
+        if self._records.exists() and whole < (size := self._records.stat().st_size):
+            log.warning("%s: %d damaged bytes are removed", self._records, size - whole)
+            os.truncate(self._records, whole)
+        return first, behind
 
     def add(self, records: Sequence[Record]) -> None:
-        """Write the next rows as one part; on return they outlive a failing machine."""
-        totals = Totals.of(records)
-        lines = [asdict(totals), *([getattr(r, name) for name in _FIELDS] for r in records)]
-        first, stop = records[0].ordinal, records[-1].ordinal + 1
-        with whole_file(self.path / f"part-{first:012}-{stop:012}.jsonl") as file:
-            file.writelines(map(json_line, lines))
-        self.totals += totals
+        """Append records. They outlive this process at once, and the machine after a second."""
+        with self._records.open("ab") as file:
+            for record in records:
+                file.write(json_line([getattr(record, name) for name in _FIELDS]))
+                self.totals.add(record)
+            file.flush()
+            if time.monotonic() - self._synced >= _SYNC_S:
+                os.fsync(file.fileno())
+                self._synced = time.monotonic()
 
     def records(self) -> Iterator[Record]:
-        """All rows in parts, in order."""
-        for _, _, path in self._parts():
-            with path.open("rb") as lines:
-                next(lines)
-                for line in lines:
-                    yield Record(*_parsed(line, path))
+        """The records in the order of their rows."""
+        following, ahead = 0, dict[int, Record]()
+        for record, _ in self._read():
+            ahead[record.ordinal] = record
+            while following in ahead:
+                yield ahead.pop(following)
+                following += 1
+        yield from (ahead[ordinal] for ordinal in sorted(ahead))  # of a job that was stopped
 
-    def _parts(self) -> list[tuple[int, int, Path]]:
-        found = ((_PART.fullmatch(p.name), p) for p in self.path.iterdir())
-        return sorted((int(m[1]), int(m[2]), p) for m, p in found if m)
+    def _read(self) -> Iterator[tuple[Record, int]]:
+        """The records up to a damaged one, as they were appended, and where each ends."""
+        end = 0
+        with suppress(FileNotFoundError), self._records.open("rb") as lines:
+            for line in lines:
+                try:
+                    record = Record(*json.loads(line))
+                except (ValueError, TypeError):
+                    return
+                if not line.endswith(b"\n"):
+                    return
+                end += len(line)
+                yield record, end
 
-    @staticmethod
-    def _remove(parts: Sequence[tuple[int, int, Path]]) -> None:
-        for _, _, path in reversed(parts):
-            path.unlink()
+    @property
+    def _records(self) -> Path:
+        return self.path / "records.jsonl"
 
     def _write_begun(self, begun: Begun) -> None:
         with whole_file(self.path / "job.json") as file:
@@ -181,21 +201,6 @@ def require_same(begun: Begun, pins: Mapping[str, Any], folder: Path) -> None:
         f"the job in {folder} {state} with another input or other settings: {told}. Run it with"
         " those, write to another output, or throw what it has away with --restart"
     )
-
-
-def remove(path: Path) -> None:
-    """A whole job's folder."""
-    shutil.rmtree(path, ignore_errors=True)
-
-
-def _parsed(line: bytes, path: Path) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError as error:
-        raise JobError(
-            f"{path} is damaged ({error}); delete it and run the job again: its rows, and those"
-            " behind it, are answered anew"
-        ) from error
 
 
 def _shown(value: Any) -> str:

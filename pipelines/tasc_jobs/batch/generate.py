@@ -1,33 +1,54 @@
-"""A batch job over rows: each good one answered once, in order, whatever is killed on the way.
-
-It says what a row asks for and what is kept of its answer; `tasc_jobs.batch` does the work. Engines
-are built by the same worker as online replicas, with the same drafting.
+"""The batch job of `tasc generate`: what a row asks for, what is kept of its answer, and in words
+how far the job is. Each good row is answered once, in order, whatever is killed on the way.
 """
 
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tasc_jobs.batch import JobProgress, JobReport, JobSpec, Row, run_job
+import pyarrow as pa
+
+from tasc_jobs.batch.engines import Preview
 from tasc_jobs.batch.folder import JobFolder
-from tasc_jobs.batch.input_rows import Input, open_input
-from tasc_jobs.batch.job_files import Source, check_output, check_written, job_folder, reject_file
-from tasc_jobs.batch.output_files import write_files
-from tasc_jobs.batch.preview import Preview
-from tasc_jobs.batch.runner import preview_job
+from tasc_jobs.batch.inputs import (
+    Input,
+    Source,
+    check_output,
+    check_written,
+    job_folder,
+    open_input,
+    reject_file,
+)
+from tasc_jobs.batch.job import preview_job, run_job
+from tasc_jobs.batch.work import JobProgress, JobReport, JobSpec, Record, Row
+from tasc_jobs.runtime.progress import Progress
 from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import FileError
 from tasc_runtime.protocol import Answer, Call
+from tasc_runtime.rows import row_writer
 from tasc_runtime.sampling_options import SamplingOptions
 
 PREVIEW_ROWS = 20
+COLUMNS = pa.schema(
+    [
+        ("id", pa.string()),
+        ("text", pa.string()),
+        ("tokens", pa.list_(pa.int32())),
+        ("finish_reason", pa.string()),
+        ("model", pa.string()),
+        ("adapter", pa.string()),
+        ("index_version", pa.int64()),
+    ]
+)
 
 
 @dataclass(frozen=True)
@@ -157,3 +178,113 @@ def _pins_of(asked: SamplingOptions) -> dict[str, Any]:
         pins["guide"] = [asked.guide.spec.kind, hashlib.sha256(text.encode()).hexdigest()]
     del pins["prompt"], pins["choice"]
     return pins
+
+
+def write_files(output: Path, reject: Path, records: Iterable[Record], whole: bool) -> None:
+    """Write the output, if these are all records, and the rejects, if there are any.
+
+    Raises:
+        OSError: The disk fails.
+    """
+    rejected = 0
+    with ExitStack() as stack:
+        answers = stack.enter_context(row_writer(output, COLUMNS)) if whole else None
+        refusals = stack.enter_context(row_writer(reject))
+        for record in records:
+            if record.content is None:
+                rejected += 1
+                refusals(_refusal(record))
+            elif answers:
+                answers({"id": record.id, **record.content})
+    if not rejected:
+        reject.unlink()
+
+
+def _refusal(record: Record) -> dict[str, Any]:
+    told = {"line": record.line, "id": record.id, "reason": record.error}
+    return told if record.file is None else {"file": record.file, **told}
+
+
+class BatchProgress:
+    """Shows a job on a progress bar; call it with each `JobProgress`."""
+
+    def __init__(self, bar: Progress, now: Callable[[], float] = time.monotonic) -> None:
+        self._bar, self._now = bar, now
+        self._began: tuple[float, int] | None = None
+        self._done = 0
+
+    def __call__(self, found: JobProgress) -> None:
+        if self._began is None:
+            self._began = self._now(), found.tokens
+            self._done = found.resumed
+            self._bar.resume(found.resumed)
+            if found.total is not None:
+                self._bar.expect(found.total)
+        self._bar.tell(self._words(found, *self._began))
+        self._bar.advance(max(0, found.done - self._done))
+        self._done = max(self._done, found.done)
+
+    def _words(self, found: JobProgress, began: float, tokens: int) -> str:
+        if not found.engines and found.done <= found.resumed:
+            return "engines are coming up"
+        spent = self._now() - began
+        parts = [f"{(found.tokens - tokens) / spent:,.0f} tokens/s"] if spent > 0 else []
+        if found.steps:
+            parts.append(f"{found.tokens / found.steps:.2f} tokens a step")
+        if found.errors:
+            parts.append(f"{found.errors} errors")
+        return ", ".join(parts)
+
+
+def preview_in_words(found: Preview, total: int, engines: int) -> str:
+    """What a dry run found, and what it makes of the whole job."""
+    lines = [
+        f"{found.rows} rows answered{f', {found.refused} refused' if found.refused else ''}; "
+        f"{found.identical} of {found.rows} answers identical with and without drafts"
+    ]
+    for name, side, draft in (
+        ("without drafts", found.plain, False),
+        ("with drafts", found.drafted, True),
+    ):
+        seconds = found.seconds_of(total, engines, draft)
+        lines.append(
+            f"{name:14} {side.tokens / side.seconds:8,.0f} tokens/s, {side.block_efficiency:5.2f} "
+            f"tokens a step, {total} rows in about {_duration(seconds or 0.0)}"
+        )
+    return "\n".join([*lines, f"speed-up by drafts: {found.speed_up:.2f} x"])
+
+
+def preview_as_json(found: Preview, total: int, engines: int) -> dict[str, object]:
+    """The same, for `--json`; seconds are those of the whole job."""
+
+    def side(draft: bool) -> dict[str, float | None]:
+        of = found.drafted if draft else found.plain
+        seconds = found.seconds_of(total, engines, draft)
+        return {
+            "tokens_per_second": round(of.tokens / of.seconds, 1),
+            "block_efficiency": round(of.block_efficiency, 3),
+            "job_seconds": None if seconds is None else round(seconds, 1),
+        }
+
+    return {
+        "rows": found.rows,
+        "refused": found.refused,
+        "identical": found.identical,
+        "total": total,
+        "engines": engines,
+        "plain": side(False),
+        "drafted": side(True),
+        "speed_up": round(found.speed_up, 3),
+    }
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return (
+        f"{hours} h {minutes} min"
+        if hours
+        else f"{minutes} min {rest} s"
+        if minutes
+        else f"{rest} s"
+    )

@@ -1,14 +1,20 @@
-"""Values that travel between the processes of a batch job: its specification, rows and records."""
+"""What a batch job is made of: its specification, rows and records, and how it may end.
+
+Rows, records and strategies travel between processes.
+"""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol
 
-from tasc_runtime.engine.builder import EngineBuilder
+from tasc_jobs.errors import ClusterError, JobError
 from tasc_runtime.engine_settings import EngineSettings
-from tasc_runtime.protocol import Answer, Call
+
+if TYPE_CHECKING:  # checking a job's input needs no torch
+    from tasc_runtime.engine.builder import EngineBuilder
+    from tasc_runtime.protocol import Answer, Call
 
 
 @dataclass(frozen=True)
@@ -23,12 +29,10 @@ class JobSpec:
         actor_cpus: Logical CPUs of each.
         actor_gpus: GPUs of each; without any, engines run on the CPU.
         total: Rows, if known; for progress only.
-        max_unflushed: Most results in Redis, and rows in memory, that are in no file.
-        part_rows: Rows of a part file at most.
-        part_seconds: A part is written after so long, however few its rows.
+        window_rows: Rows from the first unfinished one on that may be read, and finished out of
+            order, at a time.
         max_errors: More rows without an answer end the job; unset: any number may be.
         stall_s: No row finished for so long, in seconds, ends the job.
-        store_wait_s: Redis may be away so long, in seconds.
         restart: Throw away what an earlier start has done.
     """
 
@@ -41,20 +45,10 @@ class JobSpec:
     actor_cpus: float = 0.5
     actor_gpus: float = 0.0
     total: int | None = None
-    max_unflushed: int = 8192
-    part_rows: int = 1000
-    part_seconds: float = 30.0
+    window_rows: int = 8192
     max_errors: int | None = None
     stall_s: float = 600.0
-    store_wait_s: float = 60.0
     restart: bool = False
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.part_rows <= self.max_unflushed:
-            raise ValueError(
-                f"part_rows is {self.part_rows}; it goes from 1 to max_unflushed, which is "
-                f"{self.max_unflushed}"
-            )
 
 
 @dataclass(frozen=True)
@@ -80,18 +74,20 @@ class Row:
 class Strategy(Protocol):
     """What rows ask for and what is kept of answers; it travels to the engines' processes."""
 
-    def calls(self, row: Row, worker: EngineBuilder) -> Sequence[Call]:
+    def calls(self, row: Row, worker: "EngineBuilder") -> Sequence["Call"]:
         """One call or more; their ids do not matter.
 
         Raises:
             ValueError: The row cannot be answered; its record says why.
         """
 
-    def content(self, row: Row, answers: Sequence[Answer], worker: EngineBuilder) -> dict[str, Any]:
+    def content(
+        self, row: Row, answers: Sequence["Answer"], worker: "EngineBuilder"
+    ) -> dict[str, Any]:
         """What the row's record holds, for JSON; of equal answers always the same."""
 
 
-def named(row: Row, calls: Sequence[Call]) -> list[Call]:
+def named(row: Row, calls: Sequence["Call"]) -> list["Call"]:
     """A row's calls, by ids that tell the row and the place among them."""
     return [
         dataclasses.replace(call, id=f"{row.ordinal}.{i}", stream=False)
@@ -114,35 +110,40 @@ class Record:
     file: str | None
     content: dict[str, Any] | None
     error: str | None
-    tokens: int
-    steps: int
+    tokens: int = 0
+    steps: int = 0
+
+    @classmethod
+    def of(
+        cls, row: Row, content: dict[str, Any] | None, error: str | None, *counts: int
+    ) -> "Record":
+        return cls(row.ordinal, row.id, row.line, row.file, content, error, *counts)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Totals:
-    """Sums over finished rows; ``first_error`` is the first row without an answer, and why."""
+    """Sums over finished rows, in whatever order they come."""
 
     rows: int = 0
     errors: int = 0
     tokens: int = 0
     steps: int = 0
-    first_error: str | None = None
+    _first: Record | None = field(default=None, init=False)
 
-    def __add__(self, other: Self) -> Self:
-        return type(self)(
-            self.rows + other.rows,
-            self.errors + other.errors,
-            self.tokens + other.tokens,
-            self.steps + other.steps,
-            self.first_error or other.first_error,
-        )
+    def add(self, record: Record) -> None:
+        self.rows += 1
+        self.tokens += record.tokens
+        self.steps += record.steps
+        if record.error is not None:
+            self.errors += 1
+            if self._first is None or record.ordinal < self._first.ordinal:
+                self._first = record
 
-    @classmethod
-    def of(cls, records: Sequence[Record]) -> Self:
-        failed = [r for r in records if r.error is not None]
-        first = f"row {failed[0].ordinal + 1}: {failed[0].error}" if failed else None
-        tokens, steps = sum(r.tokens for r in records), sum(r.steps for r in records)
-        return cls(len(records), len(failed), tokens, steps, first)
+    @property
+    def first_error(self) -> str | None:
+        """The first row without an answer, and why."""
+        first = self._first
+        return None if first is None else f"row {first.ordinal + 1}: {first.error}"
 
 
 @dataclass(frozen=True)
@@ -188,3 +189,27 @@ class JobReport:
     @property
     def block_efficiency(self) -> float:
         return self.tokens / self.steps if self.steps else 0.0
+
+
+class JobBusy(JobError):
+    """Another process works on the same job."""
+
+
+class JobChanged(JobError):
+    """The job was begun with another input or other settings."""
+
+
+class JobStalled(JobError):
+    """No row was finished for longer than it may take, or no engine came up."""
+
+
+class NoEngine(JobStalled, ClusterError):
+    """No engine came up in all that time."""
+
+
+class EngineFailed(ClusterError):
+    """Engines fail before they have seen a row: their machine is to blame."""
+
+
+class TooManyErrors(JobError):
+    """More rows were refused or failed than the job may have."""

@@ -32,9 +32,6 @@ def _option(help_: str, panel: str) -> Any:
 
 Actors = Annotated[int, typer.Option(min=1, help="Engines in the pool.")]
 Rows = Annotated[int, typer.Option(min=1, help="b, rows an engine decodes together.")]
-Unflushed = Annotated[
-    int, typer.Option(min=1, help="Most answers in Redis that are in no file yet.")
-]
 Stall = Annotated[
     float, typer.Option(min=1, help="Seconds without any row finished that end the job.")
 ]
@@ -90,8 +87,8 @@ Draft = Annotated[bool, typer.Option(help="Whether to draft; answers are the sam
 
 
 if TYPE_CHECKING:
-    from tasc_jobs.batch import JobReport
-    from tasc_jobs.batch.job_files import Source
+    from tasc_jobs.batch.inputs import Source
+    from tasc_jobs.batch.work import JobReport
     from tasc_runtime.sampling_options import AnswerGuide, SamplingOptions
     from tasc_store import TaskRecord
 
@@ -108,7 +105,6 @@ def generate(
     gpus: Gpus = 0.0,
     rows: Rows = 8,
     max_model_len: MaxModelLen = None,
-    max_unflushed: Unflushed = 8192,
     stall_timeout: Stall = 600.0,
     adapter: Adapter = None,
     draft: Draft = True,
@@ -146,7 +142,6 @@ def generate(
     job: dict[str, Any] = {
         "engine": EngineSettings(rows=rows, max_model_len=max_model_len), "asked": asked,
         "actors": actors, "actor_gpus": gpus, "max_errors": max_errors, "restart": restart,
-        "max_unflushed": max_unflushed, "part_rows": min(1000, max(1, max_unflushed // 4)),
         "stall_s": stall_timeout,
     }  # fmt: skip
     with open_store(redis_url, data_dir) as url:
@@ -169,8 +164,7 @@ _Job: TypeAlias = tuple[str, str, "Source", Path]
 
 
 def _preview(which: _Job, job: dict[str, Any], as_json: bool) -> None:
-    from tasc_jobs.batch.batch_progress import preview_as_json, preview_in_words
-    from tasc_jobs.batch.generate import dry_run
+    from tasc_jobs.batch.generate import dry_run, preview_as_json, preview_in_words
 
     found, total = dry_run(*which, **job)
     engines = job["actors"]
@@ -179,9 +173,9 @@ def _preview(which: _Job, job: dict[str, Any], as_json: bool) -> None:
 
 
 def _answer(which: _Job, reject: Path | None, job: dict[str, Any], as_json: bool) -> None:
-    from tasc_jobs.batch.batch_progress import BatchProgress
+    from tasc_jobs.batch.generate import BatchProgress
     from tasc_jobs.batch.generate import generate as run
-    from tasc_jobs.batch.job_files import reject_file
+    from tasc_jobs.batch.inputs import reject_file
 
     rejects = reject or reject_file(which[-1])
     with Progress("answer", None) as bar:
@@ -206,7 +200,7 @@ def _source(
     given: list[str], input_field: str, id_field: str, output: Path, reject: Path | None
 ) -> "Source":
     """Say what is wrong before anything slow begins."""
-    from tasc_jobs.batch.job_files import Source, check_files, check_output, reject_file
+    from tasc_jobs.batch.inputs import Source, check_files, check_output, reject_file
 
     source = Source(tuple(given), input_field, id_field)
     try:

@@ -27,7 +27,7 @@ from tasc_jobs.runtime.progress import note
 if TYPE_CHECKING:
     import redis
 
-    from tasc_jobs.batch import JobProgress
+    from tasc_jobs.batch.work import JobProgress
     from tasc_jobs.worker.one_batch import Ended, WorkerSettings
     from tasc_serve.metrics.batch_metrics import BatchMetrics
     from tasc_serve.settings import ServeSettings

@@ -14,12 +14,10 @@ from typing import Final, Self
 
 import redis
 
-from tasc_jobs.batch import JobProgress
-from tasc_jobs.batch.errors import EngineFailed, JobBusy
+from tasc_jobs.batch.work import EngineFailed, JobBusy, JobProgress
 from tasc_jobs.errors import ClusterError
 from tasc_jobs.runtime.outcomes import in_short
-from tasc_jobs.worker.lease import Hold
-from tasc_jobs.worker.one_batch import BAD, Ended, OneBatch, WorkerSettings, forget
+from tasc_jobs.worker.one_batch import BAD, Ended, Hold, OneBatch, WorkerSettings, forget
 from tasc_serve.http.batches.batch_storage import LONGEST_S
 from tasc_serve.metrics.batch_metrics import BatchMetrics
 from tasc_store import StoreError

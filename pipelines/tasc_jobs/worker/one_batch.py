@@ -1,39 +1,49 @@
 """One batch from its file to its files, by a job that goes on where an earlier start was ended.
 
-Its state is a folder of this machine, named as the batch: a worker that finds none begins anew. It
-takes no batch and gives none back.
+The job's folder is on this machine and named as the batch; a worker that finds none begins anew.
+While a worker has the batch, a thread renews its lease and hears when to stop.
 """
 
 import dataclasses
 import hashlib
 import shutil
+import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from types import TracebackType
+from typing import Any, Final, Literal, Self
 
 import redis
 
-from tasc_jobs.batch import JobProgress, JobSpec, Record, discard, run_job
-from tasc_jobs.batch.errors import JobBusy, JobChanged
+from tasc_jobs.batch.folder import JobFolder
+from tasc_jobs.batch.job import run_job
+from tasc_jobs.batch.work import JobBusy, JobChanged, JobProgress, JobSpec, Record, Row
 from tasc_jobs.errors import ClusterError, JobError
-from tasc_jobs.worker.answers import LineAnswers
-from tasc_jobs.worker.lease import Hold
-from tasc_jobs.worker.lines import BatchLines
-from tasc_jobs.worker.outputs import Outputs
+from tasc_jobs.worker.lines import BatchLines, LineAnswers, line_id, told
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import ServiceError
-from tasc_runtime.rows import whole_file
+from tasc_runtime.rows import json_line, whole_file
 from tasc_serve.settings import LimitSettings
-from tasc_store import CorruptArtifact, TaskStore, UnknownTask, UnknownVersion
+from tasc_store import CorruptArtifact, StoreError, TaskStore, UnknownTask, UnknownVersion
 from tasc_store.batches.batch_store import Batch, BatchFault, Status
-from tasc_store.batches.files import FileStore
-from tasc_store.batches.leases import Counts
+from tasc_store.batches.files import FileStore, StoredFile, Upload
+from tasc_store.batches.leases import BatchLease, Counts
 from tasc_store.errors import LeaseLost, UnknownFile
 from tasc_text import TextError
 
+PURPOSE: Final = "batch_output"
+_ENDED: Final = {
+    "failed": ("batch_failed", "the batch failed before this request was answered; see its errors"),
+    "expired": ("batch_expired", "this request was not answered before the batch's deadline"),
+    "cancelled": ("batch_cancelled", "the batch was cancelled before this request was answered"),
+}
+Stop = Literal["cancelled", "expired", "lost"]
+BEAT_S: Final = 1.0  # a cancelled batch is noticed within it
+_BEATS: Final = 4  # in the time of a lease
 _INPUT: Final = "input.jsonl"
 _JOB: Final = "job"
 # What may be the batch's own fault. A cluster or a disk that fails is not: it ends the worker.
@@ -89,6 +99,141 @@ class Ended:
     counts: Counts
     seconds: float
     errors: tuple[BatchFault, ...] = ()
+
+
+class Hold:
+    """A batch in this worker's hands for the time of a block, with a thread that renews its lease.
+
+    While Redis is away the lease cannot be renewed; where it comes back, it is taken up again if
+    nobody else took the batch.
+
+    Attributes:
+        stop: Why no more of it is to be answered; None while it is.
+    """
+
+    def __init__(self, lease: BatchLease) -> None:
+        self.stop: Stop | None = None
+        self.lease = lease
+        self._beat_s = min(BEAT_S, lease.seconds / _BEATS)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="batch-lease", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+
+    @property
+    def stopped(self) -> bool:
+        return self.stop is not None
+
+    def tell(self, counts: Counts, status: Status | None = None) -> None:
+        """How far it is, unless Redis is away: it will be told again."""
+        try:
+            self._heard(self.lease.tell(counts, status))
+        except LeaseLost:
+            self.stop = "lost"
+        except StoreError:
+            return
+
+    def _beat(self) -> None:
+        while not self._over.wait(self._beat_s):
+            try:
+                self._heard(self.lease.renew())
+            except LeaseLost:
+                self.stop = "lost"
+                return
+            except StoreError:
+                continue
+
+    def _heard(self, status: str) -> None:
+        if self.stop is None and status == "cancelling":
+            self.stop = "cancelled"
+        if self.stop is None and time.time() >= self.lease.batch.expires_at:
+            self.stop = "expired"
+
+
+class Outputs:
+    """Files on their way into the store; nothing of them is kept until the batch ends.
+
+    Every method raises `StoreError` (see `translated`) when Redis fails.
+    """
+
+    def __init__(self, files: FileStore, batch: Batch) -> None:
+        self._files, self._batch = files, batch
+        self._uploads: dict[str, Upload] = {}
+        self._lines = {"output": 0, "error": 0}
+        self._unanswered = 0
+
+    def write(self, rows: Iterable[Row], records: Iterable[Record], ended: str) -> None:
+        """All lines in the order of the input.
+
+        Args:
+            records: In the same order; rows may be missing if the batch has not been completed.
+            ended: The batch's last status.
+        """
+        found = iter(records)
+        record = next(found, None)
+        for row in rows:
+            if record and record.ordinal == row.ordinal:
+                self._add(record)
+                record = next(found, None)
+            else:
+                self._add_unanswered(row, ended)
+        assert record is None, f"record {record.ordinal} has no row"
+
+    @property
+    def counts(self) -> Counts:
+        answered, failed = self._lines["output"], self._lines["error"]
+        return Counts(answered + failed, answered, failed - self._unanswered)
+
+    def end(self) -> Mapping[str, StoredFile]:
+        """The files' records by the batch's fields; there is none of a file without lines."""
+        return {
+            f"{kind}_file_id": upload.end(
+                f"{self._batch.id}_{kind}.jsonl",
+                PURPOSE,
+                self._batch.output_ttl_s,
+                self._batch.owner,
+            )
+            for kind, upload in self._uploads.items()
+        }
+
+    def abandon(self) -> None:
+        for upload in self._uploads.values():
+            upload.abandon()
+
+    def _add(self, record: Record) -> None:
+        name = f"batch_req_{line_id(self._batch.id, record.ordinal)}"
+        said: dict[str, Any] = {"status_code": 200, "body": record.content}
+        if record.error is not None:
+            said = told(record.error)
+        answer = {"status_code": said["status_code"], "request_id": name, "body": said["body"]}
+        self._put(
+            "output" if record.error is None else "error",
+            {"id": name, "custom_id": record.id, "response": answer, "error": None},
+        )
+
+    def _add_unanswered(self, row: Row, ended: str) -> None:
+        code, message = _ENDED[ended]
+        self._unanswered += 1
+        name = f"batch_req_{line_id(self._batch.id, row.ordinal)}"
+        error = {"code": code, "message": message}
+        self._put("error", {"id": name, "custom_id": row.id, "response": None, "error": error})
+
+    def _put(self, kind: str, content: dict[str, Any]) -> None:
+        self._lines[kind] += 1
+        if kind not in self._uploads:
+            self._uploads[kind] = self._files.begin()
+        self._uploads[kind].write(json_line(content))
 
 
 class OneBatch:
@@ -242,14 +387,8 @@ def _sha256(path: Path) -> str:
 
 
 def forget(settings: WorkerSettings, batch: Batch) -> None:
-    """Remove what is left here of a batch that has ended.
-
-    Raises:
-        StoreError: Redis fails.
-    """
-    try:
-        if (settings.folder_of(batch) / _JOB).exists():
-            discard(settings.spec(batch))
-    except JobBusy:
-        return  # who works on it will find that it has ended
-    shutil.rmtree(settings.folder_of(batch), ignore_errors=True)
+    """Remove what is left here of a batch that has ended, unless another process works on it."""
+    folder = settings.folder_of(batch)
+    if folder.exists():
+        with suppress(JobBusy), JobFolder.held(folder / _JOB):
+            shutil.rmtree(folder, ignore_errors=True)

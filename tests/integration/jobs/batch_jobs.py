@@ -25,7 +25,7 @@ from pathlib import Path
 from tasc_jobs.batch.generate import generate
 from tasc_jobs.runtime.ray_local import local_ray
 from tasc_runtime.engine_settings import EngineSettings
-url, task, source, output, part_rows, least = sys.argv[1:]
+url, task, source, output, least = sys.argv[1:]
 engine = EngineSettings(rows=8, max_model_len=64, cost_aware=False)
 def told(found):
     if found.engines and found.done >= int(least):
@@ -33,8 +33,7 @@ def told(found):
         for victim in sys.stdin.readline().split():
             os.kill(int(victim) or os.getpid(), signal.SIGKILL)
 with local_ray(object_store_mb=100):
-    generate(url, task, Path(source), Path(output), engine=engine, part_rows=int(part_rows),
-             progress=told)
+    generate(url, task, Path(source), Path(output), engine=engine, progress=told)
 """
 
 
@@ -68,16 +67,16 @@ def rows(count: int) -> list[object]:
 
 @contextmanager
 def driver(
-    url: str, task: str, source: Path, output: Path, *, part_rows: int, own_ray: bool = False
+    url: str, task: str, source: Path, output: Path, *, least: int, own_ray: bool = False
 ) -> Iterator[subprocess.Popen[str]]:
-    """A process that runs the job, on this process's Ray or its own, until it has so many rows.
+    """A process that runs the job, on this process's Ray or its own, until it has ``least`` rows.
 
     It then waits to be told by `tell` whom to kill.
     """
     env = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
     if not own_ray:
         env["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
-    args = [url, task, str(source), str(output), str(part_rows), str(part_rows)]
+    args = [url, task, str(source), str(output), str(least)]
     process = subprocess.Popen(
         [sys.executable, "-c", _DRIVER, *args],
         env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

@@ -1,6 +1,8 @@
 """Batches from a client's upload to its download: real HTTP, Redis, Ray and a tiny model."""
 
+import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,14 +15,14 @@ from openai import APIStatusError, InternalServerError, OpenAI
 from prometheus_client import CollectorRegistry
 from transformers import AutoModelForCausalLM
 
-from tasc_jobs.batch.errors import JobBusy
+from tasc_jobs.batch.work import JobBusy, JobProgress
 from tasc_jobs.errors import ClusterError, JobError
 from tasc_jobs.worker.batch_worker import BatchWorker, Rests
 from tasc_jobs.worker.one_batch import Ended, OneBatch, WorkerSettings
 from tasc_serve.metrics.batch_metrics import BatchMetrics
 from tasc_serve.settings import LimitSettings
 from tasc_store import EmbeddedRedis, TaskRecord, TaskStore, connect
-from tasc_store.batches.batch_store import BatchStore
+from tasc_store.batches.batch_store import Batch, BatchStore
 from tasc_text import TaskTokenizer
 from tiny import plain
 
@@ -32,14 +34,26 @@ class Run:
 
     def __init__(self, client: redis.Redis, url: str, task: str, work: Path) -> None:
         limits = LimitSettings(max_batch_lines=5000, max_choices=4)
+        self.client, self.task = client, task
         self.settings = WorkerSettings(url, work, ENGINE, limits)
         self.ended: list[Ended] = []
         self.said: list[str] = []
-        self.worker = BatchWorker(
-            client, self.settings, [task], 0.1,
-            say=self.said.append, told=lambda batch, progress: None, ended=self.ended.append,
-            metrics=BatchMetrics(CollectorRegistry()), rests=Rests(first_s=0.01),
-        )  # fmt: skip
+        self.worker = self.made(Rests(first_s=0.01))
+
+    def made(
+        self, rests: Rests, told: Callable[..., None] = lambda batch, progress: None
+    ) -> BatchWorker:
+        return BatchWorker(
+            self.client,
+            self.settings,
+            [self.task],
+            0.1,
+            say=self.said.append,
+            told=told,
+            ended=self.ended.append,
+            metrics=BatchMetrics(CollectorRegistry()),
+            rests=rests,
+        )
 
     def left(self) -> list[Path]:
         return list(self.settings.folder.iterdir())
@@ -136,19 +150,24 @@ def test_a_line_that_is_answered_again_is_answered_alike_and_like_no_other(
     prompt = {"model": served, "prompt": "wake me", "temperature": 2.0, "max_tokens": 12}
     lines = [request(f"r{i}", "/v1/completions", prompt) for i in range(8)]
     lines += [request(f"s{i}", "/v1/completions", {**prompt, "seed": 5}) for i in range(3)]
-    lost: list[str] = []
+    lost: dict[int, object] = {}
 
-    def lose(batch: object, progress: object) -> None:
-        """All that is saved, once."""
-        for key in client.keys(f"tasc:{{{served}}}:job:*:results"):
-            if not lost:
-                lost.extend(map(str, client.hvals(key)))
-                client.delete(key)
+    def lose(batch: Batch, progress: JobProgress) -> None:
+        """All that is answered, once."""
+        if progress.done and not lost:
+            file = run.settings.folder_of(batch) / "job" / "records.jsonl"
+            for text in file.read_text().splitlines():
+                record = json.loads(text)
+                lost[record[0]] = record[4]
+            file.unlink()
+            raise JobError("the disk failed")
 
-    run.worker._told = lose
     first = asked(openai, lines, "/v1/completions")
-    run.worker.run_waiting()
+    run.made(Rests(first_s=0.01), lose).run_waiting()
+    assert lost
     found = answers(openai, openai.batches.retrieve(first.id).output_file_id)
+    bodies = [each["response"]["body"] for each in found.values()]
+    assert all(bodies[row] == body for row, body in lost.items())
     texts = {name: each["response"]["body"]["choices"][0]["text"] for name, each in found.items()}
     assert len({texts[f"r{i}"] for i in range(8)}) > 4
     assert len({texts[f"s{i}"] for i in range(3)}) == 1
@@ -228,9 +247,9 @@ def test_a_model_that_is_not_here_fails_no_batch_and_it_goes_on_where_it_is(
     model = tmp_path / "model"
     TaskStore(client).put(replace(record_of(served, folder), model=str(model)))
     batch = asked(openai, [line(served, "a", "hi")])
-    run.worker._rests = Rests(1)
-    with pytest.raises(ClusterError, match=rf"1 times in a row.* task {served}: .*/model"):
-        run.worker.run_for_ever()
+    with pytest.raises(ClusterError) as ended:
+        run.made(Rests(1)).run_for_ever()
+    assert str(model) in str(ended.value)
     left = BatchStore(client).get(batch.id)
     assert (left.status, left.attempts) == ("in_progress", 0)
     shutil.copytree(folder, model)
@@ -260,8 +279,9 @@ def test_a_batch_that_waits_is_cancelled_at_once_and_its_file_can_go(
     openai: OpenAI, run: Run, served: str
 ) -> None:
     batch = asked(openai, [line(served, "a", "hi")])
-    with pytest.raises(APIStatusError, match="a batch that has not ended"):
+    with pytest.raises(APIStatusError) as refused:
         openai.files.delete(batch.input_file_id)
+    assert refused.value.code == "file_in_use"
     assert openai.batches.cancel(batch.id).status == "cancelled"
     run.worker.run_waiting()
     assert run.ended == []

@@ -19,7 +19,7 @@ from openai.types import Batch as Shown
 from prometheus_client import CollectorRegistry
 
 from support import eventually
-from tasc_jobs.batch import JobProgress
+from tasc_jobs.batch.work import JobProgress
 from tasc_jobs.worker.batch_worker import BatchWorker, Rests
 from tasc_jobs.worker.one_batch import Ended, WorkerSettings
 from tasc_serve.metrics.batch_metrics import BatchMetrics
@@ -125,11 +125,6 @@ def undisturbed(
     return said(good)
 
 
-def saved(client: redis.Redis, task: str) -> int:
-    """Answers that are in Redis and in no file yet."""
-    return sum(client.hlen(key) for key in client.keys(f"tasc:{{{task}}}:job:*:results"))
-
-
 def running(client: redis.Redis, task: str) -> float:
     """What workers that `/sd` lists say of batches of the task that they answer."""
     found = 0.0
@@ -148,9 +143,9 @@ def test_a_worker_that_is_killed_loses_and_doubles_nothing(
     batch = asked(openai, lines(served))
     with worker_process(redis_url, served, run.settings.folder):
         eventually(lambda: running(client, served) == 1)  # before its engine is up
-        eventually(lambda: saved(client, served) >= 20)
+        eventually(lambda: done(openai, batch) >= 20)
     assert openai.batches.retrieve(batch.id).status == "in_progress"
-    reached = saved(client, served)
+    reached = done(openai, batch)
     assert 20 <= reached < LINES
     while not run.ended:  # until the lease of the dead one has run out
         run.go()

@@ -8,9 +8,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tasc_jobs.batch.input_rows import SeenIds, open_files
-from tasc_jobs.batch.job_files import Source, check_files, check_output, files_of, reject_file
-from tasc_jobs.batch.output_files import COLUMNS, write_files
+from tasc_jobs.batch.generate import COLUMNS, write_files
+from tasc_jobs.batch.inputs import (
+    SeenIds,
+    Source,
+    check_files,
+    check_output,
+    files_of,
+    open_files,
+    reject_file,
+)
 from tasc_jobs.batch.work import Record
 from tasc_runtime.errors import FileError
 

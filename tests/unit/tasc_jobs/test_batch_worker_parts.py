@@ -8,10 +8,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from support import eventually
-from tasc_jobs.batch import JobProgress
+from tasc_jobs.batch.work import JobProgress
 from tasc_jobs.errors import ClusterError
 from tasc_jobs.worker.batch_worker import Counting, Rests
-from tasc_jobs.worker.lease import Hold
+from tasc_jobs.worker.one_batch import Hold
 from tasc_serve.metrics.batch_metrics import BatchMetrics
 from tasc_store import StoreUnreachable
 from tasc_store.batches.leases import Counts

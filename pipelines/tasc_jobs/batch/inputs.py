@@ -1,4 +1,4 @@
-"""Input rows of a batch job: out of files, folders of them, or a task's corpus in Redis, streamed.
+"""Input of a batch job: files, folders of them, or a task's corpus in Redis, streamed as rows.
 
 A line that is no row keeps its place and says why, and so does one whose id an earlier row has. Ids
 are remembered in bounded memory. An input has a fingerprint, so that a changed input is noticed.
@@ -16,49 +16,112 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tasc_jobs.batch.job_files import REDIS, Source, files_of
 from tasc_jobs.batch.work import Row
 from tasc_jobs.errors import EmptyCorpusError
 from tasc_runtime.errors import FileError
-from tasc_runtime.rows import RawRow, check_file, count_rows, read_raw_rows
+from tasc_runtime.rows import SUFFIXES, RawRow, check_file, count_rows, read_raw_rows
 from tasc_store import CorpusRow, CorpusStore, connect
 
+_CORPUS_BATCH = 1000
 _CACHE_KIB = 32 << 10
 _DIGEST_BYTES = 16
+REDIS = "redis:"  # in front of a task's name, in place of a file
+_JSON = ("", ".jsonl", ".json", ".ndjson")
 
 
-class SeenIds:
-    """Ids by their digests of 16 bytes, with where each was first.
+@dataclass(frozen=True)
+class Source:
+    """Where rows come from.
 
-    They lie in a temporary file of SQLite's, about 40 bytes each, of which 32 MiB are in memory.
+    Attributes:
+        given: Files and folders, or one ``redis:TASK``.
     """
 
-    def __enter__(self) -> Self:
-        self._open = sqlite3.connect("", isolation_level=None)  # no name: temporary, ours alone
-        for pragma in ("journal_mode=OFF", "synchronous=OFF", f"cache_size=-{_CACHE_KIB}"):
-            self._open.execute(f"PRAGMA {pragma}")
-        self._open.execute("CREATE TABLE ids (id BLOB PRIMARY KEY, at INTEGER) WITHOUT ROWID")
-        self._open.execute("BEGIN")
-        return self
+    given: tuple[str, ...]
+    input_field: str = "input"
+    id_field: str = "id"
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._open.close()
+    @classmethod
+    def of(cls, *paths: Path | str, **fields: str) -> "Source":
+        return cls(tuple(map(str, paths)), **fields)
 
-    def first(self, id_: str, at: int) -> int:
-        """Where an id was first: ``at``, if it was nowhere yet."""
-        digest = hashlib.blake2b(id_.encode(), digest_size=_DIGEST_BYTES).digest()
-        if self._open.execute("INSERT OR IGNORE INTO ids VALUES (?, ?)", (digest, at)).rowcount:
-            return at
-        found = self._open.execute("SELECT at FROM ids WHERE id = ?", (digest,)).fetchone()
-        return int(found[0])
+    @property
+    def files(self) -> list[Path]:
+        """Files and folders; none of a corpus."""
+        return [] if self._is_corpus else [Path(one) for one in self.given]
+
+    @property
+    def _is_corpus(self) -> bool:
+        return any(one.startswith(REDIS) for one in self.given)
+
+    def check(self) -> None:
+        """Raises FileError: a corpus is to be read together with something else."""
+        if self._is_corpus and len(self.given) > 1:
+            raise FileError(f"{' and '.join(self.given)}: a corpus is read alone; name one input")
 
 
-_CORPUS_BATCH = 1000
+def job_folder(output: Path) -> Path:
+    """Where the state of a job with this output is."""
+    return output.with_name(output.name + ".job")
+
+
+def check_output(path: Path) -> None:
+    """Raise FileError for a suffix that is not known, or where nothing can be written."""
+    if path.is_dir():
+        raise FileError(f"{path} is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise FileError(f"there is no folder {path.parent}; make it or name another")
+    if path.suffix not in (*_JSON, ".parquet"):
+        raise FileError(f"{path} is neither .jsonl nor .parquet; name it so")
+
+
+def reject_file(output: Path) -> Path:
+    """Where rejects go if nobody says."""
+    return output.with_name(f"{output.stem}.rejected.jsonl")
+
+
+def files_of(given: Sequence[Path]) -> list[tuple[str, Path]]:
+    """Files, those of folders sorted by name, each with what it is called.
+
+    Raises:
+        FileError: One is not there, a folder has none, or one is named twice.
+    """
+    found: dict[Path, str] = {}
+    for path in given:
+        if not path.exists():
+            raise FileError(f"cannot read rows from {path}: it is not there; correct its name")
+        inside = [p for p in sorted(path.iterdir()) if _is_rows(p)] if path.is_dir() else [path]
+        if not inside:
+            raise FileError(f"folder {path} has no {', '.join(SUFFIXES)}; name one that has")
+        for file in inside:
+            if file.resolve() in found:
+                raise FileError(f"{file} is named twice; its rows can be answered once")
+            found[file.resolve()] = str(file.relative_to(path)) if path.is_dir() else str(file)
+    names = list(found.values())
+    if double := next((name for name in names if names.count(name) > 1), None):
+        raise FileError(f"two folders have a file {double}; rename one, or name one folder")
+    return [(name, path) for path, name in found.items()]
+
+
+def check_files(given: Sequence[Path], input_field: str, written: Sequence[Path]) -> None:
+    """Look at the beginning of each file, and that none of them, nor their folder, is written to.
+
+    Raises:
+        FileError: One cannot be read as what its suffix says, or would be an output too.
+    """
+    for _, path in files_of(given):
+        check_file(path, (input_field,))
+    check_written(given, written)
+
+
+def check_written(given: Sequence[Path], written: Sequence[Path]) -> None:
+    """Raise FileError for a file that is to be read, or lies in a folder that is, and written."""
+    for path in written:
+        for one in given:
+            if path.resolve() == one.resolve():
+                raise FileError(f"{one} is to be read and to be written; name another output")
+            if one.is_dir() and path.resolve().parent == one.resolve():
+                raise FileError(f"{path} would lie in {one}, which is read; name another output")
 
 
 @dataclass(frozen=True)
@@ -210,3 +273,38 @@ def _corpus_rows(url: str, task: str, total: int) -> Iterator[Row]:
 
 def _corpus_row(ordinal: int, row: CorpusRow) -> Row:
     return Row(ordinal, row.key, row.input, ordinal + 1)
+
+
+class SeenIds:
+    """Ids by their digests of 16 bytes, with where each was first.
+
+    They lie in a temporary file of SQLite's, about 40 bytes each, of which 32 MiB are in memory.
+    """
+
+    def __enter__(self) -> Self:
+        self._open = sqlite3.connect("", isolation_level=None)  # no name: temporary, ours alone
+        for pragma in ("journal_mode=OFF", "synchronous=OFF", f"cache_size=-{_CACHE_KIB}"):
+            self._open.execute(f"PRAGMA {pragma}")
+        self._open.execute("CREATE TABLE ids (id BLOB PRIMARY KEY, at INTEGER) WITHOUT ROWID")
+        self._open.execute("BEGIN")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._open.close()
+
+    def first(self, id_: str, at: int) -> int:
+        """Where an id was first: ``at``, if it was nowhere yet."""
+        digest = hashlib.blake2b(id_.encode(), digest_size=_DIGEST_BYTES).digest()
+        if self._open.execute("INSERT OR IGNORE INTO ids VALUES (?, ?)", (digest, at)).rowcount:
+            return at
+        found = self._open.execute("SELECT at FROM ids WHERE id = ?", (digest,)).fetchone()
+        return int(found[0])
+
+
+def _is_rows(path: Path) -> bool:
+    return path.is_file() and path.name.endswith(SUFFIXES) and not path.name.startswith(".")

@@ -1,0 +1,455 @@
+"""Engines of a batch job in Ray actors: each answers rows, and a pool replaces those that die.
+
+Nothing here waits for an engine that is not there: rows go to those that are up, and a cluster
+with room for few has few.
+"""
+
+import dataclasses
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from tasc_engine import GenerationRequest, GenerationResult
+from tasc_engine.errors import UnsupportedModel
+from tasc_jobs.batch.work import EngineFailed, Record, Row, Strategy, named
+from tasc_jobs.errors import ClusterError, JobError
+from tasc_runtime.detokenizer import TokenTexts
+from tasc_runtime.engine.builder import EngineBuilder, Pinned
+from tasc_runtime.engine_settings import EngineSettings
+from tasc_runtime.errors import ServiceError
+from tasc_runtime.protocol import Answer, Call
+from tasc_store import connect
+
+_TURN_S = 1.0  # after so long, finished rows are handed back, whatever is still decoded
+_IN_FLIGHT = 2  # calls to an engine: one that it works on and one that waits for it
+_HANDFULS = 4  # of b rows, in one call
+_MOST_DEATHS = 3  # of each engine, one after another, without a finished row between
+_TASKS = (ServiceError, UnsupportedModel)  # an engine that fails so fails on every machine
+_MOST_CALLS = 1 << 20  # waiting in an engine; few rows are given at a time
+_MOST_CHARACTERS = 64 << 20
+
+
+class Window:
+    """Rows between a job's input and its records: read, handed out, finished.
+
+    At most ``most`` rows from the first unfinished one on are read ahead, and at most 64 Mi
+    characters of unfinished ones are here.
+
+    Args:
+        rows: All rows, in order.
+        first: Rows below are finished; they are read over.
+        finished: Rows behind ``first`` that are finished too.
+    """
+
+    def __init__(
+        self, rows: Iterator[Row], first: int = 0, finished: Iterable[int] = (), most: int = 8192
+    ) -> None:
+        self._source, self._most = rows, most
+        self._first, self._next = first, 0
+        self._finished = set(finished)
+        self._open: dict[int, Row] = {}
+        self._todo: deque[int] = deque()
+        self._again: deque[int] = deque()
+        self._characters = 0
+        self._ended = False
+
+    @property
+    def empty(self) -> bool:
+        """The input has ended and all its rows are finished."""
+        return self._ended and not self._open
+
+    @property
+    def has_room(self) -> bool:
+        ahead = self._next - self._first
+        return not self._ended and ahead < self._most and self._characters < _MOST_CHARACTERS
+
+    def read(self, most: int) -> list[Row] | None:
+        """Read up to so many rows while there is room; None if there was none to read.
+
+        Returns:
+            Those that are not finished yet.
+        """
+        entered, count = [], 0
+        while count < most and self.has_room:
+            row = next(self._source, None)
+            if row is None:
+                self._ended = True
+                break
+            count += 1
+            self._next = row.ordinal + 1
+            if row.ordinal >= self._first and row.ordinal not in self._finished:
+                self._open[row.ordinal] = row
+                self._characters += len(row.payload)
+                self._todo.append(row.ordinal)
+                entered.append(row)
+        return entered if count else None
+
+    def take(self, most: int) -> list[Row]:
+        """Rows for an engine; those that are handed out again come first."""
+        taken: list[Row] = []
+        for queue in (self._again, self._todo):
+            while queue and len(taken) < most:
+                if row := self._open.get(queue.popleft()):
+                    taken.append(row)
+        return taken
+
+    def again(self, ordinals: Iterable[int]) -> None:
+        """Hand rows out again: their engine is gone."""
+        self._again.extend(sorted(ordinals))
+
+    def finish(self, records: Iterable[Record]) -> list[Record]:
+        """Take rows out; of the records, those whose rows were not finished before."""
+        new = []
+        for record in records:
+            if row := self._open.pop(record.ordinal, None):
+                self._characters -= len(row.payload)
+                self._finished.add(row.ordinal)
+                new.append(record)
+        while self._first in self._finished:
+            self._finished.remove(self._first)
+            self._first += 1
+        return new
+
+
+@dataclass
+class _Open:
+    """A row some of whose answers are missing."""
+
+    row: Row
+    calls: Sequence[Call]
+    answers: dict[int, Answer] = field(default_factory=dict)
+
+
+class Answering:
+    """Answers rows with one engine, which is kept full from one handful to the next."""
+
+    def __init__(self, builder: EngineBuilder, strategy: Strategy) -> None:
+        self._builder, self._strategy = builder, strategy
+        self._open: dict[int, _Open] = {}
+        self._done: list[Record] = []
+
+    def work(self, rows: Sequence[Row]) -> list[Record]:
+        """Begin with these rows, and decode until there is room for more or a second has passed.
+
+        Returns:
+            Records of rows that were finished since the last call, of these and of earlier ones.
+        """
+        engine, ends = self._builder.engine, time.monotonic() + _TURN_S
+        for row in rows:
+            self._begin(row)
+        while (engine.running or engine.waiting) and time.monotonic() < ends:
+            for delta in engine.step():
+                if delta.result:
+                    self._end(delta.result)
+            if rows and engine.waiting < engine.config.rows:
+                break
+        done, self._done = self._done, []
+        return done
+
+    def _begin(self, row: Row) -> None:
+        if row.ordinal in self._open:
+            return
+        try:
+            calls = named(row, self._strategy.calls(row, self._builder))
+            requests = [self._builder.request(call) for call in calls]
+        except ValueError as error:
+            self._done.append(Record.of(row, None, str(error)))
+            return
+        self._open[row.ordinal] = _Open(row, calls)
+        for request in requests:
+            self._builder.engine.submit(request)
+
+    def _end(self, result: GenerationResult) -> None:
+        ordinal, number = map(int, result.id.split("."))
+        found = self._open[ordinal]
+        found.answers[number] = self._answer(found.calls[number], result)
+        if len(found.answers) < len(found.calls):
+            return
+        del self._open[ordinal]
+        answers = [found.answers[i] for i in range(len(found.calls))]
+        error = next((a.result.error for a in answers if a.result.error), None)
+        content = None if error else self._strategy.content(found.row, answers, self._builder)
+        tokens = sum(len(a.result.tokens) for a in answers)
+        steps = sum(a.result.acceptance.steps for a in answers)
+        self._done.append(Record.of(found.row, content, error, tokens, steps))
+
+    def _answer(self, call: Call, result: GenerationResult) -> Answer:
+        ends = () if call.options.ignore_eos else self._builder.tokenizer.eos_ids
+        tokens = TokenTexts(self._builder.tokenizer, ends).of(result.logprobs)
+        artifact = self._builder.artifact
+        version = artifact.version if artifact else None
+        return Answer(dataclasses.replace(result, logprobs=(), index_version=version), tokens)
+
+
+@dataclass(frozen=True)
+class PreviewSide:
+    """The rows, decoded one way.
+
+    Attributes:
+        tokens: Of all answers, end-of-sequence included.
+        steps: Decoding steps of all rows together.
+    """
+
+    seconds: float
+    tokens: int
+    steps: int
+
+    @property
+    def block_efficiency(self) -> float:
+        return self.tokens / self.steps if self.steps else 0.0
+
+
+@dataclass(frozen=True)
+class Preview:
+    """A few rows, answered with drafts and without.
+
+    Attributes:
+        rows: That were answered.
+        refused: Rows that cannot be answered.
+        identical: Rows whose answers are the same with drafts and without.
+    """
+
+    rows: int
+    refused: int
+    identical: int
+    plain: PreviewSide
+    drafted: PreviewSide
+
+    @property
+    def speed_up(self) -> float:
+        return self.plain.seconds / self.drafted.seconds if self.drafted.seconds else 0.0
+
+    def seconds_of(self, total: int, engines: int, draft: bool) -> float | None:
+        """Of a job of so many rows on so many engines that do not share a processor."""
+        side = self.drafted if draft else self.plain
+        return total * side.seconds / self.rows / engines if self.rows else None
+
+
+def measure(builder: EngineBuilder, strategy: Strategy, rows: Sequence[Row]) -> Preview:
+    """Answer a few rows with drafts and without, and time it."""
+    requests: list[GenerationRequest] = []
+    refused = 0
+    for row in rows:
+        try:
+            calls = named(row, strategy.calls(row, builder))
+            requests += [builder.request(call) for call in calls]
+        except ValueError:
+            refused += 1
+    _timed(builder, requests[:1], draft=False)  # what is compiled is compiled now
+    # With drafts first: they would be made from earlier answers otherwise.
+    drafted, said = _timed(builder, requests, draft=True)
+    plain, alone = _timed(builder, requests, draft=False)
+    identical = sum(alone[i].tokens == result.tokens for i, result in said.items())
+    return Preview(len(rows) - refused, refused, identical, plain, drafted)
+
+
+def _timed(
+    builder: EngineBuilder, requests: Sequence[GenerationRequest], draft: bool
+) -> tuple[PreviewSide, dict[str, GenerationResult]]:
+    began = time.perf_counter()
+    asked = (dataclasses.replace(request, draft=draft) for request in requests)
+    found = {result.id: result for result in builder.engine.generate(asked)}
+    seconds = time.perf_counter() - began
+    tokens = sum(len(r.tokens) for r in found.values())
+    return PreviewSide(seconds, tokens, sum(r.acceptance.steps for r in found.values())), found
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """What an actor builds its engine of."""
+
+    url: str
+    task: str
+    pinned: Pinned
+    settings: EngineSettings
+    strategy: Strategy
+    gpus: float
+
+
+class EngineActor:
+    """One engine in a process of its own."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self._spec = spec
+
+    def load(self) -> None:
+        """Build the engine: seconds to minutes."""
+        spec = self._spec
+        self._builder = EngineBuilder(
+            connect(spec.url),
+            spec.task,
+            spec.settings,
+            gpus=spec.gpus,
+            max_waiting=_MOST_CALLS,
+            pinned=spec.pinned,
+        )
+        self._answering = Answering(self._builder, spec.strategy)
+
+    def work(self, rows: Sequence[Row]) -> list[Record]:
+        return self._answering.work(rows)
+
+    def preview(self, rows: Sequence[Row]) -> Preview:
+        return measure(self._builder, self._spec.strategy, rows)
+
+
+@dataclass
+class _Engine:
+    actor: Any
+    calls: list[Any] = field(default_factory=list)
+    held: set[int] = field(default_factory=set)
+    up: bool = False
+
+
+class Pool:
+    """Up to ``size`` engines with ``cpus`` logical CPUs each.
+
+    Args:
+        pause_s: Before an engine that died is replaced, in seconds.
+        look_s: Between two looks at the cluster's nodes while no engine is up, in seconds.
+    """
+
+    def __init__(
+        self,
+        spec: EngineSpec,
+        size: int,
+        cpus: float,
+        *,
+        pause_s: float = 1.0,
+        look_s: float = 5.0,
+    ) -> None:
+        self._spec, self._size, self._pause_s, self._look_s = spec, size, pause_s, look_s
+        self._new = ray.remote(num_cpus=cpus, num_gpus=spec.gpus, max_restarts=0)(EngineActor)
+        self._engines: list[_Engine] = []
+        self._handful = _HANDFULS * spec.settings.rows
+        self._deaths = 0
+        self._start_at = 0.0
+        self._look_at = time.monotonic() + look_s
+
+    @property
+    def up(self) -> int:
+        return sum(engine.up for engine in self._engines)
+
+    @property
+    def held(self) -> int:
+        """Rows that engines have in hand."""
+        return sum(len(engine.held) for engine in self._engines)
+
+    def turn(self, window: Window, wait_s: float) -> list[Record]:
+        """Hand out rows, and take finished ones back, waiting at most so long.
+
+        The rows of an engine that died are handed out again.
+
+        Raises:
+            JobError: Engines died again and again.
+            EngineFailed: They cannot be built.
+            ClusterError: Ray is gone.
+        """
+        self._require_nodes()
+        self._fill()
+        for engine in self._engines:
+            self._feed(engine, window)
+        owners = {call: engine for engine in self._engines for call in engine.calls}
+        if not owners:
+            time.sleep(wait_s)
+            return []
+        done, _ = ray.wait(list(owners), num_returns=1, timeout=wait_s)
+        done, _ = ray.wait(list(owners), num_returns=len(owners), timeout=0) if done else (done, [])
+        return [record for call in done for record in self._hear(owners[call], call, window)]
+
+    def preview(self, rows: Sequence[Row], timeout_s: float) -> Preview:
+        """Time a few rows on one engine.
+
+        Raises:
+            JobError: It cannot be built, or it takes longer.
+        """
+        actor: Any = self._new.remote(self._spec)
+        self._engines.append(_Engine(actor))
+        loading = actor.load.remote()
+        try:
+            return ray.get([loading, actor.preview.remote(rows)], timeout=timeout_s)[1]
+        except ray.exceptions.GetTimeoutError as error:
+            raise JobError(f"no engine answered {len(rows)} rows in {timeout_s:g} s") from error
+        except RayError as error:
+            raise JobError(f"no engine can be built: {_cause(error)}") from error
+
+    def close(self) -> None:
+        """End all engines; the rows that they have in hand are lost."""
+        for engine in self._engines:
+            with suppress(RayError):
+                ray.kill(engine.actor)
+        self._engines.clear()
+
+    def _require_nodes(self) -> None:
+        if self.up or time.monotonic() < self._look_at:
+            return
+        self._look_at = time.monotonic() + self._look_s
+        if not any(node["Alive"] for node in ray.nodes()):
+            raise ClusterError(
+                "Ray has no node left that lives; start Ray anew and run the job again, which goes"
+                " on where it was"
+            )
+
+    def _fill(self) -> None:
+        if time.monotonic() < self._start_at:
+            return
+        while len(self._engines) < self._size:
+            actor: Any = self._new.remote(self._spec)
+            self._engines.append(_Engine(actor, [actor.load.remote()]))
+
+    def _feed(self, engine: _Engine, window: Window) -> None:
+        most = (_IN_FLIGHT + 1) * self._handful
+        while engine.up and len(engine.calls) < _IN_FLIGHT:
+            rows = window.take(min(self._handful, most - len(engine.held)))
+            if not rows and (engine.calls or not engine.held):
+                return
+            engine.held.update(row.ordinal for row in rows)
+            engine.calls.append(engine.actor.work.remote(rows))
+
+    def _hear(self, engine: _Engine, call: Any, window: Window) -> list[Record]:
+        if call not in engine.calls:  # its engine died with another call
+            return []
+        engine.calls.remove(call)
+        try:
+            records: list[Record] | None = ray.get(call)
+        except RayError as error:
+            self._bury(engine, error, window)
+            return []
+        if records is None:
+            engine.up = True
+            return []
+        engine.held.difference_update(record.ordinal for record in records)
+        self._deaths = 0 if records else self._deaths
+        return records
+
+    def _bury(self, engine: _Engine, error: RayError, window: Window) -> None:
+        self._engines.remove(engine)
+        engine.calls.clear()
+        with suppress(RayError):
+            ray.kill(engine.actor)
+        self._deaths += 1
+        if self._deaths >= _MOST_DEATHS * self._size:
+            machines = not engine.up and not _is_tasks(error)
+            raise (EngineFailed if machines else JobError)(
+                f"engines ended {self._deaths} times without a row between: {_cause(error)}; see to"
+                " it and run the job again, which goes on where it was"
+            ) from error
+        self._start_at = time.monotonic() + self._pause_s
+        window.again(engine.held)
+
+
+def _is_tasks(error: RayError) -> bool:
+    """Whether an engine of the task fails so on every machine."""
+    return isinstance(error, RayTaskError) and isinstance(error.cause, _TASKS)
+
+
+def _cause(error: RayError) -> str:
+    """What the engine said, without the way it took."""
+    if isinstance(error, RayTaskError) and isinstance(error.cause, Exception):
+        return f"{type(error.cause).__name__}: {error.cause}"
+    return str(error).strip().splitlines()[-1]
