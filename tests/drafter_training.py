@@ -11,7 +11,8 @@ from tasc_engine import ModelSource
 from tasc_engine.drafting.neural.card import Kind
 from tasc_jobs.drafter.hyperparameters import DrafterSettings
 from tasc_jobs.drafter.training_run import DrafterJob, train_drafter
-from tasc_jobs.evaluate.subject import Asking, Setup
+from tasc_jobs.evaluate.subject import Setup
+from tasc_jobs.task_inputs import Asking
 from tasc_store import CorpusRow
 from tasc_text import PromptTemplate
 

@@ -24,14 +24,14 @@ from tasc_engine import ModelSource
 from tasc_jobs.demo.tasks import MODEL
 from tasc_jobs.demo.train import SIZES
 from tasc_jobs.enrich.algorithm import EnrichSettings
-from tasc_jobs.enrich.enrichment import enrich_and_save
-from tasc_jobs.enrich.saving import RECORD
+from tasc_jobs.enrich.enrichment import RECORD, enrich_and_save
 from tasc_jobs.evaluate.evaluation import Evaluation, evaluate
-from tasc_jobs.evaluate.subject import Asking, Setup
+from tasc_jobs.evaluate.subject import Setup
+from tasc_jobs.finetune.checkpoints import REPORT
 from tasc_jobs.finetune.finetuning import Finetune, finetune
-from tasc_jobs.finetune.finished import REPORT
 from tasc_jobs.finetune.hyperparameters import FinetuneSettings
 from tasc_jobs.statistics.distribution import renyi2_bits
+from tasc_jobs.task_inputs import Asking
 from tasc_runtime.errors import FileError
 from tasc_store import CorpusRow
 from tasc_text import PromptTemplate, TaskTokenizer

@@ -28,9 +28,10 @@ from tasc_jobs.drafter.answers import TargetAnswer, make_answers
 from tasc_jobs.drafter.hyperparameters import DrafterSettings
 from tasc_jobs.drafter.training import packed
 from tasc_jobs.drafter.training_run import DrafterJob, train_drafter
-from tasc_jobs.evaluate.subject import Asking, Setup
+from tasc_jobs.evaluate.subject import Setup
 from tasc_jobs.finetune.examples import Example
-from tasc_jobs.runtime.stages import silent
+from tasc_jobs.runtime.progress import silent
+from tasc_jobs.task_inputs import Asking
 from tasc_store import CorpusRow
 from tasc_text import TaskTokenizer
 

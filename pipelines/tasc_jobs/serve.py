@@ -13,8 +13,8 @@ from typing import Self
 
 from tasc_jobs.errors import UsageError
 from tasc_jobs.runtime.progress import note
-from tasc_jobs.tasks.base_model import BaseModel
-from tasc_jobs.tasks.checks import check_record
+from tasc_jobs.tasks.model_folders import BaseModel
+from tasc_jobs.tasks.register import check_record
 from tasc_runtime.engine.versions import engine_digest, fixed_changes, newest_version
 from tasc_runtime.errors import ServiceError
 from tasc_runtime.models import load_tokenizer

@@ -6,13 +6,10 @@ from typing import Annotated, Literal
 import typer
 
 from tasc_jobs.cli.options import (
-    DEFAULT_DATA_DIR,
     AsJson,
-    DataDir,
-    InputField,
-    OutputField,
-    RedisUrl,
-    open_store,
+    RowOptions,
+    StoreOptions,
+    grouped,
     print_result,
 )
 
@@ -69,7 +66,9 @@ Eos = Annotated[
 ]
 
 
+@grouped()
 def enrich(
+    *,
     output: Output,
     task: Task = None,
     train: Train = None,
@@ -81,10 +80,8 @@ def enrich(
     pcs_rule: PcsRule = "suffix",
     refine: Refine = False,
     eos: Eos = None,
-    input_field: InputField = "input",
-    output_field: OutputField = "output",
-    redis_url: RedisUrl = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
+    row: RowOptions,
+    store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
     """Merge the frequent n-grams of task outputs into single tokens (TASC-ft, first half).
@@ -94,30 +91,28 @@ def enrich(
     """
     from tasc_jobs.enrich.algorithm import EnrichSettings
     from tasc_jobs.enrich.enrichment import STAGES, enrich_and_save
-    from tasc_jobs.enrich.texts import corpus_source, file_source, outputs_of
-    from tasc_jobs.runtime.stages import Stages
+    from tasc_jobs.runtime.progress import Stages
+    from tasc_jobs.task_inputs import InputOptions, TaskInputs, read_files
 
     if (task is None) == (not train):
         raise typer.BadParameter("name either a TASK or --train FILE")
-    fields = (input_field, output_field)
     settings = EnrichSettings(budget, n_max, pcs, pcs_rule)
     if refine:
         settings = settings.refining
-    if train:
-        source = file_source(train, tokenizer, eos, fields)
-    else:
-        assert task is not None
-        with open_store(redis_url, data_dir) as url:
-            source = corpus_source(url, task, tokenizer, eos)
-    judged = outputs_of(test, fields) if test else ()
+    options = InputOptions(
+        task=task, tokenizer=tokenizer, eos=eos, files=train or (), fields=row.fields
+    )
+    with store.open_if(task is not None) as url:
+        inputs = TaskInputs.read(url, options)
+    judged = read_files(test, row.fields).rows if test else ()
     with Stages("enrich", STAGES) as stages:
         report = enrich_and_save(
-            source.tokenizer,
-            source.outputs,
+            inputs.tokenizer,
+            [each.output for each in inputs.some_rows],
             settings,
             output,
-            test=judged,
-            others=source.inputs,
+            test=[each.output for each in judged],
+            others=[each.input for each in inputs.some_rows],
             progress=stages,
         )
     print_result(report.as_json, report.in_words, as_json)

@@ -1,25 +1,26 @@
 """The command `tasc evaluate`: how good and how fast a model's answers are. It computes nothing."""
 
-from contextlib import ExitStack
+import json
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from tasc_jobs.cli.options import (
-    DEFAULT_DATA_DIR,
     AsJson,
-    DataDir,
     Device,
-    InputField,
+    EvaluatedLen,
     MaxTokens,
-    OutputField,
-    RedisUrl,
+    Report,
+    RowOptions,
+    Rows,
+    StoreOptions,
     Template,
     Threads,
-    open_store,
+    check_report,
+    grouped,
+    show,
 )
-from tasc_jobs.cli.report import Report, check_report, show
 
 Test = Annotated[list[Path], typer.Option(help="Rows to answer; repeatable.")]
 Task = Annotated[
@@ -42,18 +43,9 @@ Metrics = Annotated[
     ),
 ]
 Drafts = Annotated[bool, typer.Option("--drafts/--plain", help="Measure with drafts too.")]
-Rows = Annotated[int, typer.Option(min=1, max=4096, help="b, rows decoded together.")]
 Repeats = Annotated[int, typer.Option(min=1, help="Timed runs; the median counts.")]
 Limit = Annotated[
     int | None, typer.Option(min=1, help="Answer only so many rows.", show_default="all")
-]
-EvaluatedLen = Annotated[
-    int | None,
-    typer.Option(
-        min=8,
-        help="Tokens of prompt and answer; rows without room are left out.",
-        show_default="1024, or what the model has",
-    ),
 ]
 Dtype = Annotated[
     str | None,
@@ -68,7 +60,9 @@ Setting = Annotated[
 ]
 
 
+@grouped()
 def evaluate(
+    *,
     test: Test,
     task: Task = None,
     model: Model = None,
@@ -86,10 +80,8 @@ def evaluate(
     threads: Threads = 1,
     setting: Setting = None,
     report: Report = None,
-    input_field: InputField = "input",
-    output_field: OutputField = "output",
-    redis_url: RedisUrl = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
+    row: RowOptions,
+    store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
     """How good a model's answers are on test rows, and what they cost: tokens, steps, time.
@@ -97,31 +89,40 @@ def evaluate(
     Without a TASK, --model and --template say what is asked. Answers are greedy; those with drafts
     are compared with those without. Loading, compiling and a warm-up are not timed.
     """
-    import json
-
-    from tasc_jobs.evaluate.evaluation import STAGES
+    from tasc_jobs.evaluate.evaluation import STAGES, Evaluation, evaluation_page
     from tasc_jobs.evaluate.evaluation import evaluate as run
-    from tasc_jobs.evaluate.evaluation_request import (
-        EvaluationOptions,
-        EvaluationRequest,
-        evaluation,
-    )
-    from tasc_jobs.evaluate.page import evaluation_page
     from tasc_jobs.evaluate.subject import Setup
-    from tasc_jobs.runtime.stages import Stages
+    from tasc_jobs.runtime.progress import Stages
+    from tasc_jobs.task_inputs import InputOptions, TaskInputs, read_files
 
     check_report(report)
-    given = EvaluationRequest(
-        task, model, template, tuple(test), tuple(train or ()), (input_field, output_field),
-        dtype, device, max_tokens, limit,
-    )  # fmt: skip
-    how = EvaluationOptions(
-        metrics, Setup(rows, max_model_len, threads), repeats, drafts, setting or ""
+    options = InputOptions(
+        task=task,
+        model=str(model) if model else None,
+        template=template,
+        max_tokens=max_tokens,
+        dtype=dtype,
+        device=device,
+        files=train or (),
+        fields=row.fields,
     )
-    with ExitStack() as stack:
-        url = stack.enter_context(open_store(redis_url, data_dir)) if task else None
-        wanted = evaluation(url, given, how)
-        found = run(wanted, stack.enter_context(Stages("evaluate", STAGES)))
+    with store.open_if(task is not None) as url:
+        answered = read_files(test, row.fields, limit).rows
+        inputs = TaskInputs.read(url, options)
+        source = inputs.source
+        wanted = Evaluation(
+            source,
+            inputs.asking,
+            Setup(rows, max_model_len, threads),
+            metrics,
+            answered,
+            inputs.rows,
+            repeats,
+            drafts,
+            setting or task or source.folder.name,
+        )
+        with Stages("evaluate", STAGES) as stages:
+            found = run(wanted, stages)
     show(evaluation_page(found), report, as_json)
     if as_json:
         print(json.dumps(found.as_json))

@@ -1,24 +1,20 @@
 """The command `tasc finetune`: a model that has learnt a task's outputs. It computes nothing."""
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from tasc_jobs.cli.options import (
-    DEFAULT_DATA_DIR,
     AsJson,
     BatchRows,
     CheckpointS,
-    DataDir,
-    InputField,
     MicroRows,
-    OutputField,
-    RedisUrl,
+    RowOptions,
+    StoreOptions,
     Task,
     Template,
-    open_store,
+    grouped,
     print_result,
 )
 
@@ -57,7 +53,9 @@ Threads = Annotated[
 ]
 
 
+@grouped()
 def finetune(
+    *,
     task: Task,
     output: Output,
     train: Train = None,
@@ -78,10 +76,8 @@ def finetune(
     workers: Workers = 1,
     threads: Threads = None,
     checkpoint_s: CheckpointS = 60.0,
-    input_field: InputField = "input",
-    output_field: OutputField = "output",
-    redis_url: RedisUrl = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
+    row: RowOptions,
+    store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
     """Train an adapter, and the rows of new tokens, on what TASK answers (TASC-ft, second half).
@@ -92,25 +88,41 @@ def finetune(
     OUTPUT/adapter is for transformers and PEFT; OUTPUT/model has the adapter in its weights and is
     served like any model (`tasc task create TASK --model ...`).
     """
-    from tasc_jobs.finetune.finished import REPORT
-
-    if (output / REPORT).is_file():
-        from tasc_jobs.finetune.finetuning import refuse_made
-
-        refuse_made(output)
-    from tasc_jobs.finetune.command import FinetuneOptions, FinetuneRequest, job_of, run
-    from tasc_jobs.finetune.finetuning import STAGES
+    from tasc_jobs.finetune.finetuning import (
+        STAGES,
+        finetune_with,
+        in_words,
+        job_of,
+        refuse_made,
+    )
     from tasc_jobs.finetune.hyperparameters import FinetuneSettings
-    from tasc_jobs.runtime.stages import Stages
+    from tasc_jobs.runtime.progress import Stages
+    from tasc_jobs.task_inputs import InputOptions, TaskInputs
 
+    refuse_made(output)
     settings = FinetuneSettings(
-        epochs, learning_rate, rank, alpha, dropout, batch_rows, micro_rows, max_length,
-        quantization, seed,
-    )  # fmt: skip
-    fields = input_field, output_field
-    given = FinetuneRequest(task, model, tokenizer, template, tuple(train or ()), fields, eos)
-    with open_store(redis_url, data_dir) if given.wants_store else nullcontext() as url:
-        job = job_of(url, given, settings, output, checkpoint_s)
+        epochs=epochs,
+        learning_rate=learning_rate,
+        rank=rank,
+        alpha=alpha,
+        dropout=dropout,
+        batch_rows=batch_rows,
+        micro_rows=micro_rows,
+        max_length=max_length,
+        quantization=quantization,
+        seed=seed,
+    )
+    options = InputOptions(
+        task=task,
+        model=model,
+        tokenizer=tokenizer,
+        eos=eos,
+        template=template,
+        files=train or (),
+        fields=row.fields,
+    )
+    with store.open_if(not options.name_all) as url:
+        job = job_of(TaskInputs.read(url, options), settings, output, checkpoint_s)
     with Stages(f"fine-tune {task}", STAGES) as stages:
-        report = run(job, FinetuneOptions(workers, threads), stages, stages.tell)
-    print_result(report.as_json, report.in_words, as_json)
+        found = finetune_with(workers, threads, job, stages, stages.tell)
+    print_result(found, in_words(found), as_json)

@@ -1,26 +1,26 @@
 """The command `tasc forecast-ft`: what new tokens will bring, or brought. It computes nothing."""
 
 import json
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tasc_jobs.cli.enrich import Eos, NMax, Pcs, PcsRule
-from tasc_jobs.cli.evaluate import EvaluatedLen, Rows
 from tasc_jobs.cli.options import (
-    DEFAULT_DATA_DIR,
     AsJson,
-    DataDir,
     Device,
-    InputField,
-    OutputField,
-    RedisUrl,
+    Dtype,
+    EvaluatedLen,
+    Report,
+    RowOptions,
+    Rows,
+    StoreOptions,
     Threads,
-    open_store,
+    check_report,
+    grouped,
+    show,
 )
-from tasc_jobs.cli.report import Report, check_report, show
 
 _MOST_BUDGET = 100_000
 
@@ -48,7 +48,6 @@ Template = Annotated[
     typer.Option(help=r"Prompt for --model, with {input}.", show_default="the task's"),
 ]
 Budgets = Annotated[str, typer.Option(help="Most new tokens, with commas.")]
-Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16, float64")]
 CheckFile = Annotated[
     Path | None,
     typer.Option(
@@ -59,7 +58,9 @@ CheckFile = Annotated[
 ]
 
 
+@grouped()
 def forecast_ft(
+    *,
     task: Task = None,
     train: Train = None,
     test: Test = None,
@@ -78,10 +79,8 @@ def forecast_ft(
     threads: Threads = 1,
     check: CheckFile = None,
     report: Report = None,
-    input_field: InputField = "input",
-    output_field: OutputField = "output",
-    redis_url: RedisUrl = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
+    row: RowOptions,
+    store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
     """What to expect of `tasc enrich` and `tasc finetune` by token budget, before either has run.
@@ -97,20 +96,29 @@ def forecast_ft(
         return
     from tasc_jobs.enrich.algorithm import EnrichSettings
     from tasc_jobs.evaluate.subject import Setup
-    from tasc_jobs.forecast_ft.forecasting import STAGES, Measuring, forecast_job
-    from tasc_jobs.forecast_ft.forecasting import Rows as RowsGiven
+    from tasc_jobs.forecast_ft.forecast import STAGES, forecast_job
     from tasc_jobs.forecast_ft.page import forecast_page
-    from tasc_jobs.runtime.stages import Stages
+    from tasc_jobs.runtime.progress import Stages
+    from tasc_jobs.task_inputs import InputOptions, TaskInputs, read_files
 
-    budgets, fields = _budgets(budget), (input_field, output_field)
-    given = RowsGiven(task, tuple(train or ()), tuple(test or ()), tokenizer, eos, fields)
-    setup = Setup(rows, max_model_len, threads)
-    measuring = Measuring(model, template, dtype, device, setup) if model else None
+    budgets = _budgets(budget)
     settings = EnrichSettings(budgets[-1], n_max, pcs, pcs_rule)
-    with ExitStack() as stack:
-        url = stack.enter_context(open_store(redis_url, data_dir)) if task else None
-        stages = stack.enter_context(Stages("forecast", STAGES))
-        found = forecast_job(url, given, settings, budgets, measuring, stages)
+    options = InputOptions(
+        task=task,
+        model=str(model) if model else None,
+        tokenizer=tokenizer or model,
+        eos=eos,
+        template=template,
+        dtype=dtype,
+        device=device,
+        files=train or (),
+        fields=row.fields,
+    )
+    with store.open_if(task is not None) as url, Stages("forecast", STAGES) as stages:
+        inputs = TaskInputs.read(url, options)
+        held = read_files(test, row.fields).rows if test else ()
+        setup = Setup(rows, max_model_len, threads)
+        found = forecast_job(inputs, held, settings, budgets, setup, stages)
     show(forecast_page(found), report, as_json)
     if as_json:
         print(json.dumps(found.as_json))

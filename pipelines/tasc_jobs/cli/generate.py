@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from tasc_jobs.cli.options import (
-    DEFAULT_DATA_DIR,
     AsJson,
-    DataDir,
     Gpus,
     IdField,
     InputField,
     MaxModelLen,
-    RedisUrl,
+    StoreOptions,
     Task,
-    open_store,
+    grouped,
     print_result,
 )
 from tasc_jobs.errors import UsageError
@@ -93,7 +91,9 @@ if TYPE_CHECKING:
     from tasc_store import TaskRecord
 
 
+@grouped()
 def generate(
+    *,
     task: Task,
     source: Input,
     output: Output,
@@ -117,8 +117,7 @@ def generate(
     seed: Seed = 0,
     input_field: InputField = "input",
     id_field: IdField = "id",
-    redis_url: RedisUrl = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
+    store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
     """Answer every row of the input with a pool of engines.
@@ -144,7 +143,7 @@ def generate(
         "actors": actors, "actor_gpus": gpus, "max_errors": max_errors, "restart": restart,
         "stall_s": stall_timeout,
     }  # fmt: skip
-    with open_store(redis_url, data_dir) as url:
+    with store.open() as url:
         _require_task(url, task, asked)
         with _ray_for(actors):
             if dry_run:
@@ -239,7 +238,7 @@ def _require_task(url: str, task: str, asked: "SamplingOptions") -> None:
 
 def _require_guide(record: "TaskRecord", guide: "AnswerGuide") -> None:
     from tasc_engine.guided import Guides
-    from tasc_jobs.tasks.base_model import BaseModel
+    from tasc_jobs.tasks.model_folders import BaseModel
     from tasc_runtime.models import load_tokenizer
 
     tokenizer = load_tokenizer(record)
@@ -253,7 +252,7 @@ def _require_guide(record: "TaskRecord", guide: "AnswerGuide") -> None:
 def _guide(choices: Path | None, schema: Path | None, regex: str | None) -> "AnswerGuide | None":
     """What the options say an answer may be."""
     from tasc_engine import GuideSpec
-    from tasc_jobs.tasks.given import labels_of, read_text
+    from tasc_jobs.tasks.values import labels_of, read_text
     from tasc_runtime.sampling_options import AnswerGuide
     from tasc_store.tasks.record import MOST_TEXT_BYTES
 

@@ -7,20 +7,20 @@ from typing import Annotated
 import typer
 
 from tasc_jobs.cli.options import (
-    DEFAULT_DATA_DIR,
     AsJson,
-    DataDir,
-    RedisUrl,
+    StoreOptions,
     Task,
-    open_store,
+    grouped,
     print_result,
 )
-from tasc_jobs.runtime.outcomes import in_short, known_errors
+from tasc_jobs.errors import in_short, known_errors
 from tasc_jobs.runtime.progress import note
 from tasc_store import Artifact, ArtifactStore, TaskStore, connect
 
 
+@grouped()
 def refresh(
+    *,
     task: Task,
     every: Annotated[
         float | None,
@@ -48,8 +48,7 @@ def refresh(
         int | None,
         typer.Option(min=1, help="See `tasc build-index`.", show_default="no cap"),
     ] = None,
-    redis_url: RedisUrl = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
+    store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
     """Move answers that services collected for TASK into its corpus, and renew its index.
@@ -57,13 +56,13 @@ def refresh(
     The new index becomes current only if it drafts better for rows that neither index has seen.
     Services collect answers of tasks whose settings say `collect: {share: 0.1}`, or another share.
     """
-    from tasc_jobs.runtime.stages import Stages
+    from tasc_jobs.runtime.progress import Stages
     from tasc_jobs.tuning.refresh import STAGES, RefreshOptions
     from tasc_jobs.tuning.refresh import refresh as run
 
     options = RefreshOptions(margin, min_rows, keep, parallelism, max_bytes)
     judged = 0
-    with open_store(redis_url, data_dir) as url:
+    with store.open() as url:
         while True:
             try:
                 with Stages(f"refresh {task}", STAGES) as stages:
@@ -86,17 +85,18 @@ index_app = typer.Typer(
 
 
 @index_app.command("list")
+@grouped()
 def index_list(
+    *,
     task: Task,
-    redis_url: RedisUrl = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
+    store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
     """Show every version that the store has of TASK's index."""
-    with open_store(redis_url, data_dir) as url:
-        store = _store(url, task)
-        found = [store.get(version) for version in store.versions()]
-        current = store.current()
+    with store.open() as url:
+        indexes = _indexes(url, task)
+        found = [indexes.get(version) for version in indexes.versions()]
+        current = indexes.current()
     now = current.version if current else None
     listed = [{**asdict(artifact), "current": artifact.version == now} for artifact in found]
     lines = [_line(artifact, now) for artifact in found]
@@ -105,23 +105,24 @@ def index_list(
 
 
 @index_app.command("use")
+@grouped()
 def index_use(
+    *,
     task: Task,
     version: Annotated[int, typer.Argument(help="A number that `tasc index list` shows.")],
-    redis_url: RedisUrl = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
+    store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
     """Make a version of TASK's index current; services take it within seconds."""
-    with open_store(redis_url, data_dir) as url:
-        store = _store(url, task)
-        store.announce(version)
-        artifact = store.get(version)
+    with store.open() as url:
+        indexes = _indexes(url, task)
+        indexes.announce(version)
+        artifact = indexes.get(version)
     text = f"version {version} of the index of {artifact.task} is current"
     print_result(asdict(artifact), text, as_json)
 
 
-def _store(url: str, task: str) -> ArtifactStore:
+def _indexes(url: str, task: str) -> ArtifactStore:
     client = connect(url)
     record = TaskStore(client).get(task)
     return ArtifactStore(client, record.corpus_name, record.fingerprint)

@@ -7,11 +7,9 @@ from typing import Annotated
 import typer
 
 from tasc_jobs.cli.options import (
-    DEFAULT_DATA_DIR,
     AsJson,
-    DataDir,
-    RedisUrl,
-    open_store,
+    StoreOptions,
+    grouped,
     print_result,
 )
 from tasc_jobs.runtime.progress import note
@@ -33,7 +31,9 @@ _NO_LIMIT = "no limit"
 
 
 @key_app.command("create", epilog=_EXAMPLES)
+@grouped()
 def key_create(
+    *,
     name: Annotated[str, typer.Argument(help="Whose it is, for people.")],
     tasks: Annotated[
         str,
@@ -53,8 +53,7 @@ def key_create(
             show_default=_NO_LIMIT,
         ),
     ] = None,
-    redis_url: RedisUrl = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
+    store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
     """Make a key and print it, this once: the store keeps its hash only.
@@ -63,7 +62,7 @@ def key_create(
     true}` among its settings.
     """
     allowed = tuple(task for part in tasks.split(",") if (task := part.strip()))
-    with open_store(redis_url, data_dir) as url:
+    with store.open() as url:
         client = connect(url)
         unknown = sorted(set(allowed) - set(TaskStore(client).names()))
         secret, key = ApiKeys(client).create(
@@ -79,28 +78,28 @@ def key_create(
 
 
 @key_app.command("list")
-def key_list(
-    redis_url: RedisUrl = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: AsJson = False
-) -> None:
+@grouped()
+def key_list(*, store: StoreOptions, as_json: AsJson = False) -> None:
     """Show every key's id, name, tasks and limits; no key itself."""
-    with open_store(redis_url, data_dir) as url:
+    with store.open() as url:
         found = ApiKeys(connect(url)).known()
     text = "\n".join([_HEADER, *map(_listed, found)])
     print_result({"keys": [asdict(key) for key in found]}, text, as_json)
 
 
 @key_app.command("revoke")
+@grouped()
 def key_revoke(
+    *,
     id: Annotated[str, typer.Argument(help="An id that `tasc key list` shows.")],
-    redis_url: RedisUrl = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
+    store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
     """Close a key for good. Services refuse it within their `auth.cache_s`, 10 seconds by default.
 
     While a service cannot reach Redis it goes on with the keys as it last saw them.
     """
-    with open_store(redis_url, data_dir) as url:
+    with store.open() as url:
         key = ApiKeys(connect(url)).revoke(id)
     print_result(asdict(key), f"revoked key {key.id} of {key.name}", as_json)
 

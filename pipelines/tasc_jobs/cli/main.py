@@ -22,17 +22,13 @@ from tasc_jobs.cli.generate import generate
 from tasc_jobs.cli.index import index_app, refresh
 from tasc_jobs.cli.keys import key_app
 from tasc_jobs.cli.options import (
-    DEFAULT_DATA_DIR,
     AsJson,
     DataDir,
-    IdField,
-    InputField,
-    OutputField,
-    RedisUrl,
+    RowIdOptions,
+    StoreOptions,
     Task,
-    open_store,
+    grouped,
     print_result,
-    store_in_words,
 )
 from tasc_jobs.cli.rank_vocabulary import RANKINGS, rank_vocabulary
 from tasc_jobs.cli.stats import stats
@@ -40,7 +36,7 @@ from tasc_jobs.cli.tasks import task_app
 from tasc_jobs.cli.train_drafter import train_drafter
 from tasc_jobs.cli.tuning import MIXTURES, forecast, replay, tune
 from tasc_jobs.cli.worker import worker
-from tasc_jobs.runtime.outcomes import exit_code, in_short, known_errors
+from tasc_jobs.errors import exit_code, in_short, known_errors
 from tasc_jobs.runtime.progress import Clock, Progress, note
 from tasc_store import connect
 
@@ -70,31 +66,28 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @app.command()
+@grouped()
 def ingest(
+    *,
     task: Task,
     files: Annotated[list[Path], typer.Argument(help=".jsonl, .jsonl.gz or .parquet")],
-    input_field: InputField = "input",
-    output_field: OutputField = "output",
-    id_field: IdField = "id",
+    row: RowIdOptions,
     reject: Annotated[
         Path | None,
         typer.Option(help="File for refused rows.", show_default="TASK.rejected.jsonl"),
     ] = None,
-    redis_url: RedisUrl = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
+    store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
     """Append the rows of FILES to the corpus of TASK. Running it twice adds nothing twice."""
     from tasc_jobs.index.ingest import ingest as run
 
-    with open_store(redis_url, data_dir) as url, Progress("ingest", None) as bar:
+    with store.open() as url, Progress("ingest", None) as bar:
         report = run(
             connect(url),
             task,
             files,
-            input_field=input_field,
-            output_field=output_field,
-            id_field=id_field,
+            fields=row.fields,
             reject=reject or Path(f"{task}.rejected.jsonl"),
             progress=bar.advance,
         )
@@ -105,7 +98,9 @@ def ingest(
 
 
 @app.command()
+@grouped()
 def build_index(
+    *,
     task: Task,
     parallelism: Annotated[
         int | None,
@@ -127,8 +122,7 @@ def build_index(
             show_default="no cap",
         ),
     ] = None,
-    redis_url: RedisUrl = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
+    store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
     """Build the draft index of TASK from its corpus and make it current."""
@@ -136,12 +130,12 @@ def build_index(
 
     check_cap(max_bytes)
     from tasc_jobs.index.build import NOTES, STAGES, build_and_publish
-    from tasc_jobs.index.build_report import IndexReport
+    from tasc_jobs.index.publish import IndexReport
+    from tasc_jobs.runtime.progress import Stages
     from tasc_jobs.runtime.ray_local import local_ray
-    from tasc_jobs.runtime.stages import Stages
     from tasc_store import TaskStore
 
-    with open_store(redis_url, data_dir) as url:
+    with store.open() as url:
         record = TaskStore(connect(url)).get(task)
         with local_ray(), Stages(f"index {task}", STAGES, notes=NOTES) as stages:
             artifact, index = build_and_publish(
@@ -159,7 +153,7 @@ def build_index(
 @app.command()
 def serve(
     config: Annotated[Path, typer.Option(help="Settings file; see deploy/serve.yaml.")],
-    data_dir: DataDir = DEFAULT_DATA_DIR,
+    data_dir: DataDir = StoreOptions.data_dir,
 ) -> None:
     """Serve tasks over HTTP until Ctrl-C or SIGTERM."""
     clock = Clock()
@@ -170,9 +164,9 @@ def serve(
 
     settings = load_settings(config)
     require_free(settings.http.host, settings.http.port)
-    given = settings.redis_url or os.environ.get("REDIS_URL")
-    with open_store(given, data_dir) as url:
-        clock.note(f"store: {store_in_words(given, url, data_dir)}")
+    store = StoreOptions(settings.redis_url or os.environ.get("REDIS_URL"), data_dir)
+    with store.open() as url:
+        clock.note(f"store: {store.in_words(url)}")
         for served in settings.tasks:
             TaskStore(connect(url)).get(served.name)  # an unknown one is said before Ray starts
         clock.note("starting Ray ...")

@@ -1,15 +1,28 @@
-"""Options that several commands share, the store they name, and how results are printed."""
+"""Options that several commands share, the store they name, and how results are shown.
 
+Options that belong together are a dataclass, and `grouped` gives a command an option for each of
+its fields.
+"""
+
+import inspect
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import copy
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_args
 
 import typer
 
 from tasc_store import EmbeddedRedis, connect, redact
 
+if TYPE_CHECKING:
+    from tasc_jobs.report.document import ReportDocument
+    from tasc_runtime.rows import Fields
+
+Task = Annotated[str, typer.Argument(help="Name of the task.")]
 Template = Annotated[
     str | None,
     typer.Option(help=r"Prompt with {input}; \n is a line break.", show_default="the task's"),
@@ -24,58 +37,189 @@ MaxModelLen = Annotated[
         min=8, help="Tokens of prompt and answer.", show_default="1024, or what the model has"
     ),
 ]
+EvaluatedLen = Annotated[
+    int | None,
+    typer.Option(
+        min=8,
+        help="Tokens of prompt and answer; rows without room are left out.",
+        show_default="1024, or what the model has",
+    ),
+]
 BatchRows = Annotated[int, typer.Option(min=1, help="Rows of one step.")]
 MicroRows = Annotated[
     int, typer.Option(min=1, help="Rows at the same time; fewer need less memory.")
 ]
 CheckpointS = Annotated[float, typer.Option(min=1, help="Seconds between two checkpoints.")]
+Rows = Annotated[int, typer.Option(min=1, max=4096, help="b, rows decoded together.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:0 ...")]
+Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16, float64")]
 Threads = Annotated[int, typer.Option(min=1, help="CPU threads.")]
 Gpus = Annotated[float, typer.Option(min=0, help="GPUs of each engine.")]
-
-
-DEFAULT_DATA_DIR = Path.home() / ".local" / "share" / "tasc-serve"
-
-Task = Annotated[str, typer.Argument(help="Name of the task.")]
-RedisUrl = Annotated[
-    str | None,
-    typer.Option(
-        "--redis-url",
-        envvar="REDIS_URL",
-        help="Redis of version 6.2 or later.",
-        show_default="a server of our own on --data-dir",
-    ),
-]
-DataDir = Annotated[
-    Path,
-    typer.Option(envvar="TASC_DATA_DIR", help="Where our own Redis server keeps its data."),
-]
+IdField = Annotated[str, typer.Option(help="Field with the row's id.")]
+InputField = Annotated[str, typer.Option(help="Field with the task's input.")]
 AsJson = Annotated[
     bool,
     typer.Option("--json", help="Print one JSON object instead of text.", show_default="off"),
 ]
-InputField = Annotated[str, typer.Option(help="Field with the task's input.")]
-OutputField = Annotated[str, typer.Option(help="Field with the task's output.")]
-IdField = Annotated[str, typer.Option(help="Field with the row's id.")]
+Report = Annotated[
+    Path | None,
+    typer.Option(
+        help="Also write the report, with plots, as one HTML file.", show_default="no file"
+    ),
+]
+
+DataDir = Annotated[
+    Path, typer.Option(envvar="TASC_DATA_DIR", help="Where our own Redis server keeps its data.")
+]
+
+Command: TypeAlias = Callable[..., None]
 
 
-@contextmanager
-def open_store(redis_url: str | None, data_dir: Path) -> Iterator[str]:
-    """The URL given, checked, or that of a server on ``data_dir`` which lives for the block."""
-    if redis_url:
-        connect(redis_url).close()  # say what is wrong with it before anything slow begins
-        yield redis_url
-        return
-    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with EmbeddedRedis.start(data_dir) as server:
-        yield server.url
+@dataclass(frozen=True)
+class StoreOptions:
+    """Which Redis."""
+
+    redis_url: Annotated[
+        str | None,
+        typer.Option(
+            "--redis-url",
+            envvar="REDIS_URL",
+            help="Redis of version 6.2 or later.",
+            show_default="a server of our own on --data-dir",
+        ),
+    ] = None
+    data_dir: DataDir = Path.home() / ".local" / "share" / "tasc-serve"
+
+    @contextmanager
+    def open(self) -> Iterator[str]:
+        """The URL given, checked, or that of a server on ``data_dir`` that lives for the block."""
+        if self.redis_url:
+            connect(self.redis_url).close()  # say what is wrong with it before anything slow begins
+            yield self.redis_url
+            return
+        self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with EmbeddedRedis.start(self.data_dir) as server:
+            yield server.url
+
+    def open_if(self, needed: bool) -> AbstractContextManager[str | None]:
+        """As `open`; None where no store is needed."""
+        return self.open() if needed else nullcontext()
+
+    def in_words(self, url: str) -> str:
+        """Which store is used, and how other commands reach one of our own; no login is shown."""
+        if self.redis_url:
+            return redact(url)
+        return (
+            f"our own Redis on {self.data_dir}; other commands reach it meanwhile with "
+            f"REDIS_URL={url}"
+        )
 
 
-def store_in_words(given: str | None, url: str, data_dir: Path) -> str:
-    """Which store is used, and how other commands reach one of our own; no login is shown."""
-    if given:
-        return redact(url)
-    return f"our own Redis on {data_dir}; other commands reach it meanwhile with REDIS_URL={url}"
+@dataclass(frozen=True)
+class RowOptions:
+    """The fields of rows in files."""
+
+    input_field: InputField = "input"
+    output_field: Annotated[str, typer.Option(help="Field with the task's output.")] = "output"
+
+    @property
+    def fields(self) -> "Fields":
+        from tasc_runtime.rows import Fields
+
+        return Fields(self.input_field, self.output_field)
+
+
+@dataclass(frozen=True)
+class RowIdOptions(RowOptions):
+    """The fields of rows in files, their ids among them."""
+
+    id_field: IdField = "id"
+
+    @property
+    def fields(self) -> "Fields":
+        from tasc_runtime.rows import Fields
+
+        return Fields(self.input_field, self.output_field, self.id_field)
+
+
+def grouped(
+    *, required: Collection[str] = (), without_defaults: Collection[type] = ()
+) -> Callable[[Command], Command]:
+    """Gives a command an option for each field of its parameters that are dataclasses.
+
+    Args:
+        required: Fields that must be given.
+        without_defaults: Groups of which the help does not say what counts where an option is not
+            given.
+    """
+
+    def decorate(command: Command) -> Command:
+        parameters = inspect.signature(command).parameters.values()
+        annotations = {parameter.name: parameter.annotation for parameter in parameters}
+        groups = {
+            name: kind
+            for name, kind in annotations.items()
+            if isinstance(kind, type) and is_dataclass(kind)
+        }
+
+        @wraps(command)
+        def called(**values: Any) -> None:
+            for name, group in groups.items():
+                given = {f.name: values.pop(f.name) for f in fields(group)}
+                values[name] = group(**given)
+            command(**values)
+
+        options = []
+        for parameter in parameters:
+            if group := groups.get(parameter.name):
+                told = group not in without_defaults
+                options += [_option(f, f.name in required, told) for f in fields(group)]
+            else:
+                options.append(parameter)
+        called.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+        return called
+
+    return decorate
+
+
+def _option(field: "Field[Any]", required: bool, show_default: bool) -> inspect.Parameter:
+    kind, option = get_args(field.type)
+    if not show_default:
+        option = copy(option)
+        option.show_default = False
+    default = inspect.Parameter.empty if required or field.default is MISSING else field.default
+    return inspect.Parameter(
+        field.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[kind, option],
+    )
+
+
+def check_report(report: Path | None) -> None:
+    """Look at the place for a report before anything slow begins.
+
+    Raises:
+        FileError: Nothing can be written there.
+    """
+    if report:
+        from tasc_jobs.report.web_page import check_writable
+
+        check_writable(report)
+
+
+def show(page: "ReportDocument", report: Path | None, as_json: bool) -> None:
+    """Print a page unless figures are printed instead, and write it where that was asked for."""
+    from tasc_jobs.report.document import show as show_in_terminal
+    from tasc_jobs.runtime.progress import note
+
+    if not as_json:
+        show_in_terminal(page)
+    if report:
+        from tasc_jobs.report.web_page import write_html
+
+        write_html(page, report)
+        note(f"report: {report}")
 
 
 def print_result(content: dict[str, Any], text: str, as_json: bool) -> None:

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from tasc_jobs.cli.options import (
-    DEFAULT_DATA_DIR,
     AsJson,
-    DataDir,
-    RedisUrl,
+    StoreOptions,
     Task,
-    open_store,
+    grouped,
     print_result,
 )
 
@@ -79,7 +77,9 @@ Output = Annotated[
 ]
 
 
+@grouped()
 def rank_vocabulary(
+    *,
     task: Task,
     origin: From,
     tokenizer: Tokenizer = None,
@@ -89,20 +89,19 @@ def rank_vocabulary(
     top_p: TopP = None,
     min_frequency: MinFrequency = None,
     output: Output = None,
-    redis_url: RedisUrl = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
+    store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
     """Rank the tokens of TASK's answers by how often they come; the ranking becomes current."""
     from tasc_jobs.drafter.rank_vocabulary import STAGES, Choice, RankJob, rank_and_publish
+    from tasc_jobs.runtime.progress import Stages
     from tasc_jobs.runtime.ray_local import local_ray
-    from tasc_jobs.runtime.stages import Stages
 
     choice = Choice(top_k, top_p, min_frequency)
     job = RankJob(task, origin, tokenizer, answers, answer_field, choice)
     _check_output(output)
     with (
-        open_store(redis_url, data_dir) as url,
+        store.open() as url,
         nullcontext() if answers else local_ray(),
         Stages(f"vocabulary {task}", STAGES) as stages,
     ):

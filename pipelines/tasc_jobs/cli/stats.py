@@ -7,15 +7,14 @@ from typing import Annotated
 import typer
 
 from tasc_jobs.cli.options import (
-    DEFAULT_DATA_DIR,
     AsJson,
-    DataDir,
-    InputField,
-    OutputField,
-    RedisUrl,
-    open_store,
+    Report,
+    RowOptions,
+    StoreOptions,
+    check_report,
+    grouped,
+    show,
 )
-from tasc_jobs.cli.report import Report, check_report, show
 
 Task = Annotated[
     str | None, typer.Argument(help="Name of the task.", show_default="none, with --train")
@@ -37,23 +36,27 @@ Tokenizer = Annotated[
 ]
 
 
+@grouped()
 def stats(
+    *,
     task: Task = None,
     train: Train = None,
     n: Words = 2,
     tokenizer: Tokenizer = None,
     report: Report = None,
-    input_field: InputField = "input",
-    output_field: OutputField = "output",
-    redis_url: RedisUrl = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
+    row: RowOptions,
+    store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
     """How variable is a task? Entropies, coverage and lengths of its inputs and outputs."""
-    from tasc_jobs.runtime.stages import Stages
-    from tasc_jobs.statistics.stats_page import stats_page
-    from tasc_jobs.statistics.task_statistics import STAGES, corpus_statistics, file_statistics
-    from tasc_jobs.statistics.units import Units
+    from tasc_jobs.runtime.progress import Stages
+    from tasc_jobs.statistics.ngrams import Units
+    from tasc_jobs.statistics.task_statistics import (
+        STAGES,
+        corpus_statistics,
+        file_statistics,
+        stats_page,
+    )
 
     if (task is None) == (not train):
         raise typer.BadParameter("name either a TASK or --train FILE")
@@ -62,16 +65,14 @@ def stats(
     if train:
         name = ", ".join(path.name for path in train)
         with Stages("statistics", STAGES) as stages:
-            found = file_statistics(
-                train, units, input_field=input_field, output_field=output_field, progress=stages
-            )
+            found = file_statistics(train, units, row.fields, progress=stages)
     else:
         assert task is not None
         name = task
         from tasc_jobs.runtime.ray_local import local_ray
 
         with (
-            open_store(redis_url, data_dir) as url,
+            store.open() as url,
             local_ray(),
             Stages(f"statistics {task}", STAGES) as stages,
         ):

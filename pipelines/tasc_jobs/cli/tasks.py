@@ -7,17 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tasc_jobs.cli.options import (
-    DEFAULT_DATA_DIR,
     AsJson,
-    DataDir,
-    RedisUrl,
+    StoreOptions,
     Task,
-    open_store,
+    grouped,
     print_result,
 )
 from tasc_jobs.errors import JobError, UsageError
 from tasc_jobs.runtime.progress import note
-from tasc_jobs.tasks.options import TaskOptions, spread
+from tasc_jobs.tasks.options import TaskOptions
 from tasc_store import CorpusStore, TaskRecord, TaskStore, UnknownTask, connect
 
 if TYPE_CHECKING:
@@ -53,8 +51,9 @@ As it was before: tasc task show tickets; tasc task use tickets 1"""
 
 
 @task_app.command("create", epilog=_EXAMPLES)
-@spread(required=("model", "template"), defaults=True)
+@grouped(required=("model", "template"))
 def task_create(
+    *,
     name: Task,
     options: TaskOptions,
     replace: Annotated[
@@ -63,22 +62,22 @@ def task_create(
             "--replace", help="Make a new version where there is one.", show_default="refused"
         ),
     ] = False,
-    redis_url: RedisUrl = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
+    store: StoreOptions,
 ) -> None:
     """Register a task, after a check that its model can do what is asked."""
     from tasc_jobs.tasks.register import create
     from tasc_jobs.tasks.shown import registered
 
-    with open_store(redis_url, data_dir) as url:
+    with store.open() as url:
         new = create(TaskStore(connect(url)), name, options, replace)
     print(f"{name} version {new.version}{registered(new)}")
     _note_ranking(new.record)
 
 
 @task_app.command("set", epilog=_CHANGES)
-@spread(defaults=False)
+@grouped(without_defaults=(TaskOptions,))
 def task_set(
+    *,
     name: Task,
     options: TaskOptions,
     unset: Annotated[
@@ -89,8 +88,7 @@ def task_set(
             show_default=False,
         ),
     ] = None,
-    redis_url: RedisUrl = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
+    store: StoreOptions,
 ) -> None:
     """Make a new version of a task in which only what is given changes.
 
@@ -104,7 +102,7 @@ def task_set(
     from tasc_jobs.tasks.register import change
     from tasc_jobs.tasks.shown import changes, changes_in_words, registered
 
-    with open_store(redis_url, data_dir) as url:
+    with store.open() as url:
         old, new = change(TaskStore(connect(url)), name, options, unset or ())
     changed = changes(old, new.record)
     labels = registered(new) if "choices" in changed else ""
@@ -125,23 +123,24 @@ def _note_ranking(record: TaskRecord) -> None:
 
 
 @task_app.command("show")
+@grouped()
 def task_show(
+    *,
     name: Task,
     version: Annotated[
         int | None, typer.Option(help="An older version.", show_default="newest")
     ] = None,
-    redis_url: RedisUrl = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
+    store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
     """Show every field of a task, its versions, and what changed from each to the next."""
     from tasc_jobs.tasks import shown
 
-    with open_store(redis_url, data_dir) as url:
-        store = TaskStore(connect(url))
-        past = list(shown.history(store, name))
+    with store.open() as url:
+        tasks = TaskStore(connect(url))
+        past = list(shown.history(tasks, name))
         wanted = past[-1].version if version is None else version
-        record = store.get(name, wanted)
+        record = tasks.get(name, wanted)
     content = {
         "name": name,
         "version": wanted,
@@ -152,47 +151,48 @@ def task_show(
 
 
 @task_app.command("list")
-def task_list(
-    redis_url: RedisUrl = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: AsJson = False
-) -> None:
+@grouped()
+def task_list(*, store: StoreOptions, as_json: AsJson = False) -> None:
     """Show every task, its model, adapter and version."""
     from tasc_jobs.tasks import shown
 
-    with open_store(redis_url, data_dir) as url:
+    with store.open() as url:
         found = TaskStore(connect(url)).newest()
     text = "\n".join([shown.LIST_HEADER, *map(shown.listed, found)])
     print_result({"tasks": [shown.listed_as_json(each) for each in found]}, text, as_json)
 
 
 @task_app.command("use")
+@grouped()
 def task_use(
+    *,
     name: Task,
     version: Annotated[int, typer.Argument(help="A number that `tasc task show` lists.")],
-    redis_url: RedisUrl = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
+    store: StoreOptions,
 ) -> None:
     """Roll back: make an older version's record the newest again, under a new number."""
-    with open_store(redis_url, data_dir) as url:
+    with store.open() as url:
         newest = TaskStore(connect(url)).use(name, version)
     same = "" if newest == version else f", the same as version {version}"
     print(f"{name} version {newest}{same}")
 
 
 @task_app.command("delete")
+@grouped()
 def task_delete(
+    *,
     name: Task,
     yes: Annotated[
         bool, typer.Option("--yes", help="Do not ask.", show_default="asks on a terminal")
     ] = False,
-    redis_url: RedisUrl = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
+    store: StoreOptions,
 ) -> None:
     """Remove a task for good: its versions, its corpus and its draft indexes.
 
     Stop services that serve it and ingests first: services go on with what they have loaded, and
     rows that come later are a corpus again. What these leave can be deleted again.
     """
-    with open_store(redis_url, data_dir) as url:
+    with store.open() as url:
         client = connect(url)
         what = _what(client, name)
         if not yes:

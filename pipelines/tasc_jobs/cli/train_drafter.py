@@ -1,6 +1,5 @@
 """The command `tasc train-drafter`: a model that drafts for a task's model. It computes nothing."""
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -8,26 +7,23 @@ import typer
 
 from tasc_engine.drafting.neural.card import Kind
 from tasc_jobs.cli.options import (
-    DEFAULT_DATA_DIR,
     AsJson,
     BatchRows,
     CheckpointS,
-    DataDir,
     Device,
-    InputField,
     MaxModelLen,
     MaxTokens,
     MicroRows,
-    OutputField,
-    RedisUrl,
+    RowOptions,
+    StoreOptions,
     Task,
     Template,
     Threads,
-    open_store,
+    grouped,
     print_result,
 )
 from tasc_jobs.drafter.hyperparameters import DrafterSettings, of_kind
-from tasc_jobs.runtime.stages import Stages
+from tasc_jobs.runtime.progress import Stages
 
 KindOption = Annotated[
     Kind,
@@ -117,7 +113,9 @@ Dtype = Annotated[
 Seed = Annotated[int, typer.Option(min=0, help="Of first values, the rows' order and noise.")]
 
 
+@grouped()
 def train_drafter(
+    *,
     task: Task,
     kind: KindOption,
     output: Output,
@@ -146,10 +144,8 @@ def train_drafter(
     threads: Threads = 1,
     seed: Seed = 0,
     checkpoint_s: CheckpointS = 60.0,
-    input_field: InputField = "input",
-    output_field: OutputField = "output",
-    redis_url: RedisUrl = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
+    row: RowOptions,
+    store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
     """Train a model that drafts for the model of TASK, on that model's own answers.
@@ -158,23 +154,39 @@ def train_drafter(
     how often it says what the model does. Killed and run again, it ends with the same weights.
     """
     own = of_kind(
-        kind, token_weight=token_weight, noise=noise, own_share=own_share,
-        prompt_weight=prompt_weight, layers=layers, hidden=hidden,
-    )  # fmt: skip
-    from tasc_jobs.drafter import command
-    from tasc_jobs.drafter import training_run as job
+        kind,
+        token_weight=token_weight,
+        noise=noise,
+        own_share=own_share,
+        prompt_weight=prompt_weight,
+        layers=layers,
+        hidden=hidden,
+    )
+    from tasc_jobs.drafter.training_run import STAGES, in_words, job_of
+    from tasc_jobs.drafter.training_run import train_drafter as run
     from tasc_jobs.evaluate.subject import Setup
+    from tasc_jobs.task_inputs import InputOptions, TaskInputs
 
     settings = DrafterSettings(
         kind, epochs, learning_rate, batch_rows, micro_rows, max_length, seed=seed, **own
     )
-    given = command.TrainDrafterRequest(
-        task, model, adapter, template, tuple(train or ()), (input_field, output_field), answers,
-        dtype, device, max_tokens, limit,
-    )  # fmt: skip
-    setup = Setup(rows, max_model_len, threads)
-    with open_store(redis_url, data_dir) if given.wants_store else nullcontext() as url:
-        wanted = command.job_of(url, given, settings, setup, output, checkpoint_s)
-    with Stages(f"train {kind} drafter {task}", job.STAGES) as stages:
-        found = job.train_drafter(wanted, stages, stages.tell)
-    print_result(found, command.in_words(found), as_json)
+    options = InputOptions(
+        task=task,
+        model=model,
+        adapter=adapter,
+        template=template,
+        max_tokens=max_tokens,
+        dtype=dtype,
+        device=device,
+        files=train or (),
+        fields=row.fields,
+        limit=limit,
+    )
+    needed = not (options.name_all or (answers and model and template))
+    with store.open_if(needed) as url:
+        inputs = TaskInputs.read(url, options, with_rows=answers is None)
+        setup = Setup(rows, max_model_len, threads)
+        job = job_of(inputs, answers, settings, setup, output, checkpoint_s)
+    with Stages(f"train {kind} drafter {task}", STAGES) as stages:
+        found = run(job, stages, stages.tell)
+    print_result(found, in_words(found), as_json)

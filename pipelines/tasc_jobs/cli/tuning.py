@@ -7,17 +7,15 @@ from typing import Annotated, Any
 import typer
 
 from tasc_jobs.cli.options import (
-    DEFAULT_DATA_DIR,
     AsJson,
-    DataDir,
-    IdField,
-    InputField,
-    OutputField,
-    RedisUrl,
+    Report,
+    RowIdOptions,
+    StoreOptions,
     Task,
-    open_store,
+    check_report,
+    grouped,
+    show,
 )
-from tasc_jobs.cli.report import Report, check_report, show
 from tasc_store import connect
 
 MIXTURES = """\
@@ -75,7 +73,9 @@ AsJsonLines = Annotated[
 _MOST_BUDGET, _MOST_ROWS = 256, 4096
 
 
+@grouped()
 def replay(
+    *,
     train: Annotated[list[Path], typer.Option(help="Rows to index; .jsonl, .jsonl.gz, .parquet")],
     test: Annotated[list[Path], typer.Option(help="Rows to replay.")],
     tokenizer: Annotated[Path, typer.Option(help="A tokenizer.json, or a folder with one.")],
@@ -87,9 +87,7 @@ def replay(
     bigrams: Bigrams = None,
     online: Online = False,
     report: Report = None,
-    input_field: InputField = "input",
-    output_field: OutputField = "output",
-    id_field: IdField = "id",
+    row: RowIdOptions,
     as_json: AsJsonLines = False,
 ) -> None:
     """What would drafting save? Replays known answers; needs no model and no Redis.
@@ -98,7 +96,6 @@ def replay(
     and corpus, which draft chains.
     """
     from tasc_jobs.tuning.commands import ReplayRequest, replay_job
-    from tasc_runtime.rows import Fields
 
     check_report(report)
     request = ReplayRequest(
@@ -112,13 +109,15 @@ def replay(
         template=None if template is None else template.replace("\\n", "\n"),
         bigrams=bigrams,
         online=online,
-        fields=Fields(input_field, output_field, id_field),
+        fields=row.fields,
     )
     page = replay_job(request, _print_line if as_json else lambda figures: None)
     show(page, report, as_json)
 
 
+@grouped()
 def tune(
+    *,
     task: Task,
     node_cost: Annotated[
         float,
@@ -136,8 +135,7 @@ def tune(
     ] = 8,
     tree: Tree = True,
     report: Report = None,
-    redis_url: RedisUrl = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
+    store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
     """Choose how to draft TASK on rows held out of its corpus, and make that current.
@@ -145,18 +143,20 @@ def tune(
     What is tuned is always mixed.
     """
     from tasc_jobs.tuning.commands import PriceRequest, tune_job
-    from tasc_jobs.tuning.cost_file import read_cost_file
+    from tasc_jobs.tuning.forecast import read_cost_file
 
     check_report(report)
     price = PriceRequest(node_cost, read_cost_file(step_cost) if step_cost else None, rows)
-    with open_store(redis_url, data_dir) as url:
+    with store.open() as url:
         figures, page = tune_job(connect(url), task, price, tree)
     if as_json:
         _print_line(figures)
     show(page, report, as_json)
 
 
+@grouped()
 def forecast(
+    *,
     task: Task,
     step_cost: Annotated[
         Path,
@@ -172,8 +172,7 @@ def forecast(
     budget: Budgets = None,
     tree: Tree = True,
     report: Report = None,
-    redis_url: RedisUrl = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
+    store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
     """What speed-up to expect of drafting TASK, and whether to draft at all.
@@ -181,13 +180,13 @@ def forecast(
     It is drafted for as it was tuned, else as its record says; mixed where nobody said otherwise.
     """
     from tasc_jobs.tuning.commands import forecast_job
-    from tasc_jobs.tuning.cost_file import read_cost_file
+    from tasc_jobs.tuning.forecast import read_cost_file
 
     check_report(report)
     several = _numbers("--rows", rows or ["1,8,32"], _MOST_ROWS)
     budgets = _budgets(budget)
     costs = read_cost_file(step_cost)
-    with open_store(redis_url, data_dir) as url:
+    with store.open() as url:
         figures, page = forecast_job(connect(url), task, costs, several, budgets, tree)
     if as_json:
         _print_line(figures)

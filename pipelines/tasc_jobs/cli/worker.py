@@ -12,14 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from tasc_jobs.cli.options import (
-    DEFAULT_DATA_DIR,
     AsJson,
-    DataDir,
     Gpus,
     MaxModelLen,
-    RedisUrl,
-    open_store,
-    store_in_words,
+    StoreOptions,
+    grouped,
 )
 from tasc_jobs.errors import UsageError
 from tasc_jobs.runtime.progress import note
@@ -79,7 +76,9 @@ MaxFaults = Annotated[
 ]
 
 
+@grouped()
 def worker(
+    *,
     once: Once = False,
     tasks: Tasks = None,
     config: Config = None,
@@ -92,8 +91,7 @@ def worker(
     lease: Lease = 10.0,
     max_faults: MaxFaults = 5,
     metrics_host: MetricsHost = None,
-    redis_url: RedisUrl = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
+    store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
     """Answer the batches of /v1/batches, one after another, until Ctrl-C.
@@ -104,9 +102,9 @@ def worker(
     stdout.
     """
     named = _names(tasks)
-    with open_store(redis_url, data_dir) as url:
-        note(f"store: {store_in_words(redis_url, url, data_dir)}")
-        folder = work_dir or data_dir / "batches"
+    with store.open() as url:
+        note(f"store: {store.in_words(url)}")
+        folder = work_dir or store.data_dir / "batches"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         note("starting Ray ...")
         from tasc_jobs.runtime.ray_local import local_ray

@@ -1,24 +1,183 @@
-"""A task's ranked vocabulary as a job on Ray: count its answers' tokens, choose, publish.
+"""Rank the tokens of a task's answers by how often they occur, and publish the ranking.
 
-Each block is counted where it is read, and only counts travel. It drafts nothing; what is in the
-file is the business of ``tasc_engine.drafting.neural.ranking``.
+The answers of a corpus are counted by Ray, each block where it is read, so that only counts travel.
+The format of a ranking is that of ``tasc_engine.drafting.neural.ranking``.
 """
 
+import functools
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from tasc_draft.tokens import Int32
+from tasc_draft.tokens import Int32, Int64, Tokens
 from tasc_engine.drafting.neural.ranking import Origin, Ranking
-from tasc_jobs.drafter.token_counts import TokenCounts, TokenizerOf, count_file, open_tokens
 from tasc_jobs.errors import EmptyCorpusError, UsageError
-from tasc_jobs.runtime.stages import StageProgress, silent
-from tasc_store import Artifact, ArtifactStore, TaskStore, UnknownTask, connect
+from tasc_jobs.runtime.progress import StageProgress, silent
+from tasc_runtime.models import load_tokenizer
+from tasc_runtime.rows import BadRow, Fields, check_file, read_rows
+from tasc_store import Artifact, ArtifactStore, TaskRecord, TaskStore, UnknownTask, connect
 from tasc_store.artifacts.artifact_store import VOCABULARY
 from tasc_text import TaskTokenizer
+from tasc_text.tokenizer_file import open_tokenizer
+
+TokenizerOf: TypeAlias = TaskRecord | Path
+"""The task whose model has it, or where it lies."""
+BATCH_ROWS = 500
+
+
+@functools.cache
+def open_tokens(named: TokenizerOf) -> TaskTokenizer:
+    """Loaded once per process.
+
+    Raises:
+        ServiceError: It is not the one the task was registered with.
+        TextError: It cannot be loaded.
+    """
+    return load_tokenizer(named) if isinstance(named, TaskRecord) else open_tokenizer(named)
+
+
+@dataclass
+class TokenCounts:
+    """A sum of counts.
+
+    Attributes:
+        counts: ``int64[vocab_size]``.
+        read: Rows looked at.
+        rows: Those counted.
+    """
+
+    vocab_size: int
+    read: int = 0
+    rows: int = 0
+    counts: Int64 = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.counts = np.zeros(self.vocab_size, np.int64)
+
+    def add(self, ids: NDArray[np.int32], counts: Int64, read: int, rows: int) -> None:
+        """Add the counts of distinct ``ids``."""
+        self.counts[ids] += counts
+        self.read += read
+        self.rows += rows
+
+    def with_ends(self, eos_id: int) -> Int64:
+        """The counts, and one end of sequence for each answer."""
+        if eos_id >= self.vocab_size:
+            raise ValueError(
+                f"end of sequence {eos_id} is no token of the vocabulary of {self.vocab_size}; "
+                "set eos_token_id in config.json to one of the tokenizer's"
+            )
+        counts = self.counts.copy()
+        counts[eos_id] += self.rows
+        return counts
+
+
+def count_texts(tokenizer: TaskTokenizer, texts: Sequence[str]) -> tuple[NDArray[np.int32], Int64]:
+    """The tokens of some texts, each once, and how often they stand there."""
+    return np.unique(Tokens.of(tokenizer.encode_outputs(texts)).ids, return_counts=True)
+
+
+def count_file(
+    path: Path, field_name: str, named: TokenizerOf, progress: StageProgress
+) -> TokenCounts:
+    """Counts of a file's answers; lines that hold none are passed over.
+
+    Args:
+        progress: Told of one stage, ``count``, whose end nobody knows.
+
+    Raises:
+        FileError: The file cannot be read.
+    """
+    check_file(path, (field_name,))
+    tokenizer = open_tokens(named)
+    total = TokenCounts(tokenizer.vocab_size)
+    answers = _answers(path, field_name)
+    while batch := list(islice(answers, BATCH_ROWS)):
+        texts = [text for text in batch if text is not None]
+        total.add(*count_texts(tokenizer, texts), len(batch), len(texts))
+        progress("count", total.read, None)
+    return total
+
+
+def _answers(path: Path, field_name: str) -> Iterator[str | None]:
+    # An answer's input matters not; its own field stands for one, which every row has.
+    for row in read_rows(path, Fields(field_name, field_name)):
+        yield None if isinstance(row, BadRow) else row.output
+
+
+_ROWS_PER_TASK = 20_000
+
+
+def count_corpus(
+    url: str,
+    task: str,
+    named: TokenizerOf,
+    parallelism: int | None,
+    progress: StageProgress,
+    *,
+    keys: str = "",
+) -> TokenCounts:
+    """Counts of all outputs.
+
+    Args:
+        parallelism: Ranges to read it in; by default one for every 20,000 rows.
+        progress: Told of one stage, ``count``.
+        keys: Count only rows whose key begins so.
+
+    Raises:
+        RaySetupError: Ray is not running in this process.
+        EmptyCorpusError: There are no rows.
+        StoreError: Redis fails.
+    """
+    import ray.data  # here, since answers of a file need no Ray
+
+    from tasc_jobs.index.redis_source import RedisCorpusSource
+    from tasc_jobs.runtime.ray_local import require_ray
+
+    require_ray()
+    source = RedisCorpusSource(url, task)
+    counted = ray.data.read_datasource(
+        source, override_num_blocks=parallelism or -(-source.rows // _ROWS_PER_TASK)
+    ).map_batches(
+        functools.partial(count_rows, named, keys),
+        batch_format="pyarrow",
+        batch_size=BATCH_ROWS,
+    )
+    total = TokenCounts(open_tokens(named).vocab_size)
+    progress("count", 0, source.rows)
+    for table in counted.iter_batches(batch_format="pyarrow", batch_size=None):
+        add_tables(total, table)
+        progress("count", total.read, source.rows)
+    return total
+
+
+def count_rows(named: TokenizerOf, keys: str, table: pa.Table) -> pa.Table:
+    """Rows of a `RedisCorpusSource` -> one row of their counts."""
+    outputs = table["output"].filter(pc.starts_with(table["key"], keys))
+    ids, counts = count_texts(open_tokens(named), outputs.to_pylist())
+    return pa.table(
+        {
+            "ids": pa.array([ids], pa.list_(pa.int32())),
+            "counts": pa.array([counts], pa.list_(pa.int64())),
+            "read": [table.num_rows],
+            "rows": [len(outputs)],
+        }
+    )
+
+
+def add_tables(total: TokenCounts, table: pa.Table) -> None:
+    """Add what `count_rows` made of some batches."""
+    for ids, counts, read, rows in zip(*table.columns, strict=True):
+        total.add(np.asarray(ids.values), np.asarray(counts.values), read.as_py(), rows.as_py())
+
 
 STAGES = {"count": "rows", "publish": "steps"}
 KEPT_VERSIONS = 5
@@ -152,7 +311,6 @@ def _counts(
 ) -> TokenCounts:
     if job.answers is not None:
         return count_file(job.answers, job.answer_field, named, progress)
-    from tasc_jobs.drafter.corpus_tokens import count_corpus  # here, since files need no Ray
     from tasc_jobs.tuning.refresh import served_prefix
 
     keys = served_prefix(job.task) if job.origin == "target" else ""

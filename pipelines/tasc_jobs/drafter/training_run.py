@@ -16,18 +16,16 @@ from tasc_engine import EngineError, ModelSource
 from tasc_engine.drafting.neural.card import CARD, DrafterCard, target_fingerprint
 from tasc_engine.drafting.neural.files import save_drafter
 from tasc_engine.model.loading import load_model
-from tasc_jobs.drafter.answers import ANSWERS, TargetAnswer, examples_of, make_answers
+from tasc_jobs.drafter.answers import ANSWERS, TargetAnswer, examples_of, make_answers, read_answers
 from tasc_jobs.drafter.hyperparameters import DrafterSettings
 from tasc_jobs.drafter.training import DrafterTrainer, EagleStudy, SmallStudy, agreement
-from tasc_jobs.errors import JobError
-from tasc_jobs.evaluate.subject import Asking, Setup
-from tasc_jobs.finetune.checkpoints import NO_ROOM, Checkpoints
-from tasc_jobs.finetune.claim import Kind, claimed
-from tasc_jobs.finetune.errors import FinetuneError
+from tasc_jobs.errors import FinetuneError, JobError
+from tasc_jobs.evaluate.subject import Setup
+from tasc_jobs.finetune.checkpoints import NO_ROOM, Checkpoints, Kind, claimed
 from tasc_jobs.finetune.examples import Example, digest_of
-from tasc_jobs.finetune.running import run_through
-from tasc_jobs.runtime.progress import note
-from tasc_jobs.runtime.stages import StageProgress, silent
+from tasc_jobs.finetune.training import run_through
+from tasc_jobs.runtime.progress import StageProgress, note, silent
+from tasc_jobs.task_inputs import Asking, TaskInputs
 from tasc_store import CorpusRow
 from tasc_text import TaskTokenizer
 
@@ -165,3 +163,41 @@ def _write(
             f"the drafter cannot be written to {job.output}: {error}; make room and run again, it "
             "goes on from its last checkpoint"
         ) from error
+
+
+def job_of(
+    inputs: TaskInputs,
+    answers: Path | None,
+    settings: DrafterSettings,
+    setup: Setup,
+    output: Path,
+    checkpoint_s: float,
+) -> DrafterJob:
+    """A job on a task's rows, or on answers made before, which are read from a file.
+
+    Raises:
+        UsageError: What was given contradicts itself.
+        FileError, EmptyCorpusError: The answers cannot be read, or there are neither rows nor them.
+        TextError: There is no such model, or the template has not exactly one place for the input.
+    """
+    made = read_answers(answers)[: inputs.options.limit] if answers else None
+    return DrafterJob(
+        task=inputs.options.task or "",
+        source=inputs.source,
+        asking=inputs.asking,
+        setup=setup,
+        rows=inputs.rows if made else inputs.some_rows,
+        answers=made,
+        settings=settings,
+        output=output,
+        checkpoint_s=checkpoint_s,
+    )
+
+
+def in_words(found: dict[str, Any]) -> str:
+    return (
+        f"{found['steps']} steps on {found['rows']:,} answers ({found['left_out']} were left out), "
+        f"loss {found['first_loss']:.3f} -> {found['loss']:.3f}, {found['parameters']:,} "
+        f"parameters, {found['seconds']:.0f} s; of {found['held_out']} answers held out, "
+        f"{found['agreement']:.1%} of the tokens are the drafter's own guess\n{found['output']}"
+    )

@@ -1,16 +1,217 @@
 """Enriches a tokenizer by a task's outputs, and says what that saves. It trains nothing."""
 
+import json
+import shutil
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tasc_jobs.enrich.algorithm import Enriched, EnrichSettings
-from tasc_jobs.enrich.refine import refined
-from tasc_jobs.enrich.saving import require_new, require_same_texts, save
-from tasc_jobs.errors import EmptyCorpusError
-from tasc_jobs.runtime.stages import StageProgress, silent
+from tokenizers import Tokenizer
+
+from tasc_jobs.enrich.algorithm import Enriched, EnrichSettings, refined
+from tasc_jobs.errors import EmptyCorpusError, FamilyError
+from tasc_jobs.runtime.progress import StageProgress, silent
+from tasc_runtime.errors import FileError
 from tasc_text import TaskTokenizer
+
+_BATCH = 1000
+_SAMPLE = 256  # texts that transformers encodes, too
+_SHOWN = 80  # characters of a text in an error
+
+
+def require_same_texts(base: Tokenizer, enriched: Tokenizer, texts: Sequence[str]) -> None:
+    """Hold what both tokenizers read back of texts against one another.
+
+    Raises:
+        FamilyError: A text comes back from one as it does not from the other.
+    """
+    for start in range(0, len(texts), _BATCH):
+        batch = texts[start : start + _BATCH]
+        both = zip(_read_back(base, batch), _read_back(enriched, batch), strict=True)
+        for text, (one, other) in zip(batch, both, strict=True):
+            if one != other:
+                raise FamilyError(
+                    f"{text[:_SHOWN]!r} is read back as {other[:_SHOWN]!r} with the new tokens and "
+                    f"as {one[:_SHOWN]!r} without; this tokenizer cannot be enriched, take a model "
+                    "with another"
+                )
+
+
+def require_same_ids(enriched: Tokenizer, folder: Path, texts: Sequence[str]) -> None:
+    """Hold the ids that transformers gives by a folder against the tokenizer's, for some texts.
+
+    Raises:
+        FamilyError: They differ, or transformers cannot load the folder.
+    """
+    from transformers import AutoTokenizer  # slow to import
+
+    try:
+        loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # whatever the settings lead it to
+        raise FamilyError(
+            f"transformers cannot load the enriched tokenizer ({error}); mend the settings beside "
+            "the base's tokenizer.json"
+        ) from error
+    different = list(dict.fromkeys(texts))
+    for text in different[:: len(different) // _SAMPLE + 1]:
+        ours = enriched.encode(text, add_special_tokens=False).ids
+        theirs = loaded.encode(text, add_special_tokens=False)
+        if ours != theirs:
+            raise FamilyError(
+                f"transformers encodes {text[:_SHOWN]!r} as {len(theirs)} tokens and not as the "
+                f"{len(ours)} of the enriched tokenizer; see what the settings beside the base's "
+                "tokenizer.json change"
+            )
+
+
+def _read_back(tokenizer: Tokenizer, texts: Sequence[str]) -> list[str]:
+    encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    return list(tokenizer.decode_batch([encoding.ids for encoding in encodings]))
+
+
+CONFIG, SPECIAL, ENDS = "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"
+_TEMPLATE = "chat_template.jinja"
+
+
+def write_settings(base: TaskTokenizer, folder: Path) -> None:
+    """Write a folder's settings after those beside the base's file.
+
+    What ends an answer is what ``base`` was told, whatever its files say.
+
+    Raises:
+        FileError: A file beside the base's cannot be read as JSON.
+        OSError: A file cannot be written.
+    """
+    beside = base.path.parent
+    config = {**_said_by_class(base), **_read(beside / CONFIG)}
+    # Classes of families build a tokenizer of their own from the vocabulary; this one takes the
+    # file as it is, with its normalizer.
+    config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    config.pop("auto_map", None)
+    special = _read(beside / SPECIAL)
+    if end := _end(base, {**config, **special}):
+        config["eos_token"] = end
+        if "eos_token" in special:
+            special["eos_token"] = end
+    _write_settings(folder / CONFIG, config)
+    if special:
+        _write_settings(folder / SPECIAL, special)
+    _write_settings(folder / ENDS, {"eos_token_id": list(base.eos_ids)})
+    if (beside / _TEMPLATE).is_file():
+        shutil.copyfile(beside / _TEMPLATE, folder / _TEMPLATE)
+
+
+def named_end(tokenizer: TaskTokenizer) -> int | None:
+    """The id of the ``eos_token`` that a tokenizer's settings name, if it ends answers."""
+    beside = tokenizer.path.parent
+    named = _named({**_read(beside / CONFIG), **_read(beside / SPECIAL)})
+    id_ = tokenizer.backend.token_to_id(named) if named else None
+    return id_ if id_ in tokenizer.eos_ids else None
+
+
+def _named(settings: dict[str, Any]) -> str | None:
+    named = settings.get("eos_token")
+    text = named.get("content") if isinstance(named, dict) else named
+    return text if isinstance(text, str) else None
+
+
+def _said_by_class(base: TaskTokenizer) -> dict[str, Any]:
+    """What the base's class is like where its settings do not say: its special tokens and side."""
+    from transformers import AutoTokenizer  # slow to import
+
+    try:
+        loaded = AutoTokenizer.from_pretrained(base.path.parent, trust_remote_code=False)
+    except Exception:  # no settings at all, or a class of the folder's own: nothing to go by
+        return {}
+    known = {
+        name: str(token)
+        for name, token in loaded.special_tokens_map.items()
+        if isinstance(token, str) and base.backend.token_to_id(token) in base.special_ids
+    }
+    return {"padding_side": loaded.padding_side, **known}
+
+
+def _end(base: TaskTokenizer, settings: dict[str, Any]) -> Any:
+    """The settings' ``eos_token`` where it is one of the base's, else the first of those.
+
+    None where that is no special token: transformers would make it one, and cut texts at it.
+    """
+    text = _named(settings)
+    if text is not None and base.backend.token_to_id(text) in base.eos_ids:
+        return settings["eos_token"]
+    return base.backend.id_to_token(base.eos_id) if base.eos_id in base.special_ids else None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise FileError(f"{path} cannot be read as JSON: {error}; mend or remove it") from error
+    return content if isinstance(content, dict) else {}
+
+
+def _write_settings(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+RECORD = "enrichment.json"
+_FILE = "tokenizer.json"
+
+
+def save(
+    enriched: Enriched,
+    settings: EnrichSettings,
+    base: TaskTokenizer,
+    folder: Path,
+    texts: Sequence[str],
+) -> TaskTokenizer:
+    """Write the folder, and load the tokenizer from it.
+
+    Beside the tokenizer stands ``enrichment.json``: the settings, and each new token's id, content
+    and parts, in the order in which they were added.
+
+    Args:
+        texts: Some of these are encoded by transformers first, which must say the same.
+
+    Raises:
+        FamilyError: It does not; nothing is saved.
+        FileError: The folder is there already, or cannot be written.
+    """
+    require_new(folder)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as begun:
+            whole = Path(begun) / folder.name
+            whole.mkdir()
+            _write(enriched, settings, base, whole)
+            require_same_ids(enriched.tokenizer, whole, texts)
+            whole.rename(folder)
+    except OSError as error:
+        raise FileError(f"the tokenizer cannot be saved in {folder}: {error}") from error
+    return TaskTokenizer(folder / _FILE, base.eos_ids)
+
+
+def require_new(folder: Path) -> None:
+    """Raise FileError where something of that name is."""
+    if folder.exists():
+        raise FileError(f"{folder} is there already; name another, or remove it")
+
+
+def _write(enriched: Enriched, settings: EnrichSettings, base: TaskTokenizer, folder: Path) -> None:
+    enriched.tokenizer.save(str(folder / _FILE))
+    write_settings(base, folder)
+    record = {
+        "base_fingerprint": base.fingerprint,
+        "base_vocab_size": base.vocab_size,
+        "settings": asdict(settings),
+        "tokens": [asdict(token) for token in enriched.tokens],
+    }
+    (folder / RECORD).write_text(json.dumps(record, ensure_ascii=False, indent=1) + "\n")
+
 
 STAGES = {"merge": "tokens", "check": "texts"}
 

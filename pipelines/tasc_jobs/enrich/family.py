@@ -16,7 +16,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, normalizers
 
-from tasc_jobs.enrich.errors import FamilyError
+from tasc_jobs.errors import FamilyError
 
 _INSIDE = "a"  # decoders drop a blank at a text's begin; behind this there is none
 

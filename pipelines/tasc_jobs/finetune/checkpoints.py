@@ -1,19 +1,114 @@
 """How far a training is, on disk: whole or not there, whatever dies. It trains nothing."""
 
+import fcntl
 import json
 import os
 import shutil
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from tasc_engine.errors import is_out_of_memory
-from tasc_jobs.finetune.errors import FinetuneError
+from tasc_jobs.errors import FinetuneError
+
+LOCK = ".lock"
+_LOOK_S = 0.1
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What runs in a folder.
+
+    Attributes:
+        name: Of one, in words; it stands in the folder's `LOCK`.
+        writes: Names that its result has there. A folder that has one of these, and no lock, is
+            somebody's own.
+    """
+
+    name: str
+    writes: tuple[str, ...]
+
+
+@contextmanager
+def claimed(output: Path, kind: Kind, wait_s: float = 0.0) -> Iterator[None]:
+    """Hold a folder for the block; it is made.
+
+    Args:
+        wait_s: For a process that ends just now.
+
+    Raises:
+        FinetuneError: Another process holds it, it has what would be written over, or it cannot be
+            made, written to or locked.
+    """
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        if not (output / LOCK).is_file():
+            _require_room(output, kind)
+        lock = (output / LOCK).open("a+", encoding="utf-8")
+    except OSError as error:
+        raise FinetuneError(f"{output} cannot be written to ({error}); name another") from error
+    with lock:
+        until = time.monotonic() + wait_s
+        while not _taken(lock, output):
+            if time.monotonic() >= until:
+                raise FinetuneError(
+                    f"another process trains in {output}; wait until it ends, or name another "
+                    "output"
+                )
+            time.sleep(_LOOK_S)
+        _sign(lock, output, kind)
+        yield
+
+
+def _require_room(output: Path, kind: Kind) -> None:
+    if there := [name for name in kind.writes if (output / name).exists()]:
+        raise FinetuneError(
+            f"{output} has {', '.join(there)} of something else, which {kind.name} would write "
+            "over; name another output"
+        )
+
+
+def _taken(lock: IO[str], output: Path) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:  # network file systems without locks
+        raise FinetuneError(
+            f"the file system of {output} has no locks ({error}); name an output on another"
+        ) from error
+    return True
+
+
+def _sign(lock: IO[str], output: Path, kind: Kind) -> None:
+    lock.seek(0)
+    signed = lock.read().strip()
+    if signed and signed != kind.name:
+        raise FinetuneError(f"{output} is the output of {signed}; name another for {kind.name}")
+    if not signed:
+        lock.write(kind.name + "\n")
+        lock.flush()
+
+
+REPORT = "finetune.json"  # put in its place last, when all is there
+FINETUNE = Kind("a fine-tune", ("adapter", "model", "README.md", REPORT))
+
+
+def require_unfinished(output: Path) -> None:
+    """Raise FinetuneError where a fine-tune has ended there."""
+    if (output / REPORT).is_file():
+        raise FinetuneError(
+            f"{output} has a fine-tuned model already, and nothing is left to do; name another "
+            "output to train one more"
+        )
+
 
 NO_ROOM = (OSError, SafetensorError)  # how libraries say that a disk is full
 _WEIGHTS, _OPTIMIZER, _STATE = "weights.safetensors", "optimizer.pt", "state.json"

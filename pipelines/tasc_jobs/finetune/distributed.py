@@ -16,11 +16,10 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 from torch import Tensor, distributed
 
-from tasc_jobs.finetune.claim import claimed
-from tasc_jobs.finetune.errors import FinetuneError
+from tasc_jobs.errors import FinetuneError
+from tasc_jobs.finetune.checkpoints import FINETUNE, claimed, require_unfinished
 from tasc_jobs.finetune.finetuning import Finetune, finetune, lesson_of, refuse_made
-from tasc_jobs.finetune.finished import FINETUNE, require_unfinished
-from tasc_jobs.runtime.stages import StageProgress, silent
+from tasc_jobs.runtime.progress import StageProgress, silent
 
 _LOOK_S = 0.5
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tasc_jobs.finetune.errors import FinetuneError
+from tasc_jobs.errors import FinetuneError
 from tasc_jobs.finetune.hyperparameters import Pace
 from tasc_text import PromptTemplate, TaskTokenizer
 

@@ -13,22 +13,30 @@ from typing import Any
 
 import torch
 
-from tasc_jobs.finetune.checkpoints import Checkpoints
-from tasc_jobs.finetune.claim import claimed
-from tasc_jobs.finetune.errors import FinetuneError
+from tasc_jobs.errors import FinetuneError
+from tasc_jobs.finetune.checkpoints import (
+    FINETUNE,
+    REPORT,
+    Checkpoints,
+    claimed,
+    require_unfinished,
+)
 from tasc_jobs.finetune.examples import Example, digest_of, examples_of
-from tasc_jobs.finetune.finished import FINETUNE, REPORT, require_unfinished
 from tasc_jobs.finetune.hyperparameters import FinetuneSettings
-from tasc_jobs.finetune.memory import memory_to
-from tasc_jobs.finetune.model import adapted, add_rows, dtype_on, load_base
+from tasc_jobs.finetune.model import (
+    AddedVocabulary,
+    adapted,
+    add_rows,
+    dtype_on,
+    load_base,
+    vocabulary_of,
+)
 from tasc_jobs.finetune.result import CARD, Made, Result, discard
-from tasc_jobs.finetune.running import run_through
-from tasc_jobs.finetune.training import Crew, Trainer
-from tasc_jobs.finetune.vocabulary import AddedVocabulary, vocabulary_of
-from tasc_jobs.runtime.progress import note
-from tasc_jobs.runtime.stages import StageProgress, silent
+from tasc_jobs.finetune.training import Crew, Trainer, memory_to, run_through
+from tasc_jobs.runtime.progress import StageProgress, note, silent
+from tasc_jobs.task_inputs import TaskInputs
 from tasc_store import CorpusRow
-from tasc_text import PromptTemplate
+from tasc_text import PromptTemplate, resolve_folder
 
 STAGES = {"train": "steps", "write": "files"}
 CHECKPOINT = "checkpoint"
@@ -237,3 +245,73 @@ def _pins(job: Finetune, lesson: Lesson) -> dict[str, Any]:
         **asked, **lesson.arithmetic, "base": str(job.base),
         "tokenizer": lesson.vocabulary.tokenizer.fingerprint, "rows": digest_of(lesson.examples),
     }  # fmt: skip
+
+
+def in_words(found: dict[str, Any]) -> str:
+    """What became of a fine-tune, for people."""
+    return (
+        f"{found['steps']} steps on {found['rows']:,} rows ({found['too_long']} were too long),"
+        f" loss {found['first_loss']:.3f} -> {found['loss']:.3f}, {found['new_tokens']} new"
+        f" tokens, {found['seconds']:.0f} s"
+        f"\n{found['output']}; `tasc evaluate --model {found['output']}/model` says how good "
+        "it is, and whether it writes in its new tokens"
+    )
+
+
+def finetune_with(
+    workers: int,
+    threads: int | None,
+    job: Finetune,
+    progress: StageProgress,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """Run a job in this process or, with several workers, by Ray Train.
+
+    Raises what `finetune` does.
+
+    Args:
+        threads: Of this process on a CPU; None: all cores.
+    """
+    if workers == 1:
+        if threads:
+            torch.set_num_threads(threads)
+        return finetune(job, progress, say=say)
+    from tasc_jobs.finetune.distributed import finetune_by
+    from tasc_jobs.runtime.ray_local import local_ray
+
+    with local_ray(num_cpus=workers + 1):
+        return finetune_by(workers, job, progress, say, gpus=torch.cuda.is_available())
+
+
+def job_of(
+    inputs: TaskInputs, settings: FinetuneSettings, output: Path, checkpoint_s: float
+) -> Finetune:
+    """A job on a task's rows.
+
+    Raises:
+        UsageError: No model or no prompt is named.
+        EmptyCorpusError: There are no rows.
+        TextError: There is no such model, or the template has not exactly one place for the input.
+    """
+    rows, template = inputs.some_rows, inputs.template
+    name, revision = inputs.named_model
+    folder = resolve_folder(name, revision)
+    is_local = Path(name).expanduser().is_dir()
+    return Finetune(
+        task=inputs.options.task or "",
+        base=folder,
+        tokenizer=inputs.options.tokenizer or folder,
+        rows=rows,
+        template=template,
+        settings=settings,
+        output=output,
+        checkpoint_s=checkpoint_s,
+        base_name=None if is_local else name,
+        revision=None if is_local else _commit(folder) or revision,
+        eos=inputs.options.eos,
+    )
+
+
+def _commit(folder: Path) -> str | None:
+    """What the hub's cache has a copy of: branches and tags move, and the copy does not."""
+    return folder.name if folder.parent.name == "snapshots" else None

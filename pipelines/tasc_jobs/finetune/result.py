@@ -17,13 +17,11 @@ from typing import TYPE_CHECKING, Any
 from transformers import AutoModelForCausalLM
 
 from tasc_engine.drafting.neural.files import as_readable_as
-from tasc_jobs.enrich.saving import RECORD
-from tasc_jobs.finetune.checkpoints import NO_ROOM, flush
-from tasc_jobs.finetune.errors import FinetuneError
-from tasc_jobs.finetune.finished import REPORT
-from tasc_jobs.finetune.memory import memory_to
-from tasc_jobs.finetune.model import add_rows
-from tasc_jobs.finetune.vocabulary import AddedVocabulary
+from tasc_jobs.enrich.enrichment import RECORD
+from tasc_jobs.errors import FinetuneError
+from tasc_jobs.finetune.checkpoints import NO_ROOM, REPORT, flush
+from tasc_jobs.finetune.model import AddedVocabulary, add_rows
+from tasc_jobs.finetune.training import memory_to
 
 
 @dataclass(frozen=True)

@@ -6,20 +6,65 @@ does. It reads no files.
 """
 
 import math
-from collections.abc import Callable, Sequence
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from tasc_jobs.finetune.checkpoints import Checkpoint
-from tasc_jobs.finetune.errors import FinetuneError
+from tasc_engine.errors import is_out_of_memory
+from tasc_jobs.errors import FinetuneError
+from tasc_jobs.finetune.checkpoints import Checkpoint, Checkpoints
 from tasc_jobs.finetune.examples import IGNORED, Example, batch_of, rows_of, steps_of
 from tasc_jobs.finetune.hyperparameters import Pace
-from tasc_jobs.finetune.interrupts import held
-from tasc_jobs.finetune.memory import memory_to
 from tasc_jobs.finetune.model import head_at, trained
+from tasc_jobs.runtime.progress import StageProgress, note
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """Signals that come while the block runs do behind it what they would have done in it.
+
+    In a thread that is not the main one nothing is held: signals end none of its work in the
+    middle.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before: dict[signal.Signals, Any] = {}
+    try:
+        for each in _SIGNALS:
+            before[each] = signal.signal(each, lambda signum, _: came.append(signum))
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, signal.SIG_DFL if handler is None else handler)
+        for signum in came:
+            signal.raise_signal(signum)
+
+
+@contextmanager
+def memory_to(do: str, way_out: str) -> Iterator[None]:
+    """Raise what torch says of memory as FinetuneError; everything else as it is.
+
+    Args:
+        do: What the block does, as in "load the model".
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise FinetuneError(f"too little memory to {do}; {way_out}") from error
+
 
 _MOST_NORM = 1.0  # of a gradient
 
@@ -158,3 +203,74 @@ def _gradient(value: torch.nn.Parameter) -> Tensor:
     if value.grad is None:
         value.grad = torch.zeros_like(value)
     return value.grad
+
+
+_LAST_LOSSES = 10  # steps whose mean loss is told of a run
+
+
+def run_through(
+    trainer: Trainer,
+    checkpoints: Checkpoints | None,
+    every_s: float,
+    progress: StageProgress,
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Take the steps that are left, and say what all of them were like.
+
+    Seconds and tokens are of the whole run: those of its earlier pieces are in the checkpoint that
+    the trainer goes on from.
+
+    Ctrl-C, or an exit that a signal asks for, loses none that was whole.
+
+    Args:
+        checkpoints: None for those of a crew that save none.
+        every_s: Seconds between two of them.
+        say: TrainingProgress in words how it goes.
+
+    Raises:
+        FinetuneError: See `Trainer.run`; or a checkpoint cannot be written.
+    """
+    saved = time.monotonic()
+    before, tokens = checkpoints.spent() if checkpoints else (0.0, 0)
+    begun = saved - before
+
+    def tell(told: TrainingProgress) -> None:
+        nonlocal saved, tokens
+        tokens += told.tokens
+        rate = tokens / max(time.monotonic() - begun, 1e-9)
+        say(f"loss {told.loss:.3f}, {rate:,.0f} tokens/s")
+        progress("train", told.step, told.steps)
+        if checkpoints and time.monotonic() - saved > every_s:
+            checkpoints.save(trainer.checkpoint, time.monotonic() - begun, tokens)
+            saved = time.monotonic()
+
+    progress("train", trainer.checkpoint.step, trainer.steps)
+    try:
+        trainer.run(tell)
+        if checkpoints:
+            checkpoints.save(trainer.checkpoint, time.monotonic() - begun, tokens)
+    except (KeyboardInterrupt, SystemExit):
+        if checkpoints:
+            _keep(trainer, checkpoints, time.monotonic() - begun, tokens)
+        raise
+    losses = trainer.checkpoint.losses
+    last = losses[-_LAST_LOSSES:]
+    seconds = time.monotonic() - begun
+    return {
+        "steps": trainer.steps,
+        "first_loss": losses[0],
+        "loss": sum(last) / len(last),
+        "tokens_per_second": tokens / seconds if seconds else 0.0,
+        "seconds": seconds,
+    }
+
+
+def _keep(trainer: Trainer, checkpoints: Checkpoints, seconds: float, tokens: int) -> None:
+    """Save what is whole of an interrupted run, and say so; also if it cannot be saved."""
+    if not (step := trainer.checkpoint.step):
+        return
+    try:
+        checkpoints.save(trainer.checkpoint, seconds, tokens)
+        note(f"step {step} of {trainer.steps} is kept; the same command goes on behind it")
+    except FinetuneError as error:
+        note(str(error))

@@ -4,12 +4,21 @@ Algorithm 1 adds one token after the other, so one run to the largest budget has
 it. It measures no model.
 """
 
+import statistics
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
+from typing import Any
 
+from tasc_draft.learning import held_out
 from tasc_jobs.enrich.algorithm import Enriched, EnrichSettings, enrich
 from tasc_jobs.enrich.family import Growing
+from tasc_jobs.errors import EmptyCorpusError
+from tasc_jobs.evaluate.subject import Prompt, Setup, Subject
+from tasc_jobs.runtime.progress import StageProgress, silent
+from tasc_jobs.task_inputs import TaskInputs
+from tasc_store import CorpusRow
 from tasc_text import TaskTokenizer
 
 _BATCH = 1000
@@ -108,3 +117,126 @@ def _point(found: Enriched, budget: int, before: int, after: int, rows: int) -> 
 def _length(growing: Growing, texts: Sequence[str]) -> int:
     batches = (texts[start : start + _BATCH] for start in range(0, len(texts), _BATCH))
     return sum(len(ids) for batch in batches for ids in growing.encode(batch))
+
+
+ROUNDS = 3
+_ROWS = 64
+_BATCHES = 4  # at least, so that few steps have free rows
+_LEAST_TOKENS = 8  # of the longer answers: two lengths that are too close say nothing
+
+
+def measure_price(
+    subject: Subject,
+    inputs: Sequence[str],
+    tokens: int,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+) -> Price:
+    """Time answers of one token, and of as many as a usual answer has, turn by turn.
+
+    Raises:
+        EmptyCorpusError: No input's prompt leaves room for an answer.
+        JobError: The engine could not go on with an answer.
+    """
+    most = max(_ROWS, _BATCHES * subject.config.rows)
+    prompts = subject.prompts(inputs[:most])
+    if not prompts:
+        raise EmptyCorpusError(
+            f"none of {len(inputs)} prompts leaves room for an answer in "
+            f"{subject.config.max_model_len} tokens; raise --max-model-len"
+        )
+    lengths = (1, max(tokens, _LEAST_TOKENS))
+    for length in lengths:
+        _timed(subject, prompts, length)
+    found: dict[int, list[tuple[float, float]]] = {length: [] for length in lengths}
+    for turn in range(ROUNDS * len(lengths)):
+        length = lengths[turn % len(lengths)]
+        found[length].append(_timed(subject, prompts, length))
+        progress(turn + 1, ROUNDS * len(lengths))
+    (one, few), (other, many) = (_median(found[length]) for length in lengths)
+    step = max((other - one) / (many - few), 0.0) if many > few else 0.0
+    return Price(prompt_ms=max(one - few * step, 0.0), step_ms=step)
+
+
+def _timed(subject: Subject, prompts: Sequence[Prompt], tokens: int) -> tuple[float, float]:
+    """Milliseconds and tokens of an answer."""
+    began = time.perf_counter()
+    said = sum(len(result.tokens) for result in subject.exact_lengths(prompts, tokens))
+    return 1000 * (time.perf_counter() - began) / len(prompts), said / len(prompts)
+
+
+def _median(found: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    return statistics.median(ms for ms, _ in found), found[0][1]
+
+
+STAGES = {"merge": "tokens", "measure": "runs"}
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What was found.
+
+    Attributes:
+        rows: Held-out rows that lengths are judged by.
+        price: None where no model was measured.
+    """
+
+    name: str
+    rows: int
+    points: tuple[Point, ...]
+    price: Price | None
+    batch_rows: int
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def forecast_job(
+    inputs: TaskInputs,
+    test: Sequence[CorpusRow],
+    settings: EnrichSettings,
+    budgets: Sequence[int],
+    setup: Setup,
+    progress: StageProgress = silent,
+) -> Forecast:
+    """Forecast every budget, and time the model where the options name one.
+
+    Args:
+        test: Held-out rows; without any, a part of the task's rows is held out.
+
+    Raises:
+        UsageError: A tokenizer or a template is missing, or the dtype is unknown.
+        EmptyCorpusError: There are no rows, or too few to hold some out.
+        FamilyError: A tokenizer of this kind cannot be enriched.
+        JobError: The model cannot be measured.
+    """
+    timed = (inputs.source, inputs.asking) if inputs.options.model else None
+    tokenizer = inputs.tokenizer
+    train, held = (inputs.some_rows, test) if test else _split(inputs.some_rows)
+    points = forecast(
+        tokenizer,
+        [row.output for row in train],
+        [row.output for row in held],
+        settings,
+        budgets,
+        lambda done, most: progress("merge", done, most),
+    )
+    price = None
+    if timed:
+        usual = round(max(point.steps_per_answer for point in points))
+        price = measure_price(
+            Subject(*timed, setup),
+            [row.input for row in held],
+            usual,
+            lambda done, of: progress("measure", done, of),
+        )
+        points = tuple(point.priced(price) for point in points)
+    name = inputs.options.task or ", ".join(path.name for path in inputs.options.files)
+    return Forecast(name, len(held), points, price, setup.rows)
+
+
+def _split(rows: Sequence[CorpusRow]) -> tuple[list[CorpusRow], list[CorpusRow]]:
+    if len(rows) < 2:
+        raise EmptyCorpusError("one row alone cannot be held out; name others with --test")
+    train, held = ([rows[at] for at in part] for part in held_out(len(rows)))
+    return train, held

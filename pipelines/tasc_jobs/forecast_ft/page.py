@@ -1,8 +1,7 @@
 """Reports of a forecast of fine-tuning, and of the test of such forecasts. They find nothing."""
 
 from tasc_jobs.forecast_ft.check import Agreement, Check
-from tasc_jobs.forecast_ft.forecast import Point
-from tasc_jobs.forecast_ft.forecasting import Forecast
+from tasc_jobs.forecast_ft.forecast import Forecast, Point
 from tasc_jobs.report.document import Curve, Lines, ReportDocument, Table
 
 _POINTS = (

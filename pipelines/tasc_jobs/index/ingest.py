@@ -35,10 +35,8 @@ def ingest(
     client: redis.Redis,
     task: str,
     files: Sequence[Path],
+    fields: Fields = Fields(),
     *,
-    input_field: str = "input",
-    output_field: str = "output",
-    id_field: str = "id",
     reject: Path,
     progress: Callable[[int], None] = lambda lines: None,
 ) -> IngestReport:
@@ -51,9 +49,8 @@ def ingest(
         client: A connection from `tasc_store.connect`.
         task: The task's name; it need not be registered yet.
         files: ``.jsonl``, ``.jsonl.gz`` or ``.parquet``.
-        input_field: Name of the field or column, as are ``output_field`` and ``id_field``.
-        output_field: See there.
-        id_field: See there; a row without it gets a key of file hash and line.
+        fields: Names of the fields or columns. A row without an id gets one of
+            the file's hash and the line.
         reject: Where refused lines go, as JSON lines ``file, line, reason, text``. Written anew if
             there is one, else not touched.
         progress: Told how many more lines are done.
@@ -65,8 +62,7 @@ def ingest(
         OSError: The disk fails on the way.
     """
     store = CorpusStore(client, task)
-    _check(files, (input_field, output_field), reject)
-    fields = Fields(input_field, output_field, id_field)
+    _check(files, (fields.input, fields.output), reject)
     found = chain.from_iterable(read_rows(file, fields) for file in files)
     added = known = 0
     with _Rejects(reject) as rejects:

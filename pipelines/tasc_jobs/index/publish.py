@@ -1,11 +1,147 @@
 """Draft indexes as versions in the store: the current one, and the next. It builds nothing."""
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tasc_draft import DraftIndex, read_index, write_index
 from tasc_store import Artifact, ArtifactStore
+
+
+@dataclass(frozen=True)
+class IndexSize:
+    """Bytes of an index's arrays, and what they are divided by.
+
+    Attributes:
+        output_tokens: Of the outputs in it, repeats counted, the mark SEP in front and
+            end-of-sequence of each among them. No prompt is counted here.
+        corpus_bytes: Of the corpus part, which holds these outputs.
+        bytes: Of all parts, prompts among them.
+    """
+
+    output_tokens: int
+    corpus_bytes: int
+    bytes: int
+
+    @classmethod
+    def of(cls, index: DraftIndex) -> "IndexSize":
+        return cls(index.corpus.tokens, index.corpus.nbytes, index.nbytes)
+
+    @property
+    def corpus_bytes_per_token(self) -> float | None:
+        """None for an index of no outputs."""
+        return self._per_token(self.corpus_bytes)
+
+    @property
+    def bytes_per_token(self) -> float | None:
+        """Of all parts, for each token of outputs all the same; None for an index of no outputs."""
+        return self._per_token(self.bytes)
+
+    def figures(self) -> dict[str, float | None]:
+        """All of it for machines."""
+        return {
+            **asdict(self),
+            "corpus_bytes_per_token": self.corpus_bytes_per_token,
+            "bytes_per_token": self.bytes_per_token,
+        }
+
+    @property
+    def in_words(self) -> str:
+        corpus, whole = self.corpus_bytes_per_token, self.bytes_per_token
+        if corpus is None or whole is None:
+            return f"{self.bytes:,} bytes, and no outputs in it"
+        return (
+            f"{corpus:.2f} bytes a token of outputs, SEP and EOS counted, in the corpus part; "
+            f"{whole:.2f} for the same tokens with prompts and all other parts"
+        )
+
+    def _per_token(self, size: int) -> float | None:
+        return size / self.output_tokens if self.output_tokens else None
+
+
+_SOURCES = ("corpus", "inputs", "aligned", "bigrams", "weights")
+
+
+@dataclass(frozen=True)
+class IndexReport:
+    """One version of an index.
+
+    Attributes:
+        artifact: Its record in the store.
+        rows: Whose outputs are in it; all ``corpus_rows`` of the artifact, but for a cap.
+        distinct_outputs: Different ones among their outputs.
+        grams: Distinct n-grams of the greatest length.
+        size: Tokens of these outputs, and bytes.
+        part_bytes: Of each part that is in the index.
+        seconds: Of each stage of the build.
+        max_bytes: The cap of the corpus part, if there was one.
+    """
+
+    artifact: Artifact
+    rows: int
+    distinct_outputs: int
+    grams: int
+    size: IndexSize
+    part_bytes: dict[str, int]
+    seconds: dict[str, float]
+    max_bytes: int | None
+
+    @classmethod
+    def of(
+        cls,
+        artifact: Artifact,
+        index: DraftIndex,
+        seconds: Mapping[str, float],
+        max_bytes: int | None = None,
+    ) -> "IndexReport":
+        parts = {name: getattr(index, name) for name in _SOURCES}
+        corpus = index.corpus
+        return cls(
+            artifact=artifact,
+            rows=corpus.documents,
+            distinct_outputs=len(corpus.offsets) - 1,
+            grams=len(corpus.order),
+            size=IndexSize.of(index),
+            part_bytes={name: part.nbytes for name, part in parts.items() if part is not None},
+            seconds={stage: round(spent, 3) for stage, spent in seconds.items()},
+            max_bytes=max_bytes,
+        )
+
+    @property
+    def as_json(self) -> dict[str, object]:
+        """The fields, those of the artifact among them; bytes a token as `IndexSize` has them."""
+        fields = asdict(self)
+        del fields["size"]
+        return {
+            **fields.pop("artifact"),
+            **fields,
+            "tokens": self.size.output_tokens,
+            "corpus_bytes_per_token": self.size.corpus_bytes_per_token,
+            "bytes_per_token": self.size.bytes_per_token,
+        }
+
+    @property
+    def in_words(self) -> str:
+        parts = ", ".join(f"{n} {size / 1e6:.1f} MB" for n, size in self.part_bytes.items())
+        spent = ", ".join(f"{stage} {s:.1f} s" for stage, s in self.seconds.items())
+        return (
+            f"version {self.artifact.version} is current: {self.rows:,} rows, "
+            f"{self.distinct_outputs:,} distinct outputs, {self.size.output_tokens:,} tokens of "
+            f"outputs\n{self._kept}"
+            f"a file of {self.artifact.size_bytes:,} bytes; in it: {parts}\n{self.size.in_words}\n"
+            f"took {sum(self.seconds.values()):.1f} s: {spent}"
+        )
+
+    @property
+    def _kept(self) -> str:
+        if self.max_bytes is None:
+            return ""
+        return (
+            f"kept the outputs of {self.rows:,} of {self.artifact.corpus_rows:,} rows: the corpus "
+            f"part may take {self.max_bytes:,} bytes and takes {self.size.corpus_bytes:,}\n"
+        )
+
 
 KEPT_VERSIONS = 5
 

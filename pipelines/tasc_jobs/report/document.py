@@ -1,7 +1,11 @@
 """A report as data: sentences, tables and plots. How it looks is the terminal's or the page's."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table as RichTable
 
 
 @dataclass(frozen=True)
@@ -57,3 +61,30 @@ class ReportDocument:
     tables: tuple[Table, ...]
     plots: tuple[Lines | Bars, ...]
     footer: str = ""
+
+
+_PIPED_WIDTH = 160  # where nobody says how wide it is
+_MOST_ROWS = 16  # the page has them all
+
+
+def show(page: ReportDocument) -> None:
+    """Print a report to stdout."""
+    console = Console(
+        file=sys.stdout, width=None if sys.stdout.isatty() else _PIPED_WIDTH, highlight=False
+    )
+    for table in page.tables:
+        console.print(f"\n{table.title}", style="bold", soft_wrap=True)
+        console.print(_rich(table))
+        if len(table.rows) > _MOST_ROWS:
+            console.print(f"and {len(table.rows) - _MOST_ROWS} more; --report has them all")
+    for line in ("", *page.summary):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def _rich(table: Table) -> RichTable:
+    shown = RichTable()
+    for i, name in enumerate(table.columns):
+        shown.add_column(name, justify="right" if i else "left")
+    for row in table.rows[:_MOST_ROWS]:
+        shown.add_row(*row)
+    return shown

@@ -1,14 +1,72 @@
 """A report as one HTML file that can be read offline. Imported only where one is written."""
 
+import io
+import re
 from importlib.resources import files
 from pathlib import Path
 
+import matplotlib
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
-from tasc_jobs.report.document import ReportDocument
-from tasc_jobs.report.plots import svg
+from tasc_jobs.report.document import Bars, Lines, ReportDocument
 from tasc_runtime.errors import FileError
+
+_INCHES = (6.4, 3.6)
+_MARKERS = "os^Dvp*X"
+_MOST_MARKED = 32  # points of a line; more would run into each other
+_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+_GROUP_NAMES = re.compile(r'<g id="[^"]*">')  # nothing refers to them, and plots share them
+
+
+def svg(plot: Lines | Bars) -> str:
+    """An ``<svg>`` element that needs nothing outside of itself; the same plot, the same text."""
+    # The salt keeps apart what plots of one page define by name; text stays text.
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": plot.title}):
+        figure = Figure(figsize=_INCHES, layout="constrained")
+        axes = figure.subplots()
+        axes.spines[["top", "right"]].set_visible(False)
+        _draw_lines(axes, plot) if isinstance(plot, Lines) else _draw_bars(axes, plot)
+        text = io.StringIO()
+        figure.savefig(text, format="svg", metadata=_METADATA)
+    drawn = text.getvalue()
+    return _GROUP_NAMES.sub("<g>", drawn[drawn.index("<svg") :])
+
+
+def _draw_lines(axes: Axes, plot: Lines) -> None:
+    for i, line in enumerate(plot.lines):
+        marker = _MARKERS[i % len(_MARKERS)] if len(line.x) <= _MOST_MARKED else ""
+        axes.plot(line.x, line.y, marker=marker, label=line.name)
+    if plot.level is not None:
+        axes.axhline(plot.level, color="gray", linestyle="--", linewidth=1)
+    if plot.ticks:
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(plot.ticks, [str(tick) for tick in plot.ticks])
+        axes.xaxis.set_minor_locator(NullLocator())
+    elif plot.log_x:
+        axes.set_xscale("log")
+    axes.set_xlabel(plot.x_label)
+    axes.set_ylabel(plot.y_label)
+    axes.grid(axis="y", alpha=0.3)
+    if plot.log_y:
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0)
+    axes.legend(frameon=False)
+
+
+def _draw_bars(axes: Axes, plot: Bars) -> None:
+    names, values = zip(*plot.bars, strict=True)
+    drawn = axes.barh(names, values, height=0.6)
+    axes.bar_label(drawn, [f"{value:+.3f}" for value in values], padding=3)
+    axes.axvline(0, color="gray", linewidth=1)
+    axes.invert_yaxis()
+    axes.margins(x=0.15)
+    axes.set_xlabel(plot.x_label)
+
 
 _TEMPLATE = "report.html.j2"
 

@@ -1,12 +1,9 @@
 """The options that say what a task is, once for all commands that take them."""
 
-import inspect
-from collections.abc import Callable, Collection
-from copy import copy
 from dataclasses import dataclass, fields
-from functools import wraps
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any
 
 import typer
 
@@ -14,12 +11,16 @@ from tasc_draft.settings import MIXTURES, DraftSettings
 from tasc_store import NeuralDrafting, TaskRecord
 
 _DRAFT_KEYS = ", ".join(f.name for f in fields(DraftSettings))
-_ANSWERS, _SAMPLING, _DRAFTING = "Answers", "Sampling defaults", "Drafting"
-_NEURAL = "Drafting by a model"
 
 
-def _option(help_: str, default: object, panel: str | None = None, *names: str) -> Any:
-    return typer.Option(*names, help=help_, show_default=str(default), rich_help_panel=panel)
+def _option(help_: str, default: object, *, panel: str | None = None) -> Any:
+    return typer.Option(help=help_, show_default=str(default), rich_help_panel=panel)
+
+
+_answers = partial(_option, panel="Answers")
+_sampling = partial(_option, panel="Sampling defaults")
+_drafting = partial(_option, panel="Drafting")
+_neural = partial(_option, panel="Drafting by a model")
 
 
 @dataclass(frozen=True)
@@ -50,151 +51,93 @@ class TaskOptions:
     corpus: Annotated[str | None, _option("Draft from this task's corpus.", "its own")] = None
     max_tokens: Annotated[
         int | None,
-        _option("Length limit of an answer, its end counted.", TaskRecord.max_tokens, _ANSWERS),
+        _answers("Length limit of an answer, its end counted.", TaskRecord.max_tokens),
     ] = None
     stop: Annotated[
         list[str] | None,
-        _option(r"Text that ends an answer; repeatable; \n is a line break.", "none", _ANSWERS),
+        _answers(r"Text that ends an answer; repeatable; \n is a line break.", "none"),
     ] = None
     choice: Annotated[
         list[str] | None,
-        _option("A label; repeatable. An answer is then one of the labels.", "none", _ANSWERS),
+        _answers("A label; repeatable. An answer is then one of the labels.", "none"),
     ] = None
     choices: Annotated[
         Path | None,
-        _option("File of labels: one a line in UTF-8, or a .json list.", "none", _ANSWERS),
+        _answers("File of labels: one a line in UTF-8, or a .json list.", "none"),
     ] = None
     schema: Annotated[
-        Path | None, _option("File with the JSON schema of every answer.", "none", _ANSWERS)
+        Path | None, _answers("File with the JSON schema of every answer.", "none")
     ] = None
-    regex: Annotated[
-        str | None, _option("Expression that a whole answer matches.", "none", _ANSWERS)
-    ] = None
-    temperature: Annotated[
-        float | None, _option("0 takes the likeliest token, to 100.", 0, _SAMPLING)
-    ] = None
-    top_p: Annotated[
-        float | None, _option("Above 0, to 1: share of probability drawn from.", 1, _SAMPLING)
-    ] = None
-    top_k: Annotated[int | None, _option("Likeliest tokens drawn from; 0: all.", 0, _SAMPLING)] = (
+    regex: Annotated[str | None, _answers("Expression that a whole answer matches.", "none")] = None
+    temperature: Annotated[float | None, _sampling("0 takes the likeliest token, to 100.", 0)] = (
         None
     )
+    top_p: Annotated[
+        float | None, _sampling("Above 0, to 1: share of probability drawn from.", 1)
+    ] = None
+    top_k: Annotated[int | None, _sampling("Likeliest tokens drawn from; 0: all.", 0)] = None
     min_p: Annotated[
         float | None,
-        _option("0 to 1: least probability, as a part of the greatest.", 0, _SAMPLING),
+        _sampling("0 to 1: least probability, as a part of the greatest.", 0),
     ] = None
-    repetition_penalty: Annotated[
-        float | None, _option("Above 0, to 100; 1 is none.", 1, _SAMPLING)
-    ] = None
-    presence_penalty: Annotated[float | None, _option("-100 to 100.", 0, _SAMPLING)] = None
-    frequency_penalty: Annotated[float | None, _option("-100 to 100.", 0, _SAMPLING)] = None
+    repetition_penalty: Annotated[float | None, _sampling("Above 0, to 100; 1 is none.", 1)] = None
+    presence_penalty: Annotated[float | None, _sampling("-100 to 100.", 0)] = None
+    frequency_penalty: Annotated[float | None, _sampling("-100 to 100.", 0)] = None
     mixture: Annotated[
         str | None,
-        _option(
-            f"{', '.join(MIXTURES)}; see `tasc replay --help`.", DraftSettings.mixture, _DRAFTING
-        ),
+        _drafting(f"{', '.join(MIXTURES)}; see `tasc replay --help`.", DraftSettings.mixture),
     ] = None
     num_speculative_tokens: Annotated[
         int | None,
-        _option(
-            "Most draft tokens of a row's step; 0: no drafts.",
-            DraftSettings.num_speculative_tokens,
-            _DRAFTING,
+        _drafting(
+            "Most draft tokens of a row's step; 0: no drafts.", DraftSettings.num_speculative_tokens
         ),
     ] = None
     min_prob: Annotated[
-        float | None, _option("0 to 1: no path less likely.", DraftSettings.min_prob, _DRAFTING)
+        float | None, _drafting("0 to 1: no path less likely.", DraftSettings.min_prob)
     ] = None
     draft: Annotated[
         list[str] | None,
-        _option(
+        _drafting(
             f"KEY=VALUE, repeatable, of any of these: {_DRAFT_KEYS}. What `tasc tune` "
             "found counts before.",
             "none",
-            _DRAFTING,
         ),
     ] = None
     drafter: Annotated[
         str | None,
-        _option("Draft by this, too: what `tasc train-drafter` made, folder or name.", "none",
-                _NEURAL),
-    ] = None  # fmt: skip
+        _neural("Draft by this, too: what `tasc train-drafter` made, folder or name.", "none"),
+    ] = None
     proposer: Annotated[
         str | None,
-        _option("hybrid, n-grams and the drafter in one tree, or neural, the drafter alone.",
-                NeuralDrafting.proposer, _NEURAL),
-    ] = None  # fmt: skip
+        _neural(
+            "hybrid, n-grams and the drafter in one tree, or neural, the drafter alone.",
+            NeuralDrafting.proposer,
+        ),
+    ] = None
     draft_vocabulary: Annotated[
         str | None,
-        _option("full, ranked (`tasc rank-vocabulary`), recent, recent+ranked.",
-                NeuralDrafting.vocabulary, _NEURAL),
-    ] = None  # fmt: skip
+        _neural(
+            "full, ranked (`tasc rank-vocabulary`), recent, recent+ranked.",
+            NeuralDrafting.vocabulary,
+        ),
+    ] = None
     ranked_tokens: Annotated[
-        int | None, _option("Tokens of the ranking.", NeuralDrafting.ranked_tokens, _NEURAL)
+        int | None, _neural("Tokens of the ranking.", NeuralDrafting.ranked_tokens)
     ] = None
     draft_depth: Annotated[
-        int | None, _option("Levels of the drafter's tree.", NeuralDrafting.depth, _NEURAL)
+        int | None, _neural("Levels of the drafter's tree.", NeuralDrafting.depth)
     ] = None
     draft_width: Annotated[
-        int | None, _option("Nodes expanded of a level.", NeuralDrafting.width, _NEURAL)
+        int | None, _neural("Nodes expanded of a level.", NeuralDrafting.width)
     ] = None
     draft_nodes: Annotated[
-        int | None, _option("Most draft tokens of the tree.", NeuralDrafting.nodes, _NEURAL)
+        int | None, _neural("Most draft tokens of the tree.", NeuralDrafting.nodes)
     ] = None
     draft_sure: Annotated[
         float | None,
-        _option("0 to 1: hybrid, below this probability of the n-grams the drafter is asked.",
-                NeuralDrafting.sure, _NEURAL),
-    ] = None  # fmt: skip
-
-
-Command = Callable[..., None]
-
-
-def spread(*, required: Collection[str] = (), defaults: bool) -> Callable[[Command], Command]:
-    """Makes a command of one that takes `TaskOptions` as ``options``: an option for each field.
-
-    Args:
-        required: Fields that must be given.
-        defaults: Whether help says what counts where an option is not given.
-    """
-
-    def spread_out(command: Command) -> Command:
-        names = [f.name for f in fields(TaskOptions)]
-
-        @wraps(command)
-        def called(**values: Any) -> None:
-            given = TaskOptions(**{name: values.pop(name) for name in names})
-            command(options=given, **values)
-
-        called.__signature__ = _spread(  # type: ignore[attr-defined]
-            inspect.signature(command), required, defaults
-        )
-        return called
-
-    return spread_out
-
-
-def _spread(
-    signature: inspect.Signature, required: Collection[str], defaults: bool
-) -> inspect.Signature:
-    parameters = []
-    for parameter in signature.parameters.values():
-        of_task = [_parameter(f, f.name in required, defaults) for f in fields(TaskOptions)]
-        parameters += of_task if parameter.annotation is TaskOptions else [parameter]
-    keywords = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
-    return signature.replace(parameters=keywords)
-
-
-def _parameter(field: Any, required: bool, defaults: bool) -> inspect.Parameter:
-    assert get_origin(field.type) is Annotated
-    kind, option = get_args(field.type)
-    said = copy(option)
-    if not defaults:
-        said.show_default = False
-    return inspect.Parameter(
-        field.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=inspect.Parameter.empty if required else None,
-        annotation=Annotated[kind, said],
-    )
+        _neural(
+            "0 to 1: hybrid, below this probability of the n-grams the drafter is asked.",
+            NeuralDrafting.sure,
+        ),
+    ] = None

@@ -3,13 +3,17 @@
 It knows the fields of records and nothing of what they mean.
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, fields
+from pathlib import Path
 from typing import Any
 
 from tasc_draft.settings import DraftSettings
 from tasc_jobs.errors import UsageError
+from tasc_jobs.tasks.options import TaskOptions
 from tasc_store import NeuralDrafting, SamplingDefaults, TaskRecord
+from tasc_store.tasks.record import MOST_CHOICE_CHARACTERS, MOST_TEXT_BYTES
 
 Values = dict[str, Any]
 
@@ -100,3 +104,132 @@ def _no_neural() -> Values:
     """Of a task without a drafter, what one would get where nobody says."""
     own = {f.name: f.default for f in fields(NeuralDrafting)}
     return {name: own[field] for name, field in NEURAL.items()} | {"drafter": None}
+
+
+# As much as labels within their limits can take in JSON, where a character may need 12 bytes.
+_MOST_LABEL_BYTES = 12 * MOST_CHOICE_CHARACTERS
+_KINDS = {int: "an integer", float: "a number"}
+
+
+def given_values(options: TaskOptions) -> Values:
+    """What was given, by the names of `values.flat`; folders with their whole path.
+
+    Raises:
+        UsageError: A file cannot be read, or two options say the same.
+    """
+    own = ("choice", "choices", "schema", "draft")
+    values = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in own}
+    values["model"], values["adapter"] = _placed(options.model), _placed(options.adapter)
+    values["drafter"] = _placed(options.drafter)
+    values["adapters"] = tuple(map(_named, options.adapters)) if options.adapters else None
+    values["template"] = _with_breaks(options.template)
+    values["stop"] = tuple(map(_with_breaks, options.stop)) if options.stop else None
+    values["choices"] = _labels(options)
+    values["schema"] = (
+        read_text("schema", options.schema, MOST_TEXT_BYTES) if options.schema else None
+    )
+    found = {name: value for name, value in values.items() if value is not None}
+    for name, value in _draft_values(options.draft or ()):
+        if name in found:
+            raise UsageError(f"{name} is given twice, once by --draft; leave one out")
+        found[name] = value
+    return found
+
+
+def _placed(model: str | None) -> str | None:
+    """A folder's whole path, since others have other working directories; a hub name as it is."""
+    if not model or not (folder := Path(model).expanduser()).is_dir():
+        return model
+    return str(folder.resolve())
+
+
+def _named(pair: str) -> tuple[str, str]:
+    """An adapter's name and place."""
+    name, equals, place = pair.partition("=")
+    if not (name and equals and place):
+        raise UsageError(f"--adapters is {pair!r}; write NAME=FOLDER, or NAME= and a hub name")
+    return name, _placed(place) or place
+
+
+def _with_breaks(text: str | None) -> str | None:
+    return None if text is None else text.replace("\\n", "\n")
+
+
+def _labels(options: TaskOptions) -> tuple[str, ...] | None:
+    if options.choice is None and options.choices is None:
+        return None
+    from_file = () if options.choices is None else labels_of(options.choices)
+    return (*(options.choice or ()), *from_file)
+
+
+def labels_of(path: Path) -> tuple[str, ...]:
+    """Labels of a file: one a line, or a list in a ``.json`` file.
+
+    Raises:
+        UsageError: It cannot be read, or holds no labels.
+    """
+    text = read_text("choices", path, _MOST_LABEL_BYTES)
+    if path.suffix == ".json":
+        try:
+            content = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"--choices {path} is no JSON: {error}") from error
+        if not isinstance(content, list):
+            raise UsageError(f"--choices {path} holds no list; write a list of strings there")
+        for item in content:
+            _require_text(path, item)
+        labels = tuple(content)
+    else:
+        lines = (line.removesuffix("\r") for line in text.split("\n"))
+        labels = tuple(line for line in lines if line)
+    if not labels:
+        raise UsageError(f"--choices {path} holds no label; write one a line, or a .json list")
+    return labels
+
+
+def _require_text(path: Path, item: object) -> None:
+    try:
+        if not isinstance(item, str):
+            raise TypeError
+        item.encode()
+    except (TypeError, UnicodeEncodeError):
+        raise UsageError(
+            f"--choices {path} holds {item!r:.80}, which is no text; write a list of strings there"
+        ) from None
+
+
+def read_text(name: str, path: Path, most: int) -> str:
+    """The text of a file that an option names.
+
+    Raises:
+        UsageError: It cannot be read, is too large, or is no UTF-8.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(most + 1)
+        if len(content) > most:
+            raise UsageError(f"{option(name)} {path} is larger than {most} bytes; shorten it")
+        return content.decode("utf-8-sig")
+    except OSError as error:
+        raise UsageError(f"{option(name)} {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{option(name)} {path} is no UTF-8 ({error}); convert it") from error
+
+
+def _draft_values(pairs: Iterable[str]) -> Iterable[tuple[str, Any]]:
+    known = asdict(DraftSettings())
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        name = key.strip().replace("-", "_")
+        if not equals or name not in known:
+            raise UsageError(f"--draft is {pair!r}; write KEY=VALUE, KEY one of {', '.join(known)}")
+        yield name, _draft_value(name, text.strip(), type(known[name]))
+
+
+def _draft_value(name: str, text: str, kind: type[Any]) -> Any:
+    if kind is tuple:
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    try:
+        return kind(text)
+    except ValueError as error:
+        raise UsageError(f"--draft {name} is {text!r}; it must be {_KINDS[kind]}") from error

@@ -10,12 +10,14 @@ from typing import Any
 
 import redis
 
+from tasc_draft import BigramTable, DraftIndex, DraftSettings
 from tasc_draft.index.bigrams import read_bigrams
-from tasc_jobs.index.bytes_per_token import IndexSize
+from tasc_jobs.errors import EmptyCorpusError
+from tasc_jobs.index.publish import IndexSize, current_index, publish_index
 from tasc_jobs.report.document import ReportDocument
 from tasc_jobs.runtime.progress import Progress, note
-from tasc_jobs.tuning.cost_file import CostFile
-from tasc_jobs.tuning.forecast import outlook, replayed
+from tasc_jobs.task_inputs import FileRows, TokenRows, corpus_rows, encode, read_files
+from tasc_jobs.tuning.forecast import CostFile, outlook, replayed
 from tasc_jobs.tuning.held_out import HeldOut
 from tasc_jobs.tuning.replay_page import forecast_page, replay_page, tune_page
 from tasc_jobs.tuning.replays import (
@@ -26,12 +28,83 @@ from tasc_jobs.tuning.replays import (
     named_proposers,
     prepare,
 )
-from tasc_jobs.tuning.stored import StoredTask, publish, read_task
-from tasc_jobs.tuning.task_rows import FileRows, from_files
 from tasc_jobs.tuning.tune import Price, by_curve, by_node, planned, tune
+from tasc_runtime.models import load_tokenizer
 from tasc_runtime.rows import Fields
+from tasc_store import Artifact, ArtifactStore, CorpusStore, TaskRecord, TaskStore
 from tasc_text import PromptTemplate, TaskTokenizer
 from tasc_text.tokenizer_file import open_tokenizer
+
+
+@dataclass(frozen=True)
+class StoredTask:
+    """A task as it stands.
+
+    Attributes:
+        index: The current one; None where none was announced yet.
+        newer_rows: Rows of the corpus that came after the index was built.
+    """
+
+    record: TaskRecord
+    tokenizer: TaskTokenizer
+    rows: TokenRows
+    index: DraftIndex | None
+    newer_rows: int
+
+    @property
+    def settings(self) -> DraftSettings:
+        """Those tuned before, else the task record's."""
+        return (self.index and self.index.settings) or self.record.draft
+
+    @property
+    def bigrams(self) -> BigramTable | None:
+        return self.index.bigrams if self.index else None
+
+    @property
+    def max_bytes(self) -> int | None:
+        """What the corpus part of an index takes from which a cap left outputs out; else None."""
+        if self.index is None or self.index.corpus.documents == len(self.rows):
+            return None
+        return self.index.corpus.nbytes
+
+
+def read_task(client: redis.Redis, task: str) -> StoredTask:
+    """Read a task, its current index and the rows it was built from, or all where there is none.
+
+    Raises:
+        EmptyCorpusError: There are no rows.
+        StoreError: No such task, or Redis fails.
+        DraftError: The current index is damaged or of another format.
+        TextError, ServiceError: The tokenizer cannot be loaded, or is not the task's.
+    """
+    record = TaskStore(client).get(task)
+    tokenizer = load_tokenizer(record)
+    corpus = CorpusStore(client, record.corpus_name)
+    store = _artifacts(client, record)
+    artifact, there = store.current(), len(corpus)
+    wanted = there if artifact is None else artifact.corpus_rows
+    rows = encode(corpus_rows(corpus, wanted), tokenizer, PromptTemplate(record.template))
+    if not len(rows):
+        raise EmptyCorpusError(
+            f"the corpus of task {record.corpus_name!r} has no rows; ingest some first"
+        )
+    return StoredTask(record, tokenizer, rows, current_index(store), there - len(rows))
+
+
+def publish(client: redis.Redis, task: StoredTask, index: DraftIndex, forecast: float) -> Artifact:
+    """Store an index of the task's rows as its next version and make it current.
+
+    Args:
+        forecast: Tokens per step that it is expected to bring.
+
+    Raises:
+        StoreError: Redis fails.
+    """
+    return publish_index(_artifacts(client, task.record), index, len(task.rows), forecast=forecast)
+
+
+def _artifacts(client: redis.Redis, record: TaskRecord) -> ArtifactStore:
+    return ArtifactStore(client, record.corpus_name, record.fingerprint)
 
 
 @dataclass(frozen=True)
@@ -67,10 +140,11 @@ def replay_job(request: ReplayRequest, emit: Callable[[dict[str, Any]], None]) -
     tokenizer = open_tokenizer(request.tokenizer, request.eos)
     table = read_bigrams(request.bigrams, tokenizer.fingerprint) if request.bigrams else None
     note("reading and tokenising rows ...")
-    train = from_files(request.train, request.fields, tokenizer, template)
-    test = from_files(request.test, request.fields, tokenizer, template, request.limit)
+    train = read_files(request.train, request.fields)
+    test = read_files(request.test, request.fields, request.limit)
+    train_rows, test_rows = (encode(each.rows, tokenizer, template) for each in (train, test))
     comparison = Comparison(
-        train.rows, test.rows, tokenizer, proposers, request.budgets, table, request.online
+        train_rows, test_rows, tokenizer, proposers, request.budgets, table, request.online
     )
     common = _common(request, tokenizer, train, test)
     note("learning weights and building indexes ...")

@@ -11,8 +11,8 @@ from tasc_draft import NGRAM_SOURCES, BigramTable, DraftIndex, DraftSettings, Re
 from tasc_draft.index.weights import Weights
 from tasc_draft.learning import LEAST_ROWS, held_out, learn_weights
 from tasc_jobs.errors import JobError
+from tasc_jobs.task_inputs import TokenRows
 from tasc_jobs.tuning.replays import index_of, run
-from tasc_jobs.tuning.task_rows import TaskRows
 from tasc_text import TaskTokenizer
 
 
@@ -30,7 +30,7 @@ class HeldOut:
 
     def __init__(
         self,
-        rows: TaskRows,
+        rows: TokenRows,
         tokenizer: TaskTokenizer,
         *,
         branching: bool,
@@ -95,7 +95,7 @@ class HeldOut:
             progress=progress,
         )
 
-    def _learnt(self, rows: TaskRows, settings: DraftSettings) -> Weights:
+    def _learnt(self, rows: TokenRows, settings: DraftSettings) -> Weights:
         # Without recent answers: in a second epoch they would know every answer by heart.
         return learn_weights(
             self._inner,

@@ -5,9 +5,8 @@ from itertools import groupby
 
 from tasc_draft import Replay
 from tasc_jobs.report.document import Bars, Curve, Lines, ReportDocument, Table
-from tasc_jobs.tuning.acceptance import ACCEPTED, WORDS, acceptance_plot, acceptance_table
 from tasc_jobs.tuning.forecast import Option, Outlook, how_to_set
-from tasc_jobs.tuning.replays import Measured
+from tasc_jobs.tuning.replays import ACCEPTED, WORDS, Measured, acceptance_plot, acceptance_table
 from tasc_jobs.tuning.tune import Trial, Tuned, Worth
 
 _COLUMNS = (

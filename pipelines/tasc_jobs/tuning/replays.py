@@ -27,10 +27,40 @@ from tasc_draft import (
 from tasc_draft.index.weights import Weights
 from tasc_draft.learning import LEAST_ROWS, held_out, learn_weights
 from tasc_jobs.errors import JobError
-from tasc_jobs.index.bytes_per_token import IndexSize
-from tasc_jobs.tuning.acceptance import rates
-from tasc_jobs.tuning.task_rows import TaskRows
+from tasc_jobs.index.publish import IndexSize
+from tasc_jobs.report.document import Curve, Lines, Table
+from tasc_jobs.task_inputs import TokenRows
 from tasc_text import TaskTokenizer
+
+ACCEPTED = "Drafts accepted at each position, of those that reach it"
+WORDS = (
+    "Tokens per step is block efficiency: all tokens over all target forwards, end-of-sequence "
+    "included. Acceptance at a position: drafts accepted there over drafts that reach it."
+)
+
+
+def acceptance_table(title: str, runs: Sequence[tuple[str, Replay]]) -> Table:
+    """Accepted of reached at every position, a column for each named replay."""
+    deepest = max(len(found.reached) for _, found in runs)
+    columns = ("position", *(name for name, _ in runs))
+    rows = tuple((str(at), *(_share(found, at) for _, found in runs)) for at in range(deepest))
+    return Table(title, columns, rows)
+
+
+def acceptance_plot(runs: Sequence[tuple[str, Replay]]) -> Lines:
+    lines = tuple(Curve(name, range(len(found.reached)), rates(found)) for name, found in runs)
+    return Lines("Acceptance by position", "position in the draft", "accepted / reached", lines)
+
+
+def rates(found: Replay) -> list[float]:
+    """At each position, drafts accepted there over drafts that reach it."""
+    return [a / r for a, r in zip(found.accepted, found.reached, strict=True)]
+
+
+def _share(found: Replay, at: int) -> str:
+    if at >= len(found.reached):
+        return ""
+    return f"{rates(found)[at]:.1%} ({found.accepted[at]:,}/{found.reached[at]:,})"
 
 
 class Reads(Enum):
@@ -105,8 +135,8 @@ class Comparison:
         online: Whether answers replayed so far are drafted from.
     """
 
-    train: TaskRows
-    test: TaskRows
+    train: TokenRows
+    test: TokenRows
     tokenizer: TaskTokenizer
     proposers: Sequence[NamedProposer]
     budgets: Sequence[int]
@@ -299,7 +329,7 @@ class _Indexes:
             settings=settings,
         )
 
-    def _build(self, rows: TaskRows, reads: Reads) -> DraftIndex:
+    def _build(self, rows: TokenRows, reads: Reads) -> DraftIndex:
         if reads is Reads.NOTHING:
             index = DraftIndex.empty(self._tokenizer.fingerprint, self._tokenizer.vocab_size)
         else:
@@ -308,7 +338,7 @@ class _Indexes:
 
 
 def index_of(
-    rows: TaskRows,
+    rows: TokenRows,
     tokenizer: TaskTokenizer,
     *,
     prompts: bool = True,
@@ -331,5 +361,5 @@ def index_of(
     )
 
 
-def _tokens_read(rows: TaskRows, reads: Reads) -> int:
+def _tokens_read(rows: TokenRows, reads: Reads) -> int:
     return {Reads.NOTHING: 0, Reads.OUTPUTS: len(rows.outputs.ids), Reads.ALL: rows.tokens}[reads]

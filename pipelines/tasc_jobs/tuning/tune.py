@@ -10,8 +10,7 @@ from typing import Any, TypeAlias
 
 from tasc_draft import DraftSettings, Replay
 from tasc_draft.index.weights import Weights
-from tasc_jobs.tuning.cost_file import StepCurve
-from tasc_jobs.tuning.forecast import priced
+from tasc_jobs.tuning.forecast import StepCurve, priced
 from tasc_jobs.tuning.held_out import HeldOut
 
 BUDGETS = (4, 8, 16, 32)

@@ -15,8 +15,7 @@ from typing import Final, Self
 import redis
 
 from tasc_jobs.batch.work import EngineFailed, JobBusy, JobProgress
-from tasc_jobs.errors import ClusterError
-from tasc_jobs.runtime.outcomes import in_short
+from tasc_jobs.errors import ClusterError, in_short
 from tasc_jobs.worker.one_batch import BAD, Ended, Hold, OneBatch, WorkerSettings, forget
 from tasc_serve.http.batches.batch_storage import LONGEST_S
 from tasc_serve.metrics.batch_metrics import BatchMetrics

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from tasc_jobs.demo.tasks import MODEL
 from tasc_jobs.index.redis_source import RedisCorpusSource
-from tasc_jobs.statistics.count_tables import TableSum, count_rows, lengths_in, ngrams_in
-from tasc_jobs.statistics.ngrams import joined
+from tasc_jobs.statistics.corpus_counts import TableSum, count_rows, lengths_in, ngrams_in
+from tasc_jobs.statistics.ngrams import Units, joined
 from tasc_jobs.statistics.task_statistics import file_statistics, statistics_of
-from tasc_jobs.statistics.units import Units
 from tasc_store import CorpusRow, CorpusStore
 
 pytestmark = pytest.mark.redis

@@ -7,8 +7,8 @@ import pytest
 
 from tasc_jobs.demo.tasks import MODEL
 from tasc_jobs.index.ingest import ingest
+from tasc_jobs.statistics.ngrams import Units
 from tasc_jobs.statistics.task_statistics import corpus_statistics, file_statistics
-from tasc_jobs.statistics.units import Units
 from tasc_store import connect
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis]

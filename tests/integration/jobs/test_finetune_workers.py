@@ -7,11 +7,10 @@ import torch
 from safetensors.torch import load_file
 
 from finetuning import make
-from tasc_jobs.finetune.claim import claimed
+from tasc_jobs.errors import FinetuneError
+from tasc_jobs.finetune.checkpoints import FINETUNE, claimed
 from tasc_jobs.finetune.distributed import finetune_by
-from tasc_jobs.finetune.errors import FinetuneError
 from tasc_jobs.finetune.finetuning import finetune
-from tasc_jobs.finetune.finished import FINETUNE
 
 pytestmark = pytest.mark.ray
 SUMS = 1e-4  # two workers add in another order

@@ -14,7 +14,7 @@ from ray.exceptions import WorkerCrashedError
 
 from tasc_draft import Tokens
 from tasc_draft.index.corpus_build import Documents, assemble, distinct, sort_part
-from tasc_jobs.index.sort_in_parts import sorted_parts
+from tasc_jobs.index.build import sorted_parts
 
 pytestmark = pytest.mark.ray
 VOCABULARY = 50

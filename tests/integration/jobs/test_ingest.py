@@ -9,6 +9,7 @@ import pytest
 
 from tasc_jobs.index.ingest import IngestReport, ingest
 from tasc_runtime.errors import FileError
+from tasc_runtime.rows import Fields
 from tasc_store import CorpusRow, CorpusStore
 
 pytestmark = pytest.mark.redis
@@ -113,8 +114,8 @@ def test_a_second_run_lists_the_same_refused_lines_once(client, task, tmp_path):
 def test_fields_go_by_the_names_given(client, task, tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"nr": 1, "question": "q", "answer": "a"}\n')
-    names = {"input_field": "question", "output_field": "answer", "id_field": "nr"}
-    ingest(client, task, [path], reject=tmp_path / "bad", **names)
+    names = Fields("question", "answer", "nr")
+    ingest(client, task, [path], names, reject=tmp_path / "bad")
     assert rows_of(client, task) == [CorpusRow("1", "q", "a")]
 
 

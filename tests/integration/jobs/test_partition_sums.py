@@ -9,10 +9,8 @@ import pytest
 import ray
 
 from tasc_jobs.errors import ClusterError
-from tasc_jobs.statistics.corpus_counts import partition_sums
-from tasc_jobs.statistics.count_tables import TableSum, count_rows
-from tasc_jobs.statistics.ngrams import joined
-from tasc_jobs.statistics.units import Units
+from tasc_jobs.statistics.corpus_counts import TableSum, count_rows, partition_sums
+from tasc_jobs.statistics.ngrams import Units, joined
 
 pytestmark = pytest.mark.ray
 UNITS, PARTITIONS = Units(1), 3

@@ -32,7 +32,7 @@ from tasc_engine.drafting.neural.proposer import NeuralProposer
 from tasc_engine.drafting.neural.vocabulary import FullVocabulary
 from tasc_engine.layout import Int32
 from tasc_engine.model.loading import load_model
-from tasc_jobs.drafter.heads import EagleHead, small_model
+from tasc_jobs.drafter.training import EagleHead, small_model
 from tasc_jobs.drafter.training_run import REPORT
 from tasc_text import TaskTokenizer
 

@@ -7,10 +7,7 @@ import pytest
 from enrich_reference import naive
 
 import tiny
-from tasc_jobs.enrich.algorithm import EnrichSettings, enrich
-from tasc_jobs.enrich.refine import refined
-from tasc_jobs.enrich.texts import outputs_of
-from tasc_jobs.errors import EmptyCorpusError
+from tasc_jobs.enrich.algorithm import EnrichSettings, enrich, refined
 from tasc_text import TaskTokenizer
 
 WORDS = ["set", "alarm", "the", "therapy", "theorem", "in", "at nine", "{}", ": ", "a", "aa", "ab"]
@@ -76,14 +73,6 @@ def test_the_paper_s_example_is_left_out_by_the_suffix_rule_alone(tmp_path: Path
 def test_a_threshold_that_scores_cannot_have_is_refused(pcs: float) -> None:
     with pytest.raises(ValueError, match="must be above 0"):
         EnrichSettings(9, pcs=pcs)
-
-
-def test_files_without_rows_are_told_and_not_passed_over(tmp_path: Path) -> None:
-    (tmp_path / "none.jsonl").write_text("")
-    (tmp_path / "other.jsonl").write_text('{"input": "a", "output": 3}\n')
-    for name in ("none.jsonl", "other.jsonl"):
-        with pytest.raises(EmptyCorpusError, match=f"no rows in .*{name}"):
-            outputs_of([tmp_path / name], ("input", "output"))
 
 
 def test_no_more_tokens_than_the_outputs_have_to_give(tokenizer: TaskTokenizer) -> None:

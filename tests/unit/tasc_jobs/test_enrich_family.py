@@ -11,9 +11,9 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 
 import tiny
 from tasc_jobs.enrich.algorithm import Enriched, EnrichSettings, enrich
-from tasc_jobs.enrich.errors import FamilyError
+from tasc_jobs.enrich.enrichment import require_same_texts
 from tasc_jobs.enrich.family import Growing
-from tasc_jobs.enrich.saving import require_same_texts
+from tasc_jobs.errors import FamilyError
 from tasc_text import TaskTokenizer
 
 ALPHABET = [*"aeit:_, {}\n\t", "  ", "é", "e\u0301", "日", "🙂", "\u2581", "ﬁ", "intent: ", "play_",

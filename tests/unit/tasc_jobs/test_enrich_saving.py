@@ -12,9 +12,8 @@ from transformers import AutoTokenizer
 
 import tiny
 from tasc_jobs.enrich.algorithm import EnrichSettings, enrich
-from tasc_jobs.enrich.enrichment import enrich_and_save
-from tasc_jobs.enrich.errors import FamilyError
-from tasc_jobs.enrich.saving import save
+from tasc_jobs.enrich.enrichment import enrich_and_save, save
+from tasc_jobs.errors import FamilyError
 from tasc_runtime.errors import FileError
 from tasc_text import TaskTokenizer
 from tasc_text.tokenizer_file import open_tokenizer

@@ -10,10 +10,8 @@ import tiny
 from finetuning import Made
 from tasc_engine import ModelSource
 from tasc_jobs.errors import EmptyCorpusError, JobError, UsageError
-from tasc_jobs.evaluate.evaluation import STAGES, Evaluation, evaluate
-from tasc_jobs.evaluate.page import evaluation_page
-from tasc_jobs.evaluate.runs import Run, Side, answer
-from tasc_jobs.evaluate.subject import Asking, Setup, Subject
+from tasc_jobs.evaluate.evaluation import STAGES, Evaluation, evaluate, evaluation_page
+from tasc_jobs.evaluate.subject import Asking, Run, Setup, Side, Subject, answer
 from tasc_store import CorpusRow
 from tasc_text import PromptTemplate, TaskTokenizer
 

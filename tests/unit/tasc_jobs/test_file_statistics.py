@@ -12,8 +12,8 @@ from statistics_reference import percentiles, word_ngrams
 
 from tasc_jobs.demo.tasks import MODEL
 from tasc_jobs.errors import EmptyCorpusError
+from tasc_jobs.statistics.ngrams import Units
 from tasc_jobs.statistics.task_statistics import file_statistics
-from tasc_jobs.statistics.units import Units
 from tasc_runtime.errors import FileError
 from tasc_text import TaskTokenizer, TokenizerError
 

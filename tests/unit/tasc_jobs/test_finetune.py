@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from finetuning import ADAPTER, Bench, Made, made_by, make
 from tasc_draft import DraftIndex, DraftSettings, NgramProposer
 from tasc_engine import Engine, EngineConfig, GenerationRequest, ModelSource, Target
+from tasc_jobs.errors import FinetuneError
 from tasc_jobs.finetune import finetuning as job_module
 from tasc_jobs.finetune import training
-from tasc_jobs.finetune.errors import FinetuneError
 from tasc_jobs.finetune.finetuning import finetune
 from tasc_jobs.finetune.model import add_rows, load_base
 from tasc_text import TaskTokenizer

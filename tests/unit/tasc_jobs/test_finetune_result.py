@@ -19,14 +19,14 @@ import pytest
 import torch
 
 from finetuning import Bench, Killed, killed_at
-from tasc_jobs.finetune import command, result
-from tasc_jobs.finetune.checkpoints import Checkpoints
-from tasc_jobs.finetune.claim import LOCK, Kind, claimed
-from tasc_jobs.finetune.errors import FinetuneError
+from tasc_jobs.errors import FinetuneError
+from tasc_jobs.finetune import finetuning, result
+from tasc_jobs.finetune.checkpoints import FINETUNE, LOCK, REPORT, Checkpoints, Kind, claimed
 from tasc_jobs.finetune.finetuning import CHECKPOINT, Finetune, finetune
-from tasc_jobs.finetune.finished import FINETUNE, REPORT
 from tasc_jobs.finetune.hyperparameters import FinetuneSettings
 from tasc_jobs.finetune.training import Trainer
+from tasc_jobs.task_inputs import InputOptions, TaskInputs
+from tasc_store import CorpusRow
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 PARTS = {"adapter", "model", "README.md", REPORT}
@@ -219,21 +219,19 @@ def test_the_base_is_the_one_trained_on_and_told_with_its_revision(learnt: Finet
 def test_a_model_of_the_hub_is_told_by_the_commit_that_is_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "rows.jsonl"
-    file.write_text('{"id": "1", "input": "a", "output": "b"}\n')
     commit = tmp_path / "snapshots" / "0123abc"
-    monkeypatch.setattr(command, "resolve_folder", lambda name, revision: commit)
-    columns = ("input", "output")
-    given = command.FinetuneRequest("t", "acme/model", None, "{input}", (file,), columns)
-    job = command.job_of(None, given, FinetuneSettings(), tmp_path / "out", 60.0)
+    monkeypatch.setattr(finetuning, "resolve_folder", lambda name, revision: commit)
+    named = InputOptions("t", model="acme/model", template="{input}")
+    inputs = TaskInputs(named, None, [CorpusRow("1", "a", "b")])
+    job = finetuning.job_of(inputs, FinetuneSettings(), tmp_path / "out", 60.0)
     assert (job.base, job.base_name, job.revision) == (commit, "acme/model", "0123abc")
 
 
 HOLDS = """
 import sys
 from pathlib import Path
-from tasc_jobs.finetune.claim import claimed
-from tasc_jobs.finetune.finished import FINETUNE
+from tasc_jobs.finetune.checkpoints import claimed
+from tasc_jobs.finetune.checkpoints import FINETUNE
 with claimed(Path(sys.argv[1]), FINETUNE):
     print("held", flush=True)
     sys.stdin.read()

@@ -20,15 +20,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from drafter_training import ROWS, SHORT, Trained
 from finetuning import ADAPTER, Bench, Made, begin, same
 from tasc_jobs.drafter.training_run import train_drafter
+from tasc_jobs.errors import FinetuneError
 from tasc_jobs.finetune import training
-from tasc_jobs.finetune.checkpoints import Checkpoint, Checkpoints
-from tasc_jobs.finetune.claim import claimed
-from tasc_jobs.finetune.errors import FinetuneError
+from tasc_jobs.finetune.checkpoints import FINETUNE, Checkpoint, Checkpoints, claimed
 from tasc_jobs.finetune.finetuning import CHECKPOINT, finetune
-from tasc_jobs.finetune.finished import FINETUNE
-from tasc_jobs.finetune.interrupts import held
-from tasc_jobs.finetune.training import Trainer
-from tasc_jobs.runtime.stages import StageProgress, silent
+from tasc_jobs.finetune.training import Trainer, held
+from tasc_jobs.runtime.progress import StageProgress, silent
 
 Amid = Callable[[Callable[[], None]], AbstractContextManager[StageProgress]]
 

@@ -13,11 +13,10 @@ import tiny
 from finetuning import OUTPUTS, Bench, Made, make, make_on
 from tasc_jobs.enrich.algorithm import EnrichSettings
 from tasc_jobs.enrich.enrichment import enrich_and_save
-from tasc_jobs.finetune.errors import FinetuneError
+from tasc_jobs.errors import FinetuneError
 from tasc_jobs.finetune.examples import examples_of
 from tasc_jobs.finetune.finetuning import finetune
-from tasc_jobs.finetune.model import add_rows, load_base
-from tasc_jobs.finetune.vocabulary import vocabulary_of
+from tasc_jobs.finetune.model import add_rows, load_base, vocabulary_of
 from tasc_store import CorpusRow
 from tasc_text import PromptTemplate, TaskTokenizer
 

@@ -9,8 +9,16 @@ import yaml
 
 from tasc_draft import Replay
 from tasc_jobs.errors import JobError
-from tasc_jobs.tuning.cost_file import EXAMPLE, CostFile, StepCurve, read_cost_file
-from tasc_jobs.tuning.forecast import Outlook, how_to_set, outlook, priced
+from tasc_jobs.tuning.forecast import (
+    EXAMPLE,
+    CostFile,
+    Outlook,
+    StepCurve,
+    how_to_set,
+    outlook,
+    priced,
+    read_cost_file,
+)
 from tasc_jobs.tuning.replay_page import forecast_page
 from tasc_runtime.errors import FileError
 from tasc_serve.settings import ServeSettings

@@ -20,9 +20,8 @@ from tasc_jobs.forecast_ft.check import (
     kendall_tau,
     read_runs,
 )
-from tasc_jobs.forecast_ft.forecast import Price, forecast
+from tasc_jobs.forecast_ft.forecast import Price, forecast, measure_price
 from tasc_jobs.forecast_ft.page import check_page
-from tasc_jobs.forecast_ft.price import measure_price
 from tasc_jobs.statistics.distribution import renyi2_bits
 from tasc_runtime.errors import FileError
 from tasc_text import PromptTemplate, TaskTokenizer

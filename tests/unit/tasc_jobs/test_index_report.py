@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tasc_draft import DraftIndex, Tokens, build_index
-from tasc_jobs.index.build_report import IndexReport
+from tasc_jobs.index.publish import IndexReport
 from tasc_store import Artifact
 
 OUTPUTS = Tokens.of([[1, 2], [1, 2], [3]])  # 5 ids, and mark and end-of-sequence of each

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from statistics_reference import word_ngrams
 
-from tasc_jobs.statistics.count_tables import count_rows, lengths_in, ngrams_in, partition_of
-from tasc_jobs.statistics.ngrams import NgramTotal, joined
-from tasc_jobs.statistics.units import Units
+from tasc_jobs.statistics.corpus_counts import count_rows, lengths_in, ngrams_in, partition_of
+from tasc_jobs.statistics.ngrams import NgramTotal, Units, joined
 from tasc_text.template import last_words
 
 TEXTS = st.lists(st.text("abä \t\n\u00a0", max_size=8), max_size=12)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tasc_draft import BigramTable, Tokens
 from tasc_jobs.errors import JobError
+from tasc_jobs.task_inputs import TokenRows, encode, read_files
 from tasc_jobs.tuning.replays import (
     PROPOSERS,
     Comparison,
@@ -20,7 +21,6 @@ from tasc_jobs.tuning.replays import (
     named_proposers,
     prepare,
 )
-from tasc_jobs.tuning.task_rows import TaskRows, from_files
 from tasc_runtime.rows import Fields
 from tasc_text import PromptTemplate, TaskTokenizer, TokenizerError
 from tasc_text.tokenizer_file import open_tokenizer
@@ -41,8 +41,8 @@ def measured(*args: object, **kwargs: object) -> list[Measured]:
     return list(compare(comparison, prepare(comparison)))
 
 
-def rows_of(outputs: list[list[int]]) -> TaskRows:
-    return TaskRows(Tokens.of([[1, 2]] * len(outputs)), Tokens.of(outputs))
+def rows_of(outputs: list[list[int]]) -> TokenRows:
+    return TokenRows(Tokens.of([[1, 2]] * len(outputs)), Tokens.of(outputs))
 
 
 texts = st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=7), min_size=1, max_size=6)
@@ -126,16 +126,17 @@ def test_rows_are_cut_and_rendered_as_a_replay_needs_them(folder, tmp_path):
         "".join(json.dumps(row) + "\n" for row in (long, {"input": "a", "output": "b"})) + "bad\n"
     )
     tokenizer = TaskTokenizer.from_folder(folder)
-    found = from_files([path], Fields(), tokenizer, PromptTemplate("say {input}\n"))
-    assert (len(found.rows), found.refused) == (2, 1)
-    assert found.rows.prompts.lengths[0] == 3000
+    read = read_files([path], Fields())
+    assert (len(read.rows), read.refused) == (2, 1)
+    assert len(read_files([path], Fields(), limit=1).rows) == 1
+    found = encode(read.rows, tokenizer, PromptTemplate("say {input}\n"))
+    assert found.prompts.lengths[0] == 3000
     whole = tokenizer.encode_prompt("say " + "wake me " * 2000 + "\n")
-    assert found.rows.prompts.ids[:3000].tolist() == whole[-3000:]
-    assert found.rows.prompts.ids[3000:].tolist() == tokenizer.encode_prompt("say a\n")
-    (_, answer), _ = found.rows.answers(tokenizer.eos_id)
+    assert found.prompts.ids[:3000].tolist() == whole[-3000:]
+    assert found.prompts.ids[3000:].tolist() == tokenizer.encode_prompt("say a\n")
+    (_, answer), _ = found.answers(tokenizer.eos_id)
     assert len(answer) == 513
     assert answer[-1] == tokenizer.eos_id
-    assert len(from_files([path], Fields(), tokenizer, limit=1).rows) == 1
 
 
 def bare(folder: Path, path: Path, name: str, special: bool = True) -> Path:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tasc_jobs.tasks.adapter import TensorHeader, check_adapter, read_headers
+from tasc_jobs.tasks.model_folders import check_adapter
 
 MODULE = "model.layers.0.self_attn.q_proj"  # 32 to 32 in tiny models
 DOWN = "model.layers.1.mlp.down_proj"  # 64 to 32
@@ -25,13 +25,6 @@ def adapter(folder: Path, shapes: dict[str, tuple[int, int]] | None = None, **co
         tensors[f"base_model.model.{module}.lora_B.weight"] = torch.zeros(out, 4)
     save_file(tensors, folder / "adapter_model.safetensors")
     return folder
-
-
-def test_headers_say_types_and_shapes_without_the_weights(tmp_path: Path) -> None:
-    tensors = {"a": torch.zeros(2, 3), "b": torch.zeros(5, dtype=torch.bfloat16)}
-    save_file(tensors, tmp_path / "t.safetensors", metadata={"format": "pt"})
-    expected = {"a": TensorHeader("F32", (2, 3)), "b": TensorHeader("BF16", (5,))}
-    assert read_headers(tmp_path / "t.safetensors") == expected
 
 
 def test_what_peft_saves_passes(folder: Path, tmp_path: Path) -> None:

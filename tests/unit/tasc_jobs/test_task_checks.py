@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tasc_jobs.errors import UsageError
-from tasc_jobs.tasks.base_model import BaseModel
-from tasc_jobs.tasks.checks import check_record
+from tasc_jobs.tasks.model_folders import BaseModel
+from tasc_jobs.tasks.register import check_record
 from tasc_runtime.sampling_options import guide_of
 from tasc_store import TaskRecord
 from tiny import END, SENTENCES
@@ -144,7 +144,7 @@ def test_settings_of_a_model_are_read_wherever_they_stand(folder: Path, tmp_path
         (lambda f: (f / "tokenizer.json").unlink(), "has no tokenizer.json"),
         (lambda f: (f / "tokenizer.json").write_text("{"), "is no tokenizer file"),
         (lambda f: (f / "config.json").write_text("{"), "config.json is no JSON"),
-        (lambda f: (f / "config.json").write_text('["a"]'), "config.json holds no object"),
+        (lambda f: (f / "config.json").write_text('["a"]'), "config.json holds no JSON object"),
         (lambda f: (f / "config.json").write_text('{"vocab_size": "a"}'), "vocab_size is 'a'"),
         (lambda f: (f / "config.json").unlink(), "has no config.json"),
         (shutil.rmtree, "there is no folder"),

@@ -15,8 +15,8 @@ from tasc_engine.drafting.neural.files import save_drafter
 from tasc_engine.drafting.neural.neural_settings import NeuralSettings
 from tasc_engine.layout import MOST_NODES
 from tasc_jobs.errors import UsageError
-from tasc_jobs.tasks.base_model import BaseModel
-from tasc_jobs.tasks.checks import check_record
+from tasc_jobs.tasks.model_folders import BaseModel
+from tasc_jobs.tasks.register import check_record
 from tasc_store import NeuralDrafting, TaskRecord
 
 
@@ -84,8 +84,8 @@ def test_a_target_whose_weights_are_not_here_is_compared_when_it_is_served(
 
 LOOK = """
 import sys
-from tasc_jobs.tasks.base_model import BaseModel
-from tasc_jobs.tasks.checks import check_record
+from tasc_jobs.tasks.model_folders import BaseModel
+from tasc_jobs.tasks.register import check_record
 from tasc_store import NeuralDrafting, TaskRecord
 model = BaseModel.open(sys.argv[1], None)
 record = TaskRecord("t", sys.argv[1], model.tokenizer.fingerprint, "say {input}\\n")

@@ -10,9 +10,8 @@ import pytest
 from tasc_draft.settings import DraftSettings
 from tasc_jobs.errors import UsageError
 from tasc_jobs.tasks import shown
-from tasc_jobs.tasks.given import given_values
 from tasc_jobs.tasks.options import TaskOptions
-from tasc_jobs.tasks.values import NEURAL, defaults, flat, option, record_of
+from tasc_jobs.tasks.values import NEURAL, defaults, flat, given_values, option, record_of
 from tasc_store import NeuralDrafting, SamplingDefaults, TaskRecord
 
 RECORD = TaskRecord("t", "org/model", "f", "{input}")

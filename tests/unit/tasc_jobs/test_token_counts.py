@@ -9,9 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasc_jobs.demo.tasks import MODEL
-from tasc_jobs.drafter.corpus_tokens import add_tables, count_rows
-from tasc_jobs.drafter.rank_vocabulary import Choice, RankJob
-from tasc_jobs.drafter.token_counts import TokenCounts, count_file, open_tokens
+from tasc_jobs.drafter.rank_vocabulary import (
+    Choice,
+    RankJob,
+    TokenCounts,
+    add_tables,
+    count_file,
+    count_rows,
+    open_tokens,
+)
 from tasc_jobs.errors import UsageError
 from tasc_runtime.errors import FileError
 

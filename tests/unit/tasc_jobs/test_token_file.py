@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tasc_draft.tokens import Tokens
 from tasc_jobs.errors import JobError
-from tasc_jobs.index.token_file import TokenFile
+from tasc_jobs.index.tokenise import TokenFile
 
 ROWS = st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=4), max_size=12)
 

@@ -17,8 +17,7 @@ from tasc_jobs.drafter.answers import ANSWERS, read_answers
 from tasc_jobs.drafter.hyperparameters import DrafterSettings, of_kind
 from tasc_jobs.drafter.training import DrafterTrainer, packed
 from tasc_jobs.drafter.training_run import CHECKPOINT, train_drafter
-from tasc_jobs.errors import JobError, UsageError
-from tasc_jobs.finetune.errors import FinetuneError
+from tasc_jobs.errors import FinetuneError, JobError, UsageError
 from tasc_jobs.finetune.examples import Example
 from tasc_runtime.errors import FileError
 

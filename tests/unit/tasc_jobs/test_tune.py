@@ -8,13 +8,12 @@ import pytest
 from tasc_draft import DraftSettings, Replay, Tokens
 from tasc_draft.learning import LEAST_ROWS, held_out
 from tasc_jobs.errors import JobError
-from tasc_jobs.tuning.commands import PriceRequest
-from tasc_jobs.tuning.cost_file import CostFile, StepCurve
+from tasc_jobs.task_inputs import TokenRows
+from tasc_jobs.tuning.commands import PriceRequest, StoredTask
+from tasc_jobs.tuning.forecast import CostFile, StepCurve
 from tasc_jobs.tuning.held_out import HeldOut
 from tasc_jobs.tuning.replay_page import tune_page
 from tasc_jobs.tuning.replays import index_of
-from tasc_jobs.tuning.stored import StoredTask
-from tasc_jobs.tuning.task_rows import TaskRows
 from tasc_jobs.tuning.tune import BUDGETS, MIN_PROBS, by_curve, by_node, planned, tune
 from tasc_store import TaskRecord
 from tasc_text import TaskTokenizer
@@ -135,10 +134,10 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TaskTokenizer:
     return TaskTokenizer.from_folder(folder)
 
 
-def numbered(rows: int) -> TaskRows:
+def numbered(rows: int) -> TokenRows:
     """Each row's prompt and output are its own number, in two digits."""
     texts = Tokens.of([[20 + i // 100, 20 + i % 100] for i in range(rows)])
-    return TaskRows(texts, texts)
+    return TokenRows(texts, texts)
 
 
 def test_the_rows_that_judge_are_in_neither_the_index_nor_the_lesson(tokenizer, monkeypatch):

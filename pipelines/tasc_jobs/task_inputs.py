@@ -1,0 +1,301 @@
+"""What a job runs on: model, prompt and rows, from options, files and a task of the store.
+
+All commands that run or train a model follow one rule: what an option names counts, the task's
+record says the rest, and rows come from the files named, else from the task's corpus.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasc_draft import DraftSettings, Int32, Tokens
+from tasc_draft.learning import answers
+from tasc_jobs.errors import EmptyCorpusError, UsageError
+from tasc_runtime.models import load_tokenizer
+from tasc_runtime.rows import BadRow, Fields, read_corpus
+from tasc_store import CorpusRow, CorpusStore, TaskRecord, TaskStore, UnknownTask, connect
+from tasc_text import PromptTemplate, TaskTokenizer, resolve_folder
+from tasc_text.tokenizer_file import open_tokenizer
+
+if TYPE_CHECKING:
+    from tasc_engine import ModelSource
+
+PROMPT_TOKENS = 3000  # the last ones of a prompt are kept
+_BATCH = 1000
+
+
+@dataclass(frozen=True)
+class InputOptions:
+    """What the options of a command name; None or () where they name nothing.
+
+    Attributes:
+        task: Its record says what the others do not.
+        template: As typed: ``\\n`` is a line break.
+        files: Files of rows; without any, the rows are those of the task's corpus.
+        limit: Take only so many rows.
+    """
+
+    task: str | None = None
+    model: str | None = None
+    adapter: str | None = None
+    tokenizer: Path | None = None
+    eos: str | None = None
+    template: str | None = None
+    max_tokens: int | None = None
+    dtype: str | None = None
+    device: str = "auto"
+    files: Sequence[Path] = ()
+    fields: Fields = Fields()
+    limit: int | None = None
+
+    @property
+    def name_all(self) -> bool:
+        """Whether nothing is left for a task's record and corpus to say."""
+        return bool(self.files and self.model and self.template)
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How a task asks its model.
+
+    Attributes:
+        max_tokens: Most tokens of an answer; fewer where a prompt leaves less room.
+        stop: Strings that end an answer.
+        draft: How it is drafted.
+    """
+
+    template: PromptTemplate
+    max_tokens: int = TaskRecord.max_tokens
+    stop: tuple[str, ...] = ()
+    draft: DraftSettings = DraftSettings()
+
+
+@dataclass(frozen=True)
+class TaskInputs:
+    """Options, the task's record where there is one, and rows.
+
+    Attributes:
+        rows: Of the files named, else of the task's corpus, which may have none.
+    """
+
+    options: InputOptions
+    record: TaskRecord | None
+    rows: Sequence[CorpusRow]
+
+    @classmethod
+    def read(cls, url: str | None, options: InputOptions, *, with_rows: bool = True) -> Self:
+        """Read the rows and, where the URL of a store is given, the task's record.
+
+        A task without a record will do where model and template are named and there are rows.
+
+        Raises:
+            FileError, EmptyCorpusError: A file cannot be read, or the files hold no rows.
+            StoreError: Redis fails, or there is no such task.
+        """
+        files = options.files if with_rows else ()
+        if url is None or options.task is None:
+            return cls(options, None, _file_rows(options) if files else [])
+        with connect(url) as client:
+            try:
+                record = TaskStore(client).get(options.task)
+            except UnknownTask:
+                if not (options.model and options.template):
+                    raise
+                record = None
+            if files or not with_rows:
+                return cls(options, record, _file_rows(options) if files else [])
+            corpus = CorpusStore(client, record.corpus_name if record else options.task)
+            rows = list(islice(corpus_rows(corpus, len(corpus)), options.limit))
+            if not rows and record is None:
+                TaskStore(client).get(options.task)
+            return cls(options, record, rows)
+
+    @property
+    def some_rows(self) -> Sequence[CorpusRow]:
+        """Raises EmptyCorpusError: there are none."""
+        if not self.rows:
+            name = self.record.corpus_name if self.record else self.options.task
+            raise EmptyCorpusError(
+                f"the corpus of task {name} has no rows; run `tasc ingest` first"
+            )
+        return self.rows
+
+    @property
+    def named_model(self) -> tuple[str, str | None]:
+        """Name and revision of the base model; raises UsageError where none is named."""
+        if self.options.model is not None:
+            return self.options.model, None
+        if self.record is None:
+            raise UsageError("files do not say which model; name one with --model")
+        return self.record.model, self.record.revision
+
+    @property
+    def template(self) -> PromptTemplate:
+        """The prompt.
+
+        Raises:
+            UsageError: None is named.
+            TemplateError: It has not exactly one place for the input.
+        """
+        if self.options.template is not None:
+            return PromptTemplate(self.options.template.replace("\\n", "\n"))
+        if self.record is None:
+            raise UsageError(
+                "files do not say how a model is asked; name the prompt with --template"
+            )
+        return PromptTemplate(self.record.template)
+
+    @property
+    def asking(self) -> Asking:
+        """Raises what `template` does."""
+        given, record = self.options.max_tokens, self.record
+        if record is None:
+            return Asking(self.template, given or TaskRecord.max_tokens)
+        return Asking(self.template, given or record.max_tokens, record.stop, record.draft)
+
+    @property
+    def tokenizer(self) -> TaskTokenizer:
+        """That of ``--tokenizer``, else of the task's model.
+
+        Raises:
+            UsageError: None is named.
+            TextError: It cannot be loaded.
+            ServiceError: The model's is not the one the task was registered with.
+        """
+        if self.options.tokenizer is not None:
+            return open_tokenizer(self.options.tokenizer, self.options.eos)
+        if self.record is None:
+            raise UsageError("files do not say which tokenizer; name one with --tokenizer")
+        return load_tokenizer(self.record)
+
+    @property
+    def source(self) -> "ModelSource":
+        """The model's folders here, its device and dtype. A model that is named has no adapter of
+        the task's.
+
+        Raises:
+            UsageError: No model is named, the task has several adapters, or the dtype is unknown.
+            TextError: There is no such model.
+        """
+        import torch
+
+        from tasc_engine import ModelSource
+        from tasc_runtime.engine.model_source import device_of, model_source
+
+        given, record = self.options, self.record
+        check_dtype(given.dtype)
+        if given.adapter and not given.model:
+            raise UsageError(f"--adapter {given.adapter} has no model; name its base with --model")
+        name, _ = self.named_model
+        device = device_of(given.device, gpus=torch.cuda.device_count())
+        if given.model is None:
+            assert record is not None  # it has named the model
+            if record.adapters:
+                names = ", ".join(record.adapter_names)
+                raise UsageError(
+                    f"task {record.name} has several adapters ({names}); name with --model a model "
+                    "that has one of them in its weights"
+                )
+            found = model_source(record, device)
+            return replace(found, dtype=given.dtype or found.dtype)
+        adapter = resolve_folder(given.adapter) if given.adapter else None
+        dtype = given.dtype or (record.dtype if record else TaskRecord.dtype)
+        return ModelSource(resolve_folder(name), adapter, dtype, device)
+
+
+def check_dtype(dtype: str | None) -> None:
+    """Raises UsageError: it is none that models are loaded in."""
+    from tasc_engine.model.loading import DTYPES
+
+    if dtype is not None and dtype not in DTYPES:
+        raise UsageError(f"dtype is {dtype}; choose one of {', '.join(DTYPES)}")
+
+
+@dataclass(frozen=True)
+class FileRows:
+    """The rows of files, and how many of their lines gave none."""
+
+    rows: list[CorpusRow]
+    refused: int
+
+
+def read_files(paths: Sequence[Path], fields: Fields, limit: int | None = None) -> FileRows:
+    """Read the rows of files, in order; at most ``limit`` of them.
+
+    Raises:
+        FileError: A file cannot be read.
+        EmptyCorpusError: They hold no rows.
+    """
+    refused: list[BadRow] = []
+    rows = list(islice(read_corpus(paths, fields, refused.append), limit))
+    if not rows:
+        raise EmptyCorpusError(
+            f"no rows in {', '.join(map(str, paths))} with fields {fields.input!r} and "
+            f"{fields.output!r} ({len(refused)} lines were refused); name other files, or "
+            "their fields with --input-field and --output-field"
+        )
+    return FileRows(rows, len(refused))
+
+
+def corpus_rows(store: CorpusStore, rows: int) -> Iterator[CorpusRow]:
+    """Rows ``[0, rows)`` of a corpus, or as many as there are."""
+    for start in range(0, rows, _BATCH):
+        yield from store.read(start, min(start + _BATCH, rows))
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """Prompts, cut to their last 3,000 tokens, and whole outputs without end-of-sequence."""
+
+    prompts: Tokens
+    outputs: Tokens
+
+    def __len__(self) -> int:
+        return len(self.outputs)
+
+    @property
+    def tokens(self) -> int:
+        return len(self.prompts.ids) + len(self.outputs.ids)
+
+    def take(self, rows: NDArray[np.int64]) -> "TokenRows":
+        return TokenRows(self.prompts.take(rows), self.outputs.take(rows))
+
+    def answers(self, eos_id: int) -> list[tuple[Int32, Int32]]:
+        """Prompt and answer of each row, the answer cut at 512 tokens, end-of-sequence on top."""
+        return answers(self.prompts, self.outputs, eos_id)
+
+
+def encode(
+    rows: Iterable[CorpusRow], tokenizer: TaskTokenizer, template: PromptTemplate | None
+) -> TokenRows:
+    """Token ids of rows; prompts with what the tokenizer puts in front of one.
+
+    Args:
+        template: Without one, a row's prompt is its input as it is.
+    """
+    prompts: list[Tokens] = []
+    outputs: list[Tokens] = []
+    rest = iter(rows)
+    while batch := list(islice(rest, _BATCH)):
+        texts = [template.render(row.input) if template else row.input for row in batch]
+        encodings = tokenizer.backend.encode_batch_fast(texts, add_special_tokens=True)
+        prompts.append(Tokens.of([e.ids[-PROMPT_TOKENS:] for e in encodings]))
+        outputs.append(Tokens.of(tokenizer.encode_outputs([row.output for row in batch])))
+    return TokenRows(_joined(prompts), _joined(outputs))
+
+
+def _file_rows(options: InputOptions) -> list[CorpusRow]:
+    return read_files(options.files, options.fields, options.limit).rows
+
+
+def _joined(parts: list[Tokens]) -> Tokens:
+    if not parts:
+        return Tokens.of([])
+    return Tokens(
+        np.concatenate([p.ids for p in parts]), np.concatenate([p.lengths for p in parts])
+    )
