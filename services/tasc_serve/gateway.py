@@ -19,18 +19,20 @@ from tasc_serve.http.api import create_api
 from tasc_serve.http.batches.batch_storage import RedisStorage
 from tasc_serve.metrics.discovery import MetricsPort, live_targets, node_address
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
-from tasc_serve.monitor.store_health import QueueWatch, StoreHealth
 from tasc_serve.routing.failover import Budget, Failover
 from tasc_serve.routing.fleet import Fleet
 from tasc_serve.routing.presence import present
 from tasc_serve.routing.replica_client import ReplicaClient, why_lost
 from tasc_serve.settings import ServeSettings
+from tasc_serve.store_calls import RepeatedCall
 from tasc_store import IdempotencyStore, connect, translated
 from tasc_store.batches.leases import BatchQueue
 
 log = logging.getLogger(__name__)
 
 SCRAPE_TIMEOUT_S = 2.0
+_PING_S = 1.0
+_COUNT_BATCHES_S = 5.0
 
 
 class HandleBackend:
@@ -54,7 +56,7 @@ class HandleBackend:
         self._url = redis_url
         self._own_target = own_target
         self._scraper = httpx.AsyncClient(timeout=SCRAPE_TIMEOUT_S)
-        self._store = StoreHealth(client)
+        self._store = RepeatedCall("ping Redis", self._ping, _PING_S)
         self._lines: list[ReplicaClient] = []
         self._fleets: dict[str, Fleet] = {}
         self._calls: dict[str, Failover] = {}
@@ -100,8 +102,7 @@ class HandleBackend:
         if not self._watching:
             woken = (line.wake() for line in self._lines)
             watched = (fleet.watch() for fleet in self._fleets.values())
-            all_ = [*woken, *watched, self._store.watch()]
-            self._watching = [asyncio.create_task(each) for each in all_]
+            self._watching = [asyncio.create_task(each) for each in (*woken, *watched)]
 
     async def metrics(self) -> Sequence[str]:
         targets = await asyncio.to_thread(self.metrics_targets)
@@ -110,8 +111,14 @@ class HandleBackend:
         return [text for text in texts if text is not None]
 
     def metrics_targets(self) -> Sequence[str]:
+        return live_targets(self._client)
+
+    def close(self) -> None:
+        self._store.close(0)
+
+    def _ping(self) -> None:
         with translated(self._url):
-            return live_targets(self._client)
+            self._client.ping()
 
     async def _scrape(self, target: str) -> str | None:
         """One process's metrics, or None when it is gone: its listing runs out by itself."""
@@ -134,13 +141,19 @@ class Gateway:
     ) -> None:
         client = connect(redis_url)
         self._limits = settings.gateway_limits
-        self._tries = IdempotencyStore(client, self._limits.retry_ttl_s)
+        self._attempts = IdempotencyStore(client, self._limits.retry_ttl_s)
         registry = CollectorRegistry()
         self._metrics = GatewayMetrics(registry, list(handles))
         self._in_flight = InFlight()
         self._access = AccessControl.of(settings, client, self._metrics)
         self._storage = RedisStorage(client)
-        self._queue = QueueWatch(BatchQueue(client), self._metrics)
+        queue = BatchQueue(client)
+        # Batches that no worker took in time are ended by this question, whoever asks it.
+        self._queue = RepeatedCall(
+            "count batches",
+            lambda: self._metrics.set_batches(queue.waiting()),
+            _COUNT_BATCHES_S,
+        )
         host = settings.metrics.host or node_address()
         self._port = MetricsPort(client, registry, host=host, ttl_s=settings.metrics.ttl_s)
         self._backend = HandleBackend(
@@ -154,7 +167,7 @@ class Gateway:
             self._metrics,
             in_flight=self._in_flight,
             access=self._access,
-            tries=self._tries,
+            attempts=self._attempts,
             storage=self._storage,
         )
 
@@ -163,6 +176,6 @@ class Gateway:
         return await self._in_flight.drain(timeout_s)
 
     def __del__(self) -> Any:
-        for part in ("_queue", "_port"):
+        for part in ("_queue", "_backend", "_port"):
             if hasattr(self, part):
                 getattr(self, part).close()

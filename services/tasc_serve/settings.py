@@ -50,6 +50,20 @@ class LimitSettings(Section):
         500_000, ge=1, description="lines of one key's batches that have not ended"
     )
 
+    store_threads: int = Field(
+        4, ge=1, description="of a gateway that call Redis, each for API keys, retries and files"
+    )
+    max_store_calls: int = Field(256, ge=1, description="waiting for the threads of one kind")
+    store_timeout_s: float = Field(
+        2.0,
+        gt=0,
+        description="until Redis answers; else keys count as last seen, retries run anew",
+    )
+    store_pause_s: float = Field(1.0, ge=0, description="between two calls while Redis fails")
+    file_timeout_s: float = Field(
+        20.0, gt=0, description="for Redis to take or give a part of a file, or a batch's record"
+    )
+
     @model_validator(mode="after")
     def _a_whole_batch_fits(self) -> Self:
         if self.max_open_batch_lines < self.max_batch_lines:
@@ -177,9 +191,6 @@ class AuthSettings(Section):
     )
     max_cached: int = Field(
         10_000, ge=1, description="keys remembered by a gateway, and as many unknown ones"
-    )
-    lookup_timeout_s: float = Field(
-        2.0, gt=0, description="for Redis to answer; then known keys count as last seen"
     )
 
 

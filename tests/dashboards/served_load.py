@@ -24,7 +24,6 @@ from tasc_serve.access.access_control import AccessControl
 from tasc_serve.http.api import create_api
 from tasc_serve.metrics.discovery import MetricsPort
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
-from tasc_serve.monitor.store_health import QueueWatch
 from tasc_serve.replica.replica import TaskReplica
 from tasc_serve.routing.failover import Budget, Failover
 from tasc_serve.routing.fleet import Fleet, ReplicaLost
@@ -149,7 +148,7 @@ class ServedLoad:
         self._registry = CollectorRegistry()
         end_a_batch(client, redis_url, TASK, folder / "batches", self._registry)
         metrics = GatewayMetrics(self._registry, [TASK])
-        self._queue = QueueWatch(BatchQueue(client), metrics)
+        metrics.set_batches(BatchQueue(client).waiting())
         self._port = MetricsPort(client, self._registry, host="127.0.0.1", ttl_s=15)
         backend = Backend(Line(self._replicas), own, metrics)
         self._fleet = backend.fleet
@@ -162,7 +161,6 @@ class ServedLoad:
     def close(self) -> None:
         self._closing.set()
         self._thread.join()
-        self._queue.close()
         self._port.close()
         for replica in self._replicas.values():
             replica.__del__()

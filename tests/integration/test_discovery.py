@@ -83,7 +83,7 @@ def test_a_redis_that_is_away_is_told_once_and_found_again(server, caplog, monke
     client = connect(server.url, timeout_s=1.0)  # a stopped server is waited for so long
     asked: list[float] = []
     monkeypatch.setattr(client, "time", counted(client.time, asked))
-    caplog.set_level("INFO", "tasc_serve.metrics.discovery")
+    caplog.set_level("INFO", "tasc_serve.store_calls")
     with MetricsPort(client, registry_with("one"), host=HOST, ttl_s=0.1) as port:
         os.kill(server.pid, signal.SIGSTOP)
         try:
@@ -92,7 +92,7 @@ def test_a_redis_that_is_away_is_told_once_and_found_again(server, caplog, monke
             assert httpx.get(f"http://{port.target}/metrics").status_code == 200
         finally:
             os.kill(server.pid, signal.SIGCONT)
-        eventually(lambda: "listed again" in caplog.text)
+        eventually(lambda: "works again" in caplog.text)
         eventually(lambda: live_targets(client) == [port.target])
     assert [r.levelname for r in caplog.records] == ["WARNING", "INFO"]
 

@@ -113,7 +113,7 @@ def test_nothing_that_a_gateway_says_holds_a_secret(
         assert "no Redis answers at redis://" in ask(app, "GET", "/readyz").text
     said.append(generate_latest(registry).decode())
     assert "Traceback" in caplog.text
-    assert "API keys cannot be looked up" in caplog.text
+    assert "API keys: Redis fails" in caplog.text
     said.append(caplog.text)
     for secret in (PASSWORD, TOKEN, known, unknown):
         assert secret not in "\n".join(said)

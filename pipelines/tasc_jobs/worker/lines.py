@@ -21,8 +21,7 @@ from tasc_runtime.rows import read_lines
 from tasc_runtime.sampling_options import FieldError
 from tasc_serve.errors import SHOWN, ApiError, of_refusal, of_validation
 from tasc_serve.http.batches.batch_storage import BatchLine
-from tasc_serve.http.bodies import parsed
-from tasc_serve.http.reading import call_of
+from tasc_serve.http.parsing import call_of, parsed
 from tasc_serve.http.responses import CHAT, COMPLETION, Reply
 from tasc_serve.http.schemas import ChatRequest, CompletionRequest
 from tasc_serve.routing.choices import calls_of
@@ -209,11 +208,8 @@ class LineAnswers:
         body = parsed(raw, ChatRequest) if self._is_chat else parsed(raw, CompletionRequest)
         if body.stream:
             raise ApiError(400, "stream is set; a batch has whole answers: leave it out", "stream")
-        call = call_of(body, self.limits)
-        asked = call.options
-        if body.seed is None:
-            asked = dataclasses.replace(asked, seed=seed_of(self.batch, row.ordinal))
-        return body, dataclasses.replace(call, id=line_id(self.batch, row.ordinal), options=asked)
+        id, seed = line_id(self.batch, row.ordinal), seed_of(self.batch, row.ordinal)
+        return body, call_of(body, self.limits, id, seed)
 
 
 def line_id(batch: str, ordinal: int) -> str:

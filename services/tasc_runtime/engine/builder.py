@@ -243,21 +243,31 @@ class EngineBuilder:
             FieldError: A field of the request other than the prompt cannot be met.
             ValueError: The prompt has no tokens, or a limit is out of range.
         """
+        call = self.resolved(call, call.record_version or self.record_version)
         request = self.read(call)
         self.guide(call, request)
         return request
 
-    def read(self, call: Call) -> GenerationRequest:
-        """Turn a call into token ids, limits and a rule that fit the engine; any thread may.
+    def resolved(self, call: Call, version: int) -> Call:
+        """A call with the version of the record that answers it, and the guide that applies.
 
-        It is read by the version of the task's record that it names, else by the newest.
+        That is the request's own guide, else the task's.
+
+        Raises:
+            FieldError: The task's guide meets ``ignore_eos``.
+        """
+        options = call.options.guided(self.records.of(version))
+        return dataclasses.replace(call, record_version=version, options=options)
+
+    def read(self, call: Call) -> GenerationRequest:
+        """Make the engine's request of a resolved call. Any thread may call it.
 
         Raises:
             FieldError: A field of the request cannot be met.
             ValueError: The prompt has no tokens, or a limit is out of range.
         """
         record = self.records.of(call.record_version)
-        asked = call.options.guided(record)
+        asked = call.options
         if asked.guide:
             asked.guide.require_whole(call.stop)
         prompt = self._prompt(call)
@@ -281,12 +291,12 @@ class EngineBuilder:
         return request
 
     def guide(self, call: Call, request: GenerationRequest) -> engine_guides.Guide | None:
-        """The guide of a request that was read from ``call``; compiled here unless it is known.
+        """The guide of a request and its resolved call; compiled here unless it is known.
 
         Raises:
             FieldError: It cannot be followed, or not in so few tokens.
         """
-        guide = call.options.guided(self.records.of(call.record_version)).guide
+        guide = call.options.guide
         if guide is None:
             return None
         try:

@@ -18,6 +18,7 @@ from tasc_serve.errors import ApiError
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.routing.choices import Numbered
 from tasc_serve.settings import ServeSettings
+from tasc_serve.store_calls import StoreCalls
 from tasc_store import ApiKey, ApiKeys
 
 _SHOWN_TASKS = 20
@@ -45,7 +46,8 @@ class AccessControl:
     ) -> "AccessControl":
         """The access control of one of ``http.gateways``, as the settings say."""
         auth = settings.auth
-        keys = KnownKeys(ApiKeys(client).find, auth) if auth.required else None
+        calls = StoreCalls.of("API keys", settings.limits)
+        keys = KnownKeys(ApiKeys(client).find, auth, calls) if auth.required else None
         rates = Rates(settings.tasks, settings.http.gateways, auth.max_cached)
         return cls(metrics, keys, rates)
 

@@ -1,19 +1,16 @@
-"""Whose request it is: API keys as the store has them, remembered for a while.
-
-Redis is asked on threads of its own. It knows no endpoint, and no rate.
-"""
+"""Whose request it is: API keys as the store has them, remembered for a while."""
 
 import asyncio
 import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
 from tasc_serve.errors import ApiError
 from tasc_serve.settings import AuthSettings
+from tasc_serve.store_calls import StoreCalls
 from tasc_store import ApiKey, StoreError
 from tasc_store.access.api_keys import digest_of, is_key
 
@@ -22,8 +19,6 @@ log = logging.getLogger(__name__)
 Find = Callable[[str], ApiKey | None]
 _SCHEME: Final = "bearer"
 _CHALLENGE: Final = {"WWW-Authenticate": "Bearer"}
-_THREADS: Final = 2
-_PAUSE_S: Final = 1.0  # between two look-ups while the store is away
 
 
 @dataclass(frozen=True)
@@ -40,17 +35,20 @@ class KnownKeys:
 
     Args:
         find: Looks a hash up in the store; raises StoreError when the store fails.
+        calls: Runs ``find``.
     """
 
     def __init__(
-        self, find: Find, settings: AuthSettings, clock: Callable[[], float] = time.monotonic
+        self,
+        find: Find,
+        settings: AuthSettings,
+        calls: StoreCalls,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._find, self._settings, self._clock = find, settings, clock
+        self._find, self._settings, self._calls, self._clock = find, settings, calls, clock
         self._open: OrderedDict[str, _Seen] = OrderedDict()
         self._refused: OrderedDict[str, _Seen] = OrderedDict()
-        self._looking: dict[str, asyncio.Task[_Seen | None]] = {}
-        self._threads = ThreadPoolExecutor(_THREADS, "api-keys")
-        self._failed_at: float | None = None
+        self._lookups: dict[str, asyncio.Task[_Seen | None]] = {}
 
     async def of(self, authorization: str | None) -> ApiKey:
         """The open key in an ``Authorization`` header.
@@ -69,11 +67,10 @@ class KnownKeys:
         seen = self._remembered(digest)
         if seen and self._clock() - seen.at < self._settings.cache_s:
             return seen.key
-        if self._failed_at is None:
-            found = await self._looked_up(digest)
-        else:
-            found = None
-            self._try_again(digest)
+        failing = self._calls.failing
+        lookup = self._lookups.get(digest) or self._begin_lookup(digest)
+        # Nobody waits for a store that failed a moment ago. Others may wait for the same look-up.
+        found = None if failing else await asyncio.shield(lookup)
         found = found or seen
         if found is None or (found is seen and found.key is None):
             raise ApiError(503, "API keys cannot be checked at the moment; try again")
@@ -86,39 +83,20 @@ class KnownKeys:
                 return seen[digest]
         return None
 
-    def _try_again(self, digest: str) -> None:
-        """Beside the requests, which need not wait for a store that was away a moment ago."""
-        assert self._failed_at is not None
-        if not self._looking and self._clock() - self._failed_at >= _PAUSE_S:
-            self._look(digest)
+    def _begin_lookup(self, digest: str) -> asyncio.Task[_Seen | None]:
+        lookup = self._lookups[digest] = asyncio.create_task(self._lookup(digest))
+        lookup.add_done_callback(lambda _: self._lookups.pop(digest))
+        return lookup
 
-    async def _looked_up(self, digest: str) -> _Seen | None:
-        """None when the store does not say."""
-        looking = self._looking.get(digest)
-        if looking is None:
-            if len(self._looking) >= self._settings.max_cached:
-                return None
-            looking = self._look(digest)
-        return await asyncio.shield(looking)  # others may wait for it too
-
-    def _look(self, digest: str) -> asyncio.Task[_Seen | None]:
-        looking = self._looking[digest] = asyncio.create_task(self._ask(digest))
-        looking.add_done_callback(lambda _: self._looking.pop(digest))
-        return looking
-
-    async def _ask(self, digest: str) -> _Seen | None:
-        loop = asyncio.get_running_loop()
+    async def _lookup(self, digest: str) -> _Seen | None:
+        """None when the store does not answer."""
         try:
-            async with asyncio.timeout(self._settings.lookup_timeout_s):
-                key = await loop.run_in_executor(self._threads, self._find, digest)
-        except (StoreError, TimeoutError) as error:
-            log.warning("API keys cannot be looked up, known ones count as last seen: %r", error)
-            self._failed_at = self._clock()
+            key = await self._calls.run(lambda: self._find(digest))
+        except StoreError:  # logged where it ends
             return None
         except ValueError as error:
             log.error("an API key is refused: %s", error)
             key = None
-        self._failed_at = None
         return self._remember(digest, key)
 
     def _remember(self, digest: str, key: ApiKey | None) -> _Seen:

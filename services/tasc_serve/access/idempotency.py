@@ -1,56 +1,53 @@
-"""A client's own retry gets the answer of its first try: requests with an ``Idempotency-Key``.
+"""Requests with an ``Idempotency-Key``: a client's retry gets the answer of its first attempt.
 
-Seed and id of an answer come from the key, so that a second run of a request says what the first
-said, whatever became of that. The store only saves the second run, notices a key that is used for
-two requests, and holds a retry to the version of the task that the first try met; where it is away
-requests go on without it.
+Seed and id of an answer come from the key, so that a second run gives the same answer whatever
+became of the first. The store only saves the second run, notices a key that is used for two
+requests, and pins a retry to the version of the task that the first attempt met. While the store is
+away requests go on without it.
 """
 
-import asyncio
-import dataclasses
 import hashlib
 import json
-import logging
-import threading
-import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
 from fastapi import Request, Response
 
-from tasc_runtime.protocol import Call
 from tasc_serve.errors import ApiError
-
-log = logging.getLogger(__name__)
+from tasc_serve.settings import LimitSettings
+from tasc_serve.store_calls import StoreBusy, StoreCalls
+from tasc_store import StoreError
 
 HEADER = "Idempotency-Key"
 _REPLAYED = {"Idempotency-Replayed": "true"}
 _LONGEST_KEY = 255
-_STORE_S = 2.0
-_PAUSE_S = 1.0  # between two calls while the store is away
-_THREADS = 4
-_MOST_OPEN = 256
-T = TypeVar("T")
 
 
-class Tries(Protocol):
-    """Where first tries are noted; see `tasc_store.IdempotencyStore`."""
+class Attempts(Protocol):
+    """Where first attempts are noted; see `tasc_store.IdempotencyStore`."""
 
     def claim(self, task: str, name: str, note: str) -> tuple[str, bytes | None]: ...
 
     def keep(self, task: str, name: str, answer: bytes) -> None: ...
 
 
-class NoTries:
-    """Remembers nothing: what is asked again is answered again."""
+@dataclass(frozen=True)
+class RequestKey:
+    """An idempotency key and who sent it, as a hash."""
 
-    def claim(self, task: str, name: str, note: str) -> tuple[str, bytes | None]:
-        return note, None
+    digest: str
 
-    def keep(self, task: str, name: str, answer: bytes) -> None:
-        pass
+    @property
+    def id(self) -> str:
+        """The id of the answer."""
+        return self.digest[:32]
+
+    @property
+    def seed(self) -> int:
+        """The seed of the answer, unless the request brings one."""
+        return int(self.digest[32:48], 16)
 
 
 @dataclass(frozen=True)
@@ -58,25 +55,15 @@ class IdempotentRequest:
     """A request that may come again.
 
     Attributes:
-        name: Of its key and who sent it.
         record_version: Of the task's record, for this answer.
-        answer: What its first try was answered, if it is known.
+        answer: The answer of the first attempt, if it is known.
     """
 
-    tries: Tries
-    store: "StoreThreads"
+    store: "Idempotency"
     task: str
-    name: str
+    key: RequestKey
     record_version: int | None
     answer: bytes | None
-    max_bytes: int
-
-    def marked(self, call: Call, *, seeded: bool) -> Call:
-        """The call, with all that an answer's text and id depend on taken from the key."""
-        seed = call.options.seed if seeded else int(self.name[32:48], 16)
-        asked = dataclasses.replace(call.options, seed=seed)
-        version = self.record_version
-        return dataclasses.replace(call, id=self.name[:32], options=asked, record_version=version)
 
     def response(self, media_type: str, headers: Mapping[str, str]) -> Response | None:
         """The answer once more, if it is known."""
@@ -85,102 +72,66 @@ class IdempotentRequest:
         return Response(self.answer, 200, {**headers, **_REPLAYED}, media_type)
 
     def keep(self, answer: bytes) -> None:
-        """Keep an answer that was whole, unless it is too long; nobody waits for it."""
-        if len(answer) <= self.max_bytes:
-            self.store.begin(lambda: self.tries.keep(self.task, self.name, answer))
+        """Keep a whole answer, unless it is too long. Does not wait for the store."""
+        self.store.keep(self.task, self.key, answer)
 
     async def keeping(self, events: AsyncIterator[str]) -> AsyncIterator[str]:
         """The same events, kept if they come to their end."""
-        kept, size = [], 0
+        kept = bytearray()
         async for event in events:
-            encoded = event.encode()
-            size += len(encoded)
-            if size <= self.max_bytes:
-                kept.append(encoded)
+            if len(kept) <= self.store.max_bytes:
+                kept += event.encode()
             yield event
-        if size <= self.max_bytes:
-            self.keep(b"".join(kept))
-
-
-class StoreThreads:
-    """Asks the store on threads of its own, and leaves it alone for a moment after a failure.
-
-    A store that is silent would otherwise take threads that all requests need, and each of its
-    callers seconds.
-    """
-
-    def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(_THREADS, "first-tries")
-        self._places = threading.Semaphore(_MOST_OPEN)
-        self._not_before = 0.0
-
-    def begin(self, call: Callable[[], T]) -> Future[T] | None:
-        """Begin a call; None where the store is left alone or too many wait for it."""
-        if time.monotonic() < self._not_before or not self._places.acquire(blocking=False):
-            return None
-        begun = self._threads.submit(call)
-        begun.add_done_callback(self._ended)
-        return begun
-
-    def leave_alone(self) -> None:
-        """For a moment: it has failed, or takes too long."""
-        self._not_before = time.monotonic() + _PAUSE_S
-
-    def _ended(self, done: Future[Any]) -> None:
-        self._places.release()
-        if not done.cancelled() and (error := done.exception()):
-            log.warning("first tries are not noted for a moment: %r", error)
-            self.leave_alone()
+        self.keep(bytes(kept))
 
 
 class Idempotency:
-    """Args:
-    max_bytes: Longest answer that is kept; a longer one is made again.
+    """The idempotent requests of one gateway.
+
+    Args:
+        attempts: Where first attempts are noted; None: nowhere, so that a retry runs again.
     """
 
-    def __init__(self, tries: Tries, max_bytes: int) -> None:
-        self._tries = tries
-        self._store = StoreThreads()
-        self._max_bytes = max_bytes
+    def __init__(self, attempts: Attempts | None, limits: LimitSettings) -> None:
+        self._attempts = attempts
+        self._calls = StoreCalls.of("idempotent requests", limits)
+        self.max_bytes = limits.max_retry_bytes
 
-    async def of(
-        self, request: Request, body: bytes, task: str, sender: str, record_version: int | None
-    ) -> IdempotentRequest | None:
-        """What is known of a request; None where it has no key.
-
-        Raises:
-            ApiError: The key is no good, or was another request's.
-        """
+    def key_of(self, request: Request, sender: str) -> RequestKey | None:
+        """The key of a request; None without one. Raises ApiError 400 for one that is too long."""
         key = request.headers.get(HEADER)
         if key is None:
             return None
         if not 0 < len(key) <= _LONGEST_KEY:
             message = f"{HEADER} has {len(key)} characters; send 1 to {_LONGEST_KEY}"
             raise ApiError(400, message, HEADER)
-        name = _digest(f"{sender}\0{key}".encode())
-        asked = _digest(request.url.path.encode() + b"\0" + body)
-        note = json.dumps({"request": asked, "record_version": record_version})
-        found, answer = await self._claim(task, name, note)
-        noted = json.loads(found)
-        if noted["request"] != asked:
+        return RequestKey(_digest(f"{sender}\0{key}".encode()))
+
+    async def claim(
+        self, key: RequestKey, request: Request, body: bytes, task: str, record_version: int | None
+    ) -> IdempotentRequest:
+        """Note a first attempt, or find it. Raises ApiError 422: the key was another request's."""
+        digest = _digest(request.url.path.encode() + b"\0" + body)
+        note = json.dumps({"request": digest, "record_version": record_version})
+        found, answer = await self._claimed(task, key, note)
+        first = json.loads(found)
+        if first["request"] != digest:
             message = f"this {HEADER} was sent with another request; a new request needs a new key"
             raise ApiError(422, message, HEADER)
-        version = noted["record_version"]
-        return IdempotentRequest(
-            self._tries, self._store, task, name, version, answer, self._max_bytes
-        )
+        return IdempotentRequest(self, task, key, first["record_version"], answer)
 
-    async def _claim(self, task: str, name: str, note: str) -> tuple[str, bytes | None]:
-        """As a first try where the store does not say in time."""
-        claimed = self._store.begin(lambda: self._tries.claim(task, name, note))
-        if claimed is None:
-            return note, None
-        try:
-            async with asyncio.timeout(_STORE_S):
-                return await asyncio.wrap_future(claimed)
-        except Exception as error:  # said where it ended, but for one that has not
-            if isinstance(error, TimeoutError):
-                self._store.leave_alone()
+    def keep(self, task: str, key: RequestKey, answer: bytes) -> None:
+        attempts = self._attempts
+        if attempts and len(answer) <= self.max_bytes:
+            with suppress(StoreBusy):
+                self._calls.begin(lambda: attempts.keep(task, key.digest, answer))
+
+    async def _claimed(self, task: str, key: RequestKey, note: str) -> tuple[str, bytes | None]:
+        """A first attempt's, also where the store does not answer in time."""
+        attempts = self._attempts
+        if attempts:
+            with suppress(StoreError):  # logged where it ends
+                return await self._calls.run(lambda: attempts.claim(task, key.digest, note))
         return note, None
 
 

@@ -16,7 +16,7 @@ from tasc_runtime.protocol import Backend
 from tasc_serve import errors as http_errors
 from tasc_serve.access.access_control import AccessControl
 from tasc_serve.access.drain import InFlight
-from tasc_serve.access.idempotency import Idempotency, NoTries, Tries
+from tasc_serve.access.idempotency import Attempts, Idempotency
 from tasc_serve.errors import ApiError
 from tasc_serve.http.batches.batch_storage import BatchStorage
 from tasc_serve.http.batches.batches_api import add_storage
@@ -35,7 +35,7 @@ def create_api(
     *,
     access: AccessControl | None = None,
     in_flight: InFlight | None = None,
-    tries: Tries | None = None,
+    attempts: Attempts | None = None,
     storage: BatchStorage | None = None,
 ) -> FastAPI:
     """Build the application; every route answers errors in the OpenAI shape.
@@ -43,13 +43,13 @@ def create_api(
     Args:
         access: Who may pass; unset: everybody.
         in_flight: Whether requests are taken; unset: always.
-        tries: Where first tries of requests are noted; unset: nowhere.
+        attempts: Where first attempts of idempotent requests are noted; unset: nowhere.
         storage: Of files and batches; unset: there are no endpoints for them.
     """
     access, in_flight = access or AccessControl(metrics), in_flight or InFlight()
     app = FastAPI(title="tasc-serve", openapi_url="/openapi.json")
     http_errors.install(app)
-    idempotency = Idempotency(tries or NoTries(), limits.max_retry_bytes)
+    idempotency = Idempotency(attempts, limits)
     _add_generation(app, Generation(backend, limits, metrics, in_flight, access, idempotency))
     _add_listings(app, backend, access)
     if storage:

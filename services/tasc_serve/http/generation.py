@@ -8,6 +8,7 @@ import dataclasses
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from fastapi import Request, Response
@@ -19,10 +20,8 @@ from tasc_serve.access.access_control import AccessControl, Permit
 from tasc_serve.access.drain import InFlight
 from tasc_serve.access.idempotency import Idempotency, IdempotentRequest
 from tasc_serve.errors import SHOWN, ApiError, of_refusal, of_unexpected
-from tasc_serve.http import sse
-from tasc_serve.http.bodies import GONE, parsed, read_body
-from tasc_serve.http.reading import call_of
-from tasc_serve.http.responses import Reply, Shape
+from tasc_serve.http.parsing import CLIENT_CLOSED_REQUEST, call_of, parsed, read_body
+from tasc_serve.http.responses import Reply, Shape, failure_event
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.routing import choices
 from tasc_serve.settings import LimitSettings
@@ -80,7 +79,7 @@ class Generation:
             scope.enter()
             response = await self._answered(request, model, shape, scope)
         except asyncio.CancelledError:
-            scope.done(GONE)
+            scope.done(CLIENT_CLOSED_REQUEST)
             raise
         except Exception as error:
             scope.done(error.status if isinstance(error, ApiError) else 500)
@@ -98,16 +97,20 @@ class Generation:
         body = await asyncio.to_thread(parsed, raw, model) if large else parsed(raw, model)
         scope.task = task = served(self._backend, self._access, key, body.model)
         admitted = self._access.admit(key, task)
-        limits = self._limits
-        call = await asyncio.to_thread(call_of, body, limits) if large else call_of(body, limits)
-        tried = await self._tried(request, raw, task, key)
-        if tried:
+        retry_key = self._idempotency.key_of(request, key.id if key else "")
+        identity = (retry_key.id, retry_key.seed) if retry_key else ()
+        make = partial(call_of, body, self._limits, *identity)
+        call = await asyncio.to_thread(make) if large else make()
+        status, tried = self._backend.status(task), None
+        version = status.record_version if status else None
+        if retry_key:
+            tried = await self._idempotency.claim(retry_key, request, raw, task, version)
             media_type = _EVENTS if body.stream else _JSON
             if known := tried.response(media_type, admitted.headers):
                 return known
-            call = tried.marked(call, seeded=body.seed is not None)
-        elif call.n > 1:  # all by one version of the task
-            call = dataclasses.replace(call, record_version=self._version(task))
+            version = tried.record_version
+        if tried or call.n > 1:  # a retry, and all choices, are answered by one version
+            call = dataclasses.replace(call, record_version=version)
         reply = Reply.to(body, shape, task, call)
         if body.stream:
             return await self._streamed(call, reply, scope, admitted, tried)
@@ -117,16 +120,6 @@ class Generation:
         if tried:
             tried.keep(bytes(response.body))
         return response
-
-    async def _tried(
-        self, request: Request, raw: bytes, task: str, key: ApiKey | None
-    ) -> IdempotentRequest | None:
-        sender, version = key.id if key else "", self._version(task)
-        return await self._idempotency.of(request, raw, task, sender, version)
-
-    def _version(self, task: str) -> int | None:
-        status = self._backend.status(task)
-        return status.record_version if status else None
 
     async def _whole(self, call: Call, reply: Reply) -> dict[str, Any]:
         try:
@@ -154,9 +147,10 @@ class Generation:
         if isinstance(first[1], Refusal):
             await pieces.aclose()
             raise of_refusal(first[1])
-        events = sse.events(reply, first, pieces)
-        lines = tried.keeping(events) if tried else events
-        return _Events(lines, pieces, deadline, call, scope, admitted.headers)
+        events = reply.events(first, pieces)
+        if tried:
+            events = tried.keeping(events)
+        return _Events(events, pieces, deadline, call, scope, admitted.headers)
 
 
 class _Events(StreamingResponse):
@@ -177,7 +171,7 @@ class _Events(StreamingResponse):
     ) -> None:
         self._pieces, self._scope = pieces, scope
         self._deadline, self._call = deadline, call
-        self._code = GONE
+        self._code = CLIENT_CLOSED_REQUEST
         self._lines = self._ended(events)
         super().__init__(self._lines, headers=headers, media_type=_EVENTS)
 
@@ -206,7 +200,7 @@ class _Events(StreamingResponse):
         except Exception as error:
             failure = _failure(error, self._call)
             self._code = failure.status
-            yield sse.failure(failure)
+            yield failure_event(failure)
 
 
 def served(backend: Backend, access: AccessControl, key: ApiKey | None, task: str) -> str:

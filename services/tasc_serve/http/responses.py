@@ -1,29 +1,33 @@
-"""Response bodies in the OpenAI shape: what both endpoints write, whole or in chunks.
+"""Responses in the OpenAI shape: JSON bodies, and server-sent events of one or several answers.
 
 The ``metrics`` object of a response, which benchmark clients read, has the names and meanings of
 vLLM's per-request and acceptance metrics; the draft index is added.
 """
 
+import dataclasses
+import json
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tasc_engine import Acceptance, GenerationResult
-from tasc_runtime.protocol import Answer, Call, Piece, TokenText
+from tasc_runtime.protocol import Answer, Call, Piece, Refusal, TokenText
+from tasc_serve.errors import ApiError, of_refusal
 from tasc_serve.http.schemas import ChatRequest, CompletionRequest, MetricsLevel
+from tasc_serve.routing.choices import Numbered
 
 _LEAST = -9999.0  # what OpenAI writes for tokens that cannot be; JSON has no infinity
 
 
 def completion_logprobs(tokens: Sequence[TokenText]) -> dict[str, Any]:
     """Columns, one entry for each token. A place's likeliest tokens include the chosen one."""
-    told = any(token.top for token in tokens)
+    has_top = any(token.top for token in tokens)
     return {
         "tokens": [_name(token.utf8) for token in tokens],
         "token_logprobs": [_finite(token.logprob) for token in tokens],
-        "top_logprobs": [_likeliest(token) for token in tokens] if told else None,
+        "top_logprobs": [_likeliest(token) for token in tokens] if has_top else None,
         "text_offset": [token.offset for token in tokens],
     }
 
@@ -43,7 +47,7 @@ def chat_logprobs(tokens: Sequence[TokenText]) -> dict[str, Any]:
 def _likeliest(token: TokenText) -> dict[str, float]:
     found: dict[str, float] = {}
     for utf8, logprob in (*token.top, (token.utf8, token.logprob)):
-        name = _name(utf8)  # two tokens may have one text: the likelier one is told
+        name = _name(utf8)  # two tokens may have one text: the likelier one counts
         found[name] = max(_finite(logprob), found.get(name, _LEAST))
     return found
 
@@ -88,7 +92,7 @@ def _drafting(acceptance: Acceptance, detailed: bool) -> dict[str, Any]:
     steps = [(drafted, accepted) for drafted, accepted in pairs if drafted]
     drafted, accepted = ([pair[side] for pair in steps] for side in (0, 1))
     longest = max(drafted, default=0)
-    told = {
+    summary = {
         "mean_acceptance_length": 1 + sum(accepted) / max(len(steps), 1),
         "draft_acceptance_rate": sum(accepted) / max(sum(drafted), 1),
         "acceptance_histogram": _histogram(accepted, longest),
@@ -102,7 +106,7 @@ def _drafting(acceptance: Acceptance, detailed: bool) -> dict[str, Any]:
         "num_spec_tokens": longest,
     }
     ordered = {"per_step_accepted": accepted, "per_step_drafted": drafted}
-    return {**told, **ordered} if detailed else told
+    return {**summary, **ordered} if detailed else summary
 
 
 def _histogram(accepted: list[int], most: int) -> list[int]:
@@ -171,7 +175,7 @@ class Reply:
     id: str
     n: int
     logprobs: bool
-    wants_usage: bool
+    includes_usage: bool
     metrics: MetricsLevel
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -179,8 +183,9 @@ class Reply:
     def to(
         cls, body: CompletionRequest | ChatRequest, shape: Shape, task: str, call: Call
     ) -> "Reply":
-        told = call.options.logprobs is not None
-        return cls(shape, task, call.id, call.n, told, body.wants_usage, body.metrics)
+        logprobs = call.options.logprobs is not None
+        usage = body.includes_usage
+        return cls(shape, task, call.id, call.n, logprobs, usage, body.metrics)
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """The body that answers at once: one choice for each answer, in their order."""
@@ -190,7 +195,7 @@ class Reply:
             for i, a in enumerate(answers)
         ]
         body = self._body(self.shape.object, choices)
-        return {**body, "usage": usage(results), **self.told(results)}
+        return {**body, "usage": usage(results), **self._metrics(results)}
 
     def chunk(self, index: int, piece: Piece, first: bool) -> dict[str, Any]:
         """A part of one choice; ``first`` of its parts or not."""
@@ -198,19 +203,19 @@ class Reply:
         logprobs = self._logprobs(piece.tokens) if piece.tokens else None
         choice = self._choice(index, content, piece.result, logprobs)
         body = self._body(self.shape.chunk_object, [choice])
-        if piece.result and self.n == 1 and not self.wants_usage:
-            body |= self.told([piece.result])  # no later chunk will say it
-        if self.wants_usage:
+        if piece.result and self.n == 1 and not self.includes_usage:
+            body |= self._metrics([piece.result])  # no later chunk will say it
+        if self.includes_usage:
             body["usage"] = None  # as OpenAI has it: the last chunk says it
         return body
 
     def last(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
-        """The chunk behind all choices, for who wants usage."""
+        """The chunk behind all choices, which holds the usage."""
         body = self._body(self.shape.chunk_object, [])
-        return {**body, "usage": usage(results), **self.told(results)}
+        return {**body, "usage": usage(results), **self._metrics(results)}
 
-    def told(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
-        """The metrics, if they are wanted: null for several answers, whose times overlap."""
+    def _metrics(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
+        """The metrics that the request asks for; null for several answers: their times overlap."""
         if self.metrics == "none":
             return {}
         alone = metrics_of(results[0], self.metrics == "detailed") if len(results) == 1 else None
@@ -237,3 +242,44 @@ class Reply:
             "model": self.task,
             "choices": choices,
         }
+
+    async def events(self, first: Numbered, rest: AsyncIterator[Numbered]) -> AsyncIterator[str]:
+        """One event for each piece that has text or ends its choice, and the end mark.
+
+        Log-probabilities of tokens whose text is held back come with the next event of their
+        choice.
+
+        Raises:
+            ApiError: An answer failed, or was refused behind the first piece.
+        """
+        begun: set[int] = set()
+        held: defaultdict[int, tuple[TokenText, ...]] = defaultdict(tuple)
+        results: list[GenerationResult] = []
+        numbered: Numbered | None = first
+        while numbered is not None:
+            index, piece = numbered
+            if isinstance(piece, Refusal):
+                raise of_refusal(piece)
+            held[index] += piece.tokens
+            if piece.text or piece.result:
+                whole = dataclasses.replace(piece, tokens=held.pop(index))
+                yield _event(self.chunk(index, whole, first=index not in begun))
+                begun.add(index)
+            if piece.result:
+                results.append(piece.result)
+            numbered = await anext(rest, None)
+        if self.includes_usage:
+            yield _event(self.last(results))
+        yield _DONE
+
+
+_DONE = "data: [DONE]\n\n"
+
+
+def failure_event(error: ApiError) -> str:
+    """The end of a stream that cannot go on, after its status line was sent."""
+    return _event(error.body) + _DONE
+
+
+def _event(content: dict[str, Any]) -> str:
+    return f"data: {json.dumps(content, ensure_ascii=False, separators=(',', ':'))}\n\n"

@@ -207,7 +207,7 @@ class _Generation(Body):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
-    def wants_usage(self) -> bool:
+    def includes_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
 
@@ -229,7 +229,7 @@ class CompletionRequest(_Generation):
         return "max_tokens"
 
     @property
-    def told_logprobs(self) -> int | None:
+    def logprob_count(self) -> int | None:
         return self.logprobs
 
 
@@ -256,5 +256,5 @@ class ChatRequest(_Generation):
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     @property
-    def told_logprobs(self) -> int | None:
+    def logprob_count(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None

@@ -4,7 +4,6 @@ Prometheus itself scrapes each process: a merged counter falls when a process en
 """
 
 import logging
-import threading
 from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Final, Self, cast
@@ -22,6 +21,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from tasc_runtime.errors import SettingsError
+from tasc_serve.store_calls import RepeatedCall
 from tasc_store import translated
 from tasc_store.client import url_of
 
@@ -123,11 +123,8 @@ class MetricsPort:
         self._server, self._serving = start_http_server(0, addr=host, registry=registry)
         bracketed = f"[{host}]" if ":" in host else host
         self.target: Final = f"{bracketed}:{self._server.server_port}"
-        self._reached = True
-        self._closing = threading.Event()
-        self._renew()
-        self._renewing = threading.Thread(target=self._keep, name="metrics-port", daemon=True)
-        self._renewing.start()
+        self._closed = False
+        self._renewing = RepeatedCall(f"list metrics port {self.target}", self._renew, ttl_s / 3)
 
     def __enter__(self) -> Self:
         return self
@@ -142,10 +139,10 @@ class MetricsPort:
 
     def close(self) -> None:
         """Stop renewing, take the port off the list, close it. A second call does nothing."""
-        if self._closing.is_set():
+        if self._closed:
             return
-        self._closing.set()
-        self._renewing.join()
+        self._closed = True
+        self._renewing.close()
         try:
             self._client.zrem(_TARGETS, self.target)
         except redis.RedisError as error:
@@ -154,21 +151,8 @@ class MetricsPort:
         self._server.server_close()
         self._serving.join()
 
-    def _keep(self) -> None:
-        while not self._closing.wait(self._ttl_s / 3):
-            self._renew()
-
     def _renew(self) -> None:
-        try:
-            self._client.zadd(_TARGETS, {self.target: _now(self._client) + self._ttl_s})
-        except redis.RedisError as error:
-            if self._reached:
-                _log.warning("metrics port %s is not listed, will retry: %s", self.target, error)
-            self._reached = False
-            return
-        if not self._reached:
-            _log.info("metrics port %s is listed again", self.target)
-        self._reached = True
+        self._client.zadd(_TARGETS, {self.target: _now(self._client) + self._ttl_s})
 
 
 def node_address() -> str:

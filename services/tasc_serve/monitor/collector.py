@@ -4,7 +4,6 @@ Serving never waits for it: what the store does not take in time is dropped and 
 nothing and moves no row into a corpus.
 """
 
-import logging
 import threading
 from collections import deque
 from dataclasses import fields
@@ -13,10 +12,9 @@ from tasc_engine import GenerationRequest, GenerationResult
 from tasc_runtime.protocol import Call
 from tasc_serve.metrics.replica_metrics import ReplicaMetrics
 from tasc_serve.settings import CollectSettings
-from tasc_store import CollectedRow, CollectedRows, SamplingDefaults, StoreError
+from tasc_serve.store_calls import RepeatedCall
+from tasc_store import CollectedRow, CollectedRows, SamplingDefaults
 from tasc_store.corpus.collected import MOST_ROWS
-
-log = logging.getLogger(__name__)
 
 _RULES = tuple(f.name for f in fields(SamplingDefaults) if f.name != "temperature")
 _JOIN_S = 5.0
@@ -62,11 +60,9 @@ class Collector:
         self._due = 0.0
         self._buffer: deque[CollectedRow] = deque()
         self._held, self._lock = 0, threading.Lock()  # bytes of the buffer, about
-        self._stopped = threading.Event()
-        self._failing = False
-        self._thread = threading.Thread(target=self._run, name="collector", daemon=True)
+        self._flushing: RepeatedCall | None = None
         if settings.share:
-            self._thread.start()
+            self._flushing = RepeatedCall("collect answers", self._flush, settings.flush_s)
 
     def finished(self, call: Call, request: GenerationRequest, result: GenerationResult) -> None:
         """An answer has ended; every n-th that says what the task says by itself is kept."""
@@ -86,28 +82,15 @@ class Collector:
 
     def close(self) -> None:
         """Store what there is, if the store takes it at once."""
-        self._stopped.set()
-        if self._thread.is_alive():
-            self._thread.join(_JOIN_S)
-
-    def _run(self) -> None:
-        while not self._stopped.wait(self._settings.flush_s):
-            self._flush()
-        self._flush()
+        if self._flushing:
+            self._flushing.close(_JOIN_S)
 
     def _flush(self) -> None:
         while batch := [self._buffer[i] for i in range(min(len(self._buffer), MOST_ROWS))]:
             settings = self._settings
-            try:
-                trimmed = self._rows.add(
-                    batch, max_rows=settings.max_rows, max_bytes=settings.max_bytes
-                )
-            except StoreError as error:
-                if not self._failing:
-                    log.warning("answers are not collected now, will retry: %s", error)
-                self._failing = True
-                return
-            self._failing = False
+            trimmed = self._rows.add(
+                batch, max_rows=settings.max_rows, max_bytes=settings.max_bytes
+            )
             with self._lock:
                 self._held -= sum(_size(self._buffer.popleft()) for _ in batch)
             self._metrics.observe_collected(len(batch))

@@ -6,7 +6,6 @@ finds the queue full should come again.
 """
 
 import asyncio
-import dataclasses
 import math
 import time
 from collections import deque
@@ -79,13 +78,12 @@ class Admission:
         """Raises what nobody foresaw only."""
         # One version from here on: a newer one may come while a guide is waited for.
         version = call.record_version or self.builder.record_version
-        call = dataclasses.replace(call, record_version=version)
         try:
-            guide = call.options.guided(self.builder.records.of(version)).guide
+            call = self.builder.resolved(call, version)
             request = self.builder.read(call)
             if over := self.limits.over_total(call.n, request.max_tokens):
                 return Refusal("invalid", over, "n")
-            if refusal := await self._known(guide):
+            if refusal := await self._known(call.options.guide):
                 return refusal
             ready = Ready(request, version, self.builder.guide(call, request))
         except FieldError as error:

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from tasc_engine import Acceptance, GenerationResult, Timings
 from tasc_runtime.protocol import Answer, Call, Piece, Refusal, TaskStatus, TokenText
 from tasc_serve.access.drain import InFlight
-from tasc_serve.access.idempotency import Tries
+from tasc_serve.access.idempotency import Attempts
 from tasc_serve.http.api import create_api
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.settings import LimitSettings
@@ -120,14 +120,16 @@ def _halves(text: str, offset: int, logprobs: int) -> tuple[TokenText, TokenText
 class Service:
     """The application over a backend, asked one request at a time."""
 
-    def __init__(self, backend: FakeBackend, tries: Tries | None = None, **limits: float) -> None:
+    def __init__(
+        self, backend: FakeBackend, attempts: Attempts | None = None, **limits: float
+    ) -> None:
         self.registry, self.in_flight = CollectorRegistry(), InFlight()
         self.app: FastAPI = create_api(
             backend,
             LimitSettings(**limits),
             GatewayMetrics(self.registry),
             in_flight=self.in_flight,
-            tries=tries,
+            attempts=attempts,
         )
 
     def ask(self, method: str, path: str, **request: object) -> httpx.Response:

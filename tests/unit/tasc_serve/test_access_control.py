@@ -14,6 +14,7 @@ from tasc_serve.access.rates import Rates
 from tasc_serve.http.api import create_api
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.settings import AuthSettings, LimitSettings, ServedTask
+from tasc_serve.store_calls import StoreCalls
 from tasc_store import ApiKey, StoreUnreachable
 from tasc_store.access.api_keys import digest_of
 
@@ -40,7 +41,8 @@ class Gated(Service):
 
         self.registry = CollectorRegistry()
         self.backend = FakeBackend(*(script or answer("one", "two")))
-        keys = KnownKeys(find, AuthSettings()) if required else None
+        calls = StoreCalls.of("API keys", LimitSettings())
+        keys = KnownKeys(find, AuthSettings(), calls) if required else None
         tasks = [ServedTask(name=TASK, max_requests_per_s=limit)]
         metrics = GatewayMetrics(self.registry)
         self.access = AccessControl(metrics, keys, Rates(tasks, 1, 10, lambda: 0.0))

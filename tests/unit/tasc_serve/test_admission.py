@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -67,13 +68,17 @@ def request(call):
 def worker_of(guides=None, record=PLAIN, read=request):
     engine = Engine(guides or Guides())
 
+    def resolved(call, version):
+        return replace(call, record_version=version, options=call.options.guided(record))
+
     def guide(call, request):
-        guide = call.options.guided(record).guide
+        guide = call.options.guide
         return engine.guides.of(guide.spec, request.max_tokens) if guide else None
 
     return SimpleNamespace(
         records=Records(record, VERSION),
         record_version=VERSION,
+        resolved=resolved,
         read=read,
         guide=guide,
         engine=engine,

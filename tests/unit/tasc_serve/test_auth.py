@@ -10,7 +10,8 @@ import pytest
 from support import DEADLINE_S
 from tasc_serve.access.auth import KnownKeys
 from tasc_serve.errors import ApiError
-from tasc_serve.settings import AuthSettings
+from tasc_serve.settings import AuthSettings, LimitSettings
+from tasc_serve.store_calls import StoreCalls
 from tasc_store import ApiKey, StoreUnreachable
 from tasc_store.access.api_keys import digest_of
 
@@ -46,8 +47,9 @@ class Store:
             raise self.fails
         return self.keys.get(digest)
 
-    def known(self, **settings: float) -> KnownKeys:
-        return KnownKeys(self.find, AuthSettings(**settings), lambda: self.now)
+    def known(self, limits: dict[str, float] | None = None, **settings: float) -> KnownKeys:
+        calls = StoreCalls.of("API keys", LimitSettings(**(limits or {})))
+        return KnownKeys(self.find, AuthSettings(**settings), calls, lambda: self.now)
 
 
 async def asked(known: KnownKeys, number: int) -> ApiKey | int:
@@ -66,6 +68,12 @@ async def until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(DEADLINE_S):
         while not holds():
             await asyncio.sleep(0.001)
+
+
+async def until_asked(known: KnownKeys, number: int, found: ApiKey | int) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while await asked(known, number) != found:
+            await asyncio.sleep(0.01)
 
 
 def test_a_key_is_looked_up_once_and_again_when_its_time_is_over():
@@ -123,15 +131,14 @@ def test_the_schemes_case_does_not_matter(scheme: str):
 
 def test_while_the_store_is_away_known_keys_go_on_and_unknown_ones_are_told_to_wait():
     async def test(store: Store) -> None:
-        key, known = store.add(1), store.known(cache_s=10)
+        key, known = store.add(1), store.known({"store_pause_s": 0.1}, cache_s=10)
         assert [await asked(known, 1), await asked(known, 2)] == [key, 401]
         store.now, store.fails = 11, StoreUnreachable("gone")
         for _ in range(9):
             assert [await asked(known, number) for number in (1, 2, 3)] == [key, 503, 503]
-        assert len(store.looked_up) == 3
-        store.now, store.fails = 13, None
-        assert await asked(known, 1) == key
-        await until(lambda: len(store.looked_up) == 4 and not known._looking)
+        assert len(store.looked_up) < 9, "it is left alone for a moment"
+        store.fails = None
+        await until_asked(known, 2, 401)
         assert [await asked(known, number) for number in (1, 2, 3)] == [key, 401, 401]
 
     run(test)
@@ -139,28 +146,30 @@ def test_while_the_store_is_away_known_keys_go_on_and_unknown_ones_are_told_to_w
 
 def test_a_silent_store_holds_nobody_up_for_long_and_known_keys_not_at_all():
     async def test(store: Store) -> None:
-        key, known = store.add(1), store.known(cache_s=10, lookup_timeout_s=0.05)
+        limits = {"store_timeout_s": 0.05, "store_pause_s": 0.1}
+        key, known = store.add(1), store.known(limits, cache_s=10)
         assert await asked(known, 1) == key
         store.now, store.silent = 11, threading.Event()
         assert await asked(known, 1) == key  # this one waited for the time-out
         for _ in range(5):
             assert [await asked(known, 1), await asked(known, 2)] == [key, 503]
         store.silent.set()
-        store.now = 13
-        await asked(known, 1)
-        await until(lambda: known._failed_at is None)
-        assert await asked(known, 2) == 401
+        await until_asked(known, 2, 401)
 
     run(test)
 
 
-def test_unknown_keys_neither_fill_memory_nor_displace_those_that_work():
+def test_unknown_keys_do_not_displace_those_that_work():
     async def test(store: Store) -> None:
         key, known = store.add(0), store.known(max_cached=10)
         assert await asked(known, 0) == key
         for number in range(1, 300):
             assert await asked(known, number) == 401
-        assert (len(known._refused), len(known._open)) == (10, 1)
+        looked_up = len(store.looked_up)
+        assert await asked(known, 299) == 401
+        assert len(store.looked_up) == looked_up, "the last of them is remembered"
+        assert await asked(known, 1) == 401
+        assert len(store.looked_up) == looked_up + 1, "the first of them is not"
         store.fails = StoreUnreachable("gone")
         assert await asked(known, 0) == key
 
@@ -170,7 +179,7 @@ def test_unknown_keys_neither_fill_memory_nor_displace_those_that_work():
 def test_only_so_many_look_ups_wait_at_a_time():
     async def test(store: Store) -> None:
         store.silent = threading.Event()
-        known = store.known(max_cached=10)
+        known = store.known({"max_store_calls": 10})
         asking = [asyncio.create_task(asked(known, number)) for number in range(50)]
         await until(lambda: sum(task.done() for task in asking) == 40)
         store.silent.set()

@@ -107,14 +107,10 @@ def test_none_outlives_the_deadline(path, stream):
 
 
 @either_endpoint
-def test_how_many_and_how_long_together_is_limited(path):
-    limits = {"max_choices": 4, "max_total_tokens": 100, "max_tokens": 200}
-    backend = FakeBackend(*answer("x"))
-    assert ask(backend, path, limits, n=4, max_tokens=25).status_code == 200
-    assert ask(backend, path, limits, n=1, max_tokens=200).status_code == 200
-    assert "at most 4" in error_of(ask(backend, path, limits, n=5), 400)["message"]
-    error = error_of(ask(backend, path, limits, n=4, max_tokens=26), 400)
-    assert (error["param"], "104 together; at most 100" in error["message"]) == ("n", True)
+def test_how_many_answers_there_may_be_is_limited(path):
+    limits, backend = {"max_choices": 4}, FakeBackend(*answer("x"))
+    assert ask(backend, path, limits, n=4).status_code == 200
+    assert error_of(ask(backend, path, limits, n=5), 400)["param"] == "n"
 
 
 def test_who_no_longer_waits_gives_up_all_of_them():

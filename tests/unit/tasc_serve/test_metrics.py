@@ -15,6 +15,7 @@ from tasc_serve.metrics.batch_metrics import BatchMetrics
 from tasc_serve.metrics.gateway_metrics import NO_TASK, GatewayMetrics
 from tasc_serve.metrics.replica_metrics import ReplicaMetrics
 from tasc_store import Artifact
+from tasc_store.batches.leases import Waiting
 
 OWN = {"task": "tag", "model_name": "tiny", "proposer": "tasc"}
 POSITIONS = 3
@@ -186,6 +187,18 @@ def test_failovers_are_counted_from_0_on_so_that_the_first_is_a_rise():
         labels = {"task": "tag", "reason": reason}
         assert registry.get_sample_value("tasc_failovers_total", labels) == 0
     assert registry.get_sample_value("tasc_failovers_refused_total", {"task": "tag"}) == 0
+
+
+def test_batches_of_own_tasks_are_exported_at_0_and_others_once_one_waits():
+    registry = CollectorRegistry()
+    metrics = GatewayMetrics(registry, ["tag"])
+    names = ("tasc_batch_waiting", "tasc_batch_oldest_waiting_seconds")
+    seen = []
+    for waiting in ({}, {"other": Waiting(2, 30.0)}, {"tag": Waiting(1, 5.0)}):
+        metrics.set_batches(waiting)
+        for task in ("tag", "other"):
+            seen.append(tuple(registry.get_sample_value(n, {"task": task}) for n in names))
+    assert seen == [(0, 0), (None, None), (0, 0), (2, 30), (1, 5), (0, 0)]
 
 
 def test_a_drafter_s_vocabulary_is_a_histogram_and_why_it_is_off_a_gauge():

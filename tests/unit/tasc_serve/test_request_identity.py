@@ -25,8 +25,8 @@ BODY = {"model": TASK, "prompt": "hello"}
 KEY = {"Idempotency-Key": "order-7"}
 
 
-class MemoryTries:
-    """First tries in a dictionary; see tests/integration/store/test_store_api_keys.py."""
+class MemoryAttempts:
+    """First attempts in a dictionary; see tests/integration/store/test_store_api_keys.py."""
 
     def __init__(self) -> None:
         self.notes: dict[tuple[str, str], str] = {}
@@ -39,7 +39,7 @@ class MemoryTries:
         self.answers.setdefault((task, name), answer)
 
 
-class AwayTries(MemoryTries):
+class AwayAttempts(MemoryAttempts):
     def claim(self, task: str, name: str, note: str) -> tuple[str, bytes | None]:
         raise StoreUnreachable("no Redis answers")
 
@@ -52,10 +52,10 @@ def post(service: Service, headers: dict[str, str] = KEY, **more: Any) -> httpx.
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_retry_is_answered_from_the_store_byte_for_byte(stream: bool) -> None:
-    backend, tries = FakeBackend(*answer("Good ", "day")), MemoryTries()
-    service = Service(backend, tries=tries)
+    backend, attempts = FakeBackend(*answer("Good ", "day")), MemoryAttempts()
+    service = Service(backend, attempts=attempts)
     first = post(service, stream=stream)
-    eventually(lambda: bool(tries.answers))  # nobody waits until it is kept
+    eventually(lambda: bool(attempts.answers))  # nobody waits until it is kept
     second = post(service, stream=stream)
     assert "day" in first.text
     assert second.content == first.content
@@ -65,10 +65,10 @@ def test_a_retry_is_answered_from_the_store_byte_for_byte(stream: bool) -> None:
     assert len(backend.calls) == 1
 
 
-@pytest.mark.parametrize("tries", [None, AwayTries()])
-def test_without_a_store_the_retry_runs_again_with_the_same_seed_and_id(tries: Any) -> None:
+@pytest.mark.parametrize("attempts", [None, AwayAttempts()])
+def test_without_a_store_the_retry_runs_again_with_the_same_seed_and_id(attempts: Any) -> None:
     backend = FakeBackend(*answer("Good day"))
-    service = Service(backend, tries=tries)
+    service = Service(backend, attempts=attempts)
     first, second = (post(service, temperature=1).json() for _ in range(2))
     assert first["id"] == second["id"]
     one, other = backend.calls
@@ -78,7 +78,7 @@ def test_without_a_store_the_retry_runs_again_with_the_same_seed_and_id(tries: A
 
 def test_another_key_another_sender_or_no_key_is_another_request() -> None:
     backend = FakeBackend(*answer("Good day"))
-    service = Service(backend, tries=MemoryTries())
+    service = Service(backend, attempts=MemoryAttempts())
     for headers in (KEY, {"Idempotency-Key": "order-8"}, {}, {}):
         assert post(service, headers).status_code == 200
     assert len({call.options.seed for call in backend.calls}) == 4
@@ -92,7 +92,7 @@ def test_a_seed_of_the_request_stays_its_own() -> None:
 
 
 def test_a_key_of_another_request_is_refused() -> None:
-    service = Service(FakeBackend(*answer("Good day")), tries=MemoryTries())
+    service = Service(FakeBackend(*answer("Good day")), attempts=MemoryAttempts())
     assert post(service).status_code == 200
     error = error_of(post(service, max_tokens=3), 422)
     assert error["param"] == "Idempotency-Key"
@@ -105,9 +105,9 @@ def test_a_key_without_length_or_with_too_much_is_refused(key: str) -> None:
 
 
 def test_an_answer_that_failed_is_not_kept() -> None:
-    tries = MemoryTries()
+    attempts = MemoryAttempts()
     backend = FakeBackend(Refusal("full", "no place"))
-    service = Service(backend, tries=tries)
+    service = Service(backend, attempts=attempts)
     error_of(post(service), 503)
     backend.script = tuple(answer("Good day"))
     assert post(service).json()["choices"][0]["text"] == "Good day"
@@ -115,46 +115,43 @@ def test_an_answer_that_failed_is_not_kept() -> None:
 
 
 def test_a_stream_that_broke_off_is_not_kept() -> None:
-    tries = MemoryTries()
+    attempts = MemoryAttempts()
     broken = (*answer("Good ", "day")[:1], RuntimeError("cut"))
-    assert "day" not in post(Service(FakeBackend(*broken), tries=tries), stream=True).text
-    assert not tries.answers
+    assert "day" not in post(Service(FakeBackend(*broken), attempts=attempts), stream=True).text
+    assert not attempts.answers
 
 
 def test_an_answer_that_is_too_long_is_made_again() -> None:
-    backend, tries = FakeBackend(*answer("Good day")), MemoryTries()
-    service = Service(backend, tries=tries, max_retry_bytes=10)
+    backend, attempts = FakeBackend(*answer("Good day")), MemoryAttempts()
+    service = Service(backend, attempts=attempts, max_retry_bytes=10)
     for stream in (False, True):
         headers = {"Idempotency-Key": f"key {stream}"}
         assert [post(service, headers, stream=stream).status_code for _ in range(2)] == [200] * 2
     assert len(backend.calls) == 4
-    assert not tries.answers
+    assert not attempts.answers
 
 
 def test_a_retry_is_held_to_the_version_that_its_first_try_met() -> None:
-    tries, versions = MemoryTries(), []
+    attempts, versions = MemoryAttempts(), []
     for version in (1, 2):
         status = replace(STATUS, record_version=version)
         backend = FakeBackend(Refusal("full", "no place"), status=status)
-        post(Service(backend, tries=tries))
+        post(Service(backend, attempts=attempts))
         versions.append(backend.calls[0].record_version)
     assert versions == [1, 1]
 
 
-def test_a_store_that_is_silent_costs_a_request_little_and_the_next_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_store_that_is_silent_costs_a_request_little_and_the_next_nothing() -> None:
     asked, release = [], threading.Event()
 
-    class Silent(MemoryTries):
+    class Silent(MemoryAttempts):
         def claim(self, task: str, name: str, note: str) -> tuple[str, bytes | None]:
             asked.append(name)
             release.wait(30)
             return note, None
 
-    monkeypatch.setattr("tasc_serve.access.idempotency._STORE_S", 0.05)
-    monkeypatch.setattr("tasc_serve.access.idempotency._PAUSE_S", 60.0)
-    service = Service(FakeBackend(*answer("Good day")), tries=Silent())
+    limits = {"store_timeout_s": 0.05, "store_pause_s": 60.0}
+    service = Service(FakeBackend(*answer("Good day")), attempts=Silent(), **limits)
     assert [post(service).status_code for _ in range(3)] == [200] * 3
     release.set()
     assert len(asked) == 1

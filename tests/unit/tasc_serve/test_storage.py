@@ -1,7 +1,6 @@
 """Calls of the storage: silent ones, those that a drain waits for, and the fake that tests call."""
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Iterator
 
 import httpx
@@ -11,56 +10,7 @@ from storage_service import FORM, StorageService, line
 
 from storage_contract import StorageContract
 from storage_fakes import FakeStorage
-from support import DEADLINE_S
-from tasc_serve.errors import ApiError
-from tasc_serve.http.batches.batch_storage import StorageCalls
 from tasc_store.batches.files import StoredFile
-
-THREADS, PLACES = 4, 64
-
-
-def test_a_store_that_is_silent_is_said_in_time_and_to_be_tried_again() -> None:
-    calls, spoken = StorageCalls(wait_s=0.01), threading.Event()
-
-    async def ask() -> None:
-        with pytest.raises(ApiError, match="gave no answer") as refused:
-            await calls.run(spoken.wait)
-        assert refused.value.status == 503
-        assert "Retry-After" in refused.value.response().headers
-
-    try:
-        asyncio.run(ask())
-    finally:
-        spoken.set()
-
-
-def test_a_call_that_nobody_waits_for_has_its_place_until_its_thread_is_free() -> None:
-    calls, spoken, began = StorageCalls(), threading.Event(), threading.Semaphore(0)
-
-    def silent() -> bool:
-        began.release()
-        return spoken.wait()
-
-    async def asked() -> None:
-        left = [asyncio.create_task(calls.run(silent)) for _ in range(PLACES)]
-        for _ in range(THREADS):
-            assert await asyncio.to_thread(began.acquire, timeout=DEADLINE_S)
-        for caller in left:
-            caller.cancel()
-        await asyncio.wait(left)
-        # Of those that left only the calls that had no thread are gone.
-        others = [asyncio.create_task(calls.run(silent)) for _ in range(PLACES - THREADS)]
-        await asyncio.sleep(0)
-        with pytest.raises(ApiError, match="too many"):
-            await calls.run(silent)
-        spoken.set()
-        assert all(await asyncio.gather(*others))
-        assert await calls.run(silent)
-
-    try:
-        asyncio.run(asked())
-    finally:
-        spoken.set()
 
 
 @pytest.mark.parametrize(

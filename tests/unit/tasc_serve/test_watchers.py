@@ -1,13 +1,12 @@
 """Watchers of records, indexes and the queue: what they take in, say, and try again."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from support import eventually
 from tasc_draft import DraftSettings
@@ -20,12 +19,9 @@ from tasc_runtime.engine.versions import (
     newest_version,
 )
 from tasc_runtime.errors import StaleProposer
-from tasc_serve.metrics.gateway_metrics import GatewayMetrics
-from tasc_serve.monitor.store_health import QueueWatch
 from tasc_serve.replica import record_watcher
 from tasc_serve.replica.record_watcher import RecordWatcher
-from tasc_store import NeuralDrafting, SamplingDefaults, StoreUnreachable, TaskRecord
-from tasc_store.batches.leases import Waiting
+from tasc_store import NeuralDrafting, SamplingDefaults, TaskRecord
 
 RECORD = TaskRecord("greet", "model", "f" * 32, "{input}")
 
@@ -229,50 +225,3 @@ def test_a_proposer_that_came_too_late_is_made_again() -> None:
         tasks.records += told(1)
         eventually(lambda: worker.record_version == 2)
     assert worker.made == 3
-
-
-class Queue:
-    """Says what the script has, the last of it for ever; what is shown whenever it is asked."""
-
-    def __init__(
-        self, registry: CollectorRegistry, *said: Mapping[str, Waiting] | Exception
-    ) -> None:
-        self.registry, self.said = registry, list(said)
-        self.shown: list[tuple[float | None, float | None]] = []
-
-    def waiting(self) -> Mapping[str, Waiting]:
-        self.shown.append(shown(self.registry, "tag"))
-        said: Any = self.said.pop(0) if len(self.said) > 1 else self.said[0]
-        if isinstance(said, Exception):
-            raise said
-        return dict(said)
-
-
-def shown(registry: CollectorRegistry, task: str) -> tuple[float | None, float | None]:
-    names = ("tasc_batch_waiting", "tasc_batch_oldest_waiting_seconds")
-    found = [registry.get_sample_value(name, {"task": task}) for name in names]
-    return found[0], found[1]
-
-
-def test_tasks_of_ones_own_are_there_at_0_and_others_from_when_a_batch_waits() -> None:
-    registry = CollectorRegistry()
-    metrics = GatewayMetrics(registry, ["tag"])
-    assert (shown(registry, "tag"), shown(registry, "other")) == ((0, 0), (None, None))
-    metrics.set_batches({"other": Waiting(2, 30.0)})
-    assert (shown(registry, "tag"), shown(registry, "other")) == ((0, 0), (2, 30))
-    metrics.set_batches({"tag": Waiting(1, 5.0)})
-    assert (shown(registry, "tag"), shown(registry, "other")) == ((1, 5), (0, 0))
-
-
-def test_a_store_that_is_away_changes_nothing_and_is_asked_again() -> None:
-    registry = CollectorRegistry()
-    metrics = GatewayMetrics(registry, ["tag"])
-    away = StoreUnreachable("away")
-    three, four = {"tag": Waiting(3, 7.0)}, {"tag": Waiting(4, 9.0)}
-    queue = Queue(registry, three, away, ValueError("odd"), four)
-    watch = QueueWatch(queue, metrics, 0.01)
-    try:
-        eventually(lambda: shown(registry, "tag") == (4, 9))
-        assert queue.shown[:4] == [(0, 0), (3, 7), (3, 7), (3, 7)]
-    finally:
-        watch.close()

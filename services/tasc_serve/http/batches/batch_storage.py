@@ -3,11 +3,8 @@
 Calls of a store that waits run on threads, beside requests that must not wait.
 """
 
-import asyncio
 import logging
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, Final, Literal, Protocol, TypeVar
 
 import redis
@@ -16,6 +13,7 @@ from pydantic import Field, StringConstraints
 from tasc_serve.errors import ApiError
 from tasc_serve.http.schemas import Body
 from tasc_serve.settings import LimitSettings
+from tasc_serve.store_calls import StoreBusy, StoreCalls
 from tasc_store import CorruptArtifact, StoreError, StoreFull, TaskStore
 from tasc_store.batches.batch_store import Batch, BatchStore, NewBatch
 from tasc_store.batches.files import FileLimits, FileStore, StoredFile
@@ -66,9 +64,6 @@ class BatchLine(Body):
 log = logging.getLogger(__name__)
 
 Found = TypeVar("Found")
-_THREADS: Final = 4
-_MOST_WAITING: Final = 64
-_WAIT_S: Final = 20.0  # longer than a call of a silent Redis, which then fails in its own words
 _CODES: Final[tuple[tuple[type[StoreError], int, str], ...]] = (
     (UnknownFile, 404, "file_not_found"),
     (UnknownBatch, 404, "batch_not_found"),
@@ -82,35 +77,36 @@ _CODES: Final[tuple[tuple[type[StoreError], int, str], ...]] = (
 
 
 class StorageCalls:
-    """Threads of their own: a store that is silent holds up nothing but what asks for it.
+    """Calls of the store of files and batches, whose failures are answers.
 
     Args:
-        wait_s: Longest time that one call takes, waiting for a thread included.
+        calls: Runs them; a silent store holds up nothing but what needs it.
     """
 
-    def __init__(self, wait_s: float = _WAIT_S) -> None:
-        self._wait_s = wait_s
-        self._threads = ThreadPoolExecutor(_THREADS, "storage")
-        self._places = threading.BoundedSemaphore(_MOST_WAITING)
+    def __init__(self, calls: StoreCalls) -> None:
+        self._calls = calls
+
+    @classmethod
+    def of(cls, limits: LimitSettings) -> "StorageCalls":
+        """Calls for parts of files, bounded as the settings say."""
+        return cls(
+            StoreCalls(
+                "files and batches",
+                threads=limits.store_threads,
+                max_waiting=limits.max_store_calls,
+                timeout_s=limits.file_timeout_s,
+            )
+        )
 
     async def run(self, work: Callable[[], Found]) -> Found:
-        """What ``work`` gives.
+        """What ``work`` returns.
 
         Raises:
             ApiError: What is asked for is not there, or cannot be; 503 when the store fails, is
                 silent, or too many calls wait for it.
         """
-        if not self._places.acquire(blocking=False):
-            raise ApiError(503, "too many requests wait for the store of files; try again later")
-        running = self._threads.submit(work)
-        # Not when nobody waits any more: until then it has a thread, or is about to have one.
-        running.add_done_callback(lambda _: self._places.release())
         try:
-            async with asyncio.timeout(self._wait_s):
-                return await asyncio.wrap_future(running)
-        except TimeoutError as error:
-            message = f"the store of files gave no answer in {self._wait_s:g} s; try again later"
-            raise ApiError(503, message) from error
+            return await self._calls.run(work)
         except StoreError as error:
             raise _told(error) from error
 
@@ -119,6 +115,8 @@ def _told(error: StoreError) -> ApiError:
     for kind, status, code in _CODES:
         if isinstance(error, kind):
             return ApiError(status, str(error), code=code)
+    if isinstance(error, StoreBusy):
+        return ApiError(503, str(error))
     log.warning("the store of files and batches fails: %s", error)
     if isinstance(error, StoreFull):
         return ApiError(503, "the store is full; delete files that you need no more")

@@ -24,7 +24,7 @@ from tasc_serve.http.batches.batch_storage import (
     file_limits,
 )
 from tasc_serve.http.batches.files_api import Files, add_files, listing, owner_of
-from tasc_serve.http.bodies import limit_of, parsed, query_of, read_body
+from tasc_serve.http.parsing import limit_of, parsed, query_of, read_body
 from tasc_serve.settings import LimitSettings
 from tasc_store import ApiKey
 from tasc_store.batches.batch_store import TIMES, Batch, NewBatch
@@ -52,7 +52,7 @@ def add_storage(
         finally:
             in_flight.leave()
 
-    calls = StorageCalls()
+    calls = StorageCalls.of(limits)
     routes = APIRouter(dependencies=[Depends(inside)])
     add_files(routes, storage, limits, access, calls)
     _add_batches(routes, Batches(storage, limits, access, calls), access)

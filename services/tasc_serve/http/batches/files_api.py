@@ -21,8 +21,8 @@ from tasc_serve.http.batches.batch_storage import (
     UploadLike,
     file_limits,
 )
-from tasc_serve.http.bodies import limit_of, query_of, take_body
 from tasc_serve.http.multipart import FileForm, FormError
+from tasc_serve.http.parsing import limit_of, query_of, stream_body
 from tasc_serve.settings import LimitSettings
 from tasc_store.batches.files import StoredFile
 from tasc_store.errors import UnknownFile
@@ -145,7 +145,7 @@ class Files:
                     await self._written(upload, held)
 
             most = self._limits.max_file_bytes + _FORM_BYTES
-            await take_body(request, most, self._limits.upload_timeout_s, take)
+            await stream_body(request, most, self._limits.upload_timeout_s, take)
             await self._written(upload, held)
         except FormError as error:
             raise ApiError(400, str(error), error.field) from error

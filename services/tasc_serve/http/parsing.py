@@ -1,0 +1,222 @@
+"""From an HTTP request to a call: reads bodies and queries within bounds, checks what they ask for.
+
+Each limit that a body can be checked against without a task's record is checked here, once. The
+replica checks the rest (`tasc_serve.replica.admission`).
+"""
+
+import asyncio
+import json
+import secrets
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final, TypeAlias, TypeVar
+
+from fastapi import Request
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect
+
+from tasc_engine import GuideSpec
+from tasc_runtime.protocol import Call
+from tasc_runtime.sampling_options import AnswerGuide, FieldError, SamplingOptions
+from tasc_serve.errors import SHOWN, ApiError, of_validation
+from tasc_serve.http.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+)
+from tasc_serve.settings import LimitSettings
+
+GenerationBody: TypeAlias = CompletionRequest | ChatRequest
+CLIENT_CLOSED_REQUEST: Final = 499  # nginx's code for a client that went away
+_BYTES_PER_TOKEN = 4  # of a prompt's text, about
+_ANY_OBJECT = '{"type":"object"}'
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+async def read_body(request: Request, limits: LimitSettings) -> bytes:
+    """Read a whole body.
+
+    Raises:
+        ApiError: See `stream_body`.
+    """
+    raw = bytearray()
+
+    async def take(part: bytes) -> None:
+        raw.extend(part)
+
+    await stream_body(request, limits.max_body_bytes, limits.request_timeout_s, take)
+    return bytes(raw)
+
+
+async def stream_body(
+    request: Request, max_bytes: int, timeout_s: float, take: Callable[[bytes], Awaitable[None]]
+) -> None:
+    """Hand a body to ``take`` part by part; the timeout includes the time that ``take`` needs.
+
+    Raises:
+        ApiError: 413, 408, or 499 where the client went away.
+    """
+    size = 0
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > max_bytes:
+                    raise ApiError(413, f"the body is larger than {max_bytes} bytes; split it")
+                await take(chunk)
+    except TimeoutError as error:
+        raise ApiError(408, "the body did not arrive in time; send it faster") from error
+    except ClientDisconnect as error:
+        message = "the client went away before its body had arrived"
+        raise ApiError(CLIENT_CLOSED_REQUEST, message) from error
+
+
+def parsed(raw: bytes, model: type[_Model]) -> _Model:
+    """Parse a JSON body. Raises ApiError 400, which names the field at fault."""
+    try:
+        return model.model_validate_json(raw)
+    except ValidationError as error:
+        raise of_validation(error, raw) from error
+
+
+def query_of(request: Request, known: Sequence[str]) -> Mapping[str, str]:
+    """Return the query's parameters. Raises ApiError 400 for an unknown one."""
+    for name in request.query_params:
+        if name not in known:
+            message = f"unknown parameter {name[:SHOWN]!r}; there are {', '.join(known)}"
+            raise ApiError(400, message, name[:SHOWN])
+    return request.query_params
+
+
+def limit_of(query: Mapping[str, str], default: int, most: int) -> int:
+    """Return ``limit`` of a query. Raises ApiError 400 unless it is from 1 to ``most``."""
+    text = query.get("limit", str(default))
+    if not (text.isascii() and text.isdigit() and len(text) <= 9 and 1 <= int(text) <= most):
+        raise ApiError(400, f"limit is {text[:SHOWN]!r}; it goes from 1 to {most}", "limit")
+    return int(text)
+
+
+def call_of(
+    body: GenerationBody, limits: LimitSettings, id: str | None = None, seed: int | None = None
+) -> Call:
+    """Make the call that a body asks for.
+
+    Args:
+        id: Of the answer; unset: a random one.
+        seed: Where the body has none; unset: a random one.
+
+    Raises:
+        ApiError: 400: a field is over its limit, or fields contradict each other.
+    """
+    try:
+        return _call(body, limits, id or uuid.uuid4().hex, seed)
+    except FieldError as error:
+        raise ApiError(400, str(error), error.field) from error
+
+
+def _call(body: GenerationBody, limits: LimitSettings, id: str, seed: int | None) -> Call:
+    chat = isinstance(body, ChatRequest)
+    prompt = body.messages[0].content if isinstance(body, ChatRequest) else body.prompt
+    call = Call(
+        id=id,
+        prompt=prompt if isinstance(prompt, str) else tuple(prompt),
+        templated=chat,
+        max_tokens=body.limit,
+        stop=body.stops,
+        draft=body.draft,
+        stream=body.stream,
+        options=_sampling_options(body, limits, seed),
+        n=body.n or 1,
+        max_tokens_field=body.limit_field,
+        timeout_s=min(body.timeout or limits.request_timeout_s, limits.request_timeout_s),
+    )
+    if isinstance(prompt, str):
+        size, unit, most = len(prompt.encode()), "bytes", limits.max_prompt_bytes
+    else:
+        size, unit, most = len(prompt), "token ids", limits.max_prompt_bytes // _BYTES_PER_TOKEN
+    _require_at_most(call.prompt_field, f"has {size} {unit}", size, most)
+    limit = body.limit or 0
+    _require_at_most(body.limit_field, f"is {limit} tokens", limit, limits.max_tokens)
+    _require_at_most("n", f"is {call.n} answers", call.n, limits.max_choices)
+    return call
+
+
+def _require_at_most(field: str, found: str, size: int, limit: int) -> None:
+    if size > limit:
+        raise FieldError(field, f"{field} {found}; at most {limit} are taken")
+
+
+def _sampling_options(
+    body: GenerationBody, limits: LimitSettings, seed: int | None
+) -> SamplingOptions:
+    if isinstance(body, ChatRequest):
+        if body.top_logprobs is not None and not body.logprobs:
+            message = "top_logprobs comes without logprobs; set logprobs to true"
+            raise FieldError("top_logprobs", message)
+        if None not in (body.max_tokens, body.max_completion_tokens):
+            message = "max_tokens and max_completion_tokens are one limit; send one of them"
+            raise FieldError("max_completion_tokens", message)
+    if seed is None:  # drawn here, so that a call that is made again gets the same answer
+        seed = secrets.randbits(64)
+    return SamplingOptions(
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=None if body.top_k is None else max(body.top_k, 0),
+        min_p=body.min_p,
+        repetition_penalty=body.repetition_penalty,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        logit_bias=tuple((int(token), bias) for token, bias in (body.logit_bias or {}).items()),
+        seed=seed if body.seed is None else body.seed % 2**64,
+        guide=_guide(body, limits),
+        logprobs=body.logprob_count,
+        ignore_eos=body.ignore_eos,
+        adapter=body.adapter,
+    )
+
+
+def _guide(body: GenerationBody, limits: LimitSettings) -> AnswerGuide | None:
+    """Raises FieldError: there are two, or one is empty, no JSON, or too large."""
+    fields = {
+        "response_format": isinstance(body.response_format, JsonObjectFormat | JsonSchemaFormat),
+        "guided_choice": body.guided_choice is not None,
+        "guided_regex": body.guided_regex is not None,
+        "guided_json": body.guided_json is not None,
+        "guided_grammar": body.guided_grammar is not None,
+    }
+    given = [name for name, is_given in fields.items() if is_given]
+    if len(given) > 1:
+        raise FieldError(given[1], f"{' and '.join(given)} are sent; an answer has one guide")
+    if not given:
+        return None
+    field = given[0]
+    if getattr(body, field) in ([], ""):
+        raise FieldError(field, f"{field} is empty; say what the answer may be, or leave it out")
+    try:
+        spec = _guide_spec(body)
+    except (ValueError, RecursionError) as error:
+        raise FieldError(field, f"{field}: {error}") from error
+    # Checked before anything is done that takes longer the larger the guide is.
+    size = sum(len(choice.encode()) for choice in spec.choices)
+    text_size, choices = len(spec.text.encode()), len(spec.choices)
+    _require_at_most(field, f"has {choices} choices", choices, limits.max_guide_choices)
+    _require_at_most(field, f"has {size} bytes", size, limits.max_guide_choices_bytes)
+    _require_at_most(field, f"has {text_size} bytes", text_size, limits.max_guide_bytes)
+    return AnswerGuide(spec, field)
+
+
+def _guide_spec(body: GenerationBody) -> GuideSpec:
+    if body.guided_choice is not None:
+        return GuideSpec("choice", choices=tuple(body.guided_choice))
+    if body.guided_regex is not None:
+        return GuideSpec("regex", text=body.guided_regex)
+    if body.guided_grammar is not None:
+        return GuideSpec("grammar", text=body.guided_grammar)
+    if isinstance(body.response_format, JsonSchemaFormat):
+        schema = body.response_format.json_schema.schema_
+    elif body.guided_json is not None:
+        schema = body.guided_json
+    else:
+        return GuideSpec("json_schema", text=_ANY_OBJECT)
+    return GuideSpec("json_schema", text=json.dumps(schema, allow_nan=False))

@@ -1,0 +1,117 @@
+"""Calls of the store are bounded in number and time, and repeated ones outlive its failures."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from support import DEADLINE_S, eventually
+from tasc_serve.store_calls import RepeatedCall, StoreBusy, StoreCalls
+from tasc_store import StoreUnreachable
+from tasc_store.errors import UnknownFile
+
+THREADS, ROOM = 2, 8
+
+
+def calls_with(**bounds: float) -> StoreCalls:
+    bounds = {"threads": THREADS, "max_waiting": ROOM, "timeout_s": DEADLINE_S, **bounds}
+    return StoreCalls("test", **bounds)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def answers() -> Iterator[threading.Event]:
+    """Set when the store begins to answer."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def test_a_silent_store_is_given_up_in_time(answers: threading.Event) -> None:
+    with pytest.raises(StoreBusy):
+        asyncio.run(calls_with(timeout_s=0.01).run(answers.wait))
+
+
+def test_a_call_that_nobody_waits_for_takes_room_until_its_thread_is_free(
+    answers: threading.Event,
+) -> None:
+    calls, began = calls_with(), threading.Semaphore(0)
+
+    def silent() -> bool:
+        began.release()
+        return answers.wait()
+
+    async def ask() -> None:
+        left = [asyncio.create_task(calls.run(silent)) for _ in range(ROOM)]
+        for _ in range(THREADS):
+            assert await asyncio.to_thread(began.acquire, timeout=DEADLINE_S)
+        for caller in left:
+            caller.cancel()
+        await asyncio.wait(left)
+        # Of the calls that were given up only those without a thread are gone.
+        others = [asyncio.create_task(calls.run(silent)) for _ in range(ROOM - THREADS)]
+        await asyncio.sleep(0)
+        with pytest.raises(StoreBusy):
+            await calls.run(silent)
+        answers.set()
+        assert all(await asyncio.gather(*others))
+        assert await calls.run(silent)
+
+    asyncio.run(ask())
+
+
+def fails() -> None:
+    raise StoreUnreachable("gone")
+
+
+def finds_nothing() -> None:
+    raise UnknownFile("none")
+
+
+def test_a_store_that_failed_is_left_alone_for_a_moment_and_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "tasc_serve.store_calls")
+    calls = calls_with(pause_s=0.05)
+
+    async def ask() -> None:
+        for error in (UnknownFile, UnknownFile):
+            with pytest.raises(error):
+                await calls.run(finds_nothing)
+        assert not calls.failing, "an answer that there is nothing is no failure"
+        with pytest.raises(StoreUnreachable):
+            await calls.run(fails)
+        with pytest.raises(StoreBusy):
+            await calls.run(lambda: None)
+        await asyncio.sleep(0.1)
+        await calls.run(lambda: None)
+
+    asyncio.run(ask())
+    assert not calls.failing
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+
+
+def test_a_repeated_call_outlives_failures_says_so_once_and_is_made_a_last_time(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "tasc_serve.store_calls")
+    outcomes = [None, StoreUnreachable("away"), ValueError("odd"), None]
+    faults: list[str | None] = []
+    begun = threading.Event()
+
+    def work() -> None:
+        faults.append(repeated.fault if begun.is_set() else None)
+        outcome = outcomes.pop(0) if outcomes else None
+        if outcome:
+            raise outcome
+
+    repeated = RepeatedCall("work", work, 0.01)
+    begun.set()
+    eventually(lambda: len(faults) > 5)
+    repeated.close()
+    made = len(faults)
+    assert [fault for fault in faults if fault] == ["away", "odd"]
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+    last = RepeatedCall("work", work, DEADLINE_S)
+    last.close()
+    assert len(faults) == made + 2
