@@ -1,16 +1,14 @@
 """N-gram drafts: a task's index, sources, their mixture, trees. Token ids only; numpy and numba."""
 
-from tasc_draft.drafts import NGRAM_SOURCES, SOURCES, Drafts, Int32, Proposer
+from tasc_draft.drafts import NGRAM_SOURCES, SOURCES, Drafts, Proposer
 from tasc_draft.errors import DraftError, IndexFileError, IndexFormatError
 from tasc_draft.index.bigrams import BigramTable
-from tasc_draft.index.codec import read_index, write_index
-from tasc_draft.index.draft_index import DraftIndex
-from tasc_draft.index.index_build import build_index
+from tasc_draft.index.draft_index import DraftIndex, build_index, read_index, write_index
 from tasc_draft.learning import build_learnt_index
 from tasc_draft.mixture.proposer import NgramProposer
 from tasc_draft.replay import Replay, replay
 from tasc_draft.settings import DraftSettings
-from tasc_draft.tokens import Tokens
+from tasc_draft.tokens import Int32, Tokens
 
 __all__ = [
     "NGRAM_SOURCES",

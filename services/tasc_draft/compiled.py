@@ -1,10 +1,11 @@
-"""How hot paths are compiled: numba, cached on disk, without the interpreter lock.
+"""Compiles hot paths with numba, cached on disk, without the interpreter lock.
 
-numba keys its cache by the file a function is in, not by those it calls: after a change elsewhere
-it would go on running old code. So each state of a package's sources has a cache of its own.
+numba's cache is keyed by the file that a function is in. It would miss a change in a file whose
+functions that one calls, so each state of a package's sources has a cache folder of its own.
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import os
 import shutil
@@ -14,16 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import numba
+import numpy as np
 
 _KEPT_S = 86_400
 
 
 class Compiler:
-    """Compiles functions, at the first call with new types. Later processes load the result.
+    """Compiles a function at its first call with new types. Later processes load the result.
 
     Args:
-        folders: The sources of all functions that it compiles and of all that those call. The
-            cache lies in the first.
+        folders: Folders with the sources of all compiled functions and of everything they call. The
+            cache is kept in the first.
     """
 
     def __init__(self, *folders: Path) -> None:
@@ -33,14 +35,15 @@ class Compiler:
         return self._jit(function)
 
     def borrowing(self, function: Callable[..., Any]) -> Any:
-        """Compile a function of the hot path, which may not allocate: no references are counted.
+        """Compile a function that does not allocate, without reference counting.
 
-        Counting is atomic in numba, at each array that is named, and took half of a draft's time.
+        numba counts references with an atomic operation for each array that is named. That took
+        half of the time of a draft.
         """
         return self._jit(function, _nrt=False)
 
     def arithmetic(self, function: Callable[..., Any]) -> Any:
-        """Compile a borrowing function whose sums may be taken in any order; NaN stays NaN."""
+        """Compile a borrowing function whose sums may be reordered; NaN is still honoured."""
         return self._jit(
             function, _nrt=False, error_model="numpy", fastmath={"reassoc", "contract", "nsz"}
         )
@@ -55,7 +58,7 @@ class Compiler:
 
 
 def digest_of(*folders: Path) -> str:
-    """Of the sources in some folders."""
+    """A hash of all Python sources in some folders."""
     digest = hashlib.sha256()
     for folder in folders:
         for path in sorted(folder.rglob("*.py")):
@@ -70,20 +73,50 @@ def _cache_dir(folders: tuple[Path, ...]) -> Path:
         home = Path(chosen)
     elif not os.access(home if home.is_dir() else folder, os.W_OK):
         home = Path.home() / ".cache" / "tasc-serve"
-    how = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]  # options are no key of numba
-    own = home / f"compiled-{folder.name}-{digest_of(*folders)}-{how}"
+    options = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]  # numba's key omits them
+    own = home / f"compiled-{folder.name}-{digest_of(*folders)}-{options}"
     _remove_unused(own, f"compiled-{folder.name}-*")
     return own
 
 
 def _remove_unused(own: Path, states: str) -> None:
-    """Caches of a package's other states go when no process has begun with them for a day."""
+    """Remove caches of the package's other states that no process has opened for a day."""
     with contextlib.suppress(OSError):
         os.utime(own)
     for other in own.parent.glob(states):
         with contextlib.suppress(OSError):
             if other != own and time.time() - other.stat().st_mtime > _KEPT_S:
                 shutil.rmtree(other)
+
+
+def read_only(array: Any) -> Any:
+    """A read-only view of an array.
+
+    Arrays of a mapped file are read-only. numba compiles a function once per array type, so all
+    arrays of an index are read-only, wherever they come from.
+    """
+    view = np.asarray(array).view()
+    view.setflags(write=False)
+    return view
+
+
+class IndexPart:
+    """Base of the frozen dataclasses that make up an index. Makes their arrays read-only."""
+
+    def __post_init__(self) -> None:
+        for array in self.arrays.values():
+            array.setflags(write=False)
+
+    @property
+    def arrays(self) -> dict[str, Any]:
+        """The fields that are arrays, by name."""
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]
+        found = {field.name: getattr(self, field.name) for field in fields}
+        return {name: value for name, value in found.items() if isinstance(value, np.ndarray)}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays.values())
 
 
 _own = Compiler(Path(__file__).parent)

@@ -1,4 +1,4 @@
-"""The contract between proposers and whoever verifies drafts: flat arrays of token ids."""
+"""The contract between proposers and the engine that verifies drafts: flat arrays of token ids."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-Int32 = NDArray[np.int32]
+from tasc_draft.tokens import Int32
 
 # The names of draft sources, in the order of their numbers in ``Drafts.source``.
 NGRAM_SOURCES = ("corpus", "prompt", "neighbours", "recent", "bigrams", "aligned")
@@ -16,16 +16,16 @@ CORPUS, PROMPT, NEIGHBOURS, RECENT, BIGRAMS, ALIGNED, NEURAL = range(len(SOURCES
 
 @dataclass(frozen=True)
 class Drafts:
-    """Drafts for some rows, row after row in flat arrays; N is the number of all draft tokens.
+    """Drafts for some rows, row after row in flat arrays of N draft tokens in all.
 
     Attributes:
         tokens: ``int32[N]`` proposed ids.
-        parents: ``int32[N]`` parent's place within the same row's draft; -1 is the row's
-            current token. A chain has -1, 0, 1, ...
-        depths: ``int16[N]`` distance from the current token, from 1.
+        parents: ``int32[N]`` index of the parent within the same row's draft; -1 is the row's
+            current token. A chain has the parents -1, 0, 1, ...
+        depths: ``int16[N]`` distance from the current token, from 1 on.
         offsets: ``int32[rows + 1]``; row i's draft is ``[offsets[i], offsets[i + 1])``.
-        logp: ``float32[N]`` log-probability of the path down to each token.
-        source: ``int8[N]`` the source that contributed most, an index into ``SOURCES``.
+        logp: ``float32[N]`` log-probability of the path to each token.
+        source: ``int8[N]`` the source that contributed most, as an index into ``SOURCES``.
     """
 
     tokens: Int32
@@ -37,43 +37,40 @@ class Drafts:
 
     @classmethod
     def empty(cls, rows: int) -> "Drafts":
-        """No draft for any of so many rows."""
-        none = np.zeros(0, np.int32)
-        return cls(
-            none, none, none.astype(np.int16), np.zeros(rows + 1, np.int32),
-            none.astype(np.float32), none.astype(np.int8),
-        )  # fmt: skip
+        """Empty drafts for so many rows."""
+        none, offsets = np.zeros(0, np.int32), np.zeros(rows + 1, np.int32)
+        depths, source = np.zeros(0, np.int16), np.zeros(0, np.int8)
+        return cls(none, none, depths, offsets, np.zeros(0, np.float32), source)
 
 
 class Proposer(Protocol):
-    """Makes drafts for rows. Rows are small integers below a number fixed at construction.
+    """Makes drafts for rows. Row numbers are below a limit that is fixed at construction.
 
     Attributes:
-        max_depth: Depth of the deepest draft it ever makes; 0 when it never drafts.
+        max_depth: Depth of the deepest draft it can make; 0 if it never drafts.
     """
 
     @property
     def max_depth(self) -> int: ...
 
     def start(self, row: int, prompt: Int32) -> None:
-        """Begin a row with its prompt ids; the row must not be in use."""
+        """Start a row with the ids of its prompt. The row must not be in use."""
 
     def propose(
         self, rows: Int32, budget: Int32, least: NDArray[np.float32] | None = None
     ) -> Drafts:
         """Draft for ``rows``, at most ``budget[i]`` tokens for ``rows[i]``.
 
-        Args:
-            least: ``float32[n]`` least path probability of the i-th token of all rows together,
-                what it must bring to be worth its cost; n is the budget of the step. Without it
-                every token is worth it.
+        The arrays are valid until the next call. An empty draft is a normal result.
 
-        The arrays are reused: they hold until the next call. An empty draft is a normal answer,
-        and so is one whose tokens all turn out wrong.
+        Args:
+            least: ``float32[n]``. Token i of the step, counted over all rows, is drafted only if
+                the probability of its path is at least ``least[i]``; n is the budget of the step.
+                By default there is no such limit.
         """
 
     def observe(self, row: int, tokens: Int32, hidden: Any = None) -> None:
         """Append tokens the target emitted for ``row``."""
 
     def finish(self, row: int) -> None:
-        """Forget a row; afterwards it may be started again."""
+        """Release a row, which may then be started again."""

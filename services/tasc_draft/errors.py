@@ -1,4 +1,4 @@
-"""What can go wrong with a draft index."""
+"""Errors of draft indexes."""
 
 
 class DraftError(ValueError):
@@ -6,8 +6,8 @@ class DraftError(ValueError):
 
 
 class IndexFileError(DraftError):
-    """An index file is truncated, foreign, damaged or of another format version."""
+    """A file is not a draft index, is truncated or damaged, or has another format version."""
 
 
 class IndexFormatError(IndexFileError):
-    """An index file is whole, and of a format version that this program does not read."""
+    """An index file is undamaged, but of a format version that this program does not read."""

@@ -1,4 +1,4 @@
-"""Learn a task's evidence weights on rows that the index does not hold. No text, no files."""
+"""Learns a task's evidence weights on rows that are not in the index."""
 
 import dataclasses
 import functools
@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tasc_draft.index.draft_index import DraftIndex
-from tasc_draft.index.index_build import build_index
+from tasc_draft.index.draft_index import DraftIndex, build_index
 from tasc_draft.index.weights import Weights
 from tasc_draft.mixture.proposer import NgramProposer
 from tasc_draft.settings import DraftSettings
@@ -17,15 +16,15 @@ from tasc_draft.tokens import Int32, Tokens
 
 EPOCHS = 6
 RATE = 0.1
-LEAST_ROWS = 200  # of a corpus that weights are learnt from
-ANSWER_TOKENS = 512  # of one answer that are learnt from
+LEAST_ROWS = 200  # smaller corpora get no weights of their own
+ANSWER_TOKENS = 512  # of one answer that are used
 _SHARE, _LEAST, _MOST = 12, 100, 600
 
 
 def held_out(rows: int, seed: int = 1) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Split row numbers into those to index and those to learn from, a twelfth of them.
+    """Split row numbers into those to index and those to learn from.
 
-    Between 100 and 600 rows are held out, and never more than half.
+    A twelfth is held out, but between 100 and 600 rows and at most half of them.
     """
     most = min(max(rows // _SHARE, _LEAST), _MOST, rows // 2)
     out = np.zeros(rows, bool)
@@ -44,14 +43,14 @@ def taught(
     rate: float = RATE,
     progress: Callable[[], None] = lambda: None,
 ) -> NgramProposer:
-    """A proposer with the weights that make held-out answers likeliest, by gradient ascent.
+    """A proposer whose weights maximise the likelihood of held-out answers, by gradient ascent.
 
     Args:
-        index: Of other rows than these.
+        index: An index without these rows.
         prompts, outputs: The held-out rows; outputs without end-of-sequence.
-        settings: Of the proposer that will use the weights. Recent answers are left out: what
-            is kept of them would be known by heart when its row comes again.
-        progress: Called behind each epoch.
+        settings: Settings of the proposer that will use the weights. Recent answers are turned
+            off: from the second epoch on they would contain the answers themselves.
+        progress: Called after each epoch.
     """
     rows = list(answers(prompts, outputs, eos_id))
     proposer = NgramProposer(
@@ -86,9 +85,9 @@ def build_learnt_index(
     word_starts: NDArray[np.bool_] | None = None,
     canonical: Int32 | None = None,
 ) -> DraftIndex:
-    """Index a corpus, with weights learnt on some of its rows beside an index of the others.
+    """Build an index with weights that were learnt on some rows and an index of the others.
 
-    See `build_index` for the arguments. A corpus of fewer than LEAST_ROWS rows teaches nothing.
+    See `build_index` for the arguments. A corpus of fewer than LEAST_ROWS rows gets no weights.
     """
     build = functools.partial(
         build_index,
@@ -110,7 +109,7 @@ def build_learnt_index(
 
 
 def answers(prompts: Tokens, outputs: Tokens, eos_id: int) -> list[tuple[Int32, Int32]]:
-    """Each row's prompt and answer, the answer cut and with its end-of-sequence."""
+    """Each row's prompt and answer: the first ANSWER_TOKENS of the output and end-of-sequence."""
     eos = np.array([eos_id], np.int32)
     p, o = prompts.offsets, outputs.offsets
     return [

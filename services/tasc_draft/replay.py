@@ -1,8 +1,8 @@
-"""Replay: what a proposer would have drafted for answers that are known. No model, no text.
+"""Replays known answers to measure what a proposer would have drafted, without a model.
 
-Under lossless verification the output does not depend on the drafts, so a proposer is measured
-exactly by (prompt, answer) pairs: each step keeps the longest correct path of the draft and one
-bonus token of the answer. End-of-sequence counts as a token; the first step drafts too.
+Lossless verification makes the output independent of the drafts, so (prompt, answer) pairs measure
+a proposer exactly: each step keeps the longest correct path of the draft and one bonus token of the
+answer. End-of-sequence counts as a token. The first step has a draft, too.
 """
 
 import time
@@ -13,22 +13,22 @@ from typing import Any
 import numpy as np
 
 from tasc_draft.compiled import compiled
-from tasc_draft.drafts import Int32
 from tasc_draft.mixture.proposer import NgramProposer
+from tasc_draft.tokens import Int32
 
-POSITIONS = 64  # depths that are told apart; deeper ones count with the last
+POSITIONS = 64  # depths counted separately; deeper ones count with the last
 
 
 @dataclass(frozen=True)
 class Replay:
-    """Counts of one replay; every mean has its denominator here.
+    """Counts of one replay.
 
     Attributes:
-        rows, steps, tokens: Answers, target forwards, and tokens they emitted.
-        nodes: Draft tokens.
-        drafted_steps: Steps with a draft.
-        reached: ``[positions]`` steps whose draft reaches depth i + 1.
-        accepted: ``[positions]`` steps that accepted a token at depth i + 1.
+        rows, steps, tokens: Number of answers, target forwards, and emitted tokens.
+        nodes: Number of draft tokens.
+        drafted_steps: Number of steps with a draft.
+        reached: ``[positions]`` number of steps whose draft reaches depth i + 1.
+        accepted: ``[positions]`` number of steps that accept a token at depth i + 1.
         draft_us: ``[steps]`` microseconds of ``propose`` and ``observe``, called from Python.
         start_us: ``[rows]`` microseconds of ``start``.
     """
@@ -45,7 +45,7 @@ class Replay:
 
     @property
     def tokens_per_step(self) -> float:
-        """The block efficiency: all tokens over all steps."""
+        """The block efficiency: total tokens / total steps."""
         return self.tokens / self.steps if self.steps else 0.0
 
 
@@ -60,7 +60,7 @@ def replay(
     Args:
         rows: Prompt and answer ids, ``int32``, the answer with its end-of-sequence.
         budget: Most draft tokens of a step.
-        progress: Called behind each row.
+        progress: Called after each row.
     """
     tally = _Tally()
     batch, limit = np.zeros(1, np.int32), np.array([budget], np.int32)
@@ -119,7 +119,7 @@ class _Tally:
 
 @compiled
 def _longest_path(tokens: Any, parents: Any, answer: Any, at: int) -> int:
-    """How many draft tokens lie on the path that the answer takes from ``at``."""
+    """Number of draft tokens on the path that the answer takes from ``at`` on."""
     node, kept = -1, 0
     for i in range(len(tokens)):
         if at + kept == len(answer):

@@ -1,8 +1,9 @@
-"""How a task is drafted: a mixture by name and its few numbers, validated. No input or output."""
+"""Drafting settings of a task."""
 
 from dataclasses import dataclass
 
 from tasc_draft.drafts import NGRAM_SOURCES
+from tasc_draft.errors import DraftError
 
 MIXTURES = ("mixed", "tasc", "trie")
 
@@ -12,28 +13,31 @@ class DraftSettings:
     """Settings of the n-gram proposer.
 
     Attributes:
-        mixture: ``mixed`` weighs the evidence of all sources by learnt weights; ``tasc`` is
-            TASC-spec (Tsur et al. 2026, arXiv 2602.24174, section 5.2); ``trie`` the N-Gram Trie's
-            frequency order over the prompt.
-        num_speculative_tokens: Most draft tokens of one row, and with a guest the depth of its
-            tree; 0 turns drafting off.
-        min_prob: No path is drafted whose probability is below this, in [0, 1]. Verifying an
-            unlikely token costs more than it gains where compute is scarce, as on a CPU. Rows
-            with a guest's draft do without.
-        n_max: ``tasc``: longest n-gram, so that a context is at most ``n_max - 1`` tokens;
-            ``trie``: tokens from the matched prefix's begin to the path's end.
-        p_min: ``tasc``: least count at which an n-gram of the corpus is kept.
+        mixture: ``mixed`` weighs the evidence of all sources by learnt weights. ``tasc`` is
+            TASC-spec (Tsur et al. 2026, arXiv 2602.24174, section 5.2). ``trie`` is the N-Gram
+            Trie, which drafts the most frequent continuations in the prompt.
+        num_speculative_tokens: Most draft tokens of one row; 0 turns drafting off. For rows with
+            an external tree it limits the depth of the tree instead.
+        min_prob: Least probability of a path that is drafted, in [0, 1]. Where compute is scarce,
+            as on a CPU, verifying an unlikely token costs more than it gains. It does not apply to
+            rows with an external tree.
+        n_max: ``tasc``: length of the longest n-gram, so that a context has at most ``n_max - 1``
+            tokens. ``trie``: most tokens of the matched prefix and the path behind it together.
+        p_min: ``tasc``: an n-gram of the corpus is used from this count on.
         corpus_weight: ``tasc``: lambda, the weight of the corpus against the prompt, in [0, 1].
-        prefix: ``trie``: longest suffix of the answer that is looked for in the prompt (L_p).
-        neighbours: ``mixed``: training rows with the most similar prompts, whose outputs count.
-        neighbour_tokens: ``mixed``: room for their outputs, in tokens of a row.
-        recent_tokens: ``mixed``: room for answers finished since the index was built, in tokens
-            of all rows; 0 keeps none. 8 bytes each.
-        sources: ``mixed``: the sources that are asked.
-        learning_rate: ``mixed``: how fast the weights follow the target's answers; 0 freezes them.
+        prefix: ``trie``: length of the longest suffix of the answer that is searched for in the
+            prompt (L_p).
+        neighbours: ``mixed``: number of training rows with the most similar prompts whose outputs
+            are used.
+        neighbour_tokens: ``mixed``: space for these outputs, in tokens per row.
+        recent_tokens: ``mixed``: space for answers that finished since the index was built, in
+            tokens for all rows together, 8 bytes each; 0 keeps none.
+        sources: ``mixed``: the sources in use.
+        learning_rate: ``mixed``: how fast the weights adapt to the target's answers; 0 keeps them
+            as they are.
 
     Raises:
-        ValueError: A value is outside its range.
+        DraftError: A value is outside its range.
     """
 
     mixture: str = "mixed"
@@ -51,11 +55,11 @@ class DraftSettings:
 
     def __post_init__(self) -> None:
         if self.mixture not in MIXTURES:
-            raise ValueError(f"mixture is {self.mixture!r}; it must be one of {MIXTURES}")
-        # A list, as JSON has it, would make the settings unhashable.
+            raise DraftError(f"mixture is {self.mixture!r}; it must be one of {MIXTURES}")
+        # JSON has lists, which are not hashable.
         object.__setattr__(self, "sources", tuple(self.sources))
         if unknown := set(self.sources) - set(NGRAM_SOURCES):
-            raise ValueError(f"sources {sorted(unknown)} are unknown; there are {NGRAM_SOURCES}")
+            raise DraftError(f"sources {sorted(unknown)} are unknown; known are {NGRAM_SOURCES}")
         _within("num_speculative_tokens", self.num_speculative_tokens, 0, 256)
         _within("min_prob", self.min_prob, 0.0, 1.0)
         _within("n_max", self.n_max, 2, 16)
@@ -71,18 +75,18 @@ class DraftSettings:
 
     @classmethod
     def published(cls, mixture: str) -> "DraftSettings":
-        """The settings a method was published with: ``tasc`` (p_min 5) or ``trie`` (n 13, L_p 3).
+        """The published settings of ``tasc`` (p_min 5) or ``trie`` (n 13, L_p 3).
 
         Raises:
-            ValueError: It is neither.
+            DraftError: ``mixture`` is neither.
         """
         if mixture == "tasc":
             return cls(mixture="tasc", p_min=5, min_prob=0.0)
         if mixture == "trie":
             return cls(mixture="trie", n_max=13, num_speculative_tokens=32, min_prob=0.0)
-        raise ValueError(f"{mixture!r} was not published; tasc and trie were")
+        raise DraftError(f"{mixture!r} has no published settings; tasc and trie have")
 
 
 def _within(name: str, value: float, least: float, most: float) -> None:
     if not least <= value <= most:
-        raise ValueError(f"{name} is {value}; it must lie between {least} and {most}")
+        raise DraftError(f"{name} is {value}; it must lie between {least} and {most}")

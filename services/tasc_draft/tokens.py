@@ -1,7 +1,8 @@
-"""Many token sequences in two flat arrays. It does not know what the ids mean."""
+"""Many token sequences in two flat arrays."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,9 +11,16 @@ Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 
 
+class TokensView(NamedTuple):
+    """The arrays of `Tokens`, as compiled code takes them."""
+
+    ids: Any
+    offsets: Any
+
+
 @dataclass(frozen=True)
 class Tokens:
-    """Token ids of many texts, one text behind the other.
+    """Token ids of many texts, one after the other.
 
     Attributes:
         ids: ``int32[tokens]``.
@@ -33,12 +41,23 @@ class Tokens:
         """``int64[texts + 1]``; text i is ``ids[offsets[i]:offsets[i + 1]]``."""
         return np.concatenate([[0], np.cumsum(self.lengths)])
 
+    @property
+    def view(self) -> TokensView:
+        return TokensView(self.ids, self.offsets)
+
     def __len__(self) -> int:
         return len(self.lengths)
 
     def take(self, texts: NDArray[np.int64]) -> "Tokens":
-        """Some of the texts, in the order given."""
+        """The texts with these numbers, in this order."""
         offsets = self.offsets
         parts = [self.ids[offsets[i] : offsets[i + 1]] for i in texts]
         ids = np.concatenate(parts) if parts else np.zeros(0, np.int32)
         return Tokens(ids.astype(np.int32, copy=False), self.lengths[texts])
+
+
+def is_first(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """``bool[n]``: whether a value differs from the one before it."""
+    first = np.ones(len(values), bool)
+    first[1:] = values[1:] != values[:-1]
+    return first

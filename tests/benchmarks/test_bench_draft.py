@@ -69,7 +69,7 @@ def test_a_missing_data_set_is_named_and_the_others_are_read(
 ) -> None:
     asked = ["--data", str(tmp_path), "--tokenizer", str(MODEL), "--limit", "5"]
     monkeypatch.setattr(sys, "argv", ["bench_drafts.py", *asked])
-    with pytest.raises(SystemExit, match="has none of clinc150"):
+    with pytest.raises(SystemExit, match="clinc150"):
         load(arguments())
     few_rows(tmp_path, {"train": 20, "test": 8})
     (task,) = load(arguments())

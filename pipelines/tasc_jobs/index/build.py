@@ -34,8 +34,7 @@ from tasc_draft.index.corpus_build import (
     sort_part,
     splitters,
 )
-from tasc_draft.index.draft_index import DraftIndex
-from tasc_draft.index.index_build import with_prompts
+from tasc_draft.index.draft_index import DraftIndex, with_prompts
 from tasc_draft.index.weights import Weights
 from tasc_draft.learning import EPOCHS, LEAST_ROWS, held_out, learn_weights
 from tasc_draft.settings import DraftSettings

@@ -1,8 +1,7 @@
-"""The target's own likeliest continuations of each token, as flat arrays and as one file.
+"""The target's own likeliest continuations of each token, as arrays and as one file.
 
-What a model says after a single token is true of any task, so it serves where a task's corpus is
-silent (Stewart et al. 2024, arXiv 2411.03786: model-derived bigrams). It runs no model;
-``tasc_engine.model.token_bigrams`` does.
+They do not depend on the task, so they serve where a task's corpus has no evidence (Stewart et al.
+2024, arXiv 2411.03786: model-derived bigrams). ``tasc_engine.model.token_bigrams`` computes them.
 """
 
 import os
@@ -15,30 +14,31 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tasc_draft.compiled import IndexPart
 from tasc_draft.errors import DraftError
 from tasc_draft.tokens import Int32
 
 _FIELDS = ("model", "fingerprint", "vocab_size", "tokens", "logp")
 _MAKE = "`tasc model-bigrams` makes one"
 _DAMAGES = (KeyError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
-_ROUNDING = 1e-3  # a float32 log-probability of a certain token may lie this far above 0
+_ROUNDING = 1e-3  # rounding may put the float32 log-probability of a certain token this far above 0
 
 
 class BigramView(NamedTuple):
-    """The arrays of a ``BigramTable``, as compiled code takes them."""
+    """The arrays of a `BigramTable`, as compiled code takes them."""
 
     tokens: Int32
     logp: NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class BigramTable:
+class BigramTable(IndexPart):
     """Immutable next tokens of each token.
 
     Attributes:
         model: The target's name, for people.
-        fingerprint: Of the tokenizer that the ids are of.
-        vocab_size: The tokenizer's, V. What a target has beyond it, padding, is left out.
+        fingerprint: The fingerprint of the tokenizer that made the ids.
+        vocab_size: The tokenizer's, V; the target's padding beyond it is left out.
         tokens: ``int32[V, k]`` the k likeliest next tokens of each token, the likeliest first.
         logp: ``float32[V, k]`` their log-probabilities, natural.
     """
@@ -49,19 +49,9 @@ class BigramTable:
     tokens: Int32
     logp: NDArray[np.float32]
 
-    def __post_init__(self) -> None:
-        # Read-only like a mapped file, so that compiled code sees one array type for both.
-        for array in self.view:
-            array.setflags(write=False)
-
     @property
     def view(self) -> BigramView:
-        """The arrays, as compiled code takes them."""
         return BigramView(self.tokens, self.logp)
-
-    @property
-    def nbytes(self) -> int:
-        return self.tokens.nbytes + self.logp.nbytes
 
     def check_integrity(self) -> None:
         """Raise DraftError unless every token has distinct continuations, the likeliest first."""
@@ -86,7 +76,7 @@ class BigramTable:
 
 
 def write_bigrams(table: BigramTable, path: Path) -> None:
-    """Write a table as a ``.npz`` without pickle; the name appears only when the file is whole."""
+    """Write a table as ``.npz`` without pickle. The file appears under its name once complete."""
     arrays: dict[str, Any] = {name: np.asarray(getattr(table, name)) for name in _FIELDS}
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     with partial.open("wb") as file:
@@ -95,19 +85,20 @@ def write_bigrams(table: BigramTable, path: Path) -> None:
 
 
 def read_bigrams(path: Path, fingerprint: str) -> BigramTable:
-    """Read a table and verify it.
+    """Read and verify a table.
 
     Args:
-        fingerprint: Of the tokenizer whose ids the table is to be used with.
+        fingerprint: The fingerprint of the tokenizer whose ids the table will be used with.
 
     Raises:
-        DraftError: The file is missing, foreign or damaged, or of another tokenizer.
+        DraftError: The file is missing or damaged, is not a bigram table, or belongs to another
+            tokenizer.
     """
     table = _table(_arrays(path), path)
     if table.fingerprint != fingerprint:
         raise DraftError(
-            f"{path} is of {table.model} with tokenizer {table.fingerprint}, needed is one of "
-            f"tokenizer {fingerprint}; make it with `tasc model-bigrams` from the task's model"
+            f"{path} is of {table.model} with tokenizer {table.fingerprint}, the task has "
+            f"tokenizer {fingerprint}; make one with `tasc model-bigrams` from the task's model"
         )
     try:
         table.check_integrity()
@@ -125,26 +116,26 @@ def _arrays(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise DraftError(f"{path} cannot be read: {error.strerror or error}; {_MAKE}") from error
     if lacking := [name for name in _FIELDS if name not in arrays]:
-        raise DraftError(f"{path} is no bigram table: it lacks {', '.join(lacking)}; {_MAKE}")
+        raise DraftError(f"{path} is not a bigram table: it lacks {', '.join(lacking)}; {_MAKE}")
     return arrays
 
 
 def _fields(file: BinaryIO, path: Path) -> dict[str, Any]:
-    """Those of a table's arrays that the file has. What numpy says of others would help nobody."""
+    """The fields of a table that the file has. Messages of numpy are replaced by clearer ones."""
     if not zipfile.is_zipfile(file):
-        raise DraftError(f"{path} is no bigram table: it is no whole .npz archive; {_MAKE}")
+        raise DraftError(f"{path} is not a bigram table: it is not a .npz archive; {_MAKE}")
     file.seek(0)
     try:
         with np.load(file, allow_pickle=False) as content:
             return {name: content[name] for name in _FIELDS if name in content.files}
     except _DAMAGES as error:
-        raise DraftError(f"{path} is a damaged bigram table or none; {_MAKE}") from error
+        raise DraftError(f"{path} is damaged or not a bigram table; {_MAKE}") from error
 
 
 def _table(arrays: dict[str, Any], path: Path) -> BigramTable:
-    kinds = {"model": ("U", "a text"), "fingerprint": ("U", "a text")}
-    kinds["vocab_size"] = ("i", "a whole number")
-    for name, (kind, said) in kinds.items():
+    kinds = {"model": "U", "fingerprint": "U", "vocab_size": "i"}
+    for name, kind in kinds.items():
         if arrays[name].ndim != 0 or arrays[name].dtype.kind != kind:
-            raise DraftError(f"{path} is no bigram table: its {name} is not {said}; {_MAKE}")
+            expected = {"U": "a string", "i": "an integer"}[kind]
+            raise DraftError(f"{path} is not a bigram table: its {name} is not {expected}; {_MAKE}")
     return BigramTable(**{n: a.item() if n in kinds else a for n, a in arrays.items()})

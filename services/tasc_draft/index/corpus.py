@@ -1,8 +1,8 @@
-"""The corpus index: a suffix array of a task's distinct outputs, with counts. It builds nothing.
+"""The corpus index: a suffix array of a task's distinct outputs, with counts.
 
 The trie of all n-grams of ``SEP output EOS`` (TASC-spec, Tsur et al. 2026, arXiv 2602.24174,
-section 5.2) is held as an array of text positions sorted by their next ``depth`` tokens, so that a
-node is an interval of it (Manber & Myers 1993). It knows token ids, no strings and no files.
+section 5.2) is stored as an array of text positions sorted by their next ``depth`` tokens, so that
+a node of the trie is an interval of it (Manber & Myers 1993). `corpus_build` builds it.
 """
 
 from dataclasses import dataclass
@@ -11,22 +11,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tasc_draft.compiled import compiled
+from tasc_draft.compiled import IndexPart, compiled, read_only
 from tasc_draft.errors import DraftError
-from tasc_draft.index.corpus_documents import MARKS, MAX_DEPTH, MAX_VOCAB
-from tasc_draft.index.corpus_hot import common_prefixes, hot_table
-from tasc_draft.index.corpus_sort import DEPTH, precedes, read_only, sorted_places
-from tasc_draft.index.lookup import COLUMNS, END
+from tasc_draft.index.corpus_sort import DEPTH, precedes, sorted_places
+from tasc_draft.index.lookup import COLUMNS, END, common_prefixes, hot_table
 from tasc_draft.tokens import Int32
 
-ARRAYS = (
-    "text", "offsets", "order", "cumulative",
-    "hot_slots", "hot_next",
-)  # fmt: skip
+MAX_VOCAB = 2**21 - 3  # three tokens fit a 64-bit sort key
+MAX_DEPTH = 63  # the hot table packs a depth into six bits
+MAX_TEXT = 2**31 - 1  # positions and counts are int32
+MARKS = 3  # SEP, EOS and END of each document
 
 
 class CorpusView(NamedTuple):
-    """The arrays compiled code takes; see CorpusIndex for what they hold."""
+    """The arrays of a `CorpusIndex` that compiled code takes."""
 
     text: Int32
     order: Int32
@@ -36,27 +34,27 @@ class CorpusView(NamedTuple):
 
 
 @dataclass(frozen=True)
-class CorpusIndex:
-    """Immutable, and the same bytes for the same multiset of documents.
+class CorpusIndex(IndexPart):
+    """Immutable suffix array. The same multiset of documents gives the same bytes.
 
     Attributes:
-        fingerprint: Fingerprint of the tokenizer that made the ids.
-        vocab_size: The tokenizer's; it is also the id of the document mark SEP.
-        depth: Tokens by which positions are sorted; the longest n-gram that is counted.
-        documents: How many documents were indexed, repeats counted.
-        tokens: How many tokens they have, SEP and EOS included, repeats counted.
+        fingerprint: The fingerprint of the tokenizer that made the ids.
+        vocab_size: The tokenizer's; also the id of the document mark SEP.
+        depth: Number of tokens by which positions are sorted: the length of the longest n-gram.
+        documents: Number of documents, repeats counted.
+        tokens: Number of their tokens, SEP and EOS included, repeats counted.
         text: ``int32[T]`` distinct documents in lexicographic order, each ``SEP output EOS END``
             (END = -1), then ``depth`` more ENDs, so that ``text[p + depth]`` exists for every p.
-        offsets: ``int32[D + 1]`` where each distinct document begins; the last is behind them all.
-        order: ``int32[S]`` the first position of each distinct ``depth``-gram (cut behind its
-            first END), sorted by the gram's tokens, END first. No gram begins with END.
+        offsets: ``int32[D + 1]`` where each distinct document begins; the last is their end.
+        order: ``int32[S]`` the first position of each distinct ``depth``-gram (cut after its first
+            END), sorted by the gram's tokens, END first. No gram begins with END.
         cumulative: ``int32[S + 1]`` how often the grams before entry i occur, repeats counted.
-        hot_slots: ``int32[2^m, 4]`` open addressing by ``slot_of(lo, depth)``, at most half full:
-            (lo, depth, begin, n) of each interval of more than HOT entries and at least two
-            different next tokens: its continuations are ``hot_next[begin : begin + n]``.
+        hot_slots: ``int32[2^m, 4]`` hash table by ``slot_of(lo, depth)``, open addressing, at most
+            half full. (lo, depth, begin, n) of each interval with more than HOT entries and at
+            least two different next tokens; ``hot_next[begin : begin + n]`` are its continuations.
         hot_next: ``int32[*, 4]`` (token, count, lo, hi): a next token, how often it follows, and
-            the interval one token deeper; of an interval the at most WIDEST most frequent, END left
-            out, by falling count, then rising token.
+            the interval one token deeper. Each interval has its WIDEST most frequent ones without
+            END, by falling count, then rising token.
     """
 
     fingerprint: str
@@ -71,55 +69,40 @@ class CorpusIndex:
     hot_slots: Int32
     hot_next: Int32
 
-    def __post_init__(self) -> None:
-        # Read-only like a mapped file, so that compiled code sees one array type for both.
-        for name in ARRAYS:
-            getattr(self, name).setflags(write=False)
-
     @classmethod
     def empty(cls, fingerprint: str, vocab_size: int, depth: int = DEPTH) -> "CorpusIndex":
-        """An index of no documents: every look-up misses."""
-        none, zero = np.zeros(0, np.int32), np.zeros(1, np.int32)
-        return cls(
-            fingerprint, vocab_size, depth, 0, 0,
-            np.full(depth, END, np.int32), zero, none, zero.copy(),
-            np.zeros((1, 4), np.int32), np.zeros((0, COLUMNS), np.int32),
-        )  # fmt: skip
+        """An index without documents."""
+        text, order = np.full(depth, END, np.int32), np.zeros(0, np.int32)
+        offsets, cumulative = np.zeros((2, 1), np.int32)
+        hot = np.zeros((1, 4), np.int32), np.zeros((0, COLUMNS), np.int32)
+        sizes = depth, 0, 0
+        return cls(fingerprint, vocab_size, *sizes, text, offsets, order, cumulative, *hot)
 
     @property
     def view(self) -> CorpusView:
         return CorpusView(*(getattr(self, name) for name in CorpusView._fields))
 
-    @property
-    def nbytes(self) -> int:
-        return sum(getattr(self, name).nbytes for name in ARRAYS)
-
     def check_integrity(self) -> None:
-        """Raise DraftError unless every array is what a build of ``text`` makes; it sorts again."""
-        _check(self)
+        """Check every array, so that compiled code, which checks no bounds, may read them.
 
+        The text is sorted again and compared with ``order``. An index does not say how often each
+        document occurs, but the counts must be consistent: unless a gram begins a document, it
+        occurs as often as all grams that begin one token to its left. The check passes for the
+        arrays of another corpus; a file's checksum finds those. It takes about as long and as much
+        memory as the build.
 
-def _check(index: CorpusIndex) -> None:
-    """Check every array of an index; compiled code, which checks no bounds, may then read it.
-
-    The text is sorted again, so that damage to ``order`` cannot hide. How often each document
-    occurs is not in an index; that the counts can come from documents at all is seen by their flow:
-    a gram occurs as often as all grams that begin one token to the left of it, unless it begins a
-    document. Arrays that all belong to one other corpus pass: a file's checksum finds those. Takes
-    about as long and as much memory as the build.
-
-    Raises:
-        DraftError: It names the first part found wrong.
-    """
-    # Each check relies on those before it.
-    for part, holds in (
-        ("sizes", _sizes_hold),
-        ("text", _text_holds),
-        ("order or counts", _order_and_counts_hold),
-        ("hot table", _hot_table_holds),
-    ):
-        if not holds(index):
-            raise DraftError(f"the corpus index is damaged in its {part}; build the index again")
+        Raises:
+            DraftError: The message names the first part found wrong.
+        """
+        # Each check relies on those before it.
+        for part, holds in (
+            ("sizes", _sizes_hold),
+            ("text", _text_holds),
+            ("order or counts", _order_and_counts_hold),
+            ("hot table", _hot_table_holds),
+        ):
+            if not holds(self):
+                raise DraftError(f"the corpus index is damaged in its {part}; build it again")
 
 
 def _sizes_hold(index: CorpusIndex) -> bool:
@@ -180,7 +163,7 @@ def _order_and_counts_hold(index: CorpusIndex) -> bool:
 def _flow_holds(index: CorpusIndex, counts: NDArray[Any], entry_of: NDArray[Any]) -> bool:
     text, order = index.text, index.order
     shared = common_prefixes(read_only(text), read_only(order), index.depth)
-    # The number of the gram one token shorter.
+    # For each entry, the number of its gram without the last token.
     shorter = np.cumsum(shared < index.depth - 1, dtype=np.int32) - np.int32(1)
     right = order + np.int32(1)
     goes_on = text[right] != END

@@ -1,39 +1,173 @@
-"""Build a corpus index from token ids, in steps that a distributed job calls as well.
+"""Builds a corpus index from token ids, in steps that a distributed job calls as well.
 
-The job calls ``distinct`` once, ``splitters`` once, ``sort_part`` for each two neighbouring
-splitters on any machine that has the text, and ``assemble`` once. The bytes are the same for any
-number of parts and any order of documents.
+The job calls `distinct` once, `splitters` once, `sort_part` for each pair of neighbouring splitters
+on any machine that has the text, and `assemble` once. The bytes do not depend on the number of
+parts or on the order of documents.
 
-Where an index would be larger than allowed, the documents with the least expected gain are left
-out. The gain of a document is how often its tokens would be predicted for other documents: each of
-its grams of GAIN_TOKENS tokens predicts its last token wherever else the gram occurs. A gram that k
-kept places already have counts 1 / (1 + k)^2. Without this discount the most similar documents are
-kept, and drafts are worse than with documents drawn at random.
+If an index would be larger than allowed, the documents with the least expected gain are left out.
+The gain of a document is how often its tokens would be predicted for other documents: each of its
+grams of GAIN_TOKENS tokens predicts its last token wherever else the gram occurs. A gram that kept
+documents already have k times counts 1 / (1 + k)^2. Without this discount the most similar
+documents are kept, and drafts are worse than with documents drawn at random.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tasc_draft.compiled import compiled
+from tasc_draft.compiled import compiled, read_only
 from tasc_draft.errors import DraftError
-from tasc_draft.index.corpus import CorpusIndex
-from tasc_draft.index.corpus_documents import Documents, distinct, keep
-from tasc_draft.index.corpus_hot import hot_table
-from tasc_draft.index.corpus_sort import DEPTH, sort_part, sorted_places, splitters
+from tasc_draft.index.corpus import MARKS, MAX_DEPTH, MAX_TEXT, MAX_VOCAB, CorpusIndex
+from tasc_draft.index.corpus_sort import (
+    DEPTH,
+    sort_chosen,
+    sort_part,
+    sorted_places,
+    splitters,
+)
+from tasc_draft.index.lookup import END, hot_table
 from tasc_draft.tokens import Int32, Int64, Tokens
 
-# Replayed on five tasks cut to a half and a fifth, 8 did best of 3, 4, 6, 8 and 12.
-GAIN_TOKENS = 8
-# Each looks for half the gain of the one before it; what the last leaves is worth next to nothing.
-SWEEPS = 16
+__all__ = [
+    "DEPTH",
+    "Documents",
+    "Parts",
+    "assemble",
+    "build_corpus",
+    "check_cap",
+    "distinct",
+    "index_documents",
+    "sort_part",
+    "splitters",
+]
+
+Parts: TypeAlias = Sequence[tuple[Int32, Int32]]
+"""The results of `sort_part` for each part of a text, in order."""
+
+GAIN_TOKENS = 8  # the best of 3, 4, 6, 8 and 12 on five tasks cut to a half and to a fifth
+SWEEPS = 16  # each halves the threshold of the gain; what is left then gains next to nothing
+_CAUTION = 0.99  # attempts to meet a byte limit aim a little lower, so that few are needed
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Distinct documents, sorted by their tokens.
+
+    Attributes:
+        text, offsets: ``int32[T]`` and ``int32[D + 1]``, as in `CorpusIndex`.
+        counts: ``int32[D]`` how often each document occurs.
+        rows: ``int32[rows]`` number of each row's document; -1 if it was dropped.
+    """
+
+    text: Int32
+    offsets: Int32
+    counts: Int32
+    rows: Int32
+
+    def __post_init__(self) -> None:
+        for array in (self.text, self.offsets, self.counts, self.rows):
+            array.setflags(write=False)
+
+
+def distinct(outputs: Tokens, *, vocab_size: int, eos_id: int, depth: int = DEPTH) -> Documents:
+    """The distinct documents ``SEP output EOS END`` of a task's outputs.
+
+    Args:
+        outputs: Token ids without end-of-sequence.
+        depth: Number of additional ENDs after the last document.
+
+    Raises:
+        DraftError: An id is outside the vocabulary, or the vocabulary or the corpus is too large.
+    """
+    _check(outputs, vocab_size, eos_id, depth)
+    lengths = outputs.lengths + MARKS
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    marked = np.empty(starts[-1] + depth, np.int32)
+    mark(read_only(outputs.ids), starts, vocab_size, eos_id, marked)
+    places = sort_chosen(marked, starts[:-1].astype(np.int32), int(lengths.max(initial=2)))
+    first = places >= 0
+    number = np.cumsum(first, dtype=np.int32) - np.int32(1)
+    rows = np.empty(len(places), np.int32)
+    rows[np.searchsorted(starts, np.where(first, places, ~places))] = number
+    chosen = np.searchsorted(starts, places[first])
+    counts = np.bincount(rows, minlength=len(chosen)).astype(np.int32)
+    return Documents(*_arrange(marked, starts[:-1][chosen], lengths[chosen], depth), counts, rows)
+
+
+def keep(documents: Documents, kept: NDArray[np.bool_], depth: int) -> Documents:
+    """The documents marked in ``bool[D]``, in the same order."""
+    numbers = np.where(kept, np.cumsum(kept) - 1, -1).astype(np.int32)
+    starts, lengths = documents.offsets[:-1][kept], np.diff(documents.offsets)[kept]
+    text, offsets = _arrange(documents.text, starts, lengths, depth)
+    return Documents(text, offsets, documents.counts[kept], numbers[documents.rows])
+
+
+def _check(outputs: Tokens, vocab_size: int, eos_id: int, depth: int) -> None:
+    ids = outputs.ids
+    if not 0 < vocab_size <= MAX_VOCAB:
+        raise DraftError(
+            f"the vocabulary has {vocab_size} tokens, an index supports 1 to {MAX_VOCAB}; "
+            "correct vocab_size in the model's config.json"
+        )
+    if not 0 <= eos_id < vocab_size:
+        raise DraftError(
+            f"the end-of-sequence id is {eos_id}, the vocabulary has {vocab_size}; "
+            "correct eos_token_id in the model's config.json"
+        )
+    if ids.size and not (ids.min() >= 0 and ids.max() < vocab_size):
+        raise DraftError(
+            f"corpus ids run from {ids.min()} to {ids.max()}, the vocabulary has {vocab_size}; "
+            "tokenise the corpus with the target's own tokenizer"
+        )
+    if not 2 <= depth <= MAX_DEPTH:
+        raise DraftError(
+            f"depth is {depth}, grams have 2 to {MAX_DEPTH} tokens; leave it at {DEPTH}"
+        )
+    size = ids.size + MARKS * len(outputs) + depth
+    if size > MAX_TEXT:
+        raise DraftError(
+            f"the corpus has {size} tokens, an index holds {MAX_TEXT}; index fewer documents"
+        )
+
+
+def _arrange(
+    source: Int32, starts: NDArray[Any], lengths: NDArray[Any], depth: int
+) -> tuple[Int32, Int32]:
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    text = np.full(int(offsets[-1]) + depth, END, np.int32)
+    copy(read_only(source), starts.astype(np.int64), offsets, text)
+    return text, offsets
+
+
+@compiled
+def mark(ids: Any, starts: Any, sep: int, eos: int, text: Any) -> None:
+    """Write ``SEP output EOS END`` for each output, and ENDs after the last."""
+    at = 0
+    for i in range(len(starts) - 1):
+        begin, size = starts[i], starts[i + 1] - starts[i] - MARKS
+        text[begin] = sep
+        text[begin + 1 : begin + 1 + size] = ids[at : at + size]
+        text[begin + 1 + size], text[begin + 2 + size] = eos, END
+        at += size
+    text[starts[-1] :] = END
+
+
+@compiled
+def copy(source: Any, starts: Any, offsets: Any, text: Any) -> None:
+    """Copy the documents that begin at ``starts`` one after the other."""
+    for i in range(len(starts)):
+        size = offsets[i + 1] - offsets[i]
+        text[offsets[i] : offsets[i + 1]] = source[starts[i] : starts[i] + size]
 
 
 def by_gain(documents: Documents) -> Int64:
-    """Document numbers, those of most expected gain a token first; deterministic.
+    """Document numbers by falling expected gain per token; deterministic.
 
-    Greedy for a sum of diminishing gains, by falling thresholds (Badanidiyuru & Vondrak 2014).
+    Greedy maximisation of a sum of diminishing gains by falling thresholds (Badanidiyuru & Vondrak
+    2014).
     """
     places = sorted_places(documents.text, GAIN_TOKENS)
     first = places >= 0
@@ -48,7 +182,7 @@ def by_gain(documents: Documents) -> Int64:
 
 @compiled
 def ranked(gram_of: Any, elsewhere: Any, offsets: Any) -> Any:
-    """Sweep over the documents, each time taking those above half the last threshold."""
+    """Sweep over the documents and take those above a threshold that each sweep halves."""
     documents = len(offsets) - 1
     held = np.zeros(len(elsewhere), np.int32)
     taken = np.zeros(documents, np.bool_)
@@ -73,86 +207,68 @@ def ranked(gram_of: Any, elsewhere: Any, offsets: Any) -> Any:
 
 @compiled
 def gain_of(grams: Any, elsewhere: Any, held: Any) -> float:
-    """The expected gain a token of a document, END left out, beside those already taken."""
+    """The expected gain per token of a document without END, given the grams already held."""
     gain = 0.0
     for gram in grams:
         gain += elsewhere[gram] / (1.0 + held[gram]) ** 2
     return gain / len(grams)
 
 
-__all__ = [
-    "DEPTH",
-    "Documents",
-    "Parts",
-    "assemble",
-    "build_corpus",
-    "check_cap",
-    "distinct",
-    "index_documents",
-    "sort_part",
-    "splitters",
-]
-
-Parts: TypeAlias = Sequence[tuple[Int32, Int32]]
-"""What ``sort_part`` gives of each part of a text, in order."""
-
-# A second attempt at a byte cap aims a little lower, so that few are needed.
-_CAUTION = 0.99
-
-
 def build_corpus(
-    outputs: Tokens, *, fingerprint: str, vocab_size: int, eos_id: int, depth: int = DEPTH,
-    max_bytes: int | None = None,
-) -> CorpusIndex:  # fmt: skip
+    outputs: Tokens, *, vocab_size: int, eos_id: int, depth: int = DEPTH, **how: Any
+) -> CorpusIndex:
     """Index the n-grams of ``SEP output EOS`` of a task's outputs.
 
-    Memory peaks below 60 bytes a token.
+    Memory peaks below 60 bytes per token. ``how`` goes to `index_documents`.
 
     Args:
         outputs: Token ids without end-of-sequence.
-        fingerprint: Of the tokenizer that made the ids.
-        eos_id: Written behind each document.
-        depth: Tokens of the longest gram.
-        max_bytes: See ``index_documents``.
+        eos_id: Appended to each output.
+        depth: Length of the longest gram.
 
     Raises:
         DraftError: An id is outside the vocabulary, a size is out of range, or no index is as small
             as ``max_bytes``.
     """
     documents = distinct(outputs, vocab_size=vocab_size, eos_id=eos_id, depth=depth)
-    return index_documents(
-        documents, fingerprint=fingerprint, vocab_size=vocab_size, depth=depth, max_bytes=max_bytes
-    )[0]
+    return index_documents(documents, vocab_size=vocab_size, depth=depth, **how)[0]
 
 
 def check_cap(max_bytes: int | None, depth: int = DEPTH) -> None:
-    """Raise DraftError if not even an index of no documents takes so few bytes; None is no cap."""
+    """Raise DraftError if even an index without documents is larger; None is no limit."""
     least = CorpusIndex.empty("", 1, depth).nbytes
     if max_bytes is not None and max_bytes < least:
         raise DraftError(
-            f"max_bytes is {max_bytes}, an index of no documents takes {least}; raise it"
+            f"max_bytes is {max_bytes}, an index without documents takes {least}; raise it"
         )
 
 
 def index_documents(
-    documents: Documents, *, fingerprint: str, vocab_size: int, depth: int = DEPTH,
-    max_bytes: int | None = None, sort: Callable[[Documents], Parts] | None = None,
+    documents: Documents,
+    *,
+    fingerprint: str,
+    vocab_size: int,
+    depth: int = DEPTH,
+    max_bytes: int | None = None,
+    sort: Callable[[Documents], Parts] | None = None,
     pruned: Callable[[int], None] = lambda times: None,
-) -> tuple[CorpusIndex, Documents]:  # fmt: skip
-    """Index distinct documents, as many as fit ``max_bytes`` of arrays.
+) -> tuple[CorpusIndex, Documents]:
+    """Index distinct documents, as many as fit into ``max_bytes`` of arrays.
 
-    Where all do not fit, documents are kept by falling expected gain a token (``by_gain``) as far
-    as the bytes a token of the last attempt allow, until they fit.
+    If not all fit, documents are kept by falling expected gain per token (`by_gain`). The bytes per
+    token of one attempt say how many to keep in the next.
 
     Args:
-        sort: Sorts a text to ``depth``, in any number of parts; by default here and in one.
-        pruned: Where not all fit, told how often documents were chosen and sorted anew: 0 first.
+        fingerprint: The fingerprint of the tokenizer that made the ids.
+        sort: Sorts a text to ``depth`` in any number of parts; by default in one, in this process.
+        pruned: Called before each new choice of documents with the number of choices so far, from
+            0 on.
 
     Returns:
-        The index and the documents in it; a dropped document's rows have number -1.
+        The index and the documents in it; rows of dropped documents have the number -1.
 
     Raises:
-        DraftError: Not even an index of no documents fits.
+        DraftError: Even an index without documents does not fit.
     """
 
     def in_one(some: Documents) -> Parts:
@@ -182,15 +298,13 @@ def index_documents(
 
 
 def assemble(
-    documents: Documents, parts: Parts, *,
-    fingerprint: str, vocab_size: int, depth: int = DEPTH,
-) -> CorpusIndex:  # fmt: skip
-    """Join sorted parts, in order, to the index of the documents they were sorted from."""
+    documents: Documents, parts: Parts, *, fingerprint: str, vocab_size: int, depth: int = DEPTH
+) -> CorpusIndex:
+    """Join the sorted parts of the documents' text, in order, to an index."""
     order = np.concatenate([part[0] for part in parts])
     cumulative = np.zeros(len(order) + 1, np.int32)
     np.cumsum(np.concatenate([part[1] for part in parts]), out=cumulative[1:])
-    return CorpusIndex(
-        fingerprint, vocab_size, depth, int(documents.counts.sum()), int(cumulative[-1]),
-        documents.text, documents.offsets, order, cumulative,
-        *hot_table(documents.text, order, cumulative, depth),
-    )  # fmt: skip
+    sizes = depth, int(documents.counts.sum()), int(cumulative[-1])
+    arrays = documents.text, documents.offsets, order, cumulative
+    hot = hot_table(documents.text, order, cumulative, depth)
+    return CorpusIndex(fingerprint, vocab_size, *sizes, *arrays, *hot)

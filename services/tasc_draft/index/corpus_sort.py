@@ -1,44 +1,43 @@
-"""Sort the places of a text by their next tokens: whole, in parts, or some of them.
+"""Sorts places of a text by their next tokens: all of them, those of a part, or chosen ones.
 
-A gram is the next ``depth`` tokens of a place, cut behind its first END. Places are first dealt
-into buckets by their first token, then each group of equal places is ordered by its next tokens,
-packed into one 64-bit key, by a stable radix sort, and so on until it is ``depth`` tokens deep
-(most significant key first: McIlroy, Bostic & McIlroy 1993, applied to keys). Work and memory are
-linear in the text times the depth. It knows no documents beyond their weights.
+A gram is the next ``depth`` tokens from a place on, cut after its first END. Places are first put
+into buckets by their first token. Each group of equal places is then sorted by its next tokens,
+packed into a 64-bit key, with a stable radix sort, and so on to ``depth`` tokens (most significant
+key first: McIlroy, Bostic & McIlroy 1993). Time is linear in the size of the text times the depth.
 """
 
 from typing import Any
 
 import numpy as np
 
-from tasc_draft.compiled import borrowing, compiled
+from tasc_draft.compiled import borrowing, compiled, read_only
 from tasc_draft.index.lookup import END
 from tasc_draft.tokens import Int32
 
-# Tokens of a gram where nothing else is said.
-DEPTH = 16
-# Fewer places than this are sorted by insertion; measured on real text.
-FEW = 32
-# Two digits cover a token of 18 bits, vocabularies up to 262,142.
-DIGIT_BITS = 9
+DEPTH = 16  # default length of a gram
+FEW = 32  # up to this many places are sorted by insertion; measured on real text
+DIGIT_BITS = 9  # two digits cover a token of 18 bits: vocabularies up to 262,142
 DIGITS = 1 << DIGIT_BITS
 KEY_BITS = 64
-# So many places are drawn for each part; their quantiles then miss by about one per cent.
-SAMPLE = 1024
+SAMPLE = 1024  # places drawn per part; their quantiles are then off by about one per cent
 
 
 def sort_part(
-    text: Int32, offsets: Int32, counts: Int32, depth: int = DEPTH,
-    low: int | None = None, high: int | None = None,
-) -> tuple[Int32, Int32]:  # fmt: skip
-    """Sort a part of the places of a text and merge those of one gram.
+    text: Int32,
+    offsets: Int32,
+    counts: Int32,
+    depth: int = DEPTH,
+    low: int | None = None,
+    high: int | None = None,
+) -> tuple[Int32, Int32]:
+    """Sort the places of a part of a text and merge places with the same gram.
 
     Args:
-        text: ``int32[T]`` as in CorpusIndex; it may be a read-only memory map.
+        text: ``int32[T]`` as in `CorpusIndex`; it may be a read-only memory map.
         offsets: ``int32[D + 1]`` where each document begins.
         counts: ``int32[D]`` how often each document occurs.
-        low, high: Places; the part has the grams s with gram(low) <= s < gram(high). None is an
-            open end.
+        low, high: Places that delimit the part: gram(low) <= gram < gram(high). None is an open
+            end.
 
     Returns:
         The first place of each distinct gram, sorted, and how often the gram occurs.
@@ -53,7 +52,7 @@ def sort_part(
 def sorted_places(
     text: Int32, depth: int, low: int | None = None, high: int | None = None
 ) -> Int32:
-    """All places of a part by gram, those of one gram rising: p for its first, ~p for the rest."""
+    """All places of a part by gram, then by place: p for the first of a gram, ~p for others."""
     text = read_only(text)
     width, ends = width_of(text), [-1 if end is None else int(end) for end in (low, high)]
     bits = width.bit_length()
@@ -63,7 +62,7 @@ def sorted_places(
 
 
 def sort_chosen(text: Int32, places: Int32, depth: int) -> Int32:
-    """Some places of a text, given rising, by gram; marked as by ``sorted_places``."""
+    """Ascending places of a text, sorted and marked like those of `sorted_places`."""
     text, places, bits = read_only(text), places.copy(), width_of(text).bit_length()
     keys = np.empty(len(places), np.uint64)
     gather(text, places, 0, len(places), 0, depth, bits, keys)
@@ -72,13 +71,13 @@ def sort_chosen(text: Int32, places: Int32, depth: int) -> Int32:
 
 
 def splitters(text: Int32, parts: int, depth: int = DEPTH) -> list[int]:
-    """Places whose grams cut a text into ``parts`` parts of about equally many places.
+    """Places whose grams split a text into ``parts`` parts with about equally many places.
 
-    They are quantiles of an evenly spaced sample: first tokens are too skewed to cut by.
+    They are quantiles of an evenly spaced sample, as first tokens are too unevenly distributed.
 
     Returns:
-        ``parts - 1`` places by rising gram, fewer where the text has fewer; where a gram is very
-        frequent, equal ones, between which a part is empty.
+        ``parts - 1`` places by rising gram, or fewer if the text has fewer. A very frequent gram
+        gives equal places, and the part between them is empty.
     """
     stride = max(1, len(text) // (SAMPLE * parts))
     sample = np.flatnonzero(text[::stride] != END).astype(np.int32) * np.int32(stride)
@@ -88,21 +87,14 @@ def splitters(text: Int32, parts: int, depth: int = DEPTH) -> list[int]:
     return [int(places[len(places) * i // cuts]) for i in range(1, cuts)]
 
 
-def read_only(text: Int32) -> Int32:
-    """The same memory as compiled code sees a file's: one array type, one compilation."""
-    view = np.asarray(text).view()
-    view.setflags(write=False)
-    return view
-
-
 def width_of(text: Int32) -> int:
-    """One more than the greatest token; as wide as this is a token in a key, where END is 0."""
+    """One more than the largest token. Keys hold token + 1, so that END is 0."""
     return int(text.max(initial=0)) + 1
 
 
 @borrowing
 def precedes(text: Any, a: int, b: int, depth: int) -> bool:
-    """Whether the gram of place ``a`` is less than that of ``b``."""
+    """Whether the gram of place ``a`` is less than that of place ``b``."""
     for k in range(depth):
         x, y = text[a + k], text[b + k]
         if x != y or x == END:
@@ -112,7 +104,7 @@ def precedes(text: Any, a: int, b: int, depth: int) -> bool:
 
 @borrowing
 def inside(text: Any, place: int, depth: int, low: int, high: int) -> bool:
-    """Whether a place belongs to a part; -1 is an open end."""
+    """Whether a place belongs to a part; a limit of -1 is an open end."""
     return (low < 0 or not precedes(text, place, low, depth)) and (
         high < 0 or precedes(text, place, high, depth)
     )
@@ -122,10 +114,10 @@ def inside(text: Any, place: int, depth: int, low: int, high: int) -> bool:
 def bucket_of(
     text: Any, place: int, depth: int, low: int, high: int, least: int, greatest: int, width: int
 ) -> int:
-    """A place's first token if it belongs to the part, else ``width``; no branch for most.
+    """A place's first token if it belongs to the part, else ``width``; mostly without a branch.
 
-    ``least`` and ``greatest`` are the first tokens of ``low`` and ``high``: only their places need
-    a look at more than one token.
+    ``least`` and ``greatest`` are the first tokens of ``low`` and ``high``. Only places with these
+    tokens need a comparison of whole grams.
     """
     token = int(text[place])
     if token in (least, greatest):
@@ -135,7 +127,7 @@ def bucket_of(
 
 @compiled
 def deal(text: Any, depth: int, low: int, high: int, width: int, bits: int) -> tuple[Any, Any, Any]:
-    """Places of a part in buckets by first token, rising, with keys of the tokens behind it.
+    """Put the places of a part into buckets by first token, with keys of the tokens after it.
 
     Returns:
         first: ``int64[width + 1]`` where the bucket of each token below ``width`` begins.
@@ -150,7 +142,7 @@ def deal(text: Any, depth: int, low: int, high: int, width: int, bits: int) -> t
     for token in range(width):
         first[token + 1] = first[token] + fill[token]
         fill[token] = first[token + 1]
-    # Places outside, and END, land in the slot behind the last bucket.
+    # Places outside the part, and END, go to the slot after the last bucket.
     n = first[-1]
     fill[width] = n
     keys, places = np.empty(n + 1, np.uint64), np.empty(n + 1, np.int32)
@@ -172,7 +164,7 @@ def deal(text: Any, depth: int, low: int, high: int, width: int, bits: int) -> t
 def gather(
     text: Any, places: Any, begin: int, end: int, done: int, depth: int, bits: int, keys: Any
 ) -> None:
-    """Pack the tokens behind the first ``done`` of each place; 0 behind END and behind the gram."""
+    """Pack the tokens of each place from ``done`` on; 0 after END and after the gram's end."""
     room = KEY_BITS // bits
     one, take = np.uint64(bits), min(room, depth - done)
     for i in range(begin, end):
@@ -193,8 +185,8 @@ def refine(
     """Sort each bucket by gram, stably, and mark all but the first place of a gram by ``~``.
 
     Args:
-        first: ``int64[buckets + 1]``; the places of a bucket share ``shared`` tokens, ``keys`` has
-            the next ones.
+        first: ``int64[buckets + 1]`` where each bucket begins. Its places share ``shared`` tokens;
+            ``keys`` holds the next ones.
     """
     most = 0
     for bucket in range(len(first) - 1):
@@ -233,7 +225,7 @@ def refine(
 
 @compiled
 def sort_few(keys: Any, places: Any, begin: int, end: int) -> None:
-    """Sort by key, stably, by insertion."""
+    """Stable insertion sort by key."""
     for i in range(begin + 1, end):
         key, place, j = keys[i], places[i], i
         while j > begin and keys[j - 1] > key:
@@ -244,7 +236,7 @@ def sort_few(keys: Any, places: Any, begin: int, end: int) -> None:
 
 @compiled
 def sort_many(keys: Any, places: Any, spare_keys: Any, spare_places: Any, digits: Any) -> None:
-    """Sort by key, stably, by radix over the digits that differ."""
+    """Stable radix sort by key over the digits that differ."""
     n, differ = len(keys), np.uint64(0)
     for i in range(1, n):
         differ |= keys[i] ^ keys[0]
@@ -265,7 +257,7 @@ def sort_many(keys: Any, places: Any, spare_keys: Any, spare_places: Any, digits
 def deal_digit(
     keys: Any, places: Any, to_keys: Any, to_places: Any, shift: Any, digits: Any
 ) -> None:
-    """Deal keys out by one digit, stably."""
+    """Stable counting sort by one digit."""
     digits[:] = 0
     for key in keys:
         digits[(key >> shift) & np.uint64(DIGITS - 1)] += 1
@@ -282,7 +274,7 @@ def deal_digit(
 
 @compiled
 def merge_repeats(places: Any, weights: Any, sums: Any) -> int:
-    """Keep the first place of each gram, in place, and sum its weights; returns how many."""
+    """Keep the first place of each gram, in place, and sum its weights; returns the number."""
     n = 0
     for place in places:
         if place >= 0:

@@ -1,37 +1,46 @@
-"""All that drafts of one task are made from, as one immutable whole. No files, no drafts.
+"""A task's draft index: its parts, their build in one process, and their file.
 
-Only the corpus is always there; a part that is None leaves its source silent.
+Layout of the file: 8 bytes magic, 8 bytes header length (little-endian), the JSON header, padding
+to 64 bytes, then each array at a 64-byte boundary. The header holds the format version, the scalar
+fields of each part, where each array lies, and the SHA-256 of all that and of the arrays.
 """
 
+import dataclasses
+import hashlib
+import json
+import os
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tasc_draft.errors import DraftError
-from tasc_draft.index.aligned import AlignedTable
+from tasc_draft.errors import DraftError, IndexFileError, IndexFormatError
+from tasc_draft.index.aligned import AlignedTable, build_aligned
 from tasc_draft.index.bigrams import BigramTable
 from tasc_draft.index.corpus import CorpusIndex
-from tasc_draft.index.inputs import InputIndex
+from tasc_draft.index.corpus_build import Documents, distinct, index_documents
+from tasc_draft.index.inputs import InputIndex, build_inputs
 from tasc_draft.index.weights import Weights
 from tasc_draft.settings import DraftSettings
-from tasc_draft.tokens import Int32
+from tasc_draft.tokens import Int32, Tokens
 
 
 @dataclass(frozen=True)
 class DraftIndex:
-    """The parts of a task's draft index.
+    """The parts of a task's draft index. All but the corpus are optional.
 
     Attributes:
-        corpus: Every n-gram of the outputs.
-        inputs: The prompts, to find neighbours by.
+        corpus: All n-grams of the outputs.
+        inputs: The prompts, to search for the most similar ones.
         aligned: Next tokens by aligned word, for tasks that go word by word.
         word_starts: ``bool[vocab_size + 1]`` whether a token begins a word; goes with ``aligned``.
-        canonical: ``int32[vocab_size + 1]`` the id of the same text without a blank in front; a
-            prompt's tokens are found again in the answer whether a blank is in front or not.
+        canonical: ``int32[vocab_size + 1]`` the id of the same text without a leading space. It
+            lets a prompt's tokens be found in the answer with a leading space and without.
         bigrams: The target's own continuations of each token.
-        weights: Learnt on held-out rows; None stands for the ones to begin with.
-        settings: Chosen for the task on held-out rows; None leaves them to the task's record.
+        weights: Weights learnt on held-out rows; None stands for the initial ones.
+        settings: Settings chosen on held-out rows; None leaves them to the task's record.
     """
 
     corpus: CorpusIndex
@@ -45,12 +54,12 @@ class DraftIndex:
 
     @classmethod
     def empty(cls, fingerprint: str, vocab_size: int) -> "DraftIndex":
-        """An index of no documents: drafts come from prompts only."""
+        """An index without documents. Drafts then come from prompts and answers only."""
         return cls(CorpusIndex.empty(fingerprint, vocab_size))
 
     @property
     def fingerprint(self) -> str:
-        """Of the tokenizer that made the ids."""
+        """The fingerprint of the tokenizer that made the ids."""
         return self.corpus.fingerprint
 
     @property
@@ -59,48 +68,244 @@ class DraftIndex:
 
     @property
     def nbytes(self) -> int:
+        found = (*self._parts, self.word_starts, self.canonical)
+        return sum(each.nbytes for each in found if each is not None)
+
+    @property
+    def _parts(self) -> list[CorpusIndex | InputIndex | AlignedTable | BigramTable | Weights]:
         parts = (self.corpus, self.inputs, self.aligned, self.bigrams, self.weights)
-        arrays = (self.word_starts, self.canonical)
-        return sum(part.nbytes for part in (*parts, *arrays) if part is not None)
+        return [part for part in parts if part is not None]
 
     def check_integrity(self) -> None:
         """Raise DraftError unless every part is consistent and they fit together."""
-        for part in (self.corpus, self.inputs, self.aligned, self.bigrams, self.weights):
-            if part is not None:
-                part.check_integrity()
-        fit = (
-            self._inputs_fit()
-            and self._aligned_fits()
-            and self._canonical_fits()
-            and self._bigrams_fit()
-        )
-        if not fit:
+        for part in self._parts:
+            part.check_integrity()
+        ids, fits = self.vocab_size + 1, True
+        if self.inputs is not None:
+            fits &= _all_in_range(self.inputs.documents, len(self.corpus.offsets) - 1)
+        if self.aligned is not None:
+            fits &= self.word_starts is not None and len(self.word_starts) == ids
+            fits &= self.aligned.vocab_size == self.vocab_size
+        if self.canonical is not None:
+            fits &= len(self.canonical) == ids and _all_in_range(self.canonical, ids)
+        if self.bigrams is not None:
+            fits &= self.bigrams.fingerprint == self.fingerprint
+            fits &= self.bigrams.vocab_size == self.vocab_size
+        if not fits:
             raise DraftError("the parts of the index do not fit together; build the index again")
 
-    def _inputs_fit(self) -> bool:
-        documents = len(self.corpus.offsets) - 1
-        return self.inputs is None or bool(
-            ((self.inputs.documents >= 0) & (self.inputs.documents < documents)).all()
-        )
 
-    def _aligned_fits(self) -> bool:
-        if self.aligned is None:
-            return True
-        return (
-            self.word_starts is not None
-            and len(self.word_starts) == self.vocab_size + 1
-            and self.aligned.vocab_size == self.vocab_size
-        )
+def _all_in_range(values: Int32, end: int) -> bool:
+    return bool(((values >= 0) & (values < end)).all())
 
-    def _canonical_fits(self) -> bool:
-        twins = self.canonical
-        return twins is None or (
-            len(twins) == self.vocab_size + 1
-            and bool(((twins >= 0) & (twins <= self.vocab_size)).all())
-        )
 
-    def _bigrams_fit(self) -> bool:
-        return self.bigrams is None or (
-            self.bigrams.fingerprint == self.fingerprint
-            and self.bigrams.vocab_size == self.vocab_size
+def build_index(
+    outputs: Tokens,
+    prompts: Tokens | None = None,
+    *,
+    fingerprint: str,
+    vocab_size: int,
+    eos_id: int,
+    word_starts: NDArray[np.bool_] | None = None,
+    canonical: Int32 | None = None,
+    max_bytes: int | None = None,
+) -> DraftIndex:
+    """Index a task's outputs and, if given, its prompts.
+
+    Args:
+        outputs: Token ids of each row's output, without end-of-sequence.
+        prompts: Token ids of the same rows' rendered prompts, as the target will see them.
+        fingerprint: The fingerprint of the tokenizer that made the ids.
+        eos_id: Appended to each output.
+        word_starts: ``bool[vocab_size + 1]`` whether a token begins a word; without it there is no
+            aligned table.
+        canonical: ``int32[vocab_size + 1]`` the id of the same text without a leading space.
+        max_bytes: Most bytes of the corpus part. Outputs of least expected gain are left out.
+
+    Raises:
+        DraftError: An id is outside the vocabulary, there are not as many prompts as outputs, or a
+            size is out of range.
+    """
+    documents = distinct(outputs, vocab_size=vocab_size, eos_id=eos_id)
+    corpus, kept = index_documents(
+        documents, fingerprint=fingerprint, vocab_size=vocab_size, max_bytes=max_bytes
+    )
+    return with_prompts(
+        corpus, kept, outputs, prompts, eos_id=eos_id, word_starts=word_starts, canonical=canonical
+    )
+
+
+def with_prompts(
+    corpus: CorpusIndex,
+    documents: Documents,
+    outputs: Tokens,
+    prompts: Tokens | None,
+    *,
+    eos_id: int,
+    word_starts: NDArray[np.bool_] | None,
+    canonical: Int32 | None = None,
+) -> DraftIndex:
+    """Add what is built from prompts to a corpus index; see `build_index` for the arguments."""
+    if prompts is None or not len(prompts):
+        return DraftIndex(corpus, canonical=canonical)
+    if not len(prompts) == len(outputs) == len(documents.rows):
+        raise DraftError(
+            f"there are {len(prompts)} prompts for {len(outputs)} outputs; give one each"
         )
+    held = np.flatnonzero(documents.rows >= 0)
+    if len(held) < len(prompts):
+        prompts, outputs = prompts.take(held), outputs.take(held)
+    inputs = build_inputs(prompts, outputs, documents.rows[held])
+    aligned = word_starts is not None and build_aligned(
+        prompts, outputs, word_starts=word_starts, vocab_size=corpus.vocab_size, eos_id=eos_id
+    )
+    if not aligned:
+        return DraftIndex(corpus, inputs, canonical=canonical)
+    return DraftIndex(corpus, inputs, aligned, word_starts, canonical)
+
+
+MAGIC = b"TASCNGRM"
+FORMAT = 3
+_ALIGN = 64
+_PREFIX = len(MAGIC) + 8
+_MOST_HEADER = 1 << 20
+_DTYPES = ("<i4", "<u4", "<f4", "|u1")
+_PARTS: dict[str, Any] = {
+    "corpus": CorpusIndex,
+    "inputs": InputIndex,
+    "aligned": AlignedTable,
+    "bigrams": BigramTable,
+    "weights": Weights,
+    "settings": DraftSettings,
+}
+
+
+def write_index(index: DraftIndex, path: Path) -> None:
+    """Write an index file. It appears under its name once it is complete."""
+    parts, arrays = _split(index)
+    layout, size = _layout(arrays)
+    header = {"format": FORMAT, "parts": parts, "arrays": layout, "bytes": size}
+    header["sha256"] = _checksum(header, arrays)
+    encoded = json.dumps(header, sort_keys=True).encode()
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    with partial.open("wb") as file:
+        file.write(MAGIC + len(encoded).to_bytes(8, "little") + encoded)
+        _pad(file)
+        for array in arrays.values():
+            file.write(array.data)
+            _pad(file)
+    partial.replace(path)
+
+
+def read_index(path: Path) -> DraftIndex:
+    """Map an index file read-only and verify its checksum.
+
+    `DraftIndex.check_integrity` checks the contents of the arrays.
+
+    Raises:
+        IndexFileError: The file is not a draft index, is truncated or damaged, or has another
+            format version.
+    """
+    header, begin = _read_header(path)
+    size, promised = path.stat().st_size - begin, header.get("bytes")
+    if size != promised:
+        raise IndexFileError(
+            f"{path} has {size} bytes of arrays, its header says {promised}; fetch it again"
+        )
+    body = np.memmap(path, np.uint8, "r", offset=begin) if size else np.zeros(0, np.uint8)
+    try:
+        arrays = {name: _view(body, place) for name, place in header["arrays"].items()}
+        if _checksum(header, arrays) != header.get("sha256"):
+            raise IndexFileError(f"{path} is damaged: its checksum does not match; fetch it again")
+        return _join(header["parts"], arrays)
+    except IndexFileError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise IndexFileError(f"{path} has a damaged header; fetch it again") from error
+
+
+def _split(index: DraftIndex) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The scalar fields of each part, and all arrays by ``part.field``."""
+    parts: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
+    if index.word_starts is not None:
+        arrays["word_starts"] = index.word_starts.view(np.uint8)
+    if index.canonical is not None:
+        arrays["canonical"] = index.canonical
+    for name in _PARTS:
+        part = getattr(index, name)
+        if part is None:
+            continue
+        parts[name] = {}
+        for field in dataclasses.fields(part):
+            value = getattr(part, field.name)
+            if isinstance(value, np.ndarray):
+                little = value.dtype.newbyteorder("<")
+                arrays[f"{name}.{field.name}"] = np.ascontiguousarray(value, little)
+            else:
+                parts[name][field.name] = value
+    # The checksum takes arrays in the order of the header, whose keys are sorted.
+    return parts, dict(sorted(arrays.items()))
+
+
+def _join(parts: dict[str, Any], arrays: dict[str, Any]) -> DraftIndex:
+    starts = arrays.pop("word_starts", None)
+    made: dict[str, Any] = {"word_starts": None if starts is None else starts.view(bool)}
+    made["canonical"] = arrays.pop("canonical", None)
+    for name, numbers in parts.items():
+        own = {key.partition(".")[2]: a for key, a in arrays.items() if key.startswith(f"{name}.")}
+        made[name] = _PARTS[name](**numbers, **own)
+    return DraftIndex(**made)
+
+
+def _layout(arrays: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    layout: dict[str, Any] = {}
+    offset = 0
+    for name, array in arrays.items():
+        layout[name] = {"offset": offset, "shape": array.shape, "dtype": array.dtype.str}
+        offset += array.nbytes + -array.nbytes % _ALIGN
+    return layout, offset
+
+
+def _checksum(header: dict[str, Any], arrays: dict[str, Any]) -> str:
+    fields = {name: value for name, value in header.items() if name != "sha256"}
+    digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode())
+    for array in arrays.values():
+        digest.update(array.data)
+    return digest.hexdigest()
+
+
+def _pad(file: BinaryIO) -> None:
+    file.write(bytes(-file.tell() % _ALIGN))
+
+
+def _read_header(path: Path) -> tuple[dict[str, Any], int]:
+    with path.open("rb") as file:
+        prefix = file.read(_PREFIX)
+        if prefix[: len(MAGIC)] != MAGIC:
+            raise IndexFileError(f"{path} is not a draft index; `tasc build-index` makes one")
+        length = int.from_bytes(prefix[len(MAGIC) :], "little")
+        encoded = file.read(min(length, _MOST_HEADER))
+    try:
+        header = json.loads(encoded)
+        version = header["format"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise IndexFileError(f"{path} has a damaged header; fetch it again") from error
+    if version != FORMAT:
+        raise IndexFormatError(
+            f"{path} has format {version}, this program reads format {FORMAT}; "
+            "build the index again with this version"
+        )
+    begin = _PREFIX + length
+    return header, begin + -begin % _ALIGN
+
+
+def _view(body: Any, place: dict[str, Any]) -> Any:
+    """One array of a mapped file, without a copy. ValueError: It does not lie in the file."""
+    if place["dtype"] not in _DTYPES:
+        raise ValueError(f"{place} has none of the types {_DTYPES}")
+    kind, shape, begin = np.dtype(place["dtype"]), tuple(place["shape"]), place["offset"]
+    size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+    if begin < 0 or size < 0 or begin + size > len(body):
+        raise ValueError(f"{place} lies outside the {len(body)} bytes of arrays")
+    return np.asarray(body[begin : begin + size]).view(kind).reshape(shape)

@@ -1,8 +1,12 @@
-"""The inputs of a task's rows as an inverted index, and the search for the most similar prompts.
+"""An inverted index of a task's prompts, and the search for the most similar prompts.
 
-A prompt's features are its distinct tokens and pairs of neighbouring tokens, hashed to 32 bits. The
-similarity of two prompts is the cosine of their weighted features. Searches are compiled and write
-to the caller's scratch, which they leave clean in time proportional to what they touched.
+A prompt's features are its distinct tokens and pairs of adjacent tokens, hashed to 32 bits. The
+similarity of two prompts is the cosine of their weighted features. A feature weighs idf *
+sqrt(purity). The idf is log(rows / rows that have it) (Sparck Jones 1972). The purity says how much
+the outputs of those rows agree, so that words which distinguish outputs count more than words which
+are merely rare; it is estimated from a few pairs of rows.
+
+Searches are compiled. They write to the caller's scratch memory and clean what they touched.
 """
 
 from dataclasses import dataclass
@@ -11,19 +15,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tasc_draft.compiled import compiled
+from tasc_draft.compiled import IndexPart, compiled
 from tasc_draft.errors import DraftError
-from tasc_draft.tokens import Int32, Int64
+from tasc_draft.tokens import Int32, Int64, Tokens, is_first
 
 UInt32 = NDArray[np.uint32]
 Float32 = NDArray[np.float32]
 
-ARRAYS = ("slots", "keys", "first", "postings", "weights", "norms", "documents")
-
-# The tokens of a prompt that count: its last ones, where the request stands behind its template.
-PROMPT_TOKENS = 1024
-# A feature of more than this share of the rows tells nothing apart, and has the most postings.
-WIDEST_SHARE = 0.3
+PROMPT_TOKENS = 1024  # the last tokens of a prompt that count: the request after its template
+WIDEST_SHARE = 0.3  # features of more rows than this share distinguish nothing; they are left out
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _MIX_SECOND = np.uint64(0xC2B2AE3D27D4EB4F)
@@ -32,7 +32,7 @@ _ONE = np.uint64(1)
 
 
 class InputView(NamedTuple):
-    """The arrays of an InputIndex, as compiled code takes them."""
+    """The arrays of an `InputIndex`, as compiled code takes them."""
 
     slots: Int32
     keys: UInt32
@@ -44,13 +44,13 @@ class InputView(NamedTuple):
 
 
 @dataclass(frozen=True)
-class InputIndex:
+class InputIndex(IndexPart):
     """Immutable inverted index of a task's prompts.
 
     Attributes:
-        rows: Rows of the corpus, one prompt each.
-        slots: ``int32[2^m]``, where the keys begin whose m highest bits are at least the place's.
-        keys: ``uint32[features]``, ascending; odd ones are pairs of tokens, even ones tokens.
+        rows: Number of rows of the corpus, with one prompt each.
+        slots: ``int32[2^m]``; entry i is the first key whose m highest bits are at least i.
+        keys: ``uint32[features]``, ascending; even ones are tokens, odd ones pairs of tokens.
         first: ``int32[features + 1]``; feature f's rows are ``postings[first[f]:first[f + 1]]``.
             A feature of too many rows has none.
         postings: ``int32[*]`` row numbers, ascending within a feature.
@@ -68,23 +68,19 @@ class InputIndex:
     norms: Float32
     documents: Int32
 
-    def __post_init__(self) -> None:
-        # Read-only like a mapped file, so that compiled code sees one array type for both.
-        for name in ARRAYS:
-            getattr(self, name).setflags(write=False)
-
     @property
     def view(self) -> InputView:
-        return InputView(*(getattr(self, name) for name in ARRAYS))
-
-    @property
-    def nbytes(self) -> int:
-        return sum(getattr(self, name).nbytes for name in ARRAYS)
+        return InputView(**self.arrays)
 
     def check_integrity(self) -> None:
         """Raise DraftError unless the arrays form an inverted index with consistent weights."""
-        ok = self._shapes_fit() and self._features_are_sorted() and self._postings_fit()
-        if not (ok and self._weights_fit()):
+        # Later checks rely on earlier ones.
+        if not (
+            self._shapes_fit()
+            and self._features_are_sorted()
+            and self._postings_fit()
+            and self._weights_fit()
+        ):
             raise DraftError("the input index's arrays are inconsistent; build the index again")
 
     def _shapes_fit(self) -> bool:
@@ -121,7 +117,7 @@ class InputIndex:
         )
 
     def _weights_fit(self) -> bool:
-        # A square of 0 would let a search touch a row twice, past the end of its scratch.
+        # With a square of 0 a search would list a row twice and write past its scratch memory.
         sizes, squares = np.diff(self.first), self.weights * self.weights
         return bool(
             np.isfinite(squares).all()
@@ -131,7 +127,7 @@ class InputIndex:
 
 
 def norms_of(rows: int, first: Int32, postings: Int32, squares: Float32) -> Float32:
-    """``float32[rows]`` from ``float32[features]`` squared weights."""
+    """``float32[rows]`` norms from ``float32[features]`` squared weights."""
     each = np.repeat(squares, np.diff(first))
     return np.sqrt(np.bincount(postings, each, rows)).astype(np.float32)
 
@@ -151,7 +147,7 @@ def token_key(token: int) -> Any:
 
 @compiled
 def pair_key(token: int, following: int) -> Any:
-    """The feature of two neighbouring tokens: an odd uint32."""
+    """The feature of two adjacent tokens: an odd uint32."""
     mixed = ((np.uint64(token + 1) * _MIX) ^ (np.uint64(following + 7) * _MIX_SECOND)) * _MIX
     return np.uint32((mixed >> _KEY_BITS) << _ONE | _ONE)
 
@@ -167,17 +163,18 @@ def find(slots: Any, keys: Any, key: Any) -> int:
     return -1
 
 
-# Postings looked at for one prompt, at most, those of rare features first; bounds the time of a
-# search. Looking at more found no better rows for any of the tasks measured.
+# Most postings that a search reads, those of rare features first. It bounds the time; on all tasks
+# measured, reading more found no better rows.
 MAX_POSTINGS = 100_000
-# What no row has tells how unlike all rows a prompt is; this share of the greatest squared idf.
+# Features that no row has make a prompt less similar to all rows. Each adds this share of the
+# largest squared idf to the prompt's squared norm.
 UNKNOWN_SHARE = 0.3
 
-_SET_SIZE = 4 * PROMPT_TOKENS  # at least twice the features of a prompt, a power of two
+_SET_SIZE = 4 * PROMPT_TOKENS  # a power of two, at least twice the features of a prompt
 
 
 class NearestScratch(NamedTuple):
-    """What a search writes on; clean, that is all 0 in scores and seen, before and after it."""
+    """Memory of a search; before and after it, all scores and all of seen are 0."""
 
     scores: Float32
     touched: Int32
@@ -187,7 +184,7 @@ class NearestScratch(NamedTuple):
 
 
 def nearest_scratch(inputs: InputIndex) -> NearestScratch:
-    """Scratch for searches in one index, one after the other."""
+    """Scratch memory for searches in one index, one at a time."""
     return NearestScratch(
         scores=np.zeros(inputs.rows, np.float32),
         touched=np.zeros(inputs.rows + 1, np.int32),
@@ -199,17 +196,17 @@ def nearest_scratch(inputs: InputIndex) -> NearestScratch:
 
 @compiled
 def nearest(inputs: Any, prompt: Any, scratch: Any, found: Any, similarity: Any) -> int:
-    """The rows of greatest cosine with a prompt, descending; of equals the lower number first.
+    """Find the rows most similar to a prompt, by falling cosine, then by number.
 
     Args:
-        inputs: InputView.
+        inputs: An `InputView`.
         prompt: ``int32[*]``; its last ``PROMPT_TOKENS`` tokens count.
-        scratch: NearestScratch of the same index.
-        found: ``int32[k]`` to fill with row numbers.
-        similarity: ``float32[k]`` to fill with their cosines, in (0, 1] up to rounding.
+        scratch: `NearestScratch` for the same index.
+        found: ``int32[k]``, filled with row numbers.
+        similarity: ``float32[k]``, filled with their cosines, in (0, 1] up to rounding.
 
     Returns:
-        How many were found; a row that shares no feature with the prompt never is.
+        How many were found. Rows without a feature in common with the prompt are not.
     """
     known, square = _features(inputs, prompt, scratch)
     if known == 0 or len(found) == 0:
@@ -232,7 +229,7 @@ def _is_new(seen: Any, places: Any, n: int, key: Any) -> bool:
 
 @compiled
 def _features(inputs: Any, prompt: Any, scratch: Any) -> tuple[int, float]:
-    """Fill ``features`` with those that have postings; returns how many, and the squared norm."""
+    """Fill ``features`` with features with postings; returns their number and the squared norm."""
     seen, places, features = scratch.seen, scratch.places, scratch.features
     unknown = UNKNOWN_SHARE * np.log(max(len(inputs.norms), 1)) ** 2
     begin = max(len(prompt) - PROMPT_TOKENS, 0)
@@ -271,7 +268,7 @@ def _score(inputs: Any, scratch: Any, known: int) -> int:
     for i in range(known):
         f = features[i]
         square = inputs.weights[f] ** 2
-        # Only a single feature can have more postings than the bound.
+        # If a feature has more postings than the limit, it is the only one.
         for j in range(first[f], min(first[f + 1], first[f] + MAX_POSTINGS)):
             row = postings[j]
             touched[n] = row
@@ -282,7 +279,7 @@ def _score(inputs: Any, scratch: Any, known: int) -> int:
 
 @compiled
 def _rarest(first: Any, features: Any, known: int) -> int:
-    """Sort features by number of postings; returns how many of them stay within the bound."""
+    """Sort features by number of postings; returns how many stay within the limit."""
     for i in range(known):
         f = features[i]
         features[i] = np.int64(first[f + 1] - first[f]) << 32 | f
@@ -297,10 +294,8 @@ def _rarest(first: Any, features: Any, known: int) -> int:
 
 
 @compiled
-def _best(
-    norms: Any, scratch: Any, touched: int, norm: Any, found: Any, similarity: Any
-) -> int:  # fmt: skip
-    """Keep the best rows in order by insertion; leaves the scores clean."""
+def _best(norms: Any, scratch: Any, touched: int, norm: Any, found: Any, similarity: Any) -> int:
+    """Insert the best rows in order and reset the scores."""
     n, k = 0, len(found)
     for i in range(touched):
         row = scratch.touched[i]
@@ -319,3 +314,167 @@ def _best(
             at -= 1
         similarity[at], found[at] = cosine, row
     return n
+
+
+AGREEMENT_TOKENS = 24  # outputs are compared by their first tokens, the end being one of them
+# Most pairs of rows from which a feature's purity and the corpus-wide mean are estimated.
+FEATURE_PAIRS = 16
+CORPUS_PAIRS = 4096
+LEAST_PURITY = 0.01  # a feature whose drawn pairs share no beginning may still be of use
+
+LARGEST_INDEX = np.iinfo(np.int32).max  # postings
+_SPLITMIX = np.uint64(0xBF58476D1CE4E5B9)
+_LOW = np.uint64(0xFFFFFFFF)
+_HALF = np.uint64(32)
+
+
+def build_inputs(prompts: Tokens, outputs: Tokens, documents: Int32) -> InputIndex:
+    """Index the prompts of a corpus. The same rows in the same order give the same bytes.
+
+    Memory peaks at about 40 bytes per prompt token.
+
+    Args:
+        prompts: One prompt per row; the last ``PROMPT_TOKENS`` tokens of each count.
+        outputs: One output per row, without end-of-sequence.
+        documents: ``int32[rows]`` number of each row's output in the corpus index.
+
+    Raises:
+        DraftError: The three do not have the same number of rows, or there are too many features.
+    """
+    rows = len(prompts)
+    if not rows == len(outputs) == len(documents):
+        raise DraftError(
+            f"there are {rows} prompts, {len(outputs)} outputs and {len(documents)} document "
+            "numbers; give one of each for every row"
+        )
+    keys, first, postings = _invert(prompts)
+    weights = _weights(keys, first, postings, outputs)
+    return InputIndex(
+        rows=rows,
+        slots=directory(keys, 1 << max(len(keys) // 2, 1).bit_length()),
+        keys=keys,
+        first=first,
+        postings=postings,
+        weights=weights,
+        norms=norms_of(rows, first, postings, weights * weights),
+        documents=np.array(documents, np.int32),
+    )
+
+
+def _invert(prompts: Tokens) -> tuple[UInt32, Int32, Int32]:
+    """The indexed features, ascending, where their postings begin, and the postings."""
+    marks = _marks(prompts)
+    keys, sizes = _count(marks)
+    wide = sizes > WIDEST_SHARE * len(prompts)
+    lone = (sizes == 1) & (keys & 1 == 1) & ~wide
+    posted = np.repeat(~(wide | lone), sizes)
+    postings = (marks[posted] & _LOW).astype(np.int32)
+    if len(postings) > LARGEST_INDEX:
+        raise DraftError(
+            f"the prompts have {len(postings)} features, an index holds {LARGEST_INDEX}; "
+            "shorten the prompts or index fewer rows"
+        )
+    # Features of too many rows are kept without postings, so that they do not count as unknown.
+    kept = np.where(wide, 0, sizes)[~lone]
+    return keys[~lone], np.concatenate([[0], np.cumsum(kept)]).astype(np.int32), postings
+
+
+def _weights(keys: UInt32, first: Int32, postings: Int32, outputs: Tokens) -> Float32:
+    sizes = np.diff(first)
+    purities = np.empty(len(keys))
+    _measure(keys, first, postings, outputs.view, purities)
+    idf = np.log(len(outputs) / np.maximum(sizes, 1))
+    return np.where(sizes > 0, idf * np.sqrt(purities), 0.0).astype(np.float32)
+
+
+def _marks(prompts: Tokens) -> NDArray[np.uint64]:
+    """``key << 32 | row`` of every feature of every row, sorted and distinct."""
+    kept = np.minimum(prompts.lengths, PROMPT_TOKENS)
+    marks = np.empty(int((2 * kept - (kept > 0)).sum()), np.uint64)
+    _emit(prompts.view, marks)
+    marks.sort()
+    return marks[is_first(marks)]
+
+
+def _count(marks: NDArray[np.uint64]) -> tuple[UInt32, Int64]:
+    """Each feature's key, and how many rows have it."""
+    keys = (marks >> _HALF).astype(np.uint32)
+    new = is_first(keys)
+    return keys[new], np.diff(np.append(np.flatnonzero(new), len(keys)))
+
+
+@compiled
+def _emit(prompts: Any, marks: Any) -> None:
+    ids, offsets = prompts
+    n = 0
+    for row in range(len(offsets) - 1):
+        end = offsets[row + 1]
+        begin = max(offsets[row], end - PROMPT_TOKENS)
+        for i in range(begin, end):
+            marks[n] = np.uint64(token_key(ids[i])) << _HALF | np.uint64(row)
+            n += 1
+        for i in range(begin, end - 1):
+            marks[n] = np.uint64(pair_key(ids[i], ids[i + 1])) << _HALF | np.uint64(row)
+            n += 1
+
+
+@compiled
+def _agreement(outputs: Any, a: int, b: int) -> float:
+    """Length of the common prefix of two outputs, ends included / length of the longer one."""
+    ids, offsets = outputs
+    begin_a, begin_b = offsets[a], offsets[b]
+    size_a, size_b = offsets[a + 1] - begin_a, offsets[b + 1] - begin_b
+    shorter, longer = min(size_a, size_b), max(size_a, size_b)
+    limit = min(shorter, AGREEMENT_TOKENS)
+    common = 0
+    while common < limit and ids[begin_a + common] == ids[begin_b + common]:
+        common += 1
+    if common == size_a and common == size_b:
+        common += 1
+    return min(common, AGREEMENT_TOKENS) / min(longer + 1, AGREEMENT_TOKENS)
+
+
+@compiled
+def _pair(seed: Any, draw: int, size: int) -> tuple[Any, Any]:
+    """Two different numbers below ``size``, drawn by hash (splitmix64's finaliser)."""
+    mixed = (np.uint64(seed) + np.uint64(draw + 1)) * _MIX
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * _SPLITMIX
+    mixed ^= mixed >> np.uint64(31)
+    a = np.int64((mixed >> _HALF) * np.uint64(size) >> _HALF)
+    b = np.int64((mixed & _LOW) * np.uint64(size - 1) >> _HALF)
+    return a, (a + 1 + b) % size
+
+
+@compiled
+def _shared(outputs: Any) -> float:
+    """The mean agreement of two rows drawn at random."""
+    rows, agreed = len(outputs.offsets) - 1, 0.0
+    if rows < 2:
+        return LEAST_PURITY
+    for draw in range(CORPUS_PAIRS):
+        a, b = _pair(0, draw, rows)
+        agreed += _agreement(outputs, a, b)
+    return agreed / CORPUS_PAIRS
+
+
+@compiled
+def _measure(keys: Any, first: Any, postings: Any, outputs: Any, purities: Any) -> None:
+    """Fill each feature's purity; a feature of fewer than two rows gets the mean of the others."""
+    shared = _shared(outputs)
+    total, measured = 0.0, 0
+    for f in range(len(keys)):
+        begin, size = first[f], first[f + 1] - first[f]
+        if size < 2:
+            continue
+        pairs = min(size * (size - 1) // 2, FEATURE_PAIRS)
+        agreed = shared
+        for draw in range(pairs):
+            a, b = _pair(np.uint64(keys[f]) << _HALF, draw, size)
+            agreed += _agreement(outputs, postings[begin + a], postings[begin + b])
+        purities[f] = max(agreed / (pairs + 1), LEAST_PURITY)
+        total += purities[f]
+        measured += 1
+    mean = total / measured if measured else max(shared, LEAST_PURITY)
+    for f in range(len(keys)):
+        if first[f + 1] - first[f] < 2:
+            purities[f] = mean

@@ -1,23 +1,25 @@
-"""Compiled look-up in a corpus's suffix array: narrow an interval, list its continuations, count.
+"""Compiled look-up in a corpus's suffix array, and the hot table that keeps its cost constant.
 
 An interval ``[lo, hi)`` of ``order`` at depth d is the set of grams that begin with the same d
-tokens: a node of the n-gram trie. ``[0, len(order))`` at depth 0 is its root. These functions know
-neither drafts nor probabilities, allocate nothing, and trust their arguments: an interval comes
-from ``narrow``, a depth is below the one the index was built with.
+tokens: a node of the n-gram trie. ``[0, len(order))`` at depth 0 is the root. The hot table holds
+the most frequent continuations of all large intervals, which are the nodes of the lcp-interval tree
+(Abouelhoda, Kurtz & Ohlebusch 2004).
+
+Look-ups check no arguments: an interval must come from `narrow`, and a depth must be below the
+index's.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from tasc_draft.compiled import borrowing
+from tasc_draft.compiled import borrowing, compiled, read_only
+from tasc_draft.tokens import Int32
 
 END = -1
-# Intervals of more entries have their continuations in the hot table.
-HOT = 32
-# The most continuations of a context that are told apart.
-WIDEST = 8
-# Of a continuation: its token, how often it follows, and its interval, one token deeper.
+HOT = 32  # intervals of more entries have their continuations in the hot table
+WIDEST = 8  # most continuations of an interval
+# Columns of a continuation: its token, how often it follows, and its interval one token deeper.
 TOKEN, COUNT, LO, HI = 0, 1, 2, 3
 COLUMNS = 4
 
@@ -31,7 +33,7 @@ def slot_of(lo: int, depth: int, mask: int) -> int:
 
 @borrowing
 def run_end(text: Any, order: Any, at: int, hi: int, depth: int, token: int) -> int:
-    """Behind the last entry of ``[at, hi)`` with ``token`` at ``depth``; ``at`` has it. Gallops."""
+    """The end of the run of entries from ``at`` on with ``token`` at ``depth``. Gallops."""
     low, step = at + 1, 1
     while low < hi and text[order[min(low + step, hi) - 1] + depth] == token:
         low = min(low + step, hi)
@@ -48,7 +50,7 @@ def run_end(text: Any, order: Any, at: int, hi: int, depth: int, token: int) -> 
 
 @borrowing
 def narrow(corpus: Any, lo: int, hi: int, depth: int, token: int) -> tuple[int, int]:
-    """The part of an interval whose token at ``depth`` is ``token``; an empty one is (0, 0)."""
+    """The part of an interval whose token at ``depth`` is ``token``; (0, 0) if there is none."""
     text, order = corpus.text, corpus.order
     if lo >= hi:
         return 0, 0
@@ -68,13 +70,13 @@ def narrow(corpus: Any, lo: int, hi: int, depth: int, token: int) -> tuple[int, 
 
 @borrowing
 def count(corpus: Any, lo: int, hi: int) -> int:
-    """How often the grams of an interval occur, repeated documents counted as often as they do."""
+    """How often the grams of an interval occur, repeated documents included."""
     return int(corpus.cumulative[hi]) - int(corpus.cumulative[lo])
 
 
 @borrowing
 def keep_greatest(found: Any, n: int, token: int, occurs: int, lo: int, hi: int) -> int:
-    """Insert into at most WIDEST lines by falling count; of equal counts the first one in leads."""
+    """Insert into at most WIDEST lines by falling count, behind equal counts."""
     if n == WIDEST and occurs <= found[n - 1, COUNT]:
         return n
     at = min(n, WIDEST - 1)
@@ -95,7 +97,7 @@ def copy(source: Any, i: int, target: Any, j: int) -> None:
 
 @borrowing
 def hot(corpus: Any, lo: int, hi: int, depth: int) -> tuple[int, int]:
-    """Where an interval's continuations begin and end in the hot table; (0, 0) if it has none."""
+    """Begin and end of an interval's continuations in the hot table; (0, 0) if it has none."""
     if hi - lo <= HOT:
         return 0, 0
     slots = corpus.hot_slots
@@ -110,7 +112,7 @@ def hot(corpus: Any, lo: int, hi: int, depth: int) -> tuple[int, int]:
 
 @borrowing
 def scan(text: Any, order: Any, cumulative: Any, lo: int, hi: int, depth: int, found: Any) -> int:
-    """What ``continuations`` returns, found by walking the runs of equal tokens."""
+    """`continuations` of an interval that is not in the hot table: walks runs of equal tokens."""
     last = text[order[hi - 1] + depth]
     n, at = 0, lo
     while at < hi:
@@ -124,16 +126,16 @@ def scan(text: Any, order: Any, cumulative: Any, lo: int, hi: int, depth: int, f
 
 @borrowing
 def continuations(corpus: Any, lo: int, hi: int, depth: int, found: Any) -> int:
-    """The most frequent next tokens of an interval: count falling, then token rising.
+    """Find the most frequent next tokens of an interval, by falling count, then by token.
 
-    Constant time where the next token is certain or the interval is in the hot table, else a walk
-    of at most HOT entries.
+    Takes constant time if there is one next token or the interval is in the hot table, else a walk
+    over at most HOT entries.
 
     Args:
-        found: ``int32[WIDEST, COLUMNS]``, filled; END is never among them, SEP is (at the root).
+        found: ``int32[WIDEST, COLUMNS]``, filled. END is left out; at the root SEP is included.
 
     Returns:
-        How many were filled in: all there are, when fewer than WIDEST.
+        The number of lines filled. If it is below WIDEST, there are no others.
     """
     if lo >= hi:
         return 0
@@ -147,7 +149,7 @@ def continuations(corpus: Any, lo: int, hi: int, depth: int, found: Any) -> int:
 
 @borrowing
 def follow(corpus: Any, lo: int, hi: int, depth: int, token: int) -> tuple[int, int, int]:
-    """``narrow`` and ``count`` in one, by the hot table where it knows."""
+    """`narrow` and `count` in one, by the hot table if it has the interval."""
     begin, end = hot(corpus, lo, hi, depth)
     for i in range(begin, end):
         if corpus.hot_next[i, TOKEN] == token:
@@ -156,3 +158,90 @@ def follow(corpus: Any, lo: int, hi: int, depth: int, token: int) -> tuple[int, 
         return 0, 0, 0
     lo, hi = narrow(corpus, lo, hi, depth, token)
     return lo, hi, count(corpus, lo, hi)
+
+
+class HotTable(NamedTuple):
+    """The hot arrays of a `CorpusIndex`, in its order."""
+
+    slots: Int32
+    next: Int32
+
+
+def hot_table(text: Int32, order: Int32, cumulative: Int32, depth: int) -> HotTable:
+    """Find the continuations of every large interval of ``order``.
+
+    Args:
+        text, order, cumulative: As in `CorpusIndex`.
+        depth: Number of tokens by which ``order`` is sorted.
+    """
+    text, order, cumulative = read_only(text), read_only(order), read_only(cumulative)
+    shared = common_prefixes(text, order, depth)
+    # Intervals of one depth do not overlap. The system does not back memory that is not written.
+    bounds = np.empty((len(order) // (HOT + 1) * depth, 3), np.int32)
+    bounds = bounds[: hot_intervals(shared, depth, bounds)]
+    bounds = bounds[np.lexsort((bounds[:, 1], bounds[:, 0]))]
+    records, following = widest(text, order, cumulative, bounds)
+    return HotTable(slots_of(records), following)
+
+
+@compiled
+def common_prefixes(text: Any, order: Any, depth: int) -> Any:
+    """``uint8[S]``: number of tokens each entry shares with the one before it; 0 for the first."""
+    shared = np.zeros(len(order), np.uint8)
+    for i in range(1, len(order)):
+        a, b, k = order[i - 1], order[i], 0
+        while k < depth and text[a + k] == text[b + k]:
+            k += 1
+        shared[i] = k
+    return shared
+
+
+@compiled
+def hot_intervals(shared: Any, depth: int, bounds: Any) -> int:
+    """Fill ``bounds`` with (lo, depth, hi) of each large interval; returns their number."""
+    lefts = np.zeros(depth + 1, np.int32)
+    depths = np.zeros(depth + 1, np.int32)
+    top, n = 0, 0
+    for i in range(1, len(shared) + 1):
+        now = np.int64(shared[i]) if i < len(shared) else -1
+        left = i - 1
+        while top > 0 and depths[top - 1] > now:
+            top -= 1
+            left = lefts[top]
+            if i - left > HOT:
+                bounds[n, 0], bounds[n, 1], bounds[n, 2] = left, depths[top], i
+                n += 1
+        if top == 0 or depths[top - 1] < now:
+            lefts[top], depths[top] = left, now
+            top += 1
+    return n
+
+
+@compiled
+def widest(text: Any, order: Any, cumulative: Any, bounds: Any) -> tuple[Any, Any]:
+    """A record (lo, depth, begin, n) for each interval, and the continuations of all."""
+    records = np.zeros((len(bounds), 4), np.int32)
+    found = np.zeros((len(bounds) * WIDEST, COLUMNS), np.int32)
+    n = 0
+    for record in range(len(bounds)):
+        lo, depth, hi = bounds[record]
+        here = scan(text, order, cumulative, lo, hi, depth, found[n:])
+        records[record, 0], records[record, 1] = lo, depth
+        records[record, 2], records[record, 3] = n, here
+        n += here
+    return records, found[:n].copy()
+
+
+@compiled
+def slots_of(records: Any) -> Any:
+    """The hash table of records by (lo, depth): open addressing, at most half full."""
+    size = 1
+    while size < 2 * len(records):
+        size *= 2
+    slots = np.zeros((size, 4), np.int32)
+    for record in records:
+        slot = slot_of(record[0], record[1], size - 1)
+        while slots[slot, 3]:
+            slot = (slot + 1) & (size - 1)
+        slots[slot] = record
+    return slots

@@ -1,9 +1,9 @@
-"""The table of learnt weights of a task's evidence, and the cell that each piece of evidence uses.
+"""The table of learnt weights of a task's evidence, and the cell of each piece of evidence.
 
-A candidate token's score is the sum of one weight for each *slot*, a way in which a source supports
-it. The weight is looked up by how much evidence there is (the *base*) and by the share of it that
-supports the candidate (the *level*; 0: none). Levels and bases are coarse on purpose, so that a
-few thousand weights are learnt from a few hundred answers.
+A candidate token's score is the sum of one weight per *slot*; a slot is a way in which a source
+supports tokens. The weight is looked up by the amount of evidence (the *base*) and by the share of
+it that supports the candidate (the *level*; 0 is none). Bases and levels are coarse, so that a few
+hundred answers suffice to learn a few thousand weights.
 """
 
 import functools
@@ -17,16 +17,16 @@ from numpy.typing import NDArray
 from tasc_draft import drafts
 from tasc_draft.compiled import borrowing
 from tasc_draft.errors import DraftError
-from tasc_draft.index.aligned_keys import KINDS
+from tasc_draft.index.aligned import KINDS
 
 LEVELS = 10
 ORDERS = 7
 AMOUNTS = 6
 LENGTHS = 6
-GROUPS = 4  # of a local text's evidence: by similarity, or by how many places agree
-CONTEXTS = 3  # corpus contexts of different length that are looked at for each node
+GROUPS = 4  # classes of a local text's evidence, by similarity or by number of agreeing places
+CONTEXTS = 3  # corpus contexts of different lengths that are used at each node
 
-# Slots, in the order of their tables: corpus by context, neighbours (where most agrees, and all),
+# Slots, in the order of their tables: corpus by context, neighbours (longest agreement, and all),
 # prompt, answer so far, recent answers, the target's bigrams, aligned words by kind.
 CORPUS, NEIGHBOURS, PROMPT = 0, CONTEXTS, CONTEXTS + 2
 ANSWER, RECENT, BIGRAM, ALIGNED = PROMPT + 1, PROMPT + 2, PROMPT + 3, PROMPT + 4
@@ -36,7 +36,7 @@ CORPUS_SIZE = ORDERS * AMOUNTS * LEVELS
 LOCAL_SIZE = LENGTHS * GROUPS * LEVELS
 ALIGNED_SIZE = AMOUNTS * LEVELS
 
-# The source that each slot speaks for.
+# The source of each slot.
 SOURCE_OF_SLOT = (
     *(drafts.CORPUS,) * CONTEXTS,
     *(drafts.NEIGHBOURS,) * 2,
@@ -55,7 +55,7 @@ CELLS = OTHER_BASE + (ORDERS + 1) * AMOUNTS * LEVELS
 
 @borrowing
 def share_level(share: float) -> int:
-    """Level 1 to 9 of the share of a source's evidence that stands for a candidate."""
+    """Level 1 to 9 of the share of a source's evidence that supports a candidate."""
     if share >= 0.5:
         if share >= 0.9:
             return 9 if share >= 0.97 else 8
@@ -69,7 +69,7 @@ def share_level(share: float) -> int:
 
 @borrowing
 def amount_class(count: int) -> int:
-    """0 to 5 for how often a context was seen: 1, 2, 3-4, 5-8, 9-32, more."""
+    """0 to 5 by how often a context was seen: 1, 2, 3-4, 5-8, 9-32, more."""
     if count <= 2:
         return count - 1
     if count <= 4:
@@ -81,7 +81,7 @@ def amount_class(count: int) -> int:
 
 @borrowing
 def order_class(tokens: int) -> int:
-    """0 to 6 for the tokens of a corpus context: 1, 2, 3, 4, 5-6, 7-9, more."""
+    """0 to 6 by the length of a corpus context: 1, 2, 3, 4, 5-6, 7-9, more."""
     if tokens <= 4:
         return tokens - 1
     if tokens <= 6:
@@ -91,15 +91,15 @@ def order_class(tokens: int) -> int:
 
 @borrowing
 def length_class(tokens: int) -> int:
-    """0 to 5 for the tokens that agree in front of an occurrence: 1, 2, 3, 4, 5-7, more."""
+    """0 to 5 by the number of agreeing tokens before an occurrence: 1, 2, 3, 4, 5-7, more."""
     if tokens <= 4:
         return tokens - 1
     return 4 if tokens <= 7 else 5
 
 
 @borrowing
-def likeness_class(similarity: float) -> int:
-    """0 to 3 for the cosine of the nearest training prompt."""
+def similarity_class(similarity: float) -> int:
+    """0 to 3 by the cosine of the most similar training prompt."""
     if similarity < 0.45:
         return 0 if similarity < 0.25 else 1
     return 2 if similarity < 0.7 else 3
@@ -112,14 +112,14 @@ def corpus_base(slot: int, tokens: int, count: int) -> int:
 
 
 @borrowing
-def near_base(slot: int, agreeing: int, likeness: int) -> int:
-    cell = ((slot - NEIGHBOURS) * LENGTHS + length_class(agreeing)) * GROUPS + likeness
+def near_base(slot: int, agreeing: int, group: int) -> int:
+    cell = ((slot - NEIGHBOURS) * LENGTHS + length_class(agreeing)) * GROUPS + group
     return LOCAL_BASE + cell * LEVELS
 
 
 @borrowing
 def counted_base(slot: int, agreeing: int, places: int) -> int:
-    """Of prompt, answer and recent answers: by how many places agree so far."""
+    """Base for prompt, answer and recent answers, by the number of agreeing places."""
     return near_base(slot, agreeing, min(places, GROUPS) - 1)
 
 
@@ -130,21 +130,21 @@ def aligned_base(kind: int, count: int) -> int:
 
 @borrowing
 def other_cell(tokens: int, count: int, share: float) -> int:
-    """The cell of "none of the candidates", by the longest corpus context (0 tokens: none)."""
+    """The cell of "none of the candidates", by the longest corpus context; 0 tokens: no context."""
     if tokens == 0:
         return OTHER_BASE + ORDERS * AMOUNTS * LEVELS
     cell = order_class(tokens) * AMOUNTS + amount_class(count)
     return OTHER_BASE + cell * LEVELS + share_level(share)
 
 
-# Middle of each level's share; level 0, no evidence for a candidate, counts like the least.
+# The middle of each level's share. Level 0, no evidence for a candidate, is taken as a small one.
 _SHARES = (0.003, 0.005, 0.03, 0.1, 0.22, 0.4, 0.62, 0.82, 0.93, 0.985)
 _SHIPPED = Path(__file__).with_name("default_weights.npz")
 
 
 @dataclass(frozen=True)
 class Weights:
-    """What each cell of evidence is worth.
+    """The weight of each cell of evidence.
 
     Attributes:
         values: ``float32[CELLS]``.
@@ -153,7 +153,7 @@ class Weights:
     values: NDArray[np.float32]
 
     def __post_init__(self) -> None:
-        # Compiled code looks weights up unchecked.
+        # Compiled code does not check bounds.
         if self.values.shape != (CELLS,):
             raise DraftError(
                 f"weights of shape {self.values.shape} do not fit {CELLS} cells of evidence; "
@@ -162,7 +162,7 @@ class Weights:
 
     @classmethod
     def prior(cls) -> "Weights":
-        """Every source believed in moderately: a third of the log of its share."""
+        """Weights before any learning: about a third of the log of the share, for every source."""
         values = np.full(CELLS, -3.0, np.float32)
         levels = [0.35 * math.log(share) for share in _SHARES]
         values[:OTHER_BASE] = np.tile(levels, OTHER_BASE // LEVELS)
@@ -170,7 +170,7 @@ class Weights:
 
     @classmethod
     def initial(cls) -> "Weights":
-        """The weights that this version ships with, averaged over tasks of many kinds."""
+        """The weights that this version ships with: averages over tasks of many kinds."""
         return _shipped()
 
     @property

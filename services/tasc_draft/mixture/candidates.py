@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tasc_draft.compiled import borrowing
 from tasc_draft.drafts import NGRAM_SOURCES
-from tasc_draft.index.aligned_keys import KINDS
+from tasc_draft.index.aligned import KINDS
 from tasc_draft.index.lookup import COLUMNS, WIDEST
 from tasc_draft.index.weights import CONTEXTS, SLOTS
 from tasc_draft.mixture.contexts import COLUMNS as CONTEXT_COLUMNS

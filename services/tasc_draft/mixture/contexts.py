@@ -64,7 +64,7 @@ def pick(contexts: Any, n: int, times: int, most: int, picked: Any) -> int:
 
 
 @borrowing
-def extend(
+def extend_context(
     corpus: Any, starts: Any, parent: Any, token: int, longest: int, most: int, node: Any
 ) -> int:
     """A tree node's contexts from its parent's, and the token alone where there is room.

@@ -10,7 +10,7 @@ from typing import Any
 from tasc_draft.compiled import borrowing
 from tasc_draft.drafts import ALIGNED, BIGRAMS, CORPUS, NEIGHBOURS, PROMPT, RECENT
 from tasc_draft.index import weights as cells
-from tasc_draft.index.aligned_keys import KINDS, context_keys, find
+from tasc_draft.index.aligned import KINDS, context_keys, find
 from tasc_draft.index.lookup import COUNT, TOKEN, continuations
 from tasc_draft.mixture import contexts, occurrences
 from tasc_draft.mixture.candidates import MIXED, NONE, candidate, clear, vote
@@ -59,7 +59,7 @@ def descend(state: Any, x: int) -> None:
     it, mixed = state.rows[row], growth.rule == MIXED
     first = it.length == it.begin + 1 and node.depth == 1
     node.words = parent.words + begins_word(state.word_starts, token, first)
-    node.num_contexts = contexts.extend(
+    node.num_contexts = contexts.extend_context(
         state.corpus, state.starts, parent, token, growth.depth - 1,
         cells.CONTEXTS if mixed else contexts.MOST, node,
     )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tasc_draft.compiled import compiled
-from tasc_draft.index.aligned_keys import words
+from tasc_draft.index.aligned import words
 from tasc_draft.index.draft_index import DraftIndex
 from tasc_draft.mixture.contexts import AGAIN, MOST
 from tasc_draft.mixture.external_tree import MOST_ADDED, MOST_EXPONENT, SIDES

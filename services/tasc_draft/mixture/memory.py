@@ -15,8 +15,9 @@ from numba.core.typing.templates import AttributeTemplate, infer_getattr
 from numba.extending import NativeValue, intrinsic, models, register_model, typeof_impl, unbox
 
 from tasc_draft.compiled import borrowing
-from tasc_draft.drafts import NGRAM_SOURCES, Drafts, Int32
-from tasc_draft.index.aligned_keys import AlignedView
+from tasc_draft.drafts import NGRAM_SOURCES, Drafts
+from tasc_draft.errors import DraftError
+from tasc_draft.index.aligned import AlignedView
 from tasc_draft.index.bigrams import BigramView
 from tasc_draft.index.draft_index import DraftIndex
 from tasc_draft.index.inputs import nearest_scratch
@@ -38,6 +39,7 @@ from tasc_draft.mixture.occurrences import Found, LocalTexts
 from tasc_draft.mixture.row_state import ROW
 from tasc_draft.mixture.tree import ENTRY, room
 from tasc_draft.settings import DraftSettings
+from tasc_draft.tokens import Int32
 
 
 class BoxType(types.Type):
@@ -201,10 +203,10 @@ class Memory:
         """The box that compiled code takes.
 
         Raises:
-            ValueError: The index is sorted by too few tokens for the contexts that rows keep.
+            DraftError: The index is sorted by too few tokens for the contexts that rows keep.
         """
         if index.corpus.depth <= MOST:
-            raise ValueError(
+            raise DraftError(
                 f"the index is sorted by {index.corpus.depth} tokens, contexts have up to {MOST}; "
                 f"build it with a depth above {MOST}"
             )

@@ -148,7 +148,7 @@ def meet(
     tokens, previous, last = near.tokens[row], near.previous[row], near.last[row]
     weights = state.near_weight[row]
     n = nearest(inputs, prompt, scratch, found.rows, found.similarity)
-    it.likeness = cells.likeness_class(found.similarity[0] if n else 0.0)
+    it.likeness = cells.similarity_class(found.similarity[0] if n else 0.0)
     at = 0
     for i in range(_fitting(offsets, inputs.documents, found.rows, n, len(tokens)) - 1, -1, -1):
         document = inputs.documents[found.rows[i]]

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tasc_draft.drafts import Drafts, Int32
-from tasc_draft.index.aligned_keys import words
+from tasc_draft.drafts import Drafts
+from tasc_draft.errors import DraftError
+from tasc_draft.index.aligned import words
 from tasc_draft.index.draft_index import DraftIndex
 from tasc_draft.index.weights import Weights
 from tasc_draft.mixture import occurrences as neighbours
@@ -22,6 +23,7 @@ from tasc_draft.mixture.integrity import check_rows
 from tasc_draft.mixture.memory import Memory
 from tasc_draft.mixture.row_state import begin_again
 from tasc_draft.settings import DraftSettings
+from tasc_draft.tokens import Int32
 
 
 class NgramProposer:
@@ -31,7 +33,7 @@ class NgramProposer:
     sources by weights that it goes on learning (`evidence`, `scoring`).
 
     Raises:
-        ValueError: A size is below 1, or the index is sorted by too few tokens.
+        DraftError: A size is below 1, or the index is sorted by too few tokens.
 
     Args:
         rows: Number of rows; row numbers are below it.
@@ -91,7 +93,7 @@ class NgramProposer:
     def start(self, row: int, prompt: Int32) -> None:
         it, text = self._memory.rows[row], self._memory.texts[row]
         if it["length"]:
-            raise ValueError(f"row {row} is in use; finish it before it is started again")
+            raise DraftError(f"row {row} is in use; finish it before it is started again")
         self._require_fit(prompt, len(prompt))
         text[: len(prompt)] = prompt
         text[len(prompt)] = self.index.corpus.vocab_size
@@ -116,10 +118,10 @@ class NgramProposer:
                 of its own.
 
         Raises:
-            ValueError: More rows than there are, or the guest has other rows, or no trees of ids.
+            DraftError: More rows than there are, or the guest has other rows, or no trees of ids.
         """
         if len(rows) > len(self._lengths):
-            raise ValueError(
+            raise DraftError(
                 f"{len(rows)} rows are drafted for, there are {len(self._lengths)}; name each once"
             )
         limits = budget.copy()
@@ -133,7 +135,7 @@ class NgramProposer:
         begin = lengths[row]
         end = begin + len(tokens)
         if end > texts.shape[1]:
-            raise ValueError(
+            raise DraftError(
                 f"row {row} has {begin - 1} tokens, {len(tokens)} more exceed its capacity of "
                 f"{texts.shape[1] - 1}; make the proposer with a greater one"
             )
@@ -160,10 +162,10 @@ class NgramProposer:
         What was learnt from the target's answers goes with the old index, and so do neighbours.
 
         Raises:
-            ValueError: The index has another vocabulary size.
+            DraftError: The index has another vocabulary size.
         """
         if index.corpus.vocab_size != self.index.corpus.vocab_size:
-            raise ValueError(
+            raise DraftError(
                 f"the new index has a vocabulary of {index.corpus.vocab_size}, the old one of "
                 f"{self.index.corpus.vocab_size}; build it with the target's tokenizer"
             )
@@ -180,7 +182,7 @@ class NgramProposer:
 
     def _linked(self, guest: Drafts, rows: int) -> ExternalTree:
         if len(guest.offsets) != rows + 1:
-            raise ValueError(
+            raise DraftError(
                 f"the guest drafted for {len(guest.offsets) - 1} rows, {rows} are drafted for; ask "
                 "it for the same ones"
             )
@@ -192,9 +194,9 @@ class NgramProposer:
         )  # fmt: skip
         place = np.arange(nodes) - np.repeat(guest.offsets[:-1], sizes) if whole else sizes
         if not whole or ((guest.parents < -1) | (guest.parents >= place)).any():
-            raise ValueError("the guest's drafts are no trees, parents in front of their children")
+            raise DraftError("the guest's drafts are no trees, parents in front of their children")
         if not np.isfinite(guest.logp).all():
-            raise ValueError("the guest has a token whose log-probability is no number")
+            raise DraftError("the guest has a token whose log-probability is no number")
         self._require_ids(guest.tokens)
         return guest_of(guest)
 
@@ -209,7 +211,7 @@ class NgramProposer:
         """Compiled code checks no bounds, so what comes from outside is checked here."""
         capacity = self._memory.texts.shape[1] - 1
         if length > capacity:
-            raise ValueError(
+            raise DraftError(
                 f"{length} tokens exceed a row's capacity of {capacity}; make the proposer with a "
                 "greater one"
             )
@@ -218,7 +220,7 @@ class NgramProposer:
     def _require_ids(self, tokens: Int32) -> None:
         ids = len(self._memory.is_eos)
         if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < ids:
-            raise ValueError(
+            raise DraftError(
                 f"ids run from {tokens.min()} to {tokens.max()}, the vocabulary has {ids}; "
                 "tokenise with the target's own tokenizer"
             )

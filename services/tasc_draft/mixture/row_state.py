@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tasc_draft.compiled import borrowing
-from tasc_draft.index.aligned_keys import begins
+from tasc_draft.index.aligned import begins
 from tasc_draft.mixture import contexts
 from tasc_draft.mixture.occurrences import NONE, append, forget
 

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, processors
 
 from tasc_draft import BigramTable, DraftError, DraftIndex, Tokens, build_index, read_index
 from tasc_draft.index.bigrams import write_bigrams
-from tasc_draft.index.codec import write_index
+from tasc_draft.index.draft_index import write_index
 from tasc_draft.learning import EPOCHS, held_out, learn_weights
 from tasc_jobs.errors import EmptyCorpusError, RaySetupError
 from tasc_jobs.index.build import STAGES, build_and_publish

@@ -29,6 +29,7 @@ from hypothesis import strategies as st
 
 from tasc_draft import (
     SOURCES,
+    DraftError,
     DraftIndex,
     Drafts,
     DraftSettings,
@@ -311,36 +312,24 @@ def test_a_row_with_a_guest_is_bounded_by_its_caller_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "change",
     [
-        ({"parents": ids([-1, 1])}, "no trees"),
-        ({"parents": ids([-2, 0])}, "no trees"),
-        ({"parents": ids([-1])}, "no trees"),
-        ({"offsets": ids([0, 3])}, "no trees"),
-        ({"logp": np.array([-1, np.nan], np.float32)}, "no number"),
+        {"parents": ids([-1, 1])},
+        {"parents": ids([-2, 0])},
+        {"parents": ids([-1])},
+        {"offsets": ids([0, 3])},
+        {"offsets": ids([0, 2, 2])},
+        {"logp": np.array([-1, np.nan], np.float32)},
+        {"tokens": ids([1, -2])},
+        {"tokens": ids([1, TARGET + 1])},
     ],
 )
-def test_a_guest_that_is_no_tree_is_refused(change: dict[str, np.ndarray], message: str) -> None:
+def test_drafts_that_are_no_trees_of_these_rows_are_refused(change: dict[str, np.ndarray]) -> None:
     proposer = ngrams()
     begun(proposer, 0, [], [])
     guest = dataclasses.replace(drafts_of([{(1,): 0.5, (1, 2): 0.5}]), **change)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(DraftError):
         proposer.propose(ids([0]), ids([12]), None, guest)
-
-
-@pytest.mark.parametrize("token", [-2, TARGET + 1])
-def test_a_guest_with_an_id_of_nobody_is_refused(token: int) -> None:
-    proposer = ngrams()
-    begun(proposer, 0, [], [])
-    with pytest.raises(ValueError, match="the vocabulary has"):
-        with_guest(proposer, {(token,): 0.5})
-
-
-def test_a_guest_of_other_rows_is_refused() -> None:
-    proposer = ngrams()
-    begun(proposer, 0, [], [])
-    with pytest.raises(ValueError, match="2 rows"):
-        proposer.propose(ids([0]), ids([12]), None, drafts_of([{}, {}]))
 
 
 @pytest.mark.parametrize("mixture", ["mixed", "tasc"])
@@ -393,7 +382,7 @@ def test_trust_ends_at_its_bounds(number: int, bound: float) -> None:
     assert trust(proposer)[0, number] == bound
     proposer.check_integrity()
     set_trust(proposer, 1.001 * trust(proposer))
-    with pytest.raises(AssertionError, match="weights"):
+    with pytest.raises(AssertionError):
         proposer.check_integrity()
 
 

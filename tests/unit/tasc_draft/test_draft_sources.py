@@ -24,7 +24,14 @@ from draft_checks import Tree, tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasc_draft import NGRAM_SOURCES, BigramTable, DraftIndex, DraftSettings, NgramProposer
+from tasc_draft import (
+    NGRAM_SOURCES,
+    BigramTable,
+    DraftError,
+    DraftIndex,
+    DraftSettings,
+    NgramProposer,
+)
 from tasc_draft.index.weights import Weights
 
 EMPTY = DraftIndex.empty(FINGERPRINT, VOCAB)
@@ -200,18 +207,14 @@ def test_a_value_outside_is_refused_with_its_limits(name: str) -> None:
     least, most = LIMITS[name]
     step = 0.01 if isinstance(least, float) else 1
     for value in (least - step, most + step, float("nan")):
-        with pytest.raises(ValueError, match=rf"{name} is {value}.*{least} and {most}"):
+        with pytest.raises(DraftError, match=name):
             DraftSettings(**{name: value})
 
 
-def test_an_unknown_mixture_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ValueError, match=r"'best'.*'mixed', 'tasc', 'trie'"):
-        DraftSettings(mixture="best")
-
-
-def test_an_unknown_source_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ValueError, match=r"\['oracle'\] are unknown.*'corpus'.*'aligned'"):
-        DraftSettings(sources=("corpus", "oracle"))
+@pytest.mark.parametrize("unknown", [{"mixture": "best"}, {"sources": ("corpus", "oracle")}])
+def test_an_unknown_name_is_refused(unknown: dict[str, object]) -> None:
+    with pytest.raises(DraftError):
+        DraftSettings(**unknown)
 
 
 def test_settings_survive_json_and_can_be_compared() -> None:
@@ -227,7 +230,7 @@ def test_the_published_settings_are_those_of_the_papers() -> None:
     assert (tasc.n_max, tasc.p_min, tasc.corpus_weight, tasc.min_prob) == (6, 5, 0.75, 0.0)
     assert (trie.n_max, trie.prefix, trie.min_prob) == (13, 3, 0.0)
     assert (tasc.mixture, trie.mixture) == ("tasc", "trie")
-    with pytest.raises(ValueError, match="'mixed' was not published"):
+    with pytest.raises(DraftError):
         DraftSettings.published("mixed")
 
 
