@@ -161,8 +161,10 @@ class TaskTokenizer:
 
     @cached_property
     def _texts(self) -> dict[int, str]:
+        # Ids descend, so that of tokens with the same text the lowest id counts in every process.
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
-        return {id_: self._text(piece) for piece, id_ in vocabulary.items()}
+        pairs = sorted(((id_, piece) for piece, id_ in vocabulary.items()), reverse=True)
+        return {id_: self._text(piece) for id_, piece in pairs}
 
     def _text(self, piece: str) -> str:
         """A token's text inside a text: at its begin decoders drop a blank."""
