@@ -24,7 +24,7 @@ def questions_of(task: Any, url: str) -> list[Question]:
     chance = random.Random(7)
     with connect(url) as client:
         settings = EngineSettings(rows=1, max_model_len=256, cost_aware=False)
-        worker = EngineBuilder(client, task.record.name, settings)
+        worker = EngineBuilder.of_task(client, task.record.name, settings)
         return [_question(worker, task, chance, at) for at in range(_QUESTIONS)]
 
 

@@ -97,7 +97,7 @@ def running(folder: Path, model: str, haproxy: bool) -> Iterator[tuple[str, Any]
             TaskStore(client).put(record_of(folder, model))
         stack.enter_context(local_ray(num_cpus=4, object_store_mb=100))
         base = stack.enter_context(served(settings, server.url))
-        yield base, EngineBuilder(connect(server.url), model, EngineSettings(**engine))
+        yield base, EngineBuilder.of_task(connect(server.url), model, EngineSettings(**engine))
 
 
 def record_of(folder: Path, model: str) -> Any:

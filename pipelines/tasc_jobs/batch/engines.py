@@ -281,7 +281,7 @@ class EngineActor:
     def load(self) -> None:
         """Build the engine: seconds to minutes."""
         spec = self._spec
-        self._builder = EngineBuilder(
+        self._builder = EngineBuilder.of_task(
             connect(spec.url),
             spec.task,
             spec.settings,

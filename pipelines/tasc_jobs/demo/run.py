@@ -169,7 +169,7 @@ def _measure(url: str, base: str) -> dict[str, Any]:
     inputs, truth = [r["input"] for r in rows], [r["output"] for r in rows]
     with Progress("answers over HTTP", len(measure.ORDER) * len(rows)) as bar:
         http, counters = measure.over_http(base, TASK, inputs, bar.advance)
-    worker = EngineBuilder(connect(url), TASK, ENGINE, draft=FORGETFUL)
+    worker = EngineBuilder.of_task(connect(url), TASK, ENGINE, draft=FORGETFUL)
     with Progress("answers by the engine alone", len(measure.ORDER) * len(rows)) as bar:
         engine = measure.engine_alone(worker, inputs, bar.advance)
     plain = http[False][0].texts

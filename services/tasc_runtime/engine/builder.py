@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self, TypedDict, Unpack
 
 import redis
 import torch
@@ -15,9 +16,10 @@ import torch
 from tasc_draft import DraftIndex, DraftSettings, NgramProposer, Proposer
 from tasc_engine import Engine, EngineConfig, GenerationRequest, StepRecord, Target
 from tasc_engine import guided as engine_guides
+from tasc_engine.drafting.neural.ranking import Ranking
 from tasc_engine.errors import GuideError
 from tasc_engine.model.loading import max_positions
-from tasc_runtime.engine.drafters import load_task_drafter
+from tasc_runtime.engine.drafters import load_task_drafter, ranking_of
 from tasc_runtime.engine.indexes import DraftIndexes, default_cache_dir
 from tasc_runtime.engine.model_source import device_of, model_source
 from tasc_runtime.engine.step_costs import step_costs
@@ -28,7 +30,7 @@ from tasc_runtime.models import load_tokenizer
 from tasc_runtime.protocol import Call
 from tasc_runtime.sampling_options import AnswerGuide, FieldError, SamplingOptions, guide_of
 from tasc_store import Artifact, ArtifactCache, ArtifactStore, TaskRecord, TaskStore
-from tasc_text import PromptTemplate
+from tasc_text import PromptTemplate, TaskTokenizer
 
 
 class Proposers:
@@ -95,7 +97,7 @@ class Ready:
 
 @dataclass(frozen=True)
 class Pinned:
-    """What a worker is built of, in place of the newest: versions of task record and index.
+    """What an engine is built of, in place of the newest: versions of task record and index.
 
     Attributes:
         index_version: None: no index.
@@ -105,75 +107,139 @@ class Pinned:
     index_version: int | None
 
 
+class BuilderOptions(TypedDict, total=False):
+    """How an engine is built, whatever its task.
+
+    Attributes:
+        draft: The service's own drafting settings.
+        gpus: GPUs this process was given; without any, ``auto`` means the CPU.
+        max_waiting: Most requests that wait for a row.
+        cost_dir: Where step costs are kept.
+        say: Told, in a line for people who wait, what takes seconds before the engine is ready.
+    """
+
+    draft: DraftOverrides | None
+    gpus: float
+    max_waiting: int
+    cost_dir: Path | None
+    on_step: Callable[[StepRecord], None]
+    say: Callable[[str], None]
+
+
 class EngineBuilder:
     """One task, ready to answer.
 
     Args:
-        gpus: GPUs this process was given; without any, ``auto`` means the CPU.
-        say: Told, in a line for people who wait, what takes seconds before it is ready.
-        pinned: Versions to use, whatever is the newest.
-        digest: The `engine_digest` of the version to use, whatever is the newest; live changes
-            of that version still count.
+        tokenizer: The model's; unset: it is loaded.
+        index: What the n-grams draft from; unset: prompts and answers alone.
+        artifact: Where the index comes from, if it comes from a store.
+        ranking: Finds the task's ranked vocabulary, if it has one.
 
     Raises:
         ServiceError: The model folder's tokenizer is not the one the task was registered with.
-        IndexRefused: The current index was built with another tokenizer.
         EngineError: The task's drafter is another tokenizer's or another target's.
 
     Attributes:
         proposer: The n-grams; beside them, or instead of them, a drafter may draft.
-        drafter: Of the record the worker was built of, if it names one.
+        drafter: Of the record the engine was built of, if it names one.
+        indexes: Of a task in a store, see `of_task`.
     """
+
+    indexes: DraftIndexes
 
     def __init__(
         self,
+        record: TaskRecord,
+        version: int,
+        settings: EngineSettings,
+        *,
+        tokenizer: TaskTokenizer | None = None,
+        index: DraftIndex | None = None,
+        artifact: Artifact | None = None,
+        ranking: Callable[[], Ranking | None] = lambda: None,
+        **options: Unpack[BuilderOptions],
+    ) -> None:
+        self.records = Records(record, version)
+        self.tokenizer = tokenizer = tokenizer or load_tokenizer(record)
+        self.template = PromptTemplate(record.template)
+        self.artifact = artifact
+        torch.set_num_threads(settings.torch_threads)
+        source = model_source(record, device_of(settings.device, options.get("gpus", 0.0)))
+        length = settings.max_model_len or min(DEFAULT_MODEL_LEN, max_positions(source.folder))
+        config = EngineConfig(
+            rows=settings.rows,
+            max_model_len=length,
+            prefill_chunk=settings.prefill_chunk,
+            max_waiting=options.get("max_waiting", 1024),
+            max_draft_tokens=settings.max_draft_tokens,
+            prefix_cache_bytes=settings.prefix_cache_bytes,
+            kv_cache_bytes=settings.kv_cache_bytes,
+        )
+        target = Target.load(source, config)
+        if index is None:
+            index = DraftIndex.empty(tokenizer.fingerprint, tokenizer.vocab_size)
+        draft = options.get("draft")
+        self._proposers = Proposers(draft, config, target.vocab_size, tokenizer.eos_ids)
+        self.proposer = self._proposers.make(record, index)
+        costs = None
+        if settings.cost_aware:
+            say = options.get("say", log.info)
+            costs = step_costs(target, source, options.get("cost_dir"), say)
+        limit_s = settings.neural_draft_limit_s
+        self.drafter = load_task_drafter(
+            record, target, source, tokenizer, config, limit_s, ranking
+        )
+        on_step = options.get("on_step", lambda record: None)
+        drafted_by = self._drafted_by(self.proposer)
+        self.engine = Engine(target, tokenizer, drafted_by, config, on_step, costs)
+
+    @classmethod
+    def of_task(
+        cls,
         client: redis.Redis,
         task: str,
         settings: EngineSettings,
         *,
-        draft: DraftOverrides | None = None,
-        gpus: float = 0.0,
-        max_waiting: int = 1024,
-        cache_dir: Path | None = None,
-        cost_dir: Path | None = None,
-        on_step: Callable[[StepRecord], None] = lambda record: None,
-        say: Callable[[str], None] = log.info,
         pinned: Pinned | None = None,
         digest: str | None = None,
-    ) -> None:
+        cache_dir: Path | None = None,
+        **options: Unpack[BuilderOptions],
+    ) -> Self:
+        """Build the engine of a registered task, with its announced index.
+
+        Args:
+            pinned: Versions to use, whatever is the newest.
+            digest: The `engine_digest` of the version to use, whatever is the newest; live changes
+                of that version still count.
+            cache_dir: Where indexes are kept on this node.
+
+        Raises:
+            IndexRefused: The current index was built with another tokenizer.
+            StoreError: Redis fails, or there is no such task.
+        """
         store = TaskStore(client)
         if pinned:
             version = pinned.record_version
-            self.records = Records(store.get(task, version), version)
+            record = store.get(task, version)
         else:
-            self.records = Records(*newest_version(store, task, digest))
-        self.tokenizer = load_tokenizer(self.record)
-        self.template = PromptTemplate(self.record.template)
-        artifacts = ArtifactStore(client, self.record.corpus_name, self.record.fingerprint)
+            record, version = newest_version(store, task, digest)
+        tokenizer = load_tokenizer(record)
+        artifacts = ArtifactStore(client, record.corpus_name, record.fingerprint)
         cache = ArtifactCache(cache_dir or default_cache_dir())
-        self.indexes = DraftIndexes(task, artifacts, cache, self.tokenizer)
-        self.artifact: Artifact | None
-        torch.set_num_threads(settings.torch_threads)
-        self._device = device_of(settings.device, gpus)
-        source = model_source(self.record, self._device)
-        length = settings.max_model_len or min(DEFAULT_MODEL_LEN, max_positions(source.folder))
-        config = EngineConfig(
-            settings.rows, length, settings.prefill_chunk, max_waiting, settings.max_draft_tokens,
-            settings.prefix_cache_bytes, settings.kv_cache_bytes,
-        )  # fmt: skip
-        target = Target.load(source, config)
-        self.artifact, index = (
-            self.indexes.pinned(pinned.index_version) if pinned else self.indexes.current()
+        indexes = DraftIndexes(task, artifacts, cache, tokenizer)
+        artifact, index = indexes.pinned(pinned.index_version) if pinned else indexes.current()
+        built = cls(
+            record,
+            version,
+            settings,
+            tokenizer=tokenizer,
+            index=index,
+            artifact=artifact,
+            ranking=lambda: ranking_of(client, record),
+            **options,
         )
-        self._proposers = Proposers(draft, config, target.vocab_size, self.tokenizer.eos_ids)
-        self.proposer = self._proposers.make(self.record, index)
-        costs = step_costs(target, source, cost_dir, say) if settings.cost_aware else None
-        self.drafter = load_task_drafter(
-            client, self.record, target, source, self.tokenizer, config,
-            settings.neural_draft_limit_s,
-        )  # fmt: skip
-        drafted_by = self._drafted_by(self.proposer)
-        self.engine = Engine(target, self.tokenizer, drafted_by, config, on_step, costs)
+        built.indexes = indexes
+        return built
 
     @property
     def record(self) -> TaskRecord:

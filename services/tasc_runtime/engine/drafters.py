@@ -8,7 +8,7 @@ import logging
 import math
 import tempfile
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -55,6 +55,12 @@ def current_ranking(store: ArtifactStore) -> Ranking | None:
         path = Path(folder) / "vocabulary.npz"
         store.download(artifact, path)
         return Ranking.load(path, store.fingerprint)
+
+
+def ranking_of(client: redis.Redis, record: TaskRecord) -> Ranking | None:
+    """The announced ranking of a task's corpus, see `current_ranking`."""
+    store = ArtifactStore(client, record.corpus_name, record.fingerprint, kind=VOCABULARY)
+    return current_ranking(store)
 
 
 SIZES = (64, 256, 1024, 4096, 16384, 65536, 262144)
@@ -151,19 +157,20 @@ class TaskDrafter:
 
 
 def load_task_drafter(
-    client: redis.Redis,
     record: TaskRecord,
     target: Target,
     source: ModelSource,
     tokenizer: TaskTokenizer,
     config: EngineConfig,
     limit_s: float,
+    ranking: Callable[[], Ranking | None],
 ) -> TaskDrafter | None:
     """The drafter that a record names, None where it names none.
 
     Args:
         source: Where the target comes from.
         limit_s: Longest seconds of a drafted step, see `GuardedProposer`.
+        ranking: Finds the task's ranked vocabulary, where the record drafts from one.
 
     Raises:
         ServiceError: It drafts from a ranked vocabulary, and the task has none.
@@ -178,7 +185,7 @@ def load_task_drafter(
     drafter, head = load_drafter(
         folder, target, source, tokenizer.fingerprint, config.rows, config.max_model_len
     )
-    vocabulary = _vocabulary(client, record, neural, drafter, head, config.rows)
+    vocabulary = _vocabulary(ranking, record, neural, drafter, head, config.rows)
     proposer = NeuralProposer(
         drafter,
         vocabulary,
@@ -212,7 +219,7 @@ def _numbers(folder: Path) -> int:
 
 
 def _vocabulary(
-    client: redis.Redis,
+    find_ranking: Callable[[], Ranking | None],
     record: TaskRecord,
     neural: NeuralDrafting,
     drafter: Eagle | Independent,
@@ -225,7 +232,7 @@ def _vocabulary(
     if neural.vocabulary == "recent":
         return RecentVocabulary(head, rows)
     corpus = record.corpus_name
-    ranking = current_ranking(ArtifactStore(client, corpus, record.fingerprint, kind=VOCABULARY))
+    ranking = find_ranking()
     if ranking is None:
         raise ServiceError(
             f"task {record.name} drafts from a ranked vocabulary, and the corpus of {corpus} has "

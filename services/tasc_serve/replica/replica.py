@@ -53,7 +53,7 @@ class TaskReplica:
         self._drain = DrainRate()
         self._timeout_s = limits.request_timeout_s
         self._stall_limit_s = max(limits.request_timeout_s, _LEAST_STALL_S)
-        self._builder = EngineBuilder(
+        self._builder = EngineBuilder.of_task(
             client,
             task.name,
             settings.engine,

@@ -71,7 +71,7 @@ def indexes(client: redis.Redis, record: TaskRecord, index: DraftIndex) -> Artif
 def worker(
     client: redis.Redis, record: TaskRecord, indexes: ArtifactStore, tmp_path: Path
 ) -> EngineBuilder:
-    return EngineBuilder(client, record.name, EngineSettings(**ENGINE), cache_dir=tmp_path)
+    return EngineBuilder.of_task(client, record.name, EngineSettings(**ENGINE), cache_dir=tmp_path)
 
 
 @pytest.fixture

@@ -55,7 +55,7 @@ class Watched:
 
 @pytest.fixture
 def worker(client, task, tmp_path):
-    return EngineBuilder(client, task.record.name, ENGINE, cache_dir=tmp_path)
+    return EngineBuilder.of_task(client, task.record.name, ENGINE, cache_dir=tmp_path)
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def watched(worker):
 def test_without_an_index_the_worker_drafts_from_prompts_only_and_says_so(
     client, task, tmp_path, caplog
 ):
-    worker = EngineBuilder(client, task.record.name, ENGINE, cache_dir=tmp_path)
+    worker = EngineBuilder.of_task(client, task.record.name, ENGINE, cache_dir=tmp_path)
     assert (worker.artifact, worker.index_bytes) == (None, 0)
     assert f"tasc build-index {task.record.name}" in caplog.text
 
@@ -130,5 +130,5 @@ def test_a_model_whose_tokenizer_changed_is_refused(client, task, tmp_path):
     other = replace(task.record, fingerprint="e" * 32)
     TaskStore(client).put(other)
     with pytest.raises(ServiceError, match="register the task again") as refused:
-        EngineBuilder(client, other.name, ENGINE, cache_dir=tmp_path)
+        EngineBuilder.of_task(client, other.name, ENGINE, cache_dir=tmp_path)
     assert all(f in str(refused.value) for f in ("e" * 32, task.record.fingerprint))

@@ -41,7 +41,7 @@ def worker(
     with connect(redis_url) as client:
         TaskStore(client).put(made.record)
         cache = tmp_path_factory.mktemp("cache")
-        yield EngineBuilder(client, made.record.name, ENGINE, cache_dir=cache)
+        yield EngineBuilder.of_task(client, made.record.name, ENGINE, cache_dir=cache)
 
 
 def call(number: int, value: str, adapter: str | None) -> Call:

@@ -75,7 +75,7 @@ class Drafted:
         self.steps: list[StepRecord] = []
 
     def start(self) -> EngineBuilder:
-        self.worker = EngineBuilder(
+        self.worker = EngineBuilder.of_task(
             self.client, self.record.name, ENGINE, cache_dir=self.cache, on_step=self.steps.append
         )
         return self.worker

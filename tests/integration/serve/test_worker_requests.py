@@ -33,7 +33,9 @@ def worker(redis_url, tmp_path_factory):
     )
     with connect(redis_url) as client:
         TaskStore(client).put(record)
-        yield EngineBuilder(client, record.name, ENGINE, cache_dir=tmp_path_factory.mktemp("cache"))
+        yield EngineBuilder.of_task(
+            client, record.name, ENGINE, cache_dir=tmp_path_factory.mktemp("cache")
+        )
 
 
 def call(**asked):

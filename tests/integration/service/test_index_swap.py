@@ -69,7 +69,7 @@ def test_an_index_of_another_tokenizer_is_never_served(service):
     try:
         bad = publish(store, replace(good, corpus=replace(good.corpus, fingerprint="f" * 32)))
         with connect(service.redis_url) as client, pytest.raises(IndexRefused) as refused:
-            EngineBuilder(
+            EngineBuilder.of_task(
                 client, ALPHA, service.settings.engine, cache_dir=service.settings.cache_dir
             )
         assert all(f in str(refused.value) for f in ("f" * 32, tokenizer.fingerprint))

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import redis
 import torch
 from prometheus_client import CollectorRegistry
 from safetensors.torch import load_file, save_file
@@ -69,8 +68,7 @@ class Loaded:
             dtype="float64", max_tokens=8,
             neural=NeuralDrafting(str(folder / kind), "neural", width=4),
         )  # fmt: skip
-        nobody = redis.Redis(port=1)  # of whom nothing is asked
-        found = load_task_drafter(nobody, record, self.target, source, own, CONFIG, limit_s)
+        found = load_task_drafter(record, self.target, source, own, CONFIG, limit_s, lambda: None)
         assert found is not None
         self.drafter: TaskDrafter = found
 
