@@ -96,8 +96,7 @@ def forecast_ft(
         return
     from tasc_jobs.enrich.algorithm import EnrichSettings
     from tasc_jobs.evaluate.subject import Setup
-    from tasc_jobs.forecast_ft.forecast import STAGES, forecast_job
-    from tasc_jobs.forecast_ft.page import forecast_page
+    from tasc_jobs.forecast_ft.forecast import STAGES, forecast_job, forecast_page
     from tasc_jobs.runtime.progress import Stages
     from tasc_jobs.task_inputs import InputOptions, TaskInputs, read_files
 
@@ -125,8 +124,7 @@ def forecast_ft(
 
 
 def _check(file: Path, report: Path | None, as_json: bool) -> None:
-    from tasc_jobs.forecast_ft.check import check, read_runs
-    from tasc_jobs.forecast_ft.page import check_page
+    from tasc_jobs.forecast_ft.check import check, check_page, read_runs
 
     found = check(read_runs(file))
     show(check_page(found), report, as_json)

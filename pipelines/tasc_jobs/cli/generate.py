@@ -139,10 +139,14 @@ def generate(
         temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, guide=guide, adapter=adapter
     )
     job: dict[str, Any] = {
-        "engine": EngineSettings(rows=rows, max_model_len=max_model_len), "asked": asked,
-        "actors": actors, "actor_gpus": gpus, "max_errors": max_errors, "restart": restart,
+        "engine": EngineSettings(rows=rows, max_model_len=max_model_len),
+        "asked": asked,
+        "actors": actors,
+        "actor_gpus": gpus,
+        "max_errors": max_errors,
+        "restart": restart,
         "stall_s": stall_timeout,
-    }  # fmt: skip
+    }
     with store.open() as url:
         _require_task(url, task, asked)
         with _ray_for(actors):

@@ -120,10 +120,17 @@ def worker(
         with local_ray(num_cpus=max(4, actors + 1)), _metrics(client, service, host) as metrics:
             note("waiting for batches; Ctrl-C ends" if not once else "answering what waits")
             found = BatchWorker(
-                client, settings, named, poll, lease,
-                say=note, told=shown.told, ended=shown.ended,
-                metrics=metrics, rests=Rests(max_faults),
-            )  # fmt: skip
+                client,
+                settings,
+                named,
+                poll,
+                lease,
+                say=note,
+                told=shown.told,
+                ended=shown.ended,
+                metrics=metrics,
+                rests=Rests(max_faults),
+            )
             if once:
                 found.run_waiting()
             else:

@@ -40,9 +40,13 @@ class TargetAnswer:
 
 
 def make_answers(
-    folder: Path, rows: Sequence[CorpusRow], source: ModelSource, asking: Asking, setup: Setup,
+    folder: Path,
+    rows: Sequence[CorpusRow],
+    source: ModelSource,
+    asking: Asking,
+    setup: Setup,
     progress: StageProgress,
-) -> list[TargetAnswer]:  # fmt: skip
+) -> list[TargetAnswer]:
     """Greedy answers to the rows' inputs, in their order; rows without room for one have none.
 
     Args:
@@ -134,9 +138,10 @@ def _mended(file: Path) -> Path:
 def _pin(folder: Path, source: ModelSource, asking: Asking) -> None:
     asked = {
         "target": target_fingerprint(source.folder, source.adapter),
-        "template": asking.template.text, "max_tokens": asking.max_tokens,
+        "template": asking.template.text,
+        "max_tokens": asking.max_tokens,
         "stop": list(asking.stop),
-    }  # fmt: skip
+    }
     pinned = folder / _ASKED
     folder.mkdir(parents=True, exist_ok=True)
     if not pinned.exists():

@@ -1,7 +1,4 @@
-"""What a drafter is trained by: the loss of some rows, and how often it says what the target does.
-
-It reads no files and knows no steps but their share of the learning rate.
-"""
+"""Drafters in training: their layers, their loss, and how often they agree with the target."""
 
 import math
 from collections.abc import Sequence
@@ -21,6 +18,11 @@ from tasc_jobs.finetune.training import Trainer
 
 # Of a target's config, what says how it is kept or run and not what it computes.
 _NOT_SHAPE = ("quantization_config", "dtype", "architectures", "model_type", "transformers_version")
+# And what a Llama's config has of a family that is run as one.
+_CARRIED = (
+    *("vocab_size", "hidden_size", "intermediate_size", "max_position_embeddings"),
+    *("num_attention_heads", "bos_token_id", "eos_token_id", "tie_word_embeddings"),
+)
 _QUARTER, _LEAST_HIDDEN = 4, 8
 
 
@@ -83,11 +85,16 @@ def small_model(config: Any, layers: int | None, hidden: int | None) -> Any:
     head_dim = getattr(config, "head_dim", None) or wide // config.num_attention_heads
     heads = max(1, round(hidden / head_dim))
     kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return _made(_changed(
-        _family(config), layers, hidden_size=hidden, head_dim=head_dim, num_attention_heads=heads,
+    smaller = _changed(
+        _family(config),
+        layers,
+        hidden_size=hidden,
+        head_dim=head_dim,
+        num_attention_heads=heads,
         num_key_value_heads=math.gcd(heads, kv_heads),
         intermediate_size=max(1, config.intermediate_size * hidden // wide),
-    ))  # fmt: skip
+    )
+    return _made(smaller)
 
 
 def _made(config: Any) -> Any:
@@ -98,11 +105,7 @@ def _family(config: Any) -> Any:
     """The config itself, if an engine's own forward runs its family; else Llama's like it."""
     if config.model_type in FAMILIES:
         return config
-    names = (
-        "vocab_size", "hidden_size", "intermediate_size", "max_position_embeddings",
-        "num_attention_heads", "bos_token_id", "eos_token_id", "tie_word_embeddings",
-    )  # fmt: skip
-    return LlamaConfig(**{name: getattr(config, name) for name in names})
+    return LlamaConfig(**{name: getattr(config, name) for name in _CARRIED})
 
 
 def _changed(config: Any, layers: int, **changes: Any) -> Any:

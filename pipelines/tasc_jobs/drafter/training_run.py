@@ -93,9 +93,11 @@ def _trained(
     study = _study(job)
     trainer = DrafterTrainer(study, trained, job.settings)
     pins = {
-        **asdict(job.settings), "target": job.target,
-        "tokenizer": tokenizer.fingerprint, "answers": digest_of(trained),
-    }  # fmt: skip
+        **asdict(job.settings),
+        "target": job.target,
+        "tokenizer": tokenizer.fingerprint,
+        "answers": digest_of(trained),
+    }
     checkpoints = Checkpoints(job.output / CHECKPOINT, pins)
     if there := checkpoints.load():
         note(f"going on behind step {there.step} of {trainer.steps}")

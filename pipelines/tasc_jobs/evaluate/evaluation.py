@@ -1,7 +1,4 @@
-"""Evaluates a model on a task's test rows: how good its answers are, and what they cost.
-
-It reads no files of rows and prints nothing.
-"""
+"""Evaluate a model on a task's test rows: how good its answers are, what they cost, the report."""
 
 import json
 from collections import Counter
@@ -28,6 +25,13 @@ from tasc_jobs.statistics.distribution import renyi2_bits
 from tasc_jobs.task_inputs import Asking
 from tasc_store import CorpusRow
 from tasc_text import TaskTokenizer
+
+_FOOTER = (
+    "A step is one forward of the model for a row; an answer in fewer, longer tokens, or with "
+    "accepted drafts, takes fewer. Milliseconds are those of one row's share of a full batch. "
+    "Quality is that of the plain answers; drafted ones are the same."
+)
+_MUCH_LONGER = 1.5
 
 STAGES = {"index": "rows", "answer": "rows", "confidence": "rows"}
 
@@ -200,45 +204,34 @@ def _figures(side: Side) -> dict[str, Any]:
     return {**found, "tokens_per_step": side.tokens_per_answer / side.steps_per_answer}
 
 
-_COSTS = (
-    "", "ms an answer", "least", "most", "tokens an answer", "steps an answer", "tokens a step",
-)  # fmt: skip
-
-_FOOTER = (
-    "A step is one forward of the model for a row; an answer in fewer, longer tokens, or with "
-    "accepted drafts, takes fewer. Milliseconds are those of one row's share of a full batch. "
-    "Quality is that of the plain answers; drafted ones are the same."
-)
-_MUCH_LONGER = 1.5
-
-
 def evaluation_page(found: Evaluated) -> ReportDocument:
     """Quality, costs and, for labels, precision and recall."""
+    quality = tuple((name.replace("_", " "), 100 * value) for name, value in found.quality.items())
     tables = [
-        Table("Quality", ("measure", "%"), tuple(map(_quality_row, found.quality.items()))),
-        Table(
+        Table.of(
+            "Quality",
+            ({"measure": name, "%": f"{percent:.1f}"} for name, percent in quality),
+        ),
+        Table.of(
             f"Cost at b = {found.batch_rows}, median of {found.repeats} runs",
-            _COSTS,
-            tuple(_cost_row(side, costs) for side, costs in found.sides.items()),
+            (_cost_row(side, costs) for side, costs in found.sides.items()),
         ),
     ]
-    if found.precision_recall:
-        tables.append(_levels_table(found.precision_recall))
-    levels = (_levels_plot(found),) if found.precision_recall else ()
-    plots = (*_plots(found), *levels)
-    title = f"Evaluation of {found.setting}"
-    return ReportDocument(title, tuple(_summary(found)), tuple(tables), plots, _FOOTER)
-
-
-def _plots(found: Evaluated) -> tuple[Bars, Bars, Bars]:
-    quality = tuple((_named(name), 100 * value) for name, value in found.quality.items())
     steps = tuple((side, costs.steps_per_answer) for side, costs in found.sides.items())
     ms = tuple((side, costs.ms_per_answer.median) for side, costs in found.sides.items())
-    return (
+    plots: list[Lines | Bars] = [
         Bars("Quality", "%", quality),
         Bars("Steps", "steps an answer", steps),
         Bars("Time", "milliseconds an answer", ms),
-    )
+    ]
+    if levels := found.precision_recall:
+        tables.append(Table.of("Labels by the model's confidence in them", map(_level_row, levels)))
+        recall = [100 * at.quality.recall for at in levels]
+        precision = [100 * at.quality.precision for at in levels]
+        line = Curve(found.setting, recall, precision)
+        plots.append(Lines("Precision by recall of labels", "recall, %", "precision, %", (line,)))
+    title = f"Evaluation of {found.setting}"
+    return ReportDocument(title, tuple(_summary(found)), tuple(tables), tuple(plots), _FOOTER)
 
 
 def _summary(found: Evaluated) -> list[str]:
@@ -263,40 +256,23 @@ def _unlearnt(found: Evaluated, took: float) -> bool:
     return found.budget > 0 and took > _MUCH_LONGER * found.reference_tokens
 
 
-def _quality_row(measure: tuple[str, float]) -> tuple[str, str]:
-    name, value = measure
-    return _named(name), f"{100 * value:.1f}"
-
-
-def _named(measure: str) -> str:
-    return measure.replace("_", " ")
-
-
-def _cost_row(side: str, costs: Side) -> tuple[str, ...]:
+def _cost_row(side: str, costs: Side) -> dict[str, str]:
     ms = costs.ms_per_answer
-    return (
-        side,
-        *(f"{value:.2f}" for value in (ms.median, ms.least, ms.most)),
-        f"{costs.tokens_per_answer:.2f}",
-        f"{costs.steps_per_answer:.2f}",
-        f"{costs.tokens_per_answer / costs.steps_per_answer:.2f}",
-    )
+    return {
+        "": side,
+        "ms an answer": f"{ms.median:.2f}",
+        "least": f"{ms.least:.2f}",
+        "most": f"{ms.most:.2f}",
+        "tokens an answer": f"{costs.tokens_per_answer:.2f}",
+        "steps an answer": f"{costs.steps_per_answer:.2f}",
+        "tokens a step": f"{costs.tokens_per_answer / costs.steps_per_answer:.2f}",
+    }
 
 
-def _levels_table(levels: Sequence[AtLevel]) -> Table:
-    rows = tuple(
-        (
-            f"{at.level:.2f}",
-            *(f"{100 * v:.1f}" for v in (at.quality.precision, at.quality.recall, at.quality.f1)),
-        )
-        for at in levels
-    )
-    columns = ("least confidence", "precision %", "recall %", "F1 %")
-    return Table("Labels by the model's confidence in them", columns, rows)
-
-
-def _levels_plot(found: Evaluated) -> Lines:
-    recall = [100 * at.quality.recall for at in found.precision_recall]
-    precision = [100 * at.quality.precision for at in found.precision_recall]
-    line = Curve(found.setting, recall, precision)
-    return Lines("Precision by recall of labels", "recall, %", "precision, %", (line,))
+def _level_row(at: AtLevel) -> dict[str, str]:
+    return {
+        "least confidence": f"{at.level:.2f}",
+        "precision %": f"{100 * at.quality.precision:.1f}",
+        "recall %": f"{100 * at.quality.recall:.1f}",
+        "F1 %": f"{100 * at.quality.f1:.1f}",
+    }

@@ -86,11 +86,15 @@ class Subject:
         """A draft index of a task's rows, with weights learnt on some of them."""
         found = encode(rows, self.tokenizer, self._asking.template)
         return build_learnt_index(
-            found.outputs, found.prompts, fingerprint=self.tokenizer.fingerprint,
-            vocab_size=self.tokenizer.vocab_size, eos_id=self.tokenizer.eos_id,
-            settings=self._asking.draft, word_starts=self.tokenizer.word_starts,
+            found.outputs,
+            found.prompts,
+            fingerprint=self.tokenizer.fingerprint,
+            vocab_size=self.tokenizer.vocab_size,
+            eos_id=self.tokenizer.eos_id,
+            settings=self._asking.draft,
+            word_starts=self.tokenizer.word_starts,
             canonical=self.tokenizer.canonical,
-        )  # fmt: skip
+        )
 
     def draft_from(self, index: DraftIndex | None) -> None:
         """Draft as if nothing had been answered yet; without an index, not at all."""

@@ -61,9 +61,14 @@ class _Board:
 
 
 def finetune_by(
-    workers: int, job: Finetune, progress: StageProgress = silent,
-    say: Callable[[str], None] = lambda text: None, *, gpus: bool, retries: int = 2,
-) -> dict[str, Any]:  # fmt: skip
+    workers: int,
+    job: Finetune,
+    progress: StageProgress = silent,
+    say: Callable[[str], None] = lambda text: None,
+    *,
+    gpus: bool,
+    retries: int = 2,
+) -> dict[str, Any]:
     """`finetune` by so many workers on the Ray that is running; all must see the job's folders.
 
     A worker that dies has all of them start again from the last checkpoint. The first one claims

@@ -203,9 +203,13 @@ def lesson_of(job: Finetune) -> Lesson:
 
 
 def _trained(
-    job: Finetune, lesson: Lesson, checkpoints: Checkpoints, result: Result | None,
-    told: tuple[StageProgress, Callable[[str], None]], crew: Crew | None,
-) -> dict[str, Any]:  # fmt: skip
+    job: Finetune,
+    lesson: Lesson,
+    checkpoints: Checkpoints,
+    result: Result | None,
+    told: tuple[StageProgress, Callable[[str], None]],
+    crew: Crew | None,
+) -> dict[str, Any]:
     """Take all steps and write the adapter; the model is gone behind it."""
     there = checkpoints.load()
     _first_says(False, crew, lesson.device)  # nor is it replaced before all have it
@@ -242,9 +246,12 @@ def _pins(job: Finetune, lesson: Lesson) -> dict[str, Any]:
     """What changes the result; not what was asked for, but what became of it on this machine."""
     asked = {k: v for k, v in asdict(job.settings).items() if k != "quantization"}
     return {
-        **asked, **lesson.arithmetic, "base": str(job.base),
-        "tokenizer": lesson.vocabulary.tokenizer.fingerprint, "rows": digest_of(lesson.examples),
-    }  # fmt: skip
+        **asked,
+        **lesson.arithmetic,
+        "base": str(job.base),
+        "tokenizer": lesson.vocabulary.tokenizer.fingerprint,
+        "rows": digest_of(lesson.examples),
+    }
 
 
 def in_words(found: dict[str, Any]) -> str:

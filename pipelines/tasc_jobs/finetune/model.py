@@ -194,9 +194,12 @@ def load_base(folder: Path, *, nf4: bool, device: str) -> Any:
         bnb_4bit_compute_dtype=torch.bfloat16,
     )
     return AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, use_safetensors=True, quantization_config=quantised,
+        folder,
+        dtype=dtype,
+        use_safetensors=True,
+        quantization_config=quantised,
         device_map={"": device},
-    )  # fmt: skip
+    )
 
 
 def add_rows(model: Any, vocab_size: int, parts: Parts) -> None:

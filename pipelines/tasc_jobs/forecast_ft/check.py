@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from tasc_jobs.report.document import ReportDocument, Table
 from tasc_runtime.errors import FileError
 
 
@@ -144,9 +145,14 @@ def _agreement(setting: str, runs: Sequence[MeasuredRun]) -> Agreement:
     ms = [statistics.median(run.ms_per_answer for run in own) for own in points]
     rises, right = falls_at_rises(entropy, ms)
     return Agreement(
-        setting, len(points), len(runs), kendall_tau(entropy, ms), _tau_steps(entropy, points),
-        rises, right,
-    )  # fmt: skip
+        setting,
+        len(points),
+        len(runs),
+        kendall_tau(entropy, ms),
+        _tau_steps(entropy, points),
+        rises,
+        right,
+    )
 
 
 def _tau_steps(entropy: Sequence[float], points: Sequence[Sequence[MeasuredRun]]) -> float | None:
@@ -176,3 +182,38 @@ def _run(path: Path, number: int, line: str) -> MeasuredRun:
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known else None
+
+
+def check_page(found: Check) -> ReportDocument:
+    """What entropy told of runs that were measured."""
+    share = found.right_share
+    if share is None:
+        right = "no setting has two budgets of different entropy, and with fewer there is no rank"
+    else:
+        right = f"time falls at {100 * share:.0f} % of the rises of entropy"
+    return ReportDocument(
+        "Entropy and measured time",
+        (
+            f"mean tau of entropy and time {_tau(found.mean_tau)}, of entropy and steps "
+            f"{_tau(found.mean_tau_steps)}",
+            right,
+        ),
+        (Table.of("Kendall's tau by setting", map(_check_row, found.settings)),),
+        (),
+    )
+
+
+def _check_row(each: Agreement) -> dict[str, str]:
+    return {
+        "setting": each.setting,
+        "runs": str(each.runs),
+        "lines": str(each.lines),
+        "tau, H2 and time": _tau(each.tau),
+        "tau, H2 and steps": _tau(each.tau_steps),
+        "H2 rises": str(each.rises),
+        "time falls": str(each.right),
+    }
+
+
+def _tau(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:+.3f}"

@@ -16,6 +16,7 @@ from tasc_jobs.enrich.algorithm import Enriched, EnrichSettings, enrich
 from tasc_jobs.enrich.family import Growing
 from tasc_jobs.errors import EmptyCorpusError
 from tasc_jobs.evaluate.subject import Prompt, Setup, Subject
+from tasc_jobs.report.document import Curve, Lines, ReportDocument, Table
 from tasc_jobs.runtime.progress import StageProgress, silent
 from tasc_jobs.task_inputs import TaskInputs
 from tasc_store import CorpusRow
@@ -240,3 +241,54 @@ def _split(rows: Sequence[CorpusRow]) -> tuple[list[CorpusRow], list[CorpusRow]]
         raise EmptyCorpusError("one row alone cannot be held out; name others with --test")
     train, held = ([rows[at] for at in part] for part in held_out(len(rows)))
     return train, held
+
+
+def forecast_page(found: Forecast) -> ReportDocument:
+    """What to expect of each token budget."""
+    first, points = found.points[0], found.points
+    budgets = [point.budget for point in points]
+    shorter = Curve("held out", budgets, [point.length_reduction for point in points])
+    trained = Curve("train", budgets, [point.train_reduction for point in points])
+    entropy = Curve(found.name, budgets, [point.renyi2_bits for point in points])
+    return ReportDocument(
+        f"Forecast of fine-tuning for {found.name}",
+        _summary(found),
+        (
+            Table.of(
+                f"What to expect of new tokens, without drafts, b = {found.batch_rows}",
+                (_row(point, first) for point in points),
+            ),
+        ),
+        (
+            Lines("Length of outputs", "new tokens, at most", "times shorter", (shorter, trained)),
+            Lines("Entropy of output tokens", "new tokens, at most", "H2, bits", (entropy,)),
+        ),
+    )
+
+
+def _summary(found: Forecast) -> tuple[str, ...]:
+    lines = [f"lengths are those of {found.rows:,} held-out outputs; a step a token, one the end"]
+    if found.price:
+        price = found.price
+        lines.append(
+            f"measured at b = {found.batch_rows}: {price.prompt_ms:.2f} ms for an answer's prompt, "
+            f"{price.step_ms:.3f} ms for each of its steps"
+        )
+    if found.points[-1].new_tokens < found.points[-1].budget:
+        lines.append(f"the outputs give {found.points[-1].new_tokens} new tokens and no more")
+    return tuple(lines)
+
+
+def _row(point: Point, first: Point) -> dict[str, str]:
+    ms, before = point.ms_per_answer, first.ms_per_answer
+    speed_up = None if ms is None or before is None else before / max(ms, 1e-9)
+    return {
+        "budget": str(point.budget),
+        "new tokens": str(point.new_tokens),
+        "H2, bits": f"{point.renyi2_bits:.3f}",
+        "shorter, train": f"{point.train_reduction:.2f} x",
+        "shorter, held out": f"{point.length_reduction:.2f} x",
+        "steps an answer": f"{point.steps_per_answer:.2f}",
+        "ms an answer": "not measured" if ms is None else f"{ms:.2f}",
+        "speed-up": "not measured" if speed_up is None else f"{speed_up:.2f} x",
+    }

@@ -1,7 +1,7 @@
 """A report as data: sentences, tables and plots. How it looks is the terminal's or the page's."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -15,6 +15,12 @@ class Table:
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+
+    @classmethod
+    def of(cls, title: str, rows: Iterable[Mapping[str, str]]) -> "Table":
+        """A table of at least one row; its columns are the keys of the rows."""
+        found = list(rows)
+        return cls(title, tuple(found[0]), tuple(tuple(row.values()) for row in found))
 
 
 @dataclass(frozen=True)

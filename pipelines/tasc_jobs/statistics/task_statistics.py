@@ -29,6 +29,16 @@ from tasc_runtime.rows import BadRow, Fields, read_corpus
 from tasc_store import CorpusRow
 from tasc_text.template import last_words
 
+_PERCENTILES = {"least": "0", **{f"p{p}": p for p in ("5", "50", "90", "95", "99")}, "most": "100"}
+_RANK = "rank, the most frequent first"
+_WORDS = (
+    "Words are what stands between white space, and all rows of a side are one running text. "
+    "Tokens are single, of the bare texts, without end-of-sequence. Normalised: Shannon entropy "
+    "over log2 of the vocabulary's size (tokens) or of the number of different n-grams (words). "
+    "Typical set: 2 to the power of the Shannon entropy. For 80 %: how many different n-grams, "
+    "the most frequent first, make up 80 % of all. p95: 95 % of rows have so many or fewer."
+)
+
 STAGES = {"count": "rows", "sum": "partitions"}
 
 
@@ -197,22 +207,6 @@ def _unit(found: NgramHistogram, n: int, vocabulary: int | None) -> UnitStatisti
     )
 
 
-_NGRAMS = (
-    "", "n-grams", "different", "Shannon bits", "Renyi-2 bits", "normalised", "typical set",
-    "for 80 %",
-)  # fmt: skip
-_LENGTHS = ("", "rows", "in all", "mean", "least", "p5", "p50", "p90", "p95", "p99", "most")
-_SHOWN = ("0", "5", "50", "90", "95", "99", "100")
-_RANK = "rank, the most frequent first"
-_WORDS = (
-    "Words are what stands between white space, and all rows of a side are one running text. "
-    "Tokens are single, of the bare texts, without end-of-sequence. Normalised: Shannon entropy "
-    "over log2 of the vocabulary's size (tokens) or of the number of different n-grams (words). "
-    "Typical set: 2 to the power of the Shannon entropy. For 80 %: how many different n-grams, "
-    "the most frequent first, make up 80 % of all. p95: 95 % of rows have so many or fewer."
-)
-
-
 def stats_page(name: str, found: CorpusStatistics) -> ReportDocument:
     """The report of a corpus, by the name of its task or its files."""
     return ReportDocument(
@@ -252,36 +246,36 @@ def _summary(found: CorpusStatistics) -> Iterator[str]:
 
 def _ngrams(found: CorpusStatistics) -> Table:
     rows = (
-        (
-            f"{unit}, {name}",
-            f"{side.ngrams.ngrams:,}",
-            f"{side.ngrams.unique_ngrams:,}",
-            f"{side.ngrams.shannon_bits:.2f}",
-            f"{side.ngrams.renyi2_bits:.2f}",
-            f"{side.ngrams.normalised_entropy:.3f}",
-            f"{side.ngrams.typical_set_size:,.0f}",
-            f"{side.ngrams.ngrams_for_80_percent:,}",
-        )
+        {
+            "": f"{unit}, {name}",
+            "n-grams": f"{side.ngrams.ngrams:,}",
+            "different": f"{side.ngrams.unique_ngrams:,}",
+            "Shannon bits": f"{side.ngrams.shannon_bits:.2f}",
+            "Renyi-2 bits": f"{side.ngrams.renyi2_bits:.2f}",
+            "normalised": f"{side.ngrams.normalised_entropy:.3f}",
+            "typical set": f"{side.ngrams.typical_set_size:,.0f}",
+            "for 80 %": f"{side.ngrams.ngrams_for_80_percent:,}",
+        }
         for name, of in _sides(found)
         for unit, side in _units(of)
     )
-    return Table("How n-grams are distributed", _NGRAMS, tuple(rows))
+    return Table.of("How n-grams are distributed", rows)
 
 
 def _lengths(found: CorpusStatistics) -> Table:
     rows = (
-        (
-            f"{unit}, {name}",
-            f"{of.rows:,}",
-            f"{side.count:,}",
-            f"{side.lengths.mean:.1f}",
-            *(f"{side.lengths.percentiles[percent]:,}" for percent in _SHOWN),
-        )
+        {
+            "": f"{unit}, {name}",
+            "rows": f"{of.rows:,}",
+            "in all": f"{side.count:,}",
+            "mean": f"{side.lengths.mean:.1f}",
+            **{name: f"{side.lengths.percentiles[p]:,}" for name, p in _PERCENTILES.items()},
+        }
         for name, of in _sides(found)
         for unit, side in (("words", of.words), ("tokens", of.tokens))
         if side
     )
-    return Table("How long rows are", _LENGTHS, tuple(rows))
+    return Table.of("How long rows are", rows)
 
 
 def _plots(found: CorpusStatistics) -> Iterator[Lines]:

@@ -6,14 +6,15 @@ from itertools import groupby
 from tasc_draft import Replay
 from tasc_jobs.report.document import Bars, Curve, Lines, ReportDocument, Table
 from tasc_jobs.tuning.forecast import Option, Outlook, how_to_set
-from tasc_jobs.tuning.replays import ACCEPTED, WORDS, Measured, acceptance_plot, acceptance_table
+from tasc_jobs.tuning.replays import Measured, rates
 from tasc_jobs.tuning.tune import Trial, Tuned, Worth
 
-_COLUMNS = (
-    "proposer", "budget", "tokens/step", "frozen", "coverage", "nodes/step",
-    "draft us p50", "p99", "index MB", "corpus bytes/token", "bytes/token, prompts too",
-    "build M tokens read/s",
-)  # fmt: skip
+ACCEPTED = "Drafts accepted at each position, of those that reach it"
+WORDS = (
+    "Tokens per step is block efficiency: all tokens over all target forwards, end-of-sequence "
+    "included. Acceptance at a position: drafts accepted there over drafts that reach it."
+)
+_GAIN = "tokens per step that a source adds"
 
 
 def replay_page(found: Sequence[Measured], summary: Sequence[str]) -> ReportDocument:
@@ -34,7 +35,7 @@ def replay_page(found: Sequence[Measured], summary: Sequence[str]) -> ReportDocu
     return ReportDocument(
         title,
         tuple(summary),
-        (Table(title, _COLUMNS, tuple(_row(m) for m in found)), *acceptance),
+        (Table.of(title, map(_row, found)), *acceptance),
         (
             efficiency_plot(efficiency),
             acceptance_plot([(f"{m.proposer} {m.budget}", m.replay) for m in _few(by_name)]),
@@ -55,38 +56,37 @@ def _few(by_name: Sequence[tuple[str, list[Measured]]]) -> list[Measured]:
     return by_name[0][1] if len(by_name) == 1 else [runs[-1] for _, runs in by_name]
 
 
-def _row(measured: Measured) -> tuple[str, ...]:
+def _row(measured: Measured) -> dict[str, str]:
     figures = measured.figures()
     corpus, whole = figures["index_corpus_bytes_per_token"], figures["index_bytes_per_token"]
     built = figures["index_tokens_read_per_s"]
-    return (
-        measured.proposer,
-        str(measured.budget),
-        f"{figures['tokens_per_step']:.3f}",
-        f"{figures['tokens_per_step_frozen']:.3f}",
-        f"{figures['coverage']:.1%}",
-        f"{figures['nodes_per_step']:.2f}",
-        f"{figures['draft_us_p50']:.1f}",
-        f"{figures['draft_us_p99']:.1f}",
-        f"{figures['index_bytes'] / 1e6:.1f}",
-        "-" if corpus is None else f"{corpus:.2f}",
-        "-" if whole is None else f"{whole:.2f}",
-        "-" if built is None else f"{built / 1e6:.2f}",
-    )
-
-
-_GAIN = "tokens per step that a source adds"
+    return {
+        "proposer": measured.proposer,
+        "budget": str(measured.budget),
+        "tokens/step": f"{figures['tokens_per_step']:.3f}",
+        "frozen": f"{figures['tokens_per_step_frozen']:.3f}",
+        "coverage": f"{figures['coverage']:.1%}",
+        "nodes/step": f"{figures['nodes_per_step']:.2f}",
+        "draft us p50": f"{figures['draft_us_p50']:.1f}",
+        "p99": f"{figures['draft_us_p99']:.1f}",
+        "index MB": f"{figures['index_bytes'] / 1e6:.1f}",
+        "corpus bytes/token": "-" if corpus is None else f"{corpus:.2f}",
+        "bytes/token, prompts too": "-" if whole is None else f"{whole:.2f}",
+        "build M tokens read/s": "-" if built is None else f"{built / 1e6:.2f}",
+    }
 
 
 def tune_page(task: str, tuned: Tuned, summary: Sequence[str]) -> ReportDocument:
     found = tuned.chosen.replay
     acceptance = [("as chosen", found)]
+    marked = [("chosen", tuned.chosen), *(("", trial) for trial in tuned.trials)]
+    tried = [_tried_row(mark, trial) for mark, trial in marked]
     return ReportDocument(
         f"Tuning of {task}",
         tuple(summary),
         (
-            _tried(tuned),
-            _worth(tuned.worths),
+            Table.of("What was tried", tried),
+            Table.of("What each source is worth", map(_worth_row, tuned.worths)),
             acceptance_table(ACCEPTED, acceptance),
         ),
         (
@@ -98,34 +98,26 @@ def tune_page(task: str, tuned: Tuned, summary: Sequence[str]) -> ReportDocument
     )
 
 
-def _tried(tuned: Tuned) -> Table:
-    rows = [
-        _tuned_row("chosen", tuned.chosen),
-        *(_tuned_row("", trial) for trial in tuned.trials),
-    ]
-    columns = (
-        "", "neighbours", "budget", "min_prob", "tokens/step", "nodes/step", "expected speed-up",
-    )  # fmt: skip
-    return Table("What was tried", columns, tuple(rows))
-
-
-def _tuned_row(mark: str, trial: Trial) -> tuple[str, ...]:
+def _tried_row(mark: str, trial: Trial) -> dict[str, str]:
     settings, found = trial.settings, trial.replay
-    return (
-        mark,
-        str(settings.neighbours),
-        str(settings.num_speculative_tokens),
-        str(settings.min_prob),
-        f"{found.tokens_per_step:.3f}",
-        f"{found.nodes / found.steps:.2f}",
-        f"{trial.speed_up:.3f} x",
-    )
+    return {
+        "": mark,
+        "neighbours": str(settings.neighbours),
+        "budget": str(settings.num_speculative_tokens),
+        "min_prob": str(settings.min_prob),
+        "tokens/step": f"{found.tokens_per_step:.3f}",
+        "nodes/step": f"{found.nodes / found.steps:.2f}",
+        "expected speed-up": f"{trial.speed_up:.3f} x",
+    }
 
 
-def _worth(worths: Sequence[Worth]) -> Table:
-    rows = ((w.source, f"{w.with_it:.3f}", f"{w.without_it:.3f}", f"{w.gain:+.3f}") for w in worths)
-    columns = ("source", "tokens/step with it", "without it", "gain")
-    return Table("What each source is worth", columns, tuple(rows))
+def _worth_row(worth: Worth) -> dict[str, str]:
+    return {
+        "source": worth.source,
+        "tokens/step with it": f"{worth.with_it:.3f}",
+        "without it": f"{worth.without_it:.3f}",
+        "gain": f"{worth.gain:+.3f}",
+    }
 
 
 def _lines(tuned: Tuned) -> tuple[Curve, ...]:
@@ -143,12 +135,6 @@ def _lines(tuned: Tuned) -> tuple[Curve, ...]:
     )
 
 
-_FORECAST_COLUMNS = (
-    "b", "budget", "tokens/step", "nodes/step", "step ms", "plain step ms", "drafting us a row",
-    "speed-up",
-)  # fmt: skip
-
-
 def forecast_page(
     task: str,
     outlooks: Sequence[Outlook],
@@ -162,16 +148,14 @@ def forecast_page(
         now: Most draft tokens of a row's step as the task is drafted so far.
     """
     said = [(each.verdict(), how_to_set(task, each, now)) for each in outlooks]
-    rows = tuple(
-        _forecast_row(outlook, option) for outlook in outlooks for option in outlook.options
-    )
+    rows = [_forecast_row(outlook, option) for outlook in outlooks for option in outlook.options]
     runs = [(f"budget {budget}", found) for budget, found in replays.items()]
     efficiency = Curve(task, list(replays), [r.tokens_per_step for r in replays.values()])
     return ReportDocument(
         f"Forecast for {task}",
         (*summary, *(line for pair in said for line in pair if line)),
         (
-            Table("What to expect", _FORECAST_COLUMNS, rows),
+            Table.of("What to expect", rows),
             acceptance_table(ACCEPTED, runs),
         ),
         (
@@ -195,15 +179,34 @@ def _line(outlook: Outlook) -> Curve:
     return Curve(f"b = {outlook.rows}", [b for b, _ in known], [s for _, s in known])
 
 
-def _forecast_row(outlook: Outlook, option: Option) -> tuple[str, ...]:
+def _forecast_row(outlook: Outlook, option: Option) -> dict[str, str]:
     step, speed_up = option.step_seconds, option.speed_up
-    return (
-        str(outlook.rows),
-        str(option.budget),
-        f"{option.tokens_per_step:.3f}",
-        f"{option.nodes_per_step:.2f}",
-        "not measured" if step is None else f"{step * 1e3:.2f}",
-        f"{outlook.plain_seconds * 1e3:.2f}",
-        f"{option.draft_seconds * 1e6:.0f}",
-        "not measured" if speed_up is None else f"{speed_up:.2f} x",
-    )
+    return {
+        "b": str(outlook.rows),
+        "budget": str(option.budget),
+        "tokens/step": f"{option.tokens_per_step:.3f}",
+        "nodes/step": f"{option.nodes_per_step:.2f}",
+        "step ms": "not measured" if step is None else f"{step * 1e3:.2f}",
+        "plain step ms": f"{outlook.plain_seconds * 1e3:.2f}",
+        "drafting us a row": f"{option.draft_seconds * 1e6:.0f}",
+        "speed-up": "not measured" if speed_up is None else f"{speed_up:.2f} x",
+    }
+
+
+def acceptance_table(title: str, runs: Sequence[tuple[str, Replay]]) -> Table:
+    """Accepted of reached at every position, a column for each named replay."""
+    deepest = max(len(found.reached) for _, found in runs)
+    columns = ("position", *(name for name, _ in runs))
+    rows = tuple((str(at), *(_share(found, at) for _, found in runs)) for at in range(deepest))
+    return Table(title, columns, rows)
+
+
+def acceptance_plot(runs: Sequence[tuple[str, Replay]]) -> Lines:
+    lines = tuple(Curve(name, range(len(found.reached)), rates(found)) for name, found in runs)
+    return Lines("Acceptance by position", "position in the draft", "accepted / reached", lines)
+
+
+def _share(found: Replay, at: int) -> str:
+    if at >= len(found.reached):
+        return ""
+    return f"{rates(found)[at]:.1%} ({found.accepted[at]:,}/{found.reached[at]:,})"

@@ -28,39 +28,8 @@ from tasc_draft.index.weights import Weights
 from tasc_draft.learning import LEAST_ROWS, held_out, learn_weights
 from tasc_jobs.errors import JobError
 from tasc_jobs.index.publish import IndexSize
-from tasc_jobs.report.document import Curve, Lines, Table
 from tasc_jobs.task_inputs import TokenRows
 from tasc_text import TaskTokenizer
-
-ACCEPTED = "Drafts accepted at each position, of those that reach it"
-WORDS = (
-    "Tokens per step is block efficiency: all tokens over all target forwards, end-of-sequence "
-    "included. Acceptance at a position: drafts accepted there over drafts that reach it."
-)
-
-
-def acceptance_table(title: str, runs: Sequence[tuple[str, Replay]]) -> Table:
-    """Accepted of reached at every position, a column for each named replay."""
-    deepest = max(len(found.reached) for _, found in runs)
-    columns = ("position", *(name for name, _ in runs))
-    rows = tuple((str(at), *(_share(found, at) for _, found in runs)) for at in range(deepest))
-    return Table(title, columns, rows)
-
-
-def acceptance_plot(runs: Sequence[tuple[str, Replay]]) -> Lines:
-    lines = tuple(Curve(name, range(len(found.reached)), rates(found)) for name, found in runs)
-    return Lines("Acceptance by position", "position in the draft", "accepted / reached", lines)
-
-
-def rates(found: Replay) -> list[float]:
-    """At each position, drafts accepted there over drafts that reach it."""
-    return [a / r for a, r in zip(found.accepted, found.reached, strict=True)]
-
-
-def _share(found: Replay, at: int) -> str:
-    if at >= len(found.reached):
-        return ""
-    return f"{rates(found)[at]:.1%} ({found.accepted[at]:,}/{found.reached[at]:,})"
 
 
 class Reads(Enum):
@@ -201,6 +170,11 @@ class Measured:
         }
 
 
+def rates(found: Replay) -> list[float]:
+    """At each position, drafts accepted there over drafts that reach it."""
+    return [a / r for a, r in zip(found.accepted, found.reached, strict=True)]
+
+
 def replay_figures(found: Replay) -> dict[str, Any]:
     """A replay's counts and means for machines; times are medians and 99th percentiles."""
     draft_us, start_us = (np.percentile(t, [50, 99]) for t in (found.draft_us, found.start_us))
@@ -258,9 +232,13 @@ def compare(
         for budget in comparison.budgets:
             settings = _settings(proposer, budget, comparison.online)
             replayed = partial(
-                run, index, rows, branching=proposer.branching, tokenizer=comparison.tokenizer,
+                run,
+                index,
+                rows,
+                branching=proposer.branching,
+                tokenizer=comparison.tokenizer,
                 progress=progress,
-            )  # fmt: skip
+            )
             found = replayed(settings)
             still = replayed(replace(settings, learning_rate=0.0)) if proposer.learns else found
             yield Measured(proposer.name, budget, found, still.tokens_per_step, each.cost)

@@ -16,12 +16,12 @@ from tasc_jobs.forecast_ft.check import (
     EXAMPLE,
     MeasuredRun,
     check,
+    check_page,
     falls_at_rises,
     kendall_tau,
     read_runs,
 )
 from tasc_jobs.forecast_ft.forecast import Price, forecast, measure_price
-from tasc_jobs.forecast_ft.page import check_page
 from tasc_jobs.statistics.distribution import renyi2_bits
 from tasc_runtime.errors import FileError
 from tasc_text import PromptTemplate, TaskTokenizer
