@@ -1,4 +1,4 @@
-"""What can go wrong with a job. Every message names the value and the way out."""
+"""Errors of jobs, and how a command reports them. Every message names the value and the way out."""
 
 import re
 import sys

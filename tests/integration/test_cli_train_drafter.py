@@ -73,4 +73,4 @@ def test_what_is_missing_or_wrong_is_named(run: Run, file: Path, folder: Path) -
     empty = folder / "empty.jsonl"
     empty.write_text("")
     nothing = run(*given, "--train", empty, *asked[2:], code=1)
-    assert "task calls has no rows to answer" in nothing
+    assert "no rows in" in nothing

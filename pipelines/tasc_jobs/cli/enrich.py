@@ -1,4 +1,4 @@
-"""The command `tasc enrich`: a tokenizer with a task's n-grams as tokens. It computes nothing."""
+"""The command `tasc enrich`: make frequent n-grams of a task tokens of its tokenizer."""
 
 from pathlib import Path
 from typing import Annotated, Literal

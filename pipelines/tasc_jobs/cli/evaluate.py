@@ -1,4 +1,4 @@
-"""The command `tasc evaluate`: how good and how fast a model's answers are. It computes nothing."""
+"""The command `tasc evaluate`: quality and cost of a model's answers."""
 
 import json
 from pathlib import Path

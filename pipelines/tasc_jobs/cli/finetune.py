@@ -1,4 +1,4 @@
-"""The command `tasc finetune`: a model that has learnt a task's outputs. It computes nothing."""
+"""The command `tasc finetune`: train a model on a task's outputs."""
 
 from pathlib import Path
 from typing import Annotated, Literal

@@ -1,4 +1,4 @@
-"""The command `tasc forecast-ft`: what new tokens will bring, or brought. It computes nothing."""
+"""The command `tasc forecast-ft`: what new tokens will bring, and a test of such forecasts."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The commands under `tasc key`: who may ask a service. No key is kept or written to a log here."""
+"""The commands under `tasc key`: API keys of a service. No key is kept or logged here."""
 
 from dataclasses import asdict
 from datetime import UTC, datetime

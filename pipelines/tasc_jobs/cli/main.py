@@ -1,4 +1,4 @@
-"""The ``tasc`` command: reads arguments, calls one job, prints its result. It computes nothing.
+"""The ``tasc`` command: reads arguments, calls one job, prints its result.
 
 Results go to stdout, progress and errors to stderr. Exit codes: 0 done, 1 the job failed (the
 message says why and what to do), 2 wrong usage, 130 ended by Ctrl-C, 143 by SIGTERM.

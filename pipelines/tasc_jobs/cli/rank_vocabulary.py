@@ -1,4 +1,4 @@
-"""The command `tasc rank-vocabulary`: which tokens a task needs. It computes nothing."""
+"""The command `tasc rank-vocabulary`: rank the tokens that a task needs."""
 
 from contextlib import nullcontext
 from dataclasses import asdict

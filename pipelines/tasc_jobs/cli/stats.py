@@ -1,4 +1,4 @@
-"""The command `tasc stats`: how variable a task's texts are. It computes nothing."""
+"""The command `tasc stats`: how variable the texts of a task are."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The commands under `tasc task`: the register of tasks. No model is run, nothing is computed."""
+"""The commands under `tasc task`: create, change, show and delete tasks."""
 
 import sys
 from dataclasses import asdict

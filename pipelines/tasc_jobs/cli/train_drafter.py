@@ -1,4 +1,4 @@
-"""The command `tasc train-drafter`: a model that drafts for a task's model. It computes nothing."""
+"""The command `tasc train-drafter`: train a model that drafts for a task's model."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""The commands `tasc replay`, `tasc tune` and `tasc forecast`. They compute nothing."""
+"""The commands `tasc replay`, `tasc tune` and `tasc forecast`."""
 
 import json
 from pathlib import Path

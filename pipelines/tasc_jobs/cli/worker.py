@@ -1,4 +1,4 @@
-"""The command `tasc worker`: answers batches asked for over HTTP. It answers nothing itself."""
+"""The command `tasc worker`: answer the batches of `/v1/batches`."""
 
 import json
 import socket

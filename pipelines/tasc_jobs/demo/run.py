@@ -33,6 +33,12 @@ from tasc_serve.settings import HttpSettings, ServedTask, ServeSettings
 from tasc_store import TaskStore, connect
 
 _BAR_CELLS = 30
+TASK = "massive_en"
+EXAMPLE = "wake me up at nine am on friday"
+ROWS = 256
+ENGINE = EngineSettings(rows=8, max_model_len=512, torch_threads=1)
+# The same rows are asked several times: answers of before must not be drafted from.
+FORGETFUL = DraftOverrides(recent_tokens=0)
 
 
 def show_statistics(console: Console, task: str, found: CorpusStatistics) -> None:
@@ -100,14 +106,6 @@ def _show_acceptance(console: Console, rates: list[float]) -> None:
     for position, rate in enumerate(rates):
         bar = "█" * round(rate * _BAR_CELLS)
         console.print(f"  {position:>2}  {bar:<{_BAR_CELLS}}  {rate:6.1%}", highlight=False)
-
-
-TASK = "massive_en"
-EXAMPLE = "wake me up at nine am on friday"
-ROWS = 256
-ENGINE = EngineSettings(rows=8, max_model_len=512, torch_threads=1)
-# The same rows are asked several times: answers of before must not be drafted from.
-FORGETFUL = DraftOverrides(recent_tokens=0)
 
 
 def prepare(url: str, tasks: Sequence[str], console: Console) -> None:

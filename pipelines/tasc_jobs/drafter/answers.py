@@ -1,6 +1,6 @@
-"""The target's own answers, which a drafter learns: made, kept as they come, and read again.
+"""The target's own answers, which a drafter learns: made, appended to a file, and read again.
 
-A run that was killed asks only for those that are missing. It trains nothing.
+A run that was killed and started again makes only the missing answers.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""How a drafter is trained. An EAGLE head's weights of loss are its paper's (arXiv 2401.15077)."""
+"""Settings of a drafter's training. Loss weights of an EAGLE head: arXiv 2401.15077."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -31,6 +31,9 @@ from tasc_text.tokenizer_file import open_tokenizer
 TokenizerOf: TypeAlias = TaskRecord | Path
 """The task whose model has it, or where it lies."""
 BATCH_ROWS = 500
+_ROWS_PER_TASK = 20_000
+STAGES = {"count": "rows", "publish": "steps"}
+KEPT_VERSIONS = 5
 
 
 @functools.cache
@@ -113,9 +116,6 @@ def _answers(path: Path, field_name: str) -> Iterator[str | None]:
         yield None if isinstance(row, BadRow) else row.output
 
 
-_ROWS_PER_TASK = 20_000
-
-
 def count_corpus(
     url: str,
     task: str,
@@ -177,10 +177,6 @@ def add_tables(total: TokenCounts, table: pa.Table) -> None:
     """Add what `count_rows` made of some batches."""
     for ids, counts, read, rows in zip(*table.columns, strict=True):
         total.add(np.asarray(ids.values), np.asarray(counts.values), read.as_py(), rows.as_py())
-
-
-STAGES = {"count": "rows", "publish": "steps"}
-KEPT_VERSIONS = 5
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ _CARRIED = (
     *("num_attention_heads", "bos_token_id", "eos_token_id", "tie_word_embeddings"),
 )
 _QUARTER, _LEAST_HIDDEN = 4, 8
+_WARM_UP = 0.05  # of all steps
 
 
 class EagleHead(nn.Module):
@@ -120,9 +121,6 @@ def _changed(config: Any, layers: int, **changes: Any) -> Any:
         if name in shape:
             changes[name] = value
     return type(config)(**{**shape, **changes})
-
-
-_WARM_UP = 0.05  # of all steps
 
 
 class Study(Protocol):

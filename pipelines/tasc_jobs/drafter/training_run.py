@@ -1,7 +1,4 @@
-"""Trains a drafter on its target's own answers, from wherever an earlier run of the same stopped.
-
-It knows no Redis and no command line.
-"""
+"""Train a drafter on its target's own answers. A killed run goes on from its last checkpoint."""
 
 import json
 from collections.abc import Callable, Sequence

@@ -23,6 +23,8 @@ from tasc_jobs.statistics.distribution import renyi2_bits
 from tasc_text import TaskTokenizer
 
 Rule = Literal["suffix", "whole"]
+_LEAST_COUNT = 2  # an n-gram seen once says nothing of outputs to come
+_DROPPED = 0.05  # share of the tokens that may go in a round
 
 
 class Collisions:
@@ -67,9 +69,6 @@ class Collisions:
         if text not in self._ids:
             insort(self._texts, text)
         self._ids.setdefault(text, []).append(id_)
-
-
-_LEAST_COUNT = 2  # an n-gram seen once says nothing of outputs to come
 
 
 @dataclass(frozen=True)
@@ -229,9 +228,6 @@ class _Texts:
 
     def joined(self, ngram: Sequence[int]) -> bytes:
         return b"".join(map(self.of, ngram))
-
-
-_DROPPED = 0.05  # share of the tokens that may go in a round
 
 
 def refined(

@@ -1,4 +1,4 @@
-"""Enriches a tokenizer by a task's outputs, and says what that saves. It trains nothing."""
+"""Enrich a tokenizer by a task's outputs, save it, and report what the new tokens save."""
 
 import json
 import shutil
@@ -19,6 +19,11 @@ from tasc_text import TaskTokenizer
 _BATCH = 1000
 _SAMPLE = 256  # texts that transformers encodes, too
 _SHOWN = 80  # characters of a text in an error
+CONFIG, SPECIAL, ENDS = "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"
+_TEMPLATE = "chat_template.jinja"
+RECORD = "enrichment.json"
+_FILE = "tokenizer.json"
+STAGES = {"merge": "tokens", "check": "texts"}
 
 
 def require_same_texts(base: Tokenizer, enriched: Tokenizer, texts: Sequence[str]) -> None:
@@ -69,10 +74,6 @@ def require_same_ids(enriched: Tokenizer, folder: Path, texts: Sequence[str]) ->
 def _read_back(tokenizer: Tokenizer, texts: Sequence[str]) -> list[str]:
     encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     return list(tokenizer.decode_batch([encoding.ids for encoding in encodings]))
-
-
-CONFIG, SPECIAL, ENDS = "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"
-_TEMPLATE = "chat_template.jinja"
 
 
 def write_settings(base: TaskTokenizer, folder: Path) -> None:
@@ -158,10 +159,6 @@ def _write_settings(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-RECORD = "enrichment.json"
-_FILE = "tokenizer.json"
-
-
 def save(
     enriched: Enriched,
     settings: EnrichSettings,
@@ -211,9 +208,6 @@ def _write(enriched: Enriched, settings: EnrichSettings, base: TaskTokenizer, fo
         "tokens": [asdict(token) for token in enriched.tokens],
     }
     (folder / RECORD).write_text(json.dumps(record, ensure_ascii=False, indent=1) + "\n")
-
-
-STAGES = {"merge": "tokens", "check": "texts"}
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
-"""How a tokenizer takes n-grams as tokens, so that every text still decodes to what it did.
+"""Add n-grams as tokens to a tokenizer, so that every text still decodes to what it did.
 
-Two families can: byte-level BPE, and SentencePiece-style BPE that writes a mark for each blank, in
-front of a text also or not. Others are refused by name. It counts nothing.
+Two families of tokenizers can: byte-level BPE, and SentencePiece-style BPE that writes a mark for
+each blank, with or without one in front of a text. Others are refused by name.
 
-Where a mark is written in front of texts there is one exception, which the file's format leaves no
-way around: a text, or what is between two special tokens, that is a new token's content letter by
+Where a mark is written in front of texts there is one exception, which the file format does not let
+us avoid: a text, or what is between two special tokens, that equals a new token's content letter by
 letter ('▁play▁music', or '_music' behind a special token) gets no mark in front, and is read back
 without that blank.
 """

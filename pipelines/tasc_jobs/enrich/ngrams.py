@@ -1,4 +1,7 @@
-"""How often each n-gram of token ids occurs, kept up to date row by row, in compiled code."""
+"""Counts of the n-grams of token ids in a task's outputs, updated as new tokens change rows.
+
+Counting is compiled. Equal outputs are one row with a weight.
+"""
 
 from collections import Counter
 from collections.abc import Sequence

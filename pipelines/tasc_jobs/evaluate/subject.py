@@ -1,7 +1,4 @@
-"""A model with an engine of its own, and what it is asked: for measuring, not for serving.
-
-It knows no store and judges nothing.
-"""
+"""A model with an engine of its own, and timed runs of it with and without drafts."""
 
 import statistics
 import time
@@ -28,6 +25,7 @@ from tasc_store import CorpusRow
 from tasc_text import TaskTokenizer
 
 _NO_DRAFTS = DraftSettings(num_speculative_tokens=0, neighbours=0, recent_tokens=0)
+WARM_UP_ROWS = 32
 
 
 @dataclass(frozen=True)
@@ -149,9 +147,6 @@ class Subject:
             eos_ids=self.tokenizer.eos_ids,
             index=index,
         )
-
-
-WARM_UP_ROWS = 32
 
 
 @dataclass(frozen=True)

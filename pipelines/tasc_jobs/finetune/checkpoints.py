@@ -1,4 +1,7 @@
-"""How far a training is, on disk: whole or not there, whatever dies. It trains nothing."""
+"""The output folder of a training: who holds it, and the newest checkpoint.
+
+A checkpoint is whole or not there, whenever the process dies.
+"""
 
 import fcntl
 import json
@@ -20,6 +23,9 @@ from tasc_jobs.errors import FinetuneError
 
 LOCK = ".lock"
 _LOOK_S = 0.1
+REPORT = "finetune.json"  # put in its place last, when all is there
+NO_ROOM = (OSError, SafetensorError)  # how libraries say that a disk is full
+_WEIGHTS, _OPTIMIZER, _STATE = "weights.safetensors", "optimizer.pt", "state.json"
 
 
 @dataclass(frozen=True)
@@ -97,7 +103,6 @@ def _sign(lock: IO[str], output: Path, kind: Kind) -> None:
         lock.flush()
 
 
-REPORT = "finetune.json"  # put in its place last, when all is there
 FINETUNE = Kind("a fine-tune", ("adapter", "model", "README.md", REPORT))
 
 
@@ -108,10 +113,6 @@ def require_unfinished(output: Path) -> None:
             f"{output} has a fine-tuned model already, and nothing is left to do; name another "
             "output to train one more"
         )
-
-
-NO_ROOM = (OSError, SafetensorError)  # how libraries say that a disk is full
-_WEIGHTS, _OPTIMIZER, _STATE = "weights.safetensors", "optimizer.pt", "state.json"
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """A fine-tune shared by several Ray Train workers, on one machine or many.
 
-They take the steps that one process would take, each a part of every step's rows. It knows no
-command line.
+They take the steps that one process would take; each worker takes a part of every step's rows.
 """
 
 import tempfile

@@ -1,4 +1,4 @@
-"""Rows as token ids, and which of them each step takes. It knows no model."""
+"""Rows as token ids, and which of them each step takes."""
 
 import hashlib
 import math

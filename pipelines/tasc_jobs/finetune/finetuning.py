@@ -1,7 +1,4 @@
-"""Fine-tunes a model on a task's rows, from wherever an earlier run of the same stopped.
-
-It knows no Redis and no command line.
-"""
+"""Fine-tune a model on a task's rows. A killed run goes on from its last checkpoint."""
 
 import gc
 import json

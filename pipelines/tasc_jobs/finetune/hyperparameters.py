@@ -1,4 +1,4 @@
-"""How a model is fine-tuned. Defaults are the paper's (TASC, appendix B.2)."""
+"""Settings of a fine-tune. The defaults are those of the paper (TASC, appendix B.2)."""
 
 from dataclasses import dataclass
 from typing import Literal, Protocol

@@ -1,4 +1,4 @@
-"""A base model with rows for new tokens and a LoRA adapter to be trained. It trains nothing."""
+"""A base model with rows for new tokens and a LoRA adapter to be trained."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Writes what a fine-tune made: an adapter for transformers and PEFT, a whole model, and a card.
+"""Write the result of a fine-tune: an adapter for transformers and PEFT, a whole model, and a card.
 
 The folder has ``adapter``, which `peft.AutoPeftModelForCausalLM` loads, and ``model``, the same
 with the adapter in its weights, which any engine serves. All of it is written elsewhere first and

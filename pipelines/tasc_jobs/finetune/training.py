@@ -1,8 +1,7 @@
-"""The training loop: one step of the optimizer after the other, each a function of its number.
+"""The training loop. A step depends on its number alone, not on the process that takes it.
 
-Which rows a step takes and what dropout drops depend on the seed and the step alone, so a run that
-was killed and resumed, and one that several workers share, computes what one undisturbed process
-does. It reads no files.
+Which rows a step takes and what dropout drops depend on the seed and the step, so a run that was
+killed and resumed, and one that several workers share, computes what one undisturbed process does.
 """
 
 import math
@@ -26,6 +25,8 @@ from tasc_jobs.finetune.model import head_at, trained
 from tasc_jobs.runtime.progress import StageProgress, note
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_MOST_NORM = 1.0  # of a gradient
+_LAST_LOSSES = 10  # steps whose mean loss is told of a run
 
 
 @contextmanager
@@ -64,9 +65,6 @@ def memory_to(do: str, way_out: str) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         raise FinetuneError(f"too little memory to {do}; {way_out}") from error
-
-
-_MOST_NORM = 1.0  # of a gradient
 
 
 @dataclass(frozen=True)
@@ -203,9 +201,6 @@ def _gradient(value: torch.nn.Parameter) -> Tensor:
     if value.grad is None:
         value.grad = torch.zeros_like(value)
     return value.grad
-
-
-_LAST_LOSSES = 10  # steps whose mean loss is told of a run
 
 
 def run_through(

@@ -1,4 +1,4 @@
-"""Whether entropy predicted what fine-tuned models need: the paper's test on measured runs.
+"""Test of forecasts: does entropy predict the time that fine-tuned models take?
 
 TASC, appendix E: of runs that differ in their token budget alone, the rank correlation of entropy
 and time, and how often time falls where entropy rises.

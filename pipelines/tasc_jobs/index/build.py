@@ -52,6 +52,17 @@ from tasc_text import TaskTokenizer
 _LEAST_PLACES = 1 << 18
 _RETRIES = 3
 _ARRAYS = ("text", "offsets", "counts")
+log = logging.getLogger(__name__)
+STAGES = {
+    "tokenise": "rows",
+    "learn": "rounds",
+    "merge outputs": "rows",
+    "sort": "parts",
+    "prune": "rounds",
+    "index prompts": "rows",
+    "publish": "steps",
+}
+NOTES = {"learn": "the first run on a machine compiles for up to a minute before round 1"}
 
 
 def sorted_parts(
@@ -122,20 +133,6 @@ def sort_part_file(folder: Path, part: int, low: int | None, high: int | None) -
 
 def _read(folder: Path, name: str) -> Int32:
     return np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r"))
-
-
-log = logging.getLogger(__name__)
-
-STAGES = {
-    "tokenise": "rows",
-    "learn": "rounds",
-    "merge outputs": "rows",
-    "sort": "parts",
-    "prune": "rounds",
-    "index prompts": "rows",
-    "publish": "steps",
-}
-NOTES = {"learn": "the first run on a machine compiles for up to a minute before round 1"}
 
 
 def build_and_publish(

@@ -1,6 +1,6 @@
-"""Files of rows into a task's corpus in Redis; what is no row goes into a file of refused ones.
+"""Append files of rows to a task's corpus in Redis; refused lines go to a file of their own.
 
-It knows no tokens and no model. Rows are known by their key, so running it again adds nothing.
+Rows are known by their key, so running it again adds nothing.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Draft indexes as versions in the store: the current one, and the next. It builds nothing."""
+"""Draft indexes as versions in the store, their size, and the report of a build."""
 
 import tempfile
 from collections.abc import Callable, Mapping
@@ -7,6 +7,9 @@ from pathlib import Path
 
 from tasc_draft import DraftIndex, read_index, write_index
 from tasc_store import Artifact, ArtifactStore
+
+_SOURCES = ("corpus", "inputs", "aligned", "bigrams", "weights")
+KEPT_VERSIONS = 5
 
 
 @dataclass(frozen=True)
@@ -58,9 +61,6 @@ class IndexSize:
 
     def _per_token(self, size: int) -> float | None:
         return size / self.output_tokens if self.output_tokens else None
-
-
-_SOURCES = ("corpus", "inputs", "aligned", "bigrams", "weights")
 
 
 @dataclass(frozen=True)
@@ -141,9 +141,6 @@ class IndexReport:
             f"kept the outputs of {self.rows:,} of {self.artifact.corpus_rows:,} rows: the corpus "
             f"part may take {self.max_bytes:,} bytes and takes {self.size.corpus_bytes:,}\n"
         )
-
-
-KEPT_VERSIONS = 5
 
 
 def current_index(store: ArtifactStore) -> DraftIndex | None:

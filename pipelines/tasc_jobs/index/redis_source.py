@@ -1,6 +1,6 @@
 """A task's corpus in Redis as a Ray Data source: contiguous ranges, read in parallel.
 
-Each read task makes its own connection. It knows rows and words, no tokens; it writes nothing.
+Each read task makes its own connection.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A corpus in Redis to token ids on this machine's disk, by Ray Data. It builds nothing of them.
+"""Tokenise a corpus in Redis by Ray Data, to files of token ids on this machine's disk.
 
 Blocks of ids stream through the object store and are written as they come, in whatever order; the
 files hold them in corpus order. Memory holds a few blocks and a few numbers a row.
@@ -21,6 +21,13 @@ from tasc_jobs.runtime.progress import StageProgress
 from tasc_runtime.models import load_tokenizer
 from tasc_store import TaskRecord
 from tasc_text import PromptTemplate, TaskTokenizer
+
+# So much, by rows or by text, is encoded at a time, and read by one task.
+BATCH_ROWS, _BATCH_BYTES = 500, 2 << 20
+_RANGE_ROWS, _RANGE_BYTES = 4_000, 16 << 20
+# Ray Data's own 128 MiB are more than a small object store has.
+_BLOCK_BYTES = 8 << 20
+_IDS = pa.list_(pa.int32())
 
 
 class TokenFile:
@@ -96,14 +103,6 @@ def _mapped(path: Path) -> Int32:
     if not path.stat().st_size:  # no operating system maps an empty file
         return np.zeros(0, np.int32)
     return np.asarray(np.memmap(path, np.int32, "r"))
-
-
-# So much, by rows or by text, is encoded at a time, and read by one task.
-BATCH_ROWS, _BATCH_BYTES = 500, 2 << 20
-_RANGE_ROWS, _RANGE_BYTES = 4_000, 16 << 20
-# Ray Data's own 128 MiB are more than a small object store has.
-_BLOCK_BYTES = 8 << 20
-_IDS = pa.list_(pa.int32())
 
 
 def tokenise(

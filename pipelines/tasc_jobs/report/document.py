@@ -1,4 +1,4 @@
-"""A report as data: sentences, tables and plots. How it looks is the terminal's or the page's."""
+"""A report as data: sentences, tables and plots; and how a terminal shows it."""
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table as RichTable
+
+_PIPED_WIDTH = 160  # where nobody says how wide it is
+_MOST_ROWS = 16  # the page has them all
 
 
 @dataclass(frozen=True)
@@ -67,10 +70,6 @@ class ReportDocument:
     tables: tuple[Table, ...]
     plots: tuple[Lines | Bars, ...]
     footer: str = ""
-
-
-_PIPED_WIDTH = 160  # where nobody says how wide it is
-_MOST_ROWS = 16  # the page has them all
 
 
 def show(page: ReportDocument) -> None:

@@ -1,4 +1,4 @@
-"""A report as one HTML file that can be read offline. Imported only where one is written."""
+"""A report as one HTML file that can be read offline, with plots by matplotlib."""
 
 import io
 import re
@@ -20,6 +20,7 @@ _MARKERS = "os^Dvp*X"
 _MOST_MARKED = 32  # points of a line; more would run into each other
 _METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 _GROUP_NAMES = re.compile(r'<g id="[^"]*">')  # nothing refers to them, and plots share them
+_TEMPLATE = "report.html.j2"
 
 
 def svg(plot: Lines | Bars) -> str:
@@ -66,9 +67,6 @@ def _draw_bars(axes: Axes, plot: Bars) -> None:
     axes.invert_yaxis()
     axes.margins(x=0.15)
     axes.set_xlabel(plot.x_label)
-
-
-_TEMPLATE = "report.html.j2"
 
 
 def check_writable(path: Path) -> None:

@@ -1,1 +1,1 @@
-"""What jobs run in: progress, stages, outcomes, and a Ray of their own."""
+"""What jobs run in: progress and stages, and a Ray of their own."""

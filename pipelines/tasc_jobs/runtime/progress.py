@@ -1,6 +1,6 @@
-"""How far a job is, on stderr: a bar for people, a line now and then for logs.
+"""Progress of a job and of its stages, on stderr: a bar on a terminal, else a line now and then.
 
-Stdout stays free for results. It does not know what is counted.
+Stdout stays free for results.
 """
 
 import sys
@@ -21,6 +21,9 @@ from rich.progress import (
 )
 from rich.progress import Progress as RichProgress
 from rich.text import Text
+
+StageProgress: TypeAlias = Callable[[str, int, int | None], None]
+"""Told the stage, how much of it is done, and how much it is in all, None if nobody knows."""
 
 
 def note(text: str, stream: TextIO | None = None) -> None:
@@ -206,10 +209,6 @@ class _Bar:
 
     def stop(self) -> None:
         self._rich.stop()
-
-
-StageProgress: TypeAlias = Callable[[str, int, int | None], None]
-"""Told the stage, how much of it is done, and how much it is in all, None if nobody knows."""
 
 
 def silent(stage: str, done: int, total: int | None) -> None:

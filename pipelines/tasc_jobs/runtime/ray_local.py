@@ -1,7 +1,6 @@
 """A Ray for one command on one machine, or the cluster that RAY_ADDRESS names.
 
 The local one talks over loopback only, sends no usage reports, and leaves no process and no folder.
-It knows no job.
 """
 
 import logging

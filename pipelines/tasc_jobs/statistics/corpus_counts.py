@@ -7,7 +7,7 @@ partition goes through all tables, one at a time, sums what is its own, and retu
 So memory grows with the *different* n-grams: of a batch in a process that counts, of a partition in
 a process that sums. This process holds histograms and row lengths. Every task reads every table,
 which is quick, since most of a table is not its own; a groupby would send each n-gram through a
-shuffle. It knows no files and computes no figures.
+shuffle.
 """
 
 import functools
@@ -47,6 +47,10 @@ _COUNTS = pa.schema(
 )
 Histograms: TypeAlias = Mapping[tuple[str, str], NgramHistogram]
 """By side and unit."""
+_ROWS_PER_TASK = 20_000
+_BATCH_ROWS, _BATCH_BYTES = 5_000, 4 << 20
+_RETRIES = 3
+_Block: TypeAlias = "ray.ObjectRef[pa.Table]"
 
 
 def count_rows(units: Units, partitions: int, table: pa.Table) -> pa.Table:
@@ -122,12 +126,6 @@ def _encoded(side: str, unit: str, counts: NgramCounts, partitions: int) -> pa.T
         [*ngrams.values(), *lengths.values()],
     ]
     return pa.table(columns, schema=_COUNTS)
-
-
-_ROWS_PER_TASK = 20_000
-_BATCH_ROWS, _BATCH_BYTES = 5_000, 4 << 20
-_RETRIES = 3
-_Block: TypeAlias = "ray.ObjectRef[pa.Table]"
 
 
 def count_corpus(

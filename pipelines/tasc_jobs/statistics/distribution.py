@@ -1,8 +1,7 @@
 """How peaked a distribution of n-grams is: the paper's measures of a task's variability.
 
 Tsur et al. 2026, "Task-Centric Acceleration of Small-Language Models" (arXiv 2602.24174), section
-3.1, Table 1, and appendices D and E. Pure functions of how many n-grams occur how often; they know
-no n-gram.
+3.1, Table 1, and appendices D and E. Pure functions of how many n-grams occur how often.
 """
 
 import math

@@ -16,6 +16,8 @@ from tasc_text.tokenizer_file import open_to_encode
 
 SIDES = ("input", "output")
 WORDS, TOKENS = "words", "tokens"
+PERCENTILES = (0, 5, 25, 50, 75, 90, 95, 99, 100)
+MOST_BINS = 40
 
 
 @dataclass(frozen=True)
@@ -69,10 +71,6 @@ class Units:
 def _tokenizer(path: Path) -> TaskTokenizer:
     """Loaded once per process."""
     return open_to_encode(path)
-
-
-PERCENTILES = (0, 5, 25, 50, 75, 90, 95, 99, 100)
-MOST_BINS = 40
 
 
 @dataclass(frozen=True)

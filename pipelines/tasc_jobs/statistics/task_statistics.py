@@ -2,8 +2,8 @@
 
 The Redis way is a Ray Data job, the file way needs neither Redis nor Ray; both count by the same
 functions. All rows of a side are one running text: a word n-gram may reach from one row into the
-next, and counted so, two of the paper's data sets give its figures to every digit printed. Tokens
-are counted one by one, row by row. It draws nothing.
+next. Counted so, two of the paper's data sets give its figures to every digit printed. Tokens are
+counted one by one, row by row.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -24,6 +24,7 @@ _WEIGHTS, _PICKLE = "adapter_model.safetensors", "adapter_model.bin"
 _LORA = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 Shape: TypeAlias = tuple[int, ...]
 _FLOATS = ("F64", "F32", "F16", "BF16")  # others are packed: their shapes say nothing
+_POSITIONS = ("max_position_embeddings", "n_positions")
 
 
 def check_adapter(folder: Path, base: Path) -> None:
@@ -130,9 +131,6 @@ def _check_shapes(
                 f"it adapts {module} of {list(ours)}, the model's has {list(theirs)}; it was "
                 f"trained for {trained_for}: name that model, or another adapter"
             )
-
-
-_POSITIONS = ("max_position_embeddings", "n_positions")
 
 
 @dataclass(frozen=True)

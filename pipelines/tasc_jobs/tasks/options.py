@@ -1,4 +1,4 @@
-"""The options that say what a task is, once for all commands that take them."""
+"""The options of `tasc task create` and `tasc task set`."""
 
 from dataclasses import dataclass, fields
 from functools import partial

@@ -1,4 +1,4 @@
-"""Tasks created, changed, rolled back and described in a store; the commands' work. No output."""
+"""Create and change tasks in a store, after a check that the model can do what the record asks."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -1,7 +1,4 @@
-"""A task's record as one flat set of named values, as people give, unset, see and compare them.
-
-It knows the fields of records and nothing of what they mean.
-"""
+"""A task's record as one flat set of named values, and the values that options give."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -34,6 +31,9 @@ NEURAL = {
 GROUPS = {"sampling": _SAMPLING, "draft": _DRAFT, "drafter": set(NEURAL)}
 # Draft settings with an option of their own.
 _OWN_OPTION = {"mixture", "num_speculative_tokens", "min_prob"}
+# As much as labels within their limits can take in JSON, where a character may need 12 bytes.
+_MOST_LABEL_BYTES = 12 * MOST_CHOICE_CHARACTERS
+_KINDS = {int: "an integer", float: "a number"}
 
 
 def flat(record: TaskRecord) -> Values:
@@ -104,11 +104,6 @@ def _no_neural() -> Values:
     """Of a task without a drafter, what one would get where nobody says."""
     own = {f.name: f.default for f in fields(NeuralDrafting)}
     return {name: own[field] for name, field in NEURAL.items()} | {"drafter": None}
-
-
-# As much as labels within their limits can take in JSON, where a character may need 12 bytes.
-_MOST_LABEL_BYTES = 12 * MOST_CHOICE_CHARACTERS
-_KINDS = {int: "an integer", float: "a number"}
 
 
 def given_values(options: TaskOptions) -> Values:

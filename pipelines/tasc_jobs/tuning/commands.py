@@ -1,7 +1,4 @@
-"""The jobs behind `tasc replay`, `tasc tune` and `tasc forecast`, each with its bar and its report.
-
-They put the parts together; what is computed is computed elsewhere.
-"""
+"""The jobs behind `tasc replay`, `tasc tune` and `tasc forecast`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace

@@ -1,7 +1,6 @@
 """What speed-up drafting will bring on a machine whose step costs are known, before deploying.
 
-Drafts are replayed on held-out rows; a step's time comes from the machine's costs. It runs no model
-and changes nothing.
+Drafts are replayed on held-out rows; the time of a step comes from a file of measured costs.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,6 @@
 """Rows held out of a task's corpus, to learn weights from and to judge settings by.
 
-Half of them teach, the other half judge, and the index that is drafted from holds neither. It
-chooses no settings.
+Half of them teach, the other half judge, and the index that is drafted from holds neither.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
-"""A task's index built anew with what its service answered, made current only if it drafts better.
+"""Build a task's index anew with what its service answered; make it current if it drafts better.
 
-What was collected moves into the corpus; a part of the rows that no index has seen is held out; the
-current index and one of all other rows are replayed on it. Killed at any moment and run again it
-adds nothing twice. It knows no service: replicas see what is announced.
+Collected answers move into the corpus; a part of the rows that no index has seen is held out; the
+current index and one of all other rows are replayed on it. A run that was killed and started again
+adds nothing twice.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
-"""Choose a task's proposer settings by replaying held-out rows. It stores nothing.
+"""Choose a task's proposer settings by replaying held-out rows.
 
-What is maximised is the expected speed-up, since tokens per step alone would always ask for the
-largest draft: by a price of each draft token, or by a machine's measured step costs.
+The expected speed-up is maximised, since tokens per step alone would always ask for the largest
+draft: by a price of each draft token, or by a machine's measured step costs.
 """
 
 from collections.abc import Callable
