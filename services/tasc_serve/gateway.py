@@ -16,7 +16,7 @@ from tasc_runtime.protocol import Answer, Call, Piece, Refusal, TaskStatus
 from tasc_serve.access.access_control import AccessControl
 from tasc_serve.access.drain import InFlight
 from tasc_serve.http.api import create_api
-from tasc_serve.http.batches.batch_storage import RedisStorage
+from tasc_serve.http.batches.files_api import BatchStorage
 from tasc_serve.metrics.discovery import MetricsPort, live_targets, node_address
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.routing.failover import Budget, Failover
@@ -146,7 +146,7 @@ class Gateway:
         self._metrics = GatewayMetrics(registry, list(handles))
         self._in_flight = InFlight()
         self._access = AccessControl.of(settings, client, self._metrics)
-        self._storage = RedisStorage(client)
+        self._storage = BatchStorage(client)
         queue = BatchQueue(client)
         # Batches that no worker took in time are ended by this question, whoever asks it.
         self._queue = RepeatedCall(

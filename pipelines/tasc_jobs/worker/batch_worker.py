@@ -17,7 +17,7 @@ import redis
 from tasc_jobs.batch.work import EngineFailed, JobBusy, JobProgress
 from tasc_jobs.errors import ClusterError, in_short
 from tasc_jobs.worker.one_batch import BAD, Ended, Hold, OneBatch, WorkerSettings, forget
-from tasc_serve.http.batches.batch_storage import LONGEST_S
+from tasc_serve.http.schemas import LONGEST_S
 from tasc_serve.metrics.batch_metrics import BatchMetrics
 from tasc_store import StoreError
 from tasc_store.batches.batch_store import Batch, BatchStore

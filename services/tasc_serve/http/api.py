@@ -18,8 +18,8 @@ from tasc_serve.access.access_control import AccessControl
 from tasc_serve.access.drain import InFlight
 from tasc_serve.access.idempotency import Attempts, Idempotency
 from tasc_serve.errors import ApiError
-from tasc_serve.http.batches.batch_storage import BatchStorage
 from tasc_serve.http.batches.batches_api import add_storage
+from tasc_serve.http.batches.files_api import BatchStorage
 from tasc_serve.http.generation import Generation, served
 from tasc_serve.http.responses import CHAT, COMPLETION
 from tasc_serve.http.schemas import ChatRequest, CompletionRequest

@@ -8,7 +8,8 @@ import asyncio
 import json
 import secrets
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Final, TypeAlias, TypeVar
 
 from fastapi import Request
@@ -38,35 +39,31 @@ async def read_body(request: Request, limits: LimitSettings) -> bytes:
     """Read a whole body.
 
     Raises:
-        ApiError: See `stream_body`.
+        ApiError: See `arriving` and `chunks`.
     """
-    raw = bytearray()
-
-    async def take(part: bytes) -> None:
-        raw.extend(part)
-
-    await stream_body(request, limits.max_body_bytes, limits.request_timeout_s, take)
-    return bytes(raw)
+    async with arriving(limits.request_timeout_s):
+        return b"".join([chunk async for chunk in chunks(request, limits.max_body_bytes)])
 
 
-async def stream_body(
-    request: Request, max_bytes: int, timeout_s: float, take: Callable[[bytes], Awaitable[None]]
-) -> None:
-    """Hand a body to ``take`` part by part; the timeout includes the time that ``take`` needs.
-
-    Raises:
-        ApiError: 413, 408, or 499 where the client went away.
-    """
-    size = 0
+@asynccontextmanager
+async def arriving(timeout_s: float) -> AsyncGenerator[None, None]:
+    """A block that reads a body. Raises ApiError 408 if it takes longer."""
     try:
         async with asyncio.timeout(timeout_s):
-            async for chunk in request.stream():
-                size += len(chunk)
-                if size > max_bytes:
-                    raise ApiError(413, f"the body is larger than {max_bytes} bytes; split it")
-                await take(chunk)
+            yield
     except TimeoutError as error:
         raise ApiError(408, "the body did not arrive in time; send it faster") from error
+
+
+async def chunks(request: Request, max_bytes: int) -> AsyncGenerator[bytes, None]:
+    """A body as it comes. Raises ApiError 413, or 499 where the client went away."""
+    size = 0
+    try:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > max_bytes:
+                raise ApiError(413, f"the body is larger than {max_bytes} bytes; split it")
+            yield chunk
     except ClientDisconnect as error:
         message = "the client went away before its body had arrived"
         raise ApiError(CLIENT_CLOSED_REQUEST, message) from error

@@ -4,7 +4,7 @@ Unknown fields are refused, never dropped; null means a field's default.
 """
 
 import difflib
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     AfterValidator,
@@ -258,3 +258,37 @@ class ChatRequest(_Generation):
     @property
     def logprob_count(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+
+# Seconds: the time a batch may take, and how long files may be kept.
+WINDOW_S: Final = 24 * 3600
+SHORTEST_S: Final = 3600
+LONGEST_S: Final = 2_592_000
+
+Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
+_Name = Annotated[str, StringConstraints(max_length=64)]
+_Value = Annotated[str, StringConstraints(max_length=512)]
+
+
+class ExpiresAfter(Body):
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, Field(ge=SHORTEST_S, le=LONGEST_S)]
+
+
+class BatchRequest(Body):
+    """The body of ``POST /v1/batches``."""
+
+    input_file_id: Annotated[str, StringConstraints(min_length=1, max_length=64)]
+    endpoint: Endpoint
+    completion_window: Literal["24h"]
+    metadata: Annotated[dict[_Name, _Value], Field(max_length=16)] | None = None
+    output_expires_after: ExpiresAfter | None = None
+
+
+class BatchLine(Body):
+    """One line of a batch's file. Its body is read by whoever answers it, as if it came alone."""
+
+    custom_id: Annotated[str, StringConstraints(min_length=1, max_length=256)]
+    method: Literal["POST"]
+    url: Endpoint
+    body: dict[str, Any]

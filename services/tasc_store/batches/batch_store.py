@@ -1,35 +1,142 @@
 """Batches in Redis: what is to be answered, how far it is, and what came of it.
 
-It does not know what a line of a batch asks for; what a worker does with one is in `batch_leases`.
+It does not know what a line of a batch asks for; what a worker does with one is in `leases`.
 """
 
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import redis
 
 from tasc_store import keys
-from tasc_store.batches import batch_scripts
+from tasc_store.batches.files import FILES_LUA
 from tasc_store.client import as_text, translated, url_of
 from tasc_store.errors import BatchEnded, BatchesFull, LinesFull, UnknownBatch, UnknownFile
 from tasc_store.pages import Page, new_id, read_page
 
-Status = Literal[
-    "validating", "in_progress", "finalizing", "completed",
-    "failed", "expired", "cancelling", "cancelled",
-]  # fmt: skip
-ENDED: Final = frozenset({"completed", "failed", "expired", "cancelled"})
-TIMES: Final = (
-    "in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled",
-)  # fmt: skip
-_NUMBERS: Final = (
-    "created_at", "expires_at", "output_ttl_s", "total", "completed", "failed", "attempts",
-)  # fmt: skip
+_EndedStatus = Literal["completed", "failed", "expired", "cancelled"]
+Status = Literal["validating", "in_progress", "finalizing", "cancelling", _EndedStatus]
+ENDED: Final = frozenset(get_args(_EndedStatus))
+TIMES: Final = get_args(Status)[1:]  # a batch has the time of each of these
+_COUNTS: Final = ("total", "completed", "failed", "attempts")
+_NUMBERS: Final = ("created_at", "expires_at", "output_ttl_s", *_COUNTS)
 # A worker may begin shortly before the deadline, and has the input to read then.
 _BEHIND_DEADLINE_S: Final = 3600
+
+# A begun batch past its deadline, or cancelled, that no worker takes up within so long ends without
+# its answers.
+LEFT_S = 300
+
+BATCHES_LUA = (
+    FILES_LUA
+    + f"local LEFT_S = {LEFT_S}"
+    + """
+local function batch(id) return P .. ':batch:' .. id end
+local function lease(id) return P .. ':lease:' .. id end
+
+local function close(id, status, now)
+  local input = redis.call('HGET', batch(id), 'input_file_id')
+  local kept = now + tonumber(redis.call('HGET', batch(id), 'kept_s'))
+  redis.call('HSET', batch(id), 'status', status, status .. '_at', now)
+  redis.call('ZREM', P .. ':open', id)
+  redis.call('UNLINK', lease(id))
+  if redis.call('HINCRBY', P .. ':held', input, -1) <= 0 then
+    redis.call('HDEL', P .. ':held', input)
+  end
+  redis.call('EXPIREAT', batch(id), kept)
+  redis.call('ZADD', P .. ':batches:ends', kept, id)
+end
+
+-- One that was begun is left to workers for a while: they write what is done of it.
+local function overdue(id, now)
+  local status = redis.call('HGET', batch(id), 'status')
+  local due = tonumber(redis.call('ZSCORE', P .. ':open', id))
+  if status ~= 'validating' and now < due + LEFT_S then return end
+  close(id, status == 'cancelling' and 'cancelled' or 'expired', now)
+end
+
+local function sweep(now)
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', P .. ':batches:ends', '-inf', now)) do
+    redis.call('ZREM', P .. ':batches', id)
+    redis.call('ZREM', P .. ':batches:ends', id)
+  end
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', P .. ':open', '-inf', now)) do
+    if redis.call('EXISTS', lease(id)) == 0 then overdue(id, now) end
+  end
+end
+"""
+)
+
+# ARGV: now. Batches that nobody holds past their deadline have expired; those kept long enough are
+# forgotten.
+_SWEEP = BATCHES_LUA + "sweep(tonumber(ARGV[1]))"
+
+# ARGV: now, most batches, most lines of an owner's open ones or -1, input file's id, the deadline,
+# until when the file must stay, batch's id, its owner, its fields.
+_CREATE = (
+    BATCHES_LUA
+    + """
+local function lines_of(owner)
+  local total = 0
+  for _, one in ipairs(redis.call('ZRANGE', P .. ':open', 0, -1)) do
+    local said = redis.call('HMGET', batch(one), 'owner', 'lines')
+    if said[1] == owner then total = total + tonumber(said[2] or 0) end
+  end
+  return total
+end
+
+local now, id = tonumber(ARGV[1]), ARGV[7]
+if redis.call('EXISTS', batch(id)) == 1 then return 1 end
+sweep(now)
+local record = redis.call('GET', P .. ':file:' .. ARGV[4])
+if not record then return 0 end
+local most, most_lines, owner = tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[8]
+if redis.call('ZCARD', P .. ':batches') >= most then return -1 end
+if owner ~= '' then
+  local count = 0
+  for _, one in ipairs(redis.call('ZRANGE', P .. ':batches', 0, -1)) do
+    if redis.call('HGET', batch(one), 'owner') == owner then count = count + 1 end
+  end
+  if count >= most / 2 then return -2 end
+end
+local file = cjson.decode(record)
+local lines = file.lines or 0
+if most_lines >= 0 and lines_of(owner) + lines > most_lines then return -3 end
+if file.expires_at < tonumber(ARGV[6]) then
+  file.expires_at = tonumber(ARGV[6])
+  keep(file)
+end
+local fields = {'lines', lines}
+for i = 9, #ARGV do fields[#fields + 1] = ARGV[i] end
+redis.call('HSET', batch(id), unpack(fields))
+redis.call('ZADD', P .. ':batches', 0, id)
+redis.call('ZADD', P .. ':open', ARGV[5], id)
+redis.call('HINCRBY', P .. ':held', ARGV[4], 1)
+return 1
+"""
+)
+
+# ARGV: now, batch's id. One that no worker has begun ends at once; another is due from now on.
+_CANCEL = (
+    BATCHES_LUA
+    + """
+local now, id = tonumber(ARGV[1]), ARGV[2]
+local status = redis.call('HGET', batch(id), 'status')
+if not status then return 0 end
+if status == 'cancelling' or status == 'cancelled' then return 1 end
+if status ~= 'validating' and status ~= 'in_progress' then return -1 end
+redis.call('HSET', batch(id), 'status', 'cancelling', 'cancelling_at', now)
+if status == 'validating' and redis.call('EXISTS', lease(id)) == 0 then
+  close(id, 'cancelled', now)
+else
+  redis.call('ZADD', P .. ':open', 'XX', 'LT', now, id)
+end
+return 1
+"""
+)
 
 
 @dataclass(frozen=True)
@@ -109,9 +216,9 @@ class BatchStore:
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
         self._url = url_of(client)
-        self._create = client.register_script(batch_scripts.CREATE)
-        self._cancel = client.register_script(batch_scripts.CANCEL)
-        self._sweep = client.register_script(batch_scripts.SWEEP)
+        self._create = client.register_script(_CREATE)
+        self._cancel = client.register_script(_CANCEL)
+        self._sweep = client.register_script(_SWEEP)
 
     def create(self, new: NewBatch, most: int, most_lines: int | None = None) -> Batch:
         """Ask for a batch; its input file stays until it has ended.
@@ -170,9 +277,14 @@ class BatchStore:
         self._swept()
         with translated(self._url):
             return read_page(
-                self._client, keys.shared_key("batches"), self._load,
-                after=after, limit=limit, oldest_first=False, wanted=wanted,
-            )  # fmt: skip
+                self._client,
+                keys.shared_key("batches"),
+                self._load,
+                after=after,
+                limit=limit,
+                oldest_first=False,
+                wanted=wanted,
+            )
 
     def cancel(self, id_: str) -> Batch:
         """Have a batch end with what is done; cancelling twice is cancelling once.

@@ -14,13 +14,111 @@ from dataclasses import asdict, dataclass
 import redis
 
 from tasc_store import keys
-from tasc_store.batches import batch_scripts
 from tasc_store.chunks import UNSEALED_S
 from tasc_store.client import as_text, translated, url_of
 from tasc_store.errors import CorruptArtifact, FileInUse, FilesFull, StoreError, UnknownFile
 from tasc_store.pages import Page, new_id, read_page
 
 CHUNK_BYTES = 4 * 1024 * 1024
+
+# All keys of the scripts below begin with KEYS[1], which holds the hash tag that they share. Times
+# are whole seconds since the epoch and come from the caller.
+FILES_LUA = """
+local P = KEYS[1]
+local function data(part, i) return P .. ':data:' .. part .. ':' .. i end
+
+local function whole(part, chunks)
+  for i = 0, chunks - 1 do
+    if redis.call('EXISTS', data(part, i)) == 0 then return false end
+  end
+  return true
+end
+
+local function keep(file)
+  for i = 0, file.chunks - 1 do redis.call('EXPIREAT', data(file.part, i), file.expires_at) end
+  redis.call('SET', P .. ':file:' .. file.id, cjson.encode(file), 'EXAT', file.expires_at)
+  redis.call('ZADD', P .. ':files', 0, file.id)
+  redis.call('ZADD', P .. ':files:ends', file.expires_at, file.id)
+  redis.call('HSET', P .. ':files:sizes', file.id, file.size_bytes)
+  redis.call('HSET', P .. ':files:owners', file.id, file.owner or '')
+end
+
+local function forget(id)
+  redis.call('ZREM', P .. ':files', id)
+  redis.call('ZREM', P .. ':files:ends', id)
+  redis.call('HDEL', P .. ':files:sizes', id)
+  redis.call('HDEL', P .. ':files:owners', id)
+end
+
+-- Of one who has files already, where users are told apart: half of everything.
+local function room_of(owner, most_files, most_bytes, size)
+  if owner == '' then return 1 end
+  local count, total = 0, size
+  local sizes = redis.call('HGETALL', P .. ':files:sizes')
+  for i = 1, #sizes, 2 do
+    if redis.call('HGET', P .. ':files:owners', sizes[i]) == owner then
+      count = count + 1
+      total = total + tonumber(sizes[i + 1])
+    end
+  end
+  if count == 0 then return 1 end
+  if count >= most_files / 2 then return -3 end
+  if total > most_bytes / 2 then return -4 end
+  return 1
+end
+
+local function room(now, most_files, most_bytes, size, owner)
+  local ended = redis.call('ZRANGEBYSCORE', P .. ':files:ends', '-inf', now)
+  for _, id in ipairs(ended) do forget(id) end
+  if redis.call('ZCARD', P .. ':files') >= most_files then return -1 end
+  local total = size
+  for _, one in ipairs(redis.call('HVALS', P .. ':files:sizes')) do
+    total = total + tonumber(one)
+  end
+  if total > most_bytes then return -2 end
+  return room_of(owner, most_files, most_bytes, size)
+end
+"""
+
+# ARGV: now, most files, most bytes, size of the next, its owner.
+_ROOM = (
+    FILES_LUA
+    + """
+local now, most_files, most_bytes = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+return room(now, most_files, most_bytes, tonumber(ARGV[4]), ARGV[5])
+"""
+)
+
+# ARGV: now, most files, most bytes, the file's record. It may be asked for again where Redis has
+# done it and the reply was lost.
+KEEP = (
+    FILES_LUA
+    + """
+local file = cjson.decode(ARGV[4])
+if redis.call('EXISTS', P .. ':file:' .. file.id) == 1 then return 1 end
+local now, most_files, most_bytes = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local free = room(now, most_files, most_bytes, file.size_bytes, file.owner or '')
+if free < 0 then return free end
+if not whole(file.part, file.chunks) then return 0 end
+keep(file)
+return 1
+"""
+)
+
+# ARGV: the file's id.
+_DELETE = (
+    FILES_LUA
+    + """
+local record = redis.call('GET', P .. ':file:' .. ARGV[1])
+if not record then return 0 end
+if redis.call('HEXISTS', P .. ':held', ARGV[1]) == 1 then return -1 end
+local file = cjson.decode(record)
+for i = 0, file.chunks - 1 do redis.call('UNLINK', data(file.part, i)) end
+redis.call('UNLINK', P .. ':file:' .. ARGV[1])
+forget(ARGV[1])
+return 1
+"""
+)
 
 
 @dataclass(frozen=True)
@@ -105,7 +203,7 @@ class Upload:
         if not self.size_bytes:
             raise ValueError("the file is empty; there is nothing to keep")
         file = self.end(filename, purpose, ttl_s, owner)
-        script = self._client.register_script(batch_scripts.KEEP)
+        script = self._client.register_script(KEEP)
         with translated(self._url):
             values = (int(time.time()), *_values(limits), file.to_json())
             kept = int(script([keys.SHARED], values))
@@ -121,10 +219,18 @@ class Upload:
             self._held.clear()
         now = time.time()
         return StoredFile(
-            new_id("file", now), filename, purpose, self.size_bytes, self._digest.hexdigest(),
-            self.chunks, self.part, int(now), int(now + ttl_s), owner,
-            self._line_ends + self._open_line,
-        )  # fmt: skip
+            id=new_id("file", now),
+            filename=filename,
+            purpose=purpose,
+            size_bytes=self.size_bytes,
+            sha256=self._digest.hexdigest(),
+            chunks=self.chunks,
+            part=self.part,
+            created_at=int(now),
+            expires_at=int(now + ttl_s),
+            owner=owner,
+            lines=self._line_ends + self._open_line,
+        )
 
     def abandon(self) -> None:
         """Remove what was written, if Redis still can; it expires if not."""
@@ -146,8 +252,8 @@ class FileStore:
     def __init__(self, client: redis.Redis, *, chunk_bytes: int = CHUNK_BYTES) -> None:
         self._client, self._chunk_bytes = client, chunk_bytes
         self._url = url_of(client)
-        self._room = client.register_script(batch_scripts.ROOM)
-        self._delete = client.register_script(batch_scripts.DELETE_FILE)
+        self._room = client.register_script(_ROOM)
+        self._delete = client.register_script(_DELETE)
 
     def begin(self) -> Upload:
         return Upload(self._client, self._chunk_bytes)
@@ -176,9 +282,14 @@ class FileStore:
         """Files behind the one with the id ``after``, which need not be there any more."""
         with translated(self._url):
             return read_page(
-                self._client, keys.shared_key("files"), self._load,
-                after=after, limit=limit, oldest_first=oldest_first, wanted=wanted,
-            )  # fmt: skip
+                self._client,
+                keys.shared_key("files"),
+                self._load,
+                after=after,
+                limit=limit,
+                oldest_first=oldest_first,
+                wanted=wanted,
+            )
 
     def delete(self, id_: str) -> None:
         """Raises UnknownFile, or FileInUse: a batch that has not ended reads it."""

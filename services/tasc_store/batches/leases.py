@@ -12,11 +12,128 @@ from dataclasses import dataclass
 import redis
 
 from tasc_store import keys
-from tasc_store.batches import batch_scripts
-from tasc_store.batches.batch_store import Batch, BatchFault, BatchStore, Status, errors_json
+from tasc_store.batches.batch_store import (
+    BATCHES_LUA,
+    Batch,
+    BatchFault,
+    BatchStore,
+    Status,
+    errors_json,
+)
 from tasc_store.batches.files import StoredFile
 from tasc_store.client import as_text, translated, url_of
 from tasc_store.errors import LeaseLost, StoreError
+
+# ARGV: now. Of each task whose batches nobody holds: its name, how many they are, since when the
+# first of them is waiting.
+_WAITING = (
+    BATCHES_LUA
+    + """
+sweep(tonumber(ARGV[1]))
+local count, since, found = {}, {}, {}
+for _, id in ipairs(redis.call('ZRANGE', P .. ':open', 0, -1)) do
+  if redis.call('EXISTS', lease(id)) == 0 then
+    local said = redis.call('HMGET', batch(id), 'model', 'created_at', 'held_at')
+    local task, from = said[1], tonumber(said[3] or said[2])
+    count[task] = (count[task] or 0) + 1
+    since[task] = math.min(since[task] or from, from)
+  end
+end
+for task, number in pairs(count) do
+  found[#found + 1] = task
+  found[#found + 1] = tostring(number)
+  found[#found + 1] = string.format('%d', since[task])
+end
+return found
+"""
+)
+
+# ARGV: now, token, milliseconds of a lease, how many tasks to leave, these, tasks to take... (none:
+# any). The next deadline comes first.
+_TAKE = (
+    BATCHES_LUA
+    + """
+sweep(tonumber(ARGV[1]))
+local left, wanted, first = {}, {}, 5 + ARGV[4]
+for i = 5, #ARGV do (i < first and left or wanted)[ARGV[i]] = true end
+for _, id in ipairs(redis.call('ZRANGE', P .. ':open', 0, -1)) do
+  local task = redis.call('HGET', batch(id), 'model')
+  if not left[task] and (#ARGV < first or wanted[task])
+    and redis.call('SET', lease(id), ARGV[2], 'NX', 'PX', ARGV[3]) then
+    redis.call('HINCRBY', batch(id), 'attempts', 1)
+    redis.call('HSET', batch(id), 'held_at', ARGV[1])
+    return id
+  end
+end
+return false
+"""
+)
+
+# ARGV: batch's id, token, milliseconds, now. A lease that ran out while nobody took the batch is
+# taken up again: Redis may have been away for longer.
+_LEASED = (
+    BATCHES_LUA
+    + """
+local id, token = ARGV[1], ARGV[2]
+local holder = redis.call('GET', lease(id))
+if holder and holder ~= token or not redis.call('ZSCORE', P .. ':open', id) then return false end
+redis.call('SET', lease(id), token, 'PX', ARGV[3])
+redis.call('HSET', batch(id), 'held_at', ARGV[4])
+"""
+)
+
+# ARGV: as _LEASED.
+_RENEW = _LEASED + "return redis.call('HGET', batch(id), 'status')"
+
+# ARGV: as _LEASED, whether it counts as an attempt. The next worker need not wait until the
+# lease runs out.
+_RELEASE = (
+    _LEASED
+    + """
+if ARGV[5] == '0' then redis.call('HINCRBY', batch(id), 'attempts', -1) end
+return redis.call('UNLINK', lease(id))
+"""
+)
+
+# ARGV: as _LEASED, status or nothing, total, completed, failed. A cancelled batch keeps
+# its status. Where something was done, earlier attempts do not count any more.
+_TELL = (
+    _LEASED
+    + """
+local status = redis.call('HGET', batch(id), 'status')
+if ARGV[5] ~= '' and status ~= 'cancelling' and status ~= ARGV[5] then
+  redis.call('HSET', batch(id), 'status', ARGV[5], ARGV[5] .. '_at', ARGV[4])
+  status = ARGV[5]
+end
+local before = redis.call('HMGET', batch(id), 'completed', 'failed')
+if ARGV[7] + ARGV[8] > before[1] + before[2] then redis.call('HSET', batch(id), 'attempts', 1) end
+redis.call('HSET', batch(id), 'total', ARGV[6], 'completed', ARGV[7], 'failed', ARGV[8])
+return status
+"""
+)
+
+# ARGV: as _LEASED, last status, errors, number of files, then each one's field and
+# record, then the batch's counts.
+_FINISH = (
+    _LEASED
+    + """
+local files, at = {}, 8
+for i = 1, tonumber(ARGV[7]) do
+  local file = cjson.decode(ARGV[at + 1])
+  if not whole(file.part, file.chunks) then return 0 end
+  files[ARGV[at]] = file
+  at = at + 2
+end
+for field, file in pairs(files) do
+  keep(file)
+  redis.call('HSET', batch(id), field, file.id)
+end
+redis.call('HSET', batch(id), 'errors', ARGV[6],
+  'total', ARGV[at], 'completed', ARGV[at + 1], 'failed', ARGV[at + 2])
+close(id, ARGV[5], tonumber(ARGV[4]))
+return 1
+"""
+)
 
 
 @dataclass(frozen=True)
@@ -36,7 +153,7 @@ class BatchQueue:
 
     def __init__(self, client: redis.Redis) -> None:
         self._client, self._url = client, url_of(client)
-        self._waiting = client.register_script(batch_scripts.WAITING)
+        self._waiting = client.register_script(_WAITING)
 
     def waiting(self) -> dict[str, Waiting]:
         """By task; those that nobody took in time have ended and are none of them.
@@ -74,10 +191,10 @@ class BatchLease:
         self.batch = batch
         self._client, self._token, self.seconds = client, token, lease_s
         self._url = url_of(client)
-        self._renew = client.register_script(batch_scripts.RENEW)
-        self._release = client.register_script(batch_scripts.RELEASE)
-        self._tell = client.register_script(batch_scripts.TELL)
-        self._finish = client.register_script(batch_scripts.FINISH)
+        self._renew = client.register_script(_RENEW)
+        self._release = client.register_script(_RELEASE)
+        self._tell = client.register_script(_TELL)
+        self._finish = client.register_script(_FINISH)
 
     def renew(self) -> str:
         """Hold it for another while; its status, which a cancelling client may have changed."""
@@ -112,13 +229,12 @@ class BatchLease:
         Raises:
             StoreError: Writing a file took so long that its beginning is gone.
         """
-        named = [part for name, file in files.items() for part in (name, file.to_json())]
-        arguments: tuple[str | int, ...] = (
-            *self._leased, status, errors_json(errors), len(files), *named,
-            counts.total, counts.completed, counts.failed,
-        )  # fmt: skip
+        values: list[str | int] = [*self._leased, status, errors_json(errors), len(files)]
+        for name, file in files.items():
+            values += [name, file.to_json()]
+        values += [counts.total, counts.completed, counts.failed]
         with translated(self._url):
-            done = self._finish([keys.SHARED], arguments)
+            done = self._finish([keys.SHARED], values)
         if done is None:
             raise self._lost()
         if not done:
@@ -156,7 +272,7 @@ def take_batch(
         StoreError: See `translated`.
     """
     token = secrets.token_hex(16)
-    script = client.register_script(batch_scripts.TAKE)
+    script = client.register_script(_TAKE)
     with translated(url_of(client)):
         held = (int(time.time()), token, _milliseconds(lease_s))
         found = script([keys.SHARED], [*held, len(leave), *leave, *tasks])

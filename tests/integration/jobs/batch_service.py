@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from support import eventually
 from tasc_serve.http.api import create_api
-from tasc_serve.http.batches.batch_storage import RedisStorage
+from tasc_serve.http.batches.files_api import BatchStorage
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.settings import LimitSettings
 
@@ -29,7 +29,7 @@ class NoBackend:
 @contextmanager
 def batch_service(client: redis.Redis, **limits: float) -> Iterator[OpenAI]:
     """The official client of a service that runs for the block."""
-    storage = RedisStorage(client)
+    storage = BatchStorage(client)
     app = create_api(
         NoBackend(), LimitSettings(**limits), GatewayMetrics(CollectorRegistry()), storage=storage
     )

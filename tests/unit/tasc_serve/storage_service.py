@@ -1,19 +1,20 @@
-"""The application over files and batches in memory, asked one request at a time."""
+"""The application over files and batches in a real Redis, asked one request at a time."""
 
 import asyncio
 import json
+from collections.abc import AsyncIterable, Mapping
 
 import httpx
+import redis
 from fake_backend import FakeBackend
 from prometheus_client import CollectorRegistry
 
-from storage_fakes import FakeStorage
 from tasc_serve.access.access_control import AccessControl
 from tasc_serve.access.drain import InFlight
 from tasc_serve.http.api import create_api
-from tasc_serve.metrics.gateway_metrics import GatewayMetrics
+from tasc_serve.http.batches.files_api import BatchStorage
 from tasc_serve.settings import LimitSettings
-from tasc_store.batches.files import StoredFile
+from tasc_store.batches.files import CHUNK_BYTES, StoredFile
 
 FORM = {"purpose": "batch"}
 
@@ -24,18 +25,34 @@ def line(i: int = 0, model: str = "greet", **said: object) -> str:
     return json.dumps({**request, "body": body, **said}) + "\n"
 
 
+def raw_form(**request: object) -> tuple[bytes, dict[str, str]]:
+    """A form's bytes, and the headers that go with them."""
+    whole = httpx.Request("POST", "http://t/", **request)
+    return whole.read(), {"content-type": whole.headers["content-type"]}
+
+
 class StorageService:
-    def __init__(self, access: AccessControl | None = None, **limits: float) -> None:
-        self.storage = FakeStorage("greet", "other")
+    def __init__(
+        self,
+        client: redis.Redis,
+        access: AccessControl | None = None,
+        chunk_bytes: int = CHUNK_BYTES,
+        **limits: float,
+    ) -> None:
+        self.storage = BatchStorage(client, chunk_bytes=chunk_bytes)
         self.in_flight = InFlight()
         self.app = create_api(
             FakeBackend(),
             LimitSettings(**limits),
-            GatewayMetrics(CollectorRegistry()),
+            CollectorRegistry(),
             access=access,
             in_flight=self.in_flight,
             storage=self.storage,
         )
+
+    @property
+    def files(self) -> tuple[StoredFile, ...]:
+        return self.storage.files.page().items
 
     def ask(self, method: str, path: str, **request: object) -> httpx.Response:
         async def once() -> httpx.Response:
@@ -44,6 +61,12 @@ class StorageService:
                 return await client.request(method, path, **request)
 
         return asyncio.run(once())
+
+    def send(
+        self, body: bytes | AsyncIterable[bytes], headers: Mapping[str, str]
+    ) -> httpx.Response:
+        """Upload a form given as bytes."""
+        return self.ask("POST", "/v1/files", content=body, headers=headers)
 
     def upload(self, text: str | bytes, **form: str) -> httpx.Response:
         files = {"file": ("in.jsonl", text if isinstance(text, bytes) else text.encode())}

@@ -1,9 +1,10 @@
 """Batches over HTTP: what is asked for becomes a record, and nobody sees another's."""
 
 import asyncio
-from dataclasses import replace
+from collections.abc import Callable
 
 import pytest
+import redis
 from fake_backend import error_of
 from prometheus_client import CollectorRegistry
 from starlette.requests import Request
@@ -11,12 +12,17 @@ from storage_service import StorageService, line
 
 from tasc_serve.access.access_control import AccessControl
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
-from tasc_store import ApiKey, StoreUnreachable
+from tasc_store import ApiKey
 from tasc_store.batches.batch_store import BatchFault
+from tasc_store.batches.files import FileLimits
+from tasc_store.batches.leases import Counts, take_batch
+
+pytestmark = pytest.mark.redis
+Make = Callable[..., StorageService]
 
 
-def test_a_batch_is_made_shown_listed_and_cancelled() -> None:
-    service = StorageService()
+def test_a_batch_is_made_shown_listed_and_cancelled(make_service: Make) -> None:
+    service = make_service()
     file = service.uploaded()
     batch = service.create(file, metadata={"why": "tonight"}).json()
     assert batch["object"] == "batch"
@@ -35,11 +41,10 @@ def test_a_batch_is_made_shown_listed_and_cancelled() -> None:
     assert cancelled["cancelled_at"] is not None
 
 
-def test_nothing_of_a_file_but_its_beginning_is_read() -> None:
-    service = StorageService()
+def test_nothing_of_a_file_but_its_beginning_is_read(make_service: Make) -> None:
+    service = make_service()
     file = service.uploaded("\n" + line() + "no JSON at all\n")
     assert service.create(file).status_code == 200
-    assert service.storage.files.abandoned == 0
 
 
 @pytest.mark.parametrize(
@@ -58,46 +63,46 @@ def test_nothing_of_a_file_but_its_beginning_is_read() -> None:
     ],
 )
 def test_a_batch_that_cannot_be_is_refused_by_field(
-    said: dict[str, object], field: str | None
+    make_service: Make, said: dict[str, object], field: str | None
 ) -> None:
-    service = StorageService()
+    service = make_service()
     error = error_of(service.create(service.uploaded(), **said), 400)
     assert field is None or error["param"] == field
-    assert service.storage.batches.kept == {}
+    assert service.storage.batches.page().items == ()
 
 
 @pytest.mark.parametrize(
     "text", ["x\n", "[]\n", "{}\n", '{"body": 5}\n', '{"body": {"model": 5}}', "[" * 9999]
 )
-def test_a_file_whose_first_line_names_no_model_is_refused(text: str) -> None:
-    service = StorageService()
+def test_a_file_whose_first_line_names_no_model_is_refused(make_service: Make, text: str) -> None:
+    service = make_service()
     error = error_of(service.create(service.uploaded(text)), 400)
     assert error["param"] == "input_file_id"
 
 
-def test_a_model_that_is_no_task_is_said_at_once() -> None:
-    service = StorageService()
+def test_a_model_that_is_no_task_is_said_at_once(make_service: Make) -> None:
+    service = make_service()
     error = error_of(service.create(service.uploaded(line(model="nobody"))), 404)
     assert (error["param"], error["code"]) == ("model", "model_not_found")
 
 
-def test_what_a_batch_wrote_is_no_input() -> None:
-    service = StorageService()
-    file = service.uploaded()
-    output = replace(file, purpose="batch_output")
-    service.storage.files.kept[file.id] = (output, b"x")
-    assert "upload one" in str(error_of(service.create(output), 400)["message"])
+def test_what_a_batch_wrote_is_no_input(make_service: Make) -> None:
+    service = make_service()
+    upload = service.storage.files.begin()
+    upload.write(line().encode())
+    output = upload.keep(FileLimits(9, 9999), "out.jsonl", "batch_output", 3600)
+    assert error_of(service.create(output), 400)["param"] == "input_file_id"
 
 
-def test_batches_are_bounded() -> None:
-    service = StorageService(max_batches=1)
+def test_batches_are_bounded(make_service: Make) -> None:
+    service = make_service(max_batches=1)
     file = service.uploaded()
     assert service.create(file).status_code == 200
     assert error_of(service.create(file), 429)["code"] == "too_many_batches"
 
 
-def test_lines_of_batches_that_have_not_ended_are_bounded() -> None:
-    service = StorageService(max_batch_lines=2, max_open_batch_lines=3)
+def test_lines_of_batches_that_have_not_ended_are_bounded(make_service: Make) -> None:
+    service = make_service(max_batch_lines=2, max_open_batch_lines=3)
     file = service.uploaded(line(0) + line(1))
     first = service.create(file)
     assert first.status_code == 200
@@ -106,8 +111,8 @@ def test_lines_of_batches_that_have_not_ended_are_bounded() -> None:
     assert service.create(file).status_code == 200
 
 
-def test_no_batch_is_taken_where_its_answers_would_have_no_room() -> None:
-    service = StorageService(max_files=2)
+def test_no_batch_is_taken_where_its_answers_would_have_no_room(make_service: Make) -> None:
+    service = make_service(max_files=2)
     first, second = service.uploaded(), service.uploaded()
     refused = error_of(service.create(first), 429)
     assert refused["code"] == "too_many_files"
@@ -115,32 +120,33 @@ def test_no_batch_is_taken_where_its_answers_would_have_no_room() -> None:
     assert service.create(first).status_code == 200
 
 
-def test_an_ended_batch_cannot_be_cancelled_and_says_why_it_failed() -> None:
-    service = StorageService()
-    batches = service.storage.batches
+def test_an_ended_batch_cannot_be_cancelled_and_says_why_it_failed(
+    make_service: Make, client: redis.Redis
+) -> None:
+    service = make_service()
     id_ = service.create(service.uploaded()).json()["id"]
     fault = BatchFault("duplicate_custom_id", "line 3 repeats r1", 3, "custom_id")
-    batches.kept[id_] = replace(
-        batches.kept[id_], status="failed", errors=(fault,), at={"failed": 7}
-    )
+    lease = take_batch(client, 60.0)
+    assert lease
+    lease.finish("failed", Counts(0), {}, (fault,))
     assert error_of(service.ask("POST", f"/v1/batches/{id_}/cancel"), 400)["code"] == "batch_ended"
     shown = service.ask("GET", f"/v1/batches/{id_}").json()
-    assert shown["failed_at"] == 7
+    assert shown["failed_at"] >= shown["created_at"]
     assert shown["errors"]["object"] == "list"
     assert shown["errors"]["data"] == [
         {"code": fault.code, "message": fault.message, "line": 3, "param": "custom_id"}
     ]
 
 
-def test_a_file_that_a_batch_reads_is_not_deleted() -> None:
-    service = StorageService()
+def test_a_file_that_a_batch_reads_is_not_deleted(make_service: Make) -> None:
+    service = make_service()
     file = service.uploaded()
     service.create(file)
     assert error_of(service.ask("DELETE", f"/v1/files/{file.id}"), 400)["code"] == "file_in_use"
 
 
-def test_pages_of_batches_have_the_newest_first() -> None:
-    service = StorageService()
+def test_pages_of_batches_have_the_newest_first(make_service: Make) -> None:
+    service = make_service()
     file = service.uploaded()
     ids = [service.create(file).json()["id"] for _ in range(5)]
     page = service.ask("GET", "/v1/batches?limit=3").json()
@@ -152,20 +158,26 @@ def test_pages_of_batches_have_the_newest_first() -> None:
     assert error_of(service.ask("GET", "/v1/batches?limit=101"), 400)["param"] == "limit"
 
 
-def test_a_store_that_is_away_is_said_and_to_be_tried_again() -> None:
-    service = StorageService()
-    file = service.uploaded()
-    id_ = service.create(file).json()["id"]
-    service.storage.files.down = StoreUnreachable("no Redis answers")
-    for ask in (
-        lambda: service.create(file),
-        lambda: service.ask("GET", "/v1/batches"),
-        lambda: service.ask("GET", f"/v1/batches/{id_}"),
-        lambda: service.ask("POST", f"/v1/batches/{id_}/cancel"),
-    ):
-        response = ask()
-        assert error_of(response, 503)["code"] == "service_unavailable"
-        assert int(response.headers["retry-after"]) >= 1
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/batches"),
+        ("GET", "/v1/batches"),
+        ("GET", "/v1/batches/batch-1"),
+        ("POST", "/v1/batches/batch-1/cancel"),
+    ],
+)
+def test_a_store_that_is_away_is_said_and_to_be_tried_again(
+    down: StorageService, method: str, path: str
+) -> None:
+    body = {
+        "input_file_id": "file-1",
+        "endpoint": "/v1/completions",
+        "completion_window": "24h",
+    }
+    response = down.ask(method, path, json=body)
+    assert error_of(response, 503)["code"] == "service_unavailable"
+    assert int(response.headers["retry-after"]) >= 1
 
 
 class TwoKeys(AccessControl):
@@ -183,8 +195,10 @@ class TwoKeys(AccessControl):
         return self.known[request.headers["authorization"]]
 
 
-def test_keys_see_their_own_files_and_batches_and_ask_for_their_own_tasks() -> None:
-    service = StorageService(access=TwoKeys())
+def test_keys_see_their_own_files_and_batches_and_ask_for_their_own_tasks(
+    make_service: Make,
+) -> None:
+    service = make_service(access=TwoKeys())
     ann, bob = {"authorization": "ann"}, {"authorization": "bob"}
 
     def upload(key: dict[str, str], text: str) -> str:

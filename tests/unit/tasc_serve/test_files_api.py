@@ -1,21 +1,20 @@
 """Files over HTTP: what is taken, what is refused, and that nothing is held in memory or left."""
 
-import asyncio
-from contextlib import suppress
+import tracemalloc
+from collections.abc import AsyncIterator, Callable
 
-import httpx
 import pytest
 from fake_backend import error_of
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from storage_service import FORM, StorageService, line
+from storage_service import FORM, StorageService, line, raw_form
 
-from tasc_serve.http.multipart import FileForm, FormError
-from tasc_store import StoreUnreachable
+pytestmark = pytest.mark.redis
+Make = Callable[..., StorageService]
 
 
-def test_a_file_is_taken_listed_shown_read_and_deleted() -> None:
-    service = StorageService()
+def test_a_file_is_taken_listed_shown_read_and_deleted(make_service: Make) -> None:
+    service = make_service()
     text = "".join(line(i) for i in range(9))
     file = service.upload(text).json()
     assert file["object"] == "file"
@@ -35,8 +34,8 @@ def test_a_file_is_taken_listed_shown_read_and_deleted() -> None:
     assert error_of(service.ask("DELETE", place), 404)
 
 
-def test_fields_may_come_behind_the_file() -> None:
-    service = StorageService()
+def test_fields_may_come_behind_the_file(make_service: Make) -> None:
+    service = make_service()
     files = {"file": ("a.jsonl", b"x"), "purpose": (None, b"batch")}
     assert service.ask("POST", "/v1/files", files=files).status_code == 200
 
@@ -56,28 +55,28 @@ def test_fields_may_come_behind_the_file() -> None:
             {**FORM, "expires_after[anchor]": "created_at", "expires_after[seconds]": "1e9"},
             "expires_after[seconds]",
         ),
-        ({**FORM, "long": "x" * 2000}, "long"),
+        ({**FORM, "long": "x" * 2000}, None),
     ],
 )
 def test_a_form_that_says_what_cannot_be_is_refused_by_field(
-    form: dict[str, str], field: str
+    make_service: Make, form: dict[str, str], field: str | None
 ) -> None:
-    service = StorageService()
+    service = make_service()
     files = {"file": ("in.jsonl", b"x")}
     error = error_of(service.ask("POST", "/v1/files", data=form, files=files), 400)
     assert error["param"] == field
-    assert service.storage.files.kept == {}
+    assert service.files == ()
 
 
-def test_a_file_is_kept_as_long_as_the_form_says() -> None:
-    service = StorageService()
+def test_a_file_is_kept_as_long_as_the_form_says(make_service: Make) -> None:
+    service = make_service()
     said = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "7200"}
     file = service.upload(line(), **said).json()
     assert file["expires_at"] - file["created_at"] == 7200
 
 
-def test_what_is_no_form_with_a_file_is_refused() -> None:
-    service = StorageService()
+def test_what_is_no_form_with_a_file_is_refused(make_service: Make) -> None:
+    service = make_service()
     for request in (
         {"json": {"purpose": "batch"}},
         {"data": FORM},
@@ -89,78 +88,77 @@ def test_what_is_no_form_with_a_file_is_refused() -> None:
         {"files": [("file", ("a", b"x")), ("file", ("b", b"y"))]},
     ):
         error_of(service.ask("POST", "/v1/files", **request), 400)
-    assert service.storage.files.kept == {}
+    assert service.files == ()
 
 
-def test_a_form_that_breaks_off_leaves_nothing() -> None:
-    service = StorageService()
-    whole = httpx.Request("POST", "http://t/", data=FORM, files={"file": ("a", b"x" * 100)})
-    raw = whole.read()
-    headers = {"content-type": whole.headers["content-type"]}
+def test_a_form_that_breaks_off_leaves_nothing(make_service: Make) -> None:
+    service = make_service()
+    raw, headers = raw_form(data=FORM, files={"file": ("a", b"x" * 100)})
     for end in range(0, len(raw) - 2, 7):
-        error_of(service.ask("POST", "/v1/files", content=raw[:end], headers=headers), 400)
-    assert service.storage.files.kept == {}
+        error_of(service.send(raw[:end], headers), 400)
+    assert service.files == ()
 
 
-def test_a_file_that_is_too_large_is_refused_while_it_comes() -> None:
-    service = StorageService(max_file_bytes=1_000_000)
+def sized_form(size: int) -> tuple[AsyncIterator[bytes], dict[str, str], list[int]]:
+    """A form with a file of so many MiB, in parts; its headers; how many parts were sent."""
+    (begin, end), sent = raw_form(data=FORM, files={"file": ("a", b"|")})[0].split(b"|"), [0]
+    boundary = begin.partition(b"\r\n")[0].removeprefix(b"--").decode()
+
+    async def parts() -> AsyncIterator[bytes]:
+        yield begin
+        for _ in range(16 * size):
+            sent[0] += 1
+            yield b"x" * 65_536
+        yield end
+
+    return parts(), {"content-type": f"multipart/form-data; boundary={boundary}"}, sent
+
+
+def test_a_file_that_is_too_large_is_refused_while_it_comes(make_service: Make) -> None:
+    service = make_service(max_file_bytes=1_000_000)
     assert error_of(service.upload(b"x" * 1_000_001), 413)["param"] == "file"
-    assert error_of(service.upload(b"x" * 3_000_000), 413)
     assert service.upload(b"x" * 1_000_000).status_code == 200
-    last = service.storage.files.begun[1]
-    assert last.size_bytes < 1_500_000
+    body, headers, sent = sized_form(100)
+    error_of(service.send(body, headers), 413)
+    assert sent[0] < 20
+    assert len(service.files) == 1
 
 
-def test_no_more_of_a_file_is_held_than_a_step() -> None:
-    service = StorageService()
-
-    async def sent() -> httpx.Response:
-        whole = httpx.Request(
-            "POST", "http://t/", data=FORM, files={"file": ("a", b"x" * 3_000_000)}
-        )
-        raw = whole.read()
-
-        async def parts():
-            for i in range(0, len(raw), 65_536):
-                yield raw[i : i + 65_536]
-
-        transport = httpx.ASGITransport(service.app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            headers = {"content-type": whole.headers["content-type"]}
-            return await client.post("/v1/files", content=parts(), headers=headers)
-
-    assert asyncio.run(sent()).json()["bytes"] == 3_000_000
-    assert service.storage.files.begun[0].largest <= 262_144 + 65_536
+def test_a_large_file_is_not_held_in_memory(make_service: Make) -> None:
+    service = make_service()
+    body, headers, _ = sized_form(48)
+    tracemalloc.start()
+    response = service.send(body, headers)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert response.json()["bytes"] == 48 << 20
+    assert peak < 24 << 20
 
 
-def test_files_are_bounded_and_the_way_out_is_said() -> None:
-    service = StorageService(max_files=1)
+def test_files_are_bounded_and_the_way_out_is_said(make_service: Make) -> None:
+    service = make_service(max_files=1)
     service.uploaded()
     response = service.upload(line())
     assert error_of(response, 429)["code"] == "too_many_files"
     assert "retry-after" in response.headers
 
 
-def test_a_store_that_is_away_is_said_and_to_be_tried_again() -> None:
-    service = StorageService()
-    file = service.uploaded()
-    service.storage.files.down = StoreUnreachable("no Redis answers at redis://10.0.0.7:6379")
+def test_a_store_that_is_away_is_said_and_to_be_tried_again(down: StorageService) -> None:
+    place = "/v1/files/file-1"
     for method, path in (
         ("GET", "/v1/files"),
-        ("GET", f"/v1/files/{file.id}"),
-        ("GET", f"/v1/files/{file.id}/content"),
-        ("DELETE", f"/v1/files/{file.id}"),
+        ("GET", place),
+        ("GET", f"{place}/content"),
+        ("DELETE", place),
     ):
-        response = service.ask(method, path)
-        assert "10.0.0.7" not in str(error_of(response, 503)["message"])
+        response = down.ask(method, path)
+        assert "127.0.0.1" not in str(error_of(response, 503)["message"])
         assert int(response.headers["retry-after"]) >= 1
-    assert error_of(service.upload(line()), 503)
-    service.storage.files.down = None
-    assert service.ask("GET", f"/v1/files/{file.id}").status_code == 200
+    error_of(down.upload(line()), 503)
 
 
-def test_pages_go_through_all_files_in_either_order() -> None:
-    service = StorageService()
+def test_pages_go_through_all_files_in_either_order(make_service: Make) -> None:
+    service = make_service()
     ids = sorted(service.uploaded(line(i)).id for i in range(5))  # by their milliseconds
     seen: list[str] = []
     after = ""
@@ -181,12 +179,14 @@ def test_pages_go_through_all_files_in_either_order() -> None:
     ("query", "field"),
     [("limit=0", "limit"), ("limit=x", "limit"), ("order=up", "order"), ("page=2", "page")],
 )
-def test_a_query_that_says_what_cannot_be_is_refused(query: str, field: str) -> None:
-    assert error_of(StorageService().ask("GET", f"/v1/files?{query}"), 400)["param"] == field
+def test_a_query_that_says_what_cannot_be_is_refused(
+    make_service: Make, query: str, field: str
+) -> None:
+    assert error_of(make_service().ask("GET", f"/v1/files?{query}"), 400)["param"] == field
 
 
-def test_a_name_of_a_file_is_only_ever_a_name() -> None:
-    service = StorageService()
+def test_a_name_of_a_file_is_only_ever_a_name(make_service: Make) -> None:
+    service = make_service()
     files = {"file": ("../../etc/\x01pass" + "w" * 1000, b"x")}
     name = service.ask("POST", "/v1/files", data=FORM, files=files).json()["filename"]
     assert name.isprintable()
@@ -194,26 +194,26 @@ def test_a_name_of_a_file_is_only_ever_a_name() -> None:
     assert len(name) <= 512
 
 
-@settings(max_examples=200)
-@given(st.binary(max_size=400), st.integers(1, 50))
-def test_no_bytes_make_a_form_raise_anything_else(raw: bytes, step: int) -> None:
-    held = bytearray()
-    begin = b'--x\r\nContent-Disposition: form-data; name="file"\r\n\r\n'
-    for text in (raw, begin + raw):
-        form = FileForm("multipart/form-data; boundary=x", held.extend)
-        with suppress(FormError):
-            for i in range(0, len(text), step):
-                form.feed(text[i : i + step])
-    assert len(held) <= len(raw) + len(begin)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(max_size=400), st.booleans())
+def test_no_bytes_make_a_form_fail_otherwise(make_service: Make, raw: bytes, begun: bool) -> None:
+    begin = b'--x\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
+    headers = {"content-type": "multipart/form-data; boundary=x"}
+    error_of(make_service().send(begin + raw if begun else raw, headers), 400)
 
 
-@given(st.binary(max_size=2000), st.integers(1, 64))
-def test_the_bytes_of_a_file_are_those_sent_however_they_are_cut(data: bytes, step: int) -> None:
-    request = httpx.Request("POST", "http://t/", data=FORM, files={"file": ("naïve.jsonl", data)})
-    raw, held = request.read(), bytearray()
-    form = FileForm(request.headers["content-type"], held.extend)
-    for i in range(0, len(raw), step):
-        form.feed(raw[i : i + step])
-    assert form.whole
-    assert bytes(held) == data
-    assert (form.fields, form.filename) == (FORM, "naïve.jsonl")
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(min_size=1, max_size=2000), st.integers(20, 400))
+def test_the_bytes_of_a_file_are_those_sent_however_they_are_cut(
+    make_service: Make, data: bytes, step: int
+) -> None:
+    service = make_service()
+    raw, headers = raw_form(data=FORM, files={"file": ("naïve.jsonl", data)})
+
+    async def parts() -> AsyncIterator[bytes]:
+        for i in range(0, len(raw), step):
+            yield raw[i : i + step]
+
+    file = service.send(parts(), headers).json()
+    assert (file["filename"], file["bytes"]) == ("naïve.jsonl", len(data))
+    assert service.ask("GET", f"/v1/files/{file['id']}/content").content == data

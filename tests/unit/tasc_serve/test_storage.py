@@ -1,16 +1,15 @@
-"""Calls of the storage: silent ones, those that a drain waits for, and the fake that tests call."""
+"""Calls of the storage: silent ones, and those that a drain waits for."""
 
-import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
-import httpx
 import pytest
 from fake_backend import error_of
-from storage_service import FORM, StorageService, line
+from storage_service import FORM, StorageService, line, raw_form
 
-from storage_contract import StorageContract
-from storage_fakes import FakeStorage
 from tasc_store.batches.files import StoredFile
+
+pytestmark = pytest.mark.redis
+Make = Callable[..., StorageService]
 
 
 @pytest.mark.parametrize(
@@ -27,8 +26,10 @@ from tasc_store.batches.files import StoredFile
         ("POST", "/v1/batches/batch-1/cancel"),
     ],
 )
-def test_a_stopping_gateway_sends_everybody_to_another(method: str, path: str) -> None:
-    service = StorageService()
+def test_a_stopping_gateway_sends_everybody_to_another(
+    make_service: Make, method: str, path: str
+) -> None:
+    service = make_service()
     service.in_flight.open = False
     response = service.ask(method, path)
     assert "being stopped" in str(error_of(response, 503)["message"])
@@ -36,10 +37,9 @@ def test_a_stopping_gateway_sends_everybody_to_another(method: str, path: str) -
     assert service.in_flight.inside == 0
 
 
-def test_a_drain_waits_for_an_upload_that_has_begun() -> None:
-    service = StorageService()
-    whole = httpx.Request("POST", "http://t/", data=FORM, files={"file": ("a", line().encode())})
-    raw, headers = whole.read(), {"content-type": whole.headers["content-type"]}
+def test_a_drain_waits_for_an_upload_that_has_begun(make_service: Make) -> None:
+    service = make_service()
+    raw, headers = raw_form(data=FORM, files={"file": ("a", line().encode())})
     left = []
 
     async def parts() -> AsyncIterator[bytes]:
@@ -47,18 +47,13 @@ def test_a_drain_waits_for_an_upload_that_has_begun() -> None:
         left.append(await service.in_flight.drain(0))
         yield raw[50:]
 
-    async def sent() -> httpx.Response:
-        transport = httpx.ASGITransport(service.app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            return await client.post("/v1/files", content=parts(), headers=headers)
-
-    assert asyncio.run(sent()).status_code == 200
+    assert service.send(parts(), headers).status_code == 200
     assert left == [1]
     assert service.in_flight.inside == 0
 
 
-def test_a_drain_waits_for_a_download_until_its_last_byte() -> None:
-    service = StorageService()
+def test_a_drain_waits_for_a_download_until_its_last_byte(make_service: Make) -> None:
+    service = make_service(chunk_bytes=10)
     file = service.uploaded()
     blocks, inside = service.storage.files.blocks, []
 
@@ -75,14 +70,8 @@ def test_a_drain_waits_for_a_download_until_its_last_byte() -> None:
     assert service.in_flight.inside == 0
 
 
-def test_what_is_refused_has_left() -> None:
-    service = StorageService()
+def test_what_is_refused_has_left(make_service: Make) -> None:
+    service = make_service()
     error_of(service.ask("GET", "/v1/files/file-1"), 404)
     error_of(service.ask("POST", "/v1/batches", json={}), 400)
     assert service.in_flight.inside == 0
-
-
-class TestFakeStorage(StorageContract):
-    @pytest.fixture
-    def storage(self) -> FakeStorage:
-        return FakeStorage("greet")

@@ -16,15 +16,17 @@ from fastapi import APIRouter, Depends, FastAPI, Request
 from tasc_serve.access.access_control import AccessControl
 from tasc_serve.access.drain import InFlight
 from tasc_serve.errors import SHOWN, ApiError
-from tasc_serve.http.batches.batch_storage import (
-    WINDOW_S,
-    BatchRequest,
+from tasc_serve.http.batches.files_api import (
     BatchStorage,
+    Files,
     StorageCalls,
+    add_files,
     file_limits,
+    listing,
+    owner_of,
 )
-from tasc_serve.http.batches.files_api import Files, add_files, listing, owner_of
 from tasc_serve.http.parsing import limit_of, parsed, query_of, read_body
+from tasc_serve.http.schemas import WINDOW_S, BatchRequest
 from tasc_serve.settings import LimitSettings
 from tasc_store import ApiKey
 from tasc_store.batches.batch_store import TIMES, Batch, NewBatch
@@ -52,7 +54,7 @@ def add_storage(
         finally:
             in_flight.leave()
 
-    calls = StorageCalls.of(limits)
+    calls = StorageCalls(limits)
     routes = APIRouter(dependencies=[Depends(inside)])
     add_files(routes, storage, limits, access, calls)
     _add_batches(routes, Batches(storage, limits, access, calls), access)
@@ -135,14 +137,18 @@ class Batches:
         bounds = file_limits(self._limits)
         await self._calls.run(partial(self._storage.files.require_room, bounds, owner))
         model = await self._model(file, key)
+        kept = body.output_expires_after
         new = NewBatch(
-            file.id, body.endpoint, body.completion_window, WINDOW_S, model,
-            self._limits.file_ttl_s,
-            body.output_expires_after.seconds
-            if body.output_expires_after
-            else self._limits.file_ttl_s,
-            body.metadata or {}, owner,
-        )  # fmt: skip
+            input_file_id=file.id,
+            endpoint=body.endpoint,
+            window=body.completion_window,
+            window_s=WINDOW_S,
+            model=model,
+            kept_s=self._limits.file_ttl_s,
+            output_ttl_s=kept.seconds if kept else self._limits.file_ttl_s,
+            metadata=body.metadata or {},
+            owner=owner,
+        )
         most, lines = self._limits.max_batches, self._limits.max_open_batch_lines
         return await self._calls.run(partial(self._storage.batches.create, new, most, lines))
 

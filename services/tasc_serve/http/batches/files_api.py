@@ -1,36 +1,118 @@
-"""The endpoints for files, in OpenAI's shape: what goes into batches, and what comes out of them.
+"""The endpoints for files, in OpenAI's shape, and the store of files and batches behind them.
 
-A file goes into the store piece by piece as it arrives. Nobody looks into it here.
+An upload is read onto disk within its bounds, and then goes into the store piece by piece. Calls of
+a store that waits run on threads, beside requests that must not wait.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+import logging
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+import redis
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
+from python_multipart.multipart import parse_options_header
+from starlette.datastructures import FormData, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
 
 from tasc_serve.access.access_control import AccessControl
 from tasc_serve.errors import SHOWN, ApiError
-from tasc_serve.http.batches.batch_storage import (
-    LONGEST_S,
-    SHORTEST_S,
-    BatchStorage,
-    StorageCalls,
-    UploadLike,
-    file_limits,
-)
-from tasc_serve.http.multipart import FileForm, FormError
-from tasc_serve.http.parsing import limit_of, query_of, stream_body
+from tasc_serve.http.parsing import arriving, chunks, limit_of, query_of
+from tasc_serve.http.schemas import LONGEST_S, SHORTEST_S
 from tasc_serve.settings import LimitSettings
-from tasc_store.batches.files import StoredFile
-from tasc_store.errors import UnknownFile
+from tasc_serve.store_calls import StoreBusy, StoreCalls
+from tasc_store import CorruptArtifact, StoreError, StoreFull, TaskStore
+from tasc_store.batches.batch_store import BatchStore
+from tasc_store.batches.files import CHUNK_BYTES, FileLimits, FileStore, StoredFile
+from tasc_store.errors import (
+    BatchEnded,
+    BatchesFull,
+    FileInUse,
+    FilesFull,
+    LinesFull,
+    UnknownBatch,
+    UnknownFile,
+)
+
+log = logging.getLogger(__name__)
 
 _FORM_BYTES: Final = 65_536  # of a form beside its file
-_STEP_BYTES: Final = 262_144  # handed to the store at once
+_MOST_FIELDS: Final = 16
+_LONGEST_VALUE: Final = 1024  # bytes of a field that is no file
+_LONGEST_NAME: Final = 512  # characters of a file's name
+_STEP_BYTES: Final = 1 << 20  # handed to the store at once
 _MOST_LISTED: Final = 10_000
 _FIELDS: Final = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
+
+Found = TypeVar("Found")
+_CODES: Final[tuple[tuple[type[StoreError], int, str], ...]] = (
+    (UnknownFile, 404, "file_not_found"),
+    (UnknownBatch, 404, "batch_not_found"),
+    (FileInUse, 400, "file_in_use"),
+    (BatchEnded, 400, "batch_ended"),
+    (FilesFull, 429, "too_many_files"),
+    (BatchesFull, 429, "too_many_batches"),
+    (LinesFull, 429, "too_many_batch_lines"),
+    (CorruptArtifact, 500, "file_damaged"),
+)
+
+
+class StorageCalls:
+    """Calls of the store of files and batches, whose failures are answers.
+
+    They are bounded as the settings say; a silent store holds up nothing but what needs it.
+    """
+
+    def __init__(self, limits: LimitSettings) -> None:
+        self._calls = StoreCalls(
+            "files and batches",
+            threads=limits.store_threads,
+            max_waiting=limits.max_store_calls,
+            timeout_s=limits.file_timeout_s,
+        )
+
+    async def run(self, work: Callable[[], Found]) -> Found:
+        """What ``work`` returns.
+
+        Raises:
+            ApiError: What is asked for is not there, or cannot be; 503 when the store fails, is
+                silent, or too many calls wait for it.
+        """
+        try:
+            return await self._calls.run(work)
+        except StoreError as error:
+            raise _told(error) from error
+
+
+def _told(error: StoreError) -> ApiError:
+    for kind, status, code in _CODES:
+        if isinstance(error, kind):
+            return ApiError(status, str(error), code=code)
+    if isinstance(error, StoreBusy):
+        return ApiError(503, str(error))
+    log.warning("the store of files and batches fails: %s", error)
+    if isinstance(error, StoreFull):
+        return ApiError(503, "the store is full; delete files that you need no more")
+    return ApiError(503, "files and batches cannot be reached at the moment; try again later")
+
+
+class BatchStorage:
+    """Files and batches in Redis. Methods of its parts raise `StoreError` when Redis fails."""
+
+    def __init__(self, client: redis.Redis, *, chunk_bytes: int = CHUNK_BYTES) -> None:
+        self.files = FileStore(client, chunk_bytes=chunk_bytes)
+        self.batches = BatchStore(client)
+        self._tasks = TaskStore(client)
+
+    def has_task(self, name: str) -> bool:
+        """Whether a worker could answer for it, be it served here or not."""
+        return name in self._tasks.names()
+
+
+def file_limits(limits: LimitSettings) -> FileLimits:
+    return FileLimits(limits.max_files, limits.max_files_bytes)
 
 
 def add_files(
@@ -121,64 +203,78 @@ class Files:
 
     async def create(self, request: Request, owner: str) -> StoredFile:
         await self._calls.run(partial(self._files.require_room, self._bounds, owner))
+        form = await self._received(request)
+        try:
+            file, fields = self._checked(form)
+            return await self._kept(file, self._ttl_s(fields), owner)
+        finally:
+            await form.close()
+
+    async def _received(self, request: Request) -> FormData:
+        """The form, with its file on disk if it is large."""
+        kind, options = parse_options_header(request.headers.get("content-type"))
+        boundary = options.get(b"boundary")
+        if kind != b"multipart/form-data" or not boundary:
+            raise ApiError(400, "send the file as multipart/form-data, with its boundary")
+        body = chunks(request, self._limits.max_file_bytes + _FORM_BYTES)
+        parser = MultiPartParser(
+            request.headers,
+            _whole(body, b"\r\n--" + boundary + b"--"),
+            max_files=1,
+            max_fields=_MOST_FIELDS,
+            max_part_size=_LONGEST_VALUE,
+        )
+        try:
+            async with arriving(self._limits.upload_timeout_s):
+                return await parser.parse()
+        except MultiPartException as error:
+            raise ApiError(400, f"the form cannot be read: {error.message}") from error
+
+    def _checked(self, form: FormData) -> tuple[UploadFile, dict[str, str]]:
+        """The file and the other fields.
+
+        Raises:
+            ApiError: 400 where the form says too little, or what nobody knows; 413.
+        """
+        fields: dict[str, str] = {}
+        for name, value in form.multi_items():
+            shown_name = name[:SHOWN]
+            if name in fields or (name == "file" and len(form.getlist(name)) > 1):
+                raise ApiError(400, f"{shown_name} is sent twice", shown_name)
+            if name != "file" and name not in _FIELDS:
+                raise ApiError(400, f"unknown field {shown_name}; remove it", shown_name)
+            if isinstance(value, str):
+                fields[name] = value
+        file, purpose = form.get("file"), fields.get("purpose", "")
+        if not isinstance(file, UploadFile):
+            message = "the form has no file; send it as the field file, with a file's name"
+            raise ApiError(400, message, "file")
+        if purpose != "batch":
+            message = f"purpose is {purpose[:SHOWN]!r}; files are taken for batch alone"
+            raise ApiError(400, message, "purpose")
+        if not file.size:
+            raise ApiError(400, "the file is empty; write one request on each line", "file")
+        if file.size > (most := self._limits.max_file_bytes):
+            raise ApiError(413, f"the file has more than {most} bytes; split it", "file")
+        return file, fields
+
+    async def _kept(self, file: UploadFile, ttl_s: float, owner: str) -> StoredFile:
         upload = self._files.begin()
         try:
-            form = await self._received(request, upload)
-            ttl_s = self._ttl_s(form)
+            while block := await file.read(_STEP_BYTES):
+                await self._calls.run(partial(upload.write, block))
         except BaseException:
             # Not awaited: whoever is cancelled has no time, and what is left expires by itself.
             asyncio.get_running_loop().run_in_executor(None, upload.abandon)
             raise
-        name = form.filename or ""
+        name = _file_name(file.filename or "")
         return await self._calls.run(
             partial(upload.keep, self._bounds, name, "batch", ttl_s, owner)
         )
 
-    async def _received(self, request: Request, upload: UploadLike) -> FileForm:
-        held = bytearray()
-        try:
-            form = FileForm(request.headers.get("content-type", ""), held.extend)
-
-            async def take(part: bytes) -> None:
-                form.feed(part)
-                if len(held) >= _STEP_BYTES:
-                    await self._written(upload, held)
-
-            most = self._limits.max_file_bytes + _FORM_BYTES
-            await stream_body(request, most, self._limits.upload_timeout_s, take)
-            await self._written(upload, held)
-        except FormError as error:
-            raise ApiError(400, str(error), error.field) from error
-        self._require(form, upload)
-        return form
-
-    async def _written(self, upload: UploadLike, held: bytearray) -> None:
-        block = bytes(held)
-        held.clear()
-        await self._calls.run(partial(upload.write, block))
-        most = self._limits.max_file_bytes
-        if upload.size_bytes > most:
-            raise ApiError(413, f"the file has more than {most} bytes; split it", "file")
-
-    def _require(self, form: FileForm, upload: UploadLike) -> None:
-        """Raises ApiError 400 where the form says too little, or what nobody knows."""
-        if not form.whole:
-            raise ApiError(400, "the form breaks off; send it whole")
-        if form.filename is None:
-            raise ApiError(400, "the form has no file; send it as the field file", "file")
-        for name in form.fields:
-            if name not in _FIELDS:
-                raise ApiError(400, f"unknown field {name[:SHOWN]}; remove it", name[:SHOWN])
-        purpose = form.fields.get("purpose")
-        if purpose != "batch":
-            message = f"purpose is {(purpose or '')[:SHOWN]!r}; files are taken for batch alone"
-            raise ApiError(400, message, "purpose")
-        if not upload.size_bytes:
-            raise ApiError(400, "the file is empty; write one request on each line", "file")
-
-    def _ttl_s(self, form: FileForm) -> float:
+    def _ttl_s(self, fields: Mapping[str, str]) -> float:
         """How long the file is kept."""
-        anchor, seconds = (form.fields.get(name) for name in _FIELDS[1:])
+        anchor, seconds = (fields.get(name) for name in _FIELDS[1:])
         if anchor is None and seconds is None:
             return self._limits.file_ttl_s
         if anchor != "created_at":
@@ -225,3 +321,22 @@ def listing(items: list[dict[str, Any]], has_more: bool) -> dict[str, Any]:
         "last_id": items[-1]["id"] if items else None,
         "has_more": has_more,
     }
+
+
+async def _whole(body: AsyncIterable[bytes], end: bytes) -> AsyncGenerator[bytes, None]:
+    """A form as it comes. Raises ApiError 400 where it does not end as a form does.
+
+    Starlette's parser takes such a form for one without a file, and leaves the file open.
+    """
+    tail = b""
+    async for chunk in body:
+        tail = (tail + chunk)[-len(end) - 2 :]
+        yield chunk
+    if not tail.removesuffix(b"\r\n").endswith(end):
+        raise ApiError(400, "the form breaks off; send it whole")
+
+
+def _file_name(name: str) -> str:
+    """What is kept of a file's name: its last part, printable."""
+    last = name.replace("\\", "/").rpartition("/")[2]
+    return "".join(c if c.isprintable() else "_" for c in last)[:_LONGEST_NAME] or "file.jsonl"

@@ -1,0 +1,42 @@
+"""A real Redis server behind files and batches, emptied for each test."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+from storage_service import StorageService
+
+from support import free_port
+from tasc_store import EmbeddedRedis, TaskRecord, TaskStore, connect
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[EmbeddedRedis]:
+    with EmbeddedRedis.start() as server:
+        yield server
+
+
+@pytest.fixture
+def client(redis_server: EmbeddedRedis) -> Iterator[redis.Redis]:
+    with connect(redis_server.url) as client:
+        client.flushall()
+        yield client
+
+
+@pytest.fixture
+def make_service(client: redis.Redis) -> Callable[..., StorageService]:
+    """Makes services with the tasks ``greet`` and ``other``."""
+    for name in ("greet", "other"):
+        TaskStore(client).put(TaskRecord(name, "m", "f" * 32, "{input}"))
+    return partial(StorageService, client)
+
+
+@pytest.fixture
+def down() -> Iterator[StorageService]:
+    """A service whose Redis does not answer."""
+    retry = Retry(NoBackoff(), 0)
+    with redis.Redis("127.0.0.1", free_port(), retry=retry) as client:
+        yield StorageService(client)
