@@ -80,15 +80,15 @@ _ROWS = (
         "Answers kept for the corpus",
         "short",
         "Finished answers per second that were stored for `tasc refresh`.",
-        "None: collect.share is 0, or clients ask for anything special (sampling, guides, stop"
-        " strings), which is no answer of the task's own.",
+        "None: collect.sample_rate is 0, or clients ask for anything special (sampling, guides,"
+        " stop strings), which is no answer of the task's own.",
         (Target(rate(_KEPT), "{{task}}"),),
     ),
     Panel(
         "Kept of finished",
         "percentunit",
         "Answers stored / requests finished.",
-        "Far under collect.share: most requests ask for something special, or rows are lost.",
+        "Far under collect.sample_rate: most requests ask for something special, or rows are lost.",
         (Target(f"{rate(_KEPT)} / {rate('tasc_request_success_total')}", "{{task}}"),),
         most=1,
     ),
@@ -97,7 +97,7 @@ _ROWS = (
         "short",
         "Answers that no refresh will see: full where they came faster than the store took them,"
         " trimmed where the store let old ones go for new ones.",
-        "full: Redis is slow or away; raise collect.max_buffered_bytes or lower collect.share."
+        "full: Redis is slow or away; raise collect.max_buffer_bytes or lower collect.sample_rate."
         " trimmed: run `tasc refresh` more often, or raise collect.max_rows.",
         (
             Target(

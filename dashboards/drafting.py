@@ -219,8 +219,8 @@ _LOSSLESS = (
         "short",
         "Drafted answers per second that were decoded again without drafts and compared; and those"
         " chosen but not checked: queue full, too old before a row was idle, or failed.",
-        "None: shadow.rate is 0. Mostly dropped: no row is ever idle; lower shadow.rate."
-        " failed: see the replica's log.",
+        "None: shadow.sample_rate is 0. Mostly dropped: no row is ever idle; lower"
+        " shadow.sample_rate. failed: see the replica's log.",
         (
             Target(rate("tasc_lossless_checks_total"), "checked {{task}}"),
             Target(

@@ -222,7 +222,7 @@ _FAILOVER = (
         "Time of failover",
         "s",
         "From the loss of a replica to the next piece of an answer: the pause that a client sees."
-        " The part before the loss was noticed, up to failover.silence_s, comes on top.",
+        " The part before the loss was noticed, up to failover.heartbeat_timeout_s, comes on top.",
         "Long: the replicas that are left are full, or none is left and requests wait for a new"
         " one; keep at least two replicas of a task.",
         tuple(

@@ -137,8 +137,8 @@ def settings_of(folder: Path) -> dict[str, Any]:
         "tasks": [{"name": TASK, **replicas}],
         "http": {"port": 0, **gateways},
         "engine": {"rows": _ROWS, "max_model_len": _MODEL_LEN, "cost_aware": False},
-        "limits": {"max_queued": _QUEUED, "drain_timeout_s": 5},
-        "failover": {"silence_s": 3, "wait_s": 40, "max_losses": 6},
+        "limits": {"max_queued_requests": _QUEUED, "drain_timeout_s": 5},
+        "failover": {"heartbeat_timeout_s": 3, "no_replica_timeout_s": 40, "max_retries": 6},
         "metrics": {"host": "127.0.0.1"},
         "cache_dir": str(folder / "cache"),
     }

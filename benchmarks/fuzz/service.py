@@ -13,8 +13,8 @@ from benchmarks.serve.service import mark_processes, served, use_haproxy
 
 MAX_BODY_BYTES = 1 << 20
 _LIMITS = {
-    "max_tokens": 24, "max_total_tokens": 64, "max_body_bytes": MAX_BODY_BYTES, "max_queued": 64,
-    "request_timeout_s": 10, "guide_timeout_s": 2, "drain_timeout_s": 1,
+    "max_tokens": 24, "max_total_tokens": 64, "max_body_bytes": MAX_BODY_BYTES,
+    "max_queued_requests": 64, "request_timeout_s": 10, "guide_timeout_s": 2, "drain_timeout_s": 1,
 }  # fmt: skip
 
 

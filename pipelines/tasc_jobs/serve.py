@@ -58,7 +58,7 @@ def run_service(
     try:
         with connect(redis_url) as client:
             store = TaskStore(client)
-            updates = RecordUpdates(store, wanted, update, settings.index_poll_s, say)
+            updates = RecordUpdates(store, wanted, update, settings.poll_interval_s, say)
             base = app.start(
                 settings, redis_url, updates.digests, came_up, partial(say_of_task, say)
             )

@@ -22,7 +22,7 @@ from tasc_runtime.errors import ServiceError
 from tasc_serve.gateway import Gateway
 from tasc_serve.ports import free_port, require_free
 from tasc_serve.replica.replica import TaskReplica
-from tasc_serve.replica.start_notes import heard
+from tasc_serve.replica.start_notes import start_notes
 from tasc_serve.routing.replica_router import ChosenReplicaRouter
 from tasc_serve.settings import ServedTask, ServeSettings
 from tasc_store import TaskStore, connect
@@ -74,8 +74,8 @@ def build(settings: ServeSettings, redis_url: str, digests: Digests) -> serve.Ap
         **_at_most(settings.http.max_gateways_per_node),
         ray_actor_options={"num_cpus": settings.http.gateway_num_cpus},
         # Our own bounded queue decides; this is a coarse guard above it.
-        max_ongoing_requests=2 * _all_places(settings),
-        max_queued_requests=_all_places(settings),
+        max_ongoing_requests=2 * _all_capacity(settings),
+        max_queued_requests=_all_capacity(settings),
         graceful_shutdown_timeout_s=settings.limits.drain_timeout_s,
         health_check_period_s=2,
     )
@@ -86,8 +86,8 @@ def start(
     settings: ServeSettings,
     redis_url: str,
     digests: Digests | None = None,
-    came_up: Callable[[str, int], None] = lambda deployment, running: None,
-    told: Callable[[str, str], None] = lambda task, note: None,
+    on_running: Callable[[str, int], None] = lambda deployment, running: None,
+    on_note: Callable[[str, str], None] = lambda task, note: None,
 ) -> str:
     """Run the application on the Ray this process is connected to; returns its base URL.
 
@@ -95,9 +95,9 @@ def start(
 
     Args:
         digests: See `build`; unset: those of the newest records.
-        came_up: Told a deployment, a task's name or ``gateway``, and how many of its replicas run,
-            whenever there are more.
-        told: Told a task and what a replica of it says takes long, on a thread of its own.
+        on_running: Called with a deployment (a task's name or ``gateway``) and how many of its
+            replicas run, whenever there are more.
+        on_note: Called with a task and a note of what takes its replica long, on another thread.
 
     Raises:
         ServiceError: The port is taken, or a deployment does not come up.
@@ -114,9 +114,9 @@ def start(
     digests = newest_digests(settings, redis_url) if digests is None else digests
     base = f"http://{host}:{port}"
     tasks = {task.name for task in settings.tasks}
-    with heard(redis_url, tasks, told):
+    with start_notes(redis_url, tasks, on_note):
         update(settings, redis_url, digests)
-        _wait_until_ready(base, tasks, limits.start_timeout_s, Arrivals(came_up))
+        _wait_until_ready(base, tasks, limits.start_timeout_s, Arrivals(on_running))
     return base
 
 
@@ -154,7 +154,7 @@ def _replica(settings: ServeSettings, task: ServedTask) -> Any:
         name=task.name,
         **_replicas_of(settings, task),
         ray_actor_options={"num_cpus": task.num_cpus, "num_gpus": task.num_gpus},
-        max_ongoing_requests=2 * _places(settings),
+        max_ongoing_requests=2 * _capacity(settings),
         graceful_shutdown_timeout_s=settings.limits.drain_timeout_s,
         health_check_period_s=2,
         request_router_config=_ROUTED,
@@ -177,10 +177,10 @@ def _replicas_of(settings: ServeSettings, task: ServedTask) -> dict[str, Any]:
     spread, scaling = _at_most(task.max_replicas_per_node), task.autoscaling
     if scaling is None:
         return {"num_replicas": task.replicas, **spread}
-    config = scaling.model_dump(exclude={"target_requests", "look_back_s"}) | {
-        "target_ongoing_requests": scaling.target_requests or settings.engine.rows,
-        "look_back_period_s": scaling.look_back_s,
-        "metrics_interval_s": scaling.look_back_s / _LOOKS,
+    config = scaling.model_dump(exclude={"target_ongoing_requests", "look_back_period_s"}) | {
+        "target_ongoing_requests": scaling.target_ongoing_requests or settings.engine.rows,
+        "look_back_period_s": scaling.look_back_period_s,
+        "metrics_interval_s": scaling.look_back_period_s / _LOOKS,
     }
     return {"autoscaling_config": config, **spread}
 
@@ -189,20 +189,20 @@ def _at_most(per_node: int | None) -> dict[str, Any]:
     return {} if per_node is None else {"max_replicas_per_node": per_node}
 
 
-def _places(settings: ServeSettings) -> int:
-    return settings.engine.rows + settings.limits.max_queued
+def _capacity(settings: ServeSettings) -> int:
+    return settings.engine.rows + settings.limits.max_queued_requests
 
 
-def _all_places(settings: ServeSettings) -> int:
+def _all_capacity(settings: ServeSettings) -> int:
     """Of all replicas that there may be."""
-    return _places(settings) * sum(task.replica_range[1] for task in settings.tasks)
+    return _capacity(settings) * sum(task.replica_range[1] for task in settings.tasks)
 
 
 class Arrivals:
     """Tells of replicas that run now and did not when it looked before."""
 
-    def __init__(self, came_up: Callable[[str, int], None]) -> None:
-        self._came_up = came_up
+    def __init__(self, on_running: Callable[[str, int], None]) -> None:
+        self._on_running = on_running
         self._seen: dict[str, int] = {}
 
     def look(self, deployments: Mapping[str, Any]) -> None:
@@ -211,7 +211,7 @@ class Arrivals:
             running = found.replica_states.get("RUNNING", 0)
             if running > self._seen.get(name, 0):
                 self._seen[name] = running
-                self._came_up(name, running)
+                self._on_running(name, running)
 
 
 def _wait_until_ready(base: str, tasks: set[str], timeout_s: float, arrivals: Arrivals) -> None:
@@ -242,9 +242,9 @@ def _ready(base: str) -> set[str]:
 
 def _reasons(status: Any) -> str:
     """What Serve says of deployments that are not healthy."""
-    said = [
+    reasons = [
         f"{name}: {found.message or found.status.value}"
         for name, found in status.deployments.items()
         if found.status.value != "HEALTHY"
     ]
-    return "; ".join(said) or status.message or str(status.status)
+    return "; ".join(reasons) or status.message or str(status.status)

@@ -147,7 +147,7 @@ def _is_cut(value: object) -> bool:
 
 
 def of_unexpected(error: Exception, where: str) -> ApiError:
-    """Log what nobody foresaw; the client is told no more than that it happened."""
+    """Log what nobody foresaw; the client learns only that it happened."""
     log.error("%s failed", where, exc_info=error)
     return ApiError(500, "internal error; it is in the gateway's log")
 

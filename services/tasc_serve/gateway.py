@@ -22,7 +22,7 @@ from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.routing.failover import Budget, Failover
 from tasc_serve.routing.fleet import Fleet
 from tasc_serve.routing.presence import present
-from tasc_serve.routing.replica_client import ReplicaClient, why_lost
+from tasc_serve.routing.replica_client import ReplicaClient, loss_reason
 from tasc_serve.settings import ServeSettings
 from tasc_serve.store_calls import RepeatedCall
 from tasc_store import IdempotencyStore, connect, translated
@@ -57,25 +57,27 @@ class HandleBackend:
         self._own_target = own_target
         self._scraper = httpx.AsyncClient(timeout=SCRAPE_TIMEOUT_S)
         self._store = RepeatedCall("ping Redis", self._ping, _PING_S)
-        self._lines: list[ReplicaClient] = []
+        self._replica_clients: list[ReplicaClient] = []
         self._fleets: dict[str, Fleet] = {}
         self._calls: dict[str, Failover] = {}
         self._watching: list[asyncio.Task[None]] = []
         failover = settings.failover
-        budget = Budget(failover.budget_share, failover.budget_burst)
+        budget = Budget(failover.retry_budget_ratio, failover.retry_budget_burst)
         for task, handle in handles.items():
-            line = ReplicaClient(handle)
+            replicas = ReplicaClient(handle)
             fleet = Fleet(
                 task,
                 partial(present, task),
-                line.pulse,
-                failover.silence_s,
-                why_lost,
+                replicas.pulse,
+                failover.heartbeat_timeout_s,
+                loss_reason,
                 partial(metrics.set_replicas, task),
             )
-            self._lines.append(line)
+            self._replica_clients.append(replicas)
             self._fleets[task] = fleet
-            self._calls[task] = Failover(task, fleet, line, failover, budget, metrics, why_lost)
+            self._calls[task] = Failover(
+                task, fleet, replicas, failover, budget, metrics, loss_reason
+            )
 
     @property
     def tasks(self) -> Sequence[str]:
@@ -100,7 +102,7 @@ class HandleBackend:
     def watch(self) -> None:
         """Begin to look after the replicas, on the event loop that answers requests."""
         if not self._watching:
-            woken = (line.wake() for line in self._lines)
+            woken = (each.wake() for each in self._replica_clients)
             watched = (fleet.watch() for fleet in self._fleets.values())
             self._watching = [asyncio.create_task(each) for each in (*woken, *watched)]
 
@@ -141,7 +143,7 @@ class Gateway:
     ) -> None:
         client = connect(redis_url)
         self._limits = settings.gateway_limits
-        self._attempts = IdempotencyStore(client, self._limits.retry_ttl_s)
+        self._attempts = IdempotencyStore(client, self._limits.idempotency_ttl_s)
         registry = CollectorRegistry()
         self._metrics = GatewayMetrics(registry, list(handles))
         self._in_flight = InFlight()

@@ -24,7 +24,7 @@ class LimitSettings(Section):
     guide_timeout_s: float = Field(
         5.0, gt=0, description="until the guide of a request is compiled, which is done once"
     )
-    max_guides_compiling: int = Field(
+    max_compiling_guides: int = Field(
         16, ge=1, description="different guides being compiled or waiting for it in one replica"
     )
     max_guide_choices: int = Field(20_000, ge=1, description="choices of one guide")
@@ -32,10 +32,12 @@ class LimitSettings(Section):
     max_guide_bytes: int = Field(
         65_536, ge=1, description="of a schema, a regular expression or a grammar"
     )
-    max_queued: int = Field(256, ge=0, description="requests waiting in one replica")
+    max_queued_requests: int = Field(256, ge=0, description="requests waiting in one replica")
     request_timeout_s: float = Field(60.0, gt=0)
-    retry_ttl_s: int = Field(3600, ge=1, description="answers are kept for retries with a key")
-    max_retry_bytes: int = Field(65_536, ge=0, description="a longer answer is made again")
+    idempotency_ttl_s: int = Field(
+        3600, ge=1, description="answers are kept for retries with a key"
+    )
+    max_idempotent_bytes: int = Field(65_536, ge=0, description="a longer answer is made again")
     drain_timeout_s: float = Field(20.0, gt=0)
     start_timeout_s: float = Field(300.0, gt=0, description="until every task answers")
     max_file_bytes: int = Field(104_857_600, ge=1, description="of an uploaded file")
@@ -86,23 +88,23 @@ class LimitSettings(Section):
 class FailoverSettings(Section):
     """What a gateway does about replicas that die or fall silent with requests in hand."""
 
-    silence_s: float = Field(
+    heartbeat_timeout_s: float = Field(
         5.0, gt=0, description="a replica not heard of for this long is given up, if another is"
     )
-    max_losses: int = Field(3, ge=0, description="replicas that one request may outlive")
-    wait_s: float = Field(
+    max_retries: int = Field(3, ge=0, description="replicas that one request may outlive")
+    no_replica_timeout_s: float = Field(
         15.0, ge=0, description="how long a request waits for a replica where there is none"
     )
-    budget_share: float = Field(
+    retry_budget_ratio: float = Field(
         0.2, ge=0, le=1, description="of all requests, those that may be made again"
     )
-    budget_burst: int = Field(1000, ge=1, description="that may be made again at once")
+    retry_budget_burst: int = Field(1000, ge=1, description="that may be made again at once")
 
 
 class ShadowSettings(Section):
     """Answers that are decoded again without drafts in rows that nobody needs, and compared."""
 
-    rate: float = Field(0.0, ge=0, le=1, description="share of drafted answers; 0: none")
+    sample_rate: float = Field(0.0, ge=0, le=1, description="share of drafted answers; 0: none")
     max_waiting: int = Field(64, ge=1, description="answers of one replica that wait for a row")
     max_age_s: float = Field(30.0, gt=0, description="older ones are not checked any more")
 
@@ -110,15 +112,15 @@ class ShadowSettings(Section):
 class CollectSettings(Section):
     """Finished answers that are kept for `tasc refresh`, of chats that ask for nothing special."""
 
-    share: float = Field(0.0, ge=0, le=1, description="of the answers; 0: none is kept")
+    sample_rate: float = Field(0.0, ge=0, le=1, description="of the answers; 0: none is kept")
     max_rows: int = Field(10_000, ge=1, description="kept for the task; the oldest go")
     max_bytes: int = Field(
         67_108_864, ge=1024, le=2**31, description="kept for the task; the oldest go"
     )
-    max_buffered_bytes: int = Field(
+    max_buffer_bytes: int = Field(
         8_388_608, ge=1024, description="of one replica on their way there; more are dropped"
     )
-    flush_s: float = Field(2.0, gt=0, description="longest time until one is in the store")
+    flush_interval_s: float = Field(2.0, gt=0, description="longest time until one is in the store")
 
 
 class AutoscalingSettings(Section):
@@ -126,10 +128,10 @@ class AutoscalingSettings(Section):
 
     min_replicas: int = Field(1, ge=1)
     max_replicas: int = Field(4, ge=1)
-    target_requests: float | None = Field(
+    target_ongoing_requests: float | None = Field(
         None, gt=0, description="of one replica; more replicas beyond; unset: engine.rows"
     )
-    look_back_s: float = Field(30.0, gt=0, description="their mean over so long counts")
+    look_back_period_s: float = Field(30.0, gt=0, description="their mean over so long counts")
     upscale_delay_s: float = Field(10.0, ge=0)
     downscale_delay_s: float = Field(300.0, ge=0)
 
@@ -185,11 +187,11 @@ class ServedTask(Section):
 class AuthSettings(Section):
     """Whether requests need an API key, and how keys are remembered."""
 
-    required: bool = Field(False, description="false: no key is asked for, none is looked at")
-    cache_s: float = Field(
+    required: bool = Field(False, description="false: no key is required, none is read")
+    cache_ttl_s: float = Field(
         10.0, gt=0, description="a revoked or a new key is noticed within this time"
     )
-    max_cached: int = Field(
+    max_cached_keys: int = Field(
         10_000, ge=1, description="keys remembered by a gateway, and as many unknown ones"
     )
 
@@ -226,16 +228,16 @@ class ServeSettings(Section):
     failover: FailoverSettings = FailoverSettings()
     auth: AuthSettings = AuthSettings()
     metrics: MetricsSettings = MetricsSettings()
-    index_poll_s: float = Field(
+    poll_interval_s: float = Field(
         2.0, gt=0, description="longest time until a new index or record is seen"
     )
     cache_dir: Path | None = Field(None, description="node-local index cache; unset: per user")
 
     @property
     def gateway_limits(self) -> LimitSettings:
-        """With no more answers to one request than a replica has places for."""
-        places = self.engine.rows + self.limits.max_queued
-        most = min(self.limits.max_choices, places)
+        """The limits with no more answers to one request than a replica holds."""
+        capacity = self.engine.rows + self.limits.max_queued_requests
+        most = min(self.limits.max_choices, capacity)
         return self.limits.model_copy(update={"max_choices": most})
 
     @model_validator(mode="after")

@@ -41,16 +41,16 @@ def settings(folder: Path) -> ServeSettings:
     task = {
         "name": TASK,
         "max_requests_per_s": 16,
-        "shadow": {"rate": 1.0},
-        "collect": {"share": 1.0, "flush_s": 0.1},
+        "shadow": {"sample_rate": 1.0},
+        "collect": {"sample_rate": 1.0, "flush_interval_s": 0.1},
     }
     return ServeSettings.model_validate(
         {
             "tasks": [task],
             "engine": {"rows": 2, "max_model_len": 128, "device": "cpu", "cost_aware": False},
-            "limits": {"max_queued": 2},
+            "limits": {"max_queued_requests": 2},
             "metrics": {"host": "127.0.0.1"},
-            "index_poll_s": 0.1,
+            "poll_interval_s": 0.1,
             "cache_dir": folder,
         }
     )

@@ -78,6 +78,17 @@ def test_rules_ask_only_for_series_that_are_exported():
     assert asked <= METRICS
 
 
+def test_documents_name_only_series_that_are_exported():
+    files = (DEPLOY.parent / "README.md", DEPLOY / "README.md")
+    packages = {"tasc_text", "tasc_draft", "tasc_engine", "tasc_store", "tasc_runtime"}
+    packages |= {"tasc_serve", "tasc_jobs"}
+    text = "".join(file.read_text("utf-8") for file in files)
+    named = set(re.findall(r"\btasc_[a-z_]+", text)) - packages
+    families = {re.sub("_(bucket|sum|count)$", "", name) for name in METRICS}
+    assert named
+    assert named <= METRICS | families
+
+
 def test_prometheus_scrapes_the_processes_and_not_their_sum():
     config = yaml.safe_load((DEPLOY / "prometheus.yml").read_text("utf-8"))
     (job,) = config["scrape_configs"]

@@ -8,6 +8,7 @@ from tasc_draft.settings import DraftSettings
 from tasc_runtime.engine_settings import DraftOverrides, EngineSettings
 from tasc_serve.settings import (
     AuthSettings,
+    AutoscalingSettings,
     CollectSettings,
     FailoverSettings,
     HttpSettings,
@@ -45,6 +46,27 @@ def test_the_settings_file_shows_every_setting_there_is():
     ]
     for model, values in sections:
         assert set(values) == set(model.model_fields), model.__name__
+
+
+DOTTED = re.compile(
+    r"\b(http|engine|limits|auth|failover|metrics|collect|shadow|autoscaling)\.([a-z]\w+)(?![\w.(])"
+)
+
+
+def test_documents_rules_and_dashboards_name_only_settings_there_are():
+    task = {
+        "collect": CollectSettings,
+        "shadow": ShadowSettings,
+        "autoscaling": AutoscalingSettings,
+    }
+    sections = {name: field.annotation for name, field in ServeSettings.model_fields.items()} | task
+    root = DEPLOY.parent
+    files = [root / "README.md", *DEPLOY.rglob("*.md"), *DEPLOY.glob("rules*.yml")]
+    files += (root / "dashboards").glob("*.json")
+    named = {pair for file in files for pair in DOTTED.findall(file.read_text("utf-8"))}
+    named -= {("engine", "py")}  # a file's name
+    assert len(named) > 20
+    assert {pair for pair in named if pair[1] not in sections[pair[0]].model_fields} == set()
 
 
 def test_the_values_shown_are_the_defaults_they_are_said_to_be():

@@ -168,7 +168,7 @@ def running_replica(
             "tasks": [{"name": task}],
             "engine": {"rows": rows, "max_model_len": 128, "device": "cpu", "cost_aware": False},
             "metrics": {"host": "127.0.0.1"},
-            "index_poll_s": 0.05,
+            "poll_interval_s": 0.05,
             "cache_dir": cache_dir,
             **settings,
         }

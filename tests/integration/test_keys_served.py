@@ -34,7 +34,7 @@ def client(server: EmbeddedRedis) -> Iterator[redis.Redis]:
 
 @pytest.fixture
 def access(client: redis.Redis) -> AccessControl:
-    auth = {"required": True, "cache_s": CACHE_S}
+    auth = {"required": True, "cache_ttl_s": CACHE_S}
     settings = ServeSettings.model_validate({"tasks": [{"name": "t"}], "auth": auth})
     return AccessControl.of(settings, client, GatewayMetrics(CollectorRegistry()))
 

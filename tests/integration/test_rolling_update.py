@@ -148,7 +148,7 @@ def served(
             "tasks": [{"name": ALPHA, **light}, {"name": BETA, **light, "replicas": 2}],
             "http": {"port": port, "gateway_num_cpus": 0.1},
             "engine": {"rows": 4, "max_model_len": 128, "cost_aware": False},
-            "index_poll_s": 0.2,
+            "poll_interval_s": 0.2,
             "cache_dir": tmp_path,
         }
     )

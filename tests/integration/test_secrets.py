@@ -83,7 +83,11 @@ def test_nothing_that_a_gateway_says_holds_a_secret(
     caplog.set_level(logging.DEBUG)
     url = with_password(server, PASSWORD)
     settings = ServeSettings.model_validate(
-        {"redis_url": url, "tasks": [{"name": TASK}], "auth": {"required": True, "cache_s": 0.01}}
+        {
+            "redis_url": url,
+            "tasks": [{"name": TASK}],
+            "auth": {"required": True, "cache_ttl_s": 0.01},
+        }
     )
     client, registry = connect(url, timeout_s=1), CollectorRegistry()
     unknown = f"tasc_{'u' * 43}"

@@ -54,7 +54,7 @@ def refresh(
     """Move answers that services collected for TASK into its corpus, and renew its index.
 
     The new index becomes current only if it drafts better for rows that neither index has seen.
-    Services collect answers of tasks whose settings say `collect: {share: 0.1}`, or another share.
+    Services collect answers of tasks whose settings have `collect: {sample_rate: 0.1}`.
     """
     from tasc_jobs.runtime.progress import Stages
     from tasc_jobs.tuning.refresh import STAGES, RefreshOptions

@@ -95,7 +95,7 @@ def key_revoke(
     store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Close a key for good. Services refuse it within their `auth.cache_s`, 10 seconds by default.
+    """Close a key for good. Services refuse it within `auth.cache_ttl_s`, 10 seconds by default.
 
     While a service cannot reach Redis it goes on with the keys as it last saw them.
     """

@@ -145,7 +145,7 @@ def run_demo(url: str) -> None:
         note("starting the service ...")
         try:
             served = settings([TASK], port=0, draft=FORGETFUL)
-            base = app.start(served, url, told=partial(say_of_task, note))
+            base = app.start(served, url, on_note=partial(say_of_task, note))
             found = _measure(url, base)
         finally:
             with suppress(Exception):  # what brought us here is the error to show

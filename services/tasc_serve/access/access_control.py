@@ -1,7 +1,4 @@
-"""Who may pass: a key where keys are asked for, one of its tasks, and a place within the limits.
-
-It answers with errors of the HTTP surface. It reads one header, and neither bodies nor Redis.
-"""
+"""Admits requests by API key, the tasks of the key, and rate limits."""
 
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -48,11 +45,11 @@ class AccessControl:
         auth = settings.auth
         calls = StoreCalls.of("API keys", settings.limits)
         keys = KnownKeys(ApiKeys(client).find, auth, calls) if auth.required else None
-        rates = Rates(settings.tasks, settings.http.gateways, auth.max_cached)
+        rates = Rates(settings.tasks, settings.http.gateways, auth.max_cached_keys)
         return cls(metrics, keys, rates)
 
     async def key_of(self, request: Request) -> ApiKey | None:
-        """The key of a request; None where none is asked for. Also a dependency of FastAPI's.
+        """The key of a request; None where keys are not required.
 
         Raises:
             ApiError: 401 for no key, an unknown or a revoked one; 503 when nobody can say.
@@ -102,16 +99,16 @@ class Permit:
     headers: Mapping[str, str]
     spend: Callable[[int], None]
 
-    async def counted(
+    async def counting(
         self, pieces: AsyncGenerator[Numbered, None]
     ) -> AsyncGenerator[Numbered, None]:
         """The same pieces; what a client has got is counted, also if it leaves before the end."""
-        said: defaultdict[int, int] = defaultdict(int)
+        counted: defaultdict[int, int] = defaultdict(int)
         async with aclosing(pieces):
             async for index, piece in pieces:
                 if isinstance(piece, Piece):
-                    now = said[index] + len(piece.ids)
+                    now = counted[index] + len(piece.ids)
                     now = len(piece.result.tokens) if piece.result else now
-                    self.spend(now - said[index])
-                    said[index] = now
+                    self.spend(now - counted[index])
+                    counted[index] = now
                 yield index, piece

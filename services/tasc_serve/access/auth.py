@@ -30,8 +30,8 @@ class _Seen:
 class KnownKeys:
     """Keys as they were last seen in the store, and hashes that are no open key's.
 
-    Either are the ``max_cached`` that were asked for last: clients who try keys cannot displace
-    those that work. While the store is away known keys count as last seen, however long ago.
+    Of each the ``max_cached_keys`` that were used last are kept: clients who guess keys cannot
+    displace those that work. While the store is away known keys count as last seen.
 
     Args:
         find: Looks a hash up in the store; raises StoreError when the store fails.
@@ -65,7 +65,7 @@ class KnownKeys:
 
     async def _known(self, digest: str) -> ApiKey | None:
         seen = self._remembered(digest)
-        if seen and self._clock() - seen.at < self._settings.cache_s:
+        if seen and self._clock() - seen.at < self._settings.cache_ttl_s:
             return seen.key
         failing = self._calls.failing
         lookup = self._lookups.get(digest) or self._begin_lookup(digest)
@@ -105,7 +105,7 @@ class KnownKeys:
         self._refused.pop(digest, None)
         into = self._refused if seen.key is None else self._open
         into[digest] = seen
-        if len(into) > self._settings.max_cached:
+        if len(into) > self._settings.max_cached_keys:
             into.popitem(last=False)
         return seen
 

@@ -95,7 +95,7 @@ class Idempotency:
     def __init__(self, attempts: Attempts | None, limits: LimitSettings) -> None:
         self._attempts = attempts
         self._calls = StoreCalls.of("idempotent requests", limits)
-        self.max_bytes = limits.max_retry_bytes
+        self.max_bytes = limits.max_idempotent_bytes
 
     def key_of(self, request: Request, sender: str) -> RequestKey | None:
         """The key of a request; None without one. Raises ApiError 400 for one that is too long."""

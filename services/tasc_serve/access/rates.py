@@ -1,7 +1,6 @@
-"""Exact token buckets: how often a key asks and a task is asked, in this gateway's share.
+"""Rate limits of keys and tasks as exact token buckets, for one gateway's share of them.
 
-They count on one event loop, without locks and without waiting. They know no HTTP but the words of
-its headers, and no clock but the one they are given.
+The buckets belong to one event loop and need no locks.
 """
 
 import math
@@ -86,7 +85,7 @@ class Rates:
 
     Args:
         gateways: How many share every limit; each holds an equal part, but room for one request.
-        most_keys: Keys whose buckets are kept, those that asked last; another's are full again.
+        most_keys: Keys whose buckets are kept, the ones used last; other buckets start full again.
     """
 
     def __init__(
@@ -161,7 +160,7 @@ class Rates:
 
 
 def retry_after(wait_s: float) -> str:
-    """Whole seconds, as HTTP wants them: never too few, never none."""
+    """Whole seconds, for the header: rounded up, at least 1."""
     return str(max(1, math.ceil(wait_s - _ROUNDING)))
 
 

@@ -1,7 +1,4 @@
-"""The HTTP application: OpenAI-shaped endpoints over a backend of replicas.
-
-It says which path means what; it knows neither Ray nor models.
-"""
+"""The HTTP application: OpenAI-shaped endpoints over a backend of replicas."""
 
 import asyncio
 from dataclasses import asdict

@@ -1,7 +1,4 @@
-"""The two endpoints that generate: from a request's bytes to its answer, whole or as events.
-
-It knows schemas, deadlines and codes; it knows neither Ray nor models.
-"""
+"""The two endpoints that generate: from a request's bytes to its answer, whole or as events."""
 
 import asyncio
 import dataclasses
@@ -138,7 +135,7 @@ class Generation:
     ) -> StreamingResponse:
         """Wait for the first piece, so that a refusal still has a status code of its own."""
         deadline = asyncio.get_running_loop().time() + (call.timeout_s or 0)
-        pieces = admitted.counted(choices.stream(self._backend, reply.task, call))
+        pieces = admitted.counting(choices.stream(self._backend, reply.task, call))
         try:
             async with asyncio.timeout_at(deadline):
                 first = await anext(pieces)
@@ -172,19 +169,19 @@ class _Events(StreamingResponse):
         self._pieces, self._scope = pieces, scope
         self._deadline, self._call = deadline, call
         self._code = CLIENT_CLOSED_REQUEST
-        self._lines = self._ended(events)
-        super().__init__(self._lines, headers=headers, media_type=_EVENTS)
+        self._events = self._ended(events)
+        super().__init__(self._events, headers=headers, media_type=_EVENTS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
             self._scope.done(self._code)
-            async with aclosing(self._pieces), aclosing(self._lines):
+            async with aclosing(self._pieces), aclosing(self._events):
                 pass
 
     async def stream_response(self, send: Send) -> None:
-        async with aclosing(self._pieces), aclosing(self._lines):
+        async with aclosing(self._pieces), aclosing(self._events):
             await super().stream_response(send)
 
     async def _ended(self, events: AsyncIterator[str]) -> AsyncGenerator[str, None]:
@@ -192,10 +189,10 @@ class _Events(StreamingResponse):
             while True:
                 # Not around the sending: a client that reads slowly has its answer.
                 async with asyncio.timeout_at(self._deadline):
-                    line = await anext(events, None)
-                if line is None:
+                    event = await anext(events, None)
+                if event is None:
                     break
-                yield line
+                yield event
             self._code = 200
         except Exception as error:
             failure = _failure(error, self._call)

@@ -197,7 +197,7 @@ class _Generation(Body):
     draft: bool = Field(True, description="extension: whether to draft; the answer is the same")
     metrics: MetricsLevel = Field(
         "summary",
-        description="extension: how much to tell of time and drafts; of n > 1 nothing is told",
+        description="extension: how much of time and drafts is reported; nothing for n > 1",
     )
 
     @property

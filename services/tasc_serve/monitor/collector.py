@@ -28,15 +28,17 @@ def row_of(call: Call, request: GenerationRequest, result: GenerationResult) -> 
     each place, with no rule, guide, adapter or stop string of the request's own. Of several equal
     answers (``n``) it is the first.
     """
-    asked = call.options
+    options = call.options
     own = (
         call.templated
         and isinstance(call.prompt, str)
         and result.finish_reason == "stop"
         and request.sampling.temperature == 0
-        and not (call.stop or asked.guide or asked.adapter or asked.logit_bias or asked.choice)
-        and not asked.ignore_eos
-        and all(getattr(asked, name) is None for name in _RULES)
+        and not (
+            call.stop or options.guide or options.adapter or options.logit_bias or options.choice
+        )
+        and not options.ignore_eos
+        and all(getattr(options, name) is None for name in _RULES)
     )
     if not own:
         return None
@@ -61,19 +63,19 @@ class Collector:
         self._buffer: deque[CollectedRow] = deque()
         self._held, self._lock = 0, threading.Lock()  # bytes of the buffer, about
         self._flushing: RepeatedCall | None = None
-        if settings.share:
-            self._flushing = RepeatedCall("collect answers", self._flush, settings.flush_s)
+        if settings.sample_rate:
+            self._flushing = RepeatedCall("collect answers", self._flush, settings.flush_interval_s)
 
     def finished(self, call: Call, request: GenerationRequest, result: GenerationResult) -> None:
         """An answer has ended; every n-th that says what the task says by itself is kept."""
-        if not self._settings.share or (row := row_of(call, request, result)) is None:
+        if not self._settings.sample_rate or (row := row_of(call, request, result)) is None:
             return
-        self._due += self._settings.share
+        self._due += self._settings.sample_rate
         if self._due < 1:
             return
         self._due -= 1
         with self._lock:
-            fits = self._held + _size(row) <= self._settings.max_buffered_bytes
+            fits = self._held + _size(row) <= self._settings.max_buffer_bytes
             if fits:
                 self._held += _size(row)
                 self._buffer.append(row)

@@ -116,7 +116,7 @@ class ShadowCheck:
         drafted = request.draft and any(result.acceptance.drafted)
         if not (drafted and request.sampling.plain) or result.finish_reason == "error":
             return
-        self._due += self._settings.rate
+        self._due += self._settings.sample_rate
         if self._due < 1:
             return
         self._due -= 1

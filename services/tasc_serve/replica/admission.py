@@ -97,7 +97,7 @@ class Admission:
         """Wait until a guide can be had at once, or say why not."""
         if guide is None or self.builder.engine.guides.known(guide.spec):
             return None
-        limit_s, most = self.limits.guide_timeout_s, self.limits.max_guides_compiling
+        limit_s, most = self.limits.guide_timeout_s, self.limits.max_compiling_guides
         known = self._compiling.get(guide.spec)
         if known is None:
             if not guide.is_tasks and len(self._compiling) >= most:

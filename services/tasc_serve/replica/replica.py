@@ -48,7 +48,7 @@ class TaskReplica:
         self._client = client = connect(redis_url)
         registry = CollectorRegistry()
         limits = settings.limits
-        self._places = settings.engine.rows + limits.max_queued
+        self._capacity = settings.engine.rows + limits.max_queued_requests
         self._outstanding = 0
         self._drain = DrainRate()
         self._timeout_s = limits.request_timeout_s
@@ -59,7 +59,7 @@ class TaskReplica:
             settings.engine,
             draft=task.draft,
             gpus=task.num_gpus,
-            max_waiting=limits.max_queued,
+            max_waiting=limits.max_queued_requests,
             cache_dir=settings.cache_dir,
             on_step=self._observe_step,
             say=partial(tell, client, task.name),
@@ -94,13 +94,13 @@ class TaskReplica:
             shadow=self._shadow,
         )
         self._watcher = IndexWatcher(
-            self._builder, self._loop, settings.index_poll_s, self._set_index
+            self._builder, self._loop, settings.poll_interval_s, self._set_index
         )
         self._records = RecordWatcher(
             self._builder,
             self._loop,
             TaskStore(client),
-            settings.index_poll_s,
+            settings.poll_interval_s,
             lambda: self._set_index(self._builder.artifact),
         )
 
@@ -151,7 +151,7 @@ class TaskReplica:
     def _refused(self, call: Call) -> Refusal | None:
         """Why a call cannot be taken now."""
         outstanding, version = self._outstanding, self._builder.record_version
-        if outstanding >= self._places:
+        if outstanding >= self._capacity:
             message = f"{outstanding} requests are in this replica already"
             waiting = outstanding - self._builder.engine.config.rows
             return Refusal("full", message, None, self._drain.retry_after_s(max(waiting, 1)))
@@ -214,9 +214,9 @@ class TaskReplica:
 
     def _piece(self, delta: Delta, ready: Ready, texts: TokenTexts) -> Piece:
         result = delta.result
-        told = result.logprobs if result and not ready.request.stream else delta.logprobs
+        logprobs = result.logprobs if result and not ready.request.stream else delta.logprobs
         versioned, version = self._versioned(result), ready.record_version
-        return Piece(delta.text, texts.of(told), versioned, delta.tokens, version)
+        return Piece(delta.text, texts.of(logprobs), versioned, delta.tokens, version)
 
     def _versioned(self, result: GenerationResult | None) -> GenerationResult | None:
         """Without log-probabilities, which travel as texts; with what only a replica knows."""

@@ -25,17 +25,19 @@ def tell(client: redis.Redis, task: str, text: str) -> None:
     try:
         client.publish(_CHANNEL, json.dumps([task, text]))
     except redis.RedisError as error:
-        _log.warning("nobody was told %r: %s", text, error)
+        _log.warning("note %r was not sent: %s", text, error)
 
 
 @contextmanager
-def heard(url: str, tasks: Collection[str], told: Callable[[str, str], None]) -> Iterator[None]:
-    """Inside the block ``told`` is called, on a thread of its own, with what replicas say.
+def start_notes(
+    url: str, tasks: Collection[str], on_note: Callable[[str, str], None]
+) -> Iterator[None]:
+    """Inside the block ``on_note`` is called, on a thread of its own, with what replicas say.
 
     Args:
         url: The store that the replicas use.
         tasks: Whose replicas; a store may be shared with other services.
-        told: Given a task's name and a note, which is one line.
+        on_note: Called with a task's name and a note, which is one line.
 
     Raises:
         StoreError: Redis cannot be reached when the block begins.
@@ -44,7 +46,7 @@ def heard(url: str, tasks: Collection[str], told: Callable[[str, str], None]) ->
     def handle(message: dict[str, Any]) -> None:
         task, text = json.loads(message["data"])
         if task in tasks:
-            told(task, text)
+            on_note(task, text)
 
     # Where Redis is away for long the service says so itself; it may come back until then.
     def lost(error: BaseException, notes: Any, thread: Any) -> None:

@@ -1,7 +1,4 @@
-"""The ``n`` answers to one request: asked for together, given up together.
-
-It knows calls and a backend; it writes no answer.
-"""
+"""The ``n`` answers to one request: made together, cancelled together."""
 
 import asyncio
 import dataclasses
@@ -33,11 +30,11 @@ async def complete(backend: Backend, task: str, call: Call) -> list[Answer]:
     Raises:
         ApiError: One of them was refused or failed; the others have been given up.
     """
-    asked = [asyncio.create_task(_one(backend, task, c)) for c in calls_of(call)]
+    tasks = [asyncio.create_task(_one(backend, task, c)) for c in calls_of(call)]
     try:
-        return list(await asyncio.gather(*asked))
+        return list(await asyncio.gather(*tasks))
     finally:
-        await _end(asked)
+        await _end(tasks)
 
 
 def stream(backend: Backend, task: str, call: Call) -> AsyncGenerator[Numbered, None]:

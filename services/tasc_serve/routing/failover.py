@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 _LOOK_S = 0.05
 
 
-class Line(Protocol):
+class ReplicaCalls(Protocol):
     """How a replica is reached; ``call.replica_id`` says which."""
 
     def complete(self, call: Call) -> Awaitable[Answer | Refusal]:
@@ -82,9 +82,9 @@ class _Run:
         return dataclasses.replace(call, id=name, replica_id=replica.name, timeout_s=left)
 
     def took(self, piece: Piece) -> None:
-        said = self.call.committed_ids + piece.ids
+        committed = self.call.committed_ids + piece.ids
         self.call = dataclasses.replace(
-            self.call, committed_ids=said, record_version=piece.record_version
+            self.call, committed_ids=committed, record_version=piece.record_version
         )
 
 
@@ -92,8 +92,7 @@ class Failover:
     """The calls of one task.
 
     Args:
-        why_lost: Why an exception of the line means that its replica is lost; None where it does
-            not.
+        loss_reason: Says why an exception of the client means that its replica is lost, or None.
         budget: Shared by all tasks of a gateway.
     """
 
@@ -101,19 +100,19 @@ class Failover:
         self,
         task: str,
         fleet: Fleet,
-        line: Line,
+        client: ReplicaCalls,
         settings: FailoverSettings,
         budget: Budget,
         metrics: GatewayMetrics,
-        why_lost: Callable[[BaseException], str | None],
+        loss_reason: Callable[[BaseException], str | None],
     ) -> None:
         self._task = task
         self._fleet = fleet
-        self._line = line
+        self._client = client
         self._settings = settings
         self._budget = budget
         self._metrics = metrics
-        self._why_lost = why_lost
+        self._loss_reason = loss_reason
 
     async def complete(self, call: Call) -> Answer | Refusal:
         """The whole answer.
@@ -130,7 +129,7 @@ class Failover:
             try:
                 with replica.call():
                     async with replica.wait():
-                        answer = await self._line.complete(run.to(replica))
+                        answer = await self._client.complete(run.to(replica))
             except Exception as error:
                 self._lose(run, replica, error)
                 continue
@@ -153,7 +152,7 @@ class Failover:
                 return
             try:
                 with replica.call():
-                    async with aclosing(self._line.stream(run.to(replica))) as items:
+                    async with aclosing(self._client.stream(run.to(replica))) as items:
                         while True:
                             async with replica.wait():
                                 item = await anext(items, None)
@@ -172,7 +171,7 @@ class Failover:
 
     async def _replica(self, run: _Run) -> SeenReplica | Refusal:
         """The next to ask. While there is none it waits for one, such as the heir of a dead one."""
-        deadline = time.monotonic() + self._settings.wait_s
+        deadline = time.monotonic() + self._settings.no_replica_timeout_s
         while True:
             if found := self._fleet.pick(run.full.keys() | run.behind, run.call.record_version):
                 return found
@@ -188,22 +187,22 @@ class Failover:
 
     def _lose(self, run: _Run, replica: SeenReplica, error: Exception) -> None:
         """Count a loss; raise where the call ends with it."""
-        why = error.why if isinstance(error, ReplicaLost) else self._why_lost(error)
-        if why is None:
+        reason = error.reason if isinstance(error, ReplicaLost) else self._loss_reason(error)
+        if reason is None:
             raise error
-        replica.give_up(why)
+        replica.give_up(reason)
         run.losses += 1
         run.lost_at = run.lost_at or time.monotonic()
         run.full.clear()
         run.behind.clear()
         log.warning(
             "task %s lost call %s with replica %s (%s), %d tokens behind: %s",
-            self._task, run.call.id, replica.name, why, len(run.call.committed_ids), error,
+            self._task, run.call.id, replica.name, reason, len(run.call.committed_ids), error,
         )  # fmt: skip
-        if run.losses > self._settings.max_losses or not self._budget.spend():
+        if run.losses > self._settings.max_retries or not self._budget.spend():
             self._metrics.observe_failover_refused(self._task)
             raise ApiError(503, f"replicas of {self._task} died; try again") from error
-        self._metrics.observe_failover(self._task, why)
+        self._metrics.observe_failover(self._task, reason)
 
     def _found(self, run: _Run) -> None:
         """Somebody answers: the first piece since a loss ends what the client saw as a pause."""

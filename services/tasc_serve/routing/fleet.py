@@ -22,12 +22,12 @@ class ReplicaLost(Exception):
     """The replica that a call was sent to does not answer any more.
 
     Attributes:
-        why: ``died``, ``broken`` or ``silent``.
+        reason: ``died``, ``broken`` or ``silent``.
     """
 
-    def __init__(self, name: str, why: str) -> None:
-        super().__init__(f"replica {name} is lost: {why}")
-        self.why = why
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"replica {name} is lost: {reason}")
+        self.reason = reason
 
 
 class SeenReplica:
@@ -43,7 +43,7 @@ class SeenReplica:
         self.calls = 0
         self.pulse: Pulse | None = None
         self.asking = False
-        self.gone = self._why = ""
+        self.gone = self._loss = ""
         self._heard = time.monotonic()
         self._calls_then = 0
         self._waits: set[asyncio.Timeout] = set()
@@ -63,15 +63,15 @@ class SeenReplica:
     def silent_s(self) -> float:
         return time.monotonic() - self._heard
 
-    def heard(self, pulse: Pulse, silence_s: float) -> None:
+    def heard(self, pulse: Pulse, heartbeat_timeout_s: float) -> None:
         """It has answered; one whose engine stands still is as good as silent."""
         self.pulse, self._calls_then = pulse, self.calls
-        if pulse.stalled_s < silence_s:
+        if pulse.stalled_s < heartbeat_timeout_s:
             self._heard, self.gone = time.monotonic(), ""
 
-    def give_up(self, why: str) -> None:
+    def give_up(self, reason: str) -> None:
         """Have every wait for it end now, and every later one at once."""
-        self.gone = self._why = self.gone or why
+        self.gone = self._loss = self.gone or reason
         waits, self._waits = self._waits, set()
         for wait in waits:
             wait.reschedule(0)
@@ -102,7 +102,7 @@ class SeenReplica:
                     self._waits.discard(scope)
         except TimeoutError as error:
             if scope.expired():
-                raise ReplicaLost(self.name, self._why) from error  # it may be heard of by now
+                raise ReplicaLost(self.name, self._loss) from error  # it may be heard of by now
             raise
 
 
@@ -112,9 +112,8 @@ class Fleet:
     Args:
         present: Names of those that there are.
         ask: Ask one for its pulse.
-        silence_s: A replica not heard of for this long is given up, if there is another.
-        why_lost: Why an exception of ``ask`` means that the replica is lost; None where it does
-            not.
+        heartbeat_timeout_s: A replica not heard of for this long is given up, if there is another.
+        loss_reason: Says why an exception of ``ask`` means that the replica is lost, or None.
         seen: Told how many there are that have answered, after each look.
     """
 
@@ -123,22 +122,22 @@ class Fleet:
         task: str,
         present: Callable[[], Collection[str]],
         ask: Callable[[str], Awaitable[Pulse]],
-        silence_s: float,
-        why_lost: Callable[[BaseException], str | None],
+        heartbeat_timeout_s: float,
+        loss_reason: Callable[[BaseException], str | None],
         seen: Callable[[int], None] = lambda replicas: None,
     ) -> None:
         self._seen = seen
         self._task = task
         self._present = present
         self._ask = ask
-        self._silence_s = silence_s
-        self._why_lost = why_lost
+        self._silence_s = heartbeat_timeout_s
+        self._loss_reason = loss_reason
         self._replicas: dict[str, SeenReplica] = {}
-        self._asked: set[asyncio.Task[None]] = set()
+        self._pulses: set[asyncio.Task[None]] = set()
 
     @property
     def status(self) -> TaskStatus | None:
-        """What a replica last said of itself; of those with the newest record, if they differ."""
+        """The last status of a replica; of those with the newest record, if they differ."""
         found = [r.pulse.status for r in self._live() if r.pulse]
         return max(found, key=lambda status: status.record_version, default=None)
 
@@ -198,17 +197,17 @@ class Fleet:
     def _begin_to_ask(self, replica: SeenReplica) -> None:
         if not replica.asking:
             replica.asking = True
-            asked = asyncio.create_task(self._asked_for_pulse(replica))
-            self._asked.add(asked)
-            asked.add_done_callback(self._asked.discard)
+            pulse = asyncio.create_task(self._ask_for_pulse(replica))
+            self._pulses.add(pulse)
+            pulse.add_done_callback(self._pulses.discard)
 
-    async def _asked_for_pulse(self, replica: SeenReplica) -> None:
+    async def _ask_for_pulse(self, replica: SeenReplica) -> None:
         try:
             async with asyncio.timeout(self._silence_s):
                 replica.heard(await self._ask(replica.name), self._silence_s)
         except Exception as error:
-            if why := self._why_lost(error):
-                replica.give_up(why)
+            if reason := self._loss_reason(error):
+                replica.give_up(reason)
         finally:
             replica.asking = False
 

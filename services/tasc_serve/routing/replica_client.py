@@ -30,7 +30,7 @@ _DIED = (
 )
 
 
-def why_lost(error: BaseException) -> str | None:
+def loss_reason(error: BaseException) -> str | None:
     """``broken``: its engine ended; ``died``: the process or its node; None: neither."""
     if isinstance(error, EngineBroken):
         return "broken"

@@ -128,7 +128,7 @@ class ApiKeys:
         return sorted(set(found), key=lambda key: (key.created_at, key.id))
 
     def revoke(self, id: str) -> ApiKey:
-        """Close a key for good; services follow within their ``auth.cache_s``.
+        """Close a key for good; services follow within their ``auth.cache_ttl_s``.
 
         Raises:
             UnknownKey: There is none with this id.

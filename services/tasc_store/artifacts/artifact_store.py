@@ -314,8 +314,8 @@ class ArtifactStore:
     def _seal(self, artifact: Artifact) -> None:
         names = chunk_names(self._chunks(artifact.version), artifact.chunks)
         # A forecast that is none is left out: programs of before know no such field.
-        told = {k: v for k, v in asdict(artifact).items() if v is not None}
-        record = json.dumps(told, separators=(",", ":"))
+        known = {k: v for k, v in asdict(artifact).items() if v is not None}
+        record = json.dumps(known, separators=(",", ":"))
         script = self._client.register_script(SEAL)
         if not script([self._records, *names], [artifact.version, record]):
             raise StoreError(

@@ -53,7 +53,7 @@ class Replica:
             "engine": {"rows": 4, "max_model_len": 128, "device": "cpu", "cost_aware": False},
             "limits": limits or {},
             "metrics": {"host": "127.0.0.1"},
-            "index_poll_s": 0.05,
+            "poll_interval_s": 0.05,
             "cache_dir": folder,
         }
         settings = ServeSettings.model_validate(settings)
@@ -127,7 +127,7 @@ def expected(task):
 
 def test_every_drafted_answer_is_checked_and_users_notice_nothing(start, task, store, index):
     publish(store, index)
-    replica = start(shadow={"rate": 1.0, "max_age_s": 300})
+    replica = start(shadow={"sample_rate": 1.0, "max_age_s": 300})
     results = replica.answers()
     assert [(r.text, r.finish_reason) for r in results] == expected(task)
     drafted = sum(any(r.acceptance.drafted) for r in results)
@@ -154,7 +154,7 @@ def test_a_replica_whose_engine_lies_about_drafts_says_so(
         return found
 
     monkeypatch.setattr(engine_module, "accept", lying)
-    replica = start(shadow={"rate": 1.0, "max_age_s": 300})
+    replica = start(shadow={"sample_rate": 1.0, "max_age_s": 300})
     results = replica.answers()
     wrong = sum((r.text, r.finish_reason) != want for r, want in
                 zip(results, expected(task), strict=True))  # fmt: skip
@@ -170,7 +170,7 @@ def test_a_share_of_the_finished_answers_is_collected(start, task, client):
     characters = {c for text in texts for c in text[1:]} - {c for text in texts for c in text[:1]}
     stop = max(characters, key=lambda c: min(sum(c in t for t in texts), len(texts) - 1))
     TaskStore(client).put(replace(task.record, stop=(stop,)))
-    replica = start(collect={"share": 1.0, "flush_s": 0.05})
+    replica = start(collect={"sample_rate": 1.0, "flush_interval_s": 0.05})
     results = replica.answers()
     replica.answers(templated=False)
     kept = [
@@ -188,7 +188,7 @@ def test_a_store_that_goes_away_costs_collected_answers_only(start, task):
     with EmbeddedRedis.start() as own:
         with connect(own.url) as client:
             TaskStore(client).put(task.record)
-        replica = start(own.url, collect={"share": 1.0, "flush_s": 0.05})
+        replica = start(own.url, collect={"sample_rate": 1.0, "flush_interval_s": 0.05})
     results = replica.answers()
     assert [(r.text, r.finish_reason) for r in results] == expected(task)
     assert replica.sum("tasc_collected_rows_total") == 0
@@ -197,7 +197,7 @@ def test_a_store_that_goes_away_costs_collected_answers_only(start, task):
 def test_a_full_house_says_how_long_its_whole_answers_take(start, monkeypatch):
     seconds = itertools.count(step=10)  # between two looks at the clock
     monkeypatch.setattr(replica_module, "DrainRate", partial(DrainRate, seconds.__next__))
-    replica = start(limits={"max_queued": 1})
+    replica = start(limits={"max_queued_requests": 1})
     refusal = replica.refusal_of_a_full_house(places=5)
     assert refusal.kind == "full"
     assert 10 <= refusal.retry_after_s <= 60

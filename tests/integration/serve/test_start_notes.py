@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from support import DEADLINE_S, eventually
-from tasc_serve.replica.start_notes import heard, tell
+from tasc_serve.replica.start_notes import start_notes, tell
 from tasc_store import EmbeddedRedis, connect
 
 pytestmark = pytest.mark.redis
@@ -16,14 +16,14 @@ def test_notes_of_the_tasks_served_are_heard_in_order(redis_url: str) -> None:
     found: list[tuple[str, str]] = []
     last = threading.Event()
 
-    def told(task: str, text: str) -> None:
+    def on_note(task: str, text: str) -> None:
         found.append((task, text))
         if text == "last":
             last.set()
 
     with connect(redis_url) as client:
         tell(client, "t", "before anybody listened")
-        with heard(redis_url, {"t", "u"}, told):
+        with start_notes(redis_url, {"t", "u"}, on_note):
             tell(client, "t", "measuring: 100 %, café")
             tell(client, "of another service", "nothing of ours")
             tell(client, "u", "last")
@@ -37,7 +37,7 @@ def test_who_starts_a_service_is_left_with_no_thread_and_no_connection() -> None
     with EmbeddedRedis.start() as server, connect(server.url) as client:
         redis_url = server.url
         listening = client.info("clients")["connected_clients"]
-        with heard(redis_url, {"t"}, lambda task, text: None):
+        with start_notes(redis_url, {"t"}, lambda task, text: None):
             assert client.pubsub_numsub("tasc:start-notes")[0][1] == 1
         # Redis sees a connection's end when it next looks.
         eventually(lambda: client.info("clients")["connected_clients"] <= listening)
@@ -48,4 +48,4 @@ def test_a_note_that_redis_does_not_carry_stops_no_replica(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     tell(redis.Redis(port=1, retry=None), "t", "measuring")
-    assert "nobody was told 'measuring'" in caplog.text
+    assert "'measuring' was not sent" in caplog.text

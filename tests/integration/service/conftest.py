@@ -54,10 +54,14 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> ServeSettings:
                 "prefill_chunk": 16,
                 "cost_aware": False,  # so that what these tests see drafted is no matter of speed
             },
-            "limits": {"max_queued": QUEUED, "request_timeout_s": 60, "drain_timeout_s": 1},
-            "failover": {"silence_s": 2, "max_losses": 5},
+            "limits": {
+                "max_queued_requests": QUEUED,
+                "request_timeout_s": 60,
+                "drain_timeout_s": 1,
+            },
+            "failover": {"heartbeat_timeout_s": 2, "max_retries": 5},
             "metrics": {"ttl_s": 3},
-            "index_poll_s": 0.2,
+            "poll_interval_s": 0.2,
             "cache_dir": Path(tmp_path_factory.mktemp("cache")),
         }
     )

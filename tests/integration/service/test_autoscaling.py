@@ -19,8 +19,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.redis]
 NAME = "scaled"
 CLIENTS = 12
 SCALING = {
-    "min_replicas": 1, "max_replicas": 2, "target_requests": 2,
-    "look_back_s": 3, "upscale_delay_s": 0, "downscale_delay_s": 1,
+    "min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 2,
+    "look_back_period_s": 3, "upscale_delay_s": 0, "downscale_delay_s": 1,
 }  # fmt: skip
 
 

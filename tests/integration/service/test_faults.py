@@ -99,7 +99,7 @@ def test_who_goes_away_in_mid_stream_frees_the_row(service, long):
 
 
 def test_what_finds_no_place_is_told_to_come_again(service, long):
-    places = service.settings.engine.rows + service.settings.limits.max_queued
+    places = service.settings.engine.rows + service.settings.limits.max_queued_requests
 
     async def overfill():
         async with httpx.AsyncClient(limits=httpx.Limits(max_connections=None)) as client:

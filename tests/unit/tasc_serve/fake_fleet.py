@@ -29,7 +29,7 @@ class Died(Exception):
     """What a call gets whose replica dies."""
 
 
-def why_lost(error: BaseException) -> str | None:
+def loss_reason(error: BaseException) -> str | None:
     return "died" if isinstance(error, Died) else None
 
 
@@ -67,7 +67,7 @@ class Replicas:
 
     def __init__(self, **replicas: Scripted) -> None:
         self.all = replicas
-        self.fleet = Fleet(TASK, self.present, self.pulse, 0.4, why_lost)
+        self.fleet = Fleet(TASK, self.present, self.pulse, 0.4, loss_reason)
 
     def present(self) -> list[str]:
         return [name for name, replica in self.all.items() if replica.present]
@@ -147,10 +147,10 @@ class Calls:
             TASK,
             replicas.fleet,
             replicas,
-            FailoverSettings(**{"wait_s": 0.3, **settings}),
+            FailoverSettings(**{"no_replica_timeout_s": 0.3, **settings}),
             Budget(0, budget),
             GatewayMetrics(self.registry),
-            why_lost,
+            loss_reason,
         )
 
     def run(self, asked: Callable[[Failover], Any]) -> Any:

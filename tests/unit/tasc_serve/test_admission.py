@@ -201,7 +201,7 @@ def test_so_many_new_guides_wait_and_one_counts_once():
     guides = Guides(lambda spec: ended.wait(30))
     calls = [*[call(by("a"))] * 20, call(by("b")), call(by("c"))]
     try:
-        found = admitted(calls, worker_of(guides), guide_timeout_s=0.2, max_guides_compiling=2)
+        found = admitted(calls, worker_of(guides), guide_timeout_s=0.2, max_compiling_guides=2)
     finally:
         ended.set()
     assert {(r.kind, r.param) for r in found} == {("full", "guided_regex")}

@@ -78,7 +78,7 @@ async def until_asked(known: KnownKeys, number: int, found: ApiKey | int) -> Non
 
 def test_a_key_is_looked_up_once_and_again_when_its_time_is_over():
     async def test(store: Store) -> None:
-        key, known = store.add(1), store.known(cache_s=10)
+        key, known = store.add(1), store.known(cache_ttl_s=10)
         for _ in range(5):
             assert await asked(known, 1) == key
             assert await asked(known, 2) == 401
@@ -131,7 +131,7 @@ def test_the_schemes_case_does_not_matter(scheme: str):
 
 def test_while_the_store_is_away_known_keys_go_on_and_unknown_ones_are_told_to_wait():
     async def test(store: Store) -> None:
-        key, known = store.add(1), store.known({"store_pause_s": 0.1}, cache_s=10)
+        key, known = store.add(1), store.known({"store_pause_s": 0.1}, cache_ttl_s=10)
         assert [await asked(known, 1), await asked(known, 2)] == [key, 401]
         store.now, store.fails = 11, StoreUnreachable("gone")
         for _ in range(9):
@@ -147,7 +147,7 @@ def test_while_the_store_is_away_known_keys_go_on_and_unknown_ones_are_told_to_w
 def test_a_silent_store_holds_nobody_up_for_long_and_known_keys_not_at_all():
     async def test(store: Store) -> None:
         limits = {"store_timeout_s": 0.05, "store_pause_s": 0.1}
-        key, known = store.add(1), store.known(limits, cache_s=10)
+        key, known = store.add(1), store.known(limits, cache_ttl_s=10)
         assert await asked(known, 1) == key
         store.now, store.silent = 11, threading.Event()
         assert await asked(known, 1) == key  # this one waited for the time-out
@@ -161,7 +161,7 @@ def test_a_silent_store_holds_nobody_up_for_long_and_known_keys_not_at_all():
 
 def test_unknown_keys_do_not_displace_those_that_work():
     async def test(store: Store) -> None:
-        key, known = store.add(0), store.known(max_cached=10)
+        key, known = store.add(0), store.known(max_cached_keys=10)
         assert await asked(known, 0) == key
         for number in range(1, 300):
             assert await asked(known, number) == 401

@@ -19,7 +19,7 @@ CALL = Call("1", "wake me", templated=True)
 REQUEST = GenerationRequest("1", (5, 6), 9)
 RESULT = GenerationResult("1", (7, 0), "alarm", "stop", 2, Timings(0, 0, 0))
 OWN = GuideSpec("choice", ("alarm",))
-ALL = {"share": 1.0, "flush_s": 0.01}
+ALL = {"sample_rate": 1.0, "flush_interval_s": 0.01}
 
 
 def asked(**values):
@@ -119,7 +119,7 @@ def test_answers_reach_the_store_in_order_and_what_it_let_go_is_counted():
 
 def test_a_share_of_the_answers_is_kept():
     store = Store()
-    collected = Collected(store, share=0.25)
+    collected = Collected(store, sample_rate=0.25)
     collected.give(80)
     collected.collector.close()
     assert inputs(store) == [str(i) for i in range(3, 80, 4)]
@@ -127,7 +127,7 @@ def test_a_share_of_the_answers_is_kept():
 
 def test_a_store_that_is_away_costs_answers_and_nothing_else(caplog):
     store = Store(away=True)
-    collected = Collected(store, max_buffered_bytes=2600)
+    collected = Collected(store, max_buffer_bytes=2600)
     collected.give(100)
     lost = collected.count("_dropped", reason="full")
     assert lost == 91, "about 260 bytes each"
@@ -144,7 +144,7 @@ def test_a_store_that_is_away_costs_answers_and_nothing_else(caplog):
 
 def test_what_is_there_at_the_end_is_stored():
     store = Store()
-    collected = Collected(store, flush_s=3600)
+    collected = Collected(store, flush_interval_s=3600)
     collected.give(3)
     collected.collector.close()
     assert inputs(store) == ["0", "1", "2"]
@@ -153,7 +153,7 @@ def test_what_is_there_at_the_end_is_stored():
 def test_who_does_not_opt_in_has_nothing_kept_and_no_thread():
     store = Store()
     before = threading.active_count()
-    collected = Collected(store, share=0.0)
+    collected = Collected(store, sample_rate=0.0)
     collected.give(3)
     assert threading.active_count() == before
     collected.collector.close()

@@ -143,7 +143,7 @@ def test_what_only_the_newest_can_answer_is_not_wrong_where_they_are_full() -> N
     assert [len(r.calls) for r in replicas.all.values()] == [1, 1]
 
 
-@pytest.mark.parametrize(("settings", "asks"), [({"max_losses": 1}, 2), ({"budget": 1}, 2)])
+@pytest.mark.parametrize(("settings", "asks"), [({"max_retries": 1}, 2), ({"budget": 1}, 2)])
 def test_losses_are_bounded_and_counted(settings: dict[str, int], asks: int) -> None:
     replicas = Replicas(**{name: Scripted(dies_after=2) for name in "abcd"})
     calls = Calls(replicas, **settings)
@@ -167,7 +167,7 @@ def test_an_heir_that_comes_up_while_it_waits_takes_the_call() -> None:
         return await asked
 
     replicas = Replicas(a=Scripted(dies_after=2), b=Scripted(present=False))
-    assert text(Calls(replicas, wait_s=20).run(born)) == text_of(WHOLE)
+    assert text(Calls(replicas, no_replica_timeout_s=20).run(born)) == text_of(WHOLE)
 
 
 def test_what_is_no_loss_is_raised() -> None:
@@ -226,7 +226,7 @@ def test_all_who_wait_for_a_replica_that_dies_go_elsewhere() -> None:
         return await asyncio.gather(*hanging)
 
     replicas = Replicas(a=Scripted(hangs_after=3), b=Scripted(present=False))
-    calls = Calls(replicas, wait_s=20)
+    calls = Calls(replicas, no_replica_timeout_s=20)
     assert [text(items) for items in calls.run(crowd)] == [text_of(WHOLE)] * 5
     assert calls.counted("tasc_failovers_total", reason="died") == 5
 

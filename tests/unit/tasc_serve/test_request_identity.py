@@ -123,7 +123,7 @@ def test_a_stream_that_broke_off_is_not_kept() -> None:
 
 def test_an_answer_that_is_too_long_is_made_again() -> None:
     backend, attempts = FakeBackend(*answer("Good day")), MemoryAttempts()
-    service = Service(backend, attempts=attempts, max_retry_bytes=10)
+    service = Service(backend, attempts=attempts, max_idempotent_bytes=10)
     for stream in (False, True):
         headers = {"Idempotency-Key": f"key {stream}"}
         assert [post(service, headers, stream=stream).status_code for _ in range(2)] == [200] * 2

@@ -20,10 +20,12 @@ def written(tmp_path):
 
 def test_one_task_is_enough_and_what_is_given_is_kept(written):
     assert [t.name for t in load_settings(written(TASK)).tasks] == ["a"]
-    full = "tasks: [{name: a, draft: {n_max: 4, min_prob: 0.5}}]\nlimits: {max_queued: 0}\n"
+    full = (
+        "tasks: [{name: a, draft: {n_max: 4, min_prob: 0.5}}]\nlimits: {max_queued_requests: 0}\n"
+    )
     settings = load_settings(written(full))
     assert settings.tasks[0].draft.model_dump(exclude_none=True) == {"n_max": 4, "min_prob": 0.5}
-    assert settings.limits.max_queued == 0
+    assert settings.limits.max_queued_requests == 0
 
 
 @pytest.mark.parametrize(
@@ -62,6 +64,6 @@ def test_a_file_that_is_not_there_is_refused_by_name(tmp_path):
 
 
 def test_no_more_answers_are_taken_than_a_replica_has_places_for(written):
-    few = load_settings(written(TASK + "engine: {rows: 2}\nlimits: {max_queued: 3}\n"))
+    few = load_settings(written(TASK + "engine: {rows: 2}\nlimits: {max_queued_requests: 3}\n"))
     assert (few.limits.max_choices, few.gateway_limits.max_choices) == (16, 5)
     assert load_settings(written(TASK)).gateway_limits.max_choices == 16

@@ -30,7 +30,7 @@ from tasc_serve.settings import ShadowSettings
 from tasc_text import TaskTokenizer
 
 CONFIG = EngineConfig(rows=3, max_model_len=256, prefill_chunk=8, max_waiting=4)
-ALL = ShadowSettings(rate=1.0, max_age_s=600)
+ALL = ShadowSettings(sample_rate=1.0, max_age_s=600)
 LABELS = {"task": "t", "model_name": "m"}
 
 
@@ -150,7 +150,7 @@ def test_an_engine_that_lies_about_drafts_is_caught(checked, requests, target, m
 
 
 def test_what_users_did_is_told_without_what_shadows_did(checked, target, tokenizer, requests):
-    without = Checked(target, tokenizer, ShadowSettings(rate=0.0))
+    without = Checked(target, tokenizer, ShadowSettings(sample_rate=0.0))
     for each in (without, checked):
         each.answer(requests)
         each.settle()
@@ -218,7 +218,7 @@ def test_given_back_answers_are_checked_when_rows_are_idle_again(checked, reques
 
 
 def test_too_many_and_too_old_answers_are_dropped_and_counted(target, tokenizer, requests):
-    few = Checked(target, tokenizer, ShadowSettings(rate=1.0, max_waiting=2, max_age_s=1e-9))
+    few = Checked(target, tokenizer, ShadowSettings(sample_rate=1.0, max_waiting=2, max_age_s=1e-9))
     found = Checked(target, tokenizer, ShadowSettings()).answer(requests[:5])
     for request in requests[:5]:
         few.shadow.finished(request, found[request.id])
@@ -244,7 +244,7 @@ def test_a_check_that_fails_harms_no_answer(checked, requests, monkeypatch, capl
 
 
 def test_a_tenth_of_the_answers_is_a_tenth_of_the_answers(target, tokenizer, requests):
-    some = Checked(target, tokenizer, ShadowSettings(rate=0.1, max_age_s=600))
+    some = Checked(target, tokenizer, ShadowSettings(sample_rate=0.1, max_age_s=600))
     (result,) = Checked(target, tokenizer).answer(requests[:1]).values()
     for i in range(40):
         some.shadow.finished(replace(requests[0], id=str(i)), result)
