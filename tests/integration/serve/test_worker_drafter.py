@@ -23,6 +23,7 @@ from tasc_engine.drafting.neural.ranking import Ranking
 from tasc_engine.errors import RankingError
 from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine.drafters import NeuralMetrics
+from tasc_runtime.engine.versions import fixed_changes
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import ServiceError
 from tasc_runtime.protocol import Answer, Call, Refusal
@@ -172,7 +173,7 @@ def test_indexes_and_settings_change_beside_a_drafter_in_the_middle_of_answers(
         found += [worker.engine.step() for _ in range(2)]
         record = replace(worker.record, draft=settings)
         made_for = worker.proposer_for(record, worker.proposer.index)
-        worker.take(record, version, None, made_for)
+        worker.take(record, version, made_for)
         assert worker.drafts_by == name
     while worker.engine.running:
         found.append(worker.engine.step())
@@ -247,11 +248,11 @@ def test_a_drafter_that_breaks_while_it_drafts_is_switched_off_and_answers_go_on
     assert off == {"failed": 1, "slow": 0}
 
 
-def test_another_drafter_waits_for_a_restart(make: Make, drafter: Place) -> None:
+def test_another_drafter_needs_another_engine(make: Make, drafter: Place) -> None:
     drafted = make(NeuralDrafting(str(drafter("independent"))))
     worker = drafted.start()
     for neural in (None, replace(drafted.record.neural or NeuralDrafting("x"), depth=2)):
-        assert worker.records.needs_restart(replace(worker.record, neural=neural)) == ["neural"]
+        assert fixed_changes(worker.record, replace(worker.record, neural=neural)) == ["neural"]
 
 
 def test_a_replica_counts_what_it_drafts_by_the_proposer_s_name(
