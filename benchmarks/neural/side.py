@@ -199,8 +199,8 @@ class WatchedVocabulary:
         self._tokens = self._covered = 0
 
     @property
-    def wants_top(self) -> int:
-        return self._inner.wants_top
+    def needs_top(self) -> int:
+        return self._inner.needs_top
 
     @property
     def nbytes(self) -> int:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tasc_draft import Drafts, Proposer
 from tasc_engine.config import EngineConfig
-from tasc_engine.drafting.safe_proposer import Drafter, most_tokens
+from tasc_engine.drafting.safe_proposer import SafeProposer, most_tokens
 from tasc_engine.errors import OutOfMemory, QueueFull, RequestTooLong
 from tasc_engine.guided import Guide, Guides
 from tasc_engine.kv.allocator import KVAllocator
@@ -62,9 +62,9 @@ class Engine:
     ) -> None:
         self.config = config
         self._target = target
-        target.watch(HiddenStateRequest.of(proposer))
+        target.keep_hidden_states(HiddenStateRequest.of(proposer))
         self._tokenizer = tokenizer
-        self._drafter = Drafter(proposer, target.vocab_size)
+        self._proposer = SafeProposer(proposer, target.vocab_size)
         self._on_step = on_step
         self._waiting: deque[Sequence] = deque()
         self._active: dict[int, Sequence] = {}
@@ -167,15 +167,15 @@ class Engine:
 
     def draft_by(self, proposer: Proposer) -> None:
         """Draft by another proposer, which has no rows yet; answers go on as they would."""
-        self._target.watch(HiddenStateRequest.of(proposer))
-        self._drafter.use(proposer)
+        self._target.keep_hidden_states(HiddenStateRequest.of(proposer))
+        self._proposer.use(proposer)
         self._draft_budget.begin_again(self._most_of_step(proposer))
         for row, sequence in self._active.items():
-            self._drafter.start(row, sequence.prompt, np.array(sequence.answer, np.int32))
+            self._proposer.start(row, sequence.prompt, np.array(sequence.answer, np.int32))
 
     def step(self) -> list[Delta]:
         """Advance all rows by one verify forward; does nothing when there is no request."""
-        self._target.watch(self._drafter.wants)
+        self._target.keep_hidden_states(self._proposer.hidden_state_request)
         self._admit()
         plan = Plan.of([self._active[row] for row in sorted(self._active)], self._chunk)
         if not plan.sequences:
@@ -185,7 +185,7 @@ class Engine:
         if wanted:
             least = self._draft_budget.least(len(plan.emitting), len(plan.tokens), plan.context)
         began = time.perf_counter()
-        drafts = self._drafter.propose(plan.emitting_rows, budget, least)
+        drafts = self._proposer.propose(plan.emitting_rows, budget, least)
         drafted = time.perf_counter()
         drafts, allowed = plan.guided(drafts)
         guided = time.perf_counter()
@@ -193,7 +193,7 @@ class Engine:
             verified = self._verifier.verify(self._target, plan, drafts, allowed)
             chosen, ended = verified.target_tokens, time.perf_counter()
             accepted = accept(chosen, verified.drafts, plan.room(), plan.ends(), self._is_eos)
-            self._drafter.see(plan, verified.drafts, accepted, self._target.thoughts)
+            self._proposer.keep(plan, verified.drafts, accepted, self._target.hidden_states)
             told = verified.logprobs(plan, accepted)
         except OutOfMemory as error:
             self._verifier.forget_moves_if(error.moved)
@@ -203,9 +203,9 @@ class Engine:
         seconds = drafted - began, guided - drafted, ended - guided
         record = record_of(
             plan, verified.drafts, accepted, used, forced, seconds,
-            positions=self._drafter.max_depth, cached_tokens=self.cached_tokens,
+            positions=self._proposer.max_depth, cached_tokens=self.cached_tokens,
             paused=wanted and self._draft_budget.paused,
-            draft_failures=self._drafter.failures_since(),
+            draft_failures=self._proposer.new_failures(),
         )  # fmt: skip
         self._on_step(record)
         if wanted:
@@ -257,7 +257,7 @@ class Engine:
             self._active[row] = sequence
             entered = self._prefixes.enter(sequence.first, sequence.prompt, sequence.adapter)
             sequence.entered = sequence.cached = entered
-            self._drafter.start(row, sequence.prompt, sequence.committed_ids)
+            self._proposer.start(row, sequence.prompt, sequence.committed_ids)
             self._sampler.start(
                 row, sequence.prompt, sequence.request.sampling, sequence.committed_ids
             )
@@ -294,7 +294,7 @@ class Engine:
         """Tell who follows an answer of its newest tokens, and what they make of it."""
         reason = sequence.finish_reason(self._tokenizer.eos_ids)
         new = np.array(sequence.answer[-n:], np.int32)
-        self._drafter.observe(sequence.row, new)
+        self._proposer.observe(sequence.row, new)
         self._sampler.observe(sequence.row, new)
         if reason is not None:
             self._release(sequence)
@@ -315,6 +315,6 @@ class Engine:
         self._places.leave(sequence)
         del self._active[sequence.row]
         self._free.append(sequence.row)
-        self._drafter.finish(sequence.row)
+        self._proposer.finish(sequence.row)
         self._sampler.finish(sequence.row)
         sequence.row = sequence.first = -1

@@ -177,7 +177,7 @@ def running_replica(
     try:
         yield running
     finally:
-        running.__del__()
+        running.close()
 
 
 def publish(store: ArtifactStore, index: DraftIndex, forecast: float | None = None) -> Artifact:

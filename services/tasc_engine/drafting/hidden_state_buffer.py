@@ -1,7 +1,4 @@
-"""What a target thought at the tokens that entered its cache, for proposers that learn from it.
-
-It collects by row what several steps bring, and computes nothing.
-"""
+"""The target's hidden states at tokens that entered its cache, kept by row for proposers."""
 
 from dataclasses import dataclass
 
@@ -18,7 +15,7 @@ from tasc_engine.step.plan import Plan
 
 @dataclass(frozen=True)
 class Seen:
-    """Of tokens of one row that lie together.
+    """Hidden states of neighbouring tokens of one row.
 
     Attributes:
         begin: Position of the first of them.
@@ -32,7 +29,7 @@ class Seen:
 
 
 class HiddenStateBuffer:
-    """Keeps, by row, what a proposer has not been told yet."""
+    """Keeps, by row, the hidden states of steps that a proposer has not read yet."""
 
     def __init__(self) -> None:
         self._held: dict[int, list[Seen]] = {}
@@ -44,7 +41,7 @@ class HiddenStateBuffer:
         self._held.pop(row, None)
 
     def take(self, row: int) -> Seen | None:
-        """What was seen of a row since this was last asked; None where that is nothing."""
+        """A row's hidden states since this was last asked; None where there are none."""
         parts = self._held.pop(row, [])
         if len(parts) < 2:
             return parts[0] if parts else None
@@ -52,23 +49,25 @@ class HiddenStateBuffer:
                     _joined([p.top for p in parts]))  # fmt: skip
 
     @torch.inference_mode()
-    def see(self, plan: Plan, drafts: Drafts, accepted: Accepted, thoughts: HiddenStates) -> None:
-        """Take in a step: of each row what it fed, and the nodes of its draft that were accepted.
+    def keep(
+        self, plan: Plan, drafts: Drafts, accepted: Accepted, hidden_states: HiddenStates
+    ) -> None:
+        """Keep those of a step: of each row what it fed, and the accepted nodes of its draft.
 
         Call it before a row's sequence goes on: where it stands in the cache is read of the plan.
         A step that kept nothing leaves a gap: what was held in front of it is dropped.
         """
-        if thoughts.hidden is None:
+        if hidden_states.hidden is None:
             for row in plan.rows.tolist():
                 self.drop(row)
             return
         kept = _kept(plan, drafts, accepted)
         places = torch.from_numpy(np.concatenate(kept))
-        places = places.to(thoughts.hidden.device, non_blocking=True)
+        places = places.to(hidden_states.hidden.device, non_blocking=True)
         sizes = [len(own) for own in kept]
         hidden, top = (
             [None] * len(kept) if of_all is None else of_all.split(sizes)
-            for of_all in thoughts.at(places)
+            for of_all in hidden_states.at(places)
         )
         for i, row in enumerate(plan.rows.tolist()):
             seen = Seen(int(plan.starts[i]), hidden[i], top[i])

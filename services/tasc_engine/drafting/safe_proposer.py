@@ -1,12 +1,16 @@
-"""Asks a proposer for drafts and goes without where it fails: no draft is worth a request.
+"""Makes any proposer safe to ask: failures and bad drafts cost drafts, and never a request.
 
-A proposer that raises, or whose draft is no tree, is counted and left alone for the row or the
-step. Drafts decide nothing about answers, so nothing else changes.
+Drafts decide nothing about answers. So a row whose proposer failed goes without drafts until it is
+started again, a step whose drafts are no trees goes without any, and a proposer that keeps failing
+or takes too long is switched off for good where a limit is given.
 """
 
 import logging
+import statistics
+import time
+from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numba
 import numpy as np
@@ -19,137 +23,205 @@ from tasc_engine.step.accept import Accepted
 from tasc_engine.step.plan import Plan
 
 Int32 = NDArray[np.int32]
+Reason: TypeAlias = Literal["failed", "slow"]
+
+FAILURES = 3  # in a row, after which a proposer with a limit is switched off
+STEPS = 16  # whose median time is compared with the limit: the first ones compile
+NOTHING = np.zeros(0, np.int32)
+
 log = logging.getLogger(__name__)
 
 
 def most_tokens(proposer: Proposer) -> int:
-    """Most draft tokens of a row: those that say no number make as many as they are deep."""
+    """Most draft tokens of a row: its ``max_tokens``, or the depth of a proposer without it."""
     return int(getattr(proposer, "max_tokens", proposer.max_depth))
 
 
-class Drafter:
-    """A proposer that cannot hurt.
+class SafeProposer:
+    """A proposer that cannot fail; see `tasc_draft.Proposer`.
+
+    A row in use may be started again, which `tasc_draft.Proposer` does not allow.
+
+    Args:
+        limit_s: Longest seconds of a drafted step, as a median. A proposer that takes longer, or
+            fails several times in a row, is switched off and its memory freed. None: never.
+        clock: Seconds from anywhere.
 
     Attributes:
-        failures: Calls that raised and drafts that were no trees, since the engine started.
+        failures: Calls that raised and drafts that were no trees.
+        off: Why it is switched off; None while it is not.
+        on_off: Called with the reason, once.
+        on_drafted: Called after a step with the rows that have drafts.
     """
 
-    def __init__(self, proposer: Proposer, vocab_size: int) -> None:
-        self.failures = self._told = 0
-        self._proposer = proposer
-        self._vocab_size = vocab_size
+    def __init__(
+        self,
+        proposer: Proposer,
+        vocab_size: int,
+        limit_s: float | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.failures = self._reported = self._in_a_row = 0
+        self.off: Reason | None = None
+        self.on_off: Callable[[Reason], None] = lambda reason: None
+        self.on_drafted: Callable[[Int32], None] = lambda rows: None
+        self._vocab_size, self._limit_s, self._clock = vocab_size, limit_s, clock
+        self._seconds: deque[float] = deque(maxlen=STEPS)
+        self._hidden_states = HiddenStateBuffer()
+        self._in_use: set[int] = set()
         self._lost: set[int] = set()
-        self._watch = HiddenStateBuffer()
+        self.use(proposer)
         is_forest(Drafts.empty(1), np.ones(1, np.int32), vocab_size, 1)  # compiled before it counts
-
-    @property
-    def max_depth(self) -> int:
-        return self._proposer.max_depth
-
-    @property
-    def wants(self) -> HiddenStateRequest:
-        """What the proposer wants of the target's forwards, at this moment."""
-        return HiddenStateRequest.of(self._proposer)
 
     def use(self, proposer: Proposer) -> None:
         """Ask another proposer from now on; it knows no row until that is started again."""
-        self._proposer = proposer
-        self._watch.forget()
+        self._proposer: Proposer | None = proposer
+        self._max_depth, self._max_tokens = proposer.max_depth, most_tokens(proposer)
+        self._hidden_states.forget()
+        self._in_use.clear()
         self._lost.clear()
 
-    def start(self, row: int, prompt: Int32, said: Int32) -> None:
-        """Begin a row with ``int32[*]`` ids of its prompt, and of its answer so far."""
-        self._lost.discard(row)
-        self._call(row, self._proposer.start, row, prompt)
-        if len(said):
-            self.observe(row, said)
+    @property
+    def max_depth(self) -> int:
+        return self._max_depth
 
-    def see(self, plan: Plan, drafts: Drafts, accepted: Accepted, thoughts: HiddenStates) -> None:
-        """What the target thought in a step, for a proposer that wants to know; it hears of it when
-        its row is observed.
-        """
-        if not self.wants:
+    @property
+    def max_tokens(self) -> int:
+        """Most draft tokens of a row."""
+        return self._max_tokens
+
+    @property
+    def hidden_state_request(self) -> HiddenStateRequest:
+        """What the proposer needs now of the target's forwards; nothing once it is off."""
+        return HiddenStateRequest.of(self._proposer)
+
+    def start(self, row: int, prompt: Int32, committed: Int32 = NOTHING) -> None:
+        """Begin a row with ``int32[*]`` ids of its prompt, and of its answer so far."""
+        if row in self._in_use:
+            self.finish(row)
+        self._in_use.add(row)
+        self._lost.discard(row)
+        self._call(row, lambda proposer: proposer.start(row, prompt))
+        if len(committed):
+            self.observe(row, committed)
+
+    def keep(
+        self, plan: Plan, drafts: Drafts, accepted: Accepted, hidden_states: HiddenStates
+    ) -> None:
+        """Keep the target's hidden states of a step until their rows are observed."""
+        if not self.hidden_state_request:
             return
         try:
-            self._watch.see(plan, drafts, accepted, thoughts)
-        except Exception:
-            self._watch.forget()
-            self._fail("what the target thought was not kept; drafts go without it", raised=True)
+            self._hidden_states.keep(plan, drafts, accepted, hidden_states)
+        except Exception as error:
+            self._hidden_states.forget()
+            self._fail("hidden states were not kept; drafts go without them", error)
 
-    def observe(self, row: int, tokens: Int32) -> None:
+    def observe(self, row: int, tokens: Int32, hidden: Any = None) -> None:
+        def observe(proposer: Proposer) -> None:
+            kept = self._hidden_states.take(row)
+            proposer.observe(row, tokens, kept if hidden is None else hidden)
+
         if row in self._lost:
-            self._watch.drop(row)
+            self._hidden_states.drop(row)
         else:
-            self._call(row, self._observe, row, tokens)
+            self._call(row, observe)
 
     def finish(self, row: int) -> None:
-        self._watch.drop(row)
-        self._call(row, self._proposer.finish, row)
-
-    def failures_since(self) -> int:
-        """Failures since this was last asked."""
-        told, self._told = self._told, self.failures
-        return self.failures - told
+        self._in_use.discard(row)
+        self._hidden_states.drop(row)
+        self._call(row, lambda proposer: proposer.finish(row))
 
     def propose(
         self, rows: Int32, budget: Int32, least: NDArray[np.float32] | None = None
     ) -> Drafts:
         """Drafts for rows, see `Proposer`; empty where there are none to be had."""
+        none = Drafts.empty(len(rows))
         if self._lost:
             budget = np.where(np.isin(rows, list(self._lost)), 0, budget).astype(np.int32)
-        if not budget.any() or (least is not None and not len(least)):
-            return Drafts.empty(len(rows))
+        if self._proposer is None or not budget.any() or (least is not None and not len(least)):
+            return none
+        began = self._clock()
         try:
             drafts = self._proposer.propose(rows, budget, least)
-        except Exception:
-            self._fail("the proposer failed; this step goes without drafts", raised=True)
-            return Drafts.empty(len(rows))
-        if is_forest(drafts, budget, self._vocab_size, self.max_depth):
-            return drafts
-        self._fail("the proposer's drafts are no trees within their limits; they are dropped")
-        return Drafts.empty(len(rows))
+            if not is_forest(drafts, budget, self._vocab_size, self._max_depth):
+                raise ValueError("the drafts are no trees within their limits")
+        except Exception as error:
+            self._fail("a proposer failed; this step goes without its drafts", error)
+            return none
+        self._in_a_row = 0
+        self._check_time(self._clock() - began)
+        self._report(rows, drafts)
+        return drafts
 
-    def _observe(self, row: int, tokens: Int32) -> None:
-        self._proposer.observe(row, tokens, self._watch.take(row))
+    def new_failures(self) -> int:
+        """Failures since this was last asked."""
+        reported, self._reported = self._reported, self.failures
+        return self.failures - reported
 
-    def _call(self, row: int, method: Callable[..., None], *args: Any) -> None:
+    def _call(self, row: int, action: Callable[[Proposer], None]) -> None:
         try:
-            method(*args)
-        except Exception:
+            if self._proposer is not None:
+                action(self._proposer)
+        except Exception as error:
             self._lost.add(row)
-            self._fail(f"the proposer failed; row {row} goes without drafts", raised=True)
+            self._fail(f"a proposer failed; row {row} goes without its drafts", error)
 
-    def _fail(self, message: str, raised: bool = False) -> None:
-        self.failures += 1
-        if self.failures & (self.failures - 1) == 0:  # 1, 2, 4, ... so that logs stay readable
-            log.warning("%s (%d failures so far)", message, self.failures, exc_info=raised)
+    def _report(self, rows: Int32, drafts: Drafts) -> None:
+        try:
+            self.on_drafted(rows[np.diff(drafts.offsets) > 0])
+        except Exception as error:  # no fault of the proposer's
+            log.warning("drafted rows are not counted any more", exc_info=error)
+            self.on_drafted = lambda rows: None
+
+    def _fail(self, message: str, error: Exception) -> None:
+        self.failures, self._in_a_row = self.failures + 1, self._in_a_row + 1
+        if self._limit_s is not None and self._in_a_row >= FAILURES:
+            self._switch_off("failed", f"it failed {FAILURES} times in a row, at last by {error!r}")
+        elif self.failures & (self.failures - 1) == 0:  # 1, 2, 4, ... so that logs stay readable
+            log.warning("%s (%d failures so far)", message, self.failures, exc_info=error)
+
+    def _check_time(self, seconds: float) -> None:
+        self._seconds.append(seconds)
+        if self._limit_s is None or len(self._seconds) < STEPS:
+            return
+        if (median := statistics.median(self._seconds)) > self._limit_s:
+            why = f"a step's drafts took {median:.3g} s, the limit is {self._limit_s:g} s"
+            self._switch_off("slow", why)
+
+    def _switch_off(self, reason: Reason, why: str) -> None:
+        self._proposer, self.off = None, reason
+        self.on_drafted = lambda rows: None
+        log.warning(
+            "drafting by a model is off until a restart, requests go on: %s; `tasc task set` makes "
+            "its trees (--draft-depth, --draft-nodes) or its vocabulary (--draft-vocabulary) "
+            "smaller, or takes it away (--unset drafter); engine.neural_draft_limit_s is the limit",
+            why,
+        )
+        self.on_off(reason)
 
 
 def is_forest(drafts: Drafts, budget: Int32, vocab_size: int, max_depth: int) -> bool:
     """Whether each draft is a tree, parents in front, of ids, within its row's budget."""
-    sizes = {len(drafts.tokens), len(drafts.parents), len(drafts.depths), len(drafts.source)}
+    parts = drafts.tokens, drafts.parents, drafts.depths, drafts.source
     offsets = drafts.offsets
-    if len(sizes) > 1 or len(offsets) != len(budget) + 1 or offsets[-1] != len(drafts.tokens):
+    if len(offsets) != len(budget) + 1 or {len(part) for part in parts} != {offsets[-1]}:
         return False
-    found = _is_forest(
-        drafts.tokens,
-        drafts.parents,
-        drafts.depths,
-        drafts.source,
-        offsets,
-        budget,
-        vocab_size,
-        max_depth,
-        len(SOURCES),
-    )  # fmt: skip
-    return bool(found)
+    return bool(_is_forest(*parts, offsets, budget, vocab_size, max_depth, len(SOURCES)))
 
 
 @numba.njit(cache=True, nogil=True)
 def _is_forest(
-    tokens: Any, parents: Any, depths: Any, source: Any, offsets: Any, budget: Any,
-    vocab_size: int, max_depth: int, sources: int,
-) -> bool:  # fmt: skip
+    tokens: Any,
+    parents: Any,
+    depths: Any,
+    source: Any,
+    offsets: Any,
+    budget: Any,
+    vocab_size: int,
+    max_depth: int,
+    sources: int,
+) -> bool:
     if offsets[0] != 0:
         return False
     for i in range(len(budget)):

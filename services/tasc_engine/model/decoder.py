@@ -61,7 +61,8 @@ class LeanDecoder:
         layers, heads, kv_heads, head_dim: Of its attention.
         embedding: ``[vocab_size, D]``.
         head: Of states, logits.
-        wants: What is kept of each call in `thoughts`; it takes the last layer at every token.
+        requested: What is kept of each call in `hidden_states`; it takes the last layer at every
+            token.
     """
 
     def __init__(self, model: Any, max_positions: int, adapters: Adapters) -> None:
@@ -78,8 +79,8 @@ class LeanDecoder:
         turns = _turns(model, max_positions)
         self.operations = _operations(turns, self.heads, self.kv_heads, config.hidden_act)
         self.turned = turns.shape[-1]
-        self.wants = HiddenStateRequest()
-        self.thoughts = HiddenStates()
+        self.requested = HiddenStateRequest()
+        self.hidden_states = HiddenStates()
 
     def __call__(self, ids: Tensor, looked_at: Tensor, cache: RowCache) -> Tensor:
         """Logits ``[M, vocab_size]`` in the model's dtype.
@@ -89,10 +90,10 @@ class LeanDecoder:
             looked_at: ``int64[M]`` which of the N tokens get logits.
             cache: Has the step's layout; is given keys and values of all N, in every layer.
         """
-        if not self.wants:
+        if not self.requested:
             return self.head(self.states(self.embed(ids), looked_at, cache))
         hidden = self.states(self.embed(ids), None, cache).clone()
-        self.thoughts = HiddenStates(self.wants, hidden, self.head)
+        self.hidden_states = HiddenStates(self.requested, hidden, self.head)
         return self.head(hidden.index_select(0, looked_at))
 
     @property

@@ -1,4 +1,4 @@
-"""What a proposer wants to know of the target's forwards, and where to find it; no rows."""
+"""The target's hidden states: what a proposer asks for, and what a forward gave."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ class HiddenStateRequest:
     """What a proposer asks of the target's forwards.
 
     Attributes:
-        hidden: Whether it wants what the LM head reads.
-        top: How many of the likeliest next tokens it wants.
+        hidden: Whether it needs what the LM head reads.
+        top: How many of the likeliest next tokens it needs.
     """
 
     hidden: bool = False
@@ -27,8 +27,8 @@ class HiddenStateRequest:
 
     @classmethod
     def of(cls, proposer: Any) -> "HiddenStateRequest":
-        """Of proposers that say nothing, nothing."""
-        return getattr(proposer, "wants", cls())
+        """A proposer's own request; an empty one if it does not need hidden states."""
+        return getattr(proposer, "hidden_state_request", cls())
 
 
 @dataclass(frozen=True)
@@ -36,24 +36,24 @@ class HiddenStates:
     """Of all N tokens of one forward, in its order.
 
     Attributes:
-        wants: What somebody wants of them.
-        hidden: ``[N, D]`` what the LM head reads; None where nothing is wanted.
+        request: What was asked for.
+        hidden: ``[N, D]`` what the LM head reads; None where nothing was asked for.
         head: The LM head: of states, logits.
     """
 
-    wants: HiddenStateRequest = HiddenStateRequest()
+    request: HiddenStateRequest = HiddenStateRequest()
     hidden: Tensor | None = None
     head: Callable[[Tensor], Tensor] | None = None
 
     def at(self, places: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """``[k, D]`` of tokens ``int64[k]`` and ``int64[k, top]``, the likeliest ones behind each.
 
-        None for what is not wanted. The head runs once more, over these tokens alone: most nodes of
-        a draft are never asked for.
+        None for what was not asked for. The head runs once more, over these tokens alone, since
+        most nodes of a draft are not accepted.
         """
         if self.hidden is None or self.head is None:
             return None, None
-        hidden, most = self.hidden[places], self.wants.top
+        hidden, most = self.hidden[places], self.request.top
         # In slices: logits of a whole prompt may not fit the memory that a plain step needs.
         tops = [self.head(x).topk(most, -1).indices for x in hidden.split(_SLICE)] if most else []
-        return hidden if self.wants.hidden else None, torch.cat(tops) if tops else None
+        return hidden if self.request.hidden else None, torch.cat(tops) if tops else None

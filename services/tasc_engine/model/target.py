@@ -50,7 +50,8 @@ class Target:
 
     Attributes:
         adapters: Their names; the number of each is its place, from 1 on.
-        decoder: Its forward, if it is ours; None: the model's own code runs.
+        forward: From token ids to logits, over the cache's layout of the step.
+        decoder: The forward, if it is ours; None: the model's own code runs.
 
     Raises:
         UnsupportedModel: The model cannot be decoded exactly here; the message names it and why.
@@ -68,7 +69,9 @@ class Target:
         expected, self._name = _own_logits(model.eval()), type(model).__name__
         added = Adapters(model, adapters)
         decoder = lean(model, config.max_model_len, added)
-        self._forward = through_modules(model, self.cache, added) if decoder is None else decoder
+        self.forward: Forward = (
+            through_modules(model, self.cache, added) if decoder is None else decoder
+        )
         self.decoder = decoder
         self._check_against(expected)
         self._graphs = None if decoder is None else self._graphed(decoder)
@@ -97,40 +100,40 @@ class Target:
         return self.adapters.index(name) + 1
 
     @property
-    def thoughts(self) -> HiddenStates:
-        """What `watch` asked for, of the last step."""
-        return HiddenStates() if self.decoder is None else self.decoder.thoughts
+    def hidden_states(self) -> HiddenStates:
+        """Those of the last step that `keep_hidden_states` asked for."""
+        return HiddenStates() if self.decoder is None else self.decoder.hidden_states
 
-    def watch(self, wants: HiddenStateRequest) -> None:
-        """Keep of each step from now on what somebody wants of it; a GPU's graphs are left out.
+    def keep_hidden_states(self, request: HiddenStateRequest) -> None:
+        """Keep what is asked for of each step from now on; a GPU's graphs are not used then.
 
         Raises:
-            UnsupportedModel: The model's own code runs it, which tells nothing.
+            UnsupportedModel: The model's own code runs it, which does not give hidden states.
         """
-        if wants == self._wanted:
+        if request == self._requested:
             return
         if self.decoder is None:
             raise UnsupportedModel(
-                f"{self._name} does not tell what it thinks; a proposer that reads it needs one of "
-                f"{', '.join(FAMILIES)}"
+                f"{self._name} does not give its hidden states; a proposer that reads them needs "
+                f"one of {', '.join(FAMILIES)}"
             )
-        self.decoder.wants, self.decoder.thoughts = wants, HiddenStates()
+        self.decoder.requested, self.decoder.hidden_states = request, HiddenStates()
 
     @contextmanager
-    def unwatched(self) -> Iterator[None]:
+    def without_hidden_states(self) -> Iterator[None]:
         """Steps in the block keep nothing: they need less memory."""
-        wants = self._wanted
-        self.watch(HiddenStateRequest())
+        request = self._requested
+        self.keep_hidden_states(HiddenStateRequest())
         try:
             yield
         finally:
-            self.watch(wants)
+            self.keep_hidden_states(request)
 
     def warm_up(self) -> None:
         """Compile and capture what a GPU needs, so that no request waits for it; rows are free."""
-        if self._graphs and not self.watched:  # else its graphs are not used
+        if graphs := self._usable_graphs:
             with self._current():
-                self._graphs.warm_up()
+                graphs.warm_up()
             most = min(self.config.prefill_chunk, self.config.max_model_len, self.cache.places)
             for tokens in {max(most // 8, 1), max(most // 2, 1), most}:  # kernels of prompt chunks
                 self.next_tokens(plain_feed([0], 0, np.zeros(tokens, np.int32)))
@@ -181,29 +184,34 @@ class Target:
             ) from error
 
     def _chosen(self, step: StepLayout[Int64]) -> Int64:
-        chosen = self._graphs.next_tokens(step) if self._graphs and not self.watched else None
-        if chosen is not None:
-            return chosen
+        if (graphs := self._usable_graphs) and (tokens := graphs.next_tokens(step)) is not None:
+            return tokens
         logits = self._forward_of(step)
         return choose(logits) if logits.device.type == "cpu" else greatest(logits)
 
     def _logits(self, step: StepLayout[Int64]) -> Tensor:
-        logits = self._graphs.logits(step) if self._graphs and not self.watched else None
-        return self._forward_of(step) if logits is None else logits
+        if (graphs := self._usable_graphs) and (logits := graphs.logits(step)) is not None:
+            return logits
+        return self._forward_of(step)
 
     @property
-    def watched(self) -> bool:
-        """Whether steps keep what somebody wants of them."""
-        return bool(self._wanted)
+    def keeps_hidden_states(self) -> bool:
+        """Whether steps keep hidden states."""
+        return bool(self._requested)
 
     @property
-    def _wanted(self) -> HiddenStateRequest:
-        return HiddenStateRequest() if self.decoder is None else self.decoder.wants
+    def _usable_graphs(self) -> GraphedForward | None:
+        """None while hidden states are kept, which graphs do not."""
+        return None if self.keeps_hidden_states else self._graphs
+
+    @property
+    def _requested(self) -> HiddenStateRequest:
+        return HiddenStateRequest() if self.decoder is None else self.decoder.requested
 
     def _forward_of(self, step: StepLayout[Int64]) -> Tensor:
         device = on_device(step, self.device)
         self.cache.begin(step, device)
-        return self._forward(device.ids, device.looked_at, self.cache)
+        return self.forward(device.ids, device.looked_at, self.cache)
 
     def _graphed(self, decoder: LeanDecoder) -> GraphedForward | None:
         """Decoding steps as graphs; None where there are none."""

@@ -86,7 +86,7 @@ class Verifier:
         try:
             return self._run(target, plan, drafts, allowed)
         except OutOfMemory:
-            if not len(drafts.tokens) and not target.watched:
+            if not len(drafts.tokens) and not target.keeps_hidden_states:
                 raise
         return self._in_less_memory(target, plan, drafts, allowed)
 
@@ -117,9 +117,9 @@ class Verifier:
             try:
                 return self._run(target, plan, none, at_roots)
             except OutOfMemory:
-                if not target.watched:
+                if not target.keeps_hidden_states:
                     raise
-        with target.unwatched():
+        with target.without_hidden_states():
             return self._run(target, plan, none, at_roots)
 
     def _run(self, target: Target, plan: Plan, drafts: Drafts, allowed: Allowed | None) -> Verified:

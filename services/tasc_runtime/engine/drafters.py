@@ -23,7 +23,6 @@ from tasc_engine import EngineConfig, ModelSource, Target
 from tasc_engine.drafting.neural.card import read_card
 from tasc_engine.drafting.neural.drafters import Eagle, Independent
 from tasc_engine.drafting.neural.files import WEIGHTS, load_drafter
-from tasc_engine.drafting.neural.guard import GuardedProposer, Reason
 from tasc_engine.drafting.neural.hybrid import HybridProposer
 from tasc_engine.drafting.neural.neural_settings import NeuralSettings
 from tasc_engine.drafting.neural.proposer import NeuralProposer
@@ -35,6 +34,7 @@ from tasc_engine.drafting.neural.vocabulary import (
     RankedVocabulary,
     Vocabulary,
 )
+from tasc_engine.drafting.safe_proposer import Reason, SafeProposer
 from tasc_runtime.errors import ServiceError
 from tasc_store import ArtifactStore, NeuralDrafting, TaskRecord
 from tasc_store.artifacts.artifact_store import VOCABULARY
@@ -119,7 +119,7 @@ class TaskDrafter:
     def __init__(
         self,
         neural: NeuralDrafting,
-        guarded: GuardedProposer,
+        guarded: SafeProposer,
         vocabulary: Vocabulary,
         device: torch.device,
         kind: str,
@@ -169,7 +169,7 @@ def load_task_drafter(
 
     Args:
         source: Where the target comes from.
-        limit_s: Longest seconds of a drafted step, see `GuardedProposer`.
+        limit_s: Longest seconds of a drafted step, see `SafeProposer`.
         ranking: Finds the task's ranked vocabulary, where the record drafts from one.
 
     Raises:
@@ -205,7 +205,7 @@ def load_task_drafter(
         config.rows,
         vocabulary.nbytes / _MIB,
     )
-    guarded = GuardedProposer(proposer, target.vocab_size, limit_s)
+    guarded = SafeProposer(proposer, target.vocab_size, limit_s)
     return TaskDrafter(neural, guarded, vocabulary, target.device, read_card(folder).kind)
 
 

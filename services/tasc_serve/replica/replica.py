@@ -40,20 +40,24 @@ class TaskReplica:
         redis_url: The store.
         task: Which of the settings' tasks.
         digest: The `engine_digest` of the record that it serves; unset: the newest one's.
+
+    Attributes:
+        builder: The task's engine, and what it was built of.
+        registry: The replica's metrics.
     """
 
     def __init__(
         self, settings: ServeSettings, redis_url: str, task: ServedTask, digest: str | None = None
     ) -> None:
         self._client = client = connect(redis_url)
-        registry = CollectorRegistry()
+        self.registry = registry = CollectorRegistry()
         limits = settings.limits
         self._capacity = settings.engine.rows + limits.max_queued_requests
         self._outstanding = 0
         self._drain = DrainRate()
         self._timeout_s = limits.request_timeout_s
         self._stall_limit_s = max(limits.request_timeout_s, _LEAST_STALL_S)
-        self._builder = EngineBuilder.of_task(
+        self.builder = EngineBuilder.of_task(
             client,
             task.name,
             settings.engine,
@@ -65,43 +69,43 @@ class TaskReplica:
             say=partial(tell, client, task.name),
             digest=digest,
         )
-        self._builder.compile_own_guide()
-        self._admission = Admission(self._builder, limits)
-        own = {"task": task.name, "model_name": model_name(self._builder.record)}
+        self.builder.compile_own_guide()
+        self._admission = Admission(self.builder, limits)
+        own = {"task": task.name, "model_name": model_name(self.builder.record)}
         self._metrics = ReplicaMetrics(
             registry,
             **own,
-            proposer=self._builder.drafts_by,
-            record_version=lambda: self._builder.record_version,
+            proposer=self.builder.drafts_by,
+            record_version=lambda: self.builder.record_version,
         )
-        if self._builder.drafter:
-            self._builder.drafter.tell(NeuralMetrics(registry, own))
+        if self.builder.drafter:
+            self.builder.drafter.tell(NeuralMetrics(registry, own))
         self._shadow = ShadowCheck(
-            self._builder.engine,
+            self.builder.engine,
             task.shadow,
-            self._builder.record.dtype,
+            self.builder.record.dtype,
             self._metrics,
             self._metrics.observe_step,
         )
         self._collector = Collector(CollectedRows(client, task.name), task.collect, self._metrics)
-        self._set_index(self._builder.artifact)
+        self._set_index(self.builder.artifact)
         host = settings.metrics.host or node_address()
         self._port = MetricsPort(client, registry, host=host, ttl_s=settings.metrics.ttl_s)
         self._loop = EngineLoop(
-            self._builder.engine,
+            self.builder.engine,
             on_delta=self._metrics.observe_inter_token,
             on_load=self._set_load,
             shadow=self._shadow,
         )
         self._watcher = IndexWatcher(
-            self._builder, self._loop, settings.poll_interval_s, self._set_index
+            self.builder, self._loop, settings.poll_interval_s, self._set_index
         )
         self._records = RecordWatcher(
-            self._builder,
+            self.builder,
             self._loop,
             TaskStore(client),
             settings.poll_interval_s,
-            lambda: self._set_index(self._builder.artifact),
+            lambda: self._set_index(self.builder.artifact),
         )
 
     async def complete(self, call: Call) -> Answer | Refusal:
@@ -150,18 +154,18 @@ class TaskReplica:
 
     def _refused(self, call: Call) -> Refusal | None:
         """Why a call cannot be taken now."""
-        outstanding, version = self._outstanding, self._builder.record_version
+        outstanding, version = self._outstanding, self.builder.record_version
         if outstanding >= self._capacity:
             message = f"{outstanding} requests are in this replica already"
-            waiting = outstanding - self._builder.engine.config.rows
+            waiting = outstanding - self.builder.engine.config.rows
             return Refusal("full", message, None, self._drain.retry_after_s(max(waiting, 1)))
-        if not (call.record_version is None or call.record_version in self._builder.records):
+        if not (call.record_version is None or call.record_version in self.builder.records):
             message = f"the answer was begun by version {call.record_version}, this is {version}"
             return Refusal("changed", message)
         return None
 
     def _status(self) -> TaskStatus:
-        builder, artifact = self._builder, self._builder.artifact
+        builder, artifact = self.builder, self.builder.artifact
         config = builder.engine.config
         return TaskStatus(
             task=builder.record.name,
@@ -185,17 +189,21 @@ class TaskReplica:
         if self._loop.stalled_s > self._stall_limit_s:
             raise EngineBroken(f"no step has ended for {self._loop.stalled_s:.0f} s")
 
-    def __del__(self) -> None:
+    def close(self) -> None:
+        """End its threads and connections, as far as it was built."""
         for part in ("_records", "_watcher", "_loop", "_admission", "_collector", "_port"):
             if hasattr(self, part):
                 getattr(self, part).close()
         if hasattr(self, "_client"):
             self._client.close()
 
+    def __del__(self) -> None:
+        self.close()
+
     async def _pieces(self, ready: Ready, call: Call) -> AsyncGenerator[Piece | Refusal, None]:
         request = ready.request
-        ends = () if request.ignore_eos else self._builder.tokenizer.eos_ids
-        texts = TokenTexts(self._builder.tokenizer, ends, request.committed_ids)
+        ends = () if request.ignore_eos else self.builder.tokenizer.eos_ids
+        texts = TokenTexts(self.builder.tokenizer, ends, request.committed_ids)
         timeout_s = self._timeout_s if call.timeout_s is None else call.timeout_s
         async with aclosing(self._deltas(ready, timeout_s)) as deltas:
             async for delta in deltas:
@@ -222,7 +230,7 @@ class TaskReplica:
         """Without log-probabilities, which travel as texts; with what only a replica knows."""
         if result is None:
             return None
-        artifact = self._builder.artifact
+        artifact = self.builder.artifact
         version = artifact.version if artifact else None
         return dataclasses.replace(result, logprobs=(), index_version=version)
 
@@ -263,10 +271,10 @@ class TaskReplica:
 
     def _set_index(self, artifact: Artifact | None) -> None:
         """What answers are drafted from, and by what, has changed."""
-        proposer = self._builder.drafts_by
+        proposer = self.builder.drafts_by
         if proposer != self._metrics.proposer:
             self._metrics.set_proposer(proposer)
-        self._metrics.set_index(artifact, self._builder.index_bytes)
+        self._metrics.set_index(artifact, self.builder.index_bytes)
 
     def _observe_step(self, record: StepRecord) -> None:
         # Metrics are labelled by what the builder turns out to draft with, so they are made later.

@@ -19,7 +19,7 @@ import tiny
 from support import DEADLINE_S, eventually
 from tasc_draft import DraftIndex, DraftSettings, Tokens, build_index
 from tasc_engine import GenerationResult
-from tasc_runtime.engine.builder import EngineBuilder
+from tasc_runtime.engine.builder import EngineBuilder, Proposers
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import StaleProposer
 from tasc_runtime.protocol import Answer, Call
@@ -98,7 +98,7 @@ def test_rows_in_flight_go_on_as_they_would_and_are_drafted_for_otherwise(
     for step in range(200):
         if step == 2:
             assert not found, "all rows are in flight"
-            worker.take(changed, 2, None, worker.proposer_for(changed, worker.proposer.index))
+            worker.take(changed, 2, worker.proposer_for(changed, worker.proposer.index))
             worker.proposer.check_integrity()
         found |= {d.id: d.result for d in worker.engine.step() if d.result}
     assert {p: found[request.id].tokens for p, request in asked.items()} == expected
@@ -121,10 +121,10 @@ def test_settings_that_change_with_the_index_take_it_as_it_is_then(
     late = worker.proposer_for(changed, index)
     assert worker.artifact is not None
     worker.swap(worker.artifact, tuned, worker.proposer_for(worker.record, tuned))
-    worker.take(changed, 2, None, made)
+    worker.take(changed, 2, made)
     assert (worker.proposer.settings, worker.proposer.index) == (OFF, tuned)
     with monkeypatch.context() as patched:
-        patched.setattr(worker._proposers, "make", None)
+        patched.setattr(Proposers, "make", None)
         for stale in (None, worker.proposer):
             with pytest.raises(StaleProposer):
                 worker.swap(worker.artifact, index, stale)
@@ -136,7 +136,7 @@ def test_settings_that_change_with_the_index_take_it_as_it_is_then(
 def test_an_index_that_comes_with_other_settings_of_the_record_is_tried_again(
     replica: TaskReplica, indexes: ArtifactStore, index: DraftIndex, monkeypatch: Any
 ) -> None:
-    worker, real = replica._builder, replica._builder.swap
+    worker, real = replica.builder, replica.builder.swap
     refused = []
 
     def swap(*values: Any) -> None:
@@ -156,7 +156,7 @@ def test_under_load_answers_are_equal_and_what_is_counted_names_who_drafts(
     index: DraftIndex, expected: Any,
 ) -> None:  # fmt: skip
     labels = {"task": record.name}
-    registry = replica._metrics._series._registry
+    registry = replica.registry
 
     def samples() -> Samples:
         return Samples(generate_latest(registry).decode())
@@ -202,12 +202,12 @@ def test_under_load_answers_are_equal_and_what_is_counted_names_who_drafts(
 def test_an_index_tuned_to_what_it_cannot_be_drafted_by_leaves_the_old_one(
     replica: TaskReplica, indexes: ArtifactStore, index: DraftIndex, monkeypatch: Any, caplog: Any
 ) -> None:
-    def fails(record: TaskRecord, index: DraftIndex) -> None:
+    def fails(self: Proposers, record: TaskRecord, index: DraftIndex) -> None:
         raise ValueError("sorted by too few tokens")
 
-    worker = replica._builder
+    worker = replica.builder
     with monkeypatch.context() as patched:
-        patched.setattr(worker._proposers, "make", fails)
+        patched.setattr(Proposers, "make", fails)
         publish(indexes, replace(index, settings=TASC))
         eventually(lambda: "does not fit; the old one stays in use" in caplog.text)
     assert worker.artifact is not None

@@ -9,8 +9,8 @@ import uuid
 from dataclasses import replace
 from functools import partial
 
-import httpx
 import pytest
+from prometheus_client import generate_latest
 from serving import Samples, publish
 
 import tiny
@@ -97,11 +97,10 @@ class Replica:
         return asyncio.run(ask())
 
     def sum(self, name, **labels):
-        url = f"http://{self._replica._port.target}/metrics"
-        return Samples(httpx.get(url, timeout=30).raise_for_status().text).sum(name, **labels)
+        return Samples(generate_latest(self._replica.registry).decode()).sum(name, **labels)
 
     def close(self):
-        self._replica.__del__()
+        self._replica.close()
 
 
 @pytest.fixture

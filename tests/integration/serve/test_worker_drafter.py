@@ -23,7 +23,6 @@ from tasc_engine.drafting.neural.ranking import Ranking
 from tasc_engine.errors import RankingError
 from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine.drafters import NeuralMetrics
-from tasc_runtime.engine.versions import fixed_changes
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import ServiceError
 from tasc_runtime.protocol import Answer, Call, Refusal
@@ -248,13 +247,6 @@ def test_a_drafter_that_breaks_while_it_drafts_is_switched_off_and_answers_go_on
     assert off == {"failed": 1, "slow": 0}
 
 
-def test_another_drafter_needs_another_engine(make: Make, drafter: Place) -> None:
-    drafted = make(NeuralDrafting(str(drafter("independent"))))
-    worker = drafted.start()
-    for neural in (None, replace(drafted.record.neural or NeuralDrafting("x"), depth=2)):
-        assert fixed_changes(worker.record, replace(worker.record, neural=neural)) == ["neural"]
-
-
 def test_a_replica_counts_what_it_drafts_by_the_proposer_s_name(
     make: Make, drafter: Place, expected: list[str], redis_url: str
 ) -> None:
@@ -268,7 +260,7 @@ def test_a_replica_counts_what_it_drafts_by_the_proposer_s_name(
 
     with running_replica(redis_url, name, drafted.cache, engine=ENGINE.model_dump()) as replica:
         found = asyncio.run(ask(replica))
-        samples = Samples(generate_latest(replica._metrics._series._registry).decode())
+        samples = Samples(generate_latest(replica.registry).decode())
     assert [a.result.text if isinstance(a, Answer) else a for a in found] == expected
     by = {"task": name, "proposer": "hybrid/independent"}
     tokens = "tasc_spec_decode_num_accepted_tokens_total"

@@ -1,14 +1,17 @@
 """A tiny engine for tests of what surrounds decoding."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
 
-from tasc_draft import DraftIndex, DraftSettings, NgramProposer
-from tasc_engine import Engine, EngineConfig, ModelSource, StepRecord, Target
+import support
+from support import EAGER, SMALL
+from tasc_draft import Proposer
+from tasc_engine import Engine, StepRecord, Target
 from tasc_engine.step.cost import StepCosts
 from tasc_text import TaskTokenizer
 from tiny import make_folder
@@ -38,26 +41,26 @@ def examples(everything: bool, seed: int) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def make_engine(folder: Path, tokenizer: TaskTokenizer) -> EngineMaker:
+def make_engine(folder: Path) -> EngineMaker:
+    """`support.make_engine` with the model of ``folder``; other arguments are `EngineConfig`'s."""
+
     def make(
-        rows: int = 2,
-        max_waiting: int = 8,
-        on_step: Callable[[StepRecord], None] = lambda record: None,
+        *,
         drafts: int = 4,
+        target: Target | None = None,
+        proposer: Proposer | None = None,
+        on_step: Callable[[StepRecord], None] = lambda record: None,
         costs: StepCosts | None = None,
+        **config: int,
     ) -> Engine:
-        config = EngineConfig(
-            rows=rows, max_model_len=64, prefill_chunk=16, max_waiting=max_waiting
+        return support.make_engine(
+            folder,
+            replace(SMALL, **{"max_waiting": 8, **config}),
+            target=target,
+            proposer=proposer,
+            settings=replace(EAGER, num_speculative_tokens=drafts),
+            on_step=on_step,
+            costs=costs,
         )
-        target = Target.load(ModelSource(folder, dtype="float64"), config)
-        proposer = NgramProposer(
-            DraftSettings(num_speculative_tokens=drafts, min_prob=0.0),
-            rows=rows,
-            capacity=64,
-            vocab_size=target.vocab_size,
-            eos_ids=tokenizer.eos_ids,
-            index=DraftIndex.empty(tokenizer.fingerprint, tokenizer.vocab_size),
-        )
-        return Engine(target, tokenizer, proposer, config, on_step, costs)
 
     return make

@@ -39,7 +39,7 @@ def make(
     )
 
 
-def thoughts(proposer: NeuralProposer, begin: int, n: int, seed: int = 0) -> Seen:
+def hidden_states(proposer: NeuralProposer, begin: int, n: int, seed: int = 0) -> Seen:
     """As of a target, at random."""
     generator = torch.Generator().manual_seed(1000 * seed + begin)
     size = proposer._backbone.decoder.embedding.shape[1]
@@ -52,7 +52,7 @@ def begun(proposer: NeuralProposer, row: int, prompt: Sequence[int], said: Seque
     proposer.start(row, ids(prompt))
     for i, token in enumerate(said):
         begin, n = (0, len(prompt)) if i == 0 else (len(prompt) + i - 1, 1)
-        proposer.observe(row, ids([token]), thoughts(proposer, begin, n, seed=len(prompt)))
+        proposer.observe(row, ids([token]), hidden_states(proposer, begin, n, seed=len(prompt)))
 
 
 def propose(proposer: NeuralProposer, rows: Sequence[int], budget: int = 12) -> Drafts:

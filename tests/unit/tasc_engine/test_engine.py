@@ -2,12 +2,15 @@
 
 import dataclasses
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from support import EAGER, load_target, make_proposer
 from tasc_draft import SOURCES
 from tasc_engine import (
     Engine,
@@ -18,10 +21,14 @@ from tasc_engine import (
     QueueFull,
     RequestTooLong,
     Sampling,
+    StepRecord,
+    Target,
 )
 from tasc_engine.errors import GuideError
 from tasc_engine.model import target as module
+from tasc_engine.sampling.sampler import Sampler
 from tasc_engine.step import verify as verifier
+from tasc_text import TaskTokenizer
 
 PROMPT = (5, 9, 30, 41, 7)
 
@@ -252,7 +259,7 @@ def test_choosing_that_does_not_fit_memory_fails_one_request_alone(
     make_engine, monkeypatch, broken: str
 ) -> None:
     engine, plain = make_engine(), {r.id: r.tokens for r in make_engine().generate(four())}
-    where = engine._sampler if broken == "choose" else verifier
+    where = Sampler if broken == "choose" else verifier
     name = "choose" if broken == "choose" else "token_logprobs"
     honest, calls = getattr(where, name), []
 
@@ -300,6 +307,28 @@ PROMPTS = [(5, 9, 30, 41, 7), (8, 8, 8, 2), tuple(range(40, 60)), (3, 1, 4, 1, 5
 REQUESTS = [GenerationRequest(str(i), p, 20) for i, p in enumerate(PROMPTS)]
 
 
+class Watched:
+    """An engine with its target and proposer, and how often drafting failed."""
+
+    def __init__(self, make_engine: Any, folder: Path) -> None:
+        tokenizer = TaskTokenizer.from_folder(folder)
+        self.failures = 0
+        self.target = load_target(folder)
+        self.proposer: Any = make_proposer(tokenizer, replace(EAGER, num_speculative_tokens=4))
+        self._make = make_engine
+
+    def engine(self) -> Engine:
+        return self._make(target=self.target, proposer=self.proposer, on_step=self._count)
+
+    def _count(self, record: StepRecord) -> None:
+        self.failures += record.draft_failures
+
+
+@pytest.fixture
+def watched(make_engine, folder: Path) -> Watched:
+    return Watched(make_engine, folder)
+
+
 def answers(engine: Engine) -> dict[str, GenerationResult]:
     found = {r.id: r for r in engine.generate(REQUESTS)}
     engine.check_integrity()
@@ -336,14 +365,13 @@ class Breaking:
 
 
 @pytest.mark.parametrize("method", ["start", "propose", "observe", "finish"])
-def test_a_proposer_that_raises_changes_no_answer(make_engine, plain, method: str) -> None:
-    engine = make_engine()
-    breaking = Breaking(engine._drafter._proposer, method)
-    engine._drafter._proposer = breaking
+def test_a_proposer_that_raises_changes_no_answer(watched: Watched, plain, method: str) -> None:
+    watched.proposer = breaking = Breaking(watched.proposer, method)
+    engine = watched.engine()
     assert tokens(answers(engine)) == plain
     assert tokens(answers(engine)) == plain
     assert breaking.calls >= 3
-    assert engine._drafter.failures >= breaking.calls // 3
+    assert watched.failures >= breaking.calls // 3
 
 
 WRONG: dict[str, Callable[[Any], Any]] = {
@@ -360,9 +388,8 @@ WRONG: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_drafts_that_are_no_trees_are_dropped(make_engine, plain, name: str) -> None:
-    engine = make_engine()
-    honest = engine._drafter._proposer.propose
+def test_drafts_that_are_no_trees_are_dropped(watched: Watched, plain, name: str) -> None:
+    honest = watched.proposer.propose
     proposed: list[int] = []
 
     def propose(rows: Any, budget: Any, least: Any = None) -> Any:
@@ -370,48 +397,47 @@ def test_drafts_that_are_no_trees_are_dropped(make_engine, plain, name: str) -> 
         proposed.append(len(drafts.tokens))
         return WRONG[name](drafts) if len(drafts.tokens) else drafts
 
-    engine._drafter._proposer.propose = propose
-    assert tokens(answers(engine)) == plain
-    assert engine._drafter.failures == sum(n > 0 for n in proposed) > 0
+    watched.proposer.propose = propose
+    assert tokens(answers(watched.engine())) == plain
+    assert watched.failures == sum(n > 0 for n in proposed) > 0
 
 
-def test_more_draft_tokens_than_asked_for_are_dropped(make_engine, plain) -> None:
-    engine = make_engine()
-    honest = engine._drafter._proposer.propose
+def test_more_draft_tokens_than_asked_for_are_dropped(watched: Watched, plain) -> None:
+    honest = watched.proposer.propose
 
     def propose(rows: Any, budget: Any, least: Any = None) -> Any:
         return honest(rows, np.full_like(budget, 4), least)
 
-    engine._drafter._proposer.propose = propose
-    assert tokens(answers(engine)) == plain
-    assert engine._drafter.failures > 0
+    watched.proposer.propose = propose
+    assert tokens(answers(watched.engine())) == plain
+    assert watched.failures > 0
 
 
-def with_forward(engine: Engine, change: Callable[[torch.Tensor, torch.Tensor], Any]) -> None:
+def with_forward(target: Target, change: Callable[[torch.Tensor, torch.Tensor], Any]) -> None:
     """Have ``change(ids, logits)`` look at what each forward reads and says."""
-    honest = engine._target._forward
+    honest = target.forward
 
     def forward(ids: Any, looked_at: Any, cache: Any) -> Any:
         return change(ids, honest(ids, looked_at, cache))
 
-    engine._target._forward = forward
+    target.forward = forward
 
 
 @pytest.mark.parametrize("steps", [0, 1, 4])
-def test_logits_that_are_no_numbers_end_their_request_alone(make_engine, plain, steps: int) -> None:
-    engine, seen = make_engine(), []
+def test_logits_that_are_no_numbers_end_their_request_alone(
+    watched: Watched, plain, steps: int
+) -> None:
+    seen = []
 
     def poison(ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """The first row's, from some step on, as long as request 0 is there."""
+        """Those of request 0, which has the first row, in one step."""
+        if len(seen) == steps:
+            logits[0] = torch.nan
         seen.append(1)
-        if len(seen) > steps and any(s.request.id == "0" for s in engine._active.values()):
-            first = min(s.row for s in engine._active.values())
-            if engine._active[first].request.id == "0":
-                logits[0] = torch.nan
         return logits
 
-    with_forward(engine, poison)
-    engine._free = [1, 0]
+    engine = watched.engine()
+    with_forward(watched.target, poison)
     found = answers(engine)
     assert found["0"].finish_reason == "error"
     assert "NaN" in found["0"].error
@@ -421,16 +447,16 @@ def test_logits_that_are_no_numbers_end_their_request_alone(make_engine, plain, 
     }
 
 
-def test_a_prompt_that_does_not_fit_memory_fails_and_the_engine_lives(make_engine, plain) -> None:
-    engine = make_engine()
-
+def test_a_prompt_that_does_not_fit_memory_fails_and_the_engine_lives(
+    watched: Watched, plain
+) -> None:
     def too_much(ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         if len(ids) >= 17:  # a prompt chunk of 16 and the other row; shorter ones fit
             raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: ...")
         return logits
 
-    with_forward(engine, too_much)
-    found = answers(engine)
+    with_forward(watched.target, too_much)
+    found = answers(watched.engine())
     assert found["2"].finish_reason == "error"
     assert "did not fit the memory of cpu; lower rows" in found["2"].error
     assert {n for n, r in found.items() if r.error} == {"2"}
@@ -439,11 +465,11 @@ def test_a_prompt_that_does_not_fit_memory_fails_and_the_engine_lives(make_engin
 
 @pytest.mark.parametrize("place", ["lay_out", "begin", "forward"])
 def test_drafts_that_do_not_fit_memory_are_left_out_and_nobody_notices(
-    make_engine, plain, monkeypatch: pytest.MonkeyPatch, place: str
+    watched: Watched, plain, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     """Whether kept tokens moved before memory ran out or not, they end up where they belong."""
-    engine, failed = make_engine(), []
-    target, cache = engine._target, engine._target.cache
+    engine, failed = watched.engine(), []
+    target, cache = watched.target, watched.target.cache
 
     def scarce(honest: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
@@ -469,15 +495,15 @@ def test_drafts_that_do_not_fit_memory_are_left_out_and_nobody_notices(
     elif place == "begin":
         monkeypatch.setattr(cache, "begin", scarce(cache.begin))
     else:
-        target._forward = scarce(target._forward)
+        monkeypatch.setattr(target, "forward", scarce(target.forward))
     assert tokens(answers(engine)) == plain
     assert sum(failed) > 3
 
 
-def test_what_a_broken_row_leaves_is_not_seen_by_the_next(make_engine, plain) -> None:
+def test_what_a_broken_row_leaves_is_not_seen_by_the_next(watched: Watched, plain) -> None:
     """Keys and values that are no numbers must not reach a row that is longer or comes later."""
-    engine = make_engine()
-    do = engine._target._forward.operations
+    engine = watched.engine()
+    do = watched.target.decoder.operations
     honest = do.turn_and_keep
     poisoned = [True]
 
@@ -494,25 +520,24 @@ def test_what_a_broken_row_leaves_is_not_seen_by_the_next(make_engine, plain) ->
     assert tokens(answers(engine)) == plain
 
 
-def test_a_beginning_that_does_not_fit_memory_is_not_kept(make_engine, plain) -> None:
-    engine = make_engine()
+def test_a_beginning_that_does_not_fit_memory_is_not_kept(make_engine, plain, folder: Path) -> None:
+    target, records = load_target(folder), []
+    engine = make_engine(target=target, on_step=records.append)
 
     def full(row: int, n: int) -> Any:
         raise MemoryError
 
-    engine._target.cache.copied = full
+    target.cache.copied = full
     twice = [dataclasses.replace(r, id=f"{r.id}-{k}") for k in range(2) for r in REQUESTS]
     found = {r.id: r.tokens for r in engine.generate(twice)}
     assert found == {f"{n}-{k}": t for k in range(2) for n, t in plain.items()}
-    assert engine._prefixes.nbytes == 0
+    assert not any(record.shared_tokens for record in records)
 
 
-def test_other_errors_of_a_forward_are_not_hidden(make_engine) -> None:
-    engine = make_engine()
-
+def test_other_errors_of_a_forward_are_not_hidden(watched: Watched) -> None:
     def broken(ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("shapes do not fit")
 
-    with_forward(engine, broken)
+    with_forward(watched.target, broken)
     with pytest.raises(RuntimeError, match="shapes do not fit"):
-        answers(engine)
+        answers(watched.engine())

@@ -16,20 +16,27 @@ from neural_rows import (
     assert_same,
     begun,
     every,
+    hidden_states,
     ids,
     make,
     propose,
-    thoughts,
     tree,
 )
 
 from neural_drafters import INDEXED, POLICIES, eagle_parts, exact, model_of
 from tasc_draft import SOURCES, Drafts
-from tasc_engine import Engine, EngineConfig, GenerationRequest, ModelSource, Target
+from tasc_engine import (
+    Engine,
+    EngineConfig,
+    GenerationRequest,
+    ModelSource,
+    StepRecord,
+    Target,
+)
 from tasc_engine.drafting.hidden_state_buffer import Seen
-from tasc_engine.drafting.neural.guard import FAILURES, STEPS, GuardedProposer
 from tasc_engine.drafting.neural.hybrid import HybridProposer
 from tasc_engine.drafting.neural.neural_settings import NeuralSettings
+from tasc_engine.drafting.safe_proposer import FAILURES, STEPS, SafeProposer
 from tasc_engine.model.hidden_states import HiddenStateRequest
 from tasc_text import TaskTokenizer
 
@@ -59,7 +66,7 @@ def test_what_a_head_drafts_is_as_likely_as_it_says(folder: Path, begin: int) ->
     exact(small)
     proposer = make(folder, "eagle", settings=NeuralSettings(depth=4, width=2, nodes=20))
     text = [*PROMPTS[2], 3, 4, 5]
-    seen = thoughts(proposer, begin, len(text) - begin - 1)
+    seen = hidden_states(proposer, begin, len(text) - begin - 1)
     assert seen.hidden is not None
     proposer.start(0, ids(PROMPTS[2]))
     proposer.observe(0, ids([3, 4]), Seen(begin, seen.hidden[:-1], None))
@@ -116,10 +123,10 @@ def test_an_answer_observed_in_parts_equals_one_observed_at_once(folder: Path, k
     at, said = 0, [3, 4, 5, 6, 7, 8]
     for n in (1, 3, 2):
         propose(stepwise, [0])
-        seen = thoughts(stepwise, 0, 20) if not at else thoughts(stepwise, 19 + at, n)
+        seen = hidden_states(stepwise, 0, 20) if not at else hidden_states(stepwise, 19 + at, n)
         stepwise.observe(0, ids(said[at : at + n]), seen)
         at += n
-    parts = [thoughts(whole, 0, 20), thoughts(whole, 20, 3), thoughts(whole, 23, 2)]
+    parts = [hidden_states(whole, 0, 20), hidden_states(whole, 20, 3), hidden_states(whole, 23, 2)]
     hidden = torch.cat([part.hidden for part in parts if part.hidden is not None])
     whole.start(0, ids(PROMPTS[2]))
     whole.observe(0, ids(said), Seen(0, hidden, None))
@@ -150,7 +157,7 @@ def test_a_prompt_taken_in_by_pieces_is_drafted_for_as_one_taken_in_at_once(
     for row in range(3):
         assert_same(tree(drafted[0], row), tree(drafted[1], row))
     for each in sizes:
-        each.observe(1, ids(range(8)), thoughts(each, 34, 8))
+        each.observe(1, ids(range(8)), hidden_states(each, 34, 8))
     after = [propose(each, [1]) for each in (pieces, whole)]
     assert (sizes[pieces][-2:], sizes[whole][-1]) == ([[7], [1]], [8])
     assert_same(tree(after[0]), tree(after[1]))
@@ -172,9 +179,9 @@ def test_a_head_waits_until_it_knows_what_the_target_thought(folder: Path) -> No
     proposer = make(folder, "eagle")
     proposer.start(0, ids(PROMPTS[0]))
     assert len(propose(proposer, [0]).tokens) == 0  # of the prompt nothing is known yet
-    proposer.observe(0, ids([3, 4]), thoughts(proposer, 0, 5))
+    proposer.observe(0, ids([3, 4]), hidden_states(proposer, 0, 5))
     assert len(propose(proposer, [0]).tokens) == 0  # token 4 came behind token 3 unseen
-    proposer.observe(0, ids([6]), thoughts(proposer, 5, 2))
+    proposer.observe(0, ids([6]), hidden_states(proposer, 5, 2))
     assert len(propose(proposer, [0]).tokens) == 12
 
 
@@ -182,11 +189,11 @@ def test_a_head_begins_behind_what_was_copied(folder: Path) -> None:
     """Nobody saw the target think of a beginning that was prefilled for another row."""
     proposer = make(folder, "eagle")
     proposer.start(0, ids(PROMPTS[2]))
-    proposer.observe(0, ids([3]), thoughts(proposer, 14, 6))
+    proposer.observe(0, ids([3]), hidden_states(proposer, 14, 6))
     drafted = tree(propose(proposer, [0]))
     late = make(folder, "eagle")
     late.start(0, ids([1] * 14 + PROMPTS[2][14:]))
-    late.observe(0, ids([3]), thoughts(proposer, 14, 6))
+    late.observe(0, ids([3]), hidden_states(proposer, 14, 6))
     assert_same(drafted, tree(propose(late, [0])))
     whole = make(folder, "eagle")
     begun(whole, 0, PROMPTS[2], [3])
@@ -209,13 +216,14 @@ def test_a_proposer_that_raises_is_counted_and_answers_stay_right(
             raise ArithmeticError("the proposer broke")
         return honest(*args)
 
-    engine = Engine(target, tokenizer, proposer, config)
+    records: list[StepRecord] = []
+    engine = Engine(target, tokenizer, proposer, config, records.append)
     asked = [GenerationRequest(str(i), tuple(PROMPTS[i % 3]), 16) for i in range(6)]
     undrafted = (dataclasses.replace(request, draft=False) for request in asked)
     plain = {r.id: r.tokens for r in engine.generate(undrafted)}
     monkeypatch.setattr(proposer, method, sometimes)
     assert {r.id: r.tokens for r in engine.generate(asked)} == plain
-    assert engine._drafter.failures >= calls[0] // 3 > 0
+    assert sum(record.draft_failures for record in records) >= calls[0] // 3 > 0
     engine.check_integrity()
 
 
@@ -227,7 +235,7 @@ class Neural:
     """Drafts a chain of two for each row, in so many seconds, or raises."""
 
     max_depth = 2
-    wants = HiddenStateRequest(hidden=True)
+    hidden_state_request = HiddenStateRequest(hidden=True)
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -269,7 +277,7 @@ class Ngrams(Neural):
 class Guarded:
     def __init__(self) -> None:
         self.neural = Neural()
-        self.proposer = GuardedProposer(self.neural, 10, 0.5, self.neural.clock)
+        self.proposer = SafeProposer(self.neural, 10, 0.5, self.neural.clock)
         self.drafted: list[list[int]] = []
         self.off: list[str] = []
         self.proposer.on_drafted = lambda rows: self.drafted.append(rows.tolist())
@@ -286,7 +294,7 @@ def guarded() -> Guarded:
 
 
 def test_a_drafter_that_works_is_passed_through(guarded: Guarded) -> None:
-    assert (guarded.proposer.max_depth, guarded.proposer.wants) == (
+    assert (guarded.proposer.max_depth, guarded.proposer.hidden_state_request) == (
         2,
         HiddenStateRequest(hidden=True),
     )

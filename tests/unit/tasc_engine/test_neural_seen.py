@@ -17,6 +17,7 @@ from tasc_engine import (
     GenerationRequest,
     GuideSpec,
     ModelSource,
+    StepRecord,
     Target,
     UnsupportedModel,
 )
@@ -50,7 +51,8 @@ class Recording:
     """A proposer that drafts and keeps all that it is told."""
 
     def __init__(self, inner: NeuralProposer, wants: HiddenStateRequest) -> None:
-        self.wants, self.max_depth, self._inner = wants, inner.max_depth, inner
+        self.hidden_state_request, self.max_depth = wants, inner.max_depth
+        self._inner = inner
         self.propose = inner.propose
         self.rows: dict[int, Told] = {}
         self.ended: list[Told] = []
@@ -75,9 +77,11 @@ class Bench:
     """An engine, what its proposer was told, and what it did."""
 
     engine: Engine
+    target: Target
     told: Recording
     totals: EngineTotals
     model: Any
+    failures: int = 0
 
     def answer(self, requests: Iterable[GenerationRequest]) -> dict[str, tuple[int, ...]]:
         found = {r.id: r.tokens for r in self.engine.generate(requests)}
@@ -114,8 +118,14 @@ def bench(folder: Path, tokenizer: TaskTokenizer) -> Callable[..., Bench]:
         )
         target = Target.load(ModelSource(folder, dtype="float64"), config)
         told, totals = Recording(noisy(folder), wants), EngineTotals(len(SOURCES), TREE.depth)
-        engine = Engine(target, tokenizer, told, config, totals.add)
-        return Bench(engine, told, totals, exact(model_of(folder)))
+
+        def on_step(record: StepRecord) -> None:
+            totals.add(record)
+            made.failures += record.draft_failures
+
+        engine = Engine(target, tokenizer, told, config, on_step)
+        made = Bench(engine, target, told, totals, exact(model_of(folder)))
+        return made
 
     return make
 
@@ -216,7 +226,7 @@ def test_a_proposer_that_comes_in_mid_answer_is_told_from_there_on(
     for row in later.ended:
         found.check(row, begin=None)
     found.engine.draft_by(noisy(folder))
-    assert found.engine._target.thoughts.hidden is None, "nobody wants to know any more"
+    assert found.target.hidden_states.hidden is None, "nobody asks for them any more"
 
 
 def test_of_an_answer_that_another_engine_began_everything_is_told(
@@ -293,7 +303,7 @@ def test_drafts_that_do_not_fit_memory_are_not_told_of(
     bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found, failed = bench(), []
-    target = found.engine._target
+    target = found.target
     honest = target.next_tokens
 
     def scarce(feed: Any) -> Any:
@@ -325,7 +335,7 @@ def test_what_cannot_be_kept_costs_drafts_and_nothing_else(
 
     monkeypatch.setattr(module, name, scarce)
     assert found.answer(requests()) == expected
-    assert found.engine._drafter.failures == (len(calls) + 4) // 7 > 0
+    assert found.failures == (len(calls) + 4) // 7 > 0
     kept = [(row.text, seen) for row in found.told.ended for seen in row.seen]
     assert sum(found.compare(*each) for each in kept) > 50
 
@@ -337,7 +347,7 @@ def test_a_model_whose_own_code_runs_it_is_refused_where_thoughts_are_wanted(
     config = EngineConfig(rows=ROWS, max_model_len=CAPACITY)
     target = Target.load(ModelSource(tmp_path, dtype="float64"), config)
     tokenizer = TaskTokenizer.from_folder(tmp_path)
-    with pytest.raises(UnsupportedModel, match=r"does not tell what it thinks; .* llama, mistral"):
+    with pytest.raises(UnsupportedModel, match=r"llama, mistral"):
         Engine(target, tokenizer, Recording(noisy(folder), BOTH), config)
     quiet = Recording(noisy(folder), HiddenStateRequest())
     (result,) = Engine(target, tokenizer, quiet, config).generate(requests()[:1])

@@ -72,7 +72,7 @@ def test_full_and_ranked_give_the_heads_logits(biased):
     assert torch.allclose(ranked.logits(hidden, rows), expected[..., [7, 190, 3]])
     assert ranked.ids_of(slots, rows).tolist() == [[7, 3], [190, 190]]
     assert ranked.sizes(rows).tolist() == [3, 3]
-    assert ranked.wants_top == full.wants_top == 0
+    assert ranked.needs_top == full.needs_top == 0
     sizes = [each.nbytes for each in (ranked, full, shared)]
     assert sizes == [3 * (HIDDEN + 1 + biased) * 8, 0, 0]  # so small a head is not laid out
 
@@ -241,7 +241,7 @@ def test_a_bias_is_added_and_a_row_that_was_never_started_has_no_token():
 )
 def test_each_ablation_leaves_its_stream_out(left, wants, prompted, answered):
     made = RecentVocabulary(head()[0], ROWS, pre=2, ver=3, **left)
-    assert made.wants_top == wants
+    assert made.needs_top == wants
     made.start(0, int32(1, 2))
     made.observe(0, int32(5), torch.tensor([[10, 11, 12], [20, 21, 22]])[:, :wants])
     assert drafted_from(made, 0) == prompted

@@ -17,7 +17,7 @@ class Independent:
     """A small causal LM of the target's tokenizer (VocabTrim's independent drafter, Goel et al.
     2025, arXiv 2506.22694)."""
 
-    wants_hidden = False
+    needs_hidden = False
 
     def __init__(self, decoder: LeanDecoder, rows: int, capacity: int) -> None:
         self.backbone = Backbone(decoder, rows, capacity)
@@ -38,7 +38,7 @@ class Eagle:
         joint: ``[D, 2 D]`` what makes one input of an embedding and a hidden state.
     """
 
-    wants_hidden = True
+    needs_hidden = True
 
     def __init__(self, decoder: LeanDecoder, joint: Tensor, rows: int, capacity: int) -> None:
         self.backbone = Backbone(decoder, rows, capacity)

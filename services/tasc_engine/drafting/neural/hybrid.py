@@ -127,8 +127,8 @@ class HybridProposer:
         self._arms, self._in_use = arms or TwoArmedBandit(), set[int]()
 
     @property
-    def wants(self) -> HiddenStateRequest:
-        """What the drafter wants now."""
+    def hidden_state_request(self) -> HiddenStateRequest:
+        """What the neural proposer needs now."""
         return HiddenStateRequest.of(self._neural)
 
     @property

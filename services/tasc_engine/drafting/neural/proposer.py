@@ -28,11 +28,11 @@ class DraftModel(Protocol):
     """What is in front of a drafter's layers.
 
     Attributes:
-        wants_hidden: Whether an input is made of what the target thought one token earlier.
+        needs_hidden: Whether an input is made of what the target thought one token earlier.
     """
 
     @property
-    def wants_hidden(self) -> bool: ...
+    def needs_hidden(self) -> bool: ...
 
     @property
     def backbone(self) -> Backbone: ...
@@ -64,7 +64,7 @@ class NeuralProposer:
         if chunk < 1:
             raise ValueError(f"chunk is {chunk}; it must be at least 1")
         self.settings, self.vocabulary = settings, vocabulary
-        self.wants = HiddenStateRequest(drafter.wants_hidden, vocabulary.wants_top)
+        self.hidden_state_request = HiddenStateRequest(drafter.needs_hidden, vocabulary.needs_top)
         self._drafter, self._backbone = drafter, drafter.backbone
         self._device = self._backbone.decoder.embedding.device
         self._texts = np.zeros((rows, capacity), np.int32)
@@ -75,7 +75,7 @@ class NeuralProposer:
         self._is_eos = self._is_eos.to(self._device)
         embedding = self._backbone.decoder.embedding
         shape = (rows, capacity, embedding.shape[1])
-        self._hidden = embedding.new_zeros(shape) if drafter.wants_hidden else None
+        self._hidden = embedding.new_zeros(shape) if drafter.needs_hidden else None
         self._warm_up()
 
     @property
@@ -105,7 +105,7 @@ class NeuralProposer:
         """Take in tokens the target emitted, and a `Seen` of what it thought on the way."""
         self._require_row(row)
         self._append(row, tokens)
-        if self._drafter.wants_hidden and isinstance(hidden, Seen) and hidden.hidden is not None:
+        if self._drafter.needs_hidden and isinstance(hidden, Seen) and hidden.hidden is not None:
             self._keep(row, hidden.begin, hidden.hidden)
         top = hidden.top if isinstance(hidden, Seen) else None
         self.vocabulary.observe(row, tokens, top)
@@ -142,14 +142,14 @@ class NeuralProposer:
         there = (rows >= 0) & (rows < len(self._lengths))
         asked = np.where(there, rows, 0)
         ready: NDArray[np.bool_] = there & (budget > 0) & (self._lengths[asked] > 0)
-        if self._drafter.wants_hidden:
+        if self._drafter.needs_hidden:
             ready &= self._known[asked] == self._lengths[asked] - 1
             ready &= self._known[asked] > self._bases[asked]
         return ready
 
     def _take_in(self, rows: Int32) -> Tensor:
         """Run what is new of each row; ``[R, 1, D]`` behind its last token."""
-        ends = self._lengths[rows] - int(self._drafter.wants_hidden) - self._bases[rows]
+        ends = self._lengths[rows] - int(self._drafter.needs_hidden) - self._bases[rows]
         # The last input again if nothing is new: somebody asked twice.
         starts = np.minimum(self._taken[rows], ends - 1)
         while (long := ends - starts > self._chunk).any():
@@ -159,7 +159,7 @@ class NeuralProposer:
 
     def _run(self, rows: Int32, starts: Int32, sizes: Int32) -> Tensor:
         """Take in as many inputs of each row; ``[R, D]`` behind their last ones."""
-        late = int(self._drafter.wants_hidden)
+        late = int(self._drafter.needs_hidden)
         parts, thoughts = [], []
         for row, start, size in zip(rows.tolist(), starts.tolist(), sizes.tolist(), strict=True):
             begin = int(self._bases[row]) + start
@@ -226,8 +226,9 @@ class NeuralProposer:
             return
         self.start(0, np.zeros(_WARM_UP, np.int32))
         hidden = None if self._hidden is None else self._hidden[0, :_WARM_UP].clone()
-        top = torch.zeros((_WARM_UP, self.wants.top), dtype=torch.long, device=self._device)
-        self.observe(0, np.zeros(1, np.int32), Seen(0, hidden, top if self.wants.top else None))
+        most = self.hidden_state_request.top
+        top = torch.zeros((_WARM_UP, most), dtype=torch.long, device=self._device)
+        self.observe(0, np.zeros(1, np.int32), Seen(0, hidden, top if most else None))
         self.propose(np.zeros(1, np.int32), np.full(1, self.settings.nodes, np.int32))
         self.finish(0)
 

@@ -154,7 +154,7 @@ class RecentVocabulary:
             raise ValueError("neither context nor extension; leave at least one of them on")
         self._pre, self._ver = (pre if context else 0), (ver if extension else 0)
         self._context, self._extension = context, extension
-        self.wants_top = max(self._pre, self._ver)
+        self.needs_top = max(self._pre, self._ver)
         self._base = None if base is None else checked_ids(base, head)
         self._base_head = _base_head(head, self._base, bias)
         left_out = None if self._base is None else _marked(self._base, head.shape[0])

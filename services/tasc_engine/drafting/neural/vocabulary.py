@@ -24,7 +24,7 @@ class Vocabulary(Protocol):
     """
 
     @property
-    def wants_top(self) -> int:
+    def needs_top(self) -> int:
         """How many of the target's likeliest tokens at each place it wants; 0: none."""
         ...
 
@@ -39,7 +39,7 @@ class Vocabulary(Protocol):
         """Tokens the target emitted.
 
         Args:
-            top: ``int64[k, wants_top]``, the likeliest tokens behind each of the k tokens that
+            top: ``int64[k, needs_top]``, the likeliest tokens behind each of the k tokens that
                 entered the target's cache since, the likeliest first.
         """
         ...
@@ -73,7 +73,7 @@ class Vocabulary(Protocol):
 class _FixedVocabulary:
     """The same tokens in all rows at all times."""
 
-    wants_top = 0
+    needs_top = 0
 
     def __init__(self, head: Linear, nbytes: int) -> None:
         self._head, self.nbytes = head, nbytes
