@@ -14,7 +14,7 @@ from tasc_jobs.enrich.enrichment import enrich_and_save
 from tasc_jobs.finetune.finetuning import Finetune, finetune
 from tasc_jobs.finetune.hyperparameters import FinetuneSettings
 from tasc_jobs.finetune.model import Parts, vocabulary_of
-from tasc_jobs.runtime.progress import StageProgress
+from tasc_runtime.progress import StageProgress
 from tasc_store import CorpusRow
 from tasc_text import PromptTemplate, TaskTokenizer
 

@@ -53,7 +53,7 @@ from benchmarks.draft.report import (
 from benchmarks.draft.tasks import Task, missing_splits, of_demo, of_folder
 from tasc_draft.index.bigrams import read_bigrams
 from tasc_jobs.demo.tasks import TASKS
-from tasc_jobs.runtime.progress import Progress, note
+from tasc_runtime.progress import Progress, note
 
 TABLES = ("bar", "peers", "papers")
 

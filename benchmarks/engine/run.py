@@ -25,8 +25,8 @@ from benchmarks.engine.steps import ceiling, step_times
 from tasc_engine.model.loading import ModelSource, load_model
 from tasc_jobs.demo.tasks import MODEL, TEMPLATES, demo_record, read_split
 from tasc_jobs.demo.train import SIZES
-from tasc_jobs.runtime.progress import Progress, note
 from tasc_runtime.engine.model_source import model_source
+from tasc_runtime.progress import Progress, note
 from tasc_text import PromptTemplate, TaskTokenizer
 
 _BENCH_MODEL = ENVIRONMENTS / "model" / SIZES["bench"].name

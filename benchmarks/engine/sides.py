@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks import common
 from benchmarks.engine.loop import WARM_UP_ROWS, Job, Ran
-from tasc_jobs.runtime.progress import note
+from tasc_runtime.progress import note
 
 ENVIRONMENTS = common.ROOT / ".bench"
 OURS = ("plain 8", "drafted 8", "plain 1", "drafted 1", "random 8")

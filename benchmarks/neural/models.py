@@ -30,8 +30,8 @@ from tasc_jobs.drafter.training import packed
 from tasc_jobs.drafter.training_run import DrafterJob, train_drafter
 from tasc_jobs.evaluate.subject import Setup
 from tasc_jobs.finetune.examples import Example
-from tasc_jobs.runtime.progress import silent
 from tasc_jobs.task_inputs import Asking
+from tasc_runtime.progress import silent
 from tasc_store import CorpusRow
 from tasc_text import TaskTokenizer
 

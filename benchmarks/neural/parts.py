@@ -34,7 +34,7 @@ from tasc_engine.drafting.neural.neural_settings import NeuralSettings
 from tasc_engine.drafting.neural.proposer import NeuralProposer
 from tasc_engine.drafting.neural.ranking import Origin, Ranking
 from tasc_engine.model.decoder import lean
-from tasc_jobs.task_inputs import encode
+from tasc_runtime.corpus import encode
 
 Part = tuple[list[Figure], dict[str, Any]]
 Rows = list[list[str] | None]

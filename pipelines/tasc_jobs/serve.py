@@ -12,12 +12,12 @@ from functools import partial
 from typing import Self
 
 from tasc_jobs.errors import UsageError
-from tasc_jobs.runtime.progress import note
 from tasc_jobs.tasks.model_folders import BaseModel
 from tasc_jobs.tasks.register import check_record
 from tasc_runtime.engine.versions import engine_digest, fixed_changes, newest_version
 from tasc_runtime.errors import ServiceError
 from tasc_runtime.models import load_tokenizer
+from tasc_runtime.progress import note
 from tasc_serve import app
 from tasc_serve.settings import ServeSettings
 from tasc_store import TaskRecord, TaskStore, connect

@@ -4,17 +4,13 @@ All commands that run or train a model follow one rule: what an option names cou
 record says the rest, and rows come from the files named, else from the task's corpus.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-import numpy as np
-from numpy.typing import NDArray
-
-from tasc_draft import DraftSettings, Int32, Tokens
-from tasc_draft.learning import answers
+from tasc_draft import DraftSettings
 from tasc_jobs.errors import EmptyCorpusError, UsageError
 from tasc_runtime.models import load_tokenizer
 from tasc_runtime.rows import BadRow, Fields, read_corpus
@@ -25,7 +21,6 @@ from tasc_text.tokenizer_file import open_tokenizer
 if TYPE_CHECKING:
     from tasc_engine import ModelSource
 
-PROMPT_TOKENS = 3000  # the last ones of a prompt are kept
 _BATCH = 1000
 
 
@@ -248,54 +243,5 @@ def corpus_rows(store: CorpusStore, rows: int) -> Iterator[CorpusRow]:
         yield from store.read(start, min(start + _BATCH, rows))
 
 
-@dataclass(frozen=True)
-class TokenRows:
-    """Prompts, cut to their last 3,000 tokens, and whole outputs without end-of-sequence."""
-
-    prompts: Tokens
-    outputs: Tokens
-
-    def __len__(self) -> int:
-        return len(self.outputs)
-
-    @property
-    def tokens(self) -> int:
-        return len(self.prompts.ids) + len(self.outputs.ids)
-
-    def take(self, rows: NDArray[np.int64]) -> "TokenRows":
-        return TokenRows(self.prompts.take(rows), self.outputs.take(rows))
-
-    def answers(self, eos_id: int) -> list[tuple[Int32, Int32]]:
-        """Prompt and answer of each row, the answer cut at 512 tokens, end-of-sequence on top."""
-        return answers(self.prompts, self.outputs, eos_id)
-
-
-def encode(
-    rows: Iterable[CorpusRow], tokenizer: TaskTokenizer, template: PromptTemplate | None
-) -> TokenRows:
-    """Token ids of rows; prompts with what the tokenizer puts in front of one.
-
-    Args:
-        template: Without one, a row's prompt is its input as it is.
-    """
-    prompts: list[Tokens] = []
-    outputs: list[Tokens] = []
-    rest = iter(rows)
-    while batch := list(islice(rest, _BATCH)):
-        texts = [template.render(row.input) if template else row.input for row in batch]
-        encodings = tokenizer.backend.encode_batch_fast(texts, add_special_tokens=True)
-        prompts.append(Tokens.of([e.ids[-PROMPT_TOKENS:] for e in encodings]))
-        outputs.append(Tokens.of(tokenizer.encode_outputs([row.output for row in batch])))
-    return TokenRows(_joined(prompts), _joined(outputs))
-
-
 def _file_rows(options: InputOptions) -> list[CorpusRow]:
     return read_files(options.files, options.fields, options.limit).rows
-
-
-def _joined(parts: list[Tokens]) -> Tokens:
-    if not parts:
-        return Tokens.of([])
-    return Tokens(
-        np.concatenate([p.ids for p in parts]), np.concatenate([p.lengths for p in parts])
-    )

@@ -14,13 +14,12 @@ from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 
 from tasc_runtime.protocol import Refusal
+from tasc_runtime.request_fields import SHOWN, UNKNOWN
 from tasc_store import StoreError
 
 log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1
-SHOWN = 64  # characters of a name that a message shows
-UNKNOWN = "unknown_field"  # the type of a validation error
 
 
 class ApiError(Exception):

@@ -91,8 +91,8 @@ def enrich(
     """
     from tasc_jobs.enrich.algorithm import EnrichSettings
     from tasc_jobs.enrich.enrichment import STAGES, enrich_and_save
-    from tasc_jobs.runtime.progress import Stages
     from tasc_jobs.task_inputs import InputOptions, TaskInputs, read_files
+    from tasc_runtime.progress import Stages
 
     if (task is None) == (not train):
         raise typer.BadParameter("name either a TASK or --train FILE")

@@ -92,8 +92,8 @@ def evaluate(
     from tasc_jobs.evaluate.evaluation import STAGES, Evaluation, evaluation_page
     from tasc_jobs.evaluate.evaluation import evaluate as run
     from tasc_jobs.evaluate.subject import Setup
-    from tasc_jobs.runtime.progress import Stages
     from tasc_jobs.task_inputs import InputOptions, TaskInputs, read_files
+    from tasc_runtime.progress import Stages
 
     check_report(report)
     options = InputOptions(

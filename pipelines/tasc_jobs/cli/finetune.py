@@ -96,8 +96,8 @@ def finetune(
         refuse_made,
     )
     from tasc_jobs.finetune.hyperparameters import FinetuneSettings
-    from tasc_jobs.runtime.progress import Stages
     from tasc_jobs.task_inputs import InputOptions, TaskInputs
+    from tasc_runtime.progress import Stages
 
     refuse_made(output)
     settings = FinetuneSettings(

@@ -97,8 +97,8 @@ def forecast_ft(
     from tasc_jobs.enrich.algorithm import EnrichSettings
     from tasc_jobs.evaluate.subject import Setup
     from tasc_jobs.forecast_ft.forecast import STAGES, forecast_job, forecast_page
-    from tasc_jobs.runtime.progress import Stages
     from tasc_jobs.task_inputs import InputOptions, TaskInputs, read_files
+    from tasc_runtime.progress import Stages
 
     budgets = _budgets(budget)
     settings = EnrichSettings(budgets[-1], n_max, pcs, pcs_rule)

@@ -20,8 +20,8 @@ from tasc_jobs.cli.options import (
     print_result,
 )
 from tasc_jobs.errors import UsageError
-from tasc_jobs.runtime.progress import Progress, note
 from tasc_runtime.errors import FileError
+from tasc_runtime.progress import Progress, note
 
 
 def _option(help_: str, panel: str) -> Any:

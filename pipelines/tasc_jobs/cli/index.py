@@ -14,7 +14,7 @@ from tasc_jobs.cli.options import (
     print_result,
 )
 from tasc_jobs.errors import in_short, known_errors
-from tasc_jobs.runtime.progress import note
+from tasc_runtime.progress import note
 from tasc_store import Artifact, ArtifactStore, TaskStore, connect
 
 
@@ -56,9 +56,9 @@ def refresh(
     The new index becomes current only if it drafts better for rows that neither index has seen.
     Services collect answers of tasks whose settings have `collect: {sample_rate: 0.1}`.
     """
-    from tasc_jobs.runtime.progress import Stages
     from tasc_jobs.tuning.refresh import STAGES, RefreshOptions
     from tasc_jobs.tuning.refresh import refresh as run
+    from tasc_runtime.progress import Stages
 
     options = RefreshOptions(margin, min_rows, keep, parallelism, max_bytes)
     judged = 0

@@ -12,7 +12,7 @@ from tasc_jobs.cli.options import (
     grouped,
     print_result,
 )
-from tasc_jobs.runtime.progress import note
+from tasc_runtime.progress import note
 from tasc_store import ApiKey, ApiKeys, TaskStore, connect
 
 key_app = typer.Typer(

@@ -37,7 +37,7 @@ from tasc_jobs.cli.train_drafter import train_drafter
 from tasc_jobs.cli.tuning import MIXTURES, forecast, replay, tune
 from tasc_jobs.cli.worker import worker
 from tasc_jobs.errors import exit_code, in_short, known_errors
-from tasc_jobs.runtime.progress import Clock, Progress, note
+from tasc_runtime.progress import Clock, Progress, note
 from tasc_store import connect
 
 app = typer.Typer(
@@ -131,8 +131,8 @@ def build_index(
     check_cap(max_bytes)
     from tasc_jobs.index.build import NOTES, STAGES, build_and_publish
     from tasc_jobs.index.publish import IndexReport
-    from tasc_jobs.runtime.progress import Stages
     from tasc_jobs.runtime.ray_local import local_ray
+    from tasc_runtime.progress import Stages
     from tasc_store import TaskStore
 
     with store.open() as url:

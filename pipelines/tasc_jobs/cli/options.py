@@ -211,7 +211,7 @@ def check_report(report: Path | None) -> None:
 def show(page: "ReportDocument", report: Path | None, as_json: bool) -> None:
     """Print a page unless figures are printed instead, and write it where that was asked for."""
     from tasc_jobs.report.document import show as show_in_terminal
-    from tasc_jobs.runtime.progress import note
+    from tasc_runtime.progress import note
 
     if not as_json:
         show_in_terminal(page)

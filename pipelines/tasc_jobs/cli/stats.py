@@ -49,7 +49,6 @@ def stats(
     as_json: AsJson = False,
 ) -> None:
     """How variable is a task? Entropies, coverage and lengths of its inputs and outputs."""
-    from tasc_jobs.runtime.progress import Stages
     from tasc_jobs.statistics.ngrams import Units
     from tasc_jobs.statistics.task_statistics import (
         STAGES,
@@ -57,6 +56,7 @@ def stats(
         file_statistics,
         stats_page,
     )
+    from tasc_runtime.progress import Stages
 
     if (task is None) == (not train):
         raise typer.BadParameter("name either a TASK or --train FILE")

@@ -14,8 +14,8 @@ from tasc_jobs.cli.options import (
     print_result,
 )
 from tasc_jobs.errors import JobError, UsageError
-from tasc_jobs.runtime.progress import note
 from tasc_jobs.tasks.options import TaskOptions
+from tasc_runtime.progress import note
 from tasc_store import CorpusStore, TaskRecord, TaskStore, UnknownTask, connect
 
 if TYPE_CHECKING:

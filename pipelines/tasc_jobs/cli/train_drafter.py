@@ -23,7 +23,7 @@ from tasc_jobs.cli.options import (
     print_result,
 )
 from tasc_jobs.drafter.hyperparameters import DrafterSettings, of_kind
-from tasc_jobs.runtime.progress import Stages
+from tasc_runtime.progress import Stages
 
 KindOption = Annotated[
     Kind,

@@ -19,7 +19,7 @@ from tasc_jobs.cli.options import (
     grouped,
 )
 from tasc_jobs.errors import UsageError
-from tasc_jobs.runtime.progress import note
+from tasc_runtime.progress import note
 
 if TYPE_CHECKING:
     import redis

@@ -13,9 +13,9 @@ import torch
 from tasc_jobs.demo.tasks import TASKS, demo_record, read_split
 from tasc_jobs.evaluate.quality import Metrics, quality
 from tasc_jobs.evaluate.subject import Setup, Subject, answer
-from tasc_jobs.runtime.progress import Progress
 from tasc_jobs.task_inputs import Asking
 from tasc_runtime.engine.model_source import device_of, model_source
+from tasc_runtime.progress import Progress
 from tasc_store import CorpusRow
 from tasc_text import PromptTemplate
 

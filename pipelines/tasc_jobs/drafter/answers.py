@@ -14,9 +14,9 @@ from tasc_engine.drafting.neural.card import target_fingerprint
 from tasc_jobs.errors import JobError
 from tasc_jobs.evaluate.subject import Setup, Subject
 from tasc_jobs.finetune.examples import Example
-from tasc_jobs.runtime.progress import StageProgress
 from tasc_jobs.task_inputs import Asking
 from tasc_runtime.errors import FileError
+from tasc_runtime.progress import StageProgress
 from tasc_runtime.rows import json_line, read_raw_rows, whole_file
 from tasc_store import CorpusRow
 from tasc_text import PromptTemplate, TaskTokenizer

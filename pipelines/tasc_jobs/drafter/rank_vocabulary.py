@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from tasc_draft.tokens import Int32, Int64, Tokens
 from tasc_engine.drafting.neural.ranking import Origin, Ranking
 from tasc_jobs.errors import EmptyCorpusError, UsageError
-from tasc_jobs.runtime.progress import StageProgress, silent
 from tasc_runtime.models import load_tokenizer
+from tasc_runtime.progress import StageProgress, silent
 from tasc_runtime.rows import BadRow, Fields, check_file, read_rows
 from tasc_store import Artifact, ArtifactStore, TaskRecord, TaskStore, UnknownTask, connect
 from tasc_store.artifacts.artifact_store import VOCABULARY

@@ -21,8 +21,8 @@ from tasc_jobs.evaluate.subject import Setup
 from tasc_jobs.finetune.checkpoints import NO_ROOM, Checkpoints, Kind, claimed
 from tasc_jobs.finetune.examples import Example, digest_of
 from tasc_jobs.finetune.training import run_through
-from tasc_jobs.runtime.progress import StageProgress, note, silent
 from tasc_jobs.task_inputs import Asking, TaskInputs
+from tasc_runtime.progress import StageProgress, note, silent
 from tasc_store import CorpusRow
 from tasc_text import TaskTokenizer
 

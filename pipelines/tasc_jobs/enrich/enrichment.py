@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 
 from tasc_jobs.enrich.algorithm import Enriched, EnrichSettings, refined
 from tasc_jobs.errors import EmptyCorpusError, FamilyError
-from tasc_jobs.runtime.progress import StageProgress, silent
 from tasc_runtime.errors import FileError
+from tasc_runtime.progress import StageProgress, silent
 from tasc_text import TaskTokenizer
 
 _BATCH = 1000

@@ -20,9 +20,9 @@ from tasc_jobs.evaluate.quality import (
 )
 from tasc_jobs.evaluate.subject import Prompt, Setup, Side, Subject, measure
 from tasc_jobs.report.document import Bars, Curve, Lines, ReportDocument, Table
-from tasc_jobs.runtime.progress import StageProgress, silent
 from tasc_jobs.statistics.distribution import renyi2_bits
 from tasc_jobs.task_inputs import Asking
+from tasc_runtime.progress import StageProgress, silent
 from tasc_store import CorpusRow
 from tasc_text import TaskTokenizer
 

@@ -18,7 +18,7 @@ from torch import Tensor, distributed
 from tasc_jobs.errors import FinetuneError
 from tasc_jobs.finetune.checkpoints import FINETUNE, claimed, require_unfinished
 from tasc_jobs.finetune.finetuning import Finetune, finetune, lesson_of, refuse_made
-from tasc_jobs.runtime.progress import StageProgress, silent
+from tasc_runtime.progress import StageProgress, silent
 
 _LOOK_S = 0.5
 

@@ -30,8 +30,8 @@ from tasc_jobs.finetune.model import (
 )
 from tasc_jobs.finetune.result import CARD, Made, Result, discard
 from tasc_jobs.finetune.training import Crew, Trainer, memory_to, run_through
-from tasc_jobs.runtime.progress import StageProgress, note, silent
 from tasc_jobs.task_inputs import TaskInputs
+from tasc_runtime.progress import StageProgress, note, silent
 from tasc_store import CorpusRow
 from tasc_text import PromptTemplate, resolve_folder
 

@@ -22,7 +22,7 @@ from tasc_jobs.finetune.checkpoints import Checkpoint, Checkpoints
 from tasc_jobs.finetune.examples import IGNORED, Example, batch_of, rows_of, steps_of
 from tasc_jobs.finetune.hyperparameters import Pace
 from tasc_jobs.finetune.model import head_at, trained
-from tasc_jobs.runtime.progress import StageProgress, note
+from tasc_runtime.progress import StageProgress, note
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _MOST_NORM = 1.0  # of a gradient

@@ -17,8 +17,8 @@ from tasc_jobs.enrich.family import Growing
 from tasc_jobs.errors import EmptyCorpusError
 from tasc_jobs.evaluate.subject import Prompt, Setup, Subject
 from tasc_jobs.report.document import Curve, Lines, ReportDocument, Table
-from tasc_jobs.runtime.progress import StageProgress, silent
 from tasc_jobs.task_inputs import TaskInputs
+from tasc_runtime.progress import StageProgress, silent
 from tasc_store import CorpusRow
 from tasc_text import TaskTokenizer
 

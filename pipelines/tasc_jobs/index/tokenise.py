@@ -17,8 +17,8 @@ import ray.data
 from tasc_draft.tokens import Int32, Int64, Tokens
 from tasc_jobs.errors import JobError
 from tasc_jobs.index.redis_source import RedisCorpusSource
-from tasc_jobs.runtime.progress import StageProgress
 from tasc_runtime.models import load_tokenizer
+from tasc_runtime.progress import StageProgress
 from tasc_store import TaskRecord
 from tasc_text import PromptTemplate, TaskTokenizer
 

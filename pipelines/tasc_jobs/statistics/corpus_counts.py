@@ -23,7 +23,6 @@ from ray.exceptions import OutOfMemoryError, WorkerCrashedError
 
 from tasc_jobs.errors import ClusterError, in_short
 from tasc_jobs.index.redis_source import RedisCorpusSource
-from tasc_jobs.runtime.progress import StageProgress
 from tasc_jobs.runtime.ray_local import require_ray
 from tasc_jobs.statistics.ngrams import (
     SIDES,
@@ -34,6 +33,7 @@ from tasc_jobs.statistics.ngrams import (
     Units,
     joined,
 )
+from tasc_runtime.progress import StageProgress
 
 _COUNTS = pa.schema(
     [

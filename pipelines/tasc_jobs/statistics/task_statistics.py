@@ -13,7 +13,6 @@ from typing import Any
 
 from tasc_jobs.errors import EmptyCorpusError
 from tasc_jobs.report.document import Curve, Lines, ReportDocument, Table
-from tasc_jobs.runtime.progress import StageProgress, silent
 from tasc_jobs.statistics.distribution import CurvePoint, Distribution, distribution
 from tasc_jobs.statistics.ngrams import (
     SIDES,
@@ -25,6 +24,7 @@ from tasc_jobs.statistics.ngrams import (
     Units,
     row_lengths,
 )
+from tasc_runtime.progress import StageProgress, silent
 from tasc_runtime.rows import BadRow, Fields, read_corpus
 from tasc_store import CorpusRow
 from tasc_text.template import last_words

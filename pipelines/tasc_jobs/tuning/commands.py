@@ -12,8 +12,7 @@ from tasc_draft.index.bigrams import read_bigrams
 from tasc_jobs.errors import EmptyCorpusError
 from tasc_jobs.index.publish import IndexSize, current_index, publish_index
 from tasc_jobs.report.document import ReportDocument
-from tasc_jobs.runtime.progress import Progress, note
-from tasc_jobs.task_inputs import FileRows, TokenRows, corpus_rows, encode, read_files
+from tasc_jobs.task_inputs import FileRows, corpus_rows, read_files
 from tasc_jobs.tuning.forecast import CostFile, outlook, replayed
 from tasc_jobs.tuning.held_out import HeldOut
 from tasc_jobs.tuning.replay_page import forecast_page, replay_page, tune_page
@@ -26,7 +25,9 @@ from tasc_jobs.tuning.replays import (
     prepare,
 )
 from tasc_jobs.tuning.tune import Price, by_curve, by_node, planned, tune
+from tasc_runtime.corpus import TokenRows, encode
 from tasc_runtime.models import load_tokenizer
+from tasc_runtime.progress import Progress, note
 from tasc_runtime.rows import Fields
 from tasc_store import Artifact, ArtifactStore, CorpusStore, TaskRecord, TaskStore
 from tasc_text import PromptTemplate, TaskTokenizer

@@ -5,8 +5,6 @@ replica checks the rest (`tasc_serve.replica.admission`).
 """
 
 import asyncio
-import json
-import secrets
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -16,15 +14,13 @@ from fastapi import Request
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
-from tasc_engine import GuideSpec
 from tasc_runtime.protocol import Call
-from tasc_runtime.sampling_options import AnswerGuide, FieldError, SamplingOptions
-from tasc_serve.errors import SHOWN, ApiError, of_validation
+from tasc_runtime.request_fields import SHOWN
+from tasc_runtime.sampling_options import FieldError, SamplingOptions
+from tasc_serve.errors import ApiError, of_validation
 from tasc_serve.http.schemas import (
     ChatRequest,
     CompletionRequest,
-    JsonObjectFormat,
-    JsonSchemaFormat,
 )
 from tasc_serve.settings import LimitSettings
 
@@ -154,66 +150,14 @@ def _sampling_options(
         if None not in (body.max_tokens, body.max_completion_tokens):
             message = "max_tokens and max_completion_tokens are one limit; send one of them"
             raise FieldError("max_completion_tokens", message)
-    if seed is None:  # drawn here, so that a call that is made again gets the same answer
-        seed = secrets.randbits(64)
-    return SamplingOptions(
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=None if body.top_k is None else max(body.top_k, 0),
-        min_p=body.min_p,
-        repetition_penalty=body.repetition_penalty,
-        presence_penalty=body.presence_penalty,
-        frequency_penalty=body.frequency_penalty,
-        logit_bias=tuple((int(token), bias) for token, bias in (body.logit_bias or {}).items()),
-        seed=seed if body.seed is None else body.seed % 2**64,
-        guide=_guide(body, limits),
-        logprobs=body.logprob_count,
-        ignore_eos=body.ignore_eos,
-        adapter=body.adapter,
-    )
-
-
-def _guide(body: GenerationBody, limits: LimitSettings) -> AnswerGuide | None:
-    """Raises FieldError: there are two, or one is empty, no JSON, or too large."""
-    fields = {
-        "response_format": isinstance(body.response_format, JsonObjectFormat | JsonSchemaFormat),
-        "guided_choice": body.guided_choice is not None,
-        "guided_regex": body.guided_regex is not None,
-        "guided_json": body.guided_json is not None,
-        "guided_grammar": body.guided_grammar is not None,
-    }
-    given = [name for name, is_given in fields.items() if is_given]
-    if len(given) > 1:
-        raise FieldError(given[1], f"{' and '.join(given)} are sent; an answer has one guide")
-    if not given:
-        return None
-    field = given[0]
-    if getattr(body, field) in ([], ""):
-        raise FieldError(field, f"{field} is empty; say what the answer may be, or leave it out")
-    try:
-        spec = _guide_spec(body)
-    except (ValueError, RecursionError) as error:
-        raise FieldError(field, f"{field}: {error}") from error
-    # Checked before anything is done that takes longer the larger the guide is.
-    size = sum(len(choice.encode()) for choice in spec.choices)
-    text_size, choices = len(spec.text.encode()), len(spec.choices)
-    _require_at_most(field, f"has {choices} choices", choices, limits.max_guide_choices)
-    _require_at_most(field, f"has {size} bytes", size, limits.max_guide_choices_bytes)
-    _require_at_most(field, f"has {text_size} bytes", text_size, limits.max_guide_bytes)
-    return AnswerGuide(spec, field)
-
-
-def _guide_spec(body: GenerationBody) -> GuideSpec:
-    if body.guided_choice is not None:
-        return GuideSpec("choice", choices=tuple(body.guided_choice))
-    if body.guided_regex is not None:
-        return GuideSpec("regex", text=body.guided_regex)
-    if body.guided_grammar is not None:
-        return GuideSpec("grammar", text=body.guided_grammar)
-    if isinstance(body.response_format, JsonSchemaFormat):
-        schema = body.response_format.json_schema.schema_
-    elif body.guided_json is not None:
-        schema = body.guided_json
-    else:
-        return GuideSpec("json_schema", text=_ANY_OBJECT)
-    return GuideSpec("json_schema", text=json.dumps(schema, allow_nan=False))
+    options = body.options(body.logprob_count, seed)
+    if guide := options.guide:
+        # Checked before anything is done that takes longer the larger the guide is.
+        field, choices, text = guide.field, guide.spec.choices, guide.spec.text
+        size, text_size = sum(len(choice.encode()) for choice in choices), len(text.encode())
+        _require_at_most(
+            field, f"has {len(choices)} choices", len(choices), limits.max_guide_choices
+        )
+        _require_at_most(field, f"has {size} bytes", size, limits.max_guide_choices_bytes)
+        _require_at_most(field, f"has {text_size} bytes", text_size, limits.max_guide_bytes)
+    return options

@@ -25,7 +25,7 @@ from tasc_jobs.finetune import training
 from tasc_jobs.finetune.checkpoints import FINETUNE, Checkpoint, Checkpoints, claimed
 from tasc_jobs.finetune.finetuning import CHECKPOINT, finetune
 from tasc_jobs.finetune.training import Trainer, held
-from tasc_jobs.runtime.progress import StageProgress, silent
+from tasc_runtime.progress import StageProgress, silent
 
 Amid = Callable[[Callable[[], None]], AbstractContextManager[StageProgress]]
 

@@ -7,7 +7,7 @@ import pytest
 from tasc_jobs.batch.engines import Preview, PreviewSide
 from tasc_jobs.batch.generate import BatchProgress, preview_as_json, preview_in_words
 from tasc_jobs.batch.work import JobProgress
-from tasc_jobs.runtime.progress import Clock, Progress, Stages
+from tasc_runtime.progress import Clock, Progress, Stages
 
 
 class Terminal(io.StringIO):

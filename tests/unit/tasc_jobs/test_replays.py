@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tasc_draft import BigramTable, Tokens
 from tasc_jobs.errors import JobError
-from tasc_jobs.task_inputs import TokenRows, encode, read_files
+from tasc_jobs.task_inputs import read_files
 from tasc_jobs.tuning.replays import (
     PROPOSERS,
     Comparison,
@@ -21,6 +21,7 @@ from tasc_jobs.tuning.replays import (
     named_proposers,
     prepare,
 )
+from tasc_runtime.corpus import TokenRows, encode
 from tasc_runtime.rows import Fields
 from tasc_text import PromptTemplate, TaskTokenizer, TokenizerError
 from tasc_text.tokenizer_file import open_tokenizer

@@ -8,13 +8,13 @@ import pytest
 from tasc_draft import DraftSettings, Replay, Tokens
 from tasc_draft.learning import LEAST_ROWS, held_out
 from tasc_jobs.errors import JobError
-from tasc_jobs.task_inputs import TokenRows
 from tasc_jobs.tuning.commands import PriceRequest, StoredTask
 from tasc_jobs.tuning.forecast import CostFile, StepCurve
 from tasc_jobs.tuning.held_out import HeldOut
 from tasc_jobs.tuning.replay_page import tune_page
 from tasc_jobs.tuning.replays import index_of
 from tasc_jobs.tuning.tune import BUDGETS, MIN_PROBS, by_curve, by_node, planned, tune
+from tasc_runtime.corpus import TokenRows
 from tasc_store import TaskRecord
 from tasc_text import TaskTokenizer
 from tiny import make_tokenizer

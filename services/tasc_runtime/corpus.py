@@ -1,0 +1,209 @@
+"""A task's corpus in this process: rows of any origin, their token ids, and their draft index."""
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+import tasc_draft
+from tasc_draft import (
+    DraftError,
+    DraftIndex,
+    DraftSettings,
+    Int32,
+    Tokens,
+    build_learnt_index,
+    read_index,
+    write_index,
+)
+from tasc_draft.compiled import digest_of
+from tasc_draft.learning import answers
+from tasc_runtime.errors import FileError
+from tasc_runtime.rows import SUFFIXES, BadRow, Fields, read_corpus
+from tasc_store import CorpusRow
+from tasc_text import PromptTemplate, TaskTokenizer
+
+log = logging.getLogger(__name__)
+
+PROMPT_TOKENS = 3000  # the last ones of a prompt are kept
+_BATCH = 1000
+# Files, a table (pandas, Polars, Arrow, `datasets.Dataset`), or pairs of input and output.
+Corpus: TypeAlias = Any
+
+
+def default_index_dir() -> Path:
+    """Where indexes of corpora that are in no store are kept."""
+    return Path.home() / ".cache" / "tasc-serve" / "local-indexes"
+
+
+def rows_of(corpus: Corpus, fields: Fields = Fields()) -> Iterator[CorpusRow]:
+    """Rows of a corpus, in order. The key of a row that is in no file is its number.
+
+    Args:
+        corpus: A file of rows, several, a table with the columns of ``fields`` (pandas, Polars,
+            Arrow, ``datasets.Dataset``), or pairs of input and output.
+
+    Raises:
+        FileError: A file cannot be read, or a line of it gives no row.
+        TypeError: It is none of these.
+        ValueError: A row is not two strings, or its output is blank.
+    """
+    paths = [corpus] if isinstance(corpus, str | Path) else corpus
+    if isinstance(paths, Sequence) and paths and all(isinstance(p, str | Path) for p in paths):
+        yield from read_corpus([Path(p).expanduser() for p in paths], fields, _refuse)
+        return
+    columns = _columns(corpus, fields)
+    if columns is None and (isinstance(corpus, bytes) or not isinstance(corpus, Iterable)):
+        raise TypeError(
+            f"corpus is of type {type(corpus).__name__}; give files ({', '.join(SUFFIXES)}), a "
+            f"table with columns {fields.input!r} and {fields.output!r}, or pairs of input and "
+            "output"
+        )
+    pairs = corpus if columns is None else zip(*columns, strict=True)
+    for number, pair in enumerate(pairs):
+        yield _row(number, pair)
+
+
+def _refuse(bad: BadRow) -> None:
+    raise FileError(f"{bad.file}, line {bad.line}: {bad.reason}; mend the line or leave it out")
+
+
+def _columns(table: Any, fields: Fields) -> tuple[Iterable[Any], Iterable[Any]] | None:
+    """Columns of input and output; None where it is no table."""
+    names = getattr(table, "column_names", getattr(table, "columns", None))  # Arrow's, pandas'
+    if names is None:
+        return None
+    for name in (fields.input, fields.output):
+        if name not in names:
+            known = ", ".join(map(str, names))
+            raise ValueError(f"the table has no column {name!r}; it has {known}")
+    found = table[fields.input], table[fields.output]
+    of_arrow = [column.to_pylist() if hasattr(column, "to_pylist") else column for column in found]
+    return of_arrow[0], of_arrow[1]
+
+
+def _row(number: int, pair: Any) -> CorpusRow:
+    is_pair = isinstance(pair, Sequence) and not isinstance(pair, str) and len(pair) == 2
+    if not is_pair or not all(isinstance(text, str) for text in pair):
+        raise ValueError(f"row {number} is {pair!r:.80}; give two strings, an input and an output")
+    if not pair[1].strip():
+        raise ValueError(f"row {number} has a blank output; leave it out")
+    return CorpusRow(str(number), pair[0], pair[1])
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """Prompts, cut to their last 3,000 tokens, and whole outputs without end-of-sequence."""
+
+    prompts: Tokens
+    outputs: Tokens
+
+    def __len__(self) -> int:
+        return len(self.outputs)
+
+    @property
+    def tokens(self) -> int:
+        return len(self.prompts.ids) + len(self.outputs.ids)
+
+    def take(self, rows: NDArray[np.int64]) -> "TokenRows":
+        return TokenRows(self.prompts.take(rows), self.outputs.take(rows))
+
+    def answers(self, eos_id: int) -> list[tuple[Int32, Int32]]:
+        """Prompt and answer of each row, the answer cut at 512 tokens, end-of-sequence on top."""
+        return answers(self.prompts, self.outputs, eos_id)
+
+
+def encode(
+    rows: Iterable[CorpusRow], tokenizer: TaskTokenizer, template: PromptTemplate | None
+) -> TokenRows:
+    """Token ids of rows; prompts with what the tokenizer puts in front of one.
+
+    Args:
+        template: Without one, a row's prompt is its input as it is.
+    """
+    prompts: list[Tokens] = []
+    outputs: list[Tokens] = []
+    rest = iter(rows)
+    while batch := list(islice(rest, _BATCH)):
+        texts = [template.render(row.input) if template else row.input for row in batch]
+        encodings = tokenizer.backend.encode_batch_fast(texts, add_special_tokens=True)
+        prompts.append(Tokens.of([e.ids[-PROMPT_TOKENS:] for e in encodings]))
+        outputs.append(Tokens.of(tokenizer.encode_outputs([row.output for row in batch])))
+    return TokenRows(_joined(prompts), _joined(outputs))
+
+
+def _joined(parts: list[Tokens]) -> Tokens:
+    if not parts:
+        return Tokens.of([])
+    return Tokens(
+        np.concatenate([p.ids for p in parts]), np.concatenate([p.lengths for p in parts])
+    )
+
+
+def local_index(
+    rows: Sequence[CorpusRow],
+    tokenizer: TaskTokenizer,
+    template: PromptTemplate,
+    settings: DraftSettings,
+    folder: Path | None = None,
+) -> DraftIndex:
+    """The draft index of rows, weights learnt on some of them; built once for the same content.
+
+    Args:
+        settings: Of the proposer that will draft from it.
+        folder: Where indexes are kept; unset: `default_index_dir`. A folder that cannot be written
+            to is logged, and nothing is kept.
+
+    Raises:
+        ValueError: There are no rows.
+    """
+    if not rows:
+        raise ValueError("the corpus has no rows; give at least one, or leave corpus out")
+    folder = default_index_dir() if folder is None else folder
+    path = folder / f"{_digest(rows, tokenizer, template, settings)}.tasc"
+    if path.is_file():
+        try:
+            index = read_index(path)
+            index.check_integrity()
+            return index
+        except DraftError as error:
+            log.warning("%s cannot be used (%s); it is built again", path, error)
+    found = encode(rows, tokenizer, template)
+    index = build_learnt_index(
+        found.outputs,
+        found.prompts,
+        fingerprint=tokenizer.fingerprint,
+        vocab_size=tokenizer.vocab_size,
+        eos_id=tokenizer.eos_id,
+        settings=settings,
+        word_starts=tokenizer.word_starts,
+        canonical=tokenizer.canonical,
+    )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_index(index, path)
+    except OSError as error:
+        log.warning("the index is not kept for the next start: %s", error)
+    return index
+
+
+def _digest(
+    rows: Iterable[CorpusRow],
+    tokenizer: TaskTokenizer,
+    template: PromptTemplate,
+    settings: DraftSettings,
+) -> str:
+    """Changes with whatever changes the index."""
+    program = digest_of(Path(tasc_draft.__file__).parent)
+    of = [program, tokenizer.fingerprint, template.text, asdict(settings)]
+    found = hashlib.sha256(json.dumps(of).encode())
+    for row in rows:
+        found.update(json.dumps([row.input, row.output]).encode())
+    return found.hexdigest()[:32]
