@@ -5,7 +5,7 @@ from pathlib import Path
 import redis
 from prometheus_client import CollectorRegistry
 
-from tasc_jobs.worker.batch_worker import BatchWorker, Rests
+from tasc_jobs.worker.batch_worker import BatchWorker
 from tasc_jobs.worker.one_batch import WorkerSettings
 from tasc_serve.metrics.batch_metrics import BatchMetrics
 from tasc_store.batches.batch_store import BatchStore, NewBatch
@@ -24,8 +24,6 @@ def end_a_batch(
     new = NewBatch(file.id, "/v1/completions", "24h", 3600, task, 3600, 3600)
     BatchStore(client).create(new, 10)
     worker = BatchWorker(
-        client, WorkerSettings(url, folder), [task], 0.1,
-        say=lambda text: None, told=lambda batch, progress: None, ended=lambda ended: None,
-        metrics=BatchMetrics(registry), rests=Rests(),
-    )  # fmt: skip
+        client, WorkerSettings(url, folder), [task], metrics=BatchMetrics(registry)
+    )
     worker.run_waiting()

@@ -108,7 +108,7 @@ def worker(
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         note("starting Ray ...")
         from tasc_jobs.runtime.ray_local import local_ray
-        from tasc_jobs.worker.batch_worker import BatchWorker, Rests
+        from tasc_jobs.worker.batch_worker import BatchWorker, TaskBackoff
         from tasc_serve.settings import load_settings
         from tasc_store import connect
 
@@ -123,13 +123,13 @@ def worker(
                 client,
                 settings,
                 named,
-                poll,
-                lease,
+                poll_s=poll,
+                lease_s=lease,
                 say=note,
                 told=shown.told,
                 ended=shown.ended,
                 metrics=metrics,
-                rests=Rests(max_faults),
+                backoff=TaskBackoff(max_faults),
             )
             if once:
                 found.run_waiting()

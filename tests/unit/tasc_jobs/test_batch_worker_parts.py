@@ -1,4 +1,4 @@
-"""A worker's parts: what it counts, what its hold on a batch hears of, and which tasks rest."""
+"""A worker's parts: what it counts, what its lease hears of, which tasks it leaves alone."""
 
 import threading
 import time
@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client import CollectorRegistry
 
-from support import eventually
+from support import FakeClock, eventually
 from tasc_jobs.batch.work import JobProgress
 from tasc_jobs.errors import ClusterError
-from tasc_jobs.worker.batch_worker import Counting, Rests
+from tasc_jobs.worker.batch_worker import Counting, TaskBackoff
 from tasc_jobs.worker.one_batch import Hold
 from tasc_serve.metrics.batch_metrics import BatchMetrics
 from tasc_store import StoreUnreachable
@@ -111,42 +111,34 @@ def test_what_is_told_while_redis_is_away_is_told_again() -> None:
     assert hold.stop == "lost"
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_a_task_rests_twice_as_long_at_each_fault_and_a_minute_at_most() -> None:
-    clock = Clock()
-    rests = Rests(10, 5.0, clock)
+def test_a_task_is_paused_twice_as_long_at_each_fault_and_a_minute_at_most() -> None:
+    clock = FakeClock()
+    backoff = TaskBackoff(10, 5.0, clock)
     pauses = []
     for _ in range(6):
-        pauses.append(rests.failed("a", "why"))
-        assert rests.resting == ["a"]
+        pauses.append(backoff.failed("a", "why"))
+        assert backoff.paused == ["a"]
         clock.now += pauses[-1]
-        assert rests.resting == []
+        assert backoff.paused == []
     assert pauses == [5, 10, 20, 40, 60, 60]
 
 
-def test_one_task_that_works_keeps_the_worker_and_leaves_the_others_at_rest() -> None:
-    clock = Clock()
-    rests = Rests(3, 5.0, clock)
+def test_one_task_that_works_keeps_the_worker_and_leaves_the_others_paused() -> None:
+    clock = FakeClock()
+    backoff = TaskBackoff(3, 5.0, clock)
     pauses = []
     for _ in range(5):
-        pauses.append(rests.failed("a", "why"))
-        rests.failed("b", "why")
-        rests.worked("b")
-        assert rests.resting[0] == "a"
+        pauses.append(backoff.failed("a", "why"))
+        backoff.failed("b", "why")
+        backoff.worked("b")
+        assert backoff.paused[0] == "a"
         clock.now += 100
     assert pauses == [5, 10, 20, 40, 60]
 
 
 def test_so_many_faults_in_a_row_are_too_many_whatever_their_tasks() -> None:
-    rests = Rests(3, 5.0, Clock())
-    rests.failed("a", "why")
-    rests.failed("b", "why")
-    with pytest.raises(ClusterError, match=r"3 times in a row \(--max-faults\).*task c: no disk"):
-        rests.failed("c", "no disk")
+    backoff = TaskBackoff(3, 5.0, FakeClock())
+    backoff.failed("a", "why")
+    backoff.failed("b", "why")
+    with pytest.raises(ClusterError):
+        backoff.failed("c", "no disk")
