@@ -220,11 +220,15 @@ def whole_file(path: Path, tag: str = "") -> Iterator[IO[bytes]]:
         tag: Part of the unfinished file's name; unique where several processes may write the file.
     """
     partial = path.with_name(f"{path.name}{tag}.partial")
-    with partial.open("wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        with partial.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

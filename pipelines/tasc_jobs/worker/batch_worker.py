@@ -1,7 +1,7 @@
-"""The batch worker's loop: takes one batch after another, and gives back what it cannot end.
+"""The batch worker's loop: it takes one batch after another, and gives back those it cannot end.
 
-Tasks whose engines fail are left alone for a while. What a batch adds to the worker's metrics is
-the difference of the sums that its job reports.
+Tasks whose engines fail are left alone for a while. Metrics grow by the differences between the
+sums that a batch's job reports.
 """
 
 import shutil
@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from tasc_jobs.batch.work import EngineFailed, JobBusy, JobProgress
 from tasc_jobs.errors import ClusterError, in_short
-from tasc_jobs.worker.one_batch import BAD, Ended, Hold, OneBatch, WorkerSettings, forget
+from tasc_jobs.worker.one_batch import BAD, Ended, HeldLease, OneBatch, WorkerSettings, forget
 from tasc_serve.http.schemas import LONGEST_S
 from tasc_serve.metrics.batch_metrics import BatchMetrics
 from tasc_store import StoreError
@@ -87,7 +87,7 @@ class TaskBackoff:
 
 
 class Counting:
-    """One batch in a worker's hands, for the time of a block."""
+    """Metrics of one batch that a worker has, for the time of a block."""
 
     def __init__(self, metrics: BatchMetrics, task: str) -> None:
         self._metrics, self._task = metrics, task
@@ -110,10 +110,10 @@ class Counting:
             self._metrics.ended(self._task, ended.status)
 
     def told(self, now: JobProgress) -> None:
-        """How far the batch is; what is told first was done by earlier starts."""
+        """Count what was done since the last call. The first call tells what earlier starts did."""
         before, self._before = self._before, now
         self._metrics.running(self._task, now.running)
-        # Fewer than before: the job began anew, or Redis came back without its last writes.
+        # Fewer than before: the job began anew.
         if before is None or now.done < before.done:
             return
         failed = max(0, now.errors - before.errors)
@@ -158,10 +158,10 @@ class BatchWorker:
         self._say, self._told, self._ended = say, told, ended
         self._backoff = backoff or TaskBackoff()
         self._metrics = metrics or BatchMetrics(CollectorRegistry())
-        self._owed: BatchLease | None = None
+        self._unreleased: BatchLease | None = None
 
     def run_waiting(self) -> None:
-        """Answer the batches that wait, until there is none and no task is paused.
+        """Answer waiting batches until there is none left and no task is paused.
 
         Raises:
             StoreError: Redis fails.
@@ -169,7 +169,7 @@ class BatchWorker:
         """
         self._forget_ended()
         while True:
-            self._pay()
+            self._release_late()
             paused = self._backoff.paused
             if lease := take_batch(self._client, self._lease_s, self._tasks, paused):
                 self._run(lease)
@@ -179,7 +179,7 @@ class BatchWorker:
                 return
 
     def run_for_ever(self) -> None:
-        """The same, and wait for more; while Redis is away too.
+        """Answer batches and wait for more, also while Redis is away.
 
         Raises:
             ClusterError: No engine can work.
@@ -195,7 +195,7 @@ class BatchWorker:
         batch, failed = lease.batch, False
         self._say(f"{batch.id}: {batch.model}, {batch.endpoint}{_again(batch)}")
         try:
-            with Hold(lease) as hold, Counting(self._metrics, batch.model) as counting:
+            with HeldLease(lease) as hold, Counting(self._metrics, batch.model) as counting:
                 told = partial(self._heard, batch, counting)
                 ended = self._outcome(OneBatch(self._client, hold, self._settings, told))
                 counting.ended(ended)
@@ -238,17 +238,17 @@ class BatchWorker:
         try:
             lease.release(failed)
         except StoreError:
-            # Else an attempt that Redis was away in would count as one that killed a worker.
-            self._owed = None if failed else lease
+            # Released later: otherwise it would count as an attempt that killed its worker.
+            self._unreleased = None if failed else lease
 
-    def _pay(self) -> None:
-        """Raises StoreError: Redis is still away."""
-        if self._owed:
-            self._owed.release()
-            self._owed = None
+    def _release_late(self) -> None:
+        """Release the lease that is due. Raises StoreError if Redis is still away."""
+        if self._unreleased:
+            self._unreleased.release()
+            self._unreleased = None
 
     def _outcome(self, one: OneBatch) -> Ended:
-        """Ends a batch that was tried often enough.
+        """Run a batch, or end it as failed if it was tried often enough.
 
         Raises:
             StoreError: Redis fails, or the batch is another worker's by now.
@@ -269,12 +269,12 @@ class BatchWorker:
             return one.failed(_NO_MORE, in_short(error))
 
     def _forget_ended(self) -> None:
-        """What workers that were killed have left of batches that have ended since."""
+        """Remove what killed workers left of batches that have ended since."""
         for folder in sorted(self._settings.folder.glob("batch-*")):
             try:
                 batch = BatchStore(self._client).get(folder.name)
             except UnknownBatch:
-                # Not at once: it may be of another store, whose worker shares our folder.
+                # Later: a worker of another store may share this folder.
                 if time.time() - folder.stat().st_mtime > _FORGOTTEN_S:
                     shutil.rmtree(folder, ignore_errors=True)
             else:

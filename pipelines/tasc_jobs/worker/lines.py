@@ -1,7 +1,7 @@
 """The lines of a batch's file: whether they make a batch, what each asks for, and its answer.
 
-A line that cannot be answered becomes an error as text, which the job keeps like an answer.
-`LineAnswers` runs in the engines' processes, and gives the same for the same line each time.
+A line that cannot be answered has an HTTP error, which the job keeps as text. `LineAnswers` runs in
+the engines' processes, and gives the same answer to the same line each time.
 """
 
 import dataclasses
@@ -28,27 +28,26 @@ from tasc_serve.routing.choices import calls_of
 from tasc_serve.settings import LimitSettings
 from tasc_store.batches.batch_store import Batch, BatchFault
 
-_MARK = "http_error"
+_MARK: Final = "http_error"
 _CHAT: Final = "/v1/chat/completions"
+_MOST_FAULTS: Final = 20
+_ENDLESS: Final = ("too_many_lines", "line_too_long")  # faults that end the check
+_AROUND_BODY: Final = 4096  # bytes of a line beside its body
+_HASH_BYTES: Final = 16
 
 
 def fault_of(error: ApiError) -> str:
+    """An HTTP error as the text that a job keeps."""
     return json.dumps({_MARK: {"status_code": error.status, "body": error.body}})
 
 
 def told(text: str) -> dict[str, Any]:
-    """The error's code and body; those of a failure of the engine, if it says something else."""
+    """The status code and body in a text of `fault_of`; any other text is an engine's failure."""
     try:
         return dict(json.loads(text)[_MARK])
     except (ValueError, TypeError, LookupError):
         error = of_refusal(Refusal("failed", text))
         return {"status_code": error.status, "body": error.body}
-
-
-_MOST_FAULTS: Final = 20
-_ENDLESS: Final = ("too_many_lines", "line_too_long")  # nothing behind is looked at
-_AROUND_BODY: Final = 4096  # bytes of a line beside its body
-_HASH_BYTES: Final = 16
 
 
 class _FaultyLineError(Exception):
@@ -59,7 +58,7 @@ class _FaultyLineError(Exception):
 
 @dataclass(frozen=True)
 class Checked:
-    """Lines that are not blank, and what keeps them from being a batch: nothing, if all is well."""
+    """The number of lines that are not blank, and the faults that keep them from being a batch."""
 
     total: int
     faults: tuple[BatchFault, ...]
@@ -78,8 +77,10 @@ class BatchLines:
     limits: LimitSettings
 
     def check(self) -> Checked:
-        """Read all lines once. Only what leaves a line without a name of its own, or the batch
-        without one task, is a fault; whatever else is wrong with a line is its own error.
+        """Read all lines once.
+
+        A line without a name of its own is a fault of the batch, and so is a second task. Whatever
+        else is wrong with a line becomes the line's own error.
         """
         total, faults = 0, list[BatchFault]()
         seen = set[bytes]()
@@ -99,7 +100,7 @@ class BatchLines:
         return Checked(total, tuple(faults))
 
     def rows(self) -> Iterator[Row]:
-        """Rows of the job, which must have been checked; the payload is a request's body."""
+        """Rows of the job; their payload is a request's body. Call `check` first."""
         for ordinal, (number, raw) in enumerate(self._raw()):
             content = json.loads(raw)
             try:

@@ -1,7 +1,8 @@
-"""One batch from its file to its files, by a job that goes on where an earlier start was ended.
+"""Answers one batch: from its input file to its output and error files.
 
-The job's folder is on this machine and named as the batch; a worker that finds none begins anew.
-While a worker has the batch, a thread renews its lease and hears when to stop.
+A job in a folder of this machine does the work. It goes on where a worker that was killed left off;
+a worker that finds no such folder begins anew. A thread renews the batch's lease meanwhile and
+learns when to stop.
 """
 
 import dataclasses
@@ -42,11 +43,11 @@ _ENDED: Final = {
     "cancelled": ("batch_cancelled", "the batch was cancelled before this request was answered"),
 }
 Stop = Literal["cancelled", "expired", "lost"]
-BEAT_S: Final = 1.0  # a cancelled batch is noticed within it
-_BEATS: Final = 4  # in the time of a lease
+_RENEW_S: Final = 1.0  # a cancelled batch is noticed within it
+_RENEWALS: Final = 4  # in the time of a lease
 _INPUT: Final = "input.jsonl"
 _JOB: Final = "job"
-# What may be the batch's own fault. A cluster or a disk that fails is not: it ends the worker.
+# Errors that the batch itself may cause. A cluster or a disk that fails ends the worker instead.
 BAD: Final = (JobError, ServiceError, TextError, ValueError)
 
 Tell = Callable[[JobProgress], None]
@@ -54,12 +55,12 @@ Tell = Callable[[JobProgress], None]
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """How batches are answered here.
+    """How this worker answers batches.
 
     Attributes:
-        folder: Where batches' states are, each in a folder of its own.
-        limits: The service's own, which lines are held to.
-        actors: Most engines of a batch.
+        folder: Has a folder for each batch that is worked on.
+        limits: The service's limits, which hold for each line.
+        actors: Engines that work on a batch, at most.
         gpus: GPUs of each engine.
     """
 
@@ -88,10 +89,10 @@ class WorkerSettings:
 
 @dataclass(frozen=True)
 class Ended:
-    """What came of a batch, or of this worker's part in it.
+    """How a batch ended, or this worker's part in it.
 
     Attributes:
-        status: ``lost`` where another worker has it by now.
+        status: The batch's last status; ``lost`` if another worker has the batch now.
     """
 
     batch: Batch
@@ -101,22 +102,22 @@ class Ended:
     errors: tuple[BatchFault, ...] = ()
 
 
-class Hold:
-    """A batch in this worker's hands for the time of a block, with a thread that renews its lease.
+class HeldLease:
+    """A batch's lease, renewed by a thread for the time of a block.
 
-    While Redis is away the lease cannot be renewed; where it comes back, it is taken up again if
-    nobody else took the batch.
+    While Redis is away the lease is not renewed. When Redis is back, the lease is taken up again
+    unless another worker has the batch.
 
     Attributes:
-        stop: Why no more of it is to be answered; None while it is.
+        stop: Why answering is to stop; None while it is to go on.
     """
 
     def __init__(self, lease: BatchLease) -> None:
         self.stop: Stop | None = None
         self.lease = lease
-        self._beat_s = min(BEAT_S, lease.seconds / _BEATS)
+        self._renew_s = min(_RENEW_S, lease.seconds / _RENEWALS)
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="batch-lease", daemon=True)
+        self._thread = threading.Thread(target=self._renew, name="batch-lease", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -136,7 +137,7 @@ class Hold:
         return self.stop is not None
 
     def tell(self, counts: Counts, status: Status | None = None) -> None:
-        """How far it is, unless Redis is away: it will be told again."""
+        """Store how far the batch is, unless Redis is away: counts are told again and again."""
         try:
             self._heard(self.lease.tell(counts, status))
         except LeaseLost:
@@ -144,8 +145,8 @@ class Hold:
         except StoreError:
             return
 
-    def _beat(self) -> None:
-        while not self._over.wait(self._beat_s):
+    def _renew(self) -> None:
+        while not self._over.wait(self._renew_s):
             try:
                 self._heard(self.lease.renew())
             except LeaseLost:
@@ -162,9 +163,10 @@ class Hold:
 
 
 class Outputs:
-    """Files on their way into the store; nothing of them is kept until the batch ends.
+    """The output file and the error file of a batch, on their way into the store.
 
-    Every method raises `StoreError` (see `translated`) when Redis fails.
+    Each line of the input is in one of them. The store keeps them when the batch ends. Every method
+    raises `StoreError` (see `translated`) when Redis fails.
     """
 
     def __init__(self, files: FileStore, batch: Batch) -> None:
@@ -174,11 +176,11 @@ class Outputs:
         self._unanswered = 0
 
     def write(self, rows: Iterable[Row], records: Iterable[Record], ended: str) -> None:
-        """All lines in the order of the input.
+        """Write a line for each row, in order.
 
         Args:
-            records: In the same order; rows may be missing if the batch has not been completed.
-            ended: The batch's last status.
+            records: In the order of the rows; those of unanswered rows are missing.
+            ended: The batch's last status, which says why rows are unanswered.
         """
         found = iter(records)
         record = next(found, None)
@@ -196,7 +198,7 @@ class Outputs:
         return Counts(answered + failed, answered, failed - self._unanswered)
 
     def end(self) -> Mapping[str, StoredFile]:
-        """The files' records by the batch's fields; there is none of a file without lines."""
+        """Return the files by the batch's fields; a file without lines is left out."""
         return {
             f"{kind}_file_id": upload.end(
                 f"{self._batch.id}_{kind}.jsonl",
@@ -240,18 +242,18 @@ class OneBatch:
     """A batch that this worker holds.
 
     Args:
-        told: How far it is, now and then.
+        told: Called now and then with the job's progress.
     """
 
     def __init__(
         self,
         client: redis.Redis,
-        hold: Hold,
+        lease: HeldLease,
         settings: WorkerSettings,
         told: Tell = lambda progress: None,
     ) -> None:
-        self._client, self._hold, self._settings, self._told = client, hold, settings, told
-        self.batch = hold.lease.batch
+        self._client, self._lease, self._settings, self._told = client, lease, settings, told
+        self.batch = lease.lease.batch
         self._files = FileStore(client)
         self._counts = Counts(self.batch.total, self.batch.completed, self.batch.failed)
         self._status: Status = "completed"
@@ -261,21 +263,21 @@ class OneBatch:
         self._began = time.monotonic()
 
     def run(self) -> Ended:
-        """Answer what is missing, and end the batch.
+        """Answer the lines that have no answer yet, and end the batch.
 
         Raises:
-            JobBusy: Another process of this machine works on it.
-            JobError: It cannot go on; its state is kept.
-            StoreError: Redis fails; the same.
+            JobBusy: Another process works on it.
+            JobError: The job cannot go on. Its folder is kept.
+            StoreError: Redis fails. The folder is kept.
         """
         self._fail_or_answer()
         return self._ended()
 
     def failed(self, code: str, message: str) -> Ended:
-        """End the batch with the answers that it has, if they can be read.
+        """End the batch as failed, with the answers that it has if they can be read.
 
         Raises:
-            JobBusy, ClusterError, StoreError: As `run`.
+            JobBusy, ClusterError, StoreError: See `run`.
         """
         self._given_up = BatchFault(code, message)
         try:
@@ -304,7 +306,7 @@ class OneBatch:
         if checked.faults:
             return self._fail(*checked.faults)
         self._counts = dataclasses.replace(self._counts, total=checked.total)
-        self._hold.tell(self._counts, "in_progress")
+        self._lease.tell(self._counts, "in_progress")
         try:
             self._answer(lines)
         except LeaseLost:
@@ -312,10 +314,10 @@ class OneBatch:
 
     def _fail(self, *faults: BatchFault) -> None:
         self._status, self._faults = "failed", faults
-        self._hold.lease.finish("failed", self._counts, {}, faults)
+        self._lease.lease.finish("failed", self._counts, {}, faults)
 
     def _fetched(self) -> Path:
-        """The batch's file on this machine, whole."""
+        """The batch's input file on this machine."""
         path = self._settings.folder_of(self.batch) / _INPUT
         try:
             stored = self._files.get(self.batch.input_file_id)
@@ -347,23 +349,23 @@ class OneBatch:
         except (JobChanged, UnknownVersion):
             if self._given_up:
                 raise
-            # Nothing of it was handed out yet; what it was pinned to is gone or no longer meant.
+            # Its record version is gone, or its settings changed. No answer was handed out yet.
             run(dataclasses.replace(spec, restart=True))
 
     def _should_stop(self) -> bool:
-        return self._given_up is not None or self._hold.stopped
+        return self._given_up is not None or self._lease.stopped
 
     def _progress(self, progress: JobProgress) -> None:
         answered = progress.done - progress.errors
         self._counts = Counts(self._counts.total, answered, progress.errors)
-        self._hold.tell(self._counts)
+        self._lease.tell(self._counts)
         self._told(progress)
 
     def _end(self, lines: BatchLines, records: Iterable[Record], whole: bool) -> None:
-        stop = self._hold.stop
+        stop = self._lease.stop
         if stop == "lost":  # raised, so that the job does not count as ended here
             raise LeaseLost(f"batch {self.batch.id} is another worker's by now")
-        self._hold.tell(self._counts, "finalizing")
+        self._lease.tell(self._counts, "finalizing")
         if not whole and stop is None:
             assert self._given_up is not None
             self._status, self._faults = "failed", (self._given_up,)
@@ -378,7 +380,7 @@ class OneBatch:
             raise
         self._counts = outputs.counts
         # If it raises, Redis may have done it nevertheless: nothing is removed.
-        self._hold.lease.finish(self._status, self._counts, files, self._faults)
+        self._lease.lease.finish(self._status, self._counts, files, self._faults)
 
 
 def _sha256(path: Path) -> str:

@@ -14,7 +14,7 @@ from tasc_jobs.batch.work import EngineFailed, JobReport, NoEngine, Record, Row
 from tasc_jobs.errors import ClusterError, JobError
 from tasc_jobs.worker import one_batch
 from tasc_jobs.worker.batch_worker import BatchWorker, TaskBackoff
-from tasc_jobs.worker.one_batch import Ended, Hold, OneBatch, WorkerSettings
+from tasc_jobs.worker.one_batch import Ended, HeldLease, OneBatch, WorkerSettings
 from tasc_serve.metrics.batch_metrics import BatchMetrics
 from tasc_store import StoreUnreachable, TaskRecord, TaskStore
 from tasc_store.batches.batch_store import Batch, BatchStore, NewBatch
@@ -55,7 +55,7 @@ class Asked:
         return lease
 
     def one(self) -> OneBatch:
-        return OneBatch(self.client, Hold(self.taken()), self.settings)
+        return OneBatch(self.client, HeldLease(self.taken()), self.settings)
 
     def found(self) -> Batch:
         return BatchStore(self.client).get(self.id)
@@ -216,7 +216,7 @@ def test_a_batch_that_ended_is_not_said_to_be_lost(
 
     monkeypatch.setattr(BatchLease, "finish", slow)
     monkeypatch.setattr(one_batch, "run_job", all_done)
-    hold = Hold(asked.taken())
+    hold = HeldLease(asked.taken())
     assert OneBatch(asked.client, hold, asked.settings).run().status == "completed"
 
 

@@ -11,7 +11,7 @@ from support import FakeClock, eventually
 from tasc_jobs.batch.work import JobProgress
 from tasc_jobs.errors import ClusterError
 from tasc_jobs.worker.batch_worker import Counting, TaskBackoff
-from tasc_jobs.worker.one_batch import Hold
+from tasc_jobs.worker.one_batch import HeldLease
 from tasc_serve.metrics.batch_metrics import BatchMetrics
 from tasc_store import StoreUnreachable
 from tasc_store.batches.leases import Counts
@@ -78,7 +78,7 @@ class FakeLease:
 
 def test_a_lease_is_renewed_for_the_time_of_the_block_alone() -> None:
     lease = FakeLease("in_progress")
-    with Hold(lease) as hold:
+    with HeldLease(lease) as hold:
         eventually(lambda: lease.renewed > 5)
         assert hold.stop is None
         assert threads_of_leases() == 1
@@ -97,13 +97,13 @@ def test_a_cancelled_an_expired_and_a_lost_batch_are_heard_of() -> None:
         (FakeLease(away, LeaseLost("another's")), "lost"),
         (FakeLease("cancelling", LeaseLost("another's")), "lost"),
     ):
-        with Hold(lease) as hold:
+        with HeldLease(lease) as hold:
             eventually(lambda hold=hold, stop=stop: hold.stop == stop)
             assert hold.stopped
 
 
 def test_what_is_told_while_redis_is_away_is_told_again() -> None:
-    hold = Hold(FakeLease(StoreUnreachable("away"), "in_progress", LeaseLost("another's")))
+    hold = HeldLease(FakeLease(StoreUnreachable("away"), "in_progress", LeaseLost("another's")))
     hold.tell(Counts(3))
     hold.tell(Counts(3, 1))
     assert hold.stop is None
