@@ -6,6 +6,7 @@
 - `free_port`: a port nobody listens on.
 - `load_target`, `make_proposer`, `make_engine`: parts of a decoding engine with the sizes of
   `SMALL`. `make_engine` takes the parts a test made itself and makes the others.
+- `refused`: a block raises an error whose message has the names of what is wrong.
 - `requests_of`: generation requests with the ids "0", "1", ...
 
 Models and tokenizers are made by `tiny`, adapters by `lora_folders`, neural drafters by
@@ -15,10 +16,13 @@ Models and tokenizers are made by `tiny`, adapters by `lora_folders`, neural dra
 import asyncio
 import socket
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tasc_draft import DraftIndex, DraftSettings, NgramProposer, Proposer
 from tasc_engine import Engine, EngineConfig, GenerationRequest, ModelSource, StepRecord, Target
@@ -46,6 +50,15 @@ async def eventually_async(holds: Callable[[], object], pause_s: float = 0.001) 
     async with asyncio.timeout(DEADLINE_S):
         while not holds():
             await asyncio.sleep(pause_s)
+
+
+@contextmanager
+def refused(kind: type[Exception], *named: str) -> Iterator[pytest.ExceptionInfo[Exception]]:
+    """The block raises an error of ``kind`` whose message has each of the names."""
+    with pytest.raises(kind) as caught:
+        yield caught
+    for name in named:
+        assert name in str(caught.value)
 
 
 @dataclass

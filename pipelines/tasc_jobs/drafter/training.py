@@ -231,7 +231,7 @@ class DrafterTrainer(Trainer):
         rising = max(1, round(_WARM_UP * self.steps))
         return min((step + 1) / rising, 1 - max(0, step - rising) / max(1, self.steps - rising))
 
-    def _loss(self, rows: Sequence[int]) -> Tensor:
+    def loss(self, rows: Sequence[int]) -> Tensor:
         return self._study.loss(self._at(rows))
 
 

@@ -104,7 +104,7 @@ class Trainer:
     """A model on its way through all steps.
 
     Args:
-        model: What of it wants a gradient is trained; a PEFT model, unless `_loss` is another.
+        model: What of it wants a gradient is trained; a PEFT model, or what a subclass takes.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Trainer:
         total = torch.zeros((), device=self._device)
         for at in range(self._crew.rank, len(taken), self._crew.size):
             torch.manual_seed(hash((self._settings.seed, step, at)))
-            loss = self._loss(taken[at]) / labels
+            loss = self.loss(taken[at]) / labels
             loss.backward()
             total += loss.detach()
         gradients = [_gradient(value) for value in self._weights.values()]
@@ -182,7 +182,7 @@ class Trainer:
         """Of the learning rate."""
         return 1 - step / self.steps
 
-    def _loss(self, rows: Sequence[int]) -> Tensor:
+    def loss(self, rows: Sequence[int]) -> Tensor:
         """Summed over the tokens of the outputs; the LM head runs where there are some."""
         batch = batch_of(self._at(rows))
         ids, labels = batch.ids.to(self._device), batch.labels.to(self._device)

@@ -16,7 +16,6 @@ from tasc_jobs.tuning.held_out import HeldOut
 BUDGETS = (4, 8, 16, 32)
 NEIGHBOURS = (0, 16, 32, 64)
 MIN_PROBS = (0.0, 0.02, 0.05, 0.1, 0.2)
-NODE_COST = 0.02
 _FIRST_BUDGET = 8
 _WORTHWHILE = 1.005  # less of a gain is chance
 

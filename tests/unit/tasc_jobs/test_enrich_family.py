@@ -10,6 +10,7 @@ from enrich_tokenizers import MAKERS, MARK, OUTPUTS, byte_level
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 import tiny
+from support import refused
 from tasc_jobs.enrich.algorithm import Enriched, EnrichSettings, enrich
 from tasc_jobs.enrich.enrichment import require_same_texts
 from tasc_jobs.enrich.family import Growing
@@ -155,7 +156,7 @@ def test_what_a_normalizer_makes_otherwise_inside_a_text_is_no_token() -> None:
 def test_a_changed_text_is_told() -> None:
     base, other = byte_level("gpt2"), byte_level("gpt2")
     other.normalizer = normalizers.Lowercase()
-    with pytest.raises(FamilyError, match="'Play' is read back as 'play'"):
+    with refused(FamilyError, "'Play'", "'play'"):
         require_same_texts(base, other, ["fine", "Play"])
 
 
@@ -169,5 +170,5 @@ def test_families_that_would_change_texts_are_refused_by_name() -> None:
         (metaspace, "Metaspace"), (prefixed, "add_prefix_space"), (words, "WordPiece"),
         (both, "Prepend, Lowercase"),
     ):  # fmt: skip
-        with pytest.raises(FamilyError, match=said):
+        with refused(FamilyError, said):
             Growing(tokenizer)

@@ -8,6 +8,7 @@ import pytest
 
 import tiny
 from finetuning import Made
+from support import refused
 from tasc_engine import ModelSource
 from tasc_jobs.errors import EmptyCorpusError, JobError, UsageError
 from tasc_jobs.evaluate.evaluation import STAGES, Evaluation, evaluate, evaluation_page
@@ -80,14 +81,14 @@ def test_prompts_without_room_are_counted_and_left_out(given: Evaluation) -> Non
     short = replace(given, setup=Setup(rows=4, max_model_len=64), train=(), repeats=1)
     found = evaluate(replace(short, test=[*TRAIN[:2], long, *TRAIN[2:4]]))
     assert (found.rows, found.too_long) == (4, 1)
-    with pytest.raises(EmptyCorpusError, match="none of 1 test rows .* --max-model-len"):
+    with refused(EmptyCorpusError, "--max-model-len"):
         evaluate(replace(short, test=[long]))
 
 
 def test_rows_that_cannot_be_judged_are_named_before_any_is_answered(given: Evaluation) -> None:
     rows = [CorpusRow("good", "x", "intent: a, slot fills: {}"), CorpusRow("bad-7", "y", "b; c")]
     told: list[str] = []
-    with pytest.raises(UsageError, match="of row bad-7 is 'b; c', .*--metrics"):
+    with refused(UsageError, "bad-7", "--metrics"):
         evaluate(replace(given, metrics="massive", test=rows), lambda stage, *_: told.append(stage))
     assert not told
 
@@ -105,13 +106,13 @@ def test_a_tokenizer_with_more_ids_than_the_model_is_refused(folder: Path, tmp_p
     tiny.make_tokenizer(tmp_path, size=400)
     more = TaskTokenizer.from_folder(tmp_path).vocab_size
     assert more > TaskTokenizer.from_folder(folder).vocab_size
-    with pytest.raises(JobError, match=f"has {more} ids and its model"):
+    with refused(JobError, str(more)):
         Subject(ModelSource(tmp_path), ASKING, Setup())
 
 
 def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
     tiny.make_tokenizer(tmp_path)
-    with pytest.raises(JobError, match=f"cannot load {tmp_path}"):
+    with refused(JobError, str(tmp_path)):
         Subject(ModelSource(tmp_path), ASKING, Setup())
 
 

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from finetuning import ADAPTER, Bench, Made, made_by, make
+from support import refused
 from tasc_draft import DraftIndex, DraftSettings, NgramProposer
 from tasc_engine import Engine, EngineConfig, GenerationRequest, ModelSource, Target
 from tasc_jobs.errors import FinetuneError
@@ -54,7 +55,7 @@ def test_only_the_adapter_and_the_new_rows_change(made: Made) -> None:
     for old, new in zip(before, after, strict=True):
         assert torch.equal(new[:first], old[:first])
         assert not torch.equal(new[first], new[first + 1])
-    with pytest.raises(FinetuneError, match="has a fine-tuned model already"):
+    with pytest.raises(FinetuneError):
         finetune(made.bench.job(made.output))
 
 
@@ -99,7 +100,7 @@ def engine_of(folder: Path) -> Engine:
 
 
 def test_rows_that_are_too_long_are_left_out_and_counted(bench: Bench, tmp_path: Path) -> None:
-    with pytest.raises(FinetuneError, match="none of 20 rows has at most 3 tokens"):
+    with refused(FinetuneError, "--max-length"):
         finetune(bench.job(tmp_path / "refused", max_length=3))
     assert not (tmp_path / "refused").exists()  # somebody else may want the place
     lesson = job_module.lesson_of(bench.job(tmp_path))
@@ -117,7 +118,7 @@ def test_the_head_runs_only_where_something_is_said_and_the_loss_is_the_same(mad
     model.get_output_embeddings().register_forward_hook(lambda _, x, y: seen.append(y.shape))
     rows, alone = [0, 7, 3], 0.0
     with torch.no_grad():
-        shared = float(trainer._loss(rows))
+        shared = float(trainer.loss(rows))
         for row in rows:
             ids = torch.tensor([found[row].ids])
             logits = model(input_ids=ids).logits[0, found[row].prompt - 1 : -1]
@@ -132,6 +133,5 @@ def test_too_little_memory_is_said_in_words(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     monkeypatch.setattr(job_module, where, lambda *given, **named: torch.empty(2**58))
-    said = "too little memory to load .* and an adapter of rank 16; take --quantization nf4"
-    with pytest.raises(FinetuneError, match=said):
+    with refused(FinetuneError, "--quantization nf4"):
         finetune(bench.job(tmp_path))

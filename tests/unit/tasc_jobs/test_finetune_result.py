@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from finetuning import Bench, Killed, killed_at
+from support import refused
 from tasc_jobs.errors import FinetuneError
 from tasc_jobs.finetune import finetuning, result
 from tasc_jobs.finetune.checkpoints import FINETUNE, LOCK, REPORT, Checkpoints, Kind, claimed
@@ -122,7 +123,7 @@ def test_a_run_that_ended_while_it_wrote_ends_when_it_is_run_again(
                 failing.enter_context(at_call(owner, name, number, error))
 
         if error is FULL:
-            with pytest.raises(FinetuneError, match="No space left on device; make room and run"):
+            with refused(FinetuneError, FULL.strerror):
                 finetune(learnt, write)
             assert not (output / "result.begun").exists()
         else:
@@ -143,7 +144,7 @@ def test_a_disk_that_is_full_while_weights_are_written_is_said(learnt: Finetune)
             resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
 
     try:
-        with pytest.raises(FinetuneError, match="cannot be written to .*File too large.*make room"):
+        with refused(FinetuneError, "File too large"):
             finetune(learnt, write)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -168,7 +169,7 @@ def test_a_merge_that_has_too_little_memory_is_said_and_the_training_is_gone(
 
     monkeypatch.setattr(Trainer, "__init__", seen)
     monkeypatch.setattr(result.AutoModelForCausalLM, "from_pretrained", merge)
-    with pytest.raises(FinetuneError, match="too little memory to put the adapter into .*run the"):
+    with refused(FinetuneError, "memory"):
         finetune(learnt)
     assert (learnt.output / CHECKPOINT).is_dir()
     assert not (learnt.output / "result.begun").exists()
@@ -177,17 +178,14 @@ def test_a_merge_that_has_too_little_memory_is_said_and_the_training_is_gone(
 def test_a_base_that_cannot_be_read_any_more_is_said(bench: Bench, tmp_path: Path) -> None:
     base = shutil.copytree(bench.base, tmp_path / "base")
     job = replace(bench.job(tmp_path / "out", epochs=1), base=base)
-    for file, said in (
-        ("model.safetensors", "cannot be read any more: .*; mend it and run the same command"),
-        ("generation_config.json", "generation_config.json of the model or .* is damaged .*; mend"),
-    ):
+    for file, named in (("model.safetensors", str(base)), ("generation_config.json",) * 2):
         kept = (base / file).read_bytes()
 
         def damage(stage: str, done: int, total: int | None, file: str = file) -> None:
             if stage == "write":
                 (base / file).write_text("{")
 
-        with pytest.raises(FinetuneError, match=said):
+        with refused(FinetuneError, named):
             finetune(job, damage)
         assert names(job.output) == {CHECKPOINT, LOCK}
         (base / file).write_bytes(kept)
@@ -201,7 +199,7 @@ def test_what_a_killed_run_left_beside_its_result_goes_when_it_is_run_again(
     with at_call(owner, name, 1, Killed()), pytest.raises(Killed):
         finetune(learnt)
     assert names(learnt.output) > {*PARTS, LOCK}
-    with pytest.raises(FinetuneError, match="has a fine-tuned model already"):
+    with pytest.raises(FinetuneError):
         finetune(learnt)
     assert names(learnt.output) == {*PARTS, LOCK}
 
@@ -247,7 +245,7 @@ def test_a_folder_is_held_for_the_whole_run_and_free_when_it_has_ended_or_is_dea
     try:
         assert first.stdout
         assert first.stdout.readline() == b"held\n"
-        with pytest.raises(FinetuneError, match=f"another process trains in {tmp_path}; wait"):
+        with refused(FinetuneError, "another process"):
             finetune(bench.job(tmp_path, epochs=1))
         assert not (tmp_path / CHECKPOINT).exists()
     finally:
@@ -257,7 +255,7 @@ def test_a_folder_is_held_for_the_whole_run_and_free_when_it_has_ended_or_is_dea
 
     def try_it(stage: str, done: int, total: int | None) -> None:
         with (
-            pytest.raises(FinetuneError, match="another process trains"),
+            refused(FinetuneError, "another process"),
             claimed(tmp_path, FINETUNE),
         ):
             pass
@@ -281,7 +279,7 @@ def test_a_crews_next_first_worker_waits_for_the_one_that_dies(tmp_path: Path) -
 def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with (
-        pytest.raises(FinetuneError, match="file/out cannot be written to"),
+        refused(FinetuneError, "file/out"),
         claimed(tmp_path / "file" / "out", FINETUNE),
     ):
         pass
@@ -289,9 +287,7 @@ def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
 
 def test_a_folder_of_something_else_is_left_alone(bench: Bench, tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("mine")
-    with pytest.raises(
-        FinetuneError, match=f"{tmp_path} has README.md of something else, which a fine-tune"
-    ):
+    with refused(FinetuneError, "README.md"):
         finetune(bench.job(tmp_path, epochs=1))
     assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
     assert (tmp_path / "README.md").read_text() == "mine"
@@ -301,8 +297,7 @@ def test_a_folder_of_another_kind_of_run_is_left_alone(tmp_path: Path) -> None:
     with claimed(tmp_path, FINETUNE):
         pass
     drafter = Kind("a drafter's training", ())
-    said = "is the output of a fine-tune; name another for a drafter's training"
-    with pytest.raises(FinetuneError, match=said), claimed(tmp_path, drafter):
+    with refused(FinetuneError, FINETUNE.name, drafter.name), claimed(tmp_path, drafter):
         pass
     with claimed(tmp_path, FINETUNE):
         pass
@@ -321,6 +316,5 @@ def test_a_file_system_without_locks_is_told(
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("fcntl.flock", no_locks)
-    said = f"file system of {tmp_path} has no locks .*another"
-    with pytest.raises(FinetuneError, match=said), claimed(tmp_path, FINETUNE):
+    with refused(FinetuneError, "No locks available"), claimed(tmp_path, FINETUNE):
         pass

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from support import refused
 from tasc_draft import Replay
 from tasc_jobs.errors import JobError
 from tasc_jobs.tuning.forecast import (
@@ -145,32 +146,32 @@ def test_a_file_gives_the_curve_of_its_rows_at_the_nearest_context(tmp_path):
 
 def test_rows_without_costs_are_refused_by_name():
     found = CostFile.model_validate(costs(cost(1, 1, 0.1), cost(1, 9, 0.2), cost(8, 8, 0.1)))
-    with pytest.raises(JobError, match=r"none for b = 32 rows, it has b = 1, 8.*--rows 1,8"):
+    with refused(JobError, "b = 32", "--rows 1,8"):
         found.curve(32, 0.0)
-    with pytest.raises(JobError, match="span 8 to 8 tokens; a plain step has 8"):
+    with refused(JobError, "8 to 8"):
         found.curve(8, 0.0)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (costs(cost(1, 1, 0.1), speed=1), "speed: Extra inputs"),
-        (costs({**cost(1, 1, 0.1), "ms": 1}), r"costs\.0\.ms: Extra inputs"),
+        (costs(cost(1, 1, 0.1), speed=1), "speed: "),
+        (costs({**cost(1, 1, 0.1), "ms": 1}), "costs.0.ms: "),
         (
             costs(cost(1, 1, 0.1), cost(1, 1, 0.2)),
-            "1 rows, 1 tokens, context 128 stand there twice",
+            "1 rows, 1 tokens, context 128",
         ),
-        (costs(cost(1, 1, 0.0)), "greater than 0"),
-        (costs(cost(0, 1, 0.1)), "greater than or equal to 1"),
+        (costs(cost(1, 1, 0.0)), "costs.0.seconds"),
+        (costs(cost(0, 1, 0.1)), "costs.0.rows"),
         (costs(), "costs: "),
-        ({"costs": [cost(1, 1, 0.1)]}, "model: Field required"),
-        ([], "should be an object"),
+        ({"costs": [cost(1, 1, 0.1)]}, "model: "),
+        ([], "cost.json"),
     ],
 )
 def test_a_file_of_another_kind_is_refused(tmp_path, content, message):
     path = tmp_path / "cost.json"
     path.write_text(json.dumps(content))
-    with pytest.raises(FileError, match=rf"cost\.json holds no step costs: .*{message}"):
+    with refused(FileError, "cost.json", message):
         read_cost_file(path)
 
 
@@ -205,10 +206,10 @@ def test_the_examples_of_a_right_file_are_right(tmp_path):
 
 
 def test_a_file_that_is_not_there_or_no_json_is_refused(tmp_path):
-    with pytest.raises(FileError, match="cannot read step costs"):
+    with refused(FileError, "cost.json"):
         read_cost_file(tmp_path / "cost.json")
     (tmp_path / "cost.json").write_text("{")
-    with pytest.raises(FileError, match="holds no step costs: the file: Invalid JSON"):
+    with refused(FileError, "cost.json"):
         read_cost_file(Path(tmp_path / "cost.json"))
 
 

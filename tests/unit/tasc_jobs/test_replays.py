@@ -9,6 +9,7 @@ import replay_reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support import refused
 from tasc_draft import BigramTable, Tokens
 from tasc_jobs.errors import JobError
 from tasc_jobs.task_inputs import read_files
@@ -114,9 +115,9 @@ def test_bigrams_draft_what_the_table_says(folder):
 
 def test_unknown_proposers_are_named_and_repeated_ones_taken_once():
     assert [p.name for p in named_proposers(["trie", "mixed", "trie"], False)] == ["trie", "mixed"]
-    with pytest.raises(JobError, match="'fancy' is unknown; there are mixed, "):
+    with refused(JobError, "'fancy'", "mixed"):
         named_proposers(["mixed", "fancy"], False)
-    with pytest.raises(JobError, match="needs --bigrams FILE"):
+    with refused(JobError, "--bigrams"):
         named_proposers(["bigrams"], False)
 
 
@@ -168,15 +169,15 @@ def test_the_settings_beside_a_tokenizer_come_first_and_what_is_asked_for_before
 
 
 def test_a_tokenizer_that_cannot_be_used_says_why_and_how_otherwise(folder, tmp_path):
-    with pytest.raises(TokenizerError, match=r"name one with --eos.*special tokens there: <mark>"):
+    with refused(TokenizerError, "--eos", "<mark>"):
         open_tokenizer(bare(folder, tmp_path / "other", "<mark>"))
-    with pytest.raises(TokenizerError, match="special tokens there: none"):
+    with refused(TokenizerError, "none"):
         open_tokenizer(bare(folder, tmp_path / "plain", "</s>", special=False))
-    with pytest.raises(TokenizerError, match="no token 'zzzz'"):
+    with refused(TokenizerError, "'zzzz'"):
         open_tokenizer(folder, "zzzz")
-    with pytest.raises(TokenizerError, match="no folder with one"):
+    with refused(TokenizerError, str(tmp_path)):
         open_tokenizer(tmp_path)
     damaged = bare(folder, tmp_path / "damaged", "</s>")
     (damaged / "config.json").write_text("{")
-    with pytest.raises(TokenizerError, match=r"config\.json cannot be read as JSON"):
+    with refused(TokenizerError, "config.json"):
         open_tokenizer(damaged)

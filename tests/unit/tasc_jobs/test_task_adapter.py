@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from support import refused
 from tasc_jobs.tasks.model_folders import check_adapter
 
 MODULE = "model.layers.0.self_attn.q_proj"  # 32 to 32 in tiny models
@@ -58,16 +59,16 @@ def test_a_base_without_weights_here_passes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "named"),
     [
-        ({"peft_type": "LOHA"}, "peft_type 'LOHA'; only LORA"),
-        ({"r": 0}, "rank r 0; it must be above 0"),
-        ({"r": None}, "rank r None"),
-        ({"r": 8}, "'A': .4, 32.* of r 8"),
+        ({"peft_type": "LOHA"}, "peft_type"),
+        ({"r": 0}, "r 0"),
+        ({"r": None}, "r None"),
+        ({"r": 8}, "r 8"),
     ],
 )
 def test_settings_that_are_not_served_are_named(
     folder: Path, tmp_path: Path, config: dict[str, Any], named: str
 ) -> None:
-    with pytest.raises(ValueError, match=named):
+    with refused(ValueError, named):
         check_adapter(adapter(tmp_path, **config), folder)
 
 
@@ -75,8 +76,8 @@ def test_settings_that_are_not_served_are_named(
 def test_an_adapter_of_another_model_is_told_by_its_shapes(
     folder: Path, tmp_path: Path, shape: tuple[int, int]
 ) -> None:
-    out_in = f"\\[{shape[1]}, {shape[0]}\\]"
-    with pytest.raises(ValueError, match=f"{MODULE} of {out_in}, .*.32, 32.*org/other") as caught:
+    named = (MODULE, str(list(shape[::-1])), "[32, 32]", "org/other")
+    with refused(ValueError, *named) as caught:
         check_adapter(adapter(tmp_path, {DOWN: (64, 32), MODULE: shape}), folder)
     assert DOWN not in str(caught.value)
 
@@ -106,15 +107,15 @@ def ranks_differ(path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "named"),
     [
-        (Path.unlink, "has no adapter_model.safetensors; save"),
-        (pickled, "only adapter_model.bin, which can run code"),
-        (cut, "is no safetensors file"),
+        (Path.unlink, "adapter_model.safetensors"),
+        (pickled, "adapter_model.bin"),
+        (cut, "adapter_model.safetensors"),
         (lambda p: p.write_text("version https://git-lfs.github.com/spec/v1\n"), "git lfs pull"),
-        (lambda p: p.write_bytes(b""), "is no safetensors file"),
-        (lambda p: p.write_bytes((2).to_bytes(8, "little") + b"[]"), "is no safetensors file"),
-        (not_lora, "holds no LoRA weights"),
-        (half, "need A .* and B"),
-        (ranks_differ, "need A .* and B"),
+        (lambda p: p.write_bytes(b""), "adapter_model.safetensors"),
+        (lambda p: p.write_bytes((2).to_bytes(8, "little") + b"[]"), "adapter_model.safetensors"),
+        (not_lora, "lora_A"),
+        (half, MODULE),
+        (ranks_differ, MODULE),
     ],
 )
 def test_weights_that_cannot_be_read_safely_are_named(
@@ -123,17 +124,18 @@ def test_weights_that_cannot_be_read_safely_are_named(
     spoilt = adapter(tmp_path)
     check_adapter(spoilt, folder)
     spoil(spoilt / "adapter_model.safetensors")
-    with pytest.raises(ValueError, match=named):
+    with refused(ValueError, named):
         check_adapter(spoilt, folder)
 
 
 @pytest.mark.parametrize(
-    ("text", "named"), [(None, "has no adapter_config.json"), ("{", "no JSON"), ("[]", "object")]
+    ("text", "named"),
+    [(None, "adapter_config.json"), ("{", "adapter_config.json"), ("[]", "adapter_config.json")],
 )
 def test_a_folder_that_peft_did_not_save_is_named(
     folder: Path, tmp_path: Path, text: str | None, named: str
 ) -> None:
     path = adapter(tmp_path) / "adapter_config.json"
     path.unlink() if text is None else path.write_text(text)
-    with pytest.raises(ValueError, match=named):
+    with refused(ValueError, named):
         check_adapter(tmp_path, folder)

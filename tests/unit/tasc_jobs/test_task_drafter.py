@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
+from support import refused
 from tasc_engine.drafting.neural.card import CARD, DrafterCard, target_fingerprint
 from tasc_engine.drafting.neural.files import save_drafter
 from tasc_engine.drafting.neural.neural_settings import NeuralSettings
@@ -59,7 +60,7 @@ def test_another_tokenizer_s_drafter_is_refused_with_both_fingerprints(
 ) -> None:
     other = with_card(drafter, tmp_path / "d", kind="independent", tokenizer="f" * 32)
     ours = model.tokenizer.fingerprint
-    with pytest.raises(UsageError, match=f"^--drafter {other}: .*{'f' * 32}.*{ours}"):
+    with refused(UsageError, f"--drafter {other}", "f" * 32, ours):
         check(model, other)
 
 
@@ -68,7 +69,7 @@ def test_another_target_s_head_is_refused_with_both_fingerprints(
 ) -> None:
     ours, own = model.tokenizer.fingerprint, target_fingerprint(model.folder)
     other = with_card(drafter, tmp_path / "e", kind="eagle", tokenizer=ours, target="e" * 64)
-    with pytest.raises(UsageError, match=f"^--drafter .*EAGLE head.*{'e' * 64}.*{own}"):
+    with refused(UsageError, "--drafter", "e" * 64, own):
         check(model, other)
 
 
@@ -105,18 +106,17 @@ def test_a_head_is_looked_at_without_torch(model: BaseModel, drafter: Path, tmp_
 
 
 def test_a_place_without_a_folder_is_said_to_be_no_drafter(model: BaseModel) -> None:
-    with pytest.raises(UsageError, match=r"^--drafter: there is no folder \./nowhere;") as refused:
+    with refused(UsageError, "--drafter", "./nowhere", "`tasc train-drafter`"):
         check(model, "./nowhere")
-    assert "`tasc train-drafter`" in str(refused.value)
 
 
 def test_a_folder_without_a_drafter_and_too_many_ranked_tokens_are_named(
     model: BaseModel, drafter: Path
 ) -> None:
-    with pytest.raises(UsageError, match=f"--drafter .*{CARD}.*`tasc train-drafter` makes one"):
+    with refused(UsageError, "--drafter", CARD, "`tasc train-drafter`"):
         check(model, model.folder)
     size = model.tokenizer.vocab_size
-    with pytest.raises(UsageError, match=f"--ranked-tokens is 4096, .* has {size}; give 1 to"):
+    with refused(UsageError, "--ranked-tokens", str(size)):
         check(model, drafter, vocabulary="recent+ranked")
 
 
@@ -127,7 +127,7 @@ def test_the_largest_trees_of_a_record_are_trees_of_the_engine(tree: tuple[int, 
     assert (made.depth, made.width, made.nodes) == tree
     depth, width, nodes = tree
     for over in ((17, 1, nodes), (1, 33, nodes), (1, 1, MOST_NODES + 1), (17, width, depth)):
-        with pytest.raises(ValueError, match="is"):
+        with refused(ValueError, "is"):
             NeuralDrafting("d", "neural", "full", 1, *over)
-        with pytest.raises(ValueError, match="is"):
+        with refused(ValueError, "is"):
             NeuralSettings(*over)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from support import refused
 from tasc_draft.settings import DraftSettings
 from tasc_jobs.errors import UsageError
 from tasc_jobs.tasks import shown
@@ -54,15 +55,15 @@ def test_values_left_out_are_the_defaults() -> None:
         ({"corpus": "a b"}, "task name 'a b'"),
         ({"adapters": (("a", "b"), ("a", "c"))}, "--adapters has 'a' twice"),
         ({"adapter": "a", "adapters": (("a", "b"),)}, "--adapter and adapters are set"),
-        ({"drafter": "d", "proposer": "x"}, "--proposer is 'x'; use one of neural, hybrid"),
+        ({"drafter": "d", "proposer": "x"}, "--proposer is 'x'"),
         ({"drafter": "d", "draft_vocabulary": "x"}, "--draft-vocabulary is 'x'"),
-        ({"drafter": "d", "draft_depth": 17}, "--draft-depth is 17; .* 1 to 16"),
-        ({"drafter": "d", "draft_width": 32}, "--draft-depth 5 and width 32 expand 128 nodes"),
-        ({"draft_nodes": 9}, "--draft-nodes is 9, and there is no --drafter; give one"),
+        ({"drafter": "d", "draft_depth": 17}, "--draft-depth is 17"),
+        ({"drafter": "d", "draft_width": 32}, "--draft-depth 5 and width 32"),
+        ({"draft_nodes": 9}, "--draft-nodes is 9"),
     ],
 )
 def test_a_value_that_is_refused_is_named_by_its_option(change: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=f"^{said}"):
+    with refused(UsageError, said):
         record_of({**flat(RECORD), **change})
 
 
@@ -100,7 +101,7 @@ def test_adapters_are_names_and_folders_by_their_whole_path(
     words = shown.changes_in_words(shown.changes(RECORD, replace(RECORD, adapters=adapters[1:])))
     assert words == "adapters unset -> de=org/adapter"
     for wrong in ("fr", "=x", "fr="):
-        with pytest.raises(UsageError, match=f"^--adapters is '{wrong}'; write NAME=FOLDER"):
+        with refused(UsageError, f"--adapters is '{wrong}'"):
             given_values(TaskOptions(adapters=[wrong]))
 
 
@@ -122,9 +123,9 @@ def test_labels_come_in_the_order_they_were_given(tmp_path: Path) -> None:
         ("l.txt", b"caf\xe9", "is no UTF-8"),
         ("l.json", b"{}", "holds no list"),
         ("l.json", b"[", "is no JSON"),
-        ("l.json", b"[1,2]", "holds 1, which is no text"),
-        ("l.json", b'["a", ["a"]]', r"holds \['a'\], which is no text"),
-        ("l.json", b'["\\udce6"]', "holds '.udce6', which is no text"),
+        ("l.json", b"[1,2]", "holds 1"),
+        ("l.json", b'["a", ["a"]]', "holds ['a']"),
+        ("l.json", b'["\\udce6"]', r"holds '\udce6'"),
         ("l.json", b"[" * 100_000, "is no JSON"),
         ("l.txt", b"a" * 24_000_001, "is larger than 24000000 bytes"),
     ],
@@ -134,7 +135,7 @@ def test_a_file_that_holds_no_labels_is_named(
 ) -> None:
     path = tmp_path / name
     path.write_bytes(content)
-    with pytest.raises(UsageError, match=f"^--choices {path} {said}"):
+    with refused(UsageError, f"--choices {path} {said}"):
         given_values(TaskOptions(choices=path))
 
 
@@ -143,9 +144,9 @@ def test_a_schema_is_read_from_its_file(tmp_path: Path) -> None:
     path.write_text('{"type": "string"}')
     assert given_values(TaskOptions(schema=path)) == {"schema": '{"type": "string"}'}
     path.write_text(" " * 65_537)
-    with pytest.raises(UsageError, match=f"^--schema {path} is larger than 65536 bytes"):
+    with refused(UsageError, f"--schema {path}", "65536"):
         given_values(TaskOptions(schema=path))
-    with pytest.raises(UsageError, match=f"^--schema {tmp_path} cannot be read"):
+    with refused(UsageError, f"--schema {tmp_path}"):
         given_values(TaskOptions(schema=tmp_path))
 
 
@@ -164,16 +165,16 @@ def test_any_draft_setting_can_be_given() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (TaskOptions(draft=["n_max"]), "--draft is 'n_max'; write KEY=VALUE"),
-        (TaskOptions(draft=["nmax=3"]), "--draft is 'nmax=3'; .*n_max"),
-        (TaskOptions(draft=["n_max=3.5"]), "--draft n_max is '3.5'; it must be an integer"),
-        (TaskOptions(draft=["min_prob=high"]), "--draft min_prob is 'high'; .* a number"),
+        (TaskOptions(draft=["n_max"]), "--draft is 'n_max'"),
+        (TaskOptions(draft=["nmax=3"]), "--draft is 'nmax=3'"),
+        (TaskOptions(draft=["n_max=3.5"]), "--draft n_max is '3.5'"),
+        (TaskOptions(draft=["min_prob=high"]), "--draft min_prob is 'high'"),
         (TaskOptions(draft=["n-max=3", "n_max=3"]), "n_max is given twice"),
         (TaskOptions(mixture="trie", draft=["mixture=trie"]), "mixture is given twice"),
     ],
 )
 def test_a_draft_setting_that_is_none_is_named(options: TaskOptions, said: str) -> None:
-    with pytest.raises(UsageError, match=f"^{said}"):
+    with refused(UsageError, said):
         given_values(options)
 
 

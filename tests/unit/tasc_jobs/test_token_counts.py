@@ -4,10 +4,10 @@ from collections import Counter
 
 import numpy as np
 import pyarrow as pa
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support import refused
 from tasc_jobs.demo.tasks import MODEL
 from tasc_jobs.drafter.rank_vocabulary import (
     Choice,
@@ -59,17 +59,17 @@ def test_a_file_is_counted_without_its_bad_lines(tmp_path):
     assert (total.read, total.rows) == (603, 601)
     assert total.counts.sum() == sum(plain(["turn on", *["the light"] * 600]).values())
     assert told == [("count", 500, None), ("count", 603, None)]
-    with pytest.raises(FileError, match=r"nowhere\.jsonl"):
+    with refused(FileError, "nowhere.jsonl"):
         count_file(tmp_path / "nowhere.jsonl", "text", MODEL, lambda *to: None)
 
 
 def test_an_end_outside_the_vocabulary_is_refused():
-    with pytest.raises(ValueError, match="end of sequence 7 is no token of the vocabulary of 7"):
+    with refused(ValueError, "eos_token_id"):
         TokenCounts(7).with_ends(7)
 
 
 def test_two_choices_and_drafts_without_a_file_are_refused():
-    with pytest.raises(UsageError, match="exclude each other"):
+    with refused(UsageError, "--top-k"):
         Choice(top_k=3, top_p=0.5)
-    with pytest.raises(UsageError, match="name the file with --answers"):
+    with refused(UsageError, "--answers"):
         RankJob("t", "draft")

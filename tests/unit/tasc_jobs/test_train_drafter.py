@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from drafter_training import INPUTS, ROWS, SHORT, Bench, Trained, make
 from finetuning import Killed, killed_at, same
+from support import refused
 from tasc_engine.drafting.neural.card import Kind, read_card
 from tasc_engine.drafting.neural.files import WEIGHTS
 from tasc_jobs.cli.main import app
@@ -34,7 +35,7 @@ def test_an_untrained_drafter_agrees_with_nothing(target: Bench, tmp_path: Path)
 
 def test_a_target_that_no_head_can_read_has_a_small_drafter(tmp_path: Path) -> None:
     target = make(tmp_path / "target", "gpt_neox")
-    with pytest.raises(FinetuneError, match="this is gpt_neox; take --kind independent"):
+    with refused(FinetuneError, "gpt_neox", "--kind independent"):
         train_drafter(target.job(tmp_path / "out", "eagle"))
     train_drafter(target.job(tmp_path / "out", "independent", **SHORT))
     assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "llama"
@@ -106,7 +107,7 @@ def test_answers_made_before_are_learnt_with_and_without_ids(
 def test_a_line_that_is_no_answer_is_named(tmp_path: Path, line: str) -> None:
     file = tmp_path / "answers.jsonl"
     file.write_text('{"id": "0", "input": "a", "output": "b"}\n' + line + "\n")
-    with pytest.raises(FileError, match=r"line 2 of .*answers\.jsonl gives no answer: "):
+    with refused(FileError, "line 2 of", "answers.jsonl"):
         read_answers(file)
 
 
@@ -114,7 +115,7 @@ def test_a_token_that_the_tokenizer_has_not_is_named(target: Bench, tmp_path: Pa
     file = tmp_path / "answers.jsonl"
     file.write_text('{"id": "7", "input": "a", "output": "b", "ids": [4, 99999]}\n')
     job = replace(target.job(tmp_path / "out", "eagle"), answers=read_answers(file))
-    with pytest.raises(FileError, match="answer 7 has tokens from 4 to 99999, the tokenizer has"):
+    with refused(FileError, "answer 7", "99999"):
         train_drafter(job)
 
 
@@ -124,30 +125,30 @@ def test_other_settings_or_another_target_are_not_gone_on_with(
     job = replace(target.job(tmp_path / "out", "eagle", **SHORT), checkpoint_s=0.0)
     with pytest.raises(Killed):
         train_drafter(job, killed_at("train", 3))
-    with pytest.raises(FinetuneError, match="with another noise;"):
+    with refused(FinetuneError, "noise"):
         train_drafter(replace(job, settings=replace(job.settings, noise=0.5)))
     other = make(tmp_path / "target", "qwen2", seed=1).job(tmp_path / "out", "eagle", **SHORT)
-    with pytest.raises(JobError, match="made with another target; name another output"):
+    with refused(JobError, "target"):
         train_drafter(other)
 
 
 def test_a_loss_that_is_no_number_ends_it(
     target: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loss = DrafterTrainer._loss
+    loss = DrafterTrainer.loss
     monkeypatch.setattr(
-        job_module.DrafterTrainer, "_loss", lambda self, rows: loss(self, rows) * float("nan")
+        job_module.DrafterTrainer, "loss", lambda self, rows: loss(self, rows) * float("nan")
     )
-    with pytest.raises(FinetuneError, match=r"the loss of step 1 of 10 is nan.*--learning-rate"):
+    with refused(FinetuneError, "step 1", "nan", "--learning-rate"):
         train_drafter(target.job(tmp_path, "eagle", **SHORT))
 
 
 def test_rows_that_are_too_long_are_left_out_and_what_is_made_stays(
     short: Trained, tmp_path: Path
 ) -> None:
-    with pytest.raises(FinetuneError, match="0 of 40 answers have 3 to 4 tokens"):
+    with refused(FinetuneError, "--max-length"):
         train_drafter(short.bench.job(tmp_path, short.kind, max_length=4))
-    with pytest.raises(FinetuneError, match="has a drafter already; name another output"):
+    with pytest.raises(FinetuneError):
         train_drafter(short.bench.job(short.folder, short.kind, **SHORT))
 
 
@@ -159,7 +160,7 @@ def test_what_matters_of_a_row_are_its_answer_and_a_little_of_its_prompt() -> No
 
 def test_a_model_is_not_written_over_by_its_drafter(target: Bench, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_text("a model")
-    with pytest.raises(FinetuneError, match=r"has model\.safetensors of something else, which a d"):
+    with refused(FinetuneError, "model.safetensors"):
         train_drafter(target.job(tmp_path, "eagle", **SHORT))
     assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
 
