@@ -1,15 +1,13 @@
 """The command `tasc finetune`: train a model on a task's outputs."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from tasc_jobs.cli.options import (
     AsJson,
-    BatchRows,
     CheckpointS,
-    MicroRows,
     RowOptions,
     StoreOptions,
     Task,
@@ -17,6 +15,7 @@ from tasc_jobs.cli.options import (
     grouped,
     print_result,
 )
+from tasc_jobs.finetune.hyperparameters import FinetuneSettings
 
 Output = Annotated[Path, typer.Option(help="Folder for the model, and for checkpoints.")]
 Train = Annotated[
@@ -34,19 +33,6 @@ Eos = Annotated[
     str | None,
     typer.Option(help="The token that is to end answers.", show_default="what ends the model's"),
 ]
-Epochs = Annotated[float, typer.Option(min=0.01, max=1000, help="Passes over the rows.")]
-LearningRate = Annotated[float, typer.Option(min=0, max=1, help="At the first step.")]
-Rank = Annotated[int, typer.Option(min=1, max=1024, help="Of the LoRA adapter.")]
-Alpha = Annotated[int, typer.Option(min=1, max=4096, help="Of the LoRA adapter.")]
-Dropout = Annotated[float, typer.Option(min=0, max=0.9, help="Of the LoRA adapter.")]
-MaxLength = Annotated[
-    int, typer.Option(min=2, help="Tokens of prompt and output; longer rows are left out.")
-]
-Quantization = Annotated[
-    Literal["auto", "nf4", "none"],
-    typer.Option(help="Of the frozen weights; auto is nf4 on a GPU (QLoRA)."),
-]
-Seed = Annotated[int, typer.Option(min=0, help="Of the rows' order and of dropout.")]
 Workers = Annotated[int, typer.Option(min=1, help="Processes that share the work, by Ray Train.")]
 Threads = Annotated[
     int | None, typer.Option(min=1, help="Of a process on a CPU.", show_default="all cores")
@@ -63,16 +49,7 @@ def finetune(
     tokenizer: Tokenizer = None,
     template: Template = None,
     eos: Eos = None,
-    epochs: Epochs = 3.0,
-    learning_rate: LearningRate = 2e-4,
-    rank: Rank = 16,
-    alpha: Alpha = 16,
-    dropout: Dropout = 0.2,
-    batch_rows: BatchRows = 64,
-    micro_rows: MicroRows = 8,
-    max_length: MaxLength = 1024,
-    quantization: Quantization = "auto",
-    seed: Seed = 0,
+    settings: FinetuneSettings,
     workers: Workers = 1,
     threads: Threads = None,
     checkpoint_s: CheckpointS = 60.0,
@@ -95,23 +72,10 @@ def finetune(
         job_of,
         refuse_made,
     )
-    from tasc_jobs.finetune.hyperparameters import FinetuneSettings
     from tasc_jobs.task_inputs import InputOptions, TaskInputs
     from tasc_runtime.progress import Stages
 
     refuse_made(output)
-    settings = FinetuneSettings(
-        epochs=epochs,
-        learning_rate=learning_rate,
-        rank=rank,
-        alpha=alpha,
-        dropout=dropout,
-        batch_rows=batch_rows,
-        micro_rows=micro_rows,
-        max_length=max_length,
-        quantization=quantization,
-        seed=seed,
-    )
     options = InputOptions(
         task=task,
         model=model,

@@ -45,10 +45,6 @@ EvaluatedLen = Annotated[
         show_default="1024, or what the model has",
     ),
 ]
-BatchRows = Annotated[int, typer.Option(min=1, help="Rows of one step.")]
-MicroRows = Annotated[
-    int, typer.Option(min=1, help="Rows at the same time; fewer need less memory.")
-]
 CheckpointS = Annotated[float, typer.Option(min=1, help="Seconds between two checkpoints.")]
 Rows = Annotated[int, typer.Option(min=1, max=4096, help="b, rows decoded together.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:0 ...")]

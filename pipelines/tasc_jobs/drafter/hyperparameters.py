@@ -1,10 +1,13 @@
 """Settings of a drafter's training. Loss weights of an EAGLE head: arXiv 2401.15077."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
+
+from typer import Option
 
 from tasc_engine.drafting.neural.card import Kind
 from tasc_jobs.errors import UsageError
+from tasc_jobs.finetune.hyperparameters import BatchRows, MicroRows
 
 # Settings that only one kind has.
 _EAGLE, _INDEPENDENT = ("token_weight", "noise", "own_share"), ("prompt_weight", "layers", "hidden")
@@ -48,19 +51,77 @@ class DrafterSettings:
     seed: int = 0
 
 
-def of_kind(kind: Kind, **given: float | None) -> dict[str, Any]:
-    """Settings that only one kind of drafter has, of those given; None was not given.
+@dataclass(frozen=True)
+class DrafterOptions:
+    """The options of a command that say how a drafter is trained."""
 
-    Raises:
-        UsageError: One is the other kind's.
-    """
-    found = {name: value for name, value in given.items() if value is not None}
-    other: Kind = "independent" if kind == "eagle" else "eagle"
-    for name in _INDEPENDENT if kind == "eagle" else _EAGLE:
-        if name in found:
-            option = name.replace("_", "-")
-            raise UsageError(
-                f"--{option} is {found[name]}, and only --kind {other} has it; this is --kind "
-                f"{kind}, leave it out"
-            )
-    return found
+    kind: Annotated[
+        Kind, Option(help="A layer over the model's hidden states, or a small model of its own.")
+    ]
+    layers: Annotated[
+        int | None,
+        Option(min=1, help="Of an independent drafter.", show_default="a quarter of the model's"),
+    ] = None
+    hidden: Annotated[
+        int | None,
+        Option(
+            min=8, help="Width of an independent drafter.", show_default="a quarter of the model's"
+        ),
+    ] = None
+    epochs: Annotated[float, Option(min=0.01, max=1000, help="Passes over the answers.")] = 10.0
+    learning_rate: Annotated[float, Option(min=0, max=1, help="The greatest.")] = 1e-3
+    token_weight: Annotated[
+        float | None,
+        Option(
+            min=0,
+            max=1000,
+            help="Of an EAGLE head's cross-entropy; raise it if small.",
+            show_default=str(DrafterSettings.token_weight),
+        ),
+    ] = None
+    noise: Annotated[
+        float | None,
+        Option(
+            min=0,
+            max=100,
+            help="On the hidden states that an EAGLE head reads.",
+            show_default=str(DrafterSettings.noise),
+        ),
+    ] = None
+    own_share: Annotated[
+        float | None,
+        Option(
+            min=0,
+            max=1,
+            help="Of the hidden states that an EAGLE head reads, replaced by its own.",
+            show_default=str(DrafterSettings.own_share),
+        ),
+    ] = None
+    prompt_weight: Annotated[
+        float | None,
+        Option(
+            min=0,
+            max=1,
+            help="Of a prompt's tokens, for an independent drafter.",
+            show_default=str(DrafterSettings.prompt_weight),
+        ),
+    ] = None
+    batch_rows: BatchRows = 32
+    micro_rows: MicroRows = 8
+    max_length: Annotated[
+        int, Option(min=3, help="Tokens of prompt and answer to learn; longer are left out.")
+    ] = 1024
+    seed: Annotated[int, Option(min=0, help="Of first values, the rows' order and noise.")] = 0
+
+    @property
+    def settings(self) -> DrafterSettings:
+        """Raises UsageError: an option is given that only the other kind has."""
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        other = "independent" if self.kind == "eagle" else "eagle"
+        for name in _INDEPENDENT if self.kind == "eagle" else _EAGLE:
+            if name in given:
+                raise UsageError(
+                    f"--{name.replace('_', '-')} is {given[name]}, and only --kind {other} has it; "
+                    f"this is --kind {self.kind}, leave it out"
+                )
+        return DrafterSettings(**given)

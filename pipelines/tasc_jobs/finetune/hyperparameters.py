@@ -1,9 +1,13 @@
 """Settings of a fine-tune. The defaults are those of the paper (TASC, appendix B.2)."""
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
+
+from typer import Option
 
 Quantization = Literal["auto", "nf4", "none"]
+BatchRows = Annotated[int, Option(min=1, help="Rows of one step.")]
+MicroRows = Annotated[int, Option(min=1, help="Rows at the same time; fewer need less memory.")]
 
 
 class Pace(Protocol):
@@ -27,7 +31,7 @@ class Pace(Protocol):
 
 @dataclass(frozen=True)
 class FinetuneSettings:
-    """What a fine-tune is reproducible by, with its rows and its base model.
+    """What a fine-tune is reproducible by, with its rows and its base model; options of a command.
 
     Attributes:
         epochs: Passes over the rows; 2.5 ends in the middle of the third.
@@ -42,13 +46,17 @@ class FinetuneSettings:
         seed: Of the order of rows, the adapter's first values, and what dropout drops.
     """
 
-    epochs: float = 3.0
-    learning_rate: float = 2e-4
-    rank: int = 16
-    alpha: int = 16
-    dropout: float = 0.2
-    batch_rows: int = 64
-    micro_rows: int = 8
-    max_length: int = 1024
-    quantization: Quantization = "auto"
-    seed: int = 0
+    epochs: Annotated[float, Option(min=0.01, max=1000, help="Passes over the rows.")] = 3.0
+    learning_rate: Annotated[float, Option(min=0, max=1, help="At the first step.")] = 2e-4
+    rank: Annotated[int, Option(min=1, max=1024, help="Of the LoRA adapter.")] = 16
+    alpha: Annotated[int, Option(min=1, max=4096, help="Of the LoRA adapter.")] = 16
+    dropout: Annotated[float, Option(min=0, max=0.9, help="Of the LoRA adapter.")] = 0.2
+    batch_rows: BatchRows = 64
+    micro_rows: MicroRows = 8
+    max_length: Annotated[
+        int, Option(min=2, help="Tokens of prompt and output; longer rows are left out.")
+    ] = 1024
+    quantization: Annotated[
+        Quantization, Option(help="Of the frozen weights; auto is nf4 on a GPU (QLoRA).")
+    ] = "auto"
+    seed: Annotated[int, Option(min=0, help="Of the rows' order and of dropout.")] = 0

@@ -15,7 +15,7 @@ from tasc_engine.drafting.neural.files import WEIGHTS
 from tasc_jobs.cli.main import app
 from tasc_jobs.drafter import training_run as job_module
 from tasc_jobs.drafter.answers import ANSWERS, read_answers
-from tasc_jobs.drafter.hyperparameters import DrafterSettings, of_kind
+from tasc_jobs.drafter.hyperparameters import DrafterOptions, DrafterSettings
 from tasc_jobs.drafter.training import DrafterTrainer, packed
 from tasc_jobs.drafter.training_run import CHECKPOINT, train_drafter
 from tasc_jobs.errors import FinetuneError, JobError, UsageError
@@ -186,6 +186,5 @@ def test_a_setting_of_the_other_kind_is_refused_by_option_and_kind(
 @pytest.mark.parametrize("kind", OWN)
 def test_a_kind_takes_its_own_settings_and_else_their_defaults(kind: Kind) -> None:
     own = OWN[kind]
-    assert of_kind(kind, **own, **dict.fromkeys(OWN[OTHER[kind]])) == own
-    assert of_kind(kind, **dict.fromkeys(own)) == {}
-    assert DrafterSettings(kind, **of_kind(kind, **own)) != DrafterSettings(kind)
+    assert DrafterOptions(kind, **own).settings == DrafterSettings(kind, **own)
+    assert DrafterOptions(kind).settings == DrafterSettings(kind) != DrafterSettings(kind, **own)
