@@ -1,30 +1,34 @@
 """Put the service together as one Ray Serve application, start it and update it.
 
-It expects Ray to be initialised; who started Ray stops it.
+Ray must be initialised; who started Ray stops it. Ray's own tools (``serve deploy``, ``serve run``,
+KubeRay) import `app`: they listen where their file says, so that the settings' ``http.host`` and
+``http.port`` mean nothing there.
 
 A task's replicas are bound to a digest of what their engine is built of. Deploying again after that
 has changed has Serve replace the task's replicas by a rolling update, while others stay.
 """
 
 import logging
+import os
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import httpx
+from pydantic import BaseModel, ConfigDict, Field
 from ray import serve
 from ray.serve.config import HTTPOptions, RequestRouterConfig
 from ray.serve.schema import ApplicationStatus, LoggingConfig
 
 from tasc_runtime.engine.versions import engine_digest
-from tasc_runtime.errors import ServiceError
+from tasc_runtime.errors import ServiceError, SettingsError
 from tasc_serve.gateway import Gateway
-from tasc_serve.ports import free_port, require_free
 from tasc_serve.replica.replica import TaskReplica
 from tasc_serve.replica.start_notes import start_notes
 from tasc_serve.routing.replica_router import ChosenReplicaRouter
-from tasc_serve.settings import ServedTask, ServeSettings
+from tasc_serve.settings import ServedTask, ServeSettings, free_port, load_settings, require_free
 from tasc_store import TaskStore, connect
 
 NAME = "tasc"
@@ -248,3 +252,31 @@ def _reasons(status: Any) -> str:
         if found.status.value != "HEALTHY"
     ]
     return "; ".join(reasons) or status.message or str(status.status)
+
+
+class Deployed(BaseModel):
+    """``args`` of an application in Ray's Serve config file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    settings: Path = Field(description="the settings file, at the same path on every node")
+    revision: str = Field(
+        "", description="change it to deploy again: Serve ignores a config that has not changed"
+    )
+
+
+def app(args: Deployed) -> serve.Application:
+    """The application of the settings file that ``args`` name.
+
+    Raises:
+        SettingsError: The file is at fault, or neither it nor ``REDIS_URL`` says where Redis is.
+        StoreError: Redis cannot be reached, or has no such task.
+    """
+    settings = load_settings(args.settings)
+    redis_url = settings.redis_url or os.environ.get("REDIS_URL")
+    if not redis_url:
+        raise SettingsError(
+            f"{args.settings} has no redis_url and REDIS_URL is not set; set one of them, since a"
+            " Redis server of our own would be on one node only"
+        )
+    return build(settings, redis_url, newest_digests(settings, redis_url))

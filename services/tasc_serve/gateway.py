@@ -13,8 +13,7 @@ from prometheus_client import CollectorRegistry
 from ray.serve.handle import DeploymentHandle
 
 from tasc_runtime.protocol import Answer, Call, Piece, Refusal, TaskStatus
-from tasc_serve.access.access_control import AccessControl
-from tasc_serve.access.drain import InFlight
+from tasc_serve.access.access_control import AccessControl, InFlight
 from tasc_serve.http.api import create_api
 from tasc_serve.http.batches.files_api import BatchStorage
 from tasc_serve.metrics.discovery import MetricsPort, live_targets, node_address

@@ -1,6 +1,7 @@
 """The one settings file of the service, read by ``tasc serve --config``. It starts nothing."""
 
 import math
+import socket
 from pathlib import Path
 from typing import Any, Self
 
@@ -8,7 +9,7 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from tasc_runtime.engine_settings import DraftOverrides, EngineSettings, Section
-from tasc_runtime.errors import SettingsError
+from tasc_runtime.errors import ServiceError, SettingsError
 
 
 class LimitSettings(Section):
@@ -277,3 +278,22 @@ def _fault(error: yaml.YAMLError) -> str:
         mark = error.problem_mark
         return f"{error.problem}, line {mark.line + 1}, column {mark.column + 1}"
     return "it has a character that YAML does not allow"
+
+
+def free_port(host: str) -> int:
+    """A port that is free now; another process may take it before it is used."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def require_free(host: str, port: int) -> None:
+    """Raise ServiceError unless ``port`` can be bound; 0 always can."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ServiceError(
+                f"{host}:{port} cannot be used ({error}); end what uses it or choose another port"
+            ) from error

@@ -1,12 +1,9 @@
 """Tasks, corpora and versioned draft indexes in Redis. It knows no tokens, no model, no service."""
 
-from tasc_store.access.api_keys import ApiKey, ApiKeys
-from tasc_store.access.idempotency import IdempotencyStore
-from tasc_store.artifacts.artifact_store import Artifact, ArtifactStore
-from tasc_store.artifacts.file_cache import ArtifactCache
+from tasc_store.access import ApiKey, ApiKeys, IdempotencyStore
+from tasc_store.artifacts import Artifact, ArtifactCache, ArtifactStore
 from tasc_store.client import connect, redact, translated
-from tasc_store.corpus.collected import CollectedRow, CollectedRows
-from tasc_store.corpus.corpus_store import Appended, CorpusRow, CorpusStore
+from tasc_store.corpus import Appended, CollectedRow, CollectedRows, CorpusRow, CorpusStore
 from tasc_store.embedded import EmbeddedRedis, open_url
 from tasc_store.errors import (
     CorruptArtifact,

@@ -9,9 +9,7 @@ import yaml
 from ray.serve.schema import ServeDeploySchema
 
 from tasc_runtime.errors import SettingsError
-from tasc_serve import deployed
-from tasc_serve.app import NAME
-from tasc_serve.deployed import Deployed, app
+from tasc_serve.app import NAME, Deployed, app
 from tasc_serve.settings import ServeSettings, load_settings
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -58,7 +56,7 @@ def test_whoever_reaches_a_cluster_needs_a_key(settings):
 def test_the_application_has_a_deployment_for_each_task(monkeypatch, settings):
     monkeypatch.setenv("REDIS_URL", "redis://unused")
     digests = {task.name: "digest" for task in settings.tasks}
-    monkeypatch.setattr(deployed, "newest_digests", lambda settings, redis_url: digests)
+    monkeypatch.setattr("tasc_serve.app.newest_digests", lambda settings, redis_url: digests)
     built = app(Deployed(settings=SETTINGS))
     assert built._bound_deployment.name == "gateway"
     assert set(built._bound_deployment.init_args[2]) == {task.name for task in settings.tasks}

@@ -112,6 +112,6 @@ def test_the_wheel_that_is_installed_has_the_command_and_the_data(tmp_path: Path
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert any(name.endswith("tasc-demo-7m/model.safetensors") for name in names)
-    assert "tasc_serve/deployed.py" in names
+    assert "tasc_serve/app.py" in names
     (entry,) = (name for name in names if name.endswith("entry_points.txt"))
     assert b"tasc = tasc_jobs.cli.main:main" in zipfile.ZipFile(wheel).read(entry)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tasc_store import ApiKeys, connect
-from tasc_store.access.api_keys import digest_of
+from tasc_store.access import digest_of
 
 pytestmark = pytest.mark.redis
 Run = Callable[..., str]

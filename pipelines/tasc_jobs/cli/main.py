@@ -158,8 +158,7 @@ def serve(
     """Serve tasks over HTTP until Ctrl-C or SIGTERM."""
     clock = Clock()
     clock.note(f"reading {config}")
-    from tasc_serve.ports import require_free
-    from tasc_serve.settings import load_settings
+    from tasc_serve.settings import load_settings, require_free
     from tasc_store import TaskStore
 
     settings = load_settings(config)
@@ -228,9 +227,9 @@ def demo(
     port: Annotated[int, typer.Option(help="Port of the service with --serve.")] = 8000,
 ) -> None:
     """Run the main job on shipped data: corpus, statistics, index, service, answers."""
-    from tasc_serve.ports import require_free
-
     if keep_serving:
+        from tasc_serve.settings import require_free
+
         require_free("127.0.0.1", port)
     from tasc_jobs.demo.run import run_demo, serve_demo
     from tasc_store import open_url

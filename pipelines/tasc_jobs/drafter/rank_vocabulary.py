@@ -24,7 +24,7 @@ from tasc_runtime.models import load_tokenizer
 from tasc_runtime.progress import StageProgress, silent
 from tasc_runtime.rows import BadRow, Fields, check_file, read_rows
 from tasc_store import Artifact, ArtifactStore, TaskRecord, TaskStore, UnknownTask, connect
-from tasc_store.artifacts.artifact_store import VOCABULARY
+from tasc_store.artifacts import VOCABULARY
 from tasc_text import TaskTokenizer
 from tasc_text.tokenizer_file import open_tokenizer
 

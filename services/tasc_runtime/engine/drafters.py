@@ -37,7 +37,7 @@ from tasc_engine.drafting.neural.vocabulary import (
 from tasc_engine.drafting.safe_proposer import Reason, SafeProposer
 from tasc_runtime.errors import ServiceError
 from tasc_store import ArtifactStore, NeuralDrafting, TaskRecord
-from tasc_store.artifacts.artifact_store import VOCABULARY
+from tasc_store.artifacts import VOCABULARY
 from tasc_text import TaskTokenizer, resolve_folder
 
 

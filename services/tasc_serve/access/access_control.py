@@ -1,22 +1,336 @@
-"""Admits requests by API key, the tasks of the key, and rate limits."""
+"""Admits requests to a gateway: drain, API keys and their tasks, rate limits."""
 
-from collections import defaultdict
+import asyncio
+import logging
+import math
+import time
+from collections import OrderedDict, defaultdict
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Final
 
 import redis
 from starlette.requests import Request
 
 from tasc_runtime.protocol import Piece
-from tasc_serve.access.auth import KnownKeys
-from tasc_serve.access.rates import Rates, retry_after
 from tasc_serve.errors import ApiError
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.routing.choices import Numbered
-from tasc_serve.settings import ServeSettings
+from tasc_serve.settings import AuthSettings, ServedTask, ServeSettings
 from tasc_serve.store_calls import StoreCalls
-from tasc_store import ApiKey, ApiKeys
+from tasc_store import ApiKey, ApiKeys, StoreError
+from tasc_store.access import digest_of, is_key
+
+log = logging.getLogger(__name__)
+
+Find = Callable[[str], ApiKey | None]
+_SCHEME: Final = "bearer"
+_CHALLENGE: Final = {"WWW-Authenticate": "Bearer"}
+
+
+@dataclass(frozen=True)
+class _Seen:
+    key: ApiKey | None
+    at: float
+
+
+class KnownKeys:
+    """Keys as they were last seen in the store, and hashes that are no open key's.
+
+    Of each the ``max_cached_keys`` that were used last are kept: clients who guess keys cannot
+    displace those that work. While the store is away known keys count as last seen.
+
+    Args:
+        find: Looks a hash up in the store; raises StoreError when the store fails.
+        calls: Runs ``find``.
+    """
+
+    def __init__(
+        self,
+        find: Find,
+        settings: AuthSettings,
+        calls: StoreCalls,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._find, self._settings, self._calls, self._clock = find, settings, calls, clock
+        self._open: OrderedDict[str, _Seen] = OrderedDict()
+        self._refused: OrderedDict[str, _Seen] = OrderedDict()
+        self._lookups: dict[str, asyncio.Task[_Seen | None]] = {}
+
+    async def of(self, authorization: str | None) -> ApiKey:
+        """The open key in an ``Authorization`` header.
+
+        Raises:
+            ApiError: 401 for no key, an unknown or a revoked one; 503 when nobody can say.
+        """
+        secret = _secret(authorization)
+        key = await self._known(digest_of(secret)) if is_key(secret) else None
+        if key is None:
+            message = "this API key is unknown or revoked; send another"
+            raise ApiError(401, message, headers=_CHALLENGE)
+        return key
+
+    async def _known(self, digest: str) -> ApiKey | None:
+        seen = self._remembered(digest)
+        if seen and self._clock() - seen.at < self._settings.cache_ttl_s:
+            return seen.key
+        failing = self._calls.failing
+        lookup = self._lookups.get(digest) or self._begin_lookup(digest)
+        # Nobody waits for a store that failed a moment ago. Others may wait for the same look-up.
+        found = None if failing else await asyncio.shield(lookup)
+        found = found or seen
+        if found is None or (found is seen and found.key is None):
+            raise ApiError(503, "API keys cannot be checked at the moment; try again")
+        return found.key
+
+    def _remembered(self, digest: str) -> _Seen | None:
+        for seen in (self._open, self._refused):
+            if digest in seen:
+                seen.move_to_end(digest)
+                return seen[digest]
+        return None
+
+    def _begin_lookup(self, digest: str) -> asyncio.Task[_Seen | None]:
+        lookup = self._lookups[digest] = asyncio.create_task(self._lookup(digest))
+        lookup.add_done_callback(lambda _: self._lookups.pop(digest))
+        return lookup
+
+    async def _lookup(self, digest: str) -> _Seen | None:
+        """None when the store does not answer."""
+        try:
+            key = await self._calls.run(lambda: self._find(digest))
+        except StoreError:  # logged where it ends
+            return None
+        except ValueError as error:
+            log.error("an API key is refused: %s", error)
+            key = None
+        return self._remember(digest, key)
+
+    def _remember(self, digest: str, key: ApiKey | None) -> _Seen:
+        seen = _Seen(None if key is None or key.revoked else key, self._clock())
+        self._open.pop(digest, None)
+        self._refused.pop(digest, None)
+        into = self._refused if seen.key is None else self._open
+        into[digest] = seen
+        if len(into) > self._settings.max_cached_keys:
+            into.popitem(last=False)
+        return seen
+
+
+def _secret(authorization: str | None) -> str:
+    scheme, _, secret = (authorization or "").partition(" ")
+    if scheme.lower() != _SCHEME or not secret.strip():
+        message = "this service asks for an API key; send it as Authorization: Bearer KEY"
+        raise ApiError(401, message, headers=_CHALLENGE)
+    return secret.strip()
+
+
+Clock = Callable[[], float]
+_MINUTE_S: Final = 60.0
+# What refilling adds is a sum of fractions: a whole request must not wait for the last of them.
+_ROUNDING: Final = 1e-9
+
+
+class Bucket:
+    """Fills at ``per_s`` up to ``size``; what is taken may leave less than nothing, as a debt.
+
+    Args:
+        per_s: How many come back in a second.
+        size: Most that it holds, and what it begins with.
+    """
+
+    def __init__(self, per_s: float, size: float, clock: Clock) -> None:
+        self.per_s, self.size = per_s, max(size, 1.0)
+        self._clock = clock
+        self._level, self._at = self.size, clock()
+
+    @property
+    def level(self) -> float:
+        now = self._clock()
+        self._level = min(self.size, self._level + (now - self._at) * self.per_s)
+        self._at = now
+        return self._level
+
+    def wait_s(self) -> float:
+        """Seconds until one can be taken; 0 where it can."""
+        missing = 1.0 - self.level
+        return 0.0 if missing <= _ROUNDING else missing / self.per_s
+
+    def full_s(self) -> float:
+        """Seconds until it is full."""
+        return (self.size - self.level) / self.per_s
+
+    def take(self, count: float) -> None:
+        self._level = self.level - count
+
+
+@dataclass(frozen=True)
+class Over:
+    """A limit that a request meets.
+
+    Attributes:
+        what: Whose limit it is: ``key`` or ``task``.
+        message: For the client; it names the limit.
+        wait_s: Seconds until there is room again, more than 0.
+    """
+
+    what: str
+    message: str
+    wait_s: float
+
+
+@dataclass(frozen=True)
+class _Limit:
+    what: str
+    message: str
+    bucket: Bucket
+
+
+@dataclass(frozen=True)
+class _Key:
+    requests: _Limit | None = None
+    tokens: _Limit | None = None
+
+
+class Rates:
+    """The buckets of one gateway.
+
+    Args:
+        gateways: How many share every limit; each holds an equal part, but room for one request.
+        most_keys: Keys whose buckets are kept, the ones used last; other buckets start full again.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[ServedTask],
+        gateways: int,
+        most_keys: int,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._gateways, self._most_keys, self._clock = gateways, most_keys, clock
+        self._keys: OrderedDict[str, _Key] = OrderedDict()
+        self._tasks = {
+            t.name: self._of_task(t.name, t.max_requests_per_s)
+            for t in tasks
+            if t.max_requests_per_s is not None
+        }
+
+    def take(self, key: ApiKey | None, task: str) -> Over | None:
+        """One request's place in every bucket, or in none: then the limit that it meets."""
+        mine, shared = self._of(key), self._tasks.get(task)
+        for limit in (mine.requests, mine.tokens, shared):
+            if limit and (wait_s := limit.bucket.wait_s()):
+                return Over(limit.what, limit.message, wait_s)
+        for limit in (mine.requests, shared):
+            if limit:
+                limit.bucket.take(1)
+        return None
+
+    def spend(self, key: ApiKey | None, tokens: int) -> None:
+        """Count an answer's tokens, when it has ended."""
+        if limit := self._of(key).tokens:
+            limit.bucket.take(tokens)
+
+    def headers(self, key: ApiKey | None) -> Mapping[str, str]:
+        """Limits of a key in OpenAI's headers, as they are in this gateway; none without limits."""
+        mine = self._of(key)
+        found: dict[str, str] = {}
+        for what, limit in (("requests", mine.requests), ("tokens", mine.tokens)):
+            if limit:
+                found[f"x-ratelimit-limit-{what}"] = str(int(limit.bucket.size))
+                found[f"x-ratelimit-remaining-{what}"] = str(_whole(limit.bucket.level))
+                found[f"x-ratelimit-reset-{what}"] = duration(limit.bucket.full_s())
+        return found
+
+    def _of(self, key: ApiKey | None) -> _Key:
+        if key is None:
+            return _Key()
+        found = self._keys.pop(key.id, None)
+        if found is None:
+            found = _Key(
+                self._of_key(key.requests_per_minute, "requests"),
+                self._of_key(key.tokens_per_minute, "tokens"),
+            )
+        self._keys[key.id] = found
+        if len(self._keys) > self._most_keys:
+            self._keys.popitem(last=False)
+        return found
+
+    def _of_key(self, limit: int | None, what: str) -> _Limit | None:
+        if limit is None:
+            return None
+        message = f"this key may have {limit} {what} a minute; wait, or ask for a higher limit"
+        return _Limit("key", message, self._bucket(limit / _MINUTE_S, _MINUTE_S))
+
+    def _of_task(self, task: str, limit: float) -> _Limit:
+        message = f"{task} takes {limit:g} requests a second, of all clients together; wait"
+        return _Limit("task", message, self._bucket(limit, 1.0))
+
+    def _bucket(self, per_s: float, window_s: float) -> Bucket:
+        share = per_s / self._gateways
+        return Bucket(share, share * window_s, self._clock)
+
+
+def retry_after(wait_s: float) -> str:
+    """Whole seconds, for the header: rounded up, at least 1."""
+    return str(max(1, math.ceil(wait_s - _ROUNDING)))
+
+
+def duration(seconds: float) -> str:
+    """As OpenAI writes it: ``17ms``, ``1.5s``, ``6m0s``."""
+    ms = math.ceil(seconds * 1000 - _ROUNDING)
+    if ms < 1000:
+        return f"{ms}ms"
+    minutes, rest = divmod(ms / 1000, 60)
+    return f"{int(minutes)}m{rest:g}s" if minutes else f"{rest:g}s"
+
+
+def _whole(level: float) -> int:
+    return max(0, math.floor(level + _ROUNDING))
+
+
+_LOOK_S = 0.05
+
+
+class InFlight:
+    """Open until the gateway is drained; belongs to one event loop.
+
+    Attributes:
+        inside: Requests that are being answered.
+    """
+
+    def __init__(self) -> None:
+        self.inside = 0
+        self.open = True
+
+    def enter(self) -> None:
+        """A request has come; `leave` ends it.
+
+        Raises:
+            ApiError: The gateway is being stopped; another one takes it.
+        """
+        self.require_open()
+        self.inside += 1
+
+    def leave(self) -> None:
+        """A request that entered has been answered, or its client is gone."""
+        self.inside -= 1
+
+    def require_open(self) -> None:
+        """Raises ApiError: the gateway is being stopped."""
+        if not self.open:
+            message = "this gateway is being stopped; send the request again"
+            raise ApiError(503, message, headers={"Connection": "close"})
+
+    async def drain(self, timeout_s: float) -> int:
+        """Close, and wait until nobody is inside; how many are when the time has passed."""
+        self.open = False
+        deadline = time.monotonic() + timeout_s
+        while self.inside and time.monotonic() < deadline:
+            await asyncio.sleep(_LOOK_S)
+        return self.inside
+
 
 _SHOWN_TASKS = 20
 

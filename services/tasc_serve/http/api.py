@@ -11,8 +11,7 @@ from pydantic import BaseModel
 
 from tasc_runtime.protocol import Backend
 from tasc_serve import errors as http_errors
-from tasc_serve.access.access_control import AccessControl
-from tasc_serve.access.drain import InFlight
+from tasc_serve.access.access_control import AccessControl, InFlight
 from tasc_serve.access.idempotency import Attempts, Idempotency
 from tasc_serve.errors import ApiError
 from tasc_serve.http.batches.batches_api import add_storage

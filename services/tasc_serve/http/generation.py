@@ -14,8 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from tasc_runtime.protocol import Backend, Call, Refusal
 from tasc_runtime.request_fields import SHOWN
-from tasc_serve.access.access_control import AccessControl, Permit
-from tasc_serve.access.drain import InFlight
+from tasc_serve.access.access_control import AccessControl, InFlight, Permit
 from tasc_serve.access.idempotency import Idempotency, IdempotentRequest
 from tasc_serve.errors import ApiError, of_refusal, of_unexpected
 from tasc_serve.http.parsing import CLIENT_CLOSED_REQUEST, call_of, parsed, read_body

@@ -5,7 +5,6 @@ Prometheus itself scrapes each process: a merged counter falls when a process en
 
 import logging
 from collections.abc import Iterable, Iterator
-from types import TracebackType
 from typing import Final, Self, cast
 
 import redis
@@ -129,12 +128,7 @@ class MetricsPort:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:

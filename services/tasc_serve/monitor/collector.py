@@ -14,7 +14,7 @@ from tasc_serve.metrics.replica_metrics import ReplicaMetrics
 from tasc_serve.settings import CollectSettings
 from tasc_serve.store_calls import RepeatedCall
 from tasc_store import CollectedRow, CollectedRows, SamplingDefaults
-from tasc_store.corpus.collected import MOST_ROWS
+from tasc_store.corpus import MOST_ROWS
 
 _RULES = tuple(f.name for f in fields(SamplingDefaults) if f.name != "temperature")
 _JOIN_S = 5.0

@@ -236,11 +236,15 @@ class ShadowCheck:
         if self._real & (self._real - 1):
             return  # the 1st, 2nd, 4th, 8th ... are told: logs stay readable
         request, result = candidate.request, candidate.result
-        log.error(
-            "an answer differs from what its target says without drafts (%d so far): token %d of "
-            "%d (%d without drafts), log-probabilities %.3g apart; prompt of %d tokens, guide %s, "
-            "adapter %s, %d tokens said before by another replica, index version %s",
-            self._real, found.place, len(result.tokens), len(shadow.tokens), found.gap,
-            result.prompt_tokens, request.guide.kind if request.guide else "none",
-            request.adapter or "none", result.committed, result.index_version,
-        )  # fmt: skip
+        facts = {
+            "token": found.place,
+            "tokens": len(result.tokens),
+            "tokens without drafts": len(shadow.tokens),
+            "log-probabilities apart": f"{found.gap:.3g}",
+            "prompt tokens": result.prompt_tokens,
+            "guide": request.guide.kind if request.guide else None,
+            "adapter": request.adapter,
+            "tokens of another replica": result.committed,
+            "index version": result.index_version,
+        }
+        log.error("an answer differs without drafts (%d so far): %s", self._real, facts)

@@ -195,10 +195,8 @@ class Failover:
         run.lost_at = run.lost_at or time.monotonic()
         run.full.clear()
         run.behind.clear()
-        log.warning(
-            "task %s lost call %s with replica %s (%s), %d tokens behind: %s",
-            self._task, run.call.id, replica.name, reason, len(run.call.committed_ids), error,
-        )  # fmt: skip
+        where = f"task {self._task}: call {run.call.id}, {len(run.call.committed_ids)} tokens"
+        log.warning("%s: lost with replica %s (%s): %s", where, replica.name, reason, error)
         if run.losses > self._settings.max_retries or not self._budget.spend():
             self._metrics.observe_failover_refused(self._task)
             raise ApiError(503, f"replicas of {self._task} died; try again") from error

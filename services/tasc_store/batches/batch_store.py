@@ -13,9 +13,9 @@ import redis
 
 from tasc_store import keys
 from tasc_store.batches.files import FILES_LUA
+from tasc_store.batches.pages import Page, new_id, read_page
 from tasc_store.client import as_text, translated, url_of
 from tasc_store.errors import BatchEnded, BatchesFull, LinesFull, UnknownBatch, UnknownFile
-from tasc_store.pages import Page, new_id, read_page
 
 _EndedStatus = Literal["completed", "failed", "expired", "cancelled"]
 Status = Literal["validating", "in_progress", "finalizing", "cancelling", _EndedStatus]

@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass
 import redis
 
 from tasc_store import keys
-from tasc_store.chunks import UNSEALED_S
+from tasc_store.artifacts import UNSEALED_S
+from tasc_store.batches.pages import Page, new_id, read_page
 from tasc_store.client import as_text, translated, url_of
 from tasc_store.errors import CorruptArtifact, FileInUse, FilesFull, StoreError, UnknownFile
-from tasc_store.pages import Page, new_id, read_page
 
 CHUNK_BYTES = 4 * 1024 * 1024
 

@@ -8,7 +8,7 @@ import redis
 
 from tasc_store import keys
 from tasc_store.client import as_text, translated, url_of
-from tasc_store.corpus.corpus_store import CorpusStore
+from tasc_store.corpus import CorpusStore
 from tasc_store.errors import TaskChanged, TaskInUse, UnknownTask, UnknownVersion
 from tasc_store.tasks.record import TaskRecord
 

@@ -12,7 +12,7 @@ from tasc_jobs.drafter.rank_vocabulary import STAGES, Choice, RankJob, rank_and_
 from tasc_jobs.errors import EmptyCorpusError
 from tasc_runtime.engine.drafters import current_ranking
 from tasc_store import ArtifactStore, CorpusRow, CorpusStore, UnknownTask
-from tasc_store.artifacts.artifact_store import VOCABULARY
+from tasc_store.artifacts import VOCABULARY
 from tasc_text import TaskTokenizer
 
 pytestmark = pytest.mark.redis

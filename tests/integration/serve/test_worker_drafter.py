@@ -28,7 +28,7 @@ from tasc_runtime.errors import ServiceError
 from tasc_runtime.protocol import Answer, Call, Refusal
 from tasc_serve.replica.replica import TaskReplica
 from tasc_store import ArtifactStore, NeuralDrafting, TaskStore
-from tasc_store.artifacts.artifact_store import VOCABULARY
+from tasc_store.artifacts import VOCABULARY
 
 pytestmark = pytest.mark.redis
 ENGINE = EngineSettings(

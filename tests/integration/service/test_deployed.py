@@ -7,7 +7,7 @@ import yaml
 from ray import serve
 from serving import ALPHA, Ask, Service
 
-from tasc_serve.deployed import Deployed, app
+from tasc_serve.app import Deployed, app
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis]
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasc_store import CollectedRow, CollectedRows, StoreFull
-from tasc_store.corpus.collected import MOST_ROWS
+from tasc_store.corpus import MOST_ROWS
 
 pytestmark = pytest.mark.redis
 WIDE = {"max_rows": 1000, "max_bytes": 1 << 20}

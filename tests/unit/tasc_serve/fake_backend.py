@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from tasc_engine import Acceptance, GenerationResult, Timings
 from tasc_runtime.protocol import Answer, Call, Piece, Refusal, TaskStatus, TokenText
-from tasc_serve.access.drain import InFlight
+from tasc_serve.access.access_control import InFlight
 from tasc_serve.access.idempotency import Attempts
 from tasc_serve.http.api import create_api
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics

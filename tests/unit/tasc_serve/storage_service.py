@@ -9,8 +9,7 @@ import redis
 from fake_backend import FakeBackend
 from prometheus_client import CollectorRegistry
 
-from tasc_serve.access.access_control import AccessControl
-from tasc_serve.access.drain import InFlight
+from tasc_serve.access.access_control import AccessControl, InFlight
 from tasc_serve.http.api import create_api
 from tasc_serve.http.batches.files_api import BatchStorage
 from tasc_serve.settings import LimitSettings

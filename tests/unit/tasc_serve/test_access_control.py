@@ -8,15 +8,13 @@ from fake_backend import COMPLETIONS, GOOD, TASK, FakeBackend, Service, answer, 
 from fastapi import APIRouter, Depends
 from prometheus_client import CollectorRegistry
 
-from tasc_serve.access.access_control import AccessControl
-from tasc_serve.access.auth import KnownKeys
-from tasc_serve.access.rates import Rates
+from tasc_serve.access.access_control import AccessControl, KnownKeys, Rates
 from tasc_serve.http.api import create_api
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.settings import AuthSettings, LimitSettings, ServedTask
 from tasc_serve.store_calls import StoreCalls
 from tasc_store import ApiKey, StoreUnreachable
-from tasc_store.access.api_keys import digest_of
+from tasc_store.access import digest_of
 
 SECRET, OTHER = f"tasc_{'s' * 43}", f"tasc_{'o' * 43}"
 KEY = ApiKey("0" * 16, "a key")

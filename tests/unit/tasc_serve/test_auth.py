@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from support import DEADLINE_S
-from tasc_serve.access.auth import KnownKeys
+from tasc_serve.access.access_control import KnownKeys
 from tasc_serve.errors import ApiError
 from tasc_serve.settings import AuthSettings, LimitSettings
 from tasc_serve.store_calls import StoreCalls
 from tasc_store import ApiKey, StoreUnreachable
-from tasc_store.access.api_keys import digest_of
+from tasc_store.access import digest_of
 
 
 def secret_of(number: int) -> str:

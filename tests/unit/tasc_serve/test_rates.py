@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasc_serve.access.rates import Bucket, Rates, duration, retry_after
+from tasc_serve.access.access_control import Bucket, Rates, duration, retry_after
 from tasc_serve.settings import ServedTask
 from tasc_store import ApiKey
 

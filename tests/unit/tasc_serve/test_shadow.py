@@ -145,7 +145,7 @@ def test_an_engine_that_lies_about_drafts_is_caught(checked, requests, target, m
     assert 0 < real == checked.count("checks")
     told = [r.getMessage() for r in caplog.records if "differs" in r.getMessage()]
     assert 1 < len(told) < real, "the 1st, 2nd, 4th ... are told"
-    assert f"prompt of {len(requests[0].prompt)} tokens" in " ".join(told)
+    assert f"'prompt tokens': {len(requests[0].prompt)}," in " ".join(told)
     assert tiny.SENTENCES[0] not in " ".join(told)
 
 

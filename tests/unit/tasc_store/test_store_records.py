@@ -20,7 +20,7 @@ from tasc_store import (
     SamplingDefaults,
     TaskRecord,
 )
-from tasc_store.corpus.corpus_store import MAX_BATCH
+from tasc_store.corpus import MAX_BATCH
 from tasc_store.tasks.record import MOST_CHOICE_CHARACTERS, MOST_CHOICES, MOST_TEXT_BYTES
 
 RECORD = TaskRecord("intents", "org/model", "f" * 32, "Classify: {input}\n")

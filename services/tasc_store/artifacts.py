@@ -1,29 +1,24 @@
-"""Draft indexes, and other files of a task, as immutable versions in Redis.
+"""Immutable versions of draft indexes and other files, in Redis and on local disks.
 
-A version counts once its record is written, and is *current* once announced. Chunks without a
-record, left by a killed publish, expire by themselves. Records and the pointer to the current
-version change in Lua scripts, which Redis runs as a whole.
+A version counts once its record is written, and is *current* once announced. Files lie in Redis as
+chunks; chunks without a record, left by a killed publish, expire by themselves. Records and the
+pointer to the current version change in Lua scripts, which Redis runs as a whole.
 """
 
+import fcntl
+import hashlib
 import json
 import os
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 import redis
 
 from tasc_store import keys
-from tasc_store.chunks import (
-    UNSEALED_S,
-    ChunkError,
-    Sum,
-    chunk_names,
-    read_chunks,
-    remove_chunks,
-    write_chunks,
-)
 from tasc_store.client import as_text, translated, url_of
 from tasc_store.errors import (
     CorruptArtifact,
@@ -32,6 +27,80 @@ from tasc_store.errors import (
     StoreError,
     UnknownVersion,
 )
+
+# Pieces nobody makes permanent within this time go away by themselves.
+UNSEALED_S = 3600
+
+
+@dataclass
+class Sum:
+    """Running size in bytes and SHA-256 of blocks."""
+
+    size: int = 0
+    _digest: "hashlib._Hash" = field(default_factory=hashlib.sha256)
+
+    def add(self, block: bytes) -> None:
+        self.size += len(block)
+        self._digest.update(block)
+
+    @property
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+
+class ChunkError(Exception):
+    """A piece is not there; the message says which of how many."""
+
+
+def chunk_names(prefix: str, count: int) -> list[str]:
+    """Keys of the pieces under a prefix, in order."""
+    return [f"{prefix}:{i}" for i in range(count)]
+
+
+def write_chunks(
+    client: redis.Redis, prefix: str, file: BinaryIO, chunk_bytes: int
+) -> tuple[int, Sum]:
+    """Write a file's bytes as pieces that expire; their number and sum.
+
+    Whatever stops it, the pieces written so far are removed: a server that became full by them
+    would else stay full until they expire.
+    """
+    total, count = Sum(), 0
+    try:
+        while block := file.read(chunk_bytes):
+            count += 1
+            client.set(f"{prefix}:{count - 1}", block, ex=UNSEALED_S)
+            total.add(block)
+    except BaseException:
+        remove_chunks(client, prefix, count)
+        raise
+    return count, total
+
+
+def remove_chunks(client: redis.Redis, prefix: str, count: int) -> None:
+    """Remove pieces if Redis still can; they expire if not."""
+    with suppress(redis.RedisError):
+        if count:
+            client.unlink(*chunk_names(prefix, count))
+
+
+def read_chunks(
+    client: redis.Redis, prefix: str, count: int, sink: Callable[[bytes], object]
+) -> Sum:
+    """Hand each piece to ``sink`` in order; their sum.
+
+    Raises:
+        ChunkError: A piece is not there.
+    """
+    total = Sum()
+    for i, name in enumerate(chunk_names(prefix, count)):
+        block = client.get(name)
+        if not isinstance(block, bytes):
+            raise ChunkError(f"no chunk {i} of {count}")
+        total.add(block)
+        sink(block)
+    return total
+
 
 # KEYS: records, chunks... ; makes the chunks permanent and writes the record, or neither.
 SEAL = """
@@ -348,3 +417,99 @@ class ArtifactStore:
         known = ", ".join(map(str, self.versions())) or "none"
         no = f"no {self._kind} version {version} of {self._name}"
         return UnknownVersion(f"{no}; there are: {known}")
+
+
+_SUFFIX = ".index"
+_PARTIAL = ".partial"
+_LOCK_POLL_S = 0.05
+
+
+class ArtifactCache:
+    """A folder of artifacts, shared by the processes of a machine.
+
+    A file is unlinked when ``keep`` others of its task and tokenizer were fetched after it.
+    Whoever has it mapped keeps it: POSIX frees the bytes with the last mapping.
+
+    Args:
+        keep: Files kept per task and tokenizer; at least 1.
+        lock_timeout_s: Longest wait for another process's download.
+
+    Raises:
+        ValueError: ``keep`` is below 1.
+    """
+
+    def __init__(self, directory: Path, keep: int = 2, *, lock_timeout_s: float = 600.0) -> None:
+        if keep < 1:
+            raise ValueError(f"keep is {keep}; it must be at least 1")
+        self._directory = directory
+        self._keep = keep
+        self._lock_timeout_s = lock_timeout_s
+
+    def fetch(self, store: ArtifactStore, artifact: Artifact) -> Path:
+        """The file with an artifact's bytes; downloaded unless it is here with the right size.
+
+        Raises:
+            FingerprintMismatch: The artifact is not one of this store's.
+            CorruptArtifact: The downloaded bytes are not the artifact's.
+            StoreError: Redis fails, or another process held the lock too long.
+        """
+        store.require_own(artifact)
+        folder = self._directory / artifact.task / artifact.fingerprint
+        # With the checksum in its name a file is not taken for one of the same number that was
+        # published after Redis lost its data.
+        path = folder / f"{artifact.version:08d}-{artifact.sha256[:16]}{_SUFFIX}"
+        if not _is_here(path, artifact):
+            folder.mkdir(parents=True, exist_ok=True)
+            with _locked(folder / "lock", self._lock_timeout_s):
+                if not _is_here(path, artifact):
+                    _download(store, artifact, path)
+                    self._evict(folder, path)
+        return path
+
+    def _evict(self, folder: Path, newest: Path) -> None:
+        others = (p for p in folder.glob(f"*{_SUFFIX}") if p != newest)
+        by_use = sorted(others, key=lambda p: (p.stat().st_mtime_ns, p.name), reverse=True)
+        for path in by_use[self._keep - 1 :]:
+            path.unlink()
+
+
+def _is_here(path: Path, artifact: Artifact) -> bool:
+    try:
+        if path.stat().st_size != artifact.size_bytes:
+            return False
+        os.utime(path)  # in use again, say after a roll-back: the last to be evicted
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _download(store: ArtifactStore, artifact: Artifact, path: Path) -> None:
+    # The lock is ours, so any such file is what a killed process left.
+    for stale in path.parent.glob(f"*{_PARTIAL}"):
+        stale.unlink()
+    partial = path.with_suffix(_PARTIAL)
+    store.download(artifact, partial)
+    partial.replace(path)
+
+
+@contextmanager
+def _locked(path: Path, timeout_s: float) -> Iterator[None]:
+    """Hold a file's lock; the system drops it when the process ends, however it ends."""
+    deadline = time.monotonic() + timeout_s
+    with path.open("w") as file:
+        while not _try_lock(file.fileno()):
+            if time.monotonic() > deadline:
+                raise StoreError(
+                    f"another process has held {path} for {timeout_s} s; see what hangs there, or"
+                    " use another cache directory"
+                )
+            time.sleep(_LOCK_POLL_S)
+        yield
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,7 +1,7 @@
-"""Answers a service gave, on their way into a task's corpus: a bounded list. It knows no tokens.
+"""A task's rows in Redis: its corpus, and answers that services collected for it.
 
-Each row has a number that is never given again, so that who has read some can remove just these,
-whatever came and went meanwhile.
+The corpus only grows. Collected rows are a bounded list on their way into it: each has a number
+that is never given again, so that a reader can remove just what it has read.
 """
 
 import json
@@ -12,6 +12,103 @@ import redis
 
 from tasc_store import keys
 from tasc_store.client import translated, url_of
+
+# One call is one Lua script, and a script keeps every other client of the server waiting.
+MAX_BATCH = 1000
+
+# SADD comes first: a full or read-only server refuses the first write, so nothing goes in halfway.
+_APPEND = """
+local added = 0
+for i = 1, #ARGV, 2 do
+  if redis.call('SADD', KEYS[1], ARGV[i]) == 1 then
+    redis.call('RPUSH', KEYS[2], ARGV[i + 1])
+    added = added + 1
+  end
+end
+return added
+"""
+
+
+@dataclass(frozen=True)
+class CorpusRow:
+    """One example of a task. Equal inputs and outputs under different keys are different rows.
+
+    Raises:
+        ValueError: The key is empty, or a string is no Unicode text (a lone surrogate).
+    """
+
+    key: str
+    input: str
+    output: str
+
+    def __post_init__(self) -> None:
+        if not self.key:
+            raise ValueError("a corpus row needs a key; use its id, or file hash and line")
+        try:
+            f"{self.key}{self.input}{self.output}".encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"row {self.key!r} holds a lone surrogate; decode its source with errors='replace'"
+            ) from error
+
+
+@dataclass(frozen=True)
+class Appended:
+    """What became of a batch: rows that went in, and rows whose key was there already."""
+
+    added: int
+    known: int
+
+
+class CorpusStore:
+    """The corpus of one task; it only grows. Any number of writers and readers.
+
+    Every method raises `StoreError` (see `translated`) when Redis fails.
+    """
+
+    def __init__(self, client: redis.Redis, task: str) -> None:
+        self._client = client
+        self._url = url_of(client)
+        self._append = client.register_script(_APPEND)
+        checked = keys.checked_task(task)
+        self._rows = keys.task_key(checked, "corpus", "rows")
+        self._keys = keys.task_key(checked, "corpus", "keys")
+
+    def append(self, rows: Sequence[CorpusRow]) -> Appended:
+        """Append the rows whose key is new, in this order; all of them or, on an error, none.
+
+        When the server's answer was lost the call is repeated, and its rows count as known.
+
+        Raises:
+            ValueError: More than 1000 rows.
+        """
+        if len(rows) > MAX_BATCH:
+            raise ValueError(f"{len(rows)} rows in one call; send at most {MAX_BATCH}")
+        arguments = []
+        for row in rows:
+            arguments += [row.key, _encoded(row.key, row.input, row.output)]
+        with translated(self._url):
+            added = int(self._append([self._keys, self._rows], arguments)) if rows else 0
+        return Appended(added, len(rows) - added)
+
+    def __len__(self) -> int:
+        with translated(self._url):
+            return int(self._client.llen(self._rows))
+
+    def read(self, start: int, stop: int) -> list[CorpusRow]:
+        """Rows at positions ``[start, stop)`` in append order; fewer where the corpus ends.
+
+        Raises:
+            ValueError: Not 0 <= start <= stop.
+        """
+        if not 0 <= start <= stop:
+            raise ValueError(f"rows [{start}, {stop}) asked for; need 0 <= start <= stop")
+        if start == stop:
+            return []
+        with translated(self._url):
+            found = self._client.lrange(self._rows, start, stop - 1)
+        return [CorpusRow(*json.loads(row)) for row in found]
+
 
 # One call is one Lua script, and a script keeps every other client of the server waiting.
 MOST_ROWS = 500
@@ -122,7 +219,8 @@ class CollectedRows:
         if not rows:
             return 0
         with translated(self._url):
-            return int(self._add(self._keys, [max_rows, max_bytes, *map(_encoded, rows)]))
+            encoded = [_encoded(row.input, row.output) for row in rows]
+            return int(self._add(self._keys, [max_rows, max_bytes, *encoded]))
 
     def read(self, most: int = MOST_ROWS) -> CollectedBatch:
         """The oldest rows; they stay."""
@@ -145,5 +243,5 @@ class CollectedRows:
             return int(self._client.llen(self._keys[0]))
 
 
-def _encoded(row: CollectedRow) -> str:
-    return json.dumps([row.input, row.output], ensure_ascii=False, separators=(",", ":"))
+def _encoded(*fields: str) -> str:
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":"))

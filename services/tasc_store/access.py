@@ -1,9 +1,9 @@
-"""API keys in Redis: who may ask, for which tasks, how often. It knows no HTTP and no request.
+"""API keys in Redis, and first attempts of requests with an idempotency key.
 
-A key is 256 random bits, shown once to whoever makes it; Redis holds its SHA-256. One fast hash is
-right for such a secret: nobody can try 2^256 of them, so that what slows the guessing of passwords
-(salt, many rounds) would only slow every request. A key is found by its hash alone: secrets are
-never compared with each other, so that no comparison's time tells anything of one.
+An API key is 256 random bits, shown once to whoever makes it; Redis holds its SHA-256. One fast
+hash is right for such a secret: nobody can try 2^256 of them, so that what slows the guessing of
+passwords (salt, many rounds) would only slow every request. A key is found by its hash alone, so
+that no comparison's time reveals anything of a secret.
 """
 
 import hashlib
@@ -163,3 +163,46 @@ def _parsed(text: str | bytes) -> ApiKey:
         return ApiKey.from_json(text)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(f"the record of an API key cannot be read: {error}") from error
+
+
+# One script, so that of two attempts at the same time one is the first.
+_CLAIM = """
+if redis.call('HSETNX', KEYS[1], 'note', ARGV[1]) == 1 then
+  redis.call('EXPIRE', KEYS[1], ARGV[2])
+end
+return redis.call('HMGET', KEYS[1], 'note', 'answer')
+"""
+
+# An answer without its note, which has expired meanwhile, would stay for ever.
+_KEEP = """
+if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
+return redis.call('HSETNX', KEYS[1], 'answer', ARGV[1])
+"""
+
+
+class IdempotencyStore:
+    """Notes of first attempts, forgotten after ``ttl_s`` seconds.
+
+    Every method raises `StoreError` (see `translated`) when Redis fails.
+    """
+
+    def __init__(self, client: redis.Redis, ttl_s: int) -> None:
+        self._url = url_of(client)
+        self._ttl_s = ttl_s
+        self._claim = client.register_script(_CLAIM)
+        self._keep = client.register_script(_KEEP)
+
+    def claim(self, task: str, name: str, note: str) -> tuple[str, bytes | None]:
+        """Note a first attempt unless there is one; its note, and its answer if it is known."""
+        with translated(self._url):
+            found, answer = self._claim([_key(task, name)], [note, self._ttl_s])
+        return as_text(found), answer
+
+    def keep(self, task: str, name: str, answer: bytes) -> None:
+        """Keep the answer of a first attempt; the first one, should there be several."""
+        with translated(self._url):
+            self._keep([_key(task, name)], [answer])
+
+
+def _key(task: str, name: str) -> str:
+    return keys.task_key(task, "first-attempt", name)

@@ -1,1 +1,0 @@
-"""Immutable versions of draft indexes and other files, in Redis and on local disks."""

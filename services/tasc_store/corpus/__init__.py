@@ -1,1 +1,0 @@
-"""Corpora of tasks, and answers on their way into them."""
