@@ -64,11 +64,12 @@ class EmbeddedRedis:
     Attributes:
         url: Where it answers; no password.
         pid: Of the server process.
+        directory: Has its data and its log.
     """
 
     def __init__(self, binary: Path, directory: Path, port: int, *, durable: bool) -> None:
         self.url = f"redis://127.0.0.1:{port}/0"
-        self._directory = directory
+        self.directory = directory
         self._durable = durable
         self._child = _Child(_command(binary, directory, port, durable), directory, self.url)
         self.pid = self._child.pid
@@ -88,7 +89,7 @@ class EmbeddedRedis:
         """
         binary = binary or _first_binary()
         for attempt in range(_PORT_TRIES):
-            server = cls(binary, _prepared(directory), _free_port(), durable=directory is not None)
+            server = cls(binary, _prepared(directory), free_port(), durable=directory is not None)
             try:
                 server._wait_until_ready()
             except BaseException as error:
@@ -105,7 +106,7 @@ class EmbeddedRedis:
         atexit.unregister(self.close)
         self._child.stop()
         if not self._durable:
-            shutil.rmtree(self._directory, ignore_errors=True)
+            shutil.rmtree(self.directory, ignore_errors=True)
 
     def __enter__(self) -> Self:
         return self
@@ -124,7 +125,7 @@ class EmbeddedRedis:
                 time.sleep(_POLL_S)
 
     def _last_words(self) -> str:
-        lines = (self._directory / "redis.log").read_text(errors="replace").splitlines()
+        lines = (self.directory / "redis.log").read_text(errors="replace").splitlines()
         return " / ".join(lines[-3:])
 
 
@@ -245,7 +246,7 @@ def _prepared(directory: Path | None) -> Path:
     return directory.resolve()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

