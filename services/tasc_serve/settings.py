@@ -45,7 +45,9 @@ class LimitSettings(Section):
     max_files: int = Field(1000, ge=1, description="at so many, no more files or batches")
     max_files_bytes: int = Field(2_147_483_648, ge=1, description="of all files; the same")
     file_ttl_s: int = Field(604_800, ge=3600, description="of files and ended batches")
-    max_uploads: int = Field(4, ge=1, description="files being uploaded to one gateway")
+    max_uploads: int = Field(
+        4, ge=1, description="files being uploaded to one gateway, on its disk until they are whole"
+    )
     upload_timeout_s: float = Field(600.0, gt=0, description="until an uploaded file is whole")
     max_batches: int = Field(1000, ge=1, description="batches kept, those that ended counted")
     max_batch_lines: int = Field(100_000, ge=1, description="requests of one batch")
