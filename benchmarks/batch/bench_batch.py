@@ -77,7 +77,7 @@ def main() -> int:
     use_test_helpers()
     from benchmarks.batch.runs import Driver, prepare
     from killable import RedisServer
-    from tasc_jobs.runtime.ray_local import local_ray
+    from tasc_jobs.ray_local import local_ray
 
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-batch-")))

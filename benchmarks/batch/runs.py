@@ -27,7 +27,7 @@ from killable import RedisServer, pids
 from tasc_jobs.demo.tasks import data_file, demo_record, read_split
 from tasc_jobs.index.build import build_and_publish
 from tasc_jobs.index.ingest import ingest
-from tasc_jobs.runtime.ray_local import local_ray
+from tasc_jobs.ray_local import local_ray
 from tasc_store import TaskRecord, TaskStore, connect
 from tasc_text import TaskTokenizer
 
@@ -39,7 +39,7 @@ _TINY_COMMAND = """
 import sys
 from pathlib import Path
 from tasc_jobs.batch.generate import generate
-from tasc_jobs.runtime.ray_local import local_ray
+from tasc_jobs.ray_local import local_ray
 from tasc_runtime.engine_settings import EngineSettings
 _, task, _, source, _, output, _, url, *_ = sys.argv[1:]
 engine = EngineSettings(max_model_len=256, cost_aware=False)

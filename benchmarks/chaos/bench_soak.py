@@ -109,7 +109,7 @@ def started(stack: ExitStack, folder: Path) -> tuple[str, Any, str, list[Questio
     from benchmarks.chaos.questions import questions_of
     from killable import RedisServer
     from tasc_jobs.index.build import build_and_publish
-    from tasc_jobs.runtime.ray_local import local_ray
+    from tasc_jobs.ray_local import local_ray
     from tasc_store import CorpusRow, CorpusStore, TaskStore, connect
 
     store = RedisServer(folder / "redis")

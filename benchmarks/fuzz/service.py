@@ -50,7 +50,7 @@ def running(folder: Path, haproxy: bool = False) -> Iterator[Target]:
         use_haproxy(folder)
     from serving import ALPHA, BETA, make_task
 
-    from tasc_jobs.runtime.ray_local import local_ray
+    from tasc_jobs.ray_local import local_ray
     from tasc_store import ApiKeys, EmbeddedRedis, TaskStore, connect
 
     with EmbeddedRedis.start() as server, local_ray(num_cpus=4, object_store_mb=100):

@@ -79,7 +79,7 @@ def running(folder: Path, model: str, haproxy: bool) -> Iterator[tuple[str, Any]
     """Run a service; yields its URL, and a worker for the same task in this process."""
     if haproxy:
         use_haproxy(folder)
-    from tasc_jobs.runtime.ray_local import local_ray
+    from tasc_jobs.ray_local import local_ray
     from tasc_runtime.engine.builder import EngineBuilder
     from tasc_runtime.engine_settings import EngineSettings
     from tasc_store import EmbeddedRedis, TaskStore, connect

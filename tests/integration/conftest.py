@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tasc_command import Command, InProcess
 
-from tasc_jobs.runtime.ray_local import local_ray
+from tasc_jobs.ray_local import local_ray
 from tasc_store import EmbeddedRedis
 
 

@@ -28,7 +28,7 @@ from tasc_jobs.batch.work import (
     Strategy,
     TooManyErrors,
 )
-from tasc_jobs.runtime.ray_local import require_ray
+from tasc_jobs.ray_local import require_ray
 from tasc_runtime.engine.builder import Pinned
 from tasc_store import ArtifactStore, TaskRecord, TaskStore, connect
 

@@ -158,7 +158,7 @@ def generate(
 
 def _ray_for(actors: int) -> AbstractContextManager[None]:
     note("starting Ray ...")
-    from tasc_jobs.runtime.ray_local import local_ray
+    from tasc_jobs.ray_local import local_ray
 
     return local_ray(num_cpus=max(4, actors + 1))
 

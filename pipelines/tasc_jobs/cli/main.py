@@ -131,7 +131,7 @@ def build_index(
     check_cap(max_bytes)
     from tasc_jobs.index.build import NOTES, STAGES, build_and_publish
     from tasc_jobs.index.publish import IndexReport
-    from tasc_jobs.runtime.ray_local import local_ray
+    from tasc_jobs.ray_local import local_ray
     from tasc_runtime.progress import Stages
     from tasc_store import TaskStore
 
@@ -169,7 +169,7 @@ def serve(
         for served in settings.tasks:
             TaskStore(connect(url)).get(served.name)  # an unknown one is said before Ray starts
         clock.note("starting Ray ...")
-        from tasc_jobs.runtime.ray_local import local_ray
+        from tasc_jobs.ray_local import local_ray
         from tasc_jobs.serve import logical_cpus, run_service
 
         cpus = logical_cpus(settings)

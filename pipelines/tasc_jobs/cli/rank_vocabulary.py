@@ -94,7 +94,7 @@ def rank_vocabulary(
 ) -> None:
     """Rank the tokens of TASK's answers by how often they come; the ranking becomes current."""
     from tasc_jobs.drafter.rank_vocabulary import STAGES, Choice, RankJob, rank_and_publish
-    from tasc_jobs.runtime.ray_local import local_ray
+    from tasc_jobs.ray_local import local_ray
     from tasc_runtime.progress import Stages
 
     choice = Choice(top_k, top_p, min_frequency)

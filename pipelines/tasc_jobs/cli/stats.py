@@ -69,7 +69,7 @@ def stats(
     else:
         assert task is not None
         name = task
-        from tasc_jobs.runtime.ray_local import local_ray
+        from tasc_jobs.ray_local import local_ray
 
         with (
             store.open() as url,

@@ -107,7 +107,7 @@ def worker(
         folder = work_dir or store.data_dir / "batches"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         note("starting Ray ...")
-        from tasc_jobs.runtime.ray_local import local_ray
+        from tasc_jobs.ray_local import local_ray
         from tasc_jobs.worker.batch_worker import BatchWorker, TaskBackoff
         from tasc_serve.settings import load_settings
         from tasc_store import connect

@@ -21,7 +21,7 @@ from tasc_jobs.demo.tasks import TASKS, data_file, demo_record, read_split
 from tasc_jobs.evaluate.quality import IntentQuality, intent_quality
 from tasc_jobs.index.build import NOTES, STAGES, build_and_publish
 from tasc_jobs.index.ingest import ingest
-from tasc_jobs.runtime.ray_local import local_ray
+from tasc_jobs.ray_local import local_ray
 from tasc_jobs.serve import run_service, say_of_task
 from tasc_jobs.statistics.task_statistics import STAGES as STATISTICS_STAGES
 from tasc_jobs.statistics.task_statistics import CorpusStatistics, corpus_statistics

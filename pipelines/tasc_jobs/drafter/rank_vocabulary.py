@@ -140,7 +140,7 @@ def count_corpus(
     import ray.data  # here, since answers of a file need no Ray
 
     from tasc_jobs.index.redis_source import RedisCorpusSource
-    from tasc_jobs.runtime.ray_local import require_ray
+    from tasc_jobs.ray_local import require_ray
 
     require_ray()
     source = RedisCorpusSource(url, task)

@@ -281,7 +281,7 @@ def finetune_with(
             torch.set_num_threads(threads)
         return finetune(job, progress, say=say)
     from tasc_jobs.finetune.distributed import finetune_by
-    from tasc_jobs.runtime.ray_local import local_ray
+    from tasc_jobs.ray_local import local_ray
 
     with local_ray(num_cpus=workers + 1):
         return finetune_by(workers, job, progress, say, gpus=torch.cuda.is_available())

@@ -42,7 +42,7 @@ from tasc_draft.tokens import Int32, Tokens
 from tasc_jobs.index.publish import current_index, publish_index
 from tasc_jobs.index.redis_source import RedisCorpusSource
 from tasc_jobs.index.tokenise import BATCH_ROWS, tokenise
-from tasc_jobs.runtime.ray_local import require_ray
+from tasc_jobs.ray_local import require_ray
 from tasc_runtime.models import load_tokenizer
 from tasc_runtime.progress import StageProgress, silent
 from tasc_store import Artifact, ArtifactStore, CorruptArtifact, TaskRecord, connect

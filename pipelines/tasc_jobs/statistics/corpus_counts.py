@@ -23,7 +23,7 @@ from ray.exceptions import OutOfMemoryError, WorkerCrashedError
 
 from tasc_jobs.errors import ClusterError, in_short
 from tasc_jobs.index.redis_source import RedisCorpusSource
-from tasc_jobs.runtime.ray_local import require_ray
+from tasc_jobs.ray_local import require_ray
 from tasc_jobs.statistics.ngrams import (
     SIDES,
     WORDS,

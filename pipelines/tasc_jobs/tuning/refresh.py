@@ -21,7 +21,7 @@ from tasc_jobs.errors import JobError
 from tasc_jobs.index.build import STAGES as BUILD_STAGES
 from tasc_jobs.index.build import TokenCorpus, opened
 from tasc_jobs.index.publish import publish_index
-from tasc_jobs.runtime.ray_local import local_ray
+from tasc_jobs.ray_local import local_ray
 from tasc_jobs.tuning.replays import run
 from tasc_runtime.progress import StageProgress, silent
 from tasc_store import (

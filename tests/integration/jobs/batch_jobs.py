@@ -23,7 +23,7 @@ _DRIVER = """
 import os, signal, sys
 from pathlib import Path
 from tasc_jobs.batch.generate import generate
-from tasc_jobs.runtime.ray_local import local_ray
+from tasc_jobs.ray_local import local_ray
 from tasc_runtime.engine_settings import EngineSettings
 url, task, source, output, least = sys.argv[1:]
 engine = EngineSettings(rows=8, max_model_len=64, cost_aware=False)

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.redis, pytest.mark.ray]
 KILLED = """
 import sys, time
 from tasc_jobs.index.build import build_and_publish
-from tasc_jobs.runtime.ray_local import local_ray
+from tasc_jobs.ray_local import local_ray
 from tasc_store import TaskStore, connect
 
 url, task, stage, done = sys.argv[1:]
@@ -42,7 +42,7 @@ TINY_STORE = """
 import sys
 import ray
 from tasc_jobs.index.build import build_and_publish
-from tasc_jobs.runtime.ray_local import local_ray
+from tasc_jobs.ray_local import local_ray
 from tasc_store import TaskStore, connect
 
 url, task = sys.argv[1:]

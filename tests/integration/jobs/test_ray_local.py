@@ -9,7 +9,7 @@ import pytest
 import ray
 
 from tasc_jobs.errors import RaySetupError
-from tasc_jobs.runtime.ray_local import local_ray
+from tasc_jobs.ray_local import local_ray
 from tasc_jobs.statistics.task_statistics import corpus_statistics
 
 pytestmark = pytest.mark.ray
@@ -27,7 +27,7 @@ from ray.data import DataContext
 
 from listeners import family, listeners
 from support import DEADLINE_S
-from tasc_jobs.runtime.ray_local import local_ray
+from tasc_jobs.ray_local import local_ray
 
 
 @ray.remote
@@ -103,7 +103,7 @@ import grpc
 from ray import serve
 
 from listeners import family, listeners
-from tasc_jobs.runtime.ray_local import local_ray
+from tasc_jobs.ray_local import local_ray
 
 
 @serve.deployment
@@ -153,7 +153,7 @@ def test_what_replicas_listen_on_beyond_loopback_wants_the_password():
 def test_with_ray_address_it_joins_that_cluster_and_leaves_it_running(ray_cluster):
     code = """
 import ray
-from tasc_jobs.runtime.ray_local import local_ray
+from tasc_jobs.ray_local import local_ray
 with local_ray(num_cpus=99):
     print(ray.cluster_resources()["CPU"], len(ray.nodes()))
 assert not ray.is_initialized()

@@ -59,7 +59,7 @@ def test_a_workers_own_ray_has_room_for_its_engines_and_its_metrics_an_address(
         return nullcontext(SimpleNamespace(target=host))
 
     idle = SimpleNamespace(run_waiting=lambda: None)
-    monkeypatch.setattr("tasc_jobs.runtime.ray_local.local_ray", ray)
+    monkeypatch.setattr("tasc_jobs.ray_local.local_ray", ray)
     monkeypatch.setattr("tasc_serve.metrics.discovery.MetricsPort", port)
     monkeypatch.setattr("tasc_serve.metrics.discovery.node_address", lambda: "10.1.2.3")
     monkeypatch.setattr("tasc_jobs.worker.batch_worker.BatchWorker", lambda *args, **more: idle)
