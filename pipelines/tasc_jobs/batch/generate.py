@@ -1,5 +1,7 @@
-"""The batch job of `tasc generate`: what a row asks for, what is kept of its answer, and in words
-how far the job is. Each good row is answered once, in order, whatever is killed on the way.
+"""The batch job of `tasc generate`: a file with the answer to each row of an input.
+
+It says what a row asks for and what is kept of its answer, writes the output, and tells people how
+far the job is.
 """
 
 import dataclasses
@@ -53,23 +55,25 @@ COLUMNS = pa.schema(
 
 @dataclass(frozen=True)
 class RowAnswers:
-    """One answer to each row, by one rule; random numbers of each row are its own."""
+    """Asks for one answer to each row, with random numbers of its own."""
 
     asked: SamplingOptions
     draft: bool
 
-    def calls(self, row: Row, worker: EngineBuilder) -> Sequence[Call]:
+    def calls(self, row: Row, builder: EngineBuilder) -> Sequence[Call]:
         asked = dataclasses.replace(self.asked, prompt=row.ordinal)
         return [Call(row.id, row.payload, templated=True, draft=self.draft, options=asked)]
 
-    def content(self, row: Row, answers: Sequence[Answer], worker: EngineBuilder) -> dict[str, Any]:
+    def content(
+        self, row: Row, answers: Sequence[Answer], builder: EngineBuilder
+    ) -> dict[str, Any]:
         result = answers[0].result
         return {
             "text": result.text,
             "tokens": list(result.tokens),
             "finish_reason": result.finish_reason,
-            "model": worker.record.model,
-            "adapter": self.asked.adapter_of(worker.record) or worker.record.adapter,
+            "model": builder.record.model,
+            "adapter": self.asked.adapter_of(builder.record) or builder.record.adapter,
             "index_version": result.index_version,
         }
 
@@ -90,17 +94,18 @@ def generate(
 ) -> JobReport:
     """Answer every good row of ``source``, in order, into ``output``, .jsonl or .parquet.
 
-    The output appears only when it is whole. Until then, and afterwards for the record, the job's
-    state is in the folder ``OUTPUT.job``; the same call goes on where an earlier one ended.
+    The output appears when it is whole. Until then the job's state is in the folder ``OUTPUT.job``,
+    which keeps a report afterwards. The same call goes on where an earlier one ended.
 
     Args:
-        asked: How answers are wanted.
-        reject: Where rows without an answer go, as JSON lines ``line, id, reason`` and, of several
-            files, ``file``; beside the output if unset. It is there only if there are any.
-        job: More of a `JobSpec`: actors, max_errors, restart ...
+        asked: How answers are sampled.
+        reject: File for rows without an answer, as JSON lines with ``line``, ``id`` and ``reason``,
+            and ``file`` if the input has several. It exists only if there are such rows. Unset: a
+            file beside the output.
+        job: Further fields of `JobSpec`, such as ``actors``, ``max_errors`` and ``restart``.
 
     Raises:
-        FileError: The input cannot be read, or the output not be written, or a file of the input
+        FileError: The input cannot be read, the output cannot be written, or a file of the input
             would be written to.
         UnknownTask: There is no such task.
         JobError: See `run_job`.
@@ -125,9 +130,10 @@ def dry_run(
     asked: SamplingOptions | None = None,
     **job: Any,
 ) -> tuple[Preview, int]:
-    """Time the first rows with drafts and without; what was found, and the rows there are.
+    """Time the first rows with drafts and without. Nothing is written.
 
-    It writes nothing.
+    Returns:
+        What was found, and the number of rows in the input.
 
     Raises:
         FileError: The input cannot be read, or has no row that can be answered.
@@ -155,7 +161,7 @@ def _spec(
     engine = engine or EngineSettings()
     begun = None if job.get("restart") else JobFolder(job_folder(output)).begun()
     if begun and begun.report and not output.exists():
-        begun, job = None, {**job, "restart": True}  # it was done, and somebody took the output
+        begun, job = None, {**job, "restart": True}  # it was done, but its output is gone
     found = open_input(source, url, begun.pins.get("input") if begun else None)
     pins = {
         "input": found.pins,
@@ -171,7 +177,7 @@ def _spec(
 
 
 def _pins_of(asked: SamplingOptions) -> dict[str, Any]:
-    """What changes answers; of a guide, which may be long, its hash."""
+    """The options that change answers; a guide may be long and is given by its hash."""
     pins = dataclasses.asdict(asked)
     if asked.guide:
         text = json.dumps([asked.guide.spec.choices, asked.guide.spec.text])
@@ -181,7 +187,7 @@ def _pins_of(asked: SamplingOptions) -> dict[str, Any]:
 
 
 def write_files(output: Path, reject: Path, records: Iterable[Record], whole: bool) -> None:
-    """Write the output, if these are all records, and the rejects, if there are any.
+    """Write the rejects, if there are any, and the output if ``whole``: if these are all records.
 
     Raises:
         OSError: The disk fails.
@@ -206,7 +212,7 @@ def _refusal(record: Record) -> dict[str, Any]:
 
 
 class BatchProgress:
-    """Shows a job on a progress bar; call it with each `JobProgress`."""
+    """Shows a job on a progress bar. Call it with each `JobProgress`."""
 
     def __init__(self, bar: Progress, now: Callable[[], float] = time.monotonic) -> None:
         self._bar, self._now = bar, now
@@ -237,7 +243,7 @@ class BatchProgress:
 
 
 def preview_in_words(found: Preview, total: int, engines: int) -> str:
-    """What a dry run found, and what it makes of the whole job."""
+    """What a dry run found, and how long the whole job would take, for people."""
     lines = [
         f"{found.rows} rows answered{f', {found.refused} refused' if found.refused else ''}; "
         f"{found.identical} of {found.rows} answers identical with and without drafts"
@@ -255,7 +261,7 @@ def preview_in_words(found: Preview, total: int, engines: int) -> str:
 
 
 def preview_as_json(found: Preview, total: int, engines: int) -> dict[str, object]:
-    """The same, for `--json`; seconds are those of the whole job."""
+    """What a dry run found, for ``--json``; seconds are those of the whole job."""
 
     def side(draft: bool) -> dict[str, float | None]:
         of = found.drafted if draft else found.plain

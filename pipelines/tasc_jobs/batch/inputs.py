@@ -1,7 +1,7 @@
 """Input of a batch job: files, folders of them, or a task's corpus in Redis, streamed as rows.
 
-A line that is no row keeps its place and says why, and so does one whose id an earlier row has. Ids
-are remembered in bounded memory. An input has a fingerprint, so that a changed input is noticed.
+A line that gives no row keeps its place in the order, with the reason; so does a row whose id an
+earlier row has. Ids are remembered in bounded memory. A fingerprint tells a changed input.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ _JSON = ("", ".jsonl", ".json", ".ndjson")
 
 @dataclass(frozen=True)
 class Source:
-    """Where rows come from.
+    """Where rows come from, and which of their fields count.
 
     Attributes:
         given: Files and folders, or one ``redis:TASK``.
@@ -47,7 +47,7 @@ class Source:
 
     @property
     def files(self) -> list[Path]:
-        """Files and folders; none of a corpus."""
+        """The files and folders; empty for a corpus."""
         return [] if self._is_corpus else [Path(one) for one in self.given]
 
     @property
@@ -55,18 +55,18 @@ class Source:
         return any(one.startswith(REDIS) for one in self.given)
 
     def check(self) -> None:
-        """Raises FileError: a corpus is to be read together with something else."""
+        """Raise FileError if a corpus is named together with something else."""
         if self._is_corpus and len(self.given) > 1:
             raise FileError(f"{' and '.join(self.given)}: a corpus is read alone; name one input")
 
 
 def job_folder(output: Path) -> Path:
-    """Where the state of a job with this output is."""
+    """The folder with the state of a job that writes this output."""
     return output.with_name(output.name + ".job")
 
 
 def check_output(path: Path) -> None:
-    """Raise FileError for a suffix that is not known, or where nothing can be written."""
+    """Raise FileError for an unknown suffix, or a place where no file can be written."""
     if path.is_dir():
         raise FileError(f"{path} is a folder; name a file in it")
     if not path.parent.is_dir():
@@ -76,15 +76,15 @@ def check_output(path: Path) -> None:
 
 
 def reject_file(output: Path) -> Path:
-    """Where rejects go if nobody says."""
+    """The default file for rows without an answer."""
     return output.with_name(f"{output.stem}.rejected.jsonl")
 
 
 def files_of(given: Sequence[Path]) -> list[tuple[str, Path]]:
-    """Files, those of folders sorted by name, each with what it is called.
+    """List files with their names; those of a folder are sorted, and named without the folder.
 
     Raises:
-        FileError: One is not there, a folder has none, or one is named twice.
+        FileError: A file is missing or named twice, or a folder has no files of rows.
     """
     found: dict[Path, str] = {}
     for path in given:
@@ -104,10 +104,10 @@ def files_of(given: Sequence[Path]) -> list[tuple[str, Path]]:
 
 
 def check_files(given: Sequence[Path], input_field: str, written: Sequence[Path]) -> None:
-    """Look at the beginning of each file, and that none of them, nor their folder, is written to.
+    """Look at the beginning of each file that is to be read; see also `check_written`.
 
     Raises:
-        FileError: One cannot be read as what its suffix says, or would be an output too.
+        FileError: A file is not what its suffix says, or would be written to.
     """
     for _, path in files_of(given):
         check_file(path, (input_field,))
@@ -115,7 +115,7 @@ def check_files(given: Sequence[Path], input_field: str, written: Sequence[Path]
 
 
 def check_written(given: Sequence[Path], written: Sequence[Path]) -> None:
-    """Raise FileError for a file that is to be read, or lies in a folder that is, and written."""
+    """Raise FileError if a file to be written is one to be read, or in a folder to be read."""
     for path in written:
         for one in given:
             if path.resolve() == one.resolve():
@@ -129,9 +129,9 @@ class Input:
     """An input that was looked at.
 
     Attributes:
-        pins: What it is, for JSON; another input has others.
-        total: Rows in it; a line that is blank counts here only.
-        rows: Opens it: rows in order, the same each time.
+        pins: The input's fingerprint, for JSON.
+        total: Number of rows; blank lines count here only.
+        rows: Opens the input. It gives the same rows in the same order each time.
     """
 
     pins: Any
@@ -143,10 +143,10 @@ def open_input(source: Source, url: str, begun: Any = None) -> Input:
     """Look at what a job is to read.
 
     Args:
-        begun: What the job's input was when it began, if it has.
+        begun: The fingerprint that the input had when the job began, if it has begun.
 
     Raises:
-        FileError: It cannot be read, or has no rows.
+        FileError: A file cannot be read, or there are no rows.
         EmptyCorpusError: The corpus has no rows, or fewer than it had.
     """
     source.check()
@@ -158,13 +158,13 @@ def open_input(source: Source, url: str, begun: Any = None) -> Input:
 
 
 def open_files(given: Sequence[Path], input_field: str, id_field: str) -> Input:
-    """Look at files and folders: the beginning of each file, its hash, its lines.
+    """Look at the beginning of each file, hash it and count its lines.
 
-    An id is the row's own, a string or a whole number, else the number of its line, behind the
-    name of its file where there are several.
+    The id of a row is its own, a string or an integer. A row without one gets the number of its
+    line, behind the name of its file if there are several.
 
     Raises:
-        FileError: One cannot be read as what its suffix says, or there are no rows.
+        FileError: A file is not what its suffix says, or there are no rows.
     """
     files = files_of(given)
     pins, total = [], 0
@@ -180,13 +180,13 @@ def open_files(given: Sequence[Path], input_field: str, id_field: str) -> Input:
 
 
 def open_corpus(url: str, task: str, rows: int | None = None) -> Input:
-    """Look at a task's corpus: the first and the last of its rows, which only grow in number.
+    """Look at the first and the last rows of a task's corpus, which only grows.
 
     Args:
-        rows: How many it had when the job began; unset: all it has now.
+        rows: How many it had when the job began; None: all it has now.
 
     Raises:
-        EmptyCorpusError: It has none, or fewer.
+        EmptyCorpusError: The corpus has no rows, or fewer.
         StoreError: Redis fails.
     """
     with closing(connect(url)) as client:
@@ -221,7 +221,7 @@ def _is_good(row: Row) -> bool:
 
 
 def _once(row: Row, first: int, here: int, files: Sequence[tuple[str, Path]]) -> Row:
-    """The row, or its refusal where an earlier one has its id."""
+    """The row, refused if an earlier one has its id."""
     if first == here:
         return row
     line, number = divmod(first, len(files))
@@ -276,9 +276,9 @@ def _corpus_row(ordinal: int, row: CorpusRow) -> Row:
 
 
 class SeenIds:
-    """Ids by their digests of 16 bytes, with where each was first.
+    """Remembers ids, by digests of 16 bytes, and where each was first seen.
 
-    They lie in a temporary file of SQLite's, about 40 bytes each, of which 32 MiB are in memory.
+    They are in a temporary SQLite file, about 40 bytes each, with 32 MiB of it in memory.
     """
 
     def __enter__(self) -> Self:
@@ -298,7 +298,7 @@ class SeenIds:
         self._open.close()
 
     def first(self, id_: str, at: int) -> int:
-        """Where an id was first: ``at``, if it was nowhere yet."""
+        """Where an id was first seen; ``at`` if it is new."""
         digest = hashlib.blake2b(id_.encode(), digest_size=_DIGEST_BYTES).digest()
         if self._open.execute("INSERT OR IGNORE INTO ids VALUES (?, ?)", (digest, at)).rowcount:
             return at

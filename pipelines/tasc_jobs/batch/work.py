@@ -22,18 +22,17 @@ class JobSpec:
     """One job.
 
     Attributes:
-        folder: Where its state is; made if its parent is there.
-        pins: For JSON: whatever changes the result, but for the versions of task and index, which
-            are those of the first start.
-        actors: Most engines; fewer where the cluster has no room.
+        folder: Holds the job's state; made if its parent exists.
+        pins: For JSON: whatever changes the result, except the versions of the task and its index,
+            which stay those of the first start.
+        actors: Engines, at most; fewer where the cluster has no room.
         actor_cpus: Logical CPUs of each.
         actor_gpus: GPUs of each; without any, engines run on the CPU.
         total: Rows, if known; for progress only.
-        window_rows: Rows from the first unfinished one on that may be read, and finished out of
-            order, at a time.
-        max_errors: More rows without an answer end the job; unset: any number may be.
-        stall_s: No row finished for so long, in seconds, ends the job.
-        restart: Throw away what an earlier start has done.
+        window_rows: Rows that are read ahead of the first unfinished one, at most.
+        max_errors: More rows without an answer end the job; None: any number may have none.
+        stall_s: Seconds without a finished row that end the job.
+        restart: Discard what an earlier start has done.
     """
 
     url: str
@@ -57,10 +56,10 @@ class Row:
 
     Attributes:
         ordinal: From 0, without gaps, and the same at every start of the job.
-        payload: What the job's strategy makes calls of.
-        line: Of its file, from 1.
-        file: Of several files the one it is from.
-        refused: Why it is no row; then no engine sees it.
+        payload: The strategy makes calls of it.
+        line: Line of its file, from 1.
+        file: Name of its file, if there are several.
+        refused: Why the line gives no row; then no engine sees it.
     """
 
     ordinal: int
@@ -74,7 +73,7 @@ class Row:
 class Strategy(Protocol):
     """What rows ask for and what is kept of answers; it travels to the engines' processes."""
 
-    def calls(self, row: Row, worker: "EngineBuilder") -> Sequence["Call"]:
+    def calls(self, row: Row, builder: "EngineBuilder") -> Sequence["Call"]:
         """One call or more; their ids do not matter.
 
         Raises:
@@ -82,7 +81,7 @@ class Strategy(Protocol):
         """
 
     def content(
-        self, row: Row, answers: Sequence["Answer"], worker: "EngineBuilder"
+        self, row: Row, answers: Sequence["Answer"], builder: "EngineBuilder"
     ) -> dict[str, Any]:
         """What the row's record holds, for JSON; of equal answers always the same."""
 

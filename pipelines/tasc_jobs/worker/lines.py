@@ -182,16 +182,18 @@ class LineAnswers:
     created: int
     limits: LimitSettings
 
-    def calls(self, row: Row, worker: EngineBuilder) -> Sequence[Call]:
+    def calls(self, row: Row, builder: EngineBuilder) -> Sequence[Call]:
         """Raises ValueError: the text of an answer that is an error."""
         try:
             _, call = self._read(row)
-            _require_taken(call, worker, self.limits)
+            _require_taken(call, builder, self.limits)
         except ApiError as error:
             raise ValueError(fault_of(error)) from error
         return calls_of(call)
 
-    def content(self, row: Row, answers: Sequence[Answer], worker: EngineBuilder) -> dict[str, Any]:
+    def content(
+        self, row: Row, answers: Sequence[Answer], builder: EngineBuilder
+    ) -> dict[str, Any]:
         body, call = self._read(row)
         shape = CHAT if self._is_chat else COMPLETION
         # Times differ from run to run: they are told only to who asks for them.
@@ -227,10 +229,10 @@ def _digest(batch: str, ordinal: int) -> bytes:
     return hashlib.sha256(f"{batch}:{ordinal}".encode()).digest()
 
 
-def _require_taken(call: Call, worker: EngineBuilder, limits: LimitSettings) -> None:
+def _require_taken(call: Call, builder: EngineBuilder, limits: LimitSettings) -> None:
     """Raises ApiError 400 for what a replica would refuse."""
     try:
-        request = worker.request(call)
+        request = builder.request(call)
         if over := limits.over_total(call.n, request.max_tokens):
             raise FieldError("n", over)
     except FieldError as error:
