@@ -6,6 +6,7 @@
 - `free_port`: a port nobody listens on.
 - `load_target`, `make_proposer`, `make_engine`: parts of a decoding engine with the sizes of
   `SMALL`. `make_engine` takes the parts a test made itself and makes the others.
+- `assert_self_contained`: an HTML page needs no network.
 - `refused`: a block raises an error whose message has the names of what is wrong.
 - `requests_of`: generation requests with the ids "0", "1", ...
 
@@ -14,6 +15,7 @@ Models and tokenizers are made by `tiny`, adapters by `lora_folders`, neural dra
 """
 
 import asyncio
+import re
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -50,6 +52,14 @@ async def eventually_async(holds: Callable[[], object], pause_s: float = 0.001) 
     async with asyncio.timeout(DEADLINE_S):
         while not holds():
             await asyncio.sleep(pause_s)
+
+
+def assert_self_contained(html: str) -> None:
+    """A page needs no network: it names no address but those of SVG, and loads nothing."""
+    names = {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+    assert set(re.findall(r'https?://[^"]*', html)) == names
+    assert not re.search(r"<(script|link|img|iframe)|@import|url\((?!#)|src=", html)
+    assert set(re.findall(r'href="(.)', html)) <= {"#"}
 
 
 @contextmanager

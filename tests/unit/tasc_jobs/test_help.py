@@ -56,29 +56,6 @@ def test_defaults_that_stand_for_a_list_or_a_place_are_said():
     assert "[default: (1,8,32)]" in options("forecast")["--rows"]
 
 
-def test_generate_says_which_ids_answers_get():
-    said = BORDERS.sub(" ", " ".join(rows("generate")))
-    assert "a row without one gives the number of its line" in said
-
-
-@pytest.mark.parametrize("command", ["replay", "tune", "forecast"])
-def test_each_mixture_is_said_in_one_line(command):
-    said = [row.strip() for row in rows(command)]
-    for name in ("mixed", "tasc", "trie"):
-        (line,) = (row for row in said if row.startswith(f"{name}: "))
-        assert line.endswith((".", "first."))
-
-
-def test_replay_tune_and_forecast_say_what_is_a_tree_and_what_the_service_verifies():
-    said = BORDERS.sub(" ", " ".join(rows("replay")))
-    assert "replayed here are trees, as today's service verifies them" in said
-    assert "but for mixed-chain, tasc and corpus, which draft chains" in said
-    for command in ("tune", "forecast"):
-        said = options(command)["--tree"]
-        assert "the service drafts trees" in said
-        assert "[default: tree]" in said
-
-
 def test_create_says_its_defaults_and_shows_how():
     said = options("task create")
     for name, default in (
@@ -99,12 +76,6 @@ def test_set_takes_what_create_takes_and_says_no_defaults():
     assert created.keys() - said.keys() == {"--replace"}
     with_default = {name for name, text in said.items() if "[default: " in text}
     assert with_default == {"--redis-url", "--data-dir"}
-
-
-def test_every_command_of_tasks_says_what_it_does():
-    listed = "".join(rows("task"))
-    for name in ("create", "show", "list", "set", "use", "delete"):
-        assert re.search(rf"│ {name} +[A-Z]", listed)
 
 
 def commands(of: click.Command) -> list[click.Command]:
@@ -132,13 +103,3 @@ def test_examples_are_shown_as_they_are_to_be_typed(name):
     said = " ".join(" ".join(rows(f"task {name}")).split())
     for example in examples:
         assert example in said
-
-
-def test_set_says_that_lists_are_replaced_and_delete_what_to_stop():
-    assert "replaces the list" in BORDERS.sub(" ", " ".join(rows("task set")))
-    assert "ingests first" in BORDERS.sub(" ", " ".join(rows("task delete")))
-
-
-@pytest.mark.parametrize("command", ["generate", "task create", "task set"])
-def test_the_greatest_temperature_is_said(command):
-    assert "to 100" in options(command)["--temperature"]

@@ -74,13 +74,19 @@ def test_what_cannot_be_done_is_said_and_nothing_is_written(
     assert not list(tmp_path.iterdir())
 
 
-def test_errors_have_the_jobs_own_kinds(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(FileError):
-        make_bigrams(BigramJob(str(folder)), tmp_path / "nowhere" / "t")
-    with refused(TextError, "/nowhere"):
-        make_bigrams(BigramJob("/nowhere"), tmp_path / "t")
-    with refused(JobError, "cuda:99"):
-        make_bigrams(BigramJob(str(folder), device="cuda:99"), tmp_path / "t")
+@pytest.mark.parametrize(
+    ("kind", "output", "job"),
+    [
+        (FileError, "nowhere/t", {}),
+        (TextError, "t", {"model": "/nowhere"}),
+        (JobError, "t", {"device": "cuda:99"}),
+    ],
+)
+def test_errors_have_the_jobs_own_kinds(
+    folder: Path, tmp_path: Path, kind: type[Exception], output: str, job: dict[str, str]
+) -> None:
+    with refused(kind, *job.values()):
+        make_bigrams(BigramJob(**{"model": str(folder), **job}), tmp_path / output)
 
 
 def test_a_model_the_engine_does_not_take_is_named(tmp_path: Path) -> None:

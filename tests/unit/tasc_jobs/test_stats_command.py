@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from support import assert_self_contained
 from tasc_jobs.demo.tasks import MODEL
 
 ROWS = ['{"input": "turn on the light", "output": "intent: on"}', '{"input": "", "output": "off"}']
@@ -47,10 +48,7 @@ def test_the_page_needs_no_network(train, tmp_path, tasc, capsys, tokenizer, plo
     assert ("Frequency of tokens" in html) == bool(tokenizer)
     assert "Words are what stands between white space" in html
     assert "block efficiency" not in html
-    assert set(re.findall(r'https?://[^"]*', html)) == {
-        "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink",
-    }  # fmt: skip
-    assert not re.search(r"<(script|link|img|iframe)|@import|url\((?!#)|src=", html)
+    assert_self_contained(html)
 
 
 def test_a_corpus_without_ngrams_has_a_page_too(tmp_path, tasc, capsys):

@@ -4,10 +4,13 @@ from collections import Counter
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from support import refused
+from tasc_engine.drafting.neural.ranking import Ranking
+from tasc_jobs.cli.rank_vocabulary import in_words
 from tasc_jobs.demo.tasks import MODEL
 from tasc_jobs.drafter.rank_vocabulary import (
     Choice,
@@ -20,6 +23,7 @@ from tasc_jobs.drafter.rank_vocabulary import (
 )
 from tasc_jobs.errors import UsageError
 from tasc_runtime.errors import FileError
+from tasc_store import Artifact
 
 WORDS = st.sampled_from(["turn on", "the light", " naïve", "日本", "intent: on", "NOUN VERB"])
 ROWS = st.lists(st.tuples(st.sampled_from(["served:t:", "row:"]), st.text() | WORDS), max_size=30)
@@ -73,3 +77,14 @@ def test_two_choices_and_drafts_without_a_file_are_refused():
         Choice(top_k=3, top_p=0.5)
     with refused(UsageError, "--answers"):
         RankJob("t", "draft")
+
+
+@pytest.mark.parametrize(("top_k", "kept"), [(None, 1500), (1500, 1500), (40, 40), (1501, 1500)])
+def test_a_ranking_is_told_with_what_was_asked_for_where_that_is_more(top_k, kept):
+    counts = np.arange(2000, 0, -1)
+    counts[1500:] = 0  # never seen
+    ranking = Ranking.of(counts, eos_id=0, fingerprint="f", origin="raw", rows=9)
+    artifact = Artifact("t", "f", 3, 1, "0", 1, 9, 0.0)
+    said = in_words(artifact, ranking.only(ranking.top(top_k or 1500)), top_k)
+    assert f"{kept:,} of 2,000" in said
+    assert ("1,501" in said) == (top_k == 1501)
