@@ -15,14 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from tasc_engine.drafting.neural.card import DrafterCard
 from tasc_engine.drafting.neural.files import save_drafter
-from tasc_store import (
-    ArtifactStore,
-    CorpusRow,
-    CorpusStore,
-    NeuralDrafting,
-    TaskStore,
-    connect,
-)
+from tasc_store import ArtifactStore, CorpusRow, CorpusStore, NeuralDrafting, TaskStore, connect
 from tasc_text import TaskTokenizer
 from tiny import END, make_folder
 

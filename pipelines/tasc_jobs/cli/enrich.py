@@ -5,13 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from tasc_jobs.cli.options import (
-    AsJson,
-    RowOptions,
-    StoreOptions,
-    grouped,
-    print_result,
-)
+from tasc_jobs.cli.options import AsJson, RowOptions, StoreOptions, grouped, print_result
 
 
 def _above_0(pcs: float) -> float:
@@ -57,12 +51,11 @@ Refine = Annotated[
     bool,
     typer.Option(
         help="Choose better than the paper's algorithm: by what one output less would have said, "
-        "and again while tokens that hardly occur can make room for others.",
+        "and again while tokens that hardly occur can make room for others."
     ),
 ]
 Eos = Annotated[
-    str | None,
-    typer.Option(help="The token that ends an answer.", show_default="the tokenizer's"),
+    str | None, typer.Option(help="The token that ends an answer.", show_default="the tokenizer's")
 ]
 
 

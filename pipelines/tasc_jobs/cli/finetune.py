@@ -65,13 +65,7 @@ def finetune(
     OUTPUT/adapter is for transformers and PEFT; OUTPUT/model has the adapter in its weights and is
     served like any model (`tasc task create TASK --model ...`).
     """
-    from tasc_jobs.finetune.finetuning import (
-        STAGES,
-        finetune_with,
-        in_words,
-        job_of,
-        refuse_made,
-    )
+    from tasc_jobs.finetune.finetuning import STAGES, finetune_with, in_words, job_of, refuse_made
     from tasc_jobs.task_inputs import InputOptions, TaskInputs
     from tasc_runtime.progress import Stages
 

@@ -44,8 +44,7 @@ Model = Annotated[
     ),
 ]
 Template = Annotated[
-    str | None,
-    typer.Option(help=r"Prompt for --model, with {input}.", show_default="the task's"),
+    str | None, typer.Option(help=r"Prompt for --model, with {input}.", show_default="the task's")
 ]
 Budgets = Annotated[str, typer.Option(help="Most new tokens, with commas.")]
 CheckFile = Annotated[

@@ -40,8 +40,7 @@ Choices = Annotated[
 Schema = Annotated[Path | None, _option("File with the JSON schema of every answer.", "Answers")]
 Regex = Annotated[str | None, _option("Expression that a whole answer matches.", "Answers")]
 Adapter = Annotated[
-    str | None,
-    typer.Option(help="Which of the task's adapters answers.", show_default="its first"),
+    str | None, typer.Option(help="Which of the task's adapters answers.", show_default="its first")
 ]
 Temperature = Annotated[float | None, _option("0 takes the likeliest token, to 100.", "Sampling")]
 TopP = Annotated[

@@ -6,13 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tasc_jobs.cli.options import (
-    AsJson,
-    StoreOptions,
-    Task,
-    grouped,
-    print_result,
-)
+from tasc_jobs.cli.options import AsJson, StoreOptions, Task, grouped, print_result
 from tasc_jobs.errors import in_short, known_errors
 from tasc_runtime.progress import note
 from tasc_store import Artifact, ArtifactStore, TaskStore, connect
@@ -31,8 +25,7 @@ def refresh(
         ),
     ] = None,
     margin: Annotated[
-        float,
-        typer.Option(min=0, max=10, help="Share by which tokens per step must rise."),
+        float, typer.Option(min=0, max=10, help="Share by which tokens per step must rise.")
     ] = 0.01,
     min_rows: Annotated[
         int, typer.Option(min=100, help="New rows of the corpus to wait for.")
@@ -45,8 +38,7 @@ def refresh(
         typer.Option(min=1, help="See `tasc build-index`.", show_default="by rows and cores"),
     ] = None,
     max_bytes: Annotated[
-        int | None,
-        typer.Option(min=1, help="See `tasc build-index`.", show_default="no cap"),
+        int | None, typer.Option(min=1, help="See `tasc build-index`.", show_default="no cap")
     ] = None,
     store: StoreOptions,
     as_json: AsJson = False,
@@ -86,12 +78,7 @@ index_app = typer.Typer(
 
 @index_app.command("list")
 @grouped()
-def index_list(
-    *,
-    task: Task,
-    store: StoreOptions,
-    as_json: AsJson = False,
-) -> None:
+def index_list(*, task: Task, store: StoreOptions, as_json: AsJson = False) -> None:
     """Show every version that the store has of TASK's index."""
     with store.open() as url:
         indexes = _indexes(url, task)

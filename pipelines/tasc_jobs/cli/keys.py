@@ -6,12 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tasc_jobs.cli.options import (
-    AsJson,
-    StoreOptions,
-    grouped,
-    print_result,
-)
+from tasc_jobs.cli.options import AsJson, StoreOptions, grouped, print_result
 from tasc_runtime.progress import note
 from tasc_store import ApiKey, ApiKeys, TaskStore, connect
 

@@ -73,8 +73,7 @@ def ingest(
     files: Annotated[list[Path], typer.Argument(help=".jsonl, .jsonl.gz or .parquet")],
     row: RowIdOptions,
     reject: Annotated[
-        Path | None,
-        typer.Option(help="File for refused rows.", show_default="TASK.rejected.jsonl"),
+        Path | None, typer.Option(help="File for refused rows.", show_default="TASK.rejected.jsonl")
     ] = None,
     store: StoreOptions,
     as_json: AsJson = False,

@@ -54,8 +54,7 @@ Gpus = Annotated[float, typer.Option(min=0, help="GPUs of each engine.")]
 IdField = Annotated[str, typer.Option(help="Field with the row's id.")]
 InputField = Annotated[str, typer.Option(help="Field with the task's input.")]
 AsJson = Annotated[
-    bool,
-    typer.Option("--json", help="Print one JSON object instead of text.", show_default="off"),
+    bool, typer.Option("--json", help="Print one JSON object instead of text.", show_default="off")
 ]
 Report = Annotated[
     Path | None,

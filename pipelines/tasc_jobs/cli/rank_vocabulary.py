@@ -7,13 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from tasc_jobs.cli.options import (
-    AsJson,
-    StoreOptions,
-    Task,
-    grouped,
-    print_result,
-)
+from tasc_jobs.cli.options import AsJson, StoreOptions, Task, grouped, print_result
 
 if TYPE_CHECKING:
     from tasc_engine.drafting.neural.ranking import Ranking

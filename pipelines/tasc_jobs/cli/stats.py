@@ -71,11 +71,7 @@ def stats(
         name = task
         from tasc_jobs.ray_local import local_ray
 
-        with (
-            store.open() as url,
-            local_ray(),
-            Stages(f"statistics {task}", STAGES) as stages,
-        ):
+        with store.open() as url, local_ray(), Stages(f"statistics {task}", STAGES) as stages:
             found = corpus_statistics(url, task, units, progress=stages)
     if as_json:
         print(json.dumps(found.as_json), flush=True)

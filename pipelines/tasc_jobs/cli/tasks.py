@@ -6,13 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tasc_jobs.cli.options import (
-    AsJson,
-    StoreOptions,
-    Task,
-    grouped,
-    print_result,
-)
+from tasc_jobs.cli.options import AsJson, StoreOptions, Task, grouped, print_result
 from tasc_jobs.errors import JobError, UsageError
 from tasc_jobs.tasks.options import TaskOptions
 from tasc_runtime.progress import note

@@ -24,8 +24,7 @@ from tasc_runtime.progress import Stages
 
 Output = Annotated[Path, typer.Option(help="Folder for the drafter, answers and checkpoints.")]
 Model = Annotated[
-    str | None,
-    typer.Option(help="Whom to draft for: folder or name.", show_default="the task's"),
+    str | None, typer.Option(help="Whom to draft for: folder or name.", show_default="the task's")
 ]
 Adapter = Annotated[
     str | None, typer.Option(help="PEFT adapter of --model.", show_default="none, or the task's")

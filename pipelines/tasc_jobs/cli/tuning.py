@@ -41,8 +41,7 @@ Proposers = Annotated[
     ),
 ]
 Limit = Annotated[
-    int | None,
-    typer.Option(min=1, help="Replay only so many rows.", show_default="all"),
+    int | None, typer.Option(min=1, help="Replay only so many rows.", show_default="all")
 ]
 Template = Annotated[
     str | None,
@@ -166,8 +165,7 @@ def forecast(
         ),
     ],
     rows: Annotated[
-        list[str] | None,
-        typer.Option(help="b, rows decoded together.", show_default="1,8,32"),
+        list[str] | None, typer.Option(help="b, rows decoded together.", show_default="1,8,32")
     ] = None,
     budget: Budgets = None,
     tree: Tree = True,

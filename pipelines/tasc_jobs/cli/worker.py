@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from tasc_jobs.cli.options import (
-    AsJson,
-    Gpus,
-    MaxModelLen,
-    StoreOptions,
-    grouped,
-)
+from tasc_jobs.cli.options import AsJson, Gpus, MaxModelLen, StoreOptions, grouped
 from tasc_jobs.errors import UsageError
 from tasc_runtime.progress import note
 
@@ -60,8 +54,7 @@ WorkDir = Annotated[
 ]
 Poll = Annotated[float, typer.Option(min=0.1, help="Seconds between two looks for a batch.")]
 Lease = Annotated[
-    float,
-    typer.Option(min=0.5, help="A batch whose worker is silent for so many s is another's."),
+    float, typer.Option(min=0.5, help="A batch whose worker is silent for so many s is another's.")
 ]
 MetricsHost = Annotated[
     str | None,

@@ -107,11 +107,7 @@ async def _send(
     async with httpx.AsyncClient(base_url=base, timeout=120) as client:
 
         async def one(text: str) -> tuple[str, int, float]:
-            body = {
-                "model": task,
-                "messages": [{"role": "user", "content": text}],
-                "draft": draft,
-            }
+            body = {"model": task, "messages": [{"role": "user", "content": text}], "draft": draft}
             async with places:
                 began = time.perf_counter()
                 response = await client.post("/v1/chat/completions", json=body)

@@ -147,9 +147,7 @@ def count_corpus(
     counted = ray.data.read_datasource(
         source, override_num_blocks=parallelism or -(-source.rows // _ROWS_PER_TASK)
     ).map_batches(
-        functools.partial(count_rows, named, keys),
-        batch_format="pyarrow",
-        batch_size=BATCH_ROWS,
+        functools.partial(count_rows, named, keys), batch_format="pyarrow", batch_size=BATCH_ROWS
     )
     total = TokenCounts(open_tokens(named).vocab_size)
     progress("count", 0, source.rows)

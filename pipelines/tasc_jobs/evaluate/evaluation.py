@@ -209,8 +209,7 @@ def evaluation_page(found: Evaluated) -> ReportDocument:
     quality = tuple((name.replace("_", " "), 100 * value) for name, value in found.quality.items())
     tables = [
         Table.of(
-            "Quality",
-            ({"measure": name, "%": f"{percent:.1f}"} for name, percent in quality),
+            "Quality", ({"measure": name, "%": f"{percent:.1f}"} for name, percent in quality)
         ),
         Table.of(
             f"Cost at b = {found.batch_rows}, median of {found.repeats} runs",

@@ -108,11 +108,7 @@ class Trainer:
     """
 
     def __init__(
-        self,
-        model: Any,
-        examples: Sequence[Example],
-        settings: Pace,
-        crew: Crew | None = None,
+        self, model: Any, examples: Sequence[Example], settings: Pace, crew: Crew | None = None
     ) -> None:
         self.model, self._examples, self._settings = model, examples, settings
         self._crew = crew or Alone()

@@ -201,9 +201,7 @@ def _side(found: Mapping[str, NgramHistogram], units: Units) -> SideStatistics:
 
 def _unit(found: NgramHistogram, n: int, vocabulary: int | None) -> UnitStatistics:
     return UnitStatistics(
-        found.symbols,
-        distribution(found.frequencies, n, vocabulary),
-        row_lengths(found.lengths),
+        found.symbols, distribution(found.frequencies, n, vocabulary), row_lengths(found.lengths)
     )
 
 

@@ -119,9 +119,7 @@ def _float_shapes(base: Path) -> dict[str, Shape]:
 
 
 def _check_shapes(
-    pairs: Mapping[str, Mapping[str, Shape]],
-    base: Mapping[str, Shape],
-    trained_for: str,
+    pairs: Mapping[str, Mapping[str, Shape]], base: Mapping[str, Shape], trained_for: str
 ) -> None:
     for module, pair in pairs.items():
         theirs = base.get(f"{module}.weight")

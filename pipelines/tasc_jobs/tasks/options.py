@@ -50,8 +50,7 @@ class TaskOptions:
     quantization: Annotated[str | None, _option("nf4 (4 bits) or int8 weights.", "none")] = None
     corpus: Annotated[str | None, _option("Draft from this task's corpus.", "its own")] = None
     max_tokens: Annotated[
-        int | None,
-        _answers("Length limit of an answer, its end counted.", TaskRecord.max_tokens),
+        int | None, _answers("Length limit of an answer, its end counted.", TaskRecord.max_tokens)
     ] = None
     stop: Annotated[
         list[str] | None,
@@ -62,8 +61,7 @@ class TaskOptions:
         _answers("A label; repeatable. An answer is then one of the labels.", "none"),
     ] = None
     choices: Annotated[
-        Path | None,
-        _answers("File of labels: one a line in UTF-8, or a .json list.", "none"),
+        Path | None, _answers("File of labels: one a line in UTF-8, or a .json list.", "none")
     ] = None
     schema: Annotated[
         Path | None, _answers("File with the JSON schema of every answer.", "none")
@@ -77,8 +75,7 @@ class TaskOptions:
     ] = None
     top_k: Annotated[int | None, _sampling("Likeliest tokens drawn from; 0: all.", 0)] = None
     min_p: Annotated[
-        float | None,
-        _sampling("0 to 1: least probability, as a part of the greatest.", 0),
+        float | None, _sampling("0 to 1: least probability, as a part of the greatest.", 0)
     ] = None
     repetition_penalty: Annotated[float | None, _sampling("Above 0, to 100; 1 is none.", 1)] = None
     presence_penalty: Annotated[float | None, _sampling("-100 to 100.", 0)] = None

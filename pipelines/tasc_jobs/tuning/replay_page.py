@@ -154,10 +154,7 @@ def forecast_page(
     return ReportDocument(
         f"Forecast for {task}",
         (*summary, *(line for pair in said for line in pair if line)),
-        (
-            Table.of("What to expect", rows),
-            acceptance_table(ACCEPTED, runs),
-        ),
+        (Table.of("What to expect", rows), acceptance_table(ACCEPTED, runs)),
         (
             Lines(
                 "Expected speed-up by budget",

@@ -316,11 +316,7 @@ class _Indexes:
 
 
 def index_of(
-    rows: TokenRows,
-    tokenizer: TaskTokenizer,
-    *,
-    prompts: bool = True,
-    max_bytes: int | None = None,
+    rows: TokenRows, tokenizer: TaskTokenizer, *, prompts: bool = True, max_bytes: int | None = None
 ) -> DraftIndex:
     """The index of a task's rows, without weights and without its prompts if so wished.
 

@@ -98,10 +98,7 @@ def planned(held: HeldOut) -> int:
 
 
 def tune(
-    held: HeldOut,
-    base: DraftSettings,
-    price: Price,
-    progress: Callable[[], None] = lambda: None,
+    held: HeldOut, base: DraftSettings, price: Price, progress: Callable[[], None] = lambda: None
 ) -> Tuned:
     """Try neighbours, then budgets and least probabilities, then each source's absence.
 

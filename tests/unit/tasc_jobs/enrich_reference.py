@@ -28,8 +28,7 @@ def naive(
         if not left:
             break
         best = min(
-            left,
-            key=lambda ngram: (-(left[ngram] - settings.discount) * (len(ngram) - 1), ngram),
+            left, key=lambda ngram: (-(left[ngram] - settings.discount) * (len(ngram) - 1), ngram)
         )
         used.add(best)
         try:

@@ -205,9 +205,7 @@ def test_engines_that_die_now_and_then_finish_every_row_once(
     assert pool.held == 0
 
 
-def test_a_cluster_without_a_node_is_at_fault(
-    pool_on: Callable[[FakeRay, int], Pool],
-) -> None:
+def test_a_cluster_without_a_node_is_at_fault(pool_on: Callable[[FakeRay, int], Pool]) -> None:
     with pytest.raises(ClusterError):
         pool_on(FakeRay(lambda name, rows: None, alive=False), 1).turn(Window(source(1)), 0.0)
 

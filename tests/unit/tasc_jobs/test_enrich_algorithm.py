@@ -98,10 +98,7 @@ def test_special_tokens_and_cut_characters_are_in_no_token(tokenizer: TaskTokeni
 
 
 def test_the_budget_is_used_up_while_anything_occurs_twice(tokenizer: TaskTokenizer) -> None:
-    outputs = [
-        *corpus(2, rows=12),
-        "the quick brown fox jumps over a lazy dog once",
-    ]
+    outputs = [*corpus(2, rows=12), "the quick brown fox jumps over a lazy dog once"]
     settings = EnrichSettings(10_000, 16)
     found = enrich(tokenizer, outputs, settings)
     assert [(t.content, t.parts, t.count) for t in found.tokens] == naive(

@@ -254,10 +254,7 @@ def test_a_folder_is_held_for_the_whole_run_and_free_when_it_has_ended_or_is_dea
     seen: list[str] = []
 
     def try_it(stage: str, done: int, total: int | None) -> None:
-        with (
-            refused(FinetuneError, "another process"),
-            claimed(tmp_path, FINETUNE),
-        ):
+        with refused(FinetuneError, "another process"), claimed(tmp_path, FINETUNE):
             pass
         seen.append(stage)
 
@@ -278,10 +275,7 @@ def test_a_crews_next_first_worker_waits_for_the_one_that_dies(tmp_path: Path) -
 
 def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with (
-        refused(FinetuneError, "file/out"),
-        claimed(tmp_path / "file" / "out", FINETUNE),
-    ):
+    with refused(FinetuneError, "file/out"), claimed(tmp_path / "file" / "out", FINETUNE):
         pass
 
 

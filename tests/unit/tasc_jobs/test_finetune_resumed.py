@@ -309,10 +309,7 @@ class First:
         self._output = output
 
     def sum(self, tensors: Sequence[torch.Tensor]) -> None:
-        with (
-            refused(FinetuneError, "another process"),
-            claimed(self._output, FINETUNE),
-        ):
+        with refused(FinetuneError, "another process"), claimed(self._output, FINETUNE):
             pass
 
 
