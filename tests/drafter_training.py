@@ -11,13 +11,13 @@ from tasc_engine import ModelSource
 from tasc_engine.drafting.neural.card import Kind
 from tasc_jobs.drafter.hyperparameters import DrafterSettings
 from tasc_jobs.drafter.training_run import DrafterJob, train_drafter
-from tasc_jobs.evaluate.subject import Setup
-from tasc_jobs.task_inputs import Asking
+from tasc_jobs.evaluate.measured_model import Setup
+from tasc_jobs.task_inputs import GenerationSettings
 from tasc_store import CorpusRow
 from tasc_text import PromptTemplate
 
 INPUTS = ("wake me", "set an alarm", "play music", "two hours")
-ASKING = Asking(PromptTemplate("{input} ->"), max_tokens=16)
+GENERATION = GenerationSettings(PromptTemplate("{input} ->"), max_tokens=16)
 ROWS = tuple(CorpusRow(str(i), INPUTS[i % len(INPUTS)], "intent: play") for i in range(40))
 LEARNS: dict[str, dict[str, Any]] = {
     "eagle": {"epochs": 40, "learning_rate": 3e-3, "token_weight": 1.0},
@@ -35,7 +35,7 @@ class Bench:
     def job(self, output: Path, kind: Kind, **changes: Any) -> DrafterJob:
         settings = DrafterSettings(kind, **{"batch_rows": 8, **LEARNS[kind], **changes})
         source = ModelSource(self.target)
-        return DrafterJob("calls", source, ASKING, Setup(4, 64), ROWS, None, settings, output)
+        return DrafterJob("calls", source, GENERATION, Setup(4, 64), ROWS, None, settings, output)
 
 
 def make(folder: Path, architecture: str, **differs: Any) -> Bench:

@@ -26,12 +26,12 @@ from tasc_jobs.demo.train import SIZES
 from tasc_jobs.enrich.algorithm import EnrichSettings
 from tasc_jobs.enrich.enrichment import RECORD, enrich_and_save
 from tasc_jobs.evaluate.evaluation import Evaluation, evaluate
-from tasc_jobs.evaluate.subject import Setup
+from tasc_jobs.evaluate.measured_model import Setup
 from tasc_jobs.finetune.checkpoints import REPORT
 from tasc_jobs.finetune.finetuning import Finetune, finetune
 from tasc_jobs.finetune.hyperparameters import FinetuneSettings
 from tasc_jobs.statistics.distribution import renyi2_bits
-from tasc_jobs.task_inputs import Asking
+from tasc_jobs.task_inputs import GenerationSettings
 from tasc_runtime.errors import FileError
 from tasc_store import CorpusRow
 from tasc_text import PromptTemplate, TaskTokenizer
@@ -172,7 +172,7 @@ class Workshop:
         found = evaluate(
             Evaluation(
                 source,
-                Asking(run.of.prompt, run.of.max_tokens),
+                GenerationSettings(run.of.prompt, run.of.max_tokens),
                 Setup(8, 512, 1),
                 run.of.metrics,
                 run.of.read(self.data, "test")[: self.test_rows],

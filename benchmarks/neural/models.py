@@ -28,9 +28,9 @@ from tasc_jobs.drafter.answers import TargetAnswer, make_answers
 from tasc_jobs.drafter.hyperparameters import DrafterSettings
 from tasc_jobs.drafter.training import packed
 from tasc_jobs.drafter.training_run import DrafterJob, train_drafter
-from tasc_jobs.evaluate.subject import Setup
+from tasc_jobs.evaluate.measured_model import Setup
 from tasc_jobs.finetune.examples import Example
-from tasc_jobs.task_inputs import Asking
+from tasc_jobs.task_inputs import GenerationSettings
 from tasc_runtime.progress import silent
 from tasc_store import CorpusRow
 from tasc_text import TaskTokenizer
@@ -109,8 +109,8 @@ class Models:
         """The folder of a target's answers, drafters and measurements."""
         return self.work / f"{self._target(case)}-{self.rows}"
 
-    def asking(self, case: Case) -> Asking:
-        return Asking(case.of.prompt, case.of.max_tokens)
+    def generation(self, case: Case) -> GenerationSettings:
+        return GenerationSettings(case.of.prompt, case.of.max_tokens)
 
     def learnt(self, case: Case) -> list[CorpusRow]:
         """The rows whose answers a drafter learns and tokens are ranked by."""
@@ -127,7 +127,7 @@ class Models:
             shape: dict[str, Any] = _SMALL if kind == "independent" else {}
             settings = DrafterSettings(kind, self.epochs, token_weight=1.0, **shape)
             train_drafter(DrafterJob(
-                case.name, self.source(case), self.asking(case), Setup(8, 512, 1),
+                case.name, self.source(case), self.generation(case), Setup(8, 512, 1),
                 self.learnt(case), self.answers(case), settings, folder,
             ))  # fmt: skip
         return folder
@@ -165,7 +165,7 @@ class Models:
         folder = self.folder(case) / f"answers-{by}"
         folder.mkdir(parents=True, exist_ok=True)
         setup = Setup(8, 512, 1)
-        return make_answers(folder, self.learnt(case), source, self.asking(case), setup, silent)
+        return make_answers(folder, self.learnt(case), source, self.generation(case), setup, silent)
 
     @property
     def _tokenizer(self) -> Path:

@@ -55,7 +55,7 @@ class InputOptions:
 
 
 @dataclass(frozen=True)
-class Asking:
+class GenerationSettings:
     """How a task asks its model.
 
     Attributes:
@@ -146,12 +146,14 @@ class TaskInputs:
         return PromptTemplate(self.record.template)
 
     @property
-    def asking(self) -> Asking:
+    def generation(self) -> GenerationSettings:
         """Raises what `template` does."""
         given, record = self.options.max_tokens, self.record
         if record is None:
-            return Asking(self.template, given or TaskRecord.max_tokens)
-        return Asking(self.template, given or record.max_tokens, record.stop, record.draft)
+            return GenerationSettings(self.template, given or TaskRecord.max_tokens)
+        return GenerationSettings(
+            self.template, given or record.max_tokens, record.stop, record.draft
+        )
 
     @property
     def tokenizer(self) -> TaskTokenizer:

@@ -91,7 +91,7 @@ def evaluate(
     """
     from tasc_jobs.evaluate.evaluation import STAGES, Evaluation, evaluation_page
     from tasc_jobs.evaluate.evaluation import evaluate as run
-    from tasc_jobs.evaluate.subject import Setup
+    from tasc_jobs.evaluate.measured_model import Setup
     from tasc_jobs.task_inputs import InputOptions, TaskInputs, read_files
     from tasc_runtime.progress import Stages
 
@@ -112,7 +112,7 @@ def evaluate(
         source = inputs.source
         wanted = Evaluation(
             source,
-            inputs.asking,
+            inputs.generation,
             Setup(rows, max_model_len, threads),
             metrics,
             answered,

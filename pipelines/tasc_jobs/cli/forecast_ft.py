@@ -94,7 +94,7 @@ def forecast_ft(
         _check(check, report, as_json)
         return
     from tasc_jobs.enrich.algorithm import EnrichSettings
-    from tasc_jobs.evaluate.subject import Setup
+    from tasc_jobs.evaluate.measured_model import Setup
     from tasc_jobs.forecast_ft.forecast import STAGES, forecast_job, forecast_page
     from tasc_jobs.task_inputs import InputOptions, TaskInputs, read_files
     from tasc_runtime.progress import Stages

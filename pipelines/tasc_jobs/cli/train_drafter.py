@@ -84,7 +84,7 @@ def train_drafter(
     settings = drafter.settings
     from tasc_jobs.drafter.training_run import STAGES, in_words, job_of
     from tasc_jobs.drafter.training_run import train_drafter as run
-    from tasc_jobs.evaluate.subject import Setup
+    from tasc_jobs.evaluate.measured_model import Setup
     from tasc_jobs.task_inputs import InputOptions, TaskInputs
 
     options = InputOptions(

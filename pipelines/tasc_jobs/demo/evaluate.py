@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from tasc_jobs.demo.tasks import TASKS, demo_record, read_split
+from tasc_jobs.evaluate.measured_model import MeasuredModel, Setup, answer
 from tasc_jobs.evaluate.quality import Metrics, quality
-from tasc_jobs.evaluate.subject import Setup, Subject, answer
-from tasc_jobs.task_inputs import Asking
+from tasc_jobs.task_inputs import GenerationSettings
 from tasc_runtime.engine.model_source import device_of, model_source
 from tasc_runtime.progress import Progress
 from tasc_store import CorpusRow
@@ -27,13 +27,13 @@ def evaluate(task: str) -> dict[str, Any]:
     """Quality and block efficiency of one task over its whole test split."""
     record = demo_record(task)
     source = model_source(record, device_of("auto", gpus=torch.cuda.device_count()))
-    asking = Asking(PromptTemplate(record.template), MAX_TOKENS, draft=record.draft)
-    subject = Subject(source, asking, Setup())
+    generation = GenerationSettings(PromptTemplate(record.template), MAX_TOKENS, draft=record.draft)
+    measured = MeasuredModel(source, generation, Setup())
     rows = read_split(task, "test")
     train = [CorpusRow(r["id"], r["input"], r["output"]) for r in read_split(task, "train")]
-    prompts = subject.prompts([r["input"] for r in rows])
+    prompts = measured.prompts([r["input"] for r in rows])
     with Progress(task, len(prompts)) as bar:
-        run = answer(subject, prompts, subject.index(train), bar.advance)
+        run = answer(measured, prompts, measured.index(train), bar.advance)
     found = quality(run.texts, [r["output"] for r in rows], _METRICS[task])
     return {"rows": len(rows), "block_efficiency": run.tokens / run.steps, **found}
 

@@ -12,9 +12,9 @@ from typing import Any
 from tasc_engine import ModelSource
 from tasc_engine.drafting.neural.card import target_fingerprint
 from tasc_jobs.errors import JobError
-from tasc_jobs.evaluate.subject import Setup, Subject
+from tasc_jobs.evaluate.measured_model import MeasuredModel, Setup
 from tasc_jobs.finetune.examples import Example
-from tasc_jobs.task_inputs import Asking
+from tasc_jobs.task_inputs import GenerationSettings
 from tasc_runtime.errors import FileError
 from tasc_runtime.progress import StageProgress
 from tasc_runtime.rows import json_line, read_raw_rows, whole_file
@@ -43,7 +43,7 @@ def make_answers(
     folder: Path,
     rows: Sequence[CorpusRow],
     source: ModelSource,
-    asking: Asking,
+    generation: GenerationSettings,
     setup: Setup,
     progress: StageProgress,
 ) -> list[TargetAnswer]:
@@ -57,15 +57,15 @@ def make_answers(
         FileError: The answers there cannot be read.
     """
     file = folder / ANSWERS
-    _pin(folder, source, asking)
+    _pin(folder, source, generation)
     there = {(a.id, a.input): a for a in (read_answers(_mended(file)) if file.exists() else ())}
     left = [row for row in rows if (row.key, row.input) not in there]
     known = len(rows) - len(left)
     progress("answer", known, len(rows))
     if left:
-        subject = Subject(source, asking, setup)
-        subject.draft_from(subject.index(rows))
-        for done, answer in enumerate(_kept(file, _answered(subject, left)), known + 1):
+        measured = MeasuredModel(source, generation, setup)
+        measured.draft_from(measured.index(rows))
+        for done, answer in enumerate(_kept(file, _answered(measured, left)), known + 1):
             there[answer.id, answer.input] = answer
             progress("answer", done, len(rows))
     return [there[row.key, row.input] for row in rows if (row.key, row.input) in there]
@@ -113,9 +113,9 @@ def examples_of(
     return kept, len(found) - len(kept)
 
 
-def _answered(subject: Subject, rows: Sequence[CorpusRow]) -> Iterator[TargetAnswer]:
-    prompts = subject.prompts([row.input for row in rows])
-    for at, result in subject.answers(prompts, draft=True):
+def _answered(measured: MeasuredModel, rows: Sequence[CorpusRow]) -> Iterator[TargetAnswer]:
+    prompts = measured.prompts([row.input for row in rows])
+    for at, result in measured.answers(prompts, draft=True):
         yield TargetAnswer(rows[at].key, rows[at].input, result.text, result.tokens)
 
 
@@ -135,12 +135,12 @@ def _mended(file: Path) -> Path:
     return file
 
 
-def _pin(folder: Path, source: ModelSource, asking: Asking) -> None:
+def _pin(folder: Path, source: ModelSource, generation: GenerationSettings) -> None:
     asked = {
         "target": target_fingerprint(source.folder, source.adapter),
-        "template": asking.template.text,
-        "max_tokens": asking.max_tokens,
-        "stop": list(asking.stop),
+        "template": generation.template.text,
+        "max_tokens": generation.max_tokens,
+        "stop": list(generation.stop),
     }
     pinned = folder / _ASKED
     folder.mkdir(parents=True, exist_ok=True)

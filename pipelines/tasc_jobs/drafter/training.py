@@ -123,7 +123,7 @@ def _changed(config: Any, layers: int, **changes: Any) -> Any:
     return type(config)(**{**shape, **changes})
 
 
-class Study(Protocol):
+class Trainable(Protocol):
     """A drafter that learns from rows."""
 
     @property
@@ -140,7 +140,7 @@ class Study(Protocol):
         ...
 
 
-class EagleStudy:
+class TrainableEagle:
     """An EAGLE head beside its target, which thinks anew in every step and learns nothing.
 
     Args:
@@ -189,7 +189,7 @@ class EagleStudy:
         return functional.linear(hidden.to(self._head.dtype), self._head).float()
 
 
-class SmallStudy:
+class TrainableSmallModel:
     """A small model by itself: it needs the target's answers and not the target.
 
     Args:
@@ -222,17 +222,17 @@ class DrafterTrainer(Trainer):
     """A drafter on its way through all steps: the learning rate rises at first, then falls."""
 
     def __init__(
-        self, study: Study, examples: Sequence[Example], settings: DrafterSettings
+        self, trainable: Trainable, examples: Sequence[Example], settings: DrafterSettings
     ) -> None:
-        super().__init__(study.model, examples, settings)
-        self._study = study
+        super().__init__(trainable.model, examples, settings)
+        self._trainable = trainable
 
     def _share(self, step: int) -> float:
         rising = max(1, round(_WARM_UP * self.steps))
         return min((step + 1) / rising, 1 - max(0, step - rising) / max(1, self.steps - rising))
 
     def loss(self, rows: Sequence[int]) -> Tensor:
-        return self._study.loss(self._at(rows))
+        return self._trainable.loss(self._at(rows))
 
 
 def packed(examples: Sequence[Example], prompt_weight: float) -> tuple[Tensor, Tensor]:
@@ -253,12 +253,12 @@ def packed(examples: Sequence[Example], prompt_weight: float) -> tuple[Tensor, T
 
 
 @torch.no_grad()
-def agreement(study: Study, examples: Sequence[Example], micro_rows: int) -> float:
+def agreement(trainable: Trainable, examples: Sequence[Example], micro_rows: int) -> float:
     """Of the tokens of answers, the share that the drafter would have said too."""
-    study.model.eval()
+    trainable.model.eval()
     right = places = 0
     for start in range(0, len(examples), micro_rows):
-        said, ids = study.guesses(examples[start : start + micro_rows])
+        said, ids = trainable.guesses(examples[start : start + micro_rows])
         right += int((said == ids).sum())
         places += len(ids)
     return right / places if places else 0.0

@@ -15,20 +15,27 @@ from tasc_engine.drafting.neural.files import save_drafter
 from tasc_engine.model.loading import load_model
 from tasc_jobs.drafter.answers import ANSWERS, TargetAnswer, examples_of, make_answers, read_answers
 from tasc_jobs.drafter.hyperparameters import DrafterSettings
-from tasc_jobs.drafter.training import DrafterTrainer, EagleStudy, SmallStudy, agreement
+from tasc_jobs.drafter.training import (
+    DrafterTrainer,
+    TrainableEagle,
+    TrainableSmallModel,
+    agreement,
+)
 from tasc_jobs.errors import FinetuneError, JobError
-from tasc_jobs.evaluate.subject import Setup
-from tasc_jobs.finetune.checkpoints import NO_ROOM, Checkpoints, Kind, claimed
+from tasc_jobs.evaluate.measured_model import Setup
+from tasc_jobs.finetune.checkpoints import NO_ROOM, Checkpoints, OutputKind, claimed
 from tasc_jobs.finetune.examples import Example, digest_of
 from tasc_jobs.finetune.training import run_through
-from tasc_jobs.task_inputs import Asking, TaskInputs
+from tasc_jobs.task_inputs import GenerationSettings, TaskInputs
 from tasc_runtime.progress import StageProgress, note, silent
 from tasc_store import CorpusRow
 from tasc_text import TaskTokenizer
 
 STAGES = {"answer": "rows", "train": "steps", "write": "files"}
 CHECKPOINT, REPORT = "checkpoint", "training.json"
-DRAFTER = Kind("a drafter's training", ("config.json", "model.safetensors", CARD, REPORT, ANSWERS))
+DRAFTER = OutputKind(
+    "a drafter's training", ("config.json", "model.safetensors", CARD, REPORT, ANSWERS)
+)
 _HELD_OUT = 20  # one row in so many, the last ones
 
 
@@ -45,7 +52,7 @@ class DrafterJob:
 
     task: str
     source: ModelSource
-    asking: Asking
+    generation: GenerationSettings
     setup: Setup
     rows: Sequence[CorpusRow]
     answers: Sequence[TargetAnswer] | None
@@ -87,8 +94,8 @@ def _trained(
     trained, held_out, left_out = _learnable(job, tokenizer, progress)
     torch.set_num_threads(job.setup.threads)
     torch.manual_seed(job.settings.seed)
-    study = _study(job)
-    trainer = DrafterTrainer(study, trained, job.settings)
+    trainable = _trainable(job)
+    trainer = DrafterTrainer(trainable, trained, job.settings)
     pins = {
         **asdict(job.settings),
         "target": job.target,
@@ -100,12 +107,12 @@ def _trained(
         note(f"going on behind step {there.step} of {trainer.steps}")
         trainer.resume(there)
     metrics = run_through(trainer, checkpoints, job.checkpoint_s, progress, say)
-    metrics["parameters"] = sum(p.numel() for p in study.model.parameters() if p.requires_grad)
-    metrics["agreement"] = agreement(study, held_out, job.settings.micro_rows)
+    metrics["parameters"] = sum(p.numel() for p in trainable.model.parameters() if p.requires_grad)
+    metrics["agreement"] = agreement(trainable, held_out, job.settings.micro_rows)
     data = {"task": job.task, "rows": len(trained), "held_out": len(held_out), "left_out": left_out}
     report = {**data, **asdict(job.settings), **metrics, "output": str(job.output)}
     progress("write", 0, 1)
-    _write(job, study, tokenizer, report)
+    _write(job, trainable, tokenizer, report)
     checkpoints.remove()
     progress("write", 1, 1)
     return report
@@ -117,9 +124,11 @@ def _learnable(
     """Rows to train on, rows held out, and how many are neither."""
     answers = job.answers
     if answers is None:
-        answers = make_answers(job.output, job.rows, job.source, job.asking, job.setup, progress)
+        answers = make_answers(
+            job.output, job.rows, job.source, job.generation, job.setup, progress
+        )
     longest = job.settings.max_length
-    examples, left_out = examples_of(answers, tokenizer, job.asking.template, longest)
+    examples, left_out = examples_of(answers, tokenizer, job.generation.template, longest)
     if len(examples) < 2:  # one to train on, one to judge by
         raise FinetuneError(
             f"{len(examples)} of {len(answers)} answers have 3 to {longest} tokens with their "
@@ -129,19 +138,19 @@ def _learnable(
     return examples[:-held_out], examples[-held_out:], left_out
 
 
-def _study(job: DrafterJob) -> EagleStudy | SmallStudy:
+def _trainable(job: DrafterJob) -> TrainableEagle | TrainableSmallModel:
     try:
         if job.settings.kind == "eagle":
-            return EagleStudy(load_model(job.source).requires_grad_(False), job.settings)
+            return TrainableEagle(load_model(job.source).requires_grad_(False), job.settings)
         config = AutoConfig.from_pretrained(job.source.folder).get_text_config()
     except (EngineError, OSError, ValueError) as error:
         raise JobError(f"cannot load {job.source.folder}: {error}") from error
-    return SmallStudy(config, job.settings, job.source.device)
+    return TrainableSmallModel(config, job.settings, job.source.device)
 
 
 def _write(
     job: DrafterJob,
-    study: EagleStudy | SmallStudy,
+    trainable: TrainableEagle | TrainableSmallModel,
     tokenizer: TaskTokenizer,
     report: dict[str, Any],
 ) -> None:
@@ -151,11 +160,11 @@ def _write(
     try:
         job.output.mkdir(parents=True, exist_ok=True)
         (job.output / REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-        if isinstance(study, SmallStudy):
-            save_drafter(job.output, study.model, card)
+        if isinstance(trainable, TrainableSmallModel):
+            save_drafter(job.output, trainable.model, card)
             return
-        body, joint = study.model.body, study.model.joint.weight
-        body.config.vocab_size = study.model.vocab_size  # of the ends it is used with
+        body, joint = trainable.model.body, trainable.model.joint.weight
+        body.config.vocab_size = trainable.model.vocab_size  # of the ends it is used with
         save_drafter(job.output, body, card, joint)
     except NO_ROOM as error:
         raise FinetuneError(
@@ -183,7 +192,7 @@ def job_of(
     return DrafterJob(
         task=inputs.options.task or "",
         source=inputs.source,
-        asking=inputs.asking,
+        generation=inputs.generation,
         setup=setup,
         rows=inputs.rows if made else inputs.some_rows,
         answers=made,

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from tasc_jobs.enrich.family import Growing
+from tasc_jobs.enrich.growing_tokenizer import GrowingTokenizer
 from tasc_jobs.enrich.ngrams import LiveNgramCounts, TokenisedOutputs
 from tasc_jobs.statistics.distribution import renyi2_bits
 from tasc_text import TaskTokenizer
@@ -174,7 +174,7 @@ def enrich(
     Raises:
         FamilyError: Texts would not come back unchanged from such a tokenizer.
     """
-    growing = Growing(tokenizer.backend)
+    growing = GrowingTokenizer(tokenizer.backend)
     texts = _Texts(tokenizer)
     for token in given:
         id_ = growing.add(token.content)

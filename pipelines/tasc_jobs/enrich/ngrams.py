@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tasc_draft import Int32, Tokens
 from tasc_draft.compiled import Compiler
-from tasc_jobs.enrich.family import Growing
+from tasc_jobs.enrich.growing_tokenizer import GrowingTokenizer
 
 compiled = Compiler(Path(__file__).parent).compiled
 
@@ -159,7 +159,7 @@ class TokenisedOutputs:
         occurrences: ``int64[ids]``, of each token.
     """
 
-    def __init__(self, texts: Sequence[str], growing: Growing, most_ids: int) -> None:
+    def __init__(self, texts: Sequence[str], growing: GrowingTokenizer, most_ids: int) -> None:
         counted = Counter(texts)
         self._growing = growing
         self._texts = list(counted)

@@ -9,6 +9,7 @@ from typing import Any
 from tasc_engine import ModelSource
 from tasc_jobs.enrich.enrichment import RECORD
 from tasc_jobs.errors import EmptyCorpusError, JobError
+from tasc_jobs.evaluate.measured_model import MeasuredModel, Prompt, Setup, Side, measure
 from tasc_jobs.evaluate.quality import (
     AtLevel,
     Metrics,
@@ -18,10 +19,9 @@ from tasc_jobs.evaluate.quality import (
     quality,
     require_judgeable,
 )
-from tasc_jobs.evaluate.subject import Prompt, Setup, Side, Subject, measure
 from tasc_jobs.report.document import Bars, Curve, Lines, ReportDocument, Table
 from tasc_jobs.statistics.distribution import renyi2_bits
-from tasc_jobs.task_inputs import Asking
+from tasc_jobs.task_inputs import GenerationSettings
 from tasc_runtime.progress import StageProgress, silent
 from tasc_store import CorpusRow
 from tasc_text import TaskTokenizer
@@ -48,7 +48,7 @@ class Evaluation:
     """
 
     source: ModelSource
-    asking: Asking
+    generation: GenerationSettings
     setup: Setup
     metrics: Metrics
     test: Sequence[CorpusRow]
@@ -118,17 +118,17 @@ def evaluate(given: Evaluation, progress: StageProgress = silent) -> Evaluated:
     require_judgeable(
         [row.output for row in given.test], given.metrics, [row.key for row in given.test]
     )
-    subject = Subject(given.source, given.asking, given.setup)
-    prompts = subject.prompts([row.input for row in given.test])
+    measured = MeasuredModel(given.source, given.generation, given.setup)
+    prompts = measured.prompts([row.input for row in given.test])
     if not prompts:
         raise EmptyCorpusError(
             f"none of {len(given.test)} test rows has a prompt that leaves room for an answer in "
-            f"{subject.config.max_model_len} tokens; raise --max-model-len, or name other rows"
+            f"{measured.config.max_model_len} tokens; raise --max-model-len, or name other rows"
         )
     index = None
     if given.train and given.drafts:
         progress("index", 0, len(given.train))
-        index = subject.index(given.train)
+        index = measured.index(given.train)
         progress("index", len(given.train), len(given.train))
     done, of = 0, given.repeats * len(prompts) * (1 if index is None else 2)
 
@@ -138,10 +138,10 @@ def evaluate(given: Evaluation, progress: StageProgress = silent) -> Evaluated:
         progress("answer", done, of)
 
     progress("answer", 0, of)
-    sides = measure(subject, prompts, index, given.repeats, advance)
+    sides = measure(measured, prompts, index, given.repeats, advance)
     expected = [given.test[p.row].output for p in prompts]
     answers = sides["plain"].answers
-    levels = _levels(subject, prompts, expected, progress) if given.metrics == "labels" else ()
+    levels = _levels(measured, prompts, expected, progress) if given.metrics == "labels" else ()
     same = sum(map(str.__eq__, answers, sides["drafted"].answers)) if index else None
     return Evaluated(
         model=str(given.source.folder),
@@ -151,26 +151,29 @@ def evaluate(given: Evaluation, progress: StageProgress = silent) -> Evaluated:
         batch_rows=given.setup.rows,
         repeats=given.repeats,
         budget=_budget(given.source),
-        renyi2_bits=_renyi(subject.tokenizer, given.train),
+        renyi2_bits=_renyi(measured.tokenizer, given.train),
         quality=quality(answers, expected, given.metrics),
         sides=sides,
         identical=same,
-        reference_tokens=_reference(subject.tokenizer, expected),
+        reference_tokens=_reference(measured.tokenizer, expected),
         precision_recall=levels,
     )
 
 
 def _levels(
-    subject: Subject, prompts: Sequence[Prompt], expected: Sequence[str], progress: StageProgress
+    measured: MeasuredModel,
+    prompts: Sequence[Prompt],
+    expected: Sequence[str],
+    progress: StageProgress,
 ) -> tuple[AtLevel, ...]:
     """Answers once more, with their probabilities; not timed."""
     found: dict[int, dict[str, float]] = {}
-    subject.draft_from(None)
-    for row, result in subject.answers(prompts, logprobs=True):
+    measured.draft_from(None)
+    for row, result in measured.answers(prompts, logprobs=True):
         pieces: list[Piece] = [
-            (subject.tokenizer.token_bytes(each.token), each.logprob)
+            (measured.tokenizer.token_bytes(each.token), each.logprob)
             for each in result.logprobs
-            if each.token not in subject.tokenizer.eos_ids
+            if each.token not in measured.tokenizer.eos_ids
         ]
         found[row] = confident_labels(pieces)
         progress("confidence", len(found), len(prompts))

@@ -29,7 +29,7 @@ _WEIGHTS, _OPTIMIZER, _STATE = "weights.safetensors", "optimizer.pt", "state.jso
 
 
 @dataclass(frozen=True)
-class Kind:
+class OutputKind:
     """What runs in a folder.
 
     Attributes:
@@ -43,7 +43,7 @@ class Kind:
 
 
 @contextmanager
-def claimed(output: Path, kind: Kind, wait_s: float = 0.0) -> Iterator[None]:
+def claimed(output: Path, kind: OutputKind, wait_s: float = 0.0) -> Iterator[None]:
     """Hold a folder for the block; it is made.
 
     Args:
@@ -73,7 +73,7 @@ def claimed(output: Path, kind: Kind, wait_s: float = 0.0) -> Iterator[None]:
         yield
 
 
-def _require_room(output: Path, kind: Kind) -> None:
+def _require_room(output: Path, kind: OutputKind) -> None:
     if there := [name for name in kind.writes if (output / name).exists()]:
         raise FinetuneError(
             f"{output} has {', '.join(there)} of something else, which {kind.name} would write "
@@ -93,7 +93,7 @@ def _taken(lock: IO[str], output: Path) -> bool:
     return True
 
 
-def _sign(lock: IO[str], output: Path, kind: Kind) -> None:
+def _sign(lock: IO[str], output: Path, kind: OutputKind) -> None:
     lock.seek(0)
     signed = lock.read().strip()
     if signed and signed != kind.name:
@@ -103,7 +103,7 @@ def _sign(lock: IO[str], output: Path, kind: Kind) -> None:
         lock.flush()
 
 
-FINETUNE = Kind("a fine-tune", ("adapter", "model", "README.md", REPORT))
+FINETUNE = OutputKind("a fine-tune", ("adapter", "model", "README.md", REPORT))
 
 
 def require_unfinished(output: Path) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, distributed
 
 from tasc_jobs.errors import FinetuneError
 from tasc_jobs.finetune.checkpoints import FINETUNE, claimed, require_unfinished
-from tasc_jobs.finetune.finetuning import Finetune, finetune, lesson_of, refuse_made
+from tasc_jobs.finetune.finetuning import Finetune, finetune, plan_of, refuse_made
 from tasc_runtime.progress import StageProgress, silent
 
 _LOOK_S = 0.5
@@ -81,7 +81,7 @@ def finetune_by(
         FinetuneError: As of `finetune`, or they failed too often.
     """
     refuse_made(job.output)
-    lesson_of(job)  # told here and now, before there are workers
+    plan_of(job)  # told here and now, before there are workers
     with claimed(job.output, FINETUNE):
         require_unfinished(job.output)
     board = _Board.remote()  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tasc_jobs.errors import FinetuneError
-from tasc_jobs.finetune.hyperparameters import Pace
+from tasc_jobs.finetune.hyperparameters import LoopSettings
 from tasc_text import PromptTemplate, TaskTokenizer
 
 if TYPE_CHECKING:  # a store's packages are not needed to learn
@@ -66,12 +66,12 @@ def examples_of(
     return found, too_long
 
 
-def steps_of(rows: int, settings: Pace) -> int:
+def steps_of(rows: int, settings: LoopSettings) -> int:
     """Steps of the optimizer in all epochs."""
     return math.ceil(settings.epochs * _steps_an_epoch(rows, settings))
 
 
-def rows_of(step: int, lengths: Sequence[int], settings: Pace) -> list[list[int]]:
+def rows_of(step: int, lengths: Sequence[int], settings: LoopSettings) -> list[list[int]]:
     """The rows of one step, by those that go through the model together; of like length.
 
     It depends on nothing but its arguments: a run that is resumed takes what it would have taken.
@@ -102,5 +102,5 @@ def digest_of(examples: Iterable[Example]) -> str:
     return digest.hexdigest()
 
 
-def _steps_an_epoch(rows: int, settings: Pace) -> int:
+def _steps_an_epoch(rows: int, settings: LoopSettings) -> int:
     return math.ceil(rows / settings.batch_rows)

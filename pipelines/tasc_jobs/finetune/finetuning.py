@@ -29,7 +29,7 @@ from tasc_jobs.finetune.model import (
     vocabulary_of,
 )
 from tasc_jobs.finetune.result import CARD, Made, Result, discard
-from tasc_jobs.finetune.training import Crew, Trainer, memory_to, run_through
+from tasc_jobs.finetune.training import Trainer, WorkerGroup, memory_to, run_through
 from tasc_jobs.task_inputs import TaskInputs
 from tasc_runtime.progress import StageProgress, note, silent
 from tasc_store import CorpusRow
@@ -37,7 +37,7 @@ from tasc_text import PromptTemplate, resolve_folder
 
 STAGES = {"train": "steps", "write": "files"}
 CHECKPOINT = "checkpoint"
-_DYING_S = 30.0  # a crew begins again while the system still buries its dead
+_DYING_S = 30.0  # a group begins again while the system still buries its dead
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Finetune:
 
 
 @dataclass(frozen=True)
-class Lesson:
+class TrainingPlan:
     """What is learnt, and by what arithmetic.
 
     Attributes:
@@ -94,12 +94,12 @@ class Lesson:
 def finetune(
     job: Finetune,
     progress: StageProgress = silent,
-    crew: Crew | None = None,
+    group: WorkerGroup | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Train, write the result, and say what it is like. Run again, a killed run goes on.
 
-    A crew that begins again behind its own result says what it is like, and trains nothing.
+    A group that begins again behind its own result says what it is like, and trains nothing.
 
     Args:
         say: Told in words how the training goes.
@@ -109,23 +109,23 @@ def finetune(
             no number, no memory, no room on disk, or another process trains in the output.
         TokenizerError: A tokenizer cannot be read.
     """
-    if crew is None:
+    if group is None:
         refuse_made(job.output)
-    leads = crew is None or crew.rank == 0
-    waits = 0.0 if crew is None else _DYING_S
-    lesson = lesson_of(job)  # refused, it leaves no folder
-    data = {"task": job.task, "rows": len(lesson.examples), "too_long": lesson.too_long}
-    new = {"new_tokens": len(lesson.vocabulary.parts), "end": lesson.vocabulary.end}
-    settings = {**asdict(job.settings), **new, **lesson.arithmetic}
+    leads = group is None or group.rank == 0
+    waits = 0.0 if group is None else _DYING_S
+    plan = plan_of(job)  # refused, it leaves no folder
+    data = {"task": job.task, "rows": len(plan.examples), "too_long": plan.too_long}
+    new = {"new_tokens": len(plan.vocabulary.parts), "end": plan.vocabulary.end}
+    settings = {**asdict(job.settings), **new, **plan.arithmetic}
     with claimed(job.output, FINETUNE, waits) if leads else nullcontext():
-        made = leads and _is_made(job.output, {"data": data, "settings": settings}, crew)
+        made = leads and _is_made(job.output, {"data": data, "settings": settings}, group)
         # Nobody looks for a checkpoint before the first has the folder for itself.
-        if _first_says(made, crew, lesson.device):
+        if _first_says(made, group, plan.device):
             metrics = json.loads((job.output / REPORT).read_text())["metrics"]
         else:
-            result = Result(job.output, lesson.vocabulary) if leads else None
-            checkpoints = Checkpoints(job.output / CHECKPOINT, _pins(job, lesson))
-            metrics = _trained(job, lesson, checkpoints, result, (progress, say), crew)
+            result = Result(job.output, plan.vocabulary) if leads else None
+            checkpoints = Checkpoints(job.output / CHECKPOINT, _pins(job, plan))
+            metrics = _trained(job, plan, checkpoints, result, (progress, say), group)
             if result:
                 _free()
                 progress("write", 0, 1)
@@ -145,8 +145,8 @@ def refuse_made(output: Path) -> None:
         raise
 
 
-def _is_made(output: Path, as_told: Mapping[str, Any], crew: Crew | None) -> bool:
-    """Whether this crew has written its result, and one of it died behind that.
+def _is_made(output: Path, as_told: Mapping[str, Any], group: WorkerGroup | None) -> bool:
+    """Whether this group has written its result, and one of it died behind that.
 
     Args:
         as_told: What its report says, but for its metrics.
@@ -158,7 +158,7 @@ def _is_made(output: Path, as_told: Mapping[str, Any], crew: Crew | None) -> boo
         return False
     _clear(output)
     there = json.loads((output / REPORT).read_text())
-    if crew is None or any(there[name] != value for name, value in as_told.items()):
+    if group is None or any(there[name] != value for name, value in as_told.items()):
         require_unfinished(output)
     return True
 
@@ -169,16 +169,16 @@ def _clear(output: Path) -> None:
     Checkpoints(output / CHECKPOINT, {}).remove()
 
 
-def _first_says(yes: bool, crew: Crew | None, device: str) -> bool:
-    """What the first of a crew says; the others say no, and all have come here behind it."""
-    if crew is None:
+def _first_says(yes: bool, group: WorkerGroup | None, device: str) -> bool:
+    """What the first of a group says; the others say no, and all have come here behind it."""
+    if group is None:
         return yes
     said = torch.tensor(float(yes), device=device)
-    crew.sum([said])
+    group.sum([said])
     return bool(said.item())
 
 
-def lesson_of(job: Finetune) -> Lesson:
+def plan_of(job: Finetune) -> TrainingPlan:
     """All that can be told without the output.
 
     Raises:
@@ -196,33 +196,31 @@ def lesson_of(job: Finetune) -> Lesson:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     wanted = job.settings.quantization
     nf4 = wanted == "nf4" or (wanted == "auto" and device != "cpu")
-    return Lesson(vocabulary, examples, too_long, device, nf4)
+    return TrainingPlan(vocabulary, examples, too_long, device, nf4)
 
 
 def _trained(
     job: Finetune,
-    lesson: Lesson,
+    plan: TrainingPlan,
     checkpoints: Checkpoints,
     result: Result | None,
     told: tuple[StageProgress, Callable[[str], None]],
-    crew: Crew | None,
+    group: WorkerGroup | None,
 ) -> dict[str, Any]:
     """Take all steps and write the adapter; the model is gone behind it."""
     there = checkpoints.load()
-    _first_says(False, crew, lesson.device)  # nor is it replaced before all have it
-    way_out = (
-        "take a smaller model" if lesson.nf4 else "take --quantization nf4, or a smaller model"
-    )
+    _first_says(False, group, plan.device)  # nor is it replaced before all have it
+    way_out = "take a smaller model" if plan.nf4 else "take --quantization nf4, or a smaller model"
     with memory_to(f"load {job.base} and an adapter of rank {job.settings.rank}", way_out):
-        model = load_base(job.base, nf4=lesson.nf4, device=lesson.device)
-        add_rows(model, lesson.vocabulary.tokenizer.vocab_size, lesson.vocabulary.parts)
-        model = adapted(model, lesson.vocabulary.parts, job.settings)
-        trainer = Trainer(model, lesson.examples, job.settings, crew)
+        model = load_base(job.base, nf4=plan.nf4, device=plan.device)
+        add_rows(model, plan.vocabulary.tokenizer.vocab_size, plan.vocabulary.parts)
+        model = adapted(model, plan.vocabulary.parts, job.settings)
+        trainer = Trainer(model, plan.examples, job.settings, group)
         if there:
             trainer.resume(there)
     if result:
-        how = "QLoRA, frozen weights in NF4" if lesson.nf4 else "LoRA, frozen weights as they are"
-        note(f"{how}, on {lesson.device}")
+        how = "QLoRA, frozen weights in NF4" if plan.nf4 else "LoRA, frozen weights as they are"
+        note(f"{how}, on {plan.device}")
         if there:
             note(f"going on behind step {there.step} of {trainer.steps}")
     kept = checkpoints if result else None
@@ -239,15 +237,15 @@ def _free() -> None:
         torch.cuda.empty_cache()
 
 
-def _pins(job: Finetune, lesson: Lesson) -> dict[str, Any]:
+def _pins(job: Finetune, plan: TrainingPlan) -> dict[str, Any]:
     """What changes the result; not what was asked for, but what became of it on this machine."""
     asked = {k: v for k, v in asdict(job.settings).items() if k != "quantization"}
     return {
         **asked,
-        **lesson.arithmetic,
+        **plan.arithmetic,
         "base": str(job.base),
-        "tokenizer": lesson.vocabulary.tokenizer.fingerprint,
-        "rows": digest_of(lesson.examples),
+        "tokenizer": plan.vocabulary.tokenizer.fingerprint,
+        "rows": digest_of(plan.examples),
     }
 
 

@@ -10,7 +10,7 @@ BatchRows = Annotated[int, Option(min=1, help="Rows of one step.")]
 MicroRows = Annotated[int, Option(min=1, help="Rows at the same time; fewer need less memory.")]
 
 
-class Pace(Protocol):
+class LoopSettings(Protocol):
     """What the loop of any training reads of its settings; see `FinetuneSettings`."""
 
     @property

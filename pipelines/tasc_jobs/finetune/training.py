@@ -20,7 +20,7 @@ from tasc_engine.errors import is_out_of_memory
 from tasc_jobs.errors import FinetuneError
 from tasc_jobs.finetune.checkpoints import Checkpoint, Checkpoints
 from tasc_jobs.finetune.examples import IGNORED, Example, batch_of, rows_of, steps_of
-from tasc_jobs.finetune.hyperparameters import Pace
+from tasc_jobs.finetune.hyperparameters import LoopSettings
 from tasc_jobs.finetune.model import head_at, trained
 from tasc_runtime.progress import StageProgress, note
 
@@ -82,7 +82,7 @@ class TrainingProgress:
     tokens: int
 
 
-class Crew(Protocol):
+class WorkerGroup(Protocol):
     """Processes that share a step: each takes a part of its rows, and all add what they found."""
 
     rank: int
@@ -91,8 +91,8 @@ class Crew(Protocol):
     def sum(self, tensors: Sequence[Tensor]) -> None: ...
 
 
-class Alone:
-    """A crew of one."""
+class SingleWorker:
+    """A group of one."""
 
     rank, size = 0, 1
 
@@ -108,10 +108,14 @@ class Trainer:
     """
 
     def __init__(
-        self, model: Any, examples: Sequence[Example], settings: Pace, crew: Crew | None = None
+        self,
+        model: Any,
+        examples: Sequence[Example],
+        settings: LoopSettings,
+        group: WorkerGroup | None = None,
     ) -> None:
         self.model, self._examples, self._settings = model, examples, settings
-        self._crew = crew or Alone()
+        self._group = group or SingleWorker()
         self._lengths = [len(e.ids) for e in examples]
         self._weights = trained(model)
         self._device = next(iter(self._weights.values())).device
@@ -150,13 +154,13 @@ class Trainer:
         taken = rows_of(step, self._lengths, self._settings)
         labels = sum(len(e.ids) - e.prompt for rows in taken for e in self._at(rows))
         total = torch.zeros((), device=self._device)
-        for at in range(self._crew.rank, len(taken), self._crew.size):
+        for at in range(self._group.rank, len(taken), self._group.size):
             torch.manual_seed(hash((self._settings.seed, step, at)))
             loss = self.loss(taken[at]) / labels
             loss.backward()
             total += loss.detach()
         gradients = [_gradient(value) for value in self._weights.values()]
-        self._crew.sum([*gradients, total])
+        self._group.sum([*gradients, total])
         norm = torch.nn.utils.clip_grad_norm_(self._weights.values(), _MOST_NORM)
         mean = total.item()
         for what, found in (("loss", mean), ("gradient's norm", norm.item())):
@@ -214,7 +218,7 @@ def run_through(
     Ctrl-C, or an exit that a signal asks for, loses none that was whole.
 
     Args:
-        checkpoints: None for those of a crew that save none.
+        checkpoints: None for those of a group that save none.
         every_s: Seconds between two of them.
         say: TrainingProgress in words how it goes.
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from tasc_draft.learning import held_out
 from tasc_jobs.enrich.algorithm import Enriched, EnrichSettings, enrich
-from tasc_jobs.enrich.family import Growing
+from tasc_jobs.enrich.growing_tokenizer import GrowingTokenizer
 from tasc_jobs.errors import EmptyCorpusError
-from tasc_jobs.evaluate.subject import Prompt, Setup, Subject
+from tasc_jobs.evaluate.measured_model import MeasuredModel, Prompt, Setup
 from tasc_jobs.report.document import Curve, Lines, ReportDocument, Table
 from tasc_jobs.task_inputs import TaskInputs
 from tasc_runtime.progress import StageProgress, silent
@@ -98,7 +98,7 @@ def lengths_by_budget(
     tokenizer: TaskTokenizer, found: Enriched, texts: Sequence[str], budgets: Sequence[int]
 ) -> list[int]:
     """Tokens of texts without new tokens, and with those of each budget."""
-    growing = Growing(tokenizer.backend)
+    growing = GrowingTokenizer(tokenizer.backend)
     lengths = [_length(growing, texts)]
     for fewer, more in pairwise((0, *budgets)):
         for token in found.tokens[fewer:more]:
@@ -120,13 +120,13 @@ def _point(found: Enriched, budget: int, before: int, after: int, rows: int) -> 
     )
 
 
-def _length(growing: Growing, texts: Sequence[str]) -> int:
+def _length(growing: GrowingTokenizer, texts: Sequence[str]) -> int:
     batches = (texts[start : start + _BATCH] for start in range(0, len(texts), _BATCH))
     return sum(len(ids) for batch in batches for ids in growing.encode(batch))
 
 
 def measure_price(
-    subject: Subject,
+    measured: MeasuredModel,
     inputs: Sequence[str],
     tokens: int,
     progress: Callable[[int, int], None] = lambda done, of: None,
@@ -137,30 +137,30 @@ def measure_price(
         EmptyCorpusError: No input's prompt leaves room for an answer.
         JobError: The engine could not go on with an answer.
     """
-    most = max(_ROWS, _BATCHES * subject.config.rows)
-    prompts = subject.prompts(inputs[:most])
+    most = max(_ROWS, _BATCHES * measured.config.rows)
+    prompts = measured.prompts(inputs[:most])
     if not prompts:
         raise EmptyCorpusError(
             f"none of {len(inputs)} prompts leaves room for an answer in "
-            f"{subject.config.max_model_len} tokens; raise --max-model-len"
+            f"{measured.config.max_model_len} tokens; raise --max-model-len"
         )
     lengths = (1, max(tokens, _LEAST_TOKENS))
     for length in lengths:
-        _timed(subject, prompts, length)
+        _timed(measured, prompts, length)
     found: dict[int, list[tuple[float, float]]] = {length: [] for length in lengths}
     for turn in range(ROUNDS * len(lengths)):
         length = lengths[turn % len(lengths)]
-        found[length].append(_timed(subject, prompts, length))
+        found[length].append(_timed(measured, prompts, length))
         progress(turn + 1, ROUNDS * len(lengths))
     (one, few), (other, many) = (_median(found[length]) for length in lengths)
     step = max((other - one) / (many - few), 0.0) if many > few else 0.0
     return Price(prompt_ms=max(one - few * step, 0.0), step_ms=step)
 
 
-def _timed(subject: Subject, prompts: Sequence[Prompt], tokens: int) -> tuple[float, float]:
+def _timed(measured: MeasuredModel, prompts: Sequence[Prompt], tokens: int) -> tuple[float, float]:
     """Milliseconds and tokens of an answer."""
     began = time.perf_counter()
-    said = sum(len(result.tokens) for result in subject.exact_lengths(prompts, tokens))
+    said = sum(len(result.tokens) for result in measured.exact_lengths(prompts, tokens))
     return 1000 * (time.perf_counter() - began) / len(prompts), said / len(prompts)
 
 
@@ -207,7 +207,7 @@ def forecast_job(
         FamilyError: A tokenizer of this kind cannot be enriched.
         JobError: The model cannot be measured.
     """
-    timed = (inputs.source, inputs.asking) if inputs.options.model else None
+    timed = (inputs.source, inputs.generation) if inputs.options.model else None
     tokenizer = inputs.tokenizer
     train, held = (inputs.some_rows, test) if test else _split(inputs.some_rows)
     points = forecast(
@@ -222,7 +222,7 @@ def forecast_job(
     if timed:
         usual = round(max(point.steps_per_answer for point in points))
         price = measure_price(
-            Subject(*timed, setup),
+            MeasuredModel(*timed, setup),
             [row.input for row in held],
             usual,
             lambda done, of: progress("measure", done, of),

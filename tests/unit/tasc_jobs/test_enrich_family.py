@@ -13,7 +13,7 @@ import tiny
 from support import refused
 from tasc_jobs.enrich.algorithm import Enriched, EnrichSettings, enrich
 from tasc_jobs.enrich.enrichment import require_same_texts
-from tasc_jobs.enrich.family import Growing
+from tasc_jobs.enrich.growing_tokenizer import GrowingTokenizer
 from tasc_jobs.errors import FamilyError
 from tasc_text import TaskTokenizer
 
@@ -147,10 +147,10 @@ def test_tokens_that_texts_are_cut_at_are_counted(tmp_path: Path) -> None:
 
 def test_what_a_normalizer_makes_otherwise_inside_a_text_is_no_token() -> None:
     tokenizer = byte_level("gpt2")
-    assert Growing(tokenizer).content(b" play_") == " play_"
+    assert GrowingTokenizer(tokenizer).content(b" play_") == " play_"
     for normalizer in (normalizers.Strip(), normalizers.Replace(Regex(r"\A"), "_")):
         tokenizer.normalizer = normalizer
-        assert Growing(tokenizer).content(b" play_") is None
+        assert GrowingTokenizer(tokenizer).content(b" play_") is None
 
 
 def test_a_changed_text_is_told() -> None:
@@ -171,4 +171,4 @@ def test_families_that_would_change_texts_are_refused_by_name() -> None:
         (both, "Prepend, Lowercase"),
     ):  # fmt: skip
         with refused(FamilyError, said):
-            Growing(tokenizer)
+            GrowingTokenizer(tokenizer)

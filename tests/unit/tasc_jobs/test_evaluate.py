@@ -12,20 +12,27 @@ from support import refused
 from tasc_engine import ModelSource
 from tasc_jobs.errors import EmptyCorpusError, JobError, UsageError
 from tasc_jobs.evaluate.evaluation import STAGES, Evaluation, evaluate, evaluation_page
-from tasc_jobs.evaluate.subject import Asking, Run, Setup, Side, Subject, answer
+from tasc_jobs.evaluate.measured_model import (
+    GenerationSettings,
+    MeasuredModel,
+    Run,
+    Setup,
+    Side,
+    answer,
+)
 from tasc_store import CorpusRow
 from tasc_text import PromptTemplate, TaskTokenizer
 
 TRAIN = [
     CorpusRow(str(i), text, text[-3:] + "; " + text) for i, text in enumerate(tiny.SENTENCES * 3)
 ]
-ASKING = Asking(PromptTemplate("{input} ->"), max_tokens=24)
+GENERATION = GenerationSettings(PromptTemplate("{input} ->"), max_tokens=24)
 
 
 @pytest.fixture(scope="module")
 def given(folder: Path) -> Evaluation:
     source = ModelSource(folder, dtype="float64")
-    return Evaluation(source, ASKING, Setup(rows=4), "labels", TRAIN[:10], TRAIN, repeats=3)
+    return Evaluation(source, GENERATION, Setup(rows=4), "labels", TRAIN[:10], TRAIN, repeats=3)
 
 
 def test_drafted_answers_are_the_plain_ones_in_fewer_steps(given: Evaluation) -> None:
@@ -48,10 +55,10 @@ def test_drafted_answers_are_the_plain_ones_in_fewer_steps(given: Evaluation) ->
 
 
 def test_every_run_begins_without_the_answers_of_the_one_before(given: Evaluation) -> None:
-    subject = Subject(given.source, given.asking, given.setup)
-    index = subject.index(TRAIN)
-    prompts = subject.prompts([row.input for row in given.test])
-    first, second = (answer(subject, prompts, index) for _ in range(2))
+    measured = MeasuredModel(given.source, given.generation, given.setup)
+    index = measured.index(TRAIN)
+    prompts = measured.prompts([row.input for row in given.test])
+    first, second = (answer(measured, prompts, index) for _ in range(2))
     assert first.steps == second.steps < first.tokens
 
 
@@ -95,7 +102,7 @@ def test_rows_that_cannot_be_judged_are_named_before_any_is_answered(given: Eval
 
 def test_a_model_with_new_tokens_says_how_many_it_has(whole: Made) -> None:
     source, rows = ModelSource(whole.output / "model"), whole.bench.rows
-    found = evaluate(Evaluation(source, ASKING, Setup(), "exact", rows, rows, 1))
+    found = evaluate(Evaluation(source, GENERATION, Setup(), "exact", rows, rows, 1))
     assert found.budget == 6
     assert found.identical == found.rows == len(rows)
 
@@ -107,13 +114,13 @@ def test_a_tokenizer_with_more_ids_than_the_model_is_refused(folder: Path, tmp_p
     more = TaskTokenizer.from_folder(tmp_path).vocab_size
     assert more > TaskTokenizer.from_folder(folder).vocab_size
     with refused(JobError, str(more)):
-        Subject(ModelSource(tmp_path), ASKING, Setup())
+        MeasuredModel(ModelSource(tmp_path), GENERATION, Setup())
 
 
 def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
     tiny.make_tokenizer(tmp_path)
     with refused(JobError, str(tmp_path)):
-        Subject(ModelSource(tmp_path), ASKING, Setup())
+        MeasuredModel(ModelSource(tmp_path), GENERATION, Setup())
 
 
 def test_a_side_has_the_median_and_the_spread_of_its_runs() -> None:

@@ -103,8 +103,8 @@ def test_rows_that_are_too_long_are_left_out_and_counted(bench: Bench, tmp_path:
     with refused(FinetuneError, "--max-length"):
         finetune(bench.job(tmp_path / "refused", max_length=3))
     assert not (tmp_path / "refused").exists()  # somebody else may want the place
-    lesson = job_module.lesson_of(bench.job(tmp_path))
-    lengths = sorted(len(example.ids) for example in lesson.examples)
+    plan = job_module.plan_of(bench.job(tmp_path))
+    lengths = sorted(len(example.ids) for example in plan.examples)
     found = finetune(bench.job(tmp_path, epochs=1, max_length=lengths[9]))
     assert found["rows"] + found["too_long"] == 20
     assert found["too_long"] > 0
@@ -112,7 +112,7 @@ def test_rows_that_are_too_long_are_left_out_and_counted(bench: Bench, tmp_path:
 
 def test_the_head_runs_only_where_something_is_said_and_the_loss_is_the_same(made: Made) -> None:
     job = replace(made.bench.job(made.output), tokenizer=made.bench.base)
-    found, model = job_module.lesson_of(job).examples, base_of(made.bench)
+    found, model = job_module.plan_of(job).examples, base_of(made.bench)
     trainer = training.Trainer(model, found, job.settings)
     seen: list[torch.Size] = []
     model.get_output_embeddings().register_forward_hook(lambda _, x, y: seen.append(y.shape))

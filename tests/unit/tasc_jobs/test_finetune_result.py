@@ -22,7 +22,7 @@ from finetuning import Bench, Killed, killed_at
 from support import refused
 from tasc_jobs.errors import FinetuneError
 from tasc_jobs.finetune import finetuning, result
-from tasc_jobs.finetune.checkpoints import FINETUNE, LOCK, REPORT, Checkpoints, Kind, claimed
+from tasc_jobs.finetune.checkpoints import FINETUNE, LOCK, REPORT, Checkpoints, OutputKind, claimed
 from tasc_jobs.finetune.finetuning import CHECKPOINT, Finetune, finetune
 from tasc_jobs.finetune.hyperparameters import FinetuneSettings
 from tasc_jobs.finetune.training import Trainer
@@ -290,7 +290,7 @@ def test_a_folder_of_something_else_is_left_alone(bench: Bench, tmp_path: Path) 
 def test_a_folder_of_another_kind_of_run_is_left_alone(tmp_path: Path) -> None:
     with claimed(tmp_path, FINETUNE):
         pass
-    drafter = Kind("a drafter's training", ())
+    drafter = OutputKind("a drafter's training", ())
     with refused(FinetuneError, FINETUNE.name, drafter.name), claimed(tmp_path, drafter):
         pass
     with claimed(tmp_path, FINETUNE):

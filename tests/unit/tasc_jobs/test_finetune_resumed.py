@@ -332,7 +332,7 @@ def test_a_crew_that_begins_again_behind_its_result_says_what_it_is_like(
     bench: Bench, killed: Path
 ) -> None:
     job, seen = bench.job(killed), list[str]()
-    found = finetune(job, crew=First(killed))
+    found = finetune(job, group=First(killed))
     (killed / CHECKPOINT).mkdir()
 
     def look(stage: str, done: int, total: int | None) -> None:
@@ -343,4 +343,4 @@ def test_a_crew_that_begins_again_behind_its_result_says_what_it_is_like(
     assert finetune(job, look, Second(lambda tensors: tensors[0].add_(1))) == found
     assert not seen
     with pytest.raises(FinetuneError):
-        finetune(bench.job(killed, epochs=1), crew=First(killed))
+        finetune(bench.job(killed, epochs=1), group=First(killed))

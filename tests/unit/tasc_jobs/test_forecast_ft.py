@@ -12,7 +12,7 @@ import pytest
 from support import refused
 from tasc_engine import ModelSource
 from tasc_jobs.enrich.algorithm import EnrichSettings, enrich
-from tasc_jobs.evaluate.subject import Asking, Setup, Subject
+from tasc_jobs.evaluate.measured_model import GenerationSettings, MeasuredModel, Setup
 from tasc_jobs.forecast_ft.check import (
     EXAMPLE,
     MeasuredRun,
@@ -86,8 +86,10 @@ def test_a_price_is_a_straight_line(tokenizer: TaskTokenizer) -> None:
 
 def test_a_model_s_price_is_measured(folder: Path) -> None:
     source, told = ModelSource(folder), list[tuple[int, int]]()
-    subject = Subject(source, Asking(PromptTemplate("{input} ->")), Setup(rows=2))
-    price = measure_price(subject, TRAIN[:6], 12, lambda done, of: told.append((done, of)))
+    measured = MeasuredModel(
+        source, GenerationSettings(PromptTemplate("{input} ->")), Setup(rows=2)
+    )
+    price = measure_price(measured, TRAIN[:6], 12, lambda done, of: told.append((done, of)))
     assert told[-1][0] == told[-1][1] == len(told)
     assert price.prompt_ms >= 0
     assert price.step_ms >= 0
@@ -96,11 +98,13 @@ def test_a_model_s_price_is_measured(folder: Path) -> None:
 
 def test_answers_of_exact_lengths_end_at_room_alone(folder: Path) -> None:
     setup = Setup(rows=2, max_model_len=64)
-    subject = Subject(ModelSource(folder), Asking(PromptTemplate("{input} ->")), setup)
-    prompts = subject.prompts(["play"] * 3)
-    assert [len(r.tokens) for r in subject.exact_lengths(prompts, 9)] == [9] * 3
+    measured = MeasuredModel(
+        ModelSource(folder), GenerationSettings(PromptTemplate("{input} ->")), setup
+    )
+    prompts = measured.prompts(["play"] * 3)
+    assert [len(r.tokens) for r in measured.exact_lengths(prompts, 9)] == [9] * 3
     room = 64 - len(prompts[0].ids)
-    assert [len(r.tokens) for r in subject.exact_lengths(prompts, 900)] == [room] * 3
+    assert [len(r.tokens) for r in measured.exact_lengths(prompts, 900)] == [room] * 3
 
 
 def run(budget: int, bits: float, ms: float, steps: float | None = None, of: str = "a") -> Any:

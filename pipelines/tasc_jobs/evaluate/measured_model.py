@@ -19,7 +19,7 @@ from tasc_engine import (
 )
 from tasc_engine.model.loading import max_positions
 from tasc_jobs.errors import JobError
-from tasc_jobs.task_inputs import Asking
+from tasc_jobs.task_inputs import GenerationSettings
 from tasc_runtime.corpus import encode
 from tasc_runtime.engine.builder import DEFAULT_MODEL_LEN
 from tasc_store import CorpusRow
@@ -52,7 +52,7 @@ class Prompt:
     ids: tuple[int, ...]
 
 
-class Subject:
+class MeasuredModel:
     """A model that is measured.
 
     Prompts share no beginnings in the engine's cache: a repeated run would find all of them there.
@@ -61,9 +61,9 @@ class Subject:
         JobError: It cannot be loaded.
     """
 
-    def __init__(self, source: ModelSource, asking: Asking, setup: Setup) -> None:
+    def __init__(self, source: ModelSource, generation: GenerationSettings, setup: Setup) -> None:
         self.tokenizer = TaskTokenizer.from_folder(source.folder)
-        self._asking = asking
+        self._generation = generation
         torch.set_num_threads(setup.threads)
         try:
             longest = max_positions(source.folder)
@@ -83,26 +83,26 @@ class Subject:
 
     def index(self, rows: Sequence[CorpusRow]) -> DraftIndex:
         """A draft index of a task's rows, with weights learnt on some of them."""
-        found = encode(rows, self.tokenizer, self._asking.template)
+        found = encode(rows, self.tokenizer, self._generation.template)
         return build_learnt_index(
             found.outputs,
             found.prompts,
             fingerprint=self.tokenizer.fingerprint,
             vocab_size=self.tokenizer.vocab_size,
             eos_id=self.tokenizer.eos_id,
-            settings=self._asking.draft,
+            settings=self._generation.draft,
             word_starts=self.tokenizer.word_starts,
             canonical=self.tokenizer.canonical,
         )
 
     def draft_from(self, index: DraftIndex | None) -> None:
         """Draft as if nothing had been answered yet; without an index, not at all."""
-        made = self._proposer(index, self._asking.draft) if index else None
+        made = self._proposer(index, self._generation.draft) if index else None
         self._engine.draft_by(made or self._proposer(self._empty, _NO_DRAFTS))
 
     def prompts(self, inputs: Sequence[str]) -> list[Prompt]:
         """Of the inputs whose prompts leave room for an answer."""
-        render, encoded = self._asking.template.render, self.tokenizer.encode_prompt
+        render, encoded = self._generation.template.render, self.tokenizer.encode_prompt
         found = (Prompt(row, tuple(encoded(render(text)))) for row, text in enumerate(inputs))
         return [prompt for prompt in found if len(prompt.ids) < self._engine.longest]
 
@@ -117,9 +117,9 @@ class Subject:
         if logprobs:
             self._engine.compile_rules()
         base = GenerationRequest(
-            "", (0,), 1, self._asking.stop, draft=draft, logprobs=0 if logprobs else None
+            "", (0,), 1, self._generation.stop, draft=draft, logprobs=0 if logprobs else None
         )
-        return self._results(prompts, self._asking.max_tokens, base)
+        return self._results(prompts, self._generation.max_tokens, base)
 
     def exact_lengths(self, prompts: Sequence[Prompt], tokens: int) -> Iterator[GenerationResult]:
         """Answers of exactly so many tokens each, or as many as fit; without drafts."""
@@ -205,7 +205,7 @@ class Side:
 
 
 def measure(
-    subject: Subject,
+    measured: MeasuredModel,
     prompts: Sequence[Prompt],
     index: DraftIndex | None,
     repeats: int,
@@ -223,26 +223,26 @@ def measure(
     if index is not None:
         drafts["drafted"] = index
     for each in drafts.values():
-        answer(subject, prompts[:WARM_UP_ROWS], each)
+        answer(measured, prompts[:WARM_UP_ROWS], each)
     runs: dict[str, list[Run]] = {side: [] for side in drafts}
     for turn in range(repeats):
         for side in sorted(drafts, reverse=turn % 2 == 0):
-            runs[side].append(answer(subject, prompts, drafts[side], progress))
+            runs[side].append(answer(measured, prompts, drafts[side], progress))
     return {side: Side.of(found) for side, found in runs.items()}
 
 
 def answer(
-    subject: Subject,
+    measured: MeasuredModel,
     prompts: Sequence[Prompt],
     index: DraftIndex | None,
     progress: Callable[[int], None] = lambda rows: None,
 ) -> Run:
     """Answer all prompts, all handed over at once."""
-    subject.draft_from(index)
+    measured.draft_from(index)
     texts: dict[int, str] = {}
     tokens = steps = 0
     began = time.perf_counter()
-    for row, result in subject.answers(prompts, draft=index is not None):
+    for row, result in measured.answers(prompts, draft=index is not None):
         texts[row] = result.text
         tokens += len(result.tokens)
         steps += result.acceptance.steps

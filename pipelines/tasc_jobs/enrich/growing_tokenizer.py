@@ -21,7 +21,7 @@ from tasc_jobs.errors import FamilyError
 _INSIDE = "a"  # decoders drop a blank at a text's begin; behind this there is none
 
 
-class Growing:
+class GrowingTokenizer:
     """A tokenizer and the tokens it is given, one by one. The one passed in stays as it is.
 
     Raises:
