@@ -165,6 +165,11 @@ class Engine:
                 return True
         return False
 
+    def cancel_all(self) -> None:
+        """Drop every request."""
+        for sequence in tuple(self._held()):
+            self.cancel(sequence.request.id)
+
     def draft_by(self, proposer: Proposer) -> None:
         """Draft by another proposer, which has no rows yet; answers go on as they would."""
         self._target.keep_hidden_states(HiddenStateRequest.of(proposer))
@@ -212,11 +217,17 @@ class Engine:
             self._draft_budget.learn(Spent.of(plan, record))
         return deltas
 
-    def generate(self, requests: Iterable[GenerationRequest]) -> Iterator[GenerationResult]:
-        """Answer requests, refilling rows as they end; results come as they finish."""
+    def generate(
+        self, requests: Iterable[GenerationRequest], stopped: Callable[[], bool] = lambda: False
+    ) -> Iterator[GenerationResult]:
+        """Answer requests, refilling rows as they end; results come as they finish.
+
+        Args:
+            stopped: Asked before each step whether to end; what runs then stays in the engine.
+        """
         source = iter(requests)
         exhausted = False
-        while not exhausted or self._waiting or self._active:
+        while (not exhausted or self._waiting or self._active) and not stopped():
             while not exhausted and self.waiting < len(self._free):
                 request = next(source, None)
                 if request is None:

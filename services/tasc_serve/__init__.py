@@ -1,1 +1,19 @@
-"""The Ray Serve application: gateway, replicas, metrics, settings."""
+"""The Ray Serve application: gateway, replicas, metrics, settings.
+
+`LLM` runs a model with drafts in this process; it is imported when it is first asked for.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tasc_runtime.llm import LLM
+
+__all__ = ["LLM"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "LLM":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from tasc_runtime.llm import LLM
+
+    return LLM

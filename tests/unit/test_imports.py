@@ -10,6 +10,7 @@ JSON_LINE = "print(json.dumps(sorted(sys.modules)))"
 MODELS = {"torch", "transformers"}
 # Packages are imported in this order in one process; a later one may load more.
 FORBIDDEN: dict[str, set[str]] = {
+    "tasc_serve": MODELS | {"ray", "pydantic", "redis", "numba"},
     "tasc_text": MODELS | {"ray", "redis", "fastapi", "numba"},
     "tasc_serve.http.proxy_guard": {"torch", "ray", "redis", "pydantic", "tasc_engine"},
     "tasc_engine": {"ray", "fastapi", "redis", "bitsandbytes", "llguidance", "prometheus_client"},

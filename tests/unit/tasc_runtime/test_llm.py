@@ -1,0 +1,242 @@
+"""`LLM`: the engine from Python, its corpora, its folder, and how a call ends."""
+
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import tasc_serve
+from support import eventually
+from tasc_runtime.errors import FileError, ServiceError
+from tasc_runtime.llm import LLM
+from tasc_runtime.sampling_options import FieldError
+from tiny import SENTENCES, make_folder
+
+TEMPLATE = "say: {input}\n"
+SIZES = {"dtype": "float64", "rows": 2, "max_model_len": 128, "cost_aware": False}
+INPUTS = [f"{sentence} {number}" for number in range(3) for sentence in SENTENCES]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("llm"))
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> LLM:
+    return LLM(folder, template=TEMPLATE, max_tokens=24, **SIZES)
+
+
+@pytest.fixture(scope="module")
+def expected(plain: LLM) -> list[str]:
+    return [answer.text for answer in plain.generate(INPUTS, draft=False)]
+
+
+@pytest.fixture(scope="module")
+def pairs(expected: list[str]) -> list[tuple[str, str]]:
+    """What the model says, and every third time something else, so that drafts are refused too."""
+    said = [text[::-1] if n % 3 == 0 else text for n, text in enumerate(expected)]
+    return list(zip(INPUTS, said, strict=True))
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path, pairs: Any, tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    cache = tmp_path_factory.mktemp("cache")
+    return LLM(folder, corpus=pairs, template=TEMPLATE, max_tokens=24, cache_dir=cache, **SIZES)
+
+
+def test_it_is_what_tasc_serve_exports() -> None:
+    assert tasc_serve.LLM is LLM
+
+
+def test_a_corpus_speeds_up_and_changes_no_answer(llm: LLM, expected: list[str]) -> None:
+    answers = llm.generate(INPUTS)
+    assert [answer.text for answer in answers] == expected
+    assert [answer.index for answer in answers] == list(range(len(INPUTS)))
+    accepted, drafted = (sum(getattr(a, n) for a in answers) for n in ("accepted", "drafted"))
+    assert 0 < accepted < drafted
+    assert sum(answer.steps for answer in answers) < sum(len(answer.tokens) for answer in answers)
+    assert all(0 <= answer.acceptance <= 1 for answer in answers)
+    summary = llm.summary()
+    assert summary.answers == len(INPUTS)
+    assert summary.tokens == sum(len(answer.tokens) for answer in answers)
+    assert summary.accepted == accepted == sum(summary.accepted_by_source.values())
+    assert f"{summary.tokens_per_step:.2f} tokens a forward" in str(summary)
+
+
+def test_without_a_corpus_it_drafts_from_its_own_answers(plain: LLM, expected: list[str]) -> None:
+    assert [answer.text for answer in plain.generate(INPUTS)] == expected
+    assert plain.summary().accepted_by_source.keys() <= {"prompt", "recent"}
+    assert plain.summary().accepted > 0
+
+
+def test_a_stream_is_the_answer_in_pieces(llm: LLM, expected: list[str]) -> None:
+    pieces = list(llm.stream(INPUTS[1]))
+    assert len(pieces) > 1
+    assert "".join(pieces) == expected[1]
+
+
+def test_one_call_at_a_time_and_a_closed_stream_frees_its_row(
+    llm: LLM, expected: list[str]
+) -> None:
+    stream = llm.stream(INPUTS[0], ignore_eos=True)
+    assert next(stream)
+    with pytest.raises(RuntimeError):
+        llm.generate(INPUTS[0])
+    stream.close()  # type: ignore[attr-defined]
+    assert llm.generate(INPUTS[0])[0].text == expected[0]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "files", "pandas", "arrow"])
+def test_every_kind_of_corpus_gives_the_same_index(
+    kind: str, folder: Path, pairs: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    table = pa.table({"input": [i for i, _ in pairs], "output": [o for _, o in pairs]})
+    lines = [json.dumps({"input": i, "output": o}) for i, o in pairs]
+    halves = lines[:9], lines[9:]
+    files = [tmp_path / "all.jsonl", tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    for file, content in zip(files, (lines, *halves), strict=True):
+        file.write_text("\n".join(content))
+    pq.write_table(table, tmp_path / "all.parquet")
+    corpus = {
+        "jsonl": files[0],
+        "parquet": str(tmp_path / "all.parquet"),
+        "files": files[1:],
+        "pandas": pd.DataFrame(pairs, columns=["input", "output"]),
+        "arrow": table,
+    }[kind]
+    cache = tmp_path / "cache"
+    for given in (pairs, corpus):
+        LLM(folder, corpus=given, template=TEMPLATE, cache_dir=cache, **SIZES)
+        assert len(list(cache.iterdir())) == 1  # named by content: the second is the first
+    LLM(folder, corpus=pairs[1:], template=TEMPLATE, cache_dir=cache, **SIZES)
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_a_damaged_index_is_built_again(folder: Path, pairs: Any, tmp_path: Path) -> None:
+    made = LLM(folder, corpus=pairs, template=TEMPLATE, cache_dir=tmp_path, **SIZES)
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(file.read_bytes()[:-100])
+    again = LLM(folder, corpus=pairs, template=TEMPLATE, cache_dir=tmp_path, **SIZES)
+    assert again.generate(INPUTS[2])[0].drafted == made.generate(INPUTS[2])[0].drafted > 0
+
+
+@pytest.mark.parametrize(
+    ("corpus", "error"),
+    [
+        ([("a", "b"), ("c", " ")], ValueError),
+        ([("a", "b"), ("c", 1)], ValueError),
+        ([("a", "b", "c")], ValueError),
+        ([], ValueError),
+        (pa.table({"input": ["a"]}), ValueError),
+        (7, TypeError),
+        ("absent.jsonl", FileError),
+    ],
+)
+def test_what_is_no_corpus_is_refused(folder: Path, corpus: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        LLM(folder, corpus=corpus, **SIZES)
+
+
+def test_a_bad_line_of_a_file_is_named(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"input": "a", "output": "b"}\n{"input": "a"}\n')
+    with pytest.raises(FileError) as error:
+        LLM(folder, corpus=file, **SIZES)
+    assert "line 2" in str(error.value)
+
+
+def test_a_saved_folder_answers_and_drafts_alike(llm: LLM, tmp_path: Path) -> None:
+    llm.save(tmp_path / "task")
+    loaded = LLM.load(tmp_path / "task", rows=1)
+    assert loaded.record == llm.record
+    found, before = loaded.generate(INPUTS[1]), llm.generate(INPUTS[1])
+    assert found[0].text == before[0].text
+    assert found[0].accepted > 0
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"format": 2}', '{"format": 1}'])
+def test_a_folder_of_something_else_is_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "llm.json").write_text(content)
+    with pytest.raises(ServiceError):
+        LLM.load(tmp_path)
+
+
+def test_choices_differ_and_a_seed_repeats_them(plain: LLM) -> None:
+    def texts() -> list[str]:
+        return [a.text for a in plain.generate(INPUTS[:2], n=3, temperature=1.5, seed=7)]
+
+    found = texts()
+    assert len(found) == 6
+    assert len(set(found)) > 2
+    assert texts() == found
+
+
+def test_options_are_those_of_a_request(plain: LLM) -> None:
+    labels = ["play music", "set an alarm"]
+    (answer,) = plain.generate(INPUTS[0], guided_choice=labels, logprobs=1)
+    assert answer.text in labels
+    assert b"".join(token.utf8 for token in answer.logprobs).decode() == answer.text
+    (cut,) = plain.generate(INPUTS[0], max_tokens=3)
+    assert (len(cut.tokens), cut.finish_reason) == (3, "length")
+    ids = plain.tokenizer.encode_prompt(TEMPLATE.replace("{input}", INPUTS[0]))
+    assert plain.generate(list(ids))[0].text == plain.generate(INPUTS[0])[0].text
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "named"),
+    [
+        ({"max_token": 3}, "max_token", "max_tokens"),
+        ({"temperature": 9}, "temperature", "9"),
+        ({"guided_regex": ""}, "guided_regex", "guided_regex"),
+        ({"adapter": "other"}, "adapter", "input 0"),
+    ],
+)
+def test_a_bad_option_is_named(options: dict[str, Any], field: str, named: str, plain: LLM) -> None:
+    with pytest.raises(FieldError) as error:
+        plain.generate("a", **options)
+    assert error.value.field == field
+    assert named in str(error.value)
+
+
+def test_a_bad_input_is_named_and_nothing_is_answered(plain: LLM) -> None:
+    before = plain.summary().answers
+    for inputs in ([INPUTS[0], "word " * 200], [[1, 2], []]):
+        with pytest.raises(FieldError) as error:
+            plain.generate(inputs)  # type: ignore[arg-type]
+        assert "input 1" in str(error.value)
+    assert plain.summary().answers == before
+
+
+def test_ctrl_c_gives_what_was_answered_and_leaves_it_whole(
+    plain: LLM, expected: list[str]
+) -> None:
+    before = plain.summary().answers
+
+    def press() -> None:
+        eventually(lambda: plain.summary().answers >= before + 5)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=press)
+    thread.start()
+    answers = plain.generate([INPUTS[0]] * 5000, progress=False, max_tokens=8)
+    thread.join()
+    assert answers.interrupted
+    assert 5 <= len(answers) < 5000
+    assert len({answer.text for answer in answers}) == 1
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert [a.text for a in plain.generate(INPUTS)] == expected
+
+
+def test_progress_is_shown_for_many_inputs(plain: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    plain.generate(["a"] * 3, max_tokens=1)
+    assert capsys.readouterr().err == ""
+    plain.generate(["a"] * 100, max_tokens=1)
+    assert "answers: 100/100 rows" in capsys.readouterr().err
