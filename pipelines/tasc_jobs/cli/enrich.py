@@ -1,11 +1,15 @@
 """The command `tasc enrich`: make frequent n-grams of a task tokens of its tokenizer."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from tasc_jobs.cli.options import AsJson, RowOptions, StoreOptions, grouped, print_result
+
+if TYPE_CHECKING:
+    from tasc_jobs.enrich.algorithm import EnrichSettings
 
 
 def _above_0(pcs: float) -> float:
@@ -33,20 +37,6 @@ Tokenizer = Annotated[
     ),
 ]
 Budget = Annotated[int, typer.Option(min=0, max=100_000, help="Most new tokens.")]
-NMax = Annotated[int, typer.Option(min=2, max=16, help="Most tokens that a new one stands for.")]
-Pcs = Annotated[
-    float,
-    typer.Option(
-        max=1,
-        callback=_above_0,
-        help="Leave out n-grams with this prefix collision score or more, above 0; 1 leaves out "
-        "none. Outputs of massive_en get 6.41 x shorter at 0.02 and 6.45 x at 1.",
-    ),
-]
-PcsRule = Annotated[
-    Literal["suffix", "whole"],
-    typer.Option(help="Whether tokens collide that begin with its last token, or all of it."),
-]
 Refine = Annotated[
     bool,
     typer.Option(
@@ -59,6 +49,33 @@ Eos = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class NgramOptions:
+    """Which n-grams become tokens."""
+
+    n_max: Annotated[
+        int, typer.Option(min=2, max=16, help="Most tokens that a new one stands for.")
+    ] = 4
+    pcs: Annotated[
+        float,
+        typer.Option(
+            max=1,
+            callback=_above_0,
+            help="Leave out n-grams with this prefix collision score or more, above 0; 1 leaves "
+            "out none. Outputs of massive_en get 6.41 x shorter at 0.02 and 6.45 x at 1.",
+        ),
+    ] = 0.02
+    pcs_rule: Annotated[
+        Literal["suffix", "whole"],
+        typer.Option(help="Whether tokens collide that begin with its last token, or all of it."),
+    ] = "suffix"
+
+    def settings(self, budget: int) -> "EnrichSettings":
+        from tasc_jobs.enrich.algorithm import EnrichSettings
+
+        return EnrichSettings(budget, self.n_max, self.pcs, self.pcs_rule)
+
+
 @grouped()
 def enrich(
     *,
@@ -68,9 +85,7 @@ def enrich(
     test: Test = None,
     tokenizer: Tokenizer = None,
     budget: Budget = 500,
-    n_max: NMax = 4,
-    pcs: Pcs = 0.02,
-    pcs_rule: PcsRule = "suffix",
+    ngrams: NgramOptions,
     refine: Refine = False,
     eos: Eos = None,
     row: RowOptions,
@@ -82,14 +97,13 @@ def enrich(
     A model with this tokenizer needs fewer steps for the same text once `tasc finetune` has taught
     it the new tokens. Every text is read back as by the tokenizer without them.
     """
-    from tasc_jobs.enrich.algorithm import EnrichSettings
     from tasc_jobs.enrich.enrichment import STAGES, enrich_and_save
     from tasc_jobs.task_inputs import InputOptions, TaskInputs, read_files
     from tasc_runtime.progress import Stages
 
     if (task is None) == (not train):
         raise typer.BadParameter("name either a TASK or --train FILE")
-    settings = EnrichSettings(budget, n_max, pcs, pcs_rule)
+    settings = ngrams.settings(budget)
     if refine:
         settings = settings.refining
     options = InputOptions(

@@ -1,6 +1,5 @@
 """The command `tasc evaluate`: quality and cost of a model's answers."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -8,15 +7,12 @@ import typer
 
 from tasc_jobs.cli.options import (
     AsJson,
-    Device,
-    EvaluatedLen,
+    EngineOptions,
     MaxTokens,
     Report,
     RowOptions,
-    Rows,
     StoreOptions,
     Template,
-    Threads,
     check_report,
     grouped,
     show,
@@ -70,14 +66,11 @@ def evaluate(
     train: Train = None,
     metrics: Metrics = "exact",
     drafts: Drafts = True,
-    rows: Rows = 8,
+    engine: EngineOptions,
     repeats: Repeats = 3,
     limit: Limit = None,
     max_tokens: MaxTokens = None,
-    max_model_len: EvaluatedLen = None,
     dtype: Dtype = None,
-    device: Device = "auto",
-    threads: Threads = 1,
     setting: Setting = None,
     report: Report = None,
     row: RowOptions,
@@ -91,7 +84,6 @@ def evaluate(
     """
     from tasc_jobs.evaluate.evaluation import STAGES, Evaluation, evaluation_page
     from tasc_jobs.evaluate.evaluation import evaluate as run
-    from tasc_jobs.evaluate.measured_model import Setup
     from tasc_jobs.task_inputs import InputOptions, TaskInputs, read_files
     from tasc_runtime.progress import Stages
 
@@ -102,7 +94,7 @@ def evaluate(
         template=template,
         max_tokens=max_tokens,
         dtype=dtype,
-        device=device,
+        device=engine.device,
         files=train or (),
         fields=row.fields,
     )
@@ -113,7 +105,7 @@ def evaluate(
         wanted = Evaluation(
             source,
             inputs.generation,
-            Setup(rows, max_model_len, threads),
+            engine.setup,
             metrics,
             answered,
             inputs.rows,
@@ -123,6 +115,4 @@ def evaluate(
         )
         with Stages("evaluate", STAGES) as stages:
             found = run(wanted, stages)
-    show(evaluation_page(found), report, as_json)
-    if as_json:
-        print(json.dumps(found.as_json))
+    show(evaluation_page(found), found.as_json, report, as_json)

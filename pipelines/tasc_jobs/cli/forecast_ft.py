@@ -1,22 +1,18 @@
 """The command `tasc forecast-ft`: what new tokens will bring, and a test of such forecasts."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tasc_jobs.cli.enrich import Eos, NMax, Pcs, PcsRule
+from tasc_jobs.cli.enrich import Eos, NgramOptions
 from tasc_jobs.cli.options import (
     AsJson,
-    Device,
     Dtype,
-    EvaluatedLen,
+    EngineOptions,
     Report,
     RowOptions,
-    Rows,
     StoreOptions,
-    Threads,
     check_report,
     grouped,
     show,
@@ -67,15 +63,10 @@ def forecast_ft(
     model: Model = None,
     template: Template = None,
     budget: Budgets = "0,60,125,250,500,1000",
-    n_max: NMax = 4,
-    pcs: Pcs = 0.02,
-    pcs_rule: PcsRule = "suffix",
+    ngrams: NgramOptions,
     eos: Eos = None,
-    rows: Rows = 8,
-    max_model_len: EvaluatedLen = None,
+    engine: EngineOptions,
     dtype: Dtype = "float32",
-    device: Device = "auto",
-    threads: Threads = 1,
     check: CheckFile = None,
     report: Report = None,
     row: RowOptions,
@@ -93,14 +84,12 @@ def forecast_ft(
     if check is not None:
         _check(check, report, as_json)
         return
-    from tasc_jobs.enrich.algorithm import EnrichSettings
-    from tasc_jobs.evaluate.measured_model import Setup
     from tasc_jobs.forecast_ft.forecast import STAGES, forecast_job, forecast_page
     from tasc_jobs.task_inputs import InputOptions, TaskInputs, read_files
     from tasc_runtime.progress import Stages
 
     budgets = _budgets(budget)
-    settings = EnrichSettings(budgets[-1], n_max, pcs, pcs_rule)
+    settings = ngrams.settings(budgets[-1])
     options = InputOptions(
         task=task,
         model=str(model) if model else None,
@@ -108,27 +97,22 @@ def forecast_ft(
         eos=eos,
         template=template,
         dtype=dtype,
-        device=device,
+        device=engine.device,
         files=train or (),
         fields=row.fields,
     )
     with store.open_if(task is not None) as url, Stages("forecast", STAGES) as stages:
         inputs = TaskInputs.read(url, options)
         held = read_files(test, row.fields).rows if test else ()
-        setup = Setup(rows, max_model_len, threads)
-        found = forecast_job(inputs, held, settings, budgets, setup, stages)
-    show(forecast_page(found), report, as_json)
-    if as_json:
-        print(json.dumps(found.as_json))
+        found = forecast_job(inputs, held, settings, budgets, engine.setup, stages)
+    show(forecast_page(found), found.as_json, report, as_json)
 
 
 def _check(file: Path, report: Path | None, as_json: bool) -> None:
     from tasc_jobs.forecast_ft.check import check, check_page, read_runs
 
     found = check(read_runs(file))
-    show(check_page(found), report, as_json)
-    if as_json:
-        print(json.dumps(found.as_json))
+    show(check_page(found), found.as_json, report, as_json)
 
 
 def _budgets(text: str) -> tuple[int, ...]:

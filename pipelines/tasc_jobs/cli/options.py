@@ -19,6 +19,7 @@ import typer
 from tasc_store import EmbeddedRedis, connect, redact
 
 if TYPE_CHECKING:
+    from tasc_jobs.evaluate.measured_model import Setup
     from tasc_jobs.report.document import ReportDocument
     from tasc_runtime.rows import Fields
 
@@ -37,16 +38,7 @@ MaxModelLen = Annotated[
         min=8, help="Tokens of prompt and answer.", show_default="1024, or what the model has"
     ),
 ]
-EvaluatedLen = Annotated[
-    int | None,
-    typer.Option(
-        min=8,
-        help="Tokens of prompt and answer; rows without room are left out.",
-        show_default="1024, or what the model has",
-    ),
-]
 CheckpointS = Annotated[float, typer.Option(min=1, help="Seconds between two checkpoints.")]
-Rows = Annotated[int, typer.Option(min=1, max=4096, help="b, rows decoded together.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:0 ...")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16, float64")]
 Threads = Annotated[int, typer.Option(min=1, help="CPU threads.")]
@@ -108,6 +100,29 @@ class StoreOptions:
             f"our own Redis on {self.data_dir}; other commands reach it meanwhile with "
             f"REDIS_URL={url}"
         )
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """An engine of the command's own, to measure a model with."""
+
+    rows: Annotated[int, typer.Option(min=1, max=4096, help="b, rows decoded together.")] = 8
+    max_model_len: Annotated[
+        int | None,
+        typer.Option(
+            min=8,
+            help="Tokens of prompt and answer; rows without room are left out.",
+            show_default="1024, or what the model has",
+        ),
+    ] = None
+    device: Device = "auto"
+    threads: Threads = 1
+
+    @property
+    def setup(self) -> "Setup":
+        from tasc_jobs.evaluate.measured_model import Setup
+
+        return Setup(self.rows, self.max_model_len, self.threads)
 
 
 @dataclass(frozen=True)
@@ -203,13 +218,21 @@ def check_report(report: Path | None) -> None:
         check_writable(report)
 
 
-def show(page: "ReportDocument", report: Path | None, as_json: bool) -> None:
-    """Print a page unless figures are printed instead, and write it where that was asked for."""
+def show(
+    page: "ReportDocument", figures: dict[str, Any] | None, report: Path | None, as_json: bool
+) -> None:
+    """Print the page, or with ``as_json`` its figures, and write the page where that was asked for.
+
+    Args:
+        figures: None where they were printed before.
+    """
     from tasc_jobs.report.document import show as show_in_terminal
     from tasc_runtime.progress import note
 
     if not as_json:
         show_in_terminal(page)
+    elif figures is not None:
+        print(json.dumps(figures), flush=True)
     if report:
         from tasc_jobs.report.web_page import write_html
 

@@ -1,6 +1,5 @@
 """The command `tasc stats`: how variable the texts of a task are."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -73,6 +72,4 @@ def stats(
 
         with store.open() as url, local_ray(), Stages(f"statistics {task}", STAGES) as stages:
             found = corpus_statistics(url, task, units, progress=stages)
-    if as_json:
-        print(json.dumps(found.as_json), flush=True)
-    show(stats_page(name, found), report, as_json)
+    show(stats_page(name, found), found.as_json, report, as_json)

@@ -111,7 +111,7 @@ def replay(
         fields=row.fields,
     )
     page = replay_job(request, _print_line if as_json else lambda figures: None)
-    show(page, report, as_json)
+    show(page, None, report, as_json)
 
 
 @grouped()
@@ -148,9 +148,7 @@ def tune(
     price = PriceRequest(node_cost, read_cost_file(step_cost) if step_cost else None, rows)
     with store.open() as url:
         figures, page = tune_job(connect(url), task, price, tree)
-    if as_json:
-        _print_line(figures)
-    show(page, report, as_json)
+    show(page, figures, report, as_json)
 
 
 @grouped()
@@ -186,9 +184,7 @@ def forecast(
     costs = read_cost_file(step_cost)
     with store.open() as url:
         figures, page = forecast_job(connect(url), task, costs, several, budgets, tree)
-    if as_json:
-        _print_line(figures)
-    show(page, report, as_json)
+    show(page, figures, report, as_json)
 
 
 def _budgets(values: list[str] | None) -> tuple[int, ...]:

@@ -30,11 +30,10 @@ _LAST_LOSSES = 10  # steps whose mean loss is told of a run
 
 
 @contextmanager
-def held() -> Iterator[None]:
+def deferred_signals() -> Iterator[None]:
     """Signals that come while the block runs do behind it what they would have done in it.
 
-    In a thread that is not the main one nothing is held: signals end none of its work in the
-    middle.
+    In a thread other than the main one nothing is deferred, since signals do not interrupt it.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -171,7 +170,7 @@ class Trainer:
                 )
         for group in self._optimizer.param_groups:
             group["lr"] = self._settings.learning_rate * self._share(step)
-        with held():  # whoever is interrupted has weights and losses of the same step
+        with deferred_signals():  # whoever is interrupted has weights and losses of the same step
             self._optimizer.step()
             self._losses.append(mean)
         self._optimizer.zero_grad(set_to_none=True)

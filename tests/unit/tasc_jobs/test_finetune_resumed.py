@@ -24,7 +24,7 @@ from tasc_jobs.drafter.training_run import train_drafter
 from tasc_jobs.errors import FinetuneError
 from tasc_jobs.finetune.checkpoints import FINETUNE, Checkpoint, Checkpoints, claimed
 from tasc_jobs.finetune.finetuning import CHECKPOINT, finetune
-from tasc_jobs.finetune.training import Trainer, held
+from tasc_jobs.finetune.training import Trainer, deferred_signals
 from tasc_runtime.progress import StageProgress, silent
 
 Amid = Callable[[Callable[[], None]], AbstractContextManager[StageProgress]]
@@ -251,7 +251,7 @@ def test_what_is_held_is_held_in_the_main_thread_alone() -> None:
     done: list[str] = []
 
     def work() -> None:
-        with held():
+        with deferred_signals():
             done.append("elsewhere")
 
     thread = threading.Thread(target=work)
@@ -259,7 +259,7 @@ def test_what_is_held_is_held_in_the_main_thread_alone() -> None:
     thread.join()
 
     def interrupted() -> None:
-        with held():
+        with deferred_signals():
             signal.raise_signal(signal.SIGINT)
             done.append("here")
 
