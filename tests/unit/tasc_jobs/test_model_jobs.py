@@ -53,11 +53,11 @@ def test_the_command_ends_with_its_report_as_json(
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [
-        (["--output", "nowhere/table.npz"], 1, "nowhere/table.npz cannot be written"),
-        (["--output", "t", "--dtype", "float8"], 1, "dtype is 'float8'; use one of"),
-        (["--output", "t", "--device", "sofa"], 1, "device 'sofa' cannot be used"),
-        (["--output", "t", "--top", "9999"], 1, "top is 9999"),
-        (["--output", "t", "--adapter", "/nowhere"], 1, "there is no folder /nowhere"),
+        (["--output", "nowhere/table.npz"], 1, "nowhere/table.npz"),
+        (["--output", "t", "--dtype", "float8"], 1, "float8"),
+        (["--output", "t", "--device", "sofa"], 1, "sofa"),
+        (["--output", "t", "--top", "9999"], 1, "9999"),
+        (["--output", "t", "--adapter", "/nowhere"], 1, "/nowhere"),
         (["--output", "t", "--top", "0"], 2, "--top"),
         ([], 2, "--output"),
     ],
