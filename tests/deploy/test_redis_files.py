@@ -69,7 +69,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.mark.parametrize("user", ["", "tasc:wrong@", "default:@"])
 def test_nobody_else_logs_in(url, user):
-    with pytest.raises(StoreUnreachable, match="login"):
+    with pytest.raises(StoreUnreachable):
         connect(f"redis://{user}{url.split('@')[1]}")
 
 

@@ -1,10 +1,11 @@
-"""API keys and first tries of idempotent requests in a real Redis."""
+"""API keys and first attempts of idempotent requests in a real Redis."""
 
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import redis
 
+from support import refused
 from tasc_store import ApiKey, ApiKeys, IdempotencyStore, StoreUnreachable, UnknownKey
 from tasc_store.access import digest_of
 from tasc_store.keys import API_KEYS
@@ -64,17 +65,17 @@ def test_what_is_no_keys_id_revokes_nothing(client: redis.Redis, id: str) -> Non
         ({"name": ""}, "name"),
         ({"name": "a\nb"}, "name"),
         ({"name": "x" * 65}, "name"),
-        ({"tasks": ("a b",)}, "task name 'a b'"),
+        ({"tasks": ("a b",)}, "a b"),
         ({"tasks": ("a",) * 1001}, "1001"),
-        ({"requests_per_minute": 0}, "requests_per_minute is 0"),
-        ({"requests_per_minute": True}, "requests_per_minute is True"),
-        ({"tokens_per_minute": 10**10}, "tokens_per_minute is 10000000000"),
+        ({"requests_per_minute": 0}, "requests_per_minute"),
+        ({"requests_per_minute": True}, "requests_per_minute"),
+        ({"tokens_per_minute": 10**10}, "tokens_per_minute"),
     ],
 )
 def test_what_a_key_cannot_be_is_refused_before_it_is_written(
     client: redis.Redis, changed: dict[str, object], named: str
 ) -> None:
-    with pytest.raises(ValueError, match=named):
+    with refused(ValueError, named):
         ApiKeys(client).create(**{"name": "good", **changed})
     assert client.keys() == []
 
@@ -87,39 +88,39 @@ def test_a_record_is_read_as_it_was_written() -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"tasks":[]}', '{"tasks":7}', "[" * 10**5])
 def test_a_record_that_is_none_is_said_to_be(client: redis.Redis, text: str) -> None:
     client.hset(API_KEYS, "f" * 64, text)
-    with pytest.raises(ValueError, match="record of an API key cannot be read"):
+    with refused(ValueError, "API key"):
         ApiKeys(client).find("f" * 64)
 
 
 def test_a_server_that_is_gone_is_named() -> None:
     gone = redis.Redis(port=1, retry=None, socket_timeout=1)
-    with pytest.raises(StoreUnreachable):
+    with refused(StoreUnreachable, ":1/"):
         ApiKeys(gone).find("0" * 64)
 
 
-def test_of_many_first_tries_at_once_one_note_stands(client: redis.Redis) -> None:
-    tries = IdempotencyStore(client, ttl_s=60)
+def test_of_many_first_attempts_at_once_one_note_stands(client: redis.Redis) -> None:
+    attempts = IdempotencyStore(client, ttl_s=60)
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda i: tries.claim("t", "once", f"note {i}"), range(50)))
+        found = list(pool.map(lambda i: attempts.claim("t", "once", f"note {i}"), range(50)))
     assert len(set(found)) == 1
     assert found[0][1] is None
 
 
-def test_the_first_answer_stays_and_is_what_later_tries_find(client: redis.Redis) -> None:
-    tries = IdempotencyStore(client, ttl_s=60)
-    tries.claim("t", "kept", "note")
+def test_the_first_answer_stays_and_is_what_later_attempts_find(client: redis.Redis) -> None:
+    attempts = IdempotencyStore(client, ttl_s=60)
+    attempts.claim("t", "kept", "note")
     for answer in (b"one", b"two"):
-        tries.keep("t", "kept", answer)
-    assert tries.claim("t", "kept", "other") == ("note", b"one")
-    assert tries.claim("other", "kept", "other") == ("other", None)
+        attempts.keep("t", "kept", answer)
+    assert attempts.claim("t", "kept", "other") == ("note", b"one")
+    assert attempts.claim("other", "kept", "other") == ("other", None)
 
 
 def test_all_of_it_is_forgotten_in_time_and_an_answer_without_its_note_is_not_kept(
     client: redis.Redis,
 ) -> None:
-    tries = IdempotencyStore(client, ttl_s=60)
-    tries.keep("t", "never claimed", b"answer")
-    tries.claim("t", "claimed", "note")
-    tries.keep("t", "claimed", b"answer")
+    attempts = IdempotencyStore(client, ttl_s=60)
+    attempts.keep("t", "never claimed", b"answer")
+    attempts.claim("t", "claimed", "note")
+    attempts.keep("t", "claimed", b"answer")
     (key,) = client.keys("tasc:{t}:first-attempt:*claimed")
     assert 0 < client.ttl(key) <= 60

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from support import refused
 from tasc_store import (
     Artifact,
     ArtifactCache,
@@ -151,7 +152,7 @@ def test_a_lock_held_too_long_is_named(store: ArtifactStore, source: Path, tmp_p
     folder.mkdir(parents=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(StoreError):
+        with refused(StoreError, str(folder / "lock")):
             cache.fetch(store, artifact)
     assert cache.fetch(store, artifact).is_file()
 

@@ -5,6 +5,7 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support import refused
 from tasc_store import CollectedRow, CollectedRows, StoreFull
 from tasc_store.corpus import MOST_ROWS
 
@@ -87,7 +88,7 @@ def test_many_rows_are_removed_in_steps(collected: CollectedRows) -> None:
         collected.add(rows, max_rows=10_000, max_bytes=1 << 20)
     assert collected.remove(3 * MOST_ROWS - 1) == 3 * MOST_ROWS - 1
     assert collected.read().rows == (row(3 * MOST_ROWS - 1),)
-    with pytest.raises(ValueError, match="at most 500"):
+    with refused(ValueError, "500"):
         collected.add([row(0)] * (MOST_ROWS + 1), **WIDE)
 
 
@@ -102,5 +103,5 @@ def test_a_full_server_loses_nothing(collected: CollectedRows, client: redis.Red
 
 @pytest.mark.parametrize("bad", [("in", " \n"), ("in", ""), ("\ud800", "out"), ("in", "\ud800")])
 def test_what_no_corpus_takes_is_refused(bad: tuple[str, str]) -> None:
-    with pytest.raises(ValueError, match="leave it out"):
+    with refused(ValueError, "collected row"):
         CollectedRow(*bad)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from support import eventually
+from support import eventually, refused
 from tasc_store import (
     Artifact,
     ArtifactStore,
@@ -67,7 +67,7 @@ def test_a_full_redis_is_named_and_nothing_goes_in(
     _fill(client, source)
     client.config_set("maxmemory", 1)
     before = set(client.keys())
-    with connect(server.url) as full, pytest.raises(StoreFull):
+    with connect(server.url) as full, refused(StoreFull, server.url):
         write(full, source)
     assert set(client.keys()) == before
 
@@ -85,7 +85,7 @@ def test_a_redis_that_becomes_full_during_a_publish_is_cleared_of_it(
     (tmp_path / "large").write_bytes(bytes(8_000_000))
     store = ArtifactStore(client, "task", "finger", chunk_bytes=100_000)
     client.config_set("maxmemory", int(client.info("memory")["used_memory"]) + 2_000_000)
-    with pytest.raises(StoreFull):
+    with refused(StoreFull, "maxmemory"):
         store.publish(tmp_path / "large", 1)
     assert client.keys() == [b"tasc:{task}:index:finger:last"]
 
@@ -103,17 +103,16 @@ def test_a_read_only_replica_is_named(
     with connect(spare.url) as replica:
         replica.replicaof("127.0.0.1", server.url.rpartition(":")[2].removesuffix("/0"))
         eventually(lambda: ArtifactStore(replica, "task", "finger").versions() == [1])
-        with pytest.raises(StoreReadOnly):
+        with refused(StoreReadOnly, spare.url):
             write(replica, source)
-        with pytest.raises(StoreReadOnly):
+        with refused(StoreReadOnly, spare.url):
             connect(spare.url)
         assert ArtifactStore(replica, "task", "finger").get(1) == artifact
 
 
 def test_nobody_at_the_url_is_said_without_the_password(unused_port: int) -> None:
-    with pytest.raises(StoreUnreachable) as caught:
+    with refused(StoreUnreachable, f"***@127.0.0.1:{unused_port}/0") as caught:
         connect(f"redis://user:s3cr3t@127.0.0.1:{unused_port}/0")
-    assert f"127.0.0.1:{unused_port}" in str(caught.value)
     assert "s3cr3t" not in str(caught.value)
 
 
@@ -133,14 +132,14 @@ def test_a_server_too_old_is_refused(
     server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tasc_store.client.OLDEST", (99, 0))
-    with pytest.raises(StoreTooOld):
+    with refused(StoreTooOld, server.url, "99.0"):
         connect(server.url)
 
 
 def test_a_silent_server_is_given_up() -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as silent:
         port = silent.getsockname()[1]
-        with pytest.raises(StoreUnreachable):
+        with refused(StoreUnreachable, f":{port}/0"):
             connect(f"redis://127.0.0.1:{port}/0", timeout_s=0.05)
 
 
@@ -164,6 +163,5 @@ def test_a_vanished_redis_is_named_wherever_it_is_used(
 ) -> None:
     with connect(spare.url) as client:
         spare.close()
-        with pytest.raises(StoreUnreachable) as caught:
+        with refused(StoreUnreachable, spare.url):
             use(client, source)
-    assert spare.url in str(caught.value)

@@ -5,6 +5,7 @@ import json
 import pytest
 from fake_backend import GOOD, FakeBackend, Service, answer
 
+from support import refused
 from tasc_engine import GuideSpec, Sampling
 from tasc_runtime.sampling_options import AnswerGuide, FieldError, SamplingOptions
 from tasc_store import SamplingDefaults, TaskRecord
@@ -144,11 +145,9 @@ def test_a_requests_guide_replaces_the_tasks_and_the_tasks_holds_otherwise():
 
 def test_ignoring_the_end_is_refused_by_name_where_the_task_has_a_guide():
     assert SamplingOptions(ignore_eos=True).guided(record()).ignore_eos
-    with pytest.raises(
-        FieldError, match="meets the task's regex, whose guide ends the answer; leave it out"
-    ) as refused:
+    with refused(FieldError, "the task's regex") as error:
         SamplingOptions(ignore_eos=True).guided(record(regex="x"))
-    assert refused.value.field == "ignore_eos"
+    assert error.value.field == "ignore_eos"
 
 
 def test_the_adapter_is_the_requests_over_the_first_of_the_tasks():
@@ -164,14 +163,10 @@ def test_the_adapter_is_the_requests_over_the_first_of_the_tasks():
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"adapters": (("fr", "x"), ("de", "y"))}, "adapter is 'it'; task greet has fr, de: name"),
-        ({}, "adapter is 'it'; task greet has no adapters to choose from: leave it out"),
-        ({"adapter": "it"}, "has no adapters to choose from"),
-    ],
+    ("fields", "known"),
+    [({"adapters": (("fr", "x"), ("de", "y"))}, "fr, de"), ({}, ""), ({"adapter": "it"}, "")],
 )
-def test_an_adapter_the_task_has_not_is_refused_with_those_it_has(fields, said):
-    with pytest.raises(FieldError, match=said) as refused:
+def test_an_adapter_the_task_has_not_is_refused_with_those_it_has(fields, known):
+    with refused(FieldError, "'it'", "greet", known) as error:
         SamplingOptions(adapter="it").adapter_of(record(**fields))
-    assert refused.value.field == "adapter"
+    assert error.value.field == "adapter"

@@ -2,6 +2,7 @@
 
 import pytest
 
+from support import refused
 from tasc_runtime.errors import SettingsError
 from tasc_serve.settings import load_settings
 
@@ -59,7 +60,7 @@ def test_what_cannot_be_meant_is_refused_by_name(written, content, named):
 
 
 def test_a_file_that_is_not_there_is_refused_by_name(tmp_path):
-    with pytest.raises(SettingsError, match="absent"):
+    with refused(SettingsError, "absent"):
         load_settings(tmp_path / "absent.yaml")
 
 

@@ -10,6 +10,7 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support import refused
 from tasc_draft.settings import DraftSettings
 from tasc_store import (
     ArtifactCache,
@@ -114,26 +115,6 @@ def test_a_drafter_survives_json_and_has_defaults_where_written_by_hand() -> Non
     assert TaskRecord.from_json(json.dumps({**content, "neural": None})) == RECORD
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"drafter": ""}, "drafter is ''; it must be a folder"),
-        ({"proposer": "both"}, "proposer is 'both'; use one of neural, hybrid"),
-        ({"vocabulary": []}, "vocabulary is .*full, ranked, recent, recent.ranked"),
-        ({"ranked_tokens": 0}, "ranked_tokens is 0; it must be an integer from 1"),
-        ({"depth": 17}, "depth is 17; .* from 1 to 16"),
-        ({"width": True}, "width is True"),
-        ({"nodes": 64}, "nodes is 64; .* from 1 to 63"),
-        ({"depth": 16, "width": 5}, "depth 16 and width 5 expand 75 nodes; the most is 63"),
-        ({"sure": 1.5}, "sure is 1.5; it must be a number from 0 to 1"),
-        ({"sure": float("nan")}, "sure is nan"),
-    ],
-)
-def test_how_a_drafter_cannot_draft_is_named(change: dict[str, Any], named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        NeuralDrafting(**{"drafter": "d", **change})
-
-
 def test_a_short_hand_written_record_gets_the_defaults() -> None:
     fields = {"name": "t", "model": "m", "fingerprint": "f", "template": "{input}"}
     record = TaskRecord.from_json(json.dumps(fields))
@@ -142,93 +123,100 @@ def test_a_short_hand_written_record_gets_the_defaults() -> None:
     assert replace(record, corpus="other").corpus_name == "other"
 
 
+WRONG: dict[str, list[Any]] = {  # each value is refused by the field's name
+    "name": ["two words", "x" * 65, ".hidden", "br{ace}", "line\n"],
+    "fingerprint": ["a:b"],
+    "model": [""],
+    "adapter": [""],
+    "template": ["nothing", "{input}{input}"],
+    "dtype": ["int8"],
+    "stop": [("",), "ab"],
+    "max_tokens": [0, True, "12"],
+    "quantization": ["int4", ""],
+    "choices": [
+        "ab", ["a"], ("a", ""), ("a", 1), ("a", "b", "a"), ("\ud800",),
+        tuple(map(str, range(MOST_CHOICES + 1))), ("x" * (MOST_CHOICE_CHARACTERS + 1),),
+    ],
+    "schema": ["", "{", "[" * 60_000, "[1]", '{"é":"' + "x" * (MOST_TEXT_BYTES - 8) + '"}'],
+    "regex": ["", "x" * (MOST_TEXT_BYTES + 1)],
+    "adapters": [
+        [("a", "b")], (("a", "b", "c"),), (("a", ""),), (("a", 1),), (("a b", "c"),),
+        (("a\n", "c"),), (("x" * 65, "c"),), (("a", "b"), ("c", "d"), ("a", "e")),
+    ],
+    "neural": ["d"],
+}  # fmt: skip
+WRONG_DRAFTERS: dict[str, list[Any]] = {
+    "drafter": [""],
+    "proposer": ["both"],
+    "vocabulary": [[]],
+    "ranked_tokens": [0],
+    "depth": [17],
+    "width": [True],
+    "nodes": [64],
+    "sure": [1.5, float("nan")],
+}
+WRONG_JSON: dict[str, list[Any]] = {
+    "modle": ["x"],
+    "draft": [{"nmax": 3}, 3],
+    "sampling": [{"temp": 1}],
+    "n_max": [{"draft": {"n_max": 99}}],
+    "top_k": [{"sampling": {"top_k": 2.0}}],
+    "top_p": [{"sampling": {"top_p": "1"}}, {"sampling": {"top_p": True}}],
+    "choices": ["ab"],
+    "adapters": ["ab", ["ab"], [[["a"], "b"]], {"a": None}],
+    "neural": [{"depth": 3}, "d"],
+}
+
+
+def each(table: dict[str, list[Any]]) -> list[Any]:
+    pairs = [(field, value) for field, values in table.items() for value in values]
+    return [pytest.param(*pair, id=f"{pair[0]}={pair[1]!r:.30}") for pair in pairs]
+
+
+@pytest.mark.parametrize(("field", "value"), each(WRONG))
+def test_a_wrong_value_is_named(field: str, value: Any) -> None:
+    with refused(ValueError, field):
+        replace(RECORD, **{field: value})
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"name": "two words"}, "two words"),
-        ({"name": "x" * 65}, "64"),
-        ({"name": ".hidden"}, "begin"),
-        ({"name": "br{ace}"}, "br{ace}"),
-        ({"name": "line\n"}, "name"),
-        ({"corpus": "no/slash"}, "no/slash"),
-        ({"fingerprint": "a:b"}, "fingerprint"),
-        ({"model": ""}, "model"),
-        ({"adapter": ""}, "adapter"),
-        ({"template": "nothing"}, "0 times"),
-        ({"template": "{input}{input}"}, "2 times"),
-        ({"dtype": "int8"}, "bfloat16"),
-        ({"stop": ("",)}, "stop"),
-        ({"stop": "ab"}, "stop"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": True}, "max_tokens"),
-        ({"max_tokens": "12"}, "max_tokens"),
-        ({"quantization": "int4"}, "quantization is 'int4'; use nf4 or int8"),
-        ({"quantization": ""}, "quantization"),
-        ({"choices": "ab"}, "choices is 'ab'"),
-        ({"choices": ["a"]}, "choices"),
-        ({"choices": ("a", "")}, "choices"),
-        ({"choices": ("a", 1)}, "choices"),
-        ({"choices": ("a", "b", "a")}, "choices has 'a' twice"),
-        ({"choices": ("\ud800",)}, "choices has a lone surrogate"),
-        ({"choices": tuple(map(str, range(MOST_CHOICES + 1)))}, "20001 labels; at most 20000"),
-        ({"choices": ("x" * (MOST_CHOICE_CHARACTERS + 1),)}, "2000001 characters; at most"),
-        ({"schema": ""}, "schema is ''"),
-        ({"schema": "{"}, "schema is no JSON"),
-        ({"schema": "[" * 60_000}, "schema is no JSON"),
-        ({"schema": "[1]"}, "schema is '.1.'; it must be a JSON object"),
-        ({"schema": '{"é":"' + "x" * (MOST_TEXT_BYTES - 8) + '"}'}, "65537 bytes; at most 65536"),
-        ({"regex": ""}, "regex is ''"),
-        ({"regex": "x" * (MOST_TEXT_BYTES + 1)}, "regex has 65537 bytes"),
-        ({"choices": ("a",), "regex": "a"}, "choices and regex are set"),
-        ({"schema": "{}", "regex": "a"}, "schema and regex are set"),
-        ({"adapters": [("a", "b")]}, "adapters is .* pairs of a name and a folder"),
-        ({"adapters": (("a", "b", "c"),)}, "adapters is"),
-        ({"adapters": (("a", ""),)}, "adapters is"),
-        ({"adapters": (("a", 1),)}, "adapters is"),
-        ({"adapters": (("a b", "c"),)}, "name 'a b'; use 1 to 64"),
-        ({"adapters": (("a\n", "c"),)}, "adapters has the name"),
-        ({"adapters": (("x" * 65, "c"),)}, "use 1 to 64"),
-        ({"adapters": (("a", "b"), ("c", "d"), ("a", "e"))}, "adapters has 'a' twice"),
-        ({"adapters": (("a", "b"),), "adapter": "c"}, "adapter and adapters are set; unset one"),
-        ({"neural": "d"}, "neural is 'd'; it must be an object, or unset"),
+        ({"corpus": "no/slash"}, ("no/slash",)),
+        ({"choices": ("a",), "regex": "a"}, ("choices", "regex")),
+        ({"schema": "{}", "regex": "a"}, ("schema", "regex")),
+        ({"adapters": (("a", "b"),), "adapter": "c"}, ("adapter", "adapters")),
     ],
 )
-def test_a_wrong_value_is_named(change: dict[str, Any], named: str) -> None:
-    with pytest.raises(ValueError, match=named):
+def test_values_that_are_wrong_together_are_named(change: Any, named: Any) -> None:
+    with refused(ValueError, *named):
         replace(RECORD, **change)
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"modle": "x"}, "unknown fields modle"),
-        ({"draft": {"nmax": 3}}, "draft has unknown fields nmax"),
-        ({"draft": {"n_max": 99}}, "n_max is 99"),
-        ({"draft": 3}, "draft is 3"),
-        ({"sampling": {"temp": 1}}, "sampling has unknown fields temp"),
-        ({"sampling": {"top_k": 2.0}}, "top_k is 2.0; it must be an integer"),
-        ({"sampling": {"top_p": "1"}}, "top_p is '1'; it must be a number"),
-        ({"sampling": {"top_p": True}}, "top_p is True"),
-        ({"choices": "ab"}, "choices is 'ab'"),
-        ({"adapters": "ab"}, "adapters is 'ab'"),
-        ({"adapters": ["ab"]}, "adapters is"),
-        ({"adapters": [[["a"], "b"]]}, "adapters is"),
-        ({"adapters": {"a": None}}, "adapters is"),
-        ({"neural": {"depth": 3}}, "neural lacks drafter"),
-        ({"neural": "d"}, "neural is 'd'; it must be a JSON object"),
-    ],
-)
-def test_a_field_json_should_not_have_is_named(change: dict[str, Any], named: str) -> None:
-    with pytest.raises(ValueError, match=named):
+@pytest.mark.parametrize(("field", "value"), each(WRONG_DRAFTERS))
+def test_how_a_drafter_cannot_draft_is_named(field: str, value: Any) -> None:
+    with refused(ValueError, field):
+        NeuralDrafting(**{"drafter": "d", field: value})
+
+
+def test_a_tree_that_is_too_large_is_refused_by_what_makes_it_large() -> None:
+    with refused(ValueError, "depth 16", "width 5"):
+        NeuralDrafting("d", depth=16, width=5)
+
+
+@pytest.mark.parametrize(("field", "value"), each(WRONG_JSON))
+def test_a_field_json_should_not_have_is_named(field: str, value: Any) -> None:
+    nested = isinstance(value, dict) and value.keys() <= {"draft", "sampling"}
+    change = value if nested else {field: value}
+    with refused(ValueError, field):
         TaskRecord.from_json(json.dumps({**json.loads(RECORD.to_json()), **change}))
 
 
 @pytest.mark.parametrize(
-    ("text", "named"),
-    [('{"name": "t", "model": "m"}', "lacks fingerprint, template"), ("[1]", "JSON object")],
+    ("text", "named"), [('{"name": "t", "model": "m"}', "fingerprint, template"), ("[1]", "JSON")]
 )
 def test_json_that_is_no_record_is_refused(text: str, named: str) -> None:
-    with pytest.raises(ValueError, match=named):
+    with refused(ValueError, named):
         TaskRecord.from_json(text)
 
 
@@ -244,9 +232,9 @@ def test_values_at_their_limits_are_taken() -> None:
 
 
 def test_a_row_needs_a_key_and_real_text() -> None:
-    with pytest.raises(ValueError, match="needs a key"):
+    with refused(ValueError, "key"):
         CorpusRow("", "in", "out")
-    with pytest.raises(ValueError, match="'k' holds a lone surrogate"):
+    with refused(ValueError, "'k'"):
         CorpusRow("k", "in", "\ud800")
 
 
@@ -254,13 +242,13 @@ def test_limits_of_arguments_are_named() -> None:
     rows = [CorpusRow(str(i), "", "") for i in range(MAX_BATCH + 1)]
     with redis.Redis() as unconnected:
         corpus = CorpusStore(unconnected, "t")
-        with pytest.raises(ValueError, match=f"{MAX_BATCH + 1} rows.*{MAX_BATCH}"):
+        with refused(ValueError, str(MAX_BATCH)):
             corpus.append(rows)
-        with pytest.raises(ValueError, match="start <= stop"):
+        with refused(ValueError, "start", "stop"):
             corpus.read(2, 1)
-        with pytest.raises(ValueError, match="keep is 0"):
+        with refused(ValueError, "keep"):
             ArtifactStore(unconnected, "t", "f").prune(0)
-    with pytest.raises(ValueError, match="keep is 0"):
+    with refused(ValueError, "keep"):
         ArtifactCache(Path("unused"), keep=0)
 
 
