@@ -14,9 +14,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from tasc_engine.drafting.neural.drafters import Eagle, Independent
-from tasc_engine.drafting.neural.neural_settings import NeuralSettings
 from tasc_engine.drafting.neural.proposer import NeuralProposer
-from tasc_engine.drafting.neural.recent_policy import RecentVocabulary
+from tasc_engine.drafting.neural.recent import RecentVocabulary
+from tasc_engine.drafting.neural.tree import NeuralSettings
 from tasc_engine.drafting.neural.vocabulary import FullVocabulary, RankedVocabulary, Vocabulary
 from tasc_engine.layout import Int32
 from tasc_engine.model.decoder import LeanDecoder, lean

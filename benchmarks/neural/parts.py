@@ -30,9 +30,9 @@ from tasc_engine.drafting.hidden_state_buffer import Seen
 from tasc_engine.drafting.neural.card import Kind
 from tasc_engine.drafting.neural.drafters import Eagle
 from tasc_engine.drafting.neural.hybrid import Always, HybridProposer
-from tasc_engine.drafting.neural.neural_settings import NeuralSettings
 from tasc_engine.drafting.neural.proposer import NeuralProposer
 from tasc_engine.drafting.neural.ranking import Origin, Ranking
+from tasc_engine.drafting.neural.tree import NeuralSettings
 from tasc_engine.model.decoder import lean
 from tasc_runtime.corpus import encode
 

@@ -24,10 +24,10 @@ from tasc_engine import Engine, EngineConfig, EngineTotals, GenerationRequest, M
 from tasc_engine.drafting.neural.card import Kind
 from tasc_engine.drafting.neural.drafters import Eagle, Independent
 from tasc_engine.drafting.neural.files import load_drafter
-from tasc_engine.drafting.neural.neural_settings import NeuralSettings
 from tasc_engine.drafting.neural.proposer import DraftModel, NeuralProposer
 from tasc_engine.drafting.neural.ranking import Origin, Ranking
-from tasc_engine.drafting.neural.recent_policy import RecentVocabulary
+from tasc_engine.drafting.neural.recent import RecentVocabulary
+from tasc_engine.drafting.neural.tree import NeuralSettings
 from tasc_engine.drafting.neural.vocabulary import FullVocabulary, RankedVocabulary, Vocabulary
 from tasc_engine.stats import StepRecord
 from tasc_text import PromptTemplate, TaskTokenizer

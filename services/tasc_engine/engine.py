@@ -26,12 +26,10 @@ from tasc_engine.sampling import sampler
 from tasc_engine.sampling.parameters import TokenLogprob
 from tasc_engine.sampling.sampler import Sampler
 from tasc_engine.stats import StepRecord
-from tasc_engine.step.accept import Accepted, accept, record_of, warm_up
 from tasc_engine.step.cost import StepCosts
 from tasc_engine.step.draft_budget import DraftBudget, Spent
-from tasc_engine.step.plan import Plan
-from tasc_engine.step.sequence import Sequence
-from tasc_engine.step.verify import Verifier
+from tasc_engine.step.plan import Plan, Sequence
+from tasc_engine.step.verify import Accepted, Verifier, accept, record_of, warm_up
 from tasc_text import TaskTokenizer
 
 NOT_NUMBERS = (

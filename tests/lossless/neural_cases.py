@@ -6,8 +6,8 @@ from lossless_cases import Answered, Case
 
 from neural_drafters import drafter_of, proposer_of, ranked_by, vocabulary_of
 from tasc_draft import SOURCES, Proposer
-from tasc_engine.drafting.neural.neural_settings import NeuralSettings
 from tasc_engine.drafting.neural.proposer import NeuralProposer
+from tasc_engine.drafting.neural.tree import NeuralSettings
 
 TREE = NeuralSettings(depth=4, width=4, nodes=16)
 CAPACITY = 160

@@ -12,7 +12,7 @@ from paired import paired
 from tasc_draft import SOURCES
 from tasc_engine import Sampling
 from tasc_engine.drafting.neural.hybrid import Always, HybridProposer
-from tasc_engine.drafting.neural.neural_settings import NeuralSettings
+from tasc_engine.drafting.neural.tree import NeuralSettings
 
 
 @pytest.mark.parametrize(("policy", "kind"), [*paired(POLICIES, by=KINDS), (INDEXED, "noisy")])

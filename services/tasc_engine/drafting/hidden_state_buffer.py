@@ -9,8 +9,8 @@ from torch import Tensor
 
 from tasc_draft import Drafts
 from tasc_engine.model.hidden_states import HiddenStates
-from tasc_engine.step.accept import Accepted
 from tasc_engine.step.plan import Plan
+from tasc_engine.step.verify import Accepted
 
 
 @dataclass(frozen=True)

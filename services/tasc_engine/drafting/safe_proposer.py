@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from tasc_draft import SOURCES, Drafts, Proposer
 from tasc_engine.drafting.hidden_state_buffer import HiddenStateBuffer
 from tasc_engine.model.hidden_states import HiddenStateRequest, HiddenStates
-from tasc_engine.step.accept import Accepted
 from tasc_engine.step.plan import Plan
+from tasc_engine.step.verify import Accepted
 
 Int32 = NDArray[np.int32]
 Reason: TypeAlias = Literal["failed", "slow"]

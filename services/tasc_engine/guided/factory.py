@@ -10,7 +10,7 @@ from tasc_engine.guided import choices as trie
 from tasc_engine.guided import following
 from tasc_engine.guided.choices import Choices
 from tasc_engine.guided.following import Guide
-from tasc_engine.guided.library import Library
+from tasc_engine.guided.grammar import Library
 from tasc_engine.guided.sandbox import Effort, Unsettled
 from tasc_engine.request import GuideSpec
 from tasc_text import TaskTokenizer

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from tasc_engine.errors import UnsupportedModel
 from tasc_engine.kv.cache import RowCache
 from tasc_engine.lora.adapter_files import Adapter
-from tasc_engine.lora.compiled_low_rank import CompiledTokens
-from tasc_engine.lora.low_rank import AdapterTokens, Addition, MaskedTokens
+from tasc_engine.lora.low_rank import AdapterTokens, Addition, CompiledTokens, MaskedTokens
 
 Product = Callable[[Tensor], Tensor]
 

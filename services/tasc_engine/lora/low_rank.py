@@ -1,17 +1,36 @@
-"""What low-rank adapters add to linear layers, each to the tokens of its own rows: by torch.
+"""What low-rank adapters add to linear layers, each to the tokens of its own rows.
 
 LoRA (Hu et al. 2021, arXiv 2106.09685): an adapter adds ``x @ down.T @ up.T`` to a layer's output.
-All adapters' weights of a layer stand beside each other and a mask leaves each token its own, so
-that their number changes no count of calls. It knows weights and numbers of adapters, no models.
+On any device torch does it: all adapters' weights of a layer stand beside each other and a mask
+leaves each token its own, so that their number changes no count of calls. On a CPU compiled code
+does it: it takes four tokens of an adapter at a time and reads their own adapter's weights alone,
+so what a token gets does not depend on which others stand beside it. Arrays of compiled code are
+flat; their elements are those of `lanes`.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
+
+from tasc_engine.kernels.cpu.compiling import arithmetic, bits, known, numbers
+from tasc_engine.kernels.cpu.lanes import (
+    WIDTH,
+    add,
+    fma,
+    load,
+    mul,
+    narrow,
+    store,
+    tile,
+    widen,
+    zeros,
+)
 
 
 @dataclass(frozen=True)
@@ -121,3 +140,278 @@ def _table(ranks: tuple[int, ...], like: Tensor) -> Tensor:
     owner = torch.arange(1, len(ranks) + 1).repeat_interleave(torch.tensor(ranks))
     numbers = torch.arange(len(ranks) + 1)
     return (numbers[:, None] == owner).to(like.device, like.dtype)
+
+
+_TOKENS = 4  # taken together
+_BLOCK = 2 + _TOKENS  # numbers of a block: its adapter, how many tokens count, the tokens
+_OUTPUTS = 2 * WIDTH
+_one = known(1)
+
+
+class CompiledTokens:
+    """See `tasc_engine.lora.low_rank.AdapterTokens`; on a CPU.
+
+    Args:
+        adapters: How many there are.
+    """
+
+    def __init__(self, adapters: int) -> None:
+        self.count = 0
+        self._adapters = adapters
+        self._blocks = np.zeros(0, np.int64)
+        self._widened = self._inner = self._sums = np.zeros(0)
+
+    def begin(self, numbers: Tensor) -> None:
+        """See `AdapterTokens`."""
+        self.count = len(numbers)
+        blocks = np.empty((self.count // _TOKENS + self._adapters) * _BLOCK, np.int64)
+        self._blocks = blocks[: _gather(numbers.numpy(), self._adapters, blocks)]
+
+    def addition(self, weights: Weights, widths: Sequence[int], like: Tensor) -> Addition:
+        """See `AdapterTokens`."""
+        layer = _laid_out(weights, widths, like.dtype)
+        self._hold(layer)
+
+        def add_own(x: Tensor, y: Tensor) -> None:
+            _add_low_rank(
+                bits(x.contiguous()), bits(y), self._blocks, layer.down, layer.up, layer.scales,
+                layer.plan, self._widened, self._inner, self._sums,
+            )  # fmt: skip
+
+        add_own(like.new_zeros(0), like.new_zeros(0))  # compiled now: no request waits for it
+        return lambda x, y: add_own(x, y) if len(self._blocks) else None
+
+    def _hold(self, layer: "_LoraLayout") -> None:
+        """Memory for the widest layer; all layers work in the same."""
+        number = layer.scales.dtype
+        widest = max(int(layer.plan[0]) * _TOKENS, len(self._widened))
+        most = max(layer.lanes * _TOKENS, len(self._inner))
+        self._widened, self._inner = np.zeros(widest, number), np.zeros(most, number)
+        self._sums = np.zeros(_TOKENS * _OUTPUTS, number)
+
+
+@dataclass(frozen=True)
+class _LoraLayout:
+    """Weights of a layer, or of joined ones, in the order in which they are read.
+
+    Attributes:
+        down: Of each adapter ``[lanes / 16, in, 16]`` elements, the ranks of all parts beside each
+            other; lanes that are left over are 0.
+        up: Of each adapter and part ``[outputs / 32, rank, 32]`` elements, filled up with 0.
+        scales: Of each adapter ``[lanes]`` numbers.
+        plan: Inputs, outputs, parts; of each part its first output and its outputs; of each adapter
+            where it begins in ``down`` and in ``scales``, its lanes, and of each part where it
+            begins in ``up``, its rank and its first lane.
+        lanes: The most of an adapter.
+    """
+
+    down: NDArray[Any]
+    up: NDArray[Any]
+    scales: NDArray[Any]
+    plan: NDArray[np.int64]
+    lanes: int
+
+
+def _laid_out(weights: Weights, widths: Sequence[int], dtype: torch.dtype) -> _LoraLayout:
+    given = [w for own in weights for w in own if w]
+    kept, begins = _kept(given, dtype), np.cumsum([0, *widths]).tolist()
+    plan, most = [given[0].down.shape[1], begins[-1], len(widths)], 0
+    for begin, width in zip(begins, widths, strict=False):
+        plan += [begin, width]
+    downs, ups, scales = list[Tensor](), list[Tensor](), list[float]()
+    for own in weights:
+        there = [w for w in own if w]
+        lanes = _up_to(sum(len(w.down) for w in there), WIDTH)
+        plan += [_length(downs), len(scales), lanes]
+        most, first = max(most, lanes), len(scales)
+        for w in own:
+            plan += [_length(ups), len(w.down) if w else 0, len(scales) - first]
+            if w:
+                ups.append(_blocked(w.up.to(kept).T, _OUTPUTS))
+                scales += [w.scale] * len(w.down)
+        scales += [0.0] * (first + lanes - len(scales))
+        downs += [_blocked(torch.cat([w.down.to(kept) for w in there]).T, WIDTH)] if there else []
+    flat_scales = np.array(scales, numbers(dtype))
+    flat_plan = np.array(plan, np.int64)
+    return _LoraLayout(bits(torch.cat(downs)), bits(torch.cat(ups)), flat_scales, flat_plan, most)
+
+
+def _kept(weights: Sequence[LowRank], dtype: torch.dtype) -> torch.dtype:
+    """What weights are kept in: their own 16 bits where they have no more, for less to read."""
+    own = {tensor.dtype for w in weights for tensor in (w.down, w.up)}
+    short = len(own) == 1 and own <= {torch.float16, torch.bfloat16}
+    return own.pop() if short and dtype != torch.float64 else dtype
+
+
+def _length(flat: Sequence[Tensor]) -> int:
+    return sum(len(part) for part in flat)
+
+
+def _blocked(matrix: Tensor, width: int) -> Tensor:
+    """``[rows, n]`` as ``[n / width, rows, width]``, flat; filled up with 0."""
+    rows, n = matrix.shape
+    filled = matrix.new_zeros(rows, _up_to(n, width))
+    filled[:, :n] = matrix
+    return filled.view(rows, -1, width).transpose(0, 1).reshape(-1)
+
+
+def _up_to(n: int, step: int) -> int:
+    return -(-n // step) * step
+
+
+@arithmetic
+def _gather(tokens: Any, adapters: int, blocks: Any) -> int:
+    """Blocks of tokens of one adapter each; how many numbers of ``blocks`` were written.
+
+    Args:
+        tokens: ``int64[N]`` the number of each token's adapter.
+        blocks: ``int64[*]``, room for ``N // 4 + adapters`` blocks; a block that is not full
+            repeats its last token.
+    """
+    end = 0
+    for number in range(1, adapters + 1):
+        held = 0
+        for t in range(len(tokens)):
+            if tokens[t] == number:
+                blocks[end], blocks[end + 1] = number, held + 1
+                for i in range(held, _TOKENS):
+                    blocks[end + 2 + i] = t
+                held += 1
+                if held == _TOKENS:
+                    end, held = end + _BLOCK, 0
+        if held:
+            end += _BLOCK
+    return end
+
+
+@arithmetic
+def _add_low_rank(
+    x: Any, y: Any, blocks: Any, down: Any, up: Any, scales: Any, plan: Any, widened: Any,
+    inner: Any, sums: Any,
+) -> None:  # fmt: skip
+    """Add to outputs what their tokens' adapters make of inputs.
+
+    Args:
+        x: ``[N * in]`` elements.
+        y: ``[N * out]`` elements, added to.
+        blocks: What `_gather` wrote.
+        down, up, scales, plan: See `_LoraLayout`.
+        widened, inner, sums: Numbers to work in: four tokens' inputs, their ranks' lanes, and
+            some of their outputs.
+    """
+    width, outputs, parts = plan[0], plan[1], plan[2]
+    for k in range(0, len(blocks), _BLOCK):
+        own = 3 + 2 * parts + (blocks[k] - 1) * (3 + 3 * parts)
+        lanes = plan[own + 2]
+        if not lanes:
+            continue
+        for t in range(_TOKENS):
+            _widen(x, blocks[k + 2 + t] * width, width, widened, t * width)
+        _go_down(widened, width, down, plan[own], scales, plan[own + 1], lanes, inner)
+        for p in range(parts):
+            at = own + 3 + 3 * p
+            if plan[at + 1]:
+                _go_up(
+                    inner, lanes, plan[at + 2], plan[at + 1], up, plan[at], plan[4 + 2 * p], y,
+                    outputs, plan[3 + 2 * p], blocks, k, sums,
+                )  # fmt: skip
+
+
+@arithmetic
+def _widen(x: Any, at: int, width: int, widened: Any, to: int) -> None:
+    d = 0
+    while d + WIDTH <= width:
+        store(widened, to + d, load(x, at + d))
+        d += WIDTH
+    while d < width:
+        widened[to + d] = widen(x[at + d])
+        d += 1
+
+
+@arithmetic
+def _go_down(
+    widened: Any, width: int, down: Any, at: int, scales: Any, scale_at: int, lanes: int, inner: Any
+) -> None:
+    """``[4, lanes]`` of an adapter's ranks; even and odd inputs have sums of their own."""
+    none, one, even = zeros(inner), _one(), width // 2 * 2
+    for j in range(0, lanes, WIDTH):
+        a0, a1, a2, a3, b0, b1, b2, b3 = none, none, none, none, none, none, none, none
+        base = at + j * width
+        for i in range(0, even, 2):
+            w, v = load(down, base + i * WIDTH), load(down, base + i * WIDTH + WIDTH)
+            a0 = fma(tile(widened, i, one), w, a0)
+            b0 = fma(tile(widened, i + 1, one), v, b0)
+            s = width + i
+            a1, b1 = fma(tile(widened, s, one), w, a1), fma(tile(widened, s + 1, one), v, b1)
+            s += width
+            a2, b2 = fma(tile(widened, s, one), w, a2), fma(tile(widened, s + 1, one), v, b2)
+            s += width
+            a3, b3 = fma(tile(widened, s, one), w, a3), fma(tile(widened, s + 1, one), v, b3)
+        if even < width:
+            w, s = load(down, base + even * WIDTH), even
+            a0 = fma(tile(widened, s, one), w, a0)
+            a1 = fma(tile(widened, s + width, one), w, a1)
+            a2 = fma(tile(widened, s + 2 * width, one), w, a2)
+            a3 = fma(tile(widened, s + 3 * width, one), w, a3)
+        scale = load(scales, scale_at + j)
+        store(inner, j, mul(add(a0, b0), scale))
+        store(inner, lanes + j, mul(add(a1, b1), scale))
+        store(inner, 2 * lanes + j, mul(add(a2, b2), scale))
+        store(inner, 3 * lanes + j, mul(add(a3, b3), scale))
+
+
+@arithmetic
+def _go_up(
+    inner: Any, lanes: int, first: int, rank: int, up: Any, at: int, width: int, y: Any,
+    outputs: int, begin: int, blocks: Any, k: int, sums: Any,
+) -> None:  # fmt: skip
+    """Add one part's ``width`` outputs, which begin at ``begin`` of a token's."""
+    none, one = zeros(inner), _one()
+    for o in range(0, width, _OUTPUTS):
+        a0, a1, a2, a3, b0, b1, b2, b3 = none, none, none, none, none, none, none, none
+        for r in range(rank):
+            base = at + o * rank + r * _OUTPUTS
+            w, v = load(up, base), load(up, base + WIDTH)
+            s = tile(inner, first + r, one)
+            a0, b0 = fma(s, w, a0), fma(s, v, b0)
+            s = tile(inner, lanes + first + r, one)
+            a1, b1 = fma(s, w, a1), fma(s, v, b1)
+            s = tile(inner, 2 * lanes + first + r, one)
+            a2, b2 = fma(s, w, a2), fma(s, v, b2)
+            s = tile(inner, 3 * lanes + first + r, one)
+            a3, b3 = fma(s, w, a3), fma(s, v, b3)
+        if blocks[k + 1] == _TOKENS and o + _OUTPUTS <= width:
+            to = begin + o
+            t0, t1 = blocks[k + 2] * outputs + to, blocks[k + 3] * outputs + to
+            t2, t3 = blocks[k + 4] * outputs + to, blocks[k + 5] * outputs + to
+            store(y, t0, add(load(y, t0), a0))
+            store(y, t0 + WIDTH, add(load(y, t0 + WIDTH), b0))
+            store(y, t1, add(load(y, t1), a1))
+            store(y, t1 + WIDTH, add(load(y, t1 + WIDTH), b1))
+            store(y, t2, add(load(y, t2), a2))
+            store(y, t2 + WIDTH, add(load(y, t2 + WIDTH), b2))
+            store(y, t3, add(load(y, t3), a3))
+            store(y, t3 + WIDTH, add(load(y, t3 + WIDTH), b3))
+            continue
+        store(sums, 0, a0)
+        store(sums, WIDTH, b0)
+        store(sums, 2 * WIDTH, a1)
+        store(sums, 3 * WIDTH, b1)
+        store(sums, 4 * WIDTH, a2)
+        store(sums, 5 * WIDTH, b2)
+        store(sums, 6 * WIDTH, a3)
+        store(sums, 7 * WIDTH, b3)
+        for t in range(blocks[k + 1]):
+            to = blocks[k + 2 + t] * outputs + begin + o
+            _add_to(y, to, sums, t * _OUTPUTS, min(_OUTPUTS, width - o))
+
+
+@arithmetic
+def _add_to(y: Any, to: int, sums: Any, at: int, n: int) -> None:
+    d = 0
+    while d + WIDTH <= n:
+        store(y, to + d, add(load(y, to + d), load(sums, at + d)))
+        d += WIDTH
+    while d < n:
+        y[to + d] = narrow(widen(y[to + d]) + sums[at + d], y[0])
+        d += 1

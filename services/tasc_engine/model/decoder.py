@@ -17,11 +17,15 @@ from transformers.activations import ACT2FN
 from tasc_engine.kernels.gpu.attention import available
 from tasc_engine.kv.cache import RowCache
 from tasc_engine.lora.adapters import Adapters, Product
-from tasc_engine.model.compiled_operations import CompiledOperations
-from tasc_engine.model.fused_operations import FusedOperations
 from tasc_engine.model.hidden_states import HiddenStateRequest, HiddenStates
 from tasc_engine.model.linears import Linear
-from tasc_engine.model.operations import Norm, Operations, TensorOperations
+from tasc_engine.model.operations import (
+    CompiledOperations,
+    FusedOperations,
+    Norm,
+    Operations,
+    TensorOperations,
+)
 
 # Whose forward is the one below; a class of somebody else that uses the same name is not.
 FAMILIES: dict[str, type] = {

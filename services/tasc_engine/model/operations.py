@@ -1,20 +1,34 @@
-"""What lies between the products of a Llama-like layer, as tensor operations, on any device.
+"""What lies between the products of a Llama-like layer: by torch, by compiled code, by Triton.
 
-It knows no weights but those it is given and no rows.
+`TensorOperations` run on any device, `CompiledOperations` on a CPU over memory taken once, and
+`FusedOperations` on a GPU as three kernels that read each input once and round once. Triton comes
+with the CUDA builds of torch; without it only the last cannot be used.
 """
+
+from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tasc_engine.kernels.cpu import layers
+from tasc_engine.kernels.cpu.compiling import bits, numbers
 from tasc_engine.kv.cache import RowCache
 from tasc_engine.layout import Int64
 
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = None
+
 Activation = Callable[[Tensor], Tensor]
+_GATES = 1024  # gates of one program
 
 
 class Norm:
@@ -112,3 +126,178 @@ def first_greatest(logits: Tensor) -> Tensor:
     """`greatest` on the device."""
     most, place = logits.max(-1)  # of equal ones the first
     return place.masked_fill_(most.isnan(), -1)
+
+
+class CompiledOperations:
+    """See `Operations`; the activation of gates is SiLU.
+
+    Args:
+        turns: See `TensorOperations`.
+    """
+
+    def __init__(self, turns: Tensor, heads: int, kv_heads: int) -> None:
+        number = numbers(turns.dtype)
+        self._number, self._none = number, np.zeros(0, number)
+        wide = turns if number == np.float64 else turns.float()
+        self._turns = wide.reshape(-1).numpy()
+        self._heads, self._kv_heads, self._dim = heads, kv_heads, turns.shape[-1]
+        self._hidden, self._stream = turns, self._none
+        self._held: dict[str, tuple[Tensor, NDArray[Any]]] = {}
+
+    def add_and_norm(self, hidden: Tensor, delta: Tensor | None, norm: Norm) -> Tensor:
+        """See `Operations`."""
+        if hidden is not self._hidden:
+            self._hidden, self._stream = hidden, bits(hidden)
+        stream = self._stream
+        added = stream[:0] if delta is None else bits(delta)
+        normed, flat = self._hold("normed", hidden.shape, hidden)
+        layers.add_and_norm(stream, added, norm.flat, self._number(norm.eps), flat)
+        return normed
+
+    def turn_and_keep(
+        self, layer: int, joined: Tensor, norm: Norm | None, cache: RowCache
+    ) -> Tensor:
+        """See `Operations`."""
+        step, pool = cache.current, cache.bits(layer, self._kv_heads, self._dim, joined)
+        query, flat = self._hold("query", (len(joined), self._heads, self._dim), joined)
+        weights, eps = (self._none, 1.0) if norm is None else (norm.flat, norm.eps)
+        layers.turn_and_keep(
+            bits(joined), self._heads, self._kv_heads, self._dim, weights, self._number(eps),
+            self._turns, step.positions, step.places, flat, pool,
+        )  # fmt: skip
+        return query
+
+    def gate(self, joined: Tensor) -> Tensor:
+        """See `Operations`."""
+        width = joined.shape[1] // 2
+        out, flat = self._hold("gated", (len(joined), width), joined)
+        layers.gate(bits(joined), width, flat)
+        return out
+
+    def _hold(self, name: str, shape: Any, like: Tensor) -> tuple[Tensor, NDArray[Any]]:
+        """Memory of a name, and its elements: taken anew only for another shape."""
+        held = self._held.get(name)
+        if held is None or held[0].shape != shape:
+            made = torch.empty(shape, dtype=like.dtype)
+            self._held[name] = held = made, bits(made)
+        return held
+
+
+def choose(logits: Tensor) -> Int64:
+    """See `greatest`; on a CPU."""
+    out = np.empty(len(logits), np.int64)
+    layers.choose(bits(logits.contiguous()), logits.shape[1], out)
+    return out
+
+
+class FusedOperations:
+    """See `Operations`; the activation of gates is SiLU.
+
+    Args:
+        turns: See `TensorOperations`.
+    """
+
+    def __init__(self, turns: Tensor, heads: int, kv_heads: int) -> None:
+        self._turns, self._heads, self._kv_heads = turns.contiguous(), heads, kv_heads
+        self._dim = turns.shape[-1]
+
+    def add_and_norm(self, hidden: Tensor, delta: Tensor | None, norm: Norm) -> Tensor:
+        """See `Operations`."""
+        (tokens, dim), out = hidden.shape, torch.empty_like(hidden)
+        added = hidden if delta is None else delta
+        _add_and_norm[(tokens,)](
+            hidden, added, norm.wide, out, norm.eps, dim=dim, width=_power(dim),
+            adds=delta is not None, num_warps=4,
+        )  # fmt: skip
+        return out
+
+    def turn_and_keep(
+        self, layer: int, joined: Tensor, norm: Norm | None, cache: RowCache
+    ) -> Tensor:
+        """See `Operations`."""
+        assert cache.device is not None, "a forward begins with a layout"
+        tokens, dim = len(joined), self._dim
+        pool = cache.pool(layer, self._kv_heads, dim, joined)
+        query = joined.new_empty((tokens, self._heads, dim))
+        weight, eps = (self._turns, 1.0) if norm is None else (norm.wide, norm.eps)
+        _turn_and_keep[(tokens, self._heads + 2 * self._kv_heads)](
+            joined, self._turns, weight, cache.device.positions, cache.device.places, query, pool,
+            eps, heads=self._heads, kv_heads=self._kv_heads, dim=dim, width=_power(dim),
+            normed=norm is not None, num_warps=1,
+        )  # fmt: skip
+        return query
+
+    def gate(self, joined: Tensor) -> Tensor:
+        """See `Operations`."""
+        tokens, width = joined.shape[0], joined.shape[1] // 2
+        out = joined.new_empty((tokens, width))
+        _gate[(tokens, -(-width // _GATES))](joined, out, width=width, each=_GATES, num_warps=4)
+        return out
+
+
+def _power(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
+def _jit(kernel: Any) -> Any:
+    return kernel if triton is None else triton.jit(kernel)
+
+
+@_jit
+def _add_and_norm(
+    hidden: tl.tensor, delta: tl.tensor, weight: tl.tensor, out: tl.tensor, eps: tl.tensor,
+    dim: tl.constexpr, width: tl.constexpr, adds: tl.constexpr,
+) -> None:  # fmt: skip
+    place = tl.arange(0, width)
+    at, inside = tl.program_id(0).to(tl.int64) * dim + place, place < dim
+    x = tl.load(hidden + at, mask=inside, other=0.0).to(tl.float32)
+    if adds:
+        x += tl.load(delta + at, mask=inside, other=0.0).to(tl.float32)
+        kept = x.to(hidden.dtype.element_ty)
+        tl.store(hidden + at, kept, mask=inside)
+        x = kept.to(tl.float32)
+    factor = 1.0 / tl.sqrt(tl.sum(x * x, 0) / dim + eps)
+    x = x * factor * tl.load(weight + place, mask=inside, other=0.0)
+    tl.store(out + at, x.to(out.dtype.element_ty), mask=inside)
+
+
+@_jit
+def _turn_and_keep(
+    joined: tl.tensor, turns: tl.tensor, weight: tl.tensor, positions: tl.tensor,
+    places: tl.tensor, query: tl.tensor, pool: tl.tensor, eps: tl.tensor, heads: tl.constexpr,
+    kv_heads: tl.constexpr, dim: tl.constexpr, width: tl.constexpr, normed: tl.constexpr,
+) -> None:  # fmt: skip
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    place = tl.arange(0, width)
+    inside, other = place < dim, (place + dim // 2) % dim
+    own = joined + (token * (heads + 2 * kv_heads) + head) * dim
+    x = tl.load(own + place, mask=inside, other=0.0).to(tl.float32)
+    if head < heads + kv_heads:
+        swapped = tl.load(own + other, mask=inside, other=0.0).to(tl.float32)
+        if normed:
+            factor = 1.0 / tl.sqrt(tl.sum(x * x, 0) / dim + eps)
+            x = x * factor * tl.load(weight + head * dim + place, mask=inside, other=0.0)
+            weighs = weight + head * dim + other
+            swapped = swapped * factor * tl.load(weighs, mask=inside, other=0.0)
+        turn = turns + tl.load(positions + token) * (2 * dim) + place
+        cos = tl.load(turn, mask=inside, other=0.0).to(tl.float32)
+        x = x * cos + swapped * tl.load(turn + dim, mask=inside, other=0.0).to(tl.float32)
+    if head < heads:
+        at = query + (token * heads + head) * dim + place
+        tl.store(at, x.to(query.dtype.element_ty), mask=inside)
+    else:
+        # A mask hides a finite number only, and what is left over must be hidden from later rows.
+        x = x.to(pool.dtype.element_ty).to(tl.float32)
+        x = tl.where(tl.abs(x) < float("inf"), x, 0.0)
+        at = pool + (tl.load(places + token) * (2 * kv_heads) + head - heads) * dim + place
+        tl.store(at, x.to(pool.dtype.element_ty), mask=inside)
+
+
+@_jit
+def _gate(joined: tl.tensor, out: tl.tensor, width: tl.constexpr, each: tl.constexpr) -> None:
+    token, place = tl.program_id(0).to(tl.int64), tl.program_id(1) * each + tl.arange(0, each)
+    own, inside = joined + token * (2 * width) + place, place < width
+    gate = tl.load(own, mask=inside, other=0.0).to(tl.float32)
+    value = tl.load(own + width, mask=inside, other=0.0).to(tl.float32)
+    gated = gate / (1.0 + tl.exp(-gate)) * value
+    tl.store(out + token * width + place, gated.to(out.dtype.element_ty), mask=inside)

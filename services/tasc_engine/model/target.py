@@ -20,13 +20,12 @@ from tasc_engine.kv.cache import RowCache, attach, attention_layers, on_device
 from tasc_engine.layout import Feed, Int64, StepLayout, lay_out, plain_feed
 from tasc_engine.lora.adapter_files import Adapter, read_adapter
 from tasc_engine.lora.adapters import Adapters
-from tasc_engine.model.compiled_operations import choose
 from tasc_engine.model.cuda_graphs import GraphedForward, Limits
 from tasc_engine.model.decoder import FAMILIES, LeanDecoder, lean
 from tasc_engine.model.hidden_states import HiddenStateRequest, HiddenStates
 from tasc_engine.model.linears import lay_out_linears
 from tasc_engine.model.loading import ModelSource, load_model, positions_of
-from tasc_engine.model.operations import greatest
+from tasc_engine.model.operations import choose, greatest
 
 # Norm of the difference over that of the logits: rounding passes, a wrong mask does not.
 TOLERANCE = {

@@ -24,10 +24,10 @@ from tasc_engine.drafting.neural.card import read_card
 from tasc_engine.drafting.neural.drafters import Eagle, Independent
 from tasc_engine.drafting.neural.files import WEIGHTS, load_drafter
 from tasc_engine.drafting.neural.hybrid import HybridProposer
-from tasc_engine.drafting.neural.neural_settings import NeuralSettings
 from tasc_engine.drafting.neural.proposer import NeuralProposer
 from tasc_engine.drafting.neural.ranking import Ranking
-from tasc_engine.drafting.neural.recent_policy import RecentVocabulary
+from tasc_engine.drafting.neural.recent import RecentVocabulary
+from tasc_engine.drafting.neural.tree import NeuralSettings
 from tasc_engine.drafting.neural.vocabulary import (
     ActiveSizes,
     FullVocabulary,

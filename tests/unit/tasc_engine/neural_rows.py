@@ -11,8 +11,8 @@ import torch
 from neural_drafters import KINDS, drafter_of, proposer_of, vocabulary_of
 from tasc_draft import Drafts
 from tasc_engine.drafting.hidden_state_buffer import Seen
-from tasc_engine.drafting.neural.neural_settings import NeuralSettings
 from tasc_engine.drafting.neural.proposer import NeuralProposer
+from tasc_engine.drafting.neural.tree import NeuralSettings
 from tasc_engine.drafting.safe_proposer import is_forest
 
 ROWS, CAPACITY = 3, 64

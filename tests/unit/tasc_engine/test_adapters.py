@@ -182,7 +182,7 @@ def test_a_padded_step_of_a_graph_carries_them(
     cache = target.cache
     expected = logits_of(target, rows)
     limits = Limits(rows=9, tokens=40, moves=4, scratch=cache.places)
-    graphs = GraphedForward(target._forward, cache, limits, target.device, Again())
+    graphs = GraphedForward(target.forward, cache, limits, target.device, Again())
     step = lay_out(feeds(rows)[1])
     graphs.warm_up()
     for _ in range(2):

@@ -17,10 +17,9 @@ from paired import paired
 from tasc_engine import Sampling
 from tasc_engine.model.operations import greatest
 from tasc_engine.sampling import tensor_sampler as choosing_tensors
-from tasc_engine.sampling.logprobs import token_logprobs
 from tasc_engine.sampling.row_parameters import Allowed
-from tasc_engine.sampling.sampler import Sampler, is_warm, warm_up
-from tasc_engine.step.accept import accept
+from tasc_engine.sampling.sampler import Sampler, is_warm, token_logprobs, warm_up
+from tasc_engine.step.verify import accept
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 EACH = {

@@ -17,8 +17,13 @@ from tasc_engine.kernels.cpu.compiling import ENGINE, ROOMS
 from tasc_engine.kernels.torch_attention import RowByRow
 from tasc_engine.kv.cache import RowCache, on_device
 from tasc_engine.layout import MOST_NODES, Int64, StepLayout, lay_out, plain_feed
-from tasc_engine.model.compiled_operations import CompiledOperations, choose
-from tasc_engine.model.operations import Norm, TensorOperations, greatest
+from tasc_engine.model.operations import (
+    CompiledOperations,
+    Norm,
+    TensorOperations,
+    choose,
+    greatest,
+)
 
 LENGTH = 160  # no row is longer
 COMPILED, TORCHS = 1 << 60, 0  # from how much work on torch attends

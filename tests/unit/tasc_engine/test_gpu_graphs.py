@@ -24,8 +24,7 @@ from tasc_engine.model.cuda_graphs import (
     buckets,
     fill,
 )
-from tasc_engine.model.fused_operations import FusedOperations
-from tasc_engine.model.operations import Norm, TensorOperations, first_greatest
+from tasc_engine.model.operations import FusedOperations, Norm, TensorOperations, first_greatest
 
 LENGTH, ROWS, VOCAB = 64, 4, 50
 LIMITS = Limits(rows=ROWS, tokens=30, moves=6, scratch=ROWS * LENGTH)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers
 
 from tasc_engine.errors import GuideError
-from tasc_engine.guided import Guide, GuideLimits, Guides, library, sandbox, trial
+from tasc_engine.guided import Guide, GuideLimits, Guides, grammar, sandbox, trial
 from tasc_engine.guided.grammar import MOST_FORCED, MOST_MADE
 from tasc_engine.guided.sandbox import Effort, Sandbox, Unsettled
 from tasc_engine.guided.trial import make_matcher
@@ -389,7 +389,7 @@ def lexers(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Every lexer that was lexers, in turn."""
     seen: list[object] = []
     monkeypatch.setattr(
-        library, "make_matcher", lambda *a: seen.append(make_matcher(*a)) or seen[-1]
+        grammar, "make_matcher", lambda *a: seen.append(make_matcher(*a)) or seen[-1]
     )
     return seen
 

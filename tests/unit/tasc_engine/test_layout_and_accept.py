@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tasc_engine.kernels.torch_attention import visible
 from tasc_engine.layout import MOST_NODES, Feed, Int64, StepLayout, lay_out, plain_feed
-from tasc_engine.step.accept import accept, count, moves
+from tasc_engine.step.verify import accept, count, moves
 
 EOS = 0
 IS_EOS = np.array([i == EOS for i in range(6)])

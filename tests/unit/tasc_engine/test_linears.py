@@ -13,8 +13,7 @@ from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from paired import paired
-from tasc_engine.lora.compiled_low_rank import CompiledTokens
-from tasc_engine.lora.low_rank import LowRank, MaskedTokens
+from tasc_engine.lora.low_rank import CompiledTokens, LowRank, MaskedTokens
 from tasc_engine.model import linears
 from tasc_engine.model.linears import Linear, lay_out_linears
 

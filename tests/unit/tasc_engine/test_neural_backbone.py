@@ -11,7 +11,7 @@ from torch import Tensor
 
 from neural_drafters import decoder_of, exact, model_of
 from tasc_engine import UnsupportedModel
-from tasc_engine.drafting.neural.backbone import Backbone
+from tasc_engine.drafting.neural.drafters import Backbone
 from tasc_engine.model.operations import TensorOperations
 from tiny import make_folder
 

@@ -22,8 +22,8 @@ from neural_rows import (
 )
 
 from neural_drafters import drafter_of, proposer_of
-from tasc_engine.drafting.neural.neural_settings import NeuralSettings
-from tasc_engine.drafting.neural.recent_policy import RecentVocabulary
+from tasc_engine.drafting.neural.recent import RecentVocabulary
+from tasc_engine.drafting.neural.tree import NeuralSettings
 from tasc_engine.model.operations import TensorOperations
 
 

@@ -35,7 +35,7 @@ from tasc_engine import (
 )
 from tasc_engine.drafting.hidden_state_buffer import Seen
 from tasc_engine.drafting.neural.hybrid import HybridProposer
-from tasc_engine.drafting.neural.neural_settings import NeuralSettings
+from tasc_engine.drafting.neural.tree import NeuralSettings
 from tasc_engine.drafting.safe_proposer import FAILURES, STEPS, SafeProposer
 from tasc_engine.model.hidden_states import HiddenStateRequest
 from tasc_text import TaskTokenizer

@@ -23,8 +23,8 @@ from tasc_engine import (
 )
 from tasc_engine.drafting import hidden_state_buffer as module
 from tasc_engine.drafting.hidden_state_buffer import Seen
-from tasc_engine.drafting.neural.neural_settings import NeuralSettings
 from tasc_engine.drafting.neural.proposer import NeuralProposer
+from tasc_engine.drafting.neural.tree import NeuralSettings
 from tasc_engine.drafting.neural.vocabulary import FullVocabulary
 from tasc_engine.errors import OutOfMemory
 from tasc_engine.model.hidden_states import HiddenStateRequest

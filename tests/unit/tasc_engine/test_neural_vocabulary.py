@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tasc_engine.drafting.neural.recent_policy import RecentVocabulary
+from tasc_engine.drafting.neural.recent import RecentVocabulary
 from tasc_engine.drafting.neural.vocabulary import (
     STEPS,
     ActiveSizes,

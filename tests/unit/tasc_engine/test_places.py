@@ -13,7 +13,7 @@ from tasc_engine.kv.cache import RowCache, on_device
 from tasc_engine.kv.prefix_cache import LEAST_TOKENS, MOST_KEPT, PrefixCache
 from tasc_engine.layout import Feed, Int64, lay_out, plain_feed
 from tasc_engine.request import GenerationRequest
-from tasc_engine.step.sequence import Sequence
+from tasc_engine.step.plan import Sequence
 
 TOTAL = 40
 NOBODYS = -1.0  # what the place behind the last one holds

@@ -27,8 +27,8 @@ from tasc_engine import (
 from tasc_engine.drafting.neural.card import target_fingerprint
 from tasc_engine.drafting.neural.drafters import Eagle, Independent
 from tasc_engine.drafting.neural.files import JOINT, WEIGHTS, load_drafter
-from tasc_engine.drafting.neural.neural_settings import NeuralSettings
 from tasc_engine.drafting.neural.proposer import NeuralProposer
+from tasc_engine.drafting.neural.tree import NeuralSettings
 from tasc_engine.drafting.neural.vocabulary import FullVocabulary
 from tasc_engine.layout import Int32
 from tasc_engine.model.loading import load_model

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from support import refused
 from tasc_engine.drafting.neural.card import CARD, DrafterCard, target_fingerprint
 from tasc_engine.drafting.neural.files import save_drafter
-from tasc_engine.drafting.neural.neural_settings import NeuralSettings
+from tasc_engine.drafting.neural.tree import NeuralSettings
 from tasc_engine.layout import MOST_NODES
 from tasc_jobs.errors import UsageError
 from tasc_jobs.tasks.model_folders import BaseModel

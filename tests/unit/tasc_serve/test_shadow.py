@@ -22,7 +22,7 @@ from tasc_engine import (
     TokenLogprob,
 )
 from tasc_engine import engine as engine_module
-from tasc_engine.sampling.logprobs import token_logprobs
+from tasc_engine.sampling.sampler import token_logprobs
 from tasc_serve.metrics.replica_metrics import ReplicaMetrics
 from tasc_serve.monitor.shadow import MARGINS, ShadowCheck, difference
 from tasc_serve.replica.step_loop import EngineLoop

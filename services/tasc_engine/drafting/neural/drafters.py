@@ -1,16 +1,122 @@
-"""The two kinds of drafter: an EAGLE-style head that shares the target's ends, and a small model.
+"""The two kinds of drafter, and their layers over a KV cache of their own.
 
-Each says what its layers read. They hold weights and know no rows.
+An EAGLE-style head shares the target's embedding and LM head; an independent drafter is a small
+model. A row's committed inputs are its trunk; the nodes of a draft lie behind it, level by level,
+and are written over by the next trunk.
 """
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from tasc_engine.drafting.neural.backbone import Backbone
+from tasc_draft import Drafts
+from tasc_engine.errors import UnsupportedModel
+from tasc_engine.kernels.gpu.attention import available
+from tasc_engine.kv.cache import RowCache, on_device
+from tasc_engine.layout import MOST_NODES, Feed, Int32, Int64, StepLayout, lay_out
 from tasc_engine.model.decoder import LeanDecoder
 from tasc_engine.model.linears import Linear
+
+
+class Backbone:
+    """The layers of a Llama-like decoder for a number of rows.
+
+    Args:
+        decoder: Has positions for ``capacity`` tokens.
+        capacity: Most tokens of one row, drafts not counted.
+
+    Raises:
+        UnsupportedModel: A layer looks back over a window, which level by level cannot be kept.
+    """
+
+    def __init__(self, decoder: LeanDecoder, rows: int, capacity: int) -> None:
+        if decoder.windowed:
+            raise UnsupportedModel(
+                "the drafter attends over a sliding window; take one without (sliding_window null)"
+            )
+        self.decoder, self._last = decoder, capacity - 1
+        self._capacity = capacity + MOST_NODES
+        self._cache = RowCache(decoder.layers, rows * self._capacity, None, self._capacity)
+        self._device = decoder.embedding.device
+        self._fused = self._device.type == "cuda" and available(
+            decoder.embedding.dtype, decoder.head_dim, self._device
+        )
+
+    @property
+    def cache_bytes(self) -> int:
+        """Of keys and values: ``rows * (capacity + MOST_NODES) + 1`` tokens in each layer."""
+        each = 2 * self.decoder.kv_heads * self.decoder.head_dim * self.decoder.embedding.itemsize
+        return (self._cache.places + 1) * self.decoder.layers * each
+
+    def trunk(
+        self, inputs: Tensor, rows: Int32, bases: Int32, starts: Int32, sizes: Int32
+    ) -> Tensor:
+        """Commit inputs of rows; ``[R, D]`` what the head reads of each row's last one.
+
+        Args:
+            inputs: ``[N, D]``, row after row; they are overwritten.
+            rows: ``int32[R]``.
+            bases: ``int32[R]`` position of each row's first input ever.
+            starts: ``int32[R]`` inputs of each row that are committed already.
+            sizes: ``int32[R]`` how many it brings, at least one.
+        """
+        offsets = np.concatenate(([0], np.cumsum(sizes))).astype(np.int32)
+        n = len(rows)
+        feed = Feed(
+            self._firsts(rows), starts, np.zeros(offsets[-1], np.int32), offsets,
+            np.arange(n, dtype=np.int32), Drafts.empty(n), np.zeros((2, 0), np.int64),
+        )  # fmt: skip
+        step = lay_out(feed)
+        return self._run(replace(step, positions=step.positions + np.repeat(bases, sizes)), inputs)
+
+    def level(
+        self, inputs: Tensor, tree: Tensor, rows: Int32, bases: Int32, trunks: Int32, level: int
+    ) -> Tensor:
+        """``[R, W, D]`` what the head reads of the nodes of one level.
+
+        Args:
+            inputs: ``[R, W, D]``; they are overwritten.
+            tree: ``int64[R, W]`` bits of the expanded nodes that each sees, itself included; this
+                level's are ``W * (level - 1)`` and on.
+            trunks: ``int32[R]`` committed inputs of each row.
+            level: From 1 on: their depth.
+        """
+        n, width = tree.shape
+        before = width * (level - 1)
+        firsts, long = self._firsts(rows), trunks.astype(np.int64)
+        places = (firsts + long)[:, None] + before + np.arange(width)
+        # A nearly full row is grown as deep as the others; what lies beyond its end is not drafted.
+        positions = np.minimum(bases + long - 1 + level, self._last)
+        host = StepLayout[Int64](
+            ids=np.zeros(n * width, np.int64),
+            positions=np.repeat(positions, width),
+            places=places.reshape(-1),
+            seen=np.repeat(long, width),
+            # Kernels on a GPU read the device's alone, and nothing waits for a copy.
+            tree=np.zeros(n * width, np.int64) if self._fused else tree.flatten().cpu().numpy(),
+            adapters=np.zeros(n * width, np.int64),
+            looked_at=np.arange(n * width),
+            begins=np.arange(n + 1, dtype=np.int64) * width,
+            firsts=firsts,
+            trunks=long,
+            nodes=np.full(n, before + width, np.int64),
+            moves=np.zeros((2, 0), np.int64),
+        )
+        return self._run(host, inputs.flatten(0, 1), tree.flatten()).view(n, width, -1)
+
+    def _run(self, step: StepLayout[Int64], inputs: Tensor, tree: Tensor | None = None) -> Tensor:
+        device = on_device(step, self._device)
+        if tree is not None:
+            device = replace(device, tree=tree)
+        self._cache.begin(step, device)
+        return self.decoder.states(inputs, device.looked_at, self._cache).clone()
+
+    def _firsts(self, rows: Int32) -> NDArray[np.int64]:
+        return rows.astype(np.int64) * self._capacity
 
 
 class Independent:

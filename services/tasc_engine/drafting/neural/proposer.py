@@ -14,9 +14,8 @@ from torch import Tensor
 
 from tasc_draft import Drafts
 from tasc_engine.drafting.hidden_state_buffer import Seen
-from tasc_engine.drafting.neural.backbone import Backbone
-from tasc_engine.drafting.neural.neural_settings import NeuralSettings
-from tasc_engine.drafting.neural.tree import Beam, Frontier
+from tasc_engine.drafting.neural.drafters import Backbone
+from tasc_engine.drafting.neural.tree import Beam, Frontier, NeuralSettings
 from tasc_engine.drafting.neural.vocabulary import Vocabulary
 from tasc_engine.layout import Int32
 from tasc_engine.model.hidden_states import HiddenStateRequest
