@@ -26,6 +26,7 @@ from tasc_engine import (
     QueueFull,
     Target,
 )
+from tasc_engine.kv.cache import RowCache
 from tasc_engine.layout import plain_feed
 from tasc_engine.step.cost import Cost, StepCosts
 
@@ -49,9 +50,9 @@ def config() -> EngineConfig:
     )
 
 
-def scheduled(case: Case, config: EngineConfig) -> tuple[Engine, EngineTotals]:
+def scheduled(case: Case, config: EngineConfig, target: Target) -> tuple[Engine, EngineTotals]:
     settings = DraftSettings(min_prob=0.0, num_speculative_tokens=12, recent_tokens=256)
-    return make_engine(case, config, settings, costs=COSTS)
+    return make_engine(case, config, settings, target=target, costs=COSTS)
 
 
 class Schedule:
@@ -60,6 +61,7 @@ class Schedule:
     def __init__(self, case: Case, engine: Engine, seed: int = 0) -> None:
         self._case, self._engine, self._rng = case, engine, random.Random(seed)
         self._expected: dict[str, list[int]] = {}
+        self._needs: dict[str, int] = {}
         self.begun = self.ended = self.cancelled = self.refused = 0
 
     def operate(self) -> None:
@@ -92,7 +94,15 @@ class Schedule:
             self.refused += 1
             return
         self._expected[request.id] = self._case.answers[i][:most]
+        self._needs[request.id] = len(request.prompt) + most - 1
         self.begun += 1
+
+    def waits_for_slots(self, slots: int) -> bool:
+        """Whether a request waits while a row is free, since the cache has too few slots free."""
+        engine, scheduler = self._engine, self._engine.scheduler
+        free = round((1 - engine.kv_usage) * slots)
+        waiting = self._expected.keys() - {s.request.id for s in scheduler.active}
+        return scheduler.free_rows > 0 and any(self._needs[name] > free for name in waiting)
 
     def _cancel(self, name: str) -> None:
         assert self._engine.cancel(name)
@@ -100,14 +110,13 @@ class Schedule:
         self.cancelled += 1
 
 
-def assert_cache_holds(engine: Engine, alone: Target) -> int:
+def assert_cache_holds(engine: Engine, cache: RowCache, alone: Target) -> int:
     """Each row's keys and values are those of its tokens alone; returns rows looked at."""
-    cache = engine._target.cache
-    pool = cache._pool.clone()
-    source, target = torch.from_numpy(engine._verifier.moves)
+    pool = cache.copied(0, cache.places)
+    source, target = torch.from_numpy(engine.verifier.moves)
     pool[:, target] = pool[:, source]
     rows = 0
-    for sequence in engine._active.values():
+    for sequence in engine.scheduler.active:
         tokens = np.concatenate([sequence.prompt, sequence.answer])[: sequence.cached]
         if len(tokens):
             alone.next_tokens(plain_feed([0], 0, tokens.astype(np.int32)))
@@ -122,20 +131,20 @@ def test_random_schedules_leave_engine_and_cache_whole(
     case: Case, config: EngineConfig, places: int, everything: bool, seed: int
 ) -> None:
     operations = 10_000 if everything else 1_500
-    alone = Target.load(
-        ModelSource(case.folder, dtype=case.dtype), EngineConfig(rows=1, max_model_len=LENGTH)
-    )
-    nbytes = (places + 1) * alone.cache.copied(0, 1).nbytes
-    engine, totals = scheduled(case, replace(config, kv_cache_bytes=nbytes))
-    assert engine._target.cache.places == places
+    source = ModelSource(case.folder, dtype=case.dtype)
+    alone = Target.load(source, EngineConfig(rows=1, max_model_len=LENGTH))
+    config = replace(config, kv_cache_bytes=(places + 1) * alone.cache.copied(0, 1).nbytes)
+    target = Target.load(source, config)
+    engine, totals = scheduled(case, config, target)
+    assert target.cache.places == places
     schedule, looked_at, waited = Schedule(case, engine, seed), 0, 0
     with torch.inference_mode():
         for i in range(operations):
             schedule.operate()
             engine.check_integrity()
-            waited += any(s.needs > engine._places.free for s in engine._waiting if engine._free)
+            waited += schedule.waits_for_slots(places)
             if i % 20 == 0:
-                looked_at += assert_cache_holds(engine, alone)
+                looked_at += assert_cache_holds(engine, target.cache, alone)
     many, some = (500, 50) if everything else (0, 0)
     assert schedule.ended > many
     assert min(schedule.cancelled, schedule.refused, looked_at) > some
@@ -155,7 +164,8 @@ def test_thousands_of_requests_take_no_more_memory_than_hundreds(
     case: Case, config: EngineConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With TASC_SOAK_REQUESTS=20000 it runs for minutes."""
-    engine, _ = scheduled(case, config)
+    target = Target.load(ModelSource(case.folder, dtype=case.dtype), config)
+    engine, _ = scheduled(case, config, target)
     schedule = Schedule(case, engine, seed=1)
     while schedule.begun < SOAK // 10:
         schedule.operate()

@@ -71,10 +71,7 @@ class HiddenStateBuffer:
         )
         for i, row in enumerate(plan.rows.tolist()):
             seen = Seen(int(plan.starts[i]), hidden[i], top[i])
-            held = self._held.setdefault(row, [])
-            while held and held[-1].begin >= seen.begin:
-                held.pop()  # the step is done again: what came behind its forward failed
-            held.append(seen)
+            self._held.setdefault(row, []).append(seen)
 
 
 def _kept(plan: Plan, drafts: Drafts, accepted: Accepted) -> list[NDArray[np.int64]]:

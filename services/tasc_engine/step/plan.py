@@ -205,6 +205,7 @@ class Plan:
         prompt_tokens: Prompt tokens that enter the cache by this step's forward.
         shared_tokens: Prompt tokens of rows that begin in this step which were copied instead.
         adapters: ``int32[n]`` the number of each row's adapter, 0 for none.
+        admitted: Those that have got their row for this step.
     """
 
     sequences: list[Sequence]
@@ -218,9 +219,12 @@ class Plan:
     prompt_tokens: int
     shared_tokens: int
     adapters: Int32
+    admitted: list[Sequence]
 
     @classmethod
-    def of(cls, sequences: list[Sequence], chunk: int) -> "Plan":
+    def of(
+        cls, sequences: list[Sequence], chunk: int, admitted: list[Sequence] | None = None
+    ) -> "Plan":
         """Each row's next tokens, at most ``chunk``."""
         tokens = [s.next_tokens(chunk) for s in sequences]
         sizes = [len(t) for t in tokens]
@@ -237,6 +241,7 @@ class Plan:
             prompt_tokens=sum(n for s, n in zip(sequences, sizes, strict=True) if s.prefilling),
             shared_tokens=sum(s.entered for s in sequences if s.cached == s.entered),
             adapters=_ints(s.adapter for s in sequences),
+            admitted=admitted or [],
         )
 
     @property
@@ -277,9 +282,15 @@ class Plan:
 
     def feed(self, drafts: Drafts, moves: Int64) -> Feed:
         return Feed(
-            self.firsts, self.starts, self.tokens, self.offsets, self.draft_of, drafts, moves,
-            self.adapters,
-        )  # fmt: skip
+            firsts=self.firsts,
+            starts=self.starts,
+            tokens=self.tokens,
+            offsets=self.offsets,
+            draft_of=self.draft_of,
+            drafts=drafts,
+            moves=moves,
+            adapters=self.adapters,
+        )
 
 
 def _ints(values: Iterable[int]) -> Int32:

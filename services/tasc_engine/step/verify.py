@@ -6,7 +6,7 @@ Leviathan et al. 2023, arXiv 2211.17192; over trees: Miao et al. 2024, arXiv 230
 nodes stand where their draft had them; they move to their slots in the cache with the next forward.
 """
 
-from collections.abc import Sequence as Row
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -178,159 +178,163 @@ def _count(
             kept[source[offsets[i] + path[i, k]], k] += 1
 
 
-def record_of(
-    plan: Plan,
-    drafts: Drafts,
-    accepted: Accepted,
-    used: NDArray[np.int32],
-    forced: int,
-    seconds: tuple[float, float, float],
-    *,
-    positions: int,
-    cached_tokens: int,
-    paused: bool,
-    draft_failures: int,
-) -> StepRecord:
-    """A step's record.
-
-    Args:
-        used: ``int32[m]`` tokens that each answer took.
-        forced: Tokens that guides forced besides.
-        seconds: Spent proposing, asking guides, and in the target's forward.
-        positions: The deepest a draft may be.
-    """
-    drafted, reached, kept = count(drafts, accepted, used, len(SOURCES), positions)
-    return StepRecord(
-        row_steps=len(plan.emitting),
-        drafts=int((np.diff(drafts.offsets) > 0).sum()),
-        drafted=drafted,
-        reached=reached,
-        accepted=kept,
-        bonus_tokens=int(used.sum()) - int(kept.sum()),
-        prompt_tokens=plan.prompt_tokens,
-        shared_tokens=plan.shared_tokens,
-        cached_tokens=cached_tokens,
-        draft_seconds=seconds[0],
-        guide_seconds=seconds[1],
-        verify_seconds=seconds[2],
-        paused=paused,
-        draft_failures=draft_failures,
-        forced_tokens=forced,
-        requests=tuple(sequence.request.id for sequence in plan.sequences),
-    )
-
-
 @dataclass(frozen=True)
 class Verified:
     """What the target says to a step.
 
     Attributes:
-        target_tokens: ``int64[M]`` the token behind each current and each draft token, at least
-            where it is visited; below 0 where logits are not numbers or nothing is allowed.
         drafts: What was verified: none where drafts did not fit the memory.
+        accepted: What each row takes.
+        logprobs: Of each row, those of the tokens it takes, where its request asks for them.
+        seconds: Spent in the target's forward, until its tokens were read.
+    """
+
+    drafts: Drafts
+    accepted: Accepted
+    logprobs: list[list[TokenLogprob]]
+    seconds: float
+
+    def record(self, plan: Plan, used: Int32, positions: int, **others: Any) -> StepRecord:
+        """The step's record.
+
+        Args:
+            used: ``int32[m]`` tokens that each answer took.
+            positions: The deepest a draft may be.
+            others: Fields of the record that the target does not know.
+        """
+        drafted, reached, kept = count(self.drafts, self.accepted, used, len(SOURCES), positions)
+        return StepRecord(
+            row_steps=len(plan.emitting),
+            drafts=int((np.diff(self.drafts.offsets) > 0).sum()),
+            drafted=drafted,
+            reached=reached,
+            accepted=kept,
+            bonus_tokens=int(used.sum()) - int(kept.sum()),
+            prompt_tokens=plan.prompt_tokens,
+            shared_tokens=plan.shared_tokens,
+            verify_seconds=self.seconds,
+            requests=tuple(sequence.request.id for sequence in plan.sequences),
+            **others,
+        )
+
+
+@dataclass(frozen=True)
+class _Forward:
+    """A forward's outcome.
+
+    Attributes:
+        tokens: ``int64[M]`` the token behind each current and each draft token, at least where it
+            is visited; below 0 where logits are not numbers or nothing is allowed.
         logits: ``[M, vocab]`` until the next step, where somebody needs them.
     """
 
-    target_tokens: Int64
+    tokens: Int64
     drafts: Drafts
     logits: Tensor | None = None
 
-    def logprobs(self, plan: Plan, accepted: Accepted) -> list[list[TokenLogprob]]:
-        """Of the tokens each row of ``plan.emitting`` emits; none for rows that do not ask.
-
-        Raises:
-            OutOfMemory: They did not fit; nothing has changed.
-        """
-        asked = [s.request.logprobs for s in plan.emitting]
-        if self.logits is None or all(n is None for n in asked):
-            return [[] for _ in asked]
-        counts = [0 if n is None else k for n, k in zip(asked, accepted.emitted, strict=True)]
-        places, tokens, most = [], [], []
-        for i, count in enumerate(counts):
-            root = int(self.drafts.offsets[i]) + i
-            places += [root, *(root + 1 + accepted.path[i, : count - 1])][:count]
-            tokens += accepted.tokens[i, :count].tolist()
-            most += [asked[i] or 0] * count
-        with out_of_memory_is("log-probabilities", moved=True):
-            found = token_logprobs(self.logits, np.array(places), np.array(tokens), most)
-        told = iter(found)
-        return [[next(told) for _ in range(count)] for count in counts]
-
 
 class Verifier:
-    """Targets and the rules of their rows.
+    """The target, and the sampling rules of its rows.
+
+    Args:
+        is_eos: ``bool[vocab]`` whether an id is an end of sequence.
 
     Attributes:
-        moves: ``int64[2, k]`` cache places to copy from and to with the next forward.
+        moves: ``int64[2, k]`` cache slots to copy from and to with the next forward.
     """
 
-    def __init__(self, sampler: Sampler) -> None:
-        self._sampler = sampler
+    def __init__(self, target: Target, sampler: Sampler, is_eos: NDArray[np.bool_]) -> None:
+        self._target, self._sampler, self._is_eos = target, sampler, is_eos
         self.moves = _none()
 
-    def verify(
-        self, target: Target, plan: Plan, drafts: Drafts, allowed: Allowed | None
-    ) -> Verified:
-        """Run a step; without its drafts, and what drafts are made of, where they do not fit.
+    def verify(self, plan: Plan, drafts: Drafts, allowed: Allowed | None) -> Verified:
+        """Run a step; without its drafts, and without hidden states, where they do not fit.
 
         Args:
             allowed: What guides allow at each place; None where there are no guides.
 
         Raises:
-            OutOfMemory: The step does not fit without drafts either.
+            OutOfMemory: The step does not fit without drafts either; it can be run again.
         """
+        began = time.perf_counter()
         try:
-            return self._run(target, plan, drafts, allowed)
-        except OutOfMemory:
-            if not len(drafts.tokens) and not target.keeps_hidden_states:
-                raise
-        return self._in_less_memory(target, plan, drafts, allowed)
+            forward = self._fitting(plan, drafts, allowed)
+            seconds = time.perf_counter() - began
+            accepted = accept(
+                forward.tokens, forward.drafts, plan.room(), plan.ends(), self._is_eos
+            )
+            logprobs = _logprobs(plan, forward, accepted)
+        except OutOfMemory as error:
+            self._forget_made(error)
+            raise
+        return Verified(forward.drafts, accepted, logprobs, seconds)
 
-    def keep(self, plan: Plan, accepted: Accepted, firsts: Row[int]) -> None:
-        """Accepted draft tokens go where they belong.
-
-        Args:
-            firsts: The first cache place of each row that could emit; -1 where its answer ended.
-        """
-        self.moves = moves(accepted, np.array(firsts, np.int64), plan.behind)
-
-    def forget_moves_if(self, made: bool) -> None:
-        if made:
-            self.moves = _none()
+    def keep(self, plan: Plan, accepted: Accepted) -> None:
+        """Accepted draft tokens go where they belong, except those of rows that have ended."""
+        firsts = np.array([sequence.first for sequence in plan.emitting], np.int64)
+        self.moves = moves(accepted, firsts, plan.behind)
 
     def forget(self, first: int, end: int) -> None:
-        """Nothing moves from these places: another's tokens may be there before it would."""
+        """Nothing moves from these slots: another's tokens may be there before it would."""
         source = self.moves[0]
         self.moves = self.moves[:, (source < first) | (source >= end)]
 
-    def _in_less_memory(
-        self, target: Target, plan: Plan, drafts: Drafts, allowed: Allowed | None
-    ) -> Verified:
+    def _fitting(self, plan: Plan, drafts: Drafts, allowed: Allowed | None) -> _Forward:
+        target = self._target
+        try:
+            return self._run(plan, drafts, allowed)
+        except OutOfMemory as error:
+            self._forget_made(error)
+            if not len(drafts.tokens) and not target.keeps_hidden_states:
+                raise
         none = Drafts.empty(len(plan.emitting))
         roots = drafts.offsets[:-1] + np.arange(len(plan.emitting))
         at_roots = allowed and Allowed(allowed.masks, allowed.mask_of[roots])
         if len(drafts.tokens):
             try:
-                return self._run(target, plan, none, at_roots)
-            except OutOfMemory:
+                return self._run(plan, none, at_roots)
+            except OutOfMemory as error:
+                self._forget_made(error)
                 if not target.keeps_hidden_states:
                     raise
         with target.without_hidden_states():
-            return self._run(target, plan, none, at_roots)
+            return self._run(plan, none, at_roots)
 
-    def _run(self, target: Target, plan: Plan, drafts: Drafts, allowed: Allowed | None) -> Verified:
+    def _run(self, plan: Plan, drafts: Drafts, allowed: Allowed | None) -> _Forward:
         feed, rows = plan.feed(drafts, self.moves), plan.emitting_rows
-        told = any(s.request.logprobs is not None for s in plan.emitting)
-        try:
-            if allowed is None and not told and self._sampler.plain(rows):
-                return Verified(target.next_tokens(feed), drafts)
-            logits = target.logits(feed)
-            with out_of_memory_is("choosing tokens", moved=True):
-                chosen = self._sampler.choose(logits, rows, drafts, allowed)
-        except OutOfMemory as error:
-            self.forget_moves_if(error.moved)
-            raise
-        return Verified(chosen, drafts, logits)
+        needs_logits = any(s.request.logprobs is not None for s in plan.emitting)
+        if allowed is None and not needs_logits and self._sampler.plain(rows):
+            return _Forward(self._target.next_tokens(feed), drafts)
+        logits = self._target.logits(feed)
+        with out_of_memory_is("choosing tokens", moved=True):
+            tokens = self._sampler.choose(logits, rows, drafts, allowed)
+        return _Forward(tokens, drafts, logits)
+
+    def _forget_made(self, error: OutOfMemory) -> None:
+        """Moves that came with a forward that failed later are not made again."""
+        if error.moved:
+            self.moves = _none()
+
+
+def _logprobs(plan: Plan, forward: _Forward, accepted: Accepted) -> list[list[TokenLogprob]]:
+    """Of the tokens each row of ``plan.emitting`` takes; none for rows that do not ask.
+
+    Raises:
+        OutOfMemory: They did not fit.
+    """
+    asked = [s.request.logprobs for s in plan.emitting]
+    if forward.logits is None or all(n is None for n in asked):
+        return [[] for _ in asked]
+    counts = [0 if n is None else k for n, k in zip(asked, accepted.emitted, strict=True)]
+    places, tokens, most = [], [], []
+    for i, taken in enumerate(counts):
+        root = int(forward.drafts.offsets[i]) + i
+        places += [root, *(root + 1 + accepted.path[i, : taken - 1])][:taken]
+        tokens += accepted.tokens[i, :taken].tolist()
+        most += [asked[i] or 0] * taken
+    with out_of_memory_is("log-probabilities", moved=True):
+        found = iter(token_logprobs(forward.logits, np.array(places), np.array(tokens), most))
+    return [[next(found) for _ in range(taken)] for taken in counts]
 
 
 def _none() -> Int64:

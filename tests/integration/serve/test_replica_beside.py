@@ -16,7 +16,7 @@ from serving import Samples, publish
 import tiny
 from support import eventually
 from tasc_draft import Tokens, build_index
-from tasc_engine import engine as engine_module
+from tasc_engine.step import verify
 from tasc_runtime.protocol import Answer, Call, Refusal
 from tasc_serve.replica import replica as replica_module
 from tasc_serve.replica.admission import DrainRate
@@ -143,7 +143,7 @@ def test_a_replica_whose_engine_lies_about_drafts_says_so(
     start, task, store, index, monkeypatch, caplog
 ):
     publish(store, index)
-    honest = engine_module.accept
+    honest = verify.accept
 
     def lying(chosen, drafts, *rest):
         found = honest(chosen, drafts, *rest)
@@ -152,7 +152,7 @@ def test_a_replica_whose_engine_lies_about_drafts_says_so(
                 found.tokens[row, n - 1] = found.tokens[row, n - 1] % 200 + 1
         return found
 
-    monkeypatch.setattr(engine_module, "accept", lying)
+    monkeypatch.setattr(verify, "accept", lying)
     replica = start(shadow={"sample_rate": 1.0, "max_age_s": 300})
     results = replica.answers()
     wrong = sum((r.text, r.finish_reason) != want for r, want in

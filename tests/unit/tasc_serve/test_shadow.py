@@ -21,8 +21,8 @@ from tasc_engine import (
     Target,
     TokenLogprob,
 )
-from tasc_engine import engine as engine_module
 from tasc_engine.sampling.sampler import token_logprobs
+from tasc_engine.step import verify
 from tasc_serve.metrics.replica_metrics import ReplicaMetrics
 from tasc_serve.monitor.shadow import MARGINS, ShadowCheck, difference
 from tasc_serve.replica.step_loop import EngineLoop
@@ -117,14 +117,14 @@ def checked(target, tokenizer):
 def lie(monkeypatch, vocab_size):
     """Every step that had a draft accepts a wrong token of the target behind it."""
 
-    def wrong(chosen, drafts, *rest, honest=engine_module.accept):
+    def wrong(chosen, drafts, *rest, honest=verify.accept):
         found = honest(chosen, drafts, *rest)
         for row in np.flatnonzero(np.diff(drafts.offsets) > 0):
             if n := found.emitted[row]:
                 found.tokens[row, n - 1] = (found.tokens[row, n - 1] + 1) % vocab_size or 1
         return found
 
-    monkeypatch.setattr(engine_module, "accept", wrong)
+    monkeypatch.setattr(verify, "accept", wrong)
 
 
 def test_drafted_answers_are_decoded_again_and_are_the_same(checked, requests):

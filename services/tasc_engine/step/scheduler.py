@@ -1,0 +1,128 @@
+"""Which requests have a row: the queue, admission in order of arrival, and slots of the KV cache.
+
+A request gets a row and the slots of its longest answer when it is admitted and keeps them to its
+end. The first in the queue is never passed by one behind it.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterator
+
+from tasc_engine.config import EngineConfig
+from tasc_engine.errors import QueueFull
+from tasc_engine.kv.allocator import KVAllocator
+from tasc_engine.kv.cache import RowCache
+from tasc_engine.kv.prefix_cache import PrefixCache
+from tasc_engine.layout import Int64
+from tasc_engine.step.plan import Plan, Sequence
+
+
+class Scheduler:
+    """Requests that wait and requests that have a row."""
+
+    def __init__(self, config: EngineConfig, cache: RowCache) -> None:
+        self._config = config
+        self._waiting: deque[Sequence] = deque()
+        self._active: dict[int, Sequence] = {}
+        self._free = list(range(config.rows - 1, -1, -1))
+        self._slots = KVAllocator(cache)
+        self._prefixes = PrefixCache(cache, config.prefix_cache_bytes)
+
+    @property
+    def running(self) -> int:
+        return len(self._active)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def free_rows(self) -> int:
+        return len(self._free)
+
+    @property
+    def active(self) -> list[Sequence]:
+        """Requests that have a row, by row."""
+        return [self._active[row] for row in sorted(self._active)]
+
+    @property
+    def held(self) -> tuple[Sequence, ...]:
+        """All requests, those that wait first."""
+        return (*self._waiting, *self._active.values())
+
+    @property
+    def cached_tokens(self) -> int:
+        return sum(sequence.cached for sequence in self._active.values())
+
+    @property
+    def kv_usage(self) -> float:
+        """Part of the KV cache that is given away; the rest is what waiting requests need."""
+        return 1 - self._slots.free / self._slots.total
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of one request, prompt and answer together."""
+        return min(self._config.max_model_len, self._slots.total)
+
+    def require_free(self, request_id: str) -> None:
+        """Raise QueueFull if no more requests may wait, ValueError if one has this id."""
+        if self.find(request_id):
+            raise ValueError(f"request {request_id} is being answered; ids must differ")
+        if self.waiting >= self._config.max_waiting + self.free_rows:
+            raise QueueFull(f"{self.waiting} requests wait already; try again later")
+
+    def submit(self, sequence: Sequence) -> None:
+        self._waiting.append(sequence)
+
+    def find(self, request_id: str) -> Sequence | None:
+        return next((s for s in self.held if s.request.id == request_id), None)
+
+    def plan(self, moves: Int64) -> Plan:
+        """Admit who fits, and say what each row brings to the next step.
+
+        Args:
+            moves: See `KVAllocator.enter`.
+        """
+        admitted = list(self._admit(moves))
+        return Plan.of(self.active, self._config.prefill_chunk, admitted)
+
+    def keep_prompt(self, sequence: Sequence) -> None:
+        """Keep what the prompt of a prefilled row shares with others, for later ones."""
+        self._prefixes.leave(sequence.first, sequence.prompt, sequence.entered, sequence.adapter)
+
+    def release(self, sequence: Sequence) -> None:
+        """Forget a request; its row and its slots are free."""
+        if sequence.row < 0:
+            self._waiting.remove(sequence)
+            return
+        self._slots.leave(sequence)
+        del self._active[sequence.row]
+        self._free.append(sequence.row)
+        sequence.row = sequence.first = -1
+
+    def check_integrity(self, moves: Int64) -> None:
+        """Raise AssertionError unless each row is free or held by one request that fits it."""
+        active, longest = self._active, self._config.max_model_len
+        rows = sorted([*self._free, *active])
+        assert rows == list(range(self._config.rows)), f"rows {rows} are not each owned once"
+        assert all(s.row == row for row, s in active.items())
+        assert all(s.cached <= longest for s in active.values())
+        assert all(s.entered <= s.cached and s.behind > 0 for s in active.values())
+        held = [range(s.first, s.first + s.needs) for s in active.values()]
+        moved = moves.ravel().tolist()
+        assert all(any(p in own for own in held) for p in moved), f"{moved} move, {held} are held"
+        self._slots.check_integrity()
+        self._prefixes.check_integrity()
+
+    def _admit(self, moves: Int64) -> Iterator[Sequence]:
+        while self._waiting and self._free:
+            sequence = self._waiting[0]
+            if not self._slots.enter(sequence, moves):
+                return
+            self._waiting.popleft()
+            sequence.row = row = self._free.pop()
+            sequence.admitted = time.monotonic()
+            self._active[row] = sequence
+            entered = self._prefixes.enter(sequence.first, sequence.prompt, sequence.adapter)
+            sequence.entered = sequence.cached = entered
+            yield sequence
