@@ -1,110 +1,307 @@
-"""What each source says at a node of the draft tree, entered as votes. Compiled; no allocation.
+"""Nodes of the draft tree: candidates for the next token, their evidence and probabilities.
 
-Every source has the same small shape: a node's state in it follows from its parent's by one token
-(`descend`, or `root` for the first), and the state names continuations, each with its share.
+Each source keeps a state at a node that follows from its parent's state by one token (`root`,
+`descend`). From that state the source supports candidates, each with a share of its evidence
+(`gather`). A candidate's score is the sum of weight[base + level] over the slots that support it,
+and its probability p(v) = exp(score(v)) / Z, where Z includes a score for "none of the candidates".
+The weights maximise the likelihood of the tokens that the target emitted (log-linear mixing of
+n-gram evidence). So probabilities of paths are calibrated and no mixing constant has to be chosen.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tasc_draft.compiled import borrowing
-from tasc_draft.drafts import ALIGNED, BIGRAMS, CORPUS, NEIGHBOURS, PROMPT, RECENT
+from tasc_draft.drafts import ALIGNED, BIGRAMS, CORPUS, NEIGHBOURS, NGRAM_SOURCES, PROMPT, RECENT
+from tasc_draft.index import lookup
 from tasc_draft.index import weights as cells
 from tasc_draft.index.aligned import KINDS, context_keys, find
-from tasc_draft.index.lookup import COUNT, TOKEN, continuations
-from tasc_draft.mixture import contexts, occurrences
-from tasc_draft.mixture.candidates import MIXED, NONE, candidate, clear, vote
-from tasc_draft.mixture.row_state import begins_word
+from tasc_draft.index.lookup import COUNT, TOKEN, WIDEST, continuations
+from tasc_draft.index.weights import CONTEXTS, SLOTS
+from tasc_draft.mixture.row_state import (
+    COLUMNS,
+    MOST,
+    NONE,
+    begins_word,
+    extend_contexts,
+    extend_places,
+    find_places,
+    int32,
+    pick_contexts,
+)
+from tasc_draft.tokens import Int32
 
-_END = 1 << 30  # behind every place
+WIDTH = 48  # most candidates of a node
+FULL_WIDTH = WIDTH + 32  # with those that only an external tree has
+PLACES = 48  # most places in a local text that a node keeps
+RECENT_PLACES = 16  # in recent answers; more cost much and add little
+SILENT = -1  # base of a slot without evidence at a node
+NEGLIGIBLE = 1e-2  # smaller gradients do not move the weights
+HOPELESS = 9.0  # a score this far below the best gets probability 0 and needs no exponential
+MIXED, TASC, TRIE = 0, 1, 2  # mixtures
+_LAST_PLACE = 1 << 30  # larger than every place
+
+# A node of a step's trees. A node that was not expanded has no candidates (full_width is 0).
+#   row, batch_row: number of the row, and its position in the batch
+#   place: position of the node in the row's draft
+#   parent, first_child, sibling: nodes, or NONE; path: probability of the path to the node
+#   source: number of the source that contributed most; words: begun in the answer up to here
+#   known: continuations of the first contexts; num_known is NONE if they were not looked up
+#   near, own, recent: (place, agreeing tokens) in the local texts
+#   width: number of the n-grams' candidates; the external tree's own ones follow to full_width
+#   bases: cell at which a slot's levels begin, or SILENT; other: cell of "none of the candidates"
+#   chance: probability of each candidate, negated once it is a node of the tree
+#   next: the candidate that is on the heap
+# See `external_tree` for the others.
+#   external: the node of the external tree at the same path, if it has children, or NONE
+#   external_chance: probability of each candidate in the external tree
+#   floor, rest: by side, the probability of a candidate it does not name, and of all other tokens
+#   mixed, none: mixed probability of each candidate (negated like chance), and of other tokens
+#   cell: the cell of trust by which both sides were mixed
+NODE = np.dtype(
+    [
+        *int32("row", "batch_row", "place", "parent", "first_child", "sibling", "depth", "token"),
+        ("path", np.float32),
+        *int32("source", "words", "num_contexts"),
+        ("contexts", np.int32, (MOST, COLUMNS)),
+        ("num_known", np.int32, (CONTEXTS,)),
+        ("known", np.int32, (CONTEXTS, WIDEST, lookup.COLUMNS)),
+        ("num_near", np.int32),
+        ("near", np.int32, (PLACES, 2)),
+        ("num_own", np.int32),
+        ("own", np.int32, (PLACES, 2)),
+        ("num_recent", np.int32),
+        ("recent", np.int32, (RECENT_PLACES, 2)),
+        ("width", np.int32),
+        ("candidates", np.int32, (FULL_WIDTH,)),
+        ("bases", np.int32, (SLOTS,)),
+        ("levels", np.int8, (FULL_WIDTH, SLOTS)),
+        ("chance", np.float32, (FULL_WIDTH,)),
+        ("other", np.int32),
+        ("other_chance", np.float32),
+        *int32("next", "full_width", "external"),
+        ("external_chance", np.float32, (FULL_WIDTH,)),
+        ("floor", np.float32, (2,)),
+        ("rest", np.float32, (2,)),
+        ("mixed", np.float32, (FULL_WIDTH,)),
+        ("none", np.float32),
+        ("cell", np.int32),
+    ],
+    align=True,
+)
+
+# Scalars of the compiled code; see `DraftSettings`. sep, depth and head belong to the index;
+# enabled tells by number which sources are in use; child_chance is OPTIMISTIC_CHILD_PROB.
+GROWTH = np.dtype(
+    [
+        *int32("rule", "n_max", "p_min", "prefix", "most", "vocab_size", "sep", "depth", "head"),
+        *int32("recent_end"),
+        ("corpus_weight", np.float64),
+        ("branching", np.bool_),
+        ("min_prob", np.float32),
+        ("child_chance", np.float32),
+        ("rate", np.float32),
+        ("enabled", np.int8, (len(NGRAM_SOURCES),)),
+    ],
+    align=True,
+)
+
+# Memory for the look-ups of one node.
+SCRATCH = np.dtype(
+    [
+        ("found", np.int32, (WIDEST, lookup.COLUMNS)),
+        ("sums", np.float32, (2, WIDTH)),
+        ("keys", np.uint32, (KINDS,)),
+    ],
+    align=True,
+)
+
+
+class Words(NamedTuple):
+    """``[rows, words]`` of the prompts: hash and last token of each word."""
+
+    hashes: NDArray[np.uint32]
+    lasts: Int32
+
+
+class Learnt(NamedTuple):
+    """``float32[CELLS]`` weights and the summed squares of their gradients (AdaGrad).
+
+    Attributes:
+        trust, trust_squares: ``float32[external_tree.CELLS, 5]``, the same for `external_tree`.
+    """
+
+    weights: NDArray[np.float32]
+    squares: NDArray[np.float32]
+    trust: NDArray[np.float32]
+    trust_squares: NDArray[np.float32]
+
+
+@borrowing
+def clear(node: Any) -> None:
+    node.width = 0
+    node.bases[:] = SILENT
+
+
+@borrowing
+def candidate(node: Any, token: int) -> int:
+    """The number of ``token`` among a node's candidates; it is added if necessary.
+
+    NONE if there is no space, and for END, which may follow in an output that was cut.
+    """
+    if token < 0:
+        return NONE
+    n = node.width
+    for i in range(n):
+        if node.candidates[i] == token:
+            return i
+    if n == WIDTH:
+        return NONE
+    node.candidates[n] = token
+    node.levels[n, :] = 0
+    node.chance[n] = 0.0
+    node.width = n + 1
+    return n
+
+
+@borrowing
+def score(weights: Any, node: Any) -> None:
+    """Fill the probabilities of a node's candidates and of none of them; they sum to one."""
+    n, other = node.width, weights[node.other]
+    greatest = other
+    node.chance[:n] = 0.0
+    for slot in range(SLOTS):
+        base = node.bases[slot]
+        if base >= 0:
+            for i in range(n):
+                node.chance[i] += weights[base + node.levels[i, slot]]
+    for i in range(n):
+        greatest = max(greatest, node.chance[i])
+    none = math.exp(other - greatest)
+    whole = none
+    for i in range(n):
+        below = node.chance[i] - greatest
+        node.chance[i] = math.exp(below) if below > -HOPELESS else 0.0
+        whole += node.chance[i]
+    for i in range(n):
+        node.chance[i] /= whole
+    node.other_chance = none / whole
+
+
+@borrowing
+def learn(weights: Any, squares: Any, node: Any, token: int, rate: float) -> None:
+    """One step of gradient ascent on the likelihood of ``token`` after this node (AdaGrad)."""
+    missed = 1.0
+    for i in range(node.width):
+        hit = 0.0
+        if node.candidates[i] == token:
+            hit, missed = 1.0, 0.0
+        gradient = hit - abs(node.chance[i])
+        if abs(gradient) < NEGLIGIBLE:
+            continue
+        for slot in range(SLOTS):
+            if node.bases[slot] >= 0:
+                _climb(weights, squares, node.bases[slot] + node.levels[i, slot], gradient, rate)
+    _climb(weights, squares, node.other, missed - node.other_chance, rate)
+
+
+@borrowing
+def _climb(weights: Any, squares: Any, cell: int, gradient: float, rate: float) -> None:
+    squares[cell] += gradient * gradient
+    weights[cell] += rate * gradient / math.sqrt(squares[cell])
+
+
+@borrowing
+def dominant_slot(weights: Any, node: Any, i: int) -> int:
+    """The slot that adds most to a candidate's score, compared with a candidate without support."""
+    best, most = 0, -math.inf
+    for slot in range(SLOTS):
+        base, level = node.bases[slot], node.levels[i, slot]
+        if base >= 0 and level > 0:
+            gain = weights[base + level] - weights[base]
+            if gain > most:
+                best, most = slot, gain
+    return best
 
 
 @borrowing
 def root(state: Any, x: int, row: int) -> None:
-    """Node ``x`` is the end of a row's text."""
-    node, it, own = state.nodes[x], state.rows[row], state.own
-    mixed = state.growth[0].rule == MIXED
-    text, keys, end = state.texts[row], own.tokens[row], it.length - 1
+    """Make node ``x`` the end of a row's text."""
+    node, it, mixed = state.nodes[x], state.rows[row], state.growth[0].rule == MIXED
+    text, end = state.texts[row], it.length - 1
     node.row = row
     node.parent = NONE
     node.depth = 0
     node.token = text[end]
     node.path = 1.0
     node.words = it.begun
-    node.num_contexts = contexts.pick(
-        it.contexts, it.num_contexts, 2 if mixed else 1,
-        cells.CONTEXTS if mixed else contexts.MOST, node.contexts,
-    )  # fmt: skip
+    times, most = (2, CONTEXTS) if mixed else (1, MOST)
+    node.num_contexts = pick_contexts(it.contexts, it.num_contexts, times, most, node.contexts)
     node.num_known[:] = NONE
-    node.num_own = occurrences.find(
-        keys, own.previous[row], own.last[row], end, keys, end, node.own
-    )
+    node.num_own = find_places(state.own, row, end, state.own.tokens[row], end, node.own)
     if mixed:
-        near, recent = state.near, state.recent
-        node.num_near = occurrences.find(
-            near.tokens[row], near.previous[row], near.last[row], it.near_length - 1, text, end,
-            node.near,
-        )  # fmt: skip
-        node.num_recent = occurrences.find(
-            recent.tokens[0], recent.previous[0], recent.last[0], state.growth[0].recent_end - 1,
-            text, end, node.recent,
-        )  # fmt: skip
+        node.num_near = find_places(state.near, row, it.near_length - 1, text, end, node.near)
+        recent_end = state.growth[0].recent_end - 1
+        node.num_recent = find_places(state.recent, 0, recent_end, text, end, node.recent)
 
 
 @borrowing
 def descend(state: Any, x: int) -> None:
-    """Node ``x`` has a row, a parent, a depth, a token and a path; fill what the sources need."""
-    node, growth, own = state.nodes[x], state.growth[0], state.own
+    """Fill the sources' states at node ``x``, whose row, parent, depth, token and path are set."""
+    node, growth = state.nodes[x], state.growth[0]
     parent, row, token = state.nodes[node.parent], node.row, node.token
     it, mixed = state.rows[row], growth.rule == MIXED
     first = it.length == it.begin + 1 and node.depth == 1
     node.words = parent.words + begins_word(state.word_starts, token, first)
-    node.num_contexts = contexts.extend_context(
-        state.corpus, state.starts, parent, token, growth.depth - 1,
-        cells.CONTEXTS if mixed else contexts.MOST, node,
-    )  # fmt: skip
+    node.num_contexts = extend_contexts(state, parent, token, CONTEXTS if mixed else MOST, node)
     node.num_known[:] = NONE
-    node.num_own = occurrences.extend(
-        own.tokens[row], own.previous[row], own.last[row], it.length - 1, parent.own,
-        parent.num_own, state.canonical[token], node.own,
-    )  # fmt: skip
+    own, end = state.canonical[token], it.length - 1
+    node.num_own = extend_places(state.own, row, end, parent.own, parent.num_own, own, node.own)
     if mixed:
-        near, recent = state.near, state.recent
-        node.num_near = occurrences.extend(
-            near.tokens[row], near.previous[row], near.last[row], it.near_length - 1,
-            parent.near, parent.num_near, token, node.near,
-        )  # fmt: skip
-        node.num_recent = occurrences.extend(
-            recent.tokens[0], recent.previous[0], recent.last[0], growth.recent_end - 1,
-            parent.recent, parent.num_recent, token, node.recent,
-        )  # fmt: skip
+        end = it.near_length - 1
+        node.num_near = extend_places(
+            state.near, row, end, parent.near, parent.num_near, token, node.near
+        )
+        end = growth.recent_end - 1
+        node.num_recent = extend_places(
+            state.recent, 0, end, parent.recent, parent.num_recent, token, node.recent
+        )
 
 
 @borrowing
 def gather(state: Any, x: int) -> None:
-    """Enter every source's votes at a node."""
-    node, scratch, asked = state.nodes[x], state.scratch[0], state.growth[0].asked
+    """Enter the evidence of all sources at a node."""
+    node, scratch, enabled = state.nodes[x], state.scratch[0], state.growth[0].enabled
     row = node.row
     clear(node)
     node.other = cells.other_cell(0, 0, 0.0)
-    if asked[CORPUS]:
+    if enabled[CORPUS]:
         _corpus(state.corpus, node)
-    if node.num_near and asked[NEIGHBOURS]:
-        likeness = state.rows[row].likeness
-        _near(state.near.tokens[row], state.near_weight[row], likeness, node, scratch)
-    if node.num_own and asked[PROMPT]:
-        begin = state.rows[row].begin
-        _counted(
-            state.texts[row], node.own, node.num_own, 0, begin - 1, node, cells.PROMPT, scratch
-        )
-        _counted(state.texts[row], node.own, node.num_own, begin, _END, node, cells.ANSWER, scratch)
-    if node.num_recent and asked[RECENT]:
-        text = state.recent.tokens[0]
-        _counted(text, node.recent, node.num_recent, 0, _END, node, cells.RECENT, scratch)
-    if len(state.aligned.keys) and asked[ALIGNED]:
+    if node.num_near and enabled[NEIGHBOURS]:
+        group = state.rows[row].similarity
+        _near(state.near.tokens[row], state.near_weight[row], group, node, scratch)
+    if node.num_own and enabled[PROMPT]:
+        text, n, begin = state.texts[row], node.num_own, state.rows[row].begin
+        _counted(text, node.own, n, 0, begin - 1, node, cells.PROMPT, scratch)
+        _counted(text, node.own, n, begin, _LAST_PLACE, node, cells.ANSWER, scratch)
+    if node.num_recent and enabled[RECENT]:
+        text, n = state.recent.tokens[0], node.num_recent
+        _counted(text, node.recent, n, 0, _LAST_PLACE, node, cells.RECENT, scratch)
+    if len(state.aligned.keys) and enabled[ALIGNED]:
         _aligned(state, node, scratch)
-    if node.token < len(state.bigrams.tokens) and asked[BIGRAMS]:
+    if node.token < len(state.bigrams.tokens) and enabled[BIGRAMS]:
         _bigrams(state.bigrams, node)
+
+
+@borrowing
+def _support(node: Any, slot: int, token: int, level: int) -> None:
+    """Note that ``slot`` supports ``token`` with this level of its evidence."""
+    i = candidate(node, token)
+    if i >= 0:
+        node.levels[i, slot] = level
 
 
 @borrowing
@@ -118,14 +315,14 @@ def _corpus(corpus: Any, node: Any) -> None:
             continue
         node.bases[slot] = cells.corpus_base(slot, tokens, whole)
         for i in range(n):
-            vote(node, slot, known[i, TOKEN], cells.share_level(known[i, COUNT] / whole))
+            _support(node, slot, known[i, TOKEN], cells.share_level(known[i, COUNT] / whole))
         if slot == 0:
             node.other = cells.other_cell(tokens, whole, known[0, COUNT] / whole)
 
 
 @borrowing
-def _near(text: Any, weight: Any, likeness: int, node: Any, scratch: Any) -> None:
-    """Votes of the neighbours by their similarity: all places, and those where most agrees."""
+def _near(text: Any, weight: Any, group: int, node: Any, scratch: Any) -> None:
+    """Neighbours, weighed by similarity: all places, and those of the longest agreement."""
     places, sums, n = node.near, scratch.sums, node.num_near
     longest = _longest(places, n)
     sums[:] = 0.0
@@ -140,8 +337,8 @@ def _near(text: Any, weight: Any, likeness: int, node: Any, scratch: Any) -> Non
             sums[0, j] += w
             sums[1, j] += best
     slot = cells.NEIGHBOURS
-    node.bases[slot] = cells.near_base(slot, longest, likeness)
-    node.bases[slot + 1] = cells.near_base(slot + 1, longest, likeness)
+    node.bases[slot] = cells.near_base(slot, longest, group)
+    node.bases[slot + 1] = cells.near_base(slot + 1, longest, group)
     for j in range(node.width):
         if sums[0, j] > 0.0:
             node.levels[j, slot + 1] = cells.share_level(sums[0, j] / of_all)
@@ -153,7 +350,7 @@ def _near(text: Any, weight: Any, likeness: int, node: Any, scratch: Any) -> Non
 def _counted(
     text: Any, places: Any, n: int, begin: int, end: int, node: Any, slot: int, scratch: Any
 ) -> None:
-    """Votes of the places in ``text[begin:end]`` where most tokens agree, each place the same."""
+    """The places in ``text[begin:end]`` with the longest agreement, each with the same weight."""
     sums, longest, whole = scratch.sums, 0, 0
     for i in range(n):
         if begin <= places[i, 0] < end:
@@ -183,12 +380,11 @@ def _longest(places: Any, n: int) -> int:
 
 @borrowing
 def _aligned(state: Any, node: Any, scratch: Any) -> None:
-    """Votes of the words that the prompt has beside the answer's next one."""
-    table, row = state.aligned, node.row
-    context_keys(
-        state.words.hashes[row], state.words.lasts[row], state.rows[row].words,
-        state.growth[0].head + node.words, node.token, _before(state, node), scratch.keys,
-    )  # fmt: skip
+    """The words of the prompt that are aligned with the answer's next word."""
+    table, row, before = state.aligned, node.row, _before(state, node)
+    hashes, lasts, n = state.words.hashes[row], state.words.lasts[row], state.rows[row].words
+    aligned = state.growth[0].head + node.words
+    context_keys(hashes, lasts, n, aligned, node.token, before, scratch.keys)
     for kind in range(KINDS):
         record = find(table, scratch.keys[kind])
         if record < 0:
@@ -196,12 +392,12 @@ def _aligned(state: Any, node: Any, scratch: Any) -> None:
         slot, whole = cells.ALIGNED + kind, table.totals[record]
         node.bases[slot] = cells.aligned_base(kind, whole)
         for i in range(table.first[record], table.first[record + 1]):
-            vote(node, slot, table.tokens[i], cells.share_level(table.counts[i] / whole))
+            _support(node, slot, table.tokens[i], cells.share_level(table.counts[i] / whole))
 
 
 @borrowing
 def _before(state: Any, node: Any) -> int:
-    """The answer's token in front of a node's, SEP for the first; -1 in front of that."""
+    """The token before a node's in the answer; SEP before the first token, -1 before SEP."""
     if node.parent != NONE:
         return int(state.nodes[node.parent].token)
     it = state.rows[node.row]
@@ -212,8 +408,8 @@ def _before(state: Any, node: Any) -> int:
 
 @borrowing
 def _bigrams(bigrams: Any, node: Any) -> None:
-    """Votes of the target's own table for the last token."""
+    """The target's own continuations of the last token."""
     node.bases[cells.BIGRAM] = cells.BIGRAM_BASE
     for i in range(bigrams.tokens.shape[1]):
         share = math.exp(bigrams.logp[node.token, i])
-        vote(node, cells.BIGRAM, bigrams.tokens[node.token, i], cells.share_level(share))
+        _support(node, cells.BIGRAM, bigrams.tokens[node.token, i], cells.share_level(share))

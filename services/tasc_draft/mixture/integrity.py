@@ -1,7 +1,7 @@
-"""Whether what a proposer keeps for its rows is what their texts say. It repairs nothing.
+"""Checks that the state a proposer keeps for its rows agrees with their texts.
 
-The rows' state is brought up to date token by token; here each part of it is made anew from the
-text that it was derived from, by searches of its own. What an index holds is the index's business.
+The state is derived token by token. The check derives each part again from the text, with separate
+code. `DraftIndex.check_integrity` checks the index.
 """
 
 from typing import Any
@@ -11,30 +11,25 @@ import numpy as np
 from tasc_draft.compiled import compiled
 from tasc_draft.index.aligned import words
 from tasc_draft.index.draft_index import DraftIndex
-from tasc_draft.mixture.contexts import AGAIN, MOST
 from tasc_draft.mixture.external_tree import MOST_ADDED, MOST_EXPONENT, SIDES
 from tasc_draft.mixture.memory import Memory
+from tasc_draft.mixture.row_state import END, MOST, NONE, SHORTENED
 
-NONE = -1
-END = -1
-PARTS = (
-    "length", "occurrences of its own text", "neighbours' outputs", "corpus contexts",
-    "number of begun words",
-)  # fmt: skip
+PARTS = ("length", "own text", "neighbours' outputs", "corpus contexts", "number of words")
 SHARED = ("recent answers", "weights")
 
 
 def check_rows(state: Any, memory: Memory, index: DraftIndex) -> None:
-    """Make all derived state of a proposer anew and compare.
+    """Derive all state of a proposer again and compare.
 
     Takes about as long as starting every row again. May be called between any two steps.
 
     Raises:
-        AssertionError: It names the first row and part found wrong.
+        AssertionError: The message names the first row and part found wrong.
     """
     row, part = first_fault(state)
     if row != NONE:
-        raise AssertionError(f"row {row}: its {PARTS[part]} are not what its text says")
+        raise AssertionError(f"row {row}: its text contradicts its {PARTS[part]}")
     part = shared_fault(state)
     if part != NONE:
         raise AssertionError(f"the {SHARED[part]} of the proposer are damaged")
@@ -46,16 +41,16 @@ def check_rows(state: Any, memory: Memory, index: DraftIndex) -> None:
         prompt = memory.texts[row, : it["begin"]]
         n = words(prompt, index.word_starts, hashes, lasts)
         same = n == it["words"] and all(
-            np.array_equal(kept[row, :n], anew[:n])
-            for kept, anew in zip(memory.words, (hashes, lasts), strict=True)
+            np.array_equal(kept[row, :n], derived[:n])
+            for kept, derived in zip(memory.words, (hashes, lasts), strict=True)
         )
         if not same:
-            raise AssertionError(f"row {row}: its words are not those of its prompt")
+            raise AssertionError(f"row {row}: its prompt contradicts its words")
 
 
 @compiled
 def first_fault(state: Any) -> tuple[int, int]:
-    """The first row with a part that is wrong, and the number of the part; (-1, -1) for none."""
+    """The first row with a wrong part and the number of the part; (-1, -1) if there is none."""
     own, near, sep = state.own, state.near, state.growth[0].sep
     for row in range(len(state.rows)):
         it = state.rows[row]
@@ -85,7 +80,7 @@ def first_fault(state: Any) -> tuple[int, int]:
 
 @compiled
 def shared_fault(state: Any) -> int:
-    """The number of the part of all rows together that is wrong, or -1."""
+    """The number of the wrong part among those that all rows share, or -1."""
     recent, end, learnt = state.recent, state.growth[0].recent_end, state.learnt
     tokens = recent.tokens[0]
     if not chained(tokens, recent.previous[0], recent.last[0], end) or (
@@ -117,7 +112,7 @@ def _are_keys_of(keys: Any, text: Any, canonical: Any) -> bool:
 
 @compiled
 def chained(tokens: Any, previous: Any, last: Any, length: int) -> bool:
-    """Whether ``previous`` and ``last`` are those of ``tokens[:length]``; END is in no chain."""
+    """Whether ``previous`` and ``last`` agree with ``tokens[:length]``; END is in no chain."""
     if length < 0 or length > len(tokens):
         return False
     seen = np.full(len(last), NONE)
@@ -132,7 +127,7 @@ def chained(tokens: Any, previous: Any, last: Any, length: int) -> bool:
 
 @compiled
 def _outputs_hold(tokens: Any, weight: Any, length: int, sep: int) -> bool:
-    """Whether each output begins with SEP and ends with END, the likest one last."""
+    """Whether each output begins with SEP and ends with END, in order of similarity."""
     begins, before = True, 0.0
     for i in range(length):
         if begins != (tokens[i] == sep):
@@ -160,28 +155,28 @@ def _contexts_hold(corpus: Any, contexts: Any, n: int, text: Any, begin: int) ->
         if occurs <= seen:
             return False
         seen, shorter = occurs, tokens
-    for tokens in range(1, min(AGAIN, end - begin) + 1):
+    for tokens in range(1, min(SHORTENED, end - begin) + 1):
         lo, hi = interval(corpus, text[end - tokens :])
-        said = 0
+        known = 0
         for i in range(n):
             if contexts[i, 0] >= tokens:
-                said = corpus.cumulative[contexts[i, 2]] - corpus.cumulative[contexts[i, 1]]
-        if said != corpus.cumulative[hi] - corpus.cumulative[lo]:
+                known = corpus.cumulative[contexts[i, 2]] - corpus.cumulative[contexts[i, 1]]
+        if known != corpus.cumulative[hi] - corpus.cumulative[lo]:
             return False
     return True
 
 
 @compiled
 def interval(corpus: Any, gram: Any) -> tuple[int, int]:
-    """Where the suffixes that begin with ``gram`` lie; (0, 0) when there are none."""
-    lo = _behind(corpus, gram, 0)
-    hi = _behind(corpus, gram, 1)
+    """The interval of the suffixes that begin with ``gram``; (0, 0) if there are none."""
+    lo = _position(corpus, gram, 0)
+    hi = _position(corpus, gram, 1)
     return (lo, hi) if hi > lo else (0, 0)
 
 
 @compiled
-def _behind(corpus: Any, gram: Any, equal: int) -> int:
-    """How many suffixes are less than ``gram``, or begin with it where ``equal`` is 1."""
+def _position(corpus: Any, gram: Any, equal: int) -> int:
+    """How many suffixes are less than ``gram``, or also begin with it if ``equal`` is 1."""
     low, high = 0, len(corpus.order)
     while low < high:
         middle = (low + high) >> 1
@@ -198,7 +193,7 @@ def _behind(corpus: Any, gram: Any, equal: int) -> int:
 
 @compiled
 def _begun(word_starts: Any, text: Any, begin: int) -> int:
-    """Words that the answer behind ``begin`` has begun."""
+    """Number of words begun in the answer, which follows ``begin``."""
     n = 0
     for i in range(begin + 1, len(text)):
         token = text[i]

@@ -1,20 +1,21 @@
 """All memory of a proposer: rows, local texts, nodes and output of a step, allocated once.
 
-Compiled code gets it as one address with fields by name, the `Box`, instead of fifty arrays.
-Numba's own structref counts references with atomic operations each time a field is named, which
-takes longer than drafting itself. A box borrows its arrays: whoever made it keeps them alive.
+Compiled code gets it as one address with named fields, the `Box`, instead of fifty arrays. Numba's
+own structref counts references with atomic operations at each access, which takes longer than
+drafting itself.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba.core import types
 from numba.core.imputils import impl_ret_borrowed, lower_getattr_generic
 from numba.core.typing.templates import AttributeTemplate, infer_getattr
 from numba.extending import NativeValue, intrinsic, models, register_model, typeof_impl, unbox
+from numpy.typing import NDArray
 
-from tasc_draft.compiled import borrowing
+from tasc_draft.compiled import borrowing, read_only
 from tasc_draft.drafts import NGRAM_SOURCES, Drafts
 from tasc_draft.errors import DraftError
 from tasc_draft.index.aligned import AlignedView
@@ -22,8 +23,7 @@ from tasc_draft.index.bigrams import BigramView
 from tasc_draft.index.draft_index import DraftIndex
 from tasc_draft.index.inputs import nearest_scratch
 from tasc_draft.index.weights import Weights
-from tasc_draft.mixture import external_tree as guests
-from tasc_draft.mixture.candidates import (
+from tasc_draft.mixture.evidence import (
     GROWTH,
     MIXED,
     NODE,
@@ -31,19 +31,17 @@ from tasc_draft.mixture.candidates import (
     TASC,
     TRIE,
     Learnt,
-    Out,
     Words,
 )
-from tasc_draft.mixture.contexts import MOST
-from tasc_draft.mixture.occurrences import Found, LocalTexts
-from tasc_draft.mixture.row_state import ROW
-from tasc_draft.mixture.tree import ENTRY, room
+from tasc_draft.mixture.external_tree import initial_trust
+from tasc_draft.mixture.row_state import MOST, ROW, Found, LocalTexts
+from tasc_draft.mixture.tree import ENTRY, heap_size
 from tasc_draft.settings import DraftSettings
 from tasc_draft.tokens import Int32
 
 
 class BoxType(types.Type):
-    """Of a box: the names and numba types of its fields."""
+    """The type of a box: names and numba types of its fields."""
 
     def __init__(self, names: tuple[str, ...], payload: Any) -> None:
         self.names, self.payload = names, payload
@@ -51,10 +49,10 @@ class BoxType(types.Type):
 
 
 class Box:
-    """Arrays and tuples of arrays, by name, for compiled code alone.
+    """Arrays and tuples of arrays, by name, for compiled code.
 
     Args:
-        fields: What each name stands for; kept, so that the arrays live as long as the box.
+        fields: The value of each name. The box keeps references, so that the arrays live as long.
     """
 
     def __init__(self, **fields: Any) -> None:
@@ -133,15 +131,40 @@ def _size(fields: Any) -> int:
 
 RULES = {"mixed": MIXED, "tasc": TASC, "trie": TRIE}
 _MOST_VIEWS = 4096
-# What share of its path's probability the best child of a node is thought to have until the node is
-# looked into. Below 1 fewer leaves are looked into in vain; at 0.7 as many tokens are accepted. The
-# published rules draft the likeliest paths to the letter: there it is 1.
+# Until a node is expanded, its best child is assumed to have this probability. Below 1, fewer nodes
+# are expanded in vain; at 0.7 as many tokens are accepted as at 1. The published rules use 1, so
+# that they always draft the likeliest paths.
 OPTIMISTIC_CHILD_PROB = 0.7
-WORDS = 1024  # words of a prompt that an answer's words can go along with
+WORDS = 1024  # most words of a prompt that an answer's words are aligned with
+
+
+class Out(NamedTuple):
+    """The arrays of `Drafts`, as compiled code writes them."""
+
+    tokens: Int32
+    parents: Int32
+    depths: NDArray[np.int16]
+    offsets: Int32
+    logp: NDArray[np.float32]
+    source: NDArray[np.int8]
+
+    @classmethod
+    def empty(cls, rows: int, budget: int) -> "Out":
+        return cls(
+            tokens=np.zeros(budget, np.int32),
+            parents=np.zeros(budget, np.int32),
+            depths=np.zeros(budget, np.int16),
+            offsets=np.zeros(rows + 1, np.int32),
+            logp=np.zeros(budget, np.float32),
+            source=np.zeros(budget, np.int8),
+        )
 
 
 class Memory:
-    """See `NgramProposer` for the arguments; ``budget`` is the most draft tokens of a step."""
+    """The arrays of a proposer.
+
+    See `NgramProposer` for the arguments; ``budget`` is the most draft tokens of a step.
+    """
 
     def __init__(
         self,
@@ -167,26 +190,25 @@ class Memory:
         words = WORDS if mixed else 0
         self.words = Words(np.zeros((rows, words), np.uint32), np.zeros((rows, words), np.int32))
         self.nodes = np.zeros(budget + rows, NODE)
-        self.heap = np.zeros(room(budget + rows), ENTRY)
+        self.heap = np.zeros(heap_size(budget + rows), ENTRY)
         self.scratch = np.zeros(1, SCRATCH)
-        self.out = _out(rows, budget)
+        self.out = Out.empty(rows, budget)
         self._views: dict[tuple[int, int], Drafts] = {}
         self.is_eos = np.zeros(ids, bool)
         self.is_eos[[e for e in eos_ids if 0 <= e < ids]] = True
-        trust = guests.first_trust()
-        self.trust = trust, np.ones_like(trust)  # of a guest, whatever the index
+        trust = initial_trust()
+        self.trust = trust, np.ones_like(trust)  # does not depend on the index
         self.growth = np.zeros(1, GROWTH)
-        for name, value in {
-            "rule": RULES[settings.mixture], "n_max": settings.n_max, "p_min": settings.p_min,
-            "corpus_weight": settings.corpus_weight, "prefix": settings.prefix,
-            "most": settings.num_speculative_tokens,
-            "branching": branching, "min_prob": settings.min_prob,
-            "hope": OPTIMISTIC_CHILD_PROB if mixed else 1.0,
-            "rate": settings.learning_rate if mixed else 0.0, "vocab_size": vocab_size,
-            "sep": index.corpus.vocab_size,
-            "asked": [name in settings.sources for name in NGRAM_SOURCES],
-        }.items():  # fmt: skip
-            self.growth[name] = value
+        for name in ("n_max", "p_min", "corpus_weight", "prefix", "min_prob"):
+            self.growth[name] = getattr(settings, name)
+        self.growth["rule"] = RULES[settings.mixture]
+        self.growth["most"] = settings.num_speculative_tokens
+        self.growth["branching"] = branching
+        self.growth["child_chance"] = OPTIMISTIC_CHILD_PROB if mixed else 1.0
+        self.growth["rate"] = settings.learning_rate if mixed else 0.0
+        self.growth["vocab_size"] = vocab_size
+        self.growth["sep"] = index.corpus.vocab_size
+        self.growth["enabled"] = [name in settings.sources for name in NGRAM_SOURCES]
 
     @property
     def nbytes(self) -> int:
@@ -195,15 +217,15 @@ class Memory:
         return sum(array.nbytes for array in (*parts, *own))
 
     def learnt(self, index: DraftIndex) -> Learnt:
-        """A copy of an index's weights, to go on learning from."""
+        """A copy of an index's weights that learning continues from."""
         values = (index.weights or Weights.initial()).values
         return Learnt(values.copy(), np.ones_like(values), *self.trust)
 
     def state(self, index: DraftIndex, learnt: Learnt) -> Any:
-        """The box that compiled code takes.
+        """The box for compiled code.
 
         Raises:
-            DraftError: The index is sorted by too few tokens for the contexts that rows keep.
+            DraftError: The index is sorted by fewer tokens than a row's longest context has.
         """
         if index.corpus.depth <= MOST:
             raise DraftError(
@@ -231,7 +253,7 @@ class Memory:
             corpus=corpus.view,
             starts=starts,
             aligned=aligned.view if aligned else _no_aligned(),
-            word_starts=_frozen(index.word_starts if aligned else np.zeros(0, bool)),
+            word_starts=read_only(index.word_starts if aligned else np.zeros(0, bool)),
             bigrams=bigrams.view if bigrams else _no_bigrams(),
             learnt=learnt,
             out=self.out,
@@ -239,62 +261,39 @@ class Memory:
         )
 
     def _canonical(self, index: DraftIndex) -> Int32:
-        """Each id's canonical one; each its own for the published rules."""
+        """Each id's canonical id. The published rules use the ids themselves."""
         canonical = np.arange(len(self.is_eos), dtype=np.int32)
         if index.canonical is not None and self.settings.mixture == "mixed":
             canonical[: len(index.canonical)] = index.canonical
         return canonical
 
     def search(self, index: DraftIndex) -> tuple[Any, Any, Found] | None:
-        """What a search for neighbours takes; None when there are none to find."""
-        asked = self.settings.mixture == "mixed" and "neighbours" in self.settings.sources
-        if index.inputs is None or not asked or not len(self.near.tokens[0]):
-            return None
-        if not self.settings.neighbours:
+        """Arguments of a search for neighbours; None if the settings or the index have none."""
+        enabled = self.settings.mixture == "mixed" and "neighbours" in self.settings.sources
+        some = enabled and self.settings.neighbours and self.settings.neighbour_tokens
+        if index.inputs is None or not some:
             return None
         found = Found.empty(self.settings.neighbours)
         return index.inputs.view, nearest_scratch(index.inputs), found
 
     def drafts(self, n: int, rows: int) -> Drafts:
         """The first n tokens of the output, for so many rows."""
-        # Views of the same arrays each time, so those of a size are made once.
+        # Views of the same arrays each time, so those of each size are made once.
         found = self._views.get((n, rows))
         if found is None:
-            out = self.out
             if len(self._views) >= _MOST_VIEWS:
                 self._views.clear()
-            found = self._views[n, rows] = Drafts(
-                out.tokens[:n],
-                out.parents[:n],
-                out.depths[:n],
-                out.offsets[: rows + 1],
-                out.logp[:n],
-                out.source[:n],
-            )
+            ends = dict.fromkeys(Out._fields, n) | {"offsets": rows + 1}
+            views = {name: getattr(self.out, name)[:end] for name, end in ends.items()}
+            found = self._views[n, rows] = Drafts(**views)
         return found
 
 
-def _out(rows: int, budget: int) -> Out:
-    return Out(
-        tokens=np.zeros(budget, np.int32),
-        parents=np.zeros(budget, np.int32),
-        depths=np.zeros(budget, np.int16),
-        offsets=np.zeros(rows + 1, np.int32),
-        logp=np.zeros(budget, np.float32),
-        source=np.zeros(budget, np.int8),
-    )
-
-
 def _no_aligned() -> AlignedView:
-    none, zero = _frozen(np.zeros(0, np.int32)), _frozen(np.zeros(1, np.int32))
-    return AlignedView(zero, _frozen(np.zeros(0, np.uint32)), zero, none, none, none)
+    none, zero = read_only(np.zeros(0, np.int32)), read_only(np.zeros(1, np.int32))
+    return AlignedView(zero, read_only(np.zeros(0, np.uint32)), zero, none, none, none)
 
 
 def _no_bigrams() -> BigramView:
-    return BigramView(_frozen(np.zeros((0, 1), np.int32)), _frozen(np.zeros((0, 1), np.float32)))
-
-
-def _frozen(array: Any) -> Any:
-    """Read-only like an index's, so that compiled code sees one array type for both."""
-    array.setflags(write=False)
-    return array
+    none = np.zeros((0, 1))
+    return BigramView(read_only(none.astype(np.int32)), read_only(none.astype(np.float32)))

@@ -1,8 +1,4 @@
-"""The n-gram proposer: drafts for rows from a task's index, by a mixture chosen by name.
-
-Token ids only: no text, no target model. It never decides what the answer is; it only guesses what
-the target will say.
-"""
+"""The n-gram proposer: drafts for rows from a task's index, by a mixture of sources."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,38 +11,41 @@ from tasc_draft.errors import DraftError
 from tasc_draft.index.aligned import words
 from tasc_draft.index.draft_index import DraftIndex
 from tasc_draft.index.weights import Weights
-from tasc_draft.mixture import occurrences as neighbours
-from tasc_draft.mixture import recent, teaching, tree
-from tasc_draft.mixture.candidates import NONE
-from tasc_draft.mixture.external_tree import NOBODY, ExternalTree, guest_of
+from tasc_draft.mixture import tree
+from tasc_draft.mixture.external_tree import NO_TREE, ExternalTree
 from tasc_draft.mixture.integrity import check_rows
 from tasc_draft.mixture.memory import Memory
-from tasc_draft.mixture.row_state import begin_again
+from tasc_draft.mixture.row_state import NONE, find_neighbours, forget_neighbours, reset
 from tasc_draft.settings import DraftSettings
 from tasc_draft.tokens import Int32
 
 
 class NgramProposer:
-    """Proposer of the mixture that ``settings.mixture`` names.
+    """Drafts by the mixture that ``settings.mixture`` names.
 
-    ``tasc`` and ``trie`` are the published rules (`rules`); ``mixed`` weighs the evidence of all
-    sources by weights that it goes on learning (`evidence`, `scoring`).
+    ``tasc`` and ``trie`` are the published rules (`rules`). ``mixed`` weighs the evidence of all
+    sources by weights that it keeps learning (`evidence`).
 
-    Raises:
-        DraftError: A size is below 1, or the index is sorted by too few tokens.
+    The constructor allocates the memory of all rows and steps (`nbytes`). An index adds a few bytes
+    per id and per corpus row. A proposer is not thread-safe and belongs to one engine.
+
+    Attributes:
+        index: The index in use.
+        memory: The arrays that compiled code works on, for tests and `check_integrity`.
+        learnt: The weights as learnt so far; compiled code updates them in place.
 
     Args:
-        rows: Number of rows; row numbers are below it.
+        rows: Number of rows.
         capacity: Most tokens of one row, prompt and answer together.
-        vocab_size: Ids the target can emit are below it.
-        eos_ids: A path ends with any of them.
-        index: What is drafted from; ``set_index`` replaces it.
-        branching: Drafts are trees; else chains, trees whose nodes have one child.
-        nodes: Most draft tokens of one step, all rows together; by default as many as ``rows``
-            drafts of ``settings.num_speculative_tokens`` have.
+        vocab_size: The target emits ids below it.
+        eos_ids: Each of them ends a path.
+        index: The index to draft from; ``set_index`` replaces it.
+        branching: Whether drafts are trees; otherwise they are chains.
+        nodes: Most draft tokens of one step for all rows together; by default ``rows`` times
+            ``settings.num_speculative_tokens``.
 
-    All memory of rows and steps is taken here (`nbytes`); an index brings a few bytes an id and a
-    corpus row more. Not thread-safe; one engine owns one proposer.
+    Raises:
+        DraftError: The index is sorted by too few tokens.
     """
 
     def __init__(
@@ -63,10 +62,10 @@ class NgramProposer:
     ) -> None:
         self.settings = settings
         self._budget = rows * settings.num_speculative_tokens if nodes is None else nodes
-        self._memory = Memory(
+        self.memory = Memory(
             settings, rows, capacity, vocab_size, eos_ids, index, self._budget, branching
         )
-        self._lengths = self._memory.rows["length"]
+        self._lengths = self.memory.rows["length"]
         self._least = np.zeros(self._budget, np.float32)
         self._open(index)
         self._warm_up()
@@ -77,21 +76,21 @@ class NgramProposer:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the rows and the step, in bytes; the index's is its own."""
-        return self._memory.nbytes
+        """Memory of rows and steps, in bytes; the index has its own ``nbytes``."""
+        return self.memory.nbytes
 
     @property
     def weights(self) -> Weights:
-        """The weights as learnt so far."""
-        return Weights(self._learnt.weights.copy())
+        """A copy of the weights as learnt so far."""
+        return Weights(self.learnt.weights.copy())
 
     @property
     def moved(self) -> NDArray[np.float32]:
-        """``float32[CELLS]`` how much each weight was learnt: its summed squared gradients."""
-        return self._learnt.squares - 1.0
+        """``float32[CELLS]``: the summed squared gradients of each weight."""
+        return self.learnt.squares - 1.0
 
     def start(self, row: int, prompt: Int32) -> None:
-        it, text = self._memory.rows[row], self._memory.texts[row]
+        it, text = self.memory.rows[row], self.memory.texts[row]
         if it["length"]:
             raise DraftError(f"row {row} is in use; finish it before it is started again")
         self._require_fit(prompt, len(prompt))
@@ -101,65 +100,66 @@ class NgramProposer:
         it["length"] = len(prompt) + 1
         it["caught"] = it["num_contexts"] = it["begun"] = 0
         it["root"] = NONE
-        self._look_at(row, prompt)
+        self._analyse(row, prompt)
 
     def propose(
         self,
         rows: Int32,
         budget: Int32,
         least: NDArray[np.float32] | None = None,
-        guest: Drafts | None = None,
+        external: Drafts | None = None,
     ) -> Drafts:
         """See `tasc_draft.Proposer`.
 
         Args:
-            guest: What somebody else drafts for the same rows; both become one tree (`guests`).
-                Where it drafted, a row has up to ``budget[i]`` tokens, and no least probability
-                of its own.
+            external: Another proposer's drafts for the same rows. Both become one tree
+                (`external_tree`). A row with an external draft gets up to ``budget[i]`` tokens,
+                whatever ``settings.min_prob``.
 
         Raises:
-            DraftError: More rows than there are, or the guest has other rows, or no trees of ids.
+            DraftError: There are not as many rows, or ``external`` has other rows or is not made of
+                trees of ids.
         """
         if len(rows) > len(self._lengths):
             raise DraftError(
-                f"{len(rows)} rows are drafted for, there are {len(self._lengths)}; name each once"
+                f"the batch has {len(rows)} rows, there are {len(self._lengths)}; name each once"
             )
         limits = budget.copy()
         least = self._least if least is None else least[: self._budget]
-        linked = NOBODY if guest is None else self._linked(guest, len(rows))
+        linked = NO_TREE if external is None else self._linked(external, len(rows))
         n = tree.grow(self._state, rows, limits, least, linked)
-        return self._memory.drafts(n, len(rows))
+        return self.memory.drafts(n, len(rows))
 
     def observe(self, row: int, tokens: Int32, hidden: Any = None) -> None:
-        lengths, texts = self._lengths, self._memory.texts
+        lengths, texts = self._lengths, self.memory.texts
         begin = lengths[row]
         end = begin + len(tokens)
         if end > texts.shape[1]:
             raise DraftError(
                 f"row {row} has {begin - 1} tokens, {len(tokens)} more exceed its capacity of "
-                f"{texts.shape[1] - 1}; make the proposer with a greater one"
+                f"{texts.shape[1] - 1}; make the proposer with a larger one"
             )
         texts[row, begin:end] = tokens
         lengths[row] = end
 
     def finish(self, row: int) -> None:
-        recent.release(self._state, row)
+        tree.release(self._state, row)
 
     def teach(self, prompt: Int32, answer: Int32, rate: float) -> None:
         """Learn from one answer, ``int32[n]`` with its end-of-sequence, on row 0.
 
-        The row must be free, and the index must not hold the answer: what is drafted from text
-        that it knows by heart teaches nothing about new text.
+        The row must be free. The index must not contain the answer, as the weights would otherwise
+        be learnt for text that the index already has.
         """
         self._require_fit(answer, len(prompt) + len(answer))
         self.start(0, prompt)
-        teaching.teach(self._state, 0, answer, rate)
+        tree.teach(self._state, 0, answer, rate)
         self.finish(0)
 
     def set_index(self, index: DraftIndex) -> None:
-        """Replace the index between two steps; rows go on where they are.
+        """Replace the index between two steps; running rows continue.
 
-        What was learnt from the target's answers goes with the old index, and so do neighbours.
+        The weights learnt with the old index are dropped. Neighbours are searched for again.
 
         Raises:
             DraftError: The index has another vocabulary size.
@@ -171,73 +171,72 @@ class NgramProposer:
             )
         self._open(index)
         for row in np.flatnonzero(self._lengths):
-            neighbours.part(self._state, row)
-            prompt = self._memory.texts[row, : self._memory.rows[row]["begin"]]
-            self._look_at(int(row), prompt)
-            begin_again(self._state, row)
+            forget_neighbours(self._state, row)
+            prompt = self.memory.texts[row, : self.memory.rows[row]["begin"]]
+            self._analyse(int(row), prompt)
+            reset(self._state, row)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless what is kept for each row is what its text says."""
-        check_rows(self._state, self._memory, self.index)
+        """Raise AssertionError unless the state kept for each row agrees with its text."""
+        check_rows(self._state, self.memory, self.index)
 
-    def _linked(self, guest: Drafts, rows: int) -> ExternalTree:
-        if len(guest.offsets) != rows + 1:
+    def _linked(self, drafts: Drafts, rows: int) -> ExternalTree:
+        offsets, parents, nodes = drafts.offsets, drafts.parents, len(drafts.tokens)
+        if len(offsets) != rows + 1:
             raise DraftError(
-                f"the guest drafted for {len(guest.offsets) - 1} rows, {rows} are drafted for; ask "
-                "it for the same ones"
+                f"the external drafts are for {len(offsets) - 1} rows, the batch has {rows}; draft "
+                "for the same rows"
             )
-        sizes = np.diff(guest.offsets)
-        nodes = len(guest.tokens)
-        whole = (
-            guest.offsets[0] == 0 and int(guest.offsets[-1]) == nodes
-            and len(guest.parents) == len(guest.logp) == nodes and not (sizes < 0).any()
-        )  # fmt: skip
-        place = np.arange(nodes) - np.repeat(guest.offsets[:-1], sizes) if whole else sizes
-        if not whole or ((guest.parents < -1) | (guest.parents >= place)).any():
-            raise DraftError("the guest's drafts are no trees, parents in front of their children")
-        if not np.isfinite(guest.logp).all():
-            raise DraftError("the guest has a token whose log-probability is no number")
-        self._require_ids(guest.tokens)
-        return guest_of(guest)
+        sizes = np.diff(offsets)
+        lengths_fit = len(parents) == len(drafts.logp) == nodes
+        if not lengths_fit or offsets[0] != 0 or offsets[-1] != nodes or (sizes < 0).any():
+            raise DraftError("the arrays of the external drafts do not have the same length")
+        places = np.arange(nodes) - np.repeat(offsets[:-1], sizes)
+        if ((parents < -1) | (parents >= places)).any():
+            raise DraftError("the external drafts are not trees with parents before their children")
+        if not np.isfinite(drafts.logp).all():
+            raise DraftError("the external drafts have a log-probability that is not finite")
+        self._require_ids(drafts.tokens)
+        return ExternalTree.of(drafts)
 
     def _open(self, index: DraftIndex) -> None:
-        """Take an index in, whole or not at all."""
-        learnt = self._memory.learnt(index)
-        search = self._memory.search(index)
-        state = self._memory.state(index, learnt)
-        self.index, self._learnt, self._search, self._state = index, learnt, search, state
+        """Switch to an index, or change nothing if that fails."""
+        learnt = self.memory.learnt(index)
+        search = self.memory.search(index)
+        state = self.memory.state(index, learnt)
+        self.index, self.learnt, self._search, self._state = index, learnt, search, state
 
     def _require_fit(self, tokens: Int32, length: int) -> None:
-        """Compiled code checks no bounds, so what comes from outside is checked here."""
-        capacity = self._memory.texts.shape[1] - 1
+        """Check what compiled code, which checks no bounds, relies on."""
+        capacity = self.memory.texts.shape[1] - 1
         if length > capacity:
             raise DraftError(
                 f"{length} tokens exceed a row's capacity of {capacity}; make the proposer with a "
-                "greater one"
+                "larger one"
             )
         self._require_ids(tokens)
 
     def _require_ids(self, tokens: Int32) -> None:
-        ids = len(self._memory.is_eos)
+        ids = len(self.memory.is_eos)
         if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < ids:
             raise DraftError(
                 f"ids run from {tokens.min()} to {tokens.max()}, the vocabulary has {ids}; "
                 "tokenise with the target's own tokenizer"
             )
 
-    def _look_at(self, row: int, prompt: Int32) -> None:
+    def _analyse(self, row: int, prompt: Int32) -> None:
         """Find the prompt's neighbours and words."""
-        memory = self._memory
+        memory = self.memory
         if self._search:
-            neighbours.meet(self._state, self.index.corpus.offsets, *self._search, row, prompt)
+            find_neighbours(self._state, self.index.corpus.offsets, *self._search, row, prompt)
         if self.index.aligned:
             memory.rows[row]["words"] = words(
                 prompt, self.index.word_starts, memory.words.hashes[row], memory.words.lasts[row]
             )
 
     def _warm_up(self) -> None:
-        """Compile, or load what was compiled, before the first request instead of during it."""
+        """Compile or load compiled code now instead of during the first request."""
         token = np.zeros(1, np.int32)
         self.start(0, token)
         self.propose(token, np.ones(1, np.int32))
-        self.finish(0)  # without an answer, so that nothing is learnt or remembered
+        self.finish(0)  # without an answer, so nothing is learnt or remembered

@@ -1,48 +1,72 @@
-"""What is kept for each row of a batch, and how a row takes in tokens. No drafts are made here.
+"""What is kept for each row of a batch, and how a row takes in tokens.
 
-A row's own text is ``prompt SEP answer``; places are found in it by its canonical tokens. Tokens
-are written into it as they come; everything derived from them (occurrences, corpus contexts, words
-begun) is brought up to date by `catch_up` when the row is drafted for, so that taking in a token
-costs next to nothing.
+A row's own text is ``prompt SEP answer``. New tokens are only written to it. `catch_up` derives
+everything else from them when the row is drafted for: where tokens occurred before, the contexts of
+the answer's end in the corpus, and the number of words begun.
+
+A *local text* is a row's own text by canonical ids, the outputs of the training rows whose prompts
+are most similar (its neighbours), or the recent answers that all rows share. ``previous[i]`` is the
+last place before i with the same token and ``last[t]`` the last place of token t; both are ``NONE``
+if there is none. A place stands for the token at it; the token after it is a continuation.
+
+A *context* is ``(tokens, lo, hi, count)``: its length, its interval in the suffix array and how
+often it occurs. A context that occurs exactly as often as a longer one adds no evidence, now or
+later, so only contexts of different counts are kept, the longest first.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tasc_draft.compiled import borrowing
+from tasc_draft.compiled import borrowing, compiled
+from tasc_draft.index import weights as cells
 from tasc_draft.index.aligned import begins
-from tasc_draft.mixture import contexts
-from tasc_draft.mixture.occurrences import NONE, append, forget
+from tasc_draft.index.inputs import nearest
+from tasc_draft.index.lookup import COUNT, HI, LO, TOKEN, WIDEST, count, follow
+from tasc_draft.tokens import Int32
+
+NONE = -1
+END = -1  # after each answer or output of a local text
+COLUMNS = 4  # of a context
+MOST = 12  # tokens of a row's longest context, and so the most contexts of a row
+SHORTENED = 8  # a context of MOST tokens is cut to its last SHORTENED before it grows
+MAX_WALK = 128  # places of one token that a search visits; bounds the time of a draft
+MAX_AGREEING = 8  # tokens compared before a place
+OUTPUT_TOKENS = 512  # of one neighbour's output that are used
+
+
+def int32(*names: str) -> list[tuple[str, type[np.int32]]]:
+    """Fields of a structured type."""
+    return [(name, np.int32) for name in names]
+
 
 # A row.
-#   length: tokens of the own text; begin: place of SEP in it; caught: tokens of it that the
-#   derived state knows of; root: node of the row's root in the step before, or -1
-#   contexts: see `contexts`; near_length: tokens of the neighbours' outputs; likeness: class of the
-#   nearest prompt's similarity; words: of the prompt; begun: words begun in the answer
+#   length: tokens of the own text; begin: place of SEP in it
+#   caught: tokens of it that the derived state covers
+#   root: node of the row's root in the previous step, or NONE
+#   near_length: tokens of the neighbours' outputs; similarity: class of the nearest prompt's
+#   words: in the prompt; begun: words begun in the answer
 ROW = np.dtype(
     [
-        ("length", np.int32), ("begin", np.int32), ("caught", np.int32), ("root", np.int32),
-        ("num_contexts", np.int32), ("contexts", np.int32, (contexts.MOST, contexts.COLUMNS)),
-        ("near_length", np.int32), ("likeness", np.int32), ("words", np.int32),
-        ("begun", np.int32),
+        *int32("length", "begin", "caught", "root", "num_contexts"),
+        ("contexts", np.int32, (MOST, COLUMNS)),
+        *int32("near_length", "similarity", "words", "begun"),
     ],
     align=True,
-)  # fmt: skip
+)
 
 
 @borrowing
 def catch_up(state: Any, row: int) -> None:
-    """Bring a row's derived state up to its text."""
-    it, corpus, starts = state.rows[row], state.corpus, state.starts
-    text, keys, n = state.texts[row], state.own.tokens[row], it.num_contexts
-    previous, last = state.own.previous[row], state.own.last[row]
+    """Bring a row's derived state up to date with its text."""
+    it, text, n = state.rows[row], state.texts[row], state.rows[row].num_contexts
     for at in range(it.caught, it.length):
         if not 0 <= text[at] < len(state.canonical):
-            text[at] = state.growth[0].sep  # an id from nowhere is like nothing
-        append(keys, previous, last, at, state.canonical[text[at]])
+            text[at] = state.growth[0].sep  # an unknown id matches nothing
+        append(state.own, row, at, state.canonical[text[at]])
         if at >= it.begin:
-            n = contexts.advance(corpus, starts, it.contexts, n, text, at)
+            n = advance_contexts(state, it.contexts, n, text, at)
             if at > it.begin:
                 it.begun += begins_word(state.word_starts, text[at], at == it.begin + 1)
     it.num_contexts = n
@@ -50,17 +74,264 @@ def catch_up(state: Any, row: int) -> None:
 
 
 @borrowing
-def begin_again(state: Any, row: int) -> None:
-    """Have a row's derived state made anew from its text, as another index tells."""
-    it, own = state.rows[row], state.own
-    forget(own.tokens[row], own.last[row], it.caught)
-    it.caught = 0
-    it.num_contexts = 0
-    it.begun = 0
+def reset(state: Any, row: int) -> None:
+    """Drop a row's derived state, so that `catch_up` derives it again, from another index."""
+    it = state.rows[row]
+    forget(state.own, row, it.caught)
+    it.caught = it.num_contexts = it.begun = 0
     it.root = NONE
 
 
 @borrowing
 def begins_word(word_starts: Any, token: int, first: bool) -> int:
-    """1 when a token begins a word of the answer, which its first token always does."""
+    """1 if a token begins a word of the answer, as its first token always does."""
     return 1 if first or begins(word_starts, token) else 0
+
+
+# Places in local texts.
+
+
+class LocalTexts(NamedTuple):
+    """One local text for each row.
+
+    Attributes:
+        tokens: ``int32[rows, capacity]``.
+        previous: ``int32[rows, capacity]``.
+        last: ``int32[rows, ids]``.
+    """
+
+    tokens: Int32
+    previous: Int32
+    last: Int32
+
+    @classmethod
+    def empty(cls, rows: int, capacity: int, ids: int) -> "LocalTexts":
+        tokens = np.zeros((rows, capacity), np.int32)
+        return cls(tokens, np.full_like(tokens, NONE), np.full((rows, ids), NONE, np.int32))
+
+
+@borrowing
+def append(local: Any, row: int, at: int, token: int) -> None:
+    """Write ``token`` to place ``at`` of a row's text."""
+    local.tokens[row, at] = token
+    local.previous[row, at] = local.last[row, token]
+    local.last[row, token] = at
+
+
+@borrowing
+def forget(local: Any, row: int, length: int) -> None:
+    """Clear ``last`` of a row, by the tokens of its text instead of the whole vocabulary."""
+    tokens, last = local.tokens[row], local.last[row]
+    for i in range(length):
+        if tokens[i] >= 0:
+            last[tokens[i]] = NONE
+
+
+@borrowing
+def find_places(local: Any, row: int, followed: int, text: Any, end: int, found: Any) -> int:
+    """Fill ``found[i] = (place, agreeing tokens)`` for the end of ``text``, newest places first.
+
+    Only places below ``followed`` have a continuation and count. Returns the number found.
+    """
+    tokens, previous, last = local.tokens[row], local.previous[row], local.last[row]
+    n, walked, place = 0, 0, last[text[end]]
+    while place >= 0 and n < len(found) and walked < MAX_WALK:
+        if place < followed:
+            found[n, 0] = place
+            found[n, 1] = _agreeing(tokens, place, text, end)
+            n += 1
+        place = previous[place]
+        walked += 1
+    return n
+
+
+@borrowing
+def _agreeing(tokens: Any, place: int, text: Any, end: int) -> int:
+    """How many tokens up to ``place`` equal those up to ``end``, at most MAX_AGREEING."""
+    n = 1
+    most = min(MAX_AGREEING, place + 1, end + 1)
+    while n < most and tokens[place - n] == text[end - n]:
+        n += 1
+    return n
+
+
+@borrowing
+def extend_places(
+    local: Any, row: int, followed: int, parents: Any, num_parents: int, token: int, found: Any
+) -> int:
+    """Fill ``found`` for a context one ``token`` longer than that of ``parents``.
+
+    If no place of the parents is followed by ``token``, all places of the token count. Returns the
+    number found.
+    """
+    tokens, previous, last = local.tokens[row], local.previous[row], local.last[row]
+    n = 0
+    for i in range(num_parents):
+        place = parents[i, 0] + 1
+        if tokens[place] == token and place < followed:
+            found[n, 0] = place
+            found[n, 1] = parents[i, 1] + 1
+            n += 1
+    if n:
+        return n
+    walked, place = 0, last[token]
+    while place >= 0 and n < len(found) and walked < MAX_WALK:
+        if place < followed:
+            found[n, 0] = place
+            found[n, 1] = 1
+            n += 1
+        place = previous[place]
+        walked += 1
+    return n
+
+
+# Contexts in the corpus.
+
+
+@borrowing
+def advance_contexts(state: Any, contexts: Any, n: int, text: Any, end: int) -> int:
+    """Extend a row's contexts by the token ``text[end]``, in place; returns their new number."""
+    corpus, token = state.corpus, text[end]
+    kept, seen = 0, 0
+    for i in range(n):
+        tokens, lo, hi = contexts[i, 0], contexts[i, 1], contexts[i, 2]
+        if tokens >= MOST:
+            tokens, lo, hi = _shortened(state, text, end - 1)
+        lo, hi, occurs = follow(corpus, lo, hi, tokens, token)
+        if occurs > seen:  # else it is empty or adds nothing to the one before it
+            _set_context(contexts, kept, tokens + 1, lo, hi, occurs)
+            kept, seen = kept + 1, occurs
+    lo, hi = state.starts[token], state.starts[token + 1]
+    occurs = count(corpus, lo, hi)
+    if occurs > seen:
+        _set_context(contexts, kept, 1, lo, hi, occurs)
+        kept += 1
+    return kept
+
+
+@borrowing
+def _shortened(state: Any, text: Any, end: int) -> tuple[int, int, int]:
+    """The context of the last SHORTENED tokens up to ``end``, which is known to occur."""
+    begin = end - SHORTENED + 1
+    lo, hi = state.starts[text[begin]], state.starts[text[begin] + 1]
+    for k in range(1, SHORTENED):
+        lo, hi, _ = follow(state.corpus, lo, hi, k, text[begin + k])
+    return SHORTENED, lo, hi
+
+
+@borrowing
+def pick_contexts(contexts: Any, n: int, times: int, most: int, picked: Any) -> int:
+    """The longest context, then each next one that occurs ``times`` as often; at most ``most``."""
+    m, seen = 0, 0
+    for i in range(n):
+        if m < most and contexts[i, 3] >= times * seen:
+            seen = contexts[i, 3]
+            _set_context(picked, m, contexts[i, 0], contexts[i, 1], contexts[i, 2], seen)
+            m += 1
+    return m
+
+
+@borrowing
+def extend_contexts(state: Any, parent: Any, token: int, most: int, node: Any) -> int:
+    """Fill a tree node's contexts: its parent's with ``token``, and the token alone if fewer.
+
+    Returns their number.
+    """
+    corpus, longest = state.corpus, state.growth[0].depth - 1  # suffixes are sorted by depth tokens
+    m = 0
+    for i in range(parent.num_contexts):
+        tokens = parent.contexts[i, 0]
+        if tokens >= longest:
+            continue
+        lo, hi, occurs = _extended(corpus, parent, i, token)
+        if hi > lo:
+            _set_context(node.contexts, m, tokens + 1, lo, hi, occurs)
+            m += 1
+    lo, hi = state.starts[token], state.starts[token + 1]
+    if m < most and hi > lo:
+        _set_context(node.contexts, m, 1, lo, hi, count(corpus, lo, hi))
+        m += 1
+    return m
+
+
+@borrowing
+def _extended(corpus: Any, parent: Any, i: int, token: int) -> tuple[int, int, int]:
+    """The interval of a node's i-th context with ``token``, and how often it occurs."""
+    n = parent.num_known[i] if i < cells.CONTEXTS else -1
+    for j in range(n):
+        known = parent.known[i, j]
+        if known[TOKEN] == token:
+            return known[LO], known[HI], known[COUNT]
+    if 0 <= n < WIDEST:
+        return 0, 0, 0
+    lo, hi = parent.contexts[i, 1], parent.contexts[i, 2]
+    return follow(corpus, lo, hi, parent.contexts[i, 0], token)
+
+
+@borrowing
+def _set_context(contexts: Any, i: int, tokens: int, lo: int, hi: int, occurs: int) -> None:
+    contexts[i, 0], contexts[i, 1] = tokens, lo
+    contexts[i, 2], contexts[i, 3] = hi, occurs
+
+
+# Neighbours.
+
+
+class Found(NamedTuple):
+    """Scratch memory of a search: ``int32[k]`` rows and ``float32[k]`` their similarities."""
+
+    rows: Int32
+    similarity: NDArray[np.float32]
+
+    @classmethod
+    def empty(cls, k: int) -> "Found":
+        return cls(np.zeros(k, np.int32), np.zeros(k, np.float32))
+
+
+@compiled
+def find_neighbours(
+    state: Any, offsets: Any, inputs: Any, scratch: Any, found: Any, row: int, prompt: Any
+) -> None:
+    """Fill a row's neighbours' outputs, the most similar last, as many whole ones as fit.
+
+    Args:
+        offsets: ``int32[D + 1]`` where each distinct output begins in the corpus's text.
+        inputs, scratch: See `nearest`.
+        prompt: ``int32[n]``.
+    """
+    it, text, weights = state.rows[row], state.corpus.text, state.near_weight[row]
+    n = nearest(inputs, prompt, scratch, found.rows, found.similarity)
+    it.similarity = cells.similarity_class(found.similarity[0] if n else 0.0)
+    at = 0
+    for i in range(_fitting(offsets, inputs.documents, found.rows, n, len(weights)) - 1, -1, -1):
+        document = inputs.documents[found.rows[i]]
+        begin, length = offsets[document], _length(offsets, document)
+        for j in range(length - 1):
+            append(state.near, row, at, text[begin + j])
+            weights[at] = found.similarity[i] ** 2
+            at += 1
+        state.near.tokens[row, at] = END
+        at += 1
+    it.near_length = at
+
+
+@compiled
+def forget_neighbours(state: Any, row: int) -> None:
+    forget(state.near, row, state.rows[row].near_length)
+    state.rows[row].near_length = 0
+
+
+@compiled
+def _fitting(offsets: Any, documents: Any, rows: Any, n: int, space: int) -> int:
+    """How many of the nearest rows' outputs fit into so many tokens."""
+    for i in range(n):
+        space -= _length(offsets, documents[rows[i]])
+        if space < 0:
+            return i
+    return n
+
+
+@compiled
+def _length(offsets: Any, document: int) -> int:
+    """Tokens of a neighbour's output with SEP, EOS and END, cut to what is used."""
+    return min(offsets[document + 1] - offsets[document], OUTPUT_TOKENS + 3)

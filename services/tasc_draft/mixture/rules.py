@@ -1,7 +1,7 @@
-"""The two published ways to say what follows at a node, by name; `evidence` has our own.
+"""The two published rules for the probabilities of a node's candidates, TASC-spec and N-Gram Trie.
 
-Both fill a node's candidates and chances, as scoring does, from corpus counts and from the places
-where prompt and answer held the same tokens before.
+Both use corpus counts and the places where the same tokens occurred in the prompt and the answer.
+`evidence` has our own rule.
 """
 
 from typing import Any
@@ -9,16 +9,17 @@ from typing import Any
 from tasc_draft.compiled import borrowing
 from tasc_draft.index import weights as cells
 from tasc_draft.index.lookup import COUNT, TOKEN, continuations, count, narrow
-from tasc_draft.mixture.candidates import NONE, candidate, clear
+from tasc_draft.mixture.evidence import candidate, clear
+from tasc_draft.mixture.row_state import NONE
 
 
 @borrowing
 def tasc(state: Any, x: int) -> None:
     """TASC-spec (Tsur et al. 2026, arXiv 2602.24174, section 5.2).
 
-    p(v) = lambda * p_corpus(v) + (1 - lambda) * p_prompt(v), each source by its longest matching
-    context of fewer than ``n_max`` tokens; one that has none leaves all weight to the other, and
-    where none has, the corpus's most frequent token is drafted. An n-gram of the corpus counts from
+    p(v) = lambda * p_corpus(v) + (1 - lambda) * p_prompt(v). Each source uses its longest matching
+    context of fewer than ``n_max`` tokens. If one source has none, the other gets all the weight;
+    if neither has, the corpus's most frequent token is drafted. N-grams of the corpus are used from
     ``p_min`` occurrences on.
     """
     node, scratch, growth, corpus = state.nodes[x], state.scratch[0], state.growth[0], state.corpus
@@ -37,17 +38,16 @@ def tasc(state: Any, x: int) -> None:
     if by_corpus > 0.0:
         _by_corpus(corpus, node, context, scratch, growth.p_min, by_corpus)
     if by_corpus < 1.0:
-        text = state.texts[node.row]
-        _by_prompt(corpus, text, node, context, longest, whole, scratch, growth.p_min, by_corpus)
+        _by_prompt(state, node, context, longest, whole, by_corpus)
 
 
 @borrowing
 def trie(state: Any, x: int) -> None:
-    """The N-Gram Trie: nodes by how often the prompt holds them behind the matched prefix.
+    """The N-Gram Trie: continuations by how often the prompt has them after the matched prefix.
 
-    The longest suffix of the answer, of at most ``prefix`` tokens, that the prompt holds leads to
-    its subtree; paths end ``n_max`` tokens from the prefix's begin. The chance of a path is its
-    count over the prefix's, so that the most frequent nodes are drafted first.
+    The prefix is the longest suffix of the answer, of at most ``prefix`` tokens, that occurs in the
+    prompt. A path's probability is its count over the prefix's, so that the most frequent paths are
+    drafted first. Prefix and path together have at most ``n_max`` tokens.
     """
     node, growth = state.nodes[x], state.growth[0]
     clear(node)
@@ -70,7 +70,7 @@ def trie(state: Any, x: int) -> None:
 
 @borrowing
 def _longest_in_prompt(nodes: Any, x: int, last: int) -> int:
-    """Most tokens of the answer's end that the prompt goes on behind; ``last``: its last place."""
+    """Length of the longest suffix of the answer that the prompt has before its ``last`` place."""
     while nodes[x].parent != NONE:
         x = nodes[x].parent
     longest = 0
@@ -82,7 +82,7 @@ def _longest_in_prompt(nodes: Any, x: int, last: int) -> int:
 
 @borrowing
 def _agreement(places: Any, n: int, most: int) -> tuple[int, int]:
-    """Most tokens, up to ``most``, that agree at any place, and at how many places they do."""
+    """The longest agreement at any place, up to ``most`` tokens, and its number of places."""
     longest, whole = 0, 0
     for i in range(n):
         longest = max(longest, min(places[i, 1], most))
@@ -93,9 +93,9 @@ def _agreement(places: Any, n: int, most: int) -> tuple[int, int]:
 
 @borrowing
 def _longest_kept(corpus: Any, node: Any, scratch: Any, n_max: int, p_min: int) -> int:
-    """The longest context of fewer than n_max tokens that goes on in a kept n-gram, or NONE.
+    """The longest context of fewer than n_max tokens that a kept n-gram continues, or NONE.
 
-    A context stands also for the shorter ones, down to the next, that occur as often as it does.
+    A context also stands for shorter ones, down to the next, which occur as often as it does.
     """
     for i in range(node.num_contexts):
         if i + 1 < node.num_contexts and node.contexts[i + 1, 0] >= n_max - 1:
@@ -122,10 +122,10 @@ def _by_corpus(
 
 @borrowing
 def _by_prompt(
-    corpus: Any, text: Any, node: Any, context: int, longest: int, whole: int, scratch: Any,
-    p_min: int, by_corpus: float,
-) -> None:  # fmt: skip
-    places, by_prompt = node.own, scratch.sums
+    state: Any, node: Any, context: int, longest: int, whole: int, by_corpus: float
+) -> None:
+    text, p_min = state.texts[node.row], state.growth[0].p_min
+    places, by_prompt = node.own, state.scratch[0].sums
     share = (1.0 - by_corpus) / whole
     by_prompt[0, :] = 0.0
     for i in range(node.num_own):
@@ -136,7 +136,7 @@ def _by_prompt(
         if j < 0:
             continue
         if j == known and context != NONE:
-            node.chance[j] = by_corpus * _corpus_share(corpus, node, context, j, p_min)
+            node.chance[j] = by_corpus * _corpus_share(state.corpus, node, context, j, p_min)
         node.chance[j] += share
         by_prompt[0, j] += share
     for j in range(node.width):
@@ -146,7 +146,7 @@ def _by_prompt(
 
 @borrowing
 def _corpus_share(corpus: Any, node: Any, context: int, j: int, p_min: int) -> float:
-    """p_corpus of a candidate that is not among the most frequent."""
+    """p_corpus of a candidate that is not among the most frequent continuations."""
     tokens, lo, hi = node.contexts[context, 0], node.contexts[context, 1], node.contexts[context, 2]
     whole = node.contexts[context, 3]
     lo, hi = narrow(corpus, lo, hi, tokens, node.candidates[j])

@@ -1,10 +1,14 @@
-"""Best-first growth of the draft trees of all rows of a step, over one heap. Compiled.
+"""The compiled side of the proposer: draft trees, learning from answers, and recent answers.
 
-The likeliest known path of the batch is drafted next, until the budget is spent or the next
-token is not worth its cost. A chain is a tree whose nodes have one child. A node is expanded only
-when its best child is likely to be drafted next, so leaves cost next to nothing.
+The draft trees of all rows of a step grow best-first over one heap. The likeliest known path of the
+batch is drafted next, until the budget is used up or the next token is not worth its cost. A chain
+is a tree whose nodes have one child. A node is expanded only when its best child is likely to be
+drafted next, so leaves cost next to nothing.
 
 The heap is bounded. Its first entry holds the size, in ``node``; entries count from 1.
+
+*Recent answers* are a bounded text of finished answers that all rows draft from. They stand in for
+the corpus until the next build of the index.
 """
 
 import math
@@ -15,23 +19,28 @@ import numpy as np
 from tasc_draft.compiled import borrowing
 from tasc_draft.drafts import NEURAL
 from tasc_draft.index import weights as cells
-from tasc_draft.mixture import candidates as scoring
-from tasc_draft.mixture import evidence, rules
-from tasc_draft.mixture import external_tree as guests
-from tasc_draft.mixture.candidates import MIXED, NONE, TASC
-from tasc_draft.mixture.row_state import catch_up
+from tasc_draft.mixture import evidence, external_tree, rules
+from tasc_draft.mixture.evidence import MIXED, TASC
+from tasc_draft.mixture.row_state import (
+    END,
+    NONE,
+    append,
+    catch_up,
+    forget,
+    forget_neighbours,
+)
 
-# path: probability, or a bound of it; closed: the node has not been looked into yet
-ENTRY = np.dtype([("path", np.float32), ("node", np.int32), ("closed", np.int32)])
+# path: the probability of the node's next child or, while the node is a leaf, an estimate of it
+ENTRY = np.dtype([("path", np.float32), ("node", np.int32), ("leaf", np.int32)])
 
 
-def room(nodes: int) -> int:
-    """Entries that trees of so many nodes need: each node closed, or with its next child."""
+def heap_size(nodes: int) -> int:
+    """Entries for trees of so many nodes: each is on the heap as a leaf and with its next child."""
     return 2 * nodes + 1
 
 
 @borrowing
-def push(heap: Any, path: float, node: int, closed: bool) -> None:
+def _push(heap: Any, path: float, node: int, leaf: bool) -> None:
     heap[0].node += 1
     i = heap[0].node
     while i > 1 and heap[i >> 1].path < path:
@@ -39,13 +48,13 @@ def push(heap: Any, path: float, node: int, closed: bool) -> None:
         i >>= 1
     heap[i].path = path
     heap[i].node = node
-    heap[i].closed = closed
+    heap[i].leaf = leaf
 
 
 @borrowing
-def pop(heap: Any) -> tuple[float, int, bool]:
-    """Take the likeliest entry off; the heap must not be empty."""
-    path, node, closed = heap[1].path, heap[1].node, heap[1].closed
+def _pop(heap: Any) -> tuple[float, int, bool]:
+    """Remove the likeliest entry; the heap must not be empty."""
+    path, node, leaf = heap[1].path, heap[1].node, heap[1].leaf
     size = heap[0].node
     heap[0].node = size - 1
     moved, i, child = heap[size].path, 1, 2
@@ -58,74 +67,73 @@ def pop(heap: Any) -> tuple[float, int, bool]:
         i = child
         child = 2 * i
     _move(heap, size, i)
-    return path, node, closed != 0
+    return path, node, leaf != 0
 
 
 @borrowing
 def _move(heap: Any, source: int, target: int) -> None:
     heap[target].path = heap[source].path
     heap[target].node = heap[source].node
-    heap[target].closed = heap[source].closed
+    heap[target].leaf = heap[source].leaf
 
 
 @borrowing
-def grow(state: Any, batch: Any, limits: Any, least: Any, guest: Any) -> int:
-    """Draft for the rows of ``batch``; returns how many tokens were written to ``state.out``.
+def grow(state: Any, batch: Any, limits: Any, least: Any, external: Any) -> int:
+    """Draft for the rows of ``batch``; returns the number of tokens written to ``state.out``.
 
     Args:
         batch: ``int32[m]`` rows.
-        limits: ``int32[m]`` most draft tokens of each; written on.
+        limits: ``int32[m]`` most draft tokens of each row; overwritten.
         least: ``float32[n]`` least path probability of the i-th token of all; n is the budget.
-        guest: An `ExternalTree` whose trees of the same rows are mixed in. Rows where it drafted
-            have as many tokens as ``limits`` allows, however unlikely: whoever asked the guest
-            says what a token must bring.
+        external: An `ExternalTree` of the same rows. Rows that have a draft there get as many
+            tokens as ``limits`` allows, whatever their probability: the caller sets ``least``.
     """
     nodes, heap, growth, is_eos = state.nodes, state.heap, state.growth[0], state.is_eos
-    for line in range(len(batch)):
-        if 0 <= batch[line] < len(state.rows) and state.rows[batch[line]].length > 0:
-            take_in(state, batch[line])
-            if guests.root(guest, line) == NONE or growth.most == 0:
-                limits[line] = min(limits[line], growth.most)
+    for i in range(len(batch)):
+        if 0 <= batch[i] < len(state.rows) and state.rows[batch[i]].length > 0:
+            take_in(state, batch[i])
+            if external_tree.root(external, i) == NONE or growth.most == 0:
+                limits[i] = min(limits[i], growth.most)
         else:
-            limits[line] = 0  # nobody is there
-    roots = _plant(state, batch, limits, guest)
+            limits[i] = 0  # the row is not in use
+    roots = _add_roots(state, batch, limits, external)
     n = roots
     while heap[0].node > 0 and n - roots < len(least):
-        path, x, closed = pop(heap)
-        most = nodes[x].path if closed else path
-        line = nodes[x].line
-        if limits[line] == 0 or most == 0.0 or most < least[n - roots]:
+        path, x, leaf = _pop(heap)
+        most = nodes[x].path if leaf else path
+        i = nodes[x].batch_row
+        if limits[i] == 0 or most == 0.0 or most < least[n - roots]:
             continue
-        if most < growth.min_prob and guests.root(guest, line) == NONE:
+        if most < growth.min_prob and external_tree.root(external, i) == NONE:
             continue
-        if closed:
-            look_into(state, x)
-            if nodes[x].guest != NONE:
-                guests.mix(state.learnt.trust, nodes[x], guest)
+        if leaf:
+            _expand(state, x)
+            if nodes[x].external != NONE:
+                external_tree.mix(state.learnt.trust, nodes[x], external)
         else:
-            _add(state, x, n, path, guest)
-            limits[line] -= 1
+            _add(state, x, n, path, external)
+            limits[i] -= 1
             if not is_eos[nodes[n].token] and nodes[n].depth < growth.most:
-                push(heap, growth.hope * path, n, True)
+                _push(heap, growth.child_chance * path, n, True)
             n += 1
-        if closed or growth.branching:
-            _offer(nodes[x], x, heap, growth)
+        if leaf or growth.branching:
+            _push_best_child(nodes[x], x, heap, growth)
     return _write(nodes, roots, n, len(batch), state.out)
 
 
 @borrowing
 def take_in(state: Any, row: int) -> None:
-    """Learn from the tokens a row took in, where its last tree led to them; then catch up."""
+    """Learn from a row's new tokens as far as they follow its last tree; then catch up."""
     it, nodes, rate = state.rows[row], state.nodes, state.growth[0].rate
     x, at = it.root, it.caught
     if x != NONE and nodes[x].row != row:
-        x = NONE  # overwritten in a step that the row took no part in
-    while x != NONE and at < it.length and nodes[x].wide > 0:
+        x = NONE  # overwritten in a step without this row
+    while x != NONE and at < it.length and nodes[x].full_width > 0:
         token = state.texts[row, at]
         if rate > 0.0:
-            scoring.learn(state.learnt.weights, state.learnt.squares, nodes[x], token, rate)
-        if nodes[x].guest != NONE and (rate > 0.0 or state.growth[0].rule != MIXED):
-            guests.learn(state.learnt, nodes[x], token)
+            evidence.learn(state.learnt.weights, state.learnt.squares, nodes[x], token, rate)
+        if nodes[x].external != NONE and (rate > 0.0 or state.growth[0].rule != MIXED):
+            external_tree.learn(state.learnt, nodes[x], token)
         x = _child(nodes, x, token)
         at += 1
     it.root = NONE
@@ -141,93 +149,151 @@ def _child(nodes: Any, x: int, token: int) -> int:
 
 
 @borrowing
-def _plant(state: Any, batch: Any, limits: Any, guest: Any) -> int:
-    """A root for each row that may draft; returns how many."""
+def _add_roots(state: Any, batch: Any, limits: Any, external: Any) -> int:
+    """Add a root for each row that may draft; returns their number."""
     nodes, heap = state.nodes, state.heap
     heap[0].node = 0
     n = 0
-    for line in range(len(batch)):
-        if limits[line] > 0:
-            evidence.root(state, n, batch[line])
-            nodes[n].line = line
-            nodes[n].width = nodes[n].wide = 0
-            nodes[n].guest = guests.root(guest, line)
+    for i in range(len(batch)):
+        if limits[i] > 0:
+            evidence.root(state, n, batch[i])
+            nodes[n].batch_row = i
+            nodes[n].width = nodes[n].full_width = 0
+            nodes[n].external = external_tree.root(external, i)
             nodes[n].first_child = NONE
-            state.rows[batch[line]].root = n
-            push(heap, 1.0, n, True)
+            state.rows[batch[i]].root = n
+            _push(heap, 1.0, n, True)
             n += 1
     return n
 
 
 @borrowing
-def look_into(state: Any, x: int) -> None:
-    """Give a node its candidates and their chances, by the rule."""
+def _expand(state: Any, x: int) -> None:
+    """Fill a node's candidates and their probabilities, by the rule."""
     rule = state.growth[0].rule
     if state.nodes[x].depth > 0:
         evidence.descend(state, x)
     if rule == MIXED:
         evidence.gather(state, x)
-        scoring.score(state.learnt.weights, state.nodes[x])
+        evidence.score(state.learnt.weights, state.nodes[x])
     elif rule == TASC:
         rules.tasc(state, x)
     else:
         rules.trie(state, x)
-    state.nodes[x].wide = state.nodes[x].width
+    state.nodes[x].full_width = state.nodes[x].width
 
 
 @borrowing
-def _offer(node: Any, x: int, heap: Any, growth: Any) -> None:
-    """Put the likeliest candidate of a node that is not in the tree yet on the heap."""
+def _push_best_child(node: Any, x: int, heap: Any, growth: Any) -> None:
+    """Push the likeliest candidate of a node that is not in the tree yet."""
     best, most = NONE, 0.0
-    for i in range(node.wide):
-        token, chance = node.candidates[i], guests.chance(node, i)
+    for i in range(node.full_width):
+        token, chance = node.candidates[i], external_tree.chance(node, i)
         if chance > most and token < growth.vocab_size and token != growth.sep:
             best, most = i, chance
     node.next = best
     if best != NONE:
-        push(heap, node.path * most, x, False)
+        _push(heap, node.path * most, x, False)
 
 
 @borrowing
-def _add(state: Any, x: int, n: int, path: float, guest: Any) -> None:
-    """Make the candidate that node ``x`` offered its child ``n``."""
+def _add(state: Any, x: int, n: int, path: float, external: Any) -> None:
+    """Make the next candidate of node ``x`` its child ``n``."""
     parent, child = state.nodes[x], state.nodes[n]
     i = parent.next
     child.row = parent.row
-    child.line = parent.line
+    child.batch_row = parent.batch_row
     child.parent = x
     child.depth = parent.depth + 1
     child.token = parent.candidates[i]
     child.path = path
-    child.width = child.wide = 0
-    child.guest = guests.child(guest, parent.guest, child.token)
+    child.width = child.full_width = 0
+    child.external = external_tree.child(external, parent.external, child.token)
     child.first_child = NONE
     child.sibling = parent.first_child
     parent.first_child = n
-    is_guests = guests.take(state.learnt.trust, parent, i)
+    is_external = external_tree.take(state.learnt.trust, parent, i)
     slot = cells.PROMPT if parent.levels[i, cells.PROMPT] else 0
     if state.growth[0].rule == MIXED:
-        slot = scoring.loudest(state.learnt.weights, parent, i)
-    child.source = NEURAL if is_guests else cells.SOURCE_OF_SLOT[slot]
+        slot = evidence.dominant_slot(state.learnt.weights, parent, i)
+    child.source = NEURAL if is_external else cells.SOURCE_OF_SLOT[slot]
 
 
 @borrowing
-def _write(nodes: Any, roots: int, n: int, lines: int, out: Any) -> int:
-    """Write nodes ``[roots, n)`` row after row, parents in front of their children."""
+def _write(nodes: Any, roots: int, n: int, rows: int, out: Any) -> int:
+    """Write nodes ``[roots, n)`` row after row, parents before their children."""
     offsets = out.offsets
-    offsets[: lines + 1] = 0
+    offsets[: rows + 1] = 0
     for x in range(roots, n):
-        behind = nodes[x].line + 1
-        nodes[x].place = offsets[behind]
-        offsets[behind] += 1
-    for line in range(lines):
-        offsets[line + 1] += offsets[line]
+        after = nodes[x].batch_row + 1
+        nodes[x].place = offsets[after]
+        offsets[after] += 1
+    for i in range(rows):
+        offsets[i + 1] += offsets[i]
     for x in range(roots, n):
         node = nodes[x]
-        at = offsets[node.line] + node.place
+        at = offsets[node.batch_row] + node.place
         out.tokens[at] = node.token
         out.parents[at] = nodes[node.parent].place if node.parent >= roots else NONE
         out.depths[at] = node.depth
         out.logp[at] = math.log(node.path)
         out.source[at] = node.source
     return n - roots
+
+
+@borrowing
+def teach(state: Any, row: int, answer: Any, rate: float) -> None:
+    """Learn from each token of an answer to the prompt that ``row`` was started with.
+
+    Args:
+        answer: ``int32[n]``, its end-of-sequence included.
+    """
+    it, text, learnt = state.rows[row], state.texts[row], state.learnt
+    for token in answer:
+        catch_up(state, row)
+        evidence.root(state, 0, row)
+        _expand(state, 0)
+        evidence.learn(learnt.weights, learnt.squares, state.nodes[0], token, rate)
+        text[it.length] = token
+        it.length += 1
+
+
+@borrowing
+def release(state: Any, row: int) -> None:
+    """Release a row and add its answer to the recent answers."""
+    take_in(state, row)
+    _remember(state, row)
+    forget(state.own, row, state.rows[row].caught)
+    forget_neighbours(state, row)
+    state.rows[row].length = 0
+
+
+@borrowing
+def _remember(state: Any, row: int) -> None:
+    """Append ``SEP answer END`` to the recent answers, unless it takes more than half of them."""
+    it, growth, recent = state.rows[row], state.growth[0], state.recent
+    tokens, size = recent.tokens[0], it.length - it.begin + 1
+    if size < 3 or size > len(tokens) // 2:
+        return
+    if growth.recent_end + size > len(tokens):
+        growth.recent_end = _drop_older_half(recent, growth.recent_end)
+    at = growth.recent_end
+    for i in range(it.begin, it.length):
+        append(recent, 0, at, state.texts[row, i])
+        at += 1
+    tokens[at] = END
+    growth.recent_end = at + 1
+
+
+@borrowing
+def _drop_older_half(recent: Any, length: int) -> int:
+    """Move the newer half of the recent answers to the front; returns its length."""
+    forget(recent, 0, length)
+    tokens, at = recent.tokens[0], 0
+    for i in range(length // 2, length):
+        if tokens[i] == END:
+            tokens[at] = END
+        else:
+            append(recent, 0, at, tokens[i])
+        at += 1
+    return at

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tasc_draft import DraftSettings
-from tasc_draft.mixture.candidates import PLACES
+from tasc_draft.mixture.evidence import PLACES
 
 END = -1
 WIDEST = 8  # continuations of a corpus context that enter by themselves

@@ -34,7 +34,7 @@ from hypothesis import strategies as st
 
 from tasc_draft import NGRAM_SOURCES, DraftIndex, Drafts, DraftSettings, NgramProposer
 from tasc_draft.index.weights import Weights
-from tasc_draft.mixture.candidates import PLACES
+from tasc_draft.mixture.evidence import PLACES
 from tasc_draft.mixture.memory import OPTIMISTIC_CHILD_PROB
 
 Row = tuple[list[int], list[int], int]  # prompt, answer so far, limit
@@ -260,7 +260,7 @@ def test_the_chances_of_a_node_sum_to_one(
 ) -> None:
     proposer = started(index, setting, rows)
     drafts = propose_all(proposer, rows)
-    nodes = proposer._memory.nodes[: drafts.offsets[-1] + sum(limit > 0 for *_, limit in rows)]
+    nodes = proposer.memory.nodes[: drafts.offsets[-1] + sum(limit > 0 for *_, limit in rows)]
     for node in nodes:
         width = node["width"]
         if width:

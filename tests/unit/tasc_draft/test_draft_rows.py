@@ -37,9 +37,9 @@ from numba.core.errors import TypingError
 from tasc_draft import DraftError, DraftIndex, DraftSettings, NgramProposer
 from tasc_draft.compiled import borrowing
 from tasc_draft.index.corpus import CorpusIndex
-from tasc_draft.mixture.candidates import Learnt
-from tasc_draft.mixture.contexts import MOST
+from tasc_draft.mixture.evidence import Learnt
 from tasc_draft.mixture.memory import Box
+from tasc_draft.mixture.row_state import MOST
 
 few = examples(35, 100)
 parts = st.lists(answers, max_size=4)
@@ -245,8 +245,8 @@ def test_recent_answers_are_bounded_and_the_older_half_goes(
         if len(kept) + len(entry) > room:
             kept = kept[len(kept) // 2 :]
         kept += entry
-        end = proposer._memory.growth["recent_end"][0]
-        assert proposer._memory.recent.tokens[0, :end].tolist() == kept
+        end = proposer.memory.growth["recent_end"][0]
+        assert proposer.memory.recent.tokens[0, :end].tolist() == kept
         assert len(kept) <= room
         proposer.check_integrity()
 
@@ -336,7 +336,7 @@ class Operations:
             self.paths[row] = path = [*max(tree(drafts, place), key=len, default=())]
             self.seen["drafted" if path else "empty"] += 1
             self.seen["deep"] += len(path) > 2
-            context = self.proposer._memory.rows[row]
+            context = self.proposer.memory.rows[row]
             self.seen["long"] += int(context["contexts"][0, 0]) >= MOST
 
     def go_on(self, row: int) -> None:
@@ -378,7 +378,7 @@ def test_any_operations_leave_a_proposer_consistent(
     assert all(run.seen[kind] > many for kind in kinds), run.seen
     if mixture == "mixed":
         assert run.seen["long"] > some, run.seen
-        assert run.proposer._memory.growth["recent_end"][0] > 0
+        assert run.proposer.memory.growth["recent_end"][0] > 0
 
 
 def busy() -> NgramProposer:
@@ -446,7 +446,7 @@ TAMPERINGS: dict[str, Callable[[Any], None]] = {
 @pytest.mark.parametrize("tampering", TAMPERINGS.values(), ids=TAMPERINGS.keys())
 def test_a_tampered_row_is_found(tampering: Callable[[Any], None]) -> None:
     proposer = busy()
-    tampering(proposer._memory)
+    tampering(proposer.memory)
     with pytest.raises(AssertionError):
         proposer.check_integrity()
 
@@ -454,7 +454,7 @@ def test_a_tampered_row_is_found(tampering: Callable[[Any], None]) -> None:
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_weight_that_is_no_number_is_found(value: float) -> None:
     proposer = busy()
-    proposer._learnt.weights[5] = value
+    proposer.learnt.weights[5] = value
     with pytest.raises(AssertionError):
         proposer.check_integrity()
 

@@ -97,7 +97,7 @@ class Host(Proposer, Protocol):
         rows: Int32,
         budget: Int32,
         least: NDArray[np.float32] | None = None,
-        guest: Drafts | None = None,
+        external: Drafts | None = None,
     ) -> Drafts: ...
 
 
@@ -163,8 +163,8 @@ class HybridProposer:
         if not self._arms.begin():
             return self._ngram.propose(rows, budget, least)
         asked = np.where(self._best(rows, budget) < self._sure, budget, 0).astype(np.int32)
-        guest = self._neural.propose(rows, asked) if asked.any() else None
-        return self._ngram.propose(rows, budget, least, guest)
+        external = self._neural.propose(rows, asked) if asked.any() else None
+        return self._ngram.propose(rows, budget, least, external)
 
     def _best(self, rows: Int32, budget: Int32) -> NDArray[np.float32]:
         """Probability of the n-grams' likeliest first token of each row; 0 where there is none."""

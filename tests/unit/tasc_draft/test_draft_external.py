@@ -37,18 +37,18 @@ from tasc_draft import (
     Tokens,
     build_index,
 )
-from tasc_draft.mixture.candidates import NODE
+from tasc_draft.mixture.evidence import NODE
 from tasc_draft.mixture.external_tree import (
     CELLS,
+    CONFIDENCE,
     LEAST,
     MOST_ADDED,
     MOST_EXPONENT,
     RATE,
-    SURE,
     TRUST,
     UNNAMED,
-    first_trust,
-    guest_of,
+    ExternalTree,
+    initial_trust,
     mix,
 )
 
@@ -114,7 +114,7 @@ def both(
 
 def cell(own: dict[int, float], depth: int) -> int:
     """Of the numbers that a node has besides those of all nodes."""
-    return 1 + 3 * (depth > 0) + sum(max(own.values()) > sure for sure in SURE)
+    return 1 + 3 * (depth > 0) + sum(max(own.values()) > sure for sure in CONFIDENCE)
 
 
 def numbers_at(trust: np.ndarray, own: dict[int, float], depth: int) -> list[float]:
@@ -134,11 +134,11 @@ def with_guest(proposer: NgramProposer, *rows: Guests) -> Drafts:
 
 
 def trust(proposer: NgramProposer) -> np.ndarray:
-    return proposer._learnt.trust.copy()
+    return proposer.learnt.trust.copy()
 
 
 def set_trust(proposer: NgramProposer, trust: np.ndarray) -> None:
-    proposer._learnt.trust[:] = trust
+    proposer.learnt.trust[:] = trust
 
 
 def told(proposer: NgramProposer, guest: Guests, *said: int) -> None:
@@ -389,7 +389,7 @@ def test_trust_ends_at_its_bounds(number: int, bound: float) -> None:
 def test_nodes_of_a_depth_and_a_sureness_have_numbers_of_their_own() -> None:
     proposer, guest = ngrams("tasc"), {(1,): 0.5, (1, 2): 0.3}
     told(proposer, guest, 9)  # SEP is followed by 1 or 4
-    first = moved_cells(trust(proposer), first_trust())
+    first = moved_cells(trust(proposer), initial_trust())
     before = trust(proposer)
     told(proposer, guest, 1, 9)  # 1 by 2, surely
     assert first == {0, cell({1: 0.5, 4: 0.5}, 0)}
@@ -417,10 +417,10 @@ def test_an_exponent_that_is_nothing_gets_no_less_but_may_rise(said: int, moves:
 def test_what_n_grams_found_without_a_chance_they_have_named() -> None:
     nodes = np.zeros(1, NODE)
     node = nodes[0]
-    node["width"] = node["wide"] = 3
+    node["width"] = node["full_width"] = 3
     node["candidates"][:3], node["chance"][:3] = (1, 2, 3), (0.8, 0.0, 0.0)
-    node["guest"], guest = 0, guest_of(drafts_of([{(7,): 0.5, (2,): 0.25}]))
-    mix(first_trust(), node, guest)
+    node["external"], guest = 0, ExternalTree.of(drafts_of([{(7,): 0.5, (2,): 0.25}]))
+    mix(initial_trust(), node, guest)
     hopeless = 1e-9  # less than what counts
     wanted, none = both({1: 0.8, 2: hopeless, 3: hopeless}, {7: 0.5, 2: 0.25}, TRUST)
     found = dict(zip(node["candidates"][:4].tolist(), node["mixed"][:4].tolist(), strict=True))
@@ -446,7 +446,7 @@ def test_nothing_of_a_guest_is_learnt_at_rate_zero() -> None:
     setting = DraftSettings(min_prob=0.0, learning_rate=0.0)
     proposer = make_proposer(make_index([[1, 2, 3]] * 9), setting)
     told(proposer, {(7,): 0.5}, 7)
-    assert (trust(proposer) == first_trust()).all()
+    assert (trust(proposer) == initial_trust()).all()
 
 
 def test_another_index_leaves_trust_as_it_is() -> None:
@@ -455,4 +455,4 @@ def test_another_index_leaves_trust_as_it_is() -> None:
     before = trust(proposer)
     proposer.set_index(make_index([[3, 2, 1]] * 4))
     assert (trust(proposer) == before).all()
-    assert (before != first_trust()).any()
+    assert (before != initial_trust()).any()
