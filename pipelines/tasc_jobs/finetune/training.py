@@ -29,43 +29,6 @@ _MOST_NORM = 1.0  # of a gradient
 _LAST_LOSSES = 10  # steps whose mean loss is told of a run
 
 
-@contextmanager
-def deferred_signals() -> Iterator[None]:
-    """Signals that come while the block runs do behind it what they would have done in it.
-
-    In a thread other than the main one nothing is deferred, since signals do not interrupt it.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[int] = []
-    before: dict[signal.Signals, Any] = {}
-    try:
-        for each in _SIGNALS:
-            before[each] = signal.signal(each, lambda signum, _: came.append(signum))
-        yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, signal.SIG_DFL if handler is None else handler)
-        for signum in came:
-            signal.raise_signal(signum)
-
-
-@contextmanager
-def memory_to(do: str, way_out: str) -> Iterator[None]:
-    """Raise what torch says of memory as FinetuneError; everything else as it is.
-
-    Args:
-        do: What the block does, as in "load the model".
-    """
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise FinetuneError(f"too little memory to {do}; {way_out}") from error
-
-
 @dataclass(frozen=True)
 class TrainingProgress:
     """What a step was like.
@@ -268,3 +231,40 @@ def _keep(trainer: Trainer, checkpoints: Checkpoints, seconds: float, tokens: in
         note(f"step {step} of {trainer.steps} is kept; the same command goes on behind it")
     except FinetuneError as error:
         note(str(error))
+
+
+@contextmanager
+def deferred_signals() -> Iterator[None]:
+    """Signals that come while the block runs do behind it what they would have done in it.
+
+    In a thread other than the main one nothing is deferred, since signals do not interrupt it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before: dict[signal.Signals, Any] = {}
+    try:
+        for each in _SIGNALS:
+            before[each] = signal.signal(each, lambda signum, _: came.append(signum))
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, signal.SIG_DFL if handler is None else handler)
+        for signum in came:
+            signal.raise_signal(signum)
+
+
+@contextmanager
+def memory_to(do: str, way_out: str) -> Iterator[None]:
+    """Raise what torch says of memory as FinetuneError; everything else as it is.
+
+    Args:
+        do: What the block does, as in "load the model".
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise FinetuneError(f"too little memory to {do}; {way_out}") from error

@@ -12,6 +12,57 @@ _SOURCES = ("corpus", "inputs", "aligned", "bigrams", "weights")
 KEPT_VERSIONS = 5
 
 
+def current_index(store: ArtifactStore) -> DraftIndex | None:
+    """The announced index; None where there is none.
+
+    Raises:
+        DraftError: It is damaged, or of a format this program does not read.
+        StoreError: Redis fails.
+    """
+    artifact = store.current()
+    if artifact is None:
+        return None
+    with tempfile.TemporaryDirectory(prefix="tasc-index-") as folder:
+        path = Path(folder) / "index"
+        store.download(artifact, path)
+        index = read_index(path)  # the mapped file lives on when its name is gone
+    index.check_integrity()
+    return index
+
+
+def publish_index(
+    store: ArtifactStore,
+    index: DraftIndex,
+    corpus_rows: int,
+    stored: Callable[[], None] = lambda: None,
+    *,
+    forecast: float | None = None,
+    after: int | None = None,
+    keep: int = KEPT_VERSIONS,
+) -> Artifact:
+    """Store an index as the next version, make it current and let go of old versions.
+
+    Args:
+        corpus_rows: It was built from rows ``[0, corpus_rows)``.
+        stored: Called when the version is whole in the store and not yet current.
+        forecast: Tokens per step that it brought on rows it did not hold.
+        after: The version that must be current until then, 0 for none; unset: any.
+        keep: How many of the newest versions stay.
+
+    Raises:
+        IndexChanged: Another version is current by now; the new one is stored all the same.
+        StoreError: Redis fails.
+    """
+    with tempfile.TemporaryDirectory(prefix="tasc-index-") as folder:
+        path = Path(folder) / "index"
+        write_index(index, path)
+        artifact = store.publish(path, corpus_rows, forecast=forecast)
+    stored()
+    store.announce(artifact.version, after=after)
+    store.prune(keep)
+    return artifact
+
+
 @dataclass(frozen=True)
 class IndexSize:
     """Bytes of an index's arrays, and what they are divided by.
@@ -141,54 +192,3 @@ class IndexReport:
             f"kept the outputs of {self.rows:,} of {self.artifact.corpus_rows:,} rows: the corpus "
             f"part may take {self.max_bytes:,} bytes and takes {self.size.corpus_bytes:,}\n"
         )
-
-
-def current_index(store: ArtifactStore) -> DraftIndex | None:
-    """The announced index; None where there is none.
-
-    Raises:
-        DraftError: It is damaged, or of a format this program does not read.
-        StoreError: Redis fails.
-    """
-    artifact = store.current()
-    if artifact is None:
-        return None
-    with tempfile.TemporaryDirectory(prefix="tasc-index-") as folder:
-        path = Path(folder) / "index"
-        store.download(artifact, path)
-        index = read_index(path)  # the mapped file lives on when its name is gone
-    index.check_integrity()
-    return index
-
-
-def publish_index(
-    store: ArtifactStore,
-    index: DraftIndex,
-    corpus_rows: int,
-    stored: Callable[[], None] = lambda: None,
-    *,
-    forecast: float | None = None,
-    after: int | None = None,
-    keep: int = KEPT_VERSIONS,
-) -> Artifact:
-    """Store an index as the next version, make it current and let go of old versions.
-
-    Args:
-        corpus_rows: It was built from rows ``[0, corpus_rows)``.
-        stored: Called when the version is whole in the store and not yet current.
-        forecast: Tokens per step that it brought on rows it did not hold.
-        after: The version that must be current until then, 0 for none; unset: any.
-        keep: How many of the newest versions stay.
-
-    Raises:
-        IndexChanged: Another version is current by now; the new one is stored all the same.
-        StoreError: Redis fails.
-    """
-    with tempfile.TemporaryDirectory(prefix="tasc-index-") as folder:
-        path = Path(folder) / "index"
-        write_index(index, path)
-        artifact = store.publish(path, corpus_rows, forecast=forecast)
-    stored()
-    store.announce(artifact.version, after=after)
-    store.prune(keep)
-    return artifact

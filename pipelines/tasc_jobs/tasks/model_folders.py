@@ -27,6 +27,90 @@ _FLOATS = ("F64", "F32", "F16", "BF16")  # others are packed: their shapes say n
 _POSITIONS = ("max_position_embeddings", "n_positions")
 
 
+@dataclass(frozen=True)
+class BaseModel:
+    """What a model folder says without its weights.
+
+    Attributes:
+        vocab_size: Ids the model has logits for, the tokenizer's where it does not say.
+        positions: Most tokens of prompt and answer; None where the settings do not say.
+        quantized: Whether its weights lie there quantised.
+    """
+
+    folder: Path
+    tokenizer: TaskTokenizer
+    vocab_size: int
+    positions: int | None
+    quantized: bool
+
+    @classmethod
+    def open(cls, model: str, revision: str | None) -> Self:
+        """Find a model; of one on the hub only settings and tokenizer are fetched.
+
+        Raises:
+            UsageError: There is no such model, or it lacks a tokenizer or ``config.json``.
+        """
+        try:
+            folder = resolve_folder(model, revision, weights=False)
+            tokenizer = TaskTokenizer.from_folder(folder)
+            config = _config(folder / _CONFIG)
+        except (ValueError, OSError) as error:
+            raise UsageError(f"--model: {error}") from error
+        vocab_size = config.get("vocab_size") or tokenizer.vocab_size
+        positions = next((config[name] for name in _POSITIONS if config.get(name)), None)
+        return cls(
+            folder, tokenizer, vocab_size, positions, bool(config.get("quantization_config"))
+        )
+
+
+def _config(path: Path) -> dict[str, Any]:
+    """The settings of a model, those of its text part over the others; numbers checked."""
+    config = _json_object(path, saved_by="transformers")
+    text = config.get("text_config")
+    found = {**config, **(text if isinstance(text, dict) else {})}
+    for name in ("vocab_size", *_POSITIONS):
+        if not isinstance(found.get(name), int | None):
+            raise ValueError(f"{path} says {name} is {found[name]!r}; it must be an integer")
+    return found
+
+
+def check_drafter(record: TaskRecord, model: BaseModel) -> None:
+    """Check a record's drafter, if it has one.
+
+    Raises:
+        UsageError: There is no drafter, or it is another tokenizer's or another target's, or more
+            ranked tokens are asked for than the tokenizer has.
+    """
+    neural = record.neural
+    if neural is None:
+        return
+    size = model.tokenizer.vocab_size
+    if neural.is_ranked and neural.ranked_tokens > size:
+        raise UsageError(
+            f"--ranked-tokens is {neural.ranked_tokens}, the tokenizer has {size}; give 1 to {size}"
+        )
+    _check_card(record, neural, model)
+
+
+def _check_card(record: TaskRecord, neural: NeuralDrafting, model: BaseModel) -> None:
+    folder = _folder(neural.drafter)
+    try:
+        adapter = resolve_folder(record.adapter) if record.adapter else None
+        # Of a model of the hub the weights may not be here; the service looks when it loads them.
+        weighed = any(model.folder.glob("*.safetensors"))
+        target = target_fingerprint(model.folder, adapter) if weighed else None
+        fitting_card(folder, model.tokenizer.fingerprint, target)
+    except (ValueError, OSError, EngineError) as error:
+        raise UsageError(f"--drafter {neural.drafter}: {error}") from error
+
+
+def _folder(drafter: str) -> Path:
+    try:
+        return resolve_folder(drafter, weights=False)
+    except TextError as error:
+        raise UsageError(f"--drafter: {error}; `tasc train-drafter` writes such folders") from error
+
+
 def check_adapter(folder: Path, base: Path) -> None:
     """Whether a PEFT folder is LoRA in safetensors, of a rank, with shapes of the base model's.
 
@@ -129,87 +213,3 @@ def _check_shapes(
                 f"it adapts {module} of {list(ours)}, the model's has {list(theirs)}; it was "
                 f"trained for {trained_for}: name that model, or another adapter"
             )
-
-
-@dataclass(frozen=True)
-class BaseModel:
-    """What a model folder says without its weights.
-
-    Attributes:
-        vocab_size: Ids the model has logits for, the tokenizer's where it does not say.
-        positions: Most tokens of prompt and answer; None where the settings do not say.
-        quantized: Whether its weights lie there quantised.
-    """
-
-    folder: Path
-    tokenizer: TaskTokenizer
-    vocab_size: int
-    positions: int | None
-    quantized: bool
-
-    @classmethod
-    def open(cls, model: str, revision: str | None) -> Self:
-        """Find a model; of one on the hub only settings and tokenizer are fetched.
-
-        Raises:
-            UsageError: There is no such model, or it lacks a tokenizer or ``config.json``.
-        """
-        try:
-            folder = resolve_folder(model, revision, weights=False)
-            tokenizer = TaskTokenizer.from_folder(folder)
-            config = _config(folder / _CONFIG)
-        except (ValueError, OSError) as error:
-            raise UsageError(f"--model: {error}") from error
-        vocab_size = config.get("vocab_size") or tokenizer.vocab_size
-        positions = next((config[name] for name in _POSITIONS if config.get(name)), None)
-        return cls(
-            folder, tokenizer, vocab_size, positions, bool(config.get("quantization_config"))
-        )
-
-
-def _config(path: Path) -> dict[str, Any]:
-    """The settings of a model, those of its text part over the others; numbers checked."""
-    config = _json_object(path, saved_by="transformers")
-    text = config.get("text_config")
-    found = {**config, **(text if isinstance(text, dict) else {})}
-    for name in ("vocab_size", *_POSITIONS):
-        if not isinstance(found.get(name), int | None):
-            raise ValueError(f"{path} says {name} is {found[name]!r}; it must be an integer")
-    return found
-
-
-def check_drafter(record: TaskRecord, model: BaseModel) -> None:
-    """Check a record's drafter, if it has one.
-
-    Raises:
-        UsageError: There is no drafter, or it is another tokenizer's or another target's, or more
-            ranked tokens are asked for than the tokenizer has.
-    """
-    neural = record.neural
-    if neural is None:
-        return
-    size = model.tokenizer.vocab_size
-    if neural.is_ranked and neural.ranked_tokens > size:
-        raise UsageError(
-            f"--ranked-tokens is {neural.ranked_tokens}, the tokenizer has {size}; give 1 to {size}"
-        )
-    _check_card(record, neural, model)
-
-
-def _check_card(record: TaskRecord, neural: NeuralDrafting, model: BaseModel) -> None:
-    folder = _folder(neural.drafter)
-    try:
-        adapter = resolve_folder(record.adapter) if record.adapter else None
-        # Of a model of the hub the weights may not be here; the service looks when it loads them.
-        weighed = any(model.folder.glob("*.safetensors"))
-        target = target_fingerprint(model.folder, adapter) if weighed else None
-        fitting_card(folder, model.tokenizer.fingerprint, target)
-    except (ValueError, OSError, EngineError) as error:
-        raise UsageError(f"--drafter {neural.drafter}: {error}") from error
-
-
-def _folder(drafter: str) -> Path:
-    try:
-        return resolve_folder(drafter, weights=False)
-    except TextError as error:
-        raise UsageError(f"--drafter: {error}; `tasc train-drafter` writes such folders") from error
