@@ -1,4 +1,4 @@
-"""The Serve deployment in front: the HTTP application over the fleets of replicas of all tasks."""
+"""The ingress deployment: the HTTP application over the replicas of all tasks."""
 
 import asyncio
 import logging

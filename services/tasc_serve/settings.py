@@ -1,4 +1,4 @@
-"""The one settings file of the service, read by ``tasc serve --config``. It starts nothing."""
+"""The settings file of the service, read by ``tasc serve --config``."""
 
 import math
 import socket

@@ -1,4 +1,4 @@
-"""Tasks, corpora and versioned draft indexes in Redis. It knows no tokens, no model, no service."""
+"""Tasks, corpora, versioned draft indexes, batches and API keys in Redis."""
 
 from tasc_store.access import ApiKey, ApiKeys, IdempotencyStore
 from tasc_store.artifacts import Artifact, ArtifactCache, ArtifactStore

@@ -1,4 +1,4 @@
-"""A checked connection to Redis, and its errors in our words. It knows no task."""
+"""A checked connection to Redis, and the library's errors as this package's errors."""
 
 import re
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
-"""A real Redis server of our own, for whoever has none. It knows nothing of what is stored there.
+"""A Redis server as a child process, for use where no server is running.
 
-The server is a child process that ends with us, also when we are killed: on Linux the
-kernel signals it (``PR_SET_PDEATHSIG``). Elsewhere only `EmbeddedRedis.close` ends it.
+The server ends with this process, also when it is killed: on Linux the kernel signals it
+(``PR_SET_PDEATHSIG``). Elsewhere only `EmbeddedRedis.close` ends it.
 """
 
 import atexit

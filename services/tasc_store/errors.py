@@ -1,4 +1,4 @@
-"""What can go wrong with the store. Messages name the server, never its password, and a way out."""
+"""Errors of the store. Messages name the server, never its password, and a way out."""
 
 
 class StoreError(Exception):

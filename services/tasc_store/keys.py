@@ -1,4 +1,4 @@
-"""Names of the Redis keys, and which names may stand in them. It talks to no Redis.
+"""Names of the Redis keys, and which names may stand in them.
 
 The braces are literal: a Redis Cluster hashes what stands between them, so that all keys of one
 task share a slot and one Lua script may touch several of them.

@@ -23,7 +23,7 @@ from tasc_engine import ModelSource, Target
 from tasc_engine.step.cost import SECONDS, StepCosts, kept, measure
 
 WAIT_S = 120.0  # for others that measure on this machine; the start-up limit is longer
-_PATIENCE_S = 1.0  # others may only be reading, which is nothing to tell people
+PATIENCE_S = 1.0  # others may only be reading, which is nothing to tell people
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ def _lock(file: IO[str], say: Callable[[str], None]) -> None:
     while (waited := time.monotonic() - began) < WAIT_S:
         with contextlib.suppress(BlockingIOError):
             return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if waited >= _PATIENCE_S and not told:
+        if waited >= PATIENCE_S and not told:
             say(f"another replica measures its step costs on {platform.node()}; waiting for it")
             told = True
         time.sleep(0.1)

@@ -1,1 +1,1 @@
-"""Who may ask and how often; idempotent requests; drain."""
+"""Admission of requests and idempotent requests."""

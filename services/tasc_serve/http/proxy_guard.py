@@ -1,8 +1,8 @@
-"""In front of Ray Serve's HTTP servers: readable headers, none that steer Serve, and clean errors.
+"""Middleware of Ray Serve's HTTP proxies: drops headers that steer Serve, and maps its errors.
 
-Serve looks at some headers before any code of ours: it fails on values that are no UTF-8, and lets
+Serve reads some headers before any code of ours: it fails on values that are not UTF-8, and lets
 clients switch off what frees a row when they leave. ``RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH``
-names `middlewares` on every node. Nothing heavy is imported: proxies hold no models.
+names `middlewares` on every node. Nothing heavy is imported, since proxies hold no models.
 """
 
 import logging

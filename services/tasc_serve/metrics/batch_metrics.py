@@ -1,4 +1,4 @@
-"""What a worker of batches counts, as Prometheus series. It opens no port and answers nothing."""
+"""Metrics of a batch worker."""
 
 from typing import Final
 

@@ -1,1 +1,1 @@
-"""Observers beside the requests: shadow checks, collected answers, store and queue."""
+"""Observers beside the requests: shadow checks and collected answers."""

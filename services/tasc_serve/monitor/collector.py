@@ -1,7 +1,6 @@
 """Keeps a share of a task's finished answers for its corpus, off the thread that decodes.
 
-Serving never waits for it: what the store does not take in time is dropped and counted. It builds
-nothing and moves no row into a corpus.
+Serving never waits for it: what the store does not take in time is dropped and counted.
 """
 
 import threading

@@ -1,7 +1,7 @@
-"""Decodes some answers again without drafts, in rows that nobody needs, and compares token ids.
+"""Decodes some answers again without drafts, in idle rows, and compares token ids.
 
-Only what takes the likeliest token by the target's own logits is judged: where a rule draws tokens
-or changes logits, nothing says whether two tokens were a near tie. It holds no user's request.
+Only answers that take the likeliest token by the target's own logits are compared: where a rule
+draws tokens or changes logits, nothing tells whether two tokens were a near tie.
 """
 
 import dataclasses

@@ -1,7 +1,4 @@
-"""The Serve deployment that answers for one task: an engine, its step loop, its metrics.
-
-It takes calls and gives pieces of answers; HTTP is the gateway's business.
-"""
+"""The Serve deployment that answers for one task: an engine, its step loop, its metrics."""
 
 import asyncio
 import dataclasses

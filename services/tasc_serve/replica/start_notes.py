@@ -1,7 +1,6 @@
-"""What replicas say while they start, carried by Redis to whoever starts the service.
+"""Notes of replicas that start, published in Redis for the process that starts the service.
 
-Nothing is kept: a note that nobody hears, or that Redis does not carry, is lost. It knows no
-replica and no engine.
+Notes are not kept: one that nobody hears, or that Redis does not carry, is lost.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""A call brought to its end though replicas die: another one goes on behind what has been sent.
+"""Brings a call to its end though replicas die: another replica goes on after what was sent.
 
-A whole answer is asked for again; of a stream the next replica gets the token ids that were
-received, and says what comes behind them. Both give what an undisturbed run gives, since an answer
-depends on the call alone. It knows neither Ray nor HTTP, and no tokens.
+A whole answer is requested again. For a stream the next replica gets the token ids that were
+received and sends what comes after them. Both give what an undisturbed run gives, since an answer
+depends on the call alone.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""The replicas of one task as one gateway sees them: who is there, silent, or has least to do.
+"""The replicas of one task as a gateway sees them: present or not, silent or not, and their load.
 
-It asks each of them for its pulse, since Ray takes ten seconds and more to notice a node that is
-gone, and never notices a process that hangs. It knows neither Ray nor HTTP, and carries no calls.
+The gateway asks each replica for its pulse: Ray takes ten seconds and more to notice a node that is
+gone, and does not notice a process that hangs.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
-"""Which replicas Ray Serve has for a deployment, as the routers of this process tell.
+"""The replicas that Ray Serve has for each deployment, as reported by the routers of this process.
 
-Apart from the router's own module, which Serve brings to a process as a copy of its own.
+This is not in the router's own module, which Serve brings to a process as a copy of its own.
 """
 
 from collections import defaultdict

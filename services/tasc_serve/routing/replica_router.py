@@ -1,6 +1,6 @@
 """Brings each call to the replica that the gateway has chosen for it, inside Ray Serve's router.
 
-Who is chosen is the gateway's business (`fleet`); this says who is there and does as it is told.
+The gateway chooses (`fleet`); the router reports the replicas that are present.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,7 @@
-"""A task's record, frozen, and how it is written as JSON.
+"""A task's record, frozen, and its JSON.
 
-It holds what answers may be (labels, a JSON schema or a regular expression), how they are sampled
-where a request does not say, and how a drafter drafts for the task. Sizes are checked, and that a
-schema is JSON; nothing is compiled or loaded.
+It holds the form of answers (labels, a JSON schema or a regular expression), the sampling defaults,
+and how a drafter drafts for the task. Sizes are checked, and that a schema is JSON.
 """
 
 import json

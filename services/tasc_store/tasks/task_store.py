@@ -1,4 +1,4 @@
-"""The register of tasks in Redis: records, every version of which is kept. It knows no model."""
+"""The register of tasks in Redis: records, every version of which is kept."""
 
 import json
 from collections.abc import Iterator

@@ -8,6 +8,7 @@ from openai import BadRequestError, NotFoundError
 from serving import ALPHA, BETA, Ask, Said
 
 import tiny
+from support import refused
 from tasc_store import CorpusStore, connect
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis]
@@ -146,11 +147,11 @@ def test_without_a_limit_the_tasks_own_holds(service, client):
 
 
 def test_the_client_understands_our_errors(client):
-    with pytest.raises(NotFoundError, match="'gamma' is not served here; there are alpha, beta"):
+    with refused(NotFoundError, "'gamma'", "alpha, beta"):
         client.completions.create(model="gamma", prompt="hi")
-    with pytest.raises(BadRequestError, match="temperature") as refused:
+    with pytest.raises(BadRequestError) as error:
         client.completions.create(model=ALPHA, prompt="hi", temperature=2.5)
-    assert refused.value.param == "temperature"
+    assert error.value.param == "temperature"
 
 
 @pytest.mark.parametrize(
@@ -163,16 +164,16 @@ def test_the_client_understands_our_errors(client):
     ],
 )
 def test_what_only_the_replica_can_know_is_refused_by_name(client, body, param):
-    with pytest.raises(BadRequestError) as refused:
+    with pytest.raises(BadRequestError) as error:
         client.completions.create(model=ALPHA, **body)
-    assert refused.value.param == param
+    assert error.value.param == param
 
 
 def test_a_message_too_long_for_a_row_is_refused_by_name(client):
     messages = [{"role": "user", "content": "no " * 600}]
-    with pytest.raises(BadRequestError, match="a row holds 512") as refused:
+    with refused(BadRequestError, "512") as error:
         client.chat.completions.create(model=ALPHA, messages=messages)
-    assert refused.value.param == "messages.0.content"
+    assert error.value.param == "messages.0.content"
 
 
 def test_two_tokenizers_share_one_corpus(service):

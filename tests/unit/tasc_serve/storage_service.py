@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from tasc_serve.access.access_control import AccessControl, InFlight
 from tasc_serve.http.api import create_api
 from tasc_serve.http.batches.files_api import BatchStorage
+from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.settings import LimitSettings
 from tasc_store.batches.files import CHUNK_BYTES, StoredFile
 
@@ -43,7 +44,7 @@ class StorageService:
         self.app = create_api(
             FakeBackend(),
             LimitSettings(**limits),
-            CollectorRegistry(),
+            GatewayMetrics(CollectorRegistry()),
             access=access,
             in_flight=self.in_flight,
             storage=self.storage,

@@ -11,45 +11,49 @@ from tasc_runtime.engine.step_costs import step_costs
 from tiny import make_folder
 
 
-def test_each_kind_of_engine_is_measured_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = ModelSource(make_folder(tmp_path / "model"))
-    measured: list[int] = []
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows of the engines that are measured, each in no time."""
+    rows: list[int] = []
 
     def measure(target: Target, model: str):
-        measured.append(target.config.rows)
+        rows.append(target.config.rows)
         return honest(target, model, seconds=0.0)
 
     honest = module.measure
     monkeypatch.setattr(module, "measure", measure)
+    return rows
+
+
+def target_of(source: ModelSource, rows: int) -> Target:
+    return Target.load(source, EngineConfig(rows=rows, max_model_len=64))
+
+
+def test_each_kind_of_engine_is_measured_once(tmp_path: Path, measured: list[int]) -> None:
+    source = ModelSource(make_folder(tmp_path / "model"))
     found, said = [], list[str]()
     for rows in (1, 2, 2, 1):
-        target = Target.load(source, EngineConfig(rows=rows, max_model_len=64))
+        target = target_of(source, rows)
         found.append(step_costs(target, source, tmp_path / "costs", said.append))
     assert measured == [1, 2]
     assert found[1] == found[2]
     assert found[0] == found[3] != found[1]
     files = {str(path) for path in (tmp_path / "costs").glob("*.json")}
     assert len(files) == 2
-    for text in said:
-        assert text.startswith("measuring what steps of model cost on ")
-        assert "up to about 15 s; once only" in text
     assert {text.split(" read ")[1] for text in said} == files, "said of each that was measured"
     assert len(said) == 2
 
 
 def test_who_waits_for_another_measurement_says_so_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: list[int]
 ) -> None:
     monkeypatch.setattr(module, "WAIT_S", 0.4)
-    monkeypatch.setattr(module, "_PATIENCE_S", 0.1)
-    said: list[str] = []
+    monkeypatch.setattr(module, "PATIENCE_S", 0.1)
+    source, said = ModelSource(make_folder(tmp_path / "model")), list[str]()
+    target = target_of(source, 1)
     with (tmp_path / "measuring.lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with module._alone(tmp_path, said.append):
-            pass
-    with module._alone(tmp_path, said.append):
-        pass
-    (text,) = said
-    assert text.startswith("another replica measures its step costs on ")
+        step_costs(target, source, tmp_path, said.append)
+    step_costs(target, source, tmp_path, said.append)
+    assert (len(said), measured) == (2, [1])
+    assert said[0].startswith("another replica measures its step costs on ")

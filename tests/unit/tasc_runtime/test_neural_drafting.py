@@ -18,6 +18,7 @@ from torch import Tensor
 
 import tiny
 from neural_drafters import eagle_parts, model_of
+from support import refused
 from tasc_draft import DraftIndex, DraftSettings, NgramProposer
 from tasc_draft.drafts import NEURAL, Drafts
 from tasc_engine import EngineConfig, ModelSource, Target, UnsupportedModel
@@ -143,7 +144,7 @@ def test_a_head_of_another_size_than_its_target_is_refused(tmp_path: Path) -> No
     weights = load_file(folder / WEIGHTS)
     save_file({**weights, JOINT: weights[JOINT][:, 1:].contiguous()}, folder / WEIGHTS)
     own, source = loaded.tokenizer.fingerprint, ModelSource(tmp_path, dtype="float64")
-    with pytest.raises(UnsupportedModel, match=r"joint.weight of .* needs \("):
+    with refused(UnsupportedModel, "joint.weight"):
         load_drafter(folder, loaded.target, source, own, rows=ROWS, capacity=LENGTH)
 
 
