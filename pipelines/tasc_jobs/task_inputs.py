@@ -16,7 +16,7 @@ from tasc_runtime.models import load_tokenizer
 from tasc_runtime.rows import BadRow, Fields, read_corpus
 from tasc_store import CorpusRow, CorpusStore, TaskRecord, TaskStore, UnknownTask, connect
 from tasc_text import PromptTemplate, TaskTokenizer, resolve_folder
-from tasc_text.tokenizer_file import open_tokenizer
+from tasc_text.tokenizer import open_tokenizer
 
 if TYPE_CHECKING:
     from tasc_engine import ModelSource

@@ -1,10 +1,8 @@
-"""Prompt templates, tokenising and back, tokenizer fingerprints. Needs `tokenizers` only."""
+"""Prompt templates, tokenizers and incremental decoding."""
 
 from tasc_text.answer import AnswerText
-from tasc_text.errors import TextError, TokenizerError
-from tasc_text.hub import resolve_folder
 from tasc_text.template import PromptTemplate
-from tasc_text.tokenizer import TaskTokenizer
+from tasc_text.tokenizer import TaskTokenizer, TextError, TokenizerError, resolve_folder
 
 __all__ = [
     "AnswerText",

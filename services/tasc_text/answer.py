@@ -1,7 +1,4 @@
-"""The text of an answer while it grows: incremental decoding and stop strings with hold-back.
-
-It is told token ids and says what text is safe to send; it does not know where ids come from.
-"""
+"""Incremental decoding of an answer, with stop strings."""
 
 from collections.abc import Sequence
 
@@ -11,10 +8,10 @@ from tasc_text.tokenizer import TaskTokenizer
 
 
 class AnswerText:
-    """Decode one answer as its tokens arrive.
+    """Decodes one answer as its tokens arrive.
 
-    Text that may yet turn into a stop string, or into another character once its last bytes
-    arrive, is held back; so what ``take`` returned is always the beginning of ``text``.
+    Text that may become part of a stop string, or another character when its last bytes arrive, is
+    held back. So the results of ``take`` are always the beginning of ``text``.
 
     Args:
         tokenizer: The target's tokenizer.
@@ -35,14 +32,14 @@ class AnswerText:
 
     @property
     def text(self) -> str:
-        """All text so far, cut before the stop string once there is one."""
+        """All text so far, cut before the stop string if there is one."""
         return self._text
 
     def push(self, tokens: Sequence[int]) -> int:
-        """Add tokens; return how many belong to the answer.
+        """Add tokens; returns how many belong to the answer.
 
-        Fewer than given when a stop string ends the answer: the token that completes it is the
-        last that counts, and ``stopped`` turns true.
+        If a stop string ends the answer, the token that completes it is the last one, and
+        ``stopped`` becomes true.
         """
         for used, token in enumerate(tokens, start=1):
             piece = self._step(token)

@@ -1,15 +1,19 @@
-"""Prompt templates: one place for a row's input, the rest verbatim. No escaping, no logic."""
+"""Prompt templates: text with one place for a row's input, without escaping or logic."""
 
 from dataclasses import dataclass
 
-from tasc_text.errors import TemplateError
+from tasc_text.tokenizer import TextError
 
 FIELD = "{input}"
 
 
+class TemplateError(TextError):
+    """A prompt template without exactly one ``{input}``."""
+
+
 @dataclass(frozen=True)
 class PromptTemplate:
-    """Text with exactly one ``{input}``; other braces mean themselves.
+    """Text with exactly one ``{input}``; other braces are literal.
 
     Raises:
         TemplateError: ``{input}`` is missing or occurs more than once.

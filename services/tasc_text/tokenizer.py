@@ -1,4 +1,7 @@
-"""A target's tokenizer as we use it: text to ids, ids to text, who it is. It knows no model."""
+"""Tokenizers of model folders, and where these folders are.
+
+Text to ids and back, fingerprints, and what drafting needs to know about tokens.
+"""
 
 import hashlib
 import json
@@ -11,20 +14,60 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from tasc_text.errors import TokenizerError
 
-# Padding and truncation are how one run was called, not who the tokenizer is.
-_NOT_IDENTITY = ("padding", "truncation", "version")
-_INSIDE = "a"  # its own text in byte-level and in SentencePiece vocabularies alike
+class TextError(ValueError):
+    """Base of this package's errors."""
+
+
+class TokenizerError(TextError):
+    """A model folder whose tokenizer cannot be used."""
+
+
+SETTINGS_FILES = ("*.json", "*.model", "*.txt")
+WEIGHT_FILES = ("*.safetensors",)
+
+
+def resolve_folder(model: str, revision: str | None = None, *, weights: bool = True) -> Path:
+    """Return the local folder of a model. Models of the Hugging Face hub are downloaded.
+
+    Args:
+        model: A folder, or a hub name such as ``Qwen/Qwen2.5-0.5B``.
+        revision: A branch, tag or commit of the hub; ignored for a folder.
+        weights: Whether the weights are needed besides tokenizer and configuration.
+
+    Raises:
+        TextError: ``model`` is not a folder, and the hub does not have it or cannot be reached.
+    """
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder.resolve()
+    if model.startswith((".", "/", "~")):
+        raise TextError(f"there is no folder {model}; check the spelling of the path")
+    # Imported here, so that local folders need neither the network nor `huggingface_hub`.
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    patterns = [*SETTINGS_FILES, *(WEIGHT_FILES if weights else ())]
+    try:
+        return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise TextError(
+            f"model {model!r} is neither a local folder nor available from the Hugging Face hub "
+            f"({error}); check the spelling, or name a local folder"
+        ) from error
+
+
+_NOT_IDENTITY = ("padding", "truncation", "version")  # fields left out of the fingerprint
+_INSIDE = "a"  # a token with this text in byte-level and in SentencePiece vocabularies alike
 _CUT = "\N{REPLACEMENT CHARACTER}"  # what decoders write for a part of a character
 
 
 class TaskTokenizer:
-    """The `tokenizers` tokenizer of one model folder, with its end-of-sequence ids.
+    """The tokenizer of a model folder, with its end-of-sequence ids.
 
     Args:
         path: A ``tokenizer.json``.
-        eos_ids: Ids any of which ends an answer; the first is written behind corpus documents.
+        eos_ids: Each of them ends an answer; the first is appended to corpus documents.
 
     Raises:
         TokenizerError: The file is missing or unreadable, or there is no end-of-sequence id.
@@ -38,7 +81,7 @@ class TaskTokenizer:
         try:
             self._tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises plain Exception for any fault of the file
-            raise TokenizerError(f"{path} is no tokenizer file: {error}") from error
+            raise TokenizerError(f"{path} is not a tokenizer file: {error}") from error
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self.path = path
@@ -66,28 +109,27 @@ class TaskTokenizer:
 
     @cached_property
     def vocab_size(self) -> int:
-        """One above the largest id. It is also the id of the document mark of draft indexes."""
+        """The largest id plus 1. It is also the id of the document mark of draft indexes."""
         return max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
     @cached_property
     def byte_ids(self) -> frozenset[int]:
-        """Ids of ``<0x00>`` to ``<0xFF>``; a run of them is decoded as a whole or not at all."""
+        """Ids of ``<0x00>`` to ``<0xFF>``. A run of them is decoded as one character or fails."""
         ids = (self._tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
         return frozenset(i for i in ids if i is not None)
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """Ids that have no text in an answer."""
+        """Ids that have no text in answers."""
         added = self._tokenizer.get_added_tokens_decoder()
         return frozenset(id_ for id_, token in added.items() if token.special)
 
     @cached_property
     def word_starts(self) -> NDArray[np.bool_]:
-        """``bool[vocab_size + 1]``: whether a token begins a word.
+        """``bool[vocab_size + 1]``, read-only: whether a token begins a word.
 
-        It does where its text begins with white space, and where it has no text of an answer: a
-        special token, an end of sequence, an id without a token, and the last entry, the document
-        mark. Read-only.
+        Tokens whose text begins with white space do, and tokens without text in answers: special
+        tokens, end-of-sequence, ids without a token, and the document mark, which is the last.
         """
         starts = np.ones(self.vocab_size + 1, bool)
         for id_, text in self._texts.items():
@@ -99,9 +141,9 @@ class TaskTokenizer:
 
     @cached_property
     def canonical(self) -> NDArray[np.int32]:
-        """``int32[vocab_size + 1]``: the id of the same text without a blank in front of it.
+        """``int32[vocab_size + 1]``, read-only: the id of the same text without a leading space.
 
-        A token that has no blank in front, or no such twin, stands for itself. Read-only.
+        Tokens without a leading space, or without such a counterpart, have their own id.
         """
         twins = np.arange(self.vocab_size + 1, dtype=np.int32)
         ids = {text: id_ for id_, text in self._texts.items()}
@@ -113,7 +155,7 @@ class TaskTokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """32 hexadecimal digits that differ whenever ids or their meaning may differ."""
+        """32 hexadecimal digits; they differ if ids or their meaning may differ."""
         content = json.loads(self.path.read_text(encoding="utf-8"))
         identity = {k: v for k, v in content.items() if k not in _NOT_IDENTITY}
         identity["eos_ids"] = self.eos_ids
@@ -121,7 +163,7 @@ class TaskTokenizer:
         return hashlib.sha256(canonical.encode()).hexdigest()[:32]
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Ids of a prompt, with the special tokens the tokenizer puts in front of one."""
+        """Ids of a prompt, with the special tokens that the tokenizer adds."""
         return list(self._tokenizer.encode(text, add_special_tokens=True).ids)
 
     def encode_outputs(self, texts: Sequence[str]) -> list[list[int]]:
@@ -133,9 +175,9 @@ class TaskTokenizer:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def token_bytes(self, id_: int) -> bytes:
-        """What a token adds to a text, in UTF-8: also where that is a part of a character only.
+        """What a token adds to a text, in UTF-8. It may be a part of a character.
 
-        A special token has the text it is written as; an id without a token has none.
+        Special tokens have the text they are written as. Ids without a token have none.
         """
         found = self._bytes.get(id_)
         if found is None:
@@ -167,17 +209,19 @@ class TaskTokenizer:
         return {id_: self._text(piece) for id_, piece in pairs}
 
     def _text(self, piece: str) -> str:
-        """A token's text inside a text: at its begin decoders drop a blank."""
+        """A token's text inside a text; at the beginning decoders drop a leading space."""
         decoder = self._tokenizer.decoder
         return (decoder.decode([_INSIDE, piece]) if decoder else piece).removeprefix(_INSIDE)
 
 
 def _letters_of_bytes() -> dict[str, int]:
-    """The letters that byte-level vocabularies write bytes as (Radford et al. 2019, GPT-2): those
-    that are seen stand for themselves, the others are the letters from 256 on."""
-    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    unseen = [byte for byte in range(256) if byte not in seen]
-    return {chr(b): b for b in seen} | {chr(256 + i): b for i, b in enumerate(unseen)}
+    """The letters that stand for bytes in byte-level vocabularies (Radford et al. 2019, GPT-2).
+
+    Printable ones stand for themselves; the others are the letters from 256 on.
+    """
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
 
 
 _BYTES = _letters_of_bytes()
@@ -204,3 +248,75 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise TokenizerError(f"{path} cannot be read as JSON: {error}") from error
     return content if isinstance(content, dict) else {}
+
+
+FILE = "tokenizer.json"
+# Usual names of the token that ends an answer, the most common first.
+_USUAL = ("<|endoftext|>", "</s>", "<eos>", "<|im_end|>", "<|end_of_text|>", "<|eos|>", "[EOS]")
+_SHOWN = 8
+
+
+def open_tokenizer(path: Path, eos: str | None = None) -> TaskTokenizer:
+    """Load a tokenizer and find the token that ends an answer.
+
+    It is ``eos``, else the one in the settings files beside ``tokenizer.json``, else the special
+    token with the most common of the usual names.
+
+    Args:
+        path: A folder with a ``tokenizer.json``, or such a file.
+        eos: The token's text.
+
+    Raises:
+        TokenizerError: The file is missing or damaged, or there is no such token.
+    """
+    bare = open_to_encode(path)
+    file = bare.path
+    if eos is not None:
+        return TaskTokenizer(file, [_id_of(bare, eos, file)])
+    if file.name == FILE and (found := _as_settings_say(file.parent)):
+        return found
+    special = _special(bare)
+    usual = next((special[name] for name in _USUAL if name in special), None)
+    if usual is None:
+        shown = ", ".join(list(special)[:_SHOWN]) or "none"
+        raise TokenizerError(
+            f"{file} and the settings beside it name no end-of-sequence token; name one with "
+            f"--eos, as in --eos '</s>' (special tokens there: {shown})"
+        )
+    return TaskTokenizer(file, [usual])
+
+
+def open_to_encode(path: Path) -> TaskTokenizer:
+    """Load a tokenizer for encoding only; its end-of-sequence id is arbitrary.
+
+    Args:
+        path: A folder with a ``tokenizer.json``, or such a file.
+
+    Raises:
+        TokenizerError: The file is missing or damaged.
+    """
+    file = path / FILE if path.is_dir() else path
+    if not file.is_file():
+        raise TokenizerError(f"{path} is neither a {FILE} nor a folder with one; name either")
+    return TaskTokenizer(file, (0,))
+
+
+def _id_of(tokenizer: TaskTokenizer, eos: str, file: Path) -> int:
+    found = tokenizer.backend.token_to_id(eos)
+    if found is None:
+        raise TokenizerError(f"{file} has no token {eos!r}; name one of its tokens with --eos")
+    return int(found)
+
+
+def _as_settings_say(folder: Path) -> TaskTokenizer | None:
+    try:
+        return TaskTokenizer.from_folder(folder)
+    except TokenizerError as error:
+        if error.__cause__:  # a settings file that cannot be read
+            raise
+        return None
+
+
+def _special(tokenizer: TaskTokenizer) -> dict[str, int]:
+    added = tokenizer.backend.get_added_tokens_decoder()
+    return {str(token.content): id_ for id_, token in added.items() if token.special}

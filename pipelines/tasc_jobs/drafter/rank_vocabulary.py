@@ -26,7 +26,7 @@ from tasc_runtime.rows import BadRow, Fields, check_file, read_rows
 from tasc_store import Artifact, ArtifactStore, TaskRecord, TaskStore, UnknownTask, connect
 from tasc_store.artifacts import VOCABULARY
 from tasc_text import TaskTokenizer
-from tasc_text.tokenizer_file import open_tokenizer
+from tasc_text.tokenizer import open_tokenizer
 
 TokenizerOf: TypeAlias = TaskRecord | Path
 """The task whose model has it, or where it lies."""

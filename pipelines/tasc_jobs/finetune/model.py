@@ -17,7 +17,7 @@ from tasc_jobs.enrich.enrichment import RECORD, named_end
 from tasc_jobs.errors import FinetuneError
 from tasc_jobs.finetune.hyperparameters import FinetuneSettings
 from tasc_text import TaskTokenizer, TokenizerError
-from tasc_text.tokenizer_file import open_tokenizer
+from tasc_text.tokenizer import open_tokenizer
 
 Parts = Mapping[int, Sequence[int]]
 """Of each new token's id, the ids of the tokens it stands for, in the order they were added."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tasc_text import TaskTokenizer
-from tasc_text.tokenizer_file import open_to_encode
+from tasc_text.tokenizer import open_to_encode
 
 SIDES = ("input", "output")
 WORDS, TOKENS = "words", "tokens"

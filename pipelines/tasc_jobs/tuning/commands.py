@@ -31,7 +31,7 @@ from tasc_runtime.progress import Progress, note
 from tasc_runtime.rows import Fields
 from tasc_store import Artifact, ArtifactStore, CorpusStore, TaskRecord, TaskStore
 from tasc_text import PromptTemplate, TaskTokenizer
-from tasc_text.tokenizer_file import open_tokenizer
+from tasc_text.tokenizer import open_tokenizer
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from tasc_jobs.enrich.enrichment import enrich_and_save, save
 from tasc_jobs.errors import FamilyError
 from tasc_runtime.errors import FileError
 from tasc_text import TaskTokenizer
-from tasc_text.tokenizer_file import open_tokenizer
+from tasc_text.tokenizer import open_tokenizer
 
 SETTINGS = EnrichSettings(20)
 OTHER = "<|im_end|>"

@@ -25,7 +25,7 @@ from tasc_jobs.tuning.replays import (
 from tasc_runtime.corpus import TokenRows, encode
 from tasc_runtime.rows import Fields
 from tasc_text import PromptTemplate, TaskTokenizer, TokenizerError
-from tasc_text.tokenizer_file import open_tokenizer
+from tasc_text.tokenizer import open_tokenizer
 from tiny import END, make_tokenizer
 
 N_MAX = PROPOSERS["corpus"].settings.n_max
