@@ -179,17 +179,15 @@ class TaskInputs:
             UsageError: No model is named, the task has several adapters, or the dtype is unknown.
             TextError: There is no such model.
         """
-        import torch
-
-        from tasc_engine import ModelSource
-        from tasc_runtime.engine.model_source import device_of, model_source
+        from tasc_engine.model.loading import DTYPES
+        from tasc_runtime.engine.model_source import model_source
 
         given, record = self.options, self.record
-        check_dtype(given.dtype)
+        if given.dtype is not None and given.dtype not in DTYPES:
+            raise UsageError(f"dtype is {given.dtype}; choose one of {', '.join(DTYPES)}")
         if given.adapter and not given.model:
             raise UsageError(f"--adapter {given.adapter} has no model; name its base with --model")
         name, _ = self.named_model
-        device = device_of(given.device, gpus=torch.cuda.device_count())
         if given.model is None:
             assert record is not None  # it has named the model
             if record.adapters:
@@ -198,19 +196,27 @@ class TaskInputs:
                     f"task {record.name} has several adapters ({names}); name with --model a model "
                     "that has one of them in its weights"
                 )
-            found = model_source(record, device)
+            found = model_source(record, device_here(given.device))
             return replace(found, dtype=given.dtype or found.dtype)
-        adapter = resolve_folder(given.adapter) if given.adapter else None
         dtype = given.dtype or (record.dtype if record else TaskRecord.dtype)
-        return ModelSource(resolve_folder(name), adapter, dtype, device)
+        return named_source(name, given.adapter, dtype, given.device)
 
 
-def check_dtype(dtype: str | None) -> None:
-    """Raises UsageError: it is none that models are loaded in."""
-    from tasc_engine.model.loading import DTYPES
+def named_source(model: str, adapter: str | None, dtype: str, device: str) -> "ModelSource":
+    """A model and an adapter by folder or hub name; raises TextError where one is not there."""
+    from tasc_engine import ModelSource
 
-    if dtype is not None and dtype not in DTYPES:
-        raise UsageError(f"dtype is {dtype}; choose one of {', '.join(DTYPES)}")
+    adapted = resolve_folder(adapter) if adapter else None
+    return ModelSource(resolve_folder(model), adapted, dtype, device_here(device))
+
+
+def device_here(device: str) -> str:
+    """A torch device; ``auto`` is a GPU if this process sees one."""
+    import torch
+
+    from tasc_runtime.engine.model_source import device_of
+
+    return device_of(device, gpus=torch.cuda.device_count())
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from tasc_engine import EngineError, ModelSource
 from tasc_engine.model.loading import DTYPES, load_model
 from tasc_engine.model.token_bigrams import model_bigrams
 from tasc_jobs.errors import JobError
-from tasc_runtime.engine.model_source import device_of
+from tasc_jobs.task_inputs import device_here, named_source
 from tasc_runtime.errors import FileError
 from tasc_text import TaskTokenizer, resolve_folder
 
@@ -108,15 +108,9 @@ def make_bigrams(
 def _source(job: BigramJob) -> ModelSource:
     if job.dtype not in DTYPES:
         raise JobError(f"dtype is {job.dtype!r}; use one of {', '.join(DTYPES)}")
-    device = device_of(job.device, gpus=1)
     try:
-        torch.empty(0, device=device)
+        torch.empty(0, device=device_here(job.device))
     except (RuntimeError, AssertionError) as error:
         why = str(error).splitlines()[0]
         raise JobError(f"device {job.device!r} cannot be used ({why}); try cpu") from error
-    return ModelSource(
-        folder=resolve_folder(job.model),
-        adapter=resolve_folder(job.adapter) if job.adapter else None,
-        dtype=job.dtype,
-        device=device,
-    )
+    return named_source(job.model, job.adapter, job.dtype, job.device)

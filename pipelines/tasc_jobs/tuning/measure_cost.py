@@ -8,12 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
-from tasc_engine import EngineConfig, EngineError, ModelSource, Target
+from tasc_engine import EngineConfig, EngineError, Target
 from tasc_engine.model.loading import DTYPES, max_positions
 from tasc_engine.step.cost import StepCosts, measure
 from tasc_jobs.errors import JobError
-from tasc_runtime.engine.model_source import device_of
-from tasc_text import resolve_folder
+from tasc_jobs.task_inputs import named_source
 
 
 @dataclass(frozen=True)
@@ -51,20 +50,14 @@ def measure_cost(
     """
     if job.dtype not in DTYPES:
         raise JobError(f"dtype is {job.dtype}; choose one of {', '.join(DTYPES)}")
-    folder = resolve_folder(job.model)
-    source = ModelSource(
-        folder,
-        adapter=resolve_folder(job.adapter) if job.adapter else None,
-        dtype=job.dtype,
-        device=device_of(job.device, gpus=torch.cuda.device_count()),
-    )
+    source = named_source(job.model, job.adapter, job.dtype, job.device)
     torch.set_num_threads(job.threads)
     try:
-        length = min(job.max_model_len, max_positions(folder))
+        length = min(job.max_model_len, max_positions(source.folder))
         target = Target.load(source, EngineConfig(rows=job.rows, max_model_len=length))
     except (EngineError, OSError, ValueError) as error:
         raise JobError(f"cannot load {job.model}: {error}") from error
-    return measure(target, folder.name, job.seconds, progress)
+    return measure(target, source.folder.name, job.seconds, progress)
 
 
 def in_words(costs: StepCosts) -> str:
