@@ -13,7 +13,7 @@ class JobError(Exception):
 
 
 class UsageError(JobError):
-    """What a command was given will not do, and nothing was done; its exit code is 2."""
+    """A command was used wrongly, and nothing was done; the exit code is 2."""
 
     def __init__(self, message: str) -> None:
         super().__init__(_LINE_END.sub(" ", message))  # one line, whatever a library said
@@ -47,7 +47,7 @@ def known_errors() -> tuple[type[Exception], ...]:
 
 
 def in_short(error: Exception) -> str:
-    """What failed inside a Ray worker comes with its traceback; the last line says enough."""
+    """The message of an error; of one inside a Ray worker the last line, without the traceback."""
     if type(error).__module__.startswith("ray."):
         return str(error).strip().splitlines()[-1]
     return str(error)
@@ -63,4 +63,4 @@ class FinetuneError(JobError):
 
 
 class FamilyError(JobError):
-    """A tokenizer of a kind that, with new tokens, would give texts back changed."""
+    """A tokenizer of this kind would give texts back changed once it had new tokens."""

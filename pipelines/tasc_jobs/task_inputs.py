@@ -26,7 +26,7 @@ _BATCH = 1000
 
 @dataclass(frozen=True)
 class InputOptions:
-    """What the options of a command name; None or () where they name nothing.
+    """What a command's options name; None or () where they name nothing.
 
     Attributes:
         task: Its record says what the others do not.
@@ -49,14 +49,14 @@ class InputOptions:
     limit: int | None = None
 
     @property
-    def name_all(self) -> bool:
-        """Whether nothing is left for a task's record and corpus to say."""
+    def names_everything(self) -> bool:
+        """Whether neither a task's record nor its corpus is needed."""
         return bool(self.files and self.model and self.template)
 
 
 @dataclass(frozen=True)
 class GenerationSettings:
-    """How a task asks its model.
+    """How a model is prompted, and its answers are ended and drafted.
 
     Attributes:
         max_tokens: Most tokens of an answer; fewer where a prompt leaves less room.
@@ -112,7 +112,7 @@ class TaskInputs:
 
     @property
     def some_rows(self) -> Sequence[CorpusRow]:
-        """Raises EmptyCorpusError: there are none."""
+        """The rows; raises EmptyCorpusError where there are none."""
         if not self.rows:
             name = self.record.corpus_name if self.record else self.options.task
             raise EmptyCorpusError(
@@ -147,7 +147,7 @@ class TaskInputs:
 
     @property
     def generation(self) -> GenerationSettings:
-        """Raises what `template` does."""
+        """The prompt and how answers end; raises what `template` does."""
         given, record = self.options.max_tokens, self.record
         if record is None:
             return GenerationSettings(self.template, given or TaskRecord.max_tokens)
@@ -157,7 +157,7 @@ class TaskInputs:
 
     @property
     def tokenizer(self) -> TaskTokenizer:
-        """That of ``--tokenizer``, else of the task's model.
+        """The tokenizer that is named, else that of the task's model.
 
         Raises:
             UsageError: None is named.
@@ -172,8 +172,9 @@ class TaskInputs:
 
     @property
     def source(self) -> "ModelSource":
-        """The model's folders here, its device and dtype. A model that is named has no adapter of
-        the task's.
+        """The folders of model and adapter, the dtype and the device.
+
+        The task's adapter goes with the task's model only, not with one that options name.
 
         Raises:
             UsageError: No model is named, the task has several adapters, or the dtype is unknown.

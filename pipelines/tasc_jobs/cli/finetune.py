@@ -79,7 +79,7 @@ def finetune(
         files=train or (),
         fields=row.fields,
     )
-    with store.open_if(not options.name_all) as url:
+    with store.open_if(not options.names_everything) as url:
         job = job_of(TaskInputs.read(url, options), settings, output, checkpoint_s)
     with Stages(f"fine-tune {task}", STAGES) as stages:
         found = finetune_with(workers, threads, job, stages, stages.tell)

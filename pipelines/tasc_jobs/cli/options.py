@@ -64,7 +64,7 @@ Command: TypeAlias = Callable[..., None]
 
 @dataclass(frozen=True)
 class StoreOptions:
-    """Which Redis."""
+    """The Redis that a command uses."""
 
     redis_url: Annotated[
         str | None,
@@ -89,7 +89,7 @@ class StoreOptions:
             yield server.url
 
     def open_if(self, needed: bool) -> AbstractContextManager[str | None]:
-        """As `open`; None where no store is needed."""
+        """`open`, or None where no store is needed."""
         return self.open() if needed else nullcontext()
 
     def in_words(self, url: str) -> str:
@@ -207,7 +207,7 @@ def _option(field: "Field[Any]", required: bool, show_default: bool) -> inspect.
 
 
 def check_report(report: Path | None) -> None:
-    """Look at the place for a report before anything slow begins.
+    """Check the place for a report before anything slow begins.
 
     Raises:
         FileError: Nothing can be written there.

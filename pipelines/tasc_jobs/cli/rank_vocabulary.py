@@ -116,7 +116,7 @@ def rank_vocabulary(
 
 
 def in_words(artifact: "Artifact", ranking: "Ranking", top_k: int | None) -> str:
-    """What became current; also where fewer tokens were seen than were asked for."""
+    """The ranking that became current; it says so where fewer tokens were seen than asked for."""
     kept = len(ranking.ids)
     fewer = f", and fewer than the {top_k:,} asked for were seen" if kept < (top_k or 0) else ""
     return (
@@ -139,7 +139,7 @@ def _save(ranking: "Ranking", output: Path | None) -> None:
 
 
 def _check_output(output: Path | None) -> None:
-    """Before anything slow: raises UsageError where it cannot be written."""
+    """Raises UsageError where the file cannot be written; called before anything slow."""
     from tasc_jobs.errors import UsageError
 
     if output and (output.is_dir() or not output.absolute().parent.is_dir()):

@@ -196,7 +196,7 @@ def task_delete(
 
 
 def _what(client: "redis.Redis", name: str) -> str:
-    """What there is of a task, which may have lost its record in a deletion that was cut short."""
+    """What the store has of a task; an interrupted deletion may have removed its record."""
     rows = len(CorpusStore(client, name))
     store = TaskStore(client)
     try:

@@ -99,7 +99,7 @@ def train_drafter(
         fields=row.fields,
         limit=limit,
     )
-    needed = not (options.name_all or (answers and model and template))
+    needed = not (options.names_everything or (answers and model and template))
     with store.open_if(needed) as url:
         inputs = TaskInputs.read(url, options, with_rows=answers is None)
         setup = Setup(rows, max_model_len, threads)

@@ -131,7 +131,7 @@ def worker(
 
 
 class Shown:
-    """What people see of batches: lines on stderr, and with ``as_json`` objects on stdout."""
+    """Reports batches: lines on stderr, and with ``as_json`` objects on stdout."""
 
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
@@ -170,7 +170,7 @@ def _names(tasks: str | None) -> list[str]:
 
 
 def _address(host: str | None) -> str | None:
-    """Of a name that this machine has for itself; in a container nobody else need know it."""
+    """The address of a name of this machine, which other machines may not be able to resolve."""
     if host is None:
         return None
     try:

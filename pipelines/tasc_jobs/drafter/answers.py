@@ -27,7 +27,7 @@ _LEAST = 3  # tokens of a row: an EAGLE head begins to guess at the third
 
 @dataclass(frozen=True)
 class TargetAnswer:
-    """What a target said.
+    """An answer of the target.
 
     Attributes:
         ids: Its tokens, end-of-sequence included where it was said; None where only text is known.
@@ -94,7 +94,7 @@ def examples_of(
     template: PromptTemplate,
     max_length: int,
 ) -> tuple[list[Example], int]:
-    """Those that can be learnt, as token ids, and how many are too long or too short.
+    """Answers that can be learnt, as token ids, and how many are too long or too short.
 
     Raises:
         FileError: A token of an answer is none of the tokenizer's.
@@ -128,7 +128,7 @@ def _kept(file: Path, answers: Iterator[TargetAnswer]) -> Iterator[TargetAnswer]
 
 
 def _mended(file: Path) -> Path:
-    """Without the part of a line that a killed run may have left."""
+    """The file, after an unfinished last line of a killed run is cut off."""
     whole = file.read_bytes().rfind(b"\n") + 1
     with file.open("r+b") as stream:
         stream.truncate(whole)

@@ -15,7 +15,7 @@ _EAGLE, _INDEPENDENT = ("token_weight", "noise", "own_share"), ("prompt_weight",
 
 @dataclass(frozen=True)
 class DrafterSettings:
-    """What a drafter is reproducible by, with its target and the target's answers.
+    """Settings of a drafter's training; with the target and its answers they give the same drafter.
 
     Attributes:
         kind: ``eagle``, a layer over the target's hidden states, or ``independent``, a small model.

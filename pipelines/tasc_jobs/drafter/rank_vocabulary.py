@@ -38,7 +38,7 @@ KEPT_VERSIONS = 5
 
 @functools.cache
 def open_tokens(named: TokenizerOf) -> TaskTokenizer:
-    """Loaded once per process.
+    """Open a tokenizer, once per process.
 
     Raises:
         ServiceError: It is not the one the task was registered with.
@@ -84,7 +84,7 @@ class TokenCounts:
 
 
 def count_texts(tokenizer: TaskTokenizer, texts: Sequence[str]) -> tuple[NDArray[np.int32], Int64]:
-    """The tokens of some texts, each once, and how often they stand there."""
+    """The distinct tokens of some texts, and how often each occurs."""
     return np.unique(Tokens.of(tokenizer.encode_outputs(texts)).ids, return_counts=True)
 
 
@@ -158,7 +158,7 @@ def count_corpus(
 
 
 def count_rows(named: TokenizerOf, keys: str, table: pa.Table) -> pa.Table:
-    """Rows of a `RedisCorpusSource` -> one row of their counts."""
+    """Turn rows of a `RedisCorpusSource` into one row of token counts."""
     outputs = table["output"].filter(pc.starts_with(table["key"], keys))
     ids, counts = count_texts(open_tokens(named), outputs.to_pylist())
     return pa.table(
@@ -289,7 +289,7 @@ def publish_ranking(
 
 
 def _subject(url: str, job: RankJob) -> tuple[str, TokenizerOf]:
-    """Whose corpus, and which tokenizer."""
+    """The name of the corpus, and the tokenizer to count with."""
     with connect(url) as client:
         try:
             record = TaskStore(client).get(job.task)
@@ -330,7 +330,7 @@ def _ranking(job: RankJob, found: TokenCounts, named: TokenizerOf) -> Ranking:
 
 
 def _of_all(tokenizer: TaskTokenizer) -> Ranking:
-    """What counting every token once would give."""
+    """The ranking that counting every token once would give."""
     counts = np.ones(tokenizer.vocab_size, np.int64)
     about = {"fingerprint": tokenizer.fingerprint, "origin": "raw", "rows": 1}
     return Ranking.of(counts, eos_id=tokenizer.eos_id, **about)

@@ -45,7 +45,7 @@ class EagleHead(nn.Module):
             end.requires_grad_(False)
 
     def forward(self, embedded: Tensor, hidden: Tensor) -> Tensor:
-        """``[R, L, D]``: at j what the target thinks at j + 1.
+        """``[R, L, D]``: at j the guess of the target's hidden state at j + 1.
 
         Args:
             embedded: ``[R, L, D]`` the embedding of the token at j + 1.
@@ -57,10 +57,10 @@ class EagleHead(nn.Module):
 
 
 def eagle_head(target: Any) -> EagleHead:
-    """A head with random weights; its norm is the target's, so that it speaks as loudly.
+    """A head with random weights and the target's norm, so that its outputs have the same scale.
 
     Raises:
-        FinetuneError: The target's own code runs it, which tells no hidden states.
+        FinetuneError: The target's own code runs it, which gives no hidden states.
     """
     family, its_class = target.config.model_type, type(target)
     if FAMILIES.get(family) is not its_class:
@@ -166,7 +166,7 @@ class TrainableEagle:
     def _thoughts(
         self, examples: Sequence[Example], noise: float, own: float
     ) -> tuple[Tensor, ...]:
-        """What head and target think in front of each token of the answers, and those tokens."""
+        """Hidden states of head and target before each token of the answers, and those tokens."""
         ids, weights = packed(examples, 0.0)
         ids, chosen = ids.to(self._head.device), (weights[:, 1:] > 0).to(self._head.device)
         with torch.no_grad():
@@ -219,7 +219,7 @@ class TrainableSmallModel:
 
 
 class DrafterTrainer(Trainer):
-    """A drafter on its way through all steps: the learning rate rises at first, then falls."""
+    """The training loop of a drafter; the learning rate rises at first, then falls."""
 
     def __init__(
         self, trainable: Trainable, examples: Sequence[Example], settings: DrafterSettings
@@ -236,7 +236,7 @@ class DrafterTrainer(Trainer):
 
 
 def packed(examples: Sequence[Example], prompt_weight: float) -> tuple[Tensor, Tensor]:
-    """Rows padded at their end, where a causal model looks from nowhere.
+    """Rows padded at their end, which a causal model does not attend to.
 
     Returns:
         ``int64[R, L]`` ids, and ``float32[R, L - 1]`` how much it matters to say the token behind
@@ -254,7 +254,7 @@ def packed(examples: Sequence[Example], prompt_weight: float) -> tuple[Tensor, T
 
 @torch.no_grad()
 def agreement(trainable: Trainable, examples: Sequence[Example], micro_rows: int) -> float:
-    """Of the tokens of answers, the share that the drafter would have said too."""
+    """The share of the answers' tokens that are the drafter's likeliest token."""
     trainable.model.eval()
     right = places = 0
     for start in range(0, len(examples), micro_rows):

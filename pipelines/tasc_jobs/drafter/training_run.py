@@ -154,7 +154,7 @@ def _write(
     tokenizer: TaskTokenizer,
     report: dict[str, Any],
 ) -> None:
-    """What says that there is a drafter is written last."""
+    """Write the drafter; the file that marks it as whole is written last."""
     target = job.target if job.settings.kind == "eagle" else None
     card = DrafterCard(job.settings.kind, tokenizer.fingerprint, target)
     try:

@@ -264,8 +264,10 @@ def _first(
     settings: EnrichSettings,
     progress: Callable[[int, int], None],
 ) -> Enriched:
-    """With the discount and without: an n-gram that collides too early is never asked again, so
-    that a small difference may become a great one."""
+    """The better of a choice with the discount and one without it.
+
+    An n-gram that collides early is never considered again, so a small difference may grow.
+    """
     found = enrich(tokenizer, outputs, settings, progress)
     if not settings.discount:
         return found
@@ -274,8 +276,9 @@ def _first(
 
 
 def without(found: Enriched, dropped: set[int], first_id: int) -> list[NewToken]:
-    """The other tokens, with ids from ``first_id`` on; what is dropped gives its parts to those
-    that it was a part of.
+    """The tokens that are not dropped, with ids from ``first_id`` on.
+
+    Where a dropped token was a part of another one, its own parts take its place.
     """
     stands_for, kept = dict[int, tuple[int, ...]](), list[NewToken]()
     for token in found.tokens:

@@ -125,7 +125,7 @@ def _report(
 
 
 def require_same_texts(base: Tokenizer, enriched: Tokenizer, texts: Sequence[str]) -> None:
-    """Hold what both tokenizers read back of texts against one another.
+    """Check that both tokenizers read texts back alike.
 
     Raises:
         FamilyError: A text comes back from one as it does not from the other.
@@ -143,7 +143,7 @@ def require_same_texts(base: Tokenizer, enriched: Tokenizer, texts: Sequence[str
 
 
 def require_same_ids(enriched: Tokenizer, folder: Path, texts: Sequence[str]) -> None:
-    """Hold the ids that transformers gives by a folder against the tokenizer's, for some texts.
+    """Check that transformers gives the tokenizer's ids when it loads the folder.
 
     Raises:
         FamilyError: They differ, or transformers cannot load the folder.
@@ -175,7 +175,7 @@ def _read_back(tokenizer: Tokenizer, texts: Sequence[str]) -> list[str]:
 
 
 def write_settings(base: TaskTokenizer, folder: Path) -> None:
-    """Write a folder's settings after those beside the base's file.
+    """Write a folder's settings, taken from those beside the base's file.
 
     What ends an answer is what ``base`` was told, whatever its files say.
 
@@ -291,7 +291,7 @@ def save(
 
 
 def require_new(folder: Path) -> None:
-    """Raise FileError where something of that name is."""
+    """Raise FileError where the folder exists."""
     if folder.exists():
         raise FileError(f"{folder} is there already; name another, or remove it")
 

@@ -57,7 +57,7 @@ class GrowingTokenizer:
         return None if any(self._hides(content, rival) for rival in self._rivals) else content
 
     def add(self, content: str) -> int:
-        """The new token's id."""
+        """Add a token and return its id."""
         self.contents.append(content)
         if self._mark:  # before the token is added: its content is normalized then
             self.backend.normalizer = _sparing(self._mark, self.contents)
@@ -147,7 +147,7 @@ def _sparing(mark: str, contents: Sequence[str]) -> normalizers.Normalizer:
 
 
 def _parts(component: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Of a sequence, or the component alone."""
+    """The parts of a sequence, or the component alone."""
     if component is None:
         return []
     if component["type"] != "Sequence":

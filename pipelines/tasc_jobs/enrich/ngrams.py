@@ -74,7 +74,7 @@ class LiveNgramCounts:
         return slot, int(self._counts[slot]), most
 
     def exclude(self, slot: int) -> None:
-        """Never choose it again."""
+        """Leave the n-gram out of all later choices."""
         self._out[slot] = True
 
     def ngram(self, slot: int) -> tuple[int, ...]:
@@ -178,7 +178,7 @@ class TokenisedOutputs:
 
     @property
     def frequencies(self) -> list[int]:
-        """Of the tokens that occur."""
+        """Occurrences of each token that occurs."""
         return [int(count) for count in self.occurrences[self.occurrences > 0]]
 
     @property

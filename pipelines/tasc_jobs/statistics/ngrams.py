@@ -69,7 +69,7 @@ class Units:
 
 @functools.cache
 def _tokenizer(path: Path) -> TaskTokenizer:
-    """Loaded once per process."""
+    """Open a tokenizer, once per process."""
     return open_to_encode(path)
 
 
@@ -178,11 +178,11 @@ class NgramTotal:
         self._lengths[length] += rows
 
     def counts(self) -> NgramCounts:
-        """The sum so far; later additions do not reach it."""
+        """The sum so far; later additions do not change it."""
         return NgramCounts(dict(self._ngrams), dict(self._lengths))
 
     def histogram(self) -> NgramHistogram:
-        """Of the sum so far; later additions do not reach it."""
+        """The histogram of the sum so far; later additions do not change it."""
         return NgramHistogram(dict(Counter(self._ngrams.values())), dict(self._lengths))
 
 

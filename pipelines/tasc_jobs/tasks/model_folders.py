@@ -29,7 +29,7 @@ _POSITIONS = ("max_position_embeddings", "n_positions")
 
 @dataclass(frozen=True)
 class BaseModel:
-    """What a model folder says without its weights.
+    """The settings of a model folder, without its weights.
 
     Attributes:
         vocab_size: Ids the model has logits for, the tokenizer's where it does not say.
@@ -148,7 +148,7 @@ def _json_object(path: Path, saved_by: str) -> dict[str, Any]:
 
 
 def _pairs(folder: Path, rank: int | None) -> dict[str, dict[str, Shape]]:
-    """Both matrices of each module, by module and side; of the rank named, or of any."""
+    """The shapes of both matrices of each module, by module and side; ``rank`` None allows any."""
     path = folder / _WEIGHTS
     if not path.is_file():
         found = f", only {_PICKLE}, which can run code" if (folder / _PICKLE).is_file() else ""

@@ -18,7 +18,7 @@ _CUT = "\ufffd"  # what decoders write for bytes that are no character
 
 @dataclass(frozen=True)
 class Registered:
-    """A task's new newest version.
+    """A version that was registered.
 
     Attributes:
         longest_label: Tokens of the longest label, its end counted; 0 without labels.
@@ -54,7 +54,7 @@ def create(store: TaskStore, name: str, options: TaskOptions, replace: bool) -> 
 def change(
     store: TaskStore, name: str, options: TaskOptions, unset: Iterable[str]
 ) -> tuple[TaskRecord, Registered]:
-    """Make a new version in which only what is given differs; the old record, and the new one.
+    """Make a new version in which only what is given differs; return the old record and the new.
 
     Args:
         unset: Values, or groups of them, to be as if nobody had ever given them.
@@ -106,7 +106,7 @@ def _reset(unset: Iterable[str]) -> Values:
 
 
 def check_record(record: TaskRecord, model: BaseModel) -> None:
-    """Every check there is, the quick ones first.
+    """Check a record against its model, the quick checks first.
 
     Raises:
         UsageError: The model cannot do it; the message names option, value, limit and way out.
@@ -162,7 +162,7 @@ def _check_stops(record: TaskRecord, model: BaseModel) -> None:
 
 
 def _check_labels(record: TaskRecord, model: BaseModel) -> None:
-    """What a label is in tokens, its guide checks."""
+    """Check labels against length and stop strings; the guide checks their tokens."""
     for label in record.choices:
         if stop := next((s for s in record.stop if s in label), None):
             raise UsageError(

@@ -92,7 +92,7 @@ def listed_as_json(newest: Newest) -> dict[str, Any]:
 
 
 def registered(new: Registered) -> str:
-    """What there is to say of a task's labels; nothing without any."""
+    """A note on a task's labels; empty without any."""
     labels = len(new.record.choices)
     if not labels:
         return ""

@@ -65,14 +65,14 @@ def record_of(values: Mapping[str, Any]) -> TaskRecord:
 
 
 def defaults() -> Values:
-    """What each value is where nobody said, of those that need not be said."""
+    """The defaults of all values that have one."""
     own = {f.name: f.default for f in fields(TaskRecord) if f.default is not MISSING}
     del own["neural"]
     return {**own, **asdict(SamplingDefaults()), **asdict(DraftSettings()), **_no_neural()}
 
 
 def option(name: str) -> str:
-    """How a value is called on the command line."""
+    """The option of a value on the command line."""
     if name in _DRAFT - _OWN_OPTION:
         return f"--draft {name}"
     return f"--{name.replace('_', '-')}"
@@ -101,7 +101,7 @@ def _neural_of(values: Mapping[str, Any]) -> NeuralDrafting | None:
 
 
 def _no_neural() -> Values:
-    """Of a task without a drafter, what one would get where nobody says."""
+    """The neural values of a task without a drafter."""
     own = {f.name: f.default for f in fields(NeuralDrafting)}
     return {name: own[field] for name, field in NEURAL.items()} | {"drafter": None}
 

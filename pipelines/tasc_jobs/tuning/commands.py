@@ -36,7 +36,7 @@ from tasc_text.tokenizer import open_tokenizer
 
 @dataclass(frozen=True)
 class StoredTask:
-    """A task as it stands.
+    """A task's record, rows and current index.
 
     Attributes:
         index: The current one; None where none was announced yet.
@@ -197,7 +197,7 @@ class PriceRequest:
     rows: int
 
     def price(self, context: float) -> Price:
-        """Raises JobError: the costs have none for so many rows."""
+        """The price at a context; raises JobError where there are no costs for so many rows."""
         if self.costs is None:
             return by_node(self.node_cost)
         return by_curve(self.costs.curve(self.rows, context), self.costs.draft_seconds)

@@ -183,11 +183,11 @@ class Outlook:
 
     @property
     def speed_up(self) -> float:
-        """With that budget; 1 without drafts."""
+        """Speed-up with that budget; 1 without drafts."""
         return (self.best.speed_up or 1.0) if self.best and self.budget else 1.0
 
     def verdict(self) -> str:
-        """In words."""
+        """The recommendation as a sentence."""
         at = f"b = {self.rows}: "
         if self.best is None:
             return at + "unknown, every budget needs larger steps than were measured"
@@ -199,7 +199,7 @@ class Outlook:
         )
 
     def figures(self) -> dict[str, Any]:
-        """All of it for machines."""
+        """The figures as JSON values."""
         verdict = {"draft": self.budget > 0, "budget": self.budget, "speed_up": self.speed_up}
         return {**asdict(self), **verdict, "verdict": self.verdict()}
 
@@ -242,7 +242,7 @@ def replayed(
 
 
 def outlook(curve: StepCurve, replays: dict[int, Replay], draft_seconds: float | None) -> Outlook:
-    """What replays by budget promise where steps cost this much."""
+    """The outlook of replays by budget, by measured step costs."""
     options = (priced(curve, budget, found, draft_seconds) for budget, found in replays.items())
     return Outlook(curve.rows, curve.context, curve.plain, tuple(options))
 

@@ -51,7 +51,7 @@ class HeldOut:
 
     @property
     def rows(self) -> int:
-        """How many rows judge."""
+        """Number of judging rows."""
         return len(self._judging)
 
     @property
@@ -61,7 +61,7 @@ class HeldOut:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The sources that have something to say."""
+        """The sources that have evidence."""
         silent = set()
         if self._inner.aligned is None:
             silent.add("aligned")

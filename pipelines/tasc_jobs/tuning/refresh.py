@@ -146,7 +146,7 @@ def refresh(
 
 
 def move_collected(client: redis.Redis, record: TaskRecord) -> tuple[int, int]:
-    """Move what was collected of a task into its corpus; rows that were new to it, and others.
+    """Move a task's collected rows into its corpus; return how many were new, and how many not.
 
     A row's key is made of task and input, so that a task's answer to an input is learnt once.
 
@@ -165,7 +165,7 @@ def move_collected(client: redis.Redis, record: TaskRecord) -> tuple[int, int]:
 
 
 def served_prefix(task: str) -> str:
-    """What the keys of those corpus rows begin with that services of the task answered."""
+    """Prefix of the keys of corpus rows that services of the task answered."""
     return f"served:{task}:"
 
 
@@ -239,7 +239,7 @@ def _answers(corpus: TokenCorpus, rows: NDArray[np.int64]) -> list[tuple[Int32, 
 def _tokens_per_step(
     corpus: TokenCorpus, index: DraftIndex, rows: Sequence[tuple[Int32, Int32]]
 ) -> float:
-    """Drafted for as the service does, recent answers and weights that follow them included."""
+    """Tokens per step as the service drafts: recent answers, weights that go on learning."""
     corpus.progress("replay", 0, len(rows))
     done = iter(range(1, len(rows) + 1))
     found = run(

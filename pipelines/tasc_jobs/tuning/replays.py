@@ -154,7 +154,7 @@ class Measured:
     index: IndexCost
 
     def figures(self) -> dict[str, Any]:
-        """All of it for machines; every mean stands beside its numerator and denominator."""
+        """The figures as JSON values; every mean stands beside its numerator and denominator."""
         cost, size = self.index, self.index.size
         return {
             "proposer": self.proposer,
@@ -318,7 +318,7 @@ class _Indexes:
 def index_of(
     rows: TokenRows, tokenizer: TaskTokenizer, *, prompts: bool = True, max_bytes: int | None = None
 ) -> DraftIndex:
-    """The index of a task's rows, without weights and without its prompts if so wished.
+    """The index of a task's rows, without weights and optionally without its prompts.
 
     Args:
         max_bytes: Most bytes of the corpus part, if there is a cap.

@@ -41,7 +41,7 @@ class Trial:
     speed_up: float
 
     def figures(self) -> dict[str, Any]:
-        """What was varied, and what came of it."""
+        """The settings that were varied, and the result."""
         settings, found = self.settings, self.replay
         return {
             "num_speculative_tokens": settings.num_speculative_tokens,
