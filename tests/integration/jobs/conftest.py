@@ -10,7 +10,8 @@ from batch_jobs import record_of
 from batch_service import batch_service
 from openai import OpenAI
 
-from tasc_store import TaskStore, connect
+from tasc_jobs.demo.tasks import demo_record
+from tasc_store import TaskRecord, TaskStore, connect
 from tiny import make_folder
 
 
@@ -24,6 +25,15 @@ def client(redis_url):
 def task():
     """A name no other test uses."""
     return f"t-{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def shipped_task(client: redis.Redis, task: str) -> TaskRecord:
+    """A task with the shipped model, and no rows yet."""
+    shipped = demo_record("massive_en")
+    record = TaskRecord(task, shipped.model, shipped.fingerprint, shipped.template)
+    TaskStore(client).put(record)
+    return record
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,8 @@ import torch
 from batch_jobs import ENGINE, MAX_TOKENS, record_of
 from batch_service import answers, asked, batch_service, line, request
 from openai import APIStatusError, InternalServerError, OpenAI
+from openai.types import Batch as OpenAIBatch
+from openai.types import BatchError
 from transformers import AutoModelForCausalLM
 
 from tasc_jobs.batch.work import JobBusy, JobProgress
@@ -174,6 +176,11 @@ def test_a_line_that_is_answered_again_is_answered_alike_and_like_no_other(
     assert others != texts
 
 
+def faults(batch: OpenAIBatch) -> list[BatchError]:
+    assert batch.errors is not None
+    return list(batch.errors.data or ())
+
+
 def test_a_file_that_is_no_batch_fails_and_says_where(
     openai: OpenAI, run: Run, served: str
 ) -> None:
@@ -190,14 +197,11 @@ def test_a_file_that_is_no_batch_fails_and_says_where(
     for code, batch in batches.items():
         failed = openai.batches.retrieve(batch.id)
         assert failed.status == "failed", code
-        assert failed.errors is not None
-        assert failed.errors.data is not None
-        (fault,) = failed.errors.data
+        (fault,) = faults(failed)
         assert fault.code == code
         number = {"duplicate_custom_id": 3, "too_many_lines": 5001}.get(code, 2)
         assert fault.line == number
-        assert fault.message is not None
-        assert fault.message.startswith(f"line {number}: ")
+        assert str(fault.message).startswith(f"line {number}: ")
         assert (failed.output_file_id, failed.error_file_id) == (None, None)
     assert run.left() == []
 
@@ -210,9 +214,7 @@ def test_a_task_that_is_gone_fails_its_batch(
     run.worker.run_waiting()
     failed = openai.batches.retrieve(batch.id)
     assert failed.status == "failed"
-    assert failed.errors is not None
-    assert failed.errors.data is not None
-    assert failed.errors.data[0].code == "model_not_found"
+    assert [fault.code for fault in faults(failed)] == ["model_not_found"]
 
 
 @pytest.mark.usefixtures("ray_cluster")
@@ -227,9 +229,7 @@ def test_a_batch_that_can_never_be_answered_fails_after_some_attempts(
     run.worker.run_waiting()
     failed = openai.batches.retrieve(batch.id)
     assert failed.status == "failed"
-    assert failed.errors is not None
-    assert failed.errors.data is not None
-    (fault,) = failed.errors.data
+    (fault,) = faults(failed)
     assert (fault.code, fault.message) == ("worker_failed", "no engine can be built")
     assert sum("no engine" in text for text in run.said) == 5
 

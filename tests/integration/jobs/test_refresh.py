@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from tasc_draft.learning import answers
-from tasc_jobs.demo.tasks import demo_record, read_split
+from tasc_jobs.demo.tasks import read_split
 from tasc_jobs.errors import JobError
 from tasc_jobs.index.build import build_and_publish
 from tasc_jobs.index.publish import current_index
@@ -26,7 +26,6 @@ from tasc_store import (
     CorpusStore,
     IndexChanged,
     TaskRecord,
-    TaskStore,
 )
 from tasc_text import PromptTemplate
 
@@ -45,13 +44,8 @@ refresh.move_collected(client, TaskStore(client).get(sys.argv[2]))
 
 
 @pytest.fixture
-def record(client: redis.Redis, task: str) -> TaskRecord:
-    shipped = demo_record("massive_en")
-    record = TaskRecord(
-        name=task, model=shipped.model, fingerprint=shipped.fingerprint, template=shipped.template
-    )
-    TaskStore(client).put(record)
-    return record
+def record(shipped_task: TaskRecord) -> TaskRecord:
+    return shipped_task
 
 
 @pytest.fixture(scope="module")

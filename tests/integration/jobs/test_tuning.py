@@ -13,7 +13,7 @@ import redis
 from tasc_draft import DraftIndex, build_index, read_index, write_index
 from tasc_draft.index.weights import Weights
 from tasc_jobs.cli.main import main
-from tasc_jobs.demo.tasks import demo_record, read_split
+from tasc_jobs.demo.tasks import read_split
 from tasc_runtime.corpus import encode
 from tasc_runtime.engine.indexes import DraftIndexes
 from tasc_runtime.models import load_tokenizer
@@ -33,16 +33,12 @@ ROWS = 400
 
 
 @pytest.fixture
-def record(client: redis.Redis, task: str) -> TaskRecord:
+def record(client: redis.Redis, shipped_task: TaskRecord) -> TaskRecord:
     """A task with a slice of the shipped rows, and no index yet."""
-    shipped = demo_record("massive_en")
-    record = TaskRecord(
-        name=task, model=shipped.model, fingerprint=shipped.fingerprint, template=shipped.template
-    )
-    TaskStore(client).put(record)
     rows = read_split("massive_en", "train")[:ROWS]
-    CorpusStore(client, task).append([CorpusRow(r["id"], r["input"], r["output"]) for r in rows])
-    return record
+    added = [CorpusRow(r["id"], r["input"], r["output"]) for r in rows]
+    CorpusStore(client, shipped_task.name).append(added)
+    return shipped_task
 
 
 @pytest.fixture
