@@ -177,6 +177,8 @@ class Gateway:
         return await self._in_flight.drain(timeout_s)
 
     def __del__(self) -> Any:
-        for part in ("_queue", "_backend", "_port"):
+        if hasattr(self, "_queue"):
+            self._queue.close(0)  # a silent Redis must not hold up the end
+        for part in ("_backend", "_port"):
             if hasattr(self, part):
                 getattr(self, part).close()

@@ -1,7 +1,8 @@
-"""A real Redis server behind files and batches, emptied for each test."""
+"""A tiny model, and a real Redis server behind files and batches, emptied for each test."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 import redis
@@ -9,8 +10,21 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from storage_service import StorageService
 
+import tiny
 from support import free_port
 from tasc_store import EmbeddedRedis, TaskRecord, TaskStore, connect
+from tasc_text import TaskTokenizer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model's."""
+    return tiny.make_folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> TaskTokenizer:
+    return TaskTokenizer.from_folder(folder)
 
 
 @pytest.fixture(scope="session")

@@ -2,19 +2,13 @@
 
 from types import SimpleNamespace
 
+from support import FakeClock
 from tasc_serve.app import Arrivals
 from tasc_serve.replica.admission import DrainRate
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def rate_of(*ends: float) -> tuple[DrainRate, Clock]:
-    clock = Clock()
+def rate_of(*ends: float) -> tuple[DrainRate, FakeClock]:
+    clock = FakeClock(0.0)
     drain = DrainRate(clock)
     for clock.now in ends:
         drain.ended()
@@ -60,18 +54,18 @@ def deployments(**running: int) -> dict[str, SimpleNamespace]:
 
 
 def test_a_deployment_is_told_whenever_more_of_its_replicas_run():
-    told: list[tuple[str, int]] = []
-    arrivals = Arrivals(lambda *came_up: told.append(came_up))
+    seen: list[tuple[str, int]] = []
+    arrivals = Arrivals(lambda *running: seen.append(running))
     for looked in ({}, {"gateway": 0, "t": 0}, {"gateway": 1, "t": 0}, {"gateway": 1, "t": 2}):
         arrivals.look(deployments(**looked))
-    assert told == [("gateway", 1), ("t", 2)]
+    assert seen == [("gateway", 1), ("t", 2)]
     arrivals.look(deployments(gateway=1, t=3))
-    assert told[2:] == [("t", 3)]
+    assert seen[2:] == [("t", 3)]
 
 
 def test_one_that_died_and_came_back_is_not_told_again():
-    told: list[tuple[str, int]] = []
-    arrivals = Arrivals(lambda *came_up: told.append(came_up))
-    for running in (1, 0, 1):
-        arrivals.look(deployments(t=running))
-    assert told == [("t", 1)]
+    seen: list[tuple[str, int]] = []
+    arrivals = Arrivals(lambda *running: seen.append(running))
+    for replicas in (1, 0, 1):
+        arrivals.look(deployments(t=replicas))
+    assert seen == [("t", 1)]

@@ -2,54 +2,29 @@
 
 import queue
 import threading
+from functools import partial
 
 import pytest
 
+import support
 import tiny
 from support import eventually
-from tasc_draft import DraftIndex, DraftSettings, NgramProposer
 from tasc_engine import (
-    Engine,
     EngineConfig,
     GenerationRequest,
     GuideSpec,
-    ModelSource,
     QueueFull,
-    Target,
 )
 from tasc_runtime.protocol import Refusal
 from tasc_serve.replica.step_loop import EngineLoop
-from tasc_text import TaskTokenizer
 
 CONFIG = EngineConfig(rows=3, max_model_len=256, prefill_chunk=8)
 PROMPTS = [*tiny.SENTENCES, *(f"{s} please" for s in tiny.SENTENCES)]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny.make_folder(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def tokenizer(folder):
-    return TaskTokenizer.from_folder(folder)
-
-
-@pytest.fixture(scope="module")
-def make_engine(folder, tokenizer):
-    def make():
-        target = Target.load(ModelSource(folder, dtype="float64"), CONFIG)
-        proposer = NgramProposer(
-            DraftSettings(min_prob=0.0),
-            rows=CONFIG.rows,
-            capacity=CONFIG.max_model_len,
-            vocab_size=target.vocab_size,
-            eos_ids=tokenizer.eos_ids,
-            index=DraftIndex.empty(tokenizer.fingerprint, tokenizer.vocab_size),
-        )
-        return Engine(target, tokenizer, proposer, CONFIG)
-
-    return make
+def make_engine(folder):
+    return partial(support.make_engine, folder, CONFIG)
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,12 @@
 """Token buckets admit exactly their limit, say when there is room again, and keep a bound."""
 
 import math
-from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support import FakeClock
 from tasc_serve.access.access_control import Bucket, Rates, duration, retry_after
 from tasc_serve.settings import ServedTask
 from tasc_store import ApiKey
@@ -14,20 +14,14 @@ from tasc_store import ApiKey
 KEY = ApiKey("0" * 16, "key", requests_per_minute=60, tokens_per_minute=600)
 
 
-@dataclass
-class Clock:
-    now: float = 1e6
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def key(number: int, requests: int | None = None, tokens: int | None = None) -> ApiKey:
     limits = {"requests_per_minute": requests, "tokens_per_minute": tokens}
     return ApiKey(f"{number:016x}", "key", **limits)
 
 
-def rates(clock: Clock, limit: float | None = None, gateways: int = 1, most: int = 100) -> Rates:
+def rates(
+    clock: FakeClock, limit: float | None = None, gateways: int = 1, most: int = 100
+) -> Rates:
     return Rates([ServedTask(name="t", max_requests_per_s=limit)], gateways, most, clock)
 
 
@@ -37,7 +31,7 @@ def admitted(of: Rates, key: ApiKey | None, asked: int) -> int:
 
 @pytest.mark.parametrize("gateways", [1, 2, 3])
 def test_a_burst_gets_a_minutes_share_and_then_what_time_brings(gateways: int) -> None:
-    clock = Clock()
+    clock = FakeClock()
     of = rates(clock, gateways=gateways)
     share = 60 // gateways
     assert admitted(of, KEY, 100) == share
@@ -55,7 +49,7 @@ def test_a_burst_gets_a_minutes_share_and_then_what_time_brings(gateways: int) -
 def test_who_takes_all_there_is_gets_the_limit_no_more_and_no_less(
     per_minute: int, gateways: int, waits: list[float]
 ) -> None:
-    clock = Clock()
+    clock = FakeClock()
     of, mine = rates(clock, gateways=gateways), key(1, per_minute)
     per_s = per_minute / 60 / gateways
     size, level = max(60 * per_s, 1), max(60 * per_s, 1)
@@ -68,7 +62,7 @@ def test_who_takes_all_there_is_gets_the_limit_no_more_and_no_less(
 
 
 def test_the_wait_told_is_the_wait_there_is() -> None:
-    clock = Clock()
+    clock = FakeClock()
     of, mine = rates(clock), key(1, 7)
     assert admitted(of, mine, 8) == 7
     over = of.take(mine, "t")
@@ -79,7 +73,7 @@ def test_the_wait_told_is_the_wait_there_is() -> None:
 
 
 def test_who_waits_the_whole_seconds_told_is_admitted() -> None:
-    clock = Clock()
+    clock = FakeClock()
     of, mine = rates(clock), key(1, 7)
     admitted(of, mine, 8)
     clock.now += int(retry_after(of.take(mine, "t").wait_s))
@@ -87,7 +81,7 @@ def test_who_waits_the_whole_seconds_told_is_admitted() -> None:
 
 
 def test_a_tasks_limit_holds_for_all_keys_together_and_costs_a_key_nothing() -> None:
-    clock = Clock()
+    clock = FakeClock()
     of, a, b = rates(clock, limit=2), key(1, 60), key(2, 60)
     assert [of.take(k, "t") for k in (a, None)] == [None, None]
     over = of.take(b, "t")
@@ -97,7 +91,7 @@ def test_a_tasks_limit_holds_for_all_keys_together_and_costs_a_key_nothing() -> 
 
 
 def test_a_keys_limit_costs_the_task_nothing() -> None:
-    clock = Clock()
+    clock = FakeClock()
     of, mine = rates(clock, limit=2), key(1, 1)
     assert of.take(mine, "t") is None
     assert {of.take(mine, "t").what for _ in range(5)} == {"key"}
@@ -105,7 +99,7 @@ def test_a_keys_limit_costs_the_task_nothing() -> None:
 
 
 def test_tokens_beyond_the_limit_are_a_debt_that_time_pays() -> None:
-    clock = Clock()
+    clock = FakeClock()
     of, mine = rates(clock), key(1, None, 60)
     assert of.take(mine, "t") is None
     of.spend(mine, 100)
@@ -122,7 +116,7 @@ def test_tokens_beyond_the_limit_are_a_debt_that_time_pays() -> None:
 
 
 def test_without_limits_nothing_is_said_or_held() -> None:
-    of, free = rates(Clock()), key(1)
+    of, free = rates(FakeClock()), key(1)
     assert admitted(of, free, 1000) == admitted(of, None, 1000) == 1000
     of.spend(None, 5)
     of.spend(free, 5)
@@ -130,7 +124,7 @@ def test_without_limits_nothing_is_said_or_held() -> None:
 
 
 def test_only_so_many_keys_are_held_and_those_that_ask_stay() -> None:
-    clock = Clock()
+    clock = FakeClock()
     of, busy = rates(clock, most=10), key(0, 1)
     assert of.take(busy, "t") is None
     for number in range(1, 500):
@@ -141,7 +135,7 @@ def test_only_so_many_keys_are_held_and_those_that_ask_stay() -> None:
 
 
 def test_a_clock_that_stands_still_gives_nothing() -> None:
-    bucket = Bucket(1e6, 1, Clock())
+    bucket = Bucket(1e6, 1, FakeClock())
     bucket.take(1)
     assert bucket.wait_s() > 0
 

@@ -8,17 +8,15 @@ import torch
 from prometheus_client import CollectorRegistry
 
 import tiny
-from support import eventually
-from tasc_draft import SOURCES, DraftIndex, DraftSettings, NgramProposer
+from support import eventually, load_target, make_proposer
+from tasc_draft import SOURCES
 from tasc_engine import (
     Engine,
     EngineConfig,
     EngineTotals,
     GenerationRequest,
     GuideSpec,
-    ModelSource,
     Sampling,
-    Target,
     TokenLogprob,
 )
 from tasc_engine.sampling.sampler import token_logprobs
@@ -27,7 +25,6 @@ from tasc_serve.metrics.replica_metrics import ReplicaMetrics
 from tasc_serve.monitor.shadow import MARGINS, ShadowCheck, difference
 from tasc_serve.replica.step_loop import EngineLoop
 from tasc_serve.settings import ShadowSettings
-from tasc_text import TaskTokenizer
 
 CONFIG = EngineConfig(rows=3, max_model_len=256, prefill_chunk=8, max_waiting=4)
 ALL = ShadowSettings(sample_rate=1.0, max_age_s=600)
@@ -35,18 +32,8 @@ LABELS = {"task": "t", "model_name": "m"}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny.make_folder(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def tokenizer(folder):
-    return TaskTokenizer.from_folder(folder)
-
-
-@pytest.fixture(scope="module")
 def target(folder):
-    return Target.load(ModelSource(folder, dtype="float64"), CONFIG)
+    return load_target(folder, CONFIG)
 
 
 @pytest.fixture(scope="module")
@@ -62,14 +49,7 @@ class Checked:
     """An engine with a shadow check, stepped by hand as the loop does."""
 
     def __init__(self, target, tokenizer, settings=ALL, config=CONFIG):
-        proposer = NgramProposer(
-            DraftSettings(min_prob=0.0),
-            rows=config.rows,
-            capacity=config.max_model_len,
-            vocab_size=target.vocab_size,
-            eos_ids=tokenizer.eos_ids,
-            index=DraftIndex.empty(tokenizer.fingerprint, tokenizer.vocab_size),
-        )
+        proposer = make_proposer(tokenizer, config=config)
         self.totals = EngineTotals(len(SOURCES), proposer.max_depth)
         self.records = []
         self.registry = CollectorRegistry()
@@ -182,7 +162,7 @@ def test_users_find_the_cache_a_step_later_where_shadows_fill_it(folder, tokeniz
     place = 2 * 2 * 2 * 8 * 8  # bytes: keys and values, layers, heads, their size, float64
     needed = len(requests[0].prompt) + requests[0].max_tokens
     small = replace(CONFIG, kv_cache_bytes=place * (2 * needed + 8))
-    target = Target.load(ModelSource(folder, dtype="float64"), small)
+    target = load_target(folder, small)
     checked = Checked(target, tokenizer, config=small)
     alike = [replace(requests[0], id=str(i)) for i in range(4)]
     checked.answer(alike)
