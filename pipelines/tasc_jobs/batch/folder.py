@@ -77,10 +77,10 @@ class JobFolder:
             yield cls(path)
 
     def begun(self) -> Begun | None:
-        """What the job was begun with; None for one that is new.
+        """What the job was begun with; None for a new job.
 
         Raises:
-            JobError: The folder is of another program, or damaged.
+            JobError: The folder is damaged, or another program made it.
         """
         try:
             content = json.loads((self.path / "job.json").read_bytes())
@@ -123,8 +123,8 @@ class JobFolder:
     def resume(self) -> tuple[int, set[int]]:
         """Sum up the records that are there.
 
-        What follows a damaged record is removed, as the half record that a killed process leaves:
-        these rows are answered again.
+        A killed process may leave half a record. It is removed, as is whatever follows a damaged
+        record: these rows are answered again.
 
         Returns:
             The first row without a record, and the rows behind it that have one.
@@ -144,7 +144,7 @@ class JobFolder:
         return first, behind
 
     def add(self, records: Sequence[Record]) -> None:
-        """Append records. They outlive this process at once, and the machine after a second."""
+        """Append records. They outlive this process; a failing machine may lose the last ones."""
         with self._records.open("ab") as file:
             for record in records:
                 file.write(json_line([getattr(record, name) for name in _FIELDS]))
