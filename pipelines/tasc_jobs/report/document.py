@@ -21,9 +21,10 @@ class Table:
 
     @classmethod
     def of(cls, title: str, rows: Iterable[Mapping[str, str]]) -> "Table":
-        """A table of at least one row; its columns are the keys of the rows."""
+        """A table whose columns are the keys of its rows; without rows it has none."""
         found = list(rows)
-        return cls(title, tuple(found[0]), tuple(tuple(row.values()) for row in found))
+        columns = tuple(found[0]) if found else ()
+        return cls(title, columns, tuple(tuple(row.values()) for row in found))
 
 
 @dataclass(frozen=True)
