@@ -25,8 +25,14 @@ from tasc_store.access import digest_of, is_key
 log = logging.getLogger(__name__)
 
 Find = Callable[[str], ApiKey | None]
+Clock = Callable[[], float]
 _SCHEME: Final = "bearer"
 _CHALLENGE: Final = {"WWW-Authenticate": "Bearer"}
+_MINUTE_S: Final = 60.0
+# What refilling adds is a sum of fractions: a whole request must not wait for the last of them.
+_ROUNDING: Final = 1e-9
+_DRAIN_POLL_S: Final = 0.05
+_SHOWN_TASKS: Final = 20
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,7 @@ class KnownKeys:
         find: Find,
         settings: AuthSettings,
         calls: StoreCalls,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = time.monotonic,
     ) -> None:
         self._find, self._settings, self._calls, self._clock = find, settings, calls, clock
         self._open: OrderedDict[str, _Seen] = OrderedDict()
@@ -124,12 +130,6 @@ def _secret(authorization: str | None) -> str:
         message = "this service asks for an API key; send it as Authorization: Bearer KEY"
         raise ApiError(401, message, headers=_CHALLENGE)
     return secret.strip()
-
-
-Clock = Callable[[], float]
-_MINUTE_S: Final = 60.0
-# What refilling adds is a sum of fractions: a whole request must not wait for the last of them.
-_ROUNDING: Final = 1e-9
 
 
 class Bucket:
@@ -290,11 +290,10 @@ def _whole(level: float) -> int:
     return max(0, math.floor(level + _ROUNDING))
 
 
-_LOOK_S = 0.05
-
-
 class InFlight:
-    """Open until the gateway is drained; belongs to one event loop.
+    """Counts the requests of a gateway, and admits none once it is drained.
+
+    It belongs to one event loop.
 
     Attributes:
         inside: Requests that are being answered.
@@ -328,11 +327,8 @@ class InFlight:
         self.open = False
         deadline = time.monotonic() + timeout_s
         while self.inside and time.monotonic() < deadline:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_DRAIN_POLL_S)
         return self.inside
-
-
-_SHOWN_TASKS = 20
 
 
 class AccessControl:

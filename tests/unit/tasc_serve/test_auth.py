@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from support import DEADLINE_S
+from support import DEADLINE_S, eventually_async
 from tasc_serve.access.access_control import KnownKeys
 from tasc_serve.errors import ApiError
 from tasc_serve.settings import AuthSettings, LimitSettings
@@ -62,12 +62,6 @@ async def asked(known: KnownKeys, number: int) -> ApiKey | int:
 
 def run(test: Callable[[Store], Awaitable[None]]) -> None:
     asyncio.run(test(Store()))
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not holds():
-            await asyncio.sleep(0.001)
 
 
 async def until_asked(known: KnownKeys, number: int, found: ApiKey | int) -> None:
@@ -181,7 +175,7 @@ def test_only_so_many_look_ups_wait_at_a_time():
         store.silent = threading.Event()
         known = store.known({"max_store_calls": 10})
         asking = [asyncio.create_task(asked(known, number)) for number in range(50)]
-        await until(lambda: sum(task.done() for task in asking) == 40)
+        await eventually_async(lambda: sum(task.done() for task in asking) == 40)
         store.silent.set()
         assert sorted(await asyncio.gather(*asking)) == [401] * 10 + [503] * 40
 
@@ -193,7 +187,7 @@ def test_who_gives_up_does_not_end_the_look_up_of_others():
         store.silent = threading.Event()
         key, known = store.add(1), store.known()
         first, second = (asyncio.create_task(asked(known, 1)) for _ in range(2))
-        await until(lambda: len(store.looked_up) == 1)
+        await eventually_async(lambda: len(store.looked_up) == 1)
         first.cancel()
         store.silent.set()
         assert await second == key
