@@ -189,12 +189,12 @@ class Figure:
 Measure = Callable[[Any], tuple[list[Figure], dict[str, Any]]]
 
 
-def measured(measures: Mapping[str, Measure], parts: Sequence[str], asked: Any) -> dict[str, Any]:
+def measured(measures: Mapping[str, Measure], parts: Sequence[str], options: Any) -> dict[str, Any]:
     """Run the parts of a benchmark, print their figures with the bars, and return the record."""
     figures, found = list[Figure](), dict[str, Any]()
     for part in parts:
         to_stderr(f"{part} ...")
-        own, found[part] = measures[part](asked)
+        own, found[part] = measures[part](options)
         figures += own
     show_figures(figures)
     return {"figures": [figure.record for figure in figures], **found}

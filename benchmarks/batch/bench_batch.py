@@ -47,7 +47,7 @@ _FROM, _TO = 0.05, 0.85
 
 
 @dataclass(frozen=True)
-class Asked:
+class Options:
     """The command line."""
 
     rows: int
@@ -58,7 +58,7 @@ class Asked:
     json: Path | None
 
 
-def arguments() -> Asked:
+def arguments() -> Options:
     parser = parser_of(__doc__)
     add = parser.add_argument
     add("--rows", type=at_least(1), default=50_000, help="input rows (50000)")
@@ -67,11 +67,11 @@ def arguments() -> Asked:
     add("--tiny", action="store_true", help="a random model of two layers, no draft index")
     add("--shared-ray", action="store_true", help="one Ray for all drivers: starts sooner")
     add_json(parser)
-    return Asked(**vars(parser.parse_args()))
+    return Options(**vars(parser.parse_args()))
 
 
 def main() -> int:
-    asked = arguments()
+    options = arguments()
     use_one_thread()
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     use_test_helpers()
@@ -83,18 +83,19 @@ def main() -> int:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-batch-")))
         server = RedisServer(folder / "redis")
         stack.callback(server.kill)
-        work = prepare(server.url, folder, asked.rows, tiny=asked.tiny)
-        if asked.shared_ray:
+        work = prepare(server.url, folder, options.rows, tiny=options.tiny)
+        if options.shared_ray:
             stack.enter_context(local_ray())
-        driver = Driver(server, work, folder, own_ray=not asked.shared_ray)
+        driver = Driver(server, work, folder, own_ray=not options.shared_ray)
         stack.callback(driver.end)
         alone = driver.run(folder / "alone.jsonl", ())
-        faults = planned(asked.kills, asked.seed, asked.rows)
-        found = compared(alone, driver.run(folder / "killed.jsonl", faults), asked.rows)
+        faults = planned(options.kills, options.seed, options.rows)
+        found = compared(alone, driver.run(folder / "killed.jsonl", faults), options.rows)
     show(found)
-    model = "tiny" if asked.tiny else "massive_en"
+    model = "tiny" if options.tiny else "massive_en"
     finish(
-        {"benchmark": "batch", "model": model, "seed": asked.seed, **found, **about()}, asked.json
+        {"benchmark": "batch", "model": model, "seed": options.seed, **found, **about()},
+        options.json,
     )
     return 0 if found["identical"] and not found["missing"] and not found["doubled"] else 1
 

@@ -75,8 +75,8 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    asked = arguments()
-    if asked.check:
+    options = arguments()
+    if options.check:
         if why := hosts.why_not():
             to_stderr(why)
         return int(why is not None)
@@ -87,40 +87,42 @@ def main() -> int:
     tally, began = Tally(), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tasc-chaos-") as folder:
         to_stderr("starting two nodes, two gateways and two replicas ...")
-        with started(Path(folder), asked) as (chaos, task):
+        with started(Path(folder), options) as (chaos, task):
             to_stderr("asking the model itself ...")
             questions = questions_of(task, chaos.store.url)
             begun = time.monotonic()
-            threads = crowd(chaos.base, questions, asked.requests, asked.clients, asked.seed, tally)
-            hits = harm_in_turn(chaos, tally, asked)
+            threads = crowd(
+                chaos.base, questions, options.requests, options.clients, options.seed, tally
+            )
+            hits = harm_in_turn(chaos, tally, options)
             for thread in threads:
                 thread.join()
             asking_s = time.monotonic() - begun
     return report(tally, hits, asking_s, time.monotonic() - began)
 
 
-def started(folder: Path, asked: argparse.Namespace) -> Any:
+def started(folder: Path, options: argparse.Namespace) -> Any:
     """The service on this machine, or on two hosts behind a load balancer."""
-    if asked.hosts:
-        return hosts.running(folder, asked.cut)
-    return service.running(folder, asked.redis_down)
+    if options.hosts:
+        return hosts.running(folder, options.cut)
+    return service.running(folder, options.redis_down)
 
 
-def harm_in_turn(chaos: Any, tally: Tally, asked: argparse.Namespace) -> list[Hit]:
+def harm_in_turn(chaos: Any, tally: Tally, options: argparse.Namespace) -> list[Hit]:
     """Cause each fault once its share of the requests is answered, and observe the recovery."""
-    faults, hits = faults_of(asked), list[Hit]()
-    if not wait_until(chaos.whole, asked.whole_within):
+    faults, hits = faults_of(options), list[Hit]()
+    if not wait_until(chaos.whole, options.whole_within):
         raise TimeoutError("the service did not become whole before the first fault")
     for number, fault in enumerate(faults, start=1):
-        due = asked.requests * number // (len(faults) + 1)
+        due = options.requests * number // (len(faults) + 1)
         wait_until(partial(_answered, tally, due), float("inf"))
         to_stderr(f"{tally.requests} answered; now: {fault}")
         failed, begin = tally.tries_failed, time.monotonic()
         chaos.harm(fault)
         failing_over = time.monotonic()
-        wait_until(partial(_answered, tally, due + 2 * asked.clients), asked.whole_within)
+        wait_until(partial(_answered, tally, due + 2 * options.clients), options.whole_within)
         chaos.mend()
-        whole = wait_until(chaos.whole, asked.whole_within)
+        whole = wait_until(chaos.whole, options.whole_within)
         end = time.monotonic()
         hits.append(
             Hit(
@@ -134,10 +136,10 @@ def harm_in_turn(chaos: Any, tally: Tally, asked: argparse.Namespace) -> list[Hi
     return hits
 
 
-def faults_of(asked: argparse.Namespace) -> Sequence[str]:
-    if asked.faults is not None:
-        return listed(asked.faults)
-    return hosts.FAULTS if asked.hosts else service.FAULTS
+def faults_of(options: argparse.Namespace) -> Sequence[str]:
+    if options.faults is not None:
+        return listed(options.faults)
+    return hosts.FAULTS if options.hosts else service.FAULTS
 
 
 def _answered(tally: Tally, count: int) -> bool:

@@ -47,7 +47,7 @@ _MIB = 2**20
 
 
 @dataclass(frozen=True)
-class Asked:
+class Options:
     """The command line."""
 
     minutes: float
@@ -59,7 +59,7 @@ class Asked:
     most_slower: float
 
 
-def arguments() -> Asked:
+def arguments() -> Options:
     parser = parser_of(__doc__)
     add = parser.add_argument
     add("--minutes", type=float, default=30.0, help="of steady load (30)")
@@ -69,32 +69,32 @@ def arguments() -> Asked:
     add("--most-growth", type=float, default=16.0, help="MiB that one process may grow by (16)")
     add("--most-files", type=float, default=8.0, help="file handles that it may grow by (8)")
     add("--most-slower", type=float, default=1.5, help="times that p99 may rise (1.5)")
-    return Asked(**vars(parser.parse_args()))
+    return Options(**vars(parser.parse_args()))
 
 
 def main() -> int:
-    asked = arguments()
+    options = arguments()
     use_one_thread()
     use_test_helpers("serving")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tasc-soak-")))
         to_stderr("starting a service of two replicas ...")
         base, store, mark, questions = started(stack, folder)
-        full = full_rate(Load(base, questions, asked.clients), asked.capacity_seconds)
-        to_stderr(f"{full:.0f} requests/s at most; {_LOAD:.0%} of it, {asked.minutes:g} minutes")
-        with Load(base, questions, asked.clients, _LOAD * full) as load:
-            found = watched(load, store, mark, asked)
+        full = full_rate(Load(base, questions, options.clients), options.capacity_seconds)
+        to_stderr(f"{full:.0f} requests/s at most; {_LOAD:.0%} of it, {options.minutes:g} minutes")
+        with Load(base, questions, options.clients, _LOAD * full) as load:
+            found = watched(load, store, mark, options)
     found |= {
         "requests": len(load.answers) + load.failed.total(),
         "failed": load.failed.total(),
         "failed_by": dict(load.failed),
         "wrong": load.wrong,
         "full_rate": round(full, 1),
-        "minutes": asked.minutes,
+        "minutes": options.minutes,
         "git": git_revision(),
     }
     show(found)
-    bad = faults(found, asked)
+    bad = faults(found, options)
     for fault in bad:
         print(f"FAIL: {fault}")
     finish(found)
@@ -191,14 +191,14 @@ def full_rate(load: Load, seconds: float) -> float:
         return load.rate(begin, time.monotonic())
 
 
-def watched(load: Load, store: Any, mark: str, asked: Asked) -> dict[str, Any]:
+def watched(load: Load, store: Any, mark: str, options: Options) -> dict[str, Any]:
     """Observe the service until the time is over; Redis fails in the middle."""
-    begin, length = time.monotonic(), asked.minutes * 60
+    begin, length = time.monotonic(), options.minutes * 60
     looks, away, said_at = Looks(), None, 0.0
     while (at := time.monotonic() - begin) < length:
         looks.add(at, processes(mark))
-        if away is None and asked.redis_down and at >= length / 2:
-            away = without_redis(load, store, asked.redis_down)
+        if away is None and options.redis_down and at >= length / 2:
+            away = without_redis(load, store, options.redis_down)
         if at >= said_at:
             failed = load.failed.total()
             to_stderr(f"{at:.0f} of {length:.0f} s, {len(load.answers)} answers, {failed} failed")
@@ -248,7 +248,7 @@ def without_redis(load: Load, store: Any, seconds: float) -> dict[str, Any]:
     }
 
 
-def faults(found: dict[str, Any], asked: Asked) -> list[str]:
+def faults(found: dict[str, Any], options: Options) -> list[str]:
     """The requirements that are not met."""
     redis, growth = found["redis"], found["growth"].values()
     _, second, last = (p99 or float("inf") for p99 in found["p99_ms"])
@@ -257,9 +257,9 @@ def faults(found: dict[str, Any], asked: Asked) -> list[str]:
         "answers were wrong": found["wrong"],
         "no process was seen": not growth,
         "processes ended": found["ended"],
-        "p99 rose": last > asked.most_slower * second,
-        "memory grew": any(g["memory_mib"] > asked.most_growth for g in growth),
-        "file handles grew": any(g["files"] > asked.most_files for g in growth),
+        "p99 rose": last > options.most_slower * second,
+        "memory grew": any(g["memory_mib"] > options.most_growth for g in growth),
+        "file handles grew": any(g["files"] > options.most_files for g in growth),
     }
     if redis:
         wrong |= {

@@ -44,10 +44,10 @@ def _question(worker: EngineBuilder, task: Any, chance: random.Random, at: int) 
 
 def _call(body: dict[str, Any]) -> Call:
     names = ("temperature", "seed", "frequency_penalty", "ignore_eos")
-    asked = SamplingOptions(**{name: body[name] for name in names if name in body})
+    options = SamplingOptions(**{name: body[name] for name in names if name in body})
     return Call(
         "q", body["prompt"], templated=False, max_tokens=body["max_tokens"], draft=False,
-        options=asked,
+        options=options,
     )  # fmt: skip
 
 

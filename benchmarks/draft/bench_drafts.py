@@ -59,9 +59,9 @@ TABLES = ("bar", "peers", "papers")
 
 
 def main() -> None:
-    asked = arguments()
-    tasks = load(asked)
-    held = asked.data is not None and asked.limit == ROWS
+    options = arguments()
+    tasks = load(options)
+    held = options.data is not None and options.limit == ROWS
     machine = {"processor": processor(), "cores": os.cpu_count(), "load": os.getloadavg()}
     found = {
         "benchmark": "drafts",
@@ -71,17 +71,17 @@ def main() -> None:
             **{peer.package: peer.version for peer in PEERS},
         },
         "machine": machine,
-        "rows": asked.limit,
+        "rows": options.limit,
         "nodes": NODES,
-        "data": asked.data.name if asked.data else "shipped",
+        "data": options.data.name if options.data else "shipped",
         "tokenizer": tasks[0].facts["fingerprint"],
     }
-    if {"bar", "peers"} & set(asked.tables):
-        found |= replayed(tasks, asked.tables, held)
-    if "papers" in asked.tables:
-        found["papers"] = repeated(tasks, asked)
+    if {"bar", "peers"} & set(options.tables):
+        found |= replayed(tasks, options.tables, held)
+    if "papers" in options.tables:
+        found["papers"] = repeated(tasks, options)
     machine["load_at_end"] = os.getloadavg()
-    finish(found, asked.json)
+    finish(found, options.json)
 
 
 def replayed(tasks: list[Task], tables: list[str], held: bool) -> dict[str, Any]:
@@ -109,32 +109,32 @@ def replayed(tasks: list[Task], tables: list[str], held: bool) -> dict[str, Any]
     return found | {"figures": [figure.record for figure in figures]}
 
 
-def repeated(tasks: list[Task], asked: argparse.Namespace) -> dict[str, Any]:
+def repeated(tasks: list[Task], options: argparse.Namespace) -> dict[str, Any]:
     """The papers' tables; the shipped tasks are always among them, as their model is available."""
-    of_data = tasks if asked.data else []
-    shipped = [of_demo(name, asked.limit) for name in TASKS] if asked.data else tasks
+    of_data = tasks if options.data else []
+    shipped = [of_demo(name, options.limit) for name in TASKS] if options.data else tasks
     bigrams = None
-    if asked.bigrams and of_data:
-        bigrams = read_bigrams(asked.bigrams, of_data[0].facts["fingerprint"])
+    if options.bigrams and of_data:
+        bigrams = read_bigrams(options.bigrams, of_data[0].facts["fingerprint"])
     with Progress("papers' tables", papers_of(of_data, shipped), "parts") as bar:
         found = papers(of_data, shipped, bigrams, bar.advance)
     show_papers(found)
     return asdict(found)
 
 
-def load(asked: argparse.Namespace) -> list[Task]:
+def load(options: argparse.Namespace) -> list[Task]:
     """The tasks; those of the nine that are missing are named and left out."""
-    if asked.data is None:
-        return [of_demo(name, asked.limit) for name in asked.tasks or TASKS]
-    if asked.tokenizer is None:
+    if options.data is None:
+        return [of_demo(name, options.limit) for name in options.tasks or TASKS]
+    if options.tokenizer is None:
         raise SystemExit("--data needs --tokenizer: a tokenizer.json or the folder it is in")
-    names = asked.tasks or [n for n in NINE if there(asked.data / n)]
+    names = options.tasks or [n for n in NINE if there(options.data / n)]
     if not names:
-        raise SystemExit(f"{asked.data} has none of {', '.join(NINE)}; name others by --tasks")
+        raise SystemExit(f"{options.data} has none of {', '.join(NINE)}; name others by --tasks")
     with Progress("tokenise", len(names), "tasks") as bar:
         tasks = []
         for name in names:
-            tasks.append(of_folder(asked.data, name, asked.tokenizer, asked.limit))
+            tasks.append(of_folder(options.data, name, options.tokenizer, options.limit))
             bar.advance()
     return tasks
 
@@ -156,10 +156,10 @@ def arguments() -> argparse.Namespace:
     add("--tables", type=names_of(*TABLES), default=TABLES, help=", ".join(TABLES))
     add("--bigrams", type=Path, help="file of `tasc model-bigrams`, for n-grammys")
     add_json(parser)
-    asked = parser.parse_args()
-    if asked.data is None and (unknown := set(asked.tasks or ()) - set(TASKS)):
+    options = parser.parse_args()
+    if options.data is None and (unknown := set(options.tasks or ()) - set(TASKS)):
         parser.error(f"{', '.join(sorted(unknown))}: only {', '.join(TASKS)} ship; give --data")
-    return asked
+    return options
 
 
 if __name__ == "__main__":

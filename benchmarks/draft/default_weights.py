@@ -32,9 +32,9 @@ def main() -> None:
     parser = parser_of(__doc__)
     add_data(parser, required=True)
     parser.add_argument("--tokenizer", type=Path, required=True)
-    asked = parser.parse_args()
-    names = names_in(asked.data)
-    learnt = [learnt_from(of_folder(asked.data, name, asked.tokenizer, 1)) for name in names]
+    options = parser.parse_args()
+    names = names_in(options.data)
+    learnt = [learnt_from(of_folder(options.data, name, options.tokenizer, 1)) for name in names]
     mean = averaged(learnt)
     path = Path(weights.__file__).with_name("default_weights.npz")
     np.savez_compressed(path, values=mean.values.astype(np.float16))

@@ -31,7 +31,7 @@ SHAPES = ("135m", "0.5b")
 
 
 @dataclass(frozen=True)
-class Asked:
+class Options:
     """The command line.
 
     Attributes:
@@ -55,14 +55,14 @@ class Asked:
 
 
 def main() -> None:
-    asked = arguments()
-    set_threads(asked.threads)  # torch reads this when it is imported
+    options = arguments()
+    set_threads(options.threads)  # torch reads this when it is imported
     from benchmarks.engine.run import measured, stepped
 
-    finish(stepped(asked) if asked.shape else measured(asked), asked.json)
+    finish(stepped(options) if options.shape else measured(options), options.json)
 
 
-def arguments() -> Asked:
+def arguments() -> Options:
     parser = parser_of(__doc__)
     add = parser.add_argument
     add("--rows", type=at_least(1), default=256, help="test rows of a task (256)")
@@ -77,7 +77,7 @@ def arguments() -> Asked:
     add("--demo", action="store_true", help="the shipped model even if the bench model exists")
     add("--shape", choices=SHAPES, help="time only steps of random weights of this shape")
     add_json(parser)
-    return Asked(**vars(parser.parse_args()))
+    return Options(**vars(parser.parse_args()))
 
 
 def set_threads(threads: int) -> None:

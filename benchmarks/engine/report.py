@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import Figure, about, digits, show_table, versions
-from benchmarks.engine.engine import Asked
+from benchmarks.engine.engine import Options
 from benchmarks.engine.equal import Equality
 from benchmarks.engine.loop import Ran
 from benchmarks.engine.sides import Measured, version_of
@@ -181,7 +181,7 @@ def show_equality(name: str, found: Equality) -> None:
 
 
 def record(
-    asked: Asked, model: str, found: Sequence[Found], all_figures: Sequence[Figure]
+    options: Options, model: str, found: Sequence[Found], all_figures: Sequence[Figure]
 ) -> dict[str, Any]:
     """The object of the last line.
 
@@ -190,12 +190,12 @@ def record(
     """
     first = [f for f in all_figures if found and f.name.startswith(f"{found[0].task}: ")]
     drafted = found[0].of("ours", "drafted 8") if found else None
-    peers = {peer: version_of(peer) for peer in asked.peers if peer != "transformers"}
+    peers = {peer: version_of(peer) for peer in options.peers if peer != "transformers"}
     return {
         "benchmark": "engine",
         "model": model,
-        "rows": asked.rows,
-        "repeats": asked.repeats,
+        "rows": options.rows,
+        "repeats": options.repeats,
         "drafted_over_plain": worst(first, "drafted / plain, b=8"),
         "drafted_over_plain_b1": worst(first, "drafted / plain, b=1"),
         "plain_over_transformers": worst(all_figures, "plain / transformers"),
@@ -210,8 +210,8 @@ def record(
         "figures": [figure.record for figure in all_figures],
         "tasks": {f.task: task_record(f) for f in found},
         "versions": versions("torch", "transformers", "numpy", "numba") | peers,
-        "threads": asked.threads,
-        "dtype": asked.dtype,
+        "threads": options.threads,
+        "dtype": options.dtype,
         **about(),
     }
 

@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.common import digits, show_figures, show_table
-from benchmarks.engine.engine import Asked
+from benchmarks.engine.engine import Options
 from benchmarks.engine.equal import NEAR, TOLERANCE, Answers, Equality, compare
 from benchmarks.engine.loop import Job
 from benchmarks.engine.report import Found, figures, record, show_task
@@ -32,42 +32,42 @@ from tasc_text import PromptTemplate, TaskTokenizer
 _BENCH_MODEL = ENVIRONMENTS / "model" / SIZES["bench"].name
 
 
-def measured(asked: Asked) -> dict[str, Any]:
+def measured(options: Options) -> dict[str, Any]:
     """Measure all tasks; tables are printed on the way."""
     every, found = [], []
     with TemporaryDirectory(prefix="engine-bench-") as folder:
-        for task in asked.tasks:
+        for task in options.tasks:
             note(f"{task}: writing weights, measuring the ceiling")
-            found.append(one_task(job_of(task, asked, Path(folder)), asked, Path(folder)))
+            found.append(one_task(job_of(task, options, Path(folder)), options, Path(folder)))
             show_task(found[-1])
             every += figures(found[-1])
     show_figures(every)
-    return record(asked, model_of(asked).name, found, every)
+    return record(options, model_of(options).name, found, every)
 
 
-def stepped(asked: Asked) -> dict[str, Any]:
+def stepped(options: Options) -> dict[str, Any]:
     """Time steps of random weights."""
-    assert asked.shape is not None, "the command line names it"
-    times, top = step_times(asked.shape, getattr(torch, asked.dtype), asked.threads)
-    title = f"{asked.shape}, {asked.dtype}, {asked.threads} threads"
+    assert options.shape is not None, "the command line names it"
+    times, top = step_times(options.shape, getattr(torch, options.dtype), options.threads)
+    title = f"{options.shape}, {options.dtype}, {options.threads} threads"
     show_table(title, ["step", "ms"], [[name, digits(ms)] for name, ms in times.items()])
     own = {"step_ms": times, "ceiling_step_ms": 1000 * top.step_seconds}
-    return record(asked, asked.shape, [], []) | own
+    return record(options, options.shape, [], []) | own
 
 
-def one_task(job: Job, asked: Asked, folder: Path) -> Found:
-    dtype = getattr(torch, asked.dtype)
+def one_task(job: Job, options: Options, folder: Path) -> Found:
+    dtype = getattr(torch, options.dtype)
     model = AutoModelForCausalLM.from_pretrained(job.folder, dtype=dtype)
-    top = ceiling(model, dtype, asked.threads)
+    top = ceiling(model, dtype, options.threads)
     del model
     with ExitStack() as stack:
-        sides = start(job, asked.peers, folder, stack)
+        sides = start(job, options.peers, folder, stack)
         settings = sum(len(side.settings) for side in sides)
-        with Progress(job.task, settings * asked.repeats, "runs") as bar:
-            runs = in_turn(sides, len(job.prompts), asked.repeats, bar.advance)
+        with Progress(job.task, settings * options.repeats, "runs") as bar:
+            runs = in_turn(sides, len(job.prompts), options.repeats, bar.advance)
     by_setting = {m.setting: m.runs[0].answers for m in runs if m.side == "ours"}
     rounded = None
-    if asked.dtype != "float32":
+    if options.dtype != "float32":
         answers = by_setting["drafted 8"], by_setting["plain 8"]
         rounded = compare(*answers, job.prompts, partial(margins, job, folder), TOLERANCE)
     return Found(job.task, tuple(runs), top, in_float32(job, folder), rounded)
@@ -92,27 +92,27 @@ def margins(job: Job, folder: Path, prefixes: Answers) -> list[float]:
     return found
 
 
-def model_of(asked: Asked) -> Path:
+def model_of(options: Options) -> Path:
     """The folder of the model that answers."""
-    if asked.model is not None:
-        return asked.model
-    return _BENCH_MODEL if _BENCH_MODEL.is_dir() and not asked.demo else MODEL
+    if options.model is not None:
+        return options.model
+    return _BENCH_MODEL if _BENCH_MODEL.is_dir() and not options.demo else MODEL
 
 
-def job_of(task: str, asked: Asked, folder: Path) -> Job:
+def job_of(task: str, options: Options, folder: Path) -> Job:
     """The rows of a task; a merged model is written below ``folder``."""
-    model = asked.model or export(task, model_of(asked), folder / task)
+    model = options.model or export(task, model_of(options), folder / task)
     tokenizer = TaskTokenizer.from_folder(model)
     template = PromptTemplate(TEMPLATES[task])
-    rows = read_split(task, "test")[: asked.rows]
+    rows = read_split(task, "test")[: options.rows]
     return Job(
         folder=str(model),
         task=task,
         prompts=[tokenizer.encode_prompt(template.render(r["input"])) for r in rows],
-        max_tokens=asked.max_tokens if asked.model else demo_record(task).max_tokens,
+        max_tokens=options.max_tokens if options.model else demo_record(task).max_tokens,
         eos=list(tokenizer.eos_ids),
-        threads=asked.threads,
-        dtype=asked.dtype,
+        threads=options.threads,
+        dtype=options.dtype,
     )
 
 

@@ -39,7 +39,7 @@ PARTS = ("lengths", "seeds", "epochs", "both", "forecast")
 
 
 @dataclass(frozen=True)
-class Asked:
+class Options:
     """The command line."""
 
     parts: tuple[str, ...]
@@ -54,7 +54,7 @@ class Asked:
     json: Path | None
 
 
-def arguments() -> Asked:
+def arguments() -> Options:
     parser = parser_of(__doc__)
     add = parser.add_argument
     add_data(parser, required=True)
@@ -69,7 +69,7 @@ def arguments() -> Asked:
     add("--processes", type=at_least(1), default=2, help="that fine-tune at the same time (2)")
     add("--make-only", action="store_true", help="fine-tune without measuring")
     add_json(parser)
-    return Asked(**vars(parser.parse_args()))
+    return Options(**vars(parser.parse_args()))
 
 
 def paths(text: str) -> tuple[Path, ...]:
@@ -77,12 +77,14 @@ def paths(text: str) -> tuple[Path, ...]:
 
 
 def main() -> None:
-    asked = arguments()
+    options = arguments()
     use_one_thread()
     from benchmarks.finetune import parts
 
     measures = {name: getattr(parts, name) for name in PARTS}
-    finish({"benchmark": "ft", **measured(measures, asked.parts, asked), **about()}, asked.json)
+    finish(
+        {"benchmark": "ft", **measured(measures, options.parts, options), **about()}, options.json
+    )
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.common import Figure, show_table, to_stderr
 from benchmarks.draft.tasks import open_tokenizer
-from benchmarks.finetune.bench_ft import Asked
+from benchmarks.finetune.bench_ft import Options
 from benchmarks.finetune.runs import HALF_EPOCHS, PCS, FtRun, Workshop
 from benchmarks.finetune.tasks import TASKS
 from tasc_jobs.demo.tasks import MODEL
@@ -32,17 +32,17 @@ Found = dict[FtRun, dict[str, Any]]
 BEFORE_AFTER = (0, 500)  # new tokens of `both` and `seeds`
 
 
-def _workshop(asked: Asked) -> Workshop:
-    return Workshop(asked.data, asked.work, asked.test_rows, asked.repeats)
+def _workshop(options: Options) -> Workshop:
+    return Workshop(options.data, options.work, options.test_rows, options.repeats)
 
 
 def _fine_tuned(
-    asked: Asked, runs: Sequence[FtRun], *, drafts: bool = False, longest_last: bool = False
+    options: Options, runs: Sequence[FtRun], *, drafts: bool = False, longest_last: bool = False
 ) -> Found | None:
     """Make the runs and measure them; None with --make-only."""
-    workshop = _workshop(asked)
-    workshop.make_all(runs[::-1] if longest_last else runs, asked.processes)
-    return None if asked.make_only else workshop.measure_all(runs, drafts=drafts)
+    workshop = _workshop(options)
+    workshop.make_all(runs[::-1] if longest_last else runs, options.processes)
+    return None if options.make_only else workshop.measure_all(runs, drafts=drafts)
 
 
 # Lengths: Tables 1 and 9
@@ -52,17 +52,17 @@ SHORTER = {("eurlex_labels", "gpt2"): 1.85, ("massive_en", "gpt2"): 5.5}
 _DRAWS = 200
 
 
-def lengths(asked: Asked) -> Part:
+def lengths(options: Options) -> Part:
     """How much shorter outputs become with new tokens, and how evenly tokens are used.
 
     The outputs alone determine both; no model runs. The range is that of 200 draws of test rows.
     """
     figures, found = list[Figure](), dict[str, Any]()
-    for folder in asked.tokenizers or (MODEL,):
+    for folder in options.tokenizers or (MODEL,):
         tokenizer, shorter, even = open_tokenizer(folder), [], []
-        for task in asked.tasks or TASKS:
+        for task in options.tasks or TASKS:
             to_stderr(f"{folder.name} {task}")
-            own = found[f"{folder.name} {task}"] = _lengths(asked.data, task, tokenizer)
+            own = found[f"{folder.name} {task}"] = _lengths(options.data, task, tokenizer)
             curve, draws = own["reduction"], own["draws"]
             before, after = own["bytes_per_token"]
             shorter.append([
@@ -158,14 +158,14 @@ SEED_ROWS, SEED_EPOCHS = (
 SEED_RANK = 64
 
 
-def seeds(asked: Asked) -> Part:
+def seeds(options: Options) -> Part:
     """Times and quality with and without new tokens, with three seeds."""
-    tasks = [task for task in FASTER if task in (asked.tasks or FASTER)]
+    tasks = [task for task in FASTER if task in (options.tasks or FASTER)]
     runs = [
         FtRun(task, "demo", 4, budget, seed, SEED_ROWS[task], SEED_EPOCHS[task], SEED_RANK)
         for task in tasks for seed in SEEDS for budget in BEFORE_AFTER
     ]  # fmt: skip
-    if (found := _fine_tuned(asked, runs)) is None:
+    if (found := _fine_tuned(options, runs)) is None:
         return [], {}
     figures, rows = list[Figure](), []
     for task in tasks:
@@ -185,7 +185,7 @@ def seeds(asked: Asked) -> Part:
         figures.append(_speed_up(task, before, after))
         figures += [_lost(task, name, before, after) for name in measures]
     show_table(
-        f"{asked.test_rows} test rows, b = 8: mean (least to greatest) of seeds 0, 1, 2",
+        f"{options.test_rows} test rows, b = 8: mean (least to greatest) of seeds 0, 1, 2",
         ["task", "new tokens", "steps", "ms an answer", "quality", "learnt"],
         rows,
     )
@@ -220,10 +220,10 @@ EPOCHS_TASK = "clinc150"
 EPOCHS = (1, 3, 5, 10)
 
 
-def epochs(asked: Asked) -> Part:
+def epochs(options: Options) -> Part:
     """The effect of more epochs on one task with new tokens."""
     runs = [FtRun(EPOCHS_TASK, epochs=epochs) for epochs in EPOCHS]
-    if (found := _fine_tuned(asked, runs, longest_last=True)) is None:
+    if (found := _fine_tuned(options, runs, longest_last=True)) is None:
         return [], {}
     names = list(next(iter(found.values()))["quality"])
     show_table(
@@ -245,7 +245,7 @@ def epochs(asked: Asked) -> Part:
 BETTER_ON = 4  # tasks of six
 
 
-def both(asked: Asked) -> Part:
+def both(options: Options) -> Part:
     """TASC-ft and drafting, alone and together, on six tasks.
 
     The speed of each task's plainly fine-tuned model without drafts is 1. Runs of one model with
@@ -253,9 +253,9 @@ def both(asked: Asked) -> Part:
     changes of the machine are part of their difference. A strict figure supplements that of the
     medians: every run of both is faster than every run of either.
     """
-    tasks = asked.tasks or tuple(TASKS)
+    tasks = options.tasks or tuple(TASKS)
     runs = [FtRun(task, budget=budget) for task in tasks for budget in BEFORE_AFTER]
-    if (found := _fine_tuned(asked, runs, drafts=True)) is None:
+    if (found := _fine_tuned(options, runs, drafts=True)) is None:
         return [], {}
     by_medians, by_all_runs, rows = 0, 0, []
     for task in tasks:
@@ -268,7 +268,7 @@ def both(asked: Asked) -> Part:
         quality = ", ".join(f"{model['quality'][name]:.3f}" for model in models)
         rows.append([task, *(_times(side, sides[0]) for side in sides), f"{name} {quality}"])
     show_table(
-        f"{asked.test_rows} test rows, b = 8: milliseconds an answer (speed-up), steps an answer",
+        f"{options.test_rows} test rows, b = 8: milliseconds an answer (speed-up), steps an answer",
         ["task", "neither", "drafting (TASC-spec)", "TASC-ft", "both", "quality: neither, TASC-ft"],
         rows,
     )
@@ -295,20 +295,20 @@ TAU, RIGHT = -0.9, 0.9
 FORECAST_ROWS = {"pos_ewt": 3000, "clinc150": 1500}  # with fewer, answers in new tokens do not end
 
 
-def forecast(asked: Asked) -> Part:
+def forecast(options: Options) -> Part:
     """Whether entropy forecasts times: two tasks, two sizes, two n_max.
 
     A point is a fine-tune that differs from all others. Where the outputs have fewer new tokens
     than two budgets, these are one point. With n_max 2 and 3 clinc150 has more than 250 new tokens,
     with 4 and 6 it has not. Without new tokens n_max has no effect, so each n_max has its own seed.
     """
-    _make_half(_workshop(asked))
+    _make_half(_workshop(options))
     runs = [
         FtRun(task, base, n_max, budget, seed, FORECAST_ROWS[task])
         for task in FORECAST_TASKS for base in BASES for seed, n_max in enumerate(N_MAX[task])
         for budget in FORECAST_BUDGETS
     ]  # fmt: skip
-    if (found := _fine_tuned(asked, runs)) is None:
+    if (found := _fine_tuned(options, runs)) is None:
         return [], {}
     settings = {run: f"{run.task}, {run.base}, n_max {run.n_max}" for run in runs}
     lines = [MeasuredRun(**(found[run] | {"setting": settings[run]})) for run in runs]
@@ -344,8 +344,8 @@ def _make_half(workshop: Workshop) -> None:
     if (workshop.base("half") / "config.json").is_file():
         return
     torch.manual_seed(0)
-    asked = argparse.Namespace(
+    options = argparse.Namespace(
         data=workshop.data, size="half", vocab_size=8192, base_epochs=HALF_EPOCHS,
         batch_tokens=3072, device="cpu",
     )  # fmt: skip
-    train_base(asked, workshop.bases, random.Random(0))
+    train_base(options, workshop.bases, random.Random(0))

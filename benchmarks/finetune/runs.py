@@ -118,8 +118,8 @@ class Workshop:
         kept = read_json(folder / REPORT)
         data = kept["data"]
         told = kept["settings"] | {"rows": data["rows"] + data.get("too_long", 0)}
-        asked = asdict(run.settings) | {"rows": len(self.learnt(run))}
-        require_same(folder, told, asked)
+        settings = asdict(run.settings) | {"rows": len(self.learnt(run))}
+        require_same(folder, told, settings)
         return True
 
     def learnt(self, run: FtRun) -> list[CorpusRow]:
@@ -218,8 +218,8 @@ def in_processes(jobs: Mapping[str, tuple[Any, ...]], processes: int) -> Iterato
             yield made[future]
 
 
-def require_same(path: Path, kept: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
-    """Compare the settings of a file or folder with those asked for.
+def require_same(path: Path, kept: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Compare the settings of a file or folder with the wanted ones.
 
     Settings that the file does not have are ignored, because older files have fewer.
 
@@ -228,12 +228,12 @@ def require_same(path: Path, kept: Mapping[str, Any], asked: Mapping[str, Any]) 
     """
     differ = [
         f"{name} is {kept[name]!r} there and {value!r} here"
-        for name, value in asked.items()
+        for name, value in wanted.items()
         if name in kept and kept[name] != value
     ]
     if differ:
         raise SystemExit(
-            f"{path} was made otherwise: {', '.join(differ)}; name another --work, or delete it"
+            f"{path} has other settings: {', '.join(differ)}; name another --work, or delete it"
         )
 
 

@@ -50,11 +50,11 @@ class FtTask:
     def read(self, data: Path, split: str) -> list[CorpusRow]:
         """All rows of a split in a fixed random order."""
         found = read_rows(data / self.name / f"{split}.jsonl.gz")
-        rows = [CorpusRow(row["id"], self._asked(row["input"]), row["output"]) for row in found]
+        rows = [CorpusRow(row["id"], self._shortened(row["input"]), row["output"]) for row in found]
         random.Random(_ORDER).shuffle(rows)
         return rows
 
-    def _asked(self, text: str) -> str:
+    def _shortened(self, text: str) -> str:
         if self.words is None:
             return text
         words = text.split()

@@ -65,17 +65,17 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    asked = arguments()
+    options = arguments()
     use_one_thread()
     use_test_helpers("serving")
-    plan = Plan(asked.requests, asked.seconds, asked.seed, asked.at_once, asked.deadline)
+    plan = Plan(options.requests, options.seconds, options.seed, options.at_once, options.deadline)
     with ExitStack() as stack:
-        if asked.base:
-            target = Target(asked.base.rstrip("/"), asked.key)
+        if options.base:
+            target = Target(options.base.rstrip("/"), options.key)
         else:
             to_stderr("starting a service ...")
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tasc-fuzz-"))
-            target = stack.enter_context(running(Path(folder), asked.haproxy))
+            target = stack.enter_context(running(Path(folder), options.haproxy))
         found = fuzz(target, plan)
     for line in (*found.wrong, *(f"dead: {who}" for who in found.dead)):
         print(line)
@@ -85,7 +85,7 @@ def main() -> int:
         show_table(title, [what.replace("_", " "), ""], rows)
     grown = [[who, f"{b:,}", str(files)] for who, (b, files) in found.grown.items()]
     show_table("growth since the first fifth", ["process", "bytes", "file handles"], grown)
-    finish({**record, "haproxy": asked.haproxy})
+    finish({**record, "haproxy": options.haproxy})
     return 0 if found.passed else 1
 
 

@@ -118,12 +118,12 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help=f"results ({OUT.name}; of a dry run, none)")
     parser.add_argument("--stage", help="run one stage only, in --folder")
     parser.add_argument("--folder", type=Path, help="the folder that stages share")
-    asked = parser.parse_args()
-    if asked.stage is not None:
-        return one_stage(asked.stage, Here(asked.folder, asked.dry_run))
+    options = parser.parse_args()
+    if options.stage is not None:
+        return one_stage(options.stage, Here(options.folder, options.dry_run))
     with TemporaryDirectory() as folder:
-        found = all_stages(Here(Path(folder), asked.dry_run))
-    out = asked.out or (None if asked.dry_run else OUT)
+        found = all_stages(Here(Path(folder), options.dry_run))
+    out = options.out or (None if options.dry_run else OUT)
     if out is not None:
         out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(found))
@@ -204,8 +204,8 @@ def environment(here: Here) -> dict[str, Any]:
     found = {"python": found.pop("python"), "cores": os.cpu_count(), **found}
     if here.dry:
         return {"device": "cpu", "versions": found}
-    asked = "--query-gpu=name,driver_version,memory.total"
-    command = ["nvidia-smi", asked, "--format=csv,noheader"]
+    options = "--query-gpu=name,driver_version,memory.total"
+    command = ["nvidia-smi", options, "--format=csv,noheader"]
     try:
         said = subprocess.run(command, capture_output=True, text=True, timeout=30).stdout
     except (OSError, subprocess.TimeoutExpired):

@@ -127,8 +127,8 @@ class Work:
         config = EngineConfig(rows=ROWS, max_model_len=LENGTH)
         target = Target.load(ModelSource(folder, dtype=dtype, device=here.device), config)
         tokenizer, template = TaskTokenizer.from_folder(folder), PromptTemplate(TEMPLATE)
-        asked = [tokenizer.encode_prompt(template.render(r["input"])) for r in rows("test")]
-        return cls(target, tokenizer, read_index(here.folder / "index"), asked[:prompts])
+        encoded = [tokenizer.encode_prompt(template.render(r["input"])) for r in rows("test")]
+        return cls(target, tokenizer, read_index(here.folder / "index"), encoded[:prompts])
 
     def run(self, drafted: bool, batch: int, prompts: int, costs: StepCosts | None = None) -> Ran:
         """Answer the first prompts, ``batch`` together; without ``costs`` every step is drafted."""

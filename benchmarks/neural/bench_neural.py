@@ -49,7 +49,7 @@ KINDS: "tuple[Kind, ...]" = ("eagle", "independent")
 
 
 @dataclass(frozen=True)
-class Asked:
+class Options:
     """The benches of the requested targets, and the folder where measurements are kept."""
 
     benches: "tuple[Bench, ...]"
@@ -79,25 +79,25 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    asked = arguments()
+    options = arguments()
     use_one_thread()
     from benchmarks.finetune.runs import in_processes
     from benchmarks.neural import parts
     from benchmarks.neural.models import Case, Models
     from benchmarks.neural.side import Bench, measured_by
 
-    models = Models(asked.data, asked.work, asked.wide, asked.rows, asked.epochs)
-    cases = [Case(task, True) for task in asked.wide_tasks if asked.wide]
-    cases += [Case(task, wanted=asked.kinds) for task in asked.tasks]
-    if asked.parts != ("latency",):  # this part needs no models
-        for name in in_processes({c.name: (models.make, c) for c in cases}, asked.processes):
+    models = Models(options.data, options.work, options.wide, options.rows, options.epochs)
+    cases = [Case(task, True) for task in options.wide_tasks if options.wide]
+    cases += [Case(task, wanted=options.kinds) for task in options.tasks]
+    if options.parts != ("latency",):  # this part needs no models
+        for name in in_processes({c.name: (models.make, c) for c in cases}, options.processes):
             to_stderr(f"{name}: target and drafters are there")
-    if asked.make_only:
+    if options.make_only:
         return
-    benches = tuple(Bench(models, case, asked.test_rows, asked.repeats) for case in cases)
+    benches = tuple(Bench(models, case, options.test_rows, options.repeats) for case in cases)
     measures = {name: getattr(parts, name) for name in PARTS}
-    found = measured(measures, asked.parts, Asked(benches, asked.work))
-    finish({"benchmark": "neural", **found, "measured_by": measured_by(), **about()}, asked.json)
+    found = measured(measures, options.parts, Options(benches, options.work))
+    finish({"benchmark": "neural", **found, "measured_by": measured_by(), **about()}, options.json)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.common import Figure, facts_of, show_table
-from benchmarks.neural.bench_neural import KINDS, Asked
+from benchmarks.neural.bench_neural import KINDS, Options
 from benchmarks.neural.side import (
     FR_SPEC,
     FULL,
@@ -79,11 +79,11 @@ SHAPES = {
 _INDEPENDENT = Shape(314.0, 1024, 314.0 - 131.3)  # the small model of the paper; its head is tied
 
 
-def vocabtrim(asked: Asked) -> Part:
+def vocabtrim(options: Options) -> Part:
     """Accepted length and memory-bound speed-up of a trimmed head, by the origin of its ranking."""
     figures, found = list[Figure](), dict[str, Any]()
     for kind in KINDS:
-        if not (benches := [bench for bench in asked.benches if kind in bench.case.kinds]):
+        if not (benches := [bench for bench in options.benches if kind in bench.case.kinds]):
             continue
         rows: Rows = []
         for bench in benches:
@@ -147,10 +147,10 @@ def _trimmed_figures(bench: Bench, kind: Kind, own: dict[str, Any]) -> Iterator[
 FEW = (1024, 256, 64)  # smaller vocabularies
 
 
-def frspec(asked: Asked) -> Part:
+def frspec(options: Options) -> Part:
     """Accepted length and speed by the number of tokens that remain in the head."""
     found, rows = dict[str, Any](), list[list[str] | None]()
-    for bench in asked.benches:
+    for bench in options.benches:
         name, sizes = bench.case.name, bench.sizes(round(LEFT * bench.vocab_size), *FEW)
         sides = {
             policy.ranked or bench.vocab_size: bench.neural("eagle", policy, FR_SPEC, bench.repeats)
@@ -188,14 +188,14 @@ ABLATIONS = (
 FASTER, ACTIVE, COVERED = 1.3, 2000, 0.97
 
 
-def microspec(asked: Asked) -> Part:
+def microspec(options: Options) -> Part:
     """Vocabularies by size, coverage, times and speed; the sources of tokens of a window.
 
     A window with a ranked vocabulary is not in the paper. The ceiling is the speed with the tokens
     per step of the full head and the cost of a step with the pruned one.
     """
     figures, found, rows = list[Figure](), dict[str, Any](), list[list[str] | None]()
-    for bench in asked.benches:
+    for bench in options.benches:
         name = bench.case.name
         sides = {p: bench.neural("eagle", p, MICROSPEC, bench.repeats) for p in _policies(bench)}
         rows += [[name, p.name, *_cells(side, sides[FULL])] for p, side in sides.items()]
@@ -255,12 +255,12 @@ NGRAMS = DraftSettings(num_speculative_tokens=NODES, min_prob=0.0)
 BETTER, BETTER_ON = 1.1, 4
 
 
-def hybrid(asked: Asked) -> Part:
+def hybrid(options: Options) -> Part:
     """N-grams and a drafter in one tree, against each alone with as many nodes."""
     figures, found = list[Figure](), dict[str, Any]()
     benches = [
         Bench(bench.models, bench.case, max(bench.rows, TEST_ROWS), bench.repeats, NODES)
-        for bench in asked.benches
+        for bench in options.benches
         if not bench.case.wide
     ]
     for kind in KINDS:
@@ -334,11 +334,11 @@ POLICIES = (FULL, Policy(4000), RECENT, Policy(1000, recent=True))
 LESS = 0.55
 
 
-def latency(asked: Asked) -> Part:
+def latency(options: Options) -> Part:
     """The time of a draft by its vocabulary."""
     torch.set_num_threads(1)
     settings = f"V {WIDE}, hidden {HIDDEN}, {BATCH} x {PROMPT}, {STEPS} steps, {USED} used"
-    found = kept(asked.work / "latency.json", settings, _latencies)
+    found = kept(options.work / "latency.json", settings, _latencies)
     share = found["head_share"]
     figures, rows = list[Figure](), []
     full = statistics.median(found["ms"][FULL.name])

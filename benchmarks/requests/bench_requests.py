@@ -42,7 +42,7 @@ LEAST_P, PLANTED_P = 0.001, 1e-6
 
 
 @dataclass(frozen=True)
-class Asked:
+class Options:
     """The command line."""
 
     parts: tuple[str, ...]
@@ -54,7 +54,7 @@ class Asked:
     json: Path | None
 
 
-def arguments() -> Asked:
+def arguments() -> Options:
     parser = parser_of(__doc__)
     add = parser.add_argument
     add_parts(parser, PARTS)
@@ -64,29 +64,28 @@ def arguments() -> Asked:
     add("--schemas", type=at_least(1), default=200, help="random JSON schemas (200)")
     add_repeats(parser, 3)
     add_json(parser)
-    return Asked(**vars(parser.parse_args()))
+    return Options(**vars(parser.parse_args()))
 
 
 def main() -> None:
-    asked = arguments()
+    options = arguments()
     use_one_thread()
     use_test_helpers("lossless_cases", "request_grid", "test_choosing_statistics")
     from benchmarks.requests.guides import choices, schemas
     from benchmarks.requests.weights import adapters, nf4
 
     measures = dict(zip(PARTS, (grid, sampling, choices, schemas, adapters, nf4), strict=True))
-    finish(
-        {"benchmark": "requests", **measured(measures, asked.parts, asked), **about()}, asked.json
-    )
+    found = measured(measures, options.parts, options)
+    finish({"benchmark": "requests", **found, **about()}, options.json)
 
 
-def grid(asked: Asked) -> tuple[list[Figure], dict[str, Any]]:
+def grid(options: Options) -> tuple[list[Figure], dict[str, Any]]:
     """Answer random requests of all settings in four ways that must agree, in float64."""
     from lossless_cases import make_case
     from request_grid import Way, answer_all_ways, random_requests
 
     equal, accepted, rejected = 0, 0, 0
-    each = asked.requests // len(ARCHITECTURES)
+    each = options.requests // len(ARCHITECTURES)
     for seed, architecture in enumerate(ARCHITECTURES):
         with tempfile.TemporaryDirectory(prefix="requests-grid-") as folder:
             case = make_case(Path(folder) / architecture, architecture)
@@ -103,7 +102,7 @@ def grid(asked: Asked) -> tuple[list[Figure], dict[str, Any]]:
     ], {"requests": number, "equal": equal, "accepted": accepted, "rejected": rejected}
 
 
-def sampling(_: Asked) -> tuple[list[Figure], dict[str, Any]]:
+def sampling(_: Options) -> tuple[list[Figure], dict[str, Any]]:
     """Test 100,000 sampled tokens of each rule; a planted error shows that the test detects one."""
     from test_choosing_statistics import RULES, SOME, drawn, exact, fits, numbers_of, sampled
 

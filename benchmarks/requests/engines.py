@@ -79,9 +79,9 @@ class Drafted:
         )  # fmt: skip
         totals = EngineTotals(len(SOURCES), proposer.max_depth)
         engine = Engine(self.target, self.known, proposer, config, totals.add)
-        asked = [replace(r, draft=draft) for r in requests]
+        changed = [replace(r, draft=draft) for r in requests]
         began = time.perf_counter()
-        found = {r.id: r for r in engine.generate(asked)}
+        found = {r.id: r for r in engine.generate(changed)}
         seconds = time.perf_counter() - began
         return Run([found[r.id] for r in requests], totals, seconds)
 

@@ -14,7 +14,7 @@ from typing import Any
 import jsonschema
 
 from benchmarks.common import Figure, read_rows
-from benchmarks.requests.bench_requests import Asked
+from benchmarks.requests.bench_requests import Options
 from benchmarks.requests.engines import Drafted, guides_timed, load, prompts
 from tasc_engine import GenerationRequest, GuideSpec, Sampling
 from tasc_jobs.demo.tasks import HERE, TEMPLATES, read_split
@@ -49,26 +49,26 @@ class Labelled:
     stop: tuple[str, ...] = ()
 
 
-def choices(asked: Asked) -> tuple[list[Figure], dict[str, Any]]:
+def choices(options: Options) -> tuple[list[Figure], dict[str, Any]]:
     """Answer from label sets."""
     figures, found = [], {}
-    for labelled in label_sets(asked.data):
-        own, found[labelled.name] = _labelled(labelled, asked)
+    for labelled in label_sets(options.data):
+        own, found[labelled.name] = _labelled(labelled, options)
         figures += own
     return figures, found
 
 
-def _labelled(task: Labelled, asked: Asked) -> tuple[list[Figure], dict[str, Any]]:
+def _labelled(task: Labelled, options: Options) -> tuple[list[Figure], dict[str, Any]]:
     adapter = HERE / "adapters" / task.adapter if task.adapter else None
     ours = Drafted(load(adapter=adapter), task.train)
-    test = task.test[: asked.rows]
+    test = task.test[: options.rows]
     ids = prompts([prompt for prompt, _ in test])
     guide = GuideSpec("choice", task.labels)
     guided = [GenerationRequest(str(i), p, 64, guide=guide) for i, p in enumerate(ids)]
     free = [GenerationRequest(str(i), p, 64, stop=task.stop) for i, p in enumerate(ids)]
     ours.run(guided[:8])  # warms up
     shares = []
-    for _ in range(asked.repeats):
+    for _ in range(options.repeats):
         with guides_timed() as spent:
             drafted = ours.run(guided)
         shares.append(sum(spent) / drafted.seconds)
@@ -157,10 +157,10 @@ def _labels(rows: Sequence[tuple[str, str]]) -> tuple[str, ...]:
 # JSON schemas
 
 
-def schemas(asked: Asked) -> tuple[list[Figure], dict[str, Any]]:
+def schemas(options: Options) -> tuple[list[Figure], dict[str, Any]]:
     """Answer by random JSON schemas of calls, with drafts and without."""
     rng = random.Random(0)
-    drawn = [random_schema(rng) for _ in range(asked.schemas)]
+    drawn = [random_schema(rng) for _ in range(options.schemas)]
     examples = [(f"call: {i}\n", example(schema, rng)) for i, schema in enumerate(drawn)]
     ours = Drafted(load(), examples)
     ids = prompts([prompt for prompt, _ in examples])

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from benchmarks.common import Figure
-from benchmarks.requests.bench_requests import Asked
+from benchmarks.requests.bench_requests import Options
 from benchmarks.requests.engines import Drafted, Run, load, prompts
 from tasc_engine import GenerationRequest
 from tasc_engine.model.loading import ModelSource, load_model
@@ -18,7 +18,7 @@ TASK = "massive_en"
 MEMORY, POINTS, OVER_MERGED = 0.3, 2.0, 0.8
 
 
-def adapters(asked: Asked) -> tuple[list[Figure], dict[str, Any]]:
+def adapters(options: Options) -> tuple[list[Figure], dict[str, Any]]:
     """Compare two adapters in one batch with two merged models.
 
     Half of the rows are of each task. Nothing is drafted, so that only the forward differs.
@@ -26,10 +26,10 @@ def adapters(asked: Asked) -> tuple[list[Figure], dict[str, Any]]:
     folders = tuple((task, HERE / "adapters" / task) for task in TASKS)
     both = Drafted(load(adapters=folders), [("a", "a")])
     merged = {task: Drafted(load(adapter=folder), [("a", "a")]) for task, folder in folders}
-    requests = _requests(asked.rows)
+    requests = _requests(options.rows)
     mixed = [r for pair in zip(*requests.values(), strict=True) for r in pair]
     ratios, equal = [], 0
-    for _ in range(asked.repeats):
+    for _ in range(options.repeats):
         together = both.run(mixed, draft=False)
         apart = {t: merged[t].run([_of_base(r) for r in requests[t]], draft=False) for t in TASKS}
         tokens = sum(len(r.tokens) for run in apart.values() for r in run.results)
@@ -62,11 +62,11 @@ def _of_base(request: GenerationRequest) -> GenerationRequest:
     return GenerationRequest(request.id, request.prompt, request.max_tokens)
 
 
-def nf4(asked: Asked) -> tuple[list[Figure], dict[str, Any]]:
+def nf4(options: Options) -> tuple[list[Figure], dict[str, Any]]:
     """Compare memory, quality and drafts of the model in NF4 with those in bfloat16."""
     render = PromptTemplate(TEMPLATES[TASK]).render
     train, test = (read_split(TASK, split) for split in ("train", "test"))
-    test = test[: asked.rows]
+    test = test[: options.rows]
     ids = prompts([render(r["input"]) for r in test])
     requests = [GenerationRequest(str(i), p, 128) for i, p in enumerate(ids)]
     examples = [(render(r["input"]), r["output"]) for r in train]

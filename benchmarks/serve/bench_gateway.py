@@ -61,17 +61,17 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    asked = arguments()
+    options = arguments()
     use_one_thread()
     use_test_helpers("serving")
     found: dict[str, Any] = {}
-    for model in asked.models:
+    for model in options.models:
         with tempfile.TemporaryDirectory(prefix="tasc-gateway-") as folder:
             to_stderr(f"{model}: starting a service of {REPLICAS} replicas ...")
-            with running(Path(folder), model, asked.haproxy) as (base, worker):
-                found[model] = measured(base, worker, model, asked)
+            with running(Path(folder), model, options.haproxy) as (base, worker):
+                found[model] = measured(base, worker, model, options)
         show(model, found[model])
-    finish({**found, "haproxy": asked.haproxy, "git": git_revision()})
+    finish({**found, "haproxy": options.haproxy, "git": git_revision()})
 
 
 @contextmanager
@@ -119,11 +119,11 @@ def record_of(folder: Path, model: str) -> Any:
     )
 
 
-def measured(base: str, worker: Any, model: str, asked: argparse.Namespace) -> dict[str, Any]:
+def measured(base: str, worker: Any, model: str, options: argparse.Namespace) -> dict[str, Any]:
     to_stderr(f"{model}: overhead ...")
-    overhead, alone = overheads(base, worker, model, asked.pairs)
+    overhead, alone = overheads(base, worker, model, options.pairs)
     to_stderr(f"{model}: throughput ...")
-    rate, errors, latencies = throughput(base, model, asked.clients, asked.seconds)
+    rate, errors, latencies = throughput(base, model, options.clients, options.seconds)
     return {
         "overhead_p50_ms": percentile(overhead, 50),
         "overhead_p99_ms": percentile(overhead, 99),

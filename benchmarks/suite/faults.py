@@ -280,29 +280,29 @@ def main() -> None:
         "--verdicts", type=Path, help="verdicts so far, a line each; those are not asked for again"
     )
     parser.add_argument("--pytest", nargs="*", default=[], help="further arguments, without dashes")
-    asked = parser.parse_args()
-    if not asked.run:
-        faults = choose(asked.tree, asked.count, asked.seed)
-        asked.list.write_text(json.dumps([asdict(f) for f in faults], indent=1) + "\n", "utf-8")
-        to_stderr(f"{len(faults)} faults are in {asked.list}")
+    options = parser.parse_args()
+    if not options.run:
+        faults = choose(options.tree, options.count, options.seed)
+        options.list.write_text(json.dumps([asdict(f) for f in faults], indent=1) + "\n", "utf-8")
+        to_stderr(f"{len(faults)} faults are in {options.list}")
         return
-    _run_all(asked)
+    _run_all(options)
 
 
-def _run_all(asked: argparse.Namespace) -> None:
-    faults = [Fault(**each) for each in json.loads(asked.list.read_text("utf-8"))]
-    known = _known(asked.verdicts)
+def _run_all(options: argparse.Namespace) -> None:
+    faults = [Fault(**each) for each in json.loads(options.list.read_text("utf-8"))]
+    known = _known(options.verdicts)
     verdicts = list(known.values())
     trees: SimpleQueue[Path] = SimpleQueue()
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
-        for lane in range(asked.lanes):
+        for lane in range(options.lanes):
             tree = Path(folder) / str(lane)
             shutil.copytree(
-                asked.tree, tree, ignore=shutil.ignore_patterns(".venv", ".git", ".bench")
+                options.tree, tree, ignore=shutil.ignore_patterns(".venv", ".git", ".bench")
             )
             trees.put(tree)
 
-        limits = Limits(asked.timeout, tuple(f"--{a}" for a in asked.pytest))
+        limits = Limits(options.timeout, tuple(f"--{a}" for a in options.pytest))
 
         def one(fault: Fault) -> Verdict:
             tree = trees.get()
@@ -313,12 +313,12 @@ def _run_all(asked: argparse.Namespace) -> None:
                 trees.put(tree)
 
         controls = [_control(package) for package in PACKAGES]
-        with ThreadPoolExecutor(asked.lanes) as pool:
+        with ThreadPoolExecutor(options.lanes) as pool:
             for verdict in pool.map(one, [f for f in (*controls, *faults) if f not in known]):
                 verdicts.append(verdict)
                 _tell(verdict, len(verdicts), len(faults) + len(controls))
-                if asked.verdicts:
-                    with asked.verdicts.open("a", encoding="utf-8") as file:
+                if options.verdicts:
+                    with options.verdicts.open("a", encoding="utf-8") as file:
                         file.write(json.dumps(asdict(verdict)) + "\n")
     finish({"faults": len(faults), **_counts(verdicts)})
 

@@ -34,17 +34,17 @@ def main() -> None:
     parser.add_argument("--loops", type=at_least(0), default=2, help="busy loops beside each")
     add_json(parser)
     parser.add_argument("pytest", nargs="*", help="more arguments for pytest, behind --")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     runs = []
-    for number in range(1, asked.runs + 1):
-        loops = asked.loops if number > asked.runs - asked.busy else 0
+    for number in range(1, options.runs + 1):
+        loops = options.loops if number > options.runs - options.busy else 0
         with _loops(loops):
-            code, seconds, said = _run(asked.pytest, number)
+            code, seconds, said = _run(options.pytest, number)
         runs.append({"seconds": round(seconds), "busy_loops": loops, "exit": code, "said": said})
         print(f"run {number}: {seconds:.0f} s beside {loops} busy loops, exit {code}: {said}")
         sys.stdout.flush()
     machine = {"processor": processor(), "cores": os.cpu_count()}
-    finish({**machine, "git": git_revision(), "runs": runs}, asked.json)
+    finish({**machine, "git": git_revision(), "runs": runs}, options.json)
     sys.exit(any(run["exit"] for run in runs))
 
 

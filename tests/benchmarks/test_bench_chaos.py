@@ -9,7 +9,7 @@ import httpx
 import pytest
 from scripts import BENCHMARKS, record, run
 
-from benchmarks.chaos.bench_soak import Asked, Growth, Looks, faults
+from benchmarks.chaos.bench_soak import Growth, Looks, Options, faults
 from benchmarks.chaos.clients import Failed, Question, Tally, ask
 from benchmarks.chaos.hosts import why_not
 from benchmarks.serve.service import Process
@@ -19,7 +19,7 @@ ONE_FAULT_S, TWO_FAULTS_S = 2400, 3600
 QUESTION = Question({"model": "m", "prompt": "p"}, "right", 1)
 Answer = Callable[[httpx.Request], httpx.Response]
 
-ASKED = Asked(1, 1, 1, 1, most_growth=2, most_files=3, most_slower=1.5)
+ASKED = Options(1, 1, 1, 1, most_growth=2, most_files=3, most_slower=1.5)
 REDIS = {"accepted_draft_tokens": 9, "said": ["degraded", "ready"], "ready_again_s": 0.5}
 GOOD = {
     "failed": 0, "wrong": 0, "redis": REDIS, "growth": {"gateway 1": {"memory_mib": 1, "files": 3}},

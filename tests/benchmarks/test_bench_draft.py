@@ -67,8 +67,8 @@ def test_shipped_tasks_are_measured_with_bars_peers_and_papers(tmp_path: Path) -
 def test_a_missing_data_set_is_named_and_the_others_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ["--data", str(tmp_path), "--tokenizer", str(MODEL), "--limit", "5"]
-    monkeypatch.setattr(sys, "argv", ["bench_drafts.py", *asked])
+    options = ["--data", str(tmp_path), "--tokenizer", str(MODEL), "--limit", "5"]
+    monkeypatch.setattr(sys, "argv", ["bench_drafts.py", *options])
     with pytest.raises(SystemExit, match="clinc150"):
         load(arguments())
     few_rows(tmp_path, {"train": 20, "test": 8})

@@ -13,7 +13,7 @@ from scripts import TIMEOUT_S, few_rows, record, run
 
 from benchmarks.common import write_json
 from benchmarks.finetune import parts
-from benchmarks.finetune.bench_ft import Asked
+from benchmarks.finetune.bench_ft import Options
 from benchmarks.finetune.runs import FtRun, Workshop, circumstances
 
 LEARNT = 8
@@ -66,8 +66,8 @@ def change(file: Path, part: str, **to: Any) -> None:
     file.write_text(json.dumps(found))
 
 
-def asked_of(workshop: Workshop, tasks: Sequence[str] = ()) -> Asked:
-    return Asked((), workshop.data, workshop.work, (), tuple(tasks), 4, 1, 1, False, None)
+def options_of(workshop: Workshop, tasks: Sequence[str] = ()) -> Options:
+    return Options((), workshop.data, workshop.work, (), tuple(tasks), 4, 1, 1, False, None)
 
 
 def test_a_run_that_was_made_as_asked_is_kept(workshop: Workshop) -> None:
@@ -144,7 +144,7 @@ def test_both_are_better_by_medians_and_by_all_runs(
     sides = ({"plain": plain, "drafted": drafted}, {"plain": new, "drafted": side(both)})
     for budget, each in zip(parts.BEFORE_AFTER, sides, strict=True):
         keep(workshop, FtRun("massive_en", budget=budget), {"quality": quality, "sides": each})
-    figures, _ = parts.both(asked_of(workshop, ["massive_en"]))
+    figures, _ = parts.both(options_of(workshop, ["massive_en"]))
     assert [figure.value for figure in figures] == counts
     assert "joint_accuracy 0.700, 0.700" in capsys.readouterr().out
 
@@ -161,7 +161,7 @@ def test_each_measure_is_held_to_its_own_spread_of_seeds(workshop: Workshop) -> 
                 },
                 "sides": {}, "budget": budget, "steps_per_answer": 1, "ms_per_answer": 1,
             })  # fmt: skip
-    figures, _ = parts.seeds(asked_of(workshop, ["massive_en"]))
+    figures, _ = parts.seeds(options_of(workshop, ["massive_en"]))
     found = {figure.name.split()[1]: figure for figure in figures[1:]}
     assert {n: f.passed for n, f in found.items()} == {
         "joint_accuracy": True, "intent_accuracy": True, "slot_f1": False,
@@ -189,7 +189,7 @@ def test_the_forecast_has_the_extremes_of_settings_and_counts_distinct_fine_tune
                 "ms_per_answer": budget + 1 if rises else 999 - budget,
                 "steps_per_answer": 999 - budget,
             })  # fmt: skip
-    (times, steps, _), found = parts.forecast(asked_of(workshop))
+    (times, steps, _), found = parts.forecast(options_of(workshop))
     assert (found["check"]["runs"], found["check"]["lines"]) == (distinct, 40)
     assert f"{distinct} distinct fine-tunes" in capsys.readouterr().out
     if distinct == 40:

@@ -19,8 +19,8 @@ STAGES = {"prepare", "tests", "equality", "steps", "speed", "finetuning"}
 TIMEOUT_S = 1800
 
 
-def run(*asked: str) -> subprocess.CompletedProcess[str]:
-    command = [str(BENCHMARKS / "gpu" / "gpu.sh"), *asked]
+def run(*options: str) -> subprocess.CompletedProcess[str]:
+    command = [str(BENCHMARKS / "gpu" / "gpu.sh"), *options]
     return complete(command, {**os.environ, "PYTHON": sys.executable}, TIMEOUT_S - 60)
 
 
