@@ -19,14 +19,8 @@ from benchmarks.common import ticked
 from benchmarks.draft.replays import REPEATS, SETTINGS, Tick, capacity
 from benchmarks.draft.tasks import Task
 from tasc_draft import DraftIndex, Int32, NgramProposer, build_index
-from tasc_draft.index.corpus_build import (
-    Documents,
-    assemble,
-    build_corpus,
-    distinct,
-    sort_part,
-    splitters,
-)
+from tasc_draft.index.corpus_build import Documents, assemble, build_corpus, distinct
+from tasc_draft.index.corpus_sort import sort_part, splitters
 
 ROWS, NODES = 8, 64
 _ARRAYS = ("text", "offsets", "counts")

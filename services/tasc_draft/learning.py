@@ -1,7 +1,6 @@
 """Learns a task's evidence weights on rows that are not in the index."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -75,36 +74,20 @@ def learn_weights(index: DraftIndex, prompts: Tokens, outputs: Tokens, **how: An
 
 
 def build_learnt_index(
-    outputs: Tokens,
-    prompts: Tokens,
-    *,
-    fingerprint: str,
-    vocab_size: int,
-    eos_id: int,
-    settings: DraftSettings,
-    word_starts: NDArray[np.bool_] | None = None,
-    canonical: Int32 | None = None,
+    outputs: Tokens, prompts: Tokens, *, eos_id: int, settings: DraftSettings, **facts: Any
 ) -> DraftIndex:
     """Build an index with weights that were learnt on some rows and an index of the others.
 
-    See `build_index` for the arguments. A corpus of fewer than LEAST_ROWS rows gets no weights.
+    ``facts`` are the other arguments of `build_index`. A corpus of fewer than LEAST_ROWS rows gets
+    no weights.
     """
-    build = functools.partial(
-        build_index,
-        fingerprint=fingerprint,
-        vocab_size=vocab_size,
-        eos_id=eos_id,
-        word_starts=word_starts,
-        canonical=canonical,
-    )
-    index = build(outputs, prompts)
+    index = build_index(outputs, prompts, eos_id=eos_id, **facts)
     if len(outputs) < LEAST_ROWS:
         return index
     kept, held = held_out(len(outputs))
-    inner = build(outputs.take(kept), prompts.take(kept))
-    weights = learn_weights(
-        inner, prompts.take(held), outputs.take(held), eos_id=eos_id, settings=settings
-    )
+    inner = build_index(outputs.take(kept), prompts.take(kept), eos_id=eos_id, **facts)
+    rows = prompts.take(held), outputs.take(held)
+    weights = learn_weights(inner, *rows, eos_id=eos_id, settings=settings)
     return dataclasses.replace(index, weights=weights)
 
 

@@ -25,14 +25,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tasc_draft.errors import DraftError
 from tasc_draft.index.bigrams import BigramTable, read_bigrams
 from tasc_draft.index.corpus import CorpusIndex
-from tasc_draft.index.corpus_build import (
-    Documents,
-    check_cap,
-    distinct,
-    index_documents,
-    sort_part,
-    splitters,
-)
+from tasc_draft.index.corpus_build import Documents, check_cap, distinct, index_documents
+from tasc_draft.index.corpus_sort import sort_part, splitters
 from tasc_draft.index.draft_index import DraftIndex, with_prompts
 from tasc_draft.index.weights import Weights
 from tasc_draft.learning import EPOCHS, LEAST_ROWS, held_out, learn_weights

@@ -255,15 +255,13 @@ def build_aligned(
     _check(prompts, outputs, word_starts, vocab_size, eos_id)
     if len(outputs) < MIN_ROWS:
         return None
-    prompt_words = _word_counts(prompts.view, word_starts)
     head = _words_of_the_head(prompts.view, word_starts)
-    rows = _aligned_rows(prompt_words - _word_counts(outputs.view, word_starts), head)
+    counts = [_word_counts(texts.view, word_starts) for texts in (prompts, outputs)]
+    rows = _aligned_rows(counts[0] - counts[1], head)
     if len(rows) < MIN_SHARE * len(outputs):
         return None
     pairs = np.empty((KINDS, int((outputs.lengths[rows] + 1).sum())), np.uint64)
-    most = int(prompt_words.max())
-    scratch = np.empty(most, np.uint32), np.empty(most, np.int32)
-    _fill(prompts.view, outputs.view, rows, scratch, word_starts, eos_id, head, pairs)
+    _fill(prompts.view, outputs.view, rows, word_starts, eos_id, head, pairs)
     kinds = [_frequent(*each) for each in zip(pairs, LEAST, strict=True)]
     return _table(*_merged(kinds), vocab_size, head)
 
@@ -411,17 +409,11 @@ def _majority(texts: Any, agreeing: Any, place: int, word_starts: Any) -> tuple[
 
 @compiled
 def _fill(
-    prompts: Any,
-    outputs: Any,
-    rows: Any,
-    scratch: Any,
-    word_starts: Any,
-    eos_id: int,
-    head: int,
-    pairs: Any,
+    prompts: Any, outputs: Any, rows: Any, word_starts: Any, eos_id: int, head: int, pairs: Any
 ) -> None:
     """Fill a pair of each kind for each output token of these rows and for each EOS."""
-    hashes, lasts = scratch
+    most = np.diff(prompts.offsets).max()
+    hashes, lasts = np.empty(most, np.uint32), np.empty(most, np.int32)
     keys = np.zeros(KINDS, np.uint32)
     sep = len(word_starts) - 1
     n = 0

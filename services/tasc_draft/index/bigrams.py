@@ -9,7 +9,7 @@ import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,28 +108,23 @@ def read_bigrams(path: Path, fingerprint: str) -> BigramTable:
 
 
 def _arrays(path: Path) -> dict[str, Any]:
+    """The fields of a table. Messages of numpy are replaced by clearer ones."""
     try:
         with path.open("rb") as file:
-            arrays = _fields(file, path)
-    except FileNotFoundError as error:
-        raise DraftError(f"there is no {path}; {_MAKE}") from error
+            if not zipfile.is_zipfile(file):
+                raise DraftError(f"{path} is not a bigram table: it is not a .npz archive; {_MAKE}")
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as content:
+                arrays = {name: content[name] for name in _FIELDS if name in content.files}
     except OSError as error:
         raise DraftError(f"{path} cannot be read: {error.strerror or error}; {_MAKE}") from error
+    except DraftError:
+        raise
+    except _DAMAGES as error:
+        raise DraftError(f"{path} is damaged or not a bigram table; {_MAKE}") from error
     if lacking := [name for name in _FIELDS if name not in arrays]:
         raise DraftError(f"{path} is not a bigram table: it lacks {', '.join(lacking)}; {_MAKE}")
     return arrays
-
-
-def _fields(file: BinaryIO, path: Path) -> dict[str, Any]:
-    """The fields of a table that the file has. Messages of numpy are replaced by clearer ones."""
-    if not zipfile.is_zipfile(file):
-        raise DraftError(f"{path} is not a bigram table: it is not a .npz archive; {_MAKE}")
-    file.seek(0)
-    try:
-        with np.load(file, allow_pickle=False) as content:
-            return {name: content[name] for name in _FIELDS if name in content.files}
-    except _DAMAGES as error:
-        raise DraftError(f"{path} is damaged or not a bigram table; {_MAKE}") from error
 
 
 def _table(arrays: dict[str, Any], path: Path) -> BigramTable:

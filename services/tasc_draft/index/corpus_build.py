@@ -21,28 +21,9 @@ from numpy.typing import NDArray
 from tasc_draft.compiled import compiled, read_only
 from tasc_draft.errors import DraftError
 from tasc_draft.index.corpus import MARKS, MAX_DEPTH, MAX_TEXT, MAX_VOCAB, CorpusIndex
-from tasc_draft.index.corpus_sort import (
-    DEPTH,
-    sort_chosen,
-    sort_part,
-    sorted_places,
-    splitters,
-)
+from tasc_draft.index.corpus_sort import DEPTH, sort_chosen, sort_part, sorted_places
 from tasc_draft.index.lookup import END, hot_table
 from tasc_draft.tokens import Int32, Int64, Tokens
-
-__all__ = [
-    "DEPTH",
-    "Documents",
-    "Parts",
-    "assemble",
-    "build_corpus",
-    "check_cap",
-    "distinct",
-    "index_documents",
-    "sort_part",
-    "splitters",
-]
 
 Parts: TypeAlias = Sequence[tuple[Int32, Int32]]
 """The results of `sort_part` for each part of a text, in order."""

@@ -364,7 +364,9 @@ def build_inputs(prompts: Tokens, outputs: Tokens, documents: Int32) -> InputInd
 def _invert(prompts: Tokens) -> tuple[UInt32, Int32, Int32]:
     """The indexed features, ascending, where their postings begin, and the postings."""
     marks = _marks(prompts)
-    keys, sizes = _count(marks)
+    keys = (marks >> _HALF).astype(np.uint32)
+    begins = np.flatnonzero(is_first(keys))
+    keys, sizes = keys[begins], np.diff(np.append(begins, len(keys)))
     wide = sizes > WIDEST_SHARE * len(prompts)
     lone = (sizes == 1) & (keys & 1 == 1) & ~wide
     posted = np.repeat(~(wide | lone), sizes)
@@ -394,13 +396,6 @@ def _marks(prompts: Tokens) -> NDArray[np.uint64]:
     _emit(prompts.view, marks)
     marks.sort()
     return marks[is_first(marks)]
-
-
-def _count(marks: NDArray[np.uint64]) -> tuple[UInt32, Int64]:
-    """Each feature's key, and how many rows have it."""
-    keys = (marks >> _HALF).astype(np.uint32)
-    new = is_first(keys)
-    return keys[new], np.diff(np.append(np.flatnonzero(new), len(keys)))
 
 
 @compiled

@@ -10,6 +10,7 @@ import functools
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,67 +54,47 @@ OTHER_BASE = ALIGNED_BASE + KINDS * ALIGNED_SIZE
 CELLS = OTHER_BASE + (ORDERS + 1) * AMOUNTS * LEVELS
 
 
+# Lower limits of the classes after the first.
+_SHARE_LIMITS = (0.01, 0.05, 0.15, 0.3, 0.5, 0.75, 0.9, 0.97)
+_SIMILARITY_LIMITS = (0.25, 0.45, 0.7)
+_AMOUNT_LIMITS = (2, 3, 5, 9, 33)
+_ORDER_LIMITS = (2, 3, 4, 5, 7, 10)
+_LENGTH_LIMITS = (2, 3, 4, 5, 8)
+
+
+@borrowing
+def _class(value: float, limits: Any) -> int:
+    n = 0
+    for limit in limits:
+        n += value >= limit
+    return n
+
+
 @borrowing
 def share_level(share: float) -> int:
     """Level 1 to 9 of the share of a source's evidence that supports a candidate."""
-    if share >= 0.5:
-        if share >= 0.9:
-            return 9 if share >= 0.97 else 8
-        return 7 if share >= 0.75 else 6
-    if share >= 0.15:
-        return 5 if share >= 0.3 else 4
-    if share >= 0.05:
-        return 3
-    return 2 if share >= 0.01 else 1
-
-
-@borrowing
-def amount_class(count: int) -> int:
-    """0 to 5 by how often a context was seen: 1, 2, 3-4, 5-8, 9-32, more."""
-    if count <= 2:
-        return count - 1
-    if count <= 4:
-        return 2
-    if count <= 8:
-        return 3
-    return 4 if count <= 32 else 5
-
-
-@borrowing
-def order_class(tokens: int) -> int:
-    """0 to 6 by the length of a corpus context: 1, 2, 3, 4, 5-6, 7-9, more."""
-    if tokens <= 4:
-        return tokens - 1
-    if tokens <= 6:
-        return 4
-    return 5 if tokens <= 9 else 6
-
-
-@borrowing
-def length_class(tokens: int) -> int:
-    """0 to 5 by the number of agreeing tokens before an occurrence: 1, 2, 3, 4, 5-7, more."""
-    if tokens <= 4:
-        return tokens - 1
-    return 4 if tokens <= 7 else 5
+    return 1 + _class(share, _SHARE_LIMITS)
 
 
 @borrowing
 def similarity_class(similarity: float) -> int:
     """0 to 3 by the cosine of the most similar training prompt."""
-    if similarity < 0.45:
-        return 0 if similarity < 0.25 else 1
-    return 2 if similarity < 0.7 else 3
+    return _class(similarity, _SIMILARITY_LIMITS)
 
 
 @borrowing
 def corpus_base(slot: int, tokens: int, count: int) -> int:
-    cell = slot * ORDERS * AMOUNTS + order_class(tokens) * AMOUNTS + amount_class(count)
+    cell = (
+        slot * ORDERS * AMOUNTS
+        + _class(tokens, _ORDER_LIMITS) * AMOUNTS
+        + _class(count, _AMOUNT_LIMITS)
+    )
     return cell * LEVELS
 
 
 @borrowing
 def near_base(slot: int, agreeing: int, group: int) -> int:
-    cell = ((slot - NEIGHBOURS) * LENGTHS + length_class(agreeing)) * GROUPS + group
+    cell = ((slot - NEIGHBOURS) * LENGTHS + _class(agreeing, _LENGTH_LIMITS)) * GROUPS + group
     return LOCAL_BASE + cell * LEVELS
 
 
@@ -125,7 +106,7 @@ def counted_base(slot: int, agreeing: int, places: int) -> int:
 
 @borrowing
 def aligned_base(kind: int, count: int) -> int:
-    return ALIGNED_BASE + (kind * AMOUNTS + amount_class(count)) * LEVELS
+    return ALIGNED_BASE + (kind * AMOUNTS + _class(count, _AMOUNT_LIMITS)) * LEVELS
 
 
 @borrowing
@@ -133,7 +114,7 @@ def other_cell(tokens: int, count: int, share: float) -> int:
     """The cell of "none of the candidates", by the longest corpus context; 0 tokens: no context."""
     if tokens == 0:
         return OTHER_BASE + ORDERS * AMOUNTS * LEVELS
-    cell = order_class(tokens) * AMOUNTS + amount_class(count)
+    cell = _class(tokens, _ORDER_LIMITS) * AMOUNTS + _class(count, _AMOUNT_LIMITS)
     return OTHER_BASE + cell * LEVELS + share_level(share)
 
 

@@ -150,14 +150,10 @@ class Out(NamedTuple):
 
     @classmethod
     def empty(cls, rows: int, budget: int) -> "Out":
-        return cls(
-            tokens=np.zeros(budget, np.int32),
-            parents=np.zeros(budget, np.int32),
-            depths=np.zeros(budget, np.int16),
-            offsets=np.zeros(rows + 1, np.int32),
-            logp=np.zeros(budget, np.float32),
-            source=np.zeros(budget, np.int8),
-        )
+        tokens, parents = np.zeros((2, budget), np.int32)
+        depths, source = np.zeros(budget, np.int16), np.zeros(budget, np.int8)
+        offsets = np.zeros(rows + 1, np.int32)
+        return cls(tokens, parents, depths, offsets, np.zeros(budget, np.float32), source)
 
 
 class Memory:

@@ -14,7 +14,8 @@ from ray.exceptions import WorkerCrashedError
 
 from killable import pids
 from tasc_draft import Tokens
-from tasc_draft.index.corpus_build import Documents, assemble, distinct, sort_part
+from tasc_draft.index.corpus_build import Documents, assemble, distinct
+from tasc_draft.index.corpus_sort import sort_part
 from tasc_jobs.index.build import sorted_parts
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]

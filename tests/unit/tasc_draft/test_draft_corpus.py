@@ -22,9 +22,8 @@ from tasc_draft.index.corpus_build import (
     check_cap,
     distinct,
     index_documents,
-    sort_part,
-    splitters,
 )
+from tasc_draft.index.corpus_sort import sort_part, splitters
 from tasc_draft.index.lookup import COLUMNS, continuations, count, follow, narrow
 from tasc_draft.tokens import Tokens
 
