@@ -3,10 +3,10 @@
 import asyncio
 import dataclasses
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
@@ -17,7 +17,13 @@ from tasc_runtime.request_fields import SHOWN
 from tasc_serve.access.access_control import AccessControl, InFlight, Permit
 from tasc_serve.access.idempotency import Idempotency, IdempotentRequest
 from tasc_serve.errors import ApiError, of_refusal, of_unexpected
-from tasc_serve.http.parsing import CLIENT_CLOSED_REQUEST, call_of, parsed, read_body
+from tasc_serve.http.parsing import (
+    CLIENT_CLOSED_REQUEST,
+    GenerationBody,
+    call_of,
+    parsed,
+    read_body,
+)
 from tasc_serve.http.responses import Reply, Shape, failure_event
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.routing import choices
@@ -26,6 +32,7 @@ from tasc_store import ApiKey
 
 _LARGE_BODY = 65_536  # bytes; less is read in a few milliseconds
 _EVENTS, _JSON = "text/event-stream", "application/json"
+_Result = TypeVar("_Result")
 
 
 class RequestScope:
@@ -90,33 +97,41 @@ class Generation:
     ) -> Response:
         key = await self._access.key_of(request)
         raw = await read_body(request, self._limits)
-        large = len(raw) > _LARGE_BODY  # others' answers must not wait while it is read
-        body = await asyncio.to_thread(parsed, raw, model) if large else parsed(raw, model)
+        body: GenerationBody = await _aside(raw, partial(parsed, raw, model))
         scope.task = task = served(self._backend, self._access, key, body.model)
-        admitted = self._access.admit(key, task)
-        retry_key = self._idempotency.key_of(request, key.id if key else "")
-        identity = (retry_key.id, retry_key.seed) if retry_key else ()
-        make = partial(call_of, body, self._limits, *identity)
-        call = await asyncio.to_thread(make) if large else make()
-        status, tried = self._backend.status(task), None
-        version = status.record_version if status else None
-        if retry_key:
-            tried = await self._idempotency.claim(retry_key, request, raw, task, version)
-            media_type = _EVENTS if body.stream else _JSON
-            if known := tried.response(media_type, admitted.headers):
-                return known
-            version = tried.record_version
-        if tried or call.n > 1:  # a retry, and all choices, are answered by one version
-            call = dataclasses.replace(call, record_version=version)
+        permit = self._access.admit(key, task)
+        call, retry = await self._call(request, raw, body, task, key)
+        media_type = _EVENTS if body.stream else _JSON
+        if retry and (known := retry.response(media_type, permit.headers)):
+            return known
         reply = Reply.to(body, shape, task, call)
         if body.stream:
-            return await self._streamed(call, reply, scope, admitted, tried)
+            return await self._streamed(call, reply, scope, permit, retry)
         content = await self._whole(call, reply)
-        admitted.spend(content["usage"]["completion_tokens"])
-        response = JSONResponse(content, headers=dict(admitted.headers))
-        if tried:
-            tried.keep(bytes(response.body))
+        permit.spend(content["usage"]["completion_tokens"])
+        response = JSONResponse(content, headers=dict(permit.headers))
+        if retry:
+            retry.keep(bytes(response.body))
         return response
+
+    async def _call(
+        self, request: Request, raw: bytes, body: GenerationBody, task: str, key: ApiKey | None
+    ) -> tuple[Call, IdempotentRequest | None]:
+        """The call that a request makes, and what is known of its first attempt.
+
+        A retry, and all choices of a call, are answered by one version of the task's record.
+        """
+        retry_key = self._idempotency.key_of(request, key.id if key else "")
+        identity = (retry_key.id, retry_key.seed) if retry_key else ()
+        call = await _aside(raw, partial(call_of, body, self._limits, *identity))
+        status = self._backend.status(task)
+        version = status.record_version if status else None
+        if retry_key:
+            retry = await self._idempotency.claim(retry_key, request, raw, task, version)
+            return dataclasses.replace(call, record_version=retry.record_version), retry
+        if call.n > 1:
+            call = dataclasses.replace(call, record_version=version)
+        return call, None
 
     async def _whole(self, call: Call, reply: Reply) -> dict[str, Any]:
         try:
@@ -130,12 +145,12 @@ class Generation:
         call: Call,
         reply: Reply,
         scope: RequestScope,
-        admitted: Permit,
-        tried: IdempotentRequest | None,
+        permit: Permit,
+        retry: IdempotentRequest | None,
     ) -> StreamingResponse:
         """Wait for the first piece, so that a refusal still has a status code of its own."""
         deadline = asyncio.get_running_loop().time() + (call.timeout_s or 0)
-        pieces = admitted.counting(choices.stream(self._backend, reply.task, call))
+        pieces = permit.counting(choices.stream(self._backend, reply.task, call))
         try:
             async with asyncio.timeout_at(deadline):
                 first = await anext(pieces)
@@ -145,9 +160,9 @@ class Generation:
             await pieces.aclose()
             raise of_refusal(first[1])
         events = reply.events(first, pieces)
-        if tried:
-            events = tried.keeping(events)
-        return _Events(events, pieces, deadline, call, scope, admitted.headers)
+        if retry:
+            events = retry.keeping(events)
+        return _Events(events, pieces, deadline, call, scope, permit.headers)
 
 
 class _Events(StreamingResponse):
@@ -198,6 +213,11 @@ class _Events(StreamingResponse):
             failure = _failure(error, self._call)
             self._code = failure.status
             yield failure_event(failure)
+
+
+async def _aside(raw: bytes, work: Callable[[], _Result]) -> _Result:
+    """Run ``work`` on a thread where the body is large: others' answers must not wait for it."""
+    return await asyncio.to_thread(work) if len(raw) > _LARGE_BODY else work()
 
 
 def served(backend: Backend, access: AccessControl, key: ApiKey | None, task: str) -> str:

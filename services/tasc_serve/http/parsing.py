@@ -18,16 +18,12 @@ from tasc_runtime.protocol import Call
 from tasc_runtime.request_fields import SHOWN
 from tasc_runtime.sampling_options import FieldError, SamplingOptions
 from tasc_serve.errors import ApiError, of_validation
-from tasc_serve.http.schemas import (
-    ChatRequest,
-    CompletionRequest,
-)
+from tasc_serve.http.schemas import ChatRequest, CompletionRequest
 from tasc_serve.settings import LimitSettings
 
 GenerationBody: TypeAlias = CompletionRequest | ChatRequest
 CLIENT_CLOSED_REQUEST: Final = 499  # nginx's code for a client that went away
 _BYTES_PER_TOKEN = 4  # of a prompt's text, about
-_ANY_OBJECT = '{"type":"object"}'
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
