@@ -1,4 +1,4 @@
-"""A guest's tree in the n-grams' own: mixed as said, and trusted as the target taught."""
+"""An external tree in the n-grams' own: how they are mixed, and how trust is learnt."""
 
 import dataclasses
 import math
@@ -52,23 +52,23 @@ from tasc_draft.mixture.external_tree import (
     mix,
 )
 
-Guests = dict[Path, float]  # the chance of each path's last token behind the others
+Paths = dict[Path, float]  # the chance of each path's last token behind the others
 
 
 @st.composite
-def guests(draw: st.DrawFn) -> Guests:
+def paths(draw: st.DrawFn) -> Paths:
     paths: list[Path] = [()]
-    found: Guests = {}
+    found: Paths = {}
     for _ in range(draw(st.integers(0, 8))):
         path = (*draw(st.sampled_from(paths)), draw(st.integers(0, 8)))
         if path not in found:
-            left = 1 - sum(said_by(found, path[:-1]).values())
+            left = 1 - sum(children_of(found, path[:-1]).values())
             found[path] = left * draw(st.integers(1, 99)) / 100  # sure ones, too
             paths.append(path)
     return found
 
 
-def drafts_of(rows: Sequence[Guests]) -> Drafts:
+def drafts_of(rows: Sequence[Paths]) -> Drafts:
     tokens, parents, depths, logp, offsets = [], [], [], [], [0]
     for row in rows:
         places: dict[Path, int] = {(): -1}
@@ -85,8 +85,8 @@ def drafts_of(rows: Sequence[Guests]) -> Drafts:
     )  # fmt: skip
 
 
-def said_by(guest: Guests, path: Path) -> dict[int, float]:
-    return {p[-1]: chance for p, chance in guest.items() if p[:-1] == path}
+def children_of(external: Paths, path: Path) -> dict[int, float]:
+    return {p[-1]: chance for p, chance in external.items() if p[:-1] == path}
 
 
 def both(
@@ -114,7 +114,7 @@ def both(
 
 def cell(own: dict[int, float], depth: int) -> int:
     """Of the numbers that a node has besides those of all nodes."""
-    return 1 + 3 * (depth > 0) + sum(max(own.values()) > sure for sure in CONFIDENCE)
+    return 1 + 3 * (depth > 0) + sum(max(own.values()) > limit for limit in CONFIDENCE)
 
 
 def numbers_at(trust: np.ndarray, own: dict[int, float], depth: int) -> list[float]:
@@ -129,7 +129,7 @@ def ngrams(mixture: str = "mixed") -> NgramProposer:
     return make_proposer(make_index([[1, 2, 3], [4, 5, 1]] * 9), setting)
 
 
-def with_guest(proposer: NgramProposer, *rows: Guests) -> Drafts:
+def with_external(proposer: NgramProposer, *rows: Paths) -> Drafts:
     return proposer.propose(ids(range(len(rows))), ids([12] * len(rows)), None, drafts_of(rows))
 
 
@@ -141,11 +141,11 @@ def set_trust(proposer: NgramProposer, trust: np.ndarray) -> None:
     proposer.learnt.trust[:] = trust
 
 
-def told(proposer: NgramProposer, guest: Guests, *said: int) -> None:
+def answer_once(proposer: NgramProposer, external: Paths, *emitted: int) -> None:
     """One answer, drafted for once."""
     begun(proposer, 0, [], [])
-    with_guest(proposer, guest)
-    proposer.observe(0, ids(said))
+    with_external(proposer, external)
+    proposer.observe(0, ids(emitted))
     proposer.finish(0)
 
 
@@ -167,9 +167,9 @@ numbers = st.tuples(
 learnt = st.lists(numbers, min_size=CELLS, max_size=CELLS).map(lambda x: np.array(x, np.float32))
 
 
-def mixture(own: Own, guest: Guests, trusted: np.ndarray) -> Callable[[Path], Chances]:
+def mixture(own: Own, external: Paths, trusted: np.ndarray) -> Callable[[Path], Chances]:
     def rule(path: Path) -> Chances:
-        chances, others = own(path), said_by(guest, path)
+        chances, others = own(path), children_of(external, path)
         if chances and others:
             chances, _ = both(chances, others, numbers_at(trusted, chances, len(path)))
         chances = chances or others
@@ -194,12 +194,12 @@ def assert_likeliest(
 
 @few
 @given(
-    outputs, prompts, st.lists(st.integers(0, 5), max_size=6), tasc, guests(), st.integers(1, 40),
+    outputs, prompts, st.lists(st.integers(0, 5), max_size=6), tasc, paths(), st.integers(1, 40),
     learnt,
 )  # fmt: skip
-def test_the_likeliest_paths_of_n_grams_and_guest_are_drafted(
+def test_the_likeliest_paths_of_n_grams_and_external_tree_are_drafted(
     outputs: list[list[int]], prompt: list[int], answer: list[int], setting: DraftSettings,
-    guest: Guests, most: int, trusted: np.ndarray,
+    external: Paths, most: int, trusted: np.ndarray,
 ) -> None:  # fmt: skip
     reference = TascReference(setting, followers(outputs, SEP, EOS, setting.n_max - 1), SEP)
 
@@ -210,22 +210,22 @@ def test_the_likeliest_paths_of_n_grams_and_guest_are_drafted(
     proposer = make_proposer(make_index(outputs), setting, nodes=40)
     set_trust(proposer, trusted)
     begun(proposer, 0, prompt, answer)
-    drafts = proposer.propose(ids([0]), ids([most]), None, drafts_of([guest]))
-    limits = beside_guest(setting, most) if guest else limits_of(setting, most)
+    drafts = proposer.propose(ids([0]), ids([most]), None, drafts_of([external]))
+    limits = limits_beside(setting, most) if external else limits_of(setting, most)
     assert_likeliest(
-        tree(drafts), mixture(own, guest, trusted), limits, setting.num_speculative_tokens
+        tree(drafts), mixture(own, external, trusted), limits, setting.num_speculative_tokens
     )
 
 
 @few
 @given(
     st.integers(1, 2).map(full_index), mixed,
-    st.lists(st.tuples(prompts, answers, st.integers(-1, 12), guests()), min_size=1, max_size=3),
+    st.lists(st.tuples(prompts, answers, st.integers(-1, 12), paths()), min_size=1, max_size=3),
     st.integers(0, 30), st.booleans(),
 )  # fmt: skip
-def test_a_draft_with_a_guest_is_a_tree_within_its_limits(
+def test_a_draft_with_an_external_tree_is_a_tree_within_its_limits(
     index: DraftIndex, setting: DraftSettings,
-    rows: list[tuple[list[int], list[int], int, Guests]], budget: int, branching: bool,
+    rows: list[tuple[list[int], list[int], int, Paths]], budget: int, branching: bool,
 ) -> None:  # fmt: skip
     proposer = make_proposer(index, setting, branching=branching)
     for row, (prompt, answer, _, _) in enumerate(rows):
@@ -233,12 +233,12 @@ def test_a_draft_with_a_guest_is_a_tree_within_its_limits(
     for _ in range(2):  # from what the first draft led to something may be learnt
         drafts = proposer.propose(
             ids(range(len(rows))), ids([limit for _, _, limit, _ in rows]),
-            np.zeros(budget, np.float32), drafts_of([guest for *_, guest in rows]),
+            np.zeros(budget, np.float32), drafts_of([external for *_, external in rows]),
         )  # fmt: skip
         limits = [
-            beside_guest(setting, limit, branching) if guest
+            limits_beside(setting, limit, branching) if external
             else limits_of(setting, limit, branching)
-            for _, _, limit, guest in rows
+            for _, _, limit, external in rows
         ]  # fmt: skip
         assert_valid(drafts, limits, budget)
         assert all(drafts.depths <= setting.num_speculative_tokens)
@@ -247,8 +247,8 @@ def test_a_draft_with_a_guest_is_a_tree_within_its_limits(
         proposer.check_integrity()
 
 
-def beside_guest(setting: DraftSettings, limit: int, branching: bool = True) -> Limits:
-    """Of a row with a guest's draft: as many as the caller allows, however unlikely."""
+def limits_beside(setting: DraftSettings, limit: int, branching: bool = True) -> Limits:
+    """The limits of a row with an external draft: the caller's alone."""
     most = limit if setting.num_speculative_tokens else 0
     return Limits(most, TARGET, SEP, (EOS,), 0.0, branching)
 
@@ -256,27 +256,27 @@ def beside_guest(setting: DraftSettings, limit: int, branching: bool = True) -> 
 def test_each_goes_on_behind_tokens_of_the_other() -> None:
     proposer = ngrams()
     begun(proposer, 0, [], [])
-    nodes = tree(with_guest(proposer, {(4,): 0.3, (7,): 0.6, (7, 4): 0.9, (4, 9): 0.9}))
+    nodes = tree(with_external(proposer, {(4,): 0.3, (7,): 0.6, (7, 4): 0.9, (4, 9): 0.9}))
     assert nodes[(7, 4)].source == "neural"
-    assert nodes[(7, 4, 5)].source == "corpus"  # n-grams behind what the guest alone knew
-    assert nodes[(4, 9)].source == "neural"  # the guest behind what n-grams found
+    assert nodes[(7, 4, 5)].source == "corpus"  # n-grams behind an external token
+    assert nodes[(4, 9)].source == "neural"  # the external tree behind an n-gram token
 
 
-def test_no_guest_and_one_that_says_nothing_are_the_same() -> None:
+def test_no_external_tree_and_an_empty_one_are_the_same() -> None:
     one, other = ngrams(), ngrams()
     for proposer in (one, other):
         begun(proposer, 0, [1, 2], [1])
         begun(proposer, 1, [4], [])
     alone = one.propose(ids([0, 1]), ids([12, 12]))
-    beside = with_guest(other, {}, {})
+    beside = with_external(other, {}, {})
     assert [tree(alone, i) for i in (0, 1)] == [tree(beside, i) for i in (0, 1)]
 
 
-def test_where_n_grams_say_nothing_the_guest_is_heard_as_it_is() -> None:
+def test_without_n_gram_evidence_the_external_tree_is_drafted_as_it_is() -> None:
     proposer = ngrams("trie")  # there is no prompt
     begun(proposer, 0, [], [])
     before = trust(proposer)
-    nodes = tree(with_guest(proposer, {(7,): 0.9, (7, 8): 0.9, (6,): 0.05}))
+    nodes = tree(with_external(proposer, {(7,): 0.9, (7, 8): 0.9, (6,): 0.05}))
     chances = {path: math.exp(node.logp) for path, node in nodes.items()}
     assert chances == pytest.approx({(7,): 0.9, (7, 8): 0.81, (6,): 0.05})
     proposer.observe(0, ids([7]))
@@ -284,7 +284,7 @@ def test_where_n_grams_say_nothing_the_guest_is_heard_as_it_is() -> None:
     assert (trust(proposer) == before).all()
 
 
-def test_a_node_full_of_n_grams_has_room_for_the_guest() -> None:
+def test_a_node_full_of_n_grams_has_space_for_external_candidates() -> None:
     many = [[token, token] for token in range(2, 2 + 60)]
     index = build_index(Tokens.of(many), None, fingerprint="f" * 32, vocab_size=99, eos_id=EOS)
     setting = DraftSettings(min_prob=0.0, num_speculative_tokens=40)
@@ -293,19 +293,19 @@ def test_a_node_full_of_n_grams_has_room_for_the_guest() -> None:
         begun(proposer, 0, [99 - token], [token])
         proposer.finish(0)
     begun(proposer, 0, list(range(2, 62)), [])
-    guest = {(98,): 0.8, **{(70 + i,): 0.01 for i in range(8)}}
-    nodes = tree(proposer.propose(ids([0]), ids([40]), None, drafts_of([guest])))
+    external = {(98,): 0.8, **{(70 + i,): 0.01 for i in range(8)}}
+    nodes = tree(proposer.propose(ids([0]), ids([40]), None, drafts_of([external])))
     assert nodes[(98,)].source == "neural"
     assert nodes[(98,)].logp == max(node.logp for node in nodes.values())
 
 
-def test_a_row_with_a_guest_is_bounded_by_its_caller_alone() -> None:
+def test_a_row_with_an_external_tree_is_bounded_by_the_caller_alone() -> None:
     setting = DraftSettings(min_prob=0.9, num_speculative_tokens=2)
     proposer = make_proposer(make_index([[1, 2, 3], [4, 5, 1]] * 9), setting)
     for row in (0, 1):
         begun(proposer, row, [], [])
-    guest = {(7,): 0.3, (8,): 0.2, (6,): 0.2, (7, 7): 0.4, (7, 7, 7): 0.4}
-    drafts = proposer.propose(ids([0, 1]), ids([5, 5]), None, drafts_of([guest, {}]))
+    external = {(7,): 0.3, (8,): 0.2, (6,): 0.2, (7, 7): 0.4, (7, 7, 7): 0.4}
+    drafts = proposer.propose(ids([0, 1]), ids([5, 5]), None, drafts_of([external, {}]))
     assert len(tree(drafts, 0)) == 5
     assert max(len(path) for path in tree(drafts, 0)) == 2  # as deep as it may get
     assert len(tree(drafts, 1)) <= 2
@@ -327,38 +327,38 @@ def test_a_row_with_a_guest_is_bounded_by_its_caller_alone() -> None:
 def test_drafts_that_are_no_trees_of_these_rows_are_refused(change: dict[str, np.ndarray]) -> None:
     proposer = ngrams()
     begun(proposer, 0, [], [])
-    guest = dataclasses.replace(drafts_of([{(1,): 0.5, (1, 2): 0.5}]), **change)
+    external = dataclasses.replace(drafts_of([{(1,): 0.5, (1, 2): 0.5}]), **change)
     with pytest.raises(DraftError):
-        proposer.propose(ids([0]), ids([12]), None, guest)
+        proposer.propose(ids([0]), ids([12]), None, external)
 
 
 @pytest.mark.parametrize("mixture", ["mixed", "tasc"])
-def test_a_guest_that_is_right_is_trusted_and_one_that_is_wrong_is_not(mixture: str) -> None:
-    """The corpus says 1, prompts say nothing, and the guest says 7 and is as sure each time."""
+def test_an_external_tree_is_trusted_when_it_is_right(mixture: str) -> None:
+    """The corpus has 1, prompts have nothing, and the external tree has 7 with probability 0.5."""
     chance = {}
-    for said in (7, 1):
+    for emitted in (7, 1):
         proposer = ngrams(mixture)
         for _ in range(40):
             begun(proposer, 0, [], [])
-            chance[said] = math.exp(tree(with_guest(proposer, {(7,): 0.5}))[(7,)].logp)
-            proposer.observe(0, ids([said]))
+            chance[emitted] = math.exp(tree(with_external(proposer, {(7,): 0.5}))[(7,)].logp)
+            proposer.observe(0, ids([emitted]))
             proposer.finish(0)
     assert chance[7] > chance[1] + 0.1
 
 
-@pytest.mark.parametrize("said", [1, 4, 7, 9])
-def test_what_is_learnt_is_the_gradient_of_the_likelihood(said: int) -> None:
-    """Tokens that both named, each alone, and nobody."""
-    proposer, guest, own = ngrams("tasc"), {(1,): 0.2, (7,): 0.7}, {1: 0.5, 4: 0.5}
+@pytest.mark.parametrize("emitted", [1, 4, 7, 9])
+def test_what_is_learnt_is_the_gradient_of_the_likelihood(emitted: int) -> None:
+    """Tokens that both sides named, only one of them, and neither."""
+    proposer, external, own = ngrams("tasc"), {(1,): 0.2, (7,): 0.7}, {1: 0.5, 4: 0.5}
     before = np.zeros((CELLS, len(TRUST)), np.float32)
     before[0], before[cell(own, 0)] = (0.6, 0.4, -0.5, 0.3, 0.2), (0.1, 0.2, 0.3, -0.4, 0.5)
     set_trust(proposer, before)
-    told(proposer, guest, said)
+    answer_once(proposer, external, emitted)
     moved = trust(proposer)
 
     def likelihood(numbers: np.ndarray) -> float:
-        chances, none = both(own, said_by(guest, ()), numbers.tolist())
-        return math.log(chances.get(said, none))
+        chances, none = both(own, children_of(external, ()), numbers.tolist())
+        return math.log(chances.get(emitted, none))
 
     at, step = (before[0] + before[cell(own, 0)]).astype(float), 1e-5
     by = np.array([likelihood(at + step * k) - likelihood(at) for k in np.eye(len(at))]) / step
@@ -372,13 +372,13 @@ def test_what_is_learnt_is_the_gradient_of_the_likelihood(said: int) -> None:
     [(0, -MOST_EXPONENT), (1, MOST_EXPONENT), (2, MOST_ADDED), (3, -MOST_ADDED), (4, -MOST_ADDED)],
 )
 def test_trust_ends_at_its_bounds(number: int, bound: float) -> None:
-    """The corpus says 1 or 4, the guest alone names what comes."""
+    """The corpus has 1 or 4; only the external tree names the token that comes."""
     proposer, nearly = ngrams("tasc"), np.zeros((CELLS, len(TRUST)), np.float32)
     nearly[0, number] = bound * (1 - 1e-6)
     if number == 0:  # together they are just heard
         nearly[cell({1: 0.5, 4: 0.5}, 0), 0] = MOST_EXPONENT
     set_trust(proposer, nearly)
-    told(proposer, {(7,): 0.6}, 7)
+    answer_once(proposer, {(7,): 0.6}, 7)
     assert trust(proposer)[0, number] == bound
     proposer.check_integrity()
     set_trust(proposer, 1.001 * trust(proposer))
@@ -386,12 +386,12 @@ def test_trust_ends_at_its_bounds(number: int, bound: float) -> None:
         proposer.check_integrity()
 
 
-def test_nodes_of_a_depth_and_a_sureness_have_numbers_of_their_own() -> None:
-    proposer, guest = ngrams("tasc"), {(1,): 0.5, (1, 2): 0.3}
-    told(proposer, guest, 9)  # SEP is followed by 1 or 4
+def test_nodes_of_a_depth_and_a_confidence_have_their_own_numbers() -> None:
+    proposer, external = ngrams("tasc"), {(1,): 0.5, (1, 2): 0.3}
+    answer_once(proposer, external, 9)  # SEP is followed by 1 or 4
     first = moved_cells(trust(proposer), initial_trust())
     before = trust(proposer)
-    told(proposer, guest, 1, 9)  # 1 by 2, surely
+    answer_once(proposer, external, 1, 9)  # 1 by 2, surely
     assert first == {0, cell({1: 0.5, 4: 0.5}, 0)}
     assert moved_cells(trust(proposer), before) == first | {cell({2: 1.0}, 1)}
 
@@ -400,27 +400,27 @@ def moved_cells(trust: np.ndarray, before: np.ndarray) -> set[int]:
     return set(np.flatnonzero((trust != before).any(1)).tolist())
 
 
-@pytest.mark.parametrize(("said", "moves"), [(1, False), (7, True)])
-def test_an_exponent_that_is_nothing_gets_no_less_but_may_rise(said: int, moves: bool) -> None:
-    """The guest names 7 alone."""
+@pytest.mark.parametrize(("emitted", "moves"), [(1, False), (7, True)])
+def test_an_exponent_that_is_nothing_gets_no_less_but_may_rise(emitted: int, moves: bool) -> None:
+    """The external tree names only 7."""
     proposer, before = ngrams("tasc"), np.zeros((CELLS, len(TRUST)), np.float32)
     own = cell({1: 0.5, 4: 0.5}, 0)
     before[0, :2], before[own, 1] = (0.5, -0.2), 0.1
     set_trust(proposer, before)
-    told(proposer, {(7,): 0.9}, said)
+    answer_once(proposer, {(7,): 0.9}, emitted)
     moved = trust(proposer) - before
     assert (moved[0, 1] > 0) == (moved[own, 1] > 0) == moves
     assert moves or not moved[:, 1].any()
     assert moved[0, 0] != 0.0  # the others' is learnt
 
 
-def test_what_n_grams_found_without_a_chance_they_have_named() -> None:
+def test_candidates_with_probability_zero_count_as_named() -> None:
     nodes = np.zeros(1, NODE)
     node = nodes[0]
     node["width"] = node["full_width"] = 3
     node["candidates"][:3], node["chance"][:3] = (1, 2, 3), (0.8, 0.0, 0.0)
-    node["external"], guest = 0, ExternalTree.of(drafts_of([{(7,): 0.5, (2,): 0.25}]))
-    mix(initial_trust(), node, guest)
+    node["external"], external = 0, ExternalTree.of(drafts_of([{(7,): 0.5, (2,): 0.25}]))
+    mix(initial_trust(), node, external)
     hopeless = 1e-9  # less than what counts
     wanted, none = both({1: 0.8, 2: hopeless, 3: hopeless}, {7: 0.5, 2: 0.25}, TRUST)
     found = dict(zip(node["candidates"][:4].tolist(), node["mixed"][:4].tolist(), strict=True))
@@ -428,30 +428,30 @@ def test_what_n_grams_found_without_a_chance_they_have_named() -> None:
     assert node["none"] == pytest.approx(none, rel=1e-4)
 
 
-def test_how_little_a_guest_leaves_out_is_learnt() -> None:
+def test_how_little_an_external_tree_leaves_out_is_learnt() -> None:
     """It names the token that comes next with little probability, but names it each time."""
     chance = {}
     for times in (1, 200):
         proposer = ngrams("tasc")
         for i in range(times):
             begun(proposer, 0, [], [])
-            nodes = tree(with_guest(proposer, {(5 + i % 3,): 0.02, (8,): 0.01}))
+            nodes = tree(with_external(proposer, {(5 + i % 3,): 0.02, (8,): 0.01}))
             chance[times] = math.exp(nodes[(5 + i % 3,)].logp)
             proposer.observe(0, ids([5 + i % 3]))
             proposer.finish(0)
     assert chance[200] > 5 * chance[1]
 
 
-def test_nothing_of_a_guest_is_learnt_at_rate_zero() -> None:
+def test_nothing_is_learnt_at_rate_zero() -> None:
     setting = DraftSettings(min_prob=0.0, learning_rate=0.0)
     proposer = make_proposer(make_index([[1, 2, 3]] * 9), setting)
-    told(proposer, {(7,): 0.5}, 7)
+    answer_once(proposer, {(7,): 0.5}, 7)
     assert (trust(proposer) == initial_trust()).all()
 
 
 def test_another_index_leaves_trust_as_it_is() -> None:
     proposer = ngrams()
-    told(proposer, {(7,): 0.5}, 7)
+    answer_once(proposer, {(7,): 0.5}, 7)
     before = trust(proposer)
     proposer.set_index(make_index([[3, 2, 1]] * 4))
     assert (trust(proposer) == before).all()
