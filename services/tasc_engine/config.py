@@ -36,8 +36,12 @@ class EngineConfig:
         if self.max_draft_tokens > MOST_NODES:
             raise ValueError(f"max_draft_tokens is {self.max_draft_tokens}; most is {MOST_NODES}")
         for name, least in (
-            ("rows", 1), ("max_model_len", 8), ("max_draft_tokens", 0), ("prefill_chunk", 1),
-            ("max_waiting", 0), ("prefix_cache_bytes", 0),
-        ):  # fmt: skip
+            ("rows", 1),
+            ("max_model_len", 8),
+            ("max_draft_tokens", 0),
+            ("prefill_chunk", 1),
+            ("max_waiting", 0),
+            ("prefix_cache_bytes", 0),
+        ):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}; least is {least}")

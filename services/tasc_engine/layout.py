@@ -53,9 +53,14 @@ def plain_feed(firsts: list[int], start: int, tokens: Int32) -> Feed:
     n = len(firsts)
     offsets = np.arange(n + 1, dtype=np.int32) * np.int32(len(tokens))
     return Feed(
-        np.array(firsts, np.int64), np.full(n, start, np.int32), np.tile(tokens, n), offsets,
-        np.arange(n, dtype=np.int32), Drafts.empty(n), np.zeros((2, 0), np.int64),
-    )  # fmt: skip
+        firsts=np.array(firsts, np.int64),
+        starts=np.full(n, start, np.int32),
+        tokens=np.tile(tokens, n),
+        offsets=offsets,
+        draft_of=np.arange(n, dtype=np.int32),
+        drafts=Drafts.empty(n),
+        moves=np.zeros((2, 0), np.int64),
+    )
 
 
 @dataclass(frozen=True)
@@ -109,10 +114,8 @@ def lay_out(feed: Feed) -> StepLayout[Int64]:
         drafts.depths, drafts.parents, drafts.offsets, own, ids, positions, places, seen, tree,
         adapters, looked_at, begins, trunks, nodes,
     )  # fmt: skip
-    return StepLayout(
-        ids, positions, places, seen, tree, adapters, looked_at, begins, feed.firsts, trunks,
-        nodes, feed.moves,
-    )  # fmt: skip
+    of_tokens = ids, positions, places, seen, tree, adapters
+    return StepLayout(*of_tokens, looked_at, begins, feed.firsts, trunks, nodes, feed.moves)
 
 
 @numba.njit(cache=True, nogil=True)

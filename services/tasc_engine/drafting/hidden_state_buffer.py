@@ -45,8 +45,9 @@ class HiddenStateBuffer:
         parts = self._held.pop(row, [])
         if len(parts) < 2:
             return parts[0] if parts else None
-        return Seen(parts[0].begin, _joined([p.hidden for p in parts]),
-                    _joined([p.top for p in parts]))  # fmt: skip
+        return Seen(
+            parts[0].begin, _joined([p.hidden for p in parts]), _joined([p.top for p in parts])
+        )
 
     @torch.inference_mode()
     def keep(

@@ -125,9 +125,12 @@ class Guides:
         text = spec.kind != "choice"
         for what, size, most in (
             ("choices", len(spec.choices), limits.choices),
-            ("characters" if text else "characters of choices", spec.characters,
-             limits.text_characters if text else limits.choice_characters),
-        ):  # fmt: skip
+            (
+                "characters" if text else "characters of choices",
+                spec.characters,
+                limits.text_characters if text else limits.choice_characters,
+            ),
+        ):
             if size > most:
                 return (
                     f"a guide by {spec.kind} has {size} {what}; at most {most} are followed: "

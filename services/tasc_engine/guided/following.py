@@ -91,9 +91,11 @@ def follow(guides: Sequence[Guide | None], drafts: Drafts) -> Guided:
             begin, end = offsets[i], offsets[i + 1]
             at = int(mask_at[i])
             guide.look(
-                drafts.tokens[begin:end], drafts.parents[begin:end], kept[begin:end],
+                drafts.tokens[begin:end],
+                drafts.parents[begin:end],
+                kept[begin:end],
                 masks[at : at + 1 + end - begin],
-            )  # fmt: skip
+            )
     return _without(drafts, kept, mask_at, masks)
 
 
@@ -114,9 +116,13 @@ def _without(drafts: Drafts, kept: Any, mask_at: Any, masks: Any) -> Guided:
     if n == len(kept):
         return Guided(drafts, allowed)
     left = Drafts(
-        drafts.tokens[taken], parents, drafts.depths[taken], offsets,
-        drafts.logp[taken], drafts.source[taken],
-    )  # fmt: skip
+        drafts.tokens[taken],
+        parents,
+        drafts.depths[taken],
+        offsets,
+        drafts.logp[taken],
+        drafts.source[taken],
+    )
     return Guided(left, allowed)
 
 

@@ -39,9 +39,15 @@ class RowByRow:
         return out
 
     def attend_row(
-        self, row: int, layer: int, query: Tensor, scale: float, window: int | None,
-        softcap: float | None, out: Tensor,
-    ) -> None:  # fmt: skip
+        self,
+        row: int,
+        layer: int,
+        query: Tensor,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        out: Tensor,
+    ) -> None:
         """Write one row's part of ``out``."""
         step = self._step
         begin, end, first = step.begins[row], step.begins[row + 1], step.firsts[row]

@@ -91,9 +91,13 @@ class RowCache:
         pool.index_copy_(0, self._on_device.places, kv.nan_to_num(0.0, 0.0, 0.0))
 
     def attend(
-        self, layer: int, query: Tensor, scale: float, window: int | None = None,
+        self,
+        layer: int,
+        query: Tensor,
+        scale: float,
+        window: int | None = None,
         softcap: float | None = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """Each token attends to what it sees; the step's keys and values are there already.
 
         Args:

@@ -19,22 +19,46 @@ from torch import Tensor
 from tasc_engine.errors import UnsupportedModel
 from tasc_engine.lora.low_rank import LowRank
 
-CONFIG, WEIGHTS, _PICKLED = (
-    "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin",
-)  # fmt: skip
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PICKLED = "adapter_model.bin"
 _NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 
 # Settings that say how an adapter was trained, or where: none is of use for what it computes.
-_NO_MATTER = frozenset((
-    "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying",
-    "eva_config", "exclude_modules", "inference_mode", "layers_pattern", "layers_to_transform",
-    "lora_dropout", "lora_ga_config", "megatron_core", "peft_type", "peft_version",
-    "qalora_group_size", "revision", "runtime_config", "target_modules", "task_type",
-))  # fmt: skip
-_READ = frozenset((
-    "bias", "fan_in_fan_out", "init_lora_weights", "r", "lora_alpha", "rank_pattern",
-    "alpha_pattern", "use_rslora",
-))  # fmt: skip
+_NO_MATTER = frozenset(
+    [
+        "auto_mapping",
+        "base_model_name_or_path",
+        "corda_config",
+        "ensure_weight_tying",
+        "eva_config",
+        "exclude_modules",
+        "inference_mode",
+        "layers_pattern",
+        "layers_to_transform",
+        "lora_dropout",
+        "lora_ga_config",
+        "megatron_core",
+        "peft_type",
+        "peft_version",
+        "qalora_group_size",
+        "revision",
+        "runtime_config",
+        "target_modules",
+        "task_type",
+    ]
+)
+_READ = frozenset(
+    [
+        "bias",
+        "fan_in_fan_out",
+        "init_lora_weights",
+        "r",
+        "lora_alpha",
+        "rank_pattern",
+        "alpha_pattern",
+        "use_rslora",
+    ]
+)
 _ODD = (ValueError, TypeError, AttributeError)  # settings may be of any type
 # Others begin by changing the base model's weights.
 _PLAIN_INITS = (True, False, None, "gaussian", "eva", "orthogonal")

@@ -103,8 +103,17 @@ def fill(parts: dict[str, Int64], step: Step, limits: Limits) -> None:
         step: Within ``limits`` and the bucket.
     """
     n, rows, k = len(step.ids), len(step.firsts), step.moves.shape[1]
-    padding = {"ids": 0, "positions": 0, "places": limits.scratch, "seen": 1, "tree": 0,
-               "adapters": 0, "firsts": limits.scratch, "trunks": 1, "nodes": 0}  # fmt: skip
+    padding = {
+        "ids": 0,
+        "positions": 0,
+        "places": limits.scratch,
+        "seen": 1,
+        "tree": 0,
+        "adapters": 0,
+        "firsts": limits.scratch,
+        "trunks": 1,
+        "nodes": 0,
+    }
     for name, value in padding.items():
         own: Int64 = getattr(step, name)
         parts[name][: len(own)] = own
@@ -296,7 +305,16 @@ def _layout(parts: dict[str, Any], looked_at: Any) -> StepLayout[Any]:
 
 _NONE = np.zeros(0, np.int64)
 _NOTHING = Step(
-    ids=_NONE, positions=_NONE, places=_NONE, seen=_NONE, tree=_NONE, adapters=_NONE,
-    looked_at=_NONE, begins=np.zeros(1, np.int64), firsts=_NONE, trunks=_NONE, nodes=_NONE,
+    ids=_NONE,
+    positions=_NONE,
+    places=_NONE,
+    seen=_NONE,
+    tree=_NONE,
+    adapters=_NONE,
+    looked_at=_NONE,
+    begins=np.zeros(1, np.int64),
+    firsts=_NONE,
+    trunks=_NONE,
+    nodes=_NONE,
     moves=np.zeros((2, 0), np.int64),
-)  # fmt: skip
+)

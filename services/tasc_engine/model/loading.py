@@ -113,9 +113,12 @@ def load_model(source: ModelSource) -> Any:
     quantised = _quantisation(source, config)
     # What a model says by itself is what its eager attention says: others leave soft caps out.
     model: Any = AutoModelForCausalLM.from_pretrained(
-        source.folder, dtype=DTYPES[source.dtype], attn_implementation="eager",
-        use_safetensors=True, **quantised,
-    )  # fmt: skip
+        source.folder,
+        dtype=DTYPES[source.dtype],
+        attn_implementation="eager",
+        use_safetensors=True,
+        **quantised,
+    )
     if source.adapter is not None:
         model = _adapted(model, source.adapter, merge=not quantised)
     return (model if quantised else model.to(source.device)).eval()

@@ -59,11 +59,17 @@ class Sampling:
             if type(getattr(self, name)) is not int:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be an integer")
         for name, least, most in (
-            ("temperature", 0.0, 100.0), ("top_p", 0.0, 1.0), ("min_p", 0.0, 1.0),
-            ("top_k", 0, 2**31 - 1), ("repetition_penalty", 0.0, 100.0),
-            ("presence_penalty", -100.0, 100.0), ("frequency_penalty", -100.0, 100.0),
-            ("seed", 0, _MOST_SEED - 1), ("prompt", 0, 2**32 - 1), ("choice", 0, 2**32 - 1),
-        ):  # fmt: skip
+            ("temperature", 0.0, 100.0),
+            ("top_p", 0.0, 1.0),
+            ("min_p", 0.0, 1.0),
+            ("top_k", 0, 2**31 - 1),
+            ("repetition_penalty", 0.0, 100.0),
+            ("presence_penalty", -100.0, 100.0),
+            ("frequency_penalty", -100.0, 100.0),
+            ("seed", 0, _MOST_SEED - 1),
+            ("prompt", 0, 2**32 - 1),
+            ("choice", 0, 2**32 - 1),
+        ):
             value = getattr(self, name)
             if not least <= value <= most:
                 raise ValueError(f"{name} is {value}; it goes from {least} to {most}")

@@ -33,9 +33,14 @@ Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 
 SETTINGS = (
-    "temperature", "top_p", "top_k", "min_p",
-    "repetition_penalty", "presence_penalty", "frequency_penalty",
-)  # fmt: skip
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
 AHEAD = MOST_NODES + 1  # places of a row that one step may look at
 IN_PROMPT = 1 << 30  # of ``held``
 

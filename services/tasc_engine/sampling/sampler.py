@@ -195,9 +195,13 @@ def warm_up(dtype: torch.dtype, device: torch.device) -> None:
     sampler.start(0, one, Sampling(temperature=1, repetition_penalty=2))
     sampler.observe(0, one)
     draft = Drafts(
-        one, one - 1, np.ones(1, np.int16), np.arange(2, dtype=np.int32),
-        np.zeros(1, np.float32), np.zeros(1, np.int8),
-    )  # fmt: skip
+        one,
+        one - 1,
+        np.ones(1, np.int16),
+        np.arange(2, dtype=np.int32),
+        np.zeros(1, np.float32),
+        np.zeros(1, np.int8),
+    )
     logits = torch.zeros(2, 2, dtype=dtype)
     if device.type == "cpu":
         sampler.choose(logits, one, draft, None)

@@ -53,8 +53,10 @@ class StepCosts:
         near = min({c.rows for c in self.costs}, key=lambda known: (abs(known - rows), known))
         own = [c for c in self.costs if c.rows == near]
         contexts = sorted({c.context for c in own})
-        curves = [_line([(c.tokens, c.seconds) for c in own if c.context == known], tokens)
-                  for known in contexts]  # fmt: skip
+        curves = [
+            _line([(c.tokens, c.seconds) for c in own if c.context == known], tokens)
+            for known in contexts
+        ]
         if len(curves) == 1:
             return curves[0]
         low, high = contexts[0], contexts[-1]
@@ -158,9 +160,13 @@ def _feed(vocab_size: int, rows: int, drafted: int, context: int, stride: int) -
     chain = np.tile(np.arange(drafted), rows)
     offsets = np.arange(rows + 1, dtype=np.int32) * np.int32(drafted)
     drafts = Drafts(
-        ids, (chain - 1).astype(np.int32), (chain + 1).astype(np.int16), offsets,
-        np.zeros(n, np.float32), np.zeros(n, np.int8),
-    )  # fmt: skip
+        ids,
+        (chain - 1).astype(np.int32),
+        (chain + 1).astype(np.int16),
+        offsets,
+        np.zeros(n, np.float32),
+        np.zeros(n, np.int8),
+    )
     tokens = np.ones(rows, np.int32)
     starts = np.full(rows, context, np.int32)
     return Feed(

@@ -100,5 +100,8 @@ class DraftIndexes:
         log.warning(
             "task %s has no draft index for tokenizer %s%s; drafting from prompts only until "
             "`tasc build-index %s` has run",
-            self._task, self._tokenizer.fingerprint, found, self._task,
-        )  # fmt: skip
+            self._task,
+            self._tokenizer.fingerprint,
+            found,
+            self._task,
+        )

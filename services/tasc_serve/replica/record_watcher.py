@@ -180,8 +180,11 @@ class RecordWatcher:
             log.warning(
                 "version %d of task %s changes %s, which needs new replicas; version %d stays in "
                 "use here until the application is deployed again, as `tasc serve` does by itself",
-                version, self._name, ", ".join(changes), now,
-            )  # fmt: skip
+                version,
+                self._name,
+                ", ".join(changes),
+                now,
+            )
         else:
             return self._is_brought(record, version)
         return True
@@ -198,8 +201,11 @@ class RecordWatcher:
                 self._failed = version
                 log.error(
                     said + "; it is tried again in %.0f s, or go back with `tasc task use %s %d`",
-                    *what, error, AGAIN_S, *what[1:],
-                )  # fmt: skip
+                    *what,
+                    error,
+                    AGAIN_S,
+                    *what[1:],
+                )
             self._again = time.monotonic() + AGAIN_S
             return False
         return True

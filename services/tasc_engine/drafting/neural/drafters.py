@@ -67,9 +67,14 @@ class Backbone:
         offsets = np.concatenate(([0], np.cumsum(sizes))).astype(np.int32)
         n = len(rows)
         feed = Feed(
-            self._firsts(rows), starts, np.zeros(offsets[-1], np.int32), offsets,
-            np.arange(n, dtype=np.int32), Drafts.empty(n), np.zeros((2, 0), np.int64),
-        )  # fmt: skip
+            self._firsts(rows),
+            starts,
+            np.zeros(offsets[-1], np.int32),
+            offsets,
+            np.arange(n, dtype=np.int32),
+            Drafts.empty(n),
+            np.zeros((2, 0), np.int64),
+        )
         step = lay_out(feed)
         return self._run(replace(step, positions=step.positions + np.repeat(bases, sizes)), inputs)
 

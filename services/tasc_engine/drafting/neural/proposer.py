@@ -57,9 +57,17 @@ class NeuralProposer:
     """
 
     def __init__(
-        self, drafter: DraftModel, vocabulary: Vocabulary, settings: NeuralSettings, *,
-        rows: int, capacity: int, vocab_size: int, eos_ids: tuple[int, ...], chunk: int = 256,
-    ) -> None:  # fmt: skip
+        self,
+        drafter: DraftModel,
+        vocabulary: Vocabulary,
+        settings: NeuralSettings,
+        *,
+        rows: int,
+        capacity: int,
+        vocab_size: int,
+        eos_ids: tuple[int, ...],
+        chunk: int = 256,
+    ) -> None:
         if chunk < 1:
             raise ValueError(f"chunk is {chunk}; it must be at least 1")
         self.settings, self.vocabulary = settings, vocabulary

@@ -144,10 +144,15 @@ class Beam:
 
 
 def ranked(
-    logp: NDArray[np.float32], numbers: NDArray[np.int64], tokens: NDArray[np.int64],
-    parents: NDArray[np.int64], depths: NDArray[np.int16], min_prob: float, budget: Int32,
+    logp: NDArray[np.float32],
+    numbers: NDArray[np.int64],
+    tokens: NDArray[np.int64],
+    parents: NDArray[np.int64],
+    depths: NDArray[np.int16],
+    min_prob: float,
+    budget: Int32,
     least: NDArray[np.float32] | None,
-) -> Drafts:  # fmt: skip
+) -> Drafts:
     """Drafts of candidates that are sorted by their path's probability, parents before children.
 
     Args:
@@ -169,15 +174,21 @@ def ranked(
     offsets = np.zeros(rows + 1, np.int32)
     np.cumsum(sizes, out=offsets[1:])
     return Drafts(
-        tokens[kept].astype(np.int32), above[kept], depths[numbers][kept], offsets,
-        logp[kept], np.full(offsets[-1], NEURAL, np.int8),
-    )  # fmt: skip
+        tokens[kept].astype(np.int32),
+        above[kept],
+        depths[numbers][kept],
+        offsets,
+        logp[kept],
+        np.full(offsets[-1], NEURAL, np.int8),
+    )
 
 
 def _worth(
-    logp: NDArray[np.float32], depths: NDArray[np.int16], kept: NDArray[np.bool_],
+    logp: NDArray[np.float32],
+    depths: NDArray[np.int16],
+    kept: NDArray[np.bool_],
     least: NDArray[np.float32],
-) -> NDArray[np.bool_]:  # fmt: skip
+) -> NDArray[np.bool_]:
     """Of all rows' tokens, likeliest first, those before the first that is not worth its cost."""
     # Not by probabilities: where those are equal, rounded, rows have an order of their own.
     order = np.lexsort((depths.ravel(), -np.where(kept, logp, -np.inf).ravel()))
