@@ -206,8 +206,8 @@ _NEURAL = (
         "short",
         "Replicas whose drafter was switched off until a restart: failed, it raised again and"
         " again; slow, its steps took longer than engine.neural_draft_limit_s.",
-        "Any: the replica's log has the error, or the seconds. Put it right or unset the task's"
-        " drafter, then restart; requests go on meanwhile.",
+        "Any: the replica's log has the error, or the seconds. Change or unset the task's drafter,"
+        " which starts new replicas; requests go on meanwhile.",
         (Target(f"sum by (task, reason) (tasc_neural_drafting_off{OWN})", "{{reason}} {{task}}"),),
         width=12,
     ),

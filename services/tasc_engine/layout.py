@@ -1,6 +1,6 @@
-"""How the tokens of one step lie in the packed forward, and which cache places each of them sees.
+"""How the tokens of one step lie in the packed forward, and which cache slots each of them sees.
 
-All rows' tokens stand one behind the other: nothing is padded. A row holds neighbouring places of
+All rows' tokens stand one behind the other: nothing is padded. A row holds neighbouring slots of
 the cache; what it feeds anyway is its trunk, its draft a tree behind that. A node sees the trunk,
 the nodes above it and itself (tree attention: Miao et al. 2024, arXiv 2305.09781). Nodes enter the
 cache one behind the other; those that are kept move to where their depth says before the next step.
@@ -28,13 +28,13 @@ class Feed:
     """What the rows of one step bring, as flat arrays.
 
     Attributes:
-        firsts: ``int64[n]`` the cache place of each row's first token.
+        firsts: ``int64[n]`` the cache slot of each row's first token.
         starts: ``int32[n]`` tokens each has in the cache already.
         tokens: ``int32[*]`` prompt tokens, or the current one, of all rows.
         offsets: ``int32[n + 1]`` where each row's tokens begin; each has at least one.
         draft_of: ``int32[n]`` place of the row's draft in ``drafts``; -1 when it may not emit yet.
         drafts: Trees behind the last token of each row that may emit.
-        moves: ``int64[2, k]`` cache places to copy from and to before anything is written.
+        moves: ``int64[2, k]`` cache slots to copy from and to before anything is written.
         adapters: ``int32[n]`` the number of each row's adapter, 0 for none; None: none has one.
     """
 
@@ -72,8 +72,8 @@ class StepLayout(Generic[Array]):
     Attributes:
         ids: ``[N]`` token ids.
         positions: ``[N]`` positions in their row.
-        places: ``[N]`` where each enters the cache.
-        seen: ``[N]`` how many of the row's places it sees, from the first on; its own too, unless
+        slots: ``[N]`` where each enters the cache.
+        seen: ``[N]`` how many of the row's slots it sees, from the first on; its own too, unless
             it is a node.
         tree: ``[N]`` for a node the nodes that it sees, itself included: bit b is node b of its
             row. 0 for others.
@@ -81,7 +81,7 @@ class StepLayout(Generic[Array]):
         looked_at: ``[M]`` packed indices whose next token is wanted: of each row that may emit its
             last token, then its draft.
         begins: ``[R + 1]`` where each row's tokens begin.
-        firsts: ``[R]`` the cache place of each row's first token.
+        firsts: ``[R]`` the cache slot of each row's first token.
         trunks: ``[R]`` tokens of each row before its draft; node b enters ``first + trunk + b``.
         nodes: ``[R]`` size of each row's draft, the last of its tokens.
         moves: ``[2, k]``, see `Feed`.
@@ -89,7 +89,7 @@ class StepLayout(Generic[Array]):
 
     ids: Array
     positions: Array
-    places: Array
+    slots: Array
     seen: Array
     tree: Array
     adapters: Array
@@ -105,30 +105,30 @@ def lay_out(feed: Feed) -> StepLayout[Int64]:
     """Lay out one step."""
     drafts, rows = feed.drafts, len(feed.firsts)
     n, m = len(feed.tokens) + len(drafts.tokens), len(drafts.tokens) + len(drafts.offsets) - 1
-    ids, positions, places, seen, tree, adapters = np.empty((6, n), np.int64)
+    ids, positions, slots, seen, tree, adapters = np.empty((6, n), np.int64)
     own = np.zeros(rows, np.int32) if feed.adapters is None else feed.adapters
     looked_at, begins = np.empty(m, np.int64), np.zeros(rows + 1, np.int64)
     trunks, nodes = np.empty((2, rows), np.int64)
     _lay_out(
         feed.firsts, feed.starts, feed.tokens, feed.offsets, feed.draft_of, drafts.tokens,
-        drafts.depths, drafts.parents, drafts.offsets, own, ids, positions, places, seen, tree,
+        drafts.depths, drafts.parents, drafts.offsets, own, ids, positions, slots, seen, tree,
         adapters, looked_at, begins, trunks, nodes,
     )  # fmt: skip
-    of_tokens = ids, positions, places, seen, tree, adapters
+    of_tokens = ids, positions, slots, seen, tree, adapters
     return StepLayout(*of_tokens, looked_at, begins, feed.firsts, trunks, nodes, feed.moves)
 
 
 @numba.njit(cache=True, nogil=True)
 def _lay_out(
     firsts: Any, starts: Any, tokens: Any, token_offsets: Any, draft_of: Any, drafted: Any,
-    depths: Any, parents: Any, offsets: Any, own: Any, ids: Any, positions: Any, places: Any,
+    depths: Any, parents: Any, offsets: Any, own: Any, ids: Any, positions: Any, slots: Any,
     seen: Any, tree: Any, adapters: Any, looked_at: Any, begins: Any, trunks: Any, nodes: Any,
 ) -> None:  # fmt: skip
     n, m = 0, 0
     for i in range(len(firsts)):
         at, first = starts[i], firsts[i]
         for j in range(token_offsets[i], token_offsets[i + 1]):
-            ids[n], positions[n], places[n] = tokens[j], at, first + at
+            ids[n], positions[n], slots[n] = tokens[j], at, first + at
             seen[n], tree[n] = at + 1, 0
             n, at = n + 1, at + 1
         trunks[i], nodes[i] = at, 0
@@ -139,7 +139,7 @@ def _lay_out(
             nodes[i] = end - begin
             for x in range(begin, end):
                 b = x - begin
-                ids[n], positions[n], places[n] = drafted[x], at - 1 + depths[x], first + at + b
+                ids[n], positions[n], slots[n] = drafted[x], at - 1 + depths[x], first + at + b
                 seen[n], tree[n] = at, np.int64(1) << b
                 if parents[x] >= 0:
                     tree[n] |= tree[n - b + parents[x]]

@@ -8,12 +8,12 @@ from tasc_engine.sampling.parameters import Sampling, TokenLogprob
 
 FinishReason = Literal["stop", "length", "error"]
 GuideKind = Literal["choice", "json_schema", "regex", "grammar"]
-MOST_LOGPROBS = 20  # alternatives told at each place
+MOST_LOGPROBS = 20  # alternatives reported for each token
 
 
 @dataclass(frozen=True)
 class GuideSpec:
-    """What an answer may be; nothing else is ever said.
+    """What an answer may be; it is nothing else.
 
     Attributes:
         kind: ``choice``: one of ``choices``, in the tokens the tokenizer writes it in, then the
@@ -89,7 +89,7 @@ class GenerationRequest:
 
     Raises:
         ValueError: The prompt is empty, ``max_tokens`` is below 1, a stop string is empty, a guide
-            meets ``ignore_eos``, or as much has been said as may be.
+            meets ``ignore_eos``, or nothing is left to generate.
     """
 
     id: str
@@ -167,10 +167,10 @@ class GenerationResult:
     """A finished answer.
 
     Attributes:
-        tokens: Emitted token ids, end-of-sequence included when the model said it.
+        tokens: Emitted token ids, end-of-sequence included when the model gave it.
         text: The decoded answer, without end-of-sequence and cut before a stop string.
         error: Why the answer broke off, where ``finish_reason`` is ``error``.
-        logprobs: One of each token, where they were asked for; of none that had been said.
+        logprobs: One of each token, where they were asked for; of committed tokens none.
         index_version: Of the draft index at its end, from whoever knows versions.
         committed: How many of the tokens another engine gave; timings and acceptance count the
             rest.

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from support import make_proposer
 from tasc_draft import (
     SOURCES,
     DraftIndex,
     DraftSettings,
-    NgramProposer,
     Proposer,
     Tokens,
     build_index,
@@ -123,14 +123,8 @@ def make_engine(
     """An engine, and what it will have done; ``wrap`` may put another proposer in front."""
     target = target or Target.load(ModelSource(case.folder, dtype=case.dtype), config)
     proposer = wrap(
-        NgramProposer(
-            settings,
-            rows=config.rows,
-            capacity=config.max_model_len,
-            vocab_size=target.vocab_size,
-            eos_ids=case.tokenizer.eos_ids,
-            index=index or case.index(),
-            branching=branching,
+        make_proposer(
+            case.tokenizer, settings, config, index=index or case.index(), branching=branching
         )
     )
     totals = EngineTotals(len(SOURCES), proposer.max_depth)

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from lora_folders import make_adapter, merged_says
-from tasc_draft import DraftIndex, DraftSettings, NgramProposer
+from support import make_proposer
+from tasc_draft import DraftSettings, NgramProposer
 from tasc_engine import Engine, EngineConfig, GenerationRequest, ModelSource, StepRecord, Target
 from tasc_text import TaskTokenizer
 from tiny import SENTENCES, make_folder
@@ -40,14 +41,7 @@ class Changing:
         self.begun = self.changed = 0
 
     def proposer(self, settings: DraftSettings) -> NgramProposer:
-        return NgramProposer(
-            settings,
-            rows=CONFIG.rows,
-            capacity=CONFIG.max_model_len,
-            vocab_size=self.tokenizer.vocab_size,
-            eos_ids=self.tokenizer.eos_ids,
-            index=DraftIndex.empty(self.tokenizer.fingerprint, self.tokenizer.vocab_size),
-        )
+        return make_proposer(self.tokenizer, settings, CONFIG)
 
     def operate(self) -> None:
         chance = self.random.random()

@@ -8,6 +8,7 @@ import pytest
 from lossless_cases import Case
 from request_grid import Way, engine_of, random_requests
 
+from support import refused
 from tasc_engine import Engine, GenerationRequest, GenerationResult, TokenLogprob
 
 
@@ -93,5 +94,5 @@ def _kinds(request: GenerationRequest) -> set[str]:
 
 
 def test_as_much_as_may_be_said_leaves_nothing_to_say() -> None:
-    with pytest.raises(ValueError, match="nothing is left to generate"):
+    with refused(ValueError, "max_tokens"):
         GenerationRequest("r", (1,), 2, committed_ids=(5, 6))

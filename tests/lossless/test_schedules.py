@@ -112,7 +112,7 @@ class Schedule:
 
 def assert_cache_holds(engine: Engine, cache: RowCache, alone: Target) -> int:
     """Each row's keys and values are those of its tokens alone; returns rows looked at."""
-    pool = cache.copied(0, cache.places)
+    pool = cache.copied(0, cache.slots)
     source, target = torch.from_numpy(engine.verifier.moves)
     pool[:, target] = pool[:, source]
     rows = 0
@@ -136,7 +136,7 @@ def test_random_schedules_leave_engine_and_cache_whole(
     config = replace(config, kv_cache_bytes=(places + 1) * alone.cache.copied(0, 1).nbytes)
     target = Target.load(source, config)
     engine, totals = scheduled(case, config, target)
-    assert target.cache.places == places
+    assert target.cache.slots == places
     schedule, looked_at, waited = Schedule(case, engine, seed), 0, 0
     with torch.inference_mode():
         for i in range(operations):

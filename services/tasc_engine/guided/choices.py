@@ -234,13 +234,13 @@ def _require_sayable(
     texts: Sequence[str], ids: Sequence[Sequence[int]], tokenizer: TaskTokenizer, vocab_size: int
 ) -> None:
     ends = set(tokenizer.eos_ids)
-    said = tokenizer.backend.decode_batch(list(ids), skip_special_tokens=True)
+    decoded = tokenizer.backend.decode_batch(list(ids), skip_special_tokens=True)
     if tokenizer.eos_id >= vocab_size:
         raise GuideError(
             f"the end of sequence is token {tokenizer.eos_id}, and the model knows {vocab_size}; "
             "set eos_token_id to the model's own"
         )
-    for at, (text, tokens, back) in enumerate(zip(texts, ids, said, strict=True)):
+    for at, (text, tokens, back) in enumerate(zip(texts, ids, decoded, strict=True)):
         if not text or not tokens:
             raise GuideError(f"{_name(at, text)} has no tokens; leave it out")
         if max(tokens) >= vocab_size or not ends.isdisjoint(tokens):

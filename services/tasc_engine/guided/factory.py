@@ -106,8 +106,8 @@ class Guides:
         Raises:
             GuideError: No answer can be guided so, it is too large, or a choice does not fit.
         """
-        if told := self._too_large(spec):
-            raise GuideError(told)
+        if reason := self._too_large(spec):
+            raise GuideError(reason)
         compiled = self._find(spec)
         if compiled is None:
             with self._compiling:
@@ -170,6 +170,6 @@ class Guides:
 
     def _find(self, spec: GuideSpec) -> _Compiled | None:
         with self._lock:
-            if told := self._refused.get(spec):
-                raise GuideError(told)
+            if reason := self._refused.get(spec):
+                raise GuideError(reason)
             return self._kept.get(spec)

@@ -27,7 +27,7 @@ class Guide(Protocol):
 
     @property
     def ended(self) -> bool:
-        """Whether the end of sequence has been said; nothing is allowed any more."""
+        """Whether the answer has its end of sequence; nothing is allowed any more."""
 
     @property
     def error(self) -> str:

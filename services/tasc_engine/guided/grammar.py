@@ -3,7 +3,7 @@
 llguidance is imported when the first grammar is compiled; an engine without guides needs none.
 
 Matchers of one grammar share what its lexer has found out, and so its errors: where one has spent
-what a lexer may hold, all of them stop. So one that stops is made anew from the tokens said so far,
+what a lexer may hold, all of them stop. So one that stops is made anew from the answer so far,
 with a lexer that a neighbour has renewed or that it renews for all of them, at last with one of its
 own; only what stops then too is an error. An answer depends on its request, not on its neighbours.
 """
@@ -43,7 +43,7 @@ class Grammar:
 
     Attributes:
         make: Makes a matcher at its begin, with a lexer of its own.
-        eos_id: What is said at the end.
+        eos_id: Ends an answer.
     """
 
     def __init__(self, make: Callable[[], "LLMatcher"], eos_id: int, never: Masks) -> None:
@@ -203,8 +203,8 @@ class GrammarGuide:
         """Whether the matcher stopped for what its lexer holds, not for what the grammar says."""
         if not self._matcher.is_error():
             return False
-        told = self._matcher.get_error()
-        return not any(words in told for words in _DEAD_ENDS)
+        error = self._matcher.get_error()
+        return not any(words in error for words in _DEAD_ENDS)
 
     def _restart(self, origin: "LLMatcher", mask: Masks | None = None) -> bool:
         self._origin, self._matcher = origin, origin.deep_copy()

@@ -60,9 +60,9 @@ class Sandbox:
         for _ in range(2):
             process = self._ready()
             self._asked += 1
-            told = _ask(process, grammar, _WALL_SECONDS * self._effort.seconds)
-            if told is not None:
-                return told
+            outcome = _ask(process, grammar, _WALL_SECONDS * self._effort.seconds)
+            if outcome is not None:
+                return outcome
             self._stop()
             if self._took_too_much(process.returncode):
                 most = f"{self._effort.seconds:g} s or {self._effort.bytes / 2**20:g} MiB"

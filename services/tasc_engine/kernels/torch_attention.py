@@ -16,7 +16,7 @@ class RowByRow:
     """Attends for all rows of a step, or some.
 
     Args:
-        pool: ``[layers, places, 2, kv_heads, head_dim]`` keys and values.
+        pool: ``[layers, slots, 2, kv_heads, head_dim]`` keys and values.
     """
 
     def __init__(self, pool: Tensor) -> None:
@@ -68,7 +68,7 @@ class RowByRow:
         out[begin:end] = seen.view(heads, tokens, dim).transpose(0, 1)
 
     def _bias(self, row: int, shared: int, window: int | None, like: Tensor) -> Tensor:
-        """What is added to scores, ``[1, 1, shared * tokens, places]``; made once a step."""
+        """What is added to scores, ``[1, 1, shared * tokens, slots]``; made once a step."""
         key = row, shared, window, like.dtype
         if key not in self._biases:
             sees = torch.from_numpy(visible(self._step, row, window)).to(like.device)
@@ -79,14 +79,14 @@ class RowByRow:
 
 
 def visible(step: StepLayout[Int64], row: int, window: int | None) -> np.ndarray[Any, Any]:
-    """``bool[tokens, places]`` which places of its row each token sees."""
+    """``bool[tokens, slots]`` which slots of its row each token sees."""
     begin, end = step.begins[row], step.begins[row + 1]
     trunk, nodes = step.trunks[row], step.nodes[row]
-    own, places = step.positions[begin:end, None], np.arange(trunk + nodes)
-    sees: np.ndarray[Any, Any] = places < step.seen[begin:end, None]
+    own, slots = step.positions[begin:end, None], np.arange(trunk + nodes)
+    sees: np.ndarray[Any, Any] = slots < step.seen[begin:end, None]
     sees[:, trunk:] = (step.tree[begin:end, None] >> np.arange(nodes)) & 1
     if window is not None:
-        positions = np.concatenate((places[:trunk], step.positions[end - nodes : end]))
+        positions = np.concatenate((slots[:trunk], step.positions[end - nodes : end]))
         sees &= own - positions < window
     return sees
 

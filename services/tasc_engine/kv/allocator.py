@@ -1,4 +1,4 @@
-"""Which neighbouring places of the KV cache belong to which request: those of its longest answer.
+"""Which neighbouring slots of the KV cache belong to which request: those of its longest answer.
 
 A request gets them when it is admitted and keeps them to its end, so nothing is ever evicted. What
 is free in pieces is pushed together when somebody needs it. It decides no order and knows no
@@ -32,22 +32,22 @@ class Holder(Protocol):
 
 
 class KVAllocator:
-    """The places of one cache, and who holds them."""
+    """The slots of one cache, and who holds them."""
 
     def __init__(self, cache: RowCache) -> None:
         self._cache = cache
-        self._held: list[Holder] = []  # by their first place
+        self._held: list[Holder] = []  # by their first slot
 
     @property
     def total(self) -> int:
-        return self._cache.places
+        return self._cache.slots
 
     @property
     def free(self) -> int:
         return self.total - sum(s.needs for s in self._held)
 
     def enter(self, sequence: Holder, moves: NDArray[np.int64]) -> bool:
-        """Give a sequence its places, if there are as many; others may move for it.
+        """Give a sequence its slots, if there are as many; others may move for it.
 
         Args:
             moves: KVAllocator that tokens are about to move from and to; they are kept right.
@@ -66,7 +66,7 @@ class KVAllocator:
         return True
 
     def leave(self, sequence: Holder) -> None:
-        """Take a sequence's places back."""
+        """Take a sequence's slots back."""
         self._held.remove(sequence)
 
     def check_integrity(self) -> None:

@@ -1,7 +1,7 @@
-"""Attention of packed rows over a KV cache in which each row has places and a length of its own.
+"""Attention of packed rows over a KV cache in which each row has slots and a length of its own.
 
 It plugs into any model that calls transformers' attention interface: keys and values of the step
-enter the cache at their places, then each token attends to what it sees of its own row. Which code
+enter the cache at their slots, then each token attends to what it sees of its own row. Which code
 does that depends on the device alone. It decides nothing about tokens.
 """
 
@@ -22,39 +22,39 @@ from tasc_engine.layout import Int64, StepLayout
 
 NAME = "tasc_packed"
 _CACHE = "tasc_cache"
-LEAST_PLACES = 16  # what a model is tried with at load
+LEAST_SLOTS = 16  # what a model is tried with at load
 log = logging.getLogger(__name__)
 
 
 class RowCache:
-    """Keys and values of all layers, ``[layers, places + 1, 2, kv_heads, head_dim]``.
+    """Keys and values of all layers, ``[layers, slots + 1, 2, kv_heads, head_dim]``.
 
-    Which row holds which places is for others to say. Memory is taken when it is first used, which
+    Which row holds which slots is for others to say. Memory is taken when it is first used, which
     is while the model is loaded. What lies behind a row's length is left over from rejected drafts
-    or earlier requests, is finite, and is seen by nobody. The last place is nobody's either: what
+    or earlier requests, is finite, and is seen by nobody. The last slot is nobody's either: what
     pads a step of fixed size goes there.
 
     Args:
-        places: Most that can be used.
-        nbytes: Most memory to take; None for as much as ``places`` need.
-        longest: Places of the longest row there can be; None for all.
+        slots: Most that can be used.
+        nbytes: Most memory to take; None for as much as ``slots`` need.
+        longest: Slots of the longest row there can be; None for all.
 
     Attributes:
         host, device: The layout of the step that runs, or ran last, outside of a graph.
     """
 
     def __init__(
-        self, layers: int, places: int, nbytes: int | None = None, longest: int | None = None
+        self, layers: int, slots: int, nbytes: int | None = None, longest: int | None = None
     ) -> None:
         self.layers = layers
         self.host: StepLayout[Int64] | None = None
         self.device: StepLayout[Tensor] | None = None
-        self._most, self._nbytes, self._longest = places, nbytes, longest or places
+        self._most, self._nbytes, self._longest = slots, nbytes, longest or slots
         self._pool: Tensor | None = None
         self._rows: RowByRow | CompiledRows | FusedRows | None = None
 
     @property
-    def places(self) -> int:
+    def slots(self) -> int:
         """How many there are; as many as were asked for before the first forward."""
         return self._most if self._pool is None else self._pool.shape[1] - 1
 
@@ -66,7 +66,7 @@ class RowCache:
             self._rows.begin(host, device)
 
     def move(self, moves: Tensor) -> None:
-        """Copy places, ``int64[2, k]`` from and to; all are read before any is written."""
+        """Copy slots, ``int64[2, k]`` from and to; all are read before any is written."""
         if self._pool is not None and moves.numel():
             source, target = moves
             self._pool.index_copy_(1, target, self._pool.index_select(1, source))
@@ -80,7 +80,7 @@ class RowCache:
         if self._pool.shape[3:] != (kv_heads, head_dim):
             raise UnsupportedModel(
                 f"layers have keys and values of {tuple(self._pool.shape[3:])} and "
-                f"{(kv_heads, head_dim)} heads and places; all layers must be alike"
+                f"{(kv_heads, head_dim)} heads and numbers a head; all layers must be alike"
             )
         return self._pool[layer]
 
@@ -88,7 +88,7 @@ class RowCache:
         """Write the step's keys and values, ``[N, 2, kv_heads, head_dim]``."""
         pool = self.pool(layer, kv.shape[2], kv.shape[3], kv)
         # A mask hides a finite number only, and what is left over must be hidden from later rows.
-        pool.index_copy_(0, self._on_device.places, kv.nan_to_num(0.0, 0.0, 0.0))
+        pool.index_copy_(0, self._on_device.slots, kv.nan_to_num(0.0, 0.0, 0.0))
 
     def attend(
         self,
@@ -132,20 +132,20 @@ class RowCache:
 
     @torch.inference_mode()
     def copied(self, first: int, tokens: int) -> Tensor:
-        """``[layers, tokens, 2, kv_heads, head_dim]`` of places that lie together."""
+        """``[layers, tokens, 2, kv_heads, head_dim]`` of slots that lie together."""
         if self._pool is None:
             raise RuntimeError("the cache is empty; a forward comes first")
         return self._pool[:, first : first + tokens].clone()
 
     @torch.inference_mode()
     def paste(self, first: int, kv: Tensor) -> None:
-        """Put what `copied` gave at other places."""
+        """Put what `copied` gave at other slots."""
         if self._pool is not None:
             self._pool[:, first : first + kv.shape[1]] = kv
 
     @torch.inference_mode()
     def shift(self, first: int, to: int, tokens: int) -> None:
-        """Move places that lie together; where there is no memory for a layer's, nothing moves."""
+        """Move slots that lie together; where there is no memory for a layer's, nothing moves."""
         if self._pool is not None:
             held = torch.empty_like(self._pool[0, :tokens])
             for layer in self._pool:
@@ -161,22 +161,22 @@ class RowCache:
 
     def _taken(self, kv_heads: int, head_dim: int, like: Tensor) -> Tensor:
         each = self.layers * 2 * kv_heads * head_dim * like.element_size()
-        places = self._most if self._nbytes is None else min(self._most, self._nbytes // each - 1)
-        log.info("the KV cache holds %d tokens of %d bytes", places, each)
-        if places < min(LEAST_PLACES, self._most):
+        slots = self._most if self._nbytes is None else min(self._most, self._nbytes // each - 1)
+        log.info("the KV cache holds %d tokens of %d bytes", slots, each)
+        if slots < min(LEAST_SLOTS, self._most):
             raise ValueError(
-                f"kv_cache_bytes is {self._nbytes}, room for {places} tokens of {each} bytes; "
-                f"at least {(LEAST_PLACES + 1) * each} are needed, and no more than "
+                f"kv_cache_bytes is {self._nbytes}, room for {slots} tokens of {each} bytes; "
+                f"at least {(LEAST_SLOTS + 1) * each} are needed, and no more than "
                 f"{(self._most + 1) * each} are of use"
             )
-        shape = (self.layers, places + 1, 2, kv_heads, head_dim)
+        shape = (self.layers, slots + 1, 2, kv_heads, head_dim)
         try:
             return torch.zeros(shape, dtype=like.dtype, device=like.device)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             raise OutOfMemory(
-                f"a KV cache of {places} tokens, {places * each} bytes, does not fit the memory of "
+                f"a KV cache of {slots} tokens, {slots * each} bytes, does not fit the memory of "
                 f"{like.device}; lower rows or max_model_len, or set kv_cache_bytes",
                 moved=False,
             ) from error
@@ -216,7 +216,7 @@ def _packed_attention(
         raise UnsupportedModel("the model's attention has sinks (s_aux), which are not supported")
     if key.shape != value.shape:
         raise UnsupportedModel(
-            f"keys have {key.shape[-1]} places a head, values {value.shape[-1]}; must be the same"
+            f"keys have {key.shape[-1]} numbers a head, values {value.shape[-1]}; must be the same"
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer = int(module.layer_idx)  # type: ignore[arg-type]

@@ -40,7 +40,7 @@ class PrefixCache:
         self.nbytes = 0
 
     def enter(self, first: int, prompt: Int32, adapter: int = 0) -> int:
-        """Copy the longest kept beginning of a prompt to a row's first place; returns its tokens.
+        """Copy the longest kept beginning of a prompt to a row's first slot; returns its tokens.
 
         The prompt's last token is never among them: its forward says what comes first.
 
@@ -62,7 +62,7 @@ class PrefixCache:
         """Take note of a prompt that a row holds, and keep what it shares with those before it.
 
         Args:
-            entered: What `enter` said of it.
+            entered: What `enter` returned for it.
         """
         if not self._budget:
             return

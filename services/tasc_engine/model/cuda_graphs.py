@@ -30,13 +30,13 @@ Step = StepLayout[Int64]
 Work = Callable[[], tuple[Tensor, Tensor]]  # logits, and the first of the greatest of each line
 log = logging.getLogger(__name__)
 
-_PER_TOKEN = ("ids", "positions", "places", "seen", "tree", "adapters")
+_PER_TOKEN = ("ids", "positions", "slots", "seen", "tree", "adapters")
 _PER_ROW = ("firsts", "trunks", "nodes")
 _WARM_UPS = 2  # the first compiles kernels and asks libraries for their workspaces
 
 
 class Cache(Protocol):
-    """Keys and values: ``move`` copies places, ``begin`` takes a layout in."""
+    """Keys and values: ``move`` copies slots, ``begin`` takes a layout in."""
 
     host: Step | None
     device: StepLayout[Tensor] | None
@@ -65,8 +65,8 @@ class Limits:
     Attributes:
         rows: Rows of the cache.
         tokens: Current tokens and draft tokens of all rows.
-        moves: Cache places that move before the step.
-        scratch: The cache place that is nobody's.
+        moves: Cache slots that move before the step.
+        scratch: The cache slot that is nobody's.
     """
 
     rows: int
@@ -106,7 +106,7 @@ def fill(parts: dict[str, Int64], step: Step, limits: Limits) -> None:
     padding = {
         "ids": 0,
         "positions": 0,
-        "places": limits.scratch,
+        "slots": limits.scratch,
         "seen": 1,
         "tree": 0,
         "adapters": 0,
@@ -140,7 +140,7 @@ class _Bucket:
     def run(self, step: Step, limits: Limits, cache: Cache) -> tuple[Tensor, Tensor]:
         fill(self.parts, step, limits)
         self.device.copy_(self.host, non_blocking=True)
-        # Not in the graph, which would move as many places as there may be at every step.
+        # Not in the graph, which would move as many slots as there may be at every step.
         cache.move(self.moves[:, : step.moves.shape[1]])
         return self.replay()
 
@@ -149,7 +149,7 @@ class GraphedForward:
     """Runs steps in which every row only decodes; others are left to the caller.
 
     Args:
-        forward: Ids, places looked at, cache: logits ``[M, vocab]``. It and
+        forward: Ids, indices looked at, cache: logits ``[M, vocab]``. It and
             ``cache.begin`` must neither wait for the device nor depend on values.
         cache: Has its memory already; place ``limits.scratch`` exists and is nobody's.
         recorder: Captures graphs; `CudaGraphs` where it is None.
@@ -307,7 +307,7 @@ _NONE = np.zeros(0, np.int64)
 _NOTHING = Step(
     ids=_NONE,
     positions=_NONE,
-    places=_NONE,
+    slots=_NONE,
     seen=_NONE,
     tree=_NONE,
     adapters=_NONE,

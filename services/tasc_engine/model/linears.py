@@ -23,7 +23,7 @@ _FLOAT32_FROM = 1 << 20
 _onednn = torch.ops.mkldnn
 # The overload by its name: looking for it takes a tenth of a small product's time.
 _product: Any = getattr(_onednn._linear_pointwise, "default", None)
-_without_layout: set[str] = set()  # reasons said already
+_without_layout: set[str] = set()  # reasons that have been logged
 
 
 class Linear:

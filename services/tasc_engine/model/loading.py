@@ -125,7 +125,7 @@ def load_model(source: ModelSource) -> Any:
 
 
 def _quantisation(source: ModelSource, config: Any) -> dict[str, Any]:
-    """How transformers is told; a quantised model is made on its device and stays there."""
+    """Arguments of transformers; a quantised model is made on its device and stays there."""
     own = _as_mapping(getattr(config, "quantization_config", None))
     if own and source.quantization:
         raise UnsupportedModel(

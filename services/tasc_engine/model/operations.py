@@ -86,7 +86,7 @@ class TensorOperations:
     """
 
     def __init__(self, turns: Tensor, heads: int, kv_heads: int, activation: Activation) -> None:
-        self._turns, self._activation = turns.unsqueeze(2), activation
+        self.turns, self._activation = turns.unsqueeze(2), activation
         self._heads, self._kv_heads, self._dim = heads, kv_heads, turns.shape[-1]
 
     def add_and_norm(self, hidden: Tensor, delta: Tensor | None, norm: Norm) -> Tensor:
@@ -100,7 +100,7 @@ class TensorOperations:
     ) -> Tensor:
         """See `Operations`."""
         assert cache.device is not None, "a forward begins with a layout"
-        cos, sin = self._turns.index_select(0, cache.device.positions).unbind(1)
+        cos, sin = self.turns.index_select(0, cache.device.positions).unbind(1)
         joined = joined.view(len(joined), self._heads + 2 * self._kv_heads, self._dim)
         turned = joined[:, : self._heads + self._kv_heads]
         heads = turned if norm is None else norm(turned)
@@ -139,7 +139,7 @@ class CompiledOperations:
         number = numbers(turns.dtype)
         self._number, self._none = number, np.zeros(0, number)
         wide = turns if number == np.float64 else turns.float()
-        self._turns = wide.reshape(-1).numpy()
+        self.turns = wide.reshape(-1).numpy()
         self._heads, self._kv_heads, self._dim = heads, kv_heads, turns.shape[-1]
         self._hidden, self._stream = turns, self._none
         self._held: dict[str, tuple[Tensor, NDArray[Any]]] = {}
@@ -163,7 +163,7 @@ class CompiledOperations:
         weights, eps = (self._none, 1.0) if norm is None else (norm.flat, norm.eps)
         layers.turn_and_keep(
             bits(joined), self._heads, self._kv_heads, self._dim, weights, self._number(eps),
-            self._turns, step.positions, step.places, flat, pool,
+            self.turns, step.positions, step.slots, flat, pool,
         )  # fmt: skip
         return query
 
@@ -198,7 +198,7 @@ class FusedOperations:
     """
 
     def __init__(self, turns: Tensor, heads: int, kv_heads: int) -> None:
-        self._turns, self._heads, self._kv_heads = turns.contiguous(), heads, kv_heads
+        self.turns, self._heads, self._kv_heads = turns.contiguous(), heads, kv_heads
         self._dim = turns.shape[-1]
 
     def add_and_norm(self, hidden: Tensor, delta: Tensor | None, norm: Norm) -> Tensor:
@@ -219,9 +219,9 @@ class FusedOperations:
         tokens, dim = len(joined), self._dim
         pool = cache.pool(layer, self._kv_heads, dim, joined)
         query = joined.new_empty((tokens, self._heads, dim))
-        weight, eps = (self._turns, 1.0) if norm is None else (norm.wide, norm.eps)
+        weight, eps = (self.turns, 1.0) if norm is None else (norm.wide, norm.eps)
         _turn_and_keep[(tokens, self._heads + 2 * self._kv_heads)](
-            joined, self._turns, weight, cache.device.positions, cache.device.places, query, pool,
+            joined, self.turns, weight, cache.device.positions, cache.device.slots, query, pool,
             eps, heads=self._heads, kv_heads=self._kv_heads, dim=dim, width=_power(dim),
             normed=norm is not None, num_warps=1,
         )  # fmt: skip
@@ -264,7 +264,7 @@ def _add_and_norm(
 @_jit
 def _turn_and_keep(
     joined: tl.tensor, turns: tl.tensor, weight: tl.tensor, positions: tl.tensor,
-    places: tl.tensor, query: tl.tensor, pool: tl.tensor, eps: tl.tensor, heads: tl.constexpr,
+    slots: tl.tensor, query: tl.tensor, pool: tl.tensor, eps: tl.tensor, heads: tl.constexpr,
     kv_heads: tl.constexpr, dim: tl.constexpr, width: tl.constexpr, normed: tl.constexpr,
 ) -> None:  # fmt: skip
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -289,7 +289,7 @@ def _turn_and_keep(
         # A mask hides a finite number only, and what is left over must be hidden from later rows.
         x = x.to(pool.dtype.element_ty).to(tl.float32)
         x = tl.where(tl.abs(x) < float("inf"), x, 0.0)
-        at = pool + (tl.load(places + token) * (2 * kv_heads) + head - heads) * dim + place
+        at = pool + (tl.load(slots + token) * (2 * kv_heads) + head - heads) * dim + place
         tl.store(at, x.to(pool.dtype.element_ty), mask=inside)
 
 

@@ -133,7 +133,7 @@ class Target:
         if graphs := self._usable_graphs:
             with self._current():
                 graphs.warm_up()
-            most = min(self.config.prefill_chunk, self.config.max_model_len, self.cache.places)
+            most = min(self.config.prefill_chunk, self.config.max_model_len, self.cache.slots)
             for tokens in {max(most // 8, 1), max(most // 2, 1), most}:  # kernels of prompt chunks
                 self.next_tokens(plain_feed([0], 0, np.zeros(tokens, np.int32)))
             self.cache.clear()
@@ -219,7 +219,7 @@ class Target:
         ):
             return None
         rows, most = self.config.rows, self.config.max_draft_tokens
-        limits = Limits(rows, rows * (1 + most), rows * most, self.cache.places)
+        limits = Limits(rows, rows * (1 + most), rows * most, self.cache.slots)
         return GraphedForward(decoder, self.cache, limits, self.device)
 
     @torch.inference_mode()

@@ -46,10 +46,10 @@ def token_logprobs(
     """
     at_once = max(_AT_ONCE // logits.shape[1], 1)
     parts = [slice(begin, begin + at_once) for begin in range(0, len(places), at_once)]
-    return [one for p in parts for one in _told(logits, places[p], tokens[p], most[p])]
+    return [one for p in parts for one in _of_part(logits, places[p], tokens[p], most[p])]
 
 
-def _told(
+def _of_part(
     logits: Tensor, places: Int64, tokens: Int64, most: Sequence[int] | Int64
 ) -> list[TokenLogprob]:
     counts = [int(n) for n in most]
@@ -58,16 +58,16 @@ def _told(
     own = logs.gather(-1, asked[1].unsqueeze(-1))
     n = min(max(1, *counts), logits.shape[1])
     values, ids = _likeliest(logs, n)
-    told = torch.cat((own, values, ids.double()), -1).tolist()  # float64 holds ids exactly
+    rows = torch.cat((own, values, ids.double()), -1).tolist()  # float64 holds ids exactly
     return [
         TokenLogprob(token, line[0], _possible(line[1 : n + 1], line[n + 1 :])[:count])
-        for token, line, count in zip(tokens.tolist(), told, counts, strict=True)
+        for token, line, count in zip(tokens.tolist(), rows, counts, strict=True)
     ]
 
 
 def _likeliest(logs: Tensor, n: int) -> tuple[Tensor, Tensor]:
     """The ``n`` greatest of each line and their ids; of equal ones the first."""
-    values, _ = logs.topk(n)  # which of equal ones it finds is not said
+    values, _ = logs.topk(n)  # which of equal ones it finds is undefined
     width, least = logs.shape[1], values[:, -1:]
     above, equal = logs > least, logs == least
     found = above | (equal & (equal.cumsum(-1) <= n - above.sum(-1, keepdim=True)))
@@ -87,7 +87,7 @@ _warm: set[tuple[torch.dtype, str]] = set()
 
 
 class Sampler:
-    """Chooses for rows that are started, told what entered their answers, and finished.
+    """Chooses for rows that are started, observed as their answers grow, and finished.
 
     Args:
         rows: Most rows at a time.
@@ -104,11 +104,13 @@ class Sampler:
         self._scratch = scratch_for(vocab_size)
         self._vocab_size = vocab_size
 
-    def start(self, row: int, prompt: Int32, sampling: Sampling, said: Int32 = NOTHING) -> None:
+    def start(
+        self, row: int, prompt: Int32, sampling: Sampling, committed: Int32 = NOTHING
+    ) -> None:
         """Begin a row that is not in use, with ``int32[*]`` ids of its prompt.
 
         Args:
-            said: ``int32[*]`` beginning of its answer.
+            committed: ``int32[*]`` beginning of its answer.
 
         Raises:
             ValueError: A bias is for an id outside the vocabulary.
@@ -129,7 +131,7 @@ class Sampler:
         if sampling.repetition_penalty != 1:
             hold_prompt(rules, row, prompt)
         rules.answered[row] = 0
-        self.observe(row, said)
+        self.observe(row, committed)
         self._look_ahead(row)
 
     def observe(self, row: int, tokens: Int32) -> None:

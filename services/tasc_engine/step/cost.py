@@ -129,7 +129,7 @@ def _points(target: Target) -> Iterator[tuple[int, int, int]]:
     longest = max(_stride(target) - 1 - max(drafted), 0)
     short, long = min(_CONTEXT, longest), 3 * longest // 4
     contexts = [short, long] if long >= 2 * short > 0 else [short]
-    counts = [min(target.config.rows, target.cache.places)]
+    counts = [min(target.config.rows, target.cache.slots)]
     while counts[-1] > 1:
         counts.append(counts[-1] // 2)
     return ((r, n, c) for r, c, n in product(counts, contexts, drafted))
@@ -147,9 +147,9 @@ def _time(target: Target, point: tuple[int, int, int], warm_up: bool) -> float:
 
 
 def _stride(target: Target) -> int:
-    """Places of the cache for each row."""
-    places, config = target.cache.places, target.config
-    return min(config.max_model_len, places // min(config.rows, places))
+    """Slots of the cache for each row."""
+    slots, config = target.cache.slots, target.config
+    return min(config.max_model_len, slots // min(config.rows, slots))
 
 
 def _feed(vocab_size: int, rows: int, drafted: int, context: int, stride: int) -> Feed:

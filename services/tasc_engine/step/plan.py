@@ -32,7 +32,7 @@ class Sequence:
 
     Attributes:
         row: Its row of the batch; -1 while waiting.
-        first: The cache place of its first token; -1 while waiting.
+        first: The cache slot of its first token; -1 while waiting.
         cached: Tokens of prompt and answer in the cache.
         entered: Those of the prompt that were there already, prefilled for another.
         answer: Tokens emitted so far. The newest is not in the cache yet, nor are forced ones.
@@ -75,7 +75,7 @@ class Sequence:
         return sequence
 
     def _go_on(self) -> None:
-        """Be where whoever said the beginning was: its text has been sent, its guide followed."""
+        """Go on where the engine that began the answer stopped; its text has been sent."""
         self._take(list(self.request.committed_ids))
         if self.writer:
             self.writer.take()
@@ -93,7 +93,7 @@ class Sequence:
 
     @property
     def needs(self) -> int:
-        """Cache places of its longest answer: the last token of it never enters, nor do drafts
+        """Cache slots of its longest answer: the last token of it never enters, nor do drafts
         that reach beyond."""
         return len(self.prompt) + self.request.max_tokens - 1
 
@@ -255,7 +255,7 @@ class Plan:
 
     @property
     def behind(self) -> Int32:
-        """``int32[m]`` the first place behind the current token of each row that may emit."""
+        """``int32[m]`` the first slot behind the current token of each row that may emit."""
         ends: Int32 = self.starts + np.diff(self.offsets)
         return ends[self.draft_of >= 0]
 

@@ -35,7 +35,7 @@ class Accepted:
     Attributes:
         tokens: ``int32[rows, W]`` tokens it emits, the first ``emitted``: accepted draft tokens and
             the bonus token.
-        emitted: ``int32[rows]``, at least one; 0 where the target said nothing that can be read.
+        emitted: ``int32[rows]``, at least one; 0 where the target gives no token.
         path: ``int32[rows, W]`` accepted nodes of its draft, the first ``followed``.
         followed: ``int32[rows]``.
     """
@@ -77,10 +77,10 @@ def accept(
 
 
 def moves(accepted: Accepted, firsts: Int64, behind: Int32) -> Int64:
-    """``int64[2, k]`` cache places of accepted nodes, and where they belong.
+    """``int64[2, k]`` cache slots of accepted nodes, and where they belong.
 
     Args:
-        firsts: ``int64[n]`` the cache place of each row's first token; -1 for one that ended.
+        firsts: ``int64[n]`` the cache slot of each row's first token; -1 for one that ended.
         behind: ``int32[n]`` tokens of the row up to its current one.
     """
     found = np.empty((2, accepted.path.size), np.int64)

@@ -73,13 +73,13 @@ def _alone(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def _lock(file: IO[str], say: Callable[[str], None]) -> None:
-    began, told = time.monotonic(), False
+    began, noted = time.monotonic(), False
     while (waited := time.monotonic() - began) < WAIT_S:
         with contextlib.suppress(BlockingIOError):
             return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if waited >= PATIENCE_S and not told:
+        if waited >= PATIENCE_S and not noted:
             say(f"another replica measures its step costs on {platform.node()}; waiting for it")
-            told = True
+            noted = True
         time.sleep(0.1)
     log.warning("others have measured for %.0f s; measuring beside them", WAIT_S)
 
@@ -93,7 +93,7 @@ def _key(target: Target, source: ModelSource) -> str:
         target.dtype_name,
         target.device_name,
         _processor(),
-        [config.rows, config.max_model_len, config.max_draft_tokens, target.cache.places],
+        [config.rows, config.max_model_len, config.max_draft_tokens, target.cache.slots],
         [torch.__version__, digest_of(Path(tasc_engine.__file__).parent)],
     ]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]

@@ -51,9 +51,9 @@ def difference(
     answer: tuple[int, ...], shadow: tuple[TokenLogprob, ...], margin: float
 ) -> Difference | None:
     """The first difference between an answer and its shadow's tokens; None if they are equal."""
-    for place, (token, told) in enumerate(zip(answer, shadow, strict=False)):
-        if token != told.token:
-            gap = abs(told.logprob - dict(told.top).get(token, float("-inf")))
+    for place, (token, shadow_token) in enumerate(zip(answer, shadow, strict=False)):
+        if token != shadow_token.token:
+            gap = abs(shadow_token.logprob - dict(shadow_token.top).get(token, float("-inf")))
             return Difference(place, gap, "near_tie" if gap < margin else "real")
     if len(answer) == len(shadow):
         return None
@@ -152,7 +152,7 @@ class ShadowCheck:
         self._record = record
 
     def own(self, deltas: list[Delta]) -> list[Delta]:
-        """After a step: keep what shadows said, return what users are told."""
+        """After a step: keep the answers of shadows, return those of users."""
         mine = [delta for delta in deltas if delta.id in self._running]
         self._pass_on(mine)
         self._crowded = self._engine.waiting > 0
@@ -169,7 +169,7 @@ class ShadowCheck:
         record, self._record = self._record, None
         if record is None or self._running.keys() >= set(record.requests):
             return
-        # Shadows have no drafts, and nothing is forced where logprobs are told.
+        # Shadows have no drafts, and nothing is forced where a request asks for logprobs.
         tokens = sum(len(delta.tokens) for delta in mine)
         self._observe(
             dataclasses.replace(
@@ -204,7 +204,7 @@ class ShadowCheck:
         self._running[shadow.id] = candidate
 
     def _failed(self) -> None:
-        """No check is worth an engine: what it raises is told, and users' answers go on."""
+        """No check is worth an engine: what it raises is logged, and users' answers go on."""
         self._metrics.drop_check("failed")
         log.exception("an answer could not be checked")
 
@@ -234,7 +234,7 @@ class ShadowCheck:
         """The shape of what went wrong, and nothing that a user wrote."""
         self._real += 1
         if self._real & (self._real - 1):
-            return  # the 1st, 2nd, 4th, 8th ... are told: logs stay readable
+            return  # the 1st, 2nd, 4th, 8th ... are logged: logs stay readable
         request, result = candidate.request, candidate.result
         facts = {
             "token": found.place,

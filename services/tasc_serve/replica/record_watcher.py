@@ -190,17 +190,18 @@ class RecordWatcher:
         return True
 
     def _is_brought(self, record: TaskRecord, version: int) -> bool:
-        said = "version %d of task %s cannot be used, version %d stays in use: %s"
+        message = "version %d of task %s cannot be used, version %d stays in use: %s"
         what = version, self._name, self._builder.record_version
         try:
             self._bring(record, version)
         except GuideError as error:
-            log.error(said, *what, error)
+            log.error(message, *what, error)
         except Exception as error:  # whatever it is, later versions must still be seen
             if version != self._failed:
                 self._failed = version
                 log.error(
-                    said + "; it is tried again in %.0f s, or go back with `tasc task use %s %d`",
+                    message
+                    + "; it is tried again in %.0f s, or go back with `tasc task use %s %d`",
                     *what,
                     error,
                     AGAIN_S,

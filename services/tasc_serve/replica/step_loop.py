@@ -65,7 +65,7 @@ class EngineLoop:
         return time.monotonic() - self._round
 
     def submit(self, request: GenerationRequest, sink: Sink, guide: Guide | None = None) -> None:
-        """Answer ``request``; what the engine does not take is told to the sink as a refusal.
+        """Answer ``request``; what the engine does not take, the sink gets as a refusal.
 
         Args:
             guide: The request's, made on another thread: this one compiles nothing.

@@ -11,7 +11,7 @@ import pytest
 from serving import running_replica
 
 import tiny
-from support import eventually
+from support import eventually, refused
 from tasc_runtime.engine.versions import MOST_KNOWN, Records
 from tasc_runtime.protocol import Answer, Call, PulseRequest, Refusal
 from tasc_runtime.sampling_options import SamplingOptions
@@ -133,9 +133,9 @@ def test_few_older_versions_are_known(record):
         records.add(replace(record, max_tokens=version), version)
     assert records.newest[1] == 29
     assert records.older == tuple(range(30 - MOST_KNOWN, 29))
-    with pytest.raises(ValueError, match="version 1 "):
+    with refused(ValueError, "1"):
         records.of(1)
-    with pytest.raises(ValueError, match="model, dtype"):
+    with refused(ValueError, "model", "dtype"):
         records.add(replace(record, model="m", dtype="float32"), 30)
     records.add(replace(record, max_tokens=99), 25)
     assert records.newest[1] == 29, "what is remembered late is no newer"

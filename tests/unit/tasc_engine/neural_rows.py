@@ -42,7 +42,7 @@ def make(
 def hidden_states(proposer: NeuralProposer, begin: int, n: int, seed: int = 0) -> Seen:
     """As of a target, at random."""
     generator = torch.Generator().manual_seed(1000 * seed + begin)
-    size = proposer._backbone.decoder.embedding.shape[1]
+    size = proposer.backbone.decoder.embedding.shape[1]
     hidden = torch.randn(n, size, generator=generator, dtype=torch.float64)
     return Seen(begin, hidden, torch.randint(0, 300, (n, 3), generator=generator))
 

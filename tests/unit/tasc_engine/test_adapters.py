@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from paired import paired
+from support import refused
 from tasc_engine.config import EngineConfig
 from tasc_engine.errors import UnsupportedModel
 from tasc_engine.layout import lay_out
@@ -181,7 +182,7 @@ def test_a_padded_step_of_a_graph_carries_them(
     target, rows = load(folders), [(n, a + b - 1, 1, tree) for n, a, b, tree in ROWS]
     cache = target.cache
     expected = logits_of(target, rows)
-    limits = Limits(rows=9, tokens=40, moves=4, scratch=cache.places)
+    limits = Limits(rows=9, tokens=40, moves=4, scratch=cache.slots)
     graphs = GraphedForward(target.forward, cache, limits, target.device, Again())
     step = lay_out(feeds(rows)[1])
     graphs.warm_up()
@@ -195,11 +196,11 @@ def test_adapters_have_numbers_by_their_names(folders: Folders) -> None:
     target = load(folders)
     assert target.adapters == ("first", "second")
     assert [target.adapter_number(name) for name in (None, "first", "second")] == [0, 1, 2]
-    with pytest.raises(ValueError, match="'third'; the target has first, second"):
+    with refused(ValueError, "third", "second"):
         target.adapter_number("third")
     bare = Target.load(ModelSource(folders[0]), CONFIG)
     assert bare.adapters == ()
-    with pytest.raises(ValueError, match="'first'; the target has none"):
+    with refused(ValueError, "first"):
         bare.adapter_number("first")
 
 
@@ -244,7 +245,7 @@ def test_a_layer_that_is_given_some_tokens_only_is_refused() -> None:
     tokens.begin(torch.zeros(6, dtype=torch.int64))
     layer = AdaptedModule(nn.Linear(4, 4), lambda x, y: None, tokens, "experts.0")
     assert layer(torch.ones(1, 6, 4)).shape == (1, 6, 4)
-    with pytest.raises(UnsupportedModel, match=r"experts\.0 is given 3 of a step's 6 tokens"):
+    with pytest.raises(UnsupportedModel):
         layer(torch.ones(3, 4))
 
 

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paired import paired
+from support import refused
 from tasc_engine import Sampling
 from tasc_engine.model.operations import greatest
 from tasc_engine.sampling import tensor_sampler as choosing_tensors
@@ -374,9 +375,9 @@ def test_no_rows_choose_nothing() -> None:
 def test_ids_outside_the_vocabulary_and_other_logits_are_refused() -> None:
     chooser = Sampler(1, 8, VOCAB)
     for token in (-1, VOCAB):
-        with pytest.raises(ValueError, match=f"token {token}; ids go from 0 to {VOCAB - 1}"):
+        with refused(ValueError, str(token)):
             chooser.start(0, ints([0]), Sampling(logit_bias=((token, 1.0),)))
-    with pytest.raises(ValueError, match=f"41 logits for a vocabulary of {VOCAB}"):
+    with refused(ValueError, "41"):
         both(chooser, torch.zeros(1, 41), [0])
 
 

@@ -117,8 +117,8 @@ def case_of(shape: Shape, rows: Sequence[Row], gap: int = 0, backwards: bool = F
     for row in reversed(range(len(rows))) if backwards else range(len(rows)):
         firsts[row] = end
         end += sum(rows[row][:2]) + len(rows[row][2]) + gap
-    places = [firsts[p // LENGTH] + p % LENGTH for p in step.places.tolist()]
-    step = replace(step, firsts=torch.tensor(firsts), places=torch.tensor(places))
+    places = [firsts[p // LENGTH] + p % LENGTH for p in step.slots.tolist()]
+    step = replace(step, firsts=torch.tensor(firsts), slots=torch.tensor(places))
     make = torch.Generator().manual_seed(len(places))
     pool = torch.randn((end + 1, 2, shape.kv_heads, shape.dim), generator=make)
     query = torch.randn((len(places), shape.heads, shape.dim), generator=make)
@@ -262,7 +262,7 @@ def test_each_place_that_is_seen_counts(much) -> None:
 @by_shape
 def test_what_is_kept_is_attended_to_and_what_is_no_number_is_kept_as_zeros(shape, much) -> None:
     case = case_of(shape, [(6, 2, (-1, 0)), (0, 1, ()), (11, 1, (-1, -1))], gap=1)
-    cache, places = cache_of(case), case.step.places
+    cache, places = cache_of(case), case.step.slots
     make = torch.Generator().manual_seed(0)
     kv = torch.randn((len(places), 2, shape.kv_heads, shape.dim), generator=make).to(shape.dtype)
     for n, odd in enumerate([torch.nan, torch.inf, -torch.inf]):

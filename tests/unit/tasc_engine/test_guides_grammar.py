@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers
 
+from support import refused
 from tasc_engine.errors import GuideError
 from tasc_engine.guided import Guide, GuideLimits, Guides, grammar, sandbox, trial
 from tasc_engine.guided.grammar import MOST_FORCED, MOST_MADE
@@ -263,11 +264,11 @@ def test_a_token_that_is_not_allowed_is_an_error(guides: Guides, tokenizer: Task
 def test_masks_of_another_width_are_refused(guides: Guides) -> None:
     guide = guides.of(regex("friday"), 99)
     none = ids([])
-    with pytest.raises(ValueError, match="buffer size"):
+    with refused(ValueError):
         guide.look(none, none, np.zeros(0, bool), np.zeros((1, guide.words - 1), np.uint32))
 
 
-def refused(guides: Guides, spec: GuideSpec) -> str:
+def reason_of(guides: Guides, spec: GuideSpec) -> str:
     with pytest.raises(GuideError) as caught:
         guides.of(spec, 99)
     return str(caught.value)
@@ -301,7 +302,7 @@ def refused(guides: Guides, spec: GuideSpec) -> str:
 def test_what_cannot_guide_is_refused_with_the_reason(
     guides: Guides, kind: str, text: str, told: str
 ) -> None:
-    reason = refused(guides, GuideSpec(kind, text=text))
+    reason = reason_of(guides, GuideSpec(kind, text=text))
     assert told in reason
     assert kind in reason
     assert len(reason) < 400
@@ -320,7 +321,7 @@ def test_what_would_compile_for_hours_is_given_up_and_others_are_not(
     guides = Guides(tokenizer, tokenizer.vocab_size, limits)
     long = text.replace(r"\n", "\n") % ("/(.*b.{20}.*)/", "/(.*c.{20}.*)/")
     told = f"more than {limits.compile_seconds:g} s or {limits.compile_bytes / 2**20:g} MiB"
-    assert told in refused(guides, GuideSpec("grammar", text=long))
+    assert told in reason_of(guides, GuideSpec("grammar", text=long))
     assert allowed(guides.of(regex("friday"), 99))
 
 
@@ -330,7 +331,7 @@ def test_without_the_library_only_choices_guide(
     monkeypatch.setitem(sys.modules, "llguidance", None)
     guides = Guides(tokenizer, tokenizer.vocab_size)
     assert allowed(guides.of(GuideSpec("choice", ("friday",)), 99))
-    assert "pip install llguidance" in refused(guides, regex("friday"))
+    assert "pip install llguidance" in reason_of(guides, regex("friday"))
 
 
 def test_a_tokenizer_whose_tokens_are_read_otherwise_is_refused(
@@ -345,8 +346,8 @@ def test_a_tokenizer_whose_tokens_are_read_otherwise_is_refused(
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     tokenizer = TaskTokenizer(tmp_path / "tokenizer.json", [EOS])
     guides = Guides(tokenizer, tokenizer.vocab_size)
-    assert "otherwise than the tokenizer" in refused(guides, regex("friday"))
-    assert "vocab size too small" in refused(Guides(tokenizer, 100), regex("friday"))
+    assert "otherwise than the tokenizer" in reason_of(guides, regex("friday"))
+    assert "vocab size too small" in reason_of(Guides(tokenizer, 100), regex("friday"))
 
 
 def test_importing_guides_leaves_the_library_alone() -> None:
@@ -479,32 +480,35 @@ def sandbox_of(tokenizer: TaskTokenizer) -> Sandbox:
     return Sandbox(text, tokenizer.vocab_size, tokenizer.eos_id, Effort(30.0, 2**26))
 
 
-def pid(asked: Sandbox) -> int:
-    assert asked._process
-    return asked._process.pid
+def children() -> set[int]:
+    """The processes that this one has started."""
+    lists = Path("/proc/self/task").glob("*/children")
+    return {int(pid) for own in lists for pid in own.read_text().split()}
 
 
 @pytest.mark.parametrize("wait", [False, True])
 def test_a_process_that_was_killed_says_nothing_of_the_next_grammar(
     tokenizer: TaskTokenizer, wait: bool
 ) -> None:
-    asked = sandbox_of(tokenizer)
+    asked, before = sandbox_of(tokenizer), children()
     assert not asked.refusal(GRAMMAR)
-    first = pid(asked)
+    (first,) = children() - before
     os.kill(first, signal.SIGKILL)
     if wait:
         os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
     assert not asked.refusal(GRAMMAR)
-    assert pid(asked) != first
+    assert children() - before - {first}
 
 
 def test_a_process_that_stands_still_is_ended_and_nothing_is_kept(
     tokenizer: TaskTokenizer,
 ) -> None:
     guides = Guides(tokenizer, tokenizer.vocab_size, GuideLimits(compile_seconds=0.1))
+    before = children()
     assert allowed(guides.of(regex("alarm"), 99))
-    os.kill(pid(guides._library._sandbox), signal.SIGSTOP)
-    with pytest.raises(GuideError, match="took too long: more than 0.5 s"):
+    (started,) = children() - before
+    os.kill(started, signal.SIGSTOP)
+    with pytest.raises(GuideError):
         guides.of(regex("friday"), 99)
     assert not guides.known(regex("friday"))
     assert allowed(guides.of(regex("friday"), 99))
@@ -517,13 +521,13 @@ def test_a_process_that_ends_twice_settles_nothing(
     program = tmp_path / "ends.py"
     program.write_text("input(); print('\"\"', flush=True); input(); raise SystemExit(7)")
     monkeypatch.setattr(sandbox, "_PROGRAM", program)
-    with pytest.raises(Unsettled, match="ended twice .by 7"):
+    with pytest.raises(Unsettled):
         sandbox_of(tokenizer).refusal(GRAMMAR)
     program.write_text("raise SystemExit(3)")
-    with pytest.raises(Unsettled, match="ended at once .3"):
+    with pytest.raises(Unsettled):
         sandbox_of(tokenizer).refusal(GRAMMAR)
     monkeypatch.setattr(sandbox.sys, "executable", str(tmp_path / "none"))
-    with pytest.raises(Unsettled, match="does not start"):
+    with pytest.raises(Unsettled):
         sandbox_of(tokenizer).refusal(GRAMMAR)
 
 
@@ -531,6 +535,7 @@ def test_a_process_compiles_so_many_grammars(
     tokenizer: TaskTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sandbox, "MOST_ASKED", 2)
-    asked = sandbox_of(tokenizer)
-    pids = [(asked.refusal(GRAMMAR), pid(asked))[1] for _ in range(4)]
+    asked, before = sandbox_of(tokenizer), children()
+    pids = [(asked.refusal(GRAMMAR), children() - before)[1] for _ in range(4)]
     assert pids[0] == pids[1] != pids[2] == pids[3]
+    assert {len(own) for own in pids} == {1}

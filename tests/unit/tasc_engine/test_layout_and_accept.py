@@ -152,7 +152,7 @@ def test_each_token_attends_once_to_its_own_past_and_its_own_branch(parts, backw
             past.add(first + start + k)
             assert seen[n] == past
             assert step.positions[n] == start + k
-            assert step.places[n] == first + start + k
+            assert step.slots[n] == first + start + k
             n += 1
         if tree is None:
             continue
@@ -165,10 +165,10 @@ def test_each_token_attends_once_to_its_own_past_and_its_own_branch(parts, backw
             )
             assert seen[n] == branches[x]
             assert step.positions[n] == start + size - 1 + depths[x]
-            assert step.places[n] == first + start + size + x
+            assert step.slots[n] == first + start + size + x
             looked_at.append(n)
             n += 1
-    assert len(seen) == n == len(step.ids) == len(step.positions) == len(step.places)
+    assert len(seen) == n == len(step.ids) == len(step.positions) == len(step.slots)
     assert step.looked_at.tolist() == looked_at
 
 
@@ -179,7 +179,7 @@ def test_a_window_hides_by_position_whatever_the_branch(parts, backwards, window
     step, position_at = laid_out(parts, backwards), {}
     for (_, start, *_), first in zip(parts, firsts_of(parts, backwards), strict=True):
         position_at.update({first + k: k for k in range(start)})
-    position_at.update(zip(step.places.tolist(), step.positions.tolist(), strict=True))
+    position_at.update(zip(step.slots.tolist(), step.positions.tolist(), strict=True))
     everything, near = seen_by_each(step, None), seen_by_each(step, window)
     for own, past, found in zip(step.positions.tolist(), everything, near, strict=True):
         assert found == {place for place in past if own - position_at[place] < window}
@@ -223,7 +223,7 @@ def test_no_two_tokens_enter_the_same_place_and_none_one_that_is_held() -> None:
         step, held = laid_out(parts, backwards), set()
         for first, (_, start, *_) in zip(step.firsts.tolist(), parts, strict=True):
             held |= set(range(first, first + start))
-        entered = step.places.tolist()
+        entered = step.slots.tolist()
         assert len(set(entered)) == len(entered) == 72
         assert set(entered).isdisjoint(held)
 
@@ -249,7 +249,7 @@ def test_moves_are_passed_on() -> None:
 def test_a_plain_feed_brings_the_same_to_each_row_and_each_emits() -> None:
     step = lay_out(plain_feed([40, 3, 21], 7, np.array([5, 6], np.int32)))
     assert step.ids.tolist() == [5, 6] * 3
-    assert step.places.tolist() == [47, 48, 10, 11, 28, 29]
+    assert step.slots.tolist() == [47, 48, 10, 11, 28, 29]
     assert step.positions.tolist() == [7, 8] * 3
     assert step.looked_at.tolist() == [1, 3, 5]
     assert step.moves.shape == (2, 0)

@@ -22,6 +22,7 @@ from neural_rows import (
 )
 
 from neural_drafters import drafter_of, proposer_of
+from support import refused
 from tasc_engine.drafting.neural.recent import RecentVocabulary
 from tasc_engine.drafting.neural.tree import NeuralSettings
 from tasc_engine.model.operations import TensorOperations
@@ -61,7 +62,7 @@ def test_a_row_can_be_filled_to_its_capacity_and_no_further(folder: Path, kind: 
     neighbour = tree(propose(proposer, [1]))
     begun(proposer, 0, PROMPTS[2], [7] * (CAPACITY - 20))
     full = tree(propose(proposer, [0]))
-    with pytest.raises(ValueError, match=r"row 0 has 64 tokens, 1 more exceed .* of 64; make the"):
+    with refused(ValueError, "row 0", "64"):
         proposer.observe(0, ids([1]))
     together = propose(proposer, [0, 1])
     assert_same(tree(together, 0), full)
@@ -71,8 +72,8 @@ def test_a_row_can_be_filled_to_its_capacity_and_no_further(folder: Path, kind: 
 def test_a_nearly_full_row_reads_no_position_that_there_is_not(folder: Path) -> None:
     """Beside a row with room it is grown as deep as that one."""
     proposer = make(folder)
-    decoder = proposer._backbone.decoder
-    turns = torch.as_tensor(decoder.operations._turns).view(CAPACITY, 2, decoder.head_dim)
+    decoder = proposer.backbone.decoder
+    turns = torch.as_tensor(decoder.operations.turns).view(CAPACITY, 2, decoder.head_dim)
     decoder.operations = TensorOperations(
         turns, decoder.heads, decoder.kv_heads, torch.nn.functional.silu
     )  # of which an index minds its bounds
@@ -86,17 +87,17 @@ def test_a_nearly_full_row_reads_no_position_that_there_is_not(folder: Path) -> 
 
 def test_rows_that_do_not_fit_are_refused_and_stay_free(folder: Path) -> None:
     proposer = make(folder)
-    size = proposer._vocab_size
+    size = proposer.vocab_size
     for alien in (-1, size):
-        with pytest.raises(ValueError, match=rf"{alien}.*vocabulary has {size}; tok.*target's own"):
+        with refused(ValueError, str(alien), str(size)):
             proposer.start(0, ids([1, alien]))
-    with pytest.raises(ValueError, match=r"0 tokens, 65 more exceed its capacity of 64"):
+    with refused(ValueError, "65", "64"):
         proposer.start(0, ids([1] * 65))
     assert len(propose(proposer, [0]).tokens) == 0
     proposer.start(0, ids([1] * 5))
-    with pytest.raises(ValueError, match="row 0 is in use; finish it"):
+    with refused(ValueError, "row 0"):
         proposer.start(0, ids([1]))
-    with pytest.raises(ValueError, match=rf"-5 to 1, .* {size}; tokenise"):
+    with refused(ValueError, "-5"):
         proposer.observe(0, ids([1, -5]))
     proposer.finish(0)
     proposer.start(0, ids([1]))
@@ -105,19 +106,16 @@ def test_rows_that_do_not_fit_are_refused_and_stay_free(folder: Path) -> None:
 @pytest.mark.parametrize("row", [-1, ROWS])
 def test_rows_that_there_are_not_are_refused(folder: Path, row: int) -> None:
     proposer = make(folder)
-    refused = pytest.raises(
-        ValueError, match=rf"row {row} is none of the proposer's 3; .*more rows"
-    )
-    with refused:
+    with refused(ValueError, f"row {row}"):
         proposer.start(row, ids([1]))
-    with refused:
+    with refused(ValueError, f"row {row}"):
         proposer.observe(row, ids([1]))
-    with refused:
+    with refused(ValueError, f"row {row}"):
         proposer.finish(row)
 
 
 def test_a_prompt_is_taken_in_by_one_token_at_least(folder: Path) -> None:
-    with pytest.raises(ValueError, match="chunk is 0; it must be at least 1"):
+    with refused(ValueError, "chunk"):
         make(folder, chunk=0)
 
 

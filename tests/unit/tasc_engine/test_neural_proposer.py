@@ -140,13 +140,13 @@ def test_a_prompt_taken_in_by_pieces_is_drafted_for_as_one_taken_in_at_once(
     pieces, whole = make(folder, kind, chunk=7), make(folder, kind)
     sizes: dict[Any, list[list[int]]] = {pieces: [], whole: []}
     for each in sizes:
-        honest = each._backbone.trunk
+        honest = each.backbone.trunk
 
         def trunk(*args: Any, of: Any = each, honest: Any = honest) -> Any:
             sizes[of].append(args[-1].tolist())
             return honest(*args)
 
-        monkeypatch.setattr(each._backbone, "trunk", trunk)
+        monkeypatch.setattr(each.backbone, "trunk", trunk)
         for row, prompt in enumerate(([8, 2], list(range(20, 54)), PROMPTS[2])):
             begun(each, row, prompt, [3])
     drafted = [propose(each, [2, 0, 1]) for each in (pieces, whole)]

@@ -83,7 +83,7 @@ def test_what_a_recent_vocabulary_takes_is_all_that_it_holds(gathered: bool) -> 
     weight = head()[0]
     made = RecentVocabulary(weight, ROWS, 64, base=int32(*range(9)), gathered=gathered)
     held = {weight.untyped_storage().data_ptr(): 0, 1: 9 * HIDDEN * 8}
-    for holder in (made._window, made._head):
+    for holder in (made.window, made.head):
         for tensor in vars(holder).values():
             if isinstance(tensor, torch.Tensor):
                 storage = tensor.untyped_storage()
@@ -191,7 +191,7 @@ def test_the_product_of_a_gpu_gives_what_that_of_a_cpu_gives(gathered):
     for row in range(ROWS):
         made.start(row, int32(*range(row, 60, row + 1)))
     hidden, rows = torch.randn(2, 4, HIDDEN, dtype=torch.float64), torch.tensor([2, 0])
-    found, expected = made._head._all_rows(hidden, rows), made._head._row_by_row(hidden, rows)
+    found, expected = made.head.all_rows(hidden, rows), made.head.row_by_row(hidden, rows)
     assert found.shape == (2, 4, SIZE)
     assert torch.allclose(found[..., : expected.shape[-1]], expected, rtol=1e-12, atol=1e-12)
     assert found[..., expected.shape[-1] :].isneginf().all()

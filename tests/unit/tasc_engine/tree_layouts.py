@@ -39,7 +39,7 @@ def layout_of(rows: Sequence[Row], length: int) -> Layout:
         begins.append(len(positions))
     ids = [(7 * p + 3 * i) % 50 for i, p in enumerate(positions)]
     numbers = {
-        "ids": ids, "positions": positions, "places": places, "seen": seen, "tree": tree,
+        "ids": ids, "positions": positions, "slots": places, "seen": seen, "tree": tree,
         "adapters": [0] * len(ids), "looked_at": looked_at, "begins": begins,
         "firsts": [row * length for row in range(len(rows))],
         "trunks": [cached + brought for cached, brought, _ in rows],

@@ -50,7 +50,7 @@ class Backbone:
     def cache_bytes(self) -> int:
         """Of keys and values: ``rows * (capacity + MOST_NODES) + 1`` tokens in each layer."""
         each = 2 * self.decoder.kv_heads * self.decoder.head_dim * self.decoder.embedding.itemsize
-        return (self._cache.places + 1) * self.decoder.layers * each
+        return (self._cache.slots + 1) * self.decoder.layers * each
 
     def trunk(
         self, inputs: Tensor, rows: Int32, bases: Int32, starts: Int32, sizes: Int32
@@ -93,13 +93,13 @@ class Backbone:
         n, width = tree.shape
         before = width * (level - 1)
         firsts, long = self._firsts(rows), trunks.astype(np.int64)
-        places = (firsts + long)[:, None] + before + np.arange(width)
+        slots = (firsts + long)[:, None] + before + np.arange(width)
         # A nearly full row is grown as deep as the others; what lies beyond its end is not drafted.
         positions = np.minimum(bases + long - 1 + level, self._last)
         host = StepLayout[Int64](
             ids=np.zeros(n * width, np.int64),
             positions=np.repeat(positions, width),
-            places=places.reshape(-1),
+            slots=slots.reshape(-1),
             seen=np.repeat(long, width),
             # Kernels on a GPU read the device's alone, and nothing waits for a copy.
             tree=np.zeros(n * width, np.int64) if self._fused else tree.flatten().cpu().numpy(),

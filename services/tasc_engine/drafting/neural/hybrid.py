@@ -20,7 +20,7 @@ from tasc_engine.model.hidden_states import HiddenStateRequest
 
 TRIAL = 16  # steps of one way before the other is tried, at first and again and again
 LONGEST = 2048  # steps between two trials of the slower one
-_FADE = 0.5  # of what earlier trials said
+_FADE = 0.5  # of the rates of earlier trials
 
 
 class TwoArmedBandit:
@@ -170,6 +170,6 @@ class HybridProposer:
         """Probability of the n-grams' likeliest first token of each row; 0 where there is none."""
         first = self._ngram.propose(rows, np.minimum(budget, 1))
         best = np.zeros(len(rows), np.float32)
-        said = np.diff(first.offsets) > 0
-        best[said] = np.exp(first.logp[first.offsets[:-1][said]])
+        drafted = np.diff(first.offsets) > 0
+        best[drafted] = np.exp(first.logp[first.offsets[:-1][drafted]])
         return best

@@ -72,15 +72,15 @@ class NeuralProposer:
             raise ValueError(f"chunk is {chunk}; it must be at least 1")
         self.settings, self.vocabulary = settings, vocabulary
         self.hidden_state_request = HiddenStateRequest(drafter.needs_hidden, vocabulary.needs_top)
-        self._drafter, self._backbone = drafter, drafter.backbone
-        self._device = self._backbone.decoder.embedding.device
+        self._drafter, self.backbone = drafter, drafter.backbone
+        self._device = self.backbone.decoder.embedding.device
         self._texts = np.zeros((rows, capacity), np.int32)
         self._lengths, self._bases, self._taken, self._known = np.zeros((4, rows), np.int32)
-        self._vocab_size, self._chunk = vocab_size, chunk
+        self.vocab_size, self._chunk = vocab_size, chunk
         self._is_eos = torch.zeros(vocab_size, dtype=torch.bool)
         self._is_eos[list(eos_ids)] = True
         self._is_eos = self._is_eos.to(self._device)
-        embedding = self._backbone.decoder.embedding
+        embedding = self.backbone.decoder.embedding
         shape = (rows, capacity, embedding.shape[1])
         self._hidden = embedding.new_zeros(shape) if drafter.needs_hidden else None
         self._warm_up()
@@ -98,7 +98,7 @@ class NeuralProposer:
     def cache_bytes(self) -> int:
         """Of the drafter's keys and values, and of the hidden states that it reads."""
         hidden = 0 if self._hidden is None else self._hidden.nbytes
-        return self._backbone.cache_bytes + hidden
+        return self.backbone.cache_bytes + hidden
 
     def start(self, row: int, prompt: Int32) -> None:
         self._require_row(row)
@@ -175,7 +175,7 @@ class NeuralProposer:
                 thoughts.append(self._hidden[row, begin : begin + size])
         ids = torch.from_numpy(np.concatenate(parts).astype(np.int64)).to(self._device)
         inputs = self._drafter.inputs(ids, torch.cat(thoughts) if thoughts else None)
-        hidden = self._backbone.trunk(inputs, rows, self._bases[rows], starts, sizes)
+        hidden = self.backbone.trunk(inputs, rows, self._bases[rows], starts, sizes)
         self._taken[rows] = starts + sizes
         return hidden
 
@@ -193,7 +193,7 @@ class NeuralProposer:
         width = above.shape[-1]
         thought = above.gather(1, nodes.above[..., None].expand(-1, -1, width))
         inputs = self._drafter.inputs(nodes.tokens, thought)
-        return self._backbone.level(
+        return self.backbone.level(
             inputs, nodes.tree, rows, self._bases[rows], self._taken[rows], level
         )
 
@@ -210,10 +210,10 @@ class NeuralProposer:
                 f"row {row} has {begin} tokens, {len(tokens)} more exceed its capacity of "
                 f"{self._texts.shape[1]}; make the proposer with a greater one"
             )
-        if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self._vocab_size:
+        if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.vocab_size:
             raise ValueError(
                 f"ids run from {tokens.min()} to {tokens.max()}, the vocabulary has "
-                f"{self._vocab_size}; tokenise with the target's own tokenizer"
+                f"{self.vocab_size}; tokenise with the target's own tokenizer"
             )
         self._texts[row, begin:end] = tokens
         self._lengths[row] = end

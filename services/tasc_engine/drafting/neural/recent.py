@@ -305,9 +305,9 @@ class GatheredHead:
         """``[R, w, H]`` to ``[R, w, A]``, A at most the window's capacity."""
         if self._copied is not None:
             torch.cuda.current_stream(self._head.device).wait_event(self._copied)
-        return self._all_rows(hidden, rows) if hidden.is_cuda else self._row_by_row(hidden, rows)
+        return self.all_rows(hidden, rows) if hidden.is_cuda else self.row_by_row(hidden, rows)
 
-    def _all_rows(self, hidden: Tensor, rows: Tensor) -> Tensor:
+    def all_rows(self, hidden: Tensor, rows: Tensor) -> Tensor:
         """One product of a shape that depends on no value."""
         if self._buffer is None:
             weights = self._head[self._window.ids[rows].clamp(min=0)]
@@ -322,7 +322,7 @@ class GatheredHead:
         weights = self._head.index_select(0, entered.ids.flatten())
         buffer.flatten(0, 1).index_copy_(0, entered.places.flatten(), weights)
 
-    def _row_by_row(self, hidden: Tensor, rows: Tensor) -> Tensor:
+    def row_by_row(self, hidden: Tensor, rows: Tensor) -> Tensor:
         """On a CPU nothing is waited for, so slots that no row ever used are left out."""
         most = int(self._window.peaks(rows).max()) if len(rows) else 0
         columns = min(self._window.capacity, -(-max(most, 1) // _COLUMNS) * _COLUMNS)
@@ -384,8 +384,8 @@ class RecentVocabulary:
         self._base = None if base is None else checked_ids(base, head)
         self._base_head = _base_head(head, self._base, bias)
         left_out = None if self._base is None else _marked(self._base, head.shape[0])
-        self._window = RecentWindow(rows, window, head.shape[0], head.device, left_out)
-        self._head = GatheredHead(head, bias, rows, self._window, gathered)
+        self.window = RecentWindow(rows, window, head.shape[0], head.device, left_out)
+        self.head = GatheredHead(head, bias, rows, self.window, gathered)
         self._rows = torch.arange(rows, device=head.device)
         self._in_prompt: set[int] = set()
         self._most = window
@@ -393,8 +393,8 @@ class RecentVocabulary:
 
     @property
     def nbytes(self) -> int:
-        base = 0 if self._base is None else len(self._base) * self._head.row_bytes
-        return base + self._window.nbytes + self._head.nbytes
+        base = 0 if self._base is None else len(self._base) * self.head.row_bytes
+        return base + self.window.nbytes + self.head.nbytes
 
     @torch.inference_mode()
     def start(self, row: int, prompt: Int32) -> None:
@@ -424,26 +424,26 @@ class RecentVocabulary:
     def prepare(self) -> None:
         if self._steps.observed:
             drafts, tokens, top = self._steps.take()
-            unique = [self._window.distinct(self._rows, ids) for ids in (drafts, top)]
+            unique = [self.window.distinct(self._rows, ids) for ids in (drafts, top)]
             self._append(self._rows, torch.cat((unique[0], tokens, unique[1]), 1))
 
     @torch.inference_mode()
     def finish(self, row: int) -> None:
         self._in_prompt.discard(row)
         self._steps.forget(row)
-        self._window.clear(row)
-        self._head.refresh()
+        self.window.clear(row)
+        self.head.refresh()
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
         self.prepare()
-        recent = self._head.logits(hidden, rows)
+        recent = self.head.logits(hidden, rows)
         if self._base_head is None:
             return recent
         return torch.cat((self._base_head(hidden), recent), -1)
 
     def ids_of(self, slots: Tensor, rows: Tensor) -> Tensor:
-        flat, ids = slots.flatten(1), self._window.ids
+        flat, ids = slots.flatten(1), self.window.ids
         if self._base is None:
             found = ids[rows[:, None], flat]
         else:
@@ -453,18 +453,18 @@ class RecentVocabulary:
         return found.clamp(min=0).view_as(slots)
 
     def sizes(self, rows: Tensor) -> Tensor:
-        return self._window.sizes(rows) + (0 if self._base is None else len(self._base))
+        return self.window.sizes(rows) + (0 if self._base is None else len(self._base))
 
     def _observe_prompt(self, row: int, top: Tensor) -> None:
         """The likeliest tokens of the prompt; without context, of its end alone."""
         ids = top[:, : self._pre] if self._context else top[-1:, : self._ver]
         if ids.numel():
             rows, flat = self._rows[row : row + 1], ids.reshape(1, -1)
-            self._append(rows, self._window.distinct(rows, flat))
+            self._append(rows, self.window.distinct(rows, flat))
 
     def _append(self, rows: Tensor, ids: Tensor) -> None:
         if ids.shape[1]:
-            self._head.gather(self._window.append(rows, ids))
+            self.head.gather(self.window.append(rows, ids))
 
 
 def _check(vocab_size: int, pre: int, ver: int) -> None:

@@ -72,7 +72,7 @@ class Frontier:
 
 
 class Beam:
-    """The candidates of R rows; each level is told the log-probabilities behind the one before.
+    """The candidates of R rows; each level takes the log-probabilities behind the one before.
 
     Attributes:
         frontier: The newest level's nodes that are expanded.
@@ -138,9 +138,9 @@ class Beam:
         best, at = logp.sort(dim=1, descending=True, stable=True)
         best, at = best[:, :nodes], at[:, :nodes]
         parts = (torch.cat(each, 1).gather(1, at) for each in (self._tokens, self._parents))
-        told = torch.stack((at, *parts)).cpu().numpy()
+        copied = torch.stack((at, *parts)).cpu().numpy()
         paths = best.float().cpu().numpy()
-        return ranked(paths, told[0], told[1], told[2], depths, min_prob, budget, least)
+        return ranked(paths, copied[0], copied[1], copied[2], depths, min_prob, budget, least)
 
 
 def ranked(

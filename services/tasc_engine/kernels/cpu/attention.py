@@ -37,7 +37,7 @@ from tasc_engine.kernels.torch_attention import RowByRow
 from tasc_engine.layout import Int64, StepLayout
 
 _MOST_LANES = 256  # queries scored together
-_TAKEN = 8  # places taken at once
+_TAKEN = 8  # slots taken at once
 _one, _two, _four, _eight, _sixteen = (known(n) for n in (1, 2, 4, 8, 16))
 
 
@@ -60,9 +60,9 @@ class Scratch:
         self.totals = np.zeros(self.lanes, dtype)
         self.scores = np.zeros(0, dtype)
 
-    def hold(self, places: int) -> None:
-        """Make room for a row of so many places."""
-        needed = (places + _TAKEN) * self.lanes
+    def hold(self, slots: int) -> None:
+        """Make room for a row of so many slots."""
+        needed = (slots + _TAKEN) * self.lanes
         if len(self.scores) < needed:
             self.scores = np.zeros(needed, self.totals.dtype)
 
@@ -75,7 +75,7 @@ def attend(
 
     Args:
         query, out: ``[N * heads * head_dim]`` elements, see `lanes`.
-        pool: ``[places * 2 * kv_heads * head_dim]`` elements of one layer.
+        pool: ``[slots * 2 * kv_heads * head_dim]`` elements of one layer.
         layout: A `StepLayout` of numpy arrays.
         rows: ``int64[n]`` the rows to do; the others' part of ``out`` stays as it is.
         scratch: Holds the longest of them.
@@ -103,13 +103,13 @@ def _attend(
     dim = value(size)
     shared, step = heads // kv_heads, 2 * kv_heads * dim
     for r in rows:
-        places = trunks[r] + nodes[r]
+        slots = trunks[r] + nodes[r]
         node = begins[r + 1] - nodes[r]
         for token in range(begins[r], begins[r + 1], most):
             tokens = min(most, begins[r + 1] - token)
             n, lanes = tokens * shared, _lanes(tokens * heads)
             low = _lowest(positions, token, tokens, window)
-            end = places if token + tokens > node else seen[token + tokens - 1]
+            end = slots if token + tokens > node else seen[token + tokens - 1]
             for g in range(kv_heads):
                 at = (firsts[r] + low) * step + g * dim
                 _score(
@@ -141,7 +141,7 @@ def _attend(
 
 @arithmetic
 def _lowest(positions: Any, token: int, tokens: int, window: int) -> int:
-    """The first place that some token sees; nodes are in no order of depth."""
+    """The first slot that some token sees; nodes are in no order of depth."""
     if not window:
         return 0
     least = positions[token]
@@ -189,7 +189,7 @@ def _convert(source: Any, at: int, size: Any, target: Any, to: int) -> None:
 @arithmetic
 def _score(
     query: Any, token: int, n: int, g: int, shared: int, heads: int, size: Any, scale: Any,
-    pool: Any, at: int, step: int, places: int, queries: Any, keys: Any, scores: Any, first: int,
+    pool: Any, at: int, step: int, slots: int, queries: Any, keys: Any, scores: Any, first: int,
     stride: int,
 ) -> None:  # fmt: skip
     """Scores of one head of keys: of queries that fill vectors, then of the few that are left."""
@@ -198,36 +198,36 @@ def _score(
     left = n - full
     if full:
         _gather(query, token, 0, full, g, shared, heads, size, scale, queries, s1)
-        _score_lanes(pool, at, step, places, queries, keys, scores, first, stride, size, s1, full)
+        _score_lanes(pool, at, step, slots, queries, keys, scores, first, stride, size, s1, full)
     if left:
         to = first + full
         if left > 8:
             _gather(query, token, full, n, g, shared, heads, size, scale, queries, s1)
-            _score_lanes(pool, at, step, places, queries, keys, scores, to, stride, size, s1, left)
+            _score_lanes(pool, at, step, slots, queries, keys, scores, to, stride, size, s1, left)
         elif left > 4:
             _gather(query, token, full, n, g, shared, heads, size, scale, queries, s2)
-            _score_lanes(pool, at, step, places, queries, keys, scores, to, stride, size, s2, left)
+            _score_lanes(pool, at, step, slots, queries, keys, scores, to, stride, size, s2, left)
         elif left > 2:
             _gather(query, token, full, n, g, shared, heads, size, scale, queries, s4)
-            _score_lanes(pool, at, step, places, queries, keys, scores, to, stride, size, s4, left)
+            _score_lanes(pool, at, step, slots, queries, keys, scores, to, stride, size, s4, left)
         elif left > 1:
             _gather(query, token, full, n, g, shared, heads, size, scale, queries, s8)
-            _score_lanes(pool, at, step, places, queries, keys, scores, to, stride, size, s8, left)
+            _score_lanes(pool, at, step, slots, queries, keys, scores, to, stride, size, s8, left)
         else:
             _gather(query, token, full, n, g, shared, heads, size, scale, queries, s16)
-            _score_lanes(pool, at, step, places, queries, keys, scores, to, stride, size, s16, left)
+            _score_lanes(pool, at, step, slots, queries, keys, scores, to, stride, size, s16, left)
 
 
 @arithmetic
 def _score_lanes(
-    pool: Any, at: int, step: int, places: int, queries: Any, keys: Any, scores: Any, first: int,
+    pool: Any, at: int, step: int, slots: int, queries: Any, keys: Any, scores: Any, first: int,
     stride: int, size: Any, slices: Any, n: int,
 ) -> None:  # fmt: skip
-    """Scores of gathered queries at eight places at once."""
+    """Scores of gathered queries at eight slots at once."""
     dim, each = value(size), value(slices)
-    for p in range(0, places, 8):
+    for p in range(0, slots, 8):
         for k in range(8):
-            _convert(pool, at + min(p + k, places - 1) * step, size, keys, k * dim)
+            _convert(pool, at + min(p + k, slots - 1) * step, size, keys, k * dim)
         for b in range(0, n, WIDTH):
             none = zeros(keys)
             t0, t1, t2, t3, t4, t5, t6, t7 = none, none, none, none, none, none, none, none
@@ -253,12 +253,12 @@ def _score_lanes(
 
 
 @arithmetic
-def _cap(scores: Any, places: int, lanes: int, used: int, softcap: Any) -> None:
+def _cap(scores: Any, slots: int, lanes: int, used: int, softcap: Any) -> None:
     """``c tanh(s / c)``, as 1 - 2 / (e^2x + 1)."""
     cap = splat(softcap)
     one = div(cap, cap)
     two = add(one, one)
-    for p in range(places):
+    for p in range(slots):
         for i in range(p * lanes, p * lanes + used, WIDTH):
             grown = exponent(div(mul(two, load(scores, i)), cap))
             store(scores, i, mul(cap, sub(one, div(two, add(grown, one)))))
@@ -273,24 +273,24 @@ def _hide(scores: Any, at: int, n: int, kv_heads: int, shared: int) -> None:
 
 
 @arithmetic
-def _weigh(scores: Any, places: int, lanes: int, used: int, totals: Any) -> None:
+def _weigh(scores: Any, slots: int, lanes: int, used: int, totals: Any) -> None:
     """Scores of ``used`` lanes to weights, and their sums; zeros behind the last place."""
     for b in range(0, used, WIDTH):
         most, total = load(scores, b), zeros(totals)
-        for p in range(1, places):
+        for p in range(1, slots):
             most = maximum(most, load(scores, p * lanes + b))
-        for p in range(places):
+        for p in range(slots):
             weight = exponent(sub(load(scores, p * lanes + b), most))
             store(scores, p * lanes + b, weight)
             total = add(total, weight)
         store(totals, b, total)
-        for p in range(places, (places + 7) // 8 * 8):
+        for p in range(slots, (slots + 7) // 8 * 8):
             store(scores, p * lanes + b, zeros(totals))
 
 
 @arithmetic
 def _sum(
-    pool: Any, at: int, step: int, places: int, n: int, size: Any, scores: Any, first: int,
+    pool: Any, at: int, step: int, slots: int, n: int, size: Any, scores: Any, first: int,
     lanes: int, values: Any, sums: Any,
 ) -> None:  # fmt: skip
     """Weighted values of one head of keys, ``[n, dim rounded up]``."""
@@ -298,9 +298,9 @@ def _sum(
     padded = (dim + WIDTH - 1) // WIDTH * WIDTH
     for i in range(0, n * padded, WIDTH):
         store(sums, i, zeros(values))
-    for p in range(0, places, 8):
+    for p in range(0, slots, 8):
         for k in range(8):  # weights behind the last place are 0, values need be numbers only
-            _convert(pool, at + min(p + k, places - 1) * step, size, values, k * padded)
+            _convert(pool, at + min(p + k, slots - 1) * step, size, values, k * padded)
         for q in range(n):
             i = p * lanes + first + q
             w0, w1 = splat(scores[i]), splat(scores[i + lanes])
@@ -337,7 +337,7 @@ def _scatter(
 
 
 # Torch is faster from so many queries of a head of keys on, if there is enough to do; measured
-# with 32 to 128 places a head and contexts up to 900.
+# with 32 to 128 slots a head and contexts up to 900.
 _MANY, _MUCH = 24, 400_000
 
 

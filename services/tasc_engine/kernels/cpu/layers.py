@@ -82,7 +82,7 @@ def _norm(
 @arithmetic
 def turn_and_keep(
     joined: Any, heads: int, kv_heads: int, dim: int, weights: Any, eps: Any, turns: Any,
-    positions: Any, places: Any, query: Any, pool: Any,
+    positions: Any, slots: Any, query: Any, pool: Any,
 ) -> None:  # fmt: skip
     """Queries and keys normed and turned (rope: Su et al. 2021), keys and values kept.
 
@@ -91,14 +91,14 @@ def turn_and_keep(
             normed in place.
         weights: ``[(heads + kv_heads) * dim]`` numbers of a norm of each head; empty for none.
         turns: ``[positions * 2 * dim]`` numbers: cosines, then sines, the first half's negative.
-        places: ``int64[N]`` where keys and values of each token enter the pool.
+        slots: ``int64[N]`` where keys and values of each token enter the pool.
         query: ``[N * heads * dim]`` elements, written.
-        pool: ``[places * 2 * kv_heads * dim]`` elements, written at ``places``.
+        pool: ``[slots * 2 * kv_heads * dim]`` elements, written at ``slots``.
     """
     turned = heads + kv_heads
     for t in range(len(positions)):
         base, turn = t * (turned + kv_heads) * dim, positions[t] * 2 * dim
-        to = places[t] * 2 * kv_heads * dim
+        to = slots[t] * 2 * kv_heads * dim
         for h in range(turned):
             at = base + h * dim
             if len(weights):

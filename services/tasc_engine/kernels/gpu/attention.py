@@ -59,10 +59,10 @@ def attend(
 
     Args:
         query: ``[N, heads, D]`` of one of ``DTYPES``; tokens and heads may lie apart, D not.
-        pool: ``[places, 2, kv_heads, D]`` of one layer, of the same dtype, contiguous.
+        pool: ``[slots, 2, kv_heads, D]`` of one layer, of the same dtype, contiguous.
         layout: On the device of the query. A row may have no tokens.
         scale: Of the scores, which are summed in float32.
-        longest: Places of the longest row there can be; decides how finely contexts are cut.
+        longest: Slots of the longest row there can be; decides how finely contexts are cut.
         window: A token at p sees position j only if ``p - j < window``; None for all.
         softcap: Scores s become ``softcap * tanh(s / softcap)``.
 
@@ -70,7 +70,7 @@ def attend(
         ``[N, heads, D]``; zeros for a token that sees nothing; tokens of no row are not written.
 
     Raises:
-        ValueError: A shape, a stride or a dtype is not as said above.
+        ValueError: A shape, a stride or a dtype is not as above.
     """
     _check(query, pool)
     tokens, heads, dim = query.shape
@@ -217,7 +217,7 @@ def _span(
     at: tl.tensor, sees: tl.tensor, bits: tl.tensor, real: tl.tensor, end: tl.tensor,
     window: tl.tensor, keys: tl.constexpr, windowed: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Places that some token of the tile may see, and of them this program's part."""
+    """Slots that some token of the tile may see, and of them this program's part."""
     stop = tl.max(sees, 0)
     if tl.max((bits != 0).to(tl.int32), 0) > 0:
         stop = end
@@ -247,7 +247,7 @@ def _visible(
     trunk: tl.tensor, many: tl.tensor, nodes_at: tl.tensor, window: tl.tensor,
     windowed: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Which tokens see which of the places ``j``, those behind ``stop`` nobody."""
+    """Which tokens see which of the slots ``j``, those behind ``stop`` nobody."""
     node = j - trunk
     known = (node >= 0) & (node < many)
     # A shift by as many bits as there are is undefined.
@@ -282,7 +282,7 @@ class FusedRows:
     """Attends for all rows of a step; see `RowByRow`.
 
     Args:
-        longest: Places of the longest row there can be.
+        longest: Slots of the longest row there can be.
     """
 
     def __init__(self, pool: Tensor, longest: int) -> None:

@@ -1,4 +1,4 @@
-"""Places and memory: whoever fits gets them, nobody's tokens are lost, prefixes are kept."""
+"""Slots and memory: whoever fits gets them, nobody's tokens are lost, prefixes are kept."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ NOBODYS = -1.0  # what the place behind the last one holds
 
 def begin(cache: RowCache, moves: Int64) -> None:
     """A step of one token at the last place, which is nobody's, and some moves."""
-    plain = plain_feed([cache.places], 0, np.zeros(1, np.int32))
+    plain = plain_feed([cache.slots], 0, np.zeros(1, np.int32))
     layout = lay_out(Feed(**{**vars(plain), "moves": moves}))
     cache.begin(layout, on_device(layout, torch.device("cpu")))
 
@@ -61,7 +61,7 @@ class Residents(RuleBasedStateMachine):
     @initialize()
     def empty(self) -> None:
         self.cache = used_cache()
-        self.places = KVAllocator(self.cache)
+        self.slots = KVAllocator(self.cache)
         self.marks: dict[str, list[float]] = {}
         self.held: list[Sequence] = []
         self.waiting: list[tuple[Sequence, int, int]] = []  # whose, from which and to which of its
@@ -77,7 +77,7 @@ class Residents(RuleBasedStateMachine):
         new, moves = sequence(self.named, prompt, max_tokens), self.moves()
         firsts, before = [s.first for s in self.held], moves.copy()
         fits = prompt + max_tokens - 1 <= TOTAL - sum(len(m) for m in self.marks.values())
-        assert self.places.enter(new, moves) == fits
+        assert self.slots.enter(new, moves) == fits
         if fits:
             self.held.append(new)
             assert (moves == self.moves()).all()
@@ -94,12 +94,12 @@ class Residents(RuleBasedStateMachine):
         gone = self.held.pop(which % len(self.held))
         del self.marks[gone.request.id]
         self.waiting = [move for move in self.waiting if move[0] is not gone]
-        self.places.leave(gone)
+        self.slots.leave(gone)
 
     @precondition(lambda self: self.held)
     @rule(which=st.integers(0, 99), at=st.integers(0, 24), to=st.integers(0, 24))
     def accept_a_node(self, which: int, at: int, to: int) -> None:
-        """A step may move several of a sequence's places, each to one of its own."""
+        """A step may move several of a sequence's slots, each to one of its own."""
         mover = self.held[which % len(self.held)]
         source, target = at % mover.needs, to % mover.needs
         if all(s is not mover or t != target for s, _, t in self.waiting):
@@ -115,9 +115,9 @@ class Residents(RuleBasedStateMachine):
 
     @invariant()
     def all_is_where_it_belongs(self) -> None:
-        self.places.check_integrity()
-        assert self.places.total == TOTAL
-        assert self.places.free == TOTAL - sum(len(m) for m in self.marks.values())
+        self.slots.check_integrity()
+        assert self.slots.total == TOTAL
+        assert self.slots.free == TOTAL - sum(len(m) for m in self.marks.values())
         taken = [place for s in self.held for place in range(s.first, s.first + s.needs)]
         assert len(set(taken)) == len(taken)
         assert set(taken) <= set(range(TOTAL))
@@ -130,20 +130,20 @@ TestResidents.settings = settings(max_examples=60, stateful_step_count=40, deadl
 
 
 def held_by(cache: RowCache, needs: list[int]) -> tuple[KVAllocator, list[Sequence]]:
-    places, held = KVAllocator(cache), [sequence(i + 1, n, 1) for i, n in enumerate(needs)]
+    slots, held = KVAllocator(cache), [sequence(i + 1, n, 1) for i, n in enumerate(needs)]
     for s in held:
-        assert places.enter(s, no_moves())
+        assert slots.enter(s, no_moves())
         write(cache, s)
-    return places, held
+    return slots, held
 
 
 def test_a_node_accepted_before_a_push_is_found_after_it() -> None:
     cache = used_cache()
-    places, (gone, left, last) = held_by(cache, [10, 12, 8])
+    slots, (gone, left, last) = held_by(cache, [10, 12, 8])
     marks = read(cache, left), read(cache, last)
-    places.leave(gone)
+    slots.leave(gone)
     moves = np.array([[left.first + 9, last.first + 7], [left.first + 5, last.first + 6]])
-    assert places.enter(sequence(4, 20, 1), moves)
+    assert slots.enter(sequence(4, 20, 1), moves)
     assert (left.first, last.first) == (0, 12)
     assert moves.tolist() == [[9, 19], [5, 18]]
     begin(cache, moves)
@@ -153,31 +153,31 @@ def test_a_node_accepted_before_a_push_is_found_after_it() -> None:
 
 def test_nobody_moves_where_a_gap_is_long_enough() -> None:
     cache = used_cache()
-    places, (_, gone, last) = held_by(cache, [10, 12, 8])
-    places.leave(gone)
+    slots, (_, gone, last) = held_by(cache, [10, 12, 8])
+    slots.leave(gone)
     new = sequence(4, 12, 1)
-    assert places.enter(new, no_moves())
+    assert slots.enter(new, no_moves())
     assert (new.first, last.first) == (10, 22)
 
 
 def test_a_sequence_of_all_places_enters_alone() -> None:
-    places = KVAllocator(used_cache())
-    assert not places.enter(sequence(1, TOTAL, 2), no_moves())
+    slots = KVAllocator(used_cache())
+    assert not slots.enter(sequence(1, TOTAL, 2), no_moves())
     whole = sequence(2, TOTAL, 1)
-    assert places.enter(whole, no_moves())
-    assert (whole.first, places.free) == (0, 0)
-    assert not places.enter(sequence(3, 1, 1), no_moves())
-    places.leave(whole)
-    assert places.free == TOTAL
+    assert slots.enter(whole, no_moves())
+    assert (whole.first, slots.free) == (0, 0)
+    assert not slots.enter(sequence(3, 1, 1), no_moves())
+    slots.leave(whole)
+    assert slots.free == TOTAL
 
 
 @pytest.mark.parametrize("first", [-1, 9, TOTAL - 7])
 def test_who_lies_over_another_or_beyond_the_end_is_found_out(first) -> None:
-    places, (_, last) = held_by(used_cache(), [10, 8])
-    places.check_integrity()
+    slots, (_, last) = held_by(used_cache(), [10, 8])
+    slots.check_integrity()
     last.first = first
     with pytest.raises(AssertionError):
-        places.check_integrity()
+        slots.check_integrity()
 
 
 def test_the_last_token_of_an_answer_needs_no_place() -> None:
@@ -186,15 +186,15 @@ def test_the_last_token_of_an_answer_needs_no_place() -> None:
 
 def test_where_there_is_no_memory_to_push_a_sequence_waits(monkeypatch) -> None:
     cache = used_cache()
-    places, (_, leaves, stays) = held_by(cache, [10, 10, 10])
-    places.leave(leaves)
+    slots, (_, leaves, stays) = held_by(cache, [10, 10, 10])
+    slots.leave(leaves)
     comes = sequence(9, 10, 6)
     with monkeypatch.context() as patch:
         patch.setattr(RowCache, "shift", scarce)
-        assert not places.enter(comes, no_moves())
-    places.check_integrity()
+        assert not slots.enter(comes, no_moves())
+    slots.check_integrity()
     marks = write(cache, stays)
-    assert places.enter(comes, no_moves())
+    assert slots.enter(comes, no_moves())
     assert (comes.first, stays.first) == (20, 10)
     assert read(cache, stays) == marks
 
