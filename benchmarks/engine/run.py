@@ -25,7 +25,7 @@ from benchmarks.engine.steps import ceiling, step_times
 from tasc_engine.model.loading import ModelSource, load_model
 from tasc_jobs.demo.tasks import MODEL, TEMPLATES, demo_record, read_split
 from tasc_jobs.demo.train import SIZES
-from tasc_runtime.engine.model_source import model_source
+from tasc_runtime.engine.builder import model_source
 from tasc_runtime.progress import Progress, note
 from tasc_text import PromptTemplate, TaskTokenizer
 

@@ -181,7 +181,7 @@ class TaskInputs:
             TextError: There is no such model.
         """
         from tasc_engine.model.loading import DTYPES
-        from tasc_runtime.engine.model_source import model_source
+        from tasc_runtime.engine.builder import model_source
 
         given, record = self.options, self.record
         if given.dtype is not None and given.dtype not in DTYPES:
@@ -215,7 +215,7 @@ def device_here(device: str) -> str:
     """A torch device; ``auto`` is a GPU if this process sees one."""
     import torch
 
-    from tasc_runtime.engine.model_source import device_of
+    from tasc_runtime.engine.builder import device_of
 
     return device_of(device, gpus=torch.cuda.device_count())
 

@@ -26,9 +26,8 @@ from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import ServiceError
 from tasc_runtime.progress import Progress
 from tasc_runtime.protocol import Call, TokenText
-from tasc_runtime.request_fields import UNKNOWN, GenerationFields, Top
 from tasc_runtime.rows import whole_file
-from tasc_runtime.sampling_options import FieldError
+from tasc_runtime.sampling_options import UNKNOWN, FieldError, GenerationFields, Top
 from tasc_store import TaskRecord, connect
 from tasc_text import PromptTemplate, TaskTokenizer, resolve_folder
 

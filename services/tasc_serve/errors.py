@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 
 from tasc_runtime.protocol import Refusal
-from tasc_runtime.request_fields import SHOWN, UNKNOWN
+from tasc_runtime.sampling_options import SHOWN, UNKNOWN
 from tasc_store import StoreError
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from tasc_jobs.demo.tasks import TASKS, demo_record, read_split
 from tasc_jobs.evaluate.measured_model import MeasuredModel, Setup, answer
 from tasc_jobs.evaluate.quality import Metrics, quality
 from tasc_jobs.task_inputs import GenerationSettings
-from tasc_runtime.engine.model_source import device_of, model_source
+from tasc_runtime.engine.builder import device_of, model_source
 from tasc_runtime.progress import Progress
 from tasc_store import CorpusRow
 from tasc_text import PromptTemplate

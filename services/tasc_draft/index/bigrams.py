@@ -1,7 +1,7 @@
 """The target's own likeliest continuations of each token, as arrays and as one file.
 
 They do not depend on the task, so they serve where a task's corpus has no evidence (Stewart et al.
-2024, arXiv 2411.03786: model-derived bigrams). ``tasc_engine.model.token_bigrams`` computes them.
+2024, arXiv 2411.03786: model-derived bigrams). ``tasc_jobs.index.model_bigrams`` computes them.
 """
 
 import os

@@ -14,14 +14,13 @@ import redis
 import torch
 
 from tasc_draft import DraftIndex, DraftSettings, NgramProposer, Proposer
-from tasc_engine import Engine, EngineConfig, GenerationRequest, StepRecord, Target
+from tasc_engine import Engine, EngineConfig, GenerationRequest, ModelSource, StepRecord, Target
 from tasc_engine import guided as engine_guides
 from tasc_engine.drafting.neural.ranking import Ranking
 from tasc_engine.errors import GuideError
 from tasc_engine.model.loading import max_positions
 from tasc_runtime.engine.drafters import load_task_drafter, ranking_of
 from tasc_runtime.engine.indexes import DraftIndexes, default_cache_dir
-from tasc_runtime.engine.model_source import device_of, model_source
 from tasc_runtime.engine.step_costs import step_costs
 from tasc_runtime.engine.versions import Records, newest_version
 from tasc_runtime.engine_settings import DraftOverrides, EngineSettings
@@ -30,7 +29,26 @@ from tasc_runtime.models import load_tokenizer
 from tasc_runtime.protocol import Call
 from tasc_runtime.sampling_options import AnswerGuide, FieldError, SamplingOptions, guide_of
 from tasc_store import Artifact, ArtifactCache, ArtifactStore, TaskRecord, TaskStore
-from tasc_text import PromptTemplate, TaskTokenizer
+from tasc_text import PromptTemplate, TaskTokenizer, resolve_folder
+
+
+def device_of(device: str, gpus: float) -> str:
+    """Resolve ``auto``: a GPU only if this process was given one, whatever else is visible."""
+    if device != "auto":
+        return device
+    return "cuda" if gpus > 0 and torch.cuda.is_available() else "cpu"
+
+
+def model_source(record: TaskRecord, device: str) -> ModelSource:
+    """Local folders of a task's model and adapters."""
+    return ModelSource(
+        folder=resolve_folder(record.model, record.revision),
+        adapter=resolve_folder(record.adapter) if record.adapter else None,
+        dtype=record.dtype,
+        device=device,
+        quantization=record.quantization,
+        adapters=tuple((name, resolve_folder(place)) for name, place in record.adapters),
+    )
 
 
 class Proposers:

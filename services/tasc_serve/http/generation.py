@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from tasc_runtime.protocol import Backend, Call, Refusal
-from tasc_runtime.request_fields import SHOWN
+from tasc_runtime.sampling_options import SHOWN
 from tasc_serve.access.access_control import AccessControl, InFlight, Permit
 from tasc_serve.access.idempotency import Idempotency, IdempotentRequest
 from tasc_serve.errors import ApiError, of_refusal, of_unexpected

@@ -15,8 +15,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
 from tasc_runtime.protocol import Call
-from tasc_runtime.request_fields import SHOWN
-from tasc_runtime.sampling_options import FieldError, SamplingOptions
+from tasc_runtime.sampling_options import SHOWN, FieldError, SamplingOptions
 from tasc_serve.errors import ApiError, of_validation
 from tasc_serve.http.schemas import ChatRequest, CompletionRequest
 from tasc_serve.settings import LimitSettings

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
-from tasc_runtime.request_fields import Body, GenerationFields, Number, TokenId, Top
+from tasc_runtime.sampling_options import Body, GenerationFields, Number, TokenId, Top
 
 _MOST_PARTS = 1024
 

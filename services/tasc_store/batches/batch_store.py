@@ -12,8 +12,7 @@ from typing import Final, Literal, get_args
 import redis
 
 from tasc_store import keys
-from tasc_store.batches.files import FILES_LUA
-from tasc_store.batches.pages import Page, new_id, read_page
+from tasc_store.batches.files import FILES_LUA, Page, new_id, read_page
 from tasc_store.client import as_text, translated, url_of
 from tasc_store.errors import BatchEnded, BatchesFull, LinesFull, UnknownBatch, UnknownFile
 

@@ -12,9 +12,8 @@ from support import refused
 from tasc_draft.index.bigrams import read_bigrams
 from tasc_engine import ModelSource
 from tasc_engine.model.loading import load_model
-from tasc_engine.model.token_bigrams import model_bigrams
 from tasc_jobs.errors import JobError
-from tasc_jobs.index.model_bigrams import BigramJob, make_bigrams, vocabulary
+from tasc_jobs.index.model_bigrams import BigramJob, make_bigrams, model_bigrams, vocabulary
 from tasc_jobs.tuning.forecast import read_cost_file
 from tasc_jobs.tuning.measure_cost import CostJob, in_words, measure_cost
 from tasc_runtime.errors import FileError

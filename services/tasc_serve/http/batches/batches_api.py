@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 
-from tasc_runtime.request_fields import SHOWN
+from tasc_runtime.sampling_options import SHOWN
 from tasc_serve.access.access_control import AccessControl, InFlight
 from tasc_serve.errors import ApiError
 from tasc_serve.http.batches.files_api import (

@@ -11,9 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from support import refused
 from tasc_engine import ModelSource, UnsupportedModel
-from tasc_engine.model import token_bigrams as module
 from tasc_engine.model.loading import load_model
-from tasc_engine.model.token_bigrams import model_bigrams
+from tasc_jobs.index.model_bigrams import model_bigrams
 from tasc_text import TaskTokenizer
 from tiny import ARCHITECTURES, make_folder
 
@@ -77,14 +76,11 @@ def test_an_adapter_is_merged(folder: Path, tmp_path: Path, asked: range) -> Non
     assert tuned != plain
 
 
-def test_the_size_of_a_batch_changes_nothing_and_progress_adds_up(
-    folder: Path, model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_size_of_a_batch_changes_nothing_and_progress_adds_up(folder: Path, model: Any) -> None:
     size = vocabulary(folder)
     whole = model_bigrams(model, size)
     done: list[int] = []
-    monkeypatch.setattr(module, "_LOGITS", 100 * size)
-    parts = model_bigrams(model, size, progress=done.append)
+    parts = model_bigrams(model, size, max_logits=100 * size, progress=done.append)
     np.testing.assert_array_equal(parts[0], whole[0])
     np.testing.assert_allclose(parts[1], whole[1], atol=1e-6)
     assert whole[0].shape == (size, 8)
