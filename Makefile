@@ -52,7 +52,7 @@ bench-env: ## environments of the peers that benchmarks/engine/engine.py measure
 	@for peer in 'openvino openvino-genai optimum-intel' 'ctranslate2 ctranslate2 transformers torch'; do set -- $$peer; to=.bench/$$1; name=$$1; shift; $(PYTHON) -m venv $$to && $$to/bin/pip install --quiet "$$@" || echo "$$name did not install"; done
 
 bench-model: .venv/.installed ## train the model that benchmarks/engine/engine.py measures from DATA; an hour
-	.venv/bin/python -m tasc_jobs.demo.train --data $(DATA) --out .bench/model --size bench --base-epochs 2 --adapter-epochs 0
+	.venv/bin/python benchmarks/demo_model/train.py --data $(DATA) --out .bench/model --size bench --base-epochs 2 --adapter-epochs 0
 
 clean: ## remove the virtual environment and caches
 	rm -rf .venv build *.egg-info .*_cache .hypothesis && find services pipelines -name __pycache__ -exec rm -rf {} +

@@ -16,6 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.common import digits, show_figures, show_table
+from benchmarks.demo_model.train import SIZES
 from benchmarks.engine.engine import Options
 from benchmarks.engine.equal import NEAR, TOLERANCE, Answers, Equality, compare
 from benchmarks.engine.loop import Job
@@ -24,7 +25,6 @@ from benchmarks.engine.sides import ENVIRONMENTS, Side, in_turn, start
 from benchmarks.engine.steps import ceiling, step_times
 from tasc_engine.model.loading import ModelSource, load_model
 from tasc_jobs.demo.tasks import MODEL, TEMPLATES, demo_record, read_split
-from tasc_jobs.demo.train import SIZES
 from tasc_runtime.engine.builder import model_source
 from tasc_runtime.progress import Progress, note
 from tasc_text import PromptTemplate, TaskTokenizer

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from benchmarks.common import Figure, show_table, to_stderr
+from benchmarks.demo_model.train import train_base
 from benchmarks.draft.tasks import open_tokenizer
 from benchmarks.finetune.bench_ft import Options
 from benchmarks.finetune.runs import HALF_EPOCHS, PCS, FtRun, Workshop
 from benchmarks.finetune.tasks import TASKS
 from tasc_jobs.demo.tasks import MODEL
-from tasc_jobs.demo.train import train_base
 from tasc_jobs.enrich.algorithm import Enriched, EnrichSettings, enrich, refined
 from tasc_jobs.forecast_ft.check import MeasuredRun, check
 from tasc_jobs.forecast_ft.forecast import lengths_by_budget

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 
 from benchmarks.common import read_json, to_stderr, use_one_thread, write_json
+from benchmarks.demo_model.train import SIZES
 from benchmarks.finetune.tasks import TASKS, FtTask
 from tasc_engine import ModelSource
 from tasc_jobs.demo.tasks import MODEL
-from tasc_jobs.demo.train import SIZES
 from tasc_jobs.enrich.algorithm import EnrichSettings
 from tasc_jobs.enrich.enrichment import RECORD, enrich_and_save
 from tasc_jobs.evaluate.evaluation import Evaluation, evaluate
@@ -48,7 +48,7 @@ class FtRun:
     """A fine-tune.
 
     Attributes:
-        base: A name of `tasc_jobs.demo.train.SIZES`.
+        base: A name of `benchmarks.demo_model.train.SIZES`.
         n_max: The longest n-gram of new tokens; without effect if the budget is 0.
         budget: The number of new tokens; with 0 the tokenizer is that of the base.
         rows, epochs: The train rows and epochs; None for those of the task.

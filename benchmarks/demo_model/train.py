@@ -5,9 +5,9 @@ tokens), a Qwen2-architecture base model from the inputs and outputs of several 
 adapter (PEFT, r = 16) per served task. It knows nothing of drafting or serving: the result is a
 plain Hugging Face folder.
 
-    python -m tasc_jobs.demo.train --data DIR --out DIR
-    python -m tasc_jobs.demo.train --data DIR --out .bench/model --size bench --base-epochs 2 \
-        --adapter-epochs 0
+    python benchmarks/demo_model/train.py --data DIR --out DIR
+    python benchmarks/demo_model/train.py --data DIR --out .bench/model --size bench \
+        --base-epochs 2 --adapter-epochs 0
 
 The second makes the larger model that benchmarks/engine/engine.py takes where it is there, and that
 does not ship. DIR holds a folder for each of BASE_TASKS with ``train.jsonl.gz``: string fields id,
