@@ -160,7 +160,7 @@ def test_a_replica_whose_engine_lies_about_drafts_says_so(
     assert wrong > len(PROMPTS) // 2
     eventually(lambda: replica.sum("tasc_lossless_checks_total") == len(PROMPTS))
     assert replica.sum("tasc_lossless_mismatches_total", kind="real") >= wrong
-    assert "differs from what its target says without drafts" in caplog.text
+    assert any("differs" in record.getMessage() for record in caplog.records)
     assert not any(sentence in caplog.text for sentence in tiny.SENTENCES)
 
 
