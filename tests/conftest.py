@@ -23,13 +23,15 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 from compiled_code import compile_all
 
 # A machine may be busy, and the first example may compile.
-settings.register_profile("any machine", deadline=None)
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("any machine")
 
 # Folders whose files take long come first, and in each the files with slow tests.

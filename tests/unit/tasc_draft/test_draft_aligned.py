@@ -267,14 +267,11 @@ def test_ids_outside_the_vocabulary_and_rows_without_a_pair_are_refused() -> Non
         build([([0], [VOCAB])] * 50)
     with pytest.raises(DraftError):
         build([([-1], [0])] * 50)
-    with pytest.raises(DraftError):
-        build_aligned(
-            Tokens.of([[0]]), Tokens.of([]), word_starts=STARTS, vocab_size=VOCAB, eos_id=EOS
-        )
-    with pytest.raises(DraftError):
-        build_aligned(
-            Tokens.of([]), Tokens.of([]), word_starts=STARTS[:-1], vocab_size=VOCAB, eos_id=EOS
-        )
+    for prompts, starts in (([[0]], STARTS), ([], STARTS[:-1])):
+        with pytest.raises(DraftError):
+            build_aligned(
+                Tokens.of(prompts), Tokens.of([]), word_starts=starts, vocab_size=VOCAB, eos_id=EOS
+            )
 
 
 def sample() -> AlignedTable:
@@ -317,10 +314,8 @@ TAMPERINGS = {
 def test_continuations_out_of_order_are_refused() -> None:
     table = sample()
     at = int(np.flatnonzero(np.diff(table.first) > 1)[0])
-    order = np.arange(len(table.tokens))
-    order[table.first[at] : table.first[at + 1]] = order[table.first[at] : table.first[at + 1]][
-        ::-1
-    ]
+    order, one = np.arange(len(table.tokens)), slice(table.first[at], table.first[at + 1])
+    order[one] = order[one][::-1].copy()
     wrong = replace(table, tokens=table.tokens[order], counts=table.counts[order])
     with pytest.raises(DraftError):
         wrong.check_integrity()
