@@ -248,7 +248,7 @@ class Engine:
         """Drafts that are worth their time, without what guides forbid."""
         budget, least = plan.budget(self.config.max_draft_tokens), None
         if may_draft := bool(budget.any()):
-            least = self._draft_budget.least(len(plan.emitting), len(plan.tokens), plan.context)
+            least = self._draft_budget.min_probs(len(plan.emitting), len(plan.tokens), plan.context)
         began = time.perf_counter()
         drafts = self._proposer.propose(plan.emitting_rows, budget, least)
         drafted = time.perf_counter()

@@ -18,7 +18,7 @@ from tasc_serve.http.api import create_api
 from tasc_serve.http.batches.files_api import BatchStorage
 from tasc_serve.metrics.discovery import MetricsPort, live_targets, node_address
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
-from tasc_serve.routing.failover import Budget, Failover
+from tasc_serve.routing.failover import Failover, RetryBudget
 from tasc_serve.routing.fleet import Fleet
 from tasc_serve.routing.presence import present
 from tasc_serve.routing.replica_client import ReplicaClient, loss_reason
@@ -61,7 +61,7 @@ class HandleBackend:
         self._calls: dict[str, Failover] = {}
         self._watching: list[asyncio.Task[None]] = []
         failover = settings.failover
-        budget = Budget(failover.retry_budget_ratio, failover.retry_budget_burst)
+        budget = RetryBudget(failover.retry_budget_ratio, failover.retry_budget_burst)
         for task, handle in handles.items():
             replicas = ReplicaClient(handle)
             fleet = Fleet(

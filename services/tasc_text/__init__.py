@@ -1,11 +1,11 @@
 """Prompt templates, tokenizers and incremental decoding."""
 
-from tasc_text.answer import AnswerText
+from tasc_text.detokenizer import IncrementalDetokenizer
 from tasc_text.template import PromptTemplate
 from tasc_text.tokenizer import TaskTokenizer, TextError, TokenizerError, resolve_folder
 
 __all__ = [
-    "AnswerText",
+    "IncrementalDetokenizer",
     "PromptTemplate",
     "TaskTokenizer",
     "TextError",

@@ -25,7 +25,7 @@ from tasc_serve.http.api import create_api
 from tasc_serve.metrics.discovery import MetricsPort
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.replica.replica import TaskReplica
-from tasc_serve.routing.failover import Budget, Failover
+from tasc_serve.routing.failover import Failover, RetryBudget
 from tasc_serve.routing.fleet import Fleet, ReplicaLost
 from tasc_serve.settings import ServeSettings
 from tasc_store import ArtifactStore, NeuralDrafting, TaskRecord, TaskStore
@@ -116,7 +116,7 @@ class Backend:
     def __init__(self, line: Line, own: ServeSettings, metrics: GatewayMetrics) -> None:
         seen = partial(metrics.set_replicas, TASK)
         self.fleet = Fleet(TASK, line.replicas.keys, line.pulse, 5, lambda error: None, seen)
-        budget = Budget(1, 100)
+        budget = RetryBudget(1, 100)
         self._calls = Failover(
             TASK, self.fleet, line, own.failover, budget, metrics, lambda error: None
         )

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from support import DEADLINE_S
 from tasc_serve.access.access_control import AccessControl
-from tasc_serve.errors import ApiError
+from tasc_serve.http_errors import ApiError
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.settings import ServeSettings
 from tasc_store import ApiKeys, EmbeddedRedis, connect

@@ -19,10 +19,10 @@ from tasc_engine import GenerationRequest, GenerationResult
 from tasc_engine.errors import UnsupportedModel
 from tasc_jobs.batch.work import EngineFailed, Record, Row, Strategy, named
 from tasc_jobs.errors import ClusterError, JobError
-from tasc_runtime.detokenizer import TokenTexts
 from tasc_runtime.engine.builder import EngineBuilder, Pinned
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import ServiceError
+from tasc_runtime.logprob_texts import TokenTexts
 from tasc_runtime.protocol import Answer, Call
 from tasc_store import connect
 

@@ -19,10 +19,10 @@ from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.protocol import Answer, Call, Refusal
 from tasc_runtime.rows import read_lines
 from tasc_runtime.sampling_options import SHOWN, FieldError
-from tasc_serve.errors import ApiError, of_refusal, of_validation
 from tasc_serve.http.parsing import call_of, parsed
 from tasc_serve.http.responses import CHAT, COMPLETION, Reply
 from tasc_serve.http.schemas import BatchLine, ChatRequest, CompletionRequest
+from tasc_serve.http_errors import ApiError, of_refusal, of_validation
 from tasc_serve.routing.choices import calls_of
 from tasc_serve.settings import LimitSettings
 from tasc_store.batches.batch_store import Batch, BatchFault

@@ -81,8 +81,8 @@ class DraftBudget:
         """Whether the next step goes without drafts because the last ones did not pay."""
         return self._paused > 0
 
-    def least(self, rows: int, tokens: int, context: float) -> Float32 | None:
-        """Least probability of each draft token of the next step.
+    def min_probs(self, rows: int, tokens: int, context: float) -> Float32 | None:
+        """The least probability at which each draft token of the next step pays.
 
         Args:
             rows: That emit tokens.

@@ -20,7 +20,7 @@ from tasc_engine.request import (
 )
 from tasc_engine.sampling.parameters import TokenLogprob
 from tasc_engine.sampling.row_parameters import Allowed
-from tasc_text import AnswerText, TaskTokenizer
+from tasc_text import IncrementalDetokenizer, TaskTokenizer
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
@@ -44,7 +44,7 @@ class Sequence:
 
     request: GenerationRequest
     prompt: Int32
-    writer: AnswerText | None
+    writer: IncrementalDetokenizer | None
     guide: Guide | None = None
     adapter: int = 0
     arrived: float = field(default_factory=time.monotonic)
@@ -68,7 +68,7 @@ class Sequence:
         adapter: int = 0,
     ) -> "Sequence":
         wants_text = request.stream or request.stop
-        writer = AnswerText(tokenizer, request.stop) if wants_text else None
+        writer = IncrementalDetokenizer(tokenizer, request.stop) if wants_text else None
         sequence = cls(request, np.array(request.prompt, np.int32), writer, guide, adapter)
         if request.committed_ids:
             sequence._go_on()

@@ -14,7 +14,7 @@ import redis
 from starlette.requests import Request
 
 from tasc_runtime.protocol import Piece
-from tasc_serve.errors import ApiError
+from tasc_serve.http_errors import ApiError
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.routing.choices import Numbered
 from tasc_serve.settings import AuthSettings, ServedTask, ServeSettings

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from fastapi import Request, Response
 
-from tasc_serve.errors import ApiError
+from tasc_serve.http_errors import ApiError
 from tasc_serve.settings import LimitSettings
 from tasc_serve.store_calls import StoreBusy, StoreCalls
 from tasc_store import StoreError

@@ -10,15 +10,15 @@ from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from pydantic import BaseModel
 
 from tasc_runtime.protocol import Backend
-from tasc_serve import errors as http_errors
+from tasc_serve import http_errors
 from tasc_serve.access.access_control import AccessControl, InFlight
 from tasc_serve.access.idempotency import Attempts, Idempotency
-from tasc_serve.errors import ApiError
 from tasc_serve.http.batches.batches_api import add_storage
 from tasc_serve.http.batches.files_api import BatchStorage
 from tasc_serve.http.generation import Generation, served
 from tasc_serve.http.responses import CHAT, COMPLETION
 from tasc_serve.http.schemas import ChatRequest, CompletionRequest
+from tasc_serve.http_errors import ApiError
 from tasc_serve.metrics.discovery import merge, service_discovery
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.settings import LimitSettings

@@ -16,7 +16,6 @@ from tasc_runtime.protocol import Backend, Call, Refusal
 from tasc_runtime.sampling_options import SHOWN
 from tasc_serve.access.access_control import AccessControl, InFlight, Permit
 from tasc_serve.access.idempotency import Idempotency, IdempotentRequest
-from tasc_serve.errors import ApiError, of_refusal, of_unexpected
 from tasc_serve.http.parsing import (
     CLIENT_CLOSED_REQUEST,
     GenerationBody,
@@ -25,6 +24,7 @@ from tasc_serve.http.parsing import (
     read_body,
 )
 from tasc_serve.http.responses import Reply, Shape, failure_event
+from tasc_serve.http_errors import ApiError, of_refusal, of_unexpected
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.routing import choices
 from tasc_serve.settings import LimitSettings

@@ -16,8 +16,8 @@ from starlette.requests import ClientDisconnect
 
 from tasc_runtime.protocol import Call
 from tasc_runtime.sampling_options import SHOWN, FieldError, SamplingOptions
-from tasc_serve.errors import ApiError, of_validation
 from tasc_serve.http.schemas import ChatRequest, CompletionRequest
+from tasc_serve.http_errors import ApiError, of_validation
 from tasc_serve.settings import LimitSettings
 
 GenerationBody: TypeAlias = CompletionRequest | ChatRequest

@@ -14,8 +14,8 @@ from typing import Any
 
 from tasc_engine import Acceptance, GenerationResult
 from tasc_runtime.protocol import Answer, Call, Piece, Refusal, TokenText
-from tasc_serve.errors import ApiError, of_refusal
 from tasc_serve.http.schemas import ChatRequest, CompletionRequest, MetricsLevel
+from tasc_serve.http_errors import ApiError, of_refusal
 from tasc_serve.routing.choices import Numbered
 
 _LEAST = -9999.0  # what OpenAI writes for tokens that cannot be; JSON has no infinity

@@ -9,10 +9,10 @@ from functools import partial
 from prometheus_client import CollectorRegistry
 
 from tasc_engine import Delta, Engine, GenerationResult, StepRecord
-from tasc_runtime.detokenizer import TokenTexts
 from tasc_runtime.engine.builder import EngineBuilder, Ready
 from tasc_runtime.engine.drafters import NeuralMetrics
 from tasc_runtime.errors import EngineBroken
+from tasc_runtime.logprob_texts import TokenTexts
 from tasc_runtime.models import model_name
 from tasc_runtime.protocol import Answer, Call, Piece, Pulse, PulseRequest, Refusal, TaskStatus
 from tasc_serve.metrics.discovery import MetricsPort, node_address
@@ -20,9 +20,9 @@ from tasc_serve.metrics.replica_metrics import ReplicaMetrics
 from tasc_serve.monitor.collector import Collector
 from tasc_serve.monitor.shadow import ShadowCheck
 from tasc_serve.replica.admission import Admission, DrainRate
-from tasc_serve.replica.record_watcher import IndexWatcher, RecordWatcher
 from tasc_serve.replica.start_notes import tell
 from tasc_serve.replica.step_loop import EngineLoop
+from tasc_serve.replica.watchers import IndexWatcher, RecordWatcher
 from tasc_serve.settings import ServedTask, ServeSettings
 from tasc_store import Artifact, CollectedRows, TaskStore, connect
 

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from typing import Any
 
 from tasc_runtime.protocol import Answer, Backend, Call, Piece, Refusal
-from tasc_serve.errors import of_refusal
+from tasc_serve.http_errors import of_refusal
 
 Numbered = tuple[int, Piece | Refusal]
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tasc_runtime.protocol import Answer, Call, Piece, Refusal
-from tasc_serve.errors import ApiError
+from tasc_serve.http_errors import ApiError
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.routing.fleet import Fleet, ReplicaLost, SeenReplica
 from tasc_serve.settings import FailoverSettings
@@ -37,7 +37,7 @@ class ReplicaCalls(Protocol):
 
 
 @dataclass
-class Budget:
+class RetryBudget:
     """So many calls may be made again: a share of all calls, and a burst when a replica dies."""
 
     share: float
@@ -102,7 +102,7 @@ class Failover:
         fleet: Fleet,
         client: ReplicaCalls,
         settings: FailoverSettings,
-        budget: Budget,
+        budget: RetryBudget,
         metrics: GatewayMetrics,
         loss_reason: Callable[[BaseException], str | None],
     ) -> None:
@@ -133,7 +133,7 @@ class Failover:
             except Exception as error:
                 self._lose(run, replica, error)
                 continue
-            if not self._elsewhere(run, replica, answer):
+            if not self._may_try_another(run, replica, answer):
                 self._found(run)
                 return answer
 
@@ -156,7 +156,7 @@ class Failover:
                         while True:
                             async with replica.wait():
                                 item = await anext(items, None)
-                            if item is None or self._elsewhere(run, replica, item):
+                            if item is None or self._may_try_another(run, replica, item):
                                 break
                             self._found(run)
                             if isinstance(item, Piece):
@@ -218,7 +218,9 @@ class Failover:
         version = run.call.record_version
         return f"version {version} of task {self._task} is not served any more; send a new request"
 
-    def _elsewhere(self, run: _Run, replica: SeenReplica, item: Answer | Piece | Refusal) -> bool:
+    def _may_try_another(
+        self, run: _Run, replica: SeenReplica, item: Answer | Piece | Refusal
+    ) -> bool:
         """Whether another replica may take what this one does not."""
         if not isinstance(item, Refusal):
             return False

@@ -16,8 +16,8 @@ from tasc_engine import GenerationRequest
 from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import ServiceError
-from tasc_serve.replica.record_watcher import IndexWatcher
 from tasc_serve.replica.step_loop import EngineLoop
+from tasc_serve.replica.watchers import IndexWatcher
 from tasc_store import TaskStore
 
 pytestmark = pytest.mark.redis

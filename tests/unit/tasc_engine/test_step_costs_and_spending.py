@@ -123,7 +123,7 @@ def live(draft_budget: DraftBudget, chances: list[float], steps: int) -> tuple[l
     bought, seconds, emitted = [], 0.0, 0.0
     rng = np.random.default_rng(0)
     for _ in range(steps):
-        least = draft_budget.least(ROWS, ROWS, 64)
+        least = draft_budget.min_probs(ROWS, ROWS, 64)
         n = 0
         while n < min(len(least), len(chances)) and chances[n] >= least[n]:
             n += 1
@@ -173,7 +173,7 @@ def test_what_never_hits_is_hardly_tried() -> None:
 def drafting(draft_budget: DraftBudget):
     """Whether each step drafts, where chances look good and never come true."""
     while True:
-        least = draft_budget.least(ROWS, ROWS, 64)
+        least = draft_budget.min_probs(ROWS, ROWS, 64)
         draft_budget.learn(spent(min(len(least), 8), 0, 1e-4 if len(least) else 0.0))
         yield len(least) > 0
 
@@ -189,17 +189,17 @@ def test_a_prompt_beside_decoding_does_not_change_what_decoding_costs() -> None:
     """One row, then 12 tokens of a prompt, then one row: each has costs of its own."""
     alone = costs_of((1, 1e-3), (2, 2e-3), (64, 9e-3))
     draft_budget = DraftBudget(alone, 8)
-    fresh = DraftBudget(alone, 8).least(1, 1, 64)
-    draft_budget.least(1, 12, 64)
-    assert (draft_budget.least(1, 1, 64) == fresh).all()
+    fresh = DraftBudget(alone, 8).min_probs(1, 1, 64)
+    draft_budget.min_probs(1, 12, 64)
+    assert (draft_budget.min_probs(1, 1, 64) == fresh).all()
 
 
 def test_no_rows_cost_nothing_and_teach_nothing() -> None:
     draft_budget = DraftBudget(LINEAR, MOST)
-    assert len(draft_budget.least(0, 256, 64)) == 0
-    before = draft_budget.least(ROWS, ROWS, 64)
+    assert len(draft_budget.min_probs(0, 256, 64)) == 0
+    before = draft_budget.min_probs(ROWS, ROWS, 64)
     draft_budget.learn(Spent(0, 256, 64.0, 0, 0, 0, 0.0))
-    assert (draft_budget.least(ROWS, ROWS, 64) == before).all()
+    assert (draft_budget.min_probs(ROWS, ROWS, 64) == before).all()
 
 
 def test_rows_that_ask_for_no_drafts_say_nothing_about_drafting(make_engine) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tasc_jobs.batch.work import Record, Row
 from tasc_jobs.worker.lines import BatchLines, Checked, fault_of, told
 from tasc_jobs.worker.one_batch import Outputs
-from tasc_serve.errors import ApiError
+from tasc_serve.http_errors import ApiError
 from tasc_serve.settings import LimitSettings
 from tasc_store.batches.batch_store import Batch
 

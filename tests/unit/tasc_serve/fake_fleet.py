@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from tasc_engine import GenerationResult, Timings
 from tasc_runtime.protocol import Answer, Call, Piece, Pulse, Refusal, TaskStatus
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
-from tasc_serve.routing.failover import Budget, Failover
+from tasc_serve.routing.failover import Failover, RetryBudget
 from tasc_serve.routing.fleet import Fleet
 from tasc_serve.settings import FailoverSettings
 
@@ -148,7 +148,7 @@ class Calls:
             replicas.fleet,
             replicas,
             FailoverSettings(**{"no_replica_timeout_s": 0.3, **settings}),
-            Budget(0, budget),
+            RetryBudget(0, budget),
             GatewayMetrics(self.registry),
             loss_reason,
         )

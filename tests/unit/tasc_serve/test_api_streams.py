@@ -8,7 +8,7 @@ from fake_backend import FOREVER, GOOD, TASK, FakeBackend, Service, answer, even
 from starlette.requests import ClientDisconnect
 
 from tasc_runtime.protocol import Refusal
-from tasc_serve.errors import ApiError
+from tasc_serve.http_errors import ApiError
 
 TEXTS = ("na", "", "ïve\n\n", "data: 東京 🙂")
 either_endpoint = pytest.mark.parametrize("path", GOOD)

@@ -9,7 +9,7 @@ import pytest
 
 from support import DEADLINE_S, eventually_async
 from tasc_serve.access.access_control import KnownKeys
-from tasc_serve.errors import ApiError
+from tasc_serve.http_errors import ApiError
 from tasc_serve.settings import AuthSettings, LimitSettings
 from tasc_serve.store_calls import StoreCalls
 from tasc_store import ApiKey, StoreUnreachable

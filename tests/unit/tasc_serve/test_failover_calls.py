@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from support import refused
 from tasc_runtime.protocol import Answer, Call, Piece, Refusal
-from tasc_serve.errors import ApiError
-from tasc_serve.routing.failover import Budget, Failover
+from tasc_serve.http_errors import ApiError
+from tasc_serve.routing.failover import Failover, RetryBudget
 from tasc_serve.routing.fleet import ReplicaLost, SeenReplica
 
 CALL = Call("call", "prompt", templated=False, timeout_s=20.0)
@@ -203,7 +203,7 @@ def test_who_goes_away_ends_the_call_at_its_replica() -> None:
 
 
 def test_a_budget_is_earned_by_calls_up_to_its_burst() -> None:
-    budget = Budget(share=0.5, most=2)
+    budget = RetryBudget(share=0.5, most=2)
     assert [budget.spend() for _ in range(3)] == [True, True, False]
     budget.earn()
     assert not budget.spend()
@@ -214,7 +214,7 @@ def test_a_budget_is_earned_by_calls_up_to_its_burst() -> None:
     assert [budget.spend() for _ in range(3)] == [True, True, False]
 
 
-def test_all_who_wait_for_a_replica_that_dies_go_elsewhere() -> None:
+def test_all_who_wait_for_a_replica_that_dies_go_may_try_another() -> None:
     async def crowd(failover: Failover) -> list[list[Piece | Refusal]]:
         hanging = [asyncio.create_task(streamed(failover)) for _ in range(5)]
         while replicas.all["a"].open < 5:

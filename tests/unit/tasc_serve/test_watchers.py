@@ -19,8 +19,8 @@ from tasc_runtime.engine.versions import (
     newest_version,
 )
 from tasc_runtime.errors import StaleProposer
-from tasc_serve.replica import record_watcher
-from tasc_serve.replica.record_watcher import RecordWatcher
+from tasc_serve.replica import watchers
+from tasc_serve.replica.watchers import RecordWatcher
 from tasc_store import NeuralDrafting, SamplingDefaults, TaskRecord
 
 RECORD = TaskRecord("greet", "model", "f" * 32, "{input}")
@@ -194,7 +194,7 @@ def test_what_needs_new_replicas_is_told_once_and_the_next_is_taken(
 def test_what_cannot_be_used_is_told_once_with_the_way_out_and_the_next_is_taken(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(record_watcher, "AGAIN_S", 0.01)
+    monkeypatch.setattr(watchers, "AGAIN_S", 0.01)
     worker, tasks = Worker(), Tasks()
     with watching(tasks, worker):
         tasks.records.append(replace(RECORD, draft=DraftSettings("tasc")))
@@ -209,7 +209,7 @@ def test_what_cannot_be_used_is_told_once_with_the_way_out_and_the_next_is_taken
 def test_a_change_that_fails_between_two_steps_is_told_and_tried_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(record_watcher, "AGAIN_S", 0.01)
+    monkeypatch.setattr(watchers, "AGAIN_S", 0.01)
     worker, tasks = Worker(), Tasks()
     worker.raising = [RuntimeError("no row could be drafted for")]
     with watching(tasks, worker):

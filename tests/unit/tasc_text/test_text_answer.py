@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tasc_text import AnswerText, TaskTokenizer
+from tasc_text import IncrementalDetokenizer, TaskTokenizer
 
 SAMPLES = [
     "a",
@@ -48,7 +48,7 @@ def first_stop(text: str, stop: Sequence[str]) -> int:
 
 def assert_sent_text_is_a_prefix(tokenizer: TaskTokenizer, runs: list[Sequence[int]]) -> None:
     whole = tokenizer.decode([token for run in runs for token in run])
-    answer, sent = AnswerText(tokenizer), ""
+    answer, sent = IncrementalDetokenizer(tokenizer), ""
     for run in runs:
         assert answer.push(run) == len(run)
         sent += answer.take()
@@ -79,7 +79,7 @@ def test_so_do_they_where_the_model_says_bytes_that_are_no_text(
 
 
 def test_text_is_sent_as_it_comes_and_not_only_at_the_end(tokenizer: TaskTokenizer) -> None:
-    answer, sent = AnswerText(tokenizer, ["stop"]), []
+    answer, sent = IncrementalDetokenizer(tokenizer, ["stop"]), []
     for token in tokenizer.encode_outputs(["ab a b"])[0]:
         answer.push([token])
         sent.append(answer.take())
@@ -89,7 +89,7 @@ def test_text_is_sent_as_it_comes_and_not_only_at_the_end(tokenizer: TaskTokeniz
 
 def test_an_unfinished_character_is_held_back(tokenizer: TaskTokenizer) -> None:
     [ids] = tokenizer.encode_outputs(["b€"])
-    answer = AnswerText(tokenizer)
+    answer = IncrementalDetokenizer(tokenizer)
     answer.push(ids[:-1])
     assert answer.take() == "b"
     answer.push(ids[-1:])
@@ -106,7 +106,7 @@ def test_byte_tokens_that_turn_out_no_text_break_nothing(
         byte_fallback.backend.token_to_id(t) for t in ("<0x0A>", *between, "<0xFE>")
     )
     [a] = byte_fallback.encode_outputs(["a"])
-    answer = AnswerText(byte_fallback)
+    answer = IncrementalDetokenizer(byte_fallback)
     answer.push([*a, newline, *skipped])
     assert (answer.text, answer.take()) == ("a\n", "a")
     answer.push([invalid, *a, *a])
@@ -129,7 +129,7 @@ def test_the_answer_is_cut_before_the_first_stop_string(
     complete = [
         n for n, t in enumerate(decoded) if first_stop(t, stop) >= 0 and not t.endswith("\ufffd")
     ]
-    answer, sent, used = AnswerText(tokenizer, stop), "", 0
+    answer, sent, used = IncrementalDetokenizer(tokenizer, stop), "", 0
     for run in split(ids, data):
         used += answer.push(run)
         sent += answer.take()
@@ -174,13 +174,13 @@ CASES = {
 def test_what_is_sent_behind_each_token(byte_level: TaskTokenizer, case: Case) -> None:
     ids = [i for character in case.text for i in byte_level.encode_outputs([character])[0]]
     assert len(ids) == len(case.text)
-    answer, sent = AnswerText(byte_level, case.stop), []
+    answer, sent = IncrementalDetokenizer(byte_level, case.stop), []
     while len(sent) < len(ids) and not answer.stopped:
         answer.push([ids[len(sent)]])
         sent.append(answer.take())
     assert sent == case.sent
     assert answer.stopped == case.stopped
-    at_once = AnswerText(byte_level, case.stop)
+    at_once = IncrementalDetokenizer(byte_level, case.stop)
     assert at_once.push(ids) == len(sent)
     assert at_once.text == answer.text == "".join(sent) + answer.finish(answer.text)
 
@@ -190,13 +190,13 @@ def test_of_two_stop_strings_in_one_token_the_first_in_the_text_cuts(
 ) -> None:
     ids = byte_fallback.encode_outputs(["ab"])[0] * 2
     assert len(ids) == 2
-    answer = AnswerText(byte_fallback, ["b", "ab"])
+    answer = IncrementalDetokenizer(byte_fallback, ["b", "ab"])
     assert answer.push(ids) == 1
     assert (answer.text, answer.take()) == ("", "")
 
 
 def test_special_tokens_are_no_text(tokenizer: TaskTokenizer) -> None:
     [ids] = tokenizer.encode_outputs(["ab"])
-    answer = AnswerText(tokenizer, ["end"])
+    answer = IncrementalDetokenizer(tokenizer, ["end"])
     assert answer.push([*ids, tokenizer.eos_id]) == len(ids) + 1
     assert (answer.text, answer.stopped) == ("ab", False)

@@ -15,7 +15,6 @@ from fastapi import APIRouter, Depends, FastAPI, Request
 
 from tasc_runtime.sampling_options import SHOWN
 from tasc_serve.access.access_control import AccessControl, InFlight
-from tasc_serve.errors import ApiError
 from tasc_serve.http.batches.files_api import (
     BatchStorage,
     Files,
@@ -27,6 +26,7 @@ from tasc_serve.http.batches.files_api import (
 )
 from tasc_serve.http.parsing import limit_of, parsed, query_of, read_body
 from tasc_serve.http.schemas import WINDOW_S, BatchRequest
+from tasc_serve.http_errors import ApiError
 from tasc_serve.settings import LimitSettings
 from tasc_store import ApiKey
 from tasc_store.batches.batch_store import TIMES, Batch, NewBatch

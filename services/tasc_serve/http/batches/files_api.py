@@ -19,9 +19,9 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 from tasc_runtime.sampling_options import SHOWN
 from tasc_serve.access.access_control import AccessControl
-from tasc_serve.errors import ApiError
 from tasc_serve.http.parsing import arriving, chunks, limit_of, query_of
 from tasc_serve.http.schemas import LONGEST_S, SHORTEST_S
+from tasc_serve.http_errors import ApiError
 from tasc_serve.settings import LimitSettings
 from tasc_serve.store_calls import StoreBusy, StoreCalls
 from tasc_store import CorruptArtifact, StoreError, StoreFull, TaskStore

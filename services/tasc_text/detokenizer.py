@@ -7,7 +7,7 @@ from tokenizers.decoders import DecodeStream
 from tasc_text.tokenizer import TaskTokenizer
 
 
-class AnswerText:
+class IncrementalDetokenizer:
     """Decodes one answer as its tokens arrive.
 
     Text that may become part of a stop string, or another character when its last bytes arrive, is
