@@ -3,7 +3,10 @@
 import hashlib
 import json
 import logging
+import os
+import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -13,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import tasc_draft
+import tasc_text
 from tasc_draft import (
     DraftError,
     DraftIndex,
@@ -34,6 +38,7 @@ log = logging.getLogger(__name__)
 
 PROMPT_TOKENS = 3000  # the last ones of a prompt are kept
 _BATCH = 1000
+_KEPT_S = 30 * 86_400.0
 # Files, a table (pandas, Polars, Arrow, `datasets.Dataset`), or pairs of input and output.
 Corpus: TypeAlias = Any
 
@@ -158,7 +163,8 @@ def local_index(
 
     Args:
         settings: Of the proposer that will draft from it.
-        folder: Where indexes are kept; unset: `default_index_dir`. A folder that cannot be written
+        folder: Where indexes are kept, for a month after their last use; unset:
+            `default_index_dir`. A folder that cannot be written
             to is logged, and nothing is kept.
 
     Raises:
@@ -172,8 +178,9 @@ def local_index(
         try:
             index = read_index(path)
             index.check_integrity()
+            os.utime(path)
             return index
-        except DraftError as error:
+        except (DraftError, OSError) as error:
             log.warning("%s cannot be used (%s); it is built again", path, error)
     found = encode(rows, tokenizer, template)
     index = build_learnt_index(
@@ -189,6 +196,7 @@ def local_index(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_index(index, path)
+        _remove_unused(folder)
     except OSError as error:
         log.warning("the index is not kept for the next start: %s", error)
     return index
@@ -200,10 +208,22 @@ def _digest(
     template: PromptTemplate,
     settings: DraftSettings,
 ) -> str:
-    """Changes with whatever changes the index."""
-    program = digest_of(Path(tasc_draft.__file__).parent)
-    of = [program, tokenizer.fingerprint, template.text, asdict(settings)]
+    """Changes with whatever changes the index: program, weights, tokenizer, template and rows."""
+    drafts, texts, own = (
+        Path(p).parent for p in (tasc_draft.__file__, tasc_text.__file__, __file__)
+    )
+    of = [digest_of(drafts, texts, own), tokenizer.fingerprint, template.text, asdict(settings)]
     found = hashlib.sha256(json.dumps(of).encode())
+    for weights in sorted(drafts.rglob("*.npz")):
+        found.update(weights.read_bytes())
     for row in rows:
         found.update(json.dumps([row.input, row.output]).encode())
     return found.hexdigest()[:32]
+
+
+def _remove_unused(folder: Path) -> None:
+    """Remove indexes that no process has opened for a month."""
+    for other in folder.glob("*.tasc"):
+        with suppress(OSError):  # another process may have removed it
+            if time.time() - other.stat().st_mtime > _KEPT_S:
+                other.unlink()

@@ -8,9 +8,10 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -150,6 +151,7 @@ class LLM:
         corpus: Rows of the task: JSONL or Parquet files, a table (pandas, Polars, Arrow,
             ``datasets.Dataset``) with columns ``input`` and ``output``, or pairs of both. The index
             is kept in ``cache_dir`` and built once for the same content.
+        revision: Branch, tag or commit of a model on the hub.
         template: The prompt, with ``{input}`` once.
         stop: Strings any of which ends an answer.
         max_tokens: Most tokens of an answer where a call does not say.
@@ -176,6 +178,7 @@ class LLM:
         adapter: str | Path | None = None,
         adapters: Mapping[str, str | Path] | None = None,
         corpus: Corpus | None = None,
+        revision: str | None = None,
         template: str = "{input}",
         stop: Sequence[str] = (),
         max_tokens: int = TaskRecord.max_tokens,
@@ -189,12 +192,13 @@ class LLM:
         **engine: Any,
     ) -> None:
         settings = EngineSettings(**engine)
-        tokenizer = TaskTokenizer.from_folder(resolve_folder(str(model), weights=False))
+        tokenizer = TaskTokenizer.from_folder(resolve_folder(str(model), revision, weights=False))
         record = TaskRecord(
             name=_name_of(model),
             model=_place(model),
             fingerprint=tokenizer.fingerprint,
             template=template,
+            revision=revision,
             adapter=None if adapter is None else _place(adapter),
             adapters=tuple((name, _place(place)) for name, place in (adapters or {}).items()),
             dtype=dtype,
@@ -233,14 +237,17 @@ class LLM:
             if saved.get("format") != _FORMAT:
                 raise ValueError(f"format is {saved.get('format')!r}, this program reads {_FORMAT}")
             record = TaskRecord.from_json(json.dumps(saved["record"]))
-            settings = EngineSettings(**{**saved["engine"], **engine})
+            before = EngineSettings(**saved["engine"])
+            index = read_index(path.with_name(_INDEX))
+            index.check_integrity()
+            if index.fingerprint != record.fingerprint:
+                raise ValueError(f"its index is for the tokenizer {index.fingerprint}")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ServiceError(
                 f"{path} is not what LLM.save writes ({error}); save the model again"
             ) from error
+        settings = EngineSettings(**{**before.model_dump(), **engine})
         llm = cls.__new__(cls)
-        file = path.with_name(_INDEX)
-        index = read_index(file) if file.exists() else None
         llm._begin(EngineBuilder(record, 1, settings, index=index, **llm._options()), settings)
         return llm
 
@@ -283,7 +290,7 @@ class LLM:
             file.write(json.dumps(saved, indent=2).encode())
 
     def generate(
-        self, inputs: Input | Sequence[Input], *, progress: bool | None = None, **options: Any
+        self, inputs: Input | Iterable[Input], *, progress: bool | None = None, **options: Any
     ) -> Completions:
         """Answer inputs, ``n`` times each.
 
@@ -318,7 +325,7 @@ class LLM:
                 if bar:
                     bar.advance()
                     bar.tell(f"acceptance {accepted / max(drafted, 1):.2f}")
-            answers.interrupted = len(found) < len(requests)
+            answers.interrupted = interrupted.is_set()
         answers.extend(found[request.id] for request in requests if request.id in found)
         return answers
 
@@ -447,8 +454,11 @@ class LLM:
 
 def _parsed(options: Mapping[str, Any]) -> Options:
     """Raises FieldError: an option is unknown or of the wrong kind."""
+    given = dict(options)
+    if isinstance(biases := given.get("logit_bias"), Mapping):  # JSON has no other keys
+        given["logit_bias"] = {str(token): bias for token, bias in biases.items()}
     try:
-        return Options.model_validate(dict(options), strict=False)
+        return Options.model_validate(given, strict=False)
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         context = fault.get("ctx", {})
@@ -460,11 +470,17 @@ def _parsed(options: Mapping[str, Any]) -> Options:
         raise FieldError(name, f"{name} is {fault['input']!r:.80}: {fault['msg']}") from None
 
 
-def _listed(inputs: Input | Sequence[Input]) -> list[Input]:
+def _listed(inputs: Input | Iterable[Input]) -> list[Input]:
+    """Several inputs; a list of numbers is the token ids of one prompt."""
     if isinstance(inputs, str):
         return [inputs]
-    one = [item for item in inputs if isinstance(item, int)]
-    return [one] if one else [item for item in inputs if not isinstance(item, int)]
+    listed = list(inputs)
+    ids = [int(item) for item in listed if isinstance(item, Integral)]
+    if not ids:
+        return [item if isinstance(item, str) else list(item) for item in listed]  # type: ignore[arg-type]
+    if len(ids) < len(listed):
+        raise FieldError("inputs", "inputs mix token ids with other inputs; give one kind")
+    return [ids]
 
 
 def _name_of(model: str | Path) -> str:
@@ -481,22 +497,25 @@ def _place(folder: str | Path) -> str:
 
 @contextmanager
 def _interrupts() -> Iterator[threading.Event]:
-    """Set by Ctrl-C in the block, so that no step is cut in two; by the second one Python's."""
+    """Set by Ctrl-C in the block, so that no step is cut in two. The second Ctrl-C raises.
+
+    Handlers that are not Python's own stay, and other threads get no signals.
+    """
     pressed = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield pressed
         return
-    before = signal.getsignal(signal.SIGINT)
 
     def press(number: int, frame: object) -> None:
         pressed.set()
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
     signal.signal(signal.SIGINT, press)
     try:
         yield pressed
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager

@@ -198,7 +198,10 @@ class SafeProposer:
             "smaller, or takes it away (--unset drafter); engine.neural_draft_limit_s is the limit",
             why,
         )
-        self.on_off(reason)
+        try:
+            self.on_off(reason)
+        except Exception as error:  # no fault of the proposer's
+            log.warning("that drafting is off was not reported", exc_info=error)
 
 
 def is_forest(drafts: Drafts, budget: Int32, vocab_size: int, max_depth: int) -> bool:

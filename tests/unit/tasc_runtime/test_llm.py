@@ -7,13 +7,16 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pydantic import ValidationError
 
 import tasc_serve
 from support import eventually
+from tasc_draft import DraftSettings
 from tasc_runtime.errors import FileError, ServiceError
 from tasc_runtime.llm import LLM
 from tasc_runtime.sampling_options import FieldError
@@ -116,8 +119,14 @@ def test_every_kind_of_corpus_gives_the_same_index(
     for given in (pairs, corpus):
         LLM(folder, corpus=given, template=TEMPLATE, cache_dir=cache, **SIZES)
         assert len(list(cache.iterdir())) == 1  # named by content: the second is the first
-    LLM(folder, corpus=pairs[1:], template=TEMPLATE, cache_dir=cache, **SIZES)
-    assert len(list(cache.iterdir())) == 2
+    for differs in (
+        {"corpus": pairs[1:]},
+        {"template": "{input}"},
+        {"draft": DraftSettings(n_max=4)},
+    ):
+        before = len(list(cache.iterdir()))
+        LLM(folder, **({"corpus": pairs, "template": TEMPLATE} | differs), cache_dir=cache, **SIZES)
+        assert len(list(cache.iterdir())) == before + 1
 
 
 def test_a_damaged_index_is_built_again(folder: Path, pairs: Any, tmp_path: Path) -> None:
@@ -169,6 +178,15 @@ def test_a_folder_of_something_else_is_refused(content: str, tmp_path: Path) -> 
         LLM.load(tmp_path)
 
 
+def test_a_wrong_keyword_is_not_blamed_on_the_folder(llm: LLM, tmp_path: Path) -> None:
+    llm.save(tmp_path)
+    with pytest.raises(ValidationError):
+        LLM.load(tmp_path, rowz=3)
+    (tmp_path / "index.tasc").unlink()
+    with pytest.raises(ServiceError):
+        LLM.load(tmp_path)
+
+
 def test_choices_differ_and_a_seed_repeats_them(plain: LLM) -> None:
     def texts() -> list[str]:
         return [a.text for a in plain.generate(INPUTS[:2], n=3, temperature=1.5, seed=7)]
@@ -186,8 +204,21 @@ def test_options_are_those_of_a_request(plain: LLM) -> None:
     assert b"".join(token.utf8 for token in answer.logprobs).decode() == answer.text
     (cut,) = plain.generate(INPUTS[0], max_tokens=3)
     assert (len(cut.tokens), cut.finish_reason) == (3, "length")
-    ids = plain.tokenizer.encode_prompt(TEMPLATE.replace("{input}", INPUTS[0]))
-    assert plain.generate(list(ids))[0].text == plain.generate(INPUTS[0])[0].text
+    (biased,) = plain.generate(INPUTS[0], logit_bias={5: 100.0}, max_tokens=2)
+    assert biased.tokens == (5, 5)
+
+
+def test_inputs_may_be_any_iterable_of_texts_or_of_token_ids(
+    plain: LLM, expected: list[str]
+) -> None:
+    ids = [plain.tokenizer.encode_prompt(TEMPLATE.replace("{input}", i)) for i in INPUTS[:2]]
+    for inputs in (INPUTS[:2], iter(INPUTS[:2]), ids, [np.array(one) for one in ids]):
+        assert [answer.text for answer in plain.generate(inputs)] == expected[:2]  # type: ignore[arg-type]
+    for one in (INPUTS[0], ids[0], np.array(ids[0])):
+        assert [answer.text for answer in plain.generate(one)] == expected[:1]  # type: ignore[arg-type]
+    assert plain.generate([]) == []
+    with pytest.raises(FieldError):
+        plain.generate(["a", 5])  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize(
