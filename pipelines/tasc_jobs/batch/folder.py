@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
-from tasc_jobs.batch.work import JobBusy, JobChanged, Record, Totals
+from tasc_jobs.batch.work import JobBusy, JobChanged, JobUnreadable, Record, Totals
 from tasc_jobs.errors import JobError
 from tasc_runtime.errors import FileError
 from tasc_runtime.rows import json_line, whole_file
@@ -80,7 +80,7 @@ class JobFolder:
         """What the job was begun with; None for a new job.
 
         Raises:
-            JobError: The folder is damaged, or another program made it.
+            JobUnreadable: The folder is damaged, or another release made it.
         """
         try:
             content = json.loads((self.path / "job.json").read_bytes())
@@ -90,7 +90,7 @@ class JobFolder:
         except FileNotFoundError:
             return None
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise JobError(
+            raise JobUnreadable(
                 f"{self.path / 'job.json'} cannot be read ({error}); --restart begins anew"
             ) from error
 
@@ -154,14 +154,27 @@ class JobFolder:
                 os.fsync(file.fileno())
                 self._synced = time.monotonic()
 
-    def records(self) -> Iterator[Record]:
-        """The records in the order of their rows."""
+    def records(self, whole: bool = False) -> Iterator[Record]:
+        """The records in the order of their rows.
+
+        Args:
+            whole: The job is done: each row has a record.
+
+        Raises:
+            JobError: ``whole``, and records are missing or damaged. It is raised after those in
+                front of the first such record, so a writer must not have replaced anything yet.
+        """
         following, ahead = 0, dict[int, Record]()
         for record, _ in self._read():
             ahead[record.ordinal] = record
             while following in ahead:
                 yield ahead.pop(following)
                 following += 1
+        if whole and (ahead or following != self.totals.rows):
+            raise JobError(
+                f"{self._records} is damaged: {following} of {self.totals.rows} records can be read"
+                " in order; run the job again, which answers the rest again"
+            )
         yield from (ahead[ordinal] for ordinal in sorted(ahead))  # of a job that was stopped
 
     def _read(self) -> Iterator[tuple[Record, int]]:

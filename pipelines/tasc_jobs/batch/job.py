@@ -73,7 +73,7 @@ def run_job(
             start is gone.
         StoreError: Redis fails when the job starts.
         EngineFailed: Engines cannot be built.
-        JobError: They die again and again.
+        JobError: They die again and again, or finished records are damaged before the end.
     """
     require_ray()
     with closing(connect(spec.url)) as client, ExitStack() as stack:
@@ -153,7 +153,7 @@ class _Job:
             self._pool.close()
         self._tell()
         stopped = not self._window.empty
-        finish(self._folder.records(), not stopped)
+        finish(self._folder.records(whole=not stopped), not stopped)
         return JobReport(
             totals.rows,
             totals.errors,

@@ -198,6 +198,10 @@ class JobChanged(JobError):
     """The job was begun with another input or other settings."""
 
 
+class JobUnreadable(JobError):
+    """What the job was begun with cannot be read: it is damaged, or of another release."""
+
+
 class JobStalled(JobError):
     """No row was finished for longer than it may take, or no engine came up."""
 

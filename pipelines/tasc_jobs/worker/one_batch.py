@@ -22,7 +22,15 @@ import redis
 
 from tasc_jobs.batch.folder import JobFolder
 from tasc_jobs.batch.job import run_job
-from tasc_jobs.batch.work import JobBusy, JobChanged, JobProgress, JobSpec, Record, Row
+from tasc_jobs.batch.work import (
+    JobBusy,
+    JobChanged,
+    JobProgress,
+    JobSpec,
+    JobUnreadable,
+    Record,
+    Row,
+)
 from tasc_jobs.errors import ClusterError, JobError
 from tasc_jobs.worker.lines import BatchLines, LineAnswers, line_id, told
 from tasc_runtime.engine_settings import EngineSettings
@@ -346,10 +354,11 @@ class OneBatch:
 
         try:
             run(spec)
-        except (JobChanged, UnknownVersion):
+        except (JobChanged, JobUnreadable, UnknownVersion):
             if self._given_up:
                 raise
-            # Its record version is gone, or its settings changed. No answer was handed out yet.
+            # Its record version is gone, its settings changed, or another release began it or it is
+            # damaged. No answer was handed out yet.
             run(dataclasses.replace(spec, restart=True))
 
     def _should_stop(self) -> bool:

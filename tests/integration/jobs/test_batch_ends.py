@@ -10,7 +10,7 @@ import redis
 from prometheus_client import CollectorRegistry
 
 from tasc_jobs.batch import folder, job
-from tasc_jobs.batch.work import EngineFailed, JobReport, NoEngine, Record, Row
+from tasc_jobs.batch.work import EngineFailed, JobReport, JobSpec, NoEngine, Record, Row
 from tasc_jobs.errors import ClusterError, JobError
 from tasc_jobs.worker import one_batch
 from tasc_jobs.worker.batch_worker import BatchWorker, TaskBackoff
@@ -104,6 +104,25 @@ def all_done(*args: Any, **named: Any) -> JobReport:
     """As `run_job` where there is nothing left to do."""
     args[3]([answered(i) for i in range(10)], True)
     return JobReport(10, 0, 10, 10)
+
+
+@pytest.mark.parametrize("content", ['{"format": 1, "pins": {}}', '{"format": 2, "pi', ""])
+def test_a_batch_that_another_release_began_is_answered_anew(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    asked.answer_some()
+    one = asked.one()
+    (asked.settings.spec(one.batch).folder / "job.json").write_text(content)
+    starts: list[JobSpec] = []
+
+    def start(*args: Any, **named: Any) -> JobReport:
+        starts.append(args[0])
+        return all_done(*args, **named) if args[0].restart else job.run_job(*args, **named)
+
+    monkeypatch.setattr(one_batch, "run_job", start)
+    assert one.run().status == "completed"
+    assert [spec.restart for spec in starts] == [False, True]
+    assert (asked.found().status, asked.found().completed) == ("completed", 10)
 
 
 def test_a_batch_that_fails_at_last_hands_out_what_was_answered(

@@ -16,6 +16,7 @@ from tasc_jobs.batch.engines import EngineSpec, Window
 from tasc_jobs.batch.folder import JobFolder
 from tasc_jobs.batch.job import run_job
 from tasc_jobs.batch.work import JobSpec, Record, Row, TooManyErrors
+from tasc_jobs.errors import JobError
 from tasc_store import ArtifactStore, TaskRecord, TaskStore, UnknownVersion
 
 pytestmark = pytest.mark.redis
@@ -107,6 +108,24 @@ def test_rows_whose_records_are_lost_are_answered_anew(
     file.write_bytes(b"".join(lines[:kept]) + lines[kept][:9])
     assert [r.content for r in answered(spec, engines)] == [{"row": i} for i in range(ROWS)]
     assert engines.made[-1].rows == ROWS - kept
+
+
+def test_a_record_damaged_before_the_end_fails_the_job_and_not_its_output(
+    spec: JobSpec, engines: type[Engines], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damage(pool: Engines) -> None:
+        """All rows are answered, and the output is written next."""
+        (file,) = spec.folder.glob("records*")
+        content = bytearray(file.read_bytes())
+        content[content.index(b"\n") + 1] = 0
+        file.write_bytes(content)
+
+    with monkeypatch.context() as failing:
+        failing.setattr(engines, "close", damage)
+        with pytest.raises(JobError):
+            answered(spec, engines)
+    assert [r.content for r in answered(spec, engines)] == [{"row": i} for i in range(ROWS)]
+    assert engines.made[-1].rows == ROWS - 1
 
 
 def test_a_job_whose_index_is_gone_goes_on_with_the_current_one(

@@ -1,6 +1,7 @@
 """A job's folder keeps every finished row, for one process and one input at a time."""
 
 import json
+import resource
 import signal
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -12,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasc_jobs.batch.folder import JobFolder, require_same
-from tasc_jobs.batch.work import JobBusy, JobChanged, Record
+from tasc_jobs.batch.generate import write_files
+from tasc_jobs.batch.work import JobBusy, JobChanged, JobUnreadable, Record
 from tasc_jobs.errors import JobError
 from tasc_runtime.errors import FileError
 
@@ -57,6 +59,47 @@ def test_rows_behind_a_damaged_record_are_to_be_answered_again(cut: int, junk: b
         folder.add(records(first, 8))
         assert list(folder.records()) == records(0, 8)
         assert folder.resume() == (8, set())
+
+
+@pytest.mark.parametrize("damaged", range(5))
+def test_a_record_damaged_before_the_end_leaves_no_short_output(
+    tmp_path: Path, damaged: int
+) -> None:
+    output, reject = tmp_path / "out.jsonl", tmp_path / "reject.jsonl"
+    output.write_text("before")
+    with JobFolder.held(tmp_path / "job") as folder:
+        folder.add([*records(1, 5), *records(0, 1)])
+        (file,) = folder.path.glob("records*")
+        lines = file.read_bytes().splitlines(keepends=True)
+        lines[damaged] = b"\0" * (len(lines[damaged]) - 1) + b"\n"
+        file.write_bytes(b"".join(lines))
+        with pytest.raises(JobError) as damage:
+            write_files(output, reject, folder.records(whole=True), True)
+        assert all(word in str(damage.value) for word in (str(file), "0 of 5", "run the job again"))
+        assert output.read_text() == "before"
+        assert not reject.exists()
+        first, behind = folder.resume()
+        assert (first, len(behind)) == (0, damaged)
+        folder.add([record for record in records(0, 5) if record.ordinal not in behind])
+        assert list(folder.records(whole=True)) == records(0, 5)
+
+
+def test_a_disk_that_is_full_in_mid_record_loses_that_record_alone(tmp_path: Path) -> None:
+    """A limit of the file's size stands for the disk: a part of the record is written."""
+    with JobFolder.held(tmp_path / "job") as folder:
+        folder.add(records(0, 3))
+        (file,) = folder.path.glob("records*")
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + 10, hard))
+        try:
+            with pytest.raises(OSError):  # noqa: PT011
+                folder.add(records(3, 4))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert not file.read_bytes().endswith(b"\n")
+        assert folder.resume() == (3, set())
+        folder.add(records(3, 5))
+        assert list(folder.records(whole=True)) == records(0, 5)
 
 
 def test_a_job_that_is_done_keeps_its_report_alone(tmp_path: Path) -> None:
@@ -111,7 +154,7 @@ def test_changed_pins_are_named_with_the_way_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"format": 1}', '{"format": 2, "x": 1}'])
 def test_a_folder_that_cannot_be_read_says_so(tmp_path: Path, text: str) -> None:
     (tmp_path / "job.json").write_text(text)
-    with pytest.raises(JobError) as refusal:
+    with pytest.raises(JobUnreadable) as refusal:
         JobFolder(tmp_path).begun()
     assert "--restart" in str(refusal.value)
 
