@@ -227,9 +227,9 @@ class Failover:
         if item.kind in ("full", "changed"):
             run.full[replica.name] = item
             return True
-        # An adapter, say, that it does not know yet; those that do have no place now.
+        # A newer version may have the adapter, say, that this one does not know.
         early = item.kind == "invalid" and not run.call.committed_ids
-        if early and run.full and self._fleet.is_behind(replica):
+        if early and self._fleet.is_behind(replica):
             run.behind.add(replica.name)
             return True
         return False

@@ -55,6 +55,11 @@ class SeenReplica:
         return max(others, 0) + self.calls
 
     @property
+    def has_free_rows(self) -> bool:
+        """Whether its engine could begin another request at once; False: nobody knows."""
+        return self.pulse is not None and self.load < self.pulse.status.rows
+
+    @property
     def record_version(self) -> int:
         """The newest that it serves, as of its last pulse; 0: nobody knows."""
         return self.pulse.status.record_version if self.pulse else 0
@@ -145,13 +150,15 @@ class Fleet:
         """The one with least to do of those that serve a version of the record; None for none.
 
         Args:
-            record_version: None: the newest that one of them serves; versions do not reach all at
-                once, and one without memory or files for it stays behind.
+            record_version: None: any. Replicas with the newest version come first while their
+                engines have free rows. Beyond that they share the load with the others: early in a
+                rolling update one new replica cannot take the load of all.
         """
         fits = [r for r in self._live() if r.name not in avoid and _serves(r, record_version)]
         if record_version is None:
             newest = max((r.record_version for r in fits), default=0)
-            fits = [r for r in fits if r.record_version == newest]
+            preferred = [r for r in fits if r.record_version == newest and r.has_free_rows]
+            fits = preferred or fits
         return min(fits, key=lambda r: r.load, default=None)
 
     def is_behind(self, replica: SeenReplica) -> bool:

@@ -22,6 +22,7 @@ from tasc_serve.routing.fleet import Fleet
 from tasc_serve.settings import FailoverSettings
 
 TASK = "greet"
+ROWS = 8
 WHOLE = tuple(range(100, 110))  # what every replica answers, one token a piece
 
 
@@ -34,7 +35,7 @@ def loss_reason(error: BaseException) -> str | None:
 
 
 def status(record_version: int = 1) -> TaskStatus:
-    return TaskStatus(TASK, record_version, "model", None, "f" * 32, 512, 8, 3, 100, 4096)
+    return TaskStatus(TASK, record_version, "model", None, "f" * 32, 512, ROWS, 3, 100, 4096)
 
 
 def text_of(ids: tuple[int, ...]) -> str:

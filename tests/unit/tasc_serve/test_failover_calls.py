@@ -1,11 +1,11 @@
 """Calls over replicas that die, hang and refuse: each answer whole, each piece once."""
 
 import asyncio
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from typing import Any
 
 import pytest
-from fake_fleet import TASK, WHOLE, Calls, Replicas, Scripted, text_of
+from fake_fleet import ROWS, TASK, WHOLE, Calls, Replicas, Scripted, text_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -123,13 +123,40 @@ def test_an_answer_never_goes_on_by_another_version_of_the_task() -> None:
 INVALID = Refusal("invalid", "adapter is 'new'", "adapter")
 
 
-def test_a_new_call_goes_to_the_newest_version_however_little_others_have_to_do() -> None:
+def test_a_new_call_goes_to_the_newest_version_while_that_has_free_rows() -> None:
     replicas = Replicas(
-        a=Scripted(refuses=INVALID), b=Scripted(record_version=2, outstanding=50), c=Scripted()
+        a=Scripted(refuses=INVALID),
+        b=Scripted(record_version=2, outstanding=ROWS - 1),
+        c=Scripted(),
     )
     for _ in range(3):
         assert text(Calls(replicas).run(streamed)) == text_of(WHOLE)
     assert [len(r.calls) for r in replicas.all.values()] == [0, 3, 0]
+
+
+def test_the_first_new_replica_of_a_rolling_update_does_not_get_all_the_load() -> None:
+    asked = 4 * ROWS
+    replicas = Replicas(new=Scripted(record_version=2), **{name: Scripted() for name in "abc"})
+    held: dict[str, int] = {}
+
+    async def many(failover: Failover) -> None:
+        while not all(replicas.fleet.pick(replicas.all.keys() - {name}, None) for name in "abc"):
+            await asyncio.sleep(0.01)
+        with ExitStack() as calls:
+            for _ in range(asked):
+                chosen = replicas.fleet.pick((), None)
+                assert chosen
+                calls.enter_context(chosen.call())
+                held[chosen.name] = held.get(chosen.name, 0) + 1
+
+    Calls(replicas).run(many)
+    assert held == {"new": ROWS, "a": ROWS, "b": ROWS, "c": ROWS}
+
+
+def test_what_an_older_version_calls_invalid_a_busy_newer_one_decides() -> None:
+    replicas = Replicas(a=Scripted(refuses=INVALID), b=Scripted(record_version=2, outstanding=ROWS))
+    assert text(Calls(replicas).run(streamed)) == text_of(WHOLE)
+    assert [len(r.calls) for r in replicas.all.values()] == [1, 1]
 
 
 @pytest.mark.parametrize("gone", [{"refuses": FULL}, {"present": False}, {"dies_after": 0}])
