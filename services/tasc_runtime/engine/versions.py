@@ -6,8 +6,9 @@ for a while, since an answer is ended by the version that it was begun by.
 
 import hashlib
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 
+from tasc_runtime.errors import ServiceError
 from tasc_store import TaskRecord, TaskStore
 
 # What a request is read by or drafted by, and no weight, token or template depends on.
@@ -20,7 +21,7 @@ def engine_digest(record: TaskRecord) -> str:
 
     Records of one digest can be served by one running engine, one after the other.
     """
-    content = json.loads(record.to_json())
+    content = json.loads(_one_spelling(record).to_json())
     fixed = {name: value for name, value in content.items() if name not in _LIVE}
     return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -28,7 +29,13 @@ def engine_digest(record: TaskRecord) -> str:
 def fixed_changes(old: TaskRecord, new: TaskRecord) -> list[str]:
     """The names of the fields that differ and that no running engine can change."""
     names = (field.name for field in fields(TaskRecord) if field.name not in _LIVE)
+    old, new = _one_spelling(old), _one_spelling(new)
     return [name for name in names if getattr(old, name) != getattr(new, name)]
+
+
+def _one_spelling(record: TaskRecord) -> TaskRecord:
+    """A task that names itself as its corpus is the same as one that names none."""
+    return replace(record, corpus=None) if record.corpus == record.name else record
 
 
 def newest_version(
@@ -37,22 +44,29 @@ def newest_version(
     """The newest version of a task's record, and its number.
 
     Args:
-        digest: Only versions with this `engine_digest` count. Where there is none, all count.
+        digest: Only versions with this `engine_digest` count; unset: all count.
 
     Raises:
+        ServiceError: No version has this digest.
         UnknownTask: There is no such task.
         StoreError: Redis fails.
         ValueError: The newest version is unreadable.
     """
     numbers = store.versions(task)
-    for number in reversed(numbers if digest else ()):
+    if not digest:
+        return store.get(task, numbers[-1]), numbers[-1]
+    for number in reversed(numbers):
         try:
             record = store.get(task, number)
         except ValueError:  # unreadable, so no engine was built of it
             continue
         if engine_digest(record) == digest:
             return record, number
-    return store.get(task, numbers[-1]), numbers[-1]
+    raise ServiceError(
+        f"none of the {len(numbers)} versions of task {task} is the one that was deployed (digest "
+        f"{digest}): the task was deleted and made anew; deploy the application again, by `tasc "
+        "serve` or with another args.revision"
+    )
 
 
 class Records:

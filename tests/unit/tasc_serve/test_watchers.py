@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from support import eventually
+from support import eventually, refused
 from tasc_draft import DraftSettings
 from tasc_engine.errors import GuideError
 from tasc_runtime.engine.versions import (
@@ -18,7 +18,7 @@ from tasc_runtime.engine.versions import (
     fixed_changes,
     newest_version,
 )
-from tasc_runtime.errors import StaleProposer
+from tasc_runtime.errors import ServiceError, StaleProposer
 from tasc_serve.replica import watchers
 from tasc_serve.replica.watchers import RecordWatcher
 from tasc_store import NeuralDrafting, SamplingDefaults, TaskRecord
@@ -131,12 +131,19 @@ def test_a_digest_changes_with_every_field_that_no_running_engine_can_change(fie
     assert fixed_changes(RECORD, changed) == ([] if field in LIVE else [field])
 
 
+def test_a_task_that_names_itself_as_its_corpus_is_the_same() -> None:
+    named = replace(RECORD, corpus=RECORD.name)
+    assert engine_digest(named) == engine_digest(RECORD)
+    assert fixed_changes(RECORD, named) == []
+
+
 def test_of_a_digest_the_newest_readable_version_is_served() -> None:
     tasks = Tasks()
     adapted = replace(RECORD, adapter="new")
     tasks.records = [RECORD, replace(RECORD, max_tokens=5), adapted, None, adapted]
-    found = {d: newest_version(tasks, "greet", d)[1] for d in (None, "another's")}
-    assert found == {None: 5, "another's": 5}
+    assert newest_version(tasks, "greet")[1] == 5
+    with refused(ServiceError, "greet", "another's", "args.revision"):
+        newest_version(tasks, "greet", "another's")
     assert newest_version(tasks, "greet", engine_digest(RECORD)) == (tasks.records[1], 2)
     tasks.records[4] = replace(RECORD, template="{input}!")
     assert newest_version(tasks, "greet", engine_digest(adapted)) == (adapted, 3)
