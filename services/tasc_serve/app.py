@@ -29,10 +29,11 @@ from tasc_serve.replica.replica import TaskReplica
 from tasc_serve.replica.start_notes import start_notes
 from tasc_serve.routing.replica_router import ChosenReplicaRouter
 from tasc_serve.settings import ServedTask, ServeSettings, free_port, load_settings, require_free
-from tasc_store import TaskStore, connect
+from tasc_store import StoreUnreachable, TaskStore, UnknownTask, connect
 
 NAME = "tasc"
 _DRAIN_MARGIN_S = 5.0
+_STORE_LOOK_S = 1.0
 _LOOKS = 3  # at how busy replicas are, in the time whose mean counts; Serve's own default
 _ROUTER: Any = ChosenReplicaRouter  # Ray's types name no class here, its documents do
 _ROUTED = RequestRouterConfig(request_router_class=_ROUTER)
@@ -135,6 +136,14 @@ def update(settings: ServeSettings, redis_url: str, digests: Digests) -> None:
         wait_for_ingress_deployment_creation=False,
         wait_for_applications_running=False,
     )
+
+
+def rollout() -> tuple[ApplicationStatus, str]:
+    """Serve's status of the application, and what it says of deployments that are not healthy."""
+    status = serve.status().applications.get(NAME)
+    if status is None:
+        return ApplicationStatus.NOT_STARTED, "no application"
+    return status.status, _reasons(status)
 
 
 def stop(drain_timeout_s: float = 0) -> None:
@@ -270,7 +279,7 @@ def app(args: Deployed) -> serve.Application:
 
     Raises:
         SettingsError: The file is at fault, or neither it nor ``REDIS_URL`` says where Redis is.
-        StoreError: Redis cannot be reached, or has no such task.
+        StoreError: Redis cannot be reached, or has no such task, for ``limits.start_timeout_s``.
     """
     settings = load_settings(args.settings)
     redis_url = settings.redis_url or os.environ.get("REDIS_URL")
@@ -279,4 +288,23 @@ def app(args: Deployed) -> serve.Application:
             f"{args.settings} has no redis_url and REDIS_URL is not set; set one of them, since a"
             " Redis server of our own would be on one node only"
         )
-    return build(settings, redis_url, newest_digests(settings, redis_url))
+    return build(settings, redis_url, _digests_once_there(settings, redis_url))
+
+
+def _digests_once_there(settings: ServeSettings, redis_url: str) -> dict[str, str]:
+    """`newest_digests`, once Redis answers and has the tasks.
+
+    On Kubernetes all starts at once, and Serve builds an application whose build failed only when
+    its config changes.
+    """
+    said, deadline = "", time.monotonic() + settings.limits.start_timeout_s
+    while True:
+        try:
+            return newest_digests(settings, redis_url)
+        except (StoreUnreachable, UnknownTask) as error:
+            if time.monotonic() > deadline:
+                raise
+            if str(error) != said:
+                said = str(error)
+                log.warning("the application is built once its tasks are there: %s", said)
+        time.sleep(_STORE_LOOK_S)

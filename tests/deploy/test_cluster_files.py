@@ -8,10 +8,11 @@ import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
-from support import refused
+from support import FakeClock, refused
 from tasc_runtime.errors import SettingsError
 from tasc_serve.app import NAME, Deployed, app
 from tasc_serve.settings import ServeSettings, load_settings
+from tasc_store import StoreUnreachable, UnknownTask
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 SETTINGS = DEPLOY / "serve-cluster.yaml"
@@ -61,6 +62,35 @@ def test_the_application_has_a_deployment_for_each_task(monkeypatch, settings):
     built = app(Deployed(settings=SETTINGS))
     assert built._bound_deployment.name == "gateway"
     assert set(built._bound_deployment.init_args[2]) == {task.name for task in settings.tasks}
+
+
+def test_the_application_waits_for_redis_and_for_tasks_that_are_not_there_yet(monkeypatch):
+    monkeypatch.setenv("REDIS_URL", "redis://unused")
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    faults = [StoreUnreachable("no Redis"), UnknownTask("no task"), UnknownTask("no task")]
+
+    def digests(settings, redis_url):
+        if faults:
+            raise faults.pop(0)
+        return {task.name: "digest" for task in settings.tasks}
+
+    monkeypatch.setattr("tasc_serve.app.newest_digests", digests)
+    assert app(Deployed(settings=SETTINGS))._bound_deployment.name == "gateway"
+    assert not faults
+
+
+def test_an_application_whose_tasks_do_not_come_fails(monkeypatch):
+    clock = FakeClock()
+    monkeypatch.setenv("REDIS_URL", "redis://unused")
+    monkeypatch.setattr("time.monotonic", clock)
+    monkeypatch.setattr("time.sleep", lambda seconds: setattr(clock, "now", clock.now + 60))
+
+    def digests(settings, redis_url):
+        raise UnknownTask("no task")
+
+    monkeypatch.setattr("tasc_serve.app.newest_digests", digests)
+    with pytest.raises(UnknownTask):
+        app(Deployed(settings=SETTINGS))
 
 
 def test_without_a_redis_url_it_is_said_what_to_set(monkeypatch):
