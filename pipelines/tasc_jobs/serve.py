@@ -8,19 +8,22 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Self
 
-from tasc_jobs.errors import UsageError
+from ray.serve.schema import ApplicationStatus
+
 from tasc_jobs.tasks.model_folders import BaseModel
 from tasc_jobs.tasks.register import check_record
 from tasc_runtime.engine.versions import engine_digest, fixed_changes, newest_version
-from tasc_runtime.errors import ServiceError
 from tasc_runtime.models import load_tokenizer
 from tasc_runtime.progress import note
 from tasc_serve import app
 from tasc_serve.settings import ServeSettings
-from tasc_store import TaskRecord, TaskStore, connect
+from tasc_store import StoreError, TaskRecord, TaskStore, connect
+
+_JOIN_S = 1.0  # the thread may wait for Redis, and deploys nothing any more
 
 
 def logical_cpus(settings: ServeSettings) -> int:
@@ -58,7 +61,15 @@ def run_service(
     try:
         with connect(redis_url) as client:
             store = TaskStore(client)
-            updates = RecordUpdates(store, wanted, update, settings.poll_interval_s, say)
+            updates = RecordUpdates(
+                store,
+                wanted,
+                update,
+                settings.poll_interval_s,
+                say,
+                rollout=app.rollout,
+                slow_s=settings.limits.start_timeout_s,
+            )
             base = app.start(
                 settings, redis_url, updates.digests, came_up, partial(say_of_task, say)
             )
@@ -76,12 +87,16 @@ class RecordUpdates:
 
     In a `with` block, a thread looks at the records every ``poll_s``. Changes that running replicas
     take by themselves need no update. A record that the checks of ``tasc task create`` refuse is
-    logged, and the service stays as it is; later versions are looked at, and this one again.
+    logged, and the task stays as it is; other tasks are updated, later versions are looked at, and
+    this one again. No update begins after the block.
 
     Args:
         tasks: Names of the tasks that are served.
         update: Deploys the service again by the `engine_digest` of each task; returns at once.
         again_s: Time until a refused version is checked again: its files may have been mended.
+        rollout: Serve's status of the application and the reasons, asked after an update until
+            that has ended; unset: nobody looks how updates end.
+        slow_s: An update that has not ended after this long is logged.
 
     Attributes:
         digests: Of each task, the `engine_digest` of the record that is deployed.
@@ -95,13 +110,19 @@ class RecordUpdates:
         poll_s: float,
         say: Callable[[str], None] = note,
         again_s: float = 60.0,
+        rollout: Callable[[], tuple[ApplicationStatus, str]] | None = None,
+        slow_s: float = 300.0,
     ) -> None:
         self._store, self._update, self._say = store, update, say
         self._poll_s, self._again_s = poll_s, again_s
+        self._rollout, self._slow_s = rollout, slow_s
         self._served = {task: newest_version(store, task) for task in tasks}
-        self._refused: dict[str, tuple[int, float]] = {}
-        self._failing = False
+        self._refused: dict[str, tuple[TaskRecord, int, float]] = {}
+        self._troubles: dict[str, set[str]] = {}
+        self._failing = ""
+        self._updating: _Update | None = None
         self._ended = threading.Event()
+        self._deploying = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="record-updates", daemon=True)
 
     @property
@@ -113,60 +134,127 @@ class RecordUpdates:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._ended.set()
-        self._thread.join(10 + 2 * self._poll_s)
+        with self._deploying:
+            self._ended.set()
+        self._thread.join(_JOIN_S)
 
     def _run(self) -> None:
         while not self._ended.wait(self._poll_s):
             try:
                 self.look()
-                self._failing = False
+                self._failing = ""
             except Exception as error:  # whatever it is, later versions must still be seen
-                if not self._failing:
-                    self._say(f"the tasks' records cannot be followed now: {error}")
-                self._failing = True
+                if str(error) != self._failing:
+                    self._tell(f"the service cannot be updated now, it is tried again: {error}")
+                self._failing = str(error)
 
     def look(self) -> None:
         """Look at all records once, and update the service if one of them needs that.
 
         Raises:
-            StoreError: Redis fails.
-            Exception: What ``update`` raises; the next look tries again.
+            Exception: What ``update`` or ``rollout`` raises; the next look tries again.
         """
         newer = {name: found for name in self._served if (found := self._newer(name))}
-        if not newer:
-            return
-        self._update(self.digests | {name: engine_digest(r) for name, (r, _) in newer.items()})
+        if newer:
+            self._deploy(newer)
+        elif self._updating:
+            self._follow(self._updating)
+
+    def _deploy(self, newer: Mapping[str, tuple[TaskRecord, int]]) -> None:
+        digests = self.digests | {name: engine_digest(r) for name, (r, _) in newer.items()}
+        with self._deploying:  # so that nothing is deployed once the service is being stopped
+            if self._ended.is_set():
+                return
+            self._update(digests)
         for name, (record, version) in newer.items():
             changes = ", ".join(fixed_changes(self._served[name][0], record))
-            self._say(
+            self._tell(
                 f"task {name}: version {version} changes {changes}; its replicas are replaced by a "
                 "rolling update"
             )
+        # One that has not ended goes on as a part of this one.
+        tasks = dict(self._updating.tasks) if self._updating else {}
+        for name, (_, version) in newer.items():
+            before = tasks[name][0] if name in tasks else self._served[name][1]
+            tasks[name] = before, version
         self._served |= newer
+        if self._rollout:
+            self._updating = _Update(tasks, time.monotonic() + self._slow_s)
+
+    def _follow(self, update: "_Update") -> None:
+        """Say how an update ends; go on to look at one that failed, since Serve tries again."""
+        assert self._rollout
+        status, reasons = self._rollout()
+        if status == ApplicationStatus.RUNNING:
+            self._updating = None
+            for name, (_, version) in update.tasks.items():
+                self._tell(f"task {name}: the rolling update to version {version} is complete")
+            return
+        failed = status == ApplicationStatus.DEPLOY_FAILED
+        if update.told or not (failed or time.monotonic() > update.slow_at):
+            return
+        update.told = True
+        what = "failed" if failed else f"is not complete after {self._slow_s:g} s"
+        for name, (before, version) in update.tasks.items():
+            self._tell(
+                f"task {name}: the rolling update to version {version} {what}: {reasons}; put it "
+                f"right, or go back with `tasc task use {name} {before}`"
+            )
 
     def _newer(self, name: str) -> tuple[TaskRecord, int] | None:
         """A task's newest record and its number, where that needs other replicas and fits."""
-        version = self._store.versions(name)[-1]
-        served, now = self._served[name]
-        refused, again = self._refused.get(name, (0, 0.0))
-        if version == now or (version == refused and time.monotonic() < again):
-            return None
         try:
+            version = self._store.versions(name)[-1]
+        except Exception as error:  # of one task: the others must still be updated
+            self._trouble(name, f"its record cannot be followed now: {error}")
+            return None
+        served, now = self._served[name]
+        try:
+            # Read each time: a task that was made anew may have the same number of versions.
             record = self._store.get(name, version)
-            if fixed_changes(served, record):
-                check_record(record, BaseModel.open(record.model, record.revision))
-                load_tokenizer(record)
-                return record, version
-            self._served[name] = record, version
-        except (UsageError, ServiceError, ValueError) as error:
-            if version != refused:
-                self._say(
-                    f"task {name}: version {version} cannot be used, version {now} stays in use: "
-                    f"{error}; put it right, or go back with `tasc task use {name} {now}`"
-                )
-            self._refused[name] = version, time.monotonic() + self._again_s
-        return None
+            if not fixed_changes(served, record):
+                self._served[name] = record, version
+                self._troubles.pop(name, None)
+                return None
+            *refused, again = self._refused.get(name, (served, 0, 0.0))
+            if refused == [record, version] and time.monotonic() < again:
+                return None
+            self._refused[name] = record, version, time.monotonic() + self._again_s
+            check_record(record, BaseModel.open(record.model, record.revision))
+            load_tokenizer(record)
+        except StoreError as error:
+            self._trouble(name, f"its record cannot be followed now: {error}")
+            return None
+        except Exception as error:
+            self._trouble(
+                name,
+                f"version {version} cannot be used, version {now} stays in use: {error}; put it "
+                f"right, or go back with `tasc task use {name} {now}`",
+            )
+            return None
+        self._refused.pop(name, None)
+        self._troubles.pop(name, None)
+        return record, version
+
+    def _trouble(self, name: str, reason: str) -> None:
+        """Say each reason of a task once, until all is well with it again."""
+        said = self._troubles.setdefault(name, set())
+        if reason not in said:
+            said.add(reason)
+            self._tell(f"task {name}: {reason}")
+
+    def _tell(self, text: str) -> None:
+        if not self._ended.is_set():  # else what fails now fails since the service is stopped
+            self._say(text)
+
+
+@dataclass
+class _Update:
+    """A rolling update that has not ended: of each task, the version before and the new one."""
+
+    tasks: dict[str, tuple[int, int]]
+    slow_at: float
+    told: bool = False
 
 
 def say_of_task(say: Callable[[str], None], task: str, text: str) -> None:
