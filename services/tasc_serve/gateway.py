@@ -179,6 +179,6 @@ class Gateway:
     def __del__(self) -> Any:
         if hasattr(self, "_queue"):
             self._queue.close(0)  # a silent Redis must not hold up the end
-        for part in ("_backend", "_port"):
+        for part in ("_backend", "_port", "_access"):
             if hasattr(self, part):
                 getattr(self, part).close()

@@ -48,7 +48,7 @@ class LimitSettings(Section):
     max_uploads: int = Field(
         4, ge=1, description="files being uploaded to one gateway, on its disk until they are whole"
     )
-    upload_timeout_s: float = Field(600.0, gt=0, description="until an uploaded file is whole")
+    upload_timeout_s: float = Field(600.0, gt=0, description="until an uploaded file is stored")
     max_batches: int = Field(1000, ge=1, description="batches kept, those that ended counted")
     max_batch_lines: int = Field(100_000, ge=1, description="requests of one batch")
     max_open_batch_lines: int = Field(

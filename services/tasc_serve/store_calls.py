@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 from tasc_serve.settings import LimitSettings
@@ -26,7 +27,7 @@ class StoreCalls:
     """Runs blocking calls on a few threads, with a deadline and a bound on how many wait.
 
     After a failure the store is left alone for a moment, then tried with one call at a time until
-    one succeeds: it would otherwise cost each request the whole deadline.
+    one succeeds within the deadline: it would otherwise cost each request the whole deadline.
 
     Args:
         name: What the calls are for; it names the threads and stands in messages.
@@ -76,7 +77,7 @@ class StoreCalls:
         """Begin a call without waiting for it.
 
         Raises:
-            StoreBusy: There is no room, or the store is left alone.
+            StoreBusy: There is no room, the store is left alone, or the calls are closed.
         """
         now = time.monotonic()
         if self.failing and now < self._retry_at:
@@ -84,19 +85,30 @@ class StoreCalls:
         if not self._room.acquire(blocking=False):
             raise StoreBusy(f"{self._name}: too many requests wait for Redis; try again later")
         self._retry_at = now + self._pause_s
-        begun = self._threads.submit(call)
+        try:
+            begun = self._threads.submit(call)
+        except RuntimeError as error:  # closed, or the process may have no more threads
+            self._room.release()
+            raise StoreBusy(f"{self._name}: cannot begin a call: {error}") from error
         # A call that nobody waits for any more has its thread until Redis answers.
-        begun.add_done_callback(self._ended)
+        begun.add_done_callback(partial(self._ended, now))
         return begun
 
-    def _ended(self, call: Future[Any]) -> None:
+    def close(self) -> None:
+        """Take no more calls and cancel those that wait for a thread; wait for none."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _ended(self, begun_at: float, call: Future[Any]) -> None:
         self._room.release()
         if call.cancelled():
             return
         error = call.exception()
         if type(error) in _FAULTS:
             self._failed(error)
-        elif self.failing:
+            return
+        # A late answer says that Redis is slow, and an error of our own says nothing about it.
+        in_time = time.monotonic() - begun_at < self._timeout_s
+        if self.failing and in_time and (error is None or isinstance(error, StoreError)):
             self.failing = False
             log.info("%s: Redis answers again", self._name)
 
@@ -114,33 +126,49 @@ class RepeatedCall:
 
     Args:
         name: What the call does; it names the thread and stands in the log.
+        last: Called on that thread when it closes, behind the last call of ``work``.
+        wait_s: Longest time that the constructor waits for the first call.
 
     Attributes:
-        fault: What the last call raised, as text; None after a success.
+        fault: What the last call raised, as text; None after a success and before the first call.
     """
 
-    def __init__(self, name: str, work: Callable[[], None], every_s: float) -> None:
-        self._name, self._work, self._every_s = name, work, every_s
-        self._closing = threading.Event()
+    def __init__(
+        self,
+        name: str,
+        work: Callable[[], None],
+        every_s: float,
+        *,
+        last: Callable[[], None] | None = None,
+        wait_s: float = 0.0,
+    ) -> None:
+        self._name, self._work, self._every_s, self._last = name, work, every_s, last
+        self._called, self._closing = threading.Event(), threading.Event()
         self.fault: str | None = None
-        self._call()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
+        self._called.wait(wait_s)
 
-    def close(self, timeout_s: float | None = None) -> None:
-        """Call it for the last time, and wait for that up to ``timeout_s``."""
+    def close(self, timeout_s: float) -> bool:
+        """Make the last call, if there is one; whether the thread ended within ``timeout_s``.
+
+        A thread that is still in a call then ends behind it, or with the process.
+        """
         self._closing.set()
         self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
-        closing = False
-        while not closing:
-            closing = self._closing.wait(self._every_s)
-            self._call()
+        self._call(self._work)
+        self._called.set()
+        while not self._closing.wait(self._every_s):
+            self._call(self._work)
+        if self._last:
+            self._call(self._last)
 
-    def _call(self) -> None:
+    def _call(self, work: Callable[[], None]) -> None:
         try:
-            self._work()
+            work()
         except Exception as error:  # whatever it is, the next call may succeed
             if self.fault is None:
                 log.warning("%s failed, will retry: %s", self._name, error)

@@ -2,6 +2,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -10,7 +11,7 @@ import pytest
 import redis
 from prometheus_client import CollectorRegistry, Counter
 
-from support import eventually, refused
+from support import DEADLINE_S, eventually, refused
 from tasc_runtime.errors import SettingsError
 from tasc_serve.metrics.discovery import MetricsPort, live_targets, service_discovery
 from tasc_store import EmbeddedRedis, StoreUnreachable, connect
@@ -115,6 +116,18 @@ def test_closing_without_redis_still_closes_the_port(server, client, caplog):
     port.close()
     with pytest.raises(StoreUnreachable):
         live_targets(client)
+
+
+def test_a_redis_that_hangs_holds_up_neither_the_port_nor_its_end(client, caplog, monkeypatch):
+    answers = threading.Event()
+    monkeypatch.setattr(client, "time", lambda: (answers.wait(DEADLINE_S), 0))
+    begun = time.monotonic()
+    with MetricsPort(client, registry_with("one"), host=HOST, ttl_s=10) as port:
+        assert httpx.get(f"http://{port.target}/metrics").status_code == 200
+    took_s = time.monotonic() - begun
+    answers.set()
+    assert took_s < DEADLINE_S / 2
+    assert "stays listed for up to 10 s" in caplog.text
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])

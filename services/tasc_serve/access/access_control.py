@@ -64,6 +64,9 @@ class KnownKeys:
         self._refused: OrderedDict[str, _Seen] = OrderedDict()
         self._lookups: dict[str, asyncio.Task[_Seen | None]] = {}
 
+    def close(self) -> None:
+        self._calls.close()
+
     async def of(self, authorization: str | None) -> ApiKey:
         """The open key in an ``Authorization`` header.
 
@@ -357,6 +360,11 @@ class AccessControl:
         keys = KnownKeys(ApiKeys(client).find, auth, calls) if auth.required else None
         rates = Rates(settings.tasks, settings.http.gateways, auth.max_cached_keys)
         return cls(metrics, keys, rates)
+
+    def close(self) -> None:
+        """Look no more keys up."""
+        if self._keys:
+            self._keys.close()
 
     async def key_of(self, request: Request) -> ApiKey | None:
         """The key of a request; None where keys are not required.

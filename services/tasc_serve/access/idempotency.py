@@ -97,6 +97,10 @@ class Idempotency:
         self._calls = StoreCalls.of("idempotent requests", limits)
         self.max_bytes = limits.max_idempotent_bytes
 
+    def close(self) -> None:
+        """Note and keep nothing any more."""
+        self._calls.close()
+
     def key_of(self, request: Request, sender: str) -> RequestKey | None:
         """The key of a request; None without one. Raises ApiError 400 for one that is too long."""
         key = request.headers.get(HEADER)

@@ -1,6 +1,8 @@
 """The HTTP application: OpenAI-shaped endpoints over a backend of replicas."""
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -43,13 +45,21 @@ def create_api(
         storage: Of files and batches; unset: there are no endpoints for them.
     """
     access, in_flight = access or AccessControl(metrics), in_flight or InFlight()
-    app = FastAPI(title="tasc-serve", openapi_url="/openapi.json")
+    closing = ExitStack()
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
+        with closing:
+            yield
+
+    app = FastAPI(title="tasc-serve", openapi_url="/openapi.json", lifespan=lifespan)
     http_errors.install(app)
     idempotency = Idempotency(attempts, limits)
+    closing.callback(idempotency.close)
     _add_generation(app, Generation(backend, limits, metrics, in_flight, access, idempotency))
     _add_listings(app, backend, access)
     if storage:
-        add_storage(app, storage, limits, access, in_flight)
+        closing.callback(add_storage(app, storage, limits, access, in_flight).close)
     _add_operations(app, backend, in_flight, metrics)
     return app
 

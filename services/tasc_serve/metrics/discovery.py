@@ -89,6 +89,7 @@ def merge(texts: Iterable[str]) -> str:
 
 _TARGETS: Final = "tasc:metrics-targets"  # sorted set: host:port by the time it is forgotten
 _WILDCARDS: Final = ("", "0.0.0.0", "::")  # noqa: S104 (refused, not bound)
+_LIST_S: Final = 2.0  # that opening a port waits for Redis, and closing it
 _log = logging.getLogger(__name__)
 
 
@@ -96,7 +97,8 @@ class MetricsPort:
     """Serves a registry on a free port and keeps that port listed until ``close()``.
 
     A Redis that is away stops neither the process nor the port: renewing goes on, one line is
-    logged when it begins to fail and one when it works again.
+    logged when it begins to fail and one when it works again. Neither opening nor closing the port
+    waits for Redis longer than two seconds.
 
     Args:
         client: Redis; it stays open when the port closes.
@@ -123,7 +125,13 @@ class MetricsPort:
         bracketed = f"[{host}]" if ":" in host else host
         self.target: Final = f"{bracketed}:{self._server.server_port}"
         self._closed = False
-        self._renewing = RepeatedCall(f"list metrics port {self.target}", self._renew, ttl_s / 3)
+        self._renewing = RepeatedCall(
+            f"list metrics port {self.target}",
+            self._renew,
+            ttl_s / 3,
+            last=self._unlist,
+            wait_s=_LIST_S,
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -136,17 +144,23 @@ class MetricsPort:
         if self._closed:
             return
         self._closed = True
-        self._renewing.close()
-        try:
-            self._client.zrem(_TARGETS, self.target)
-        except redis.RedisError as error:
-            _log.warning("%s stays listed for up to %g s: %s", self.target, self._ttl_s, error)
+        if not self._renewing.close(_LIST_S):
+            self._stays_listed("Redis does not answer")
         self._server.shutdown()
         self._server.server_close()
         self._serving.join()
 
     def _renew(self) -> None:
         self._client.zadd(_TARGETS, {self.target: _now(self._client) + self._ttl_s})
+
+    def _unlist(self) -> None:
+        try:
+            self._client.zrem(_TARGETS, self.target)
+        except redis.RedisError as error:
+            self._stays_listed(error)
+
+    def _stays_listed(self, reason: object) -> None:
+        _log.warning("%s stays listed for up to %g s: %s", self.target, self._ttl_s, reason)
 
 
 def node_address() -> str:

@@ -63,7 +63,9 @@ class Collector:
         self._held, self._lock = 0, threading.Lock()  # bytes of the buffer, about
         self._flushing: RepeatedCall | None = None
         if settings.sample_rate:
-            self._flushing = RepeatedCall("collect answers", self._flush, settings.flush_interval_s)
+            self._flushing = RepeatedCall(
+                "collect answers", self._flush, settings.flush_interval_s, last=self._flush
+            )
 
     def finished(self, call: Call, request: GenerationRequest, result: GenerationResult) -> None:
         """An answer has ended; every n-th that says what the task says by itself is kept."""

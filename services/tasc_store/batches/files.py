@@ -219,7 +219,8 @@ class FileLimits:
 class Upload:
     """Bytes on their way into the store. They go away by themselves until they are kept.
 
-    It holds at most one piece of them in memory. One thread at a time.
+    It holds at most one piece of them in memory. One thread at a time, except that `abandon` may be
+    called while another thread writes.
 
     Raises:
         StoreError: See `translated`; from every method but `abandon`.
@@ -233,6 +234,7 @@ class Upload:
         self._held = bytearray()
         self._digest = hashlib.sha256()
         self._line_ends, self._open_line = 0, False
+        self._abandoned = False
 
     def write(self, data: bytes) -> None:
         self._held += data
@@ -255,7 +257,11 @@ class Upload:
         """
         if not self.size_bytes:
             raise ValueError("the file is empty; there is nothing to keep")
-        file = self.end(filename, purpose, ttl_s, owner)
+        try:
+            file = self.end(filename, purpose, ttl_s, owner)
+        except StoreError:
+            self.abandon()
+            raise
         script = self._client.register_script(KEEP)
         with translated(self._url):
             values = (int(time.time()), *_values(limits), file.to_json())
@@ -287,6 +293,7 @@ class Upload:
 
     def abandon(self) -> None:
         """Remove what was written, if Redis still can; it expires if not."""
+        self._abandoned = True
         self._held.clear()
         with suppress(redis.RedisError):
             if self.chunks:
@@ -297,6 +304,8 @@ class Upload:
         self._digest.update(block)
         with translated(self._url):
             self._client.set(_chunk_key(self.part, self.chunks - 1), block, ex=UNSEALED_S)
+        if self._abandoned:  # meanwhile, and perhaps before Redis had this piece
+            self.abandon()
 
 
 class FileStore:

@@ -1,13 +1,19 @@
 """Files over HTTP: what is taken, what is refused, and that nothing is held in memory or left."""
 
+import tempfile
+import time
 import tracemalloc
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import pytest
+import redis
 from fake_backend import error_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from storage_service import FORM, StorageService, line, raw_form
+
+from support import eventually
 
 pytestmark = pytest.mark.redis
 Make = Callable[..., StorageService]
@@ -155,6 +161,52 @@ def test_a_store_that_is_away_is_said_and_to_be_tried_again(down: StorageService
         assert "127.0.0.1" not in str(error_of(response, 503)["message"])
         assert int(response.headers["retry-after"]) >= 1
     error_of(down.upload(line()), 503)
+
+
+def test_a_disk_that_takes_no_more_is_said_with_the_folder_to_look_at(
+    make_service: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    service = make_service()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    response = service.upload(b"x" * (2 << 20))
+    assert "TMPDIR" in str(error_of(response, 503)["message"])
+    assert int(response.headers["retry-after"]) >= 1
+    assert service.files == ()
+
+
+@pytest.mark.parametrize("pieces", [9.5, 2.5])
+def test_an_upload_that_fails_while_it_is_stored_leaves_no_pieces(
+    make_service: Make, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, pieces: float
+) -> None:
+    service, put, calls = make_service(chunk_bytes=1000), client.set, []
+
+    def fails_later(*said: object, **options: object) -> object:
+        calls.append(said)
+        if len(calls) > 2:
+            raise redis.ConnectionError("gone")
+        return put(*said, **options)
+
+    monkeypatch.setattr(client, "set", fails_later)
+    error_of(service.upload(b"x" * int(1000 * pieces)), 503)
+    assert len(calls) == 3
+    assert client.keys("*:data:*") == []
+    assert service.files == ()
+
+
+def test_an_upload_that_is_stored_too_slowly_is_given_up_and_leaves_no_pieces(
+    make_service: Make, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, put = make_service(chunk_bytes=1000, upload_timeout_s=0.5), client.set
+
+    def slow(*said: object, **options: object) -> object:
+        time.sleep(0.2)
+        return put(*said, **options)
+
+    monkeypatch.setattr(client, "set", slow)
+    assert "0.5 s" in str(error_of(service.upload(b"x" * 100_000), 503)["message"])
+    time.sleep(0.3)  # the piece on its way has arrived
+    eventually(lambda: client.keys("*:data:*") == [])
+    assert service.files == ()
 
 
 def test_pages_go_through_all_files_in_either_order(make_service: Make) -> None:

@@ -2,12 +2,13 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import pytest
 
-from support import DEADLINE_S, eventually
+from support import DEADLINE_S, eventually, refused
 from tasc_serve.store_calls import RepeatedCall, StoreBusy, StoreCalls
 from tasc_store import StoreUnreachable
 from tasc_store.errors import UnknownFile
@@ -94,6 +95,70 @@ def test_a_store_that_failed_is_left_alone_for_a_moment_and_logged_once(
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 
 
+def says_nonsense() -> None:
+    raise ValueError("odd")
+
+
+@pytest.mark.parametrize("answer", [lambda: None, finds_nothing, says_nonsense])
+def test_a_slow_store_is_left_alone_although_it_answers_late(answer: Callable[[], None]) -> None:
+    timeout_s = 0.2
+    calls, ended = calls_with(timeout_s=timeout_s, pause_s=DEADLINE_S), threading.Event()
+
+    def slow() -> None:
+        time.sleep(1.5 * timeout_s)
+        try:
+            answer()
+        finally:
+            ended.set()
+
+    async def ask() -> None:
+        with pytest.raises(StoreBusy):
+            await calls.run(slow)
+        assert calls.failing
+        assert await asyncio.to_thread(ended.wait, DEADLINE_S)
+        await asyncio.sleep(timeout_s / 2)  # until the call has been counted
+        assert calls.failing
+        with pytest.raises(StoreBusy):
+            calls.begin(lambda: None)
+
+    asyncio.run(ask())
+
+
+def test_an_error_of_our_own_does_not_say_that_the_store_answers_again() -> None:
+    async def ask() -> None:
+        calls = calls_with()
+        with pytest.raises(StoreUnreachable):
+            await calls.run(fails)
+        with refused(ValueError, "odd"):
+            await calls.run(says_nonsense)
+        assert calls.failing
+        with pytest.raises(UnknownFile):
+            await calls.run(finds_nothing)
+        assert not calls.failing
+
+    asyncio.run(ask())
+
+
+def test_closed_calls_begin_nothing_more_and_give_their_room_back(
+    answers: threading.Event,
+) -> None:
+    calls, began = calls_with(threads=1, max_waiting=2), threading.Event()
+
+    def silent() -> bool:
+        began.set()
+        return answers.wait()
+
+    running, waiting = calls.begin(silent), calls.begin(silent)
+    assert began.wait(DEADLINE_S)
+    calls.close()
+    assert waiting.cancelled()
+    answers.set()
+    assert running.result(DEADLINE_S)
+    for _ in range(3):
+        with refused(StoreBusy, "shutdown"):
+            calls.begin(silent)
+
+
 def test_a_repeated_call_outlives_failures_says_so_once_and_is_made_a_last_time(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -108,13 +173,32 @@ def test_a_repeated_call_outlives_failures_says_so_once_and_is_made_a_last_time(
         if outcome:
             raise outcome
 
-    repeated = RepeatedCall("work", work, 0.01)
+    repeated = RepeatedCall("work", work, 0.01, wait_s=DEADLINE_S)
     begun.set()
     eventually(lambda: len(faults) > 5)
-    repeated.close()
-    made = len(faults)
+    assert repeated.close(DEADLINE_S)
     assert [fault for fault in faults if fault] == ["away", "odd"]
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
-    last = RepeatedCall("work", work, DEADLINE_S)
-    last.close()
-    assert len(faults) == made + 2
+
+
+def test_a_repeated_call_that_closes_makes_its_last_call_once() -> None:
+    made: list[str] = []
+    repeated = RepeatedCall(
+        "work", lambda: made.append("work"), DEADLINE_S, last=lambda: made.append("last")
+    )
+    assert repeated.close(DEADLINE_S)
+    assert made == ["work", "last"]
+
+
+def test_a_repeated_call_that_hangs_holds_up_neither_its_beginning_nor_its_end(
+    answers: threading.Event,
+) -> None:
+    def hang() -> None:
+        answers.wait()
+
+    begun = time.monotonic()
+    repeated = RepeatedCall("work", hang, DEADLINE_S, wait_s=0.01)
+    assert not repeated.close(0.01)
+    assert time.monotonic() - begun < DEADLINE_S / 2
+    answers.set()
+    assert repeated.close(DEADLINE_S)

@@ -43,8 +43,12 @@ def add_storage(
     limits: LimitSettings,
     access: AccessControl,
     in_flight: InFlight,
-) -> None:
-    """Add the routes below ``/v1/files`` and ``/v1/batches``."""
+) -> StorageCalls:
+    """Add the routes below ``/v1/files`` and ``/v1/batches``.
+
+    Returns:
+        Their calls of the store, which the caller closes.
+    """
 
     async def inside() -> AsyncGenerator[None, None]:
         """From a request's first byte to its answer's last one."""
@@ -59,6 +63,7 @@ def add_storage(
     add_files(routes, storage, limits, access, calls)
     _add_batches(routes, Batches(storage, limits, access, calls), access)
     app.include_router(routes)
+    return calls
 
 
 def _add_batches(routes: APIRouter, batches: "Batches", access: AccessControl) -> None:

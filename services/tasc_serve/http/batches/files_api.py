@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator, Mapping
 from functools import partial
+from tempfile import gettempdir
 from typing import Any, Final, TypeVar
 
 import redis
@@ -73,6 +74,9 @@ class StorageCalls:
             max_waiting=limits.max_store_calls,
             timeout_s=limits.file_timeout_s,
         )
+
+    def close(self) -> None:
+        self._calls.close()
 
     async def run(self, work: Callable[[], Found]) -> Found:
         """What ``work`` returns.
@@ -204,15 +208,26 @@ class Files:
 
     async def create(self, request: Request, owner: str) -> StoredFile:
         await self._calls.run(partial(self._files.require_room, self._bounds, owner))
+        longest_s = self._limits.upload_timeout_s
+        end = asyncio.get_running_loop().time() + longest_s
         form = await self._received(request)
         try:
             file, fields = self._checked(form)
-            return await self._kept(file, self._ttl_s(fields), owner)
+            async with asyncio.timeout_at(end):
+                return await self._kept(file, self._ttl_s(fields), owner)
+        except TimeoutError as error:
+            message = f"the file was not stored within {longest_s:g} s; send it again, or in parts"
+            raise ApiError(503, message) from error
         finally:
             await form.close()
 
     async def _received(self, request: Request) -> FormData:
-        """The form, with its file on disk if it is large."""
+        """The form, with its file on disk if it is large.
+
+        Raises:
+            ApiError: 400 and 413 for what is no form that we take, 408 for one that comes too
+                slowly, 503 where the disk takes no more.
+        """
         kind, options = parse_options_header(request.headers.get("content-type"))
         boundary = options.get(b"boundary")
         if kind != b"multipart/form-data" or not boundary:
@@ -230,6 +245,13 @@ class Files:
                 return await parser.parse()
         except MultiPartException as error:
             raise ApiError(400, f"the form cannot be read: {error.message}") from error
+        except OSError as error:
+            log.warning("an upload cannot be written to TMPDIR, %s: %s", gettempdir(), error)
+            message = (
+                "the gateway cannot write the file to its TMPDIR: "
+                f"{error.strerror or 'the disk fails'}; try again later"
+            )
+            raise ApiError(503, message) from error
 
     def _checked(self, form: FormData) -> tuple[UploadFile, dict[str, str]]:
         """The file and the other fields.
@@ -269,6 +291,7 @@ class Files:
             asyncio.get_running_loop().run_in_executor(None, upload.abandon)
             raise
         name = _file_name(file.filename or "")
+        # Not abandoned from here on: Redis may have kept a file whose reply was lost.
         return await self._calls.run(
             partial(upload.keep, self._bounds, name, "batch", ttl_s, owner)
         )
