@@ -18,8 +18,9 @@ from queries import (
 
 _BLOCK = ratio("tasc_generation_tokens_total", "tasc_row_steps_total")
 _BY_VERSION = " / ".join(
-    f"sum by (task, version) (rate({counter}{OWN}{RATE})"
-    f" * on (task, model_name, proposer, instance) group_left (version) tasc_draft_index_info{OWN})"
+    f"sum by (task, model_name, fingerprint, version) (rate({counter}{OWN}{RATE})"
+    " * on (task, model_name, proposer, instance) group_left (fingerprint, version)"
+    f" tasc_draft_index_info{OWN})"
     for counter in ("tasc_generation_tokens_total", "tasc_row_steps_total")
 )
 _COVERAGE = ratio(DRAFTS, "tasc_row_steps_total")
@@ -243,7 +244,7 @@ _LOSSLESS = (
         "What each version of the draft index brings while it is in use.",
         "A new version brings less: go back with `tasc index use TASK VERSION`, and look at the"
         " rows that it was built from.",
-        (Target(_BY_VERSION, "{{task}} {{version}}"),),
+        (Target(_BY_VERSION, "{{task}} {{model_name}} {{version}}"),),
     ),
 )
 

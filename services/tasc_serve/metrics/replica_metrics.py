@@ -290,7 +290,10 @@ class ReplicaMetrics:
 
     def _make_index(self, make: Series) -> None:
         self._index_info = make.gauges(
-            "tasc_draft_index_info", "1 for the draft index in use.", "version"
+            "tasc_draft_index_info",
+            "1 for the draft index in use; versions are numbered for each tokenizer anew.",
+            "fingerprint",
+            "version",
         )
         self._index_bytes = make.gauge("tasc_draft_index_bytes", "Size of the draft index in use.")
         self._forecast = make.gauges(
@@ -359,7 +362,7 @@ class ReplicaMetrics:
             )
         self._index_bytes.set(size_bytes)
         if artifact:
-            self._index_info(artifact.version).set(1)
+            self._index_info(artifact.fingerprint, artifact.version).set(1)
             self._built().set(artifact.created_at)
             if artifact.forecast is not None:
                 self._forecast().set(artifact.forecast)

@@ -165,7 +165,7 @@ def test_what_is_known_of_an_index_is_exported_while_it_is_in_use():
 
 
 def index_info(registry: CollectorRegistry, version: str) -> float | None:
-    return value(registry, "tasc_draft_index_info", version=version)
+    return value(registry, "tasc_draft_index_info", fingerprint="f", version=version)
 
 
 def test_a_name_that_clients_make_up_becomes_no_label():
