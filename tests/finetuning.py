@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 import tiny
-from tasc_jobs.enrich.algorithm import EnrichSettings
 from tasc_jobs.enrich.enrichment import enrich_and_save
+from tasc_jobs.enrich.ngram_selection import EnrichSettings
 from tasc_jobs.finetune.finetuning import Finetune, finetune
 from tasc_jobs.finetune.hyperparameters import FinetuneSettings
 from tasc_jobs.finetune.model import Parts, vocabulary_of

@@ -20,7 +20,7 @@ from benchmarks.finetune.bench_ft import Options
 from benchmarks.finetune.runs import HALF_EPOCHS, PCS, FtRun, Workshop
 from benchmarks.finetune.tasks import TASKS
 from tasc_jobs.demo.tasks import MODEL
-from tasc_jobs.enrich.algorithm import Enriched, EnrichSettings, enrich, refined
+from tasc_jobs.enrich.ngram_selection import Enriched, EnrichSettings, enrich, refined
 from tasc_jobs.forecast_ft.check import MeasuredRun, check
 from tasc_jobs.forecast_ft.forecast import lengths_by_budget
 from tasc_jobs.statistics.distribution import distribution

@@ -23,8 +23,8 @@ from benchmarks.demo_model.train import SIZES
 from benchmarks.finetune.tasks import TASKS, FtTask
 from tasc_engine import ModelSource
 from tasc_jobs.demo.tasks import MODEL
-from tasc_jobs.enrich.algorithm import EnrichSettings
 from tasc_jobs.enrich.enrichment import RECORD, enrich_and_save
+from tasc_jobs.enrich.ngram_selection import EnrichSettings
 from tasc_jobs.evaluate.evaluation import Evaluation, evaluate
 from tasc_jobs.evaluate.measured_model import Setup
 from tasc_jobs.finetune.checkpoints import REPORT

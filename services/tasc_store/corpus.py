@@ -1,7 +1,7 @@
-"""A task's rows in Redis: its corpus, and answers that services collected for it.
+"""A task's rows in Redis: its corpus, and the answers that services collect for it.
 
-The corpus only grows. Collected rows are a bounded list on their way into it: each has a number
-that is never given again, so that a reader can remove just what it has read.
+The corpus is append-only. Collected rows are a bounded queue of candidates for the corpus. Each
+collected row has a unique number, so that a reader can remove exactly the rows it has read.
 """
 
 import json
@@ -16,7 +16,7 @@ from tasc_store.client import translated, url_of
 # One call is one Lua script, and a script keeps every other client of the server waiting.
 MAX_BATCH = 1000
 
-# SADD comes first: a full or read-only server refuses the first write, so nothing goes in halfway.
+# SADD comes first: a full or read-only server refuses the first write, so no row is half written.
 _APPEND = """
 local added = 0
 for i = 1, #ARGV, 2 do
@@ -34,7 +34,7 @@ class CorpusRow:
     """One example of a task. Equal inputs and outputs under different keys are different rows.
 
     Raises:
-        ValueError: The key is empty, or a string is no Unicode text (a lone surrogate).
+        ValueError: The key is empty, or a string has a lone surrogate.
     """
 
     key: str
@@ -48,22 +48,22 @@ class CorpusRow:
             f"{self.key}{self.input}{self.output}".encode()
         except UnicodeEncodeError as error:
             raise ValueError(
-                f"row {self.key!r} holds a lone surrogate; decode its source with errors='replace'"
+                f"row {self.key!r} has a lone surrogate; decode its source with errors='replace'"
             ) from error
 
 
 @dataclass(frozen=True)
 class Appended:
-    """What became of a batch: rows that went in, and rows whose key was there already."""
+    """The result of an append: rows that were added, and rows whose key already existed."""
 
     added: int
     known: int
 
 
 class CorpusStore:
-    """The corpus of one task; it only grows. Any number of writers and readers.
+    """The append-only corpus of one task, for any number of concurrent writers and readers.
 
-    Every method raises `StoreError` (see `translated`) when Redis fails.
+    Every method raises `StoreError` (see `translated`) if Redis fails.
     """
 
     def __init__(self, client: redis.Redis, task: str) -> None:
@@ -75,15 +75,16 @@ class CorpusStore:
         self._keys = keys.task_key(checked, "corpus", "keys")
 
     def append(self, rows: Sequence[CorpusRow]) -> Appended:
-        """Append the rows whose key is new, in this order; all of them or, on an error, none.
+        """Append the rows whose key is new, in the given order. On an error, no row is appended.
 
-        When the server's answer was lost the call is repeated, and its rows count as known.
+        If the server's reply is lost, the call is repeated, and rows that the first call added
+        count as known.
 
         Raises:
             ValueError: More than 1000 rows.
         """
         if len(rows) > MAX_BATCH:
-            raise ValueError(f"{len(rows)} rows in one call; send at most {MAX_BATCH}")
+            raise ValueError(f"{len(rows)} rows in one call; the maximum is {MAX_BATCH}")
         arguments = []
         for row in rows:
             arguments += [row.key, _encoded(row.key, row.input, row.output)]
@@ -92,39 +93,42 @@ class CorpusStore:
         return Appended(added, len(rows) - added)
 
     def __len__(self) -> int:
+        """The number of rows."""
         with translated(self._url):
             return int(self._client.llen(self._rows))
 
     def read(self, start: int, stop: int) -> list[CorpusRow]:
-        """Rows at positions ``[start, stop)`` in append order; fewer where the corpus ends.
+        """Return the rows at positions ``[start, stop)`` in append order.
+
+        Returns fewer rows if the corpus ends before ``stop``.
 
         Raises:
-            ValueError: Not 0 <= start <= stop.
+            ValueError: ``0 <= start <= stop`` does not hold.
         """
         if not 0 <= start <= stop:
-            raise ValueError(f"rows [{start}, {stop}) asked for; need 0 <= start <= stop")
+            raise ValueError(f"the range is [{start}, {stop}); it must satisfy 0 <= start <= stop")
         if start == stop:
             return []
         with translated(self._url):
-            found = self._client.lrange(self._rows, start, stop - 1)
-        return [CorpusRow(*json.loads(row)) for row in found]
+            rows = self._client.lrange(self._rows, start, stop - 1)
+        return [CorpusRow(*json.loads(row)) for row in rows]
 
 
-# One call is one Lua script, and a script keeps every other client of the server waiting.
-MOST_ROWS = 500
+# The same limit for collected rows, which may be longer.
+MAX_COLLECTED = 500
 
-# The end of a script that took the `gone` oldest rows, of `freed` bytes together.
-_GONE = """
-if gone > 0 then
-  redis.call('HINCRBY', KEYS[2], 'first', gone)
+# The end of a script that removed the `removed` oldest rows, with `freed` bytes in total.
+_COUNT_REMOVED = """
+if removed > 0 then
+  redis.call('HINCRBY', KEYS[2], 'first', removed)
   redis.call('HINCRBY', KEYS[2], 'bytes', -freed)
 end
-return gone
+return removed
 """
 
-# KEYS: rows, state (first: number of the oldest row; bytes: of all). ARGV: most rows, most bytes,
-# rows... Returns how many rows went to make room. Rows go in before the old ones go, so that a full
-# server refuses the call before anything is lost.
+# KEYS: rows, state (first: number of the oldest row; bytes: size of all rows). ARGV: maximum rows,
+# maximum bytes, rows... Returns how many old rows were removed to stay within the limits. New rows
+# are added before old ones are removed, so a full server refuses the call before any row is lost.
 _ADD = (
     """
 local size = 0
@@ -133,14 +137,14 @@ for i = 3, #ARGV do
   size = size + #ARGV[i]
 end
 local bytes = redis.call('HINCRBY', KEYS[2], 'bytes', size)
-local count, gone, freed = redis.call('LLEN', KEYS[1]), 0, 0
-while count - gone > tonumber(ARGV[1]) or bytes - freed > tonumber(ARGV[2]) do
+local count, removed, freed = redis.call('LLEN', KEYS[1]), 0, 0
+while count - removed > tonumber(ARGV[1]) or bytes - freed > tonumber(ARGV[2]) do
   local row = redis.call('LPOP', KEYS[1])
   if not row then break end
-  gone, freed = gone + 1, freed + #row
+  removed, freed = removed + 1, freed + #row
 end
 """
-    + _GONE
+    + _COUNT_REMOVED
 )
 
 _READ = """
@@ -148,26 +152,26 @@ return {tonumber(redis.call('HGET', KEYS[2], 'first') or '0'),
         redis.call('LRANGE', KEYS[1], 0, ARGV[1] - 1)}
 """
 
-# ARGV: number of the first row that stays, most rows to remove. Returns how many went.
+# ARGV: number of the first row to keep, maximum rows to remove. Returns how many were removed.
 _REMOVE = (
     """
-local first, gone, freed = tonumber(redis.call('HGET', KEYS[2], 'first') or '0'), 0, 0
-while first + gone < tonumber(ARGV[1]) and gone < tonumber(ARGV[2]) do
+local first, removed, freed = tonumber(redis.call('HGET', KEYS[2], 'first') or '0'), 0, 0
+while first + removed < tonumber(ARGV[1]) and removed < tonumber(ARGV[2]) do
   local row = redis.call('LPOP', KEYS[1])
   if not row then break end
-  gone, freed = gone + 1, freed + #row
+  removed, freed = removed + 1, freed + #row
 end
 """
-    + _GONE
+    + _COUNT_REMOVED
 )
 
 
 @dataclass(frozen=True)
 class CollectedRow:
-    """What a service was asked and what it answered, both in words.
+    """The input of a request to a service and its answer, both as text.
 
     Raises:
-        ValueError: The answer is blank, or a string is no Unicode text (a lone surrogate).
+        ValueError: The answer is blank, or a string has a lone surrogate.
     """
 
     input: str
@@ -184,10 +188,10 @@ class CollectedRow:
 
 @dataclass(frozen=True)
 class CollectedBatch:
-    """The oldest rows.
+    """The oldest collected rows.
 
     Attributes:
-        end: The number behind the last of them, for `CollectedRows.remove`.
+        end: The number after that of the last row, for `CollectedRows.remove`.
     """
 
     rows: tuple[CollectedRow, ...]
@@ -195,9 +199,10 @@ class CollectedBatch:
 
 
 class CollectedRows:
-    """What was collected of one task. Any number of writers; readers may die at any moment.
+    """The collected rows of one task, for any number of concurrent writers.
 
-    Every method raises `StoreError` (see `translated`) when Redis fails.
+    A reader may die at any moment without losing rows, because reading does not remove them. Every
+    method raises `StoreError` (see `translated`) if Redis fails.
     """
 
     def __init__(self, client: redis.Redis, task: str) -> None:
@@ -207,38 +212,46 @@ class CollectedRows:
         self._add, self._read, self._remove = map(client.register_script, (_ADD, _READ, _REMOVE))
 
     def add(self, rows: Sequence[CollectedRow], *, max_rows: int, max_bytes: int) -> int:
-        """Add rows, and let the oldest go where there are more than may be; how many went.
+        """Add rows, and drop the oldest ones beyond the limits.
 
-        When the server's answer was lost the call is repeated, and rows may be there twice.
+        If the server's reply is lost, the call is repeated, which may duplicate rows.
+
+        Returns:
+            The number of rows dropped.
 
         Raises:
             ValueError: More than 500 rows.
         """
-        if len(rows) > MOST_ROWS:
-            raise ValueError(f"{len(rows)} rows in one call; send at most {MOST_ROWS}")
+        if len(rows) > MAX_COLLECTED:
+            raise ValueError(f"{len(rows)} rows in one call; the maximum is {MAX_COLLECTED}")
         if not rows:
             return 0
         with translated(self._url):
             encoded = [_encoded(row.input, row.output) for row in rows]
             return int(self._add(self._keys, [max_rows, max_bytes, *encoded]))
 
-    def read(self, most: int = MOST_ROWS) -> CollectedBatch:
-        """The oldest rows; they stay."""
+    def read(self, limit: int = MAX_COLLECTED) -> CollectedBatch:
+        """Return up to ``limit`` of the oldest rows, without removing them."""
         with translated(self._url):
-            first, found = self._read(self._keys, [most])
+            first, rows = self._read(self._keys, [limit])
         return CollectedBatch(
-            tuple(CollectedRow(*json.loads(row)) for row in found), first + len(found)
+            tuple(CollectedRow(*json.loads(row)) for row in rows), first + len(rows)
         )
 
     def remove(self, end: int) -> int:
-        """Remove the rows with numbers below ``end``; how many there still were."""
-        gone = removed = 0
+        """Remove the rows with numbers below ``end``.
+
+        Returns:
+            The number of rows removed; another reader may have removed some before.
+        """
+        total = 0
         with translated(self._url):
-            while gone := int(self._remove(self._keys, [end, MOST_ROWS])):
-                removed += gone
-        return removed
+            while removed := int(self._remove(self._keys, [end, MAX_COLLECTED])):
+                total += removed
+        return total
 
     def __len__(self) -> int:
+        """The number of rows."""
         with translated(self._url):
             return int(self._client.llen(self._keys[0]))
 

@@ -1,7 +1,7 @@
-"""The batch job of `tasc generate`: a file with the answer to each row of an input.
+"""The batch job of `tasc generate`: writes a file with the answer to each row of an input.
 
-It says what a row asks for and what is kept of its answer, writes the output, and tells people how
-far the job is.
+This module defines what a row asks for and what is kept of its answer, writes the output and
+displays the progress of the job.
 """
 
 import dataclasses
@@ -55,7 +55,7 @@ COLUMNS = pa.schema(
 
 @dataclass(frozen=True)
 class RowAnswers:
-    """Asks for one answer to each row, with random numbers of its own."""
+    """The strategy that asks for one answer per row, with independent random numbers per row."""
 
     asked: SamplingOptions
     draft: bool
@@ -94,30 +94,31 @@ def generate(
 ) -> JobReport:
     """Answer every good row of ``source``, in order, into ``output``, .jsonl or .parquet.
 
-    The output appears when it is whole. Until then the job's state is in the folder ``OUTPUT.job``,
-    which keeps a report afterwards. The same call goes on where an earlier one ended.
+    The output appears when it is complete. Until then the state of the job is in the folder
+    ``OUTPUT.job``, which keeps a report afterwards. The same call resumes an interrupted job.
 
     Args:
-        asked: How answers are sampled.
+        draft: Whether to use drafts.
+        asked: Sampling options.
         reject: File for rows without an answer, as JSON lines with ``line``, ``id`` and ``reason``,
-            and ``file`` if the input has several. It exists only if there are such rows. Unset: a
-            file beside the output.
-        job: Further fields of `JobSpec`, such as ``actors``, ``max_errors`` and ``restart``.
+            and ``file`` if the input has several. It exists only if there are such rows. None
+            uses a file next to the output.
+        job: Other fields of `JobSpec`, such as ``actors``, ``max_errors`` and ``restart``.
 
     Raises:
-        FileError: The input cannot be read, the output cannot be written, or a file of the input
-            would be written to.
-        UnknownTask: There is no such task.
+        FileError: The input cannot be read, the output cannot be written, or the output would
+            overwrite the input.
+        UnknownTask: The task does not exist.
         JobError: See `run_job`.
     """
     check_output(output)
     source = Source.of(source) if isinstance(source, Path) else source
     rejects = reject or reject_file(output)
     check_written(source.files, (output, rejects))
-    spec, found = _spec(url, task, source, output, engine, draft, asked, job)
+    spec, opened = _spec(url, task, source, output, engine, draft, asked, job)
     strategy = RowAnswers(asked or SamplingOptions(), draft)
     finish = partial(write_files, output, rejects)
-    return run_job(spec, found.rows, strategy, finish, should_stop=should_stop, progress=progress)
+    return run_job(spec, opened.rows, strategy, finish, should_stop=should_stop, progress=progress)
 
 
 def dry_run(
@@ -130,21 +131,22 @@ def dry_run(
     asked: SamplingOptions | None = None,
     **job: Any,
 ) -> tuple[Preview, int]:
-    """Time the first rows with drafts and without. Nothing is written.
+    """Measure the time of the first rows with and without drafts. Writes nothing.
 
     Returns:
-        What was found, and the number of rows in the input.
+        The measurements, and the number of rows in the input.
 
     Raises:
-        FileError: The input cannot be read, or has no row that can be answered.
+        FileError: The input cannot be read or has no valid row.
         JobError: No engine can be built.
     """
-    spec, found = _spec(url, task, source, output, engine, True, asked, {**job, "restart": True})
-    good = (row for row in found.rows() if row.refused is None)
+    spec, opened = _spec(url, task, source, output, engine, True, asked, {**job, "restart": True})
+    good = (row for row in opened.rows() if row.refused is None)
     rows = list(islice(good, PREVIEW_ROWS))
     if not rows:
-        raise FileError("no row of the input can be answered; see what --input-field names")
-    return preview_job(spec, rows, RowAnswers(asked or SamplingOptions(), draft=True)), found.total
+        raise FileError("the input has no valid row; check --input-field")
+    strategy = RowAnswers(asked or SamplingOptions(), draft=True)
+    return preview_job(spec, rows, strategy), opened.total
 
 
 def _spec(
@@ -161,10 +163,13 @@ def _spec(
     engine = engine or EngineSettings()
     begun = None if job.get("restart") else JobFolder(job_folder(output)).begun()
     if begun and begun.report and not output.exists():
-        begun, job = None, {**job, "restart": True}  # it was done, but its output is gone
-    found = open_input(source, url, begun.pins.get("input") if begun else None)
+        begun, job = (
+            None,
+            {**job, "restart": True},
+        )  # the job is finished, but its output was deleted
+    opened = open_input(source, url, begun.pins.get("input") if begun else None)
     pins = {
-        "input": found.pins,
+        "input": opened.pins,
         "input_field": source.input_field,
         "id_field": source.id_field,
         "task": task,
@@ -172,12 +177,12 @@ def _spec(
         "max_model_len": engine.max_model_len,
         **_pins_of(asked or SamplingOptions()),
     }
-    spec = JobSpec(url, task, job_folder(output), pins, engine, total=found.total, **job)
-    return spec, found
+    spec = JobSpec(url, task, job_folder(output), pins, engine, total=opened.total, **job)
+    return spec, opened
 
 
 def _pins_of(asked: SamplingOptions) -> dict[str, Any]:
-    """The options that change answers; a guide may be long and is given by its hash."""
+    """Returns the options that affect answers. A guide is hashed, because it may be long."""
     pins = dataclasses.asdict(asked)
     if asked.guide:
         text = json.dumps([asked.guide.spec.choices, asked.guide.spec.text])
@@ -187,10 +192,13 @@ def _pins_of(asked: SamplingOptions) -> dict[str, Any]:
 
 
 def write_files(output: Path, reject: Path, records: Iterable[Record], whole: bool) -> None:
-    """Write the rejects, if there are any, and the output if ``whole``: if these are all records.
+    """Write the rejects, if there are any, and the output if ``whole``.
+
+    Args:
+        whole: Whether ``records`` are all records of the job.
 
     Raises:
-        OSError: The disk fails.
+        OSError: A file cannot be written.
     """
     rejected = 0
     with ExitStack() as stack:
@@ -207,80 +215,80 @@ def write_files(output: Path, reject: Path, records: Iterable[Record], whole: bo
 
 
 def _refusal(record: Record) -> dict[str, Any]:
-    told = {"line": record.line, "id": record.id, "reason": record.error}
-    return told if record.file is None else {"file": record.file, **told}
+    fields = {"line": record.line, "id": record.id, "reason": record.error}
+    return fields if record.file is None else {"file": record.file, **fields}
 
 
 class BatchProgress:
-    """Shows a job on a progress bar. Call it with each `JobProgress`."""
+    """Displays a job on a progress bar. Call it with each `JobProgress`."""
 
     def __init__(self, bar: Progress, now: Callable[[], float] = time.monotonic) -> None:
         self._bar, self._now = bar, now
-        self._began: tuple[float, int] | None = None
+        self._baseline: tuple[float, int] | None = None
         self._done = 0
 
-    def __call__(self, found: JobProgress) -> None:
-        if self._began is None:
-            self._began = self._now(), found.tokens
-            self._done = found.resumed
-            self._bar.resume(found.resumed)
-            if found.total is not None:
-                self._bar.expect(found.total)
-        self._bar.tell(self._words(found, *self._began))
-        self._bar.advance(max(0, found.done - self._done))
-        self._done = max(self._done, found.done)
+    def __call__(self, job: JobProgress) -> None:
+        if self._baseline is None:
+            self._baseline = self._now(), job.tokens
+            self._done = job.resumed
+            self._bar.resume(job.resumed)
+            if job.total is not None:
+                self._bar.expect(job.total)
+        self._bar.tell(self._words(job, *self._baseline))
+        self._bar.advance(max(0, job.done - self._done))
+        self._done = max(self._done, job.done)
 
-    def _words(self, found: JobProgress, began: float, tokens: int) -> str:
-        if not found.engines and found.done <= found.resumed:
-            return "engines are coming up"
-        spent = self._now() - began
-        parts = [f"{(found.tokens - tokens) / spent:,.0f} tokens/s"] if spent > 0 else []
-        if found.steps:
-            parts.append(f"{found.tokens / found.steps:.2f} tokens a step")
-        if found.errors:
-            parts.append(f"{found.errors} errors")
+    def _words(self, job: JobProgress, start: float, start_tokens: int) -> str:
+        if not job.engines and job.done <= job.resumed:
+            return "starting engines"
+        elapsed = self._now() - start
+        parts = [f"{(job.tokens - start_tokens) / elapsed:,.0f} tokens/s"] if elapsed > 0 else []
+        if job.steps:
+            parts.append(f"{job.tokens / job.steps:.2f} tokens per step")
+        if job.errors:
+            parts.append(f"{job.errors} errors")
         return ", ".join(parts)
 
 
-def preview_in_words(found: Preview, total: int, engines: int) -> str:
-    """What a dry run found, and how long the whole job would take, for people."""
+def preview_in_words(preview: Preview, total: int, engines: int) -> str:
+    """Formats a dry run and the estimated duration of the whole job for a terminal."""
     lines = [
-        f"{found.rows} rows answered{f', {found.refused} refused' if found.refused else ''}; "
-        f"{found.identical} of {found.rows} answers identical with and without drafts"
+        f"{preview.rows} rows answered{f', {preview.refused} refused' if preview.refused else ''}; "
+        f"{preview.identical} of {preview.rows} answers identical with and without drafts"
     ]
     for name, side, draft in (
-        ("without drafts", found.plain, False),
-        ("with drafts", found.drafted, True),
+        ("without drafts", preview.plain, False),
+        ("with drafts", preview.drafted, True),
     ):
-        seconds = found.seconds_of(total, engines, draft)
+        seconds = preview.seconds_of(total, engines, draft)
         lines.append(
             f"{name:14} {side.tokens / side.seconds:8,.0f} tokens/s, {side.block_efficiency:5.2f} "
-            f"tokens a step, {total} rows in about {_duration(seconds or 0.0)}"
+            f"tokens per step, {total} rows in about {_duration(seconds or 0.0)}"
         )
-    return "\n".join([*lines, f"speed-up by drafts: {found.speed_up:.2f} x"])
+    return "\n".join([*lines, f"speed-up from drafts: {preview.speed_up:.2f} x"])
 
 
-def preview_as_json(found: Preview, total: int, engines: int) -> dict[str, object]:
-    """What a dry run found, for ``--json``; seconds are those of the whole job."""
+def preview_as_json(preview: Preview, total: int, engines: int) -> dict[str, object]:
+    """Returns a dry run for ``--json``. ``job_seconds`` is the estimate for the whole job."""
 
     def side(draft: bool) -> dict[str, float | None]:
-        of = found.drafted if draft else found.plain
-        seconds = found.seconds_of(total, engines, draft)
+        measured = preview.drafted if draft else preview.plain
+        seconds = preview.seconds_of(total, engines, draft)
         return {
-            "tokens_per_second": round(of.tokens / of.seconds, 1),
-            "block_efficiency": round(of.block_efficiency, 3),
+            "tokens_per_second": round(measured.tokens / measured.seconds, 1),
+            "block_efficiency": round(measured.block_efficiency, 3),
             "job_seconds": None if seconds is None else round(seconds, 1),
         }
 
     return {
-        "rows": found.rows,
-        "refused": found.refused,
-        "identical": found.identical,
+        "rows": preview.rows,
+        "refused": preview.refused,
+        "identical": preview.identical,
         "total": total,
         "engines": engines,
         "plain": side(False),
         "drafted": side(True),
-        "speed_up": round(found.speed_up, 3),
+        "speed_up": round(preview.speed_up, 3),
     }
 
 

@@ -1,8 +1,8 @@
-"""Batch jobs that may be killed at any moment: started again, one does only what is missing.
+"""Batch jobs that may be killed at any moment; a restarted job only does the remaining work.
 
-Engines answer rows, and each finished row is appended at once to the job's folder. The output is
-written from there when all rows are finished. A job does not know what its rows ask for or what
-its output looks like.
+Engines answer rows, and each finished row is appended at once to the job's folder. When all rows
+are finished, the output is written from these records. What a row asks for and the format of the
+output are up to the caller (`Strategy`, `Finish`).
 """
 
 import logging
@@ -34,12 +34,12 @@ from tasc_store import ArtifactStore, TaskRecord, TaskStore, connect
 
 log = logging.getLogger(__name__)
 
-_READ_ROWS = 512  # of the input in one turn
+_READ_ROWS = 512  # rows read from the input per iteration
 _WAIT_S = 0.2
-_TOLD_S = 0.5
+_REPORT_S = 0.5
 
 Finish: TypeAlias = Callable[[Iterable[Record], bool], None]
-"""Writes the final files from records in order; told whether these are all of them."""
+"""Writes the final files from records in order. The flag says whether the records are complete."""
 
 
 def run_job(
@@ -51,46 +51,49 @@ def run_job(
     should_stop: Callable[[], bool] = lambda: False,
     progress: Callable[[JobProgress], None] = lambda progress: None,
 ) -> JobReport:
-    """Answer all rows, those left out that an earlier start has answered, and finish.
+    """Answer all rows that earlier runs of the job have not answered, then write the output.
 
-    Where the index of an earlier start is gone it goes on with the current one: an index makes
-    answers faster, never others.
+    If the draft index of an earlier run was deleted, the job resumes with the current one. The
+    answers do not change, because an index only affects speed.
 
     Args:
-        rows: Opens the input: the same rows in the same order each time.
-        finish: Called with all records at the end, or with what there is where the job was stopped
-            or had too many errors; it may be called again with the same ones.
-        should_stop: Asked some times a second.
-        progress: Told about once a second.
+        rows: Opens the input. Must yield the same rows in the same order on every call.
+        finish: Called with all records at the end. If the job was stopped or had too many errors,
+            it is called with the records so far. It may be called more than once.
+        should_stop: Polled several times per second; the job stops if it returns True.
+        progress: Called about twice per second.
 
     Raises:
         RaySetupError: Ray is not running in this process.
-        JobBusy: Another process works on the job.
-        JobChanged: The job has begun with other pins.
-        JobStalled: Nothing was finished for ``stall_s``.
-        TooManyErrors: More rows than ``max_errors`` have no answer.
-        UnknownTask, UnknownVersion: There is no such task, or its record's version of the first
-            start is gone.
+        JobBusy: Another process is running the job.
+        JobChanged: The job was started earlier with other pins.
+        JobStalled: No row was finished for ``stall_s``.
+        NoEngine: No engine was running for ``stall_s``.
+        TooManyErrors: More than ``max_errors`` rows have no answer.
+        UnknownTask, UnknownVersion: The task, or the version of it that the job was started with,
+            does not exist.
         StoreError: Redis fails when the job starts.
-        EngineFailed: Engines cannot be built.
-        JobError: They die again and again, or finished records are damaged before the end.
+        EngineFailed: The engines cannot be built.
+        JobError: Engines die repeatedly, or finished records are damaged before the last one.
     """
     require_ray()
     with closing(connect(spec.url)) as client, ExitStack() as stack:
-        TaskStore(client).versions(spec.task)  # an unknown task is said before anything is made
-        held = stack.enter_context(JobFolder.held(spec.folder))
+        TaskStore(client).versions(
+            spec.task
+        )  # fails for an unknown task before anything is created
+        folder = stack.enter_context(JobFolder.held(spec.folder))
         if spec.restart:
-            held.discard()
-        begun = held.begun()
+            folder.discard()
+        begun = folder.begun()
         if begun is None:
-            begun = held.begin(spec.pins, *_versions(client, spec.task))
+            begun = folder.begin(spec.pins, *_versions(client, spec.task))
         require_same(begun, spec.pins, spec.folder)
         if begun.report is not None:
-            held.end(begun, begun.report)
+            folder.end(begun, begun.report)
             return JobReport(**{**begun.report, "resumed": begun.report["rows"]})
-        begun = _with_index(client, spec.task, held, begun)
+        begun = _with_index(client, spec.task, folder, begun)
         pinned = Pinned(begun.record_version, begun.index_version)
-        job = _Job(spec, held, _pool(spec, spec.actors, pinned, strategy), progress)
+        job = _Job(spec, folder, _pool(spec, spec.actors, pinned, strategy), progress)
         source = rows()
         try:
             report = job.run(source, finish, should_stop)
@@ -98,17 +101,17 @@ def run_job(
             if isinstance(source, Generator):
                 source.close()
         if not report.stopped:
-            held.end(begun, asdict(report))
+            folder.end(begun, asdict(report))
         return report
 
 
 def preview_job(spec: JobSpec, rows: Sequence[Row], strategy: Strategy) -> Preview:
-    """Answer a few rows with drafts and without, and time it; nothing is written.
+    """Answer a few rows with and without drafts, and measure the time. Writes nothing.
 
     Raises:
         RaySetupError: Ray is not running in this process.
-        UnknownTask: There is no such task.
-        JobError: No engine can be built, or it takes longer than ``stall_s``.
+        UnknownTask: The task does not exist.
+        JobError: No engine can be built, or the answers take longer than ``stall_s``.
     """
     require_ray()
     with closing(connect(spec.url)) as client:
@@ -118,40 +121,40 @@ def preview_job(spec: JobSpec, rows: Sequence[Row], strategy: Strategy) -> Previ
 
 
 class _Job:
-    """One start of a job."""
+    """One run of a job, from its start until it ends or is killed."""
 
     def __init__(
         self,
         spec: JobSpec,
-        held: JobFolder,
+        folder: JobFolder,
         pool: Pool,
         progress: Callable[[JobProgress], None],
     ) -> None:
-        self._spec, self._folder, self._pool, self._progress = spec, held, pool, progress
+        self._spec, self._folder, self._pool, self._progress = spec, folder, pool, progress
         self._window = Window(iter(()))
         self._resumed = 0
-        self._moved = time.monotonic()
-        self._told = 0.0
+        self._last_progress_at = time.monotonic()
+        self._reported_at = 0.0
 
     def run(
         self, source: Iterator[Row], finish: Finish, should_stop: Callable[[], bool]
     ) -> JobReport:
-        first, behind = self._folder.resume()
-        self._window = Window(source, first, behind, self._spec.window_rows)
+        first, finished_out_of_order = self._folder.resume()
+        self._window = Window(source, first, finished_out_of_order, self._spec.window_rows)
         totals = self._folder.totals
         self._resumed = totals.rows
-        self._tell()  # of what is done from now on, earlier starts' rows are no part
+        self._report_progress()  # the baseline: rows of earlier runs do not count for speed
         stopped = should_stop()
         try:
             while not self._window.empty and not stopped:
                 self._require_few_errors(finish)
                 self._turn()
-                self._require_movement()
+                self._require_progress()
                 stopped = should_stop()
             self._require_few_errors(finish)
         finally:
             self._pool.close()
-        self._tell()
+        self._report_progress()
         stopped = not self._window.empty
         finish(self._folder.records(whole=not stopped), not stopped)
         return JobReport(
@@ -165,21 +168,22 @@ class _Job:
         )
 
     def _turn(self) -> None:
-        entered, up = self._window.read(_READ_ROWS), self._pool.up
+        entered = self._window.read(_READ_ROWS)
+        engines_running = self._pool.up
         self._keep([Record.of(row, None, row.refused) for row in entered or () if row.refused])
         records = self._pool.turn(self._window, 0.0 if self._window.has_room else _WAIT_S)
         self._keep(records)
-        if records or entered is not None or self._pool.up > up:
-            self._moved = time.monotonic()
-        if time.monotonic() - self._told >= _TOLD_S:
-            self._tell()
+        if records or entered is not None or self._pool.up > engines_running:
+            self._last_progress_at = time.monotonic()
+        if time.monotonic() - self._reported_at >= _REPORT_S:
+            self._report_progress()
 
     def _keep(self, records: Sequence[Record]) -> None:
         if new := self._window.finish(records):
             self._folder.add(new)
 
-    def _tell(self) -> None:
-        self._told = time.monotonic()
+    def _report_progress(self) -> None:
+        self._reported_at = time.monotonic()
         totals = self._folder.totals
         self._progress(
             JobProgress(
@@ -195,28 +199,29 @@ class _Job:
         )
 
     def _require_few_errors(self, finish: Finish) -> None:
-        most, totals = self._spec.max_errors, self._folder.totals
-        if most is None or totals.errors <= most:
+        max_errors, totals = self._spec.max_errors, self._folder.totals
+        if max_errors is None or totals.errors <= max_errors:
             return
         finish(self._folder.records(), False)
         first = f" (first: {' '.join((totals.first_error or '').split())})"
         raise TooManyErrors(
             f"{totals.errors} of {totals.rows} rows have no answer{first}, and --max-errors is "
-            f"{most}; raise it and run the job again, which goes on where it was, or mend the"
-            " input and add --restart"
+            f"{max_errors}; raise it and run the job again, which resumes it, or fix the input and"
+            " add --restart"
         )
 
-    def _require_movement(self) -> None:
-        stalled = time.monotonic() - self._moved
+    def _require_progress(self) -> None:
+        stalled = time.monotonic() - self._last_progress_at
         if stalled < self._spec.stall_s:
             return
-        up, size, held = self._pool.up, self._spec.actors, self._pool.held
-        free = ray.available_resources() if not up else {}
+        engines_running, rows_in_flight = self._pool.up, self._pool.held
+        free = ray.available_resources() if not engines_running else {}
         room = f"; the cluster has {free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs free"
-        raise (JobStalled if up else NoEngine)(
-            f"no row was finished for {stalled:.0f} s: {up} of {size} engines are up, {held} rows "
-            f"are with them{room if not up else ''}. Run the job again, it goes on where it was; "
-            "if rows may take that long, raise --stall-timeout"
+        raise (JobStalled if engines_running else NoEngine)(
+            f"no row was finished for {stalled:.0f} s: {engines_running} of {self._spec.actors} "
+            f"engines are running, with {rows_in_flight} rows in flight"
+            f"{'' if engines_running else room}. Run the job again to resume it; if rows may take "
+            "that long, raise --stall-timeout"
         )
 
 
@@ -226,20 +231,20 @@ def _pool(spec: JobSpec, size: int, pinned: Pinned, strategy: Strategy) -> Pool:
 
 
 def _versions(client: redis.Redis, task: str) -> tuple[int, int | None]:
-    """Of the task's record and its draft index, as they are now."""
+    """Returns the current versions of the task's record and of its draft index."""
     tasks = TaskStore(client)
     version = tasks.versions(task)[-1]
     return version, _current(_indexes(client, tasks.get(task, version)))
 
 
-def _with_index(client: redis.Redis, task: str, held: JobFolder, begun: Begun) -> Begun:
-    """The job, with the current index where the one that it was begun with is gone."""
+def _with_index(client: redis.Redis, task: str, folder: JobFolder, begun: Begun) -> Begun:
+    """Returns the job, switched to the current index if its own was deleted."""
     store = _indexes(client, TaskStore(client).get(task, begun.record_version))
     if begun.index_version is None or begun.index_version in store.versions():
         return begun
     current = _current(store)
-    log.warning("task %s: index %d is gone; going on with %s", task, begun.index_version, current)
-    return held.repin(begun, current)
+    log.warning("task %s: index %d was deleted; using %s", task, begun.index_version, current)
+    return folder.repin(begun, current)
 
 
 def _indexes(client: redis.Redis, record: TaskRecord) -> ArtifactStore:

@@ -9,7 +9,7 @@ import typer
 from tasc_jobs.cli.options import AsJson, RowOptions, StoreOptions, grouped, print_result
 
 if TYPE_CHECKING:
-    from tasc_jobs.enrich.algorithm import EnrichSettings
+    from tasc_jobs.enrich.ngram_selection import EnrichSettings
 
 
 def _above_0(pcs: float) -> float:
@@ -71,7 +71,7 @@ class NgramOptions:
     ] = "suffix"
 
     def settings(self, budget: int) -> "EnrichSettings":
-        from tasc_jobs.enrich.algorithm import EnrichSettings
+        from tasc_jobs.enrich.ngram_selection import EnrichSettings
 
         return EnrichSettings(budget, self.n_max, self.pcs, self.pcs_rule)
 

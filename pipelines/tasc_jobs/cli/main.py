@@ -1,7 +1,7 @@
 """The ``tasc`` command: reads arguments, calls one job, prints its result.
 
 Results go to stdout, progress and errors to stderr. Exit codes: 0 done, 1 the job failed (the
-message says why and what to do), 2 wrong usage, 130 ended by Ctrl-C, 143 by SIGTERM.
+message says why and what to do), 2 wrong usage, 130 stopped by Ctrl-C, 143 by SIGTERM.
 """
 
 import os
@@ -73,12 +73,13 @@ def ingest(
     files: Annotated[list[Path], typer.Argument(help=".jsonl, .jsonl.gz or .parquet")],
     row: RowIdOptions,
     reject: Annotated[
-        Path | None, typer.Option(help="File for refused rows.", show_default="TASK.rejected.jsonl")
+        Path | None,
+        typer.Option(help="File for rejected rows.", show_default="TASK.rejected.jsonl"),
     ] = None,
     store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Append the rows of FILES to the corpus of TASK. Running it twice adds nothing twice."""
+    """Append the rows of FILES to the corpus of TASK. Rows that are already in it are skipped."""
     from tasc_jobs.index.ingest import ingest as run
 
     with store.open() as url, Progress("ingest", None) as bar:
@@ -90,7 +91,7 @@ def ingest(
             reject=reject or Path(f"{task}.rejected.jsonl"),
             progress=bar.advance,
         )
-    text = f"{report.added} rows added, {report.known} known already, {report.rejected} refused"
+    text = f"{report.added} rows added, {report.known} already known, {report.rejected} rejected"
     if report.reject_file:
         text += f" (see {report.reject_file})"
     print_result(asdict(report), text, as_json)
@@ -104,20 +105,22 @@ def build_index(
     parallelism: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Parts read and sorted.", show_default="by rows read, one a core sorted"
+            min=1,
+            help="Number of tasks that read and that sort.",
+            show_default="by number of rows for reading, one per core for sorting",
         ),
     ] = None,
     bigrams: Annotated[
         Path | None,
         typer.Option(
-            help="File of `tasc model-bigrams`.", show_default="that of the current index"
+            help="File from `tasc model-bigrams`.", show_default="that of the current index"
         ),
     ] = None,
     max_bytes: Annotated[
         int | None,
         typer.Option(
-            help="Most bytes of the corpus part, the one that holds outputs; those of least "
-            "expected gain are left out, and their prompts too.",
+            help="Maximum bytes of the corpus part, which has the outputs. Outputs with the lowest "
+            "expected gain are left out, together with their prompts.",
             show_default="no cap",
         ),
     ] = None,
@@ -166,7 +169,7 @@ def serve(
     with store.open() as url:
         clock.note(f"store: {store.in_words(url)}")
         for served in settings.tasks:
-            TaskStore(connect(url)).get(served.name)  # an unknown one is said before Ray starts
+            TaskStore(connect(url)).get(served.name)  # fails for an unknown task before Ray starts
         clock.note("starting Ray ...")
         from tasc_jobs.ray_local import local_ray
         from tasc_jobs.serve import logical_cpus, run_service
@@ -174,9 +177,9 @@ def serve(
         cpus = logical_cpus(settings)
         with local_ray(num_cpus=cpus):
             cluster = os.environ.get("RAY_ADDRESS")
-            own = f"our own, {cpus} logical CPUs"
-            clock.note(f"Ray: the cluster {cluster}" if cluster else f"Ray: {own}")
-            run_service(settings, url, _wait_for_end, say=clock.note)
+            local = f"started locally, {cpus} logical CPUs"
+            clock.note(f"Ray: the cluster {cluster}" if cluster else f"Ray: {local}")
+            run_service(settings, url, _wait_for_signal, say=clock.note)
 
 
 @app.command()
@@ -184,12 +187,15 @@ def model_bigrams(
     model: Annotated[str, typer.Argument(help="Folder or Hugging Face name of the base model.")],
     output: Annotated[Path, typer.Option(help="File to write, .npz.")],
     adapter: Annotated[str | None, typer.Option(help="PEFT adapter, folder or name.")] = None,
-    top: Annotated[int, typer.Option(min=1, help="Next tokens kept of each token.")] = 8,
+    top: Annotated[int, typer.Option(min=1, help="Number of next tokens to keep per token.")] = 8,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:0 ...")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, float64")] = "float32",
     as_json: AsJson = False,
 ) -> None:
-    """Write what MODEL says after each single token, for drafts where a corpus is silent."""
+    """Write the most likely next tokens of MODEL after each token.
+
+    The index drafts from them if its corpus has no continuation.
+    """
     from tasc_jobs.index.model_bigrams import BigramJob, make_bigrams, vocabulary
 
     with Progress("model bigrams", vocabulary(model), "tokens") as bar:
@@ -203,13 +209,18 @@ def measure_cost(
     adapter: Annotated[str | None, typer.Option(help="PEFT adapter, folder or name.")] = None,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, float64")] = "float32",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:0 ...")] = "auto",
-    rows: Annotated[int, typer.Option(min=1, help="b; its halves down to 1 too.")] = 32,
-    max_model_len: Annotated[int, typer.Option(min=8, help="Tokens of a row.")] = 1024,
+    rows: Annotated[
+        int, typer.Option(min=1, help="Largest batch size b; its halves are measured too.")
+    ] = 32,
+    max_model_len: Annotated[int, typer.Option(min=8, help="Maximum tokens per row.")] = 1024,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
-    seconds: Annotated[float, typer.Option(min=0, help="Most time to take.")] = 60.0,
+    seconds: Annotated[float, typer.Option(min=0, help="Maximum duration.")] = 60.0,
     as_json: AsJson = False,
 ) -> None:
-    """Measure what verify forwards of MODEL cost here; --json is what forecast and tune take."""
+    """Measure the cost of verification forward passes of MODEL on this machine.
+
+    Pass the output of --json to `tasc forecast` and `tasc tune`.
+    """
     from tasc_jobs.tuning.measure_cost import CostJob, in_words, measure_cost
 
     job = CostJob(model, adapter, dtype, device, rows, max_model_len, threads, seconds)
@@ -221,11 +232,11 @@ def measure_cost(
 @app.command()
 def demo(
     keep_serving: Annotated[
-        bool, typer.Option("--serve", help="Only start the service, and keep it running.")
+        bool, typer.Option("--serve", help="Only start the service and keep it running.")
     ] = False,
     port: Annotated[int, typer.Option(help="Port of the service with --serve.")] = 8000,
 ) -> None:
-    """Run the main job on shipped data: corpus, statistics, index, service, answers."""
+    """Run the whole workflow on shipped data: corpus, statistics, index, service, answers."""
     if keep_serving:
         from tasc_serve.settings import require_free
 
@@ -235,36 +246,40 @@ def demo(
 
     with open_url(None) as url:
         if keep_serving:
-            serve_demo(url, port, _wait_for_end)
+            serve_demo(url, port, _wait_for_signal)
         else:
             run_demo(url)
 
 
 def main() -> None:
-    """Entry point: turn the project's own errors into one line and exit code 1 or 2."""
-    ended: list[int] = []
+    """Entry point: turns the errors of this project into one line and exit code 1 or 2."""
+    signal_codes: list[int] = []
 
-    def end(signum: int, frame: Any) -> None:
-        """Unwind, so that every process we started is ended; once, or it would be cut short."""
+    def on_signal(signum: int, frame: Any) -> None:
+        """Exits by unwinding the stack, which stops the processes that the command started.
+
+        Ignores further signals, because they would interrupt the cleanup.
+        """
         for each in _SIGNALS:
             signal.signal(each, signal.SIG_IGN)
-        note("ending ...")
-        ended.append(128 + signum)
-        sys.exit(ended[0])
+        note("stopping ...")
+        signal_codes.append(128 + signum)
+        sys.exit(signal_codes[0])
 
     for signum in _SIGNALS:
-        signal.signal(signum, end)
-    # Before torch is loaded: its threads spin else, and on busy cores all takes many times longer.
+        signal.signal(signum, on_signal)
+    # Set before torch is loaded: otherwise its idle threads spin, and slow down busy cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app()
     except known_errors() as error:
-        if not ended:
+        if not signal_codes:
             print(f"tasc: {in_short(error)}", file=sys.stderr)
-        sys.exit(ended[0] if ended else exit_code(error))
-    except SystemExit as error:  # a library may have made another code of ours
-        sys.exit(ended[0] if ended else error.code)
+        sys.exit(signal_codes[0] if signal_codes else exit_code(error))
+    except SystemExit as error:  # a library may have replaced the exit code of `on_signal`
+        sys.exit(signal_codes[0] if signal_codes else error.code)
 
 
-def _wait_for_end() -> None:
+def _wait_for_signal() -> None:
+    """Blocks until a signal handler raises SystemExit."""
     threading.Event().wait()

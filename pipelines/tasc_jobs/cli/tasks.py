@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     import redis
 
 task_app = typer.Typer(
-    help="Register tasks, look at them, change them, roll them back.", no_args_is_help=True
+    help="Register, show, change, roll back and delete tasks.", no_args_is_help=True
 )
-# Lines of their own: paragraphs are what the help keeps apart. It is markup: brackets are escaped.
+# Each example is a paragraph, because the help joins lines. It is markup: brackets are escaped.
 _EXAMPLES = """\
 A classifier: tasc task create tickets --model ./my-model --adapter ./my-lora
 --template 'label: {input}\\n' --choices labels.txt
@@ -35,13 +35,13 @@ A longer answer: tasc task set tickets --max-tokens 64
 
 Other labels: tasc task set tickets --choices labels.txt
 
-A model that drafts beside n-grams: tasc task set tickets --drafter ./my-drafter
+A draft model in addition to n-grams: tasc task set tickets --drafter ./my-drafter
 
-No model drafts: tasc task set tickets --unset drafter
+No draft model: tasc task set tickets --unset drafter
 
-No labels, a pattern: tasc task set tickets --unset choices --regex '\\[a-z]+'
+A pattern instead of labels: tasc task set tickets --unset choices --regex '\\[a-z]+'
 
-As it was before: tasc task show tickets; tasc task use tickets 1"""
+An earlier version: tasc task show tickets; tasc task use tickets 1"""
 
 
 @task_app.command("create", epilog=_EXAMPLES)
@@ -53,12 +53,14 @@ def task_create(
     replace: Annotated[
         bool,
         typer.Option(
-            "--replace", help="Make a new version where there is one.", show_default="refused"
+            "--replace",
+            help="Add a new version if the task exists.",
+            show_default="an existing task is an error",
         ),
     ] = False,
     store: StoreOptions,
 ) -> None:
-    """Register a task, after a check that its model can do what is asked."""
+    """Register a task, after checking that its model supports what the options ask for."""
     from tasc_jobs.tasks.register import create
     from tasc_jobs.tasks.shown import registered
 
@@ -77,21 +79,21 @@ def task_set(
     unset: Annotated[
         list[str] | None,
         typer.Option(
-            help="A field to put back to its default, as `tasc task show` names it; repeatable; "
-            "sampling, draft and drafter are all of their kind.",
+            help="Field to reset to its default, named as in `tasc task show`; repeatable. "
+            "sampling, draft and drafter each reset all fields of their group.",
             show_default=False,
         ),
     ] = None,
     store: StoreOptions,
 ) -> None:
-    """Make a new version of a task in which only what is given changes.
+    """Add a new version of a task that changes only the given options.
 
-    What is given of --adapters, --choice, --choices or --stop replaces the list: name all that
-    shall be in it.
+    --adapters, --choice, --choices and --stop replace the whole list, so name every entry.
 
-    Services that run take --max-tokens, --stop, sampling, what answers may be, how they are drafted
-    and other adapters of the same model within seconds; another model, template or drafter when
-    they start again. Jobs that run keep the version they began with.
+    Running services apply --max-tokens, --stop, sampling, the constraints on answers and the draft
+    settings within seconds. Other adapters, another corpus, model, revision, template, dtype,
+    quantization or drafter need new replicas: `tasc serve` starts a rolling update by itself;
+    other deployments must be deployed again. Running jobs keep the version they started with.
     """
     from tasc_jobs.tasks.register import change
     from tasc_jobs.tasks.shown import changes, changes_in_words, registered
@@ -100,10 +102,10 @@ def task_set(
         old, new = change(TaskStore(connect(url)), name, options, unset or ())
     changed = changes(old, new.record)
     labels = registered(new) if "choices" in changed else ""
-    print(f"{name} version {new.version}: {changes_in_words(changed) or 'as it was'}{labels}")
+    print(f"{name} version {new.version}: {changes_in_words(changed) or 'no changes'}{labels}")
     if old.fingerprint != new.record.fingerprint:
         corpus = new.record.corpus_name
-        note(f"the tokenizer is another one: run `tasc build-index {corpus}` for it")
+        note(f"the tokenizer has changed: run `tasc build-index {corpus}`")
     _note_ranking(new.record)
 
 
@@ -111,8 +113,8 @@ def _note_ranking(record: TaskRecord) -> None:
     if record.neural and record.neural.is_ranked:
         corpus = record.corpus_name
         note(
-            "it drafts from the newest ranking of its corpus; where there is none, `tasc "
-            f"rank-vocabulary {corpus} --from raw` makes one"
+            "the drafter uses the newest vocabulary ranking of the corpus; if there is none, "
+            f"create one with `tasc rank-vocabulary {corpus} --from raw`"
         )
 
 
@@ -122,38 +124,38 @@ def task_show(
     *,
     name: Task,
     version: Annotated[
-        int | None, typer.Option(help="An older version.", show_default="newest")
+        int | None, typer.Option(help="Version to show.", show_default="newest")
     ] = None,
     store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Show every field of a task, its versions, and what changed from each to the next."""
+    """Show every field of a task, its versions, and what each version changed."""
     from tasc_jobs.tasks import shown
 
     with store.open() as url:
         tasks = TaskStore(connect(url))
-        past = list(shown.history(tasks, name))
-        wanted = past[-1].version if version is None else version
-        record = tasks.get(name, wanted)
+        versions = list(shown.history(tasks, name))
+        shown_version = versions[-1].version if version is None else version
+        record = tasks.get(name, shown_version)
     content = {
         "name": name,
-        "version": wanted,
+        "version": shown_version,
         "record": shown.as_json(record),
-        "versions": [asdict(each) for each in past],
+        "versions": [asdict(each) for each in versions],
     }
-    print_result(content, shown.table(record, wanted, past), as_json)
+    print_result(content, shown.table(record, shown_version, versions), as_json)
 
 
 @task_app.command("list")
 @grouped()
 def task_list(*, store: StoreOptions, as_json: AsJson = False) -> None:
-    """Show every task, its model, adapter and version."""
+    """List every task with its model, adapter and version."""
     from tasc_jobs.tasks import shown
 
     with store.open() as url:
-        found = TaskStore(connect(url)).newest()
-    text = "\n".join([shown.LIST_HEADER, *map(shown.listed, found)])
-    print_result({"tasks": [shown.listed_as_json(each) for each in found]}, text, as_json)
+        records = TaskStore(connect(url)).newest()
+    text = "\n".join([shown.LIST_HEADER, *map(shown.listed, records)])
+    print_result({"tasks": [shown.listed_as_json(each) for each in records]}, text, as_json)
 
 
 @task_app.command("use")
@@ -161,10 +163,10 @@ def task_list(*, store: StoreOptions, as_json: AsJson = False) -> None:
 def task_use(
     *,
     name: Task,
-    version: Annotated[int, typer.Argument(help="A number that `tasc task show` lists.")],
+    version: Annotated[int, typer.Argument(help="Version number, as `tasc task show` lists it.")],
     store: StoreOptions,
 ) -> None:
-    """Roll back: make an older version's record the newest again, under a new number."""
+    """Roll back to an older version by copying it to a new, newest version."""
     with store.open() as url:
         newest = TaskStore(connect(url)).use(name, version)
     same = "" if newest == version else f", the same as version {version}"
@@ -177,26 +179,33 @@ def task_delete(
     *,
     name: Task,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Do not ask.", show_default="asks on a terminal")
+        bool,
+        typer.Option(
+            "--yes", help="Do not ask for confirmation.", show_default="asks on a terminal"
+        ),
     ] = False,
     store: StoreOptions,
 ) -> None:
-    """Remove a task for good: its versions, its corpus and its draft indexes.
+    """Delete a task permanently: its versions, its corpus and its draft indexes.
 
-    Stop services that serve it and ingests first: services go on with what they have loaded, and
-    rows that come later are a corpus again. What these leave can be deleted again.
+    First stop the services that serve the task and every `tasc ingest` into it. A running service
+    keeps what it has loaded, and rows that arrive later create a new corpus. To remove such
+    leftovers, run the command again.
     """
     with store.open() as url:
         client = connect(url)
-        what = _what(client, name)
+        description = _description(client, name)
         if not yes:
-            _ask(f"Delete {what}?")
+            _confirm(f"Delete {description}?")
         TaskStore(client).delete(name)
-    print(f"deleted {what}")
+    print(f"deleted {description}")
 
 
-def _what(client: "redis.Redis", name: str) -> str:
-    """What the store has of a task; an interrupted deletion may have removed its record."""
+def _description(client: "redis.Redis", name: str) -> str:
+    """Describes what the store has of a task.
+
+    The record may be missing because a deletion was interrupted.
+    """
     rows = len(CorpusStore(client, name))
     store = TaskStore(client)
     try:
@@ -208,10 +217,15 @@ def _what(client: "redis.Redis", name: str) -> str:
     return f"task {name} ({version}, {rows} corpus rows) and its draft indexes"
 
 
-def _ask(question: str) -> None:
-    """Raises UsageError where nobody can be asked, and JobError where the answer is no."""
+def _confirm(question: str) -> None:
+    """Asks for confirmation on the terminal.
+
+    Raises:
+        UsageError: stdin is not a terminal.
+        JobError: The answer is no.
+    """
     if sys.stdin is None or not sys.stdin.isatty():
-        raise UsageError("delete asks first, and there is no terminal to ask at; give --yes")
+        raise UsageError("delete asks for confirmation, but stdin is not a terminal; give --yes")
     note(f"{question} [y/N]")
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise JobError("nothing was deleted")

@@ -24,30 +24,31 @@ from tasc_runtime.progress import Stages
 
 Output = Annotated[Path, typer.Option(help="Folder for the drafter, answers and checkpoints.")]
 Model = Annotated[
-    str | None, typer.Option(help="Whom to draft for: folder or name.", show_default="the task's")
+    str | None,
+    typer.Option(help="Target model: folder or Hugging Face name.", show_default="the task's"),
 ]
 Adapter = Annotated[
     str | None, typer.Option(help="PEFT adapter of --model.", show_default="none, or the task's")
 ]
 Train = Annotated[
     list[Path] | None,
-    typer.Option(help="Answer rows of this file; repeatable.", show_default="the task's corpus"),
+    typer.Option(help="File of rows to answer; repeatable.", show_default="the task's corpus"),
 ]
 Answers = Annotated[
     Path | None,
     typer.Option(
-        help="Answers of this model, made before (answers.jsonl of another --output).",
-        show_default="made first",
+        help="Existing answers of this model (answers.jsonl of an earlier --output).",
+        show_default="generated first",
     ),
 ]
 Limit = Annotated[
-    int | None, typer.Option(min=2, help="Take only so many rows.", show_default="all")
+    int | None, typer.Option(min=2, help="Maximum number of rows.", show_default="all")
 ]
-Rows = Annotated[int, typer.Option(min=1, max=4096, help="Rows answered together.")]
+Rows = Annotated[int, typer.Option(min=1, max=4096, help="Batch size.")]
 Dtype = Annotated[
     str | None,
     typer.Option(
-        help="Of --model: float32, bfloat16, float16, float64",
+        help="Data type of --model: float32, bfloat16, float16, float64",
         show_default="the task's, or float32",
     ),
 ]
@@ -76,10 +77,11 @@ def train_drafter(
     store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Train a model that drafts for the model of TASK, on that model's own answers.
+    """Train a draft model for the model of TASK on answers of that model.
 
-    The model answers the rows' inputs, the drafter learns the answers; the last 20th of them tells
-    how often it says what the model does. Killed and run again, it ends with the same weights.
+    The model answers the inputs of the rows, and the drafter is trained on the answers. The last
+    5 % of them are held out to measure how often the drafter predicts the model's next token. An
+    interrupted run resumes when it is run again, and ends with the same weights.
     """
     settings = drafter.settings
     from tasc_jobs.drafter.training_run import STAGES, in_words, job_of
@@ -105,5 +107,5 @@ def train_drafter(
         setup = Setup(rows, max_model_len, threads)
         job = job_of(inputs, answers, settings, setup, output, checkpoint_s)
     with Stages(f"train {settings.kind} drafter {task}", STAGES) as stages:
-        found = run(job, stages, stages.tell)
-    print_result(found, in_words(found), as_json)
+        report = run(job, stages, stages.tell)
+    print_result(report, in_words(report), as_json)

@@ -19,57 +19,62 @@ from tasc_jobs.cli.options import (
 from tasc_store import connect
 
 MIXTURES = """\
-mixed: all sources, weighed by weights learnt on held-out rows; the service's default.
+mixed: all sources, with weights learnt on held-out rows; the default of the service.
 
-tasc: TASC-spec, n-grams of the corpus's outputs and of the row's own text at a fixed ratio.
+tasc: TASC-spec, n-grams of the corpus's outputs and of the current row, at a fixed ratio.
 
-trie: N-Gram Trie, n-grams of the row's prompt alone, the most frequent first."""
+trie: N-Gram Trie, n-grams of the current row's prompt only, the most frequent first."""
 
 Budgets = Annotated[
     list[str] | None,
-    typer.Option("--budget", help="Most draft tokens of a row's step.", show_default="4,8,16,32"),
+    typer.Option(
+        "--budget", help="Maximum draft tokens per row and step.", show_default="4,8,16,32"
+    ),
 ]
 Tree = Annotated[
-    bool, typer.Option("--tree/--chain", help="Shape of the drafts; the service drafts trees.")
+    bool, typer.Option("--tree/--chain", help="Shape of the drafts; the service uses trees.")
 ]
 Proposers = Annotated[
     list[str] | None,
     typer.Option(
-        help="mixed, mixed-chain, tasc, tasc-tree, corpus, trie, bigrams; repeatable, or with "
-        "commas.",
+        help="mixed, mixed-chain, tasc, tasc-tree, corpus, trie, bigrams; repeatable, or "
+        "separated by commas.",
         show_default="mixed",
     ),
 ]
 Limit = Annotated[
-    int | None, typer.Option(min=1, help="Replay only so many rows.", show_default="all")
+    int | None, typer.Option(min=1, help="Maximum number of rows to replay.", show_default="all")
 ]
 Template = Annotated[
     str | None,
-    typer.Option(help=r"Prompt with {input}; \n is a line break.", show_default="the input"),
+    typer.Option(
+        help=r"Prompt template with {input}; \n is a line break.", show_default="the input"
+    ),
 ]
 Eos = Annotated[
     str | None,
     typer.Option(
-        help="The token that ends an answer.", show_default="the tokenizer's, or the usual one"
+        help="Token that ends an answer.",
+        show_default="the tokenizer's, or a common one",
     ),
 ]
 Bigrams = Annotated[
     Path | None,
-    typer.Option(help="The target's own bigrams, from `tasc model-bigrams`.", show_default="none"),
+    typer.Option(
+        help="Bigrams of the target model, from `tasc model-bigrams`.", show_default="none"
+    ),
 ]
 Online = Annotated[
     bool,
-    typer.Option(
-        "--online", help="Let answers replayed before be drafted from.", show_default="off"
-    ),
+    typer.Option("--online", help="Also draft from answers replayed earlier.", show_default="off"),
 ]
 AsJsonLines = Annotated[
     bool,
     typer.Option(
-        "--json", help="Print a JSON object a line instead of tables.", show_default="off"
+        "--json", help="Print one JSON object per line instead of tables.", show_default="off"
     ),
 ]
-_MOST_BUDGET, _MOST_ROWS = 256, 4096
+_MAX_BUDGET, _MAX_ROWS = 256, 4096
 
 
 @grouped()
@@ -89,10 +94,10 @@ def replay(
     row: RowIdOptions,
     as_json: AsJsonLines = False,
 ) -> None:
-    """What would drafting save? Replays known answers; needs no model and no Redis.
+    """Estimate what drafting would save, by replaying known answers.
 
-    Drafts replayed here are trees, as today's service verifies them, but for mixed-chain, tasc
-    and corpus, which draft chains.
+    This needs no model and no Redis. Drafts are trees, as in the service, except for mixed-chain,
+    tasc and corpus, which draft chains.
     """
     from tasc_jobs.tuning.commands import ReplayRequest, replay_job
 
@@ -120,26 +125,24 @@ def tune(
     task: Task,
     node_cost: Annotated[
         float,
-        typer.Option(min=0, help="What a draft token costs, as a share of a step without drafts."),
+        typer.Option(min=0, help="Cost of a draft token, as a fraction of a step without drafts."),
     ] = 0.02,
     step_cost: Annotated[
         Path | None,
         typer.Option(
-            help="Costs measured on a machine, instead of --node-cost; see `tasc forecast --help`.",
-            show_default="none, --node-cost is assumed",
+            help="File of measured costs, used instead of --node-cost; see `tasc forecast --help`.",
+            show_default="none, --node-cost is used",
         ),
     ] = None,
-    rows: Annotated[
-        int, typer.Option(min=1, help="b, rows decoded together; for --step-cost.")
-    ] = 8,
+    rows: Annotated[int, typer.Option(min=1, help="Batch size b; used with --step-cost.")] = 8,
     tree: Tree = True,
     report: Report = None,
     store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Choose how to draft TASK on rows held out of its corpus, and make that current.
+    """Choose draft settings for TASK on held-out rows of its corpus, and make them current.
 
-    What is tuned is always mixed.
+    Tuning always uses the mixture `mixed`.
     """
     from tasc_jobs.tuning.commands import PriceRequest, tune_job
     from tasc_jobs.tuning.forecast import read_cost_file
@@ -158,12 +161,12 @@ def forecast(
     step_cost: Annotated[
         Path,
         typer.Option(
-            help='JSON of measured forwards: {"model": .., "device": .., "dtype": .., "costs": '
-            '[{"rows": 8, "tokens": 8, "context": 64, "seconds": 0.006}, ..]}'
+            help='JSON file of measured forward passes: {"model": .., "device": .., "dtype": .., '
+            '"costs": [{"rows": 8, "tokens": 8, "context": 64, "seconds": 0.006}, ..]}'
         ),
     ],
     rows: Annotated[
-        list[str] | None, typer.Option(help="b, rows decoded together.", show_default="1,8,32")
+        list[str] | None, typer.Option(help="Batch sizes b.", show_default="1,8,32")
     ] = None,
     budget: Budgets = None,
     tree: Tree = True,
@@ -171,32 +174,35 @@ def forecast(
     store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
-    """What speed-up to expect of drafting TASK, and whether to draft at all.
+    """Forecast the speed-up of TASK with drafts, and whether drafting pays off.
 
-    It is drafted for as it was tuned, else as its record says; mixed where nobody said otherwise.
+    The forecast uses the tuned draft settings if there are any, otherwise those of the task's
+    record. The default mixture is `mixed`.
     """
     from tasc_jobs.tuning.commands import forecast_job
     from tasc_jobs.tuning.forecast import read_cost_file
 
     check_report(report)
-    several = _numbers("--rows", rows or ["1,8,32"], _MOST_ROWS)
+    batch_sizes = _numbers("--rows", rows or ["1,8,32"], _MAX_ROWS)
     budgets = _budgets(budget)
     costs = read_cost_file(step_cost)
     with store.open() as url:
-        figures, page = forecast_job(connect(url), task, costs, several, budgets, tree)
+        figures, page = forecast_job(connect(url), task, costs, batch_sizes, budgets, tree)
     show(page, figures, report, as_json)
 
 
 def _budgets(values: list[str] | None) -> tuple[int, ...]:
-    return _numbers("--budget", values or ["4,8,16,32"], _MOST_BUDGET)
+    return _numbers("--budget", values or ["4,8,16,32"], _MAX_BUDGET)
 
 
-def _numbers(option: str, values: list[str], most: int) -> tuple[int, ...]:
-    """Whole numbers from 1, each once, rising."""
+def _numbers(option: str, values: list[str], maximum: int) -> tuple[int, ...]:
+    """Parses whole numbers from 1 to `maximum`; returns them sorted, without duplicates."""
     parts = _split(values)
-    if not all(part.isdecimal() and 1 <= int(part) <= most for part in parts):
-        said = ",".join(parts)
-        raise typer.BadParameter(f"{option} is {said!r}; give numbers from 1 to {most}, as in 4,8")
+    if not all(part.isdecimal() and 1 <= int(part) <= maximum for part in parts):
+        given = ",".join(parts)
+        raise typer.BadParameter(
+            f"{option} is {given!r}; give numbers from 1 to {maximum}, for example 4,8"
+        )
     return tuple(sorted({int(part) for part in parts}))
 
 

@@ -1,0 +1,1 @@
+"""The demo on shipped data, and the data and models it uses."""

@@ -1,0 +1,1 @@
+"""Trains draft models on answers of a target model."""

@@ -23,7 +23,7 @@ from tasc_jobs.drafter.training import (
 )
 from tasc_jobs.errors import FinetuneError, JobError
 from tasc_jobs.evaluate.measured_model import Setup
-from tasc_jobs.finetune.checkpoints import NO_ROOM, Checkpoints, OutputKind, claimed
+from tasc_jobs.finetune.checkpoints import DISK_FULL, Checkpoints, OutputKind, claimed
 from tasc_jobs.finetune.examples import Example, digest_of
 from tasc_jobs.finetune.training import run_through
 from tasc_jobs.task_inputs import GenerationSettings, TaskInputs
@@ -166,7 +166,7 @@ def _write(
         body, joint = trainable.model.body, trainable.model.joint.weight
         body.config.vocab_size = trainable.model.vocab_size  # of the ends it is used with
         save_drafter(job.output, body, card, joint)
-    except NO_ROOM as error:
+    except DISK_FULL as error:
         raise FinetuneError(
             f"the drafter cannot be written to {job.output}: {error}; make room and run again, it "
             "goes on from its last checkpoint"

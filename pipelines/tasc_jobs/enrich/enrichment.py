@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from tasc_jobs.enrich.algorithm import Enriched, EnrichSettings, refined
+from tasc_jobs.enrich.ngram_selection import Enriched, EnrichSettings, refined
 from tasc_jobs.errors import EmptyCorpusError, FamilyError
 from tasc_runtime.errors import FileError
 from tasc_runtime.progress import StageProgress, silent

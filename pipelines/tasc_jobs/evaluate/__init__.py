@@ -1,0 +1,1 @@
+"""Evaluates a model on a task's rows: answer quality and speed."""

@@ -1,6 +1,6 @@
-"""The output folder of a training: who holds it, and the newest checkpoint.
+"""The output folder of a training: its lock and its newest checkpoint.
 
-A checkpoint is whole or not there, whenever the process dies.
+Checkpoints are written atomically, so a process may be killed at any moment.
 """
 
 import fcntl
@@ -22,20 +22,20 @@ from tasc_engine.errors import is_out_of_memory
 from tasc_jobs.errors import FinetuneError
 
 LOCK = ".lock"
-_LOOK_S = 0.1
-REPORT = "finetune.json"  # put in its place last, when all is there
-NO_ROOM = (OSError, SafetensorError)  # how libraries say that a disk is full
+_RETRY_S = 0.1
+REPORT = "finetune.json"  # moved into place last, so its presence marks a finished fine-tune
+DISK_FULL = (OSError, SafetensorError)  # what libraries raise when a disk is full
 _WEIGHTS, _OPTIMIZER, _STATE = "weights.safetensors", "optimizer.pt", "state.json"
 
 
 @dataclass(frozen=True)
 class OutputKind:
-    """What runs in a folder.
+    """The kind of run that uses an output folder.
 
     Attributes:
-        name: Of one, in words; it stands in the folder's `LOCK`.
-        writes: Names that its result has there. A folder that has one of these, and no lock, is
-            somebody's own.
+        name: Name of the kind with its article, such as "a fine-tune". It is written to `LOCK`.
+        writes: Names of the files and folders of its result. If a folder without a lock has one of
+            these, they belong to something else and must not be overwritten.
     """
 
     name: str
@@ -44,61 +44,67 @@ class OutputKind:
 
 @contextmanager
 def claimed(output: Path, kind: OutputKind, wait_s: float = 0.0) -> Iterator[None]:
-    """Hold a folder for the block; it is made.
+    """Lock a folder for the duration of the block. Creates the folder if it does not exist.
 
     Args:
-        wait_s: For a process that ends just now.
+        wait_s: How long to wait for the lock, for example for a process that is about to exit.
 
     Raises:
-        FinetuneError: Another process holds it, it has what would be written over, or it cannot be
-            made, written to or locked.
+        FinetuneError: Another process has locked the folder, it has files that would be
+            overwritten, or it cannot be created, written to or locked.
     """
     try:
         output.mkdir(parents=True, exist_ok=True)
         if not (output / LOCK).is_file():
-            _require_room(output, kind)
+            _require_no_foreign_result(output, kind)
         lock = (output / LOCK).open("a+", encoding="utf-8")
     except OSError as error:
-        raise FinetuneError(f"{output} cannot be written to ({error}); name another") from error
+        raise FinetuneError(
+            f"{output} cannot be written to ({error}); choose another output"
+        ) from error
     with lock:
-        until = time.monotonic() + wait_s
-        while not _taken(lock, output):
-            if time.monotonic() >= until:
+        deadline = time.monotonic() + wait_s
+        while not _try_lock(lock, output):
+            if time.monotonic() >= deadline:
                 raise FinetuneError(
-                    f"another process trains in {output}; wait until it ends, or name another "
-                    "output"
+                    f"another process is training in {output}; wait until it ends, or choose "
+                    "another output"
                 )
-            time.sleep(_LOOK_S)
-        _sign(lock, output, kind)
+            time.sleep(_RETRY_S)
+        _write_kind(lock, output, kind)
         yield
 
 
-def _require_room(output: Path, kind: OutputKind) -> None:
-    if there := [name for name in kind.writes if (output / name).exists()]:
+def _require_no_foreign_result(output: Path, kind: OutputKind) -> None:
+    if existing := [name for name in kind.writes if (output / name).exists()]:
         raise FinetuneError(
-            f"{output} has {', '.join(there)} of something else, which {kind.name} would write "
-            "over; name another output"
+            f"{output} has {', '.join(existing)} from something else, which {kind.name} would "
+            "overwrite; choose another output"
         )
 
 
-def _taken(lock: IO[str], output: Path) -> bool:
+def _try_lock(lock: IO[str], output: Path) -> bool:
+    """Returns whether the lock was free and is now held by this process."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError as error:  # network file systems without locks
+    except OSError as error:  # some network file systems do not support locks
         raise FinetuneError(
-            f"the file system of {output} has no locks ({error}); name an output on another"
+            f"the file system of {output} does not support locks ({error}); choose an output on "
+            "another file system"
         ) from error
     return True
 
 
-def _sign(lock: IO[str], output: Path, kind: OutputKind) -> None:
+def _write_kind(lock: IO[str], output: Path, kind: OutputKind) -> None:
     lock.seek(0)
-    signed = lock.read().strip()
-    if signed and signed != kind.name:
-        raise FinetuneError(f"{output} is the output of {signed}; name another for {kind.name}")
-    if not signed:
+    existing = lock.read().strip()
+    if existing and existing != kind.name:
+        raise FinetuneError(
+            f"{output} is the output of {existing}; choose another output for {kind.name}"
+        )
+    if not existing:
         lock.write(kind.name + "\n")
         lock.flush()
 
@@ -107,23 +113,22 @@ FINETUNE = OutputKind("a fine-tune", ("adapter", "model", "README.md", REPORT))
 
 
 def require_unfinished(output: Path) -> None:
-    """Raise FinetuneError where a fine-tune has ended there."""
+    """Raises FinetuneError if the folder has the result of a finished fine-tune."""
     if (output / REPORT).is_file():
         raise FinetuneError(
-            f"{output} has a fine-tuned model already, and nothing is left to do; name another "
-            "output to train one more"
+            f"{output} already has a fine-tuned model; choose another output to train a new one"
         )
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a run goes on from.
+    """The state from which a run resumes.
 
     Attributes:
-        step: Steps that were done.
-        losses: Of each of them.
-        weights: Of what is trained, by name.
-        optimizer: Its ``state_dict``.
+        step: Number of completed steps.
+        losses: Loss of each completed step.
+        weights: Trained weights by parameter name.
+        optimizer: The ``state_dict`` of the optimizer.
     """
 
     step: int
@@ -133,51 +138,55 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The newest checkpoint of one run.
+    """Saves and loads the newest checkpoint of a run.
 
     Args:
-        pins: What the run was begun with; one begun with anything else is refused.
+        folder: Folder of the checkpoint.
+        pins: Inputs and settings that determine the result. `load` refuses a checkpoint that was
+            saved with different pins.
     """
 
     def __init__(self, folder: Path, pins: Mapping[str, Any]) -> None:
         self._folder, self._pins = folder, json.loads(json.dumps(pins))
-        self._older, self._begun = (
-            folder.with_name(f"{folder.name}.{end}") for end in ("older", "begun")
+        self._older, self._partial = (
+            folder.with_name(f"{folder.name}.{suffix}") for suffix in ("older", "begun")
         )
 
     def save(self, checkpoint: Checkpoint, seconds: float = 0.0, tokens: int = 0) -> None:
-        """Put it in the place of the one before, which stays until this one is whole.
+        """Replace the previous checkpoint, which is kept until the new one is complete.
 
         Args:
-            seconds, tokens: What the run took up to here, over all its pieces.
+            seconds, tokens: Training time and trained tokens so far, including those before the
+                run was resumed.
 
         Raises:
-            FinetuneError: It cannot be written.
+            FinetuneError: The checkpoint cannot be written.
         """
-        begun = self._begun
+        partial = self._partial
         try:
-            shutil.rmtree(begun, ignore_errors=True)
-            begun.mkdir(parents=True)
-            save_file(checkpoint.weights, begun / _WEIGHTS)
-            _save(checkpoint.optimizer, begun / _OPTIMIZER)
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            save_file(checkpoint.weights, partial / _WEIGHTS)
+            _save(checkpoint.optimizer, partial / _OPTIMIZER)
             state = {"step": checkpoint.step, "losses": checkpoint.losses, "pins": self._pins}
             spent = {"seconds": seconds, "tokens": tokens}
-            (begun / _STATE).write_text(json.dumps(state | spent))
-            for path in (*begun.iterdir(), begun):
+            (partial / _STATE).write_text(json.dumps(state | spent))
+            for path in (*partial.iterdir(), partial):
                 flush(path)
-            self._replace(begun)
-        except NO_ROOM as error:
+            self._replace(partial)
+        except DISK_FULL as error:
             kept = self.load()
             raise FinetuneError(
                 f"the checkpoint of step {checkpoint.step} cannot be written to {self._folder}: "
-                f"{error}; that of step {kept.step if kept else 0} stays, make room and run again"
+                f"{error}; the run can resume from step {kept.step if kept else 0}: free disk "
+                "space and run it again"
             ) from error
 
     def load(self) -> Checkpoint | None:
-        """The newest that is whole; None of a run that has none.
+        """Returns the newest complete checkpoint, or None if there is none.
 
         Raises:
-            FinetuneError: It is of a run with other rows or settings.
+            FinetuneError: The checkpoint belongs to a run with other rows or settings.
         """
         folder = self._newest()
         if folder is None:
@@ -186,48 +195,49 @@ class Checkpoints:
         if state["pins"] != self._pins:
             changed = [k for k in self._pins if state["pins"].get(k) != self._pins[k]]
             raise FinetuneError(
-                f"{self._folder} is of a run with another {', '.join(changed)}; run it as it "
-                "was begun, or name another output"
+                f"{self._folder} belongs to a run with different {', '.join(changed)}; use the "
+                "values of that run, or choose another output"
             )
         optimizer = torch.load(folder / _OPTIMIZER, map_location="cpu", weights_only=True)
         return Checkpoint(state["step"], state["losses"], load_file(folder / _WEIGHTS), optimizer)
 
     def spent(self) -> tuple[float, int]:
-        """Seconds and tokens that the run took up to the newest; nothing where it does not say."""
+        """Returns the training seconds and tokens up to the newest checkpoint, or zeros."""
         folder = self._newest()
         state = json.loads((folder / _STATE).read_text()) if folder else {}
         return state.get("seconds", 0.0), state.get("tokens", 0)
 
     def remove(self) -> None:
-        for folder in (self._folder, self._older, self._begun):
+        """Removes every file of the checkpoints."""
+        for folder in (self._folder, self._older, self._partial):
             shutil.rmtree(folder, ignore_errors=True)
 
     def _newest(self) -> Path | None:
         return next((f for f in (self._folder, self._older) if f.is_dir()), None)
 
-    def _replace(self, begun: Path) -> None:
-        """At every moment one of the two is whole."""
+    def _replace(self, partial: Path) -> None:
+        """Moves a new checkpoint into place; the previous one stays available until then."""
         if self._folder.is_dir():
             shutil.rmtree(self._older, ignore_errors=True)
             self._folder.rename(self._older)
-        begun.rename(self._folder)
+        partial.rename(self._folder)
         shutil.rmtree(self._older, ignore_errors=True)
 
 
 def _save(optimizer: dict[str, Any], path: Path) -> None:
     try:
         torch.save(optimizer, path)
-    except RuntimeError as error:  # torch has no class for a disk that is full
+    except RuntimeError as error:  # torch has no exception class for a full disk
         if is_out_of_memory(error):
             raise
         raise OSError(str(error)) from error
 
 
 def flush(path: Path) -> None:
-    """Have the system write a file, or a folder's names, to the disk.
+    """Flushes a file, or the entries of a folder, to the disk.
 
     Raises:
-        OSError: It cannot.
+        OSError: The system cannot write it.
     """
     handle = os.open(path, os.O_RDONLY)
     try:

@@ -1,4 +1,4 @@
-"""Fine-tune a model on a task's rows. A killed run goes on from its last checkpoint."""
+"""Fine-tunes a model on the rows of a task. A killed run resumes from its last checkpoint."""
 
 import gc
 import json
@@ -37,20 +37,21 @@ from tasc_text import PromptTemplate, resolve_folder
 
 STAGES = {"train": "steps", "write": "files"}
 CHECKPOINT = "checkpoint"
-_DYING_S = 30.0  # a group begins again while the system still buries its dead
+_LOCK_WAIT_S = 30.0  # processes of a failed group may still be exiting when the group restarts
 
 
 @dataclass(frozen=True)
 class Finetune:
-    """What is to be fine-tuned on what.
+    """The inputs of a fine-tune.
 
     Attributes:
         base: Folder of the model.
-        tokenizer: Folder of its tokenizer, or of one that `tasc enrich` made of it.
-        output: Folder for the result, and for checkpoints meanwhile.
-        base_name: The model's name on the Hugging Face hub, where it has one.
-        revision: Of it there, which ``base`` is a copy of.
-        eos: Text of the token that is to end answers; None: the one that ends the model's.
+        tokenizer: Folder of its tokenizer, or the output of `tasc enrich` for it.
+        output: Folder for the result, and for checkpoints during the training.
+        checkpoint_s: Seconds between checkpoints.
+        base_name: Name of the model on the Hugging Face Hub; None for a local model.
+        revision: Revision on the Hub of which ``base`` is a copy.
+        eos: Text of the token that ends answers. None uses the EOS token of the model.
     """
 
     task: str
@@ -66,17 +67,18 @@ class Finetune:
     eos: str | None = None
 
     @property
-    def base_told(self) -> str:
-        """How those who load the adapter find the model."""
+    def base_reference(self) -> str:
+        """The Hub name or path by which the saved adapter refers to the base model."""
         return self.base_name or str(self.base.resolve())
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """What is learnt, and by what arithmetic.
+    """The training examples, the tokenizer and the numeric precision of a fine-tune.
 
     Attributes:
-        too_long: Rows that were left out.
+        too_long: Number of rows left out because they exceed ``max_length``.
+        nf4: Whether the frozen weights are quantised to NF4.
     """
 
     vocabulary: AddedVocabulary
@@ -86,7 +88,8 @@ class TrainingPlan:
     nf4: bool
 
     @property
-    def arithmetic(self) -> dict[str, Any]:
+    def precision(self) -> dict[str, Any]:
+        """The device and number formats of the training; they affect the result."""
         dtype = str(dtype_on(self.device)).removeprefix("torch.")
         return {"nf4": self.nf4, "device": self.device, "dtype": dtype}
 
@@ -97,46 +100,55 @@ def finetune(
     group: WorkerGroup | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Train, write the result, and say what it is like. Run again, a killed run goes on.
+    """Train a model, write the result and return its report. Resumes a killed run.
 
-    A group that begins again behind its own result says what it is like, and trains nothing.
+    If a group restarts after it has written its result, this only returns the report.
 
     Args:
-        say: Told in words how the training goes.
+        group: The workers that share the training; None trains in this process alone.
+        say: Called with messages about the progress of the training.
 
     Raises:
-        FinetuneError: Nothing to train on, a tokenizer that does not fit the model, a loss that is
-            no number, no memory, no room on disk, or another process trains in the output.
+        FinetuneError: There is nothing to train on, the tokenizer does not fit the model, the loss
+            is not a number, memory or disk space runs out, or another process is training in the
+            output folder.
         TokenizerError: A tokenizer cannot be read.
     """
     if group is None:
         refuse_made(job.output)
-    leads = group is None or group.rank == 0
-    waits = 0.0 if group is None else _DYING_S
-    plan = plan_of(job)  # refused, it leaves no folder
+    is_first = group is None or group.rank == 0
+    lock_wait_s = 0.0 if group is None else _LOCK_WAIT_S
+    plan = plan_of(job)  # before the output folder is created, in case the job is refused
     data = {"task": job.task, "rows": len(plan.examples), "too_long": plan.too_long}
     new = {"new_tokens": len(plan.vocabulary.parts), "end": plan.vocabulary.end}
-    settings = {**asdict(job.settings), **new, **plan.arithmetic}
-    with claimed(job.output, FINETUNE, waits) if leads else nullcontext():
-        made = leads and _is_made(job.output, {"data": data, "settings": settings}, group)
-        # Nobody looks for a checkpoint before the first has the folder for itself.
-        if _first_says(made, group, plan.device):
+    settings = {**asdict(job.settings), **new, **plan.precision}
+    with claimed(job.output, FINETUNE, lock_wait_s) if is_first else nullcontext():
+        finished = is_first and _is_finished_by(
+            job.output, {"data": data, "settings": settings}, group
+        )
+        # The others wait here, so that no one reads a checkpoint before the first has the lock.
+        if _broadcast_from_first(finished, group, plan.device):
             metrics = json.loads((job.output / REPORT).read_text())["metrics"]
         else:
-            result = Result(job.output, plan.vocabulary) if leads else None
+            result = Result(job.output, plan.vocabulary) if is_first else None
             checkpoints = Checkpoints(job.output / CHECKPOINT, _pins(job, plan))
             metrics = _trained(job, plan, checkpoints, result, (progress, say), group)
             if result:
                 _free()
                 progress("write", 0, 1)
-                result.end(job.base, Made(job.base_told, job.revision, data, settings, metrics))
+                result.end(
+                    job.base, Made(job.base_reference, job.revision, data, settings, metrics)
+                )
                 checkpoints.remove()
                 progress("write", 1, 1)
     return {**data, **settings, **metrics, "output": str(job.output), "card": CARD}
 
 
 def refuse_made(output: Path) -> None:
-    """Raise FinetuneError where a fine-tune has ended; what it had no time to remove goes."""
+    """Raises FinetuneError if the folder has a finished fine-tune.
+
+    Removes temporary files that the fine-tune may have left.
+    """
     try:
         require_unfinished(output)
     except FinetuneError:
@@ -145,53 +157,58 @@ def refuse_made(output: Path) -> None:
         raise
 
 
-def _is_made(output: Path, as_told: Mapping[str, Any], group: WorkerGroup | None) -> bool:
-    """Whether this group has written its result, and one of it died behind that.
+def _is_finished_by(output: Path, expected: Mapping[str, Any], group: WorkerGroup | None) -> bool:
+    """Returns whether this group has already written its result.
+
+    That happens if a worker died after the result was written and the group was restarted.
 
     Args:
-        as_told: What its report says, but for its metrics.
+        expected: Contents of the group's report, without the metrics.
 
     Raises:
-        FinetuneError: Another run has ended there.
+        FinetuneError: The folder has the result of another run.
     """
     if not (output / REPORT).is_file():
         return False
     _clear(output)
-    there = json.loads((output / REPORT).read_text())
-    if group is None or any(there[name] != value for name, value in as_told.items()):
+    report = json.loads((output / REPORT).read_text())
+    if group is None or any(report[name] != value for name, value in expected.items()):
         require_unfinished(output)
     return True
 
 
 def _clear(output: Path) -> None:
-    """Remove what a run needs until its result is there."""
+    """Removes the temporary files and checkpoints of a finished run."""
     discard(output)
     Checkpoints(output / CHECKPOINT, {}).remove()
 
 
-def _first_says(yes: bool, group: WorkerGroup | None, device: str) -> bool:
-    """What the first of a group says; the others say no, and all have come here behind it."""
+def _broadcast_from_first(value: bool, group: WorkerGroup | None, device: str) -> bool:
+    """Returns the value of the first worker to all workers, and synchronises them.
+
+    The other workers must pass False, because the values are summed.
+    """
     if group is None:
-        return yes
-    said = torch.tensor(float(yes), device=device)
-    group.sum([said])
-    return bool(said.item())
+        return value
+    total = torch.tensor(float(value), device=device)
+    group.sum([total])
+    return bool(total.item())
 
 
 def plan_of(job: Finetune) -> TrainingPlan:
-    """All that can be told without the output.
+    """Prepares the examples of a job. Does not touch the output folder.
 
     Raises:
         FinetuneError: There is nothing to train on, or the tokenizer does not fit the model.
         TokenizerError: A tokenizer cannot be read.
     """
     vocabulary = vocabulary_of(job.base, job.tokenizer, job.eos)
-    longest = job.settings.max_length
-    examples, too_long = examples_of(job.rows, vocabulary.tokenizer, job.template, longest)
+    max_length = job.settings.max_length
+    examples, too_long = examples_of(job.rows, vocabulary.tokenizer, job.template, max_length)
     if not examples:
         raise FinetuneError(
-            f"none of {len(job.rows)} rows has at most {longest} tokens; raise --max-length, or "
-            "ingest rows"
+            f"all {len(job.rows)} rows have more than {max_length} tokens; raise --max-length, or "
+            "ingest shorter rows"
         )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     wanted = job.settings.quantization
@@ -204,59 +221,62 @@ def _trained(
     plan: TrainingPlan,
     checkpoints: Checkpoints,
     result: Result | None,
-    told: tuple[StageProgress, Callable[[str], None]],
+    reporting: tuple[StageProgress, Callable[[str], None]],
     group: WorkerGroup | None,
 ) -> dict[str, Any]:
-    """Take all steps and write the adapter; the model is gone behind it."""
-    there = checkpoints.load()
-    _first_says(False, group, plan.device)  # nor is it replaced before all have it
-    way_out = "take a smaller model" if plan.nf4 else "take --quantization nf4, or a smaller model"
-    with memory_to(f"load {job.base} and an adapter of rank {job.settings.rank}", way_out):
+    """Runs all steps and writes the adapter. Returns the metrics and frees the model."""
+    checkpoint = checkpoints.load()
+    _broadcast_from_first(False, group, plan.device)  # waits until all workers have loaded it
+    advice = "use a smaller model" if plan.nf4 else "use --quantization nf4, or a smaller model"
+    with memory_to(f"load {job.base} and an adapter of rank {job.settings.rank}", advice):
         model = load_base(job.base, nf4=plan.nf4, device=plan.device)
         add_rows(model, plan.vocabulary.tokenizer.vocab_size, plan.vocabulary.parts)
         model = adapted(model, plan.vocabulary.parts, job.settings)
         trainer = Trainer(model, plan.examples, job.settings, group)
-        if there:
-            trainer.resume(there)
+        if checkpoint:
+            trainer.resume(checkpoint)
     if result:
-        how = "QLoRA, frozen weights in NF4" if plan.nf4 else "LoRA, frozen weights as they are"
-        note(f"{how}, on {plan.device}")
-        if there:
-            note(f"going on behind step {there.step} of {trainer.steps}")
-    kept = checkpoints if result else None
-    metrics = run_through(trainer, kept, job.checkpoint_s, *told)
+        method = "QLoRA, frozen weights in NF4" if plan.nf4 else "LoRA, frozen weights unquantised"
+        note(f"{method}, on {plan.device}")
+        if checkpoint:
+            note(f"resuming after step {checkpoint.step} of {trainer.steps}")
+    written = checkpoints if result else None
+    metrics = run_through(trainer, written, job.checkpoint_s, *reporting)
     if result:
-        result.begin(trainer.model, job.base_told, job.revision)
+        result.begin(trainer.model, job.base_reference, job.revision)
     return metrics
 
 
 def _free() -> None:
-    """A merge needs the room that the training had."""
+    """Frees the memory of the training, which merging the adapter needs."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def _pins(job: Finetune, plan: TrainingPlan) -> dict[str, Any]:
-    """What changes the result; not what was asked for, but what became of it on this machine."""
-    asked = {k: v for k, v in asdict(job.settings).items() if k != "quantization"}
+    """Returns everything that affects the result.
+
+    The requested quantization is left out; the resolved precision takes its place.
+    """
+    settings = {k: v for k, v in asdict(job.settings).items() if k != "quantization"}
     return {
-        **asked,
-        **plan.arithmetic,
+        **settings,
+        **plan.precision,
         "base": str(job.base),
         "tokenizer": plan.vocabulary.tokenizer.fingerprint,
         "rows": digest_of(plan.examples),
     }
 
 
-def in_words(found: dict[str, Any]) -> str:
-    """What became of a fine-tune, for people."""
+def in_words(report: dict[str, Any]) -> str:
+    """Formats the report of a fine-tune for a terminal."""
     return (
-        f"{found['steps']} steps on {found['rows']:,} rows ({found['too_long']} were too long),"
-        f" loss {found['first_loss']:.3f} -> {found['loss']:.3f}, {found['new_tokens']} new"
-        f" tokens, {found['seconds']:.0f} s"
-        f"\n{found['output']}; `tasc evaluate --model {found['output']}/model` says how good "
-        "it is, and whether it writes in its new tokens"
+        f"{report['steps']} steps on {report['rows']:,} rows ({report['too_long']} too long, left"
+        f" out), loss {report['first_loss']:.3f} -> {report['loss']:.3f}, {report['new_tokens']}"
+        f" new tokens, {report['seconds']:.0f} s"
+        f"\n{report['output']}; run `tasc evaluate --model {report['output']}/model` to measure "
+        "its quality and how often it uses the new tokens"
     )
 
 
@@ -267,12 +287,13 @@ def finetune_with(
     progress: StageProgress,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Run a job in this process or, with several workers, by Ray Train.
-
-    Raises what `finetune` does.
+    """Runs a job in this process or, with several workers, with Ray Train.
 
     Args:
-        threads: Of this process on a CPU; None: all cores.
+        threads: CPU threads of this process; None uses all cores. Ignored with several workers.
+
+    Raises:
+        FinetuneError, TokenizerError: See `finetune`.
     """
     if workers == 1:
         if threads:
@@ -288,12 +309,12 @@ def finetune_with(
 def job_of(
     inputs: TaskInputs, settings: FinetuneSettings, output: Path, checkpoint_s: float
 ) -> Finetune:
-    """A job on a task's rows.
+    """Creates the job for the given inputs.
 
     Raises:
-        UsageError: No model or no prompt is named.
+        UsageError: The inputs name no model or no template.
         EmptyCorpusError: There are no rows.
-        TextError: There is no such model, or the template has not exactly one place for the input.
+        TextError: The model does not exist, or the template does not have exactly one {input}.
     """
     rows, template = inputs.some_rows, inputs.template
     name, revision = inputs.named_model
@@ -315,5 +336,8 @@ def job_of(
 
 
 def _commit(folder: Path) -> str | None:
-    """What the hub's cache has a copy of: branches and tags move, and the copy does not."""
+    """Returns the commit of a snapshot in the Hub's cache.
+
+    A branch or tag may move later, but the commit stays valid.
+    """
     return folder.name if folder.parent.name == "snapshots" else None

@@ -1,4 +1,4 @@
-"""Settings of a fine-tune. The defaults are those of the paper (TASC, appendix B.2)."""
+"""Settings of a fine-tune. The defaults are from the paper (TASC, appendix B.2)."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal, Protocol
@@ -6,12 +6,12 @@ from typing import Annotated, Literal, Protocol
 from typer import Option
 
 Quantization = Literal["auto", "nf4", "none"]
-BatchRows = Annotated[int, Option(min=1, help="Rows of one step.")]
-MicroRows = Annotated[int, Option(min=1, help="Rows at the same time; fewer need less memory.")]
+BatchRows = Annotated[int, Option(min=1, help="Rows per optimizer step.")]
+MicroRows = Annotated[int, Option(min=1, help="Rows per forward pass; fewer need less memory.")]
 
 
 class LoopSettings(Protocol):
-    """What the loop of any training reads of its settings; see `FinetuneSettings`."""
+    """The settings that every training loop reads; see `FinetuneSettings`."""
 
     @property
     def epochs(self) -> float: ...
@@ -31,32 +31,37 @@ class LoopSettings(Protocol):
 
 @dataclass(frozen=True)
 class FinetuneSettings:
-    """What a fine-tune is reproducible by, with its rows and its base model; options of a command.
+    """The settings of a fine-tune, which are also options of a command.
+
+    Together with the rows and the base model they determine the result.
 
     Attributes:
-        epochs: Passes over the rows; 2.5 ends in the middle of the third.
-        learning_rate: At the first step; it falls to 0 in a straight line.
-        rank, alpha, dropout: Of the LoRA adapter, on all linear layers of attention and
-            feed-forward (Hu et al. 2022, arXiv 2106.09685).
-        batch_rows: Rows of one step of the optimizer.
-        micro_rows: Rows that go through the model together: a matter of memory and speed.
-        max_length: Tokens of prompt and output together; longer rows are left out, and counted.
-        quantization: Of the frozen weights: ``nf4`` (QLoRA, Dettmers et al. 2023, arXiv
-            2305.14314), ``none``, or ``auto``: ``nf4`` on a GPU.
-        seed: Of the order of rows, the adapter's first values, and what dropout drops.
+        epochs: Passes over the rows; 2.5 stops in the middle of the third.
+        learning_rate: Learning rate of the first step; it decays linearly to 0.
+        rank, alpha, dropout: Parameters of the LoRA adapter, which covers all linear layers of
+            attention and feed-forward (Hu et al. 2022, arXiv 2106.09685).
+        batch_rows: Rows per optimizer step.
+        micro_rows: Rows per forward pass; affects memory and speed.
+        max_length: Maximum tokens of prompt and output together; longer rows are left out and
+            counted.
+        quantization: Quantization of the frozen weights: ``nf4`` (QLoRA, Dettmers et al.
+            2023, arXiv 2305.14314), ``none``, or ``auto``, which is ``nf4`` on a GPU and
+            ``none`` on a CPU.
+        seed: Seed of the row order, of the adapter's initial values and of dropout.
     """
 
     epochs: Annotated[float, Option(min=0.01, max=1000, help="Passes over the rows.")] = 3.0
-    learning_rate: Annotated[float, Option(min=0, max=1, help="At the first step.")] = 2e-4
-    rank: Annotated[int, Option(min=1, max=1024, help="Of the LoRA adapter.")] = 16
-    alpha: Annotated[int, Option(min=1, max=4096, help="Of the LoRA adapter.")] = 16
-    dropout: Annotated[float, Option(min=0, max=0.9, help="Of the LoRA adapter.")] = 0.2
+    learning_rate: Annotated[float, Option(min=0, max=1, help="Initial learning rate.")] = 2e-4
+    rank: Annotated[int, Option(min=1, max=1024, help="LoRA rank.")] = 16
+    alpha: Annotated[int, Option(min=1, max=4096, help="LoRA alpha.")] = 16
+    dropout: Annotated[float, Option(min=0, max=0.9, help="LoRA dropout.")] = 0.2
     batch_rows: BatchRows = 64
     micro_rows: MicroRows = 8
     max_length: Annotated[
-        int, Option(min=2, help="Tokens of prompt and output; longer rows are left out.")
+        int, Option(min=2, help="Maximum tokens of prompt and output; longer rows are left out.")
     ] = 1024
     quantization: Annotated[
-        Quantization, Option(help="Of the frozen weights; auto is nf4 on a GPU (QLoRA).")
+        Quantization,
+        Option(help="Quantization of the frozen weights; auto is nf4 on a GPU (QLoRA)."),
     ] = "auto"
-    seed: Annotated[int, Option(min=0, help="Of the rows' order and of dropout.")] = 0
+    seed: Annotated[int, Option(min=0, help="Seed of row order, adapter and dropout.")] = 0

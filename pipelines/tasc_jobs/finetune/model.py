@@ -1,4 +1,4 @@
-"""A base model with rows for new tokens and a LoRA adapter to be trained."""
+"""Prepares a base model for training: embedding rows for new tokens and a LoRA adapter."""
 
 import json
 import logging
@@ -20,16 +20,16 @@ from tasc_text import TaskTokenizer, TokenizerError
 from tasc_text.tokenizer import open_tokenizer
 
 Parts = Mapping[int, Sequence[int]]
-"""Of each new token's id, the ids of the tokens it stands for, in the order they were added."""
+"""For each new token id, in the order of addition, the ids of the tokens that it replaces."""
 
 
 @dataclass(frozen=True)
 class AddedVocabulary:
-    """The tokens of a fine-tune.
+    """The tokenizer of a fine-tune and its new tokens.
 
     Attributes:
-        tokenizer: Its first end is the one that rows are learnt with; any ends an answer.
-        parts: Empty where nothing is new.
+        tokenizer: Every one of its EOS tokens ends an answer. Training rows end with the first one.
+        parts: See `Parts`; empty if there are no new tokens.
     """
 
     tokenizer: TaskTokenizer
@@ -37,55 +37,61 @@ class AddedVocabulary:
 
     @property
     def ends(self) -> int | list[int]:
-        """As settings files have them."""
+        """The EOS ids in the format of the model's settings files."""
         ids = self.tokenizer.eos_ids
         return ids[0] if len(ids) == 1 else list(ids)
 
     @property
     def end(self) -> str:
-        """The text of the one that is learnt."""
+        """The text of the EOS token that training rows end with."""
         return str(self.tokenizer.backend.id_to_token(self.tokenizer.eos_id))
 
 
 def vocabulary_of(base: Path, folder: Path, eos: str | None = None) -> AddedVocabulary:
-    """The tokenizer of ``folder``, held against that of ``base``.
+    """Loads the tokenizer of ``folder`` and checks it against the one of ``base``.
 
     Args:
         base: Folder of the model.
-        folder: The same, or what `tasc enrich` made of its tokenizer.
-        eos: Text of the token that is to end answers, whatever the two say.
+        folder: The same folder, or the output of `tasc enrich` for its tokenizer.
+        eos: Text of the token that ends answers; overrides the settings of both folders.
 
     Raises:
-        FinetuneError: It is of another model, its record is damaged, or the two end otherwise.
-        TokenizerError: One of them cannot be read, or has no such token.
+        FinetuneError: The tokenizer belongs to another model, its record is damaged, or the two
+            folders name different EOS tokens.
+        TokenizerError: A tokenizer cannot be read or does not have the token ``eos``.
     """
-    given = open_tokenizer(folder, eos) if eos else _by_its_end(folder)
+    given = open_tokenizer(folder, eos) if eos else _with_named_eos(folder)
     if folder.resolve() == base.resolve():
         return AddedVocabulary(given, {})
-    models = _ends_of(base)
-    tokenizer = TaskTokenizer(given.path, given.eos_ids if eos else _agreed(given, models, base))
-    own = TaskTokenizer(base / given.path.name, given.eos_ids)
-    if given.fingerprint == own.fingerprint:
+    base_eos_ids = _eos_ids_of(base)
+    eos_ids = given.eos_ids if eos else _merged_eos_ids(given, base_eos_ids, base)
+    tokenizer = TaskTokenizer(given.path, eos_ids)
+    base_tokenizer = TaskTokenizer(base / given.path.name, given.eos_ids)
+    if given.fingerprint == base_tokenizer.fingerprint:
         return AddedVocabulary(tokenizer, {})
-    return AddedVocabulary(tokenizer, _new(tokenizer, own, models))
+    return AddedVocabulary(tokenizer, _new_token_parts(tokenizer, base_tokenizer, base_eos_ids))
 
 
-def _by_its_end(folder: Path) -> TaskTokenizer:
-    """Of several ends the one that the tokenizer's settings name is learnt: chats end by it."""
+def _with_named_eos(folder: Path) -> TaskTokenizer:
+    """Loads a tokenizer, with the EOS token that its settings name as the first one.
+
+    If there are several EOS tokens, chat templates end answers with the named one.
+    """
     try:
-        found = TaskTokenizer.from_folder(folder)
+        tokenizer = TaskTokenizer.from_folder(folder)
     except TokenizerError as error:
         if error.__cause__ or not (folder / "tokenizer.json").is_file():
             raise
-        raise FinetuneError(f"nothing in {folder} says what ends an answer; give --eos") from error
-    named = named_end(found)
+        raise FinetuneError(f"{folder} does not name an EOS token; give --eos") from error
+    named = named_end(tokenizer)
     if named is None:
-        return found
-    return TaskTokenizer(found.path, (named, *(id_ for id_ in found.eos_ids if id_ != named)))
+        return tokenizer
+    others = (id_ for id_ in tokenizer.eos_ids if id_ != named)
+    return TaskTokenizer(tokenizer.path, (named, *others))
 
 
-def _ends_of(folder: Path) -> tuple[int, ...]:
-    """What a folder says that ends answers; none where it says nothing."""
+def _eos_ids_of(folder: Path) -> tuple[int, ...]:
+    """Returns the EOS ids that a folder names, or an empty tuple if it names none."""
     try:
         return TaskTokenizer.from_folder(folder).eos_ids
     except TokenizerError as error:
@@ -94,71 +100,82 @@ def _ends_of(folder: Path) -> tuple[int, ...]:
         return ()
 
 
-def _agreed(given: TaskTokenizer, models: Sequence[int], base: Path) -> tuple[int, ...]:
-    """The end of rows, then the model's others."""
-    learnt = given.eos_id
-    if not models:
+def _merged_eos_ids(
+    given: TaskTokenizer, base_eos_ids: Sequence[int], base: Path
+) -> tuple[int, ...]:
+    """Returns the first EOS id of ``given``, followed by the other EOS ids of the model."""
+    first = given.eos_id
+    if not base_eos_ids:
         return given.eos_ids
-    if learnt not in models:
-        own, others = given.backend.id_to_token(learnt), map(given.backend.id_to_token, models)
+    if first not in base_eos_ids:
+        token = given.backend.id_to_token(first)
+        base_tokens = map(given.backend.id_to_token, base_eos_ids)
         raise FinetuneError(
-            f"rows would be learnt to end with {own!r}, as {given.path.parent} says, and {base} "
-            f"ends answers by {' or '.join(map(repr, others))}; name the one that is right with "
-            "--eos"
+            f"{given.path.parent} ends answers with {token!r}, but {base} with "
+            f"{' or '.join(map(repr, base_tokens))}; choose one with --eos"
         )
-    return (learnt, *(id_ for id_ in models if id_ != learnt))
+    return (first, *(id_ for id_ in base_eos_ids if id_ != first))
 
 
-def _new(tokenizer: TaskTokenizer, base: TaskTokenizer, models: Sequence[int]) -> Parts:
-    """What the record says of each token that the base has not.
+def _new_token_parts(
+    tokenizer: TaskTokenizer, base: TaskTokenizer, base_eos_ids: Sequence[int]
+) -> Parts:
+    """Reads the parts of each token that the base tokenizer does not have from the record.
 
     Args:
-        models: What ends the base's answers.
+        base_eos_ids: EOS ids that the base model's folder names.
+
+    Raises:
+        FinetuneError: The record is damaged or missing, or belongs to another base.
     """
     folder = tokenizer.path.parent
-    own, grown = (t.backend.get_vocab(with_added_tokens=True) for t in (base, tokenizer))
-    if not own.items() <= grown.items():
+    base_vocab, vocab = (t.backend.get_vocab(with_added_tokens=True) for t in (base, tokenizer))
+    if not base_vocab.items() <= vocab.items():
         raise FinetuneError(_of_another(folder, base))
     parts: dict[int, list[int]] = {}
-    known, file = set(own.values()), folder / RECORD
+    known, file = set(base_vocab.values()), folder / RECORD
     if file.is_file():
         try:
             record = json.loads(file.read_text(encoding="utf-8"))
-            of = record["base_fingerprint"], record["base_vocab_size"]
+            fingerprint, vocab_size = record["base_fingerprint"], record["base_vocab_size"]
             parts = _parts(record["tokens"], known)
         except (ValueError, KeyError, TypeError) as error:
             raise FinetuneError(
                 f"{file} is damaged ({error!r}); run `tasc enrich` again"
             ) from error
-        # A fingerprint is of the ends too, and `tasc enrich` may have been told others than these.
-        ends = {base.eos_ids, tuple(models), _ends_of(folder)} - {()}
-        known_as = [TaskTokenizer(base.path, each).fingerprint for each in ends]
-        if of[0] not in known_as or of[1] != base.vocab_size:
+        # The fingerprint covers the EOS ids, and `tasc enrich --eos` may have replaced them.
+        candidates = {base.eos_ids, tuple(base_eos_ids), _eos_ids_of(folder)} - {()}
+        fingerprints = [TaskTokenizer(base.path, each).fingerprint for each in candidates]
+        if fingerprint not in fingerprints or vocab_size != base.vocab_size:
             raise FinetuneError(_of_another(folder, base))
-    if strange := sorted(set(grown.values()) - known - parts.keys()):
+    if unexplained := sorted(set(vocab.values()) - known - parts.keys()):
         raise FinetuneError(
-            f"{folder} has {len(strange)} tokens that {base.path.parent} has not, the first is "
-            f"{tokenizer.backend.id_to_token(strange[0])!r}, and no {RECORD} that says what they "
-            "stand for; take the folder as `tasc enrich` wrote it"
+            f"{folder} has {len(unexplained)} tokens that neither {base.path.parent} nor {RECORD} "
+            f"has; the first is {tokenizer.backend.id_to_token(unexplained[0])!r}. Use the folder "
+            "as `tasc enrich` wrote it"
         )
     return parts
 
 
 def _parts(tokens: Any, known: set[int]) -> dict[int, list[int]]:
-    """Raises ValueError where a token stands for none, or for one that was not there before it."""
-    found: dict[int, list[int]] = {}
+    """Parses the parts of new tokens.
+
+    Raises:
+        ValueError: A token has no parts, or a part that is not an earlier token.
+    """
+    result: dict[int, list[int]] = {}
     for token in tokens:
         id_, parts = token["id"], token["parts"]
-        if id_ in known or not parts or not all(p in known or p in found for p in parts):
-            raise ValueError(f"token {id_} stands for {parts}")
-        found[id_] = parts
-    return found
+        if id_ in known or not parts or not all(p in known or p in result for p in parts):
+            raise ValueError(f"token {id_} has the parts {parts}")
+        result[id_] = parts
+    return result
 
 
 def _of_another(folder: Path, base: TaskTokenizer) -> str:
     return (
         f"{folder} was not enriched from the tokenizer of {base.path.parent}; run `tasc enrich "
-        f"--tokenizer {base.path.parent}`, or name the model that it was made for"
+        f"--tokenizer {base.path.parent}`, or choose the model whose tokenizer was enriched"
     )
 
 
@@ -167,20 +184,23 @@ if TYPE_CHECKING:
 
 
 def dtype_on(device: str) -> torch.dtype:
-    """Of the frozen weights that are not quantised."""
+    """The dtype of frozen weights that are not quantised."""
     return torch.bfloat16 if device.startswith("cuda") else torch.float32
 
 
 def load_base(folder: Path, *, nf4: bool, device: str) -> Any:
-    """The model that nothing of is trained.
+    """Loads the base model. Its weights stay frozen in training.
+
+    Args:
+        nf4: Whether to quantise the weights to NF4.
 
     Raises:
-        FinetuneError: It has no weights in safetensors.
+        FinetuneError: The folder has no safetensors weights.
     """
     if not any(folder.glob("*.safetensors")):
         raise FinetuneError(
-            f"{folder} has no weights in safetensors; load it once where you trust it and save it "
-            "with save_pretrained(folder)"
+            f"{folder} has no safetensors weights; if you trust the model, load it once and save "
+            "it with save_pretrained(folder)"
         )
     _silence()
     dtype = dtype_on(device)
@@ -203,10 +223,11 @@ def load_base(folder: Path, *, nf4: bool, device: str) -> Any:
 
 
 def add_rows(model: Any, vocab_size: int, parts: Parts) -> None:
-    """Give new tokens rows of their own, each the mean of its parts' rows (TASC, section 4.2).
+    """Initialises the row of each new token as the mean of its parts' rows (TASC, section 4.2).
 
-    Rows that pad the model's matrices are used first; only beyond them do the matrices grow. Ids
-    that the base's own tokenizer has beyond its rows (an image's token, say) get the mean of all.
+    New tokens first use the padding rows of the embedding matrices; the matrices grow only if these
+    are not enough. Tokens of the base tokenizer without a row (for example image tokens) get the
+    mean of all rows.
 
     Raises:
         FinetuneError: The LM head has a bias.
@@ -214,21 +235,25 @@ def add_rows(model: Any, vocab_size: int, parts: Parts) -> None:
     rows = model.get_input_embeddings().num_embeddings
     if parts and getattr(model.get_output_embeddings(), "bias", None) is not None:
         raise FinetuneError(
-            f"the LM head of {model.config.model_type} has a bias, which PEFT leaves out where new "
-            "tokens are trained; take another model, or train without --tokenizer"
+            f"the LM head of {model.config.model_type} has a bias, which PEFT drops when new "
+            "tokens are trained; choose another model, or train without --tokenizer"
         )
     if vocab_size > rows:
         model.resize_token_embeddings(vocab_size, mean_resizing=False)
     with torch.no_grad():
-        for matrix in _matrices(model):
+        for matrix in _embedding_matrices(model):
             matrix[rows:] = matrix[:rows].float().mean(0).to(matrix.dtype)
             for id_, its_parts in parts.items():
                 matrix[id_] = matrix[list(its_parts)].float().mean(0).to(matrix.dtype)
 
 
 def adapted(model: Any, parts: Parts, settings: FinetuneSettings) -> "PeftModel":
-    """With an adapter on all linear layers; of the embeddings only new rows are trained."""
-    from peft import LoraConfig, PeftModel, get_peft_model  # brings bitsandbytes, silenced by now
+    """Wraps a model with a LoRA adapter on all linear layers.
+
+    The rows of new tokens are the only embeddings that are trained.
+    """
+    # Imports bitsandbytes; `load_base` has silenced its log messages.
+    from peft import LoraConfig, PeftModel, get_peft_model
 
     torch.manual_seed(settings.seed)
     config = LoraConfig(
@@ -239,20 +264,20 @@ def adapted(model: Any, parts: Parts, settings: FinetuneSettings) -> "PeftModel"
         task_type="CAUSAL_LM",
         trainable_token_indices=_trained_rows(model, sorted(parts)),
     )
-    found = get_peft_model(model, config)
-    assert isinstance(found, PeftModel)
-    return found
+    wrapped = get_peft_model(model, config)
+    assert isinstance(wrapped, PeftModel)
+    return wrapped
 
 
 @contextmanager
-def head_at(model: Any, places: torch.Tensor) -> Iterator[None]:
-    """In the block the LM head runs at these places only: logits are ``[1, places, vocab]``.
+def head_at(model: Any, positions: torch.Tensor) -> Iterator[None]:
+    """Restricts the LM head to some positions; logits are then ``[1, positions, vocab]``.
 
     Args:
-        places: ``bool[R, L]``, of the hidden states of all rows.
+        positions: ``bool[R, L]`` mask over the hidden states of all rows.
     """
     hook = model.get_output_embeddings().register_forward_pre_hook(
-        lambda _, given: (given[0][places][None], *given[1:])
+        lambda _, given: (given[0][positions][None], *given[1:])
     )
     try:
         yield
@@ -261,27 +286,28 @@ def head_at(model: Any, places: torch.Tensor) -> Iterator[None]:
 
 
 def trained(model: Any) -> dict[str, torch.nn.Parameter]:
+    """Returns the trainable parameters by name."""
     return {name: value for name, value in model.named_parameters() if value.requires_grad}
 
 
 def _silence() -> None:
-    """Libraries tell of kernels they lack, of every file, and of what they will call otherwise."""
+    """Silences progress bars, missing-kernel messages and deprecation warnings of libraries."""
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
 
 
-def _matrices(model: Any) -> list[torch.Tensor]:
-    """Of input and output, or the one that is both."""
-    own, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    return [own] if head is own else [own, head]
+def _embedding_matrices(model: Any) -> list[torch.Tensor]:
+    """Returns the input and output embedding matrices, or the single one if they are tied."""
+    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    return [embedding] if head is embedding else [embedding, head]
 
 
 def _trained_rows(model: Any, ids: Sequence[int]) -> dict[str, list[int]] | None:
     if not ids:
         return None
-    tied = len(_matrices(model)) == 1
+    tied = len(_embedding_matrices(model)) == 1
     layers = [model.get_input_embeddings()]
     if not tied:
         layers.append(model.get_output_embeddings())

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from tasc_engine.drafting.neural.files import as_readable_as
 from tasc_jobs.enrich.enrichment import RECORD
 from tasc_jobs.errors import FinetuneError
-from tasc_jobs.finetune.checkpoints import NO_ROOM, REPORT, flush
+from tasc_jobs.finetune.checkpoints import DISK_FULL, REPORT, flush
 from tasc_jobs.finetune.model import AddedVocabulary, add_rows
 from tasc_jobs.finetune.training import memory_to
 
@@ -128,7 +128,7 @@ class Result:
 
         try:
             model = AutoModelForCausalLM.from_pretrained(base, dtype="auto", use_safetensors=True)
-        except (*NO_ROOM, ValueError) as error:
+        except (*DISK_FULL, ValueError) as error:
             raise FinetuneError(
                 f"{base} cannot be read any more: {error}; mend it and run the same command again, "
                 "nothing is trained twice"
@@ -169,7 +169,7 @@ class Result:
                 yield
         except Exception as error:
             discard(self._output)
-            if not isinstance(error, NO_ROOM):
+            if not isinstance(error, DISK_FULL):
                 raise
             raise FinetuneError(
                 f"the model cannot be written to {self._output}: {error}; make room and run again, "

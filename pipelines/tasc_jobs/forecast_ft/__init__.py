@@ -1,0 +1,1 @@
+"""Forecasts the speed-up of fine-tuning with new tokens, without fine-tuning."""

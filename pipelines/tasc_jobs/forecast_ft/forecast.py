@@ -12,8 +12,8 @@ from itertools import pairwise
 from typing import Any
 
 from tasc_draft.learning import held_out
-from tasc_jobs.enrich.algorithm import Enriched, EnrichSettings, enrich
 from tasc_jobs.enrich.growing_tokenizer import GrowingTokenizer
+from tasc_jobs.enrich.ngram_selection import Enriched, EnrichSettings, enrich
 from tasc_jobs.errors import EmptyCorpusError
 from tasc_jobs.evaluate.measured_model import MeasuredModel, Prompt, Setup
 from tasc_jobs.report.document import Curve, Lines, ReportDocument, Table

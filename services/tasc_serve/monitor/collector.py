@@ -13,7 +13,7 @@ from tasc_serve.metrics.replica_metrics import ReplicaMetrics
 from tasc_serve.settings import CollectSettings
 from tasc_serve.store_calls import RepeatedCall
 from tasc_store import CollectedRow, CollectedRows, SamplingDefaults
-from tasc_store.corpus import MOST_ROWS
+from tasc_store.corpus import MAX_COLLECTED
 
 _RULES = tuple(f.name for f in fields(SamplingDefaults) if f.name != "temperature")
 _JOIN_S = 5.0
@@ -89,7 +89,7 @@ class Collector:
             self._flushing.close(_JOIN_S)
 
     def _flush(self) -> None:
-        while batch := [self._buffer[i] for i in range(min(len(self._buffer), MOST_ROWS))]:
+        while batch := [self._buffer[i] for i in range(min(len(self._buffer), MAX_COLLECTED))]:
             settings = self._settings
             trimmed = self._rows.add(
                 batch, max_rows=settings.max_rows, max_bytes=settings.max_bytes

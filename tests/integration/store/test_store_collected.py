@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from support import refused
 from tasc_store import CollectedRow, CollectedRows, StoreFull
-from tasc_store.corpus import MOST_ROWS
+from tasc_store.corpus import MAX_COLLECTED
 
 pytestmark = pytest.mark.redis
 WIDE = {"max_rows": 1000, "max_bytes": 1 << 20}
@@ -83,13 +83,13 @@ def redis_url_here(server) -> str:
 
 
 def test_many_rows_are_removed_in_steps(collected: CollectedRows) -> None:
-    for begin in (0, MOST_ROWS, 2 * MOST_ROWS):
-        rows = [row(n) for n in range(begin, begin + MOST_ROWS)]
+    for begin in (0, MAX_COLLECTED, 2 * MAX_COLLECTED):
+        rows = [row(n) for n in range(begin, begin + MAX_COLLECTED)]
         collected.add(rows, max_rows=10_000, max_bytes=1 << 20)
-    assert collected.remove(3 * MOST_ROWS - 1) == 3 * MOST_ROWS - 1
-    assert collected.read().rows == (row(3 * MOST_ROWS - 1),)
+    assert collected.remove(3 * MAX_COLLECTED - 1) == 3 * MAX_COLLECTED - 1
+    assert collected.read().rows == (row(3 * MAX_COLLECTED - 1),)
     with refused(ValueError, "500"):
-        collected.add([row(0)] * (MOST_ROWS + 1), **WIDE)
+        collected.add([row(0)] * (MAX_COLLECTED + 1), **WIDE)
 
 
 def test_a_full_server_loses_nothing(collected: CollectedRows, client: redis.Redis) -> None:

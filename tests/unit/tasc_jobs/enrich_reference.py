@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from tokenizers import AddedToken, Tokenizer
 
-from tasc_jobs.enrich.algorithm import EnrichSettings
+from tasc_jobs.enrich.ngram_selection import EnrichSettings
 from tasc_text import TaskTokenizer
 
 

@@ -11,9 +11,9 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 
 import tiny
 from support import refused
-from tasc_jobs.enrich.algorithm import Enriched, EnrichSettings, enrich
 from tasc_jobs.enrich.enrichment import require_same_texts
 from tasc_jobs.enrich.growing_tokenizer import GrowingTokenizer
+from tasc_jobs.enrich.ngram_selection import Enriched, EnrichSettings, enrich
 from tasc_jobs.errors import FamilyError
 from tasc_text import TaskTokenizer
 

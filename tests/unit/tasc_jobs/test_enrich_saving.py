@@ -12,8 +12,8 @@ from transformers import AutoTokenizer
 
 import tiny
 from support import refused
-from tasc_jobs.enrich.algorithm import EnrichSettings, enrich
 from tasc_jobs.enrich.enrichment import enrich_and_save, save
+from tasc_jobs.enrich.ngram_selection import EnrichSettings, enrich
 from tasc_jobs.errors import FamilyError
 from tasc_runtime.errors import FileError
 from tasc_text import TaskTokenizer

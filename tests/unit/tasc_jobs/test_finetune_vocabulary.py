@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 import tiny
 from finetuning import OUTPUTS, Bench, Made, make, make_on
 from support import refused
-from tasc_jobs.enrich.algorithm import EnrichSettings
 from tasc_jobs.enrich.enrichment import enrich_and_save
+from tasc_jobs.enrich.ngram_selection import EnrichSettings
 from tasc_jobs.errors import FinetuneError
 from tasc_jobs.finetune.examples import examples_of
 from tasc_jobs.finetune.finetuning import finetune

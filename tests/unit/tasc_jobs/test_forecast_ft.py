@@ -11,7 +11,7 @@ import pytest
 
 from support import refused
 from tasc_engine import ModelSource
-from tasc_jobs.enrich.algorithm import EnrichSettings, enrich
+from tasc_jobs.enrich.ngram_selection import EnrichSettings, enrich
 from tasc_jobs.evaluate.measured_model import GenerationSettings, MeasuredModel, Setup
 from tasc_jobs.forecast_ft.check import (
     EXAMPLE,

@@ -1,6 +1,6 @@
-"""What a folder's drafter is, and whether it fits a target: its card, and who the target is.
+"""Drafter cards: the metadata file of a drafter, and the check that a drafter fits a target.
 
-It loads no weights and needs neither torch nor transformers.
+This module loads no weights and imports neither torch nor transformers.
 """
 
 import hashlib
@@ -13,17 +13,18 @@ from tasc_engine.errors import UnsupportedModel
 
 Kind = Literal["eagle", "independent"]
 CARD = "drafter.json"
-_SAMPLE = 1 << 20  # bytes of each end of a file of weights that tell it from others
+_SAMPLE = 1 << 20  # bytes hashed at the start and at the end of each weight file
 
 
 @dataclass(frozen=True)
 class DrafterCard:
-    """What a drafter is.
+    """The metadata of a drafter.
 
     Attributes:
-        tokenizer: Fingerprint of the tokenizer whose ids it drafts.
-        target: `target_fingerprint` of the model whose hidden states an EAGLE head reads; None for
-            an independent drafter, which any model of the tokenizer may have.
+        kind: Architecture of the drafter.
+        tokenizer: Fingerprint of the tokenizer whose token ids it drafts.
+        target: `target_fingerprint` of the model whose hidden states an EAGLE head reads. None for
+            an independent drafter, which works with every model that has the tokenizer.
     """
 
     kind: Kind
@@ -32,7 +33,10 @@ class DrafterCard:
 
 
 def target_fingerprint(folder: Path, adapter: Path | None = None) -> str:
-    """Who a target is, by its weights and its adapter's: names, sizes, first and last bytes."""
+    """Identifies a target by the weight files of its model and its adapter.
+
+    The fingerprint covers the name, size, first and last bytes of each file.
+    """
     digest = hashlib.sha256()
     for place in (folder, adapter):
         for file in sorted(place.glob("*.safetensors")) if place else ():
@@ -46,7 +50,11 @@ def target_fingerprint(folder: Path, adapter: Path | None = None) -> str:
 
 
 def read_card(folder: Path) -> DrafterCard:
-    """Raise UnsupportedModel where the folder has no drafter."""
+    """Reads the card of the drafter in a folder.
+
+    Raises:
+        UnsupportedModel: The folder has no drafter.
+    """
     try:
         card = DrafterCard(**json.loads((folder / CARD).read_text(encoding="utf-8")))
         if card.kind not in get_args(Kind):
@@ -54,29 +62,30 @@ def read_card(folder: Path) -> DrafterCard:
         return card
     except (OSError, ValueError, TypeError) as error:
         raise UnsupportedModel(
-            f"{folder} has no drafter ({error}); `tasc train-drafter` makes one"
+            f"{folder} has no drafter ({error}); create one with `tasc train-drafter`"
         ) from error
 
 
 def fitting_card(folder: Path, tokenizer: str, target: str | None) -> DrafterCard:
-    """The card of a drafter that fits a target.
+    """Returns the card of a drafter, after checking that the drafter fits a target.
 
     Args:
-        tokenizer: Fingerprint of the target's.
-        target: `target_fingerprint`; None: its weights are not here to be compared.
+        tokenizer: Fingerprint of the target's tokenizer.
+        target: `target_fingerprint` of the target. None skips the comparison of weights, for
+            callers that do not have them.
 
     Raises:
-        UnsupportedModel: It is no drafter, or one of another tokenizer or target.
+        UnsupportedModel: The folder has no drafter, or its tokenizer or target differs.
     """
     card = read_card(folder)
     if card.tokenizer != tokenizer:
         raise UnsupportedModel(
-            f"the drafter in {folder} is for the tokenizer {card.tokenizer}, the target has "
-            f"{tokenizer}; train one for it"
+            f"the drafter in {folder} is for the tokenizer {card.tokenizer}, but the target "
+            f"has {tokenizer}; train a drafter for this target"
         )
     if card.kind == "eagle" and target not in (None, card.target):
         raise UnsupportedModel(
-            f"the EAGLE head in {folder} is for the target {card.target}, this is {target}; train "
-            "one for it"
+            f"the EAGLE head in {folder} is for the target {card.target}, but this one is "
+            f"{target}; train a drafter for this target"
         )
     return card

@@ -8,7 +8,7 @@ from enrich_reference import naive
 
 import tiny
 from support import refused
-from tasc_jobs.enrich.algorithm import EnrichSettings, enrich, refined
+from tasc_jobs.enrich.ngram_selection import EnrichSettings, enrich, refined
 from tasc_text import TaskTokenizer
 
 WORDS = ["set", "alarm", "the", "therapy", "theorem", "in", "at nine", "{}", ": ", "a", "aa", "ab"]
