@@ -66,7 +66,7 @@ def test_a_task_is_registered_changed_and_rolled_back(
     out = task("set", name, "--top-p", 0.9, "--unset", "temperature", "--unset", "stop")
     assert out == f'{name} version 2: stop ["\\n"] -> unset, temperature 0.5 -> unset, ' \
         "top_p unset -> 0.9\n"  # fmt: skip
-    assert task("set", name, "--top-p", 0.9) == f"{name} version 2: as it was\n"
+    assert task("set", name, "--top-p", 0.9) == f"{name} version 2: no changes\n"
     assert task("use", name, 1) == f"{name} version 3, the same as version 1\n"
     assert "   3  same as version 1" in task("show", name).splitlines()
     assert store.get(name) == first

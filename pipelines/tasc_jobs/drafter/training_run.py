@@ -104,7 +104,7 @@ def _trained(
     }
     checkpoints = Checkpoints(job.output / CHECKPOINT, pins)
     if there := checkpoints.load():
-        note(f"going on behind step {there.step} of {trainer.steps}")
+        note(f"resuming after step {there.step} of {trainer.steps}")
         trainer.resume(there)
     metrics = run_through(trainer, checkpoints, job.checkpoint_s, progress, say)
     metrics["parameters"] = sum(p.numel() for p in trainable.model.parameters() if p.requires_grad)

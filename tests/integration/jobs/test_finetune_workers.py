@@ -38,7 +38,7 @@ def test_two_workers_make_what_one_makes(ray_cluster: None, tmp_path: Path) -> N
             refused.append(str(error))
 
     shared = finetune_by(2, bench.job(output), look, said.append, gpus=False)
-    assert any(f"another process trains in {output}; " in error for error in refused)
+    assert any(f"another process is training in {output}; " in error for error in refused)
     assert any("tokens/s" in text for text in said)
     assert shared["steps"] == alone["steps"]
     one, other = weights(tmp_path / "alone"), weights(tmp_path / "shared")
