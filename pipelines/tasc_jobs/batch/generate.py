@@ -163,10 +163,8 @@ def _spec(
     engine = engine or EngineSettings()
     begun = None if job.get("restart") else JobFolder(job_folder(output)).begun()
     if begun and begun.report and not output.exists():
-        begun, job = (
-            None,
-            {**job, "restart": True},
-        )  # the job is finished, but its output was deleted
+        # The job is finished, but its output was deleted.
+        begun, job = None, {**job, "restart": True}
     opened = open_input(source, url, begun.pins.get("input") if begun else None)
     pins = {
         "input": opened.pins,

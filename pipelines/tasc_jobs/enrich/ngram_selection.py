@@ -25,7 +25,7 @@ from tasc_text import TaskTokenizer
 
 Rule = Literal["suffix", "whole"]
 _MIN_COUNT = 2  # an n-gram that occurs once does not predict future outputs
-_DROPPED = 0.05  # maximum fraction of the used tokens that a round removes
+_DROPPED = 0.05  # fraction of the new tokens that a round removes, besides all unused ones
 
 
 class Collisions:
@@ -249,8 +249,8 @@ def refined(
 ) -> Enriched:
     """Runs `enrich`, then improves the selection in up to ``settings.rounds`` rounds.
 
-    Each round replaces the least used tokens. The best selection by `expected` is returned. The
-    figures of a kept token are from the round that added it.
+    Each round replaces unused and rarely used tokens. The best selection by `expected` is
+    returned. The figures of a kept token are from the round that added it.
 
     Raises:
         FamilyError: See `enrich`.
