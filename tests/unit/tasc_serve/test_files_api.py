@@ -1,5 +1,6 @@
 """Files over HTTP: what is taken, what is refused, and that nothing is held in memory or left."""
 
+import asyncio
 import tempfile
 import time
 import tracemalloc
@@ -161,6 +162,18 @@ def test_a_store_that_is_away_is_said_and_to_be_tried_again(down: StorageService
         assert "127.0.0.1" not in str(error_of(response, 503)["message"])
         assert int(response.headers["retry-after"]) >= 1
     error_of(down.upload(line()), 503)
+
+
+def test_an_application_that_has_ended_asks_the_store_no_more(make_service: Make) -> None:
+    service = make_service()
+
+    async def serve_and_end() -> None:
+        async with service.app.router.lifespan_context(service.app):
+            pass
+
+    assert service.ask("GET", "/v1/files").status_code == 200
+    asyncio.run(serve_and_end())
+    error_of(service.ask("GET", "/v1/files"), 503)
 
 
 def test_a_disk_that_takes_no_more_is_said_with_the_folder_to_look_at(
