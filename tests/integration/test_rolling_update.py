@@ -218,6 +218,7 @@ def test_a_changed_adapter_arrives_while_requests_go_on_and_a_broken_one_changes
         adapted = task.tokenizer.decode(ids)
         eventually(lambda: adapted in texts)
         eventually(lambda: len(now := replica_pids(BETA)) == 2 and not {*now} & {*before[BETA]})
+        eventually(lambda: any("update to version 3 is complete" in line for line in said))
         count = len(texts)
         eventually(lambda: len(texts) > count + 10)
     assert set(texts) == {service.expected(ask).text, adapted}

@@ -142,9 +142,12 @@ class Fleet:
 
     @property
     def status(self) -> TaskStatus | None:
-        """The last status of a replica; of those with the newest record, if they differ."""
-        found = [r.pulse.status for r in self._live() if r.pulse]
-        return max(found, key=lambda status: status.record_version, default=None)
+        """The last status of the replica that `pick` would give a new call.
+
+        Calls that are pinned to its version, such as retries, spread as others do.
+        """
+        chosen = self.pick((), None)
+        return chosen.pulse.status if chosen and chosen.pulse else None
 
     def pick(self, avoid: Collection[str], record_version: int | None) -> SeenReplica | None:
         """The one with least to do of those that serve a version of the record; None for none.

@@ -144,8 +144,10 @@ def test_the_first_new_replica_of_a_rolling_update_does_not_get_all_the_load() -
             await asyncio.sleep(0.01)
         with ExitStack() as calls:
             for _ in range(asked):
-                chosen = replicas.fleet.pick((), None)
+                chosen, told = replicas.fleet.pick((), None), replicas.fleet.status
                 assert chosen
+                assert told
+                assert told.record_version == chosen.record_version
                 calls.enter_context(chosen.call())
                 held[chosen.name] = held.get(chosen.name, 0) + 1
 
