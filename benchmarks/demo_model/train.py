@@ -31,7 +31,7 @@ from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tasc_jobs.demo.tasks import MODEL, TEMPLATES
-from tasc_runtime.rows import read_raw_rows
+from tasc_runtime.data.rows import read_raw_rows
 
 
 @dataclass(frozen=True)

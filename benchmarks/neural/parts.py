@@ -34,7 +34,7 @@ from tasc_engine.drafting.neural.proposer import NeuralProposer
 from tasc_engine.drafting.neural.ranking import Origin, Ranking
 from tasc_engine.drafting.neural.tree import NeuralSettings
 from tasc_engine.model.decoder import lean
-from tasc_runtime.corpus import encode
+from tasc_runtime.data.local_corpus import encode
 
 Part = tuple[list[Figure], dict[str, Any]]
 Rows = list[list[str] | None]

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Self
 
 from tasc_draft import DraftSettings
 from tasc_jobs.errors import EmptyCorpusError, UsageError
+from tasc_runtime.data.rows import BadRow, Fields, read_corpus
 from tasc_runtime.models import load_tokenizer
-from tasc_runtime.rows import BadRow, Fields, read_corpus
 from tasc_store import CorpusRow, CorpusStore, TaskRecord, TaskStore, UnknownTask, connect
 from tasc_text import PromptTemplate, TaskTokenizer, resolve_folder
 from tasc_text.tokenizer import open_tokenizer

@@ -20,14 +20,13 @@ from pydantic import ValidationError
 
 from tasc_draft import SOURCES, DraftSettings, read_index, write_index
 from tasc_engine import EngineTotals, FinishReason, GenerationRequest, GenerationResult, StepRecord
-from tasc_runtime.corpus import Corpus, local_index, rows_of
+from tasc_runtime.data.local_corpus import Corpus, local_index, rows_of
+from tasc_runtime.data.rows import whole_file
 from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import ServiceError
-from tasc_runtime.logprob_texts import TokenTexts
 from tasc_runtime.progress import Progress
-from tasc_runtime.protocol import Call, TokenText
-from tasc_runtime.rows import whole_file
+from tasc_runtime.protocol import Call, TokenText, TokenTexts
 from tasc_runtime.sampling_options import UNKNOWN, FieldError, GenerationFields, Top
 from tasc_store import TaskRecord, connect
 from tasc_text import PromptTemplate, TaskTokenizer, resolve_folder

@@ -22,8 +22,7 @@ from tasc_jobs.errors import ClusterError, JobError
 from tasc_runtime.engine.builder import EngineBuilder, Pinned
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import ServiceError
-from tasc_runtime.logprob_texts import TokenTexts
-from tasc_runtime.protocol import Answer, Call
+from tasc_runtime.protocol import Answer, Call, TokenTexts
 from tasc_store import connect
 
 _TURN_S = 1.0  # after so long, finished rows are handed back, whatever is still decoded

@@ -18,8 +18,8 @@ from typing import Any, Self
 
 from tasc_jobs.batch.work import JobBusy, JobChanged, JobUnreadable, Record, Totals
 from tasc_jobs.errors import JobError
+from tasc_runtime.data.rows import json_line, whole_file
 from tasc_runtime.errors import FileError
-from tasc_runtime.rows import json_line, whole_file
 
 log = logging.getLogger(__name__)
 

@@ -31,12 +31,12 @@ from tasc_jobs.batch.inputs import (
 )
 from tasc_jobs.batch.job import preview_job, run_job
 from tasc_jobs.batch.work import JobProgress, JobReport, JobSpec, Record, Row
+from tasc_runtime.data.rows import row_writer
 from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import FileError
 from tasc_runtime.progress import Progress
 from tasc_runtime.protocol import Answer, Call
-from tasc_runtime.rows import row_writer
 from tasc_runtime.sampling_options import SamplingOptions
 
 PREVIEW_ROWS = 20

@@ -18,8 +18,8 @@ from typing import Any, Self
 
 from tasc_jobs.batch.work import Row
 from tasc_jobs.errors import EmptyCorpusError
+from tasc_runtime.data.rows import SUFFIXES, RawRow, check_file, count_rows, read_raw_rows
 from tasc_runtime.errors import FileError
-from tasc_runtime.rows import SUFFIXES, RawRow, check_file, count_rows, read_raw_rows
 from tasc_store import CorpusRow, CorpusStore, connect
 
 _CORPUS_BATCH = 1000

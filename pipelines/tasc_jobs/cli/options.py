@@ -21,7 +21,7 @@ from tasc_store import EmbeddedRedis, connect, redact
 if TYPE_CHECKING:
     from tasc_jobs.evaluate.measured_model import Setup
     from tasc_jobs.report.document import ReportDocument
-    from tasc_runtime.rows import Fields
+    from tasc_runtime.data.rows import Fields
 
 Task = Annotated[str, typer.Argument(help="Name of the task.")]
 Template = Annotated[
@@ -134,7 +134,7 @@ class RowOptions:
 
     @property
     def fields(self) -> "Fields":
-        from tasc_runtime.rows import Fields
+        from tasc_runtime.data.rows import Fields
 
         return Fields(self.input_field, self.output_field)
 
@@ -147,7 +147,7 @@ class RowIdOptions(RowOptions):
 
     @property
     def fields(self) -> "Fields":
-        from tasc_runtime.rows import Fields
+        from tasc_runtime.data.rows import Fields
 
         return Fields(self.input_field, self.output_field, self.id_field)
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tasc_runtime.rows import read_raw_rows
+from tasc_runtime.data.rows import read_raw_rows
 from tasc_store import TaskRecord
 from tasc_text import TaskTokenizer
 

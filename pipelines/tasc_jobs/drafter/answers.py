@@ -15,9 +15,9 @@ from tasc_jobs.errors import JobError
 from tasc_jobs.evaluate.measured_model import MeasuredModel, Setup
 from tasc_jobs.finetune.examples import Example
 from tasc_jobs.task_inputs import GenerationSettings
+from tasc_runtime.data.rows import json_line, read_raw_rows, whole_file
 from tasc_runtime.errors import FileError
 from tasc_runtime.progress import StageProgress
-from tasc_runtime.rows import json_line, read_raw_rows, whole_file
 from tasc_store import CorpusRow
 from tasc_text import PromptTemplate, TaskTokenizer
 

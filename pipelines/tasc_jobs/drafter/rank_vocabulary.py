@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from tasc_draft.tokens import Int32, Int64, Tokens
 from tasc_engine.drafting.neural.ranking import Origin, Ranking
 from tasc_jobs.errors import EmptyCorpusError, UsageError
+from tasc_runtime.data.rows import BadRow, Fields, check_file, read_rows
 from tasc_runtime.models import load_tokenizer
 from tasc_runtime.progress import StageProgress, silent
-from tasc_runtime.rows import BadRow, Fields, check_file, read_rows
 from tasc_store import Artifact, ArtifactStore, TaskRecord, TaskStore, UnknownTask, connect
 from tasc_store.artifacts import VOCABULARY
 from tasc_text import TaskTokenizer

@@ -20,7 +20,7 @@ from tasc_engine import (
 from tasc_engine.model.loading import max_positions
 from tasc_jobs.errors import JobError
 from tasc_jobs.task_inputs import GenerationSettings
-from tasc_runtime.corpus import encode
+from tasc_runtime.data.local_corpus import encode
 from tasc_runtime.engine.builder import DEFAULT_MODEL_LEN
 from tasc_store import CorpusRow
 from tasc_text import TaskTokenizer

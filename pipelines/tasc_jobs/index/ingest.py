@@ -13,8 +13,8 @@ from typing import IO, Self
 
 import redis
 
+from tasc_runtime.data.rows import BadRow, Fields, check_file, json_line, read_rows
 from tasc_runtime.errors import FileError
-from tasc_runtime.rows import BadRow, Fields, check_file, json_line, read_rows
 from tasc_store import CorpusRow, CorpusStore
 
 _BATCH_ROWS = 1000  # the most the store takes in one call

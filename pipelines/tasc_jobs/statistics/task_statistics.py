@@ -24,8 +24,8 @@ from tasc_jobs.statistics.ngrams import (
     Units,
     row_lengths,
 )
+from tasc_runtime.data.rows import BadRow, Fields, read_corpus
 from tasc_runtime.progress import StageProgress, silent
-from tasc_runtime.rows import BadRow, Fields, read_corpus
 from tasc_store import CorpusRow
 from tasc_text.template import last_words
 

@@ -25,10 +25,10 @@ from tasc_jobs.tuning.replays import (
     prepare,
 )
 from tasc_jobs.tuning.tune import Price, by_curve, by_node, planned, tune
-from tasc_runtime.corpus import TokenRows, encode
+from tasc_runtime.data.local_corpus import TokenRows, encode
+from tasc_runtime.data.rows import Fields
 from tasc_runtime.models import load_tokenizer
 from tasc_runtime.progress import Progress, note
-from tasc_runtime.rows import Fields
 from tasc_store import Artifact, ArtifactStore, CorpusStore, TaskRecord, TaskStore
 from tasc_text import PromptTemplate, TaskTokenizer
 from tasc_text.tokenizer import open_tokenizer

@@ -11,7 +11,7 @@ from tasc_draft.index.weights import Weights
 from tasc_draft.learning import LEAST_ROWS, held_out, learn_weights
 from tasc_jobs.errors import JobError
 from tasc_jobs.tuning.replays import index_of, run
-from tasc_runtime.corpus import TokenRows
+from tasc_runtime.data.local_corpus import TokenRows
 from tasc_text import TaskTokenizer
 
 

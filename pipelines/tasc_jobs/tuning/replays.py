@@ -28,7 +28,7 @@ from tasc_draft.index.weights import Weights
 from tasc_draft.learning import LEAST_ROWS, held_out, learn_weights
 from tasc_jobs.errors import JobError
 from tasc_jobs.index.publish import IndexSize
-from tasc_runtime.corpus import TokenRows
+from tasc_runtime.data.local_corpus import TokenRows
 from tasc_text import TaskTokenizer
 
 

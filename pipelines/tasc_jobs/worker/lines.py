@@ -15,9 +15,9 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from tasc_jobs.batch.work import Row
+from tasc_runtime.data.rows import read_lines
 from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.protocol import Answer, Call, Refusal
-from tasc_runtime.rows import read_lines
 from tasc_runtime.sampling_options import SHOWN, FieldError
 from tasc_serve.http.parsing import call_of, parsed
 from tasc_serve.http.responses import CHAT, COMPLETION, Reply

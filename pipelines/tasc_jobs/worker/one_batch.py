@@ -33,9 +33,9 @@ from tasc_jobs.batch.work import (
 )
 from tasc_jobs.errors import ClusterError, JobError
 from tasc_jobs.worker.lines import BatchLines, LineAnswers, line_id, told
+from tasc_runtime.data.rows import json_line, whole_file
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import ServiceError
-from tasc_runtime.rows import json_line, whole_file
 from tasc_serve.settings import LimitSettings
 from tasc_store import CorruptArtifact, StoreError, TaskStore, UnknownTask, UnknownVersion
 from tasc_store.batches.batch_store import Batch, BatchFault, Status

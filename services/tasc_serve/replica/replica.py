@@ -12,9 +12,17 @@ from tasc_engine import Delta, Engine, GenerationResult, StepRecord
 from tasc_runtime.engine.builder import EngineBuilder, Ready
 from tasc_runtime.engine.drafters import NeuralMetrics
 from tasc_runtime.errors import EngineBroken
-from tasc_runtime.logprob_texts import TokenTexts
 from tasc_runtime.models import model_name
-from tasc_runtime.protocol import Answer, Call, Piece, Pulse, PulseRequest, Refusal, TaskStatus
+from tasc_runtime.protocol import (
+    Answer,
+    Call,
+    Piece,
+    Pulse,
+    PulseRequest,
+    Refusal,
+    TaskStatus,
+    TokenTexts,
+)
 from tasc_serve.metrics.discovery import MetricsPort, node_address
 from tasc_serve.metrics.replica_metrics import ReplicaMetrics
 from tasc_serve.monitor.collector import Collector

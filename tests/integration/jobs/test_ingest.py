@@ -8,8 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasc_jobs.index.ingest import IngestReport, ingest
+from tasc_runtime.data.rows import Fields
 from tasc_runtime.errors import FileError
-from tasc_runtime.rows import Fields
 from tasc_store import CorpusRow, CorpusStore
 
 pytestmark = pytest.mark.redis

@@ -16,7 +16,7 @@ from tasc_jobs.index.build import build_and_publish
 from tasc_jobs.index.publish import current_index
 from tasc_jobs.tuning.refresh import RefreshOptions, held_out, move_collected, refresh
 from tasc_jobs.tuning.replays import run
-from tasc_runtime.corpus import encode
+from tasc_runtime.data.local_corpus import encode
 from tasc_runtime.models import load_tokenizer
 from tasc_store import (
     ArtifactStore,

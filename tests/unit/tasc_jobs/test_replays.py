@@ -22,8 +22,8 @@ from tasc_jobs.tuning.replays import (
     named_proposers,
     prepare,
 )
-from tasc_runtime.corpus import TokenRows, encode
-from tasc_runtime.rows import Fields
+from tasc_runtime.data.local_corpus import TokenRows, encode
+from tasc_runtime.data.rows import Fields
 from tasc_text import PromptTemplate, TaskTokenizer, TokenizerError
 from tasc_text.tokenizer import open_tokenizer
 from tiny import END, make_tokenizer

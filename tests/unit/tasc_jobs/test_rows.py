@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasc_runtime.data.rows import BadRow, Fields, check_file, read_rows, row_writer
 from tasc_runtime.errors import FileError
-from tasc_runtime.rows import BadRow, Fields, check_file, read_rows, row_writer
 from tasc_store import CorpusRow
 
 GOOD = b'{"id": "r", "input": "x", "output": "y"}'

@@ -10,7 +10,7 @@ from support import refused
 from tasc_draft import DraftSettings
 from tasc_jobs.errors import EmptyCorpusError, UsageError
 from tasc_jobs.task_inputs import GenerationSettings, InputOptions, TaskInputs, read_files
-from tasc_runtime.rows import Fields
+from tasc_runtime.data.rows import Fields
 from tasc_store import TaskRecord
 from tasc_text import PromptTemplate
 

@@ -15,7 +15,7 @@ from tasc_jobs.tuning.held_out import HeldOut
 from tasc_jobs.tuning.replay_page import tune_page
 from tasc_jobs.tuning.replays import index_of
 from tasc_jobs.tuning.tune import BUDGETS, MIN_PROBS, by_curve, by_node, planned, tune
-from tasc_runtime.corpus import TokenRows
+from tasc_runtime.data.local_corpus import TokenRows
 from tasc_store import TaskRecord
 from tasc_text import TaskTokenizer
 from tiny import make_tokenizer

@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, decoders, models
 
 import tiny
 from tasc_engine import TokenLogprob
-from tasc_runtime.logprob_texts import TokenTexts
+from tasc_runtime.protocol import TokenTexts
 from tasc_text import TaskTokenizer
 
 TEXTS = st.text(st.sampled_from("ab é東🙂\n."), max_size=12)

@@ -29,8 +29,8 @@ from tasc_draft import (
 )
 from tasc_draft.compiled import digest_of
 from tasc_draft.learning import answers
+from tasc_runtime.data.rows import SUFFIXES, BadRow, Fields, read_corpus
 from tasc_runtime.errors import FileError
-from tasc_runtime.rows import SUFFIXES, BadRow, Fields, read_corpus
 from tasc_store import CorpusRow
 from tasc_text import PromptTemplate, TaskTokenizer
 
