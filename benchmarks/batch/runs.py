@@ -6,7 +6,6 @@ is read from its output parts and from Redis.
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -19,7 +18,6 @@ from itertools import cycle, islice
 from pathlib import Path
 
 import ray
-import redis
 
 from benchmarks.batch.bench_batch import Fault, Hit
 from benchmarks.common import to_stderr
@@ -46,7 +44,6 @@ engine = EngineSettings(max_model_len=256, cost_aware=False)
 with local_ray():
     generate(url, task, Path(source), Path(output), engine=engine, window_rows=200)
 """
-_PART = re.compile(r"part-\d+-(\d+)\.jsonl")
 _POLL_S = 0.02
 _DEADLINE_S = 3 * 3600.0
 _MORE = 100  # rows; an engine whose driver was killed saves some rows before it ends
@@ -130,7 +127,6 @@ class Driver:
     def __init__(self, server: RedisServer, work: Work, folder: Path, *, own_ray: bool) -> None:
         self._server, self._work, self._folder = server, work, folder
         self._own_ray = own_ray
-        self._client = redis.Redis.from_url(server.url, socket_timeout=5)
         self._sizes: deque[tuple[float, int]] = deque()
         self._process: subprocess.Popen[bytes] | None = None
         self.starts = 0
@@ -208,12 +204,8 @@ class Driver:
         return max((size for at, size in self._sizes if at <= then), default=1 << 62)
 
     def _done(self, output: Path) -> int:
-        """The number of finished rows, in parts and in Redis."""
-        folder, rows = output.with_name(output.name + ".job"), 0
-        with suppress(OSError, ValueError, redis.RedisError):
-            stops = (_PART.fullmatch(path.name) for path in folder.iterdir())
-            rows = max((int(match[1]) for match in stops if match), default=0)
-            job = json.loads((folder / "job.json").read_text())["id"]
-            key = f"tasc:{{{self._work.task}}}:job:{job}:results"
-            rows += sum(int(row) >= rows for row in self._client.hkeys(key))
-        return rows
+        """The number of finished rows: lines of the job's records."""
+        with suppress(OSError):
+            records = output.with_name(output.name + ".job") / "records.jsonl"
+            return records.read_bytes().count(b"\n")
+        return 0

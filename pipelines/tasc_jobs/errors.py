@@ -3,8 +3,6 @@
 import re
 import sys
 
-from tasc_store import StoreError
-
 _LINE_END = re.compile(r"\s*\n\s*")
 
 
@@ -32,9 +30,10 @@ class RaySetupError(ClusterError):
 
 
 def known_errors() -> tuple[type[Exception], ...]:
-    """The roots of our error trees, without importing torch for a command that needs none."""
+    """The roots of our error trees, without importing torch or redis where nothing needs them."""
     from tasc_draft import DraftError
     from tasc_runtime.errors import ServiceError
+    from tasc_store import StoreError
     from tasc_text import TextError
 
     roots = (JobError, StoreError, ServiceError, DraftError, TextError, ValueError, OSError)

@@ -10,18 +10,6 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Protocol, Self, TextIO, TypeAlias
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeRemainingColumn,
-)
-from rich.progress import Progress as RichProgress
-from rich.text import Text
-
 StageProgress: TypeAlias = Callable[[str, int, int | None], None]
 """Told the stage, how much of it is done, and how much it is in all, None if nobody knows."""
 
@@ -170,24 +158,24 @@ def _short(rate: float) -> str:
     return f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}"
 
 
-class _Rate(ProgressColumn):
-    def __init__(self, unit: str) -> None:
-        super().__init__()
-        self._unit = unit
-
-    def render(self, task: Task) -> Text:
-        return Text("" if task.speed is None else f"{_short(task.speed)} {self._unit}/s")
-
-
 class _Bar:
     def __init__(self, description: str, total: int | None, unit: str, out: TextIO) -> None:
-        self._rich = RichProgress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            _Rate(unit),
-            TextColumn("{task.fields[told]}"),
-            TimeRemainingColumn(),
+        # Imported here: a training on a machine that was lent for its GPU has no rich.
+        from rich import progress
+        from rich.console import Console
+        from rich.text import Text
+
+        class Rate(progress.ProgressColumn):
+            def render(self, task: progress.Task) -> Text:
+                return Text("" if task.speed is None else f"{_short(task.speed)} {unit}/s")
+
+        self._rich = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            Rate(),
+            progress.TextColumn("{task.fields[told]}"),
+            progress.TimeRemainingColumn(),
             console=Console(file=out),
         )
         self._task = self._rich.add_task(description, total=total, told="")

@@ -9,13 +9,14 @@ import json
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_args
 
 import typer
 
+from tasc_jobs.finetune.hyperparameters import Setting
 from tasc_store import EmbeddedRedis, connect, redact
 
 if TYPE_CHECKING:
@@ -194,6 +195,8 @@ def grouped(
 
 def _option(field: "Field[Any]", required: bool, show_default: bool) -> inspect.Parameter:
     kind, option = get_args(field.type)
+    if isinstance(option, Setting):
+        option = typer.Option(**asdict(option))
     if not show_default:
         option = copy(option)
         option.show_default = False

@@ -3,11 +3,9 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from typer import Option
-
 from tasc_engine.drafting.neural.card import Kind
 from tasc_jobs.errors import UsageError
-from tasc_jobs.finetune.hyperparameters import BatchRows, MicroRows
+from tasc_jobs.finetune.hyperparameters import BatchRows, MicroRows, Setting
 
 # Settings that only one kind has.
 _EAGLE, _INDEPENDENT = ("token_weight", "noise", "own_share"), ("prompt_weight", "layers", "hidden")
@@ -56,23 +54,23 @@ class DrafterOptions:
     """The options of a command that say how a drafter is trained."""
 
     kind: Annotated[
-        Kind, Option(help="A layer over the model's hidden states, or a small model of its own.")
+        Kind, Setting(help="A layer over the model's hidden states, or a small model of its own.")
     ]
     layers: Annotated[
         int | None,
-        Option(min=1, help="Of an independent drafter.", show_default="a quarter of the model's"),
+        Setting(min=1, help="Of an independent drafter.", show_default="a quarter of the model's"),
     ] = None
     hidden: Annotated[
         int | None,
-        Option(
+        Setting(
             min=8, help="Width of an independent drafter.", show_default="a quarter of the model's"
         ),
     ] = None
-    epochs: Annotated[float, Option(min=0.01, max=1000, help="Passes over the answers.")] = 10.0
-    learning_rate: Annotated[float, Option(min=0, max=1, help="The greatest.")] = 1e-3
+    epochs: Annotated[float, Setting(min=0.01, max=1000, help="Passes over the answers.")] = 10.0
+    learning_rate: Annotated[float, Setting(min=0, max=1, help="The greatest.")] = 1e-3
     token_weight: Annotated[
         float | None,
-        Option(
+        Setting(
             min=0,
             max=1000,
             help="Of an EAGLE head's cross-entropy; raise it if small.",
@@ -81,7 +79,7 @@ class DrafterOptions:
     ] = None
     noise: Annotated[
         float | None,
-        Option(
+        Setting(
             min=0,
             max=100,
             help="On the hidden states that an EAGLE head reads.",
@@ -90,7 +88,7 @@ class DrafterOptions:
     ] = None
     own_share: Annotated[
         float | None,
-        Option(
+        Setting(
             min=0,
             max=1,
             help="Of the hidden states that an EAGLE head reads, replaced by its own.",
@@ -99,7 +97,7 @@ class DrafterOptions:
     ] = None
     prompt_weight: Annotated[
         float | None,
-        Option(
+        Setting(
             min=0,
             max=1,
             help="Of a prompt's tokens, for an independent drafter.",
@@ -109,9 +107,9 @@ class DrafterOptions:
     batch_rows: BatchRows = 32
     micro_rows: MicroRows = 8
     max_length: Annotated[
-        int, Option(min=3, help="Tokens of prompt and answer to learn; longer are left out.")
+        int, Setting(min=3, help="Tokens of prompt and answer to learn; longer are left out.")
     ] = 1024
-    seed: Annotated[int, Option(min=0, help="Of first values, the rows' order and noise.")] = 0
+    seed: Annotated[int, Setting(min=0, help="Of first values, the rows' order and noise.")] = 0
 
     @property
     def settings(self) -> DrafterSettings:
