@@ -250,6 +250,7 @@ def test_ctrl_c_gives_what_was_answered_and_leaves_it_whole(
     plain: LLM, expected: list[str]
 ) -> None:
     before = plain.summary().answers
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # workers of xdist ignore it
 
     def press() -> None:
         eventually(lambda: plain.summary().answers >= before + 5)
@@ -259,10 +260,11 @@ def test_ctrl_c_gives_what_was_answered_and_leaves_it_whole(
     thread.start()
     answers = plain.generate([INPUTS[0]] * 5000, progress=False, max_tokens=8)
     thread.join()
+    after = signal.signal(signal.SIGINT, handler)
     assert answers.interrupted
     assert 5 <= len(answers) < 5000
     assert len({answer.text for answer in answers}) == 1
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert after is signal.default_int_handler
     assert [a.text for a in plain.generate(INPUTS)] == expected
 
 
