@@ -8,6 +8,7 @@ import pytest
 import redis
 from tokenizers import Tokenizer, processors
 
+from support import refused
 from tasc_draft import BigramTable, DraftError, DraftIndex, Tokens, build_index, read_index
 from tasc_draft.index.bigrams import write_bigrams
 from tasc_draft.index.draft_index import write_index
@@ -136,7 +137,7 @@ def test_a_cap_below_the_empty_index_is_refused_before_ray_is_asked_for(
     redis_url: str, filled: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ray.is_initialized", lambda: False)
-    with pytest.raises(DraftError):
+    with refused(DraftError, "max_bytes is 87"):
         build_and_publish(redis_url, record_of(folder, filled), max_bytes=87)
 
 
@@ -219,7 +220,7 @@ def test_bigrams_of_another_tokenizer_are_refused_before_anything_is_read(
     redis_url: str, task: str, folder: Path, tmp_path: Path
 ) -> None:
     write_bigrams(bigrams_of("0" * 32, 9), tmp_path / "bigrams.npz")
-    with pytest.raises(DraftError):
+    with refused(DraftError, "0" * 32):
         build_and_publish(redis_url, record_of(folder, task), bigrams=tmp_path / "bigrams.npz")
 
 

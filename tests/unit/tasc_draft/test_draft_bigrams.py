@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from support import refused
 from tasc_draft import DraftError
 from tasc_draft.index.bigrams import BigramTable, read_bigrams, write_bigrams
 
@@ -77,16 +78,16 @@ def test_a_tampered_table_is_refused_when_checked_and_when_read(
     tampering: Callable[[], BigramTable], tmp_path: Path
 ) -> None:
     make().check_integrity()
-    with pytest.raises(DraftError):
+    with refused(DraftError, "bigram table"):
         tampering().check_integrity()
     write_bigrams(tampering(), tmp_path / "table")
-    with pytest.raises(DraftError):
+    with refused(DraftError, "bigram table", "table:"):
         read_bigrams(tmp_path / "table", FINGERPRINT)
 
 
 def test_a_table_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
     write_bigrams(make(), tmp_path / "table")
-    with pytest.raises(DraftError):
+    with refused(DraftError, "f" * 32, "0" * 32):
         read_bigrams(tmp_path / "table", "0" * 32)
 
 
@@ -96,7 +97,7 @@ def test_any_file_cut_short_is_refused(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for size in range(0, len(whole), 7):
         path.write_bytes(whole[:size])
-        with pytest.raises(DraftError):
+        with refused(DraftError, "model-bigrams"):
             read_bigrams(path, FINGERPRINT)
 
 
@@ -146,7 +147,7 @@ def test_a_part_of_another_kind_is_refused(part: dict[str, np.ndarray], tmp_path
     arrays = make().arrays
     with (tmp_path / "table").open("wb") as file:
         np.savez(file, **(fields | arrays | part))
-    with pytest.raises(DraftError):
+    with refused(DraftError, "model-bigrams"):
         read_bigrams(tmp_path / "table", FINGERPRINT)
 
 
@@ -155,18 +156,18 @@ def test_a_part_of_another_kind_is_refused(part: dict[str, np.ndarray], tmp_path
 )
 def test_a_foreign_file_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "table").write_bytes(content)
-    with pytest.raises(DraftError):
+    with refused(DraftError, "model-bigrams"):
         read_bigrams(tmp_path / "table", FINGERPRINT)
 
 
 @pytest.mark.parametrize("name", ["", "nowhere"])
 def test_a_folder_or_a_missing_file_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(DraftError):
+    with refused(DraftError, "model-bigrams"):
         read_bigrams(tmp_path / name, FINGERPRINT)
 
 
 def test_a_single_array_is_no_table(tmp_path: Path) -> None:
     with (tmp_path / "table").open("wb") as file:
         np.save(file, make().tokens)
-    with pytest.raises(DraftError):
+    with refused(DraftError, "model-bigrams"):
         read_bigrams(tmp_path / "table", FINGERPRINT)

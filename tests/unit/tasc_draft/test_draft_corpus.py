@@ -13,6 +13,7 @@ from draft_examples import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from support import refused
 from tasc_draft.errors import DraftError
 from tasc_draft.index.corpus import CorpusIndex, CorpusView
 from tasc_draft.index.corpus_build import (
@@ -307,7 +308,7 @@ def test_where_all_fits_nothing_is_told_of_pruning() -> None:
 def test_a_cap_below_the_empty_index_can_be_refused_before_there_are_documents() -> None:
     check_cap(None)
     check_cap(CorpusIndex.empty("f", VOCAB).nbytes)
-    with pytest.raises(DraftError):
+    with refused(DraftError, "max_bytes is 87", "88"):
         check_cap(87)
 
 
@@ -335,20 +336,22 @@ def test_a_cap_keeps_something_of_each_kind() -> None:
 
 
 @pytest.mark.parametrize(
-    ("outputs", "wrong"),
+    ("outputs", "wrong", "named"),
     [
-        ([[4]], {}),
-        ([[-1]], {}),
-        ([[1]], {"eos_id": 4}),
-        ([[1]], {"vocab_size": 2**21 - 2}),
-        ([[1]], {"max_bytes": 87}),
-        ([[1]], {"depth": 1}),
-        ([[1]], {"depth": 64}),
+        ([[4]], {}, ["ids", "4"]),
+        ([[-1]], {}, ["ids", "-1"]),
+        ([[1]], {"eos_id": 4}, ["end-of-sequence", "4"]),
+        ([[1]], {"vocab_size": 2**21 - 2}, ["vocab_size", str(2**21 - 2)]),
+        ([[1]], {"max_bytes": 87}, ["max_bytes is 87"]),
+        ([[1]], {"depth": 1}, ["depth is 1,"]),
+        ([[1]], {"depth": 64}, ["depth is 64"]),
     ],
 )
-def test_what_cannot_be_indexed_is_refused(outputs: Outputs, wrong: dict[str, int]) -> None:
+def test_what_cannot_be_indexed_is_refused(
+    outputs: Outputs, wrong: dict[str, int], named: list[str]
+) -> None:
     arguments = {"vocab_size": VOCAB, "eos_id": EOS, **wrong}
-    with pytest.raises(DraftError):
+    with refused(DraftError, *named):
         build_corpus(Tokens.of(outputs), fingerprint="f", **arguments)
 
 
@@ -361,7 +364,7 @@ PLACE = st.floats(0, 1, exclude_max=True)
 
 
 def assert_refused(index: CorpusIndex) -> None:
-    with pytest.raises(DraftError):
+    with refused(DraftError, "corpus index"):
         index.check_integrity()
 
 

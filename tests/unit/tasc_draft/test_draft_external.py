@@ -27,6 +27,7 @@ from draft_reference import Chances, Path, TascReference, followers
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support import refused
 from tasc_draft import (
     SOURCES,
     DraftError,
@@ -312,23 +313,25 @@ def test_a_row_with_an_external_tree_is_bounded_by_the_caller_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "named"),
     [
-        {"parents": ids([-1, 1])},
-        {"parents": ids([-2, 0])},
-        {"parents": ids([-1])},
-        {"offsets": ids([0, 3])},
-        {"offsets": ids([0, 2, 2])},
-        {"logp": np.array([-1, np.nan], np.float32)},
-        {"tokens": ids([1, -2])},
-        {"tokens": ids([1, TARGET + 1])},
+        ({"parents": ids([-1, 1])}, "trees"),
+        ({"parents": ids([-2, 0])}, "trees"),
+        ({"parents": ids([-1])}, "arrays"),
+        ({"offsets": ids([0, 3])}, "arrays"),
+        ({"offsets": ids([0, 2, 2])}, "2 rows"),
+        ({"logp": np.array([-1, np.nan], np.float32)}, "log-probability"),
+        ({"tokens": ids([1, -2])}, "-2"),
+        ({"tokens": ids([1, TARGET + 1])}, str(TARGET + 1)),
     ],
 )
-def test_drafts_that_are_no_trees_of_these_rows_are_refused(change: dict[str, np.ndarray]) -> None:
+def test_drafts_that_are_no_trees_of_these_rows_are_refused(
+    change: dict[str, np.ndarray], named: str
+) -> None:
     proposer = ngrams()
     begun(proposer, 0, [], [])
     external = dataclasses.replace(drafts_of([{(1,): 0.5, (1, 2): 0.5}]), **change)
-    with pytest.raises(DraftError):
+    with refused(DraftError, named):
         proposer.propose(ids([0]), ids([12]), None, external)
 
 

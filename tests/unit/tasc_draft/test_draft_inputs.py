@@ -10,6 +10,7 @@ from draft_examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support import refused
 from tasc_draft.errors import DraftError
 from tasc_draft.index import inputs
 from tasc_draft.index.inputs import (
@@ -56,7 +57,7 @@ def postings(index: InputIndex) -> dict[int, list[int]]:
 
 
 def assert_refused(index: InputIndex) -> None:
-    with pytest.raises(DraftError):
+    with refused(DraftError, "input index"):
         index.check_integrity()
 
 
@@ -125,7 +126,7 @@ def test_only_the_end_of_a_long_prompt_counts() -> None:
 
 
 def test_different_numbers_of_rows_are_refused() -> None:
-    with pytest.raises(DraftError):
+    with refused(DraftError, "2 prompts", "1 outputs"):
         build_inputs(Tokens.of([[1], [2]]), Tokens.of([[1]]), np.zeros(2, np.int32))
 
 
@@ -133,7 +134,7 @@ def test_more_postings_than_an_index_can_number_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(inputs, "LARGEST_INDEX", 5)
-    with pytest.raises(DraftError):
+    with refused(DraftError, "29", "5"):
         build(PROMPTS, OUTPUTS)
 
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support import refused
 from tasc_draft.tokens import Tokens
 from tasc_jobs.errors import JobError
 from tasc_jobs.index.tokenise import TokenFile
@@ -57,5 +58,5 @@ def test_the_ids_are_read_from_the_file_and_cannot_be_changed(tmp_path):
 @pytest.mark.parametrize("batches", [[[0, 2]], [[0, 1], [1, 2]], [[0, 1, 2, 3]], []])
 def test_a_row_that_is_lost_or_doubled_is_an_error(tmp_path, batches):
     file = write(tmp_path / "ids", [[1], [2], [3], [4]], batches)
-    with pytest.raises(JobError):
+    with refused(JobError, "3 rows"):
         file.tokens(3)
