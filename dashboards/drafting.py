@@ -186,6 +186,15 @@ _COST = (
         "Over a fifth: fewer neighbours, shorter drafts, or a smaller index.",
         (Target(ratio("tasc_draft_seconds_sum", "tasc_verify_seconds_sum"), "{{task}}"),),
     ),
+    Panel(
+        "Real steps / step costs",
+        "percentunit",
+        "By how much forwards take longer or shorter than the step costs that drafts are bought by:"
+        " the replica that is furthest off. A tenth or two is noise; 0 without step costs.",
+        "Over a third for minutes: the machine does other work, or less than when costs were"
+        " measured. Costs follow real steps by themselves; nothing but time is lost meanwhile.",
+        (Target(f"max by (task) (tasc_step_cost_error_ratio{OWN})", "{{task}}"),),
+    ),
 )
 
 _NEURAL = (

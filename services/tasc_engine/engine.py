@@ -26,6 +26,7 @@ from tasc_engine.sampling.sampler import Sampler
 from tasc_engine.stats import StepRecord
 from tasc_engine.step.cost import StepCosts
 from tasc_engine.step.draft_budget import DraftBudget, Spent
+from tasc_engine.step.live_costs import LiveCosts
 from tasc_engine.step.plan import Plan, Sequence
 from tasc_engine.step.scheduler import Scheduler
 from tasc_engine.step.verify import Verified, Verifier, warm_up
@@ -72,6 +73,7 @@ class Engine:
     Args:
         on_step: Called with each step's record, on the engine's thread.
         costs: What steps cost here, so that drafts are made where they pay; without, always.
+        on_costs: Called with costs that real steps have corrected for long, on the engine's thread.
 
     Attributes:
         guides: Makes guides of what requests ask for; of any thread.
@@ -87,6 +89,7 @@ class Engine:
         config: EngineConfig,
         on_step: Callable[[StepRecord], None] = lambda record: None,
         costs: StepCosts | None = None,
+        on_costs: Callable[[StepCosts], None] | None = None,
     ) -> None:
         self.config = config
         self.guides = Guides(tokenizer, target.vocab_size)
@@ -96,7 +99,8 @@ class Engine:
         is_eos[[e for e in tokenizer.eos_ids if e < target.vocab_size]] = True
         self.scheduler = Scheduler(config, target.cache)
         self._proposer = SafeProposer(proposer, target.vocab_size)
-        self._draft_budget = DraftBudget(costs, self._most_of_step(proposer))
+        live = LiveCosts(costs, on_costs) if costs else None
+        self._draft_budget = DraftBudget(live, self._most_of_step(proposer))
         self._sampler = Sampler(config.rows, config.max_model_len, target.vocab_size)
         self.verifier = Verifier(target, self._sampler, is_eos)
         target.warm_up()
@@ -282,7 +286,7 @@ class Engine:
     def _record(
         self, plan: Plan, proposed: Proposed, verified: Verified, committed: Committed
     ) -> None:
-        """Publish what the step did, and learn from it what drafts are worth."""
+        """Publish what the step did, and learn from it what steps cost and drafts are worth."""
         record = verified.record(
             plan,
             committed.used,
@@ -293,10 +297,13 @@ class Engine:
             guide_seconds=proposed.guide_seconds,
             draft_failures=self._proposer.new_failures(),
             paused=proposed.may_draft and self._draft_budget.paused,
+            cost_error=self._draft_budget.cost_error,
         )
         self._on_step(record)
+        spent = Spent.of(plan, record)
+        self._draft_budget.time(spent)
         if proposed.may_draft:
-            self._draft_budget.learn(Spent.of(plan, record))
+            self._draft_budget.learn(spent)
 
     def _advance(self, sequence: Sequence, n: int) -> Delta:
         """Tell who follows an answer of its newest tokens, and what they make of it."""

@@ -129,8 +129,8 @@ class GenerationRequest:
     def require_ids(self, size: int) -> None:
         """Raise ValueError for a token that a vocabulary of this size does not have."""
         ids = self.prompt + self.committed_ids
-        if max(ids) >= size or min(ids) < 0:
-            raise ValueError(f"request {self.id}: a prompt id is outside the vocabulary")
+        if unknown := [i for i in (max(ids), min(ids)) if not 0 <= i < size]:
+            raise ValueError(f"the prompt has id {unknown[0]}; ids go from 0 to {size - 1}")
         if unknown := [i for i, _ in self.sampling.logit_bias if not 0 <= i < size]:
             raise ValueError(f"logit_bias is on token {unknown[0]}; ids go from 0 to {size - 1}")
 

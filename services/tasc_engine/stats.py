@@ -28,6 +28,8 @@ class StepRecord:
         guide_seconds: Time spent asking guides what may come.
         forced_tokens: Tokens emitted without a forward of their own: a guide allowed no other.
         paused: The step went without drafts because those before it did not pay.
+        cost_error: By how much steps before it took longer or shorter than their costs said, a
+            mean: 0.1 is 10 %. 0 where costs are not known.
         requests: Ids of those whose rows took part.
     """
 
@@ -42,6 +44,7 @@ class StepRecord:
     draft_seconds: float
     verify_seconds: float
     paused: bool = False
+    cost_error: float = 0.0
     shared_tokens: int = 0
     draft_failures: int = 0
     forced_tokens: int = 0

@@ -37,6 +37,9 @@ class EngineSettings(Section):
     cost_aware: bool = Field(
         True, description="measure step costs at the first start; draft only where it pays"
     )
+    cost_seconds: float = Field(
+        15.0, gt=0, description="most time that measuring step costs takes at the first start"
+    )
     neural_draft_limit_s: float = Field(
         0.5, gt=0, description="a drafter whose steps take longer is switched off"
     )

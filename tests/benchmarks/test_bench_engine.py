@@ -1,5 +1,6 @@
 """The engine benchmark as a user runs it, and the code that all benchmarks share."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,16 @@ def test_a_few_rows_are_answered_alike_and_drafts_are_accepted(tmp_path: Path) -
     assert settings["ours drafted b=8"]["steps"] < settings["ours plain b=8"]["steps"]
     assert settings["transformers plain b=8"]["tokens"] > 0
     assert "ceiling, plain b=8" in done.stdout
+
+
+@pytest.mark.slow("benchmark smoke")
+def test_costs_that_were_measured_beside_busy_loops_are_mended(tmp_path: Path) -> None:
+    few = ["--steps", "60", "--quiet-steps", "40", "--window", "20", "--rows", "32"]
+    found = record(run("engine/stale_costs.py", *few, "--keep", tmp_path / "costs.json"))
+    assert [len(found[side]["windows"]) for side in ("quiet", "stale")] == [2, 3]
+    assert all(w["block_efficiency"] > 1 for w in found["stale"]["windows"])
+    assert len(found["figures"]) == 5
+    assert set(json.loads((tmp_path / "costs.json").read_text())["measured"]) >= {"load", "at"}
 
 
 def test_every_other_repeat_is_in_reverse_order() -> None:

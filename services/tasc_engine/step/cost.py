@@ -1,14 +1,18 @@
 """What a verify forward costs on this machine: measured once, kept in a file, asked each step.
 
 Costs are seconds of one forward by rows, tokens of all rows together, and context of each row. It
-times a target; what the time is worth is `draft_budget`'s business.
+times a target; `live_costs` corrects the figures, and what the time is worth is `draft_budget`'s
+business.
 """
 
 import json
 import logging
+import os
+import platform
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -25,8 +29,41 @@ log = logging.getLogger(__name__)
 
 DRAFTED = (0, 1, 3, 7, 15, 31)  # draft tokens a row that are measured
 SECONDS = 15.0  # a measurement takes no longer, but for its last forward
-REPEATS = 9
+ROUNDS, LEAST_ROUNDS = 25, 3
+SETTLED = 0.05  # a round that makes no point faster by a larger part is the last
 _CONTEXT = 64
+
+
+def processor() -> str:
+    """The processor's model; its kind where the system does not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith("model name")), platform.processor())
+
+
+def _threads() -> int:
+    import torch  # who only reads costs need not have it
+
+    return torch.get_num_threads()
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """Where and when costs were measured, for people who doubt them.
+
+    Attributes:
+        load: Load average of the last minute.
+        at: UTC, in ISO 8601.
+        real_steps: Steps of requests that have corrected the costs since they were measured.
+    """
+
+    processor: str = field(default_factory=processor)
+    threads: int = field(default_factory=_threads)
+    load: float = field(default_factory=lambda: os.getloadavg()[0])
+    at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    real_steps: int = 0
 
 
 @dataclass(frozen=True)
@@ -47,6 +84,7 @@ class StepCosts:
     device: str
     dtype: str
     costs: tuple[Cost, ...]
+    measured: Conditions | None = None
 
     def seconds(self, rows: int, tokens: Float64, context: float) -> Float64:
         """Of forwards of so many tokens; linear between those measured, and on beyond the most."""
@@ -64,21 +102,21 @@ class StepCosts:
         return (1 - share) * curves[0] + share * curves[-1]
 
     def as_json(self) -> dict[str, Any]:
-        costs = [asdict(c) for c in self.costs]
-        return {"model": self.model, "device": self.device, "dtype": self.dtype, "costs": costs}
+        return asdict(self)
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> "StepCosts":
         costs = tuple(Cost(**c) for c in found["costs"])
         if not costs or not all(0 < c.seconds < float("inf") for c in costs):
             raise ValueError("costs are missing, or are no times")
-        return cls(found["model"], found["device"], found["dtype"], costs)
+        measured = Conditions(**found["measured"]) if found.get("measured") else None
+        return cls(found["model"], found["device"], found["dtype"], costs, measured)
 
 
 def _line(points: list[tuple[int, float]], x: Float64) -> Float64:
     """Linear between points, flat before the first and on through the last two."""
     xs, ys = np.array(sorted(points)).T
-    ys = np.maximum.accumulate(ys)  # more tokens never cost less; measurements may say so
+    ys = np.minimum.accumulate(ys[::-1])[::-1]  # what costs more than more tokens was disturbed
     if len(xs) == 1:
         return np.full(len(x), ys[0])
     i = np.clip(np.searchsorted(xs, x), 1, len(xs) - 1)
@@ -96,30 +134,33 @@ def measure(
     """Time forwards of a target whose rows are all free; what it leaves in the cache is cleared.
 
     Points are timed in turn, round after round, so that a machine that is busy for a moment spoils
-    no point; of each the lower quartile counts.
+    no point; of each the least time counts. It ends with the first round that finds little less.
 
     Args:
         model: Name that the costs are kept under.
         seconds: Most time to take; points that were never reached are left out, but for the full
             batch's at the first context.
-        progress: Called with forwards timed and forwards in all.
+        progress: Called with forwards timed and the most there will be.
     """
     points, until = list(_points(target)), time.perf_counter() + seconds
-    took: dict[tuple[int, int, int], list[float]] = {point: [] for point in points}
+    took: dict[tuple[int, int, int], float] = {}
     least = sum(point[::2] == points[0][::2] for point in points)
-    for i in range(REPEATS * len(points)):
-        if i >= least and time.perf_counter() > until:
+    for n in range(ROUNDS):
+        before = dict(took)
+        for i, point in enumerate(points):
+            if (n or i >= least) and time.perf_counter() > until:
+                break
+            took[point] = min(_time(target, point, warm_up=not n), took.get(point, np.inf))
+            progress(n * len(points) + i + 1, ROUNDS * len(points))
+        settled = all(s >= (1 - SETTLED) * before.get(point, np.inf) for point, s in took.items())
+        if (settled and n + 1 >= LEAST_ROUNDS) or time.perf_counter() > until:
             break
-        point = points[i % len(points)]
-        took[point].append(_time(target, point, warm_up=not took[point]))
-        progress(i + 1, REPEATS * len(points))
     costs = (
-        Cost(rows, rows * (1 + drafted), context, float(np.quantile(found, 0.25)))
+        Cost(rows, rows * (1 + drafted), context, found)
         for (rows, drafted, context), found in took.items()
-        if found
     )
     target.cache.clear()
-    return StepCosts(model, target.device_name, target.dtype_name, tuple(costs))
+    return StepCosts(model, target.device_name, target.dtype_name, tuple(costs), Conditions())
 
 
 def _points(target: Target) -> Iterator[tuple[int, int, int]]:
@@ -189,11 +230,16 @@ def kept(path: Path, make: Callable[[], StepCosts]) -> StepCosts:
         return StepCosts.from_json(json.loads(path.read_bytes()))
     except (OSError, ValueError, KeyError, TypeError):
         made = make()
+    write(path, made)
+    return made
+
+
+def write(path: Path, costs: StepCosts) -> None:
+    """Keep costs in a file; readers find all of them, or those that were there before."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.{time.time_ns()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f"{path.name}.{time.time_ns()}.partial")
-        partial.write_text(json.dumps(made.as_json()))
+        partial.write_text(json.dumps(costs.as_json()))
         partial.replace(path)
     except OSError as error:
         log.warning("cannot keep step costs in %s: %s; the next start measures again", path, error)
-    return made

@@ -5,7 +5,8 @@ engine would have emitted tokens anyway, at the rate it runs at. So it is drafte
 that rate times its marginal seconds, which tends to the greatest tokens per second (Dinkelbach's
 iteration for a ratio). Drafting itself takes time too: where a stretch of steps has not paid for
 it, drafting pauses, twice as long each time, so that it is never much slower than not drafting.
-It makes no drafts and measures no forward.
+Costs that are wrong where no draft ever goes would stay wrong, so now and then a step drafts all
+that is likely, whatever its price. It makes no drafts and measures no forward.
 """
 
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from tasc_engine.stats import StepRecord
 from tasc_engine.step.cost import StepCosts
+from tasc_engine.step.live_costs import WRONG, LiveCosts
 from tasc_engine.step.plan import Plan
 
 Float32 = NDArray[np.float32]
@@ -24,6 +26,8 @@ Float32 = NDArray[np.float32]
 FADE = 0.9  # of an average, per step
 TRIAL = 8  # drafted steps before a verdict, and the first pause
 LONGEST_PAUSE = 512  # steps
+PROBE, LONGEST_PROBE = 32, 1024  # steps between two that draft all that is likely
+LIKELY = 0.5
 _CONTEXT_GRAIN, _TOKENS_GRAIN = 64, 8
 _MOST_CURVES = 1024
 
@@ -39,6 +43,7 @@ class Spent:
     accepted: int
     emitted: int
     draft_seconds: float
+    verify_seconds: float
 
     @classmethod
     def of(cls, plan: Plan, record: StepRecord) -> Self:
@@ -51,6 +56,7 @@ class Spent:
             accepted=int(record.accepted.sum()),
             emitted=record.emitted_tokens,
             draft_seconds=record.draft_seconds,
+            verify_seconds=record.verify_seconds,
         )
 
 
@@ -62,8 +68,9 @@ class DraftBudget:
         most: Most draft tokens of a step, all rows together.
     """
 
-    def __init__(self, costs: StepCosts | None, most: int) -> None:
+    def __init__(self, costs: LiveCosts | None, most: int) -> None:
         self._costs = costs
+        self._unprobed, self._probe_after, self._probing = 0, PROBE, False
         convex_steps(np.zeros(2))  # compiled before the first request waits for it
         self.begin_again(most)
 
@@ -75,11 +82,17 @@ class DraftBudget:
         self._tried = 0
         self._pause = self._paused = 0
         self._marginals: dict[tuple[int, int, int], tuple[float, Float32]] = {}
+        self._table = self._costs.table if self._costs else None  # that they are of
+
+    @property
+    def cost_error(self) -> float:
+        """By how much real steps differ from their costs; see `LiveCosts`."""
+        return self._costs.error if self._costs else 0.0
 
     @property
     def paused(self) -> bool:
         """Whether the next step goes without drafts because the last ones did not pay."""
-        return self._paused > 0
+        return self._paused > 0 and not self._probing
 
     def min_probs(self, rows: int, tokens: int, context: float) -> Float32 | None:
         """The least probability at which each draft token of the next step pays.
@@ -94,17 +107,32 @@ class DraftBudget:
         """
         if self._costs is None:
             return None
+        self._probing = self._unprobed >= self._probe_after and tokens == rows > 0
         if self.paused or rows == 0:
             return np.zeros(0, np.float32)
-        plain, marginals = self._curve(self._costs, rows, tokens, context)
+        plain, marginals = self._curve(self._costs.table, rows, tokens, context)
         rate = self._rate or rows / plain
-        return marginals * np.float32(rate)
+        least = marginals * np.float32(rate)
+        return np.minimum(least, np.float32(LIKELY)) if self._probing else least
+
+    def time(self, spent: Spent) -> None:
+        """Take in what a step took; a prompt's tokens cost less than drafts, and teach nothing."""
+        if self._costs is None or spent.rows == 0 or spent.tokens > spent.rows:
+            return
+        drafted = spent.tokens + spent.drafted
+        error = self._costs.correct(spent.rows, drafted, spent.context, spent.verify_seconds)
+        if self._probing:  # the less often, the more costs are right
+            after = 2 * self._probe_after if abs(error) < WRONG / 2 else self._probe_after // 2
+            self._probe_after = min(max(after, PROBE), LONGEST_PROBE)
 
     def learn(self, spent: Spent) -> None:
         """Take in what a step brought that was asked for drafts."""
         if self._costs is None or spent.rows == 0:
             return
-        plain, marginals = self._curve(self._costs, spent.rows, spent.tokens, spent.context)
+        self._unprobed = 0 if self._probing else self._unprobed + 1
+        if self._probing:
+            return  # what it brings for its price is not what drafts bring
+        plain, marginals = self._curve(self._costs.table, spent.rows, spent.tokens, spent.context)
         extra = float(marginals[: spent.drafted].sum()) + spent.draft_seconds
         rate = spent.emitted / (plain + extra)
         self._rate = FADE * self._rate + (1 - FADE) * rate if self._rate else rate
@@ -123,6 +151,9 @@ class DraftBudget:
         self, costs: StepCosts, rows: int, tokens: int, context: float
     ) -> tuple[float, Float32]:
         """Seconds of the step without drafts, and of each draft token more; never falling."""
+        if costs is not self._table:
+            self._table = costs
+            self._marginals.clear()
         if tokens > 4 * rows:
             tokens = tokens // _TOKENS_GRAIN * _TOKENS_GRAIN
         key = (rows, tokens, int(context) // _CONTEXT_GRAIN)

@@ -199,17 +199,17 @@ class EngineBuilder:
         draft = options.get("draft")
         self._proposers = Proposers(draft, config, target.vocab_size, tokenizer.eos_ids)
         self.proposer = self._proposers.make(record, index)
-        costs = None
+        costs = keep = None
         if settings.cost_aware:
-            say = options.get("say", log.info)
-            costs = step_costs(target, source, options.get("cost_dir"), say)
+            say, folder = options.get("say", log.info), options.get("cost_dir")
+            costs, keep = step_costs(target, source, folder, say, settings.cost_seconds)
         limit_s = settings.neural_draft_limit_s
         self.drafter = load_task_drafter(
             record, target, source, tokenizer, config, limit_s, ranking
         )
         on_step = options.get("on_step", lambda record: None)
         drafted_by = self._drafted_by(self.proposer)
-        self.engine = Engine(target, tokenizer, drafted_by, config, on_step, costs)
+        self.engine = Engine(target, tokenizer, drafted_by, config, on_step, costs, keep)
 
     @classmethod
     def of_task(

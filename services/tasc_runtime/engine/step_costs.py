@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import platform
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ import torch
 import tasc_engine
 from tasc_draft.compiled import digest_of
 from tasc_engine import ModelSource, Target
-from tasc_engine.step.cost import SECONDS, StepCosts, kept, measure
+from tasc_engine.step.cost import SECONDS, StepCosts, kept, measure, processor, write
 
 WAIT_S = 120.0  # for others that measure on this machine; the start-up limit is longer
 PATIENCE_S = 1.0  # others may only be reading, which is nothing to tell people
@@ -37,12 +38,14 @@ def step_costs(
     source: ModelSource,
     folder: Path | None = None,
     say: Callable[[str], None] = log.info,
-) -> StepCosts:
-    """What this target's steps cost here.
+    seconds: float = SECONDS,
+) -> tuple[StepCosts, Callable[[StepCosts], None]]:
+    """What this target's steps cost here, and what keeps corrected costs for the next start.
 
     Args:
         folder: Where files of costs lie; made if need be.
         say: Told, in a line for people who wait, of what takes seconds.
+        seconds: Most that a measurement takes.
     """
     folder = folder or default_cost_dir()
     path = folder / f"{_key(target, source)}.json"
@@ -50,12 +53,17 @@ def step_costs(
     def measured() -> StepCosts:
         say(
             f"measuring what steps of {source.folder.name} cost on {platform.node()}, up to about "
-            f"{SECONDS:.0f} s; once only, later starts on this machine read {path}"
+            f"{seconds:.0f} s; once only, later starts on this machine read {path}"
         )
-        return measure(target, source.folder.name)
+        return measure(target, source.folder.name, seconds)
+
+    def keep(costs: StepCosts) -> None:
+        """Write on another thread: no step waits for a slow disk."""
+        log.info("real steps have corrected what steps cost here; writing %s", path)
+        threading.Thread(target=write, args=(path, costs), name="step-costs", daemon=True).start()
 
     with _alone(folder, say):
-        return kept(path, measured)
+        return kept(path, measured), keep
 
 
 @contextlib.contextmanager
@@ -92,17 +100,8 @@ def _key(target: Target, source: ModelSource) -> str:
         [str(source.adapter), str(source.adapters), source.quantization],
         target.dtype_name,
         target.device_name,
-        _processor(),
+        processor(),
         [config.rows, config.max_model_len, config.max_draft_tokens, target.cache.slots],
         [torch.__version__, digest_of(Path(tasc_engine.__file__).parent)],
     ]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
-
-
-def _processor() -> str:
-    """The processor's model; its kind where the system does not say."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line for line in lines if line.startswith("model name")), platform.processor())

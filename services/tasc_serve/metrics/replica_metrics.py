@@ -240,6 +240,10 @@ class ReplicaMetrics:
         self._verify_seconds = make.histogram(
             "tasc_verify_seconds", "The target's forward until its tokens are read.", _VERIFY_S
         )
+        self._cost_error = make.gauge(
+            "tasc_step_cost_error_ratio",
+            "By how much forwards take longer or shorter than the step costs say, a mean.",
+        )
 
     def _make_drafts(self, make: Series) -> None:
         name = "tasc_spec_decode_num_"
@@ -327,6 +331,7 @@ class ReplicaMetrics:
         self._draft_seconds.observe(record.draft_seconds)
         self._guide_seconds.observe(record.guide_seconds)
         self._verify_seconds.observe(record.verify_seconds)
+        self._cost_error.set(record.cost_error)
 
     def observe_result(self, result: GenerationResult) -> None:
         """Count one answered request; one that was given up on has no result."""

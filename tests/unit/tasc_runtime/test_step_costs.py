@@ -1,11 +1,15 @@
 """Costs are measured at the first start and read at the next; another engine has others."""
 
 import fcntl
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from support import eventually
 from tasc_engine import EngineConfig, ModelSource, Target
+from tasc_engine.step.cost import Conditions
 from tasc_runtime.engine import step_costs as module
 from tasc_runtime.engine.step_costs import step_costs
 from tiny import make_folder
@@ -16,7 +20,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Rows of the engines that are measured, each in no time."""
     rows: list[int] = []
 
-    def measure(target: Target, model: str):
+    def measure(target: Target, model: str, seconds: float):
         rows.append(target.config.rows)
         return honest(target, model, seconds=0.0)
 
@@ -34,7 +38,7 @@ def test_each_kind_of_engine_is_measured_once(tmp_path: Path, measured: list[int
     found, said = [], list[str]()
     for rows in (1, 2, 2, 1):
         target = target_of(source, rows)
-        found.append(step_costs(target, source, tmp_path / "costs", said.append))
+        found.append(step_costs(target, source, tmp_path / "costs", said.append)[0])
     assert measured == [1, 2]
     assert found[1] == found[2]
     assert found[0] == found[3] != found[1]
@@ -44,9 +48,31 @@ def test_each_kind_of_engine_is_measured_once(tmp_path: Path, measured: list[int
     assert len(said) == 2
 
 
-def test_who_waits_for_another_measurement_says_so_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: list[int]
-) -> None:
+def test_another_number_of_threads_is_measured_again(tmp_path: Path, measured: list[int]) -> None:
+    source = ModelSource(make_folder(tmp_path / "model"))
+    target, before = target_of(source, 1), torch.get_num_threads()
+    try:
+        for threads in (1, 2, 1):
+            torch.set_num_threads(threads)
+            costs, _ = step_costs(target, source, tmp_path / "costs")
+            assert costs.measured.threads == threads
+    finally:
+        torch.set_num_threads(before)
+    assert measured == [1, 1]
+
+
+def test_corrected_costs_are_what_the_next_start_reads(tmp_path: Path, measured: list[int]) -> None:
+    source = ModelSource(make_folder(tmp_path / "model"))
+    target = target_of(source, 1)
+    costs, keep = step_costs(target, source, tmp_path / "costs")
+    slower = tuple(replace(c, seconds=2 * c.seconds) for c in costs.costs)
+    corrected = replace(costs, costs=slower, measured=Conditions(real_steps=4096))
+    keep(corrected)
+    eventually(lambda: step_costs(target, source, tmp_path / "costs")[0] == corrected)
+    assert measured == [1]
+
+
+def test_who_waits_for_another_measurement_says_so_once(tmp_path, monkeypatch, measured) -> None:
     monkeypatch.setattr(module, "WAIT_S", 0.4)
     monkeypatch.setattr(module, "PATIENCE_S", 0.1)
     source, said = ModelSource(make_folder(tmp_path / "model")), list[str]()

@@ -1,0 +1,112 @@
+"""Step costs that the times of real steps correct while an engine serves.
+
+Costs that were measured in a busy moment are wrong, and more so for long forwards, which are always
+interrupted, than for short ones. Each step moves the measured points that its own cost was
+interpolated from (least mean squares, in logarithms). The estimate is a mean, since minima have the
+same fault on a machine that stays busy.
+
+Four things keep one slow step, or a busy second, from moving much: an error counts for a factor
+of four at most, a point follows more slowly the more steps it has seen, points that moved little
+change nothing, and what is kept in the file must have been wrong for a thousand steps.
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import replace
+
+from tasc_engine.step.cost import Conditions, StepCosts
+
+BOUND = math.log(4.0)  # most that one step's error counts
+MOST_SHARE = 2.0  # bound of a point's share; far beyond the last point shares are larger
+TRUST = 8.0  # steps that a measured point counts for
+LEAST_RATE = 1 / 64  # of a point that many steps have moved
+LOOK = 64  # steps without a prompt's tokens between two looks at what has moved
+MOVED = math.log(1.1)  # a point that moved so far changes the table
+WRONG = math.log(4 / 3)  # a point so far from the file
+WRONG_LOOKS = 16  # at so many looks in a row has the file written again
+_FADE = 0.98  # of the mean error, per step
+
+Curve = tuple[int, list[int]]  # the place of its first point, and the tokens of all
+
+
+class LiveCosts:
+    """A table of step costs that follows the times of real steps.
+
+    Args:
+        keep: Given a table that has been corrected by more than a third for long, to keep it.
+
+    Attributes:
+        table: The costs as they are to be used; another object when they change.
+    """
+
+    def __init__(self, costs: StepCosts, keep: Callable[[StepCosts], None] | None = None) -> None:
+        ordered = tuple(sorted(costs.costs, key=lambda c: (c.rows, c.context, c.tokens)))
+        self.table = self._kept = replace(costs, costs=ordered)
+        self._keep = keep
+        self._seconds = [c.seconds for c in ordered]
+        self._seen = [0.0] * len(ordered)
+        self._error, self._steps, self._wrong = 0.0, 0, 0
+        self._curves: dict[int, dict[int, Curve]] = {}
+        for i, c in enumerate(ordered):
+            self._curves.setdefault(c.rows, {}).setdefault(c.context, (i, []))[1].append(c.tokens)
+
+    @property
+    def error(self) -> float:
+        """By how much real steps differ from the table, a mean: 0.1 is 10 %, 3 the most told."""
+        return math.expm1(self._error)
+
+    def correct(self, rows: int, tokens: int, context: float, seconds: float) -> float:
+        """Take in what a step took; returns the logarithm of that over what was expected."""
+        points = self._points(rows, tokens, context)
+        expected = max(sum(share * self._seconds[i] for i, _, share in points), 1e-9)
+        error = math.log(max(seconds, 1e-9) / expected)
+        bounded = min(max(error, -BOUND), BOUND)
+        self._error += (1 - _FADE) * (abs(bounded) - self._error)
+        for i, end, part in points:
+            share = min(max(part, -MOST_SHARE), MOST_SHARE)
+            factor = math.exp(bounded * share * max(1 / (TRUST + self._seen[i]), LEAST_RATE))
+            self._seen[i] += abs(share)
+            self._seconds[i] *= factor
+            for unseen in range(i + 1, end):  # what few steps have shown is as wrong as this
+                self._seconds[unseen] *= factor if self._seen[unseen] < TRUST else 1.0
+        self._steps += 1
+        if self._steps % LOOK == 0:
+            self._look()
+        return error
+
+    def _points(self, rows: int, tokens: int, context: float) -> list[tuple[int, int, float]]:
+        """The points that `StepCosts.seconds` interpolates this shape from.
+
+        Each has its place, the end of those behind it that it speaks for, and its share.
+        """
+        near = min(self._curves, key=lambda known: (abs(known - rows), known))
+        curves = list(self._curves[near].items())
+        (low, first), (high, last) = curves[0], curves[-1]
+        part = min(max((context - low) / (high - low), 0.0), 1.0) if high > low else 0.0
+        found = []
+        for (begin, known), weight in ((first, 1 - part), (last, part)):
+            end, i = begin + len(known), min(bisect_right(known, tokens), len(known) - 1)
+            if i == 0 or tokens <= known[0]:  # flat before the first
+                found.append((begin, begin + 1 if i else end, weight))
+                continue
+            share = (tokens - known[i - 1]) / (known[i] - known[i - 1])
+            found.append((begin + i - 1, begin + i, weight * (1 - share)))
+            found.append((begin + i, end, weight * share))
+        return [point for point in found if point[2]]
+
+    def _look(self) -> None:
+        costs = zip(self.table.costs, self._seconds, strict=True)
+        now = replace(self.table, costs=tuple(replace(c, seconds=s) for c, s in costs))
+        if _apart(now, self.table) > MOVED:
+            self.table = now
+        self._wrong = self._wrong + 1 if _apart(now, self._kept) > WRONG else 0
+        if self._wrong >= WRONG_LOOKS and self._keep:
+            self._kept = replace(now, measured=Conditions(real_steps=self._steps))
+            self._keep(self._kept)
+
+
+def _apart(left: StepCosts, right: StepCosts) -> float:
+    """The largest factor between two points of one shape, as a logarithm."""
+    pairs = zip(left.costs, right.costs, strict=True)
+    return max(abs(math.log(a.seconds / b.seconds)) for a, b in pairs)
