@@ -9,6 +9,8 @@ from tasc_engine import GenerationResult, TokenLogprob
 from tasc_runtime.sampling_options import SamplingOptions
 from tasc_text import TaskTokenizer
 
+Prompt = str | tuple[int, ...]
+
 
 @dataclass(frozen=True)
 class Call:
@@ -21,6 +23,7 @@ class Call:
         draft: Whether drafts may be used; the answer is the same.
         options: Sampling and output options.
         n: Answers to this prompt that are asked for, this one counted.
+        prompts: Prompts of the request, this one counted; ``options`` say which it is.
         max_tokens_field: The request field that ``max_tokens`` came in.
         timeout_s: Seconds that the answer may take; unset: as the service's limits say.
         committed_ids: Token ids of the answer that another replica has given already.
@@ -29,7 +32,7 @@ class Call:
     """
 
     id: str
-    prompt: str | tuple[int, ...]
+    prompt: Prompt
     templated: bool
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
@@ -37,6 +40,7 @@ class Call:
     stream: bool = False
     options: SamplingOptions = field(default_factory=SamplingOptions)
     n: int = 1
+    prompts: int = 1
     max_tokens_field: str = "max_tokens"
     timeout_s: float | None = None
     committed_ids: tuple[int, ...] = ()
@@ -46,7 +50,17 @@ class Call:
     @property
     def prompt_field(self) -> str:
         """The request field that the prompt came in."""
-        return "messages.0.content" if self.templated else "prompt"
+        if self.templated:
+            return "messages.0.content"
+        return f"prompt.{self.options.prompt}" if self.prompts > 1 else "prompt"
+
+    @property
+    def is_acknowledged(self) -> bool:
+        """Whether its stream begins with an empty piece, as soon as it is admitted.
+
+        Nothing of an answer is sent before all calls of its request are admitted.
+        """
+        return self.stream and self.n * self.prompts > 1 and not self.committed_ids
 
 
 @dataclass(frozen=True)
@@ -134,13 +148,6 @@ class TaskStatus:
     index_bytes: int
     adapters: tuple[str, ...] = ()
     older_record_versions: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class PulseRequest:
-    """Asks one replica for its pulse."""
-
-    replica_id: str
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 from pydantic import BaseModel, ConfigDict, Field
 from ray import serve
-from ray.serve.config import HTTPOptions, RequestRouterConfig
+from ray.serve.config import AutoscalingPolicy, HTTPOptions, RequestRouterConfig
 from ray.serve.schema import ApplicationStatus, LoggingConfig
 
 from tasc_runtime.engine.versions import engine_digest
@@ -27,6 +27,7 @@ from tasc_runtime.errors import ServiceError, SettingsError
 from tasc_serve.gateway import Gateway
 from tasc_serve.replica.replica import TaskReplica
 from tasc_serve.replica.start_notes import start_notes
+from tasc_serve.routing.autoscaling import replicas_needed
 from tasc_serve.routing.replica_router import ChosenReplicaRouter
 from tasc_serve.settings import ServedTask, ServeSettings, free_port, load_settings, require_free
 from tasc_store import StoreUnreachable, TaskStore, UnknownTask, connect
@@ -154,6 +155,8 @@ def stop(drain_timeout_s: float = 0) -> None:
     """
     try:
         gateways: Any = serve.get_deployment_handle("gateway", NAME)
+        if not gateways.is_initialized:  # no event loop runs here: its calls need one of their own
+            gateways._init(_run_router_in_separate_loop=True)
         limit_s = drain_timeout_s + _DRAIN_MARGIN_S
         gateways.broadcast("drain", drain_timeout_s).results(timeout_s=limit_s)
     except Exception as error:  # gateways that do not answer are stopped like the others
@@ -167,7 +170,8 @@ def _replica(settings: ServeSettings, task: ServedTask) -> Any:
         name=task.name,
         **_replicas_of(settings, task),
         ray_actor_options={"num_cpus": task.num_cpus, "num_gpus": task.num_gpus},
-        max_ongoing_requests=2 * _capacity(settings),
+        # Calls do not count here, gateways' connections do; a rolling update doubles the gateways.
+        max_ongoing_requests=4 * settings.http.gateways + 16,
         graceful_shutdown_timeout_s=settings.limits.drain_timeout_s,
         health_check_period_s=2,
         request_router_config=_ROUTED,
@@ -194,6 +198,7 @@ def _replicas_of(settings: ServeSettings, task: ServedTask) -> dict[str, Any]:
         "target_ongoing_requests": scaling.target_ongoing_requests or settings.engine.rows,
         "look_back_period_s": scaling.look_back_period_s,
         "metrics_interval_s": scaling.look_back_period_s / _LOOKS,
+        "policy": AutoscalingPolicy(policy_function=replicas_needed),
     }
     return {"autoscaling_config": config, **spread}
 

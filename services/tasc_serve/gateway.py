@@ -3,10 +3,12 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
+from contextvars import Context
 from functools import partial
 from typing import Any
 
 import httpx
+import ray
 import redis
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
@@ -24,6 +26,7 @@ from tasc_serve.routing.presence import present
 from tasc_serve.routing.replica_client import ReplicaClient, loss_reason
 from tasc_serve.settings import ServeSettings
 from tasc_serve.store_calls import RepeatedCall
+from tasc_serve.wire import AttachRequest
 from tasc_store import IdempotencyStore, connect, translated
 from tasc_store.batches.leases import BatchQueue
 
@@ -34,8 +37,8 @@ _PING_S = 1.0
 _COUNT_BATCHES_S = 5.0
 
 
-class HandleBackend:
-    """Replicas behind Ray Serve handles.
+class ReplicaBackend:
+    """The replicas of all tasks, with one connection to each.
 
     Args:
         handles: One per task, in the settings' order.
@@ -61,9 +64,10 @@ class HandleBackend:
         self._calls: dict[str, Failover] = {}
         self._watching: list[asyncio.Task[None]] = []
         failover = settings.failover
+        node = ray.get_runtime_context().get_node_id()
         budget = RetryBudget(failover.retry_budget_ratio, failover.retry_budget_burst)
         for task, handle in handles.items():
-            replicas = ReplicaClient(handle)
+            replicas = ReplicaClient(partial(_attach, handle), node, settings.connection)
             fleet = Fleet(
                 task,
                 partial(present, task),
@@ -71,6 +75,7 @@ class HandleBackend:
                 failover.heartbeat_timeout_s,
                 loss_reason,
                 partial(metrics.set_replicas, task),
+                replicas.forget,
             )
             self._replica_clients.append(replicas)
             self._fleets[task] = fleet
@@ -130,6 +135,17 @@ class HandleBackend:
             return None
 
 
+def _attach(handle: DeploymentHandle[Any], request: AttachRequest) -> Any:
+    """Send it with an id of its own, not that of the HTTP request that needs the connection.
+
+    Serve's router finds a waiting call by its id: of two with one id it never places the second.
+    It goes over gRPC, whatever the process was told that deployed: of calls of Ray's actors, one to
+    a node that is cut off holds up all others.
+    """
+    attaching = handle.options(stream=True, _by_reference=False)
+    return Context().run(attaching.attach.remote, request)
+
+
 class Gateway:
     """The ingress deployment.
 
@@ -157,7 +173,7 @@ class Gateway:
         )
         host = settings.metrics.host or node_address()
         self._port = MetricsPort(client, registry, host=host, ttl_s=settings.metrics.ttl_s)
-        self._backend = HandleBackend(
+        self._backend = ReplicaBackend(
             handles, settings, client, redis_url, self._port.target, self._metrics
         )
 

@@ -66,6 +66,12 @@ _CODES = {
 }
 _UNIONS = (("prompt",), ("stop",), ("response_format",))
 _ONE_MESSAGE = "one message with the role user; the task's template holds everything else"
+_PROMPTS = "prompts are strings or lists of token ids, all of one kind"
+_PROMPT_KINDS = {
+    "string_type": "a string",
+    "list_type": "a list of token ids",
+    "int_type": "a token id",
+}
 _HALF = re.compile("[\ud800-\udfff]")
 _KEY = "[key]"  # pydantic's word for what is wrong with a key, not with its value
 
@@ -109,8 +115,8 @@ def _in_words(fault: ErrorDetails) -> str:
         return "keys are token ids, 0 or more"
     if place[0:1] == ("messages",) and (kind == "too_long" or place[-1] == "role"):
         return _ONE_MESSAGE
-    if place[0:1] == ("prompt",) and kind in ("string_type", "list_type", "int_type"):
-        return "a string or a list of token ids; one prompt a request"
+    if place[0:1] == ("prompt",) and kind in _PROMPT_KINDS:
+        return f"is not {_PROMPT_KINDS[kind]}; {_PROMPTS}"
     return fault["msg"]
 
 
@@ -151,24 +157,24 @@ def of_unexpected(error: Exception, where: str) -> ApiError:
     return ApiError(500, "internal error; it is in the gateway's log")
 
 
-def install(app: FastAPI) -> None:
-    @app.exception_handler(ApiError)
-    async def _known(request: Request, error: ApiError) -> JSONResponse:
-        return error.response()
-
-    @app.exception_handler(Exception)
-    async def _unknown(request: Request, error: Exception) -> JSONResponse:
-        return of_unexpected(error, request.url.path).response()
-
-    @app.exception_handler(StoreError)
-    async def _store(request: Request, error: StoreError) -> JSONResponse:
-        return ApiError(503, f"the store does not answer: {error}").response()
-
-    @app.exception_handler(HTTPException)
-    async def _http(request: Request, error: HTTPException) -> JSONResponse:
+def response_to(request: Request, error: Exception) -> JSONResponse:
+    """What a client gets whose request raised this, in the OpenAI shape."""
+    if isinstance(error, StoreError):
+        error = ApiError(503, f"the store does not answer: {error}")
+    if isinstance(error, HTTPException):
         response = ApiError(error.status_code, f"{request.url.path}: {error.detail}").response()
         response.headers.update(error.headers or {})
         return response
+    known = error if isinstance(error, ApiError) else of_unexpected(error, request.url.path)
+    return known.response()
+
+
+def install(app: FastAPI) -> None:
+    async def answer(request: Request, error: Exception) -> JSONResponse:
+        return response_to(request, error)
+
+    for kind in (ApiError, StoreError, HTTPException, Exception):
+        app.add_exception_handler(kind, answer)
 
 
 def _nearest(faults: Sequence[ErrorDetails]) -> ErrorDetails:

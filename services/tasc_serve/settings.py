@@ -3,7 +3,7 @@
 import math
 import socket
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
@@ -19,8 +19,11 @@ class LimitSettings(Section):
     max_body_bytes: int = Field(4_194_304, ge=1)
     max_tokens: int = Field(512, ge=1, description="most max_tokens a request may ask for")
     max_choices: int = Field(16, ge=1, description="most answers (n) to one request")
+    max_prompts: int = Field(
+        256, ge=1, description="most prompts of one request; with n above 1, their answers"
+    )
     max_total_tokens: int = Field(
-        4096, ge=1, description="most tokens of all answers to a request with n above 1"
+        4096, ge=1, description="most tokens of all answers to one prompt with n above 1"
     )
     guide_timeout_s: float = Field(
         5.0, gt=0, description="until the guide of a request is compiled, which is done once"
@@ -102,6 +105,32 @@ class FailoverSettings(Section):
         0.2, ge=0, le=1, description="of all requests, those that may be made again"
     )
     retry_budget_burst: int = Field(1000, ge=1, description="that may be made again at once")
+
+
+class ConnectionSettings(Section):
+    """The connection of each gateway to each replica."""
+
+    port: int = Field(
+        0,
+        ge=0,
+        le=65_436,
+        description="of replicas for gateways on other nodes: each takes the first free one of the"
+        " hundred from here; 0: any free one",
+    )
+    connect_timeout_s: float = Field(5.0, gt=0, description="until a connection is made")
+    max_message_bytes: int = Field(67_108_864, ge=65_536, description="of one call or answer")
+    max_buffer_bytes: int = Field(
+        134_217_728, ge=65_536, description="that may wait to be sent; else it is cut off"
+    )
+
+    @model_validator(mode="after")
+    def _a_message_fits(self) -> Self:
+        if self.max_buffer_bytes < 2 * self.max_message_bytes:
+            raise ValueError(
+                f"max_buffer_bytes is {self.max_buffer_bytes}, less than twice max_message_bytes, "
+                f"which is {self.max_message_bytes}; one message could end a connection: raise it"
+            )
+        return self
 
 
 class ShadowSettings(Section):
@@ -209,6 +238,15 @@ class HttpSettings(Section):
         None, ge=1, le=100, description="fewer are lost with a node; unset: any number"
     )
     gateway_num_cpus: float = Field(0.5, ge=0)
+    proxy: Literal["haproxy", "python"] = Field(
+        "haproxy", description="Ray Serve's, of a Ray of our own; python where haproxy is missing"
+    )
+    gateway_ports: int = Field(
+        0,
+        ge=0,
+        le=65_000,
+        description="first of the 64 that gateways behind HAProxy listen on; 0 takes free ones",
+    )
 
 
 class MetricsSettings(Section):
@@ -229,6 +267,7 @@ class ServeSettings(Section):
     engine: EngineSettings = EngineSettings()
     limits: LimitSettings = LimitSettings()
     failover: FailoverSettings = FailoverSettings()
+    connection: ConnectionSettings = ConnectionSettings()
     auth: AuthSettings = AuthSettings()
     metrics: MetricsSettings = MetricsSettings()
     poll_interval_s: float = Field(
@@ -240,8 +279,19 @@ class ServeSettings(Section):
     def gateway_limits(self) -> LimitSettings:
         """The limits with no more answers to one request than a replica holds."""
         capacity = self.engine.rows + self.limits.max_queued_requests
-        most = min(self.limits.max_choices, capacity)
-        return self.limits.model_copy(update={"max_choices": most})
+        names = ("max_choices", "max_prompts")
+        most = {name: min(getattr(self.limits, name), capacity) for name in names}
+        return self.limits.model_copy(update=most)
+
+    @model_validator(mode="after")
+    def _a_body_fits_a_message(self) -> Self:
+        body, most = self.limits.max_body_bytes, self.connection.max_message_bytes
+        if most < 2 * body:
+            raise ValueError(
+                f"connection.max_message_bytes is {most}, less than twice limits.max_body_bytes, "
+                f"which is {body}; a prompt might not reach a replica: raise the first"
+            )
+        return self
 
     @model_validator(mode="after")
     def _tasks_are_named_once(self) -> Self:

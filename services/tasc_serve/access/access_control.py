@@ -155,9 +155,9 @@ class Bucket:
         self._at = now
         return self._level
 
-    def wait_s(self) -> float:
-        """Seconds until one can be taken; 0 where it can."""
-        missing = 1.0 - self.level
+    def wait_s(self, count: float = 1.0) -> float:
+        """Seconds until so many can be taken; of more than it holds, until it is full."""
+        missing = min(count, self.size) - self.level
         return 0.0 if missing <= _ROUNDING else missing / self.per_s
 
     def full_s(self) -> float:
@@ -219,15 +219,18 @@ class Rates:
             if t.max_requests_per_s is not None
         }
 
-    def take(self, key: ApiKey | None, task: str) -> Over | None:
-        """One request's place in every bucket, or in none: then the limit that it meets."""
+    def take(self, key: ApiKey | None, task: str, requests: int = 1) -> Over | None:
+        """Places of requests in every bucket, or in none: then the limit that they meet.
+
+        More than a bucket holds are taken from a full one, as a debt.
+        """
         mine, shared = self._of(key), self._tasks.get(task)
-        for limit in (mine.requests, mine.tokens, shared):
-            if limit and (wait_s := limit.bucket.wait_s()):
+        for limit, count in ((mine.requests, requests), (mine.tokens, 1), (shared, requests)):
+            if limit and (wait_s := limit.bucket.wait_s(count)):
                 return Over(limit.what, limit.message, wait_s)
         for limit in (mine.requests, shared):
             if limit:
-                limit.bucket.take(1)
+                limit.bucket.take(requests)
         return None
 
     def spend(self, key: ApiKey | None, tokens: int) -> None:
@@ -387,16 +390,17 @@ class AccessControl:
         message = f"this API key may not use that model; it may use {shown}{more}"
         raise ApiError(403, message, "model", "model_not_allowed")
 
-    def admit(self, key: ApiKey | None, task: str) -> "Permit":
+    def admit(self, key: ApiKey | None, task: str, prompts: int = 1) -> "Permit":
         """Take a request's place within the limits.
 
         Args:
             task: The name of a served task.
+            prompts: Of the request, each of which counts as a request.
 
         Raises:
             ApiError: 429, with ``Retry-After``; nothing was taken then.
         """
-        over = self._rates.take(key, task)
+        over = self._rates.take(key, task, prompts)
         left = self._rates.headers(key)
         if over is None:
             return Permit(left, lambda tokens: self._rates.spend(key, tokens))

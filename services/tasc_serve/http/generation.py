@@ -1,32 +1,33 @@
 """The two endpoints that generate: from a request's bytes to its answer, whole or as events."""
 
 import asyncio
-import dataclasses
 import time
+import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from tasc_runtime.protocol import Backend, Call, Refusal
+from tasc_runtime.protocol import Backend, Refusal
 from tasc_runtime.sampling_options import SHOWN
 from tasc_serve.access.access_control import AccessControl, InFlight, Permit
 from tasc_serve.access.idempotency import Idempotency, IdempotentRequest
 from tasc_serve.http.parsing import (
     CLIENT_CLOSED_REQUEST,
     GenerationBody,
-    call_of,
+    calls_of,
     parsed,
     read_body,
 )
-from tasc_serve.http.responses import Reply, Shape, failure_event
+from tasc_serve.http.responses import Reply, Shape, failure_event, json_of
 from tasc_serve.http_errors import ApiError, of_refusal, of_unexpected
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.routing import choices
+from tasc_serve.routing.choices import CallGroup
 from tasc_serve.settings import LimitSettings
 from tasc_store import ApiKey
 
@@ -99,70 +100,68 @@ class Generation:
         raw = await read_body(request, self._limits)
         body: GenerationBody = await _aside(raw, partial(parsed, raw, model))
         scope.task = task = served(self._backend, self._access, key, body.model)
-        permit = self._access.admit(key, task)
-        call, retry = await self._call(request, raw, body, task, key)
+        permit = self._access.admit(key, task, min(len(body.prompts), self._limits.max_prompts))
+        group, retry = await self._calls(request, raw, body, task, key)
         media_type = _EVENTS if body.stream else _JSON
         if retry and (known := retry.response(media_type, permit.headers)):
             return known
-        reply = Reply.to(body, shape, task, call)
+        reply = Reply.to(body, shape, task, group)
         if body.stream:
-            return await self._streamed(call, reply, scope, permit, retry)
-        content = await self._whole(call, reply)
+            return await self._streamed(group, reply, scope, permit, retry)
+        content = await self._whole(group, reply)
         permit.spend(content["usage"]["completion_tokens"])
-        response = JSONResponse(content, headers=dict(permit.headers))
+        encoded = json_of(content)
         if retry:
-            retry.keep(bytes(response.body))
-        return response
+            retry.keep(encoded)
+        return Response(encoded, headers=dict(permit.headers), media_type=_JSON)
 
-    async def _call(
+    async def _calls(
         self, request: Request, raw: bytes, body: GenerationBody, task: str, key: ApiKey | None
-    ) -> tuple[Call, IdempotentRequest | None]:
-        """The call that a request makes, and what is known of its first attempt.
+    ) -> tuple[CallGroup, IdempotentRequest | None]:
+        """The calls that a request makes, and what is known of its first attempt.
 
-        A retry, and all choices of a call, are answered by one version of the task's record.
+        A retry, and all calls of a request, are answered by one version of the task's record.
         """
         retry_key = self._idempotency.key_of(request, key.id if key else "")
-        identity = (retry_key.id, retry_key.seed) if retry_key else ()
-        call = await _aside(raw, partial(call_of, body, self._limits, *identity))
+        identity = (retry_key.id, retry_key.seed) if retry_key else (uuid.uuid4().hex,)
+        group = await _aside(raw, partial(calls_of, body, self._limits, *identity))
         status = self._backend.status(task)
         version = status.record_version if status else None
         if retry_key:
             retry = await self._idempotency.claim(retry_key, request, raw, task, version)
-            return dataclasses.replace(call, record_version=retry.record_version), retry
-        if call.n > 1:
-            call = dataclasses.replace(call, record_version=version)
-        return call, None
+            return group.pinned(retry.record_version), retry
+        return group.pinned(version) if len(group.calls) > 1 else group, None
 
-    async def _whole(self, call: Call, reply: Reply) -> dict[str, Any]:
+    async def _whole(self, group: CallGroup, reply: Reply) -> dict[str, Any]:
         try:
-            async with asyncio.timeout(call.timeout_s):
-                return reply.whole(await choices.complete(self._backend, reply.task, call))
+            async with asyncio.timeout(group.timeout_s):
+                return reply.whole(await choices.complete(self._backend, reply.task, group))
         except TimeoutError as error:
-            raise _too_late(call) from error
+            raise _too_late(group) from error
 
     async def _streamed(
         self,
-        call: Call,
+        group: CallGroup,
         reply: Reply,
         scope: RequestScope,
         permit: Permit,
         retry: IdempotentRequest | None,
     ) -> StreamingResponse:
         """Wait for the first piece, so that a refusal still has a status code of its own."""
-        deadline = asyncio.get_running_loop().time() + (call.timeout_s or 0)
-        pieces = permit.counting(choices.stream(self._backend, reply.task, call))
+        deadline = asyncio.get_running_loop().time() + (group.timeout_s or 0)
+        pieces = permit.counting(choices.stream(self._backend, reply.task, group))
         try:
             async with asyncio.timeout_at(deadline):
                 first = await anext(pieces)
         except TimeoutError as error:
-            raise _too_late(call) from error
+            raise _too_late(group) from error
         if isinstance(first[1], Refusal):
             await pieces.aclose()
             raise of_refusal(first[1])
         events = reply.events(first, pieces)
         if retry:
             events = retry.keeping(events)
-        return _Events(events, pieces, deadline, call, scope, permit.headers)
+        return _Events(events, pieces, deadline, group, scope, permit.headers)
 
 
 class _Events(StreamingResponse):
@@ -177,12 +176,12 @@ class _Events(StreamingResponse):
         events: AsyncIterator[str],
         pieces: AsyncGenerator[choices.Numbered, None],
         deadline: float,
-        call: Call,
+        group: CallGroup,
         scope: RequestScope,
         headers: Mapping[str, str],
     ) -> None:
         self._pieces, self._scope = pieces, scope
-        self._deadline, self._call = deadline, call
+        self._deadline, self._group = deadline, group
         self._code = CLIENT_CLOSED_REQUEST
         self._events = self._ended(events)
         super().__init__(self._events, headers=headers, media_type=_EVENTS)
@@ -210,7 +209,7 @@ class _Events(StreamingResponse):
                 yield event
             self._code = 200
         except Exception as error:
-            failure = _failure(error, self._call)
+            failure = _failure(error, self._group)
             self._code = failure.status
             yield failure_event(failure)
 
@@ -230,11 +229,11 @@ def served(backend: Backend, access: AccessControl, key: ApiKey | None, task: st
     return task
 
 
-def _failure(error: Exception, call: Call) -> ApiError:
+def _failure(error: Exception, group: CallGroup) -> ApiError:
     if isinstance(error, TimeoutError):
-        return _too_late(call)
+        return _too_late(group)
     return error if isinstance(error, ApiError) else of_unexpected(error, "a stream")
 
 
-def _too_late(call: Call) -> ApiError:
-    return ApiError(504, f"no answer within {call.timeout_s:g} s; try again later")
+def _too_late(group: CallGroup) -> ApiError:
+    return ApiError(504, f"no answer within {group.timeout_s:g} s; try again later")

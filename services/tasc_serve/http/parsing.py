@@ -5,7 +5,6 @@ replica checks the rest (`tasc_serve.replica.admission`).
 """
 
 import asyncio
-import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, TypeAlias, TypeVar
@@ -18,6 +17,7 @@ from tasc_runtime.protocol import Call
 from tasc_runtime.sampling_options import SHOWN, FieldError, SamplingOptions
 from tasc_serve.http.schemas import ChatRequest, CompletionRequest
 from tasc_serve.http_errors import ApiError, of_validation
+from tasc_serve.routing.choices import CallGroup
 from tasc_serve.settings import LimitSettings
 
 GenerationBody: TypeAlias = CompletionRequest | ChatRequest
@@ -85,49 +85,60 @@ def limit_of(query: Mapping[str, str], default: int, most: int) -> int:
     return int(text)
 
 
-def call_of(
-    body: GenerationBody, limits: LimitSettings, id: str | None = None, seed: int | None = None
-) -> Call:
-    """Make the call that a body asks for.
+def calls_of(
+    body: GenerationBody, limits: LimitSettings, id: str, seed: int | None = None
+) -> CallGroup:
+    """Make the calls that a body asks for.
 
     Args:
-        id: Of the answer; unset: a random one.
+        id: Of the response.
         seed: Where the body has none; unset: a random one.
 
     Raises:
         ApiError: 400: a field is over its limit, or fields contradict each other.
     """
     try:
-        return _call(body, limits, id or uuid.uuid4().hex, seed)
+        return _calls(body, limits, id, seed)
     except FieldError as error:
         raise ApiError(400, str(error), error.field) from error
 
 
-def _call(body: GenerationBody, limits: LimitSettings, id: str, seed: int | None) -> Call:
-    chat = isinstance(body, ChatRequest)
-    prompt = body.messages[0].content if isinstance(body, ChatRequest) else body.prompt
+def _calls(body: GenerationBody, limits: LimitSettings, id: str, seed: int | None) -> CallGroup:
+    prompts, n = body.prompts, body.n or 1
+    count = len(prompts)
+    _require_at_most("prompt", f"has {count} prompts", count, limits.max_prompts)
+    _require_at_most("n", f"is {n} answers", n, limits.max_choices)
+    if count > 1:
+        found = f"is {n} answers to each of {count} prompts"
+        _require_at_most("n", found, n, limits.max_prompts // count)
     call = Call(
         id=id,
-        prompt=prompt if isinstance(prompt, str) else tuple(prompt),
-        templated=chat,
+        prompt="",
+        templated=isinstance(body, ChatRequest),
         max_tokens=body.limit,
         stop=body.stops,
         draft=body.draft,
         stream=body.stream,
-        options=_sampling_options(body, limits, seed),
-        n=body.n or 1,
+        options=_sampling_options(body, limits, seed, count * n),
+        n=n,
         max_tokens_field=body.limit_field,
         timeout_s=min(body.timeout or limits.request_timeout_s, limits.request_timeout_s),
     )
-    if isinstance(prompt, str):
-        size, unit, most = len(prompt.encode()), "bytes", limits.max_prompt_bytes
-    else:
-        size, unit, most = len(prompt), "token ids", limits.max_prompt_bytes // _BYTES_PER_TOKEN
-    _require_at_most(call.prompt_field, f"has {size} {unit}", size, most)
+    group = CallGroup.of(call, [p if isinstance(p, str) else tuple(p) for p in prompts])
+    for one in group.calls[::n]:
+        _require_short(one, limits)
     limit = body.limit or 0
     _require_at_most(body.limit_field, f"is {limit} tokens", limit, limits.max_tokens)
-    _require_at_most("n", f"is {call.n} answers", call.n, limits.max_choices)
-    return call
+    return group
+
+
+def _require_short(call: Call, limits: LimitSettings) -> None:
+    most = limits.max_prompt_bytes
+    if isinstance(call.prompt, str):
+        size, unit = len(call.prompt.encode()), "bytes"
+    else:
+        size, unit, most = len(call.prompt), "token ids", most // _BYTES_PER_TOKEN
+    _require_at_most(call.prompt_field, f"has {size} {unit}", size, most)
 
 
 def _require_at_most(field: str, found: str, size: int, limit: int) -> None:
@@ -136,7 +147,7 @@ def _require_at_most(field: str, found: str, size: int, limit: int) -> None:
 
 
 def _sampling_options(
-    body: GenerationBody, limits: LimitSettings, seed: int | None
+    body: GenerationBody, limits: LimitSettings, seed: int | None, answers: int
 ) -> SamplingOptions:
     if isinstance(body, ChatRequest):
         if body.top_logprobs is not None and not body.logprobs:
@@ -154,5 +165,7 @@ def _sampling_options(
             field, f"has {len(choices)} choices", len(choices), limits.max_guide_choices
         )
         _require_at_most(field, f"has {size} bytes", size, limits.max_guide_choices_bytes)
+        most = limits.max_guide_choices_bytes * limits.max_choices // answers  # each call has it
+        _require_at_most(field, f"has {size} bytes for each of {answers} answers", size, most)
         _require_at_most(field, f"has {text_size} bytes", text_size, limits.max_guide_bytes)
     return options

@@ -2,7 +2,8 @@
 
 Serve reads some headers before any code of ours: it fails on values that are not UTF-8, and lets
 clients switch off what frees a row when they leave. ``RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH``
-names `middlewares` on every node. Nothing heavy is imported, since proxies hold no models.
+names `middlewares` on every node; behind HAProxy they are a part of each gateway's process.
+Nothing heavy is imported, since proxies hold no models.
 """
 
 import logging
@@ -12,8 +13,9 @@ from starlette.middleware import Middleware
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tasc_serve.http.ray_proxy import GONE
+
 log = logging.getLogger(__name__)
-CALLBACK: Final = "tasc_serve.http.proxy_guard.middlewares"
 _OURS: Final = b'{"error"'
 # As Serve compares them, with underscores for hyphens.
 _STEERING: Final = frozenset(
@@ -97,9 +99,7 @@ def _may_be_serves(status: int) -> bool:
 
 
 def _gone() -> JSONResponse:
-    message = "no gateway answers, or the one that had this request ended; send it again"
-    error = {"message": message, "type": "server_error", "param": None, "code": "gateway_gone"}
-    return JSONResponse({"error": error}, 503, {"Retry-After": "1"})
+    return JSONResponse(GONE, 503, {"Retry-After": "1"})
 
 
 def _is_text(value: bytes) -> bool:

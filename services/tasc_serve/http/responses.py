@@ -5,19 +5,21 @@ vLLM's per-request and acceptance metrics; the draft index is added.
 """
 
 import dataclasses
-import json
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from tasc_engine import Acceptance, GenerationResult
-from tasc_runtime.protocol import Answer, Call, Piece, Refusal, TokenText
+from tasc_runtime.protocol import Answer, Piece, Refusal, TokenText
 from tasc_serve.http.schemas import ChatRequest, CompletionRequest, MetricsLevel
 from tasc_serve.http_errors import ApiError, of_refusal
-from tasc_serve.routing.choices import Numbered
+from tasc_serve.routing.choices import CallGroup, Numbered
 
+json_of = msgspec.json.Encoder().encode
 _LEAST = -9999.0  # what OpenAI writes for tokens that cannot be; JSON has no infinity
 
 
@@ -119,14 +121,14 @@ def _ms(seconds: float) -> float:
     return round(seconds * 1e3, 3)
 
 
-def usage(results: Sequence[GenerationResult]) -> dict[str, int]:
-    """Of all answers to one prompt, which counts once."""
-    prompt = max((r.prompt_tokens for r in results), default=0)
+def usage(results: Sequence[GenerationResult], n: int) -> dict[str, int]:
+    """Of all answers, ``n`` to each prompt, which counts once."""
+    prompts = sum(r.prompt_tokens for r in results[::n])
     answers = sum(len(r.tokens) for r in results)
     return {
-        "prompt_tokens": prompt,
+        "prompt_tokens": prompts,
         "completion_tokens": answers,
-        "total_tokens": prompt + answers,
+        "total_tokens": prompts + answers,
     }
 
 
@@ -168,11 +170,17 @@ CHAT = Shape(
 
 @dataclass(frozen=True)
 class Reply:
-    """How one request is to be answered."""
+    """How one request is to be answered.
+
+    Attributes:
+        answers: Of all prompts.
+        n: To each prompt.
+    """
 
     shape: Shape
     task: str
     id: str
+    answers: int
     n: int
     logprobs: bool
     includes_usage: bool
@@ -181,11 +189,11 @@ class Reply:
 
     @classmethod
     def to(
-        cls, body: CompletionRequest | ChatRequest, shape: Shape, task: str, call: Call
+        cls, body: CompletionRequest | ChatRequest, shape: Shape, task: str, group: CallGroup
     ) -> "Reply":
-        logprobs = call.options.logprobs is not None
-        usage = body.includes_usage
-        return cls(shape, task, call.id, call.n, logprobs, usage, body.metrics)
+        logprobs, usage = body.logprob_count is not None, body.includes_usage
+        count = len(group.calls)
+        return cls(shape, task, group.id, count, group.n, logprobs, usage, body.metrics)
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """The body that answers at once: one choice for each answer, in their order."""
@@ -195,7 +203,7 @@ class Reply:
             for i, a in enumerate(answers)
         ]
         body = self._body(self.shape.object, choices)
-        return {**body, "usage": usage(results), **self._metrics(results)}
+        return {**body, "usage": usage(results, self.n), **self._metrics(results)}
 
     def chunk(self, index: int, piece: Piece, first: bool) -> dict[str, Any]:
         """A part of one choice; ``first`` of its parts or not."""
@@ -203,7 +211,7 @@ class Reply:
         logprobs = self._logprobs(piece.tokens) if piece.tokens else None
         choice = self._choice(index, content, piece.result, logprobs)
         body = self._body(self.shape.chunk_object, [choice])
-        if piece.result and self.n == 1 and not self.includes_usage:
+        if piece.result and self.answers == 1 and not self.includes_usage:
             body |= self._metrics([piece.result])  # no later chunk will say it
         if self.includes_usage:
             body["usage"] = None  # as OpenAI has it: the last chunk says it
@@ -212,7 +220,7 @@ class Reply:
     def last(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
         """The chunk behind all choices, which holds the usage."""
         body = self._body(self.shape.chunk_object, [])
-        return {**body, "usage": usage(results), **self._metrics(results)}
+        return {**body, "usage": usage(results, self.n), **self._metrics(results)}
 
     def _metrics(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
         """The metrics that the request asks for; null for several answers: their times overlap."""
@@ -254,7 +262,7 @@ class Reply:
         """
         begun: set[int] = set()
         held: defaultdict[int, tuple[TokenText, ...]] = defaultdict(tuple)
-        results: list[GenerationResult] = []
+        results: dict[int, GenerationResult] = {}
         numbered: Numbered | None = first
         while numbered is not None:
             index, piece = numbered
@@ -266,10 +274,10 @@ class Reply:
                 yield _event(self.chunk(index, whole, first=index not in begun))
                 begun.add(index)
             if piece.result:
-                results.append(piece.result)
+                results[index] = piece.result
             numbered = await anext(rest, None)
         if self.includes_usage:
-            yield _event(self.last(results))
+            yield _event(self.last([results[i] for i in sorted(results)]))
         yield _DONE
 
 
@@ -282,4 +290,4 @@ def failure_event(error: ApiError) -> str:
 
 
 def _event(content: dict[str, Any]) -> str:
-    return f"data: {json.dumps(content, ensure_ascii=False, separators=(',', ':'))}\n\n"
+    return f"data: {json_of(content).decode()}\n\n"

@@ -3,9 +3,10 @@
 Unknown fields are refused, never dropped; null means a field's default.
 """
 
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal, cast
 
-from pydantic import BeforeValidator, Field, StringConstraints
+from pydantic import BeforeValidator, Discriminator, Field, StringConstraints, Tag
 from pydantic_core import PydanticCustomError
 
 from tasc_runtime.sampling_options import Body, GenerationFields, Number, TokenId, Top
@@ -66,14 +67,46 @@ class _Generation(GenerationFields):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
-class CompletionRequest(_Generation):
-    """``prompt`` is sent to the model as it is, without the task's template."""
+def _kind(prompt: Any) -> str | None:
+    """Which kind of prompts a value is meant as, by its first one."""
+    if isinstance(prompt, str):
+        return "text"
+    if not isinstance(prompt, list):
+        return None
+    first = prompt[0] if prompt else None
+    if isinstance(first, str):
+        return "texts"
+    return "id_lists" if isinstance(first, list) else "ids"
 
-    # One fault is enough: a million wrong ids must not become a million errors.
-    prompt: str | Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+
+# One fault is enough: a million wrong ids must not become a million errors.
+_Some = Field(min_length=1, fail_fast=True)
+_TokenIds = Annotated[list[TokenId], _Some]
+_Prompts = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[list[str], _Some, Tag("texts")]
+    | Annotated[_TokenIds, Tag("ids")]
+    | Annotated[list[_TokenIds], _Some, Tag("id_lists")],
+    Discriminator(
+        _kind,
+        custom_error_type="no_prompt",
+        custom_error_message="is a string, a list of token ids, or a list of either",
+    ),
+]
+
+
+class CompletionRequest(_Generation):
+    """Each prompt is sent to the model as it is, without the task's template."""
+
+    prompt: _Prompts = Field(description="one or several, as text or as token ids")
     logprobs: Top | None = Field(
         None, description="so many of the likeliest tokens of each place, and the chosen one"
     )
+
+    @property
+    def prompts(self) -> Sequence[str | list[int]]:
+        one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+        return cast("Sequence[str | list[int]]", [self.prompt] if one else self.prompt)
 
     @property
     def limit(self) -> int | None:
@@ -101,6 +134,10 @@ class ChatRequest(_Generation):
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: Top | None = Field(None, description="needs logprobs")
+
+    @property
+    def prompts(self) -> Sequence[str]:
+        return [self.messages[0].content]
 
     @property
     def limit(self) -> int | None:

@@ -89,7 +89,7 @@ class Admission:
         except FieldError as error:
             return Refusal("invalid", str(error), error.field)
         except ValueError as error:
-            return Refusal("invalid", str(error), call.prompt_field)
+            return Refusal("invalid", f"{call.prompt_field}: {error}", call.prompt_field)
         await self._compile_rules(request)
         return ready
 

@@ -6,7 +6,9 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from functools import partial
 
+import ray
 from prometheus_client import CollectorRegistry
+from ray import serve
 
 from tasc_engine import Delta, Engine, GenerationResult, StepRecord
 from tasc_runtime.engine.builder import EngineBuilder, Ready
@@ -18,7 +20,6 @@ from tasc_runtime.protocol import (
     Call,
     Piece,
     Pulse,
-    PulseRequest,
     Refusal,
     TaskStatus,
     TokenTexts,
@@ -28,10 +29,13 @@ from tasc_serve.metrics.replica_metrics import ReplicaMetrics
 from tasc_serve.monitor.collector import Collector
 from tasc_serve.monitor.shadow import ShadowCheck
 from tasc_serve.replica.admission import Admission, DrainRate
+from tasc_serve.replica.call_server import CallServer
 from tasc_serve.replica.start_notes import tell
 from tasc_serve.replica.step_loop import EngineLoop
 from tasc_serve.replica.watchers import IndexWatcher, RecordWatcher
+from tasc_serve.routing.autoscaling import OUTSTANDING
 from tasc_serve.settings import ServedTask, ServeSettings
+from tasc_serve.wire import AttachRequest, Endpoint
 from tasc_store import Artifact, CollectedRows, TaskStore, connect
 
 _LEAST_STALL_S = 60.0  # a step may take long, a replica must not be replaced for that
@@ -56,6 +60,8 @@ class TaskReplica:
     ) -> None:
         self._client = client = connect(redis_url)
         self.registry = registry = CollectorRegistry()
+        self._server: CallServer | None = None
+        self._connection = settings.connection
         limits = settings.limits
         self._capacity = settings.engine.rows + limits.max_queued_requests
         self._outstanding = 0
@@ -136,6 +142,8 @@ class TaskReplica:
                 yield ready
                 return
             taken = True
+            if call.is_acknowledged:
+                yield Piece("", record_version=ready.record_version)
             # Closed before its place is given away: the engine hears of the end first.
             async with aclosing(self._pieces(ready, call)) as pieces:
                 async for piece in pieces:
@@ -147,7 +155,21 @@ class TaskReplica:
             if not self._outstanding:
                 self._drain.idle()
 
-    async def pulse(self, request: PulseRequest) -> Pulse:
+    async def attach(self, request: AttachRequest) -> AsyncGenerator[Endpoint, None]:
+        """Where a gateway may connect; ends with its connection."""
+        if self._server is None:
+            name = serve.get_replica_context().replica_id.unique_id
+            node = ray.get_runtime_context().get_node_id()
+            self._server = CallServer(self, name, node_address(), node, self._connection)
+        if request.replica_id:
+            async for endpoint in self._server.attach(request.node):
+                yield endpoint
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What Serve scales by: calls do not come over its handles."""
+        return {OUTSTANDING: self._outstanding}
+
+    def pulse(self) -> Pulse:
         """That it is alive, and how much it has to do.
 
         Raises:
@@ -196,6 +218,8 @@ class TaskReplica:
 
     def close(self) -> None:
         """End its threads and connections, as far as it was built."""
+        if self._server:
+            self._server.close()
         for part in ("_records", "_watcher", "_loop", "_admission", "_collector", "_port"):
             if hasattr(self, part):
                 getattr(self, part).close()

@@ -1,48 +1,83 @@
-"""The ``n`` answers to one request: made together, cancelled together."""
+"""The answers to one request, ``n`` to each of its prompts: made together, cancelled together."""
 
 import asyncio
 import dataclasses
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
-from tasc_runtime.protocol import Answer, Backend, Call, Piece, Refusal
+from tasc_runtime.protocol import Answer, Backend, Call, Piece, Prompt, Refusal
 from tasc_serve.http_errors import of_refusal
 
 Numbered = tuple[int, Piece | Refusal]
 
 
-def calls_of(call: Call) -> list[Call]:
-    """One call for each choice, alike but for their ids and random numbers."""
-    if call.n == 1:
-        return [call]
-    return [
-        dataclasses.replace(
-            call, id=f"{call.id}-c{i}", options=dataclasses.replace(call.options, choice=i)
-        )
-        for i in range(call.n)
-    ]
+@dataclass(frozen=True)
+class CallGroup:
+    """The calls of one request, each complete.
+
+    Attributes:
+        id: Of the response.
+        calls: That for choice j of prompt k is at k * n + j.
+    """
+
+    id: str
+    calls: tuple[Call, ...]
+
+    @classmethod
+    def of(cls, call: Call, prompts: Sequence[Prompt]) -> "CallGroup":
+        """Calls that are like this one but for their prompts, ids and random numbers."""
+        if call.n == len(prompts) == 1:
+            return cls(call.id, (dataclasses.replace(call, prompt=prompts[0]),))
+        calls = [
+            dataclasses.replace(
+                call,
+                id=f"{call.id}-c{k * call.n + j}",
+                prompt=prompt,
+                prompts=len(prompts),
+                options=dataclasses.replace(call.options, prompt=k, choice=j),
+            )
+            for k, prompt in enumerate(prompts)
+            for j in range(call.n)
+        ]
+        return cls(call.id, tuple(calls))
+
+    @property
+    def n(self) -> int:
+        """Answers to each prompt."""
+        return self.calls[0].n
+
+    @property
+    def timeout_s(self) -> float | None:
+        return self.calls[0].timeout_s
+
+    def pinned(self, record_version: int | None) -> "CallGroup":
+        """The same, answered by one version of the task's record."""
+        pinned = (dataclasses.replace(c, record_version=record_version) for c in self.calls)
+        return CallGroup(self.id, tuple(pinned))
 
 
-async def complete(backend: Backend, task: str, call: Call) -> list[Answer]:
-    """The answers in the order of their choices.
+async def complete(backend: Backend, task: str, group: CallGroup) -> list[Answer]:
+    """The answers in the order of their calls.
 
     Raises:
         ApiError: One of them was refused or failed; the others have been given up.
     """
-    tasks = [asyncio.create_task(_one(backend, task, c)) for c in calls_of(call)]
+    tasks = [asyncio.create_task(_one(backend, task, c)) for c in group.calls]
     try:
         return list(await asyncio.gather(*tasks))
     finally:
         await _end(tasks)
 
 
-def stream(backend: Backend, task: str, call: Call) -> AsyncGenerator[Numbered, None]:
-    """The pieces of all choices as they come, each with its choice's number.
+def stream(backend: Backend, task: str, group: CallGroup) -> AsyncGenerator[Numbered, None]:
+    """The pieces of all answers as they come, each with its call's number.
 
-    Closing it gives up what has not ended; so does an exception of one choice.
+    None comes before all calls are admitted, but for the refusal of one. Closing it gives up what
+    has not ended; so does an exception of one answer.
     """
-    streams = [backend.stream(task, c) for c in calls_of(call)]
+    streams = [backend.stream(task, call) for call in group.calls]
     return _alone(streams[0]) if len(streams) == 1 else _merged(streams)
 
 
@@ -65,6 +100,7 @@ async def _merged(
     # One place: a client that reads slowly holds all of them back, as it would a single one.
     arrived: asyncio.Queue[Numbered | Exception | None] = asyncio.Queue(1)
     pumps = [asyncio.create_task(_pump(i, s, arrived)) for i, s in enumerate(streams)]
+    unheard, held = set(range(len(pumps))), list[Numbered]()
     try:
         running = len(pumps)
         while running:
@@ -73,8 +109,16 @@ async def _merged(
                 raise item
             if item is None:
                 running -= 1
-            else:
+                continue
+            unheard.discard(item[0])
+            if isinstance(item[1], Refusal):
                 yield item
+                continue
+            held.append(item)
+            if not unheard:
+                for one in held:
+                    yield one
+                held.clear()
     finally:
         await _end(pumps)
 

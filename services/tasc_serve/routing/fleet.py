@@ -120,6 +120,7 @@ class Fleet:
         heartbeat_timeout_s: A replica not heard of for this long is given up, if there is another.
         loss_reason: Says why an exception of ``ask`` means that the replica is lost, or None.
         seen: Told how many there are that have answered, after each look.
+        forgotten: Told the name of one that is gone and has no calls of this gateway.
     """
 
     def __init__(
@@ -130,8 +131,10 @@ class Fleet:
         heartbeat_timeout_s: float,
         loss_reason: Callable[[BaseException], str | None],
         seen: Callable[[int], None] = lambda replicas: None,
+        forgotten: Callable[[str], object] = lambda name: None,
     ) -> None:
         self._seen = seen
+        self._forgotten = forgotten
         self._task = task
         self._present = present
         self._ask = ask
@@ -188,6 +191,7 @@ class Fleet:
                 self._judge(replica, self._silence_s)
             elif not replica.calls:
                 del self._replicas[replica.name]
+                self._forgotten(replica.name)
             else:  # being stopped it still ends what it has, and is heard of by that alone
                 self._judge(replica, _WHOLE_ANSWER * self._silence_s)
         self._seen(sum(r.pulse is not None for r in self._live()))
@@ -218,6 +222,8 @@ class Fleet:
         except Exception as error:
             if reason := self._loss_reason(error):
                 replica.give_up(reason)
+            elif not isinstance(error, TimeoutError):
+                log.warning("task %s: replica %s has no pulse: %r", self._task, replica.name, error)
         finally:
             replica.asking = False
 

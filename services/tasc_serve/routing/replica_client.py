@@ -1,10 +1,17 @@
-"""Calls to replicas over Ray Serve handles, and which exceptions mean that a replica is lost."""
+"""A gateway's connections to the replicas of one task, and the calls on them.
+
+A connection is asked for over a Ray Serve handle, once for each replica (`tasc_serve.wire`). When
+it breaks, all its calls end with `ReplicaLost`; the next call or pulse attaches anew, and so never
+reaches another process than the one that Serve names.
+"""
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import suppress
-from contextvars import Context
-from typing import Any
+import itertools
+import logging
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Protocol
 
 from ray.exceptions import (
     NodeDiedError,
@@ -14,11 +21,15 @@ from ray.exceptions import (
     TaskCancelledError,
 )
 from ray.serve.exceptions import RequestCancelledError
-from ray.serve.handle import DeploymentHandle
 
-from tasc_runtime.errors import EngineBroken
-from tasc_runtime.protocol import Answer, Call, Piece, Pulse, PulseRequest, Refusal
+from tasc_runtime.errors import EngineBroken, ServiceError
+from tasc_runtime.protocol import Answer, Call, Piece, Pulse, Refusal
+from tasc_serve import wire
+from tasc_serve.routing.fleet import ReplicaLost
+from tasc_serve.settings import ConnectionSettings
+from tasc_serve.wire import AttachRequest, Connection, Endpoint, Message
 
+log = logging.getLogger(__name__)
 _DIED = (
     RayActorError,
     NodeDiedError,
@@ -31,52 +42,212 @@ _DIED = (
 
 
 def loss_reason(error: BaseException) -> str | None:
-    """``broken``: its engine ended; ``died``: the process or its node; None: neither."""
+    """Say why an error means that the replica is lost.
+
+    Returns:
+        ``broken`` if its engine ended, ``died`` if its process or node did, ``silent`` if it did
+        not answer in time; None for other errors, with which the request fails.
+    """
+    if isinstance(error, ReplicaLost):
+        return error.reason
     if isinstance(error, EngineBroken):
         return "broken"
     return "died" if isinstance(error, _DIED) else None
 
 
-class ReplicaClient:
-    """One task's replicas, behind the handle of their deployment."""
+class Attachment(Protocol):
+    """A handle call that yields an `Endpoint` and ends when the connection has ended."""
 
-    def __init__(self, handle: DeploymentHandle[Any]) -> None:
-        self._handle = handle
-        self._streaming = handle.options(stream=True)
+    def __aiter__(self) -> AsyncIterator[Endpoint]: ...
+
+
+class ReplicaClient:
+    """One task's replicas. Belongs to one event loop.
+
+    Args:
+        attach: Sends an `AttachRequest` to the replica that it names.
+        node: This gateway's Ray node.
+    """
+
+    def __init__(
+        self,
+        attach: Callable[[AttachRequest], Attachment],
+        node: str,
+        settings: ConnectionSettings,
+    ) -> None:
+        self._attach = attach
+        self._node = node
+        self._settings = settings
+        self._links: dict[str, asyncio.Task[_ReplicaConnection]] = {}
 
     async def complete(self, call: Call) -> Answer | Refusal:
-        return await _awaited(_sent(self._handle.complete, call))
+        connection = await self._connected(call.replica_id or "")
+        with connection.asking(lambda number: wire.Ask(number, True, call)) as items:
+            item = await _next(items)
+        assert isinstance(item, Answer | Refusal)
+        return item
 
     async def stream(self, call: Call) -> AsyncGenerator[Piece | Refusal, None]:
-        response = _sent(self._streaming.stream, call)
-        try:
-            async for item in response:
+        connection = await self._connected(call.replica_id or "")
+        with connection.asking(lambda number: wire.Ask(number, False, call)) as items:
+            while True:
+                item = await _next(items)
+                assert isinstance(item, Piece | Refusal)
                 yield item
-        except (asyncio.CancelledError, GeneratorExit):
-            response.cancel()
-            raise
-
-    async def wake(self) -> None:
-        """Have Serve tell this process who is there, which a handle's first call begins."""
-        with suppress(Exception):  # whatever is answered
-            await self.pulse("")
+                if isinstance(item, Refusal) or item.result:
+                    return
 
     async def pulse(self, replica: str) -> Pulse:
-        return await _awaited(_sent(self._handle.pulse, PulseRequest(replica)))
+        connection = await self._connected(replica)
+        with connection.asking(wire.Beat) as items:
+            item = await _next(items)
+        assert isinstance(item, Pulse)
+        return item
+
+    async def wake(self) -> None:
+        """Make a first call, after which Serve reports the replicas to this process."""
+        with suppress(Exception):  # whatever is answered
+            await anext(aiter(self._attach(AttachRequest(""))), None)
+
+    def forget(self, replica: str) -> None:
+        """End the connection to a replica that is not there any more, so that Serve can stop it."""
+        if link := self._links.pop(replica, None):
+            link.add_done_callback(_end)
+
+    async def _connected(self, name: str) -> "_ReplicaConnection":
+        """The connection to a replica, made by whoever needs it first.
+
+        Raises:
+            ReplicaLost: It cannot be made.
+        """
+        link = self._links.get(name)
+        if link is None or (link.done() and not _is_open(link)):
+            link = self._links[name] = asyncio.create_task(self._connect(name))
+        return await asyncio.shield(link)  # others may wait for it, too
+
+    async def _connect(self, name: str) -> "_ReplicaConnection":
+        attachment = self._attach(AttachRequest(name, self._node))
+        connection = _ReplicaConnection(name, self._settings)
+        try:
+            async with asyncio.timeout(self._settings.connect_timeout_s):
+                endpoint = await anext(aiter(attachment))
+                await _open(connection, endpoint)
+                await connection.greet(endpoint.token)
+        except (TimeoutError, OSError, StopAsyncIteration) as error:
+            connection.close()
+            log.warning("no connection to replica %s: %r", name, error)
+            reason = "silent" if isinstance(error, TimeoutError) else "died"
+            raise ReplicaLost(name, reason) from error
+        connection.attachment = attachment
+        return connection
 
 
-def _sent(method: Any, argument: Call | PulseRequest) -> Any:
-    """The response to a call with an id of its own, not that of the HTTP request it is made in.
+class _ReplicaConnection(Connection):
+    """The connection to one replica.
 
-    Serve's router finds a waiting call by its id: of two with one id (the choices of a request,
-    pulses) it never places the second, and tries without a pause, so that no other is placed.
+    Attributes:
+        attachment: The handle call that Serve counts; to be held as long as the connection.
     """
-    return Context().run(method.remote, argument)
+
+    attachment: Attachment | None = None
+
+    def __init__(self, name: str, settings: ConnectionSettings) -> None:
+        super().__init__(settings)
+        self._name = name
+        self._numbers = itertools.count()
+        self._waiting: dict[int, _Items] = {}
+        self._welcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def greet(self, token: bytes) -> None:
+        """Show the token, and check that the endpoint is the replica's.
+
+        Raises:
+            ConnectionError: It is another's, or has ended.
+        """
+        self.send(wire.Hello(token))
+        found = await self._welcome
+        if found != self._name:
+            self.close()
+            raise ConnectionError(f"this is replica {found}, not {self._name}")
+
+    @contextmanager
+    def asking(self, message: Callable[[int], wire.Ask | wire.Beat]) -> Iterator["_Items"]:
+        """Send a message; the block reads what comes. What has not ended by then is stopped.
+
+        Raises:
+            ReplicaLost: The connection has ended.
+        """
+        if not self.is_open:
+            raise ReplicaLost(self._name, "died")
+        number, items = next(self._numbers), _Items()
+        self._waiting[number] = items
+        try:
+            self.send(message(number))
+            yield items
+        finally:
+            if self._waiting.pop(number, None) and self.is_open:
+                self.send(wire.Stop(number))
+
+    def received(self, message: Message) -> None:
+        match message:
+            case wire.Part(number, piece):
+                self._hand(number, piece, piece.result is not None)
+            case wire.Whole(number, answer):
+                self._hand(number, answer)
+            case wire.Refused(number, refusal):
+                self._hand(number, refusal)
+            case wire.Beating(number, pulse):
+                self._hand(number, pulse)
+            case wire.Failed(number, kind, text):
+                self._hand(number, EngineBroken(text) if kind == "broken" else ServiceError(text))
+            case wire.Welcome(replica_id) if not self._welcome.done():
+                self._welcome.set_result(replica_id)
+            case _:
+                self.close(f"it sent {type(message).__name__}")
+
+    def lost(self, why: str) -> None:
+        self.attachment = None
+        if not self._welcome.done():
+            self._welcome.set_exception(ConnectionError(why))
+        waiting, self._waiting = self._waiting, {}
+        for items in waiting.values():
+            items.put_nowait(ReplicaLost(self._name, "died"))
+
+    def _hand(self, number: int, item: "_Item", last: bool = True) -> None:
+        """Give an item to who waits for it. Items of a stopped call are dropped."""
+        items = self._waiting.pop(number, None) if last else self._waiting.get(number)
+        if items is not None:
+            items.put_nowait(item)
 
 
-async def _awaited(response: Any) -> Any:
-    try:
-        return await response
-    except asyncio.CancelledError:
-        response.cancel()
-        raise
+_Item = Answer | Piece | Refusal | Pulse | Exception
+_Items = asyncio.Queue[_Item]
+
+
+async def _next(items: _Items) -> Answer | Piece | Refusal | Pulse:
+    item = await items.get()
+    if isinstance(item, Exception):
+        raise item
+    return item
+
+
+def _end(link: asyncio.Task[_ReplicaConnection]) -> None:
+    if not link.cancelled() and not link.exception():
+        link.result().close()
+
+
+def _is_open(link: asyncio.Task[_ReplicaConnection]) -> bool:
+    return not link.cancelled() and not link.exception() and link.result().is_open
+
+
+async def _open(connection: Connection, endpoint: Endpoint) -> None:
+    loop = asyncio.get_running_loop()
+    if isinstance(endpoint.address, str):
+        await loop.create_unix_connection(lambda: connection, endpoint.address)
+        return
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False  # one certificate is trusted, and it came over Ray's channel
+    context.load_verify_locations(cadata=endpoint.certificate)
+    host, port = endpoint.address
+    await loop.create_connection(lambda: connection, host, port, ssl=context)

@@ -1,6 +1,6 @@
-"""Brings each call to the replica that the gateway has chosen for it, inside Ray Serve's router.
+"""Brings a gateway's request for a connection to the replica that it names, inside Serve's router.
 
-The gateway chooses (`fleet`); the router reports the replicas that are present.
+The router also reports the replicas that are present.
 """
 
 from collections.abc import Sequence
@@ -8,16 +8,12 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-from tasc_runtime.protocol import Call, PulseRequest
 from tasc_serve.routing import presence
+from tasc_serve.wire import AttachRequest
 
 
 class ChosenReplicaRouter(RequestRouter):
-    """Sends a `Call` or `PulseRequest` to the replica it names; without one, to the least queue.
-
-    Nodes do not matter: replicas of other nodes would stand idle until those of a gateway's own
-    are full.
-    """
+    """Sends an `AttachRequest` to the replica that it names, on whatever node."""
 
     async def choose_replicas(
         self,
@@ -46,4 +42,4 @@ class ChosenReplicaRouter(RequestRouter):
 def _named(args: Sequence[Any]) -> str | None:
     """The replica that a request's first argument names."""
     first = args[0] if args else None
-    return first.replica_id if isinstance(first, Call | PulseRequest) else None
+    return first.replica_id if isinstance(first, AttachRequest) else None

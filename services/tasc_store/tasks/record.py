@@ -170,7 +170,8 @@ class SamplingDefaults:
     @property
     def given(self) -> dict[str, Any]:
         """What is set, by name."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        values = ((name, getattr(self, name)) for name in self.__dataclass_fields__)
+        return {name: value for name, value in values if value is not None}
 
 
 def _check(name: str, value: object) -> None:

@@ -34,7 +34,7 @@ Item = Piece | Refusal | Exception | str
 
 
 class FakeBackend:
-    """Plays the same script for every call, or ``by_choice`` that of its choice.
+    """Plays the same script for every call, or ``by_choice`` that of its place in the response.
 
     It notes the calls and how many are still open.
     """
@@ -72,7 +72,8 @@ class FakeBackend:
         self.calls.append(call)
         self.open += 1
         try:
-            for item in self.by_choice.get(call.options.choice, self.script):
+            place = call.options.prompt * call.n + call.options.choice
+            for item in self.by_choice.get(place, self.script):
                 if isinstance(item, Exception):
                     raise item
                 if isinstance(item, str):

@@ -146,6 +146,24 @@ def test_a_keys_requests_are_limited_and_it_is_told_how(stream: bool) -> None:
     assert len(service.backend.calls) == 2
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_each_prompt_of_a_list_counts_as_a_request(stream: bool) -> None:
+    service = Gated(replace(KEY, requests_per_minute=6))
+    left = [service.post(prompt=["hi"] * count, n=2, stream=stream) for count in (4, 3, 2)]
+    assert [r.status_code for r in left] == [200, 429, 200]
+    assert [r.headers["x-ratelimit-remaining-requests"] for r in left] == ["2", "2", "0"]
+    assert left[1].headers["Retry-After"] == "10"
+    assert len(service.backend.calls) == 2 * (4 + 2)
+
+
+def test_a_list_that_is_too_long_costs_no_more_than_the_longest() -> None:
+    service = Gated(replace(KEY, requests_per_minute=600))
+    response = service.post(prompt=["hi"] * 10_000)
+    error_of(response, 400)
+    left = service.access.admit(replace(KEY, requests_per_minute=600), TASK).headers
+    assert left["x-ratelimit-remaining-requests"] == str(600 - 256 - 1)
+
+
 def test_a_tasks_requests_are_limited_for_all() -> None:
     service = Gated(KEY, limit=0.25, required=False)
     assert [service.post(secret=None).status_code for _ in range(3)] == [200, 429, 429]

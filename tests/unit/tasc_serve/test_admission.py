@@ -125,7 +125,7 @@ def test_what_fits_becomes_a_request_with_its_guide(record, asked, guide):
 @pytest.mark.parametrize(
     ("error", "field"),
     [
-        (FieldError("logit_bias", "no such token"), "logit_bias"),
+        (FieldError("logit_bias", "no such token of logit_bias"), "logit_bias"),
         (ValueError("no tokens"), "messages.0.content"),
         (RequestTooLong("too long"), "messages.0.content"),
     ],
@@ -134,8 +134,16 @@ def test_what_fits_becomes_a_request_with_its_guide(record, asked, guide):
 def test_what_is_at_fault_is_named_before_the_guide_is_asked(error, field, asked):
     guides = Guides()
     (refusal,) = admitted([call(asked)], worker_of(guides, read=raising(error)))
-    assert refusal == Refusal("invalid", str(error), field)
+    assert (refusal.kind, refusal.param) == ("invalid", field)
+    assert field in refusal.message
+    assert str(error) in refusal.message
     assert not guides.threads
+
+
+def test_which_of_several_prompts_is_at_fault_is_named():
+    one = Call("id", (1, 2), False, options=SamplingOptions(prompt=3), prompts=5)
+    (refusal,) = admitted([one], worker_of(read=raising(ValueError("no tokens"))))
+    assert refusal == Refusal("invalid", "prompt.3: no tokens", "prompt.3")
 
 
 def test_a_guide_that_cannot_be_is_refused_by_name_and_tried_once():

@@ -78,11 +78,15 @@ BAD_PLACES = [
 ]
 BAD_COMPLETIONS = {
     "messages": [[MESSAGE]],
-    "prompt": [None, [], {"text": "hi"}, MEGABYTE],
+    "prompt": [None, [], {"text": "hi"}, MEGABYTE, ["hi"] * 257],
     "logprobs": [21, -1, True],
     "top_logprobs": [1],
 }
-BAD_PROMPTS = [([3, -1], 1), ([2**31], 0), ([1.5], 0), (["one", "two"], 0)]
+BAD_PROMPTS = [
+    *(([3, -1], 1), ([2**31], 0), ([1.5], 0), ([True], 0), ([None], 0), ([{}], 0)),
+    *((["one", 2], 1), (["one", [2]], 1), ([1, "two"], 1), ([1, [2]], 1), ([[1], 2], 1)),
+    *(([[1], "two"], 1), ([[1], []], 1), ([[1], [2, -1]], "1.1"), (["hi", MEGABYTE], 1)),
+]
 BAD_CHATS = {
     "messages": [None, [], [MESSAGE, MESSAGE]],
     "max_completion_tokens": [0, 513],

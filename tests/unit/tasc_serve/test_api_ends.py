@@ -44,8 +44,11 @@ def call_of(path, change):
     [
         (CHAT, {"messages": [MESSAGE, MESSAGE]}, "messages", TEMPLATE),
         (CHAT, {"messages": [{"role": "system", "content": ""}]}, "messages.0.role", TEMPLATE),
-        (COMPLETIONS, {"prompt": ["a", "b"]}, "prompt.0", "one prompt a request"),
-        (COMPLETIONS, {"prompt": 5}, "prompt", "a string or a list of token ids"),
+        (COMPLETIONS, {"prompt": ["a", 1]}, "prompt.1", "is not a string"),
+        (COMPLETIONS, {"prompt": [1, "a"]}, "prompt.1", "is not a token id"),
+        (COMPLETIONS, {"prompt": [[1], "a"]}, "prompt.1", "is not a list of token ids"),
+        (COMPLETIONS, {"prompt": [[1], [2, "a"]]}, "prompt.1.1", "is not a token id"),
+        (COMPLETIONS, {"prompt": 5}, "prompt", "a string, a list of token ids"),
         (COMPLETIONS, {"logit_bias": {"a": 1}}, "logit_bias.a", "keys are token ids"),
         (COMPLETIONS, {"guided_choice": []}, "guided_choice", "guided_choice is empty"),
         (COMPLETIONS, {"temprature": 1}, "temprature", "did you mean temperature?"),
@@ -110,6 +113,15 @@ def test_a_long_name_is_cut():
         ({"guided_json": {"a": 1}}, "guided_json", {"max_guide_bytes": 3}),
         ({"guided_grammar": "x" * 4}, "guided_grammar", {"max_guide_bytes": 3}),
         ({"prompt": [1] * 4}, "prompt", {"max_prompt_bytes": 12}),
+        ({"prompt": [[1], [1] * 4]}, "prompt.1", {"max_prompt_bytes": 12}),
+        ({"prompt": ["a", "b", "éé"]}, "prompt.2", {"max_prompt_bytes": 3}),
+        ({"prompt": ["a"] * 4}, "prompt", {"max_prompts": 3}),
+        ({"prompt": ["a"] * 2, "n": 4}, "n", {"max_prompts": 7}),
+        (
+            {"prompt": ["a"] * 2, "guided_choice": ["a" * 4]},
+            "guided_choice",
+            {"max_guide_choices_bytes": 6, "max_choices": 1},
+        ),
     ],
 )
 def test_what_is_too_large_is_refused_with_the_limit(change, field, limits):

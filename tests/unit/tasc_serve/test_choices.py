@@ -2,13 +2,26 @@
 
 import asyncio
 from collections import defaultdict
+from types import SimpleNamespace
 
 import pytest
-from fake_backend import FOREVER, GOOD, TASK, FakeBackend, Service, answer, error_of, events
+from fake_backend import (
+    COMPLETIONS,
+    FOREVER,
+    GOOD,
+    STATUS,
+    TASK,
+    FakeBackend,
+    Service,
+    answer,
+    error_of,
+    events,
+)
+from fake_fleet import WHOLE, Calls, Replicas, Scripted
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from tasc_runtime.protocol import Call, Refusal
+from tasc_runtime.protocol import Call, Piece, Refusal
 from tasc_serve.routing import choices
 
 BODIES = {path: body | {"n": 3} for path, body in GOOD.items()}
@@ -97,7 +110,7 @@ def test_one_that_fails_later_ends_the_stream_of_all(path):
 @either_endpoint
 @pytest.mark.parametrize("stream", [False, True])
 def test_none_outlives_the_deadline(path, stream):
-    backend = FakeBackend(*answer("x"), by_choice={1: [FOREVER]})
+    backend = FakeBackend(*answer("x"), by_choice={1: [Piece(""), FOREVER]})
     response = ask(backend, path, {"request_timeout_s": 0.1}, stream=stream)
     if stream:
         assert events(response)[-1]["error"]["code"] == "timeout"
@@ -117,7 +130,8 @@ def test_who_no_longer_waits_gives_up_all_of_them():
     backend = FakeBackend(FOREVER, by_choice={1: answer("x")})
 
     async def go_away():
-        waiting = asyncio.create_task(choices.complete(backend, TASK, Call("id", "hi", True, n=3)))
+        group = choices.CallGroup.of(Call("id", "", True, n=3), ["hi"])
+        waiting = asyncio.create_task(choices.complete(backend, TASK, group))
         while len(backend.calls) < 3:
             await asyncio.sleep(0)
         assert backend.open == 2
@@ -126,3 +140,82 @@ def test_who_no_longer_waits_gives_up_all_of_them():
         return backend.open
 
     assert asyncio.run(go_away()) == 0
+
+
+PROMPTS = {"texts": ["a", "b"], "ids": [[1, 2], [3]]}
+SIX = {i: answer(str(i), "!" * i) for i in range(6)}
+
+
+@pytest.mark.parametrize("kind", PROMPTS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_prompts_are_answered_n_times_each_and_every_prompt_counts_once(kind, stream):
+    backend = FakeBackend(by_choice=SIX)
+    more = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    response = ask(backend, COMPLETIONS, prompt=PROMPTS[kind], seed=7, **more)
+    texts = defaultdict(str)
+    contents = events(response) if stream else [response.json()]
+    for content in contents:
+        for choice in content["choices"]:
+            texts[choice["index"]] += choice["text"]
+    assert dict(texts) == {i: str(i) + "!" * i for i in range(6)}
+    usage = {"prompt_tokens": 10, "completion_tokens": 24, "total_tokens": 34}
+    assert (contents[-1]["usage"], contents[-1]["metrics"]) == (usage, None)
+    asked = [(call.prompt, call.options.prompt, call.options.choice) for call in backend.calls]
+    first, second = (p if isinstance(p, str) else tuple(p) for p in PROMPTS[kind])
+    assert asked == [*((first, 0, j) for j in range(3)), *((second, 1, j) for j in range(3))]
+    assert {call.options.seed for call in backend.calls} == {7}
+    assert len({call.id for call in backend.calls}) == 6
+    assert {call.record_version for call in backend.calls} == {STATUS.record_version}
+
+
+@pytest.mark.parametrize("prompt", [["hi"], [[1, 2]]])
+def test_a_list_of_one_prompt_is_that_prompt(prompt):
+    backend = FakeBackend(*answer("yes"))
+    content = ask(backend, COMPLETIONS, prompt=prompt, n=1).json()
+    (call,) = backend.calls
+    assert content["id"] == f"cmpl-{call.id}"
+    assert content["metrics"] is not None
+    assert (call.prompts, call.prompt_field) == (1, "prompt")
+
+
+def test_nothing_of_a_stream_is_sent_before_all_calls_are_admitted():
+    pieces = answer("one", "two", "three")
+    refusal = Refusal("invalid", "prompt.2 is too long", "prompt.2")
+
+    class Slow(FakeBackend):
+        async def stream(self, task, call):
+            if call.options.prompt == 2:
+                while sum(sent.values()) < 2 * len(pieces):
+                    await asyncio.sleep(0)
+            async for piece in super().stream(task, call):
+                yield piece
+                sent[call.options.prompt] += 1
+
+    sent = defaultdict(int)
+    backend = Slow(*pieces, by_choice={2: [refusal]})
+    response = ask(backend, COMPLETIONS, prompt=["a", "b", "c"], n=1, stream=True)
+    assert error_of(response, 400)["param"] == "prompt.2"
+    assert backend.open == 0
+    sent.clear()
+    backend.by_choice = {2: [Piece(""), *pieces]}
+    found = events(ask(backend, COMPLETIONS, prompt=["a", "b", "c"], n=1, stream=True))
+    assert len(found) == 9
+    assert all(event["choices"][0]["text"] for event in found)
+
+
+def test_calls_of_many_prompts_spread_over_replicas_and_outlive_one():
+    replicas = Replicas(a=Scripted(), b=Scripted(outstanding=16), c=Scripted(dies_after=5))
+    calls = Calls(replicas)
+    group = choices.CallGroup.of(Call("id", "", False, timeout_s=20.0), ["a prompt"] * 64)
+
+    async def together(failover):
+        while replicas.fleet.status is None:
+            await asyncio.sleep(0.01)
+        backend = SimpleNamespace(complete=lambda task, call: failover.complete(call))
+        return await choices.complete(backend, TASK, group)
+
+    assert [found.result.tokens for found in calls.run(together)] == [WHOLE] * 64
+    a, b, c = (len(replica.calls) for replica in replicas.all.values())
+    assert (a + b, c) == (64, pytest.approx((64 + 16) / 3, abs=1))
+    assert b >= (64 - 2 * 16) // 3
+    assert calls.counted("tasc_failovers_total", reason="died") == c

@@ -40,6 +40,7 @@ def step_records(draw: st.DrawFn) -> StepRecord:
         draft_seconds=0.25,
         verify_seconds=0.5,
         paused=draw(st.booleans()),
+        cost_error=draw(st.floats(0, 3)),
         shared_tokens=draw(st.integers(0, 100)),
         draft_failures=draw(st.integers(0, 3)),
         forced_tokens=draw(st.integers(0, 9)),
@@ -86,6 +87,7 @@ def assert_counters_are_sums(records: list[StepRecord]) -> None:
     assert value(registry, "tasc_draft_failures_total") == failures
     paused = sum(record.paused for record in records)
     assert value(registry, "tasc_drafting_paused_steps_total") == paused
+    assert value(registry, "tasc_step_cost_error_ratio") == records[-1].cost_error
     assert value(registry, spec + "drafts_total") == totals.drafts
     assert value(registry, "tasc_draft_seconds_sum") == totals.draft_seconds
     assert value(registry, "tasc_verify_seconds_sum") == totals.verify_seconds

@@ -9,7 +9,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from tasc_serve.http.proxy_guard import CALLBACK, OwnErrors, PlainHeaders, middlewares
+from tasc_serve.http.proxy_guard import OwnErrors, PlainHeaders, middlewares
+from tasc_serve.http.ray_proxy import CALLBACK
 
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:

@@ -80,6 +80,29 @@ def test_who_waits_the_whole_seconds_told_is_admitted() -> None:
     assert of.take(mine, "t") is None
 
 
+def test_prompts_of_one_request_are_taken_together_or_not_at_all() -> None:
+    clock = FakeClock()
+    of, mine = rates(clock, limit=40), key(1, 60)
+    assert of.take(mine, "t", 40) is None
+    assert of.headers(mine)["x-ratelimit-remaining-requests"] == "20"
+    clock.now += 1
+    over = of.take(mine, "t", 40)
+    assert (over.what, over.wait_s) == ("key", pytest.approx(19))
+    assert of.headers(mine)["x-ratelimit-remaining-requests"] == "21"
+    clock.now += 19
+    assert of.take(mine, "t", 40) is None
+
+
+def test_more_prompts_than_a_bucket_holds_wait_until_it_is_full_and_leave_a_debt() -> None:
+    clock = FakeClock()
+    of, mine = rates(clock), key(1, 60)
+    assert of.take(mine, "t") is None
+    assert of.take(mine, "t", 150).wait_s == pytest.approx(1)
+    clock.now += 1
+    assert of.take(mine, "t", 150) is None
+    assert of.take(mine, "t").wait_s == pytest.approx(91)
+
+
 def test_a_tasks_limit_holds_for_all_keys_together_and_costs_a_key_nothing() -> None:
     clock = FakeClock()
     of, a, b = rates(clock, limit=2), key(1, 60), key(2, 60)

