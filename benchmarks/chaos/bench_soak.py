@@ -37,7 +37,7 @@ from benchmarks.common import (
     use_one_thread,
     use_test_helpers,
 )
-from benchmarks.serve.service import Process, mark_processes, processes, served
+from benchmarks.serve.service import Process, mark_processes, processes, served, serving_ray
 
 _LOAD = 0.8  # of the full rate
 _LOOK_S = 5.0
@@ -109,7 +109,6 @@ def started(stack: ExitStack, folder: Path) -> tuple[str, Any, str, list[Questio
     from benchmarks.chaos.questions import questions_of
     from killable import RedisServer
     from tasc_jobs.index.build import build_and_publish
-    from tasc_jobs.ray_local import local_ray
     from tasc_store import CorpusRow, CorpusStore, TaskStore, connect
 
     store = RedisServer(folder / "redis")
@@ -120,7 +119,7 @@ def started(stack: ExitStack, folder: Path) -> tuple[str, Any, str, list[Questio
         questions = questions_of(task, store.url)
         rows = [CorpusRow(str(i), q.body["prompt"], q.text) for i, q in enumerate(questions)]
         CorpusStore(client, record.corpus_name).append(rows)
-    stack.enter_context(local_ray(num_cpus=4, object_store_mb=100))
+    stack.enter_context(serving_ray())
     build_and_publish(store.url, record)
     settings = {
         "tasks": [{"name": ALPHA, "replicas": 2, "num_cpus": 0.1}],

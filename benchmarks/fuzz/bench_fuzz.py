@@ -8,11 +8,10 @@ Three of five requests are JSON bodies made by the service's own /openapi.json a
 wrong types, numbers without end, half characters, deep nesting, floods of biases, guides that take
 for ever. The others are forms, paths, headers, random bytes on the socket, wrong lengths, invalid
 chunks, pipelines, slow senders, and clients that disconnect. Without --base a service with two tiny
-models is started that needs an API key; with --haproxy it is in Ray Serve's HAProxy mode. The
-service must not answer with 500, leave a request without an end (--deadline), or lose a process,
-and its answers must be the same at the end as at the beginning. The same --seed sends the same
-requests. Tables go to stdout, progress to stderr; the last line of stdout is one JSON object. The
-exit code is 1 if the service failed.
+models is started that needs an API key. The service must not answer with 500, leave a request
+without an end (--deadline), or lose a process, and its answers must be the same at the end as at
+the beginning. The same --seed sends the same requests. Tables go to stdout, progress to stderr; the
+last line of stdout is one JSON object. The exit code is 1 if the service failed.
 """
 
 import argparse
@@ -43,7 +42,7 @@ from benchmarks.common import (
 from benchmarks.fuzz.attacks import Attacks
 from benchmarks.fuzz.service import Target, running, surface_of
 from benchmarks.fuzz.wire import Attack, Outcome, play
-from benchmarks.serve.service import Process, processes
+from benchmarks.serve.service import PROXIES, Process, processes
 
 _SHOWN = 5  # examples of each fault
 _TOLD_S = 10.0
@@ -60,7 +59,7 @@ def arguments() -> argparse.Namespace:
     add("--deadline", type=float, default=60.0, help="seconds after which a request hangs (60)")
     add("--base", help="a running service; without it, one is started")
     add("--key", help="an API key of that service")
-    add("--haproxy", action="store_true", help="start it in Ray Serve's HAProxy mode")
+    add("--proxy", choices=PROXIES, default=PROXIES[0], help="Ray Serve's (%(default)s)")
     return parser.parse_args()
 
 
@@ -75,7 +74,7 @@ def main() -> int:
         else:
             to_stderr("starting a service ...")
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tasc-fuzz-"))
-            target = stack.enter_context(running(Path(folder), options.haproxy))
+            target = stack.enter_context(running(Path(folder), options.proxy))
         found = fuzz(target, plan)
     for line in (*found.wrong, *(f"dead: {who}" for who in found.dead)):
         print(line)
@@ -85,7 +84,7 @@ def main() -> int:
         show_table(title, [what.replace("_", " "), ""], rows)
     grown = [[who, f"{b:,}", str(files)] for who, (b, files) in found.grown.items()]
     show_table("growth since the first fifth", ["process", "bytes", "file handles"], grown)
-    finish({**record, "haproxy": options.haproxy})
+    finish({**record, "proxy": options.proxy})
     return 0 if found.passed else 1
 
 

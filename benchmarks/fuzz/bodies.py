@@ -207,8 +207,11 @@ def _prompts(rng: random.Random) -> Any:
     size = int(10 ** rng.uniform(0, 3.2))
     ids = [rng.randrange(290) for _ in range(size)]
     return rng.choice(
-        [ids, [2**31 - 1], [-1], [10**30], [0.5], ["a", "b"], [], text(rng), "a b " * size]
-    )
+        [ids, [2**31 - 1], [-1], [10**30], [0.5], [], text(rng), "a b " * size,
+         ["a", "b"], [text(rng) for _ in range(3)], ["a"] * rng.choice([16, 256, 257, 30_000]),
+         [ids, [1, 2]], [[5]] * rng.choice([16, 257]), [[], ids], [[1], [2**31 - 1]],
+         ["a", 1], [1, "a"], ["a", [1]], [[1], ["a"]], [[1], None], [[[1]]], [None]]
+    )  # fmt: skip
 
 
 def _messages(rng: random.Random) -> Any:

@@ -9,7 +9,7 @@ from urllib.request import Request, urlopen
 
 from benchmarks.fuzz.attacks import Surface
 from benchmarks.fuzz.bodies import Endpoint
-from benchmarks.serve.service import mark_processes, served, use_haproxy
+from benchmarks.serve.service import PROXIES, mark_processes, served, serving_ray
 
 MAX_BODY_BYTES = 1 << 20
 _LIMITS = {
@@ -43,17 +43,14 @@ class Target:
 
 
 @contextmanager
-def running(folder: Path, haproxy: bool = False) -> Iterator[Target]:
+def running(folder: Path, proxy: str = PROXIES[0]) -> Iterator[Target]:
     """Run the service with two tasks, one of them with labels, that need an API key."""
     mark = mark_processes()
-    if haproxy:
-        use_haproxy(folder)
     from serving import ALPHA, BETA, make_task
 
-    from tasc_jobs.ray_local import local_ray
     from tasc_store import ApiKeys, EmbeddedRedis, TaskStore, connect
 
-    with EmbeddedRedis.start() as server, local_ray(num_cpus=4, object_store_mb=100):
+    with EmbeddedRedis.start() as server, serving_ray(proxy):
         with connect(server.url) as client:
             alpha, beta = (make_task(folder / name, name).record for name in (ALPHA, BETA))
             TaskStore(client).put(alpha)

@@ -5,22 +5,33 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 _MARK = "TASC_BENCH_MARK"
+PROXIES = ("haproxy", "python")
 
 
-def use_haproxy(folder: Path) -> None:
-    """Put Ray Serve into its HAProxy and throughput modes; HAProxy keeps its files in the folder.
+@contextmanager
+def serving_ray(proxy: str = PROXIES[0]) -> Iterator[None]:
+    """A local Ray for a service, with one of Ray Serve's two proxies."""
+    from tasc_jobs.ray_local import local_ray
+    from tasc_serve.http.ray_proxy import environment
+    from tasc_serve.settings import HttpSettings
 
-    Ray Serve reads this from the environment when it is imported.
-    """
+    http = HttpSettings.model_validate({"proxy": proxy})
+    with local_ray(num_cpus=4, object_store_mb=100, environment=partial(environment, http)):
+        yield
+
+
+def haproxy_modes(folder: Path) -> dict[str, str]:
+    """The environment of Ray Serve's HAProxy and throughput modes; the folder holds its files."""
     own = {"CONFIG_FILE_LOC": "haproxy.cfg", "SOCKET_PATH": "admin.sock"}
     own |= {"SERVER_STATE_BASE": "", "SERVER_STATE_FILE": "server-state"}
     files = {f"RAY_SERVE_HAPROXY_{name}": str(folder / file) for name, file in own.items()}
     modes = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1"}
-    os.environ.update({**modes, **files})
+    return {**modes, **files}
 
 
 @contextmanager
@@ -40,8 +51,19 @@ def served(settings: Mapping[str, Any], redis_url: str) -> Iterator[str]:
 
 def mark_processes() -> str:
     """Mark this process and all processes that it starts from now on; returns the mark."""
-    os.environ[_MARK] = mark = uuid.uuid4().hex
+    mark = uuid.uuid4().hex
+    os.environ.update(marking(mark))
     return mark
+
+
+def marking(mark: str) -> dict[str, str]:
+    """The environment of a process that has this mark, as all that it starts."""
+    return {_MARK: mark}
+
+
+def marked(mark: str) -> list[int]:
+    """All processes with this mark."""
+    return [int(folder.name) for folder in Path("/proc").glob("[0-9]*") if _has(folder, mark)]
 
 
 @dataclass(frozen=True)
@@ -66,10 +88,17 @@ def processes(mark: str | None) -> dict[int, Process]:
     return {process.pid: process for process in found if process} if mark else {}
 
 
-def _process(folder: Path, mark: str | None) -> Process | None:
+def _has(folder: Path, mark: str | None) -> bool:
     try:
-        if f"{_MARK}={mark}".encode() not in (folder / "environ").read_bytes():
-            return None
+        return f"{_MARK}={mark}".encode() in (folder / "environ").read_bytes()
+    except OSError:
+        return False  # the process has ended meanwhile, or is another user's
+
+
+def _process(folder: Path, mark: str | None) -> Process | None:
+    if not _has(folder, mark):
+        return None
+    try:
         role = _role((folder / "cmdline").read_bytes().decode(errors="replace"))
         pages = int((folder / "statm").read_text().split()[1])
         files = len(list((folder / "fd").iterdir()))

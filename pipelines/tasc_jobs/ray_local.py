@@ -9,8 +9,9 @@ import secrets
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import ray
 from ray._private import ray_constants
@@ -20,9 +21,9 @@ from ray.data import DataContext
 from tasc_jobs.errors import RaySetupError
 
 NO_PROGRESS_TIMEOUT_S = 90
-# A socket's path may have 107 bytes: 18 are for our folder below this one, up to 70 for what Ray
-# puts below that.
-_LONGEST_PARENT = 107 - 18 - 70
+# A socket's path may have 107 bytes: 18 are for our folder below this one, up to 75 for what Ray or
+# its HAProxy put below that.
+_LONGEST_PARENT = 107 - 18 - 75
 # Ray gives its workers niceness 15, so that whatever else runs on the machine starves a replica.
 # Torch takes huge pages only when it is asked to: products of weights in them run a tenth faster.
 _ALWAYS = {
@@ -30,7 +31,6 @@ _ALWAYS = {
     "OMP_WAIT_POLICY": "PASSIVE",
     "RAY_worker_niceness": "0",
     "THP_MEM_ALLOC_ENABLE": "1",
-    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "tasc_serve.http.proxy_guard.middlewares",
 }
 # Every Serve replica listens on all interfaces for calls that it unpickles: the token is for those.
 # A process keeps one for good, since Ray reads it once; and Ray looks at the mode again after its
@@ -43,7 +43,11 @@ _LOOPBACK: dict[str, str | None] = {
 
 
 @contextmanager
-def local_ray(num_cpus: int = 4, object_store_mb: int = 256) -> Iterator[None]:
+def local_ray(
+    num_cpus: int = 4,
+    object_store_mb: int = 256,
+    environment: Callable[[Path], Mapping[str, str]] = lambda folder: {},
+) -> Iterator[None]:
     """Ray is running inside the block.
 
     A Ray already running in this process is used and left as it is; with RAY_ADDRESS set this
@@ -53,6 +57,7 @@ def local_ray(num_cpus: int = 4, object_store_mb: int = 256) -> Iterator[None]:
     Args:
         num_cpus: Logical CPUs of a local Ray: how many tasks run at the same time.
         object_store_mb: Its shared memory in MiB.
+        environment: What its processes are given besides, by the folder that it has for its files.
 
     Raises:
         RaySetupError: The local Ray does not keep to loopback.
@@ -70,7 +75,7 @@ def local_ray(num_cpus: int = 4, object_store_mb: int = 256) -> Iterator[None]:
             undo.callback(ray.shutdown)
             ray.init(logging_level=logging.ERROR, log_to_driver=False)
         else:
-            undo.enter_context(_own_cluster(num_cpus, object_store_mb))
+            undo.enter_context(_own_cluster(num_cpus, object_store_mb, environment))
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, on_sigterm)  # Ray put its own in its place
         yield
@@ -99,8 +104,13 @@ def _errors_on_stderr() -> Iterator[None]:
 
 
 @contextmanager
-def _own_cluster(num_cpus: int, object_store_mb: int) -> Iterator[None]:
-    with _temporary_folder() as folder, _environment(_LOOPBACK), _loopback_only():
+def _own_cluster(
+    num_cpus: int, object_store_mb: int, environment: Callable[[Path], Mapping[str, str]]
+) -> Iterator[None]:
+    with ExitStack() as undo:
+        folder = undo.enter_context(_temporary_folder())
+        undo.enter_context(_environment({**environment(Path(folder)), **_LOOPBACK}))
+        undo.enter_context(_loopback_only())
         try:
             ray.init(
                 address="local",

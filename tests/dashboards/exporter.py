@@ -38,6 +38,7 @@ STEP = StepRecord(
     draft_seconds=0.001,
     verify_seconds=0.004,
     paused=True,
+    cost_error=0.125,
     shared_tokens=60,
     draft_failures=1,
     forced_tokens=3,

@@ -4,18 +4,21 @@ import json
 import shutil
 import subprocess
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import redis
 
 from support import eventually, free_port
 from tasc_serve.metrics.discovery import live_targets, service_discovery
+from tasc_store import EmbeddedRedis, connect
 
+Feed = Callable[[redis.Redis, str], AbstractContextManager[Any]]  # of a client and its URL
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
 
@@ -63,6 +66,20 @@ class Prometheus:
             return httpx.get(f"{self._url}/-/ready").status_code == 200
         except httpx.TransportError:
             return False
+
+
+@contextmanager
+def scraping(folder: Path, *feeds: Feed) -> Iterator[Prometheus]:
+    """A Prometheus of the shipped files that scrapes whatever the feeds list in a Redis."""
+    if shutil.which("prometheus") is None:
+        pytest.skip("prometheus is not on PATH; install it to run the dashboards' queries")
+    with ExitStack() as stack:
+        store = stack.enter_context(EmbeddedRedis.start())
+        client = stack.enter_context(connect(store.url))
+        for feed in feeds:
+            stack.enter_context(feed(client, store.url))
+        url = stack.enter_context(discovery_endpoint(client))
+        yield stack.enter_context(started(folder, url))
 
 
 @contextmanager

@@ -16,10 +16,11 @@ from prometheus_client import CollectorRegistry
 from served_batches import end_a_batch
 
 import tiny
-from tasc_draft import Tokens, build_index, write_index
+from support import index_of
+from tasc_draft import write_index
 from tasc_engine.drafting.neural.card import DrafterCard
 from tasc_engine.drafting.neural.files import save_drafter
-from tasc_runtime.protocol import Answer, Call, Piece, Pulse, PulseRequest, Refusal, TaskStatus
+from tasc_runtime.protocol import Answer, Call, Piece, Pulse, Refusal, TaskStatus
 from tasc_serve.access.access_control import AccessControl
 from tasc_serve.http.api import create_api
 from tasc_serve.metrics.discovery import MetricsPort
@@ -74,12 +75,7 @@ def register(client: redis.Redis, folder: Path) -> None:
     )
     TaskStore(client).put(record)
     asked = [tokenizer.encode_prompt(f"{value} =>") for value in tiny.SENTENCES]
-    index = build_index(
-        Tokens.of([tiny.plain(model, prompt, 16) for prompt in asked]),
-        fingerprint=tokenizer.fingerprint,
-        vocab_size=tokenizer.vocab_size,
-        eos_id=tokenizer.eos_id,
-    )
+    index = index_of(tokenizer, [tiny.plain(model, prompt, 16) for prompt in asked])
     write_index(index, folder / "index")
     store = ArtifactStore(client, TASK, tokenizer.fingerprint)
     store.announce(store.publish(folder / "index", corpus_rows=0, forecast=2.0).version)
@@ -99,7 +95,7 @@ class Line:
         return self._of(call).stream(call)
 
     async def pulse(self, name: str) -> Pulse:
-        return await self.replicas[name].pulse(PulseRequest(name))
+        return self.replicas[name].pulse()
 
     def _of(self, call: Call) -> TaskReplica:
         if next(self._calls) % LOST_EVERY == 0:
@@ -138,12 +134,11 @@ class Backend:
 
 
 class ServedLoad:
-    """Serves and asks from ``start`` to ``close``; ``codes`` are the answers' statuses so far."""
+    """Serves and asks until ``close``."""
 
     def __init__(self, client: redis.Redis, redis_url: str, folder: Path) -> None:
         register(client, folder)
         own = settings(folder / "cache")
-        self.codes: set[int] = set()
         self._replicas = {n: TaskReplica(own, redis_url, own.tasks[0]) for n in ("a", "b")}
         self._registry = CollectorRegistry()
         end_a_batch(client, redis_url, TASK, folder / "batches", self._registry)
@@ -170,12 +165,10 @@ class ServedLoad:
         transport = httpx.ASGITransport(app=self._api)
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
             while not self._closing.is_set():
-                asked = [self._ask(client, i) for i in range(AT_ONCE)]
-                self.codes.update(await asyncio.gather(*asked))
+                await asyncio.gather(*(self._ask(client, i) for i in range(AT_ONCE)))
         watching.cancel()
 
-    async def _ask(self, client: httpx.AsyncClient, i: int) -> int:
+    async def _ask(self, client: httpx.AsyncClient, i: int) -> None:
         value = tiny.SENTENCES[i % len(tiny.SENTENCES)]
         body = {"model": TASK, "messages": [{"role": "user", "content": value}]}
-        body |= {"stream": i % 2 == 0}
-        return (await client.post("/v1/chat/completions", json=body)).status_code
+        await client.post("/v1/chat/completions", json=body | {"stream": i % 2 == 0})

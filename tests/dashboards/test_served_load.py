@@ -1,16 +1,15 @@
 import math
-import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 
 import pytest
+import redis
 from panel_queries import QUERIES
-from prometheus_server import Prometheus, discovery_endpoint, started
+from prometheus_server import Prometheus, scraping
 from served_load import ServedLoad
 
 from metric_names import METRICS
 from support import eventually
-from tasc_store import EmbeddedRedis, connect
 
 pytestmark = [pytest.mark.prometheus, pytest.mark.redis]
 
@@ -18,16 +17,15 @@ pytestmark = [pytest.mark.prometheus, pytest.mark.redis]
 @pytest.fixture(scope="module")
 def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """A Prometheus that scrapes two replicas and their gateway while they are asked."""
-    if shutil.which("prometheus") is None:
-        pytest.skip("prometheus is not on PATH; install it to run the dashboards' queries")
-    with ExitStack() as stack:
-        store = stack.enter_context(EmbeddedRedis.start())
-        client = stack.enter_context(connect(store.url))
-        folder = tmp_path_factory.mktemp("served")
-        load = stack.enter_context(closing(ServedLoad(client, store.url, folder)))
-        url = stack.enter_context(discovery_endpoint(client))
-        server = stack.enter_context(started(tmp_path_factory.mktemp("prometheus"), url))
-        eventually(lambda: {200, 429, 503} <= load.codes)
+    folder = tmp_path_factory.mktemp("served")
+    asked = "tasc_http_requests_total > 0"
+
+    def load(client: redis.Redis, url: str) -> closing[ServedLoad]:
+        return closing(ServedLoad(client, url, folder))
+
+    with scraping(tmp_path_factory.mktemp("prometheus"), load) as server:
+        codes = {"200", "429", "503"}
+        eventually(lambda: codes <= {series["code"] for series, _ in server.query(asked)})
         yield server
 
 

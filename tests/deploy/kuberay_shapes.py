@@ -26,13 +26,11 @@ class Head(Shape):
     template: dict[str, Any]
 
 
-class Workers(Shape):
+class Workers(Head):
     group_name: str
     replicas: int
     min_replicas: int = Field(ge=1)
     max_replicas: int
-    ray_start_params: dict[str, str]
-    template: dict[str, Any]
 
 
 class Cluster(Shape):
@@ -51,10 +49,13 @@ class ServiceSpec(Shape):
     ray_cluster_config: Cluster
 
 
-class RayService(Shape):
+class Applied(Shape):
     api_version: Literal["ray.io/v1"]
-    kind: Literal["RayService"]
     metadata: dict[str, str]
+
+
+class RayService(Applied):
+    kind: Literal["RayService"]
     spec: ServiceSpec
 
 
@@ -68,8 +69,6 @@ class JobSpec(Shape):
     ray_cluster_spec: Cluster
 
 
-class RayJob(Shape):
-    api_version: Literal["ray.io/v1"]
+class RayJob(Applied):
     kind: Literal["RayJob"]
-    metadata: dict[str, str]
     spec: JobSpec

@@ -55,40 +55,38 @@ def test_whoever_reaches_a_cluster_needs_a_key(settings):
     assert settings.auth.required
 
 
-def test_the_application_has_a_deployment_for_each_task(monkeypatch, settings):
+@pytest.fixture
+def digests(monkeypatch):
+    """What the store tells of the tasks: faults first, then a digest of each; for ever the last."""
+    answers = [{"massive_en": "digest", "pos_ewt": "digest"}]
+
+    def newest(settings, redis_url):
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
     monkeypatch.setenv("REDIS_URL", "redis://unused")
-    digests = {task.name: "digest" for task in settings.tasks}
-    monkeypatch.setattr("tasc_serve.app.newest_digests", lambda settings, redis_url: digests)
+    monkeypatch.setattr("tasc_serve.app.newest_digests", newest)
+    return answers
+
+
+def test_the_application_waits_for_redis_and_has_a_deployment_for_each_task(
+    monkeypatch, digests, settings
+):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    digests[:0] = [StoreUnreachable("no Redis"), UnknownTask("no task"), UnknownTask("no task")]
     built = app(Deployed(settings=SETTINGS))
+    assert len(digests) == 1
     assert built._bound_deployment.name == "gateway"
     assert set(built._bound_deployment.init_args[2]) == {task.name for task in settings.tasks}
 
 
-def test_the_application_waits_for_redis_and_for_tasks_that_are_not_there_yet(monkeypatch):
-    monkeypatch.setenv("REDIS_URL", "redis://unused")
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
-    faults = [StoreUnreachable("no Redis"), UnknownTask("no task"), UnknownTask("no task")]
-
-    def digests(settings, redis_url):
-        if faults:
-            raise faults.pop(0)
-        return {task.name: "digest" for task in settings.tasks}
-
-    monkeypatch.setattr("tasc_serve.app.newest_digests", digests)
-    assert app(Deployed(settings=SETTINGS))._bound_deployment.name == "gateway"
-    assert not faults
-
-
-def test_an_application_whose_tasks_do_not_come_fails(monkeypatch):
+def test_an_application_whose_tasks_do_not_come_fails(monkeypatch, digests):
     clock = FakeClock()
-    monkeypatch.setenv("REDIS_URL", "redis://unused")
     monkeypatch.setattr("time.monotonic", clock)
     monkeypatch.setattr("time.sleep", lambda seconds: setattr(clock, "now", clock.now + 60))
-
-    def digests(settings, redis_url):
-        raise UnknownTask("no task")
-
-    monkeypatch.setattr("tasc_serve.app.newest_digests", digests)
+    digests[:] = [UnknownTask("no task")]
     with pytest.raises(UnknownTask):
         app(Deployed(settings=SETTINGS))
 

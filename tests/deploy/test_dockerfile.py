@@ -5,10 +5,14 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from tasc_serve.http import ray_proxy
+from tasc_serve.settings import HttpSettings
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "deploy" / "Dockerfile"
@@ -33,15 +37,11 @@ def of(stage: str, word: str) -> list[str]:
     return [rest for found, rest in stages()[stage] if found == word]
 
 
-@pytest.mark.parametrize("target", ["cpu", "cuda"])
-def test_what_runs_is_not_root(target):
-    word, user = stages()[target][-1]
-    assert (word, user) == ("USER", "10001:10001")
+def test_what_runs_is_not_root_and_has_no_gpu_by_default():
+    for target in ("cpu", "cuda"):
+        assert stages()[target][-1] == ("USER", "10001:10001")
+        assert of(target, "FROM")[0].startswith("runtime ")
     assert "--uid 10001" in " ".join(of("runtime", "RUN"))
-    assert of(target, "FROM")[0].startswith("runtime ")
-
-
-def test_the_last_stage_is_the_one_without_a_gpu():
     assert list(stages())[-1] == "cpu"
 
 
@@ -67,9 +67,19 @@ def test_no_secret_is_built_in():
 def test_usage_reports_are_off_and_rays_token_is_asked_for():
     environment = " ".join(of("runtime", "ENV"))
     never = ("RAY_USAGE_STATS_ENABLED=0", "OMP_WAIT_POLICY=PASSIVE", "RAY_AUTH_MODE=token")
-    for setting in (*never, "RAY_SERVE_USE_GRPC_BY_DEFAULT=1"):
-        assert setting in environment
+    assert all(setting in environment for setting in never)
     assert len(of("runtime", "HEALTHCHECK")) == 1
+
+
+def test_ray_serve_is_told_in_the_image_what_a_local_one_is_told(tmp_path: Path):
+    environment = dict(re.findall(r"(\w+)=(\S+)", " ".join(of("runtime", "ENV"))))
+    local = ray_proxy.environment(HttpSettings(), tmp_path)
+    own = {name for name, value in local.items() if str(tmp_path) in value or "_PORT" in name}
+    own.add("RAY_SERVE_HAPROXY_BINARY_PATH")
+    assert environment.items() >= {n: v for n, v in local.items() if n not in own}.items()
+    launcher = Path(environment["RAY_SERVE_HAPROXY_BINARY_PATH"])
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["scripts"]
+    assert scripts[launcher.name] == f"{ray_proxy.__name__}:main"
 
 
 def test_what_is_copied_is_there_and_not_hidden_from_the_build():

@@ -10,6 +10,7 @@ from tasc_serve.settings import (
     AuthSettings,
     AutoscalingSettings,
     CollectSettings,
+    ConnectionSettings,
     FailoverSettings,
     HttpSettings,
     LimitSettings,
@@ -38,6 +39,7 @@ def test_the_settings_file_shows_every_setting_there_is():
         (LimitSettings, written["limits"]),
         (AuthSettings, written["auth"]),
         (FailoverSettings, written["failover"]),
+        (ConnectionSettings, written["connection"]),
         (MetricsSettings, written["metrics"]),
         (ServedTask, written["tasks"][1]),
         (DraftOverrides, written["tasks"][1]["draft"]),
@@ -49,7 +51,7 @@ def test_the_settings_file_shows_every_setting_there_is():
 
 
 DOTTED = re.compile(
-    r"\b(http|engine|limits|auth|failover|metrics|collect|shadow|autoscaling)\.([a-z]\w+)(?![\w.(])"
+    r"\b(http|engine|limits|auth|failover|connection|metrics|collect|shadow|autoscaling)\.([a-z]\w+)(?![\w.(])"
 )
 
 

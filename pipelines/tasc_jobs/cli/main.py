@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -173,11 +174,13 @@ def serve(
         clock.note("starting Ray ...")
         from tasc_jobs.ray_local import local_ray
         from tasc_jobs.serve import logical_cpus, run_service
+        from tasc_serve.http import ray_proxy
 
         cpus = logical_cpus(settings)
-        with local_ray(num_cpus=cpus):
+        proxy = partial(ray_proxy.environment, settings.http)
+        with local_ray(num_cpus=cpus, environment=proxy):
             cluster = os.environ.get("RAY_ADDRESS")
-            local = f"started locally, {cpus} logical CPUs"
+            local = f"started locally, {cpus} logical CPUs; {ray_proxy.in_words(settings.http)}"
             clock.note(f"Ray: the cluster {cluster}" if cluster else f"Ray: {local}")
             run_service(settings, url, _wait_for_signal, say=clock.note)
 

@@ -29,6 +29,7 @@ from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine_settings import DraftOverrides, EngineSettings
 from tasc_runtime.progress import Progress, Stages, note
 from tasc_serve import app
+from tasc_serve.http import ray_proxy
 from tasc_serve.settings import HttpSettings, ServedTask, ServeSettings
 from tasc_store import TaskStore, connect
 
@@ -140,11 +141,11 @@ def settings(tasks: Sequence[str], port: int, draft: DraftOverrides | None = Non
 def run_demo(url: str) -> None:
     """Run the demo; the last line on stdout is a JSON object."""
     console = Console(file=sys.stdout)
-    with local_ray():
+    served = settings([TASK], port=0, draft=FORGETFUL)
+    with local_ray(environment=partial(ray_proxy.environment, served.http)):
         prepare(url, [TASK], console)
-        note("starting the service ...")
+        note(f"starting the service, {ray_proxy.in_words(served.http)} ...")
         try:
-            served = settings([TASK], port=0, draft=FORGETFUL)
             base = app.start(served, url, on_note=partial(say_of_task, note))
             found = _measure(url, base)
         finally:
@@ -157,9 +158,11 @@ def run_demo(url: str) -> None:
 
 def serve_demo(url: str, port: int, wait: Callable[[], None]) -> None:
     """Keep the service running with both shipped tasks until ``wait`` returns."""
-    with local_ray():
+    served = settings(TASKS, port)
+    with local_ray(environment=partial(ray_proxy.environment, served.http)):
+        note(ray_proxy.in_words(served.http))
         prepare(url, TASKS, Console(file=sys.stdout))
-        run_service(settings(TASKS, port), url, wait, EXAMPLE)
+        run_service(served, url, wait, EXAMPLE)
 
 
 def _measure(url: str, base: str) -> dict[str, Any]:

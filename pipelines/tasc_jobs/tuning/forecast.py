@@ -45,6 +45,7 @@ class CostFile(_Section):
     device: str
     dtype: str
     draft_seconds: float | None = Field(None, ge=0, allow_inf_nan=False)
+    measured: dict[str, Any] | None = Field(None, description="where and when, for people")
     costs: tuple[CostEntry, ...] = Field(min_length=1)
 
     @model_validator(mode="after")

@@ -19,11 +19,11 @@ from tasc_runtime.data.rows import read_lines
 from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.protocol import Answer, Call, Refusal
 from tasc_runtime.sampling_options import SHOWN, FieldError
-from tasc_serve.http.parsing import call_of, parsed
+from tasc_serve.http.parsing import calls_of, parsed
 from tasc_serve.http.responses import CHAT, COMPLETION, Reply
 from tasc_serve.http.schemas import BatchLine, ChatRequest, CompletionRequest
 from tasc_serve.http_errors import ApiError, of_refusal, of_validation
-from tasc_serve.routing.choices import calls_of
+from tasc_serve.routing.choices import CallGroup
 from tasc_serve.settings import LimitSettings
 from tasc_store.batches.batch_store import Batch, BatchFault
 
@@ -184,20 +184,21 @@ class LineAnswers:
     def calls(self, row: Row, builder: EngineBuilder) -> Sequence[Call]:
         """Raises ValueError: the text of an answer that is an error."""
         try:
-            _, call = self._read(row)
-            _require_taken(call, builder, self.limits)
+            _, group = self._read(row)
+            for call in group.calls[:: group.n]:
+                _require_taken(call, builder, self.limits)
         except ApiError as error:
             raise ValueError(fault_of(error)) from error
-        return calls_of(call)
+        return group.calls
 
     def content(
         self, row: Row, answers: Sequence[Answer], builder: EngineBuilder
     ) -> dict[str, Any]:
-        body, call = self._read(row)
+        body, group = self._read(row)
         shape = CHAT if self._is_chat else COMPLETION
         # Times differ from run to run: they are told only to who asks for them.
         metrics = body.metrics if "metrics" in body.model_fields_set else "none"
-        reply = Reply.to(body, shape, self.task, call)
+        reply = Reply.to(body, shape, self.task, group)
         reply = dataclasses.replace(reply, created=self.created, metrics=metrics)
         return reply.whole(answers)
 
@@ -205,13 +206,13 @@ class LineAnswers:
     def _is_chat(self) -> bool:
         return self.endpoint == _CHAT
 
-    def _read(self, row: Row) -> tuple[ChatRequest | CompletionRequest, Call]:
+    def _read(self, row: Row) -> tuple[ChatRequest | CompletionRequest, CallGroup]:
         raw = row.payload.encode()
         body = parsed(raw, ChatRequest) if self._is_chat else parsed(raw, CompletionRequest)
         if body.stream:
             raise ApiError(400, "stream is set; a batch has whole answers: leave it out", "stream")
         id, seed = line_id(self.batch, row.ordinal), seed_of(self.batch, row.ordinal)
-        return body, call_of(body, self.limits, id, seed)
+        return body, calls_of(body, self.limits, id, seed)
 
 
 def line_id(batch: str, ordinal: int) -> str:
@@ -237,4 +238,5 @@ def _require_taken(call: Call, builder: EngineBuilder, limits: LimitSettings) ->
     except FieldError as error:
         raise ApiError(400, str(error), error.field) from error
     except ValueError as error:
-        raise ApiError(400, str(error), call.prompt_field) from error
+        message = f"{call.prompt_field}: {error}"
+        raise ApiError(400, message, call.prompt_field) from error
