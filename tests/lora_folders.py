@@ -2,6 +2,7 @@
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
@@ -14,11 +15,12 @@ from tasc_engine.model.loading import ModelSource, load_model
 WEIGHTS = "adapter_model.safetensors"
 
 
-def make_adapter(base: Path, folder: Path, seed: int) -> Path:
-    """A random adapter that changes answers."""
+def make_adapter(base: Path, folder: Path, seed: int = 0, **config: Any) -> Path:
+    """A random adapter that changes answers; without a configuration, of all linear layers."""
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    lora = LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, target_modules="all-linear")
+    config = {"target_modules": "all-linear", **config}
+    lora = LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, **config)
     get_peft_model(model, lora).save_pretrained(folder)
     return folder
 

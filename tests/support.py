@@ -6,16 +6,22 @@
 - `free_port`: a port nobody listens on.
 - `load_target`, `make_proposer`, `make_engine`: parts of a decoding engine with the sizes of
   `SMALL`. `make_engine` takes the parts a test made itself and makes the others.
+- `index_of`: the draft index of a tokenizer's rows.
 - `assert_self_contained`: an HTML page needs no network.
 - `refused`: a block raises an error whose message has the names of what is wrong.
 - `requests_of`: generation requests with the ids "0", "1", ...
+- `record_of`: the record of a task with the model of a folder.
+- `write_rows`, `read_rows`: files of JSON lines.
+- `files_up_to`: no file of this process may become larger, as on a disk that is full.
 
 Models and tokenizers are made by `tiny`, adapters by `lora_folders`, neural drafters by
 `neural_drafters`.
 """
 
 import asyncio
+import json
 import re
+import resource
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,9 +32,10 @@ from typing import Any
 
 import pytest
 
-from tasc_draft import DraftIndex, DraftSettings, NgramProposer, Proposer
+from tasc_draft import DraftIndex, DraftSettings, NgramProposer, Proposer, Tokens, build_index
 from tasc_engine import Engine, EngineConfig, GenerationRequest, ModelSource, StepRecord, Target
 from tasc_engine.step.cost import StepCosts
+from tasc_store import TaskRecord
 from tasc_text import TaskTokenizer
 
 # Only a broken test waits this long. A test on a machine three times slower than usual does not.
@@ -81,6 +88,31 @@ class FakeClock:
         return self.now
 
 
+@contextmanager
+def files_up_to(size: int) -> Iterator[None]:
+    """What is written in the block beyond so many bytes of a file is an error."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def write_rows(path: Path, rows: Iterable[object]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def read_rows(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def record_of(folder: Path, name: str, template: str = "{input}\n", **fields: Any) -> TaskRecord:
+    fingerprint = TaskTokenizer.from_folder(folder).fingerprint
+    return TaskRecord(name, str(folder), fingerprint, template, **fields)
+
+
 def free_port(host: str = "127.0.0.1") -> int:
     with socket.socket() as probe:
         probe.bind((host, 0))
@@ -92,6 +124,21 @@ def load_target(
 ) -> Target:
     """The model of a folder; ``source`` goes to `ModelSource`."""
     return Target.load(ModelSource(folder, dtype=dtype, **source), config)
+
+
+def index_of(
+    tokenizer: TaskTokenizer,
+    outputs: Sequence[Sequence[int]],
+    prompts: Sequence[Sequence[int]] | None = None,
+) -> DraftIndex:
+    """The draft index of token ids of rows."""
+    return build_index(
+        Tokens.of(outputs),
+        None if prompts is None else Tokens.of(prompts),
+        fingerprint=tokenizer.fingerprint,
+        vocab_size=tokenizer.vocab_size,
+        eos_id=tokenizer.eos_id,
+    )
 
 
 def make_proposer(

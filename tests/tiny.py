@@ -31,7 +31,19 @@ SENTENCES = (
     "DET NOUN VERB ADP PROPN PUNCT",
     "naïve café, 東京 🙂",
 )
-# Name: its config, and what differs from the shape below. A window of 16 is outgrown by most rows.
+SHAPE: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+    "bos_token_id": None,
+    "eos_token_id": 0,
+    "pad_token_id": None,
+}
+# Name: its config, and what differs from the shape above. A window of 16 is outgrown by most rows.
 ARCHITECTURES: dict[str, tuple[Any, dict[str, Any]]] = {
     "qwen2": (Qwen2Config, {}),
     "llama": (LlamaConfig, {}),
@@ -76,21 +88,7 @@ def make_model(
     torch.manual_seed(seed)
     vocab = TaskTokenizer.from_folder(folder).vocab_size
     make, differs = ARCHITECTURES[architecture]
-    shape = {
-        "vocab_size": vocab,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "max_position_embeddings": 512,
-        "tie_word_embeddings": tied,
-        "bos_token_id": None,
-        "eos_token_id": 0,
-        "pad_token_id": None,
-    }
-    config = make(**{**shape, **differs})
+    config = make(**{**SHAPE, "vocab_size": vocab, "tie_word_embeddings": tied, **differs})
     model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     with torch.no_grad():
         for p in model.parameters():

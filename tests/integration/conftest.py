@@ -1,12 +1,16 @@
 """One real Redis and one real local Ray for all tests that need no server of their own."""
 
+import uuid
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
-from tasc_command import Command, InProcess
 
+from tasc_command import Command, InProcess
 from tasc_jobs.ray_local import local_ray
+from tasc_serve.http.ray_proxy import environment
+from tasc_serve.settings import HttpSettings
 from tasc_store import EmbeddedRedis
 
 
@@ -18,8 +22,16 @@ def redis_url() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
-    with local_ray(num_cpus=4, object_store_mb=150):
+    with local_ray(
+        num_cpus=4, object_store_mb=150, environment=partial(environment, HttpSettings())
+    ):
         yield
+
+
+@pytest.fixture
+def name() -> str:
+    """A name no other test uses."""
+    return f"t-{uuid.uuid4().hex}"
 
 
 @pytest.fixture
@@ -39,7 +51,6 @@ def in_process(
     """
     monkeypatch.delenv("REDIS_URL", raising=False)
     monkeypatch.setenv("TASC_DATA_DIR", str(tmp_path / "redis"))
-    monkeypatch.setattr("signal.signal", lambda signum, handler: None)
     return InProcess(monkeypatch, capsys)
 
 

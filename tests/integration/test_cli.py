@@ -4,14 +4,17 @@ import json
 import re
 import signal
 from collections.abc import Callable
+from contextlib import ExitStack
 from itertools import takewhile
 from pathlib import Path
 
 import httpx
 import pytest
-from tasc_command import Command, InProcess
 
-from support import DEADLINE_S
+from killable import pids
+from listeners import Listener, listeners
+from support import DEADLINE_S, read_rows, write_rows
+from tasc_command import Command, InProcess
 from tiny import SENTENCES, make_folder
 
 pytestmark = [pytest.mark.redis, pytest.mark.ray]
@@ -24,21 +27,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def corpus(path: Path) -> Path:
     rows = [{"id": i, "input": f"say {i}", "output": SENTENCES[i % 3]} for i in range(60)]
-    path.write_text("".join(json.dumps(r) + "\n" for r in rows) + "broken\n")
-    return path
+    return write_rows(path, [*rows, "broken"])
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_from_rows_to_answers_with_an_embedded_store(
-    in_process: InProcess, folder: Path, tmp_path: Path
-) -> None:
+def test_rows_lead_to_answers(in_process: InProcess, folder: Path, tmp_path: Path) -> None:
     assert_rows_lead_to_answers(in_process, folder, tmp_path)
 
 
 @pytest.mark.slow("each command is a process with a Ray and a Redis of its own")
-def test_from_rows_to_answers_in_processes_that_leave_none_behind(
-    tasc: Command, folder: Path, tmp_path: Path
-) -> None:
+def test_processes_lead_to_answers_and_end(tasc: Command, folder: Path, tmp_path: Path) -> None:
     assert_rows_lead_to_answers(tasc, folder, tmp_path)
     tasc.wait_until_gone()
 
@@ -74,7 +72,7 @@ def assert_rows_lead_to_answers(tasc: InProcess | Command, folder: Path, tmp_pat
     source.write_text('{"id": "a", "input": "one"}\n\n{"id": 7, "input": "two"}\n{"input": "3"}\n')
     report = json.loads(run("generate", "t", "--input", source, "--output", output, "--json"))
     assert (report["rows"], report["errors"]) == (3, 0)
-    answers = [json.loads(line) for line in output.read_text().splitlines()]
+    answers = read_rows(output)
     assert [a["id"] for a in answers] == ["a", "7", "4"]
     assert report["first_error"] is None
     assert all(a["index_version"] == capped["version"] == 3 for a in answers)
@@ -96,14 +94,25 @@ def assert_each_part_was_said(lines: list[str], tasc: Command) -> None:
     assert tasc.run("task", "list", "--redis-url", url).splitlines()[1].startswith("t\t")
 
 
+def answers(base: str) -> bool:
+    body = {"model": "t", "prompt": "say", "max_tokens": 4}
+    return httpx.post(f"{base}/v1/completions", json=body, timeout=DEADLINE_S).is_success
+
+
 @pytest.mark.slow("starts a Ray and a service of its own")
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("signum", "proxy"), [(signal.SIGINT, "haproxy"), (signal.SIGTERM, "python")]
+)
 def test_a_service_that_is_told_to_end_leaves_no_process(
-    tasc: Command, folder: Path, tmp_path: Path, signum: int
+    tasc: Command, folder: Path, tmp_path: Path, signum: int, proxy: str
 ) -> None:
     tasc.run("task", "create", "t", "--model", folder, "--template", "{input}")
     config = tmp_path / "serve.yaml"
-    config.write_text("tasks: [{name: t}]\nhttp: {port: 0}\nengine: {max_model_len: 64}\n")
+    config.write_text(
+        f"tasks: [{{name: t}}]\nhttp: {{port: 0, proxy: {proxy}}}\nengine: {{max_model_len: 64}}\n"
+    )
+    # As in the image, where it is set before the command imports Ray Serve.
+    tasc.env["RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP"] = "0"
     with tasc.start("serve", "--config", config) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -114,10 +123,47 @@ def test_a_service_that_is_told_to_end_leaves_no_process(
         assert ready.json()["tasks"] == ["t"]
         assert len(tasc.processes()) > 5
         assert_each_part_was_said(said, tasc)
+        base = line.split()[2]
+        assert answers(base)
+        opened = listeners({*pids("bin/haproxy", process.pid)})
+        ours = [Listener(int(base.rpartition(":")[2]), loopback=True)]
+        assert opened == (ours if proxy == "haproxy" else [])
         process.send_signal(signum)
         _, err = tasc.finish(process)
     assert process.returncode == 128 + signum, err
+    assert "Error" not in err
     tasc.wait_until_gone()
+
+
+@pytest.mark.slow("starts two services, each with a Ray of its own")
+def test_two_services_on_one_machine_do_not_meet(
+    tasc: Command, folder: Path, redis_url: str, tmp_path: Path
+) -> None:
+    tasc.run(
+        "task", "create", "t", "--model", folder, "--template", "{input}", "--redis-url", redis_url
+    )
+    config = tmp_path / "serve.yaml"
+    config.write_text(
+        f"redis_url: {redis_url}\ntasks: [{{name: t}}]\nhttp: {{port: 0}}\n"
+        "engine: {max_model_len: 64}\n"
+    )
+    services, bases = [], []
+    with ExitStack() as stack:
+        for _ in range(2):
+            service = stack.enter_context(tasc.start("serve", "--config", config))
+            stack.callback(service.kill)
+            services.append(service)
+            assert service.stdout is not None
+            line = service.stdout.readline()
+            assert line, tasc.finish(service)
+            bases.append(line.split()[2])
+        assert all(answers(base) for base in bases)
+        services[0].send_signal(signal.SIGINT)
+        _, err = tasc.finish(services[0])
+        assert "Error" not in err
+        assert all(answers(bases[1]) for _ in range(5))
+        services[1].send_signal(signal.SIGINT)
+        tasc.finish(services[1])
 
 
 @pytest.mark.parametrize(

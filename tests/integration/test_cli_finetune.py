@@ -2,15 +2,15 @@
 
 import json
 import os
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tasc_store import CorpusRow, CorpusStore, TaskRecord, TaskStore, connect
+from support import record_of, write_rows
+from tasc_store import CorpusRow, CorpusStore, TaskStore, connect
 from tasc_text import TaskTokenizer
-from tiny import END, make_model, make_tokenizer
+from tiny import END, make_folder
 
 Run = Callable[..., str]
 ROWS = [(f"{a} {b}", f"intent: {a}_{b}") for a in ("play", "set") for b in ("music", "alarm")] * 5
@@ -19,28 +19,20 @@ ASKED = ("--template", r"{input}\n", "--max-tokens", 12)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("cli-evaluate") / "model"
-    make_tokenizer(made)
-    make_model(made)
-    return made
+    return make_folder(tmp_path_factory.mktemp("cli-evaluate") / "model")
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    path = tmp_path / "rows.jsonl"
     rows = ({"id": str(i), "input": x, "output": y} for i, (x, y) in enumerate(ROWS))
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return write_rows(tmp_path / "rows.jsonl", rows)
 
 
 @pytest.fixture
-def task(redis_url: str, folder: Path) -> str:
-    name = f"t-{uuid.uuid4().hex}"
-    fingerprint = TaskTokenizer.from_folder(folder).fingerprint
+def task(redis_url: str, folder: Path, name: str) -> str:
     with connect(redis_url) as client:
-        TaskStore(client).put(TaskRecord(name, str(folder), fingerprint, "{input}\n"))
-        rows = [CorpusRow(str(i), *row) for i, row in enumerate(ROWS)]
-        CorpusStore(client, name).append(rows)
+        TaskStore(client).put(record_of(folder, name))
+        CorpusStore(client, name).append([CorpusRow(str(i), *r) for i, r in enumerate(ROWS)])
     return name
 
 
@@ -60,9 +52,7 @@ def test_files_are_enough_to_evaluate(run: Run, file: Path, folder: Path, tmp_pa
     assert list(found["sides"]) == ["plain"]
 
 
-def test_what_was_evaluated_is_what_the_forecast_is_checked_by(
-    run: Run, file: Path, folder: Path, tmp_path: Path
-) -> None:
+def test_evaluations_check_a_forecast(run: Run, file: Path, folder: Path, tmp_path: Path) -> None:
     given = ("--test", file, "--train", file, "--model", folder, *ASKED, "--limit", 4)
     line = run("evaluate", *given, "--repeats", 1, "--plain", "--setting", "one", "--json")
     other = {**last_line(line), "budget": 60, "renyi2_bits": 9.0, "ms_per_answer": 1e-6}
@@ -99,8 +89,9 @@ def test_a_task_knows_its_model_its_prompt_and_its_rows(
     assert timed["points"][0]["ms_per_answer"] > 0
 
 
-def test_what_is_missing_or_wrong_is_named(run: Run, file: Path, folder: Path) -> None:
+def test_what_is_missing_or_no_is_named(run: Run, file: Path, folder: Path, tmp_path: Path) -> None:
     evaluated, forecast = ("evaluate", "--test", file), ("forecast-ft", "--train", file)
+    enriched = ("enrich", "--output", tmp_path / "out")
     for given, said in (
         (evaluated, "--model"),
         ((*evaluated, "--model", folder), "--template"),
@@ -110,15 +101,19 @@ def test_what_is_missing_or_wrong_is_named(run: Run, file: Path, folder: Path) -
         (forecast, "--tokenizer"),
         ((*forecast, "--model", folder), "--template"),
         ((*forecast, "--tokenizer", folder, "--budget", "1,x"), "--budget is '1,x'"),
-        (("enrich", "--train", file, "--pcs", 0, "--output", "x"), "more than 0"),
+        ((*enriched, "--train", file, "--pcs", 0), "more than 0"),
+        (enriched, "either a TASK or --train"),
+        ((*enriched, "--train", file), "--tokenizer"),
     ):
         assert said in run(*given, code=2)
     assert "is no run" in run("forecast-ft", "--check", file, code=1)
+    (tmp_path / "out").mkdir()
+    there = (*enriched, "--train", file, "--tokenizer", folder)
+    assert "is there already" in run(*there, code=1)
+    assert sorted(os.listdir(tmp_path)) == ["out", "rows.jsonl"]
 
 
-def test_files_are_enough_to_enrich_and_to_finetune(
-    run: Run, file: Path, folder: Path, tmp_path: Path
-) -> None:
+def test_files_are_enough_to_finetune(run: Run, file: Path, folder: Path, tmp_path: Path) -> None:
     enriched, output = tmp_path / "enriched", tmp_path / "out"
     said = run(
         "enrich", "--train", file, "--test", file, "--tokenizer", folder, "--budget", 6,
@@ -142,9 +137,7 @@ def test_files_are_enough_to_enrich_and_to_finetune(
 
 
 @pytest.mark.redis
-def test_a_task_knows_its_model_and_its_rows(
-    run: Run, redis_url: str, task: str, tmp_path: Path
-) -> None:
+def test_a_task_knows_what_to_tune(run: Run, redis_url: str, task: str, tmp_path: Path) -> None:
     url = ("--redis-url", redis_url)
     enriched, output = tmp_path / "enriched", tmp_path / "out"
     assert "x fewer tokens" in run("enrich", task, "--budget", 5, "--output", enriched, *url)
@@ -154,15 +147,3 @@ def test_a_task_knows_its_model_and_its_rows(
     made = run("task", "create", f"{task}-ft", "--model", output / "model", *template, *url)
     assert f"{task}-ft" in made
     assert str(output) in run("finetune", task, *few, *url, code=1)  # it holds a result
-
-
-def test_what_is_missing_to_enrich_is_named(
-    run: Run, file: Path, folder: Path, tmp_path: Path
-) -> None:
-    output = ("--output", tmp_path / "out")
-    assert "either a TASK or --train" in run("enrich", *output, code=2)
-    assert "--tokenizer" in run("enrich", "--train", file, *output, code=2)
-    (tmp_path / "out").mkdir()
-    there = ("enrich", "--train", file, "--tokenizer", folder, *output)
-    assert "is there already" in run(*there, code=1)
-    assert sorted(os.listdir(tmp_path)) == ["out", "rows.jsonl"]

@@ -1,7 +1,6 @@
 """``tasc key``: made and shown once, listed without secrets, revoked."""
 
 import json
-import uuid
 from collections.abc import Callable
 
 import pytest
@@ -20,8 +19,7 @@ def run(run: Run, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Run:
     return lambda *args, code=0: run("key", *args, code=code)
 
 
-def test_a_key_is_made_listed_and_revoked(run: Run, redis_url: str) -> None:
-    name = f"k-{uuid.uuid4().hex}"
+def test_a_key_is_made_listed_and_revoked(run: Run, redis_url: str, name: str) -> None:
     made = run("create", name, "--tasks", "one, two", "--requests-per-minute", 60)
     secret = made.strip()
     assert made == f"{secret}\n"

@@ -1,15 +1,14 @@
 """``tasc train-drafter``, from files or from a task and its corpus."""
 
 import json
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from drafter_training import INPUTS, ROWS, make
-from tasc_store import CorpusStore, TaskRecord, TaskStore, connect
-from tasc_text import TaskTokenizer
+from support import read_rows, record_of, write_rows
+from tasc_store import CorpusStore, TaskStore, connect
 
 Run = Callable[..., str]
 SHORT = ("--epochs", 1, "--batch-rows", 8, "--max-tokens", 12, "--json")
@@ -22,10 +21,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    path = tmp_path / "rows.jsonl"
     rows = ({"id": row.key, "input": row.input, "output": row.output} for row in ROWS)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return write_rows(tmp_path / "rows.jsonl", rows)
 
 
 def test_files_are_enough(run: Run, file: Path, folder: Path, tmp_path: Path) -> None:
@@ -46,21 +43,15 @@ def test_files_are_enough(run: Run, file: Path, folder: Path, tmp_path: Path) ->
 
 
 @pytest.mark.redis
-def test_a_task_knows_its_model_and_its_rows(
-    run: Run, redis_url: str, folder: Path, tmp_path: Path
-) -> None:
-    name = f"t-{uuid.uuid4().hex}"
-    fingerprint = TaskTokenizer.from_folder(folder).fingerprint
+def test_a_task_will_do(run: Run, redis_url: str, folder: Path, name: str, tmp_path: Path) -> None:
     with connect(redis_url) as client:
-        TaskStore(client).put(TaskRecord(name, str(folder), fingerprint, "{input} ->"))
+        TaskStore(client).put(record_of(folder, name, "{input} ->"))
         CorpusStore(client, name).append(ROWS)
     url = ("--redis-url", redis_url)
-    found = json.loads(
-        run("train-drafter", name, "--kind", "eagle", "--output", tmp_path, *SHORT, *url)
-    )
+    given = ("train-drafter", name, "--kind", "eagle", "--output", tmp_path)
+    found = json.loads(run(*given, *SHORT, *url))
     assert (found["task"], found["rows"]) == (name, 38)
-    answers = (tmp_path / "answers.jsonl").read_text().splitlines()
-    assert {json.loads(line)["input"] for line in answers} == set(INPUTS)
+    assert {row["input"] for row in read_rows(tmp_path / "answers.jsonl")} == set(INPUTS)
     lone = ("--kind", "eagle", "--output", tmp_path, "--adapter", folder, *url)
     assert "has no model; name its base with --model" in run("train-drafter", name, *lone, code=2)
 

@@ -11,15 +11,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from support import make_proposer
-from tasc_draft import (
-    SOURCES,
-    DraftIndex,
-    DraftSettings,
-    Proposer,
-    Tokens,
-    build_index,
-)
+from support import index_of, make_proposer
+from tasc_draft import SOURCES, DraftIndex, DraftSettings, Proposer
 from tasc_engine import (
     Engine,
     EngineConfig,
@@ -56,13 +49,7 @@ class Case:
         return [GenerationRequest(str(i), p, m, draft=draft) for i, (p, m) in enumerate(pairs)]
 
     def index(self) -> DraftIndex:
-        return build_index(
-            Tokens.of(self.corpus),
-            Tokens.of(self.prompts[: len(self.corpus)]),
-            fingerprint=self.tokenizer.fingerprint,
-            vocab_size=self.tokenizer.vocab_size,
-            eos_id=self.tokenizer.eos_id,
-        )
+        return index_of(self.tokenizer, self.corpus, self.prompts[: len(self.corpus)])
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 from lossless_cases import Case, make_engine
 
-from tasc_draft import DraftSettings, Tokens, build_index
+from support import index_of
+from tasc_draft import DraftSettings
 from tasc_engine import (
     Engine,
     EngineConfig,
@@ -131,10 +132,5 @@ def engine_of(case: Case, way: Way, outputs: list[list[int]]) -> tuple[Engine, E
     # A forced stretch may be longer than a chunk.
     chunk = 2 if way.draft else 16
     config = EngineConfig(rows=way.rows, max_model_len=LENGTH, prefill_chunk=chunk)
-    index = build_index(
-        Tokens.of(outputs or case.corpus),
-        fingerprint=case.tokenizer.fingerprint,
-        vocab_size=case.tokenizer.vocab_size,
-        eos_id=case.tokenizer.eos_id,
-    )
+    index = index_of(case.tokenizer, outputs or case.corpus)
     return make_engine(case, config, SETTINGS, index=index)

@@ -8,9 +8,10 @@ import pytest
 import torch
 from lossless_cases import LONGEST, PAPER, Case, answer, answered_alone, reference
 
-from tasc_draft import DraftSettings
+from tasc_draft import Drafts, DraftSettings
 from tasc_draft.settings import MIXTURES
 from tasc_engine import GenerationRequest
+from tasc_text import TaskTokenizer
 
 NEAR_TIE = 1e-5
 
@@ -22,9 +23,7 @@ def accepted_and_rejected(totals) -> tuple[int, int]:
 
 def test_every_architecture_answers_like_generate(any_case: Case) -> None:
     found = answer(any_case)
-    accepted, rejected = accepted_and_rejected(found.totals)
-    assert accepted > 20
-    assert rejected > 20
+    assert min(accepted_and_rejected(found.totals)) > 20
     assert found.tokens() == any_case.answers
 
 
@@ -35,6 +34,7 @@ WAYS: list[dict[str, Any]] = [
         for branching in (True, False)
     ),
     *({"settings": dataclasses.replace(PAPER, n_max=n)} for n in range(2, 9)),
+    *({"settings": dataclasses.replace(PAPER, corpus_weight=weight)} for weight in (0.0, 1.0)),
     {"settings": DraftSettings(min_prob=0.0, learning_rate=1.0)},
     *({"rows": n} for n in range(1, 9)),
     *({"prefill_chunk": n} for n in (1, 7, 1000)),
@@ -77,17 +77,6 @@ def test_every_mixture_answers_alike(case: Case, begun: Any, mixture: str) -> No
     assert found.tokens() == begun[1]
 
 
-@pytest.mark.parametrize("weight", [0.0, 1.0])
-def test_each_source_alone_answers_alike(case: Case, weight: float) -> None:
-    settings = dataclasses.replace(PAPER, corpus_weight=weight)
-    found = answer(case, settings=settings)
-    by_source = found.totals.accepted.sum(1)
-    assert by_source[int(weight == 0.0)] > 0
-    if weight == 1.0:
-        assert by_source[1] == 0
-    assert found.tokens() == case.answers
-
-
 @pytest.mark.parametrize("kept", [0, 1 << 20])
 def test_prompts_that_begin_alike_answer_alike(case: Case, alike: Any, kept: int) -> None:
     requests, answers = alike
@@ -96,13 +85,6 @@ def test_prompts_that_begin_alike_answer_alike(case: Case, alike: Any, kept: int
     assert found.totals.prompt_tokens + found.totals.shared_tokens == asked
     assert (found.totals.shared_tokens > asked / 3) == bool(kept)
     assert found.tokens() == answers
-
-
-def test_without_drafts_a_step_emits_one_token_a_row(case: Case) -> None:
-    found = answer(case, draft=False)
-    assert found.totals.drafted.sum() == 0
-    assert found.totals.emitted_tokens == found.totals.row_steps
-    assert found.tokens() == case.answers
 
 
 def test_drafted_and_plain_requests_share_a_batch(case: Case) -> None:
@@ -118,41 +100,34 @@ class ScriptedProposer:
 
     max_depth = PAPER.num_speculative_tokens
 
-    def __init__(self, inner, answers: dict[tuple[int, ...], list[int]], kind: str) -> None:
-        self._inner = inner
-        self._answers = answers
+    def __init__(self, case: Case, kind: str) -> None:
+        self._answers = dict(zip(case.prompts, case.answers, strict=True))
         self._kind = kind
         self._rows: dict[int, list[int]] = {}
 
     def start(self, row, prompt):
-        self._rows[row] = list(self._answers[tuple(int(t) for t in prompt)])
-        self._inner.start(row, prompt)
+        self._rows[row] = list(self._answers[tuple(prompt.tolist())])
 
     def propose(self, rows, budget, least=None):
-        drafts = self._inner.propose(rows, np.zeros_like(budget))
         chains = [
             [self._wrong(t, i) for i, t in enumerate(self._rows[int(r)][: min(b, 6)])]
             for r, b in zip(rows, budget, strict=True)
         ]
-        sizes = [len(c) for c in chains]
-        flat = np.array([t for c in chains for t in c], np.int32)
-        n = len(flat)
-        return dataclasses.replace(
-            drafts,
-            tokens=flat,
-            parents=np.array([i - 1 for s in sizes for i in range(s)], np.int32),
-            depths=np.array([i + 1 for s in sizes for i in range(s)], np.int16),
-            offsets=np.cumsum([0, *sizes]).astype(np.int32),
-            logp=np.zeros(n, np.float32),
-            source=np.zeros(n, np.int8),
+        places = np.array([i for chain in chains for i in range(len(chain))], np.int32)
+        return Drafts(
+            tokens=np.array([t for chain in chains for t in chain], np.int32),
+            parents=places - 1,
+            depths=(places + 1).astype(np.int16),
+            offsets=np.cumsum([0, *map(len, chains)]).astype(np.int32),
+            logp=np.zeros(len(places), np.float32),
+            source=np.zeros(len(places), np.int8),
         )
 
     def observe(self, row, tokens, hidden=None):
         del self._rows[row][: len(tokens)]
-        self._inner.observe(row, tokens)
 
     def finish(self, row):
-        self._inner.finish(row)
+        del self._rows[row]
 
     def _wrong(self, token: int, i: int) -> int:
         wrong = self._kind == "never" or (self._kind == "sometimes" and i % 2 == 1)
@@ -163,14 +138,10 @@ class ScriptedProposer:
 def test_drafts_never_sometimes_and_always_right(
     case: Case, kind: str, share: float | None
 ) -> None:
-    right = dict(zip(case.prompts, case.answers, strict=True))
-    found = answer(case, wrap=lambda proposer: ScriptedProposer(proposer, right, kind))
+    found = answer(case, wrap=lambda proposer: ScriptedProposer(case, kind))
     drafted, accepted = int(found.totals.drafted.sum()), int(found.totals.accepted.sum())
     assert drafted > 50
-    if share is not None:
-        assert accepted == share * drafted
-    else:
-        assert 0 < accepted < drafted
+    assert accepted == share * drafted if share is not None else 0 < accepted < drafted
     assert found.tokens() == case.answers
 
 
@@ -179,24 +150,11 @@ def test_end_of_sequence_inside_a_draft_ends_the_answer(case: Case) -> None:
     longest = max(range(len(case.answers)), key=lambda i: len(case.answers[i]))
     told = case.answers[longest]
     ends = told[6]
-    as_end = dataclasses.replace(case, tokenizer=_WithEnd(case.tokenizer, (ends,)))
-    cut = told[: told.index(ends) + 1]
+    tokenizer = TaskTokenizer(case.folder / "tokenizer.json", [ends])
     request = GenerationRequest("0", case.prompts[longest], LONGEST)
-    found = answer(as_end, requests=[request])
-    assert list(found.results["0"].tokens) == cut
+    found = answer(dataclasses.replace(case, tokenizer=tokenizer), requests=[request])
+    assert list(found.results["0"].tokens) == told[: told.index(ends) + 1]
     assert found.results["0"].finish_reason == "stop"
-
-
-class _WithEnd:
-    """A tokenizer whose answers end with other ids."""
-
-    def __init__(self, tokenizer, eos_ids) -> None:
-        self._tokenizer = tokenizer
-        self.eos_ids = eos_ids
-        self.eos_id = eos_ids[0]
-
-    def __getattr__(self, name: str):
-        return getattr(self._tokenizer, name)
 
 
 def test_float32_is_equal_but_for_near_ties(case_of, capsys) -> None:
@@ -213,8 +171,3 @@ def test_float32_is_equal_but_for_near_ties(case_of, capsys) -> None:
         with capsys.disabled():
             print(f"near-tie at token {at}: the two best are {margin:.2g} apart")
         assert margin < NEAR_TIE
-
-
-def test_transformers_reference_is_deterministic(case: Case) -> None:
-    model = reference(case.folder)
-    assert answered_alone(model, case.prompts[3], case.max_tokens[3]) == case.answers[3]

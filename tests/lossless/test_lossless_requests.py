@@ -110,18 +110,6 @@ def test_forced_stretches_take_no_forward_of_their_own(ways: Ways, everything: b
     assert drafted.row_steps < plain.row_steps
 
 
-def test_answers_to_one_prompt_differ_by_their_number_and_repeat_by_their_seed(case: Case) -> None:
-    warm = Sampling(temperature=1.5, seed=7)
-    numbers = [0, 1, 2, 3, 0]
-    asked = [
-        GenerationRequest(f"{i}", case.prompts[3], 16, sampling=replace(warm, choice=number))
-        for i, number in enumerate(numbers)
-    ]
-    answers = [r.tokens for r in answer_all_ways(case, asked).answers[Way(8, True)]]
-    assert answers[0] == answers[4]
-    assert len(set(answers)) == 4
-
-
 def test_an_end_of_sequence_ends_an_answer_unless_it_is_ignored(case: Case) -> None:
     ends = tuple((e, 100.0) for e in case.tokenizer.eos_ids)
     asked = [

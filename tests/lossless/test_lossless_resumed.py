@@ -51,36 +51,42 @@ def whole(case: Case, requests: list[GenerationRequest]) -> dict[str, Told]:
     return follow(engine_of(case, Way(8, True), [])[0], requests)
 
 
+def test_what_is_streamed_adds_up_to_the_whole(whole: dict[str, Told]) -> None:
+    assert sum(len(one.after) > 2 for one in whole.values()) > 20
+    for one in whole.values():
+        assert one.result is not None
+        assert (one.text, tuple(one.tokens)) == (one.result.text, one.result.tokens)
+        assert tuple(one.logprobs) == one.result.logprobs
+
+
 def test_what_is_left_of_an_answer_is_the_same_behind_every_beginning(
     case: Case, requests: list[GenerationRequest], whole: dict[str, Told], everything: bool
 ) -> None:
-    rng, cuts = random.Random(1), {}
+    rng, cuts, begun = random.Random(1), {}, []
     for request in requests:
-        if len(whole[request.id].after) > 1:
-            cuts[request.id] = rng.choice(whole[request.id].after[:-1])
-    begun = [
-        replace(r, committed_ids=tuple(whole[r.id].tokens[: cuts[r.id][0]]))
-        for r in requests
-        if r.id in cuts
-    ]
+        told = whole[request.id]
+        if len(told.after) > 1:
+            cut, _ = cuts[request.id] = rng.choice(told.after[:-1])
+            begun.append(replace(request, committed_ids=tuple(told.tokens[:cut])))
     assert len(begun) > (50 if everything else 0)
     assert {kind for r in begun for kind in _kinds(r)} == {"guide", "stop", "sampled", "penalised"}
     outputs = [list(t.tokens) for t in whole.values()]
     for way in (Way(8, True), Way(1, False)):
-        rest = follow(
-            engine_of(case, way, outputs)[0], [replace(r, draft=way.draft) for r in begun]
-        )
+        engine, _ = engine_of(case, way, outputs)
+        rest = follow(engine, [replace(r, draft=way.draft) for r in begun])
         for request in begun:
             one, other, (cut, sent) = rest[request.id], whole[request.id], cuts[request.id]
             assert one.tokens == other.tokens[cut:]
             assert sent + one.text == other.text
             assert [p.token for p in one.logprobs] == [p.token for p in other.logprobs[cut:]]
             assert one.result is not None
-            assert other.result is not None
-            assert one.result.tokens == other.result.tokens
-            assert one.result.text == other.result.text
-            assert one.result.finish_reason == other.result.finish_reason
             assert one.result.committed == cut
+            assert _end(one) == _end(other)
+
+
+def _end(told: Told) -> tuple[tuple[int, ...], str, str]:
+    assert told.result is not None
+    return told.result.tokens, told.result.text, told.result.finish_reason
 
 
 def _kinds(request: GenerationRequest) -> set[str]:

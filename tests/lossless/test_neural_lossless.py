@@ -14,12 +14,17 @@ from tasc_engine import Sampling
 from tasc_engine.drafting.neural.hybrid import Always, HybridProposer
 from tasc_engine.drafting.neural.tree import NeuralSettings
 
+OTHER_ROWS = [("recent", "noisy", 1), ("recent", "eagle", 2), ("recent", "noisy", 8)]
 
-@pytest.mark.parametrize(("policy", "kind"), [*paired(POLICIES, by=KINDS), (INDEXED, "noisy")])
+
+@pytest.mark.parametrize(
+    ("policy", "kind", "rows"),
+    [*paired(POLICIES, by=KINDS, and_by=[4]), (INDEXED, "noisy", 4), *OTHER_ROWS],
+)
 def test_every_drafter_from_every_vocabulary_answers_like_generate(
-    case: Case, kind: str, policy: str
+    case: Case, kind: str, policy: str, rows: int
 ) -> None:
-    found = answer(case, wrap=by(neural(case, kind, policy)))
+    found = answer(case, rows=rows, wrap=by(neural(case, kind, policy, rows=rows)))
     assert_some_accepted_and_some_rejected(found, 0 if kind == "other" else 20)
     assert found.tokens() == case.answers
 

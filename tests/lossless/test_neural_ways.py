@@ -6,33 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lossless_cases import Case, answer, answered_alone, make_engine, reference
-from neural_cases import (
-    CAPACITY,
-    assert_some_accepted_and_some_rejected,
-    by,
-    neural,
-)
+from lossless_cases import Answered, Case, answer, answered_alone, make_engine, reference
+from neural_cases import CAPACITY, assert_some_accepted_and_some_rejected, by, neural
 from request_grid import GUIDES
 from torch import Tensor
 
 from lora_folders import make_adapter, merged_says
-from tasc_engine import (
-    EngineConfig,
-    GenerationRequest,
-    ModelSource,
-    Sampling,
-    Target,
-)
+from tasc_engine import EngineConfig, GenerationRequest, ModelSource, Sampling, Target
+from tasc_engine.drafting.neural.proposer import NeuralProposer
 from tasc_engine.kv.cache import RowCache
-
-
-@pytest.mark.parametrize(("kind", "rows"), [("noisy", 1), ("eagle", 2), ("noisy", 8)])
-def test_rows_that_end_and_are_filled_again_answer_alike(case: Case, kind: str, rows: int) -> None:
-    proposer = neural(case, kind, "recent", rows=rows)
-    found = answer(case, rows=rows, wrap=by(proposer))
-    assert_some_accepted_and_some_rejected(found)
-    assert found.tokens() == case.answers
 
 
 @pytest.mark.parametrize(
@@ -51,16 +33,25 @@ def test_prompts_in_chunks_that_begin_alike_answer_alike(
     assert found.tokens() == answers
 
 
+def drafted_as_plain(
+    case: Case, asked: list[GenerationRequest], proposer: NeuralProposer, **how: Any
+) -> Answered:
+    """What the requests are answered with drafts, once it was seen to be what it is without."""
+    found = answer(case, requests=asked, wrap=by(proposer), **how)
+    plain = answer(case, requests=[replace(r, draft=False) for r in asked])
+    assert found.tokens() == plain.tokens()
+    return found
+
+
 @pytest.mark.parametrize(("kind", "policy"), [("same", "full"), ("eagle", "recent over ranked")])
 def test_sampled_answers_are_the_same_drafted_or_not(case: Case, kind: str, policy: str) -> None:
     warm = [
         replace(r, sampling=Sampling(temperature=1.0, seed=7 + i), ignore_eos=i % 2 == 0)
         for i, r in enumerate(case.requests())
     ]
-    found = answer(case, requests=warm, wrap=by(neural(case, kind, policy)))
-    plain = answer(case, requests=[replace(r, draft=False) for r in warm])
+    found = drafted_as_plain(case, warm, neural(case, kind, policy))
     assert_some_accepted_and_some_rejected(found)
-    assert found.tokens() == plain.tokens() != case.answers
+    assert found.tokens() != case.answers
 
 
 @pytest.mark.parametrize("kind", ["noisy", "eagle"])
@@ -70,11 +61,9 @@ def test_guided_answers_are_the_same_drafted_or_not(case: Case, kind: str) -> No
         GenerationRequest(str(i), p, 40, guide=GUIDES[i % 4] if i % 4 else None)
         for i, p in enumerate(case.prompts)
     ]
-    found = answer(case, requests=asked, prefill_chunk=5, wrap=by(neural(case, kind, "recent")))
-    plain = answer(case, requests=[replace(r, draft=False) for r in asked])
+    found = drafted_as_plain(case, asked, neural(case, kind, "recent"), prefill_chunk=5)
     assert found.totals.forced_tokens > 0
     assert found.totals.accepted.sum() > 0
-    assert found.tokens() == plain.tokens()
 
 
 def test_proposers_that_take_turns_in_mid_answer_change_no_answer(case: Case) -> None:
@@ -101,10 +90,8 @@ def test_answers_that_fill_their_rows_to_the_last_token_are_the_same(case: Case)
         GenerationRequest(str(i), p, CAPACITY - len(p), ignore_eos=True)
         for i, p in enumerate(prompts)
     ]
-    found = answer(case, requests=asked, wrap=by(neural(case, "noisy")))
-    plain = answer(case, requests=[replace(r, draft=False) for r in asked])
+    found = drafted_as_plain(case, asked, neural(case, "noisy"))
     assert_some_accepted_and_some_rejected(found)
-    assert found.tokens() == plain.tokens()
     told = answered_alone(model, prompts[0], 20)
     assert found.tokens()[0][: len(told)] == told
 

@@ -1,6 +1,5 @@
 """Batch jobs with a tiny model, in this process or in one that can be killed, and what to kill."""
 
-import json
 import os
 import signal
 import subprocess
@@ -10,9 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import ray
+import torch
+from transformers import AutoModelForCausalLM
 
+import support
+import tiny
 from support import DEADLINE_S
-from tasc_draft import DraftSettings
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_store import TaskRecord
 from tasc_text import TaskTokenizer
@@ -38,25 +40,16 @@ with local_ray(object_store_mb=100):
 
 
 def record_of(task: str, folder: Path, **fields: object) -> TaskRecord:
-    return TaskRecord(
-        name=task,
-        model=str(folder),
-        fingerprint=TaskTokenizer.from_folder(folder).fingerprint,
-        template="say {input}\n",
-        dtype="float64",
-        max_tokens=MAX_TOKENS,
-        draft=DraftSettings(min_prob=0.0),
-        **fields,
-    )
+    fields |= {"dtype": "float64", "max_tokens": MAX_TOKENS, "draft": support.EAGER}
+    return support.record_of(folder, task, "say {input}\n", **fields)
 
 
-def write(path: Path, rows: Sequence[object]) -> Path:
-    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
-    return path
-
-
-def read(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def expected(folder: Path, inputs: Sequence[str]) -> list[list[int]]:
+    """What the model says to each input by itself."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+    tokenizer = TaskTokenizer.from_folder(folder)
+    prompts = [tokenizer.encode_prompt(f"say {text}\n") for text in inputs]
+    return [tiny.plain(model, prompt, MAX_TOKENS) for prompt in prompts]
 
 
 def rows(count: int) -> list[object]:

@@ -1,23 +1,27 @@
-"""The HTTP endpoints for files and batches over a real Redis, without a model behind them."""
+"""HTTP endpoints for files and batches over a real Redis, without a model, and their worker."""
 
 import json
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import redis
 import uvicorn
+from batch_jobs import ENGINE
 from openai import OpenAI
 from openai.types import Batch
 from prometheus_client import CollectorRegistry
 
-from support import eventually
+from support import DEADLINE_S, eventually
+from tasc_jobs.worker.batch_worker import BatchWorker, TaskBackoff
+from tasc_jobs.worker.one_batch import Ended, WorkerSettings
 from tasc_serve.http.api import create_api
 from tasc_serve.http.batches.files_api import BatchStorage
+from tasc_serve.metrics.batch_metrics import BatchMetrics
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.settings import LimitSettings
-
-DEADLINE_S = 240  # only ends a broken test
 
 
 class NoBackend:
@@ -47,6 +51,30 @@ def batch_service(client: redis.Redis, **limits: float) -> Iterator[OpenAI]:
     finally:
         server.should_exit = True
         thread.join(DEADLINE_S)
+
+
+class WorkerRun:
+    """Workers of this process for one task's batches, and what they said, ended and counted."""
+
+    def __init__(self, client: redis.Redis, url: str, task: str, work: Path) -> None:
+        limits = LimitSettings(max_batch_lines=10_000, max_choices=4)
+        self.client, self.task = client, task
+        self.settings = WorkerSettings(url, work, ENGINE, limits)
+        self.said, self.ended = list[str](), list[Ended]()
+        self._registry = CollectorRegistry()
+        self._metrics = BatchMetrics(self._registry)
+
+    def worker(self, most_faults: int = 5, **how: Any) -> BatchWorker:
+        told = {"metrics": self._metrics, "say": self.said.append, "ended": self.ended.append}
+        backoff = TaskBackoff(most_faults, first_s=0.01)
+        made = (self.client, self.settings, [self.task])
+        return BatchWorker(*made, poll_s=0.01, backoff=backoff, **told, **how)
+
+    def counted(self, name: str, **labels: str) -> float | None:
+        return self._registry.get_sample_value(name, {"task": self.task, **labels})
+
+    def left(self) -> list[Path]:
+        return list(self.settings.folder.iterdir())
 
 
 def line(task: str, name: str, said: str, **fields: object) -> str:

@@ -1,13 +1,12 @@
 """What job tests need beside the shared Redis and Ray."""
 
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import redis
 from batch_jobs import record_of
-from batch_service import batch_service
+from batch_service import WorkerRun, batch_service
 from openai import OpenAI
 
 from tasc_jobs.demo.tasks import demo_record
@@ -22,9 +21,8 @@ def client(redis_url):
 
 
 @pytest.fixture
-def task():
-    """A name no other test uses."""
-    return f"t-{uuid.uuid4().hex}"
+def task(name: str) -> str:
+    return name
 
 
 @pytest.fixture
@@ -47,6 +45,12 @@ def served(client: redis.Redis, task: str, folder: Path) -> str:
     """The name of a task that has that model."""
     TaskStore(client).put(record_of(task, folder))
     return task
+
+
+@pytest.fixture
+def run(client: redis.Redis, redis_url: str, served: str, tmp_path: Path) -> WorkerRun:
+    (tmp_path / "work").mkdir()
+    return WorkerRun(client, redis_url, served, tmp_path / "work")
 
 
 @pytest.fixture

@@ -1,21 +1,20 @@
 """How a batch ends that its worker cannot answer to the end: real Redis, and no engine."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import redis
-from prometheus_client import CollectorRegistry
+from batch_service import WorkerRun, request
 
+from support import refused
 from tasc_jobs.batch import folder, job
-from tasc_jobs.batch.work import EngineFailed, JobReport, JobSpec, NoEngine, Record, Row
+from tasc_jobs.batch.work import EngineFailed, JobBusy, JobReport, JobSpec, NoEngine, Record, Row
 from tasc_jobs.errors import ClusterError, JobError
 from tasc_jobs.worker import one_batch
-from tasc_jobs.worker.batch_worker import BatchWorker, TaskBackoff
-from tasc_jobs.worker.one_batch import Ended, HeldLease, OneBatch, WorkerSettings
-from tasc_serve.metrics.batch_metrics import BatchMetrics
+from tasc_jobs.worker.one_batch import Ended, HeldLease, OneBatch
 from tasc_store import StoreUnreachable, TaskRecord, TaskStore
 from tasc_store.batches.batch_store import Batch, BatchStore, NewBatch
 from tasc_store.batches.files import FileLimits, FileStore, StoredFile
@@ -29,22 +28,20 @@ CONTENT = {
 }  # fmt: skip
 
 
-class Asked:
-    """A batch of ten lines, and a worker's settings for it."""
+class Asked(WorkerRun):
+    """A batch of ten lines, workers for it, and what stands for what they do."""
 
-    def __init__(self, client: redis.Redis, url: str, task: str, work: Path) -> None:
+    def __init__(
+        self, client: redis.Redis, url: str, task: str, work: Path, patch: pytest.MonkeyPatch
+    ) -> None:
+        super().__init__(client, url, task, work)
+        self.patch = patch
+        patch.setattr(job, "require_ray", lambda: None)
         TaskStore(client).put(TaskRecord(task, "m", "f" * 32, "{input}"))
-        self.client, self.task, self.settings = client, task, WorkerSettings(url, work)
         body = {"model": task, "prompt": "x"}
-        lines = (
-            {"custom_id": f"r{i}", "method": "POST", "url": "/v1/completions", "body": body}
-            for i in range(10)
-        )
         upload = FileStore(client).begin()
-        upload.write("".join(json.dumps(line) + "\n" for line in lines).encode())
-        self.said: list[str] = []
-        self.registry = CollectorRegistry()
-        self.metrics = BatchMetrics(self.registry)
+        for i in range(10):
+            upload.write(request(f"r{i}", "/v1/completions", body).encode())
         self.file = upload.keep(FileLimits(10**6, 10**12), "in.jsonl", "batch", 3600)
         new = NewBatch(self.file.id, "/v1/completions", "24h", 86_400, task, 7200, 3600)
         self.id = BatchStore(client).create(new, 10**6).id
@@ -60,19 +57,15 @@ class Asked:
     def found(self) -> Batch:
         return BatchStore(self.client).get(self.id)
 
-    def worker(self, most_faults: int = 5) -> BatchWorker:
-        return BatchWorker(
-            self.client,
-            self.settings,
-            [self.task],
-            poll_s=0.01,
-            backoff=TaskBackoff(most_faults, first_s=0.01),
-            metrics=self.metrics,
-            say=self.said.append,
-        )
+    def batch_does(self, run: Callable[..., Ended]) -> None:
+        self.patch.setattr(OneBatch, "run", run)
 
-    def counted(self, name: str, **labels: str) -> float | None:
-        return self.registry.get_sample_value(name, {"task": self.task, **labels})
+    def job_does(self, run: Callable[..., JobReport]) -> None:
+        self.patch.setattr(one_batch, "run_job", run)
+
+    def expire_file(self) -> None:
+        (name,) = self.client.scan_iter(f"*:file:{self.file.id}")
+        self.client.delete(name)
 
     def lines(self, id_: str | None) -> list[dict[str, Any]]:
         assert id_
@@ -96,8 +89,14 @@ def answered(row: int) -> Record:
 def asked(
     client: redis.Redis, redis_url: str, task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Asked:
-    monkeypatch.setattr(job, "require_ray", lambda: None)
-    return Asked(client, redis_url, task, tmp_path)
+    return Asked(client, redis_url, task, tmp_path, monkeypatch)
+
+
+def failing(error: Exception) -> Callable[..., Any]:
+    def fails(*args: object, **named: object) -> NoReturn:
+        raise error
+
+    return fails
 
 
 def all_done(*args: Any, **named: Any) -> JobReport:
@@ -107,9 +106,7 @@ def all_done(*args: Any, **named: Any) -> JobReport:
 
 
 @pytest.mark.parametrize("content", ['{"format": 1, "pins": {}}', '{"format": 2, "pi', ""])
-def test_a_batch_that_another_release_began_is_answered_anew(
-    asked: Asked, monkeypatch: pytest.MonkeyPatch, content: str
-) -> None:
+def test_a_batch_that_another_release_began_is_answered_anew(asked: Asked, content: str) -> None:
     asked.answer_some()
     one = asked.one()
     (asked.settings.spec(one.batch).folder / "job.json").write_text(content)
@@ -119,25 +116,21 @@ def test_a_batch_that_another_release_began_is_answered_anew(
         starts.append(args[0])
         return all_done(*args, **named) if args[0].restart else job.run_job(*args, **named)
 
-    monkeypatch.setattr(one_batch, "run_job", start)
+    asked.job_does(start)
     assert one.run().status == "completed"
     assert [spec.restart for spec in starts] == [False, True]
     assert (asked.found().status, asked.found().completed) == ("completed", 10)
 
 
-def test_a_batch_that_fails_at_last_hands_out_what_was_answered(
-    asked: Asked, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_that_fails_at_last_hands_out_what_was_answered(asked: Asked) -> None:
     asked.answer_some()
-
-    def fails(one: OneBatch) -> Ended:
-        raise JobError("a line ends every engine")
-
-    monkeypatch.setattr(OneBatch, "run", fails)
+    asked.batch_does(failing(JobError("a line ends every engine")))
     asked.worker().run_waiting()
     batch = asked.found()
     assert batch.status == "failed"
-    assert [fault.message for fault in batch.errors] == ["a line ends every engine"]
+    assert sum("ends every engine" in text for text in asked.said) == 5
+    (fault,) = batch.errors
+    assert (fault.code, fault.message) == ("worker_failed", "a line ends every engine")
     assert (batch.total, batch.completed, batch.failed) == (10, 5, 0)
     names = [line["custom_id"] for line in asked.lines(batch.output_file_id)]
     assert names == ["r0", "r1", "r2", "r3", "r6"]
@@ -153,13 +146,8 @@ def test_a_batch_whose_state_cannot_be_read_fails_without_answers(asked: Asked) 
     assert [(fault.code, fault.message) for fault in batch.errors] == [("worker_failed", "why")]
 
 
-def test_a_sick_cluster_ends_the_worker_and_fails_no_batch(
-    asked: Asked, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(one: OneBatch) -> Ended:
-        raise NoEngine("0 of 1 engines are up")
-
-    monkeypatch.setattr(OneBatch, "run", fails)
+def test_a_sick_cluster_ends_the_worker_and_fails_no_batch(asked: Asked) -> None:
+    asked.batch_does(failing(NoEngine("0 of 1 engines are up")))
     for _ in range(8):
         with pytest.raises(ClusterError):
             asked.worker().run_for_ever()
@@ -167,26 +155,33 @@ def test_a_sick_cluster_ends_the_worker_and_fails_no_batch(
     assert asked.taken().batch.attempts == 1
 
 
-def test_engines_that_cannot_be_built_end_the_worker_and_fail_no_batch(
-    asked: Asked, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(one: OneBatch) -> Ended:
-        raise EngineFailed("OSError: no folder /models/m")
+def test_a_batch_that_another_process_works_on_is_left_to_it_however_long(asked: Asked) -> None:
+    attempts: list[int] = []
 
-    monkeypatch.setattr(OneBatch, "run", fails)
+    def busy(one: OneBatch) -> Ended:
+        attempts.append(one.batch.attempts)
+        if len(attempts) < 8:
+            raise JobBusy("another process works on the job")
+        return one.failed("done", "at last")
+
+    asked.batch_does(busy)
+    asked.worker().run_waiting()
+    assert attempts == [1] * 8
+    assert asked.found().status == "failed"
+
+
+def test_broken_engines_end_the_worker_alone(asked: Asked) -> None:
+    asked.batch_does(failing(EngineFailed("OSError: no folder /models/m")))
     for _ in range(3):
-        with pytest.raises(ClusterError) as ended:
+        with refused(ClusterError, "/models/m"):
             asked.worker(most_faults=4).run_for_ever()
-        assert "/models/m" in str(ended.value)
     assert (asked.found().status, asked.found().attempts) == ("validating", 0)
     assert asked.counted("tasc_batch_engine_failures_total") == 12
     assert sum("does not count against the batch" in text for text in asked.said) == 9
     assert asked.taken().batch.attempts == 1
 
 
-def test_a_worker_whose_engine_comes_up_at_last_answers_the_batch(
-    asked: Asked, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_whose_engine_comes_up_at_last_answers_the_batch(asked: Asked) -> None:
     tries: list[int] = []
 
     def at_last(*args: Any, **named: Any) -> JobReport:
@@ -195,7 +190,7 @@ def test_a_worker_whose_engine_comes_up_at_last_answers_the_batch(
             raise EngineFailed("no memory")
         return all_done(*args, **named)
 
-    monkeypatch.setattr(one_batch, "run_job", at_last)
+    asked.job_does(at_last)
     asked.worker().run_waiting()
     assert len(tries) == 4
     assert (asked.found().status, asked.found().attempts) == ("completed", 1)
@@ -203,28 +198,20 @@ def test_a_worker_whose_engine_comes_up_at_last_answers_the_batch(
     assert asked.counted("tasc_batch_in_progress") == 0
 
 
-def test_a_store_that_is_away_when_a_batch_is_given_back_counts_no_attempt(
-    asked: Asked, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worker = asked.worker()
-
-    def away(*args: object) -> None:
-        raise StoreUnreachable("away")
-
+def test_a_store_that_is_away_when_a_batch_is_given_back_counts_no_attempt(asked: Asked) -> None:
+    worker, away = asked.worker(), failing(StoreUnreachable("away"))
     for _ in range(8):
-        with monkeypatch.context() as gone:
+        with asked.patch.context() as gone:
             gone.setattr(OneBatch, "run", away)
             gone.setattr(BatchLease, "release", away)
             with pytest.raises(StoreUnreachable):
                 worker.run_waiting()
-    monkeypatch.setattr(one_batch, "run_job", all_done)
+    asked.job_does(all_done)
     worker.run_waiting()
     assert (asked.found().status, asked.found().attempts) == ("completed", 1)
 
 
-def test_a_batch_that_ended_is_not_said_to_be_lost(
-    asked: Asked, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_that_ended_is_not_said_to_be_lost(asked: Asked) -> None:
     finish = BatchLease.finish
 
     def slow(lease: BatchLease, *args: Any) -> None:
@@ -233,14 +220,14 @@ def test_a_batch_that_ended_is_not_said_to_be_lost(
         hold.tell(Counts(10))
         assert hold.stop == "lost"
 
-    monkeypatch.setattr(BatchLease, "finish", slow)
-    monkeypatch.setattr(one_batch, "run_job", all_done)
+    asked.patch.setattr(BatchLease, "finish", slow)
+    asked.job_does(all_done)
     hold = HeldLease(asked.taken())
     assert OneBatch(asked.client, hold, asked.settings).run().status == "completed"
 
 
-def test_a_batch_that_is_anothers_is_lost(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(one_batch, "run_job", all_done)
+def test_a_batch_that_is_anothers_is_lost(asked: Asked) -> None:
+    asked.job_does(all_done)
     one = asked.one()
     (name,) = asked.client.scan_iter(f"*:lease:{asked.id}")
     asked.client.set(name, "another's")
@@ -261,54 +248,40 @@ class Read:
         return all_done(*args, **named)
 
 
-def test_a_batch_goes_on_from_its_own_copy_of_a_file_that_expired(
-    asked: Asked, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read, one = Read(JobError("the disk failed"), None), asked.one()
-    monkeypatch.setattr(one_batch, "run_job", read)
-    with pytest.raises(JobError):
-        one.run()
-    (name,) = asked.client.scan_iter(f"*:file:{asked.file.id}")
-    asked.client.delete(name)
-    assert one.run().status == "completed"
-    assert (asked.found().completed, read.read[1]) == (10, read.read[0])
-
-
-def test_without_a_copy_a_file_that_expired_is_lost(asked: Asked) -> None:
-    (name,) = asked.client.scan_iter(f"*:file:{asked.file.id}")
-    asked.client.delete(name)
-    ended = asked.one().run()
-    assert [fault.code for fault in ended.errors] == ["input_file_lost"]
-
-
-def test_a_copy_that_is_not_what_was_uploaded_is_fetched_again(
-    asked: Asked, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read, one = Read(JobError("the disk failed"), None), asked.one()
-    monkeypatch.setattr(one_batch, "run_job", read)
+def test_a_batch_goes_on_from_its_own_copy_of_a_file_or_a_new_one(asked: Asked) -> None:
+    read, one = Read(*[JobError("the disk failed")] * 2, None), asked.one()
+    asked.job_does(read)
     with pytest.raises(JobError):
         one.run()
     (copy,) = asked.settings.folder_of(one.batch).glob("input*")
     copy.write_bytes(bytes(copy.stat().st_size))
+    with pytest.raises(JobError):
+        one.run()
+    asked.expire_file()
     assert one.run().status == "completed"
-    assert read.read[1] == read.read[0]
+    assert asked.found().completed == 10
+    assert read.read[0] == read.read[1] == read.read[2]
 
 
-def test_two_workers_that_fetch_a_file_at_once_do_not_meet(
-    asked: Asked, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_copy_a_file_that_expired_is_lost(asked: Asked) -> None:
+    asked.expire_file()
+    ended = asked.one().run()
+    assert [fault.code for fault in ended.errors] == ["input_file_lost"]
+
+
+def test_two_that_fetch_a_file_do_not_meet(asked: Asked) -> None:
     read, one, blocks = Read(JobError("first"), JobError("second")), asked.one(), FileStore.blocks
 
     def meanwhile(files: FileStore, file: StoredFile) -> Iterator[bytes]:
-        monkeypatch.setattr(FileStore, "blocks", blocks)
+        asked.patch.setattr(FileStore, "blocks", blocks)
         whole = b"".join(files.blocks(file))
         yield whole[:7]
         with pytest.raises(JobError):
             one.run()
         yield whole[7:]
 
-    monkeypatch.setattr(one_batch, "run_job", read)
-    monkeypatch.setattr(FileStore, "blocks", meanwhile)
+    asked.job_does(read)
+    asked.patch.setattr(FileStore, "blocks", meanwhile)
     with pytest.raises(JobError):
         one.run()
     assert len(read.read) == 2

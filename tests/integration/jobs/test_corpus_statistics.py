@@ -1,17 +1,25 @@
-"""The statistics job on a real Ray over a real Redis, against the files it was filled from."""
+"""The statistics job on a real Ray, against the files it was filled from; also when workers die."""
 
+import os
+import sys
 from importlib.resources import files
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+import ray
 
 from tasc_jobs.demo.tasks import MODEL
+from tasc_jobs.errors import ClusterError
 from tasc_jobs.index.ingest import ingest
-from tasc_jobs.statistics.ngrams import Units
+from tasc_jobs.statistics.corpus_counts import TableSum, count_rows, partition_sums
+from tasc_jobs.statistics.ngrams import Units, joined
 from tasc_jobs.statistics.task_statistics import corpus_statistics, file_statistics
 from tasc_store import connect
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis]
+
+
 MORE_JOBS = pytest.mark.slow("another job over the same corpus")
 
 TRAIN = Path(str(files("tasc_jobs.demo"))) / "data" / "pos_ewt.train.jsonl.gz"
@@ -29,9 +37,7 @@ def pos_ewt(redis_url, tmp_path_factory):
     "parallelism",
     [1, 3, pytest.param(16, marks=MORE_JOBS), pytest.param(None, marks=MORE_JOBS)],
 )
-def test_any_number_of_ranges_gives_the_papers_figures(
-    ray_cluster, redis_url, pos_ewt, parallelism
-):
+def test_any_number_of_ranges_gives_the_figures(ray_cluster, redis_url, pos_ewt, parallelism):
     told = []
     found = corpus_statistics(
         redis_url, pos_ewt, parallelism=parallelism, progress=lambda *to: told.append(to)
@@ -55,3 +61,71 @@ def test_longer_ngrams_and_tokens_are_those_of_the_files(ray_cluster, redis_url,
     assert found.input.words.ngrams.ngrams == 204_577 - (n - 1)
     assert found.output.tokens is not None
     assert found.output.tokens.count > found.output.words.count
+
+
+UNITS, PARTITIONS = Units(1), 3
+
+
+class Deadly:
+    """A table that kills the first processes that read it, one for each file still missing."""
+
+    def __init__(self, table: pa.Table, files: list[Path]) -> None:
+        self.parts = table, files
+
+    def __reduce__(self):
+        return read, self.parts
+
+
+def read(table: pa.Table, files: list[Path]) -> pa.Table:
+    for file in files:
+        if not file.exists():
+            file.touch()
+            os._exit(1)
+    return table
+
+
+@pytest.fixture(autouse=True)
+def _workers_cannot_import_this_file():
+    module = sys.modules[__name__]
+    ray.cloudpickle.register_pickle_by_value(module)
+    yield
+    ray.cloudpickle.unregister_pickle_by_value(module)
+
+
+@pytest.fixture
+def table() -> pa.Table:
+    texts = [f"a b{row % 7} c{row}" for row in range(50)]
+    return count_rows(UNITS, PARTITIONS, pa.table({"input": texts, "output": texts}))
+
+
+def summed(blocks):
+    """Frequencies by side and unit."""
+    parts = list(partition_sums(blocks, UNITS, PARTITIONS))
+    assert len(parts) == PARTITIONS
+    both = parts[0]
+    for part in parts[1:]:
+        both = {key: joined(both[key], part[key]) for key in both}
+    return {key: found.frequencies for key, found in both.items()}
+
+
+def test_partitions_of_several_tables_sum_up_to_all(ray_cluster, table):
+    expected = TableSum(UNITS)
+    for _ in range(4):
+        expected.add(table)
+    found = summed([ray.put(table) for _ in range(4)])
+    assert found == {key: of.frequencies for key, of in expected.histograms().items()}
+
+
+def test_a_partition_whose_worker_dies_is_summed_again(ray_cluster, table, tmp_path):
+    files = [tmp_path / "once", tmp_path / "twice"]
+    found = summed([ray.put(table), ray.put(Deadly(table, files))])
+    assert all(file.exists() for file in files)
+    assert found == summed([ray.put(table)] * 2)
+
+
+@pytest.mark.slow("kills workers until Ray gives up")
+def test_a_partition_whose_workers_always_die_says_what_to_do(ray_cluster, table, tmp_path):
+    files = [tmp_path / str(deaths) for deaths in range(100)]
+    with pytest.raises(ClusterError):
+        summed([ray.put(Deadly(table, files))])
+    assert sum(file.exists() for file in files) >= 4

@@ -6,10 +6,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import redis
-import torch
-from batch_jobs import ENGINE, MAX_TOKENS, read, record_of, rows, write
-from transformers import AutoModelForCausalLM
+from batch_jobs import ENGINE, expected, record_of, rows
 
+from support import read_rows, write_rows
 from tasc_engine import GuideSpec
 from tasc_jobs.batch.folder import JobFolder
 from tasc_jobs.batch.generate import dry_run, generate
@@ -18,48 +17,26 @@ from tasc_jobs.batch.work import JobChanged, JobStalled, TooManyErrors
 from tasc_jobs.index.build import build_and_publish
 from tasc_runtime.errors import FileError
 from tasc_runtime.sampling_options import AnswerGuide, SamplingOptions
-from tasc_store import CorpusRow, CorpusStore, TaskRecord, TaskStore, UnknownTask
+from tasc_store import CorpusRow, CorpusStore, TaskStore, UnknownTask
 from tasc_text import TaskTokenizer
-from tiny import make_folder, plain
 
 pytestmark = [pytest.mark.redis, pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("generate"))
-
-
-@pytest.fixture
-def served(client: redis.Redis, task: str, folder: Path) -> TaskRecord:
-    record = record_of(task, folder)
-    TaskStore(client).put(record)
-    return record
-
-
-def expected(folder: Path, inputs: list[str]) -> list[list[int]]:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
-    tokenizer = TaskTokenizer.from_folder(folder)
-    prompts = [tokenizer.encode_prompt(f"say {text}\n") for text in inputs]
-    return [plain(model, p, MAX_TOKENS) for p in prompts]
-
-
 def test_every_row_once_in_order_with_the_answer_of_generate(
-    client: redis.Redis, redis_url: str, served: TaskRecord, folder: Path, tmp_path: Path
+    client: redis.Redis, redis_url: str, served: str, folder: Path, tmp_path: Path
 ) -> None:
     inputs = [row["input"] for row in rows(30)]
     right = expected(folder, inputs)
-    tokenizer = TaskTokenizer.from_folder(folder)
-    store = CorpusStore(client, served.name)
-    store.append(
-        [CorpusRow(f"k{i}", inputs[i], tokenizer.decode(a)) for i, a in enumerate(right[:20])]
-    )
-    artifact, _ = build_and_publish(redis_url, served)
-    source = write(tmp_path / "in.jsonl", rows(30))
-    drafted = generate(redis_url, served.name, source, tmp_path / "out.jsonl", engine=ENGINE)
+    texts = map(TaskTokenizer.from_folder(folder).decode, right[:20])
+    store = CorpusStore(client, served)
+    store.append([CorpusRow(f"k{i}", inputs[i], text) for i, text in enumerate(texts)])
+    artifact, _ = build_and_publish(redis_url, TaskStore(client).get(served))
+    source = write_rows(tmp_path / "in.jsonl", rows(30))
+    drafted = generate(redis_url, served, source, tmp_path / "out.jsonl", engine=ENGINE)
     assert drafted.block_efficiency > 1
     assert (drafted.rows, drafted.errors) == (30, 0)
-    out = read(tmp_path / "out.jsonl")
+    out = read_rows(tmp_path / "out.jsonl")
     assert [row["id"] for row in out] == [f"r{i}" for i in range(30)]
     assert [row["tokens"] for row in out] == right
     assert {row["index_version"] for row in out} == {artifact.version}
@@ -68,11 +45,11 @@ def test_every_row_once_in_order_with_the_answer_of_generate(
 
     # The same inputs out of the corpus; rows that come later are none of the job's.
     output = tmp_path / "corpus.parquet"
-    corpus = Source.of(f"redis:{served.name}")
+    corpus = Source.of(f"redis:{served}")
     with pytest.raises(InterruptedError):
-        generate(redis_url, served.name, corpus, output, engine=ENGINE, progress=_interrupt)
+        generate(redis_url, served, corpus, output, engine=ENGINE, progress=_interrupt)
     store.append([CorpusRow("later", "wake me", "x")])
-    generate(redis_url, served.name, corpus, output, engine=ENGINE)
+    generate(redis_url, served, corpus, output, engine=ENGINE)
     table = pq.read_table(output)
     assert table.column("id").to_pylist() == [f"k{i}" for i in range(20)]
     assert table.column("tokens").to_pylist() == right[:20]
@@ -82,30 +59,26 @@ def _interrupt(found: object) -> None:
     raise InterruptedError
 
 
-def test_rows_without_an_answer_are_rejected_with_line_id_and_reason(
-    redis_url: str, served: TaskRecord, tmp_path: Path
-) -> None:
+def test_rejects_have_line_id_and_reason(redis_url: str, served: str, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
-    write(tmp_path / "in" / "a.jsonl", [{"id": "a", "input": "hi"}, {"id": "b"}, [1]])
+    write_rows(tmp_path / "in" / "a.jsonl", [{"id": "a", "input": "hi"}, {"id": "b"}, [1]])
     table = pa.table({"id": ["c", "a"], "input": ["long " * 200, "again"]})
     pq.write_table(table, tmp_path / "in" / "b.parquet")
     output, reject = tmp_path / "out.jsonl", tmp_path / "no.jsonl"
 
     def run(**more: object) -> object:
-        return generate(
-            redis_url, served.name, tmp_path / "in", output,
-            engine=ENGINE, draft=False, reject=reject, **more,
-        )  # fmt: skip
+        more |= {"engine": ENGINE, "draft": False, "reject": reject}
+        return generate(redis_url, served, tmp_path / "in", output, **more)
 
     with pytest.raises(TooManyErrors):
         run(max_errors=2)
     assert not output.exists()
-    assert len(read(reject)) >= 3
+    assert len(read_rows(reject)) >= 3
     report = run(max_errors=4)
     assert (report.rows, report.errors, report.stopped) == (5, 4, False)
     assert report.first_error == "row 2: no string field 'input'"
-    assert [row["id"] for row in read(output)] == ["a"]
-    found = read(reject)
+    assert [row["id"] for row in read_rows(output)] == ["a"]
+    found = read_rows(reject)
     assert [(r["file"], r["line"], r["id"]) for r in found] == [
         ("a.jsonl", 2, "b"),
         ("a.jsonl", 3, "a.jsonl:3"),
@@ -116,30 +89,28 @@ def test_rows_without_an_answer_are_rejected_with_line_id_and_reason(
     assert found[3]["reason"] == "id 'a' is that of line 1 of a.jsonl"
 
 
-def test_what_cannot_be_is_said_before_any_engine_is_built(
-    redis_url: str, served: TaskRecord, tmp_path: Path
-) -> None:
+def test_what_cannot_be_is_said_at_once(redis_url: str, served: str, tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
-    source = write(tmp_path / "in.jsonl", rows(3))
+    source = write_rows(tmp_path / "in.jsonl", rows(3))
     with pytest.raises(FileError):
-        generate(redis_url, served.name, tmp_path / "nowhere.jsonl", output)
+        generate(redis_url, served, tmp_path / "nowhere.jsonl", output)
     with pytest.raises(UnknownTask):
         generate(redis_url, "no-such-task", source, output)
     with pytest.raises(FileError):
-        generate(redis_url, served.name, source, tmp_path / "out.csv")
+        generate(redis_url, served, source, tmp_path / "out.csv")
     assert not output.exists()
 
 
 @pytest.mark.slow("five jobs")
 def test_a_job_is_stopped_and_goes_on_with_the_same_input_and_settings_only(
-    client: redis.Redis, redis_url: str, served: TaskRecord, tmp_path: Path
+    client: redis.Redis, redis_url: str, served: str, folder: Path, tmp_path: Path
 ) -> None:
-    source = write(tmp_path / "in.jsonl", rows(1500))
+    source = write_rows(tmp_path / "in.jsonl", rows(1500))
     output = tmp_path / "out.jsonl"
     done: list[int] = []
 
     def run(**more: object) -> object:
-        return generate(redis_url, served.name, source, output, engine=ENGINE, **more)
+        return generate(redis_url, served, source, output, engine=ENGINE, **more)
 
     with pytest.raises(JobStalled):
         run(stall_s=0.2)
@@ -148,39 +119,31 @@ def test_a_job_is_stopped_and_goes_on_with_the_same_input_and_settings_only(
     assert not output.exists()
     with pytest.raises(JobChanged):
         run(asked=SamplingOptions(temperature=0.5))
-    write(source, rows(1501))
+    write_rows(source, rows(1501))
     with pytest.raises(JobChanged):
         run()
-    TaskStore(client).put(record_of(served.name, Path(served.model), stop=("x",)))
-    write(source, rows(1500))
+    TaskStore(client).put(record_of(served, folder, stop=("x",)))
+    write_rows(source, rows(1500))
     whole = run()  # by the task's version of its beginning
     assert (whole.rows, whole.stopped) == (1500, False)
     assert whole.resumed >= done[-1] > 0
     begun = JobFolder(job_folder(output)).begun()
     assert (begun.record_version, begun.report["rows"]) == (1, 1500)
-    write(source, rows(8))
+    write_rows(source, rows(8))
     assert run(restart=True).rows == 8
-    assert len(read(output)) == 8
+    assert len(read_rows(output)) == 8
 
 
 @pytest.mark.slow("three jobs")
-def test_rows_are_answered_by_the_jobs_own_guide_and_rule(
-    redis_url: str, served: TaskRecord, tmp_path: Path
-) -> None:
-    source = write(tmp_path / "in.jsonl", [{"input": "wake me"} for _ in range(12)])
+def test_a_job_has_its_own_guide_and_rule(redis_url: str, served: str, tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "in.jsonl", [{"input": "wake me"} for _ in range(12)])
     labels = ("alarm", "weather", "music")
     guide = AnswerGuide(GuideSpec("choice", labels), "--choices")
 
     def answers(name: str, **asked: object) -> list[str]:
-        generate(
-            redis_url,
-            served.name,
-            source,
-            tmp_path / name,
-            engine=ENGINE,
-            asked=SamplingOptions(**asked),
-        )
-        return [row["text"] for row in read(tmp_path / name)]
+        how = SamplingOptions(**asked)
+        generate(redis_url, served, source, tmp_path / name, engine=ENGINE, asked=how)
+        return [row["text"] for row in read_rows(tmp_path / name)]
 
     greedy = answers("greedy.jsonl", guide=guide)
     assert len(set(greedy)) == 1
@@ -192,13 +155,11 @@ def test_rows_are_answered_by_the_jobs_own_guide_and_rule(
 
 @pytest.mark.slow("an engine of its own")
 def test_a_dry_run_times_rows_both_ways_and_writes_nothing(
-    client: redis.Redis, redis_url: str, served: TaskRecord, tmp_path: Path
+    client: redis.Redis, redis_url: str, served: str, tmp_path: Path
 ) -> None:
-    source = write(tmp_path / "in.jsonl", [[1], *rows(30)])
-    before = client.dbsize()
-    found, total = dry_run(
-        redis_url, served.name, source, tmp_path / "out.jsonl", engine=ENGINE, max_errors=0
-    )
+    source = write_rows(tmp_path / "in.jsonl", [[1], *rows(30)])
+    before, output = client.dbsize(), tmp_path / "out.jsonl"
+    found, total = dry_run(redis_url, served, source, output, engine=ENGINE, max_errors=0)
     assert (found.rows, found.refused, found.identical, total) == (20, 0, 20, 31)
     assert found.plain.block_efficiency == 1
     assert found.drafted.block_efficiency > 1

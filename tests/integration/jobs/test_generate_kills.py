@@ -2,36 +2,21 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from batch_jobs import (
-    ENGINE,
-    driver,
-    kill_itself,
-    kill_others,
-    read,
-    record_of,
-    rows,
-    rows_done,
-    write,
-)
+from batch_jobs import ENGINE, driver, kill_itself, kill_others, record_of, rows, rows_done
 
 from killable import RedisServer, pids
+from support import read_rows, write_rows
 from tasc_jobs.batch.generate import generate
 from tasc_jobs.batch.work import JobBusy, JobProgress
 from tasc_store import TaskStore, connect
-from tiny import make_folder
 
 pytestmark = [pytest.mark.redis, pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 LEAST = 100
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("kills"))
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +27,7 @@ def count(everything: bool) -> int:
 
 @pytest.fixture(scope="module")
 def source(count: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("kills-in") / "in.jsonl", [*rows(count), [1]])
+    return write_rows(tmp_path_factory.mktemp("kills-in") / "in.jsonl", [*rows(count), [1]])
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +40,7 @@ def undisturbed(
         TaskStore(client).put(record_of("kills", folder))
     report = generate(redis_url, "kills", source, output, engine=ENGINE, actors=2)
     assert (report.rows, report.errors) == (count + 1, 1)
-    ids = [row["id"] for row in read(output)]
-    assert ids == [f"r{i}" for i in range(count)]
+    assert [row["id"] for row in read_rows(output)] == [f"r{i}" for i in range(count)]
     return output.read_bytes()
 
 
@@ -112,13 +96,9 @@ def test_a_driver_that_is_killed_goes_on_where_it_was_and_keeps_others_out(
 
 @pytest.mark.slow("kills a Ray")
 def test_a_ray_that_dies_ends_the_job_with_an_error_and_it_is_resumed(
-    redis_url: str,
-    source: Path,
-    count: int,
-    undisturbed: bytes,
-    tmp_path: Path,
+    redis_url: str, source: Path, count: int, undisturbed: bytes, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> None:  # fmt: skip
     # A node that is silent is dead to Ray after 13 s; here somewhat sooner.
     monkeypatch.setenv("RAY_health_check_period_ms", "500")
     monkeypatch.setenv("RAY_health_check_timeout_ms", "2000")
@@ -136,26 +116,17 @@ def test_a_ray_that_dies_ends_the_job_with_an_error_and_it_is_resumed(
     assert output.read_bytes() == undisturbed
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path / "redis")
-    yield server
-    server.kill()
-
-
 @pytest.mark.slow("kills a Redis")
 def test_a_job_that_runs_ends_well_without_its_redis(
-    server: RedisServer, folder: Path, source: Path, count: int, undisturbed: bytes, tmp_path: Path
+    folder: Path, source: Path, count: int, undisturbed: bytes, tmp_path: Path
 ) -> None:
-    with closing(connect(server.url)) as client:
-        TaskStore(client).put(record_of("kills", folder))
-    killed: list[int] = []
-
-    def kill() -> None:
+    server, output = RedisServer(tmp_path / "redis"), tmp_path / "out.jsonl"
+    try:
+        with closing(connect(server.url)) as client:
+            TaskStore(client).put(record_of("kills", folder))
+        told = once(50, count, server.kill)
+        generate(server.url, "kills", source, output, engine=ENGINE, progress=told)
+        assert server.process.poll() is not None
+    finally:
         server.kill()
-        killed.append(1)
-
-    output, told = tmp_path / "out.jsonl", once(50, count, kill)
-    generate(server.url, "kills", source, output, engine=ENGINE, progress=told)
-    assert killed
     assert output.read_bytes() == undisturbed

@@ -1,22 +1,33 @@
-"""The index job killed on the way, and with a corpus that the object store cannot hold."""
+"""The index job and its parts killed on the way, and with a corpus larger than the store."""
 
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 import ray
 import redis
+from ray.exceptions import WorkerCrashedError
 
-from tasc_jobs.index.build import build_and_publish
+from killable import pids
+from support import record_of
+from tasc_draft import Tokens
+from tasc_draft.index.corpus_build import Documents, assemble, distinct
+from tasc_draft.index.corpus_sort import sort_part
+from tasc_jobs.index.build import build_and_publish, sorted_parts
 from tasc_store import ArtifactStore, CorpusRow, CorpusStore, TaskRecord, TaskStore
 from tasc_text import TaskTokenizer
 from tiny import SENTENCES, make_tokenizer
 
-pytestmark = [pytest.mark.redis, pytest.mark.ray]
+pytestmark = [pytest.mark.redis, pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+
 
 KILLED = """
 import sys, time
@@ -56,28 +67,16 @@ print(int(room), artifact.version, index.inputs.rows)
 @pytest.fixture
 def record(client: redis.Redis, task: str, tmp_path: Path) -> TaskRecord:
     make_tokenizer(tmp_path / "model")
-    fingerprint = TaskTokenizer.from_folder(tmp_path / "model").fingerprint
-    record = TaskRecord(task, str(tmp_path / "model"), fingerprint, "{input}\n")
+    record = record_of(tmp_path / "model", task)
     TaskStore(client).put(record)
     return record
 
 
-def fill(
-    client: redis.Redis,
-    task: str,
-    rows: int,
-    words: int = 3,
-    vocabulary: Sequence[str] = ("wake", "me", "up"),
-) -> None:
+def fill(client: redis.Redis, task: str, rows: int, words: int, *vocabulary: str) -> None:
     """Rows of ``words`` words in the input each, drawn at random."""
     store, draw = CorpusStore(client, task), np.random.default_rng(0).choice
-    for first in range(0, rows, 100):
-        store.append(
-            [
-                CorpusRow(f"k{i}", " ".join(draw(vocabulary, words)), SENTENCES[i % 6])
-                for i in range(first, min(first + 100, rows))
-            ]
-        )
+    for i in range(rows):
+        store.append([CorpusRow(f"k{i}", " ".join(draw(vocabulary, words)), SENTENCES[i % 6])])
 
 
 @pytest.mark.parametrize(
@@ -89,15 +88,9 @@ def fill(
     ],
 )
 def test_a_job_that_is_killed_leaves_the_old_version_current(
-    client: redis.Redis,
-    redis_url: str,
-    ray_cluster: None,
-    record: TaskRecord,
-    tmp_path: Path,
-    stage: str,
-    done: int,
+    client: redis.Redis, redis_url: str, record: TaskRecord, tmp_path: Path, stage: str, done: int
 ) -> None:
-    fill(client, record.name, 300)
+    fill(client, record.name, 300, 3, "wake", "me", "up")
     store = ArtifactStore(client, record.name, record.fingerprint)
     old, _ = build_and_publish(redis_url, record)
     env = os.environ | {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
@@ -114,11 +107,9 @@ def test_a_job_that_is_killed_leaves_the_old_version_current(
 
 
 @pytest.mark.slow("a Ray of its own")
-def test_a_corpus_larger_than_the_object_store_is_built(
-    client: redis.Redis, redis_url: str, record: TaskRecord
-) -> None:
+def test_a_corpus_may_outgrow_it(client: redis.Redis, redis_url: str, record: TaskRecord) -> None:
     rows, words = 1000, 2_900
-    fill(client, record.name, rows, words, ["qzjxvkwq", "QZJXVKWQ", "1234567890123456", "%&/()="])
+    fill(client, record.name, rows, words, "qzjxvkwq", "QZJXVKWQ", "1234567890123456", "%&/()=")
     env = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "RAY_AUTH_MODE")}
     command = [sys.executable, "-c", TINY_STORE, redis_url, record.name]
     ran = subprocess.run(command, env=env, capture_output=True, text=True)
@@ -129,3 +120,75 @@ def test_a_corpus_larger_than_the_object_store_is_built(
     ids = rows * 4 * len(tokenizer.encode_prompt(sample.input))
     assert ids > 1.3 * room
     assert (version, found) == (1, rows)
+
+
+VOCABULARY = 50
+
+
+def documents_of(rows: int, tokens: int) -> Documents:
+    ids = np.random.default_rng(0).integers(0, VOCABULARY, rows * tokens).astype(np.int32)
+    return distinct(Tokens(ids, np.full(rows, tokens)), vocab_size=VOCABULARY, eos_id=0)
+
+
+def same(documents: Documents, parts: list) -> bool:
+    """Whether parts make the index of all documents sorted at once."""
+    whole = [sort_part(documents.text, documents.offsets, documents.counts)]
+    found, expected = (
+        assemble(documents, each, fingerprint="f" * 32, vocab_size=VOCABULARY).view
+        for each in (parts, whole)
+    )
+    return all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@contextmanager
+def killer(folder: Path, enough: Callable[[list[int]], bool]) -> Iterator[list[int]]:
+    """Kills workers that sort while the block runs, until there were enough; yields who they were.
+
+    Only before any part is written: behind that a worker may be done with its own.
+    """
+    killed: list[int] = []
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.is_set() and not enough(killed):
+            for pid in pids("ray::sort_part_file"):
+                if not list(folder.glob("*/order-*")) and not enough(killed):
+                    os.kill(pid, signal.SIGKILL)
+                    killed.append(pid)
+            time.sleep(0.002)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield killed
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_parts_without_a_gram_are_parts_too(tmp_path: Path) -> None:
+    ids = np.zeros(400, np.int32)  # nearly every gram is the same, so splitters are
+    documents = distinct(Tokens(ids, np.array([400])), vocab_size=VOCABULARY, eos_id=1)
+    found = sorted_parts(documents, tmp_path, 8)
+    assert 0 in [len(order) for order, _ in found]
+    assert same(documents, found)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_part_whose_worker_is_killed_is_sorted_again(tmp_path: Path) -> None:
+    documents = documents_of(1500, 1000)
+    with killer(tmp_path, lambda killed: len(killed) == 1) as killed:
+        found = sorted_parts(documents, tmp_path, 2)
+    assert len(killed) == 1
+    assert same(documents, found)
+
+
+@pytest.mark.slow("kills workers until Ray gives up")
+def test_workers_that_die_again_and_again_are_an_error_and_nothing_hangs(tmp_path: Path) -> None:
+    documents = documents_of(1500, 1000)
+    with (
+        killer(tmp_path, lambda killed: False) as killed,
+        pytest.raises(WorkerCrashedError),
+    ):
+        sorted_parts(documents, tmp_path, 2)
+    assert len(killed) >= 4

@@ -2,10 +2,10 @@
 
 import json
 from collections import Counter
-from functools import partial
 
 import pytest
 
+from support import write_rows
 from tasc_engine.drafting.neural.ranking import Ranking
 from tasc_jobs.demo.tasks import MODEL
 from tasc_jobs.drafter.rank_vocabulary import STAGES, Choice, RankJob, rank_and_publish
@@ -37,18 +37,12 @@ def counted(answers: list[str]) -> dict[int, int]:
     return dict(found)
 
 
-def tell(told: list[tuple], *to: object) -> None:
-    told.append(to)
-
-
 def as_counts(ranking: Ranking) -> dict[int, int]:
     return dict(zip(ranking.ids.tolist(), ranking.counts.tolist(), strict=True))
 
 
 @pytest.mark.ray
-def test_corpora_are_counted_exactly_and_each_ranking_is_a_version(
-    ray_cluster, redis_url, client, filled
-):
+def test_corpora_are_counted_and_each_ranking_has_a_version(ray_cluster, redis_url, client, filled):
     store = ArtifactStore(
         client, filled, TaskTokenizer.from_folder(MODEL).fingerprint, kind=VOCABULARY
     )
@@ -57,14 +51,13 @@ def test_corpora_are_counted_exactly_and_each_ranking_is_a_version(
     for version, (origin, answers, parts) in enumerate(wanted, 1):
         told = []
         job = RankJob(filled, origin, MODEL, parallelism=parts)
-        artifact, ranking = rank_and_publish(redis_url, job, partial(tell, told))
+        artifact, ranking = rank_and_publish(redis_url, job, lambda *to, told=told: told.append(to))
         assert as_counts(ranking) == counted(answers)
         assert (ranking.rows, ranking.corpus_rows) == (len(answers), 300)
         assert (artifact.version, artifact.corpus_rows) == (version, 300)
         assert list(dict.fromkeys(stage for stage, _, _ in told)) == list(STAGES)
         assert ("count", 300, 300) in told
         stored = current_ranking(store)
-        assert stored is not None
         assert (as_counts(stored), stored.origin) == (counted(answers), origin)
     assert store.versions() == [1, 2]
     CorpusStore(client, f"{filled}x").append([CorpusRow("a", "", "on")])
@@ -76,25 +69,25 @@ def test_corpora_are_counted_exactly_and_each_ranking_is_a_version(
     assert cut.total == sum(counted(ANSWERS).values())
 
 
-def test_a_draft_models_answers_need_no_ray(redis_url, client, task, tmp_path, run):
-    answers, output = tmp_path / "answers.jsonl", tmp_path / "ranked.npz"
-    answers.write_text("".join(json.dumps({"text": text}) + "\n" for text in ANSWERS))
+def test_a_draft_models_answers_need_no_ray(redis_url, client, task, tmp_path, in_process):
+    output = tmp_path / "ranked.npz"
+    answers = write_rows(tmp_path / "answers.jsonl", [{"text": text} for text in ANSWERS])
     args = ["rank-vocabulary", task, "--from", "draft", "--tokenizer", MODEL, "--answers", answers]
     args += ["--redis-url", redis_url]
-    found = json.loads(run(*args, "--top-p", 0.9, "--output", output, "--json"))
+    found = json.loads(in_process.run(*args, "--top-p", 0.9, "--output", output, "--json"))
     read = Ranking.load(output, found["fingerprint"])
     assert (found["kept"], found["rows"], found["corpus_rows"]) == (len(read.ids), 300, 0)
     assert 0.9 <= found["coverage"] == read.coverage < 1
     assert as_counts(read).items() < counted(ANSWERS).items()
     store = ArtifactStore(client, task, found["fingerprint"], kind=VOCABULARY)
-    stored = current_ranking(store)
-    assert stored is not None
-    assert as_counts(stored) == as_counts(read)
+    assert as_counts(current_ranking(store)) == as_counts(read)
     assert ArtifactStore(client, task, found["fingerprint"]).current() is None  # that is no index
-    assert "version 2 of the vocabulary" in run(*args)
+    assert "version 2 of the vocabulary" in in_process.run(*args)
     size = found["vocab_size"]
-    assert f"choose 1 to {size}" in run(*args, "--top-k", size + 1, code=1)
-    assert "is no place for a file" in run(*args, "--output", tmp_path / "no" / "f", code=2)
+    assert f"choose 1 to {size}" in in_process.run(*args, "--top-k", size + 1, code=1)
+    assert "is no place for a file" in in_process.run(
+        *args, "--output", tmp_path / "no" / "f", code=2
+    )
 
 
 def test_what_cannot_be_ranked_is_said(redis_url, task):

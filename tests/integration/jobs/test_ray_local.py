@@ -70,9 +70,21 @@ assert len(members) > 4 and left == {os.getpid()}, (members, left)
 assert len(found) >= 4 and all(listener.loopback for listener in found), found
 print(folder)
 """
-TESTS = Path(__file__).parents[2]
 # Ray Data warns of defaults of its own when it makes its context.
 STRICT = ("-W", "error", "-W", "ignore::DeprecationWarning:ray.data.context")
+
+
+def ran(code: str, *strict: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """A process that starts with no Ray, and has come to its end."""
+    ours = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "PYTHONBREAKPOINT")
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("RAY_SERVE_")}
+    env = {k: v for k, v in inherited.items() if k not in ours} | env
+    tests = str(Path(__file__).parents[2])
+    env["PYTHONPATH"] = os.pathsep.join([tests, env.get("PYTHONPATH", "")])
+    command = [sys.executable, *strict, "-c", code]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 @pytest.mark.slow("a Ray of its own")
@@ -81,21 +93,14 @@ def test_it_listens_on_loopback_only_and_leaves_nothing_behind(tmp_path):
     home, long = tmp_path / "home", tmp_path / ("x" * 60)
     home.mkdir()
     long.mkdir()
-    ours = ("RAY_ADDRESS", "RAY_AUTH_MODE", "PYTHONBREAKPOINT")
-    env = {k: v for k, v in os.environ.items() if k not in ours}
-    env |= {"HOME": str(home), "TMPDIR": str(long)}  # TMPDIR is too long for Ray's sockets
-    env["PYTHONPATH"] = os.pathsep.join([str(TESTS), env.get("PYTHONPATH", "")])
-    ran = subprocess.run(
-        [sys.executable, *STRICT, "-c", SCRIPT], env=env, capture_output=True, text=True
-    )
-    assert ran.returncode == 0, ran.stderr
-    folder = ran.stdout.strip()
-    session = Path(folder)
+    # TMPDIR is too long for Ray's sockets
+    done = ran(SCRIPT, *STRICT, HOME=str(home), TMPDIR=str(long))
+    session = Path(done.stdout.strip())
     assert session.parent.name.startswith("tasc-ray-")
     assert not session.parent.exists()
     assert list(long.iterdir()) == []
     assert not (home / ".ray").exists()
-    assert ran.stderr == ""
+    assert done.stderr == ""
 
 
 SERVING = """
@@ -138,13 +143,9 @@ with local_ray(num_cpus=2, object_store_mb=100):
 @pytest.mark.slow("a Ray of its own")
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="looks at Linux's /proc")
 def test_what_replicas_listen_on_beyond_loopback_wants_the_password():
-    ours = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
-    env = {k: v for k, v in os.environ.items() if k not in ours}
-    env["PYTHONPATH"] = os.pathsep.join([str(TESTS), env.get("PYTHONPATH", "")])
-    ran = subprocess.run([sys.executable, "-c", SERVING], env=env, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
-    said = [line.split()[1:] for line in ran.stdout.splitlines() if line.startswith("SAID")]
-    assert said, ran.stdout
+    done = ran(SERVING)
+    said = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("SAID")]
+    assert said, done.stdout
     for without, wrong, right in said:
         assert (without, wrong) == ("UNAUTHENTICATED", "UNAUTHENTICATED")
         assert right != "UNAUTHENTICATED"
@@ -159,8 +160,8 @@ with local_ray(num_cpus=99):
 assert not ray.is_initialized()
 """
     env = os.environ | {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
-    ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
-    assert (ran.stdout.split(), ran.returncode) == (["4.0", "1"], 0), ran.stderr
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert (done.stdout.split(), done.returncode) == (["4.0", "1"], 0), done.stderr
     assert ray.cluster_resources()["CPU"] == 4.0
 
 

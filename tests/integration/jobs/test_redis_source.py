@@ -1,15 +1,24 @@
-"""The read tasks of a corpus in a real Redis; they run here in this process, without a cluster."""
+"""The read tasks of a corpus in a real Redis and what is counted of them, without a cluster."""
 
-from itertools import chain
+import random
+from functools import partial
 
 import pyarrow as pa
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from support import write_rows
+from tasc_jobs.demo.tasks import MODEL
 from tasc_jobs.errors import EmptyCorpusError
 from tasc_jobs.index.redis_source import RedisCorpusSource
+from tasc_jobs.statistics.corpus_counts import TableSum, count_rows, lengths_in, ngrams_in
+from tasc_jobs.statistics.ngrams import Units, joined
+from tasc_jobs.statistics.task_statistics import file_statistics, statistics_of
 from tasc_store import CorpusRow, CorpusStore
 
 pytestmark = pytest.mark.redis
+
 
 ROWS = [CorpusRow(f"k{n}", "" if n % 5 else f"a{n} b{n}", f"c{n}") for n in range(23)]
 
@@ -41,33 +50,9 @@ def test_the_ranges_make_up_the_corpus_in_order(redis_url, task, corpus, paralle
     ]
 
 
-@pytest.mark.parametrize("parallelism", [1, 3, 23])
-@pytest.mark.parametrize("words", [1, 2, 3, 4])
-def test_every_row_knows_the_words_before_it_however_the_corpus_is_cut(
-    redis_url, task, corpus, parallelism, words
-):
-    source = RedisCorpusSource(redis_url, task, batch_rows=2, previous_words=words)
-    found = whole(tables(source, parallelism))
-    assert len(found) == 23
-    for side in ("input", "output"):
-        said = [getattr(row, side).split() for row in ROWS]  # only every fifth input has words
-        before = [[*chain(*said[:n])][-words:] for n in range(23)]
-        assert [row[f"previous_{side}"] for row in found] == [" ".join(each) for each in before]
-
-
-def test_the_length_is_fixed_when_the_source_is_made(redis_url, task, corpus):
-    source = RedisCorpusSource(redis_url, task)
-    corpus.append([CorpusRow("later", "x", "y")])
-    assert [row["key"] for row in whole(tables(source, 2))] == [row.key for row in ROWS]
-    assert RedisCorpusSource(redis_url, task).rows == 24
-
-
-def test_a_row_limit_holds_for_each_task(redis_url, task, corpus):
+def test_rows_and_bytes_of_each_task_are_told_and_fixed(redis_url, task, corpus):
     found = tables(RedisCorpusSource(redis_url, task, batch_rows=2), 2, per_task_row_limit=3)
     assert [sum(table.num_rows for table in part) for part in found] == [3, 3]
-
-
-def test_tasks_tell_ray_their_rows_and_about_their_bytes(redis_url, task, corpus):
     source = RedisCorpusSource(redis_url, task)
     told = [read.metadata for read in source.get_read_tasks(3)]
     assert sum(metadata.num_rows for metadata in told) == 23
@@ -75,15 +60,65 @@ def test_tasks_tell_ray_their_rows_and_about_their_bytes(redis_url, task, corpus
         source.estimate_inmemory_data_size(), abs=3
     )
     assert source.estimate_inmemory_data_size() > 23 * 8
+    source = RedisCorpusSource(redis_url, task)
+    corpus.append([CorpusRow("later", "x", "y")])
+    assert [row["key"] for row in whole(tables(source, 2))] == [row.key for row in ROWS]
+    assert RedisCorpusSource(redis_url, task).rows == 24
 
 
-def test_a_corpus_without_rows_is_an_error_that_names_the_task(redis_url, task):
-    with pytest.raises(EmptyCorpusError):
-        RedisCorpusSource(redis_url, task)
-
-
-def test_rows_that_vanish_while_they_are_read_are_an_error(redis_url, task, corpus, client):
+def test_a_corpus_without_rows_or_whose_rows_vanish_is_an_error(redis_url, task, corpus, client):
     source = RedisCorpusSource(redis_url, task)
     client.delete(*client.keys(f"*{task}*"))
     with pytest.raises(EmptyCorpusError):
         tables(source, 2)
+    with pytest.raises(EmptyCorpusError):
+        RedisCorpusSource(redis_url, task)
+
+
+WORDS = ["a", "b", "c", "naïve", "日本"]
+
+
+@pytest.fixture
+def rows(client, task, tmp_path):
+    """A random corpus in Redis, and the same rows as a file."""
+    rng = random.Random(7)
+    said = [" ".join(rng.choices(WORDS, k=rng.randrange(5))) for _ in range(120)]
+    pairs = [(said[i], f"{said[i + 60]} {WORDS[i % 3]}") for i in range(60)]
+    CorpusStore(client, task).append([CorpusRow(str(i), *pair) for i, pair in enumerate(pairs)])
+    return write_rows(tmp_path / "rows.jsonl", [{"input": i, "output": o} for i, o in pairs])
+
+
+def sum_of(tables, units):
+    total = TableSum(units)
+    for table in tables:
+        total.add(table)
+    return total
+
+
+@settings(
+    max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+)
+@given(
+    n=st.integers(1, 4),
+    parts=st.integers(1, 60),
+    batch_rows=st.integers(1, 30),
+    partitions=st.integers(1, 9),
+    rng=st.randoms(),
+)
+def test_the_parts_of_a_corpus_sum_up_to_the_file_however_it_is_cut(
+    redis_url, task, rows, n, parts, batch_rows, partitions, rng
+):
+    units = Units.of(n, MODEL)
+    source = RedisCorpusSource(redis_url, task, batch_rows=batch_rows, previous_words=units.n - 1)
+    read = [table for part in source.get_read_tasks(parts) for table in part()]
+    counted = list(map(partial(count_rows, units, partitions), read))
+    rng.shuffle(counted)
+    lengths = sum_of(map(lengths_in, counted), units)
+    assert lengths.rows == 60
+    found = lengths.histograms()
+    for partition in range(partitions):
+        part = sum_of((ngrams_in(table, partition) for table in counted), units).histograms()
+        found = {key: joined(found[key], part[key]) for key in found}
+    whole = sum_of(counted, units)
+    assert (whole.rows, whole.histograms()) == (60, found)
+    assert statistics_of(found, units) == file_statistics([rows], units)

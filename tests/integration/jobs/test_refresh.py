@@ -29,7 +29,7 @@ from tasc_store import (
 )
 from tasc_text import PromptTemplate
 
-pytestmark = [pytest.mark.redis, pytest.mark.ray]
+pytestmark = [pytest.mark.redis, pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 FIRST, THEN = 250, 350
 WIDE = {"max_rows": 10_000, "max_bytes": 1 << 30}
 KILLED = """
@@ -43,16 +43,16 @@ refresh.move_collected(client, TaskStore(client).get(sys.argv[2]))
 """
 
 
-@pytest.fixture
-def record(shipped_task: TaskRecord) -> TaskRecord:
-    return shipped_task
-
-
 @pytest.fixture(scope="module")
 def shipped() -> list[CollectedRow]:
     rows = read_split("massive_en", "train")[: FIRST + THEN]
     unique = {r["input"]: CollectedRow(r["input"], r["output"]) for r in rows}
     return list(unique.values())
+
+
+@pytest.fixture
+def record(shipped_task: TaskRecord) -> TaskRecord:
+    return shipped_task
 
 
 @pytest.fixture
@@ -73,10 +73,7 @@ def corpus_of(client: redis.Redis, record: TaskRecord) -> list[tuple[str, str]]:
     return [(r.input, r.output) for r in CorpusStore(client, record.corpus_name).read(0, 10_000)]
 
 
-@pytest.mark.usefixtures("ray_cluster")
-def test_a_new_index_becomes_current_where_it_drafts_better_and_says_why(
-    client, redis_url, record, store, shipped
-):
+def test_an_index_that_drafts_better_becomes_current(client, redis_url, record, store, shipped):
     ingest(client, record, shipped[:FIRST])
     first, _ = build_and_publish(redis_url, record)
     collect(client, record, [*shipped[FIRST:], shipped[FIRST]])
@@ -104,7 +101,6 @@ def test_a_new_index_becomes_current_where_it_drafts_better_and_says_why(
     assert store.current() == current
 
 
-@pytest.mark.usefixtures("ray_cluster")
 def test_an_index_that_is_not_better_is_not_even_stored(client, redis_url, record, store, shipped):
     ingest(client, record, shipped[:FIRST])
     first, _ = build_and_publish(redis_url, record)
@@ -116,7 +112,6 @@ def test_an_index_that_is_not_better_is_not_even_stored(client, redis_url, recor
     assert len(CorpusStore(client, record.name)) == len(shipped), "the rows stay in the corpus"
 
 
-@pytest.mark.usefixtures("ray_cluster")
 def test_rows_that_judge_are_in_neither_index(client, redis_url, record, store):
     """Outputs that nothing predicts: who had seen them would draft them by heart."""
     dice = random.Random(1)
@@ -147,22 +142,13 @@ def test_rows_that_judge_are_in_neither_index(client, redis_url, record, store):
     assert found.tokens_per_step > 4, "the published one holds them"
 
 
-@pytest.mark.usefixtures("ray_cluster")
-def test_the_first_index_of_a_task_is_published_with_a_forecast(
+def test_the_first_index_has_a_forecast_and_who_announces_another_meanwhile_is_not_overruled(
     client, redis_url, record, store, shipped
 ):
     collect(client, record, shipped[:FIRST])
     done = refresh(redis_url, record.name)
     assert (done.old_version, done.old_tokens_per_step, done.version) == (None, None, 1)
     assert store.current().forecast == done.new_tokens_per_step > 1
-
-
-@pytest.mark.usefixtures("ray_cluster")
-def test_who_announces_another_meanwhile_is_not_overruled(
-    client, redis_url, record, store, shipped
-):
-    ingest(client, record, shipped[:FIRST])
-    build_and_publish(redis_url, record)
     build_and_publish(redis_url, record)
     collect(client, record, shipped[FIRST:])
 
@@ -176,9 +162,7 @@ def test_who_announces_another_meanwhile_is_not_overruled(
     assert store.versions() == [1, 2, 3]
 
 
-def test_an_index_that_was_judged_is_not_built_again_for_the_same_rows(
-    client, redis_url, record, shipped
-):
+def test_a_judged_index_is_not_built_again_for_the_same_rows(client, redis_url, record, shipped):
     ingest(client, record, shipped[:FIRST])
     done = refresh(redis_url, record.name, judged=FIRST - 199)
     assert done.judged_rows == 0
@@ -204,7 +188,6 @@ def test_rows_go_into_the_corpus_that_the_task_drafts_from(client, task, record,
     assert len(corpus_of(client, record)) == 3
 
 
-@pytest.mark.usefixtures("ray_cluster")
 def test_a_corpus_without_inputs_has_no_requests_to_judge_by(client, redis_url, record):
     ingest(client, record, [CollectedRow("", f"out {i}") for i in range(210)])
     with pytest.raises(JobError):

@@ -2,17 +2,16 @@
 
 import json
 import re
-import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 import redis
 
+from tasc_command import InProcess
 from tasc_draft import DraftIndex, build_index, read_index, write_index
 from tasc_draft.index.weights import Weights
-from tasc_jobs.cli.main import main
 from tasc_jobs.demo.tasks import read_split
 from tasc_runtime.data.local_corpus import encode
 from tasc_runtime.engine.indexes import DraftIndexes
@@ -24,7 +23,6 @@ from tasc_store import (
     CorpusRow,
     CorpusStore,
     TaskRecord,
-    TaskStore,
 )
 from tasc_text import PromptTemplate
 
@@ -55,12 +53,11 @@ def costs(tmp_path: Path) -> Path:
     return path
 
 
-def tasc(monkeypatch: pytest.MonkeyPatch, url: str, *args: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["tasc", *map(str, args), "--redis-url", url])
-    monkeypatch.setattr("signal.signal", lambda signum, handler: None)
-    with pytest.raises(SystemExit) as end:
-        main()
-    return int(end.value.code or 0)
+@pytest.fixture
+def tasc(in_process: InProcess, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> InProcess:
+    """The command on the shared store."""
+    monkeypatch.setenv("REDIS_URL", redis_url)
+    return in_process
 
 
 def current(client: redis.Redis, record: TaskRecord, folder: Path) -> tuple[Artifact, DraftIndex]:
@@ -72,13 +69,9 @@ def current(client: redis.Redis, record: TaskRecord, folder: Path) -> tuple[Arti
     return found
 
 
-def test_what_tune_chose_is_published_with_weights_for_replicas_to_read(
-    client, redis_url, record, tmp_path, monkeypatch, capsys
-):
+def test_what_tune_chose_is_published_for_replicas_to_read(client, record, tmp_path, tasc):
     report = tmp_path / "report.html"
-    assert tasc(monkeypatch, redis_url, "tune", record.name, "--json", "--report", report) == 0
-    out, err = capsys.readouterr()
-    printed = json.loads(out)
+    printed = json.loads(tasc.run("tune", record.name, "--json", "--report", report))
     artifact, index = current(client, record, tmp_path)
     assert (artifact.version, artifact.corpus_rows) == (printed["version"], ROWS) == (1, ROWS)
     assert index.settings is not None
@@ -90,7 +83,7 @@ def test_what_tune_chose_is_published_with_weights_for_replicas_to_read(
     assert (index.weights.values != Weights.initial().values).any()
     assert index.corpus.documents == ROWS
     replays = len(printed["trials"]) + len(printed["sources"])
-    assert f"{replays}/{replays} replays" in err
+    assert f"{replays}/{replays} replays" in tasc.err
     html = report.read_text(encoding="utf-8")
     assert html.count("<svg") == 3
     assert "Gain by source" in html
@@ -103,12 +96,9 @@ def test_what_tune_chose_is_published_with_weights_for_replicas_to_read(
     assert set(re.findall(r'href="(.)', html)) <= {"#"}
 
 
-def test_the_figures_of_a_tuning_agree_with_each_other(
-    redis_url, record, monkeypatch, capsys, costs
-):
+def test_the_figures_of_a_tuning_agree_with_each_other(record, tasc, costs):
     options = ["--step-cost", costs, "--rows", 8, "--json"]
-    assert tasc(monkeypatch, redis_url, "tune", record.name, *options) == 0
-    printed = json.loads(capsys.readouterr().out)
+    printed = json.loads(tasc.run("tune", record.name, *options))
     for trial in [*printed["trials"], printed["chosen"]]:
         assert trial["tokens_per_step"] == trial["tokens"] / trial["steps"]
         assert trial["nodes_per_step"] <= trial["num_speculative_tokens"]
@@ -123,9 +113,7 @@ def test_the_figures_of_a_tuning_agree_with_each_other(
     assert max(s["gain"] for s in printed["sources"]) > 0
 
 
-def test_tuning_leaves_the_current_index_as_it_is_but_for_weights_and_settings(
-    client, redis_url, record, tmp_path, monkeypatch, capsys
-):
+def test_tuning_changes_weights_and_settings_of_an_index_alone(client, record, tmp_path, tasc):
     tokenizer = load_tokenizer(record)
     store = CorpusStore(client, record.name)
     rows = encode(store.read(0, 300), tokenizer, PromptTemplate(record.template))
@@ -137,12 +125,11 @@ def test_tuning_leaves_the_current_index_as_it_is_but_for_weights_and_settings(
     write_index(before, path)
     artifacts = ArtifactStore(client, record.name, record.fingerprint)
     artifacts.announce(artifacts.publish(path, 300).version)
-    assert tasc(monkeypatch, redis_url, "tune", record.name) == 0
-    out, err = capsys.readouterr()
+    out = tasc.run("tune", record.name)
     assert "What each source is worth" in out
     assert "--node-cost 0.02" in out
     assert "--step-cost FILE" in out
-    assert "100 newer rows are not in the index" in err
+    assert "100 newer rows are not in the index" in tasc.err
     artifact, index = current(client, record, tmp_path)
     assert (artifact.version, artifact.corpus_rows) == (2, 300)
     assert artifacts.versions() == [1, 2]
@@ -153,14 +140,11 @@ def test_tuning_leaves_the_current_index_as_it_is_but_for_weights_and_settings(
     assert read_index(path).settings is None
 
 
-def test_a_forecast_says_where_to_draft_and_where_not(
-    redis_url, record, tmp_path, monkeypatch, capsys, costs
-):
+def test_a_forecast_says_where_to_draft_and_where_not(record, tmp_path, tasc, costs):
     report = tmp_path / "report.html"
     options = ["--step-cost", costs, "--rows", "2,8", "--budget", "4,16"]
     command = ["forecast", record.name, *options]
-    assert tasc(monkeypatch, redis_url, *command, "--json", "--report", report) == 0
-    dear, cheap = json.loads(capsys.readouterr().out)["outlooks"]
+    dear, cheap = json.loads(tasc.run(*command, "--json", "--report", report))["outlooks"]
     assert (dear["rows"], cheap["rows"]) == (2, 8)
     assert (dear["draft"], dear["budget"], dear["speed_up"]) == (False, 0, 1.0)
     assert cheap["draft"]
@@ -170,22 +154,16 @@ def test_a_forecast_says_where_to_draft_and_where_not(
             expected = option["tokens_per_step"] / (1 + more * option["nodes_per_step"])
             assert option["speed_up"] == pytest.approx(expected)
     assert report.read_text(encoding="utf-8").count("<svg") == 3
-    assert tasc(monkeypatch, redis_url, *command) == 0
-    out = capsys.readouterr().out
+    out = tasc.run(*command)
     assert "b = 2: do not draft; drafting loses: " in out
     assert f"b = 8: draft {cheap['budget']} tokens, " in out
 
 
-def test_a_forecast_drafts_as_the_task_was_tuned(
-    client, redis_url, record, monkeypatch, capsys, costs
-):
+def test_a_forecast_drafts_as_the_task_was_tuned(record, tasc, costs):
     command = ["forecast", record.name, "--step-cost", costs, "--rows", 8, "--json"]
-    assert tasc(monkeypatch, redis_url, *command) == 0
-    assert json.loads(capsys.readouterr().out)["settings"]["min_prob"] == record.draft.min_prob
-    assert tasc(monkeypatch, redis_url, "tune", record.name, "--json") == 0
-    chosen = json.loads(capsys.readouterr().out)["settings"]
-    assert tasc(monkeypatch, redis_url, *command) == 0
-    assert json.loads(capsys.readouterr().out)["settings"] == chosen
+    assert json.loads(tasc.run(*command))["settings"]["min_prob"] == record.draft.min_prob
+    chosen = json.loads(tasc.run("tune", record.name, "--json"))["settings"]
+    assert json.loads(tasc.run(*command))["settings"] == chosen
 
 
 @pytest.mark.parametrize(
@@ -198,22 +176,14 @@ def test_a_forecast_drafts_as_the_task_was_tuned(
         (["forecast", "TASK", "--step-cost", "COSTS"], "none for b = 1 rows, it has b = 2, 8"),
     ],
 )
-def test_what_cannot_be_done_is_said_and_nothing_is_published(
-    client, redis_url, record, monkeypatch, capsys, costs, command, message
-):
+def test_what_cannot_be_done_publishes_nothing(client, record, tasc, costs, command, message):
     named = {"TASK": record.name, "COSTS": costs}
-    assert tasc(monkeypatch, redis_url, *(named.get(part, part) for part in command)) == 1
-    assert message in capsys.readouterr().err
+    assert message in tasc.run(*(named.get(part, part) for part in command), code=1)
     assert ArtifactStore(client, record.name, record.fingerprint).current() is None
 
 
-def test_a_corpus_too_small_to_hold_rows_out_is_refused(
-    client, redis_url, record, task, monkeypatch, capsys
-):
-    small = replace(record, name=f"{task}-small")
-    TaskStore(client).put(small)
-    assert tasc(monkeypatch, redis_url, "tune", small.name) == 1
-    assert "has no rows; ingest some first" in capsys.readouterr().err
-    CorpusStore(client, small.name).append([CorpusRow("a", "in", "out")])
-    assert tasc(monkeypatch, redis_url, "tune", small.name) == 1
-    assert "has 1 rows; at least 200" in capsys.readouterr().err
+def test_a_corpus_too_small_to_hold_rows_out_is_refused(client, shipped_task, tasc):
+    name = shipped_task.name
+    assert "has no rows; ingest some first" in tasc.run("tune", name, code=1)
+    CorpusStore(client, name).append([CorpusRow("a", "in", "out")])
+    assert "has 1 rows; at least 200" in tasc.run("tune", name, code=1)

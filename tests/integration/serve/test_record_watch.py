@@ -13,7 +13,7 @@ from serving import running_replica
 import tiny
 from support import eventually, refused
 from tasc_runtime.engine.versions import MOST_KNOWN, Records
-from tasc_runtime.protocol import Answer, Call, PulseRequest, Refusal
+from tasc_runtime.protocol import Answer, Call, Refusal
 from tasc_runtime.sampling_options import SamplingOptions
 from tasc_store import SamplingDefaults, TaskStore
 
@@ -42,7 +42,7 @@ def replica(redis_url, record, tmp_path):
 
 
 def status(replica):
-    return asyncio.run(replica.pulse(PulseRequest("anybody"))).status
+    return replica.pulse().status
 
 
 def answer(replica, **values):
@@ -117,7 +117,7 @@ def test_pieces_name_the_version_of_their_request_not_of_the_moment(replica, rec
         async for piece in replica.stream(call):
             if not versions:
                 version = store.put(replace(record, max_tokens=7))
-                while (await replica.pulse(PulseRequest("me"))).status.record_version != version:
+                while replica.pulse().status.record_version != version:
                     await asyncio.sleep(0.01)
             versions.append(piece.record_version)
         return versions, piece.result
@@ -125,6 +125,19 @@ def test_pieces_name_the_version_of_their_request_not_of_the_moment(replica, rec
     versions, result = asyncio.run(stream())
     assert set(versions) == {2}
     assert len(result.tokens) == 9
+
+
+def test_of_several_answers_each_begins_with_word_that_it_is_admitted(replica):
+    async def pieces(**values):
+        call = Call(uuid.uuid4().hex, PROMPT, templated=True, stream=True, **values)
+        return [piece.ids async for piece in replica.stream(call)]
+
+    alone, several = (asyncio.run(pieces(prompts=prompts)) for prompts in (1, 2))
+    assert (bool(alone[0]), several[0]) == (True, ())
+    assert sum(several, ()) == sum(alone, ())
+    resumed = asyncio.run(pieces(prompts=2, committed_ids=alone[0]))
+    assert resumed[0]
+    assert alone[0] + sum(resumed, ()) == sum(alone, ())
 
 
 def test_few_older_versions_are_known(record):

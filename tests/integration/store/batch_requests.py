@@ -1,32 +1,62 @@
-"""Files to keep and batches to ask for in tests of the store."""
+"""Files to keep, batches to ask for, and workers that take them, in tests of the store."""
+
+import time
+
+import redis
 
 from tasc_serve.http.batches.files_api import BatchStorage
+from tasc_store import TaskRecord, TaskStore
 from tasc_store.batches.batch_store import Batch, NewBatch
-from tasc_store.batches.files import FileLimits, StoredFile
+from tasc_store.batches.files import FileLimits, FileStore, StoredFile
+from tasc_store.batches.leases import BatchLease, take_batch
 
 ROOM = FileLimits(max_files=100, max_bytes=10_000)
 DATA = bytes(range(35))
 
 
-def keep(
-    storage: BatchStorage, data: bytes = DATA, room: FileLimits = ROOM, **said: str
-) -> StoredFile:
-    upload = storage.files.begin()
-    for i in range(0, len(data), 7):
-        upload.write(data[i : i + 7])
-    name = said.get("filename", "in.jsonl")
-    return upload.keep(room, name, "batch", 3600, said.get("owner", ""))
+class Shelf(BatchStorage):
+    """Files in chunks of 10 bytes, and batches for the task `greet`."""
 
+    def __init__(self, client: redis.Redis) -> None:
+        super().__init__(client, chunk_bytes=10)
+        self.client = client
+        TaskStore(client).put(TaskRecord("greet", "m", "f" * 32, "{input}"))
 
-def ask(
-    storage: BatchStorage,
-    file: StoredFile,
-    most: int = 100,
-    window_s: float = 60,
-    most_lines: int | None = None,
-) -> Batch:
-    said = {"why": "naïve 東京"}
-    new = NewBatch(
-        file.id, "/v1/completions", "24h", window_s, "greet", 7200, 3600, said, file.owner
-    )
-    return storage.batches.create(new, most, most_lines)
+    def keep(
+        self, data: bytes = DATA, room: FileLimits = ROOM, owner: str = "", ttl_s: int = 3600
+    ) -> StoredFile:
+        upload = self.files.begin()
+        for i in range(0, len(data), 7):
+            upload.write(data[i : i + 7])
+        return upload.keep(room, "naïve 東京.jsonl", "batch", ttl_s, owner)
+
+    def ask(self, file: StoredFile | None = None, most: int = 100, window_s: float = 60,
+            most_lines: int | None = None) -> Batch:  # fmt: skip
+        """A new batch, without a file that is named one of a file of its own."""
+        file, said = file or self.keep(), {"why": "naïve 東京"}
+        new = NewBatch(
+            file.id, "/v1/completions", "24h", window_s, "greet", 7200, 3600, said, file.owner
+        )
+        return self.batches.create(new, most, most_lines)
+
+    def taken(self) -> BatchLease:
+        """As a worker takes it."""
+        lease = take_batch(self.client, 60.0)
+        assert lease
+        return lease
+
+    def expire(self, lease: BatchLease) -> None:
+        """As if its worker had been silent for long."""
+        (name,) = self.client.scan_iter(f"*:lease:{lease.batch.id}")
+        self.client.delete(name)
+
+    def overdue(self, lease: BatchLease, late_s: float) -> None:
+        """As if it had been due so long ago."""
+        (name,) = self.client.scan_iter("*:open")
+        self.client.zadd(name, {lease.batch.id: time.time() - late_s})
+
+    def output(self, text: bytes) -> StoredFile:
+        """A worker's file, which the end of its batch makes known."""
+        upload = FileStore(self.client).begin()
+        upload.write(text)
+        return upload.end("out.jsonl", "batch_output", 3600)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from batch_requests import Shelf
 
 from tasc_store import ArtifactStore, EmbeddedRedis, connect
 
@@ -28,6 +29,11 @@ def spare() -> Iterator[EmbeddedRedis]:
     """A server of the test's own, to be mistreated."""
     with EmbeddedRedis.start() as running:
         yield running
+
+
+@pytest.fixture
+def shelf(client: redis.Redis) -> Shelf:
+    return Shelf(client)
 
 
 @pytest.fixture

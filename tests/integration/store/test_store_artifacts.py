@@ -7,6 +7,7 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -29,43 +30,48 @@ POINTER = "tasc:{task}:index:finger:current"
 NEVER_S = 3600.0
 
 
-def test_a_file_of_several_chunks_comes_back(
-    store: ArtifactStore, source: Path, tmp_path: Path
+def test_a_file_of_several_chunks_comes_back_and_does_not_expire(
+    store: ArtifactStore, source: Path, tmp_path: Path, client: redis.Redis
 ) -> None:
     artifact = store.publish(source, corpus_rows=7)
     assert (artifact.version, artifact.chunks, artifact.size_bytes) == (1, 3, 25)
     assert store.get(1) == artifact
     store.download(artifact, tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == source.read_bytes()
-
-
-def test_only_an_announced_version_is_current(store: ArtifactStore, source: Path) -> None:
-    assert store.current() is None
-    first, second = store.publish(source, 1), store.publish(source, 2)
-    assert store.current() is None
-    store.announce(2)
-    assert store.current() == second
-    store.announce(1)
-    assert store.current() == first
-
-
-def test_sealed_chunks_do_not_expire(
-    store: ArtifactStore, source: Path, client: redis.Redis
-) -> None:
-    store.publish(source, 1)
     assert [client.ttl(CHUNK % (1, i)) for i in range(4)] == [-1, -1, -1, -2]
 
 
-@pytest.mark.parametrize("damage", [b"x", b"", None])
+def test_an_announced_version_is_current_behind_another(store: ArtifactStore, source: Path) -> None:
+    assert store.current() is None
+    first, second = store.publish(source, 1), store.publish(source, 2)
+    assert store.current() is None
+    store.announce(2, after=0)
+    with pytest.raises(IndexChanged):
+        store.announce(1, after=0)
+    assert store.current() == second
+    store.announce(1, after=2)
+    with pytest.raises(UnknownVersion):
+        store.announce(9, after=1)
+    assert store.current() == first
+    store.announce(2)
+    assert store.current() == second
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda client: client.setrange(CHUNK % (1, 1), 3, b"x"),
+        lambda client: client.set(CHUNK % (1, 2), b""),
+        lambda client: client.delete(CHUNK % (1, 1)),
+    ],
+    ids=["changed", "emptied", "lost"],
+)
 def test_a_damaged_chunk_is_refused_and_leaves_no_file(
-    store: ArtifactStore, source: Path, tmp_path: Path, client: redis.Redis, damage: bytes | None
+    store: ArtifactStore, source: Path, tmp_path: Path, client: redis.Redis, damage: Any
 ) -> None:
     artifact = store.publish(source, 1)
     store.download(artifact, tmp_path / "copy")
-    if damage is None:
-        client.delete(CHUNK % (1, 1))
-    else:
-        client.setrange(CHUNK % (1, 1), 3, b"x") if damage else client.set(CHUNK % (1, 2), b"")
+    damage(client)
     with refused(CorruptArtifact, "version 1", "task"):
         store.download(artifact, tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
@@ -104,12 +110,13 @@ def test_a_publish_killed_halfway_leaves_the_old_version_current(
     assert store.publish(source, 1).version == 3
 
 
-def test_wait_hears_an_announcement(
-    store: ArtifactStore, source: Path, client: redis.Redis
+@pytest.mark.parametrize(("now", "then"), [(1, 2), (2, 1)])
+def test_wait_hears_an_announcement_of_a_newer_or_an_older_version(
+    store: ArtifactStore, source: Path, client: redis.Redis, now: int, then: int
 ) -> None:
-    store.publish(source, 1)
-    store.announce(1)
-    second = store.publish(source, 2)
+    for rows in (1, 2):
+        store.publish(source, rows)
+    store.announce(now)
     client.config_resetstat()
 
     def looked_twice() -> bool:  # before and after its subscription was confirmed
@@ -118,11 +125,11 @@ def test_wait_hears_an_announcement(
 
     def announce() -> None:
         eventually(looked_twice)
-        store.announce(2)
+        store.announce(then)
 
     announcer = threading.Thread(target=announce)
     announcer.start()
-    assert store.wait(seen=1, timeout_s=NEVER_S) == second
+    assert store.wait(seen=now, timeout_s=NEVER_S) == store.get(then)
     announcer.join()
 
 
@@ -135,9 +142,7 @@ def test_wait_finds_a_version_whose_message_was_lost(client: redis.Redis, source
     timer.join()
 
 
-def test_wait_returns_at_once_what_is_new_and_nothing_when_the_time_is_over(
-    store: ArtifactStore, source: Path
-) -> None:
+def test_wait_gives_at_once_what_is_new_else_none(store: ArtifactStore, source: Path) -> None:
     assert store.wait(seen=None, timeout_s=0.01) is None
     artifact = store.publish(source, 1)
     store.announce(1)
@@ -188,44 +193,6 @@ def test_an_empty_file_is_not_published(store: ArtifactStore, tmp_path: Path) ->
     with refused(ValueError, str(tmp_path / "empty")):
         store.publish(tmp_path / "empty", 0)
     assert store.versions() == []
-
-
-@pytest.fixture
-def three(store: ArtifactStore, source: Path) -> ArtifactStore:
-    """Three versions, the third of which is current."""
-    for _ in range(3):
-        store.publish(source, 1)
-    store.announce(3)
-    return store
-
-
-def current(store: ArtifactStore) -> int:
-    found = store.current()
-    assert found is not None
-    return found.version
-
-
-def test_a_version_is_announced_only_behind_the_one_that_was_seen(
-    store: ArtifactStore, source: Path
-) -> None:
-    first, second = store.publish(source, 1).version, store.publish(source, 1).version
-    store.announce(first, after=0)
-    with pytest.raises(IndexChanged):
-        store.announce(second, after=0)
-    assert current(store) == first
-    store.announce(second, after=first)
-    assert current(store) == second
-    with pytest.raises(UnknownVersion):
-        store.announce(9, after=second)
-
-
-def test_a_waiter_gets_an_older_version_that_is_announced_again(three: ArtifactStore) -> None:
-    heard: list[object] = []
-    thread = threading.Thread(target=lambda: heard.append(three.wait(3, 60.0)))
-    thread.start()
-    three.announce(2)
-    thread.join()
-    assert heard == [three.get(2)]
 
 
 def test_a_forecast_is_kept_and_records_without_one_are_as_before(

@@ -49,7 +49,7 @@ def published(store: ArtifactStore, source: Path, count: int) -> list[Artifact]:
     return [store.publish(source, i) for i in range(count)]
 
 
-def test_a_file_is_downloaded_once(
+def test_a_file_is_downloaded_once_and_anew_where_its_size_is_wrong(
     store: ArtifactStore, source: Path, cache: ArtifactCache, client: redis.Redis
 ) -> None:
     artifact = store.publish(source, 1)
@@ -58,6 +58,9 @@ def test_a_file_is_downloaded_once(
     assert path.read_bytes() == source.read_bytes()
     assert cache.fetch(store, artifact) == path
     assert downloads(client, artifact.chunks) == 1
+    for content in (b"", b"short", bytes(26)):
+        path.write_bytes(content)
+        assert cache.fetch(store, artifact).read_bytes() == source.read_bytes()
 
 
 def test_processes_that_ask_together_share_one_download(
@@ -80,29 +83,14 @@ def test_processes_that_ask_together_share_one_download(
     assert downloads(client, artifact.chunks) == 1
 
 
-@pytest.mark.parametrize("content", [b"", b"short", bytes(26)])
-def test_a_file_of_the_wrong_size_is_downloaded_anew(
-    store: ArtifactStore, source: Path, cache: ArtifactCache, content: bytes
-) -> None:
-    artifact = store.publish(source, 1)
-    cache.fetch(store, artifact).write_bytes(content)
-    assert cache.fetch(store, artifact).read_bytes() == source.read_bytes()
-
-
-def test_a_damaged_download_leaves_no_file(
+def test_a_damaged_download_leaves_no_file_and_a_killed_one_none_for_long(
     store: ArtifactStore, source: Path, cache: ArtifactCache, tmp_path: Path, client: redis.Redis
 ) -> None:
-    artifact = store.publish(source, 1)
+    damaged, first, second = published(store, source, 3)
     client.setrange("tasc:{task}:index:finger:chunk:1:1", 0, b"x")
     with pytest.raises(CorruptArtifact):
-        cache.fetch(store, artifact)
+        cache.fetch(store, damaged)
     assert files(tmp_path) == []
-
-
-def test_what_a_killed_download_left_is_removed(
-    store: ArtifactStore, source: Path, cache: ArtifactCache, tmp_path: Path
-) -> None:
-    first, second = published(store, source, 2)
     left = cache.fetch(store, first).parent / "old.partial"
     left.touch()
     cache.fetch(store, second)
@@ -110,9 +98,7 @@ def test_what_a_killed_download_left_is_removed(
     assert len(files(tmp_path)) == 2
 
 
-def test_old_files_go_but_a_mapped_one_stays_readable(
-    store: ArtifactStore, source: Path, tmp_path: Path
-) -> None:
+def test_a_mapped_file_stays_readable(store: ArtifactStore, source: Path, tmp_path: Path) -> None:
     cache = ArtifactCache(tmp_path / "cache", keep=1)
     first, second = published(store, source, 2)
     path = cache.fetch(store, first)

@@ -1,4 +1,4 @@
-"""Corpora in a real Redis: each key once, order kept."""
+"""Corpora and collected answers in a real Redis: bounded, in order, and nothing is lost."""
 
 import threading
 
@@ -7,40 +7,34 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tasc_store import Appended, CorpusRow, CorpusStore
+from support import refused
+from tasc_store import Appended, CollectedRow, CollectedRows, CorpusRow, CorpusStore, StoreFull
+from tasc_store.corpus import MAX_COLLECTED
 
 pytestmark = pytest.mark.redis
+
+
 ROWS = [CorpusRow(f"f:{i}", f"input {i}", "same output") for i in range(10)]
 
 
-def test_ingesting_twice_does_not_double(client: redis.Redis) -> None:
-    corpus = CorpusStore(client, "t")
-    assert corpus.append(ROWS) == Appended(added=10, known=0)
-    assert corpus.append(ROWS) == Appended(added=0, known=10)
-    assert corpus.read(0, len(corpus)) == ROWS
-
-
-def test_equal_rows_under_different_keys_are_kept(client: redis.Redis) -> None:
+def test_a_row_is_told_by_its_key_and_added_once(client: redis.Redis) -> None:
     corpus = CorpusStore(client, "t")
     twins = [CorpusRow("a", "in", "out"), CorpusRow("b", "in", "out"), CorpusRow("a", "x", "y")]
     assert corpus.append(twins) == Appended(added=2, known=1)
+    assert corpus.append(twins) == Appended(added=0, known=3)
     assert corpus.read(0, 9) == twins[:2]
+    assert CorpusStore(client, "u").append([]) == Appended(0, 0)
+    assert len(CorpusStore(client, "u")) == 0, "tasks do not share rows"
 
 
 def test_ranges_partition_the_corpus_in_order(client: redis.Redis) -> None:
     corpus = CorpusStore(client, "t")
     corpus.append(ROWS[:7])
-    corpus.append(ROWS[5:])
+    assert corpus.append(ROWS[5:]) == Appended(added=3, known=2)
     parts = [corpus.read(start, start + 4) for start in range(0, len(corpus), 4)]
     assert [len(part) for part in parts] == [4, 4, 2]
     assert [row for part in parts for row in part] == ROWS
     assert corpus.read(3, 3) == []
-
-
-def test_tasks_do_not_share_rows(client: redis.Redis) -> None:
-    CorpusStore(client, "t").append(ROWS)
-    assert CorpusStore(client, "u").append([]) == Appended(0, 0)
-    assert len(CorpusStore(client, "u")) == 0
 
 
 def test_concurrent_writers_of_the_same_rows_write_each_once(client: redis.Redis) -> None:
@@ -66,3 +60,85 @@ def test_any_text_comes_back_as_it_was(client: redis.Redis, texts: list[tuple[st
     rows = [CorpusRow(f"k{i}", *pair) for i, pair in enumerate(texts)]
     corpus.append(rows)
     assert corpus.read(0, len(rows)) == rows
+
+
+WIDE = {"max_rows": 1000, "max_bytes": 1 << 20}
+
+
+def row(n: int, size: int = 1) -> CollectedRow:
+    return CollectedRow(f"ask {n}", "é" * size)
+
+
+@pytest.fixture
+def collected(client: redis.Redis) -> CollectedRows:
+    return CollectedRows(client, "task")
+
+
+def test_rows_come_back_in_order_and_stay_until_they_are_removed(collected: CollectedRows) -> None:
+    rows = [row(n) for n in range(5)]
+    assert collected.add(rows[:3], **WIDE) == 0
+    assert collected.add(rows[3:], **WIDE) == 0
+    assert collected.read().rows == collected.read().rows == tuple(rows)
+    first = collected.read(2)
+    assert first.rows == tuple(rows[:2])
+    assert collected.remove(first.end) == 2
+    assert collected.remove(first.end) == 0, "a repeated removal takes nothing more"
+    assert collected.read().rows == tuple(rows[2:])
+    assert len(collected) == 3
+
+
+def test_a_row_larger_than_all_may_be_takes_the_others_with_it(collected: CollectedRows) -> None:
+    one = len('["ask 0",""]') + 2 * 100
+    assert collected.add([row(n, 100) for n in range(3)], max_rows=9, max_bytes=2 * one) == 1
+    assert len(collected) == 2
+    assert collected.add([row(3, 1000)], max_rows=9, max_bytes=2 * one) == 3
+    assert len(collected) == 0
+    assert collected.add([row(4)], max_rows=9, max_bytes=2 * one) == 0
+
+
+def test_rows_read_before_others_went_are_not_taken_for_these(collected: CollectedRows) -> None:
+    assert collected.add([row(n) for n in range(-1, 3)], max_rows=3, max_bytes=1 << 20) == 1
+    seen = collected.read(2)
+    collected.add([row(3), row(4)], max_rows=3, max_bytes=1 << 20)  # 0 and 1 went for these
+    assert collected.remove(seen.end) == 0
+    assert collected.read().rows == tuple(row(n) for n in (2, 3, 4))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.integers(1, 60), max_size=20), st.integers(1, 5), st.integers(60, 300))
+def test_the_newest_stay(client: redis.Redis, sizes: list[int], most: int, max_bytes: int) -> None:
+    client.flushall()
+    collected = CollectedRows(client, "task")
+    rows = [CollectedRow(str(n), "x" * size) for n, size in enumerate(sizes)]
+    gone = sum(collected.add([r], max_rows=most, max_bytes=max_bytes) for r in rows)
+    kept = collected.read().rows
+    assert kept == tuple(rows[gone:])
+    state = client.hgetall("tasc:{task}:collected:state")
+    held = client.lrange("tasc:{task}:collected:rows", 0, -1)
+    assert int(state.get(b"bytes", 0)) == sum(map(len, held)) <= max_bytes
+    assert len(kept) <= most
+
+
+def test_many_rows_are_removed_in_steps(collected: CollectedRows) -> None:
+    for begin in (0, MAX_COLLECTED, 2 * MAX_COLLECTED):
+        rows = [row(n) for n in range(begin, begin + MAX_COLLECTED)]
+        collected.add(rows, max_rows=10_000, max_bytes=1 << 20)
+    assert collected.remove(3 * MAX_COLLECTED - 1) == 3 * MAX_COLLECTED - 1
+    assert collected.read().rows == (row(3 * MAX_COLLECTED - 1),)
+    with refused(ValueError, "500"):
+        collected.add([row(0)] * (MAX_COLLECTED + 1), **WIDE)
+
+
+def test_a_full_server_loses_nothing(collected: CollectedRows, client: redis.Redis) -> None:
+    collected.add([row(0)], **WIDE)
+    client.config_set("maxmemory", 1)
+    with pytest.raises(StoreFull):
+        collected.add([row(1)], max_rows=1, max_bytes=1 << 20)
+    client.config_set("maxmemory", 0)
+    assert collected.read().rows == (row(0),)
+
+
+@pytest.mark.parametrize("bad", [("in", " \n"), ("in", ""), ("\ud800", "out"), ("in", "\ud800")])
+def test_what_no_corpus_takes_is_refused(bad: tuple[str, str]) -> None:
+    with refused(ValueError, "collected row"):
+        CollectedRow(*bad)

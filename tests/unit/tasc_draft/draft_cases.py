@@ -4,15 +4,24 @@ All proposers have arrays of the same types, so that the kernels are compiled on
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from random import Random
+from typing import Any
 
 import numpy as np
-from draft_checks import Limits, Tree, tree
+from draft_checks import Limits, Tree, trees
 from hypothesis import strategies as st
 
-from tasc_draft import BigramTable, DraftIndex, DraftSettings, NgramProposer, Tokens, build_index
+from tasc_draft import (
+    BigramTable,
+    DraftIndex,
+    Drafts,
+    DraftSettings,
+    NgramProposer,
+    Tokens,
+    build_index,
+)
 from tasc_draft.drafts import Int32
 
 VOCAB = 12
@@ -23,11 +32,14 @@ FINGERPRINT = "f" * 32
 STARTS = np.array([token % 2 == 0 for token in range(VOCAB)] + [True])
 CAPACITY = 96
 
+Row = tuple[list[int], list[int], int]  # prompt, answer so far, limit
+
 token = st.integers(0, 5)
 outputs = st.lists(st.lists(token, max_size=8), max_size=8)
 prompts = st.lists(token, max_size=14)
 # Ids of the target beyond the tokenizer's too, of which one is the index's document mark.
 answers = st.lists(st.sampled_from([*range(6), SEP, SEP + 1]) | st.integers(1, 3), max_size=12)
+rows = st.lists(st.tuples(prompts, answers, st.integers(-1, 12)), min_size=1, max_size=3)
 min_prob = st.sampled_from([0.0, 0.02, 0.3, 1.0]) | st.floats(0, 1)
 mixed = st.builds(
     DraftSettings,
@@ -48,12 +60,13 @@ def make_index(
     prompts: Sequence[Sequence[int]] | None = None,
     starts: np.ndarray | None = None,
     canonical: np.ndarray | None = None,
+    vocab_size: int = VOCAB,
 ) -> DraftIndex:
     return build_index(
         Tokens.of(outputs),
         None if prompts is None else Tokens.of(prompts),
         fingerprint=FINGERPRINT,
-        vocab_size=VOCAB,
+        vocab_size=vocab_size,
         eos_id=EOS,
         word_starts=None if starts is None else starts.copy(),
         canonical=canonical,
@@ -92,26 +105,30 @@ def bigram_table(seed: int, vocab_size: int = VOCAB, fingerprint: str = FINGERPR
     return BigramTable("a target", fingerprint, vocab_size, tokens, logp)
 
 
-def make_proposer(
-    index: DraftIndex,
-    settings: DraftSettings,
-    *,
-    rows: int = 3,
-    capacity: int = CAPACITY,
-    branching: bool = True,
-    nodes: int | None = None,
-    vocab_size: int = TARGET,
-) -> NgramProposer:
-    return NgramProposer(
-        settings,
-        rows=rows,
-        capacity=capacity,
-        vocab_size=vocab_size,
-        eos_ids=[EOS],
-        index=index,
-        branching=branching,
-        nodes=nodes,
-    )
+indexes = st.builds(
+    lambda outputs, with_prompts: make_index(outputs, outputs[::-1] if with_prompts else None),
+    outputs | st.just([[1, 2, 3, 4]] * 3),
+    st.booleans(),
+) | st.integers(1, 2).map(full_index)
+
+
+def with_value(part: Any, name: str, at: Any, value: Any) -> Any:
+    """A part of an index with another value at a place of one of its arrays."""
+    array = getattr(part, name).copy()
+    assert np.any(array[at] != value)
+    array[at] = value
+    return dataclasses.replace(part, **{name: array})
+
+
+def changed(part: Any, change: Callable[[np.ndarray], np.ndarray], *names: str) -> Any:
+    """A part of an index with some of its arrays changed."""
+    arrays = {name: change(getattr(part, name)).copy() for name in names}
+    return dataclasses.replace(part, **arrays)
+
+
+def make_proposer(index: DraftIndex, settings: DraftSettings, **options: Any) -> NgramProposer:
+    sizes = {"rows": 3, "capacity": CAPACITY, "vocab_size": TARGET}
+    return NgramProposer(settings, eos_ids=[EOS], index=index, **(sizes | options))
 
 
 def begun(proposer: NgramProposer, row: int, prompt: Sequence[int], answer: Sequence[int]) -> None:
@@ -119,8 +136,25 @@ def begun(proposer: NgramProposer, row: int, prompt: Sequence[int], answer: Sequ
     proposer.observe(row, ids(answer))
 
 
-def propose(proposer: NgramProposer, row: int, limit: int = 64) -> Tree:
-    return tree(proposer.propose(ids([row]), ids([limit])))
+def started(
+    index: DraftIndex, settings: DraftSettings, *rows: Sequence[Any], **options: Any
+) -> NgramProposer:
+    """A proposer whose rows 0, 1, ... have a prompt and an answer so far."""
+    proposer = make_proposer(index, settings, **options)
+    for row, (prompt, answer, *_) in enumerate(rows):
+        begun(proposer, row, prompt, answer)
+    return proposer
+
+
+def propose(proposer: NgramProposer, row: int = 0, limit: int = 64) -> Tree:
+    (nodes,) = trees(proposer.propose(ids([row]), ids([limit])))
+    return nodes
+
+
+def propose_all(
+    proposer: NgramProposer, rows: Sequence[Row], least: np.ndarray | None = None
+) -> Drafts:
+    return proposer.propose(ids(range(len(rows))), ids([limit for *_, limit in rows]), least)
 
 
 def limits_of(settings: DraftSettings, limit: int, branching: bool = True) -> Limits:

@@ -55,6 +55,10 @@ def tree(drafts: Drafts, place: int = 0) -> Tree:
     return nodes
 
 
+def trees(drafts: Drafts) -> list[Tree]:
+    return [tree(drafts, place) for place in range(len(drafts.offsets) - 1)]
+
+
 def assert_valid(drafts: Drafts, rows: Sequence[Limits], budget: int | None = None) -> None:
     """Every row's draft is a tree, or a chain, within its limits, and all are within the budget."""
     assert len(drafts.offsets) == len(rows) + 1

@@ -4,11 +4,12 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
+from draft_cases import changed
 from draft_examples import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -29,7 +30,6 @@ from tasc_draft.index.lookup import COLUMNS, continuations, count, follow, narro
 from tasc_draft.tokens import Tokens
 
 END = -1
-HOT = 32
 WIDEST = 8
 EOS = 0
 
@@ -76,20 +76,6 @@ def next_tokens(counts: Counter[Gram]) -> dict[Gram, list[tuple[int, int]]]:
         context: sorted(pairs, key=lambda pair: (-pair[1], pair[0]))[:WIDEST]
         for context, pairs in followers.items()
     }
-
-
-def hot_intervals(grams: Sequence[Gram], depth: int) -> dict[tuple[int, int], Gram]:
-    """(first entry, length) of each prefix of many entries that is not always followed alike."""
-    found = {}
-    for n in range(depth):
-        groups: defaultdict[Gram, list[int]] = defaultdict(list)
-        for number, gram in enumerate(grams):
-            if len(gram) > n:
-                groups[gram[:n]].append(number)
-        for prefix, members in groups.items():
-            if len(members) > HOT and len({grams[i][n] for i in members}) > 1:
-                found[members[0], n] = prefix
-    return dict(sorted(found.items()))
 
 
 def skewed(seed: int, documents: int, vocab_size: int) -> list[list[int]]:
@@ -147,17 +133,27 @@ def assert_counted(index: CorpusIndex, outputs: Outputs) -> None:
     assert index.tokens == sum(expected.values()) == sum(len(o) + 2 for o in outputs)
 
 
-def documents_of(outputs: Outputs, vocab_size: int, depth: int = 16) -> Documents:
-    return distinct(Tokens.of(outputs), vocab_size=vocab_size, eos_id=EOS, depth=depth)
+def documents_of(outputs: Outputs, vocab_size: int) -> Documents:
+    return distinct(Tokens.of(outputs), vocab_size=vocab_size, eos_id=EOS, depth=16)
 
 
-def index_in_parts(documents: Documents, cuts: list[int], vocab_size: int) -> CorpusIndex:
-    ends = [None, *cuts, None]
-    parts = [
-        sort_part(documents.text, documents.offsets, documents.counts, 16, low, high)
-        for low, high in pairwise(ends)
+def sorted_in_parts(some: Documents, cuts: list[int]) -> list[Any]:
+    return [
+        sort_part(some.text, some.offsets, some.counts, 16, low, high)
+        for low, high in pairwise([None, *cuts, None])
     ]
-    return assemble(documents, parts, fingerprint="f", vocab_size=vocab_size)
+
+
+def assert_same_in_parts(outputs: Outputs, cuts: list[int], vocab_size: int) -> None:
+    documents = documents_of(outputs, vocab_size)
+    parts = sorted_in_parts(documents, cuts)
+    index = assemble(documents, parts, fingerprint="f", vocab_size=vocab_size)
+    assert_same(index, build(outputs, vocab_size))
+
+
+def kept_of(outputs: Outputs, vocab_size: int, **options: Any) -> tuple[CorpusIndex, Documents]:
+    documents = documents_of(outputs, vocab_size)
+    return index_documents(documents, fingerprint="f", vocab_size=vocab_size, **options)
 
 
 @examples(35, 100)
@@ -167,6 +163,7 @@ def index_in_parts(documents: Documents, cuts: list[int], vocab_size: int) -> Co
 @example([[], [], []], 3)
 @example([[1] * 40], 3)
 @example([[1, 2, 3]] * 50, 5)
+@example([[1, 2] * 60] * 70 + [[1, 2] * 60 + [3]] * 2 + [[3] * 200], 16)
 def test_small_corpora_are_counted_gram_by_gram(outputs: Outputs, depth: int) -> None:
     assert_counted(build(outputs, VOCAB, depth=depth), outputs)
 
@@ -181,71 +178,27 @@ def test_many_documents_of_far_apart_ids_are_counted(vocab_size: int, depth: int
     assert_counted(index, outputs)
 
 
-def test_long_repeats_are_counted() -> None:
-    outputs = [[1, 2] * 60] * 70 + [[1, 2] * 60 + [3]] * 2 + [[3] * 200]
-    assert_counted(build(outputs, VOCAB), outputs)
-
-
-@pytest.mark.parametrize("depth", [3, 16])
-def test_the_hot_table_has_each_big_interval_and_its_widest(depth: int) -> None:
-    outputs = skewed(3, 500, 60)
-    index = build(outputs, 60, depth=depth)
-    expected = hot_intervals(list(entries(outputs, 60, depth)), depth)
-    assert len(expected) > 5
-    records = sorted(index.hot_slots[index.hot_slots[:, 3] > 0].tolist(), key=lambda r: r[2])
-    assert [(lo, depth) for lo, depth, _, _ in records] == list(expected)
-    follow = next_tokens(gram_counts(outputs, 60, depth))
-    pairs = [(token, count) for token, count, _, _ in index.hot_next.tolist()]
-    kept = [pairs[begin : begin + n] for _, _, begin, n in records]
-    assert kept == [follow[prefix] for prefix in expected.values()]
-    assert len(index.hot_slots) >= 2 * len(expected)
-
-
-@examples(35, 100)
-@given(SMALL, st.randoms(use_true_random=False))
-def test_the_order_of_documents_changes_no_byte(outputs: Outputs, random: Random) -> None:
-    shuffled = random.sample(list(outputs), len(outputs))
-    assert_same(build(outputs, VOCAB), build(shuffled, VOCAB))
-
-
 @pytest.mark.parametrize("parts", [1, 2, 3, 8, 50])
 @pytest.mark.parametrize("outputs", [skewed(5, 120, 40), [[1] * 90] * 9, [[2]], []])
 def test_the_number_of_parts_changes_no_byte(outputs: Outputs, parts: int) -> None:
-    documents = documents_of(outputs, 40)
-    cuts = splitters(documents.text, parts)
+    cuts = splitters(documents_of(outputs, 40).text, parts)
     assert len(cuts) <= parts - 1
-    assert_same(index_in_parts(documents, cuts, 40), build(outputs, 40))
+    assert_same_in_parts(outputs, cuts, 40)
 
 
 @examples(35, 100)
 @given(SMALL.filter(bool), st.lists(st.integers(0, 10**6), max_size=4))
 def test_any_cut_changes_no_byte(outputs: Outputs, drawn: list[int]) -> None:
-    documents = documents_of(outputs, VOCAB)
-    index = build(outputs, VOCAB)
-    entries_cut = sorted(number % len(index.order) for number in drawn)
-    cuts = [int(index.order[entry]) for entry in entries_cut]
-    assert_same(index_in_parts(documents, cuts, VOCAB), index)
+    order = build(outputs, VOCAB).order
+    cuts = [int(order[entry]) for entry in sorted(number % len(order) for number in drawn)]
+    assert_same_in_parts(outputs, cuts, VOCAB)
 
 
 def test_splitters_share_the_places_out() -> None:
     documents = documents_of(skewed(11, 800, 100), 100)
-    ends = [None, *splitters(documents.text, 4), None]
-    ones = np.ones_like(documents.counts)
-    sizes = [
-        sort_part(documents.text, documents.offsets, ones, 16, low, high)[1].sum()
-        for low, high in pairwise(ends)
-    ]
+    ones = replace(documents, counts=np.ones_like(documents.counts))
+    sizes = [part[1].sum() for part in sorted_in_parts(ones, splitters(documents.text, 4))]
     assert max(sizes) < 1.5 * sum(sizes) / 4
-
-
-def test_a_part_is_sorted_from_a_mapped_file(tmp_path: Path) -> None:
-    documents = documents_of(skewed(2, 50, 20), 20)
-    documents.text.tofile(tmp_path / "text")
-    text = np.memmap(tmp_path / "text", np.int32, "r")
-    mapped = sort_part(text, documents.offsets, documents.counts)
-    held = sort_part(documents.text, documents.offsets, documents.counts)
-    assert len(held[0]) > 0
-    np.testing.assert_array_equal(mapped, held)
 
 
 @examples(35, 100)
@@ -255,54 +208,35 @@ def test_rows_name_their_documents(outputs: Outputs) -> None:
     text, offsets = documents.text.tolist(), documents.offsets.tolist()
     read = [text[offsets[d] : offsets[d + 1]] for d in documents.rows.tolist()]
     assert read == [[VOCAB, *output, EOS, END] for output in outputs]
-    assert documents.counts.tolist() == np.bincount(documents.rows).tolist()
 
 
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.9, 1.0])
 def test_a_cap_keeps_whole_documents_that_fit(share: float) -> None:
-    outputs = skewed(4, 300, 50)
-    everything = build(outputs, 50)
-    cap = int(everything.nbytes * share)
-    index, kept = index_documents(
-        documents_of(outputs, 50), fingerprint="f", vocab_size=50, max_bytes=cap
-    )
+    outputs, told = skewed(4, 300, 50), []
+    cap = int(build(outputs, 50).nbytes * share)
+    index, kept = kept_of(outputs, 50, max_bytes=cap, pruned=told.append)
     rest = [output for output, row in zip(outputs, kept.rows, strict=True) if row >= 0]
-    assert 0 < index.nbytes <= cap
-    assert index.nbytes > 0.7 * cap
+    assert 0.7 * cap < index.nbytes <= cap
     assert_same(index, build(rest, 50))
     assert_same(index, build(outputs[::-1], 50, max_bytes=cap))
-    assert (len(rest) == len(outputs)) == (share == 1.0)
+    assert (len(rest) == len(outputs)) == (told == []) == (share == 1.0)
 
 
 @pytest.mark.parametrize("parts", [1, 3])
 def test_a_cap_gives_the_same_whoever_sorts_and_tells_how_often(parts: int) -> None:
-    documents, sorted_sizes, told = documents_of(skewed(4, 300, 50), 50), [], []
+    outputs, sorted_sizes, told = skewed(4, 300, 50), [], []
 
-    def sort(some: Documents) -> list:
+    def sort(some: Documents) -> list[Any]:
         sorted_sizes.append(len(some.counts))
-        cuts = [None, *splitters(some.text, parts), None]
-        return [
-            sort_part(some.text, some.offsets, some.counts, low=low, high=high)
-            for low, high in pairwise(cuts)
-        ]
+        return sorted_in_parts(some, splitters(some.text, parts))
 
-    facts = {"fingerprint": "f", "vocab_size": 50}
-    cap = index_documents(documents, **facts)[0].nbytes // 3
-    expected, kept = index_documents(documents, max_bytes=cap, **facts)
-    found = index_documents(documents, max_bytes=cap, sort=sort, pruned=told.append, **facts)
+    cap = build(outputs, 50).nbytes // 3
+    expected, kept = kept_of(outputs, 50, max_bytes=cap)
+    found = kept_of(outputs, 50, max_bytes=cap, sort=sort, pruned=told.append)
     assert_same(found[0], expected)
     assert np.array_equal(found[1].rows, kept.rows)
     assert told == list(range(len(sorted_sizes)))
     assert sorted_sizes[0] > sorted_sizes[-1] == len(kept.counts)
-
-
-def test_where_all_fits_nothing_is_told_of_pruning() -> None:
-    told: list[int] = []
-    documents = documents_of(skewed(4, 30, 50), 50)
-    index_documents(
-        documents, fingerprint="f", vocab_size=50, max_bytes=1 << 20, pruned=told.append
-    )
-    assert told == []
 
 
 def test_a_cap_below_the_empty_index_can_be_refused_before_there_are_documents() -> None:
@@ -314,22 +248,16 @@ def test_a_cap_below_the_empty_index_can_be_refused_before_there_are_documents()
 
 def test_what_no_other_document_is_like_is_dropped_first() -> None:
     alike = [[1, 2, 3, 4, 5, 6, 7, 8, 9, last] for last in range(10, 20)]
-    alone = list(range(20, 30))
-    size = build([*alike, alone], 30).nbytes
-    _, kept = index_documents(
-        documents_of([*alike, alone], 30), fingerprint="f", vocab_size=30, max_bytes=size - 1
-    )
+    outputs = [*alike, list(range(20, 30))]
+    _, kept = kept_of(outputs, 30, max_bytes=build(outputs, 30).nbytes - 1)
     assert kept.rows[-1] == -1
     assert (kept.rows[:-1] >= 0).any()
 
 
 def test_a_cap_keeps_something_of_each_kind() -> None:
-    many = [[*range(1, 30), last] for last in range(60, 70)]
-    few = [[*range(30, 59), last] for last in range(60, 63)]
-    size = build([*many, *few], 70).nbytes
-    _, kept = index_documents(
-        documents_of([*many, *few], 70), fingerprint="f", vocab_size=70, max_bytes=size // 2
-    )
+    outputs = [[*range(1, 30), last] for last in range(60, 70)]
+    outputs += [[*range(30, 59), last] for last in range(60, 63)]
+    _, kept = kept_of(outputs, 70, max_bytes=build(outputs, 70).nbytes // 2)
     assert (kept.rows[:10] >= 0).any()
     assert (kept.rows[10:] >= 0).any()
     assert (kept.rows[:10] < 0).any()
@@ -369,38 +297,32 @@ def assert_refused(index: CorpusIndex) -> None:
 
 
 @settings(deadline=None)  # the first example compiles
-@given(
-    st.lists(st.lists(st.integers(0, 3), max_size=7), max_size=9),
-    st.integers(2, 7),
-    st.none() | st.integers(300, 600),
-)
+@given(SMALL, DEPTHS, st.none() | st.integers(300, 600))
 def test_every_built_index_passes(outputs: Outputs, depth: int, cap: int | None) -> None:
-    build(outputs, 4, depth=depth, max_bytes=cap).check_integrity()
+    build(outputs, VOCAB, depth=depth, max_bytes=cap).check_integrity()
 
 
 @pytest.mark.parametrize("depth", [2, 16, 63])
 def test_the_empty_index_passes(depth: int) -> None:
-    CorpusIndex.empty("f", 4, depth).check_integrity()
+    CorpusIndex.empty("f", VOCAB, depth).check_integrity()
 
 
-def with_a_wrong_element(name: str, where: float, bits: int) -> CorpusIndex:
-    array = getattr(WHOLE, name).copy()
-    flat = array.reshape(-1)
-    flat[int(where * len(flat))] ^= bits
-    return replace(WHOLE, **{name: array})
+OTHER_BITS = st.sampled_from([1, -1, 2**20, -(2**31)])
+OUTSIDE = st.sampled_from([2**6, 2**20, -(2**31)])  # the vocabulary, of which text has any token
 
 
-@pytest.mark.parametrize("name", [name for name in ARRAYS if name != "text"])
+@pytest.mark.parametrize("name", ARRAYS)
 @settings(deadline=None)
-@given(PLACE, st.sampled_from([1, -1, 2**20, -(2**31)]))
-def test_one_wrong_element_is_found(name: str, where: float, bits: int) -> None:
-    assert_refused(with_a_wrong_element(name, where, bits))
+@given(PLACE, st.data())
+def test_one_wrong_element_is_found(name: str, where: float, data: st.DataObject) -> None:
+    bits = data.draw(OUTSIDE if name == "text" else OTHER_BITS)
 
+    def flip(array: np.ndarray) -> np.ndarray:
+        flat = array.copy().reshape(-1)
+        flat[int(where * len(flat))] ^= bits
+        return flat.reshape(array.shape)
 
-@settings(deadline=None)
-@given(PLACE, st.sampled_from([2**6, 2**20, -(2**31)]))
-def test_one_token_outside_the_vocabulary_is_found(where: float, bits: int) -> None:
-    assert_refused(with_a_wrong_element("text", where, bits))
+    assert_refused(changed(WHOLE, flip, name))
 
 
 @pytest.mark.parametrize("name", ARRAYS)
@@ -426,8 +348,7 @@ def test_two_documents_in_the_wrong_order_are_found() -> None:
 
 
 def test_a_missing_entry_is_found() -> None:
-    order, cumulative = np.delete(WHOLE.order, 40), np.delete(WHOLE.cumulative, 40)
-    assert_refused(replace(WHOLE, order=order, cumulative=cumulative))
+    assert_refused(changed(WHOLE, lambda array: np.delete(array, 40), "order", "cumulative"))
 
 
 BIG = skewed(1, 700, 60)
@@ -450,25 +371,30 @@ def next_of(view: CorpusView, gram: Gram) -> list[tuple[int, int]]:
 
 
 def assert_found(index: CorpusIndex, outputs: Outputs) -> None:
-    counts = gram_counts(outputs, index.vocab_size, index.depth)
+    view, counts = index.view, gram_counts(outputs, index.vocab_size, index.depth)
     follows = next_tokens(counts)
     for gram, expected in counts.items():
-        assert count(index.view, *interval(index.view, gram)) == expected
+        *context, token = gram
+        found = interval(view, gram)
+        assert count(view, *found) == expected
+        known = interval(view, tuple(context))
+        assert follow(view, *known, len(context), token) == (*found, expected)
         if len(gram) < index.depth:
-            assert next_of(index.view, gram) == follows.get(gram, [])
-    assert next_of(index.view, ()) == follows.get((), [])
+            assert next_of(view, gram) == follows.get(gram, [])
+    assert next_of(view, ()) == follows.get((), [])
 
 
 @examples(35, 100)
-@given(SMALL, st.integers(2, 7))
+@given(SMALL, DEPTHS)
 def test_every_gram_of_small_corpora_is_found(outputs: Outputs, depth: int) -> None:
     assert_found(build(outputs, VOCAB, depth=depth), outputs)
 
 
-def test_every_gram_of_a_corpus_with_big_intervals_is_found() -> None:
+def test_every_gram_of_a_corpus_with_big_intervals_is_found_in_the_hot_table_or_by_a_walk() -> None:
     index = build(BIG, 60, depth=DEPTH)
     assert len(index.hot_next) > 5 * WIDEST
     assert_found(index, BIG)
+    assert_found(replace(index, hot_slots=np.zeros((1, 4), np.int32)), BIG)
 
 
 def test_grams_that_do_not_occur_are_empty_intervals() -> None:
@@ -480,23 +406,9 @@ def test_grams_that_do_not_occur_are_empty_intervals() -> None:
             absent += 1
             assert interval(view, gram) == (0, 0)
             assert next_of(view, gram) == []
+            last = interval(view, gram[:-1])
+            assert follow(view, *last, len(gram) - 1, gram[-1]) == (0, 0, 0)
     assert absent > 200
-
-
-def test_following_a_token_is_narrowing_and_counting() -> None:
-    view = build(BIG, 60, depth=DEPTH).view
-    for gram in gram_counts(BIG, 60, DEPTH - 1):
-        lo, hi = interval(view, gram)
-        for token in (0, 1, 7, 33, 61):
-            narrowed = narrow(view, lo, hi, len(gram), token)
-            assert follow(view, lo, hi, len(gram), token) == (*narrowed, count(view, *narrowed))
-
-
-def test_the_hot_table_says_what_a_walk_of_the_entries_says() -> None:
-    index = build(BIG, 60, depth=DEPTH)
-    bare = replace(index, hot_slots=np.zeros((1, 4), np.int32))
-    contexts = list(gram_counts(BIG, 60, DEPTH - 1))
-    assert [next_of(index.view, c) for c in contexts] == [next_of(bare.view, c) for c in contexts]
 
 
 @pytest.mark.parametrize("gram", [(), (0,), (VOCAB,), (1, 2)])

@@ -10,34 +10,27 @@ from draft_cases import (
     EOS,
     SEP,
     TARGET,
-    answers,
+    Row,
     begun,
-    full_index,
     ids,
+    indexes,
     limits_of,
     make_index,
     make_proposer,
     mixed,
     outputs,
     prompts,
+    rows,
+    started,
 )
-from draft_checks import Limits, Tree, assert_valid, left_out, tree
+from draft_checks import Limits, Tree, assert_valid, left_out, trees
 from draft_examples import examples
 from draft_reference import Chances, Path, TascReference, followers
 from hypothesis import given
 from hypothesis import strategies as st
 
 from support import refused
-from tasc_draft import (
-    SOURCES,
-    DraftError,
-    DraftIndex,
-    Drafts,
-    DraftSettings,
-    NgramProposer,
-    Tokens,
-    build_index,
-)
+from tasc_draft import SOURCES, DraftError, DraftIndex, Drafts, DraftSettings, NgramProposer
 from tasc_draft.mixture.evidence import NODE
 from tasc_draft.mixture.external_tree import (
     CELLS,
@@ -123,31 +116,35 @@ def numbers_at(trust: np.ndarray, own: dict[int, float], depth: int) -> list[flo
     return [*np.maximum(found[:2], 0.0).tolist(), *found[2:].tolist()]
 
 
-def ngrams(mixture: str = "mixed") -> NgramProposer:
-    setting = DraftSettings(
-        mixture=mixture, min_prob=0.0, recent_tokens=0, num_speculative_tokens=12
-    )
-    return make_proposer(make_index([[1, 2, 3], [4, 5, 1]] * 9), setting)
+def ngrams(mixture: str = "mixed", **setting: float) -> NgramProposer:
+    """With an index in which 1 or 4 begins an output, alike often."""
+    settings = {"min_prob": 0.0, "recent_tokens": 0, "num_speculative_tokens": 12} | setting
+    index = make_index([[1, 2, 3], [4, 5, 1]] * 9)
+    return make_proposer(index, DraftSettings(mixture=mixture, **settings))
 
 
-def with_external(proposer: NgramProposer, *rows: Paths) -> Drafts:
-    return proposer.propose(ids(range(len(rows))), ids([12] * len(rows)), None, drafts_of(rows))
+def with_external(proposer: NgramProposer, *rows: Paths, limit: int = 12) -> list[Tree]:
+    asked = ids(range(len(rows))), ids([limit] * len(rows))
+    return trees(proposer.propose(*asked, None, drafts_of(rows)))
 
 
 def trust(proposer: NgramProposer) -> np.ndarray:
     return proposer.learnt.trust.copy()
 
 
-def set_trust(proposer: NgramProposer, trust: np.ndarray) -> None:
+def trusting(mixture: str, trust: np.ndarray) -> NgramProposer:
+    proposer = ngrams(mixture)
     proposer.learnt.trust[:] = trust
+    return proposer
 
 
-def answer_once(proposer: NgramProposer, external: Paths, *emitted: int) -> None:
-    """One answer, drafted for once."""
+def answer_once(proposer: NgramProposer, external: Paths, *emitted: int) -> Tree:
+    """One answer, drafted for once; returns the draft."""
     begun(proposer, 0, [], [])
-    with_external(proposer, external)
+    (nodes,) = with_external(proposer, external)
     proposer.observe(0, ids(emitted))
     proposer.finish(0)
+    return nodes
 
 
 Own = Callable[[Path], dict[int, float]]
@@ -208,39 +205,34 @@ def test_the_likeliest_paths_of_n_grams_and_external_tree_are_drafted(
         chances = reference.chances(prompt, answer, path)
         return {token: sum(parts) for token, parts in chances.items()}
 
-    proposer = make_proposer(make_index(outputs), setting, nodes=40)
-    set_trust(proposer, trusted)
-    begun(proposer, 0, prompt, answer)
-    drafts = proposer.propose(ids([0]), ids([most]), None, drafts_of([external]))
+    proposer = started(make_index(outputs), setting, (prompt, answer), nodes=40)
+    proposer.learnt.trust[:] = trusted
+    (nodes,) = with_external(proposer, external, limit=most)
     limits = limits_beside(setting, most) if external else limits_of(setting, most)
-    assert_likeliest(
-        tree(drafts), mixture(own, external, trusted), limits, setting.num_speculative_tokens
-    )
+    rule = mixture(own, external, trusted)
+    assert_likeliest(nodes, rule, limits, setting.num_speculative_tokens)
 
 
 @few
 @given(
-    st.integers(1, 2).map(full_index), mixed,
-    st.lists(st.tuples(prompts, answers, st.integers(-1, 12), paths()), min_size=1, max_size=3),
+    indexes, mixed, rows, st.lists(paths() | st.just({}), min_size=3, max_size=3),
     st.integers(0, 30), st.booleans(),
 )  # fmt: skip
-def test_a_draft_with_an_external_tree_is_a_tree_within_its_limits(
-    index: DraftIndex, setting: DraftSettings,
-    rows: list[tuple[list[int], list[int], int, Paths]], budget: int, branching: bool,
+def test_a_draft_is_a_tree_or_a_chain_within_its_limits_beside_an_external_tree_or_alone(
+    index: DraftIndex, setting: DraftSettings, rows: list[Row], external: list[Paths],
+    budget: int, branching: bool,
 ) -> None:  # fmt: skip
-    proposer = make_proposer(index, setting, branching=branching)
-    for row, (prompt, answer, _, _) in enumerate(rows):
-        begun(proposer, row, prompt, answer)
+    proposer = started(index, setting, *rows, branching=branching)
+    assert proposer.max_depth == setting.num_speculative_tokens
+    limits = [
+        (limits_beside if paths else limits_of)(setting, limit, branching)
+        for (*_, limit), paths in zip(rows, external, strict=False)
+    ]
     for _ in range(2):  # from what the first draft led to something may be learnt
         drafts = proposer.propose(
-            ids(range(len(rows))), ids([limit for _, _, limit, _ in rows]),
-            np.zeros(budget, np.float32), drafts_of([external for *_, external in rows]),
+            ids(range(len(rows))), ids([limit for *_, limit in rows]),
+            np.zeros(budget, np.float32), drafts_of(external[: len(rows)]),
         )  # fmt: skip
-        limits = [
-            limits_beside(setting, limit, branching) if external
-            else limits_of(setting, limit, branching)
-            for _, _, limit, external in rows
-        ]  # fmt: skip
         assert_valid(drafts, limits, budget)
         assert all(drafts.depths <= setting.num_speculative_tokens)
         for row in range(len(rows)):
@@ -255,9 +247,7 @@ def limits_beside(setting: DraftSettings, limit: int, branching: bool = True) ->
 
 
 def test_each_goes_on_behind_tokens_of_the_other() -> None:
-    proposer = ngrams()
-    begun(proposer, 0, [], [])
-    nodes = tree(with_external(proposer, {(4,): 0.3, (7,): 0.6, (7, 4): 0.9, (4, 9): 0.9}))
+    nodes = answer_once(ngrams(), {(4,): 0.3, (7,): 0.6, (7, 4): 0.9, (4, 9): 0.9})
     assert nodes[(7, 4)].source == "neural"
     assert nodes[(7, 4, 5)].source == "corpus"  # n-grams behind an external token
     assert nodes[(4, 9)].source == "neural"  # the external tree behind an n-gram token
@@ -268,26 +258,21 @@ def test_no_external_tree_and_an_empty_one_are_the_same() -> None:
     for proposer in (one, other):
         begun(proposer, 0, [1, 2], [1])
         begun(proposer, 1, [4], [])
-    alone = one.propose(ids([0, 1]), ids([12, 12]))
-    beside = with_external(other, {}, {})
-    assert [tree(alone, i) for i in (0, 1)] == [tree(beside, i) for i in (0, 1)]
+    assert trees(one.propose(ids([0, 1]), ids([12, 12]))) == with_external(other, {}, {})
 
 
 def test_without_n_gram_evidence_the_external_tree_is_drafted_as_it_is() -> None:
     proposer = ngrams("trie")  # there is no prompt
-    begun(proposer, 0, [], [])
     before = trust(proposer)
-    nodes = tree(with_external(proposer, {(7,): 0.9, (7, 8): 0.9, (6,): 0.05}))
+    nodes = answer_once(proposer, {(7,): 0.9, (7, 8): 0.9, (6,): 0.05}, 7)
     chances = {path: math.exp(node.logp) for path, node in nodes.items()}
     assert chances == pytest.approx({(7,): 0.9, (7, 8): 0.81, (6,): 0.05})
-    proposer.observe(0, ids([7]))
-    proposer.finish(0)
     assert (trust(proposer) == before).all()
 
 
 def test_a_node_full_of_n_grams_has_space_for_external_candidates() -> None:
     many = [[token, token] for token in range(2, 2 + 60)]
-    index = build_index(Tokens.of(many), None, fingerprint="f" * 32, vocab_size=99, eos_id=EOS)
+    index = make_index(many, vocab_size=99)
     setting = DraftSettings(min_prob=0.0, num_speculative_tokens=40)
     proposer = make_proposer(index, setting, vocab_size=99)
     for token in range(2, 62):  # places in the row's own text are candidates, too
@@ -295,21 +280,20 @@ def test_a_node_full_of_n_grams_has_space_for_external_candidates() -> None:
         proposer.finish(0)
     begun(proposer, 0, list(range(2, 62)), [])
     external = {(98,): 0.8, **{(70 + i,): 0.01 for i in range(8)}}
-    nodes = tree(proposer.propose(ids([0]), ids([40]), None, drafts_of([external])))
+    (nodes,) = with_external(proposer, external, limit=40)
     assert nodes[(98,)].source == "neural"
     assert nodes[(98,)].logp == max(node.logp for node in nodes.values())
 
 
 def test_a_row_with_an_external_tree_is_bounded_by_the_caller_alone() -> None:
-    setting = DraftSettings(min_prob=0.9, num_speculative_tokens=2)
-    proposer = make_proposer(make_index([[1, 2, 3], [4, 5, 1]] * 9), setting)
+    proposer = ngrams(min_prob=0.9, num_speculative_tokens=2)
     for row in (0, 1):
         begun(proposer, row, [], [])
     external = {(7,): 0.3, (8,): 0.2, (6,): 0.2, (7, 7): 0.4, (7, 7, 7): 0.4}
-    drafts = proposer.propose(ids([0, 1]), ids([5, 5]), None, drafts_of([external, {}]))
-    assert len(tree(drafts, 0)) == 5
-    assert max(len(path) for path in tree(drafts, 0)) == 2  # as deep as it may get
-    assert len(tree(drafts, 1)) <= 2
+    beside, alone = with_external(proposer, external, {}, limit=5)
+    assert len(beside) == 5
+    assert max(map(len, beside)) == 2  # as deep as it may get
+    assert len(alone) <= 2
 
 
 @pytest.mark.parametrize(
@@ -342,20 +326,18 @@ def test_an_external_tree_is_trusted_when_it_is_right(mixture: str) -> None:
     for emitted in (7, 1):
         proposer = ngrams(mixture)
         for _ in range(40):
-            begun(proposer, 0, [], [])
-            chance[emitted] = math.exp(tree(with_external(proposer, {(7,): 0.5}))[(7,)].logp)
-            proposer.observe(0, ids([emitted]))
-            proposer.finish(0)
+            nodes = answer_once(proposer, {(7,): 0.5}, emitted)
+            chance[emitted] = math.exp(nodes[(7,)].logp)
     assert chance[7] > chance[1] + 0.1
 
 
 @pytest.mark.parametrize("emitted", [1, 4, 7, 9])
 def test_what_is_learnt_is_the_gradient_of_the_likelihood(emitted: int) -> None:
     """Tokens that both sides named, only one of them, and neither."""
-    proposer, external, own = ngrams("tasc"), {(1,): 0.2, (7,): 0.7}, {1: 0.5, 4: 0.5}
+    external, own = {(1,): 0.2, (7,): 0.7}, {1: 0.5, 4: 0.5}
     before = np.zeros((CELLS, len(TRUST)), np.float32)
     before[0], before[cell(own, 0)] = (0.6, 0.4, -0.5, 0.3, 0.2), (0.1, 0.2, 0.3, -0.4, 0.5)
-    set_trust(proposer, before)
+    proposer = trusting("tasc", before)
     answer_once(proposer, external, emitted)
     moved = trust(proposer)
 
@@ -376,17 +358,16 @@ def test_what_is_learnt_is_the_gradient_of_the_likelihood(emitted: int) -> None:
 )
 def test_trust_ends_at_its_bounds(number: int, bound: float) -> None:
     """The corpus has 1 or 4; only the external tree names the token that comes."""
-    proposer, nearly = ngrams("tasc"), np.zeros((CELLS, len(TRUST)), np.float32)
+    nearly = np.zeros((CELLS, len(TRUST)), np.float32)
     nearly[0, number] = bound * (1 - 1e-6)
     if number == 0:  # together they are just heard
         nearly[cell({1: 0.5, 4: 0.5}, 0), 0] = MOST_EXPONENT
-    set_trust(proposer, nearly)
+    proposer = trusting("tasc", nearly)
     answer_once(proposer, {(7,): 0.6}, 7)
     assert trust(proposer)[0, number] == bound
     proposer.check_integrity()
-    set_trust(proposer, 1.001 * trust(proposer))
     with pytest.raises(AssertionError):
-        proposer.check_integrity()
+        trusting("tasc", 1.001 * trust(proposer)).check_integrity()
 
 
 def test_nodes_of_a_depth_and_a_confidence_have_their_own_numbers() -> None:
@@ -406,10 +387,10 @@ def moved_cells(trust: np.ndarray, before: np.ndarray) -> set[int]:
 @pytest.mark.parametrize(("emitted", "moves"), [(1, False), (7, True)])
 def test_an_exponent_that_is_nothing_gets_no_less_but_may_rise(emitted: int, moves: bool) -> None:
     """The external tree names only 7."""
-    proposer, before = ngrams("tasc"), np.zeros((CELLS, len(TRUST)), np.float32)
+    before = np.zeros((CELLS, len(TRUST)), np.float32)
     own = cell({1: 0.5, 4: 0.5}, 0)
     before[0, :2], before[own, 1] = (0.5, -0.2), 0.1
-    set_trust(proposer, before)
+    proposer = trusting("tasc", before)
     answer_once(proposer, {(7,): 0.9}, emitted)
     moved = trust(proposer) - before
     assert (moved[0, 1] > 0) == (moved[own, 1] > 0) == moves
@@ -431,23 +412,8 @@ def test_candidates_with_probability_zero_count_as_named() -> None:
     assert node["none"] == pytest.approx(none, rel=1e-4)
 
 
-def test_how_little_an_external_tree_leaves_out_is_learnt() -> None:
-    """It names the token that comes next with little probability, but names it each time."""
-    chance = {}
-    for times in (1, 200):
-        proposer = ngrams("tasc")
-        for i in range(times):
-            begun(proposer, 0, [], [])
-            nodes = tree(with_external(proposer, {(5 + i % 3,): 0.02, (8,): 0.01}))
-            chance[times] = math.exp(nodes[(5 + i % 3,)].logp)
-            proposer.observe(0, ids([5 + i % 3]))
-            proposer.finish(0)
-    assert chance[200] > 5 * chance[1]
-
-
 def test_nothing_is_learnt_at_rate_zero() -> None:
-    setting = DraftSettings(min_prob=0.0, learning_rate=0.0)
-    proposer = make_proposer(make_index([[1, 2, 3]] * 9), setting)
+    proposer = ngrams(learning_rate=0.0)
     answer_once(proposer, {(7,): 0.5}, 7)
     assert (trust(proposer) == initial_trust()).all()
 

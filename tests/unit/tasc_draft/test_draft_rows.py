@@ -2,7 +2,8 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -15,31 +16,31 @@ from draft_cases import (
     SEP,
     TARGET,
     VOCAB,
+    Row,
     answers,
     begun,
     full_index,
     ids,
+    indexes,
     limits_of,
     make_index,
     make_proposer,
     mixed,
-    outputs,
     prompts,
     propose,
+    rows,
+    started,
     tagged_rows,
 )
-from draft_checks import assert_same_up_to_ties, assert_valid, tree
+from draft_checks import assert_same_up_to_ties, assert_valid, trees
 from draft_examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from numba.core.errors import TypingError
 
 from support import refused
-from tasc_draft import DraftError, DraftIndex, DraftSettings, NgramProposer
-from tasc_draft.compiled import borrowing
+from tasc_draft import DraftError, DraftIndex, DraftSettings, NgramProposer, read_index, write_index
 from tasc_draft.index.corpus import CorpusIndex
-from tasc_draft.mixture.evidence import Learnt
-from tasc_draft.mixture.memory import Box
+from tasc_draft.mixture import tree as compiled_tree
 from tasc_draft.mixture.row_state import MOST
 
 few = examples(35, 100)
@@ -49,16 +50,7 @@ mixtures = st.one_of(
     mixed.map(lambda setting: dataclasses.replace(setting, recent_tokens=0, learning_rate=0)),
     st.sampled_from(["tasc", "trie"]).map(lambda name: DraftSettings(mixture=name, min_prob=0.01)),
 )
-small = st.builds(lambda outputs: make_index(outputs, outputs[::-1]), outputs)
-indexes = small | st.integers(1, 2).map(full_index)
-
-
-def started(
-    index: DraftIndex, setting: DraftSettings, prompt: Sequence[int], answer: Sequence[int]
-) -> NgramProposer:
-    proposer = make_proposer(index, setting)
-    begun(proposer, 0, prompt, answer)
-    return proposer
+Part = tuple[list[int], list[int]]
 
 
 @few
@@ -70,89 +62,92 @@ def test_an_answer_observed_in_parts_equals_one_observed_at_once(
     stepwise.start(0, ids(prompt))
     answer: list[int] = []
     for part in parts:
-        propose(stepwise, 0)
+        propose(stepwise)
         stepwise.observe(0, ids(part))
         answer += part
         # A corpus context grows to twelve tokens and is then cut, so where it began tells.
         if len(answer) < 12:
-            assert propose(stepwise, 0) == propose(started(index, setting, prompt, answer), 0)
+            assert propose(stepwise) == propose(started(index, setting, (prompt, answer)))
 
 
 def test_a_rejected_draft_is_never_matched() -> None:
     """Prompt 1 2 1 drafts "2 1 2 ..."; the target says 3, and 3 is not said to follow the draft."""
     setting = DraftSettings(mixture="tasc", corpus_weight=0.0, min_prob=0.0)
-    proposer = started(make_index([]), setting, [1, 2, 1, 4], [1])
-    assert (2,) in propose(proposer, 0)
+    proposer = started(make_index([]), setting, ([1, 2, 1, 4], [1]))
+    assert (2,) in propose(proposer)
     proposer.observe(0, ids([3]))
-    assert propose(proposer, 0) == {}
+    assert propose(proposer) == {}
 
 
 @few
-@given(indexes, mixtures, st.lists(st.tuples(prompts, answers), min_size=2, max_size=3))
+@given(indexes, mixtures, rows, st.booleans())
 def test_rows_do_not_touch_each_other(
-    index: DraftIndex, setting: DraftSettings, rows: list[tuple[list[int], list[int]]]
+    index: DraftIndex, setting: DraftSettings, rows: list[Row], branching: bool
 ) -> None:
-    together = make_proposer(index, setting)
-    for row, (prompt, _) in enumerate(rows):
+    together = make_proposer(index, setting, branching=branching)
+    for row, (prompt, *_) in enumerate(rows):
         together.start(row, ids(prompt))
-    every, limits = ids(range(len(rows))), ids([64] * len(rows))
+    every, limits = ids(range(len(rows))), ids([limit for *_, limit in rows])
     together.propose(every, limits)
-    for row, (_, answer) in enumerate(rows):
+    for row, (_, answer, _) in enumerate(rows):
         together.observe(row, ids(answer))
-    drafts = together.propose(every[::-1].copy(), limits)
-    for row, (prompt, answer) in enumerate(rows):
-        alone = propose(started(index, setting, prompt, answer), 0)
-        assert_same_up_to_ties(tree(drafts, len(rows) - 1 - row), alone)
+    drafts = trees(together.propose(every[::-1].copy(), limits[::-1].copy()))
+    for nodes, row in zip(drafts[::-1], rows, strict=True):
+        alone = started(index, setting, row, branching=branching)
+        assert_same_up_to_ties(nodes, propose(alone, 0, row[2]))
 
 
 @few
-@given(indexes, mixtures, prompts, answers, prompts, answers)
+@given(indexes, mixtures, rows, rows)
 def test_a_finished_row_starts_again_without_a_past(
-    index: DraftIndex,
-    setting: DraftSettings,
-    old_prompt: list[int],
-    old_answer: list[int],
-    prompt: list[int],
-    answer: list[int],
+    index: DraftIndex, setting: DraftSettings, old: list[Row], new: list[Row]
 ) -> None:
-    proposer = started(index, setting, old_prompt, old_answer)
-    propose(proposer, 0)
+    proposer = started(index, setting, old[0])
+    propose(proposer)
     proposer.observe(0, ids([1, 2]))
     proposer.finish(0)
+    prompt, answer, _ = new[0]
     begun(proposer, 0, prompt, answer)
-    assert propose(proposer, 0) == propose(started(index, setting, prompt, answer), 0)
+    assert propose(proposer) == propose(started(index, setting, new[0]))
 
 
 @few
-@given(indexes, indexes, mixtures, prompts, answers, answers, st.booleans())
+@given(indexes, indexes, mixtures, prompts, st.tuples(answers, answers), st.booleans())
 def test_a_new_index_in_mid_answer_equals_having_had_it_from_the_start(
-    old: DraftIndex,
-    new: DraftIndex,
-    setting: DraftSettings,
-    prompt: list[int],
-    before: list[int],
-    after: list[int],
+    old: DraftIndex, new: DraftIndex, setting: DraftSettings, prompt: list[int], parts: Part,
     drafted: bool,
-) -> None:
-    proposer = started(old, setting, prompt, before)
+) -> None:  # fmt: skip
+    before, after = parts
+    proposer = started(old, setting, (prompt, before))
     if drafted:  # else the row has not caught up with its text
-        propose(proposer, 0)
+        propose(proposer)
     proposer.set_index(new)
-    assert propose(proposer, 0) == propose(started(new, setting, prompt, before), 0)
+    assert propose(proposer) == propose(started(new, setting, (prompt, before)))
     proposer.observe(0, ids(after))
-    assert propose(proposer, 0) == propose(started(new, setting, prompt, before + after), 0)
+    assert propose(proposer) == propose(started(new, setting, (prompt, before + after)))
 
 
-def test_an_index_of_another_vocabulary_is_refused_and_the_old_one_stays() -> None:
-    proposer = started(make_index([[1, 2]]), DraftSettings(min_prob=0.0), [3], [1])
-    before = propose(proposer, 0)
-    with refused(DraftError, "vocabulary of 9", "12"):
-        proposer.set_index(DraftIndex.empty(FINGERPRINT, 9))
-    assert propose(proposer, 0) == before != {}
+@pytest.mark.parametrize(
+    ("unusable", "named"),
+    [
+        (DraftIndex.empty(FINGERPRINT, 9), ["vocabulary of 9", "12"]),
+        (DraftIndex(CorpusIndex.empty(FINGERPRINT, VOCAB, depth=MOST)), ["12 tokens", "depth"]),
+    ],
+    ids=["another vocabulary", "sorted by too few tokens"],
+)
+def test_an_unusable_index_is_refused_and_the_old_one_stays(
+    unusable: DraftIndex, named: list[str]
+) -> None:
+    proposer = started(make_index([[1, 2]]), DraftSettings(min_prob=0.0), ([3], [1]))
+    before = propose(proposer)
+    with refused(DraftError, *named):
+        proposer.set_index(unusable)
+    assert propose(proposer) == before != {}
+    proposer.check_integrity()
 
 
 def test_a_row_in_use_cannot_be_started() -> None:
-    proposer = started(make_index([]), DraftSettings(), [3], [])
+    proposer = started(make_index([]), DraftSettings(), ([3], []))
     with refused(DraftError, "row 0"):
         proposer.start(0, ids([1]))
     proposer.finish(0)
@@ -173,12 +168,12 @@ def test_a_row_can_be_filled_to_its_capacity_and_no_further(
     proposer.start(0, ids(prompt))
     for token in answer:
         proposer.observe(0, ids([token]))
-    expected = propose(started(index, setting, prompt, answer), 0)
+    expected = propose(started(index, setting, (prompt, answer)))
     assert len(expected) > 2
-    assert propose(proposer, 0) == expected
+    assert propose(proposer) == expected
     with refused(DraftError, "row 0", "capacity of 16"):
         proposer.observe(0, ids([1]))
-    assert propose(proposer, 0) == expected
+    assert propose(proposer) == expected
     assert propose(proposer, 1) == neighbour
 
 
@@ -196,17 +191,17 @@ def test_prompts_that_do_not_fit_are_refused_and_the_row_stays_free() -> None:
 
 
 def test_ids_from_nowhere_are_like_nothing() -> None:
-    proposer = started(make_index([[1, 2]]), DraftSettings(min_prob=0.0), [1, 2], [])
+    proposer = started(make_index([[1, 2]]), DraftSettings(min_prob=0.0), ([1, 2], []))
     proposer.observe(0, ids([1, 2**31 - 1, -5]))
-    propose(proposer, 0)
+    propose(proposer)
     proposer.check_integrity()
     proposer.observe(0, ids([1]))
-    assert (2,) in propose(proposer, 0)
+    assert (2,) in propose(proposer)
     proposer.check_integrity()
 
 
 def test_rows_that_nobody_is_in_are_not_drafted_for() -> None:
-    proposer = started(make_index([[1, 2]]), DraftSettings(min_prob=0.0), [3], [1])
+    proposer = started(make_index([[1, 2]]), DraftSettings(min_prob=0.0), ([3], [1]))
     for nobody in (1, 3, -1):
         drafts = proposer.propose(ids([nobody, 0, nobody]), ids([5] * 3))
         assert np.diff(drafts.offsets).tolist() == [0, len(propose(proposer, 0, 5)), 0]
@@ -214,42 +209,11 @@ def test_rows_that_nobody_is_in_are_not_drafted_for() -> None:
         proposer.propose(ids([0, 1, 2, 0]), ids([5] * 4))
 
 
-def test_an_index_sorted_by_too_few_tokens_is_refused_and_the_old_one_stays() -> None:
-    proposer = started(make_index([[1, 2]]), DraftSettings(min_prob=0.0), [3], [1])
-    shallow = DraftIndex(CorpusIndex.empty(FINGERPRINT, VOCAB, depth=MOST))
-    with refused(DraftError, "12 tokens", "depth"):
-        proposer.set_index(shallow)
-    assert propose(proposer, 0) != {}
-    proposer.check_integrity()
-
-
 def test_an_empty_prompt_drafts_from_the_document_mark() -> None:
     setting = DraftSettings(mixture="tasc")
-    proposer = started(make_index([[1, 2]]), setting, [], [])
-    assert [*propose(proposer, 0)] == [(1,), (1, 2), (1, 2, EOS)]
-    assert propose(started(make_index([]), setting, [], []), 0) == {}
-
-
-@few
-@given(st.lists(st.lists(st.integers(0, 11), max_size=14), max_size=30), st.integers(0, 25))
-def test_recent_answers_are_bounded_and_the_older_half_goes(
-    answers: list[list[int]], room: int
-) -> None:
-    proposer = make_proposer(make_index([]), DraftSettings(recent_tokens=room))
-    kept: list[int] = []
-    for answer in answers:
-        begun(proposer, 0, [1], answer)
-        proposer.finish(0)
-        entry = [SEP, *answer, -1]
-        if not answer or len(entry) > room // 2:
-            continue
-        if len(kept) + len(entry) > room:
-            kept = kept[len(kept) // 2 :]
-        kept += entry
-        end = proposer.memory.growth["recent_end"][0]
-        assert proposer.memory.recent.tokens[0, :end].tolist() == kept
-        assert len(kept) <= room
-        proposer.check_integrity()
+    proposer = started(make_index([[1, 2]]), setting, ([], []))
+    assert [*propose(proposer)] == [(1,), (1, 2), (1, 2, EOS)]
+    assert propose(started(make_index([]), setting, ([], []))) == {}
 
 
 def test_the_newest_answers_are_drafted_and_the_oldest_no_longer() -> None:
@@ -259,7 +223,7 @@ def test_the_newest_answers_are_drafted_and_the_oldest_no_longer() -> None:
         begun(proposer, 0, [], [first, 12 - first, EOS])
         proposer.finish(0)
     proposer.start(0, ids([]))
-    firsts = {path[0] for path in propose(proposer, 0)}
+    firsts = {path[0] for path in propose(proposer)}
     assert {10, 11} <= firsts
     assert not firsts & {1, 2, 3}
 
@@ -333,8 +297,8 @@ class Operations:
         least = np.full(budget, self.rng.choice([0.0, 0.0, 0.1]), np.float32)
         drafts = self.proposer.propose(ids(batch), ids(wanted), least)
         assert_valid(drafts, [limits_of(self.settings, most) for most in wanted], budget)
-        for place, row in enumerate(batch):
-            self.paths[row] = path = [*max(tree(drafts, place), key=len, default=())]
+        for nodes, row in zip(trees(drafts), batch, strict=True):
+            self.paths[row] = path = [*max(nodes, key=len, default=())]
             self.seen["drafted" if path else "empty"] += 1
             self.seen["deep"] += len(path) > 2
             context = self.proposer.memory.rows[row]
@@ -389,10 +353,9 @@ def busy() -> NgramProposer:
     for prompt, output in zip(prompts, outputs, strict=True):
         begun(proposer, 2, prompt, [*output, 0])
         proposer.finish(2)
-    for row, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
-        if row < 3:
-            begun(proposer, row, prompt, output * 2)
-            propose(proposer, row)
+    for row, (prompt, output) in enumerate(zip(prompts[:3], outputs, strict=False)):
+        begun(proposer, row, prompt, output * 2)
+        propose(proposer, row)
     proposer.check_integrity()
     return proposer
 
@@ -460,40 +423,10 @@ def test_a_weight_that_is_no_number_is_found(value: float) -> None:
         proposer.check_integrity()
 
 
-POINT = np.dtype([("x", np.int32), ("y", np.float32)], align=True)
-
-
-def box() -> tuple[Box, Any]:
-    arrays = np.arange(4, dtype=np.int64), np.ones((2, 3), np.float32), np.zeros(2, POINT)
-    return Box(ids=arrays[0], learnt=Learnt(*(arrays[1],) * 4), points=arrays[2]), arrays
-
-
-@borrowing
-def write(state: Any) -> float:
-    state.learnt.squares[1, 2] = 5.0
-    state.points[1].x = state.ids[3] + state.ids[2]
-    return state.learnt.weights.sum()
-
-
-@borrowing
-def read_what_is_not_there(state: Any) -> int:
-    return state.nothing[0]
-
-
-def test_fields_are_read_and_written_in_place() -> None:
-    state, (_, right, points) = box()
-    assert write(state) == 10.0
-    assert right[1, 2] == 5.0
-    assert points[1]["x"] == 5
-
-
-def test_a_field_that_is_not_there_does_not_compile() -> None:
-    with pytest.raises(TypingError):
-        read_what_is_not_there(box()[0])
-
-
-def test_boxes_of_the_same_types_share_compiled_code() -> None:
-    write(box()[0])
-    compiled = len(write.signatures)
-    write(box()[0])
-    assert len(write.signatures) == compiled
+def test_indexes_in_memory_and_mapped_share_compiled_code(tmp_path: Path) -> None:
+    compiled = []
+    write_index(full_index(), tmp_path / "index")
+    for index in (make_index([]), full_index(), read_index(tmp_path / "index")):
+        propose(started(index, DraftSettings(), ([1], [])))
+        compiled.append(len(compiled_tree.grow.signatures))
+    assert compiled[0] == compiled[1] == compiled[2] > 0

@@ -1,15 +1,12 @@
-"""LoRA adapters made by peft itself, steps of rows that use them, and what merged models say."""
+"""Steps of rows that use LoRA adapters, and what models with those merged say."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from draft_trees import forest, no_moves
-from peft import LoraConfig, get_peft_model
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from tasc_engine.layout import Feed
 from tasc_engine.model.loading import ModelSource, load_model
@@ -22,15 +19,6 @@ ROWS: Sequence[Part] = (
     (1, 7, 2, (-1, -1, 0, 2)), (0, 5, 1, (-1, 0)), (2, 3, 4, ()), (1, 1, 1, (-1,)),
     (2, 9, 3, (-1, 0, 0)), (1, 4, 1, (-1, 0, 1)), (1, 6, 2, ()),
 )  # fmt: skip
-
-
-def make_adapter(base: Path, folder: Path, seed: int = 0, **config: Any) -> Path:
-    """A random adapter that changes answers."""
-    torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    lora = LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, **config)
-    get_peft_model(model, lora).save_pretrained(folder)
-    return folder
 
 
 def ids_of(rows: Sequence[Part]) -> list[list[int]]:

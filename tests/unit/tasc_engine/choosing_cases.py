@@ -32,9 +32,11 @@ def ints(values: Sequence[int]) -> np.ndarray:
 
 
 def begin(chooser: Sampler, row: int, asked: Asked) -> None:
+    """Half of an answer is observed at once, then one token after the other."""
     chooser.start(row, ints(asked.prompt), asked.sampling)
-    for token in asked.answer:
-        chooser.observe(row, ints([token]))
+    half = len(asked.answer) // 2
+    for part in (asked.answer[:half], *((token,) for token in asked.answer[half:])):
+        chooser.observe(row, ints(part))
 
 
 def chooser_of(asked: Sequence[Asked], vocab_size: int) -> Sampler:

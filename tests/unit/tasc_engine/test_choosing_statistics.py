@@ -20,21 +20,17 @@ ANSWER = [int(t) for t in np.random.default_rng(0).integers(0, 12, POSITIONS)]
 LOGITS = np.random.default_rng(1).standard_normal((POSITIONS, VOCAB)) * 1.5
 SOME = set(range(0, VOCAB, 3)) | {1, 4}
 SURE = 1e-6  # of something wrong
+# What each rule takes of logits is compared with a plain reading elsewhere.
 RULES = {
-    "cool": Sampling(temperature=0.7),
     "plain": Sampling(temperature=1.0),
-    "warm": Sampling(temperature=1.5),
     "top_p": Sampling(temperature=1.3, top_p=0.8),
     "top_k": Sampling(temperature=1.0, top_k=7),
-    "min_p": Sampling(temperature=1.2, min_p=0.1),
-    "all of them": Sampling(temperature=1.4, min_p=0.02, top_k=12, top_p=0.9),
-    "penalties": Sampling(
-        temperature=1.0, repetition_penalty=1.5, presence_penalty=0.6, frequency_penalty=0.3
+    "all of them": Sampling(
+        temperature=1.4, min_p=0.02, top_k=12, top_p=0.9, logit_bias=((0, 1.0), (2, -2.0)),
+        repetition_penalty=1.5, presence_penalty=0.6, frequency_penalty=0.3,
     ),
-    "bias": Sampling(temperature=1.0, logit_bias=((0, 1.0), (2, -2.0), (3, 0.5))),
-    "mask": Sampling(temperature=1.0),
-    "mask and top_p": Sampling(temperature=0.8, top_p=0.9),
-}
+    "mask": Sampling(temperature=0.8, top_p=0.9),
+}  # fmt: skip
 
 
 def exact(sampling: Sampling, position: int, allowed: set[int] | None = None) -> np.ndarray:
@@ -101,7 +97,7 @@ def independent(first: np.ndarray, second: np.ndarray, sampling: Sampling) -> fl
 
 @pytest.mark.parametrize("name", RULES)
 def test_tokens_are_drawn_as_often_as_the_rule_says(name) -> None:
-    allowed = SOME if "mask" in name else None
+    allowed = SOME if name == "mask" else None
     tokens = sampled(RULES[name], allowed)
     assert tokens.size == 100_000
     assert fits(tokens, RULES[name], allowed) > 0.001
@@ -133,12 +129,5 @@ def test_other_rules_are_found_out() -> None:
     assert fits(drawn(cut_before_temperature, numbers), rule) < SURE
     assert fits(drawn(of(replace(rule, temperature=1.25)), numbers), rule) < SURE
     assert fits(drawn(of(replace(rule, top_p=0.81)), numbers), rule) < SURE
-    without_count = replace(RULES["penalties"], frequency_penalty=0.0)
-    assert fits(drawn(of(without_count), numbers), RULES["penalties"]) < SURE
-
-
-def test_numbers_used_again_are_found_out() -> None:
-    rule, numbers = RULES["plain"], numbers_of()
-    assert fits(drawn(lambda i: exact(rule, i), numbers), rule) > 0.001
-    few = np.tile(numbers[:, :500], 10)
-    assert fits(drawn(lambda i: exact(rule, i), few), rule) < SURE
+    without_count = replace(RULES["all of them"], frequency_penalty=0.0)
+    assert fits(drawn(of(without_count), numbers), RULES["all of them"]) < SURE

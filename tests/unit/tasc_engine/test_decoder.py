@@ -17,6 +17,7 @@ from transformers import (
     Qwen3Config,
 )
 
+import tiny
 from paired import paired
 from tasc_engine.kv.cache import RowCache, on_device
 from tasc_engine.layout import lay_out, plain_feed
@@ -25,19 +26,11 @@ from tasc_engine.model.decoder import LeanDecoder, lean
 FAMILIES = (LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config)
 TOKENS = 14
 CLOSE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.bfloat16: 0.05}
+# The head's size is one for all: attention is compiled for each.
 SHAPE: dict[str, Any] = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,  # one for all: attention is compiled for each
+    **tiny.SHAPE, "vocab_size": 97, "intermediate_size": 48, "num_hidden_layers": 3,
     "max_position_embeddings": 64,
-    "pad_token_id": None,
-    "bos_token_id": None,
-    "eos_token_id": 0,
-}
+}  # fmt: skip
 
 
 def make(config: Any, dtype: torch.dtype) -> Any:
@@ -138,24 +131,14 @@ def test_what_needs_other_code_is_left_alone(name: str) -> None:
     assert lean(model, 64) is None
 
 
-def test_a_projection_of_another_kind_is_left_alone() -> None:
+def test_projections_of_another_kind_and_mixed_dtypes_are_left_alone() -> None:
     class Other(torch.nn.Linear):
         pass
 
-    model = make(LlamaConfig(**SHAPE), torch.float32)
-    model.model.layers[1].mlp.up_proj = Other(32, 48, bias=False)
-    assert lean(model, 64) is None
-
-
-def test_mixed_dtypes_are_left_alone() -> None:
-    model = make(LlamaConfig(**SHAPE), torch.float32)
-    model.model.norm.double()
-    assert lean(model, 64) is None
-
-
-def test_it_says_what_it_is() -> None:
-    found = decoder_of(make(LlamaConfig(**SHAPE), torch.bfloat16))
-    assert (found.layers, found.heads, found.kv_heads, found.head_dim) == (3, 4, 2, 8)
+    changed, mixed = (make(LlamaConfig(**SHAPE), torch.float32) for _ in range(2))
+    changed.model.layers[1].mlp.up_proj = Other(32, 48, bias=False)
+    mixed.model.norm.double()
+    assert lean(changed, 64) is lean(mixed, 64) is None
 
 
 @torch.inference_mode()

@@ -3,13 +3,13 @@
 A machine with Triton and no GPU runs this file with TRITON_INTERPRET=1.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import strategies as st
-from tree_layouts import Layout, Row, by_definition, layout_of, on, rows_of, visible
+from tree_layouts import Layout, Row, Shape, by_definition, layout_of, off, on, rows_of, visible
 
 from support import refused
 from tasc_engine.kernels.gpu import attention as tree_kernel
@@ -30,20 +30,8 @@ CLOSE = {torch.float32: 2e-5, torch.float16: 8e-3, torch.bfloat16: 6e-2}
 ROWS = rows_of(4, 150, 12, 9) if ON_GPU else rows_of(3, 90, 5, 7)
 
 
-@dataclass(frozen=True)
-class Shape:
-    """One kind of attention; each is a kernel or a few of its own."""
-
-    heads: int
-    kv_heads: int
-    dim: int
-    dtype: torch.dtype = torch.float32
-    window: int | None = None
-    softcap: float | None = None
-
-
 SHAPES = (
-    Shape(1, 1, 16),
+    Shape(1, 1, 16, torch.float32),
     Shape(8, 4, 32, HALF),
     Shape(4, 1, 80, torch.float16, window=5),  # Phi-2's head size
     Shape(4, 2, 128, HALF, window=40),
@@ -53,21 +41,18 @@ SHAPES = (
 MODELS = (
     Shape(14, 2, 64, HALF),  # Qwen2.5-0.5B
     Shape(9, 3, 64, torch.float16),  # SmolLM2-135M
-    Shape(14, 2, 64),
+    Shape(14, 2, 64, torch.float32),
 )
 
 
 @pytest.fixture
 def plain(everything: bool) -> Shape:
     """A shape in float32 without a window; it has few heads if it runs daily."""
-    return MODELS[2] if everything else Shape(4, 1, 64)
+    return MODELS[2] if everything else Shape(4, 1, 64, torch.float32)
 
 
 def params(shapes: tuple[Shape, ...], *marks: pytest.MarkDecorator) -> list[Any]:
-    return [
-        pytest.param(s, id=f"{s.heads}-{s.kv_heads}-{s.dim}-{str(s.dtype)[6:]}", marks=marks)
-        for s in shapes
-    ]
+    return [pytest.param(shape, id=str(shape), marks=marks) for shape in shapes]
 
 
 MORE_HEADS = pytest.mark.slow("other shapes with more heads")
@@ -93,7 +78,7 @@ def attended(
     return found.double().cpu()
 
 
-def off(shape: Shape, rows: list[Row], length: int, longest: int, wrong: int = 0) -> float:
+def error(shape: Shape, rows: list[Row], length: int, longest: int, wrong: int = 0) -> float:
     """The greatest difference; ``wrong`` bits of the last token's tree are turned."""
     layout = layout_of(rows, length)
     query, pool = made(shape, layout, len(rows) * length + 1)
@@ -102,7 +87,7 @@ def off(shape: Shape, rows: list[Row], length: int, longest: int, wrong: int = 0
     tree = layout.tree.clone()
     tree[-1] ^= wrong
     found = attended(shape, replace(layout, tree=tree), query, pool, longest)
-    return float((found - expected).abs().max())
+    return off(found, expected)
 
 
 @needs_triton
@@ -112,11 +97,11 @@ def test_trees_and_chunks_attend_to_what_they_see(shape, examples) -> None:
 
     @examples(1, 12, rows=ROWS, longest=st.sampled_from([1, 200, 2048] if ON_GPU else [1, 200]))
     def attends(rows, longest) -> None:
-        assert off(shape, rows, 192, longest) < CLOSE[shape.dtype]
+        assert error(shape, rows, 192, longest) < CLOSE[shape.dtype]
 
     mixed: list[Row] = [(66, 2, (-1, 0, -1, 2)), (0, 5, ()), (20, 1, (-1, -1, 0))]
     for longest in (1, 200):
-        assert off(shape, mixed, 192, longest) < CLOSE[shape.dtype]
+        assert error(shape, mixed, 192, longest) < CLOSE[shape.dtype]
 
 
 @needs_triton
@@ -130,7 +115,7 @@ def test_trees_and_chunks_attend_to_what_they_see(shape, examples) -> None:
 def test_a_prompts_chunk_with_a_draft_beside_decoding_rows(shape) -> None:
     chain = tuple(range(-1, 31))
     rows: list[Row] = [(0, 256 if ON_GPU else 40, chain), (300, 1, ()), (7, 1, (-1, -1, 0, 1))]
-    assert off(shape, rows, 384, 300) < CLOSE[shape.dtype]
+    assert error(shape, rows, 384, 300) < CLOSE[shape.dtype]
 
 
 @needs_triton
@@ -138,7 +123,7 @@ def test_a_prompts_chunk_with_a_draft_beside_decoding_rows(shape) -> None:
 def test_contexts_that_just_fill_their_parts_or_just_do_not(longest) -> None:
     """One to four parts, each of whole blocks of 64 keys."""
     rows: list[Row] = [(n, 1, ()) for n in (62, 63, 64, 126, 127, 128, 190, 191, 192, 255, 256)]
-    assert off(SHAPES[0], rows, 260, longest) < CLOSE[torch.float32]
+    assert error(SHAPES[0], rows, 260, longest) < CLOSE[torch.float32]
 
 
 @needs_triton
@@ -146,16 +131,16 @@ def test_the_most_nodes_a_row_can_have(plain: Shape) -> None:
     """The last node hangs on the first; bit 62 is the highest that is no sign."""
     parents = (-1, *range(61), 0)
     assert len(parents) == MOST_NODES
-    assert off(plain, [(3, 1, parents)], 80, 64) < CLOSE[torch.float32]
+    assert error(plain, [(3, 1, parents)], 80, 64) < CLOSE[torch.float32]
 
 
 @needs_triton
 def test_a_wrong_bit_of_a_tree_is_seen(plain: Shape) -> None:
     """The positive control: what is compared above depends on each bit."""
     rows: list[Row] = [(20, 1, (-1, 0, -1, 2))]
-    assert off(plain, rows, 64, 512) < CLOSE[torch.float32]
+    assert error(plain, rows, 64, 512) < CLOSE[torch.float32]
     for bit in range(4):
-        assert off(plain, rows, 64, 512, wrong=1 << bit) > 1e-2
+        assert error(plain, rows, 64, 512, wrong=1 << bit) > 1e-2
 
 
 @needs_triton

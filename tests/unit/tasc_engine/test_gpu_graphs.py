@@ -11,19 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
-from tree_layouts import Row, layout_of, parents_of, rows_of
+from tree_layouts import Eager, Row, by_definition, layout_of, parents_of, rows_of
 
 from tasc_engine.kernels.gpu import attention as tree_kernel
 from tasc_engine.kernels.gpu.attention import INTERPRETED, available
 from tasc_engine.layout import StepLayout
-from tasc_engine.model.cuda_graphs import (
-    CudaGraphs,
-    GraphedForward,
-    Limits,
-    Step,
-    buckets,
-    fill,
-)
+from tasc_engine.model.cuda_graphs import CudaGraphs, GraphedForward, Limits, Step, buckets, fill
 from tasc_engine.model.operations import FusedOperations, Norm, TensorOperations, first_greatest
 
 LENGTH, ROWS, VOCAB = 64, 4, 50
@@ -32,22 +25,6 @@ CPU = torch.device("cpu")
 decoding = st.lists(
     st.tuples(st.integers(0, 40), st.just(1), parents_of(6)), min_size=1, max_size=ROWS
 )
-
-
-class Eager:
-    """A recorder that runs again what it is told to record; it counts."""
-
-    def __init__(self) -> None:
-        self.recorded = 0
-
-    def record(self, run: Any) -> Any:
-        self.recorded += 1
-        run()
-        return run
-
-    def wait(self) -> None:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
 
 
 class PoolCache:
@@ -72,17 +49,15 @@ class PoolCache:
         pool.index_copy_(0, self.device.slots, kv)
         if pool.is_cuda:
             return tree_kernel.attend(query, pool, self.device, scale, longest=4 * LENGTH)
-        return torch.stack([self.one(n, query[n], pool, scale) for n in range(len(query))])
+        return by_definition(query, pool, [*map(self.seen, range(len(query)))], scale, None)
 
-    def one(self, n: int, query: Tensor, pool: Tensor, scale: float) -> Tensor:
+    def seen(self, n: int) -> list[int]:
+        """The places that a packed token sees."""
         lie = self.device
         row = int(torch.searchsorted(lie.begins, n, right=True)) - 1
         bits = range(int(lie.nodes[row]))
         nodes = [int(lie.trunks[row]) + b for b in bits if int(lie.tree[n]) >> b & 1]
-        kv = pool[int(lie.firsts[row]) + torch.tensor([*range(int(lie.seen[n])), *nodes])]
-        key, value = kv.repeat_interleave(query.shape[0] // pool.shape[2], 2).unbind(1)
-        weights = torch.einsum("hd,lhd->hl", query, key).mul(scale).softmax(-1)
-        return torch.einsum("hl,lhd->hd", weights, value)
+        return [int(lie.firsts[row]) + place for place in (*range(int(lie.seen[n])), *nodes)]
 
 
 class Model:
@@ -92,9 +67,8 @@ class Model:
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         make, width = torch.Generator().manual_seed(0), 4 * self.head_dim
-        shapes = [(VOCAB, width), (LENGTH, width), (VOCAB, width)] + self.layers * [
-            (2 * width, width)
-        ]
+        joined = self.layers * [(2 * width, width)]
+        shapes = [(VOCAB, width), (LENGTH, width), (VOCAB, width), *joined]
         numbers = [torch.randn(shape, generator=make).to(device, dtype) for shape in shapes]
         self.embedding, self.turns, self.head, *self.joined = numbers
         self.device, self.dtype = device, dtype
@@ -225,12 +199,6 @@ def test_an_error_in_capturing_is_not_hidden(model) -> None:
         run.next_tokens(host_of([(3, 1, ())]))
 
 
-def test_the_first_of_equal_logits_is_chosen_and_no_number_is_said_so() -> None:
-    nan = float("nan")
-    logits = torch.tensor([[1.0, 3, 3, 0], [nan, 1, 2, 3], [5, 1, nan, 5], [-1, -1, -1, -1]])
-    assert first_greatest(logits).tolist() == [1, -1, -1, 0]
-
-
 @pytest.mark.skipif(
     not (torch.cuda.is_available() and tree_kernel.available()), reason="needs a CUDA GPU"
 )
@@ -270,6 +238,8 @@ DEVICE = "cpu" if INTERPRETED else "cuda"
 # The interpreter's products of bfloat16 are wrong.
 CLOSE = {torch.float32: 1e-5, torch.float16 if INTERPRETED else torch.bfloat16: 2e-2}
 TOKENS, PLACES = 5, 12
+by_shape = pytest.mark.parametrize("shape", [(14, 2, 64), (4, 2, 24)])
+by_dtype = pytest.mark.parametrize("dtype", CLOSE)
 
 
 class Pools:
@@ -287,16 +257,6 @@ class Pools:
 
     def keep(self, layer: int, kv: Tensor) -> None:
         self.all[layer].index_copy_(0, self.device.slots, kv.nan_to_num(0.0, 0.0, 0.0))
-
-
-@pytest.fixture(params=[(14, 2, 64), (4, 2, 24)])
-def shape(request) -> tuple[int, int, int]:
-    return request.param
-
-
-@pytest.fixture(params=CLOSE)
-def dtype(request) -> torch.dtype:
-    return request.param
 
 
 def both(shape, dtype) -> tuple[FusedOperations, TensorOperations]:
@@ -317,6 +277,8 @@ def close(a: Tensor, b: Tensor) -> None:
 
 
 @needs_triton
+@by_shape
+@by_dtype
 @pytest.mark.parametrize("adds", [False, True])
 def test_the_stream_is_added_to_and_normed(shape, dtype, adds: bool) -> None:
     fused, plain = both(shape, dtype)
@@ -328,6 +290,8 @@ def test_the_stream_is_added_to_and_normed(shape, dtype, adds: bool) -> None:
 
 
 @needs_triton
+@by_shape
+@by_dtype
 @pytest.mark.parametrize("normed", [False, True])
 def test_heads_are_turned_and_only_finite_keys_and_values_are_kept(shape, dtype, normed) -> None:
     fused, plain = both(shape, dtype)
@@ -344,6 +308,8 @@ def test_heads_are_turned_and_only_finite_keys_and_values_are_kept(shape, dtype,
 
 
 @needs_triton
+@by_shape
+@by_dtype
 def test_gates_are_multiplied(shape, dtype) -> None:
     fused, plain = both(shape, dtype)
     joined = some((TOKENS, 2 * 1500), dtype)

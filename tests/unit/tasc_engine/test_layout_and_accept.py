@@ -6,6 +6,7 @@ import numpy as np
 from draft_trees import forest, no_moves
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tree_layouts import parents_of
 
 from tasc_engine.kernels.torch_attention import visible
 from tasc_engine.layout import MOST_NODES, Feed, Int64, StepLayout, lay_out, plain_feed
@@ -14,11 +15,11 @@ from tasc_engine.step.verify import accept, count, moves
 EOS = 0
 IS_EOS = np.array([i == EOS for i in range(6)])
 LENGTH = 100
-trees = st.integers(0, 8).flatmap(
-    lambda n: st.tuples(
-        st.tuples(*(st.integers(-1, i - 1) for i in range(n))),
-        st.tuples(*(st.integers(0, 3) for _ in range(n))),
-        st.tuples(*(st.integers(0, 3) for _ in range(n + 1))),
+trees = parents_of(8).flatmap(
+    lambda parents: st.tuples(
+        st.just(parents),
+        st.tuples(*(st.integers(0, 3) for _ in parents)),
+        st.tuples(*(st.integers(0, 3) for _ in (*parents, 0))),
         st.integers(1, 6),
         st.booleans(),
     )
@@ -57,9 +58,8 @@ def test_each_row_emits_what_the_target_says_along_its_tree(rows) -> None:
 def test_accepted_nodes_move_to_where_their_depth_says(rows, data) -> None:
     drafts = forest([r[0] for r in rows], [r[1] for r in rows])
     chosen = np.array([t for r in rows for t in r[2]], np.int64)
-    found = accept(
-        chosen, drafts, np.full(len(rows), 9, np.int32), np.ones(len(rows), bool), IS_EOS
-    )
+    room, ends = np.full(len(rows), 9, np.int32), np.ones(len(rows), bool)
+    found = accept(chosen, drafts, room, ends, IS_EOS)
     alive = np.array([data.draw(st.sampled_from([-1, 2 * i])) for i in range(len(rows))], np.int64)
     behind = np.arange(len(rows), dtype=np.int32) + 5
     cache = np.arange(2 * len(rows) * LENGTH)
@@ -88,17 +88,12 @@ def test_a_step_is_counted_by_source_and_depth() -> None:
 
 
 IS_EOS_WIDE = np.zeros(10, bool)
-parents = st.integers(0, MOST_NODES).flatmap(
-    lambda n: st.tuples(*(st.integers(-1, i - 1) for i in range(n)))
-)
 # Of each row: free places before it, tokens in the cache, tokens it brings, parents of its draft
 # (None: may not emit).
 Part = tuple[int, int, int, tuple[int, ...] | None]
-parts_of_rows = st.lists(
-    st.tuples(st.integers(0, 9), st.integers(0, 40), st.integers(1, 70), st.none() | parents),
-    min_size=1,
-    max_size=6,
-)
+drafted = st.none() | parents_of(MOST_NODES)
+part = st.tuples(st.integers(0, 9), st.integers(0, 40), st.integers(1, 70), drafted)
+parts_of_rows = st.lists(part, min_size=1, max_size=6)
 CHAIN = tuple(range(-1, MOST_NODES - 1))
 HIGHEST_BIT: list[Part] = [(3, 5, 1, CHAIN), (0, 0, 2, (*CHAIN[:-1], 0))]
 
@@ -114,9 +109,7 @@ def firsts_of(parts: list[Part], backwards: bool) -> list[int]:
     return firsts
 
 
-def laid_out(
-    parts: list[Part], backwards: bool = False, moves: Int64 | None = None, adapters: Any = None
-) -> StepLayout[Int64]:
+def laid_out(parts: list[Part], backwards: bool = False, adapters: Any = None) -> StepLayout[Int64]:
     sizes, may = [p[2] for p in parts], np.array([p[3] is not None for p in parts])
     feed = Feed(
         np.array(firsts_of(parts, backwards), np.int64),
@@ -125,7 +118,7 @@ def laid_out(
         np.cumsum([0, *sizes]).astype(np.int32),
         np.where(may, np.cumsum(may) - 1, -1).astype(np.int32),
         forest([p[3] for p in parts if p[3] is not None]),
-        no_moves() if moves is None else moves,
+        no_moves(),
         adapters,
     )
     return lay_out(feed)
@@ -160,9 +153,8 @@ def test_each_token_attends_once_to_its_own_past_and_its_own_branch(parts, backw
         depths, branches = [], []
         for x, parent in enumerate(tree):
             depths.append(1 + (depths[parent] if parent >= 0 else 0))
-            branches.append(
-                (branches[parent] if parent >= 0 else past) | {first + start + size + x}
-            )
+            above = branches[parent] if parent >= 0 else past
+            branches.append(above | {first + start + size + x})
             assert seen[n] == branches[x]
             assert step.positions[n] == start + size - 1 + depths[x]
             assert step.slots[n] == first + start + size + x
@@ -185,65 +177,23 @@ def test_a_window_hides_by_position_whatever_the_branch(parts, backwards, window
         assert found == {place for place in past if own - position_at[place] < window}
 
 
-def test_a_window_hides_what_lies_too_far_back_in_its_own_branch() -> None:
-    """Nodes 0 and 1 are siblings, 2 is a child of 0: by position it is one behind them."""
-    step = laid_out([(0, 5, 1, (-1, -1, 0))])
-    assert seen_by_each(step, 3) == [{3, 4, 5}, {4, 5, 6}, {4, 5, 7}, {5, 6, 8}]
-
-
 @settings(deadline=None)
 @given(parts_of_rows)
-def test_ids_and_the_bounds_of_rows_are_what_was_fed(parts) -> None:
-    step, fed, ids, begins = laid_out(parts), 100, [], [0]
+def test_ids_adapters_and_the_bounds_of_rows_are_what_was_fed(parts) -> None:
+    own = np.arange(len(parts), dtype=np.int32) * 7 % 5
+    step, fed, ids, begins = laid_out(parts, adapters=own), 100, [], [0]
     for _, _, size, tree in parts:
         ids += [*range(fed, fed + size), *range(1, len(tree or ()) + 1)]
         begins.append(len(ids))
         fed += size
+    assert step.adapters.tolist() == np.repeat(own, np.diff(begins)).tolist()
+    assert not laid_out(parts).adapters.any()
     assert step.ids.tolist() == ids
     assert step.begins.tolist() == begins
     assert step.firsts.tolist() == firsts_of(parts, False)
     assert step.trunks.tolist() == [start + size for _, start, size, _ in parts]
     assert step.nodes.tolist() == [len(tree or ()) for *_, tree in parts]
     assert {array.dtype for array in vars(step).values()} == {np.dtype(np.int64)}
-
-
-@settings(deadline=None)
-@given(parts_of_rows, st.data())
-def test_each_token_and_node_carries_the_adapter_of_its_row(parts, data) -> None:
-    own = data.draw(st.lists(st.integers(0, 9), min_size=len(parts), max_size=len(parts)))
-    step = laid_out(parts, adapters=np.array(own, np.int32))
-    sizes = [size + len(tree or ()) for _, _, size, tree in parts]
-    assert step.adapters.tolist() == [a for a, n in zip(own, sizes, strict=True) for _ in range(n)]
-    assert not laid_out(parts).adapters.any()
-
-
-def test_no_two_tokens_enter_the_same_place_and_none_one_that_is_held() -> None:
-    parts: list[Part] = [(0, 4, 3, (-1, 0, -1)), (0, 9, 1, None), (0, 0, 2, CHAIN)]
-    for backwards in (False, True):
-        step, held = laid_out(parts, backwards), set()
-        for first, (_, start, *_) in zip(step.firsts.tolist(), parts, strict=True):
-            held |= set(range(first, first + start))
-        entered = step.slots.tolist()
-        assert len(set(entered)) == len(entered) == 72
-        assert set(entered).isdisjoint(held)
-
-
-def test_the_most_nodes_fit_a_word_whose_sign_is_never_set() -> None:
-    step = laid_out([(0, 2, 1, CHAIN)])
-    assert step.tree.tolist() == [(1 << node) - 1 for node in range(MOST_NODES + 1)]
-    assert step.tree.min() == 0
-    assert step.seen.tolist() == [3] * (1 + MOST_NODES)
-
-
-def test_who_may_not_emit_is_not_looked_at() -> None:
-    step = laid_out([(0, 0, 3, None), (0, 7, 1, ()), (0, 0, 2, None)])
-    assert step.looked_at.tolist() == [3]
-    assert step.nodes.tolist() == [0, 0, 0]
-
-
-def test_moves_are_passed_on() -> None:
-    moves = np.array([[9, 8], [7, 6]])
-    assert laid_out([(0, 0, 1, ())], moves=moves).moves.tolist() == [[9, 8], [7, 6]]
 
 
 def test_a_plain_feed_brings_the_same_to_each_row_and_each_emits() -> None:

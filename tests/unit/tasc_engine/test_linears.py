@@ -12,62 +12,39 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from paired import paired
 from tasc_engine.lora.low_rank import CompiledTokens, LowRank, MaskedTokens
 from tasc_engine.model import linears
 from tasc_engine.model.linears import Linear, lay_out_linears
 
 # bfloat16 has 8 bits: the result is rounded once, on either way.
 CLOSE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2**-7}
-BIASES = [(False, False, False), (True, True, True), (True, False, True)]
+BIASES = [(False, False, False), (True, True, True), (True, False, True), (False,), (True,)]
 
 
 def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
     assert found.shape == expected.shape
     assert found.dtype == expected.dtype
-    return float((found - expected).double().norm() / expected.double().norm())
+    return float((found - expected).double().norm() / expected.double().norm().clamp(min=1e-9))
 
 
 @pytest.mark.parametrize("dtype", CLOSE)
 @pytest.mark.parametrize("biased", BIASES)
-@pytest.mark.parametrize("tokens", [1, 9])
-def test_joined_layers_give_each_layers_output(
-    dtype: torch.dtype, biased: tuple[bool, ...], tokens: int
-) -> None:
+@pytest.mark.parametrize("tokens", [0, 1, 9])
+def test_joined_layers_give_each_layers_output(dtype, biased: tuple[bool, ...], tokens) -> None:
+    """One alone is large enough to gain from its layout in float32."""
     torch.manual_seed(0)
-    weights = [torch.randn(out, 48).to(dtype) for out in (32, 16, 8)]
+    size, widths = (48, (32, 16, 8)) if len(biased) > 1 else (1024, (1024,))
+    weights = [torch.randn(width, size).to(dtype) for width in widths]
     biases = [
         torch.randn(len(w)).to(dtype) if b else None for w, b in zip(weights, biased, strict=True)
     ]
-    x = torch.randn(tokens, 48).to(dtype)
+    x, joined = torch.randn(tokens, size).to(dtype), Linear.of(weights, biases)
     expected = [functional.linear(x, w, b) for w, b in zip(weights, biases, strict=True)]
-    assert relative(Linear.of(weights, biases)(x), torch.cat(expected, -1)) < CLOSE[dtype]
+    assert torch.equal(joined.weight, torch.cat(weights))
+    assert relative(joined(x), torch.cat(expected, -1)) <= CLOSE[dtype]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("biased", [False, True])
-def test_a_large_layer_alone_gives_its_output(dtype: torch.dtype, biased: bool) -> None:
-    torch.manual_seed(0)
-    weight = torch.randn(1024, 1024).to(dtype)
-    bias = torch.randn(1024).to(dtype) if biased else None
-    x = torch.randn(5, 1024).to(dtype)
-    expected = functional.linear(x, weight, bias)
-    assert relative(Linear.of([weight], [bias])(x), expected) < CLOSE[dtype]
-
-
-@pytest.mark.parametrize("dtype", CLOSE)
-def test_no_tokens_give_no_output(dtype: torch.dtype) -> None:
-    assert Linear(torch.ones(3, 4, dtype=dtype))(torch.ones(0, 4, dtype=dtype)).shape == (0, 3)
-
-
-def test_the_dense_weight_can_be_had_back() -> None:
-    weight = torch.randn(24, 40).bfloat16()
-    assert torch.equal(Linear(weight).weight, weight)
-
-
-def test_without_the_operation_it_is_linear_and_said_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_the_operation_it_is_linear_and_said_once(monkeypatch, caplog) -> None:
     monkeypatch.setattr(linears, "_onednn", object())
     monkeypatch.setattr(linears, "_gains", lambda weight: True)
     monkeypatch.setattr(linears, "_without_layout", set())
@@ -83,13 +60,9 @@ def test_without_the_operation_it_is_linear_and_said_once(
 def tied_model(dtype: torch.dtype) -> LlamaForCausalLM:
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        tie_word_embeddings=True,
-    )
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, tie_word_embeddings=True,
+    )  # fmt: skip
     return LlamaForCausalLM(config).to(dtype).eval()
 
 
@@ -129,12 +102,7 @@ def test_a_subclass_stays_and_a_shared_layer_stays_shared() -> None:
 
 
 # Compiled code sums in float32 and rounds once; torch rounds what lies between too.
-CLOSE_ADDED = {
-    torch.float64: 1e-14,
-    torch.float32: 1e-6,
-    torch.float16: 2**-10,
-    torch.bfloat16: 2**-7,
-}
+CLOSE_ADDED = {**CLOSE, torch.float64: 1e-14, torch.float32: 1e-6, torch.float16: 2**-10}
 WAYS: dict[str, Any] = {"compiled": CompiledTokens, "torch": lambda adapters: MaskedTokens()}
 Ranks = Sequence[Sequence[int]]  # of each adapter in each joined layer, 0 for none
 
@@ -183,12 +151,14 @@ def cases(draw: Any) -> tuple[Ranks, int, list[int], list[int]]:
 @pytest.mark.parametrize("dtype", CLOSE_ADDED)
 @pytest.mark.parametrize("way", WAYS)
 @settings(deadline=None, max_examples=60)
-@given(case=cases())
-@example(case=([[16, 16], [0, 16]], 64, [64, 32], [1, 2, 1, 2, 1, 2, 1, 2, 0]))
-@example(case=([[3]], 33, [33], [1]))
-def test_each_token_gets_what_its_own_adapter_says(way: str, dtype: Any, case: Any) -> None:
+@given(case=cases(), kept=st.sampled_from([torch.float16, torch.bfloat16, torch.float32, None]))
+@example(case=([[16, 16], [0, 16]], 64, [64, 32], [1, 2, 1, 2, 1, 2, 1, 2, 0]), kept=None)
+@example(case=([[4, 2], [3, 0]], 20, [32, 7], [2, 1, 0, 1, 1, 2, 1]), kept=torch.float16)
+@example(case=([[3]], 33, [33], [1]), kept=torch.bfloat16)
+def test_each_token_gets_what_its_own_adapter_says(way: str, dtype, case: Any, kept) -> None:
+    """Weights may be of another dtype; of 16 bits, compiled code reads them as they are."""
     ranks, size, widths, own = case
-    weights = weights_of(ranks, size, widths, dtype)
+    weights = weights_of(ranks, size, widths, kept or dtype)
     x, y = numbers(len(own), size, dtype=dtype), numbers(len(own), sum(widths), dtype=dtype)
     tokens, expected = WAYS[way](len(ranks)), by_definition(x, y, weights, widths, own)
     add = tokens.addition(weights, widths, torch.zeros(1, dtype=dtype))
@@ -200,23 +170,6 @@ def test_each_token_gets_what_its_own_adapter_says(way: str, dtype: Any, case: A
     assert float((found - expected).norm()) <= CLOSE_ADDED[dtype] * float(summed.norm())
     none = torch.tensor(own) == 0
     assert torch.equal(found[none], y[none])
-
-
-@pytest.mark.parametrize(
-    ("dtype", "kept"), paired(CLOSE_ADDED, by=(torch.float16, torch.bfloat16, torch.float32))
-)
-@pytest.mark.parametrize("way", WAYS)
-def test_weights_may_be_of_another_dtype(way: str, kept: torch.dtype, dtype: torch.dtype) -> None:
-    """Of 16 bits, compiled code reads them as they are."""
-    own, widths = [2, 1, 0, 1, 1, 2, 1], [32, 7]
-    weights = weights_of([[4, 2], [3, 0]], 20, widths, kept)
-    x, y = numbers(len(own), 20, dtype=dtype), numbers(len(own), 39, dtype=dtype)
-    tokens, expected = WAYS[way](2), by_definition(x, y, weights, widths, own)
-    add = tokens.addition(weights, widths, torch.zeros(1, dtype=dtype))
-    tokens.begin(torch.tensor(own))
-    summed = by_definition(x, y, weights, widths, own, size=True)
-    add(x, y)
-    assert float((y - expected).norm()) <= CLOSE_ADDED[dtype] * float(summed.norm())
 
 
 @pytest.mark.parametrize("way", WAYS)

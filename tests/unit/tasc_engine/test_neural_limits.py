@@ -2,7 +2,6 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,9 +22,11 @@ from neural_rows import (
 
 from neural_drafters import drafter_of, proposer_of
 from support import refused
+from tasc_engine import UnsupportedModel
 from tasc_engine.drafting.neural.recent import RecentVocabulary
 from tasc_engine.drafting.neural.tree import NeuralSettings
 from tasc_engine.model.operations import TensorOperations
+from tiny import make_folder
 
 
 @every
@@ -105,13 +106,10 @@ def test_rows_that_do_not_fit_are_refused_and_stay_free(folder: Path) -> None:
 
 @pytest.mark.parametrize("row", [-1, ROWS])
 def test_rows_that_there_are_not_are_refused(folder: Path, row: int) -> None:
-    proposer = make(folder)
-    with refused(ValueError, f"row {row}"):
-        proposer.start(row, ids([1]))
-    with refused(ValueError, f"row {row}"):
-        proposer.observe(row, ids([1]))
-    with refused(ValueError, f"row {row}"):
-        proposer.finish(row)
+    proposer, one = make(folder), ids([1])
+    for method, args in (("start", (row, one)), ("observe", (row, one)), ("finish", (row,))):
+        with refused(ValueError, f"row {row}"):
+            getattr(proposer, method)(*args)
 
 
 def test_a_prompt_is_taken_in_by_one_token_at_least(folder: Path) -> None:
@@ -132,6 +130,11 @@ def test_rows_that_nobody_is_in_are_not_drafted_for(folder: Path, kind: str) -> 
     assert len(propose(proposer, [0, 1]).tokens) == 0
 
 
+def test_a_drafter_that_looks_back_over_a_window_is_refused(tmp_path: Path) -> None:
+    with refused(UnsupportedModel, "window"):
+        make(make_folder(tmp_path, "mistral"))
+
+
 def test_a_vocabulary_smaller_than_the_tree_is_drafted_from_as_it_is(folder: Path) -> None:
     drafter, head = drafter_of("same", folder, ROWS, CAPACITY)
     few = RecentVocabulary(head, ROWS, window=2, pre=0, ver=0, extension=False)
@@ -145,23 +148,19 @@ def test_a_vocabulary_smaller_than_the_tree_is_drafted_from_as_it_is(folder: Pat
 
 
 @pytest.mark.parametrize(
-    ("differs", "told"),
-    [
-        ({"depth": 0}, r"depth is 0; it must lie between 1 and 16"),
-        ({"depth": 17, "width": 1}, r"depth is 17; .* 1 and 16"),
-        ({"width": 0}, r"width is 0; .* 1 and 32"),
-        ({"width": 33}, r"width is 33; .* 1 and 32"),
-        ({"nodes": 0}, r"nodes is 0; .* 1 and 63"),
-        ({"nodes": 64}, r"nodes is 64; .* 1 and 63"),
-        ({"min_prob": -0.1}, r"min_prob is -0.1; .* 0 and 1"),
-        ({"min_prob": 1.5}, r"min_prob is 1.5; .* 0 and 1"),
-        ({"min_prob": float("nan")}, r"min_prob is nan; .* 0 and 1"),
-        ({"depth": 5, "width": 16}, r"expand 64 nodes, a row's tree holds 63; lower one of them"),
-    ],
+    ("name", "least", "most"),
+    [("depth", 1, 16), ("width", 1, 32), ("nodes", 1, 63), ("min_prob", 0.0, 1.0)],
 )
-def test_settings_outside_their_ranges_are_refused(differs: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
-        NeuralSettings(**differs)
+def test_settings_outside_their_ranges_are_refused(name: str, least: float, most: float) -> None:
+    step = 1 if name != "min_prob" else 0.1
+    for wrong in (least - step, most + step, *([float("nan")] if name == "min_prob" else ())):
+        with refused(ValueError, f"{name} is {wrong}", f"{least:g}", f"{most:g}"):
+            NeuralSettings(**{"depth": 1, "width": 1, name: wrong})
+
+
+def test_trees_that_expand_more_nodes_than_a_row_holds_are_refused() -> None:
+    with refused(ValueError, "64", "63"):
+        NeuralSettings(depth=5, width=16)
 
 
 @pytest.mark.parametrize(("depth", "width"), [(4, 21), (16, 4), (1, 32), (3, 8), (6, 10)])

@@ -1,6 +1,6 @@
 """A neural proposer keeps the contract of proposers; one that fails is switched off."""
 
-import dataclasses
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,52 +10,47 @@ import numpy as np
 import pytest
 import torch
 from draft_trees import forest
-from neural_rows import (
-    CAPACITY,
-    PROMPTS,
-    assert_same,
-    begun,
-    every,
-    hidden_states,
-    ids,
-    make,
-    propose,
-    tree,
-)
+from neural_rows import PROMPTS, assert_same, begun, every, hidden_states, ids, make, propose, tree
 
 from neural_drafters import INDEXED, POLICIES, eagle_parts, exact, model_of
 from tasc_draft import SOURCES, Drafts
-from tasc_engine import (
-    Engine,
-    EngineConfig,
-    GenerationRequest,
-    ModelSource,
-    StepRecord,
-    Target,
-)
 from tasc_engine.drafting.hidden_state_buffer import Seen
 from tasc_engine.drafting.neural.hybrid import HybridProposer
 from tasc_engine.drafting.neural.tree import NeuralSettings
 from tasc_engine.drafting.safe_proposer import FAILURES, STEPS, SafeProposer
 from tasc_engine.model.hidden_states import HiddenStateRequest
-from tasc_text import TaskTokenizer
+from tiny import make_folder
 
 
 @torch.inference_mode()
-def test_what_is_drafted_is_as_likely_as_the_model_says(folder: Path) -> None:
-    model, proposer = exact(model_of(folder)), make(folder)
-    for row, prompt in enumerate(PROMPTS):
-        begun(proposer, row, prompt, [3, 4][:row])
-    drafts = propose(proposer, [2, 0, 1])
-    assert (drafts.source == SOURCES.index("neural")).all()
-    for place, row in enumerate((2, 0, 1)):
-        text, drafted = [*PROMPTS[row], *[3, 4][:row]], tree(drafts, place)
-        assert len(drafted) == 12
-        for path, logp in drafted.items():
-            lines = model(torch.tensor([[*text, *path]])).logits[0, len(text) - 1 :].log_softmax(-1)
-            told = sum(float(lines[i, token]) for i, token in enumerate(path))
-            assert logp == pytest.approx(told, abs=1e-4)
-            assert 0 not in path[:-1], "nothing comes behind an end"
+@pytest.mark.parametrize("architecture", ["qwen2", "llama", "qwen3"])
+def test_what_is_drafted_is_as_likely_as_the_model_says(architecture: str, tmp_path, seed) -> None:
+    """Whatever rows began, said, drafted and ended before, in whatever order."""
+    folder, draw = make_folder(tmp_path, architecture), random.Random(seed)
+    model, proposer = exact(model_of(folder)), make(folder, chunk=7)
+    texts: dict[int, list[int]] = {}
+    for _ in range(12):
+        for row in draw.sample(range(3), 2):
+            if len(texts.get(row, ())) > 40 or (row in texts and draw.random() < 0.2):
+                proposer.finish(row)
+                del texts[row]
+            if row not in texts:
+                texts[row] = draw.choices(range(1, 300), k=draw.randint(1, 30))
+                proposer.start(row, ids(texts[row]))
+            said = draw.choices(range(1, 300), k=draw.randint(1, 4))
+            proposer.observe(row, ids(said))
+            texts[row] += said
+        rows = draw.sample(sorted(texts), draw.randint(1, len(texts)))
+        drafts = propose(proposer, rows)
+        assert (drafts.source == SOURCES.index("neural")).all()
+        for place, row in enumerate(rows):
+            text, drafted = texts[row], tree(drafts, place)
+            assert len(drafted) == 12
+            for path, logp in drafted.items():
+                lines = model(torch.tensor([[*text, *path]])).logits[0, len(text) - 1 :]
+                told = lines.log_softmax(-1)[range(len(path)), list(path)].sum()
+                assert logp == pytest.approx(float(told), abs=1e-4)
+                assert 0 not in path[:-1], "nothing comes behind an end"
 
 
 @torch.inference_mode()
@@ -116,24 +111,6 @@ def test_rows_do_not_touch_each_other(folder: Path, kind: str, policy: str) -> N
 
 
 @every
-def test_an_answer_observed_in_parts_equals_one_observed_at_once(folder: Path, kind: str) -> None:
-    """Drafts in between are written over, whatever came of them."""
-    stepwise, whole = make(folder, kind), make(folder, kind)
-    stepwise.start(0, ids(PROMPTS[2]))
-    at, said = 0, [3, 4, 5, 6, 7, 8]
-    for n in (1, 3, 2):
-        propose(stepwise, [0])
-        seen = hidden_states(stepwise, 0, 20) if not at else hidden_states(stepwise, 19 + at, n)
-        stepwise.observe(0, ids(said[at : at + n]), seen)
-        at += n
-    parts = [hidden_states(whole, 0, 20), hidden_states(whole, 20, 3), hidden_states(whole, 23, 2)]
-    hidden = torch.cat([part.hidden for part in parts if part.hidden is not None])
-    whole.start(0, ids(PROMPTS[2]))
-    whole.observe(0, ids(said), Seen(0, hidden, None))
-    assert_same(tree(propose(stepwise, [0])), tree(propose(whole, [0])))
-
-
-@every
 def test_a_prompt_taken_in_by_pieces_is_drafted_for_as_one_taken_in_at_once(
     folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,48 +160,6 @@ def test_a_head_waits_until_it_knows_what_the_target_thought(folder: Path) -> No
     assert len(propose(proposer, [0]).tokens) == 0  # token 4 came behind token 3 unseen
     proposer.observe(0, ids([6]), hidden_states(proposer, 5, 2))
     assert len(propose(proposer, [0]).tokens) == 12
-
-
-def test_a_head_begins_behind_what_was_copied(folder: Path) -> None:
-    """Nobody saw the target think of a beginning that was prefilled for another row."""
-    proposer = make(folder, "eagle")
-    proposer.start(0, ids(PROMPTS[2]))
-    proposer.observe(0, ids([3]), hidden_states(proposer, 14, 6))
-    drafted = tree(propose(proposer, [0]))
-    late = make(folder, "eagle")
-    late.start(0, ids([1] * 14 + PROMPTS[2][14:]))
-    late.observe(0, ids([3]), hidden_states(proposer, 14, 6))
-    assert_same(drafted, tree(propose(late, [0])))
-    whole = make(folder, "eagle")
-    begun(whole, 0, PROMPTS[2], [3])
-    assert len(drafted) == 12
-    assert [*drafted] != [*tree(propose(whole, [0]))]
-
-
-@pytest.mark.parametrize("method", ["start", "propose", "observe", "finish"])
-def test_a_proposer_that_raises_is_counted_and_answers_stay_right(
-    folder: Path, tokenizer: TaskTokenizer, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = EngineConfig(rows=2, max_model_len=CAPACITY, prefill_chunk=8)
-    target = Target.load(ModelSource(folder, dtype="float64"), config)
-    proposer, calls = make(folder, "eagle", "recent"), [0]
-    honest = getattr(proposer, method)
-
-    def sometimes(*args: Any) -> Any:
-        calls[0] += 1
-        if calls[0] % 3 == 0:
-            raise ArithmeticError("the proposer broke")
-        return honest(*args)
-
-    records: list[StepRecord] = []
-    engine = Engine(target, tokenizer, proposer, config, records.append)
-    asked = [GenerationRequest(str(i), tuple(PROMPTS[i % 3]), 16) for i in range(6)]
-    undrafted = (dataclasses.replace(request, draft=False) for request in asked)
-    plain = {r.id: r.tokens for r in engine.generate(undrafted)}
-    monkeypatch.setattr(proposer, method, sometimes)
-    assert {r.id: r.tokens for r in engine.generate(asked)} == plain
-    assert sum(record.draft_failures for record in records) >= calls[0] // 3 > 0
-    engine.check_integrity()
 
 
 ROWS, BUDGET = np.array([0, 3], np.int32), np.array([2, 2], np.int32)
@@ -294,10 +229,8 @@ def guarded() -> Guarded:
 
 
 def test_a_drafter_that_works_is_passed_through(guarded: Guarded) -> None:
-    assert (guarded.proposer.max_depth, guarded.proposer.hidden_state_request) == (
-        2,
-        HiddenStateRequest(hidden=True),
-    )
+    assert guarded.proposer.max_depth == 2
+    assert guarded.proposer.hidden_state_request == HiddenStateRequest(hidden=True)
     guarded.proposer.start(3, PROMPT)
     guarded.proposer.observe(3, PROMPT, "seen")
     assert guarded.propose() == 4
@@ -308,9 +241,7 @@ def test_a_drafter_that_works_is_passed_through(guarded: Guarded) -> None:
     assert guarded.drafted == [[0, 3]]
 
 
-def test_only_failures_in_a_row_switch_it_off_for_good(
-    guarded: Guarded, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_only_failures_in_a_row_switch_it_off_for_good(guarded: Guarded, caplog) -> None:
     for failures in (FAILURES - 1, FAILURES - 1, FAILURES):
         assert guarded.propose() == 4
         guarded.neural.raising = {"propose"}
@@ -323,21 +254,11 @@ def test_only_failures_in_a_row_switch_it_off_for_good(
     guarded.proposer.finish(0)
     assert guarded.propose() == 0
     assert len(guarded.neural.calls) == calls
-    told = [r.getMessage() for r in caplog.records if "is off until a restart" in r.getMessage()]
-    assert len(told) == 1
-    assert "failed 3 times in a row, at last by RuntimeError('no memory')" in told[0]
-    assert "--unset drafter" in told[0]
+    (told,) = (r.getMessage() for r in caplog.records if "--unset drafter" in r.getMessage())
+    assert "RuntimeError('no memory')" in told
 
 
-def test_drafts_that_are_no_trees_are_a_failure(guarded: Guarded) -> None:
-    guarded.neural.drafts = forest([[-1, 0], [-1, 0]], [[1, 2], [3, 10]])  # ids are below 10
-    assert [guarded.propose() for _ in range(FAILURES)] == [0] * FAILURES
-    assert guarded.off == ["failed"]
-
-
-def test_a_row_that_could_not_be_told_is_not_drafted_for_until_it_is_started_again(
-    guarded: Guarded,
-) -> None:
+def test_a_row_that_could_not_be_told_is_not_drafted_for_until_it_is_started_again(guarded) -> None:
     guarded.neural.raising = {"observe"}
     guarded.proposer.start(3, PROMPT)
     for _ in range(2 * FAILURES):
@@ -365,9 +286,7 @@ def test_a_row_in_use_may_be_started_again(guarded: Guarded) -> None:
     assert guarded.neural.calls == [("start", 3), ("finish", 3), ("start", 3)]
 
 
-def test_the_median_of_a_step_s_seconds_switches_it_off_and_no_single_one(
-    guarded: Guarded, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_median_of_a_step_s_seconds_switches_it_off_and_no_single_one(guarded, caplog) -> None:
     guarded.neural.seconds = 60.0  # the first steps compile
     for step in range(3 * STEPS):
         assert guarded.propose() == 4

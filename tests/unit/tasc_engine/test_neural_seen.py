@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from neural_drafters import drafter_of, exact, model_of, proposer_of
+from support import load_target, make_engine, requests_of
 from tasc_draft import SOURCES
 from tasc_engine import (
     Engine,
@@ -16,7 +17,6 @@ from tasc_engine import (
     EngineTotals,
     GenerationRequest,
     GuideSpec,
-    ModelSource,
     StepRecord,
     Target,
     UnsupportedModel,
@@ -29,7 +29,6 @@ from tasc_engine.drafting.neural.vocabulary import FullVocabulary
 from tasc_engine.errors import OutOfMemory
 from tasc_engine.model.hidden_states import HiddenStateRequest
 from tasc_engine.step import verify as verifier
-from tasc_text import TaskTokenizer
 from tiny import make_folder
 
 ROWS, CAPACITY, TOP = 2, 96, 3
@@ -110,20 +109,22 @@ class Bench:
         return len(expected)
 
 
+Maker = Callable[..., Bench]
+CONFIG = EngineConfig(rows=ROWS, max_model_len=CAPACITY, prefill_chunk=7, prefix_cache_bytes=0)
+
+
 @pytest.fixture
-def bench(folder: Path, tokenizer: TaskTokenizer) -> Callable[..., Bench]:
+def bench(folder: Path) -> Maker:
     def make(wants: HiddenStateRequest = BOTH, cache: int = 0) -> Bench:
-        config = EngineConfig(
-            rows=ROWS, max_model_len=CAPACITY, prefill_chunk=7, prefix_cache_bytes=cache
-        )
-        target = Target.load(ModelSource(folder, dtype="float64"), config)
+        config = replace(CONFIG, prefix_cache_bytes=cache)
+        target = load_target(folder, config)
         told, totals = Recording(noisy(folder), wants), EngineTotals(len(SOURCES), TREE.depth)
 
         def on_step(record: StepRecord) -> None:
             totals.add(record)
             made.failures += record.draft_failures
 
-        engine = Engine(target, tokenizer, told, config, on_step)
+        engine = make_engine(folder, config, target=target, proposer=told, on_step=on_step)
         made = Bench(engine, target, told, totals, exact(model_of(folder)))
         return made
 
@@ -137,10 +138,10 @@ def noisy(folder: Path) -> NeuralProposer:
 
 
 def requests(**differs: Any) -> list[GenerationRequest]:
-    return [GenerationRequest(str(i), p, 20, **differs) for i, p in enumerate(PROMPTS)]
+    return requests_of(PROMPTS, 20, **differs)
 
 
-def test_what_is_told_is_what_a_plain_forward_thinks(bench: Callable[..., Bench]) -> None:
+def test_what_is_told_is_what_a_plain_forward_thinks(bench: Maker) -> None:
     """Of prompts in chunks, of accepted paths through trees, of rows that were filled again."""
     found = bench()
     found.answer(requests())
@@ -151,9 +152,12 @@ def test_what_is_told_is_what_a_plain_forward_thinks(bench: Callable[..., Bench]
     assert told == sum(len(row.text) - 1 for row in found.told.ended) > 150
     sizes = {len(seen.hidden) for row in found.told.ended for seen in row.seen[1:]}
     assert sizes >= {1, 2, 3}
+    found.told.ended.clear()
+    found.answer(replace(r, draft=i % 2 == 0) for i, r in enumerate(requests()))
+    assert sum(found.check(row) for row in found.told.ended) > 150
 
 
-def test_of_what_was_copied_nothing_is_told(bench: Callable[..., Bench]) -> None:
+def test_of_what_was_copied_nothing_is_told(bench: Maker) -> None:
     found = bench(cache=1 << 20)
     repeated = [replace(r, id=f"{r.id}-{k}") for k in range(2) for r in requests()]
     found.answer(repeated)
@@ -164,15 +168,7 @@ def test_of_what_was_copied_nothing_is_told(bench: Callable[..., Bench]) -> None
         found.check(row, begin=None)
 
 
-def test_plain_rows_and_drafted_ones_are_told_of_alike(bench: Callable[..., Bench]) -> None:
-    found = bench()
-    found.answer(replace(r, draft=i % 2 == 0) for i, r in enumerate(requests()))
-    assert sum(found.check(row) for row in found.told.ended) > 150
-
-
-def test_what_a_guide_forces_is_told_of_when_it_has_been_in_the_target(
-    bench: Callable[..., Bench],
-) -> None:
+def test_what_a_guide_forces_is_told_of_once_it_was_in_the_target(bench: Maker) -> None:
     found = bench()
     guide = GuideSpec("choice", ("alarm set for friday", "play the beatles", "weather"))
     found.answer(requests(guide=guide))
@@ -186,9 +182,7 @@ def test_what_a_guide_forces_is_told_of_when_it_has_been_in_the_target(
 
 
 @pytest.mark.parametrize("cache", [0, 1 << 20])
-def test_a_cancelled_row_leaves_nothing_to_who_comes_next(
-    bench: Callable[..., Bench], cache: int
-) -> None:
+def test_a_cancelled_row_leaves_nothing_to_who_comes_next(bench: Maker, cache: int) -> None:
     """Nor to one that begins behind what it copied, where the other was in its prompt."""
     found = bench(cache=cache)
     found.answer(requests())
@@ -207,9 +201,7 @@ def test_a_cancelled_row_leaves_nothing_to_who_comes_next(
         assert sum(found.check(row, begin=None) for row in found.told.ended) > 60
 
 
-def test_a_proposer_that_comes_in_mid_answer_is_told_from_there_on(
-    bench: Callable[..., Bench], folder: Path
-) -> None:
+def test_a_proposer_that_comes_in_mid_answer_is_told_from_there(bench: Maker, folder) -> None:
     found = bench()
     for request in requests()[:2]:
         found.engine.submit(request)
@@ -229,9 +221,7 @@ def test_a_proposer_that_comes_in_mid_answer_is_told_from_there_on(
     assert found.target.hidden_states.hidden is None, "nobody asks for them any more"
 
 
-def test_of_an_answer_that_another_engine_began_everything_is_told(
-    bench: Callable[..., Bench],
-) -> None:
+def test_of_an_answer_that_another_engine_began_everything_is_told(bench: Maker) -> None:
     found = bench()
     answers = found.answer(requests())
     begun = [
@@ -243,9 +233,7 @@ def test_of_an_answer_that_another_engine_began_everything_is_told(
     assert sum(found.check(row) for row in found.told.ended) > 100
 
 
-def test_of_a_proposer_that_wanted_less_nothing_is_left(
-    bench: Callable[..., Bench], folder: Path
-) -> None:
+def test_of_a_proposer_that_wanted_less_nothing_is_left(bench: Maker, folder: Path) -> None:
     """It went in the middle of a prompt, of which it had been told nothing yet."""
     found, later = bench(HiddenStateRequest(top=TOP)), Recording(noisy(folder), BOTH)
     for request in requests()[2:4]:
@@ -262,9 +250,7 @@ def test_of_a_proposer_that_wanted_less_nothing_is_left(
 @pytest.mark.parametrize(
     "wants", [HiddenStateRequest(), HiddenStateRequest(hidden=True), HiddenStateRequest(top=TOP)]
 )
-def test_nobody_is_told_more_than_is_wanted(
-    bench: Callable[..., Bench], wants: HiddenStateRequest
-) -> None:
+def test_nobody_is_told_more_than_is_wanted(bench: Maker, wants: HiddenStateRequest) -> None:
     found, plain = bench(wants), bench()
     assert found.answer(requests()) == plain.answer(requests())
     seen = [seen for row in found.told.ended for seen in row.seen]
@@ -275,9 +261,7 @@ def test_nobody_is_told_more_than_is_wanted(
     assert tops == [(len(row.text) - 1, TOP) for row in found.told.ended if wants.top]
 
 
-def test_a_step_that_was_done_again_is_told_of_once(
-    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_that_was_done_again_is_told_of_once(bench: Maker, monkeypatch) -> None:
     """Without its drafts, or without a request whose log-probabilities did not fit the memory."""
     found, failed = bench(), []
     honest = verifier.token_logprobs
@@ -299,9 +283,7 @@ def test_a_step_that_was_done_again_is_told_of_once(
         found.check(row)
 
 
-def test_drafts_that_do_not_fit_memory_are_not_told_of(
-    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_drafts_that_do_not_fit_memory_are_not_told_of(bench: Maker, monkeypatch) -> None:
     found, failed = bench(), []
     target = found.target
     honest = target.next_tokens
@@ -320,9 +302,7 @@ def test_drafts_that_do_not_fit_memory_are_not_told_of(
 
 
 @pytest.mark.parametrize("name", ["_kept", "_joined"])
-def test_what_cannot_be_kept_costs_drafts_and_nothing_else(
-    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_what_cannot_be_kept_costs_drafts_alone(bench: Maker, monkeypatch, name: str) -> None:
     """It takes memory on the target's device, which may be full."""
     found, plain, calls = bench(), bench(), []
     expected, honest = plain.answer(requests()), getattr(module, name)
@@ -340,16 +320,11 @@ def test_what_cannot_be_kept_costs_drafts_and_nothing_else(
     assert sum(found.compare(*each) for each in kept) > 50
 
 
-def test_a_model_whose_own_code_runs_it_is_refused_where_thoughts_are_wanted(
-    tmp_path: Path, folder: Path
-) -> None:
+def test_a_model_that_its_own_code_runs_tells_no_thoughts(tmp_path: Path, folder: Path) -> None:
     make_folder(tmp_path, "gpt_neox")
-    config = EngineConfig(rows=ROWS, max_model_len=CAPACITY)
-    target = Target.load(ModelSource(tmp_path, dtype="float64"), config)
-    tokenizer = TaskTokenizer.from_folder(tmp_path)
     with pytest.raises(UnsupportedModel):
-        Engine(target, tokenizer, Recording(noisy(folder), BOTH), config)
+        make_engine(tmp_path, CONFIG, proposer=Recording(noisy(folder), BOTH))
     quiet = Recording(noisy(folder), HiddenStateRequest())
-    (result,) = Engine(target, tokenizer, quiet, config).generate(requests()[:1])
+    (result,) = make_engine(tmp_path, CONFIG, proposer=quiet).generate(requests()[:1])
     assert result.tokens
     assert not quiet.ended[0].seen

@@ -8,8 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from neural_rows import tree
 
-from tasc_draft import Drafts
 from tasc_engine.drafting.neural.tree import Beam
 from tasc_engine.drafting.safe_proposer import is_forest
 
@@ -120,28 +120,13 @@ def grown(chances: Chances) -> Beam:
         width = frontier.tokens.shape[1]
         bits = [level * width + i for i in range(width)]
         above, said = frontier.above.tolist(), frontier.tokens.tolist()
-        seen = [
-            [seen[row][above[row][i]] | {bits[i]} for i in range(width)]
-            for row in range(shape.rows)
-        ]
-        paths = [
-            [(*paths[row][above[row][i]], said[row][i]) for i in range(width)]
-            for row in range(shape.rows)
-        ]
+        for row in range(shape.rows):
+            parents = above[row]
+            seen[row] = [seen[row][parents[i]] | {bits[i]} for i in range(width)]
+            paths[row] = [(*paths[row][parents[i]], said[row][i]) for i in range(width)]
         assert [[{b for b in range(63) if word >> b & 1} for word in row]
                 for row in frontier.tree.tolist()] == seen  # fmt: skip
     return beam
-
-
-def paths_of(drafts: Drafts, row: int) -> list[Path]:
-    begin, end = drafts.offsets[row], drafts.offsets[row + 1]
-    found: list[Path] = []
-    for at in range(begin, end):
-        parent = int(drafts.parents[at])
-        above = found[parent] if parent >= 0 else ()
-        found.append((*above, int(drafts.tokens[at])))
-        assert drafts.depths[at] == len(found[-1])
-    return found
 
 
 shapes = st.builds(
@@ -175,10 +160,9 @@ def test_the_likeliest_paths_of_all_that_were_looked_at_are_drafted(
     assert is_forest(drafts, budget, shape.vocab, shape.depth)
     rows = [by_hand(chances, row) for row in range(shape.rows)]
     expected = cut(rows, nodes, min_prob, budget.tolist(), least)
-    assert [paths_of(drafts, row) for row in range(shape.rows)] == expected
-    by_path = [{node.path: node.logp for node in row} for row in rows]
-    flat = [by_path[row][path] for row, paths in enumerate(expected) for path in paths]
-    assert drafts.logp.tolist() == [float(logp) for logp in flat]
+    for row, paths in enumerate(expected):
+        by_path = {node.path: float(node.logp) for node in rows[row]}
+        assert [*tree(drafts, row).items()] == [(path, by_path[path]) for path in paths]
 
 
 def test_the_reference_meets_what_it_is_for() -> None:
@@ -206,7 +190,7 @@ def levels(*each: list[list[float]]) -> Beam:
 def test_a_certain_child_comes_behind_its_parent() -> None:
     beam = levels([[0.0, -2.0]], [[0.0, -2.0]] * 2, [[0.0, -2.0]] * 2)
     drafts = beam.drafts(3, 0.0, np.array([9], np.int32), None)
-    assert paths_of(drafts, 0) == [(1,), (1, 1), (1, 1, 1)]
+    assert [*tree(drafts)] == [(1,), (1, 1), (1, 1, 1)]
 
 
 @pytest.mark.parametrize("most", range(1, 7))
@@ -215,12 +199,6 @@ def test_what_differs_too_little_for_a_probability_is_cut_as_a_tree(most: int) -
     beam = levels([[-200.0, -203.0]], [[-1.0, -4.0], [-0.5, -9.0]], [[-0.1, -3.0], [-0.1, -5.0]])
     budget, least = np.array([9], np.int32), np.zeros(most, F32)
     drafts = beam.drafts(9, 0.0, budget, least)
-    whole = paths_of(beam.drafts(9, 0.0, budget, None), 0)
+    whole = [*tree(beam.drafts(9, 0.0, budget, None))]
     assert is_forest(drafts, budget, 9, 3)
-    assert paths_of(drafts, 0) == whole[:most]
-
-
-def test_nothing_is_drafted_where_nothing_may_be() -> None:
-    beam = levels([[-np.inf, -np.inf]], [[-1.0, -2.0]] * 2)
-    drafts = beam.drafts(9, 0.0, np.array([9], np.int32), None)
-    assert drafts.offsets.tolist() == [0, 0]
+    assert [*tree(drafts)] == whole[:most]

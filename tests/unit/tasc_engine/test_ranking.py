@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support import refused
 from tasc_engine.drafting.neural.ranking import Ranking
 from tasc_engine.errors import RankingError
 
@@ -51,21 +52,13 @@ def test_a_choice_keeps_counts_and_what_they_are_part_of():
     assert kept.top_p(1.0).tolist() == [1, 0]
 
 
-@pytest.mark.parametrize("k", [0, 6])
-def test_more_than_the_vocabulary_is_refused(k):
-    with pytest.raises(RankingError):
-        ranking(1, 5, 0, 3, 1).top(k)
-
-
-@pytest.mark.parametrize("p", [0.0, 1.5, float("nan")])
-def test_no_share_is_refused(p):
-    with pytest.raises(RankingError):
-        ranking(1, 5).top_p(p)
-
-
-def test_a_count_below_one_is_refused():
-    with pytest.raises(RankingError):
-        ranking(1, 5).at_least(0)
+@pytest.mark.parametrize(
+    ("choice", "values"), [("top", (0, 6)), ("top_p", (0.0, 1.5, float("nan"))), ("at_least", (0,))]
+)
+def test_what_cannot_be_chosen_is_refused(choice, values):
+    for value in values:
+        with pytest.raises(RankingError):
+            getattr(ranking(1, 5, 0, 3, 1), choice)(value)
 
 
 def test_a_file_gives_what_was_written(tmp_path):
@@ -80,26 +73,20 @@ def test_a_file_gives_what_was_written(tmp_path):
         assert getattr(read, name) == getattr(written, name)
 
 
-def test_another_tokenizers_file_is_refused_with_both_fingerprints(tmp_path):
-    path = tmp_path / "ranked.npz"
-    ranking(1, 5).save(path)
-    with pytest.raises(RankingError):
-        Ranking.load(path, "abc")
-
-
 def test_what_is_no_ranking_is_refused(tmp_path):
-    path = tmp_path / "ranked.npz"
-    with pytest.raises(RankingError):
-        Ranking.load(path, "abc")
+    path, other = tmp_path / "ranked.npz", tmp_path / "other.npz"
     ranking(1, 5).save(path)
+    with refused(RankingError, "abc", ABOUT["fingerprint"]):
+        Ranking.load(path, "abc")
     whole = path.read_bytes()
-    for content in (b"", b"nothing", whole[:-40], whole[:60] + b"x" + whole[61:]):
-        path.write_bytes(content)
+    path.unlink()
+    np.savez(other, ids=np.arange(3))
+    broken = b"", b"nothing", whole[:-40], whole[:60] + b"x" + whole[61:], other.read_bytes()
+    for content in (None, *broken):
+        if content is not None:
+            path.write_bytes(content)
         with pytest.raises(RankingError):
             Ranking.load(path, ABOUT["fingerprint"])
-    np.savez(path, ids=np.arange(3))
-    with pytest.raises(RankingError):
-        Ranking.load(path, "abc")
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,10 @@
 """Layouts of packed trees by their description, and what attention over them says by definition."""
 
-import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
@@ -76,18 +77,55 @@ def visible(rows: Sequence[Row], length: int, window: int | None) -> list[list[i
 def by_definition(
     query: Tensor, pool: Tensor, sees: list[list[int]], scale: float, softcap: float | None
 ) -> Tensor:
-    """``float64[N, heads, D]``, one token and one head at a time."""
-    shared = query.shape[1] // pool.shape[2]
-    out = torch.zeros(query.shape, dtype=torch.float64)
-    for n, places in enumerate(sees):
-        for head in range(query.shape[1]):
-            keys, values = pool[places, :, head // shared].double().unbind(1)
-            score = keys @ query[n, head].double() * scale
-            if softcap is not None:
-                score = softcap * torch.tanh(score / softcap)
-            weight = torch.tensor([math.exp(s) for s in (score - score.max()).tolist()])
-            out[n, head] = (weight.double() / weight.double().sum()) @ values
-    return out
+    """``float64[N, heads, D]``, one token after the other."""
+    wide, found = pool.double().numpy(), []
+    of = np.arange(query.shape[1]) // (query.shape[1] // pool.shape[2])
+    for asked, places in zip(query.double().numpy(), sees, strict=True):
+        keys, values = wide[places, 0][:, of], wide[places, 1][:, of]
+        scores = (keys * asked).sum(-1) * scale
+        if softcap is not None:
+            scores = softcap * np.tanh(scores / softcap)
+        weights = np.exp(scores - scores.max(0))
+        found.append((weights[..., None] * values).sum(0) / weights.sum(0)[:, None])
+    return torch.from_numpy(np.stack(found))
+
+
+def off(found: Tensor, expected: Tensor) -> float:
+    """The greatest difference, infinite where there is no number."""
+    assert found.shape == expected.shape
+    return float((found.double() - expected).abs().max().nan_to_num(torch.inf))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One kind of attention; compiled code and kernels are made for each dim and dtype."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+    dtype: torch.dtype = torch.float64
+    window: int | None = None
+    softcap: float | None = None
+
+    def __str__(self) -> str:
+        parts = [self.heads, self.kv_heads, self.dim, str(self.dtype)[6:]]
+        return "-".join(map(str, parts + [n for n in (self.window, self.softcap) if n]))
+
+
+class Eager:
+    """A recorder of graphs that runs again what it is told to record; it counts."""
+
+    def __init__(self) -> None:
+        self.recorded = 0
+
+    def record(self, run: Any) -> Any:
+        self.recorded += 1
+        run()
+        return run
+
+    def wait(self) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
 
 
 def parents_of(most: int) -> st.SearchStrategy[tuple[int, ...]]:

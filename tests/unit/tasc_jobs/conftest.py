@@ -2,8 +2,7 @@
 
 import gc
 import shutil
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,8 @@ import drafter_training
 import tiny
 from drafter_training import SHORT, Trained, trained_by
 from finetuning import Bench, Made, begin, made_by, make
-from tasc_jobs.cli.main import main
+from tasc_command import InProcess
+from tasc_text import TaskTokenizer
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -74,15 +74,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.make_folder(tmp_path_factory.mktemp("tiny"))
 
 
+@pytest.fixture(scope="session")
+def tokenizer(folder: Path) -> TaskTokenizer:
+    return TaskTokenizer.from_folder(folder)
+
+
 @pytest.fixture
-def tasc(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """Runs the command line in this process, and gives its exit status."""
-
-    def run(*args: object) -> int:
-        monkeypatch.setattr(sys, "argv", ["tasc", *map(str, args)])
-        monkeypatch.setattr("signal.signal", lambda signum, handler: None)
-        with pytest.raises(SystemExit) as end:
-            main()
-        return int(end.value.code or 0)
-
-    return run
+def tasc(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> InProcess:
+    return InProcess(monkeypatch, capsys)

@@ -42,30 +42,10 @@ def ordinals(found: Sequence[Row | Record] | None) -> list[int]:
     return [each.ordinal for each in found or ()]
 
 
-def test_only_so_many_rows_are_read_until_the_first_are_finished() -> None:
-    window = Window(source(10), most=4)
-    assert ordinals(window.read(100)) == [0, 1, 2, 3]
-    assert ordinals(window.take(3)) == [0, 1, 2]
-    assert ordinals(window.finish(records(1, 2))) == [1, 2]
-    assert window.read(100) is None
-    window.finish(records(0))
-    assert ordinals(window.read(100)) == [4, 5, 6]
-
-
-def test_long_rows_fill_it_sooner() -> None:
+def test_long_rows_fill_it_sooner_and_lost_rows_come_first() -> None:
     window = Window(row(i, "x" * (30 << 20)) for i in range(9))
     assert ordinals(window.read(100)) == [0, 1, 2]
-
-
-def test_rows_of_earlier_starts_are_read_over() -> None:
-    window = Window(source(6), 2, [3], 10)
-    assert ordinals(window.read(100)) == [2, 4, 5]
-    assert ordinals(window.take(10)) == [2, 4, 5]
-    window.finish(records(2, 4, 5))
-    assert window.empty
-
-
-def test_rows_that_were_lost_are_handed_out_first_but_not_those_finished_since() -> None:
+    assert window.read(100) is None
     window = Window(source(6), most=10)
     window.read(100)
     window.take(4)
@@ -80,17 +60,21 @@ def test_rows_that_were_lost_are_handed_out_first_but_not_those_finished_since()
     st.integers(0, 30),
     st.integers(1, 8),
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 31)), max_size=80),
+    st.integers(0, 4),
+    st.sets(st.integers(0, 29), max_size=5),
 )
 def test_whatever_is_lost_on_the_way_each_row_is_finished_once_and_not_far_ahead(
-    count: int, most: int, moves: list[tuple[int, int]]
+    count: int, most: int, moves: list[tuple[int, int]], first: int, behind: set[int]
 ) -> None:
-    window = Window(source(count), most=most)
-    done: list[int] = []
-    held: list[int] = []
+    """Rows below ``first`` and those ``behind`` it were finished by earlier starts."""
+    window = Window(source(count), first, behind, most)
+    before = {i for i in range(count) if i < first or i in behind}
+    done, held = list[int](), list[int]()
 
     def finish(found: Sequence[int]) -> None:
         new = ordinals(window.finish(records(*found)))
-        assert all(sum(i not in done for i in range(ordinal)) < most for ordinal in new)
+        left = [i for i in range(count) if i not in before and i not in done]
+        assert all(left.index(ordinal) < most for ordinal in new)
         done.extend(new)
 
     for kind, number in moves:
@@ -105,7 +89,7 @@ def test_whatever_is_lost_on_the_way_each_row_is_finished_once_and_not_far_ahead
         window.read(100)
         finish(held + ordinals(window.take(100)))
         held = []
-    assert sorted(done) == list(range(count))
+    assert sorted(done) == sorted({*range(count)} - before)
 
 
 @dataclass(eq=False)
@@ -186,9 +170,7 @@ def test_an_engine_that_never_comes_up_is_nobodys_fault_but_its_machines(
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_engines_that_die_now_and_then_finish_every_row_once(
-    pool_on: Callable[[FakeRay, int], Pool], seed: int
-) -> None:
+def test_dying_engines_finish_rows_once(pool_on: Callable[[FakeRay, int], Pool], seed: int) -> None:
     rng = random.Random(seed)
 
     def answer(name: str, rows: Sequence[Row]) -> object:
@@ -264,37 +246,25 @@ class Pairs:
         return {"of": row.id, "texts": [a.result.text for a in answers]}
 
 
-def test_a_rows_record_is_made_of_all_its_answers() -> None:
-    engine = Answering(Worker(), Pairs())
-    done = engine.work([row(0)]) + engine.work([])
-    content = {"of": "r0", "texts": ["said"] * 2}
-    assert done == [Record(0, "r0", 1, None, content, None, tokens=4, steps=2)]
-
-
-def test_rows_that_cannot_be_asked_or_that_fail_say_why() -> None:
+def test_a_rows_record_is_made_of_all_its_answers_or_says_why_there_are_none() -> None:
     engine = Answering(Worker(), Pairs())
     done = engine.work([row(0, ""), row(1, "x"), row(2, "9"), row(3)]) + engine.work([])
-    found = {record.ordinal: record for record in done}
-    errors = [found[i].error for i in range(4)]
+    found = sorted(done, key=lambda record: record.ordinal)
+    errors = [record.error for record in found]
     assert errors == ["it has no prompt", errors[1], "it broke", None]
     assert "invalid literal" in str(errors[1])
-    assert [found[i].content is None for i in range(4)] == [True, True, True, False]
+    assert [record.content for record in found[:3]] == [None] * 3
+    content = {"of": "r3", "texts": ["said"] * 2}
+    assert found[3] == Record(3, "r3", 4, None, content, None, tokens=4, steps=2)
 
 
-def test_it_comes_back_for_more_before_its_rows_are_all_done() -> None:
-    worker = Worker()
+def test_it_comes_back_for_more_before_its_rows_are_done_and_begins_none_twice() -> None:
+    worker, rows = Worker(), [row(i) for i in range(20)]
     answers = Answering(worker, Pairs())
-    answers.work([row(i) for i in range(20)])
-    assert worker.engine.waiting == ROWS - 1
-    answers.work([])
-    assert not worker.engine.held
-
-
-def test_a_row_that_it_has_already_is_not_begun_twice() -> None:
-    worker = Worker()
-    answers = Answering(worker, Pairs())
-    rows = [row(i) for i in range(20)]
     answers.work(rows)
+    assert worker.engine.waiting == ROWS - 1
     held = len(worker.engine.held)
     answers.work(rows[:1])  # the oldest is the last to end
     assert len(worker.engine.held) < held
+    answers.work([])
+    assert not worker.engine.held

@@ -1,13 +1,21 @@
-"""A job's input gives each row once with its id and place; its output appears whole."""
+"""A job's rows in order with their places, its folder that keeps what is finished, its output."""
 
 import gzip
 import json
+import signal
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from support import files_up_to, read_rows, refused, write_rows
+from tasc_jobs.batch.folder import JobFolder, require_same
 from tasc_jobs.batch.generate import COLUMNS, write_files
 from tasc_jobs.batch.inputs import (
     SeenIds,
@@ -18,19 +26,14 @@ from tasc_jobs.batch.inputs import (
     open_files,
     reject_file,
 )
-from tasc_jobs.batch.work import Record
+from tasc_jobs.batch.work import JobBusy, JobChanged, JobUnreadable, Record
+from tasc_jobs.errors import JobError
 from tasc_runtime.errors import FileError
 
 
-def lines(*rows: object) -> str:
-    return "".join(json.dumps(row) + "\n" for row in rows)
-
-
-def test_rows_of_a_folder_are_in_order_and_those_without_an_id_named_by_file_and_line(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "b.jsonl").write_text("\n" + lines({"input": "2"}, {"id": 7, "input": "3"}))
-    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines({"id": "x", "input": "1"}).encode()))
+def test_rows_of_a_folder_are_in_order_and_named_by_file_and_line(tmp_path: Path) -> None:
+    (tmp_path / "b.jsonl").write_text('\n{"input": "2"}\n{"id": 7, "input": "3"}\n')
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"id": "x", "input": "1"}\n'))
     pq.write_table(pa.table({"input": ["4", None]}), tmp_path / "c.parquet")
     (tmp_path / "notes.txt").write_text("no rows")
     found = open_files([tmp_path], "input", "id")
@@ -55,49 +58,30 @@ def test_each_bad_row_keeps_its_place_and_says_why(tmp_path: Path) -> None:
     assert found.total == 7
     rows = list(found.rows())
     assert [row.ordinal for row in rows] == list(range(7))
-    reasons = [row.refused or "" for row in rows]
-    assert reasons[0] == ""
-    for reason, said in zip(
-        reasons[1:],
-        (
-            "not a JSON object",
-            "field 'id' is neither a string nor a whole number",
-            "no string field 'input'",
-            "not JSON: ",
-            "lone surrogate",
-            "id 'a' is that of line 1",
-        ),
-        strict=True,
-    ):
-        assert said in reason
+    said = (
+        "not a JSON object",
+        "field 'id' is neither a string nor a whole number",
+        "no string field 'input'",
+        "not JSON: ",
+        "lone surrogate",
+        "id 'a' is that of line 1",
+    )
+    assert rows[0].refused is None
+    assert all(why in str(row.refused) for row, why in zip(rows[1:], said, strict=True))
     assert [row.file for row in rows] == [None] * 7
 
 
 def test_another_content_is_another_input_and_another_time_is_not(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
-    path.write_text(lines({"input": "1"}))
-    first = open_files([path], "input", "id").pins
-    path.write_text(lines({"input": "1"}))
-    assert open_files([path], "input", "id").pins == first
-    path.write_text(lines({"input": "2"}))
-    assert open_files([path], "input", "id").pins != first
-
-
-def test_a_damaged_gzip_gives_what_stands_before_the_damage(tmp_path: Path) -> None:
-    path = tmp_path / "in.jsonl.gz"
-    text = lines(*({"input": f"{i} {i * 7919 % 9973}"} for i in range(3000)))
-    path.write_bytes(gzip.compress(text.encode())[:-2000])
-    found = open_files([path], "input", "id")
-    rows = list(found.rows())
-    assert rows[-1].refused is not None
-    assert "damaged gzip" in rows[-1].refused
-    assert len(rows) > 100
-    assert all(row.refused is None for row in rows[:-1])
+    first, again, other = (
+        open_files([write_rows(path, [{"input": text}])], "input", "id").pins for text in "112"
+    )
+    assert first == again != other
 
 
 def test_files_that_cannot_be_used_are_refused_by_name(tmp_path: Path) -> None:
     one, empty, none = tmp_path / "in.jsonl", tmp_path / "empty.jsonl", tmp_path / "none"
-    one.write_text(lines({"input": "1"}))
+    write_rows(one, [{"input": "1"}])
     empty.touch()
     none.mkdir()
     for use, named in (
@@ -145,7 +129,7 @@ def test_good_rows_and_rejects_go_to_their_files(tmp_path: Path, name: str) -> N
         assert pq.read_schema(output).equals(COLUMNS)
         found = pq.read_table(output).to_pylist()
     else:
-        found = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+        found = read_rows(output)
     assert found == [{"id": f"r{i}", **CONTENT} for i in range(3)]
     assert json.loads(reject.read_text()) == {
         "file": "f", "line": 4, "id": "r3", "reason": "too long",
@@ -155,16 +139,11 @@ def test_good_rows_and_rejects_go_to_their_files(tmp_path: Path, name: str) -> N
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(("no.jsonl", name))
 
 
-def test_of_a_job_that_was_ended_only_rejects_are_written(tmp_path: Path) -> None:
+def test_an_ended_job_writes_rejects_alone_and_none_where_all_is_well(tmp_path: Path) -> None:
     output, reject = tmp_path / "out.parquet", tmp_path / "no.jsonl"
     write_files(output, reject, iter(records()), False)
     assert not output.exists()
-    assert len(reject.read_text().splitlines()) == 1
-
-
-def test_rejects_of_before_are_gone_where_there_are_none(tmp_path: Path) -> None:
-    output, reject = tmp_path / "out.jsonl", tmp_path / "no.jsonl"
-    reject.write_text("old")
+    assert len(read_rows(reject)) == 1
     write_files(output, reject, iter(records()[:3]), True)
     assert not reject.exists()
 
@@ -179,3 +158,133 @@ def test_nothing_appears_when_a_record_cannot_be_had(tmp_path: Path) -> None:
             write_files(tmp_path / name, tmp_path / "no.jsonl", broken(), True)
         assert not (tmp_path / name).exists()
     assert not (tmp_path / "no.jsonl").exists()
+
+
+def finished(first: int, stop: int) -> list[Record]:
+    return [
+        Record(i, f"r{i}", i + 1, None, {"text": f"ü{i}\ud83d"}, None, 2, 1)
+        if i % 3
+        else Record(i, f"r{i}", i + 1, "a", None, "bad", 0, 0)
+        for i in range(first, stop)
+    ]
+
+
+def test_records_are_read_in_order_with_their_sums(tmp_path: Path) -> None:
+    path = tmp_path / "job"
+    with JobFolder.held(path) as folder:
+        assert folder.begun() is None
+        assert folder.resume() == (0, set())
+        begun = folder.begin({"rows": (1, 2)}, 3, None)
+        for part in (finished(4, 6), finished(1, 3), finished(0, 1), finished(8, 11)):
+            folder.add(part)
+    with JobFolder.held(path) as folder:
+        assert folder.begun() == begun
+        assert begun.pins == {"rows": [1, 2]}
+        assert folder.resume() == (3, {4, 5, 8, 9, 10})
+        assert list(folder.records()) == [*finished(0, 3), *finished(4, 6), *finished(8, 11)]
+        totals = folder.totals
+        assert (totals.rows, totals.errors, totals.tokens, totals.steps) == (8, 2, 12, 6)
+        assert totals.first_error == "row 1: bad"
+
+
+@given(st.integers(0, 400), st.binary(max_size=20))
+def test_rows_behind_a_damaged_record_are_to_be_answered_again(cut: int, junk: bytes) -> None:
+    with TemporaryDirectory() as path, JobFolder.held(Path(path)) as folder:
+        folder.add(finished(0, 8))
+        (file,) = folder.path.glob("records*")
+        whole = file.read_bytes()
+        file.write_bytes(whole[:cut] + junk.replace(b"\n", b"") + (b"\n" if junk else b""))
+        first, behind = folder.resume()
+        assert behind == set()
+        assert first >= whole[:cut].count(b"\n")
+        folder.add(finished(first, 8))
+        assert list(folder.records()) == finished(0, 8)
+        assert folder.resume() == (8, set())
+
+
+@pytest.mark.parametrize("damaged", range(5))
+def test_a_record_damaged_early_leaves_no_short_output(tmp_path: Path, damaged: int) -> None:
+    output, reject = tmp_path / "out.jsonl", tmp_path / "reject.jsonl"
+    output.write_text("before")
+    with JobFolder.held(tmp_path / "job") as folder:
+        folder.add([*finished(1, 5), *finished(0, 1)])
+        (file,) = folder.path.glob("records*")
+        lines = file.read_bytes().splitlines(keepends=True)
+        lines[damaged] = b"\0" * (len(lines[damaged]) - 1) + b"\n"
+        file.write_bytes(b"".join(lines))
+        with refused(JobError, str(file), "0 of 5", "run the job again"):
+            write_files(output, reject, folder.records(whole=True), True)
+        assert output.read_text() == "before"
+        assert not reject.exists()
+        first, behind = folder.resume()
+        assert (first, len(behind)) == (0, damaged)
+        folder.add([record for record in finished(0, 5) if record.ordinal not in behind])
+        assert list(folder.records(whole=True)) == finished(0, 5)
+
+
+def test_a_disk_that_is_full_in_mid_record_loses_that_record_alone(tmp_path: Path) -> None:
+    with JobFolder.held(tmp_path / "job") as folder:
+        folder.add(finished(0, 3))
+        (file,) = folder.path.glob("records*")
+        with files_up_to(file.stat().st_size + 10), pytest.raises(OSError):  # noqa: PT011
+            folder.add(finished(3, 4))
+        assert not file.read_bytes().endswith(b"\n")
+        assert folder.resume() == (3, set())
+        folder.add(finished(3, 5))
+        assert list(folder.records(whole=True)) == finished(0, 5)
+
+
+def test_a_job_that_is_done_keeps_its_report_alone(tmp_path: Path) -> None:
+    with JobFolder.held(tmp_path / "job") as folder:
+        folder.add(finished(0, 4))
+        begun = folder.begin({"a": 1}, 2, None)
+        folder.add(finished(0, 4))
+        folder.end(begun, {"rows": 4})
+        content = json.loads((folder.path / "job.json").read_text())
+        assert (content["record_version"], content["report"]) == (2, {"rows": 4})
+        assert sorted(p.name for p in folder.path.iterdir()) == ["job.json", "lock"]
+        assert folder.resume() == (0, set())
+        folder.discard()
+        assert folder.begun() is None
+
+
+def hold(path: Path, told: Connection) -> None:
+    with JobFolder.held(path):
+        told.send("held")
+        signal.pause()
+
+
+def test_a_second_process_is_kept_out_as_long_as_the_first_lives(tmp_path: Path) -> None:
+    """The first is a fork: it has imported already what takes a new process seconds."""
+    path, forks = tmp_path / "job", get_context("fork")
+    heard, told = forks.Pipe()
+    first = forks.Process(target=hold, args=(path, told))
+    first.start()
+    try:
+        assert heard.poll(300)
+        with pytest.raises(JobBusy), JobFolder.held(path):
+            pass
+    finally:
+        first.kill()
+        first.join()
+    with JobFolder.held(path):
+        pass
+
+
+def test_changed_pins_are_named_with_the_way_out(tmp_path: Path) -> None:
+    with JobFolder.held(tmp_path / "job") as folder:
+        begun = folder.begin({"seed": 0, "input": ["x" * 100], "same": (1,)}, 1, 1)
+    require_same(begun, {"seed": 0, "input": ["x" * 100], "same": (1,)}, folder.path)
+    with refused(JobChanged, "input", "seed", "--restart") as changed:
+        require_same(begun, {"seed": 1, "input": 3, "same": [1]}, folder.path)
+    assert "same was" not in str(changed.value)
+    assert "x" * 60 not in str(changed.value)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"format": 1}', '{"format": 2, "x": 1}'])
+def test_a_folder_that_cannot_be_read_says_so(tmp_path: Path, text: str) -> None:
+    (tmp_path / "job.json").write_text(text)
+    with refused(JobUnreadable, "--restart"):
+        JobFolder(tmp_path).begun()
+    with pytest.raises(FileError), JobFolder.held(tmp_path / "no" / "job"):
+        pass

@@ -1,21 +1,189 @@
-"""A worker's parts: what it counts, what its lease hears of, which tasks it leaves alone."""
+"""A worker's parts: lines into rows and answers into files, counts, leases, tasks left alone."""
 
+import json
 import threading
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from support import FakeClock, eventually
-from tasc_jobs.batch.work import JobProgress
+from tasc_jobs.batch.work import JobProgress, Record, Row
 from tasc_jobs.errors import ClusterError
 from tasc_jobs.worker.batch_worker import Counting, TaskBackoff
-from tasc_jobs.worker.one_batch import HeldLease
+from tasc_jobs.worker.lines import BatchLines, Checked, LineAnswers, fault_of, told
+from tasc_jobs.worker.one_batch import HeldLease, Outputs
+from tasc_runtime.protocol import Call
+from tasc_serve.http_errors import ApiError
 from tasc_serve.metrics.batch_metrics import BatchMetrics
+from tasc_serve.settings import LimitSettings
 from tasc_store import StoreUnreachable
+from tasc_store.batches.batch_store import Batch
 from tasc_store.batches.leases import Counts
 from tasc_store.errors import LeaseLost
+
+BATCH = Batch(
+    "batch-1", "/v1/completions", "file-1", "24h", 1000, 2000, "in_progress", "greet", 3600, {}, "",
+    {},
+)  # fmt: skip
+
+
+def line(name: object, **said: object) -> str:
+    body = {"model": "greet", "prompt": "hi"}
+    content = {"custom_id": name, "method": "POST", "url": "/v1/completions", "body": body}
+    return json.dumps({**content, **said}) + "\n"
+
+
+def lines(tmp_path: Path, *texts: str | bytes, **limits: int) -> BatchLines:
+    path = tmp_path / "input.jsonl"
+    path.write_bytes(b"".join(t.encode() if isinstance(t, str) else t for t in texts))
+    return BatchLines(path, BATCH, LimitSettings(**limits))
+
+
+def codes(checked: Checked) -> list[tuple[str, int | None]]:
+    return [(fault.code, fault.line) for fault in checked.faults]
+
+
+def test_rows_are_numbered_without_gaps_and_lines_as_people_count_them(tmp_path: Path) -> None:
+    found = lines(tmp_path, line("a"), "\n", "  \r\n", line("naïve 東京"), line("c").rstrip("\n"))
+    assert found.check() == Checked(3, ())
+    rows = list(found.rows())
+    assert [(row.ordinal, row.id, row.line) for row in rows] == [
+        (0, "a", 1), (1, "naïve 東京", 4), (2, "c", 5),
+    ]  # fmt: skip
+    assert [row.refused for row in rows] == [None] * 3
+    assert {row.payload for row in rows} == {'{"model": "greet", "prompt": "hi"}'}
+    assert list(found.rows()) == rows
+
+
+@pytest.mark.parametrize(
+    ("code", "texts"),
+    [
+        ("invalid_json_line", ["{", "[]", "[" * 5000, b"\xff\xfe"]),
+        ("missing_custom_id", ["{}", line(7), line(""), line("x" * 257), line("\ud800")]),
+        ("duplicate_custom_id", [line("a")]),
+        ("mismatched_model", [line("b", body={"model": "other"})]),
+        ("line_too_long", [line("b", pad="x" * 9000)]),
+    ],
+)
+def test_what_has_no_name_or_another_task_keeps_the_file_from_being_a_batch(
+    tmp_path: Path, code: str, texts: list[str | bytes]
+) -> None:
+    for text in texts:
+        found = lines(tmp_path, line("a"), text, b"\n", line("c"), max_body_bytes=4000)
+        assert codes(found.check()) == [(code, 2)], text
+
+
+def test_faults_are_told_together_and_bounded_as_lines_are(tmp_path: Path) -> None:
+    found = lines(tmp_path, *(line("a") for _ in range(100))).check()
+    assert codes(found) == [("duplicate_custom_id", i) for i in range(2, 22)]
+    assert codes(lines(tmp_path, "\n \n").check()) == [("empty_file", None)]
+    many = lines(tmp_path, *(line(str(i)) for i in range(5)), max_batch_lines=3)
+    assert codes(many.check()) == [("too_many_lines", 4)]
+
+
+WRONG = [
+    *(("method", "GET"), ("url", "/v1/chat/completions"), ("url", "/v1/embeddings")),
+    *(("body", []), ("body", None), ("priority", 1)),
+]
+
+
+@pytest.mark.parametrize(("param", "value"), WRONG)
+def test_a_named_line_has_its_own_error(tmp_path: Path, param: str, value: object) -> None:
+    found = lines(tmp_path, line("a"), line("b", **{param: value}), line("c"))
+    assert found.check() == Checked(3, ())
+    good, bad, other = found.rows()
+    assert (good.refused, other.refused) == (None, None)
+    assert bad.refused is not None
+    answer = told(bad.refused)
+    assert answer["status_code"] == 400
+    assert answer["body"]["error"]["param"] == param
+
+
+def test_a_line_of_several_prompts_asks_for_n_answers_to_each_or_is_an_error() -> None:
+    strategy = LineAnswers("batch-1", "/v1/completions", "greet", 1000, LimitSettings())
+
+    def request(call: Call) -> object:
+        if call.prompt == "bad":
+            raise ValueError("no tokens")
+        return SimpleNamespace(max_tokens=5)
+
+    def calls(*prompts: str) -> Sequence[Call]:
+        body = json.dumps({"model": "greet", "prompt": prompts, "n": 2})
+        return strategy.calls(Row(3, "a", body, 4), cast(Any, SimpleNamespace(request=request)))
+
+    found = [(c.prompt, c.options.prompt, c.options.choice) for c in calls("hi", "ho")]
+    assert found == [("hi", 0, 0), ("hi", 0, 1), ("ho", 1, 0), ("ho", 1, 1)]
+    with pytest.raises(ValueError, match=r"prompt\.1") as fault:
+        calls("hi", "bad")
+    assert told(str(fault.value))["body"]["error"]["param"] == "prompt.1"
+
+
+def test_an_error_goes_through_a_text_and_a_failure_of_the_engine_is_one_of_the_server() -> None:
+    error = ApiError(400, 'n is 5 "answers"', "n")
+    assert told(fault_of(error)) == {"status_code": 400, "body": error.body}
+    for text in ("out of memory", "5", "[]", '{"http_error": 5}', "{}", "null"):
+        answer = told(text)
+        assert answer["status_code"] == 500
+        assert answer["body"]["error"]["message"] == text
+
+
+class Memory:
+    """Files in memory, as far as outputs need them."""
+
+    def __init__(self) -> None:
+        self.written: list[bytearray] = []
+
+    def begin(self) -> "Memory":
+        other = Memory()
+        other.written = self.written
+        other.data = bytearray()
+        self.written.append(other.data)
+        return other
+
+    def write(self, data: bytes) -> None:
+        self.data += data
+
+
+@given(st.lists(st.sampled_from(["answered", "refused", "missing"]), max_size=30))
+def test_each_line_is_in_one_file_once_in_order(fates: list[str]) -> None:
+    rows = [Row(i, f"r{i}\ud83d", "", i + 1) for i in range(len(fates))]
+    records = [
+        Record(
+            row.ordinal, row.id, row.line, None,
+            {"text": "naïve \ud83d"} if fate == "answered" else None,
+            fault_of(ApiError(400, "no", "n")) if fate == "refused" else None, 1, 1,
+        )
+        for row, fate in zip(rows, fates, strict=True)
+        if fate != "missing"
+    ]  # fmt: skip
+    memory = Memory()
+    outputs = Outputs(memory, BATCH)
+    outputs.write(rows, iter(records), "expired")
+    told_lines = [[json.loads(t) for t in data.splitlines()] for data in memory.written]
+    found = sorted(
+        (each for part in told_lines for each in part), key=lambda e: int(e["custom_id"][1:-1])
+    )
+    assert [each["custom_id"] for each in found] == [row.id for row in rows]
+    for each, fate in zip(found, fates, strict=True):
+        status = each["response"] and each["response"]["status_code"]
+        code = each["error"] and each["error"]["code"]
+        expected = {
+            "answered": (200, None),
+            "refused": (400, None),
+            "missing": (None, "batch_expired"),
+        }
+        assert (status, code) == expected[fate]
+    assert len({each["id"] for each in found}) == len(found)
+    counts = outputs.counts
+    sums = [fates.count(fate) for fate in ("answered", "refused")]
+    assert [counts.total, counts.completed, counts.failed] == [len(fates), *sums]
 
 
 class Counted:
@@ -32,27 +200,23 @@ class Counted:
         return completed, self("requests_total", result="failed"), self("tokens_total")
 
 
-def progress(done: int, errors: int, tokens: int, running: int = 3) -> JobProgress:
-    return JobProgress(done, 0, None, errors, tokens, 1, 1, running)
-
-
-def test_what_earlier_starts_did_is_not_counted_again() -> None:
+@pytest.mark.parametrize(
+    ("told", "requests"),
+    [
+        (((100, 10, 500), (100, 10, 500), (104, 11, 520), (110, 11, 560)), (9, 1, 60)),
+        (((0, 0, 0), (8, 2, 80), (0, 0, 0), (5, 1, 50)), (6 + 4, 2 + 1, 130)),
+    ],
+    ids=["earlier starts", "begun anew"],
+)
+def test_what_is_done_is_counted_once(told: Any, requests: tuple[int, int, int]) -> None:
     counted = Counted()
     with Counting(counted.metrics, "t") as counting:
         assert counted.requests == (0, 0, 0)
-        for told in ((100, 10, 500), (100, 10, 500), (104, 11, 520), (110, 11, 560)):
-            counting.told(progress(*told))
-        assert counted.requests == (9, 1, 60)
+        for done, errors, tokens in told:
+            counting.told(JobProgress(done, 0, None, errors, tokens, 1, 1, 3))
+        assert counted.requests == requests
         assert (counted("in_progress"), counted("rows_running")) == (1, 3)
     assert (counted("in_progress"), counted("rows_running")) == (0, 0)
-
-
-def test_a_job_that_begins_anew_takes_nothing_back_and_counts_on() -> None:
-    counted = Counted()
-    with Counting(counted.metrics, "t") as counting:
-        for told in ((0, 0, 0), (8, 2, 80), (0, 0, 0), (5, 1, 50)):
-            counting.told(progress(*told))
-    assert counted.requests == (6 + 4, 2 + 1, 130)
 
 
 class FakeLease:
@@ -111,32 +275,17 @@ def test_what_is_told_while_redis_is_away_is_told_again() -> None:
     assert hold.stop == "lost"
 
 
-def test_a_task_is_paused_twice_as_long_at_each_fault_and_a_minute_at_most() -> None:
+def test_faults_pause_a_task_and_too_many_in_a_row_end_the_worker() -> None:
     clock = FakeClock()
-    backoff = TaskBackoff(10, 5.0, clock)
-    pauses = []
+    backoff, pauses = TaskBackoff(3, 5.0, clock), list[float]()
     for _ in range(6):
         pauses.append(backoff.failed("a", "why"))
-        assert backoff.paused == ["a"]
+        assert backoff.failed("b", "why") == 5
+        backoff.worked("b")
+        assert backoff.paused == ["a", "b"]
         clock.now += pauses[-1]
         assert backoff.paused == []
-    assert pauses == [5, 10, 20, 40, 60, 60]
-
-
-def test_one_task_that_works_keeps_the_worker_and_leaves_the_others_paused() -> None:
-    clock = FakeClock()
-    backoff = TaskBackoff(3, 5.0, clock)
-    pauses = []
-    for _ in range(5):
-        pauses.append(backoff.failed("a", "why"))
-        backoff.failed("b", "why")
-        backoff.worked("b")
-        assert backoff.paused[0] == "a"
-        clock.now += 100
-    assert pauses == [5, 10, 20, 40, 60]
-
-
-def test_so_many_faults_in_a_row_are_too_many_whatever_their_tasks() -> None:
+    assert pauses == [5, 10, 20, 40, 60, 60]  # a minute at most
     backoff = TaskBackoff(3, 5.0, FakeClock())
     backoff.failed("a", "why")
     backoff.failed("b", "why")

@@ -101,15 +101,15 @@ def test_all_else_is_as_transformers_has_the_base(base: TaskTokenizer, tmp_path:
 def test_settings_that_hide_new_tokens_are_refused_and_leave_nothing(tmp_path: Path) -> None:
     config = {**CONFIGS["gpt2"][1], "extra_special_tokens": ["play"]}
     base = open_tokenizer(folder_of(tmp_path / "base", "gpt2", config), tiny.END)
-    with refused(FamilyError, "intent: play_music"):
-        enrich_and_save(base, OUTPUTS, SETTINGS, tmp_path / "enriched")
     broken = {**CONFIGS["gpt2"][1], "added_tokens_decoder": {"0": 3}}
-    (tmp_path / "base" / "tokenizer_config.json").write_text(json.dumps(broken))
-    with refused(FamilyError, "transformers"):
-        enrich_and_save(base, OUTPUTS, SETTINGS, tmp_path / "enriched")
-    (tmp_path / "base" / "tokenizer_config.json").write_text("{")
-    with refused(FileError, "tokenizer_config.json"):
-        enrich_and_save(base, OUTPUTS, SETTINGS, tmp_path / "enriched")
+    for content, kind, named in (
+        (json.dumps(config), FamilyError, "intent: play_music"),
+        (json.dumps(broken), FamilyError, "transformers"),
+        ("{", FileError, "tokenizer_config.json"),
+    ):
+        (tmp_path / "base" / "tokenizer_config.json").write_text(content)
+        with refused(kind, named):
+            enrich_and_save(base, OUTPUTS, SETTINGS, tmp_path / "enriched")
     assert [path.name for path in tmp_path.iterdir()] == ["base"]
 
 

@@ -1,6 +1,7 @@
 """An evaluation of a tiny model, end to end: the same answers with drafts as without."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -83,16 +84,13 @@ def test_labels_are_judged_by_confidence_too(given: Evaluation) -> None:
     assert page.plots[3].title == "Precision by recall of labels"
 
 
-def test_prompts_without_room_are_counted_and_left_out(given: Evaluation) -> None:
+def test_prompts_without_room_are_left_out_and_unfit_rows_named(given: Evaluation) -> None:
     long = CorpusRow("long", "set an alarm " * 60, "x")
     short = replace(given, setup=Setup(rows=4, max_model_len=64), train=(), repeats=1)
     found = evaluate(replace(short, test=[*TRAIN[:2], long, *TRAIN[2:4]]))
     assert (found.rows, found.too_long) == (4, 1)
     with refused(EmptyCorpusError, "--max-model-len"):
         evaluate(replace(short, test=[long]))
-
-
-def test_rows_that_cannot_be_judged_are_named_before_any_is_answered(given: Evaluation) -> None:
     rows = [CorpusRow("good", "x", "intent: a, slot fills: {}"), CorpusRow("bad-7", "y", "b; c")]
     told: list[str] = []
     with refused(UsageError, "bad-7", "--metrics"):
@@ -107,18 +105,16 @@ def test_a_model_with_new_tokens_says_how_many_it_has(whole: Made) -> None:
     assert found.identical == found.rows == len(rows)
 
 
-def test_a_tokenizer_with_more_ids_than_the_model_is_refused(folder: Path, tmp_path: Path) -> None:
-    for path in folder.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
+def test_a_model_with_fewer_ids_than_its_tokenizer_or_without_weights_is_refused(
+    folder: Path, tokenizer: TaskTokenizer, tmp_path: Path
+) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     tiny.make_tokenizer(tmp_path, size=400)
     more = TaskTokenizer.from_folder(tmp_path).vocab_size
-    assert more > TaskTokenizer.from_folder(folder).vocab_size
+    assert more > tokenizer.vocab_size
     with refused(JobError, str(more)):
         MeasuredModel(ModelSource(tmp_path), GENERATION, Setup())
-
-
-def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
-    tiny.make_tokenizer(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
     with refused(JobError, str(tmp_path)):
         MeasuredModel(ModelSource(tmp_path), GENERATION, Setup())
 

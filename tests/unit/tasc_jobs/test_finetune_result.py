@@ -1,9 +1,9 @@
 """What a fine-tune writes is whole or not there, in a folder that belongs to one run."""
 
 import errno
+import fcntl
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pytest
 import torch
 
 from finetuning import Bench, Killed, killed_at
-from support import refused
+from support import files_up_to, refused
 from tasc_jobs.errors import FinetuneError
 from tasc_jobs.finetune import finetuning, result
 from tasc_jobs.finetune.checkpoints import FINETUNE, LOCK, REPORT, Checkpoints, OutputKind, claimed
@@ -53,34 +54,28 @@ def names(folder: Path) -> set[str]:
 
 
 @contextmanager
-def at_call(owner: Any, name: str, number: int, error: BaseException) -> Iterator[list[int]]:
-    """The so-manieth call of a function fails; counts them."""
-    real, calls = getattr(owner, name), list[int]()
+def at_call(owner: Any, name: str, number: int, error: BaseException) -> Iterator[None]:
+    """The so-manieth call of a function fails."""
+    real, numbers = getattr(owner, name), count(1)
 
     def called(*given: Any, **named: Any) -> Any:
-        calls.append(1)
-        if len(calls) == number:
+        if next(numbers) == number:
             raise error
         return real(*given, **named)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(owner, name, called)
-        yield calls
+        yield
 
 
 @pytest.mark.parametrize("error", [Killed(), FULL])
 @pytest.mark.parametrize("name", ["replace", "fsync"])
-def test_a_result_is_whole_wherever_its_writing_ended(
-    tmp_path: Path, name: str, error: BaseException
-) -> None:
+def test_a_result_is_whole_or_not_there(tmp_path: Path, name: str, error: BaseException) -> None:
     for number in range(1, 100):
-        begun = tmp_path / "begun"
-        for part in ("adapter", "model"):
-            (begun / part).mkdir(parents=True, exist_ok=True)
-            (begun / part / "weights").write_text("new")
-        for part in ("README.md", REPORT):
+        begun, output = tmp_path / "begun", tmp_path / str(number)
+        for part in ("adapter/weights", "model/weights", "README.md", REPORT):
+            (begun / part).parent.mkdir(parents=True, exist_ok=True)
             (begun / part).write_text("new")
-        output = tmp_path / str(number)
         (output / "model").mkdir(parents=True)
         (output / "model" / "weights").write_text("of a run that was killed")
         try:
@@ -137,17 +132,14 @@ def test_a_run_that_ended_while_it_wrote_ends_when_it_is_run_again(
 
 
 def test_a_disk_that_is_full_while_weights_are_written_is_said(learnt: Finetune) -> None:
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with ExitStack() as full:
 
-    def write(stage: str, done: int, total: int | None) -> None:
-        if stage == "write":
-            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+        def write(stage: str, done: int, total: int | None) -> None:
+            if stage == "write":
+                full.enter_context(files_up_to(20_000))
 
-    try:
         with refused(FinetuneError, "File too large"):
             finetune(learnt, write)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert (learnt.output / CHECKPOINT).is_dir()
 
 
@@ -214,9 +206,7 @@ def test_the_base_is_the_one_trained_on_and_told_with_its_revision(learnt: Finet
     assert json.loads((learnt.output / REPORT).read_text())["revision"] == "0123abc"
 
 
-def test_a_model_of_the_hub_is_told_by_the_commit_that_is_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hub_s_model_has_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commit = tmp_path / "snapshots" / "0123abc"
     monkeypatch.setattr(finetuning, "resolve_folder", lambda name, revision: commit)
     named = InputOptions("t", model="acme/model", template="{input}")
@@ -236,9 +226,7 @@ with claimed(Path(sys.argv[1]), FINETUNE):
 """
 
 
-def test_a_folder_is_held_for_the_whole_run_and_free_when_it_has_ended_or_is_dead(
-    bench: Bench, tmp_path: Path
-) -> None:
+def test_a_folder_is_held_for_the_whole_run_and_then_free(bench: Bench, tmp_path: Path) -> None:
     first = subprocess.Popen(
         [sys.executable, "-c", HOLDS, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -264,18 +252,22 @@ def test_a_folder_is_held_for_the_whole_run_and_free_when_it_has_ended_or_is_dea
         pass
 
 
-def test_a_crews_next_first_worker_waits_for_the_one_that_dies(tmp_path: Path) -> None:
+def test_a_claim_waits_for_one_that_dies_and_bad_places_are_told(tmp_path: Path) -> None:
     left = ExitStack()
     left.enter_context(claimed(tmp_path, FINETUNE))
     timer = threading.Timer(0.1, left.close)
     timer.start()
     with claimed(tmp_path, FINETUNE, wait_s=60):
         timer.join()
-
-
-def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with refused(FinetuneError, "file/out"), claimed(tmp_path / "file" / "out", FINETUNE):
+        pass
+    no_locks = OSError(errno.ENOLCK, "No locks available")
+    with (
+        at_call(fcntl, "flock", 1, no_locks),
+        refused(FinetuneError, "No locks available"),
+        claimed(tmp_path / "out", FINETUNE),
+    ):
         pass
 
 
@@ -287,28 +279,11 @@ def test_a_folder_of_something_else_is_left_alone(bench: Bench, tmp_path: Path) 
     assert (tmp_path / "README.md").read_text() == "mine"
 
 
-def test_a_folder_of_another_kind_of_run_is_left_alone(tmp_path: Path) -> None:
-    with claimed(tmp_path, FINETUNE):
-        pass
-    drafter = OutputKind("a drafter's training", ())
-    with refused(FinetuneError, FINETUNE.name, drafter.name), claimed(tmp_path, drafter):
-        pass
-    with claimed(tmp_path, FINETUNE):
-        pass
-
-
-def test_other_files_in_a_folder_do_no_harm(tmp_path: Path) -> None:
+def test_a_folder_of_another_kind_of_run_is_left_alone_not_one_with_files(tmp_path: Path) -> None:
     (tmp_path / "train.log").write_text("")
-    with claimed(tmp_path, FINETUNE):
-        assert names(tmp_path) == {"train.log", LOCK}
-
-
-def test_a_file_system_without_locks_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_locks(handle: object, how: int) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr("fcntl.flock", no_locks)
-    with refused(FinetuneError, "No locks available"), claimed(tmp_path, FINETUNE):
-        pass
+    drafter = OutputKind("a drafter's training", ())
+    for _ in range(2):
+        with claimed(tmp_path, FINETUNE):
+            assert names(tmp_path) == {"train.log", LOCK}
+        with refused(FinetuneError, FINETUNE.name, drafter.name), claimed(tmp_path, drafter):
+            pass

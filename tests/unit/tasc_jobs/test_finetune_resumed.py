@@ -2,7 +2,6 @@
 
 import json
 import re
-import resource
 import shutil
 import signal
 import sys
@@ -19,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from drafter_training import ROWS, SHORT, Trained
 from finetuning import ADAPTER, Bench, Made, begin, same
-from support import refused
+from support import files_up_to, refused
 from tasc_jobs.drafter.training_run import train_drafter
 from tasc_jobs.errors import FinetuneError
 from tasc_jobs.finetune.checkpoints import FINETUNE, Checkpoint, Checkpoints, claimed
@@ -78,56 +77,37 @@ def state(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (folder / CHECKPOINT).iterdir()}
 
 
-def test_a_loss_that_is_no_number_ends_it_and_the_last_checkpoint_stays(
-    bench: Bench, killed: Path, monkeypatch: pytest.MonkeyPatch
+def overflown(loss: torch.Tensor) -> torch.Tensor:
+    loss.register_hook(lambda gradient: gradient * float("inf"))
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda loss: loss * float("nan"), ("step 3", "nan", "--learning-rate")),
+        (overflown, ("gradient", "step 3")),
+    ],
+)
+def test_a_loss_or_a_gradient_that_is_no_number_ends_it_and_the_last_checkpoint_stays(
+    bench: Bench, killed: Path, monkeypatch: pytest.MonkeyPatch, change: Any, named: tuple[str, ...]
 ) -> None:
     before, loss = state(killed), Trainer.loss
-    monkeypatch.setattr(Trainer, "loss", lambda self, rows: loss(self, rows) * float("nan"))
-    with refused(FinetuneError, "step 3", "nan", "--learning-rate"):
-        finetune(bench.job(killed))
-    assert state(killed) == before
-
-
-def test_a_gradient_that_is_no_number_changes_no_weight(
-    bench: Bench, killed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before, loss = state(killed), Trainer.loss
-
-    def overflown(self: Trainer, rows: Sequence[int]) -> torch.Tensor:
-        found = loss(self, rows)
-        found.register_hook(lambda gradient: gradient * float("inf"))
-        return found
-
-    monkeypatch.setattr(Trainer, "loss", overflown)
-    with refused(FinetuneError, "gradient", "step 3"):
+    monkeypatch.setattr(Trainer, "loss", lambda self, rows: change(loss(self, rows)))
+    with refused(FinetuneError, *named):
         finetune(replace(bench.job(killed), checkpoint_s=0.0))
     assert state(killed) == before
 
 
 def test_a_disk_that_is_full_leaves_the_last_checkpoint(bench: Bench, killed: Path) -> None:
-    before, limits = state(killed), resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-    try:
-        with refused(FinetuneError, "step 2"):
-            finetune(replace(bench.job(killed), checkpoint_s=0.0))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    before = state(killed)
+    with files_up_to(4096), refused(FinetuneError, "step 2"):
+        finetune(replace(bench.job(killed), checkpoint_s=0.0))
     assert state(killed) == before
     finetune(bench.job(killed))
 
 
-def test_a_checkpoint_whose_place_was_being_taken_is_found(killed: Path) -> None:
-    folder = killed / CHECKPOINT
-    pins = json.loads((folder / "state.json").read_text())["pins"]
-    folder.rename(folder.with_name(folder.name + ".older"))
-    found = Checkpoints(folder, pins).load()
-    assert found is not None
-    assert found.step == 2
-
-
-def test_seconds_and_tokens_are_of_all_pieces_of_a_run(
-    bench: Bench, whole: Made, killed: Path, tmp_path: Path
-) -> None:
+def test_seconds_are_of_all_pieces(bench: Bench, whole: Made, killed: Path, tmp_path: Path) -> None:
     tokens = whole.found["tokens_per_second"] * whole.found["seconds"]
     state = json.loads((killed / CHECKPOINT / "state.json").read_text())
     for name, spent, before in (
@@ -233,9 +213,7 @@ def test_an_interrupted_run_goes_on_behind_its_last_whole_step(
 
 
 @pytest.mark.usefixtures("_at_a_terminal")
-def test_an_interrupted_drafter_ends_with_the_weights_of_one_that_was_not(
-    short: Trained, tmp_path: Path
-) -> None:
+def test_an_interrupted_drafter_ends_with_the_same_weights(short: Trained, tmp_path: Path) -> None:
     job = short.bench.job(tmp_path, short.kind, **SHORT)
     ending = at_call(len(ROWS) + 4, signal.SIGINT)
     with between_steps(ending) as progress, pytest.raises(KeyboardInterrupt):
@@ -268,9 +246,7 @@ def test_what_is_held_is_held_in_the_main_thread_alone() -> None:
     assert done == ["elsewhere", "here"]
 
 
-def test_a_checkpoint_is_there_however_often_its_place_is_half_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_outlives_deaths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def die(self: Path, target: Path) -> NoReturn:
         raise KeyboardInterrupt
 
@@ -313,9 +289,7 @@ class First:
             pass
 
 
-def test_a_crew_goes_on_from_what_its_first_worker_finds(
-    bench: Bench, killed: Path, tmp_path: Path
-) -> None:
+def test_a_crew_goes_on_from_what_its_first_has(bench: Bench, killed: Path, tmp_path: Path) -> None:
     begin(bench.job(tmp_path / "dying"), 5)
     later, there, seen = tmp_path / "dying" / CHECKPOINT, killed / CHECKPOINT, list[int]()
 
@@ -328,9 +302,7 @@ def test_a_crew_goes_on_from_what_its_first_worker_finds(
     assert seen == [4, 5, 6, 7, 8, 9]
 
 
-def test_a_crew_that_begins_again_behind_its_result_says_what_it_is_like(
-    bench: Bench, killed: Path
-) -> None:
+def test_a_crew_that_begins_again_behind_its_result_tells_it(bench: Bench, killed: Path) -> None:
     job, seen = bench.job(killed), list[str]()
     found = finetune(job, group=First(killed))
     (killed / CHECKPOINT).mkdir()

@@ -1,7 +1,6 @@
 """A forecast from one run of Algorithm 1 for each budget, its check by runs, and ranks."""
 
 import json
-import math
 import random
 from collections import Counter
 from pathlib import Path
@@ -31,19 +30,6 @@ TRAIN = [f"intent: {a}_{b}, {{}}" for a in ("play", "set", "stop") for b in ("mu
 HELD_OUT = ["intent: play_alarm, {}", "intent: stop_it, {}"]
 
 
-@pytest.fixture(scope="module")
-def tokenizer(folder: Path) -> TaskTokenizer:
-    return TaskTokenizer.from_folder(folder)
-
-
-def test_entropy_is_that_of_a_hand_count() -> None:
-    assert renyi2_bits([1, 1, 1, 1]) == pytest.approx(2)
-    assert renyi2_bits([7]) == 0
-    assert renyi2_bits([3, 1, 0]) == pytest.approx(-math.log2(10 / 16))
-    assert renyi2_bits([]) == 0
-    assert renyi2_bits([10**9] * 8) == pytest.approx(3)
-
-
 def test_each_token_knows_the_entropy_behind_it(tokenizer: TaskTokenizer) -> None:
     found = enrich(tokenizer, TRAIN, EnrichSettings(5))
     before = tokenizer.backend.encode_batch(TRAIN, add_special_tokens=False)
@@ -53,7 +39,9 @@ def test_each_token_knows_the_entropy_behind_it(tokenizer: TaskTokenizer) -> Non
         assert said.renyi2_bits == pytest.approx(renyi2_bits(list(counts.values())))
 
 
-def test_every_budget_is_as_if_it_were_run_alone(tokenizer: TaskTokenizer) -> None:
+def test_every_budget_is_as_if_it_were_run_alone_and_used_as_far_as_outputs_give(
+    tokenizer: TaskTokenizer,
+) -> None:
     settings = EnrichSettings(0, n_max=3, pcs=0.2)
     together = forecast(tokenizer, TRAIN, HELD_OUT, settings, (9, 0, 4))
     alone = [forecast(tokenizer, TRAIN, HELD_OUT, settings, (n,))[0] for n in (0, 4, 9)]
@@ -61,46 +49,36 @@ def test_every_budget_is_as_if_it_were_run_alone(tokenizer: TaskTokenizer) -> No
     assert [point.new_tokens for point in together] == [0, 4, 9]
     assert together[0].length_reduction == together[0].train_reduction == 1
     assert together[2].length_reduction > together[1].length_reduction > 1
+    points = forecast(tokenizer, TRAIN, HELD_OUT, EnrichSettings(0), (500, 1000))
+    assert 0 < points[0].new_tokens == points[1].new_tokens < 500
+    assert points[0].renyi2_bits == points[1].renyi2_bits
 
 
-def test_held_out_outputs_are_encoded_by_the_tokenizer_itself(tokenizer: TaskTokenizer) -> None:
+def test_held_out_outputs_are_encoded_by_the_tokenizer_and_priced(tokenizer: TaskTokenizer) -> None:
     (point,) = forecast(tokenizer, TRAIN, HELD_OUT, EnrichSettings(0), (7,))
     enriched = enrich(tokenizer, TRAIN, EnrichSettings(7)).tokenizer
     tokens = sum(len(e.ids) for e in enriched.encode_batch(HELD_OUT, add_special_tokens=False))
     assert point.steps_per_answer == tokens / len(HELD_OUT) + 1
     before = sum(map(len, tokenizer.encode_outputs(HELD_OUT)))
     assert point.length_reduction == before / tokens
-
-
-def test_outputs_with_no_more_to_give_give_fewer_tokens(tokenizer: TaskTokenizer) -> None:
-    points = forecast(tokenizer, TRAIN, HELD_OUT, EnrichSettings(0), (500, 1000))
-    assert 0 < points[0].new_tokens == points[1].new_tokens < 500
-    assert points[0].renyi2_bits == points[1].renyi2_bits
-
-
-def test_a_price_is_a_straight_line(tokenizer: TaskTokenizer) -> None:
     (point,) = forecast(tokenizer, TRAIN, HELD_OUT, EnrichSettings(0), (3,))
     priced = point.priced(Price(prompt_ms=2.0, step_ms=0.5))
     assert priced.ms_per_answer == 2 + point.steps_per_answer / 2
 
 
-def test_a_model_s_price_is_measured(folder: Path) -> None:
-    source, told = ModelSource(folder), list[tuple[int, int]]()
-    measured = MeasuredModel(
-        source, GenerationSettings(PromptTemplate("{input} ->")), Setup(rows=2)
-    )
+def measured_model(folder: Path) -> MeasuredModel:
+    generation = GenerationSettings(PromptTemplate("{input} ->"))
+    return MeasuredModel(ModelSource(folder), generation, Setup(rows=2, max_model_len=64))
+
+
+def test_a_model_s_price_is_measured_by_answers_of_exact_lengths(folder: Path) -> None:
+    measured, told = measured_model(folder), list[tuple[int, int]]()
     price = measure_price(measured, TRAIN[:6], 12, lambda done, of: told.append((done, of)))
     assert told[-1][0] == told[-1][1] == len(told)
     assert price.prompt_ms >= 0
     assert price.step_ms >= 0
     assert price.of(12) > 0
-
-
-def test_answers_of_exact_lengths_end_at_room_alone(folder: Path) -> None:
-    setup = Setup(rows=2, max_model_len=64)
-    measured = MeasuredModel(
-        ModelSource(folder), GenerationSettings(PromptTemplate("{input} ->")), setup
-    )
+    measured = measured_model(folder)
     prompts = measured.prompts(["play"] * 3)
     assert [len(r.tokens) for r in measured.exact_lengths(prompts, 9)] == [9] * 3
     room = 64 - len(prompts[0].ids)
@@ -138,15 +116,12 @@ def test_settings_are_judged_by_themselves_and_averaged(tmp_path: Path) -> None:
     assert len(check_page(found).tables[0].rows) == 2
 
 
-def test_several_runs_of_a_budget_are_one_by_their_medians() -> None:
+def test_several_runs_of_a_budget_are_one_by_their_medians_which_alone_says_nothing() -> None:
     runs = [run(0, 1, 9), run(60, 2, 8), run(60, 2, 100), run(60, 2, 7)]
     checked = check([MeasuredRun(**each) for each in runs])
     (found,) = checked.settings
     assert (found.runs, found.lines, found.tau) == (2, 4, -1)
     assert (checked.as_json["runs"], checked.as_json["lines"]) == (2, 4)
-
-
-def test_one_budget_alone_says_nothing() -> None:
     found = check([MeasuredRun(**run(0, 1, 9))])
     assert (found.mean_tau, found.right_share) == (None, None)
     assert check_page(found).summary[0].count("unknown") == 2
@@ -168,36 +143,30 @@ def test_a_line_that_is_no_run_is_named(tmp_path: Path, line: str, said: str) ->
         read_runs(tmp_path / "f")
 
 
-def test_a_file_without_runs_is_refused(tmp_path: Path) -> None:
+def test_a_file_without_runs_is_refused_and_the_example_is_a_run(tmp_path: Path) -> None:
     with refused(FileError, "none"):
         read_runs(tmp_path / "none")
     (tmp_path / "f").write_text("\n")
     with pytest.raises(FileError):
         read_runs(tmp_path / "f")
-
-
-def test_the_example_is_a_run() -> None:
     assert MeasuredRun.model_validate_json(EXAMPLE).budget == 60
 
 
-def test_tau_is_that_of_a_textbook() -> None:
-    # Six pairs in order, four against it: (6 - 4) / 10.
-    assert kendall_tau([1, 2, 3, 4, 5], [3, 4, 1, 2, 5]) == pytest.approx(0.2)
-    assert kendall_tau([1, 2, 3, 4], [9, 5, 3, 1]) == -1
-    assert kendall_tau([1, 2, 3], [1, 4, 9]) == 1
-
-
-def test_ties_are_taken_out_of_both_series() -> None:
-    # Four pairs in order, none against it, one tie in either: 4 / sqrt(5 * 5).
-    assert kendall_tau([1, 2, 2, 3], [1, 2, 3, 3]) == pytest.approx(0.8)
-    # Two pairs in order, one tie in the first alone: 2 / sqrt(2 * 3).
-    assert kendall_tau([1, 1, 2], [1, 2, 3]) == pytest.approx(2 / 6**0.5)
-
-
-def test_tau_of_what_never_changes_is_unknown() -> None:
-    assert kendall_tau([1, 1, 1], [1, 2, 3]) is None
-    assert kendall_tau([1, 2, 3], [5, 5, 5]) is None
-    assert kendall_tau([1], [2]) is None
+@pytest.mark.parametrize(
+    ("one", "other", "tau"),
+    [
+        ([1, 2, 3, 4, 5], [3, 4, 1, 2, 5], (6 - 4) / 10),  # six pairs in order, four against it
+        ([1, 2, 3, 4], [9, 5, 3, 1], -1),
+        ([1, 2, 3], [1, 4, 9], 1),
+        ([1, 2, 2, 3], [1, 2, 3, 3], 4 / 5),  # four pairs in order, one tie in either
+        ([1, 1, 2], [1, 2, 3], 2 / 6**0.5),  # two pairs in order, one tie in the first alone
+        ([1, 1, 1], [1, 2, 3], None),
+        ([1, 2, 3], [5, 5, 5], None),
+        ([1], [2], None),
+    ],
+)
+def test_tau_is_that_of_a_textbook(one: list[int], other: list[int], tau: float | None) -> None:
+    assert kendall_tau(one, other) == pytest.approx(tau)
 
 
 @pytest.mark.parametrize("seed", range(5))

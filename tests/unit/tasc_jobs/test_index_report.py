@@ -25,18 +25,9 @@ def index() -> DraftIndex:
     return build_index(OUTPUTS, PROMPTS, **FACTS)
 
 
-@pytest.fixture
-def report(index: DraftIndex) -> IndexReport:
-    return report_of(index)
-
-
-def test_rows_outputs_and_tokens_are_counted(report: IndexReport) -> None:
+def test_bytes_a_token_are_of_the_tokens_of_outputs_with_their_marks(index: DraftIndex) -> None:
+    report = report_of(index)
     assert (report.rows, report.distinct_outputs, report.size.output_tokens) == (3, 2, 11)
-
-
-def test_bytes_a_token_are_of_the_tokens_of_outputs_with_their_marks_and_of_no_prompts(
-    index: DraftIndex, report: IndexReport
-) -> None:
     found = report.as_json
     assert found["tokens"] == sum(map(len, [[1, 2], [1, 2], [3]])) + 2 * 3
     assert found["corpus_bytes_per_token"] == index.corpus.nbytes / 11
@@ -56,21 +47,15 @@ def test_with_a_cap_it_says_how_many_outputs_were_kept(index: DraftIndex) -> Non
     assert 0 < report.rows < 3
     assert f"{report.rows} of 3 rows" in report.in_words
     assert (report.as_json["max_bytes"], report.as_json["corpus_rows"]) == (size - 1, 3)
+    none = report_of(build_index(OUTPUTS, PROMPTS, max_bytes=88, **FACTS), 88)
+    assert none.as_json["bytes_per_token"] is none.as_json["corpus_bytes_per_token"] is None
+    assert "0 of 3 rows" in none.in_words
 
 
-def test_an_index_of_no_outputs_has_no_bytes_a_token() -> None:
-    report = report_of(build_index(OUTPUTS, PROMPTS, max_bytes=88, **FACTS), 88)
-    assert report.as_json["bytes_per_token"] is report.as_json["corpus_bytes_per_token"] is None
-    assert "0 of 3 rows" in report.in_words
-
-
-def test_only_parts_that_are_there_are_listed(report: IndexReport) -> None:
+def test_it_lists_the_parts_that_are_there_and_the_artifact_s_fields(index: DraftIndex) -> None:
+    report = report_of(index)
     assert list(report.part_bytes) == ["corpus", "inputs"]
-    plain = build_index(OUTPUTS, fingerprint="f" * 32, vocab_size=9, eos_id=0)
-    assert list(report_of(plain).part_bytes) == ["corpus"]
-
-
-def test_for_machines_it_is_one_flat_object_with_the_artifact_s_fields(report: IndexReport) -> None:
+    assert list(report_of(build_index(OUTPUTS, **FACTS)).part_bytes) == ["corpus"]
     found = json.loads(json.dumps(report.as_json))
     assert (found["version"], found["size_bytes"], found["corpus_rows"]) == (7, 1100, 3)
     assert found["seconds"] == {"tokenise": 1.25, "sort": 0.5}

@@ -1,52 +1,136 @@
-"""Jobs that run a model: bigrams into a file, and step costs."""
+"""A model's bigrams are what transformers says of each token; and the jobs that run a model."""
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
 
 from support import refused
+from tasc_command import InProcess
 from tasc_draft.index.bigrams import read_bigrams
-from tasc_engine import ModelSource
+from tasc_engine import ModelSource, UnsupportedModel
 from tasc_engine.model.loading import load_model
 from tasc_jobs.errors import JobError
 from tasc_jobs.index.model_bigrams import BigramJob, make_bigrams, model_bigrams, vocabulary
 from tasc_jobs.tuning.forecast import read_cost_file
 from tasc_jobs.tuning.measure_cost import CostJob, in_words, measure_cost
-from tasc_runtime.errors import FileError
 from tasc_text import TaskTokenizer, TextError
-from tiny import make_folder
+from tiny import ARCHITECTURES, make_folder
+
+TOP = 5
 
 
-def test_the_file_holds_what_the_model_says(folder: Path, tmp_path: Path) -> None:
+def size_of(folder: Path) -> int:
+    return TaskTokenizer.from_folder(folder).vocab_size
+
+
+@pytest.fixture
+def asked(folder: Path, everything: bool, seed: int) -> range:
+    """Tokens that are asked one by one: all, or some that change each day."""
+    size = size_of(folder)
+    return range(size) if everything else range(seed % 9, size, 9)
+
+
+@pytest.fixture
+def model(folder: Path) -> Any:
+    return load_model(ModelSource(folder, dtype="float64"))
+
+
+@torch.inference_mode()
+def one_by_one(model, asked: range, vocab_size: int) -> tuple[list[list[int]], np.ndarray]:
+    """A forward for each token, and a softmax in float64."""
+    tokens, logp = [], []
+    for token in asked:
+        scores = model(input_ids=torch.tensor([[token]])).logits[0, -1].double().log_softmax(-1)
+        order = sorted(range(vocab_size), key=lambda t: -scores[t])[:TOP]
+        tokens.append(order)
+        logp.append([float(scores[t]) for t in order])
+    return tokens, np.array(logp)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_they_are_the_models_own(architecture: str, tmp_path: Path, asked: range) -> None:
+    folder = make_folder(tmp_path, architecture)
+    tokens, logp = model_bigrams(
+        load_model(ModelSource(folder, dtype="float64")), size_of(folder), top=TOP
+    )
+    assert len(tokens) == len(logp) == size_of(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+    expected, chances = one_by_one(model, asked, size_of(folder))
+    assert tokens[asked].tolist() == expected
+    np.testing.assert_allclose(logp[asked], chances, atol=1e-5)
+    assert (tokens.dtype, logp.dtype) == (np.int32, np.float32)
+    assert len({tuple(line) for line in expected}) > 10
+
+
+def test_an_adapter_is_merged(folder: Path, tmp_path: Path, asked: range) -> None:
+    base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    lora = LoraConfig(r=4, target_modules=["v_proj", "up_proj"], init_lora_weights=False)
+    adapted = get_peft_model(base, lora).eval()
+    adapted.save_pretrained(tmp_path / "adapter")
+    sources = [ModelSource(folder, a, dtype="float64") for a in (tmp_path / "adapter", None)]
+    tuned, plain = (
+        model_bigrams(load_model(source), size_of(folder), top=TOP)[0][asked].tolist()
+        for source in sources
+    )
+    assert tuned == one_by_one(adapted, asked, size_of(folder))[0]
+    assert tuned != plain
+
+
+def test_neither_batch_sizes_nor_ids_beyond_the_tokenizers_matter(folder: Path, model: Any) -> None:
+    size = size_of(folder)
+    whole = model_bigrams(model, size)
     done: list[int] = []
-    report = make_bigrams(BigramJob(str(folder), top=4), tmp_path / "table.npz", done.append)
-    tokenizer = TaskTokenizer.from_folder(folder)
-    table = read_bigrams(tmp_path / "table.npz", tokenizer.fingerprint)
-    tokens, logp = model_bigrams(load_model(ModelSource(folder)), tokenizer.vocab_size, top=4)
+    parts = model_bigrams(model, size, max_logits=100 * size, progress=done.append)
+    np.testing.assert_array_equal(parts[0], whole[0])
+    np.testing.assert_allclose(parts[1], whole[1], atol=1e-6)
+    assert whole[0].shape == (size, 8)
+    assert sum(done) == size
+    assert max(done) == 100 < size
+    size = size_of(folder)
+    all_tokens, all_logp = model_bigrams(model, size, top=size)
+    tokens, logp = model_bigrams(model, size - 20, top=TOP)
+    assert all_tokens[:, :TOP].max() >= size - 20 > tokens.max()
+    for few, many, line, chances in zip(tokens, all_tokens, logp, all_logp, strict=False):
+        kept = np.flatnonzero(many < size - 20)[:TOP]
+        np.testing.assert_array_equal(few, many[kept])
+        np.testing.assert_allclose(line, chances[kept], atol=1e-6)  # still over all ids
+
+
+def test_more_ids_than_there_are_and_no_numbers_are_refused(folder: Path, model: Any) -> None:
+    size = size_of(folder)
+    for top in (0, size + 1):
+        with refused(ValueError, "top", str(top), str(size)):
+            model_bigrams(model, size, top=top)
+    with pytest.raises(UnsupportedModel):
+        model_bigrams(model, size + 1)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[3] = float("nan")
+    with pytest.raises(UnsupportedModel):
+        model_bigrams(model, size)
+
+
+def test_the_file_holds_what_the_model_says(
+    folder: Path, tokenizer: TaskTokenizer, tmp_path: Path, tasc: InProcess
+) -> None:
+    output, size = tmp_path / "table.npz", tokenizer.vocab_size
+    out = tasc.run("model-bigrams", folder, "--output", output, "--top", 4, "--json")
+    report, table = json.loads(out.splitlines()[-1]), read_bigrams(output, tokenizer.fingerprint)
+    tokens, logp = model_bigrams(load_model(ModelSource(folder)), size, top=4)
     np.testing.assert_array_equal(table.tokens, tokens)
     np.testing.assert_allclose(table.logp, logp, atol=1e-5)
-    assert table.model == report.model == str(folder)
-    assert (report.vocab_size, report.top) == tokens.shape
-    assert report.bytes == (tmp_path / "table.npz").stat().st_size
-    assert sum(done) == vocabulary(str(folder)) == tokenizer.vocab_size
-
-
-def test_the_command_ends_with_its_report_as_json(
-    folder: Path, tmp_path: Path, tasc: Callable[..., int], capsys: pytest.CaptureFixture
-) -> None:
-    output = tmp_path / "table.npz"
-    assert tasc("model-bigrams", folder, "--output", output, "--top", 2, "--json") == 0
-    out, err = capsys.readouterr()
-    report = json.loads(out.splitlines()[-1])
-    table = read_bigrams(output, report["fingerprint"])
-    assert (report["file"], report["top"]) == (str(output), table.tokens.shape[1]) == (
-        str(output), 2,
-    )  # fmt: skip
-    assert f"{report['vocab_size']}/{report['vocab_size']} tokens" in err
+    assert table.model == report["model"] == str(folder)
+    assert (report["vocab_size"], report["top"]) == tokens.shape == (size, 4)
+    assert (report["file"], report["bytes"]) == (str(output), output.stat().st_size)
+    assert report["fingerprint"] == tokenizer.fingerprint
+    assert f"{size}/{size} tokens" in tasc.err
+    assert vocabulary(str(folder)) == size
 
 
 @pytest.mark.parametrize(
@@ -55,6 +139,7 @@ def test_the_command_ends_with_its_report_as_json(
         (["--output", "nowhere/table.npz"], 1, "nowhere/table.npz"),
         (["--output", "t", "--dtype", "float8"], 1, "float8"),
         (["--output", "t", "--device", "sofa"], 1, "sofa"),
+        (["--output", "t", "--device", "cuda:99"], 1, "cuda:99"),
         (["--output", "t", "--top", "9999"], 1, "9999"),
         (["--output", "t", "--adapter", "/nowhere"], 1, "/nowhere"),
         (["--output", "t", "--top", "0"], 2, "--top"),
@@ -62,30 +147,12 @@ def test_the_command_ends_with_its_report_as_json(
     ],
 )
 def test_what_cannot_be_done_is_said_and_nothing_is_written(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tasc: Callable[..., int],
-    capsys: pytest.CaptureFixture, args: list[str], code: int, message: str,
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tasc: InProcess,
+    args: list[str], code: int, message: str,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
-    assert tasc("model-bigrams", folder, *args) == code
-    err = capsys.readouterr().err
-    assert message in err
-    assert "Traceback" not in err
+    assert message in tasc.run("model-bigrams", folder, *args, code=code)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("kind", "output", "job"),
-    [
-        (FileError, "nowhere/t", {}),
-        (TextError, "t", {"model": "/nowhere"}),
-        (JobError, "t", {"device": "cuda:99"}),
-    ],
-)
-def test_errors_have_the_jobs_own_kinds(
-    folder: Path, tmp_path: Path, kind: type[Exception], output: str, job: dict[str, str]
-) -> None:
-    with refused(kind, *job.values()):
-        make_bigrams(BigramJob(**{"model": str(folder), **job}), tmp_path / output)
 
 
 def test_a_model_the_engine_does_not_take_is_named(tmp_path: Path) -> None:
@@ -96,6 +163,8 @@ def test_a_model_the_engine_does_not_take_is_named(tmp_path: Path) -> None:
     path.write_text(json.dumps(content))
     with refused(JobError, str(folder)):
         make_bigrams(BigramJob(str(folder)), tmp_path / "t")
+    with refused(TextError, "/nowhere"):
+        make_bigrams(BigramJob("/nowhere"), tmp_path / "t")
 
 
 def job(folder: Path, **settings: object) -> CostJob:
@@ -115,8 +184,6 @@ def test_a_forecast_reads_what_was_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("settings", "words"), [({"dtype": "int8"}, "int8"), ({}, "")])
-def test_what_cannot_be_measured_is_refused(
-    tmp_path: Path, settings: dict[str, str], words: str
-) -> None:
+def test_what_is_no_model_is_refused(tmp_path: Path, settings: dict[str, str], words: str) -> None:
     with refused(JobError, words):
         measure_cost(job(tmp_path, **settings))

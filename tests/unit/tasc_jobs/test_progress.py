@@ -4,6 +4,7 @@ import io
 
 import pytest
 
+from support import FakeClock
 from tasc_jobs.batch.engines import Preview, PreviewSide
 from tasc_jobs.batch.generate import BatchProgress, preview_as_json, preview_in_words
 from tasc_jobs.batch.work import JobProgress
@@ -15,30 +16,28 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_log_gets_a_line_each_time_the_interval_is_over_and_one_at_the_end():
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    clock = FakeClock(0.0)
+    monkeypatch.setattr("time.monotonic", clock)
+    return clock
+
+
+def test_a_log_gets_a_line_each_time_the_interval_is_over_and_one_at_the_end(clock):
     out = io.StringIO()
-    with Progress("ingest", 10, every_s=0, stream=out) as progress:
-        progress.advance(4)
-        progress.advance()
-    lines = out.getvalue().splitlines()
-    assert [line.split(", ")[0] for line in lines] == [
-        "ingest: 4/10 rows",
-        "ingest: 5/10 rows",
-        "ingest: 5/10 rows",
-    ]
-    assert all(" rows/s" in line for line in lines)
+    with Progress("count", None, "lines", every_s=5, stream=out) as progress:
+        for clock.now in (1.0, 6.0, 8.0):
+            progress.advance(2)
+    lines = ["count: 4 lines, 0.67 lines/s", "count: 6 lines, 0.75 lines/s"]
+    assert out.getvalue().splitlines() == lines
 
 
-def test_time_left_is_told_by_what_came_behind_the_first_that_was_done(monkeypatch):
-    now = iter([0.0, 0.0])  # made, started
-    monkeypatch.setattr("time.monotonic", lambda: next(now))
+def test_time_left_is_told_by_what_came_behind_the_first_that_was_done(clock):
     out = io.StringIO()
     with Progress("learn", 6, "rounds", every_s=0, stream=out) as progress:
-        progress.advance(0)  # asks for no time
-        for seconds in (100.0, 101.0, 102.0):  # the first one compiles
-            now = iter([seconds] * 3)
+        progress.advance(0)  # that is not the first
+        for clock.now in (100.0, 101.0, 102.0):  # the first one compiles
             progress.advance()
-        now = iter([102.0])
     first, second, third, last = out.getvalue().splitlines()
     assert first == "learn: 1/6 rounds, 0.01 rounds/s"
     assert second == "learn: 2/6 rounds, 0.02 rounds/s, 4 s left"
@@ -61,68 +60,23 @@ def test_a_bar_tells_no_time_left_until_more_than_the_first_is_done(monkeypatch,
     assert left in shown
 
 
-def test_a_clock_says_seconds_since_it_was_made_on_stderr(monkeypatch, capsys):
-    now = iter([100.0, 100.0, 112.34])
-    monkeypatch.setattr("time.monotonic", lambda: next(now))
-    clock = Clock()
-    clock.note("store: here")
-    clock.note("Ray: here")
+def test_a_clock_says_seconds_since_it_was_made_on_stderr(clock, capsys):
+    made = Clock()
+    made.note("store: here")
+    clock.now = 12.34
+    made.note("Ray: here")
     printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err == "  0.0 s  store: here\n 12.3 s  Ray: here\n"
+    assert (printed.out, printed.err) == ("", "  0.0 s  store: here\n 12.3 s  Ray: here\n")
 
 
-def test_within_the_interval_a_log_gets_only_the_last_line():
-    out = io.StringIO()
-    with Progress("count", None, "lines", every_s=1e9, stream=out) as progress:
-        for _ in range(1000):
-            progress.advance()
-    (line,) = out.getvalue().splitlines()
-    assert line.startswith("count: 1000 lines, ")
-    assert "left" not in line
-
-
-def test_a_terminal_gets_a_bar_with_done_total_and_unit():
-    out = Terminal()
-    with Progress("ingest", 10, stream=out) as progress:
-        progress.advance(10)
-    assert "ingest" in out.getvalue()
-    assert "10/10" in out.getvalue()
-
-
-def test_an_error_inside_still_writes_the_last_line_and_comes_out():
-    out = io.StringIO()
-
-    def fail():
-        with Progress("ingest", 2, stream=out) as progress:
-            progress.advance()
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fail()
-    assert out.getvalue().startswith("ingest: 1/2 rows")
-
-
-def test_stdout_stays_clean(capsys):
-    with Progress("ingest", 1) as progress:
-        progress.advance()
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.startswith("ingest: 1/1 rows")
-
-
-def test_what_was_done_before_counts_and_the_rate_is_of_the_others(monkeypatch):
-    now = iter([0.0, 0.0])  # made, started
-    monkeypatch.setattr("time.monotonic", lambda: next(now))
+def test_what_was_done_before_counts_and_the_rate_is_of_the_others(clock):
     out = io.StringIO()
     with Progress("answer", None, every_s=0, stream=out) as progress:
         progress.resume(90)
         progress.expect(100)
-        for seconds in (10.0, 12.0):
-            now = iter([seconds] * 3)
-            progress.tell(f"at {seconds}")
+        for clock.now in (10.0, 12.0):
+            progress.tell(f"at {clock.now}")
             progress.advance()
-        now = iter([12.0])
     first, second, _ = out.getvalue().splitlines()
     assert first == "answer: 91/100 rows, 0.1 rows/s, at 10.0"
     assert second == "answer: 92/100 rows, 0.17 rows/s, at 12.0, 16 s left"
@@ -162,7 +116,7 @@ def test_no_rate_is_shown_before_an_engine_runs() -> None:
     assert "tokens/s" not in out.getvalue()
 
 
-def test_a_preview_is_told_for_the_whole_job() -> None:
+def test_a_preview_is_told_for_the_whole_job_if_any_row_can_be_answered() -> None:
     said = preview_in_words(PREVIEW, 72_000, engines=2)
     assert "20 rows answered, 1 refused; 20 of 20 answers identical" in said
     _, plain, drafted, speed_up = said.splitlines()
@@ -177,9 +131,6 @@ def test_a_preview_is_told_for_the_whole_job() -> None:
     assert found["drafted"] == {
         "tokens_per_second": 400.0, "block_efficiency": 4.0, "job_seconds": 1800.0,
     }  # fmt: skip
-
-
-def test_a_preview_of_rows_none_of_which_can_be_answered_promises_nothing() -> None:
     found = Preview(0, 20, 0, plain=PreviewSide(1.0, 0, 0), drafted=PreviewSide(1.0, 0, 0))
     assert preview_as_json(found, 9, 1)["plain"]["job_seconds"] is None
     assert "0 rows answered, 20 refused" in preview_in_words(found, 9, 1)
@@ -188,26 +139,21 @@ def test_a_preview_of_rows_none_of_which_can_be_answered_promises_nothing() -> N
 UNITS = {"read": "rows", "sort": "parts"}
 
 
-def test_each_stage_is_shown_with_its_own_total_and_unit():
+def test_each_stage_is_shown_with_its_total_its_unit_and_a_note_and_its_seconds_are_kept():
     out = io.StringIO()
-    with Stages("index t", UNITS, stream=out) as stages:
+    with Stages("index t", UNITS, notes={"sort": "takes long"}, stream=out) as stages:
         for done in (0, 3, 10):
             stages("read", done, 10)
         stages("sort", 0, 2)
+        assert out.getvalue().splitlines()[1:] == ["index t: sort: takes long"]
         stages("sort", 1, 2)
-    lines = [line.split(", ")[0] for line in out.getvalue().splitlines()]
-    assert lines == ["index t: read: 10/10 rows", "index t: sort: 1/2 parts"]
-
-
-def test_seconds_of_every_stage_are_kept_in_order():
-    with Stages("index t", UNITS, stream=io.StringIO()) as stages:
-        stages("read", 0, 1)
-        stages("sort", 0, 1)
+    first, _, last = (line.split(", ")[0] for line in out.getvalue().splitlines())
+    assert (first, last) == ("index t: read: 10/10 rows", "index t: sort: 1/2 parts")
     assert list(stages.seconds) == ["read", "sort"]
     assert all(spent > 0 for spent in stages.seconds.values())
 
 
-def test_a_stage_that_fails_still_shows_how_far_it_came():
+def test_a_stage_that_fails_shows_how_far_it_came_and_none_nothing():
     out = io.StringIO()
 
     def fail():
@@ -218,19 +164,6 @@ def test_a_stage_that_fails_still_shows_how_far_it_came():
     with pytest.raises(KeyError):
         fail()
     assert out.getvalue().startswith("index t: read: 4/10 rows")
-
-
-def test_what_a_stage_needs_said_is_said_once_when_it_begins():
-    out = io.StringIO()
-    with Stages("index t", UNITS, notes={"sort": "takes long"}, stream=out) as stages:
-        stages("read", 1, 1)
-        stages("sort", 0, 2)
-        assert out.getvalue().splitlines()[1:] == ["index t: sort: takes long"]
-        stages("sort", 2, 2)
-    assert out.getvalue().count("takes long") == 1
-
-
-def test_without_a_stage_nothing_is_shown():
     out = io.StringIO()
     with Stages("index t", UNITS, stream=out) as stages:
         pass

@@ -1,4 +1,4 @@
-"""How well answers are, and how sure of them a model is."""
+"""How well answers are, how sure of them a model is, and the demo's own parts."""
 
 import math
 import random
@@ -6,6 +6,8 @@ import random
 import pytest
 
 from support import refused
+from tasc_jobs.demo.measure import Counters
+from tasc_jobs.demo.tasks import TASKS, read_split
 from tasc_jobs.errors import UsageError
 from tasc_jobs.evaluate.quality import (
     LEVELS,
@@ -27,22 +29,29 @@ RIGHT = [
 ]
 
 
-def test_right_answers_score_one_on_every_measure() -> None:
-    found = intent_quality(RIGHT, RIGHT)
-    assert (found.intent_accuracy, found.slot_f1, found.joint_accuracy) == (1, 1, 1)
+TWICE = "intent: a, slot fills: {x: one, x: one}"
+COMMA = "intent: a, slot fills: {x: one, two, y: three}"
 
 
-def test_a_wrong_slot_value_costs_the_slot_and_the_row_but_not_the_intent() -> None:
-    wrong = ["intent: alarm_set, slot fills: {time: ten am, date: friday}", RIGHT[1]]
-    found = intent_quality(wrong, RIGHT)
-    assert found.intent_accuracy == 1
-    assert found.slot_f1 == pytest.approx(0.5)
-    assert found.joint_accuracy == 0.5
-
-
-def test_an_unreadable_answer_has_no_intent_and_no_slots() -> None:
-    found = intent_quality(["nonsense", RIGHT[1]], RIGHT)
-    assert (found.intent_accuracy, found.slot_f1) == (0.5, 0.0)
+@pytest.mark.parametrize(
+    ("said", "truth", "scores"),
+    [
+        (RIGHT, RIGHT, (1, 1, 1)),
+        (["intent: alarm_set, slot fills: {time: ten am, date: friday}", RIGHT[1]], RIGHT,
+         (1, 0.5, 0.5)),
+        (["nonsense", RIGHT[1]], RIGHT, (0.5, 0, 0.5)),
+        (["intent: a, slot fills: {x: one}"], [TWICE], (1, 2 / 3, 0)),
+        ([COMMA], [COMMA], (1, 1, 1)),
+        (["intent: a, slot fills: {x: one, y: three}"], [COMMA], (1, 0.5, 0)),
+    ],
+    ids=["right", "a wrong slot", "unreadable", "a slot twice", "a comma", "without its comma"],
+)  # fmt: skip
+def test_intents_slots_and_whole_rows_are_scored(
+    said: list[str], truth: list[str], scores: tuple[float, ...]
+) -> None:
+    found = intent_quality(said, truth)
+    got = (found.intent_accuracy, found.slot_f1, found.joint_accuracy)
+    assert got == pytest.approx(scores)
 
 
 @pytest.mark.parametrize(
@@ -56,55 +65,38 @@ def test_an_expected_output_that_is_no_intent_is_named(unreadable: str) -> None:
             quality([RIGHT[0], answer], [RIGHT[0], unreadable], "massive")
 
 
-def test_a_slot_that_occurs_twice_counts_twice() -> None:
-    truth = "intent: a, slot fills: {x: one, x: one}"
-    once = intent_quality(["intent: a, slot fills: {x: one}"], [truth])
-    assert once.slot_f1 == pytest.approx(2 / 3)
-    assert once.joint_accuracy == 0
-
-
-def test_a_value_may_hold_a_comma() -> None:
-    truth = "intent: a, slot fills: {x: one, two, y: three}"
-    assert intent_quality([truth], [truth]).slot_f1 == 1
-    assert intent_quality(["intent: a, slot fills: {x: one, y: three}"], [truth]).slot_f1 == 0.5
-
-
 def test_tags_are_compared_by_position() -> None:
     assert tagging_accuracy(["A B C"], ["A B C"]) == 1
     assert tagging_accuracy(["A C"], ["A B C D"]) == 0.25
     assert tagging_accuracy(["A B C D E"], ["A B"]) == 1
-
-
-def test_without_a_word_to_tag_nothing_said_is_right_and_a_tag_wrong() -> None:
+    # Without a word to tag, nothing said is right and a tag wrong.
     assert quality(["", " "], ["", ""], "tags") == {"exact_match": 1, "tag_accuracy": 1}
     assert tagging_accuracy(["", "A"], ["", ""]) == 0
 
 
-def test_labels_count_over_all_rows_in_any_order() -> None:
-    found = label_quality(["b; a", "c; d; x"], ["a; b", "c; y"])
-    assert found.precision == pytest.approx(3 / 5)
-    assert found.recall == pytest.approx(3 / 4)
-    assert found.f1 == pytest.approx(6 / 9)
+@pytest.mark.parametrize(
+    ("said", "truth", "precision", "recall", "f1"),
+    [
+        (["b; a", "c; d; x"], ["a; b", "c; y"], 3 / 5, 3 / 4, 6 / 9),
+        (["a; a; a"], ["a"], 1, 1, 1),
+        ([""], ["a; b"], 0, 0, 0),
+    ],
+    ids=["all rows in any order", "one said thrice", "none"],
+)
+def test_labels_are_counted_once_each(
+    said: list[str], truth: list[str], precision: float, recall: float, f1: float
+) -> None:
+    found = label_quality(said, truth)
+    got = (found.precision, found.recall, found.f1)
+    assert got == pytest.approx((precision, recall, f1))
 
 
-def test_a_label_said_twice_counts_once_and_none_is_no_label() -> None:
-    assert label_quality(["a; a; a"], ["a"]).precision == 1
-    nothing = label_quality([""], ["a; b"])
-    assert (nothing.precision, nothing.recall, nothing.f1) == (0, 0, 0)
-
-
-def test_an_exact_match_ignores_blanks_around_it_alone() -> None:
+def test_texts_are_compared_exactly_by_their_words_and_in_order() -> None:
     assert exact_match([" a b", "a  b", "A b"], ["a b"] * 3) == pytest.approx(1 / 3)
-
-
-def test_words_are_compared_in_any_order_by_token_f1() -> None:
     assert token_f1(["The cat, sat!"], ["sat the cat"]) == 1
     assert token_f1(["a a b"], ["a b c"]) == pytest.approx(2 * 2 / 6)
     assert token_f1(["a", "b"], ["a", "c"]) == 0.5
     assert token_f1([""], ["a"]) == 0
-
-
-def test_rouge_l_keeps_the_order() -> None:
     assert rouge_l(["a b c"], ["a b c"]) == 1
     assert rouge_l(["c b a"], ["a b c"]) == pytest.approx(2 * 1 / 6)
     # Lin 2004: "police killed the gunman" against "police kill the gunman".
@@ -137,22 +129,22 @@ def test_each_kind_of_task_has_its_own_measures() -> None:
         assert set(found.values()) == {1}
 
 
-def test_a_label_s_confidence_is_the_product_of_its_tokens() -> None:
-    pieces = [(b"civil", 0.5), (b" law", 0.5), (b"; ", 0.1), (b"trade", 0.8)]
+@pytest.mark.parametrize(
+    ("pieces", "labels"),
+    [
+        ([(b"civil", 0.5), (b" law", 0.5), (b"; ", 0.1), (b"trade", 0.8)],
+         {"civil law": 0.25, "trade": 0.8}),
+        ([(b"a", 0.5), (b"b; c", 0.4), (b"d", 1.0)], {"ab": 0.2, "cd": 0.4}),
+        ([("é".encode()[:1], 0.5), ("é".encode()[1:], 0.5)], {"é": 0.25}),
+        ([], {}),
+    ],
+    ids=["tokens of a label", "a token over a separator", "tokens of a character", "none"],
+)  # fmt: skip
+def test_a_label_s_confidence_is_the_product_of_its_tokens(
+    pieces: list[tuple[bytes, float]], labels: dict[str, float]
+) -> None:
     found = confident_labels([(text, math.log(p)) for text, p in pieces])
-    assert found == {"civil law": pytest.approx(0.25), "trade": pytest.approx(0.8)}
-
-
-def test_a_token_over_a_separator_counts_for_both_sides() -> None:
-    pieces = [(b"a", 0.5), (b"b; c", 0.4), (b"d", 1.0)]
-    found = confident_labels([(text, math.log(p)) for text, p in pieces])
-    assert found == {"ab": pytest.approx(0.2), "cd": pytest.approx(0.4)}
-
-
-def test_a_character_of_several_tokens_is_one_label() -> None:
-    first, second = "é".encode()[:1], "é".encode()[1:]
-    assert list(confident_labels([(first, -0.1), (second, -0.2)])) == ["é"]
-    assert confident_labels([]) == {}
+    assert found == pytest.approx(labels)
 
 
 def test_precision_and_recall_are_those_of_the_labels_that_are_sure_enough() -> None:
@@ -163,3 +155,24 @@ def test_precision_and_recall_are_those_of_the_labels_that_are_sure_enough() -> 
     assert (found[0.5].precision, found[0.5].recall) == (0.5, pytest.approx(1 / 3))
     assert (found[0.9].precision, found[0.9].recall) == (1, pytest.approx(1 / 3))
     assert (found[0.99].precision, found[0.99].recall) == (0, 0)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_shipped_truth_scores_as_right(task: str) -> None:
+    truth = [r["output"] for r in read_split(task, "test")]
+    assert len(truth) > 2000
+    if task == "massive_en":
+        assert intent_quality(truth, truth).joint_accuracy == 1
+        assert intent_quality(truth, truth).slot_f1 == 1
+    else:
+        assert tagging_accuracy(truth, truth) == 1
+
+
+def test_counters_subtract_and_add_by_position() -> None:
+    before = Counters(10, 20, 5, 15, [4.0], [2.0])
+    after = Counters(14, 30, 9, 21, [7.0, 3.0], [4.0, 1.0])
+    gained = after.since(before)
+    assert gained == Counters(4, 10, 4, 6, [3.0, 3.0], [2.0, 1.0])
+    assert before.plus(gained) == after
+    assert gained.block_efficiency == 2.5
+    assert gained.acceptance_by_position == [pytest.approx(2 / 3), pytest.approx(1 / 3)]

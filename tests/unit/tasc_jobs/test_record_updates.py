@@ -3,18 +3,16 @@
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from ray.serve.schema import ApplicationStatus
 
 import tiny
-from support import eventually
+from support import eventually, record_of
 from tasc_jobs.serve import RecordUpdates
 from tasc_runtime.engine.versions import engine_digest
 from tasc_store import StoreUnreachable, TaskRecord, UnknownTask
-from tasc_text import TaskTokenizer
 
 NAMES = ("a", "b")
 
@@ -57,11 +55,8 @@ class Followed:
 
 @pytest.fixture(scope="module")
 def record(tmp_path_factory: pytest.TempPathFactory) -> TaskRecord:
-    folder: Path = tmp_path_factory.mktemp("model")
-    tiny.make_tokenizer(folder)
-    tiny.make_model(folder)
-    fingerprint = TaskTokenizer.from_folder(folder).fingerprint
-    return TaskRecord("a", str(folder), fingerprint, "{input} =>", max_tokens=8)
+    folder = tiny.make_folder(tmp_path_factory.mktemp("model"))
+    return record_of(folder, "a", "{input} =>", max_tokens=8)
 
 
 @pytest.fixture
@@ -69,8 +64,12 @@ def register(record: TaskRecord) -> Register:
     return Register(record)
 
 
-def test_two_tasks_that_change_at_once_are_one_update(register: Register) -> None:
-    followed = Followed(register)
+@pytest.fixture
+def followed(register: Register) -> Followed:
+    return Followed(register)
+
+
+def test_two_tasks_that_change_are_one_update(register: Register, followed: Followed) -> None:
     digests = {name: register.put(name, template="{input}:") for name in NAMES}
     followed.look(2)
     assert followed.deployed == [digests] == [followed.updates.digests]
@@ -78,49 +77,39 @@ def test_two_tasks_that_change_at_once_are_one_update(register: Register) -> Non
 
 
 @pytest.mark.parametrize(
-    "fault", [UnknownTask("deleted"), StoreUnreachable("away"), OSError("unforeseen")]
+    "fault", [None, UnknownTask("deleted"), StoreUnreachable("away"), OSError("unforeseen")]
 )
-def test_a_task_that_cannot_be_read_is_said_once_and_holds_no_other_up(
-    register: Register, fault: Exception
+def test_a_task_that_is_unreadable_or_refused_holds_no_other_up(
+    register: Register, followed: Followed, fault: Exception | None
 ) -> None:
-    followed = Followed(register)
     before = followed.updates.digests
-    register.faults["a"] = fault
+    if fault:
+        register.faults["a"], named = fault, (str(fault),)
+    else:
+        register.put("a", model="/nowhere")
+        named = ("version 2 cannot be used, version 1 stays in use", "`tasc task use a 1`")
     followed.look()
     changed = register.put("b", template="{input}:")
     followed.look(3)
     assert followed.deployed == [{**before, "b": changed}]
     assert [line.split(":")[0] for line in followed.said] == ["task a", "task b"]
-    assert str(fault) in followed.said[0]
+    assert all(name in followed.said[0] for name in named)
+    assert "version 2 changes template" in followed.said[1]
 
 
-def test_a_record_that_is_refused_holds_no_other_up(register: Register) -> None:
-    followed = Followed(register)
-    before = followed.updates.digests
-    register.put("a", model="/nowhere")
-    changed = register.put("b", template="{input}:")
-    followed.look(3)
-    assert followed.deployed == [{**before, "b": changed}]
-    first, second = followed.said
-    assert "task a: version 2 cannot be used, version 1 stays in use" in first
-    assert "`tasc task use a 1`" in first
-    assert "task b: version 2 changes template" in second
-
-
-def test_a_task_that_was_made_anew_is_deployed_though_its_number_is_the_same(
-    register: Register,
+def test_a_task_made_anew_is_deployed_though_its_number_is_the_same(
+    register: Register, followed: Followed
 ) -> None:
-    followed = Followed(register)
     register.records["a"] = [replace(register.records["a"][0], template="{input}:")]
     followed.look(2)
     assert len(followed.deployed) == 1
     assert followed.deployed[0]["a"] == engine_digest(register.records["a"][0])
 
 
-def test_nothing_is_deployed_once_the_service_is_being_stopped(register: Register) -> None:
-    checks, goes_on = threading.Event(), threading.Event()
-    followed = Followed(register)
-    found = register.get
+def test_nothing_is_deployed_once_the_service_is_being_stopped(
+    register: Register, followed: Followed
+) -> None:
+    checks, goes_on, found = threading.Event(), threading.Event(), register.get
 
     def get(name: str, version: int) -> TaskRecord:
         if version == 2:

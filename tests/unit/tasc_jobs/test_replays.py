@@ -1,6 +1,9 @@
-"""Replays by name, and the tokenizer and rows they stand on."""
+"""Replays by name, the tokenizer and rows they stand on, and `tasc replay` on shipped rows."""
 
+import gzip
 import json
+import re
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +12,9 @@ import replay_reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support import refused
+from support import assert_self_contained, refused, write_rows
 from tasc_draft import BigramTable, Tokens
-from tasc_jobs.errors import JobError
+from tasc_jobs.demo.tasks import MODEL, data_file
 from tasc_jobs.task_inputs import read_files
 from tasc_jobs.tuning.replays import (
     PROPOSERS,
@@ -26,16 +29,9 @@ from tasc_runtime.data.local_corpus import TokenRows, encode
 from tasc_runtime.data.rows import Fields
 from tasc_text import PromptTemplate, TaskTokenizer, TokenizerError
 from tasc_text.tokenizer import open_tokenizer
-from tiny import END, make_tokenizer
+from tiny import END
 
 N_MAX = PROPOSERS["corpus"].settings.n_max
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    make_tokenizer(folder)
-    return folder
 
 
 def measured(*args: object, **kwargs: object) -> list[Measured]:
@@ -52,8 +48,7 @@ texts = st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=7), min_size=1
 
 @settings(max_examples=40, deadline=None)
 @given(train=texts, test=texts, budget=st.integers(1, 5))
-def test_the_corpus_proposer_replays_as_plain_python_does(folder, train, test, budget):
-    tokenizer = TaskTokenizer.from_folder(folder)
+def test_the_corpus_proposer_replays_as_plain_python_does(tokenizer, train, test, budget):
     corpus = [PROPOSERS["corpus"]]
     (found,) = measured(rows_of(train), rows_of(test), tokenizer, corpus, [budget])
     plain = replay_reference.replay(train, test, tokenizer.eos_id, budget, N_MAX)
@@ -65,24 +60,16 @@ def test_the_corpus_proposer_replays_as_plain_python_does(folder, train, test, b
     assert found.tokens_per_step_frozen == plain.tokens / plain.steps
 
 
-def test_a_proposers_index_costs_what_it_reads(folder):
+def test_an_index_costs_what_it_reads_and_bytes_a_token_are_of_the_outputs_with_marks(tokenizer):
     rows = rows_of([[5, 6, 7], [5, 6, 8]] * 4)
-    tokenizer = TaskTokenizer.from_folder(folder)
     named = named_proposers(["mixed", "tasc", "trie"], bigrams=False)
     found = {m.proposer: m.figures() for m in measured(rows, rows, tokenizer, named, [4])}
     read = {name: figures["index_tokens_read"] for name, figures in found.items()}
     assert read == {"mixed": 8 * (3 + 2), "tasc": 8 * 3, "trie": 0}
-    assert found["mixed"]["index_bytes"] > found["tasc"]["index_bytes"]
-    for per_token in ("index_bytes_per_token", "index_corpus_bytes_per_token"):
-        assert found["trie"][per_token] is None
-    assert found["trie"]["index_tokens_read_per_s"] is None
-
-
-def test_bytes_a_token_are_of_the_outputs_with_their_marks_whoever_reads_prompts(folder):
-    rows = rows_of([[5, 6, 7], [5, 6, 8]] * 4)
-    tokenizer = TaskTokenizer.from_folder(folder)
-    named = named_proposers(["mixed", "tasc"], bigrams=False)
-    mixed, tasc = (m.figures() for m in measured(rows, rows, tokenizer, named, [4]))
+    for figure in ("bytes_per_token", "corpus_bytes_per_token", "tokens_read_per_s"):
+        assert found["trie"][f"index_{figure}"] is None
+    mixed, tasc = found["mixed"], found["tasc"]
+    assert mixed["index_bytes"] > tasc["index_bytes"]
     assert mixed["index_output_tokens"] == tasc["index_output_tokens"] == 8 * (3 + 2)
     same = "index_corpus_bytes_per_token"
     assert mixed[same] == tasc[same] == index_of(rows, tokenizer).corpus.nbytes / 40
@@ -90,9 +77,8 @@ def test_bytes_a_token_are_of_the_outputs_with_their_marks_whoever_reads_prompts
     assert mixed["index_bytes_per_token"] > tasc["index_bytes_per_token"]
 
 
-def test_answers_of_before_are_drafted_from_only_online(folder):
+def test_answers_of_before_are_drafted_from_only_online(tokenizer):
     train, test = rows_of([[9]]), rows_of([[5, 6, 7, 8]] * 10)
-    tokenizer = TaskTokenizer.from_folder(folder)
     mixed = [PROPOSERS["mixed"]]
     offline, online = (
         measured(train, test, tokenizer, mixed, [8], online=way)[0] for way in (False, True)
@@ -100,8 +86,7 @@ def test_answers_of_before_are_drafted_from_only_online(folder):
     assert online.replay.tokens_per_step > 1.5 * offline.replay.tokens_per_step
 
 
-def test_bigrams_draft_what_the_table_says(folder):
-    tokenizer = TaskTokenizer.from_folder(folder)
+def test_bigrams_draft_what_the_table_says(tokenizer):
     size = tokenizer.vocab_size
     after = (np.arange(size, dtype=np.int32)[:, None] + 1) % size
     table = BigramTable("m", tokenizer.fingerprint, size, after, np.zeros((size, 1), np.float32))
@@ -113,21 +98,9 @@ def test_bigrams_draft_what_the_table_says(folder):
     assert (found.replay.steps, found.replay.drafted_steps, found.replay.tokens) == (3, 2, 7)
 
 
-def test_unknown_proposers_are_named_and_repeated_ones_taken_once():
-    assert [p.name for p in named_proposers(["trie", "mixed", "trie"], False)] == ["trie", "mixed"]
-    with refused(JobError, "'fancy'", "mixed"):
-        named_proposers(["mixed", "fancy"], False)
-    with refused(JobError, "--bigrams"):
-        named_proposers(["bigrams"], False)
-
-
-def test_rows_are_cut_and_rendered_as_a_replay_needs_them(folder, tmp_path):
-    path = tmp_path / "rows.jsonl"
+def test_rows_are_cut_and_rendered_as_a_replay_needs_them(tokenizer, tmp_path):
     long = {"input": "wake me " * 2000, "output": "set an alarm " * 400}
-    path.write_text(
-        "".join(json.dumps(row) + "\n" for row in (long, {"input": "a", "output": "b"})) + "bad\n"
-    )
-    tokenizer = TaskTokenizer.from_folder(folder)
+    path = write_rows(tmp_path / "rows.jsonl", [long, {"input": "a", "output": "b"}, "bad"])
     read = read_files([path], Fields())
     assert (len(read.rows), read.refused) == (2, 1)
     assert len(read_files([path], Fields(), limit=1).rows) == 1
@@ -162,22 +135,128 @@ def test_the_end_of_sequence_of_a_bare_tokenizer_is_its_usual_special_token(fold
         assert tokenizer.backend.id_to_token(tokenizer.eos_id) == name
 
 
-def test_the_settings_beside_a_tokenizer_come_first_and_what_is_asked_for_before_them(folder):
-    assert open_tokenizer(folder).eos_ids == TaskTokenizer.from_folder(folder).eos_ids
+def test_the_settings_beside_a_tokenizer_come_first_but_for_what_is_asked(folder, tokenizer):
+    assert open_tokenizer(folder).eos_ids == tokenizer.eos_ids
     asked = open_tokenizer(folder, "a")
     assert asked.backend.id_to_token(asked.eos_id) == "a"
 
 
 def test_a_tokenizer_that_cannot_be_used_says_why_and_how_otherwise(folder, tmp_path):
-    with refused(TokenizerError, "--eos", "<mark>"):
-        open_tokenizer(bare(folder, tmp_path / "other", "<mark>"))
-    with refused(TokenizerError, "none"):
-        open_tokenizer(bare(folder, tmp_path / "plain", "</s>", special=False))
-    with refused(TokenizerError, "'zzzz'"):
-        open_tokenizer(folder, "zzzz")
-    with refused(TokenizerError, str(tmp_path)):
-        open_tokenizer(tmp_path)
     damaged = bare(folder, tmp_path / "damaged", "</s>")
     (damaged / "config.json").write_text("{")
-    with refused(TokenizerError, "config.json"):
-        open_tokenizer(damaged)
+    for asked, named in (
+        ((bare(folder, tmp_path / "other", "<mark>"),), ("--eos", "<mark>")),
+        ((bare(folder, tmp_path / "plain", "</s>", special=False),), ("none",)),
+        ((folder, "zzzz"), ("'zzzz'",)),
+        ((tmp_path,), (str(tmp_path),)),
+        ((damaged,), ("config.json",)),
+    ):
+        with refused(TokenizerError, *named):
+            open_tokenizer(*asked)
+
+
+TRAIN, TEST = 400, 30
+
+
+@pytest.fixture(scope="module")
+def slices(tmp_path_factory: pytest.TempPathFactory) -> list[object]:
+    """Options that name a small training and a small test file, and the tokenizer."""
+    folder = tmp_path_factory.mktemp("slices")
+    options: list[object] = ["--tokenizer", MODEL]
+    for split, rows in (("train", TRAIN), ("test", TEST)):
+        with gzip.open(data_file("massive_en", split), "rt", encoding="utf-8") as lines:
+            (folder / f"{split}.jsonl").write_text("".join(next(lines) for _ in range(rows)))
+        options += [f"--{split}", folder / f"{split}.jsonl"]
+    return options
+
+
+@pytest.fixture
+def lines(slices, tasc):
+    """What ``--json`` prints for two budgets of three proposers, one name repeated."""
+    names = ["--proposer", "mixed,tasc", "--proposer", "trie,tasc", "--budget", "8,4"]
+    out = tasc.run("replay", *slices, *names, "--json")
+    assert f"{(2 + 1 + 1) * 2 * TEST}/240 rows" in tasc.err
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def test_the_figures_of_each_proposer_and_budget_agree_and_only_the_mixture_learns(lines, slices):
+    expected = [(name, budget) for name in ("mixed", "tasc", "trie") for budget in (4, 8)]
+    assert [(line["proposer"], line["budget"]) for line in lines] == expected
+    assert {(line["rows"], line["train_rows"]) for line in lines} == {(TEST, TRAIN)}
+    assert {line["end_of_sequence"] for line in lines} == {"<|endoftext|>"}
+    assert not any(line["online"] for line in lines)
+    with Path(str(slices[-1])).open() as file:
+        outputs = [json.loads(row)["output"] for row in file]
+    tokens = sum(len(o) + 1 for o in TaskTokenizer.from_folder(MODEL).encode_outputs(outputs))
+    for line in lines:
+        reached, accepted, steps = line["reached"], line["accepted"], line["steps"]
+        assert line["tokens"] == tokens
+        assert line["tokens_per_step"] == tokens / steps
+        assert len(reached) == len(accepted) == len(line["acceptance"]) <= line["budget"]
+        assert all(a <= r for a, r in zip(accepted, reached, strict=True))
+        assert line["acceptance"] == [a / r for a, r in zip(accepted, reached, strict=True)]
+        assert all(left >= right for left, right in pairwise(reached))
+        assert reached[0] == line["drafted_steps"] <= steps
+        assert line["coverage"] == line["drafted_steps"] / steps
+        assert sum(reached) <= line["nodes"] <= line["budget"] * steps
+        # Each step adds one token, but for the last of a row where the draft reached its end.
+        assert steps + sum(accepted) - TEST <= tokens <= steps + sum(accepted)
+        assert line["draft_us_p50"] <= line["draft_us_p99"]
+    by_name = {(line["proposer"], line["budget"]): line for line in lines}
+    assert by_name["mixed", 8]["tokens_per_step"] > by_name["tasc", 8]["tokens_per_step"] > 1.5
+    assert by_name["trie", 8]["tokens_per_step"] < 1.5
+    for name in ("tasc", "trie"):
+        line = by_name[name, 8]
+        assert line["tokens_per_step_frozen"] == line["tokens_per_step"]
+    assert by_name["mixed", 8]["tokens_per_step_frozen"] > 1.5
+
+
+def test_people_get_tables_and_a_page_that_needs_no_network(slices, tmp_path, tasc):
+    page = tmp_path / "report.html"
+    options = [*slices, "--limit", 10, "--proposer", "tasc", "--online", "--report", page]
+    out = tasc.run("replay", *options)
+    bytes_ = "Bytes a token: for each token of the indexed outputs, SEP and EOS counted"
+    for said in ("Replay of 10 rows", "tokens/step", "Online: ", bytes_):
+        assert said in out
+    html = page.read_text(encoding="utf-8")
+    assert html.count("<svg") == 2
+    for title in ("Acceptance by position", "Tokens per step by budget"):
+        assert title in html
+    assert "Tokens per step is block efficiency" in html
+    assert re.search(r"<td>\d+\.\d% \(\d+/\d+\)</td>", html)
+    assert_self_contained(html)
+
+
+def test_a_template_makes_other_prompts(slices, tasc):
+    options = [*slices, "--limit", 5, "--proposer", "mixed", "--budget", 4, "--json"]
+    plain, longer = (
+        json.loads(tasc.run("replay", *options, *more))["index_tokens_read"]
+        for more in ((), ("--template", r"intent and slots: {input}\n"))
+    )
+    assert longer > plain
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        (["--proposer", "fancy"], 1, "'fancy'"),
+        (["--proposer", "bigrams"], 1, "--bigrams"),
+        (["--bigrams", "nowhere.npz"], 1, "nowhere.npz"),
+        (["--bigrams", __file__], 1, "`tasc model-bigrams`"),
+        (["--test", "nowhere.jsonl"], 1, "nowhere.jsonl"),
+        (["--tokenizer", "nowhere"], 1, "tokenizer.json"),
+        (["--eos", "zzzz"], 1, "'zzzz'"),
+        (["--template", "no field"], 1, "{input}"),
+        (["--report", "nowhere/report.html"], 1, "nowhere/report.html"),
+        (["--output-field", "answer"], 1, "'answer'"),
+        (["--budget", "4,none"], 2, "1 to 256"),
+        (["--budget", "0"], 2, "1 to 256"),
+        (["--limit", "0"], 2, "--limit"),
+    ],
+)
+def test_what_cannot_be_done_is_said(slices, tmp_path, monkeypatch, tasc, args, code, message):
+    monkeypatch.chdir(tmp_path)
+    err = tasc.run("replay", *slices, *args, code=code)
+    assert message in re.sub(r"[\s│]+", " ", err)
+    assert not tasc.out
+    assert not list(tmp_path.iterdir())

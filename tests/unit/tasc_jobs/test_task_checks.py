@@ -1,19 +1,29 @@
-"""What a model cannot do is refused when a task is registered, by option, value and way out."""
+"""What a model cannot do, adapters and drafters are refused when a task is registered."""
 
 import json
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
 
+from lora_folders import make_adapter
 from support import refused
+from tasc_engine.drafting.neural.card import CARD, DrafterCard, target_fingerprint
+from tasc_engine.drafting.neural.files import save_drafter
+from tasc_engine.drafting.neural.tree import NeuralSettings
+from tasc_engine.layout import MOST_NODES
 from tasc_jobs.errors import UsageError
-from tasc_jobs.tasks.model_folders import BaseModel
+from tasc_jobs.tasks.model_folders import BaseModel, check_adapter
 from tasc_jobs.tasks.register import check_record
 from tasc_runtime.sampling_options import guide_of
-from tasc_store import TaskRecord
+from tasc_store import NeuralDrafting, TaskRecord
 from tiny import END, SENTENCES
 
 
@@ -50,9 +60,7 @@ def copied(folder: Path, to: Path, **settings: Any) -> Path:
         {"regex": "[a-z]+"},
     ],
 )
-def test_what_a_model_can_do_passes(
-    record: TaskRecord, model: BaseModel, change: dict[str, Any]
-) -> None:
+def test_what_can_be_passes(record: TaskRecord, model: BaseModel, change: dict[str, Any]) -> None:
     check_record(replace(record, **change), model)
 
 
@@ -82,15 +90,8 @@ def test_what_a_model_cannot_do_is_named(
     assert "\n" not in str(caught.value)
 
 
-def test_each_adapter_is_checked_and_the_one_at_fault_named(
-    record: TaskRecord, model: BaseModel, tmp_path: Path
-) -> None:
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
-
-    good = str(tmp_path / "good")
-    base = AutoModelForCausalLM.from_pretrained(model.folder)
-    get_peft_model(base, LoraConfig(r=4, target_modules="all-linear")).save_pretrained(good)
+def test_a_faulty_adapter_is_named(record: TaskRecord, model: BaseModel, tmp_path: Path) -> None:
+    good = str(make_adapter(model.folder, tmp_path / "good"))
     check_record(replace(record, adapters=(("a", good), ("b", good))), model)
     (tmp_path / "bad").mkdir()
     bad = f"{tmp_path}/bad"
@@ -98,16 +99,15 @@ def test_each_adapter_is_checked_and_the_one_at_fault_named(
         check_record(replace(record, adapters=(("a", good), ("b", bad))), model)
 
 
-def test_a_template_of_no_tokens_is_refused(record: TaskRecord, model: BaseModel) -> None:
+def test_a_template_of_no_tokens_and_a_second_quantization_are_refused(
+    record: TaskRecord, model: BaseModel
+) -> None:
     class Mute:
         def encode_prompt(self, text: str) -> list[int]:
             return []
 
     with refused(UsageError, "--template"):
         check_record(record, replace(model, tokenizer=Mute()))
-
-
-def test_a_model_is_not_quantised_twice(record: TaskRecord, model: BaseModel) -> None:
     check_record(replace(record, quantization="nf4"), model)
     quantized = replace(model, quantized=True)
     check_record(record, quantized)
@@ -151,11 +151,204 @@ def test_settings_of_a_model_are_read_wherever_they_stand(folder: Path, tmp_path
         (shutil.rmtree, "folder"),
     ],
 )
-def test_a_folder_that_is_no_model_is_refused(
-    folder: Path, tmp_path: Path, spoil: Any, named: str
-) -> None:
+def test_what_is_no_model_is_refused(folder: Path, tmp_path: Path, spoil: Any, named: str) -> None:
     spoiled = copied(folder, tmp_path / "model")
     BaseModel.open(str(spoiled), None)
     spoil(spoiled)
     with refused(UsageError, "--model", named):
         BaseModel.open(str(spoiled), None)
+
+
+MODULE = "model.layers.0.self_attn.q_proj"  # 32 to 32 in tiny models
+DOWN = "model.layers.1.mlp.down_proj"  # 64 to 32
+
+
+def adapter(folder: Path, shapes: dict[str, tuple[int, int]] | None = None, **config: Any) -> Path:
+    """An adapter of rank 4; shapes are ``(in, out)`` of each module."""
+    folder.mkdir(exist_ok=True)
+    given = {"peft_type": "LORA", "r": 4, "base_model_name_or_path": "org/other", **config}
+    (folder / "adapter_config.json").write_text(json.dumps(given))
+    tensors = {}
+    for module, (in_, out) in (shapes or {MODULE: (32, 32), DOWN: (64, 32)}).items():
+        tensors[f"base_model.model.{module}.lora_A.weight"] = torch.zeros(4, in_)
+        tensors[f"base_model.model.{module}.lora_B.weight"] = torch.zeros(out, 4)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("shapes", "config"),
+    [
+        ({"model.layers.0.named.otherwise": (7, 9), MODULE: (32, 32)}, {}),
+        ({MODULE: (32, 48)}, {"fan_in_fan_out": True}),
+        ({MODULE: (32, 32)}, {"r": 8, "rank_pattern": {"q_proj": 4}}),
+    ],
+)
+def test_what_settings_and_headers_do_not_tell_passes(
+    folder: Path, tmp_path: Path, shapes: dict[str, tuple[int, int]], config: dict[str, Any]
+) -> None:
+    check_adapter(adapter(tmp_path, shapes, **config), folder)
+
+
+def test_what_peft_saves_and_a_base_without_weights_here_pass(folder: Path, tmp_path: Path) -> None:
+    check_adapter(make_adapter(folder, tmp_path / "peft"), folder)
+    (tmp_path / "base").mkdir()
+    check_adapter(adapter(tmp_path / "adapter", {MODULE: (7, 9)}), tmp_path / "base")
+
+
+SETTINGS = [("peft_type", "LOHA"), ("r", 0), ("r", None), ("r", 8)]
+
+
+@pytest.mark.parametrize(("name", "value"), SETTINGS)
+def test_unserved_settings_are_told(folder: Path, tmp_path: Path, name: str, value: object) -> None:
+    with refused(ValueError, f"r {value}" if name == "r" else name):
+        check_adapter(adapter(tmp_path, **{name: value}), folder)
+
+
+@pytest.mark.parametrize("shape", [(48, 32), (32, 48)])
+def test_an_adapter_of_another_model_is_told_by_its_shapes(
+    folder: Path, tmp_path: Path, shape: tuple[int, int]
+) -> None:
+    named = (MODULE, str(list(shape[::-1])), "[32, 32]", "org/other")
+    with refused(ValueError, *named) as caught:
+        check_adapter(adapter(tmp_path, {DOWN: (64, 32), MODULE: shape}), folder)
+    assert DOWN not in str(caught.value)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:40])
+
+
+def pickled(path: Path) -> None:
+    path.rename(path.with_suffix(".bin"))
+
+
+def not_lora(path: Path) -> None:
+    save_file({"weight": torch.zeros(1)}, path)
+
+
+def half(path: Path) -> None:
+    save_file({f"base_model.model.{MODULE}.lora_A.weight": torch.zeros(4, 32)}, path)
+
+
+def ranks_differ(path: Path) -> None:
+    name = f"base_model.model.{MODULE}.lora_"
+    parts = {f"{name}A.weight": torch.zeros(4, 32), f"{name}B.weight": torch.zeros(32, 5)}
+    save_file(parts, path)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "named"),
+    [
+        (Path.unlink, "adapter_model.safetensors"),
+        (pickled, "adapter_model.bin"),
+        (cut, "adapter_model.safetensors"),
+        (lambda p: p.write_text("version https://git-lfs.github.com/spec/v1\n"), "git lfs pull"),
+        (lambda p: p.write_bytes(b""), "adapter_model.safetensors"),
+        (lambda p: p.write_bytes((2).to_bytes(8, "little") + b"[]"), "adapter_model.safetensors"),
+        (not_lora, "lora_A"),
+        (half, MODULE),
+        (ranks_differ, MODULE),
+    ],
+)
+def test_unsafe_weights_are_named(folder: Path, tmp_path: Path, spoil: Any, named: str) -> None:
+    spoilt = adapter(tmp_path)
+    check_adapter(spoilt, folder)
+    spoil(spoilt / "adapter_model.safetensors")
+    with refused(ValueError, named):
+        check_adapter(spoilt, folder)
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]"])
+def test_a_folder_not_of_peft_is_named(folder: Path, tmp_path: Path, text: str | None) -> None:
+    path = adapter(tmp_path) / "adapter_config.json"
+    path.unlink() if text is None else path.write_text(text)
+    with refused(ValueError, "adapter_config.json"):
+        check_adapter(tmp_path, folder)
+
+
+@pytest.fixture(scope="module")
+def drafter(folder: Path, model: BaseModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An independent one."""
+    place = tmp_path_factory.mktemp("drafter")
+    copy = AutoModelForCausalLM.from_pretrained(folder)
+    save_drafter(place, copy, DrafterCard("independent", model.tokenizer.fingerprint))
+    return place
+
+
+def with_card(drafter: Path, to: Path, **card: Any) -> Path:
+    save_drafter(to, AutoModelForCausalLM.from_pretrained(drafter), DrafterCard(**card))
+    return to
+
+
+def check(model: BaseModel, drafter: Path | str, **how: Any) -> None:
+    record = TaskRecord("t", str(model.folder), model.tokenizer.fingerprint, "say {input}\n")
+    check_record(replace(record, neural=NeuralDrafting(str(drafter), **how)), model)
+
+
+def test_a_drafter_of_this_target_passes(model: BaseModel, drafter: Path, tmp_path: Path) -> None:
+    check(model, drafter)
+    check(model, drafter, vocabulary="ranked", ranked_tokens=model.tokenizer.vocab_size)
+    own = target_fingerprint(model.folder)
+    ours = model.tokenizer.fingerprint
+    check(model, with_card(drafter, tmp_path / "e", kind="eagle", tokenizer=ours, target=own))
+
+
+def test_a_drafter_of_another_tokenizer_or_target_is_refused_with_both_fingerprints(
+    model: BaseModel, drafter: Path, tmp_path: Path
+) -> None:
+    ours, own = model.tokenizer.fingerprint, target_fingerprint(model.folder)
+    other = with_card(drafter, tmp_path / "d", kind="independent", tokenizer="f" * 32)
+    with refused(UsageError, f"--drafter {other}", "f" * 32, ours):
+        check(model, other)
+    other = with_card(drafter, tmp_path / "e", kind="eagle", tokenizer=ours, target="e" * 64)
+    with refused(UsageError, "--drafter", "e" * 64, own):
+        check(model, other)
+    # A target whose weights are not here is compared when it is served.
+    bare = tmp_path / "bare"
+    shutil.copytree(model.folder, bare, ignore=shutil.ignore_patterns("*.safetensors"))
+    check(BaseModel.open(str(bare), None), other)
+
+
+LOOK = """
+import sys
+from tasc_jobs.tasks.model_folders import BaseModel
+from tasc_jobs.tasks.register import check_record
+from tasc_store import NeuralDrafting, TaskRecord
+model = BaseModel.open(sys.argv[1], None)
+record = TaskRecord("t", sys.argv[1], model.tokenizer.fingerprint, "say {input}\\n")
+check_record(record, model)
+check_record(TaskRecord(**{**vars(record), "neural": NeuralDrafting(sys.argv[2])}), model)
+heavy = {"torch", "transformers"} & set(sys.modules)
+print(heavy, "tasc_engine.drafting.neural.card" in sys.modules)
+"""
+
+
+def test_a_head_is_looked_at_without_torch(model: BaseModel, drafter: Path, tmp_path: Path) -> None:
+    ours, own = model.tokenizer.fingerprint, target_fingerprint(model.folder)
+    head = with_card(drafter, tmp_path / "e", kind="eagle", tokenizer=ours, target=own)
+    command = [sys.executable, "-c", LOOK, str(model.folder), str(head)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "set() True\n"
+
+
+def test_no_drafter_and_too_many_ranked_tokens_are_named(model: BaseModel, drafter: Path) -> None:
+    for place, named in ((model.folder, CARD), ("./nowhere", "./nowhere")):
+        with refused(UsageError, "--drafter", named, "`tasc train-drafter`"):
+            check(model, place)
+    size = model.tokenizer.vocab_size
+    with refused(UsageError, "--ranked-tokens", str(size)):
+        check(model, drafter, vocabulary="recent+ranked")
+
+
+@pytest.mark.parametrize("tree", [(16, 4, MOST_NODES), (2, 32, 1), (1, 32, MOST_NODES)])
+def test_the_largest_trees_of_a_record_are_trees_of_the_engine(tree: tuple[int, int, int]) -> None:
+    own = NeuralDrafting("d", "neural", "full", 1, *tree)
+    made = NeuralSettings(own.depth, own.width, own.nodes)
+    assert (made.depth, made.width, made.nodes) == tree
+    depth, width, nodes = tree
+    for over in ((17, 1, nodes), (1, 33, nodes), (1, 1, MOST_NODES + 1), (17, width, depth)):
+        with refused(ValueError, "is"):
+            NeuralDrafting("d", "neural", "full", 1, *over)
+        with refused(ValueError, "is"):
+            NeuralSettings(*over)

@@ -1,4 +1,4 @@
-"""Options of a command line as values of a record, and what differs between two records."""
+"""Options of a command line as values of a record, and a job's model, prompt and rows."""
 
 import json
 from dataclasses import fields, replace
@@ -9,11 +9,14 @@ import pytest
 
 from support import refused
 from tasc_draft.settings import DraftSettings
-from tasc_jobs.errors import UsageError
+from tasc_jobs.errors import EmptyCorpusError, UsageError
+from tasc_jobs.task_inputs import GenerationSettings, InputOptions, TaskInputs, read_files
 from tasc_jobs.tasks import shown
 from tasc_jobs.tasks.options import TaskOptions
 from tasc_jobs.tasks.values import NEURAL, defaults, flat, given_values, option, record_of
+from tasc_runtime.data.rows import Fields
 from tasc_store import NeuralDrafting, SamplingDefaults, TaskRecord
+from tasc_text import PromptTemplate
 
 RECORD = TaskRecord("t", "org/model", "f", "{input}")
 OTHER = TaskRecord(
@@ -23,7 +26,7 @@ OTHER = TaskRecord(
 )  # fmt: skip
 
 
-def test_names_of_values_are_told_apart() -> None:
+def test_values_are_told_apart_make_a_record_again_and_have_defaults() -> None:
     names = [f.name for f in fields(TaskRecord)]
     names += [f.name for part in (SamplingDefaults, DraftSettings) for f in fields(part)]
     names += NEURAL
@@ -31,14 +34,7 @@ def test_names_of_values_are_told_apart() -> None:
     assert sorted(NEURAL.values()) == sorted(f.name for f in fields(NeuralDrafting))
     assert set(flat(RECORD)) == set(names) - {"sampling", "draft", "neural"}
     assert set(defaults()) == set(flat(RECORD)) - {"name", "model", "fingerprint", "template"}
-
-
-@pytest.mark.parametrize("record", [RECORD, OTHER])
-def test_a_record_s_values_make_it_again(record: TaskRecord) -> None:
-    assert record_of(flat(record)) == record
-
-
-def test_values_left_out_are_the_defaults() -> None:
+    assert [record_of(flat(record)) for record in (RECORD, OTHER)] == [RECORD, OTHER]
     needed = {"name": "t", "model": "org/model", "fingerprint": "f", "template": "{input}"}
     assert record_of(needed) == record_of({**needed, **defaults()}) == RECORD
 
@@ -67,36 +63,34 @@ def test_a_value_that_is_refused_is_named_by_its_option(change: dict[str, Any], 
         record_of({**flat(RECORD), **change})
 
 
-def test_every_value_with_an_option_is_called_by_it() -> None:
+def test_every_value_is_called_by_its_option_and_there_if_it_was_given() -> None:
     taken = {f"--{f.name.replace('_', '-')}" for f in fields(TaskOptions)}
     called = {option(name) for name in [*defaults(), "model", "template"]}
     assert {name for name in called if not name.startswith("--draft ")} <= taken
-
-
-def test_only_what_was_given_is_there() -> None:
     assert given_values(TaskOptions()) == {}
     options = TaskOptions(max_tokens=3, template=r"a\n{input}", stop=[r"\n", "x"], temperature=0.0)
     assert given_values(options) == {
         "max_tokens": 3, "template": "a\n{input}", "stop": ("\n", "x"), "temperature": 0.0,
     }  # fmt: skip
+    pairs = [
+        f"{f.name}={'corpus, prompt' if f.name == 'sources' else f.default}"
+        for f in fields(DraftSettings)
+    ]
+    found = given_values(TaskOptions(draft=pairs))
+    assert DraftSettings(**found) == DraftSettings(sources=("corpus", "prompt"))
+    assert {name: type(value) for name, value in found.items()} == {
+        f.name: type(f.default) for f in fields(DraftSettings)
+    }
 
 
-def test_folders_are_known_by_their_whole_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "model").mkdir()
+def test_adapters_have_names_and_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "fr=1"
+    place.mkdir()
     monkeypatch.chdir(tmp_path)
-    found = given_values(TaskOptions(model="./model", adapter="org/adapter"))
-    assert found == {"model": str(tmp_path / "model"), "adapter": "org/adapter"}
-
-
-def test_adapters_are_names_and_folders_by_their_whole_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "fr=1").mkdir()
-    monkeypatch.chdir(tmp_path)
+    found = given_values(TaskOptions(model="./fr=1", adapter="org/adapter"))
+    assert found == {"model": str(place), "adapter": "org/adapter"}
     found = given_values(TaskOptions(adapters=["fr=./fr=1", "de=org/adapter"]))
-    adapters = (("fr", str(tmp_path / "fr=1")), ("de", "org/adapter"))
+    adapters = (("fr", str(place)), ("de", "org/adapter"))
     assert found == {"adapters": adapters}
     words = shown.changes_in_words(shown.changes(RECORD, replace(RECORD, adapters=adapters[1:])))
     assert words == "adapters unset -> de=org/adapter"
@@ -105,7 +99,7 @@ def test_adapters_are_names_and_folders_by_their_whole_path(
             given_values(TaskOptions(adapters=[wrong]))
 
 
-def test_labels_come_in_the_order_they_were_given(tmp_path: Path) -> None:
+def test_labels_in_their_order_and_a_schema_are_read_from_files(tmp_path: Path) -> None:
     path = tmp_path / "labels.txt"
     path.write_bytes("\ufeffone\r\n\n two \nthr\u2028ee".encode())
     found = given_values(TaskOptions(choice=["zero"], choices=path))
@@ -113,6 +107,14 @@ def test_labels_come_in_the_order_they_were_given(tmp_path: Path) -> None:
     path = tmp_path / "labels.json"
     path.write_text('["one", "two\\n"]')
     assert given_values(TaskOptions(choices=path)) == {"choices": ("one", "two\n")}
+    path = tmp_path / "schema.json"
+    path.write_text('{"type": "string"}')
+    assert given_values(TaskOptions(schema=path)) == {"schema": '{"type": "string"}'}
+    path.write_text(" " * 65_537)
+    with refused(UsageError, f"--schema {path}", "65536"):
+        given_values(TaskOptions(schema=path))
+    with refused(UsageError, f"--schema {tmp_path}"):
+        given_values(TaskOptions(schema=tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -130,36 +132,11 @@ def test_labels_come_in_the_order_they_were_given(tmp_path: Path) -> None:
         ("l.txt", b"a" * 24_000_001, "is larger than 24000000 bytes"),
     ],
 )
-def test_a_file_that_holds_no_labels_is_named(
-    tmp_path: Path, name: str, content: bytes, said: str
-) -> None:
+def test_a_file_of_no_labels_is_named(tmp_path: Path, name: str, content: bytes, said: str) -> None:
     path = tmp_path / name
     path.write_bytes(content)
     with refused(UsageError, f"--choices {path} {said}"):
         given_values(TaskOptions(choices=path))
-
-
-def test_a_schema_is_read_from_its_file(tmp_path: Path) -> None:
-    path = tmp_path / "schema.json"
-    path.write_text('{"type": "string"}')
-    assert given_values(TaskOptions(schema=path)) == {"schema": '{"type": "string"}'}
-    path.write_text(" " * 65_537)
-    with refused(UsageError, f"--schema {path}", "65536"):
-        given_values(TaskOptions(schema=path))
-    with refused(UsageError, f"--schema {tmp_path}"):
-        given_values(TaskOptions(schema=tmp_path))
-
-
-def test_any_draft_setting_can_be_given() -> None:
-    pairs = [
-        f"{f.name}={'corpus, prompt' if f.name == 'sources' else f.default}"
-        for f in fields(DraftSettings)
-    ]
-    found = given_values(TaskOptions(draft=pairs))
-    assert DraftSettings(**found) == DraftSettings(sources=("corpus", "prompt"))
-    assert {name: type(value) for name, value in found.items()} == {
-        f.name: type(f.default) for f in fields(DraftSettings)
-    }
 
 
 @pytest.mark.parametrize(
@@ -188,16 +165,13 @@ def test_what_changed_is_each_value_that_differs() -> None:
     assert 'stop unset -> ["\\n", "."]' in words
     assert "choices unset -> 2 labels: a, b" in words
     assert "top_p" not in words
-
-
-def test_changed_labels_are_counted_and_long_values_cut() -> None:
     new = replace(OTHER, choices=("b", "c", "d"), template="x" * 500 + "{input}")
     words = shown.changes_in_words(shown.changes(OTHER, new))
     assert "choices +2 -1 labels" in words
     assert len(words) < 200
 
 
-def test_a_table_has_every_value_and_every_version() -> None:
+def test_a_table_has_every_value_and_version_and_json_every_field() -> None:
     past = [
         shown.Past(1, {}), shown.Past(2, shown.changes(RECORD, OTHER)),
         shown.Past(3, shown.changes(OTHER, RECORD), same_as=1),
@@ -212,9 +186,62 @@ def test_a_table_has_every_value_and_every_version() -> None:
     plain = shown.table(RECORD, 1, past[:1])
     assert "drafter                 unset" in plain.splitlines()
     assert "draft_depth" not in plain
-
-
-def test_json_has_every_field() -> None:
     found = json.loads(json.dumps(shown.as_json(RECORD)))
     assert set(found) == {f.name for f in fields(TaskRecord)}
     assert found["sampling"]["temperature"] is None
+
+
+FULL = TaskRecord(
+    "t", "org/model", "f", "say {input}", max_tokens=7, stop=(".",), draft=DraftSettings(n_max=4)
+)
+SEVERAL = replace(FULL, adapters=(("a", "org/a"), ("b", "org/b")))
+
+
+@pytest.mark.parametrize(
+    ("options", "record", "wanted", "named"),
+    [
+        ({}, None, "source", "--model"),
+        ({}, None, "template", "--template"),
+        ({}, None, "tokenizer", "--tokenizer"),
+        ({"model": "m", "dtype": "int4"}, None, "source", "int4"),
+        ({"adapter": "a"}, FULL, "source", "--adapter a"),
+        ({}, SEVERAL, "source", "a, b"),
+    ],
+)
+def test_what_neither_options_nor_the_record_say_is_named(
+    options: dict[str, Any], record: TaskRecord | None, wanted: str, named: str
+) -> None:
+    with refused(UsageError, named):
+        getattr(TaskInputs(InputOptions(**options), record, ()), wanted)
+
+
+@pytest.mark.parametrize(
+    ("options", "record", "expected"),
+    [
+        ({}, FULL, (FULL.template, 7, (".",), FULL.draft)),
+        (
+            {"template": r"{input}\n", "max_tokens": 9},
+            FULL,
+            ("{input}\n", 9, (".",), FULL.draft),
+        ),
+        ({"template": "{input}"}, None, ("{input}", TaskRecord.max_tokens, (), DraftSettings())),
+    ],
+)
+def test_options_count_before_the_record(
+    options: dict[str, Any], record: TaskRecord | None, expected: tuple[Any, ...]
+) -> None:
+    template, *rest = expected
+    found = TaskInputs(InputOptions(**options), record, ()).generation
+    assert found == GenerationSettings(PromptTemplate(template), *rest)
+
+
+def test_without_a_store_rows_are_those_of_files(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(f'{{"q": "{i}", "a": "x"}}\n' for i in range(3)))
+    options = InputOptions("t", files=[path], fields=Fields("q", "a"), limit=2)
+    assert [row.input for row in TaskInputs.read(None, options).some_rows] == ["0", "1"]
+    assert not TaskInputs.read(None, options, with_rows=False).rows
+    with refused(EmptyCorpusError, path.name, "'input'"):
+        read_files([path], Fields())
+    with refused(EmptyCorpusError, "task t"):
+        _ = TaskInputs.read(None, InputOptions("t")).some_rows

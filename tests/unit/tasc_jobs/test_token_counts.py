@@ -1,6 +1,7 @@
-"""Tokens of answers are counted exactly, however the answers are cut."""
+"""Tokens of answers are counted exactly, and rows come out of their file in their own order."""
 
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support import refused
+from tasc_draft.tokens import Tokens
 from tasc_engine.drafting.neural.ranking import Ranking
 from tasc_jobs.cli.rank_vocabulary import in_words
 from tasc_jobs.demo.tasks import MODEL
@@ -21,7 +23,8 @@ from tasc_jobs.drafter.rank_vocabulary import (
     count_rows,
     open_tokens,
 )
-from tasc_jobs.errors import UsageError
+from tasc_jobs.errors import JobError, UsageError
+from tasc_jobs.index.tokenise import TokenFile
 from tasc_runtime.errors import FileError
 from tasc_store import Artifact
 
@@ -67,12 +70,9 @@ def test_a_file_is_counted_without_its_bad_lines(tmp_path):
         count_file(tmp_path / "nowhere.jsonl", "text", MODEL, lambda *to: None)
 
 
-def test_an_end_outside_the_vocabulary_is_refused():
+def test_two_choices_drafts_without_a_file_and_an_end_that_is_none_are_refused():
     with refused(ValueError, "eos_token_id"):
         TokenCounts(7).with_ends(7)
-
-
-def test_two_choices_and_drafts_without_a_file_are_refused():
     with refused(UsageError, "--top-k"):
         Choice(top_k=3, top_p=0.5)
     with refused(UsageError, "--answers"):
@@ -88,3 +88,48 @@ def test_a_ranking_is_told_with_what_was_asked_for_where_that_is_more(top_k, kep
     said = in_words(artifact, ranking.only(ranking.top(top_k or 1500)), top_k)
     assert f"{kept:,} of 2,000" in said
     assert ("1,501" in said) == (top_k == 1501)
+
+
+TOKENS = st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=4), max_size=12)
+
+
+def write(path, rows, batches):
+    with TokenFile(path) as file:
+        for batch in batches:
+            tokens = Tokens.of([rows[i] for i in batch])
+            file.append(batch, tokens.ids, tokens.lengths)
+    return file
+
+
+@st.composite
+def rows_in_batches(draw):
+    rows = draw(TOKENS)
+    shuffled = draw(st.permutations(range(len(rows))))
+    cuts = sorted(draw(st.lists(st.integers(0, len(rows)), max_size=3)))
+    borders = [0, *cuts, len(rows)]
+    return rows, [shuffled[a:b] for a, b in pairwise(borders)]
+
+
+@given(case=rows_in_batches())
+def test_rows_come_out_in_their_own_order(case, tmp_path_factory):
+    rows, batches = case
+    folder = tmp_path_factory.mktemp("tokens")
+    found = write(folder / "ids", rows, batches).tokens(len(rows))
+    assert found.ids.dtype == "int32"
+    assert found.lengths.dtype == "int64"
+    assert found.lengths.tolist() == [len(row) for row in rows]
+    assert found.ids.tolist() == [i for row in rows for i in row]
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_the_ids_are_read_from_the_file_and_cannot_be_changed(tmp_path):
+    found = write(tmp_path / "ids", [[1, 2], [3]], [[0, 1]]).tokens(2)
+    assert not found.ids.flags.owndata
+    assert not found.ids.flags.writeable
+
+
+@pytest.mark.parametrize("batches", [[[0, 2]], [[0, 1], [1, 2]], [[0, 1, 2, 3]], []])
+def test_a_row_that_is_lost_or_doubled_is_an_error(tmp_path, batches):
+    file = write(tmp_path / "ids", [[1], [2], [3], [4]], batches)
+    with refused(JobError, "3 rows"):
+        file.tokens(3)

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from drafter_training import INPUTS, ROWS, SHORT, Bench, Trained, make
 from finetuning import Killed, killed_at, same
-from support import refused
+from support import refused, write_rows
 from tasc_engine.drafting.neural.card import Kind, read_card
 from tasc_engine.drafting.neural.files import WEIGHTS
 from tasc_jobs.cli.main import app
@@ -85,9 +85,7 @@ def test_half_a_line_of_a_killed_run_is_answered_again(target: Bench, tmp_path: 
 
 
 @pytest.mark.parametrize("short", ["eagle"], indirect=True)
-def test_answers_made_before_are_learnt_with_and_without_ids(
-    short: Trained, tmp_path: Path
-) -> None:
+def test_answers_made_before_are_learnt_also_without_ids(short: Trained, tmp_path: Path) -> None:
     answers = read_answers(short.folder / ANSWERS)
     assert {answer.input for answer in answers} == set(INPUTS)
     assert all(answer.ids for answer in answers)
@@ -112,16 +110,13 @@ def test_a_line_that_is_no_answer_is_named(tmp_path: Path, line: str) -> None:
 
 
 def test_a_token_that_the_tokenizer_has_not_is_named(target: Bench, tmp_path: Path) -> None:
-    file = tmp_path / "answers.jsonl"
-    file.write_text('{"id": "7", "input": "a", "output": "b", "ids": [4, 99999]}\n')
-    job = replace(target.job(tmp_path / "out", "eagle"), answers=read_answers(file))
+    answer = {"id": "7", "input": "a", "output": "b", "ids": [4, 99999]}
+    answers = read_answers(write_rows(tmp_path / "answers.jsonl", [answer]))
     with refused(FileError, "answer 7", "99999"):
-        train_drafter(job)
+        train_drafter(replace(target.job(tmp_path / "out", "eagle"), answers=answers))
 
 
-def test_other_settings_or_another_target_are_not_gone_on_with(
-    target: Bench, tmp_path: Path
-) -> None:
+def test_other_settings_or_targets_are_not_gone_on_with(target: Bench, tmp_path: Path) -> None:
     job = replace(target.job(tmp_path / "out", "eagle", **SHORT), checkpoint_s=0.0)
     with pytest.raises(Killed):
         train_drafter(job, killed_at("train", 3))
@@ -132,9 +127,7 @@ def test_other_settings_or_another_target_are_not_gone_on_with(
         train_drafter(other)
 
 
-def test_a_loss_that_is_no_number_ends_it(
-    target: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_nan_ends_it(target: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loss = DrafterTrainer.loss
     monkeypatch.setattr(
         job_module.DrafterTrainer, "loss", lambda self, rows: loss(self, rows) * float("nan")
@@ -143,9 +136,7 @@ def test_a_loss_that_is_no_number_ends_it(
         train_drafter(target.job(tmp_path, "eagle", **SHORT))
 
 
-def test_rows_that_are_too_long_are_left_out_and_what_is_made_stays(
-    short: Trained, tmp_path: Path
-) -> None:
+def test_too_long_rows_are_left_out_and_what_is_made_stays(short: Trained, tmp_path: Path) -> None:
     with refused(FinetuneError, "--max-length"):
         train_drafter(short.bench.job(tmp_path, short.kind, max_length=4))
     with pytest.raises(FinetuneError):
@@ -174,12 +165,10 @@ def test_a_setting_of_the_other_kind_is_refused_by_option_and_kind(
 ) -> None:
     output, option = tmp_path / "out", "--" + name.replace("_", "-")
     given = ["train-drafter", "t", "--kind", kind, "--output", str(output), option, str(value)]
-    refused = CliRunner().invoke(app, given).exception
-    assert isinstance(refused, UsageError)
-    assert str(refused) == (
-        f"{option} is {value}, and only --kind {OTHER[kind]} has it; this is --kind {kind}, leave "
-        "it out"
-    )
+    error = CliRunner().invoke(app, given).exception
+    assert isinstance(error, UsageError)
+    named = (f"{option} is {value}", f"only --kind {OTHER[kind]}", f"this is --kind {kind}")
+    assert all(part in str(error) for part in named)
     assert not output.exists()
 
 

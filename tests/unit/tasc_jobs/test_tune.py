@@ -1,24 +1,37 @@
-"""The choice of settings, over held-out rows whose replays are made up; and holding rows out."""
+"""The choice of settings by made-up replays, and a forecast against values worked out by hand."""
 
+import json
+import re
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from support import refused
 from tasc_draft import DraftSettings, Replay, Tokens
 from tasc_draft.learning import LEAST_ROWS, held_out
 from tasc_jobs.errors import JobError
 from tasc_jobs.tuning.commands import PriceRequest, StoredTask
-from tasc_jobs.tuning.forecast import CostFile, StepCurve
+from tasc_jobs.tuning.forecast import (
+    EXAMPLE,
+    CostFile,
+    Outlook,
+    StepCurve,
+    how_to_set,
+    outlook,
+    priced,
+    read_cost_file,
+)
 from tasc_jobs.tuning.held_out import HeldOut
-from tasc_jobs.tuning.replay_page import tune_page
+from tasc_jobs.tuning.replay_page import forecast_page, tune_page
 from tasc_jobs.tuning.replays import index_of
 from tasc_jobs.tuning.tune import BUDGETS, MIN_PROBS, by_curve, by_node, planned, tune
 from tasc_runtime.data.local_corpus import TokenRows
+from tasc_runtime.errors import FileError
+from tasc_serve.settings import ServeSettings
 from tasc_store import TaskRecord
-from tasc_text import TaskTokenizer
-from tiny import make_tokenizer
 
 BASE = DraftSettings(mixture="tasc", recent_tokens=999, n_max=4)
 
@@ -61,22 +74,16 @@ def test_the_settings_with_the_greatest_expected_speed_up_are_chosen():
     # 1 + sqrt(k) + 1.8 over 1 + k / 20: 4.8 / 1.2, 5.6 / 1.4, 6.8 / 1.8, 8.5 / 2.6
     assert chosen.num_speculative_tokens == 8
     assert tuned.weights == ("final", chosen)
+    for node_cost, budget in ((0.0, 32), (0.5, 4)):  # dear tokens make small budgets
+        chosen = tune(MadeUp({}), BASE, by_node(node_cost)).chosen.settings
+        assert chosen.num_speculative_tokens == budget
 
 
-@pytest.mark.parametrize(("node_cost", "budget"), [(0.0, 32), (0.5, 4)])
-def test_dear_tokens_make_small_budgets(node_cost, budget):
-    chosen = tune(MadeUp({}), BASE, by_node(node_cost)).chosen.settings
-    assert chosen.num_speculative_tokens == budget
-
-
-def test_each_sources_worth_is_measured_by_its_absence():
+def test_a_sources_worth_is_measured_by_its_absence_and_one_that_hurts_left_out():
     tuned = tune(MadeUp({"corpus": 1.0, "prompt": 0.5, "recent": 0.25}), BASE, by_node(0.02))
     gains = {worth.source: pytest.approx(worth.gain) for worth in tuned.worths}
     assert gains == {"corpus": 1.0, "prompt": 0.5, "neighbours": 0.0, "recent": 0.25}
     assert tuned.chosen.settings.sources == BASE.sources
-
-
-def test_a_source_that_hurts_is_left_out_and_weights_are_learnt_without_it():
     held = MadeUp({"corpus": 1.0, "prompt": -0.5})
     tuned = tune(held, BASE, by_node(0.02))
     assert tuned.chosen.settings.sources == tuple(n for n in BASE.sources if n != "prompt")
@@ -109,16 +116,13 @@ def test_the_report_shows_the_gain_of_every_source():
     assert lines == {f"min_prob {p}": list(BUDGETS) for p in MIN_PROBS}
 
 
-def test_the_price_of_a_drafted_token_is_said_to_be_assumed_and_how_to_measure_it():
+def test_a_price_is_said_to_be_assumed_and_how_to_measure_it_or_to_be_measured_and_of_what():
     assumed = PriceRequest(0.035, None, 8)
     said = assumed.in_words()
     assert said.startswith("Assumed, not measured: a drafted token costs 3.5% of a step without")
     assert "--node-cost 0.035" in said
     assert "--step-cost FILE" in said
     assert assumed.figures() == {"node_cost": 0.035, "step_cost": None}
-
-
-def test_a_measured_price_is_said_to_be_measured_and_of_what():
     cost = {"rows": 8, "tokens": 8, "context": 64, "seconds": 0.01}
     machine = {"model": "m", "device": "d", "dtype": "float32"}
     measured = PriceRequest(0.02, CostFile.model_validate({**machine, "costs": [cost]}), 8)
@@ -126,13 +130,6 @@ def test_a_measured_price_is_said_to_be_measured_and_of_what():
     assert said.startswith("Measured (--step-cost), not assumed")
     assert "m in float32 on d at b = 8" in said
     assert measured.figures() == {"node_cost": None, "step_cost": {**machine, "rows": 8}}
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TaskTokenizer:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    make_tokenizer(folder)
-    return TaskTokenizer.from_folder(folder)
 
 
 def numbered(rows: int) -> TokenRows:
@@ -144,7 +141,8 @@ def numbered(rows: int) -> TokenRows:
 def test_the_rows_that_judge_are_in_neither_the_index_nor_the_lesson(tokenizer, monkeypatch):
     rows, seen = numbered(LEAST_ROWS), {}
 
-    def learn(index, prompts, outputs, **rest):
+    def learn(index, prompts, outputs, settings, **rest):
+        assert settings == DraftSettings(recent_tokens=0)  # lessons never keep recent answers
         seen["index"], seen["taught"] = index, outputs.ids.reshape(-1, 2).tolist()
 
     def run(index, rows, settings, **rest):
@@ -182,17 +180,159 @@ def test_where_the_index_is_capped_so_is_the_one_that_is_tuned_with(tokenizer, m
     assert 0 < tight.documents < free.documents
 
 
-def test_lessons_never_keep_recent_answers(tokenizer, monkeypatch):
-    asked = []
-    monkeypatch.setattr(
-        "tasc_jobs.tuning.held_out.learn_weights",
-        lambda *args, settings, **rest: asked.append(settings),
-    )
-    held = HeldOut(numbered(LEAST_ROWS), tokenizer, branching=False)
-    held.weights(DraftSettings(neighbours=7))
-    assert asked == [replace(DraftSettings(neighbours=7), recent_tokens=0)]
-
-
 def test_too_few_rows_are_refused(tokenizer):
     with refused(JobError, str(LEAST_ROWS)):
         HeldOut(numbered(199), tokenizer, branching=False)
+
+
+# 10 ms for the 8 tokens of a plain step, 30 ms for 24 and 110 ms for 88.
+CURVE = StepCurve(8, 128, (8, 24, 88), (0.010, 0.030, 0.110))
+
+
+def replay(tokens: int, steps: int, nodes: int, microseconds: float = 0.0) -> Replay:
+    times = [microseconds] * steps
+    return Replay(2, steps, tokens, nodes, steps, [steps], [steps // 2], times, [0.0, 0.0])
+
+
+def cost(rows: int, tokens: int, seconds: float, context: int = 128) -> dict:
+    return {"rows": rows, "tokens": tokens, "context": context, "seconds": seconds}
+
+
+def costs(*measured: dict, **more: object) -> dict:
+    return {"model": "m", "device": "d", "dtype": "float32", "costs": list(measured), **more}
+
+
+def test_costs_and_speed_ups_are_what_one_gets_by_hand():
+    assert CURVE.plain == 0.010
+    assert CURVE.at(16) == pytest.approx(0.020)
+    assert CURVE.at(56) == pytest.approx(0.070)
+    assert CURVE.at(88) == pytest.approx(0.110)
+    assert CURVE.at(88.5) is None
+    # 3 tokens a step, 2 nodes: 8 * (1 + 2) = 24 tokens, 30 ms; 3 * 10 / 30 = 1 without drafting.
+    assert priced(CURVE, 2, replay(30, 10, 20)).speed_up == pytest.approx(1.0)
+    # 625 us for each of 8 rows are 5 ms more.
+    option = priced(CURVE, 2, replay(30, 10, 20, microseconds=625.0))
+    assert option.step_seconds == pytest.approx(0.035)
+    assert option.speed_up == pytest.approx(3 * 10 / 35)
+    # The machine's own 250 us a row, 2 ms in all, count instead where the file has them.
+    option = priced(CURVE, 2, replay(30, 10, 20, microseconds=625.0), 250e-6)
+    assert option.speed_up == pytest.approx(3 * 10 / 32)
+    # Finding neighbours at a row's start is drafting, too.
+    found = Replay(2, 4, 8, 0, 0, [], [], [100.0] * 4, [1000.0, 600.0])
+    assert priced(CURVE, 2, found).draft_seconds == pytest.approx((400 + 1600) / 4 * 1e-6)
+
+
+def test_the_best_budget_is_taken_where_drafting_pays_else_none():
+    found = outlook(
+        CURVE, {2: replay(30, 10, 20), 1: replay(18, 10, 10), 4: replay(60, 10, 40)}, 0.0
+    )
+    # 1: 16 tokens, 20 ms, 1.8 * 10 / 20; 4: 40 tokens, 50 ms, 6 * 10 / 50
+    assert [o.speed_up for o in found.options] == pytest.approx([1.0, 0.9, 1.2])
+    assert (found.budget, found.speed_up) == (4, pytest.approx(1.2))
+    assert found.verdict() == "b = 8: draft 4 tokens, 1.20 x"
+    assert found.figures()["draft"] is True
+    assert Outlook(8, 128, 0.01, ()).budget == 0
+    found = outlook(CURVE, {1: replay(18, 10, 10), 4: replay(30, 10, 40)}, 0.0)
+    assert (found.budget, found.speed_up) == (0, 1.0)
+    said = "b = 8: do not draft; drafting loses: 0.90 x at its best, with 1 tokens"
+    assert found.verdict() == said
+    assert found.figures()["draft"] is False
+
+
+def test_a_step_larger_than_any_measured_is_not_guessed():
+    found = outlook(CURVE, {16: replay(90, 10, 150), 4: replay(60, 10, 40)}, 0.0)
+    assert [o.speed_up for o in found.options] == [None, pytest.approx(1.2)]
+    assert found.budget == 4
+    alone = outlook(CURVE, {16: replay(90, 10, 150)}, 0.0)
+    assert (alone.budget, alone.best) == (0, None)
+    assert "unknown" in alone.verdict()
+
+
+def test_the_report_says_every_verdict_and_the_setting_that_gives_another_budget():
+    replays = {4: replay(60, 10, 40), 16: replay(90, 10, 150)}
+    page = forecast_page("t", [outlook(CURVE, replays, 0.0)], replays, 4, ("first",))
+    assert page.summary == ("first", "b = 8: draft 4 tokens, 1.20 x")
+    assert [row[-1] for row in page.tables[0].rows] == ["1.20 x", "not measured"]
+    assert page.plots[0].lines[0].y == [pytest.approx(1.2)]
+    replays = {4: replay(60, 10, 40)}
+    page = forecast_page("t", [outlook(CURVE, replays, 0.0)], replays, 16, ())
+    verdict, setting = page.summary
+    assert verdict == "b = 8: draft 4 tokens, 1.20 x"
+    assert setting.startswith("b = 8: t drafts up to 16 tokens so far; ")
+    assert "`tasc tune t --step-cost FILE --rows 8`" in setting
+    (settings,) = re.findall(r"put (.*) into serve\.yaml", setting)
+    (task,) = ServeSettings.model_validate(yaml.safe_load(f"{{{settings}}}")).tasks
+    assert (task.name, task.draft.num_speculative_tokens) == ("t", 4)
+
+
+def test_a_setting_names_the_engines_bound_where_it_must_and_none_where_nothing_is_known():
+    large = StepCurve(1, 0, (1, 100), (1.0, 1.0))
+    for budget, most in ((32, 32), (48, 48), (80, 63)):
+        said = how_to_set("t", outlook(large, {budget: replay(60, 10, 40)}, 0.0), 16)
+        assert said is not None
+        (settings,) = re.findall(r"put (.*) into serve\.yaml", said)
+        found = yaml.safe_load(settings.replace(" and ", "\n"))
+        assert found["tasks"][0]["draft"] == {"num_speculative_tokens": budget}
+        assert ServeSettings.model_validate(found).engine.max_draft_tokens == most
+    loses = outlook(CURVE, {4: replay(30, 10, 40)}, 0.0)
+    assert "{num_speculative_tokens: 0}" in str(how_to_set("t", loses, 16))
+    assert how_to_set("t", loses, 0) is None
+    assert how_to_set("t", outlook(CURVE, {16: replay(90, 10, 150)}, 0.0), 8) is None
+
+
+def test_a_file_gives_the_curve_of_its_rows_at_the_nearest_context_or_names_them(tmp_path):
+    path = tmp_path / "cost.json"
+    measured = [cost(8, 88, 0.11), cost(8, 8, 0.01), cost(8, 24, 0.03)]
+    far = [cost(8, 8, 1.0, 1024), cost(8, 88, 2.0, 1024), cost(1, 1, 0.5), cost(1, 9, 0.6)]
+    path.write_text(json.dumps(costs(*measured, *far, draft_seconds=1e-5)))
+    found = read_cost_file(path)
+    assert found.draft_seconds == 1e-5
+    assert found.curve(8, 500.0) == CURVE
+    assert found.curve(8, 600.0).context == 1024
+    assert found.curve(1, 0.0).plain == 0.5
+    found = CostFile.model_validate(costs(cost(1, 1, 0.1), cost(1, 9, 0.2), cost(8, 8, 0.1)))
+    with refused(JobError, "b = 32", "--rows 1,8"):
+        found.curve(32, 0.0)
+    with refused(JobError, "8 to 8"):
+        found.curve(8, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (costs(cost(1, 1, 0.1), speed=1), "speed: "),
+        (costs({**cost(1, 1, 0.1), "ms": 1}), "costs.0.ms: "),
+        (costs(cost(1, 1, 0.1), cost(1, 1, 0.2)), "1 rows, 1 tokens, context 128"),
+        (costs(cost(1, 1, 0.0)), "costs.0.seconds"),
+        (costs(cost(0, 1, 0.1)), "costs.0.rows"),
+        (costs(), "costs: "),
+        ({"costs": [cost(1, 1, 0.1)]}, "model: "),
+        ([], "cost.json"),
+        ("{", "JSON"),
+    ],
+)
+def test_a_file_of_another_kind_is_refused(tmp_path, content, message):
+    path = tmp_path / "cost.json"
+    with refused(FileError, "cost.json"):
+        read_cost_file(path)
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    with refused(FileError, "cost.json", message):
+        read_cost_file(path)
+
+
+def test_all_faults_of_a_file_are_said_beside_an_example_that_is_right(tmp_path):
+    path = tmp_path / "cost.json"
+    wrong = [{"rows": 0, "tokens": 8, "seconds": 0.1}, {"rows": 8, "seconds": 0.1, "ms": 1}]
+    path.write_text(json.dumps({"model": "m", "dtype": 32, "costs": wrong}))
+    faults = ("device", "dtype", "costs.0.rows", "costs.0.context", "costs.1.tokens", "costs.1.ms")
+    with refused(FileError, *(f"{fault}: " for fault in faults)) as refusal:
+        read_cost_file(path)
+    said = str(refusal.value)
+    assert "model: " not in said
+    assert said.endswith(f"a right file: {EXAMPLE}")
+    assert "\n" not in said
+    readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+    (in_readme,) = re.findall(r'^\{"model": .*?\]\}$', readme, re.DOTALL | re.MULTILINE)
+    for example in (EXAMPLE, in_readme):
+        (tmp_path / "cost.json").write_text(example)
+        assert read_cost_file(tmp_path / "cost.json").curve(8, 64.0).plain > 0

@@ -18,8 +18,8 @@ from torch import Tensor
 
 import tiny
 from neural_drafters import eagle_parts, model_of
-from support import refused
-from tasc_draft import DraftIndex, DraftSettings, NgramProposer
+from support import make_proposer, refused
+from tasc_draft import DraftIndex, DraftSettings
 from tasc_draft.drafts import NEURAL, Drafts
 from tasc_engine import EngineConfig, ModelSource, Target, UnsupportedModel
 from tasc_engine.drafting.hidden_state_buffer import Seen
@@ -84,22 +84,9 @@ class Loaded:
         self.inside = weakref.ref(proposer)
         return proposer
 
-    @property
-    def ngram(self) -> NgramProposer:
-        return NgramProposer(
-            DraftSettings(), rows=ROWS, capacity=LENGTH, vocab_size=self.target.vocab_size,
-            eos_ids=self.tokenizer.eos_ids,
-            index=DraftIndex.empty(self.tokenizer.fingerprint, self.tokenizer.vocab_size),
-        )  # fmt: skip
-
-    def hidden_states(self) -> Tensor:
-        return torch.randn(PROMPT, self.config.hidden_size, dtype=torch.float64)
-
 
 @pytest.mark.parametrize("kind", ["independent", "eagle"])
-def test_what_a_drafter_takes_of_memory_is_said_once(
-    tmp_path: Path, kind: Kind, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_a_drafter_takes_of_memory_is_said_once(tmp_path: Path, kind: Kind, caplog) -> None:
     with caplog.at_level(logging.INFO, "tasc_runtime.engine.drafters"):
         loaded = Loaded(tmp_path, kind)
     config, weights = loaded.config, loaded.weights
@@ -158,12 +145,14 @@ def tensor_bytes() -> int:
 @pytest.mark.parametrize("kind", ["independent", "eagle"])
 def test_a_drafter_that_is_off_leaves_nothing_in_memory(tmp_path: Path, kind: Kind) -> None:
     loaded, registry = Loaded(tmp_path, kind, limit_s=1e-9), CollectorRegistry()
-    drafter, proposer = loaded.drafter, loaded.drafter.beside(loaded.ngram)
+    ngram = make_proposer(loaded.tokenizer, DraftSettings(), CONFIG)
+    drafter, proposer = loaded.drafter, loaded.drafter.beside(ngram)
     drafter.tell(NeuralMetrics(registry, LABELS))
     held = [loaded.inside, weakref.ref(loaded.inside().vocabulary)]
     least_freed = loaded.inside().cache_bytes + 8 * (loaded.weights - loaded.ends)
     proposer.start(0, np.arange(1, PROMPT + 1, dtype=np.int32))
-    proposer.observe(0, np.ones(1, np.int32), Seen(0, loaded.hidden_states(), None))
+    hidden = torch.randn(PROMPT, loaded.config.hidden_size, dtype=torch.float64)
+    proposer.observe(0, np.ones(1, np.int32), Seen(0, hidden, None))
     row, budget = np.zeros(1, np.int32), np.full(1, 8, np.int32)
     drafted = [len(proposer.propose(row, budget).tokens) for _ in range(STEPS - 1)]
     before = tensor_bytes()

@@ -65,35 +65,25 @@ def test_a_record_of_before_loads_and_is_written_as_it_was() -> None:
         [{}, {"choices": ("a", "é ")}, {"schema": '{"type": "string"}'}, {"regex": "a|b"}]
     ),
     quantization=st.sampled_from([None, "nf4", "int8"]),
+    stop=st.lists(TEXT),
+    model=TEXT,
+    prompt=TEXT.map(lambda text: text.replace("{", "(")),
+    max_tokens=st.integers(1),
+    draft=st.integers(2, 16).map(lambda n: DraftSettings(n_max=n)),
 )
-def test_how_answers_are_made_survives_json(
-    numbers: dict[str, float], form: dict[str, Any], quantization: str | None
+def test_a_record_survives_json(
+    numbers: dict[str, float], form: dict[str, Any], stop: list[str], prompt: str, **said: Any
 ) -> None:
-    sampling = SamplingDefaults(**numbers)
-    record = replace(RECORD, sampling=sampling, quantization=quantization, **form)
+    sampling, name = SamplingDefaults(**numbers), "a.b-c_1"
+    record = replace(RECORD, name=name, template=prompt + "{input}", **form, **said)
+    record = replace(record, stop=tuple(stop), sampling=sampling)
     again = TaskRecord.from_json(record.to_json())
     assert again == record
     assert again.to_json() == record.to_json()
     assert sampling.given == numbers
 
 
-@given(
-    stop=st.lists(TEXT),
-    model=TEXT,
-    prompt=TEXT,
-    max_tokens=st.integers(1),
-    n_max=st.integers(2, 16),
-)
-def test_a_record_survives_json(
-    stop: list[str], model: str, prompt: str, max_tokens: int, n_max: int
-) -> None:
-    template = prompt.replace("{", "(") + "{input}"
-    record = TaskRecord("a.b-c_1", model, "f", template, stop=tuple(stop), max_tokens=max_tokens)
-    record = replace(record, draft=DraftSettings(n_max=n_max))
-    assert TaskRecord.from_json(record.to_json()) == record
-
-
-def test_adapters_survive_json_in_their_order_and_may_be_written_as_an_object() -> None:
+def test_adapters_and_drafters_survive_json_and_may_be_written_by_hand() -> None:
     adapters = (("z", "/somewhere"), ("A.b-c_1", "org/adapter"), ("x" * 64, "b"))
     record = replace(RECORD, adapters=adapters)
     again = TaskRecord.from_json(record.to_json())
@@ -102,9 +92,6 @@ def test_adapters_survive_json_in_their_order_and_may_be_written_as_an_object() 
     content = json.loads(record.to_json())
     assert content["adapters"] == [list(pair) for pair in adapters]
     assert TaskRecord.from_json(json.dumps({**content, "adapters": dict(adapters)})) == record
-
-
-def test_a_drafter_survives_json_and_has_defaults_where_written_by_hand() -> None:
     neural = NeuralDrafting("/somewhere", "neural", "recent+ranked", 7, 3, 8, 24, 0.5)
     record = replace(RECORD, neural=neural)
     again = TaskRecord.from_json(record.to_json())
@@ -113,9 +100,6 @@ def test_a_drafter_survives_json_and_has_defaults_where_written_by_hand() -> Non
     short = TaskRecord.from_json(json.dumps({**content, "neural": {"drafter": "d"}}))
     assert short.neural == NeuralDrafting("d")
     assert TaskRecord.from_json(json.dumps({**content, "neural": None})) == RECORD
-
-
-def test_a_short_hand_written_record_gets_the_defaults() -> None:
     fields = {"name": "t", "model": "m", "fingerprint": "f", "template": "{input}"}
     record = TaskRecord.from_json(json.dumps(fields))
     assert record == TaskRecord("t", "m", "f", "{input}")
@@ -231,14 +215,11 @@ def test_values_at_their_limits_are_taken() -> None:
         assert replace(RECORD, **form) != RECORD
 
 
-def test_a_row_needs_a_key_and_real_text() -> None:
+def test_limits_of_rows_and_arguments_are_named() -> None:
     with refused(ValueError, "key"):
         CorpusRow("", "in", "out")
     with refused(ValueError, "'k'"):
         CorpusRow("k", "in", "\ud800")
-
-
-def test_limits_of_arguments_are_named() -> None:
     rows = [CorpusRow(str(i), "", "") for i in range(MAX_BATCH + 1)]
     with redis.Redis() as unconnected:
         corpus = CorpusStore(unconnected, "t")
@@ -250,9 +231,3 @@ def test_limits_of_arguments_are_named() -> None:
             ArtifactStore(unconnected, "t", "f").prune(0)
     with refused(ValueError, "keep"):
         ArtifactCache(Path("unused"), keep=0)
-
-
-def test_keys_of_a_task_share_a_cluster_slot() -> None:
-    from tasc_store import keys
-
-    assert keys.task_key("t", "index", 3) == "tasc:{t}:index:3"

@@ -26,9 +26,7 @@ SAMPLES = [
 texts = st.lists(st.sampled_from(SAMPLES) | st.text(max_size=3), max_size=12).map("".join)
 stops = st.lists(st.text("ab \n🙂", min_size=1, max_size=4), min_size=1, max_size=3)
 few = settings(
-    deadline=None,
-    max_examples=150,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 

@@ -5,12 +5,14 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, processors
 
+from support import refused
 from tasc_text import TaskTokenizer, TextError, TokenizerError, resolve_folder
 from tiny import END, SENTENCES, make_tokenizer
 
@@ -27,16 +29,13 @@ def write(folder: Path, name: str, **content: Any) -> None:
     (folder / name).write_text(json.dumps(content))
 
 
-def copy(folder: Path, name: str) -> Path:
-    return shutil.copytree(folder, folder.with_name(name))
-
-
-def resave(folder: Path, change: Any) -> TaskTokenizer:
-    path = folder / "tokenizer.json"
-    tokenizer = Tokenizer.from_file(str(path))
+def resave(folder: Path, change: Callable[[Tokenizer], object]) -> TaskTokenizer:
+    """The tokenizer of a copy of the folder, changed."""
+    other = shutil.copytree(folder, folder.with_name("other"))
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     change(tokenizer)
-    tokenizer.save(str(path))
-    return TaskTokenizer.from_folder(folder)
+    tokenizer.save(str(other / "tokenizer.json"))
+    return TaskTokenizer.from_folder(other)
 
 
 def test_a_resaved_tokenizer_with_padding_and_truncation_is_the_same(folder: Path) -> None:
@@ -44,9 +43,8 @@ def test_a_resaved_tokenizer_with_padding_and_truncation_is_the_same(folder: Pat
         tokenizer.enable_padding(length=50)
         tokenizer.enable_truncation(3)
 
-    other = resave(copy(folder, "other"), change)
-    one = TaskTokenizer.from_folder(folder)
-    assert json.loads((folder.with_name("other") / "tokenizer.json").read_text())["padding"]
+    one, other = TaskTokenizer.from_folder(folder), resave(folder, change)
+    assert json.loads(other.path.read_text())["padding"]
     assert one.fingerprint == other.fingerprint
     assert len(one.fingerprint) == 32
     int(one.fingerprint, 16)
@@ -55,23 +53,14 @@ def test_a_resaved_tokenizer_with_padding_and_truncation_is_the_same(folder: Pat
     assert other.encode_outputs(SENTENCES) == one.encode_outputs(SENTENCES)
 
 
-def test_another_vocabulary_is_another_tokenizer(folder: Path) -> None:
+def test_another_vocabulary_or_end_of_sequence_is_another_tokenizer(folder: Path) -> None:
+    """The vocabulary's size is one above the largest id."""
     one = TaskTokenizer.from_folder(folder)
-    other = resave(copy(folder, "other"), lambda t: t.add_tokens(["a task token"]))
-    assert other.fingerprint != one.fingerprint
+    other = resave(folder, lambda t: t.add_tokens(["a task token"]))
+    assert other.backend.id_to_token(one.vocab_size) == "a task token"
     assert other.vocab_size == one.vocab_size + 1
-
-
-def test_another_end_of_sequence_is_another_tokenizer(folder: Path) -> None:
-    one = TaskTokenizer.from_folder(folder)
-    write(folder, "config.json", eos_token_id=[*one.eos_ids, 7])
-    assert TaskTokenizer.from_folder(folder).fingerprint != one.fingerprint
-
-
-def test_the_vocabulary_size_is_one_above_the_largest_id(folder: Path) -> None:
-    tokenizer = TaskTokenizer.from_folder(folder)
-    assert tokenizer.backend.id_to_token(tokenizer.vocab_size - 1) is not None
-    assert tokenizer.backend.id_to_token(tokenizer.vocab_size) is None
+    ends = TaskTokenizer(one.path, [*one.eos_ids, 7])
+    assert len({each.fingerprint for each in (one, other, ends)}) == 3
 
 
 def test_the_generation_config_decides_then_the_config_then_the_tokenizers(folder: Path) -> None:
@@ -88,39 +77,41 @@ def test_the_generation_config_decides_then_the_config_then_the_tokenizers(folde
 @pytest.mark.parametrize("token", [END, {"content": END, "special": True}])
 def test_the_tokenizers_own_end_is_a_string_or_a_dict(folder: Path, token: object) -> None:
     tokenizer = resave(folder, lambda t: t.add_special_tokens(["<|other|>"]))
+    folder = tokenizer.path.parent
     write(folder, "tokenizer_config.json", eos_token=token)
     assert TaskTokenizer.from_folder(folder).eos_ids == tokenizer.eos_ids == (0,)
     write(folder, "tokenizer_config.json", eos_token="<|other|>")
     assert TaskTokenizer.from_folder(folder).eos_ids == (tokenizer.vocab_size - 1,)
 
 
-@pytest.mark.parametrize("config", [{}, {"eos_token": None}, {"eos_token": "<|nowhere|>"}])
-def test_no_end_of_sequence_is_refused_with_the_way_out(
-    folder: Path, config: dict[str, object]
+@pytest.mark.parametrize(
+    ("name", "content", "named"),
+    [
+        ("tokenizer_config.json", b"{}", "eos_token_id"),
+        ("tokenizer_config.json", b'{"eos_token": null}', "eos_token_id"),
+        ("tokenizer_config.json", b'{"eos_token": "<|nowhere|>"}', "eos_token_id"),
+        *((name, b'{"eos_token_id": ', name) for name in CONFIGS),
+    ],
+)
+def test_settings_that_name_no_end_of_sequence_are_refused(
+    folder: Path, name: str, content: bytes, named: str
 ) -> None:
-    write(folder, "tokenizer_config.json", **config)
-    with pytest.raises(TokenizerError):
+    (folder / name).write_bytes(content)
+    with refused(TokenizerError, named):
         TaskTokenizer.from_folder(folder)
-
-
-def test_a_folder_without_a_tokenizer_is_refused_with_the_way_out(tmp_path: Path) -> None:
-    with pytest.raises(TokenizerError):
-        TaskTokenizer.from_folder(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"{", b"\xff\xfe\x00", b"[1]"])
 def test_a_file_that_is_no_tokenizer_is_refused_by_name(folder: Path, content: bytes) -> None:
     write(folder, "config.json", eos_token_id=0)
     (folder / "tokenizer.json").write_bytes(content)
-    with pytest.raises(TokenizerError):
+    with refused(TokenizerError, "tokenizer.json"):
         TaskTokenizer.from_folder(folder)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_a_damaged_settings_file_is_refused_by_name(folder: Path, name: str) -> None:
-    (folder / name).write_text('{"eos_token_id": ')
-    with pytest.raises(TokenizerError):
-        TaskTokenizer.from_folder(folder)
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    with refused(TokenizerError, "tokenizer.json"):
+        TaskTokenizer.from_folder(tmp_path)
 
 
 def test_prompts_have_the_special_tokens_and_outputs_have_none(folder: Path) -> None:
@@ -171,11 +162,6 @@ def test_special_tokens_are_told_as_written_and_ids_without_a_token_as_nothing(
     assert tokenizer.token_bytes(tokenizer.vocab_size) == b""
 
 
-def test_tokenizer_errors_are_text_errors() -> None:
-    assert issubclass(TokenizerError, TextError)
-    assert issubclass(TextError, ValueError)
-
-
 COMMIT, OTHER = "a" * 40, "b" * 40
 CODE = """
 import sys
@@ -222,18 +208,14 @@ def test_a_folder_is_itself_made_absolute(tmp_path: Path, monkeypatch: pytest.Mo
         assert resolve_folder(name, "any-revision") == expected
 
 
-def test_a_folder_wins_over_a_hub_name_of_the_same_spelling(cache: Path, tmp_path: Path) -> None:
-    (tmp_path / "team" / "tiny").mkdir(parents=True)
-    assert resolve_offline(tmp_path, "team/tiny") == str(tmp_path / "team" / "tiny")
-
-
-def test_a_cached_hub_name_resolves_without_network(cache: Path, tmp_path: Path) -> None:
+def test_a_cached_name_resolves_without_network_and_a_folder_of_that_spelling_wins(
+    cache: Path, tmp_path: Path
+) -> None:
     assert resolve_offline(tmp_path, "team/tiny") == str(cache / "snapshots" / COMMIT)
-
-
-def test_a_revision_chooses_the_snapshot(cache: Path, tmp_path: Path) -> None:
     assert resolve_offline(tmp_path, "team/tiny", OTHER) == str(cache / "snapshots" / OTHER)
     assert "TextError: model 'team/tiny'" in resolve_offline(tmp_path, "team/tiny", "c" * 40)
+    (tmp_path / "team" / "tiny").mkdir(parents=True)
+    assert resolve_offline(tmp_path, "team/tiny") == str(tmp_path / "team" / "tiny")
 
 
 @pytest.mark.parametrize(
@@ -247,13 +229,10 @@ def test_a_name_that_is_not_to_be_had_is_refused_with_the_way_out(
     assert said.endswith("check the spelling, or name a local folder")
 
 
-@pytest.mark.parametrize("name", ["no/such/folder", "a b"])
-def test_what_cannot_be_a_hub_name_is_refused_with_the_way_out(name: str) -> None:
-    with pytest.raises(TextError):
-        resolve_folder(name)
-
-
-@pytest.mark.parametrize("name", ["/nowhere/at/all", "./nowhere", "../nowhere", "~/nowhere/at/all"])
-def test_a_path_is_no_hub_name(name: str) -> None:
-    with pytest.raises(TextError):
+@pytest.mark.parametrize(
+    "name",
+    ["no/such/folder", "a b", "/nowhere/at/all", "./nowhere", "../nowhere", "~/nowhere/at/all"],
+)
+def test_what_is_no_folder_and_cannot_be_a_hub_name_is_refused(name: str) -> None:
+    with refused(TextError, name):
         resolve_folder(name)

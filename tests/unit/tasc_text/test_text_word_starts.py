@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from tasc_jobs.demo.tasks import MODEL
 from tasc_text import TaskTokenizer
-from tiny import SENTENCES, make_tokenizer
+from tiny import SENTENCES
 
 
 def words(tokenizer: TaskTokenizer, text: str) -> list[str]:
@@ -49,18 +49,14 @@ def test_byte_level_words_are_those_between_blanks(
     assert len(found) > 2
 
 
-def test_words_of_the_demo_model_are_those_between_blanks() -> None:
-    tokenizer = TaskTokenizer.from_folder(MODEL)
-    assert words(tokenizer, "isn't it, that one\nDET NOUN") == [
+def test_words_of_other_tokenizers_are_those_between_blanks(
+    byte_fallback: TaskTokenizer, tmp_path: Path
+) -> None:
+    demo = TaskTokenizer.from_folder(MODEL)
+    assert words(demo, "isn't it, that one\nDET NOUN") == [
         "isn't", " it,", " that", " one", "\nDET", " NOUN",
     ]  # fmt: skip
-
-
-def test_byte_fallback_words_are_those_between_blanks(byte_fallback: TaskTokenizer) -> None:
     assert words(byte_fallback, "ab a. n't é\nb\tb") == ["ab", " a.", " n't", " é", "\nb", "\tb"]
-
-
-def test_metaspace_words_are_those_between_blanks(tmp_path: Path) -> None:
     assert words(metaspace(tmp_path), "ab a. é") == ["ab", " a.", " é"]
 
 
@@ -96,9 +92,7 @@ def test_special_tokens_ends_gaps_and_the_document_mark_begin_a_word(tmp_path: P
     assert found.word_starts[found.vocab_size]
 
 
-def test_the_table_is_made_once_and_read_only(tmp_path: Path) -> None:
-    make_tokenizer(tmp_path)
-    tokenizer = TaskTokenizer.from_folder(tmp_path)
-    assert tokenizer.word_starts is tokenizer.word_starts
-    assert not tokenizer.word_starts.flags.writeable
-    assert tokenizer.word_starts.dtype == bool
+def test_the_table_is_made_once_and_read_only(byte_level: TaskTokenizer) -> None:
+    starts = byte_level.word_starts
+    assert starts is byte_level.word_starts
+    assert (starts.flags.writeable, starts.dtype) == (False, bool)

@@ -22,6 +22,7 @@ class InProcess:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self.out = self.err = ""
         self._monkeypatch, self._capsys = monkeypatch, capsys
+        monkeypatch.setattr("signal.signal", lambda signum, handler: None)
 
     def run(self, *args: object, code: int = 0) -> str:
         """Run a command to its end; returns its stdout, or its stderr if it has to fail."""

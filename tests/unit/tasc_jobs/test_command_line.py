@@ -1,12 +1,16 @@
-"""What a command is told reaches what it starts; nothing of it is started here."""
+"""What `--help` says, and that what a command is told reaches what it starts."""
 
+import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import click
 import pytest
+import typer
+from rich.markup import render
 from typer.testing import CliRunner
 
 from tasc_jobs.batch.generate import generate
@@ -15,6 +19,98 @@ from tasc_jobs.cli.options import StoreOptions
 from tasc_jobs.errors import UsageError
 from tasc_jobs.tuning.refresh import Refreshed
 from tasc_runtime.errors import FileError
+
+APP = typer.main.get_command(app)
+BORDERS = re.compile(r"[\s│]+")
+
+
+def rows(command: str) -> list[str]:
+    ran = CliRunner().invoke(app, [*command.split(), "--help"], env={"COLUMNS": "110"})
+    assert ran.exit_code == 0
+    return ran.output.splitlines()
+
+
+def options(command: str) -> dict[str, str]:
+    """What is said of each option, by its name."""
+    found: dict[str, str] = {}
+    name = ""
+    for row in rows(command):
+        if option := re.match(r"│ [* ]*(--[a-z-]+)", row):
+            name = option[1]
+        if name and row.startswith("│"):
+            found[name] = BORDERS.sub(" ", found.get(name, "") + row)
+    return found
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("stats", "replay", "tune", "forecast", "build-index", "generate", "refresh"),
+        *("task create", "key create", "worker", "evaluate", "forecast-ft", "rank-vocabulary"),
+        "train-drafter",
+    ],
+)
+def test_each_option_says_its_default_or_that_it_must_be_given(command):
+    said = options(command)
+    assert len(said) > 5
+    without = {
+        n for n, text in said.items() if not re.search(r"\[default: .*\]|\[required\]", text)
+    }
+    assert without == {"--help"}
+
+
+@pytest.mark.parametrize(
+    ("command", "defaults"),
+    [
+        ("replay", {"proposer": "(mixed)", "budget": "(4,8,16,32)"}),
+        ("tune", {"node-cost": "0.02"}),
+        ("forecast", {"rows": "(1,8,32)"}),
+        ("task create", {"dtype": "(float32)", "max-tokens": "(256)", "temperature": "(0)",
+                         "repetition-penalty": "(1)", "mixture": "(mixed)",
+                         "num-speculative-tokens": "(16)"}),
+    ],
+)  # fmt: skip
+def test_defaults_are_said_as_they_are_to_be_typed(command, defaults):
+    said = options(command)
+    assert all(f"[default: {text}]" in said[f"--{name}"] for name, text in defaults.items())
+
+
+def test_create_shows_how_and_set_takes_what_it_takes_and_says_no_defaults():
+    said, created = options("task set"), options("task create")
+    required = {name for name, text in created.items() if "[required]" in text}
+    assert required == {"--model", "--template"}
+    assert " ".join(rows("task create")).count("tasc task create ") == 3
+    assert said.keys() - created.keys() == {"--unset"}
+    assert created.keys() - said.keys() == {"--replace"}
+    with_default = {name for name, text in said.items() if "[default: " in text}
+    assert with_default == {"--redis-url", "--data-dir"}
+
+
+def commands(of: click.Command) -> list[click.Command]:
+    inner = getattr(of, "commands", {}).values()
+    return [of, *(found for each in inner for found in commands(each))]
+
+
+def test_no_help_text_loses_what_stands_in_brackets():
+    found = commands(APP)
+    texts = [
+        t for c in found for t in (c.help, c.epilog, *(getattr(p, "help", "") for p in c.params))
+    ]
+    said = [text for text in texts if text]
+    assert len(said) > 100
+    assert any("\\[" in text for text in said)
+    for text in said:
+        assert render(text).plain == text.replace("\\[", "[")
+
+
+@pytest.mark.parametrize("name", ["create", "set"])
+def test_examples_are_shown_as_they_are_to_be_typed(name):
+    epilog = APP.commands["task"].commands[name].epilog
+    examples = [" ".join(each.split()).replace("\\[", "[") for each in epilog.split("\n\n")]
+    assert len(examples) > 3
+    said = " ".join(" ".join(rows(f"task {name}")).split())
+    for example in examples:
+        assert example in said
 
 
 def ended(*given: object) -> BaseException | None:

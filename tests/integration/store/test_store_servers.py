@@ -1,0 +1,272 @@
+"""A server of our own ends with us; one that fails is told apart, by URL and without password."""
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import redis
+
+from support import eventually, free_port, refused
+from tasc_store import (
+    ApiKeys,
+    Artifact,
+    ArtifactStore,
+    CorpusRow,
+    CorpusStore,
+    EmbeddedRedis,
+    StoreError,
+    StoreFull,
+    StoreReadOnly,
+    StoreTooOld,
+    StoreUnreachable,
+    TaskRecord,
+    TaskStore,
+    connect,
+    open_url,
+)
+from tasc_store.embedded import redis_binaries
+
+pytestmark = pytest.mark.redis
+
+
+# The thread that starts the server ends before the process does: the server must not end with it.
+ORPHAN = """
+import sys, threading, tasc_store as t
+def start():
+    server = t.EmbeddedRedis.start()
+    folder = t.connect(server.url).config_get('dir')['dir']
+    print(server.pid, server.url, folder, flush=True)
+starter = threading.Thread(target=start)
+starter.start()
+starter.join()
+print('joined', flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary folders of the test's own process go."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.delenv("REDIS_URL", raising=False)
+    return folder
+
+
+def gone(pid: int) -> bool:
+    """Ended; one that nobody has waited for yet counts."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return stat.rpartition(")")[2].split()[0] == "Z"
+
+
+@pytest.fixture
+def parent(temporary: Path) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, "-c", ORPHAN],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    ) as process:
+        yield process
+        process.kill()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals a parent's death")
+def test_the_server_ends_with_a_killed_parent_not_a_thread(parent: subprocess.Popen[str]) -> None:
+    assert parent.stdout is not None
+    pid, url, _ = parent.stdout.readline().split()
+    assert parent.stdout.readline() == "joined\n"
+    with connect(url) as client:
+        assert client.info("server")["process_id"] == int(pid)
+    parent.kill()
+    eventually(lambda: gone(int(pid)))
+    with pytest.raises(StoreUnreachable):
+        connect(url)
+
+
+def test_a_parent_need_not_close_it(parent: subprocess.Popen[str], temporary: Path) -> None:
+    assert parent.stdout is not None
+    pid, _, directory = parent.stdout.readline().split()
+    assert Path(directory).parent == temporary
+    parent.communicate()
+    assert parent.returncode == 0
+    assert gone(int(pid))
+    assert not Path(directory).exists()
+
+
+@pytest.mark.parametrize("binary", redis_binaries(), ids=str)
+def test_each_server_program_there_is_works(binary: Path, temporary: Path) -> None:
+    with EmbeddedRedis.start(binary=binary) as server, connect(server.url) as client:
+        assert client.set("key", "value")
+        assert len(list(temporary.iterdir())) == 1
+    assert gone(server.pid)
+    assert list(temporary.iterdir()) == []
+    server.close()
+
+
+def test_data_in_a_directory_outlives_its_server_and_it_takes_one_at_a_time(tmp_path: Path) -> None:
+    data, way_out = tmp_path / "data", "--data-dir (TASC_DATA_DIR)"
+    with EmbeddedRedis.start(data) as first, connect(first.url) as client:
+        client.set("key", "value")
+        with refused(StoreError, str(data), f"REDIS_URL={first.url} ", way_out):
+            EmbeddedRedis.start(data)
+    with EmbeddedRedis.start(data) as second, connect(second.url) as client:
+        with refused(StoreError, f"REDIS_URL={second.url} "):  # of the server there now
+            EmbeddedRedis.start(data)
+        assert client.get("key") == b"value"
+
+
+def test_a_program_that_is_none_is_told_by_its_last_words(tmp_path: Path, temporary: Path) -> None:
+    script = tmp_path / "redis-server"
+    script.write_text("#!/bin/sh\necho cannot do\nexit 1\n")
+    script.chmod(0o755)
+    with refused(StoreError, "cannot do"):
+        EmbeddedRedis.start(binary=script)
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_port_taken_meanwhile_is_replaced(tmp_path: Path, temporary: Path) -> None:
+    script, flag = tmp_path / "redis-server", tmp_path / "flag"
+    taken = f"[ -e {flag} ] || {{ touch {flag}; echo Address already in use; exit 1; }}"
+    script.write_text(f'#!/bin/sh\n{taken}\nexec {redis_binaries()[0]} "$@"\n')
+    script.chmod(0o755)
+    with EmbeddedRedis.start(binary=script) as server, connect(server.url) as client:
+        assert client.ping()
+        assert len(list(temporary.iterdir())) == 1
+
+
+def test_without_any_url_a_server_lives_for_the_block(temporary: Path) -> None:
+    with open_url(None) as url, redis.Redis.from_url(url) as client:
+        assert client.ping()
+    assert list(temporary.iterdir()) == []
+    with pytest.raises(StoreUnreachable):
+        connect(url)
+
+
+RECORD = TaskRecord("task", "m", "finger", "{input}")
+Write = Callable[[redis.Redis, Path], object]
+
+
+def _fill(client: redis.Redis, source: Path) -> Artifact:
+    """What the writes below go on from: a task of two versions, a published index."""
+    for limit in (1, 2):
+        TaskStore(client).put(replace(RECORD, name="old", max_tokens=limit))
+    return ArtifactStore(client, "task", "finger").publish(source, 1)
+
+
+def _announce(client: redis.Redis, source: Path) -> None:
+    store = ArtifactStore(client, "task", "finger")
+    store.announce(store.versions()[-1])
+
+
+WRITES: dict[str, Write] = {
+    "put": lambda client, _: TaskStore(client).put(RECORD),
+    "use": lambda client, _: TaskStore(client).use("old", 1),
+    "append": lambda client, _: CorpusStore(client, "task").append([CorpusRow("k", "i", "o")]),
+    "publish": lambda client, source: ArtifactStore(client, "task", "finger").publish(source, 1),
+    "announce": _announce,
+}
+every_write = pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
+
+
+@every_write
+def test_a_full_redis_is_named_and_nothing_goes_in(
+    server: EmbeddedRedis, client: redis.Redis, source: Path, write: Write
+) -> None:
+    _fill(client, source)
+    client.config_set("maxmemory", 1)
+    before = set(client.keys())
+    with connect(server.url) as full, refused(StoreFull, server.url):
+        write(full, source)
+    assert set(client.keys()) == before
+    TaskStore(client).delete("old")
+    assert not client.exists("tasc:{old}:records")
+
+
+def test_a_publish_that_fills_redis_is_cleared_away(client: redis.Redis, tmp_path: Path) -> None:
+    (tmp_path / "large").write_bytes(bytes(8_000_000))
+    store = ArtifactStore(client, "task", "finger", chunk_bytes=100_000)
+    client.config_set("maxmemory", int(client.info("memory")["used_memory"]) + 2_000_000)
+    with refused(StoreFull, "maxmemory"):
+        store.publish(tmp_path / "large", 1)
+    assert client.keys() == [b"tasc:{task}:index:finger:last"]
+
+
+@every_write
+def test_a_read_only_replica_is_named(
+    server: EmbeddedRedis,
+    spare: EmbeddedRedis,
+    client: redis.Redis,
+    source: Path,
+    write: Write,
+) -> None:
+    artifact = _fill(client, source)
+    client.config_set("repl-diskless-sync-delay", 0)  # Redis 7 waits 5 s for more replicas
+    with connect(spare.url) as replica:
+        replica.replicaof("127.0.0.1", server.url.rpartition(":")[2].removesuffix("/0"))
+        eventually(lambda: ArtifactStore(replica, "task", "finger").versions() == [1])
+        with refused(StoreReadOnly, spare.url):
+            write(replica, source)
+        with refused(StoreReadOnly, spare.url):
+            connect(spare.url)
+        assert ArtifactStore(replica, "task", "finger").get(1) == artifact
+
+
+def test_a_wrong_url_or_login_is_said_without_the_password(spare: EmbeddedRedis) -> None:
+    with connect(spare.url) as admin:
+        admin.config_set("requirepass", "right")
+    port = free_port()
+    shown = {f"redis://user:s3cr3t@127.0.0.1:{port}/0": f"***@127.0.0.1:{port}/0"}
+    shown |= {spare.url.replace("//", "//:s3cr3t@"): "", spare.url: ""}
+    for url, named in shown.items():
+        with refused(StoreUnreachable, named) as caught:
+            connect(url)
+        assert "s3cr3t" not in str(caught.value)
+    connect(spare.url.replace("//", "//:right@")).close()
+
+
+def test_an_old_server_is_refused_and_a_silent_one_given_up(
+    server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasc_store.client.OLDEST", (99, 0))
+    with refused(StoreTooOld, server.url, "99.0"):
+        connect(server.url)
+    with closing(socket.create_server(("127.0.0.1", 0))) as silent:
+        port = silent.getsockname()[1]
+        with refused(StoreUnreachable, f":{port}/0"):
+            connect(f"redis://127.0.0.1:{port}/0", timeout_s=0.05)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        *WRITES.values(),
+        lambda client, _: TaskStore(client).get("task"),
+        lambda client, _: TaskStore(client).names(),
+        lambda client, _: TaskStore(client).newest(),
+        lambda client, _: TaskStore(client).delete("task"),
+        lambda client, _: ApiKeys(client).find("0" * 64),
+        lambda client, _: len(CorpusStore(client, "task")),
+        lambda client, _: CorpusStore(client, "task").read(0, 1),
+        lambda client, _: ArtifactStore(client, "task", "finger").current(),
+        lambda client, _: ArtifactStore(client, "task", "finger").other_fingerprints(),
+        lambda client, _: ArtifactStore(client, "task", "finger").wait(None, 5.0),
+    ],
+)
+def test_a_vanished_redis_is_named(spare: EmbeddedRedis, source: Path, use: Write) -> None:
+    with connect(spare.url) as client:
+        spare.close()
+        with refused(StoreUnreachable, spare.url):
+            use(client, source)

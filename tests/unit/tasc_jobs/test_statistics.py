@@ -1,0 +1,279 @@
+"""Statistics of texts and files against their definitions, and what `tasc stats` makes of them."""
+
+import json
+import random
+import re
+from collections import Counter
+from dataclasses import asdict
+from importlib.resources import files
+from itertools import chain, pairwise
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from statistics_reference import figures, percentiles, word_ngrams
+
+from support import assert_self_contained, refused, write_rows
+from tasc_jobs.demo.tasks import MODEL
+from tasc_jobs.errors import EmptyCorpusError
+from tasc_jobs.statistics.corpus_counts import count_rows, ngrams_in, partition_of
+from tasc_jobs.statistics.distribution import CURVE_POINTS, distribution
+from tasc_jobs.statistics.ngrams import MOST_BINS, NgramTotal, Units, row_lengths
+from tasc_jobs.statistics.task_statistics import file_statistics
+from tasc_runtime.errors import FileError
+from tasc_text import TaskTokenizer, TokenizerError
+from tasc_text.template import last_words
+
+FREQUENCIES = st.lists(st.integers(1, 50), max_size=30)
+LENGTHS = st.lists(st.integers(0, 400), min_size=1, max_size=60)
+
+
+@given(FREQUENCIES, st.none() | st.integers(30, 100))
+@example([], None)
+@example([4, 1], None)  # exactly 80 percent is enough
+@example([7] * 30, 900)
+def test_figures_are_those_of_their_definitions(frequencies, vocabulary):
+    ngrams = [n for n, frequency in enumerate(frequencies) for _ in range(frequency)]
+    found = asdict(distribution(Counter(frequencies), 3, vocabulary))
+    assert found.pop("n") == 3
+    assert bool(found.pop("curve")) == bool(ngrams)
+    assert found == pytest.approx(figures(ngrams, vocabulary), abs=1e-9)
+
+
+@given(FREQUENCIES, st.randoms())
+def test_the_order_of_frequencies_changes_no_bit(frequencies, shuffler):
+    found = distribution(Counter(frequencies), 1)
+    shuffler.shuffle(frequencies)
+    assert distribution(Counter(frequencies), 1) == found
+
+
+@pytest.mark.parametrize("unique", [1, 2, 63, 64, 65, 5_000])
+def test_a_curve_has_few_points_from_the_first_rank_to_the_last(unique):
+    frequencies = random.Random(unique).choices(range(1, 1_000), k=unique)
+    frequent_first = sorted(frequencies, reverse=True)
+    curve = distribution(Counter(frequencies), 1).curve
+    assert (curve[0].rank, curve[-1].rank, curve[-1].coverage) == (1, unique, 1.0)
+    assert min(unique, CURVE_POINTS // 2) <= len(curve) <= CURVE_POINTS
+    assert all(left.rank < right.rank for left, right in pairwise(curve))
+    for point in curve:
+        assert point.count == frequent_first[point.rank - 1]
+        covered = sum(frequent_first[: point.rank])
+        assert point.coverage == pytest.approx(covered / sum(frequencies))
+
+
+@given(LENGTHS)
+def test_percentiles_are_by_nearest_rank_and_bins_are_few_and_equal(lengths):
+    found = row_lengths(Counter(lengths))
+    assert found.percentiles == percentiles(lengths)
+    assert found.mean == pytest.approx(sum(lengths) / len(lengths))
+    bins = row_lengths(Counter(lengths)).histogram
+    assert 1 <= len(bins) <= MOST_BINS
+    assert (bins[0].first, bins[-1].last) == (min(lengths), max(lengths))
+    assert all(left.last + 1 == right.first for left, right in pairwise(bins))
+    widths = [each.last - each.first + 1 for each in bins]
+    assert len({*widths[:-1]}) <= 1
+    assert widths[-1] <= widths[0]
+    assert [each.rows for each in bins] == [
+        sum(each.first <= length <= each.last for length in lengths) for each in bins
+    ]
+
+
+TEXTS = st.lists(st.text("abä \t\n\u00a0", max_size=8), max_size=12)
+
+
+@given(TEXTS, st.integers(1, 5))
+def test_rows_count_as_one_running_text(texts, n):
+    total, before = NgramTotal(), ""
+    for text in texts:
+        total.add_row(text.split(), n, before)
+        before = last_words(f"{before} {text}", n - 1)
+    ngrams = Counter(" ".join(each) for each in word_ngrams(texts, n))
+    assert total.counts().ngrams == ngrams
+    found = total.histogram()
+    assert found.frequencies == Counter(ngrams.values())
+    assert found.lengths == total.counts().lengths == Counter(len(text.split()) for text in texts)
+    assert (found.rows, found.symbols) == (len(texts), len(" ".join(texts).split()))
+
+
+@given(st.text("ab \n\u00a0", max_size=8), st.integers(0, 4))
+def test_last_words_are_the_last_of_the_split(text, most):
+    words = text.split()
+    assert last_words(text, most) == " ".join(words[max(len(words) - most, 0) :])
+
+
+def test_an_ngram_has_its_partition_for_good_and_they_are_of_nearly_equal_size():
+    # Two processes, or two releases on one cluster, must agree; figures of CRC-32.
+    assert [partition_of("ein Wort", n) for n in (1, 7, 1000)] == [0, 2, 865]
+    assert [partition_of("ä 日本", n) for n in (1, 7, 1000)] == [0, 2, 702]
+    rows = pa.table({"input": [" ".join(map(str, range(10_000)))], "output": [""]})
+    table = count_rows(Units(1), 8, rows)
+    sizes = [ngrams_in(table, partition).num_rows for partition in range(8)]
+    assert sum(sizes) == 10_000
+    assert max(sizes) < 1.1 * min(sizes)
+
+
+DATA = Path(str(files("tasc_jobs.demo"))) / "data"
+
+
+def bits_and_ngrams(side):
+    return round(side.words.ngrams.shannon_bits, 2), side.words.ngrams.ngrams_for_80_percent
+
+
+def random_rows(seed, count=120):
+    """Inputs and outputs of a few words, some of them empty inputs, with odd white space."""
+    rng = random.Random(seed)
+    words = [*"abcdefg", "naïve", "日本", "'s"]
+
+    def text(least):
+        return rng.choice([" ", "  ", "\n", "\u00a0"]).join(
+            rng.choices(words, k=rng.randrange(least, 9))
+        )
+
+    return [(text(0), text(1)) for _ in range(count)]
+
+
+def write(path, rows):
+    path = path.with_suffix(".jsonl")
+    return write_rows(path, ({"input": i, "output": o} for i, o in rows))
+
+
+def assert_unit(found, ngrams, lengths, vocabulary=None):
+    expected = figures(ngrams, vocabulary)
+    assert {name: getattr(found.ngrams, name) for name in expected} == pytest.approx(expected)
+    assert (found.count, found.lengths.percentiles) == (sum(lengths), percentiles(lengths))
+
+
+def test_the_shipped_rows_have_the_papers_figures():
+    found = file_statistics([DATA / "pos_ewt.train.jsonl.gz"])
+    assert bits_and_ngrams(found.input) == (15.53, 65_288)
+    assert bits_and_ngrams(found.output) == (6.57, 63)
+    assert (found.input.rows, found.input.words.count, found.rejected) == (12_544, 204_577, 0)
+    # The paper spells these outputs in another way (9.74 bits, 774), so only ours are pinned.
+    found = file_statistics([DATA / "massive_en.train.jsonl.gz"])
+    assert bits_and_ngrams(found.input) == (13.40, 15_943)
+    assert bits_and_ngrams(found.output) == (9.02, 840)
+
+
+def test_several_files_are_one_running_text_of_which_every_row_is_told(tmp_path):
+    pairs = [(text, text) for text in ("a b", "c", "d e")]
+    parts = [write(tmp_path / str(i), part) for i, part in enumerate((pairs[:2], pairs[2:]))]
+    found = file_statistics(parts)
+    assert found == file_statistics([write(tmp_path / "whole", pairs)])
+    assert found.output.words.ngrams.ngrams == 4
+    path, told = tmp_path / "rows.jsonl", []
+    path.write_text('{"input": "a b", "output": "c"}\nno json\n{"input": "d", "output": "e"}\n')
+    found = file_statistics([path, path], progress=lambda *progress: told.append(progress))
+    assert told == [("count", rows, None) for rows in (1, 2, 3, 4)]
+    assert (found.input.rows, found.input.words.count, found.rejected) == (4, 6, 2)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_words_and_tokens_of_random_rows_have_the_figures_of_the_definitions(tmp_path, n):
+    rows = random_rows(n)
+    found = file_statistics([write(tmp_path / "rows.jsonl", rows)], Units.of(n, MODEL))
+    tokenizer = TaskTokenizer.from_folder(MODEL)
+    size = len(tokenizer.backend.get_vocab(with_added_tokens=True))
+    for side, texts in zip((found.input, found.output), zip(*rows, strict=True), strict=True):
+        lengths = [len(text.split()) for text in texts]
+        assert_unit(side.words, word_ngrams(texts, n), lengths)
+        ids = tokenizer.encode_outputs(texts)
+        assert_unit(side.tokens, [*chain(*ids)], [len(each) for each in ids], size)
+
+
+def test_without_a_tokenizer_there_are_no_tokens_and_json_keeps_its_names(tmp_path):
+    found = file_statistics([write(tmp_path / "rows.jsonl", [("a b", "c d"), ("", "c d")])])
+    assert found.output.tokens is None
+    of = found.as_json["output"]
+    assert {name: of[name] for name in list(of)[:6]} == {
+        "rows": 2,
+        "words": 4,
+        "bigrams": 3,
+        "unique_bigrams": 2,
+        "bigram_entropy_bits": of["word_ngrams"]["shannon_bits"],
+        "bigrams_for_80_percent": 2,
+    }
+    assert list(of)[6:] == ["word_ngrams", "word_lengths"]
+    assert found.as_json["rejected"] == 0
+
+
+def test_tokenizers_and_files_that_are_not_there_or_have_no_row_are_errors(tmp_path):
+    with pytest.raises(TokenizerError):
+        Units.of(2, tmp_path)
+    path = tmp_path / "rows.jsonl"
+    path.write_text("no json\n")
+    with pytest.raises(EmptyCorpusError):
+        file_statistics([path])
+    with refused(FileError, "absent.jsonl"):
+        file_statistics([path, tmp_path / "absent.jsonl"])
+
+
+ROWS = ['{"input": "turn on the light", "output": "intent: on"}', '{"input": "", "output": "off"}']
+
+
+@pytest.fixture
+def train(tmp_path):
+    path = tmp_path / "train.jsonl"
+    path.write_text("\n".join([*ROWS * 20, "no row"]) + "\n")
+    return path
+
+
+def test_people_get_tables_of_words_and_machines_one_line(train, tasc):
+    out = tasc.run("stats", "--train", train)
+    for said in ("word 2-grams, inputs", "words, outputs", "Renyi-2 bits", "typical set"):
+        assert said in out
+    assert "not counted: 1" in out
+    assert "tokens" not in out
+    out = tasc.run("stats", "--train", train, "--n", 3, "--tokenizer", MODEL, "--json")
+    (line,) = out.splitlines()
+    found = json.loads(line)
+    assert (found["rejected"], found["input"]["rows"], found["input"]["words"]) == (1, 40, 80)
+    assert found["input"]["word_ngrams"]["ngrams"] == 78
+    of = found["output"]
+    assert of["token_ngrams"]["ngrams"] == of["tokens"] > 60
+    assert list(of) == [
+        *("rows", "words", "word_ngrams", "word_lengths"),
+        *("tokens", "token_ngrams", "token_lengths"),
+    ]
+    assert (of["word_ngrams"]["n"], of["token_ngrams"]["n"]) == (3, 1)
+    assert set(of["token_ngrams"]["curve"][0]) == {"rank", "count", "coverage"}
+    assert set(of["token_lengths"]["histogram"][0]) == {"first", "last", "rows"}
+
+
+@pytest.mark.parametrize(("tokenizer", "plots"), [([], 3), (["--tokenizer", MODEL], 5)])
+def test_the_page_needs_no_network(train, tmp_path, tasc, tokenizer, plots):
+    page = tmp_path / "report.html"
+    tasc.run("stats", "--train", train, *tokenizer, "--report", page)
+    assert f"report: {page}" in tasc.err
+    html = page.read_text(encoding="utf-8")
+    assert html.count("<svg") == plots
+    for title in ("Statistics of train.jsonl", "Frequency of word 2-grams", "How long outputs are"):
+        assert title in html
+    assert ("Frequency of tokens" in html) == bool(tokenizer)
+    assert "Words are what stands between white space" in html
+    assert "block efficiency" not in html
+    assert_self_contained(html)
+
+
+def test_a_corpus_without_ngrams_has_a_page_too(tmp_path, tasc):
+    path, page = tmp_path / "one.jsonl", tmp_path / "report.html"
+    path.write_text('{"input": "", "output": "yes"}\n')
+    assert "word 2-grams, outputs" in tasc.run("stats", "--train", path, "--report", page)
+    assert page.read_text(encoding="utf-8").count("<svg") == 1  # lengths
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        (["--tokenizer", "nowhere"], 1, "tokenizer.json"),
+        (["--report", "nowhere/report.html"], 1, "nowhere/report.html"),
+        (["--n", "0"], 2, "--n"),
+        (["--n", "17"], 2, "--n"),
+        (["task"], 2, "--train"),
+    ],
+)
+def test_what_cannot_be_done_is_said(train, tasc, args, code, message):
+    err = tasc.run("stats", "--train", train, *args, code=code)
+    assert message in re.sub(r"[\s│]+", " ", err)
+    assert not tasc.out
