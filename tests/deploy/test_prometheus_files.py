@@ -79,7 +79,8 @@ def test_rules_ask_only_for_series_that_are_exported():
 
 
 def test_documents_name_only_series_that_are_exported():
-    files = (DEPLOY.parent / "README.md", DEPLOY / "README.md")
+    root = DEPLOY.parent
+    files = (root / "README.md", DEPLOY / "README.md", *(root / "docs").rglob("*.md"))
     packages = {"tasc_text", "tasc_draft", "tasc_engine", "tasc_store", "tasc_runtime"}
     packages |= {"tasc_serve", "tasc_jobs"}
     text = "".join(file.read_text("utf-8") for file in files)

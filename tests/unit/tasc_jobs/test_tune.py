@@ -331,8 +331,9 @@ def test_all_faults_of_a_file_are_said_beside_an_example_that_is_right(tmp_path)
     assert "model: " not in said
     assert said.endswith(f"a right file: {EXAMPLE}")
     assert "\n" not in said
-    readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
-    (in_readme,) = re.findall(r'^\{"model": .*?\]\}$', readme, re.DOTALL | re.MULTILINE)
-    for example in (EXAMPLE, in_readme):
+    page = Path(__file__).parents[3] / "docs" / "how-to" / "choose-settings.md"
+    text = page.read_text(encoding="utf-8")
+    (in_docs,) = re.findall(r'^\{"model": .*?\]\}$', text, re.DOTALL | re.MULTILINE)
+    for example in (EXAMPLE, in_docs):
         (tmp_path / "cost.json").write_text(example)
         assert read_cost_file(tmp_path / "cost.json").curve(8, 64.0).plain > 0

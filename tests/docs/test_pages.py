@@ -1,0 +1,208 @@
+"""The pages that people read name what there is: links, commands, fields, endpoints, modules."""
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import fields
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import typer
+from prometheus_client import CollectorRegistry
+
+from tasc_jobs.cli.main import app
+from tasc_runtime.llm import LLM, Completion, Summary
+from tasc_serve.http.api import create_api
+from tasc_serve.http.batches.files_api import BatchStorage
+from tasc_serve.http.schemas import ChatRequest, CompletionRequest
+from tasc_serve.metrics.gateway_metrics import GatewayMetrics
+from tasc_serve.settings import LimitSettings
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted([*ROOT.glob("*.md"), ROOT / "deploy" / "README.md", *DOCS.rglob("*.md")])
+LANGUAGES = {"bash", "python", "json", "text", "yaml", "mermaid"}
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+SPAN = re.compile(r"`([^`\n]+)`")
+GROUP: Any = typer.main.get_command(app)
+
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def prose(page: Path) -> str:
+    return FENCE.sub("", page.read_text("utf-8"))
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return [body for name, body in FENCE.findall(page.read_text("utf-8")) if name == language]
+
+
+def anchors(page: Path) -> set[str]:
+    """Of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", prose(page), re.M)
+    plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+    return {heading.replace(" ", "-") for heading in plain}
+
+
+@pages
+def test_links_lead_to_files_and_headings(page):
+    for link in LINK.findall(prose(page)):
+        if link.startswith("https://"):
+            continue
+        name, _, anchor = link.partition("#")
+        there = (page.parent / name).resolve() if name else page
+        assert there.exists(), link
+        assert not anchor or anchor in anchors(there), link
+
+
+def test_every_page_is_linked_from_the_index_of_its_part():
+    for index in (DOCS / "index.md", DOCS / "decisions" / "index.md"):
+        linked = {(index.parent / link).resolve() for link in LINK.findall(index.read_text())}
+        below = DOCS.rglob("*.md") if index.parent == DOCS else index.parent.glob("*.md")
+        wanted = {page for page in below if page.parent == index.parent or index.parent == DOCS}
+        if index.parent == DOCS:
+            wanted -= set((DOCS / "decisions").glob("[0-9]*.md"))
+        assert wanted - {index} <= linked
+
+
+@pages
+def test_fences_name_their_language(page):
+    languages = {name for name, _ in FENCE.findall(page.read_text("utf-8"))}
+    assert languages <= LANGUAGES
+
+
+def invocations(page: Path) -> Iterator[list[str]]:
+    """Arguments of each `tasc` in shell blocks."""
+    for block in blocks(page, "bash"):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            while "tasc" in words:
+                words = words[words.index("tasc") + 1 :]
+                ends = (i for i, w in enumerate(words) if w in ("&&", "|", "&", ">", "2>&1", ";"))
+                yield words[: next(ends, len(words))]
+
+
+@pages
+def test_commands_have_the_options_that_pages_show(page):
+    for words in invocations(page):
+        if "--help" in words:
+            words = [word for word in words if word != "--help"]
+            assert not words or words[0] in GROUP.commands, words
+            continue
+        group, name = GROUP, words.pop(0)
+        command = group.commands[name]
+        if hasattr(command, "commands"):
+            group, name = command, words.pop(0)
+            command = group.commands[name]
+        assert command.make_context(name, words).params, (name, words)
+
+
+def test_pages_show_most_commands():
+    shown = {words[0] for page in PAGES for words in invocations(page)}
+    assert len(shown) >= 12
+
+
+def options(group: Any) -> set[str]:
+    found: set[str] = set()
+    for command in group.commands.values():
+        if hasattr(command, "commands"):
+            found |= options(command)
+        for option in command.params:
+            found |= {*option.opts, *option.secondary_opts}
+    return found
+
+
+@pages
+def test_commands_and_options_in_prose_exist(page):
+    spans = SPAN.findall(prose(page))
+    named = {m[1] for span in spans if (m := re.match(r"tasc ([a-z][a-z-]*)", span))}
+    assert named <= set(GROUP.commands)
+    if "reference" in page.parts or "deploy" in page.parts or page.parent == ROOT:
+        return  # these have options of other programs, too
+    known = options(GROUP) | {"--help"}
+    shown = {m for span in spans for m in re.findall(r"(?<![\w-])--[a-z][a-z-]+", span)}
+    assert shown <= known
+
+
+def classes() -> set[str]:
+    files = [*(ROOT / "services").rglob("*.py"), *(ROOT / "pipelines").rglob("*.py")]
+    trees = (ast.parse(file.read_text("utf-8")) for file in files)
+    return {node.name for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
+def test_modules_and_classes_of_the_life_of_a_request_exist():
+    spans = set(SPAN.findall(prose(DOCS / "concepts" / "request-and-corpus.md")))
+    named = {span for span in spans if re.fullmatch(r"[A-Z]\w+", span)}
+    modules = {span for span in spans if re.fullmatch(r"tasc_\w+(\.\w+)+", span)}
+    assert len(named) >= 25
+    assert modules
+    assert named <= classes()
+    for module in modules:
+        path = ROOT / "services" / module.replace(".", "/")
+        assert path.is_dir() or path.with_suffix(".py").exists(), module
+
+
+@pages
+def test_files_that_pages_name_exist(page):
+    tops = "services|pipelines|benchmarks|deploy|dashboards|tests"
+    for span in SPAN.findall(prose(page)):
+        for name in re.findall(rf"(?:^|\s)((?:{tops})/[\w-][\w./-]*)", span):
+            assert (ROOT / name).exists(), name
+
+
+def first_column(page: Path, heading: str) -> set[str]:
+    """Code spans in the first column of the table under a heading."""
+    _, _, rest = page.read_text("utf-8").partition(f"\n## {heading}\n")
+    assert rest
+    part = rest.partition("\n## ")[0]
+    rows = re.findall(r"^\| (.*?) \|", part, re.M)
+    return {span for row in rows for span in SPAN.findall(row)}
+
+
+def test_the_reference_names_every_field_of_a_request():
+    named = first_column(DOCS / "reference" / "http-api.md", "Fields of a request")
+    named = {name.partition(".")[0] for name in named}
+    assert named == {*ChatRequest.model_fields, *CompletionRequest.model_fields}
+
+
+def test_the_reference_names_every_endpoint():
+    text = (DOCS / "reference" / "http-api.md").read_text("utf-8").partition("\n## ")[0]
+    spans = [span for line in text.splitlines() for span in SPAN.findall(line)]
+    named = {path for span in spans for path in re.findall(r"/[\w/{}.]+", span)}
+    storage = BatchStorage(redis.Redis())  # is not asked for anything
+    metrics = GatewayMetrics(CollectorRegistry())
+    nobody: Any = None
+    paths = create_api(nobody, LimitSettings(), metrics, storage=storage).openapi()["paths"]
+    there = {re.sub(r"\{\w+\}", "{id}", path) for path in paths}
+    named = {re.sub(r"\{\w+\}", "{id}", path) for path in named}
+    assert named - {"/openapi.json"} == there
+
+
+def test_the_reference_names_everything_of_the_python_class():
+    page = DOCS / "reference" / "python-api.md"
+    arguments = {name for name, p in signature(LLM).parameters.items() if p.kind != p.VAR_KEYWORD}
+    shown = first_column(page, "`LLM(model, *, ...)`")
+    assert {name for name in shown if name.isidentifier()} == arguments
+    methods = {re.match(r"(?:LLM\.)?(\w+)", name)[1] for name in first_column(page, "Methods")}
+    assert methods == {name for name in vars(LLM) if not name.startswith("_")}
+    assert first_column(page, "`Completion`") == public(Completion)
+    summary = page.read_text("utf-8").partition("\n## `Summary`\n")[2].partition("\n## ")[0]
+    assert set(SPAN.findall(summary)) == public(Summary)
+
+
+def public(kind: type) -> set[str]:
+    """Fields and properties of a dataclass."""
+    properties = {name for name, member in vars(kind).items() if isinstance(member, property)}
+    return {field.name for field in fields(kind)} | properties
+
+
+@pages
+def test_blocks_that_are_not_run_say_why(page):
+    for reason in re.findall(r"<!-- not run: (.*?) -->\n(.*)", page.read_text("utf-8")):
+        assert reason[0]
+        assert reason[1].startswith("```"), reason
