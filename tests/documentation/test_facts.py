@@ -1,4 +1,4 @@
-"""The pages that people read name what there is: links, commands, fields, endpoints, modules."""
+"""Pages name what there is: commands, options, files, classes, fields, endpoints, methods."""
 
 import ast
 import re
@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import fields
 from inspect import signature
+from itertools import dropwhile, groupby
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,9 @@ from tasc_serve.settings import LimitSettings
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted([*ROOT.glob("*.md"), ROOT / "deploy" / "README.md", *DOCS.rglob("*.md")])
-LANGUAGES = {"bash", "python", "json", "text", "yaml", "mermaid"}
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+SEPARATORS = ("&&", "|", "&", ";", ">", "2>&1")
 SPAN = re.compile(r"`([^`\n]+)`")
 GROUP: Any = typer.main.get_command(app)
 
@@ -38,61 +39,29 @@ def prose(page: Path) -> str:
     return FENCE.sub("", page.read_text("utf-8"))
 
 
-def blocks(page: Path, language: str) -> list[str]:
-    return [body for name, body in FENCE.findall(page.read_text("utf-8")) if name == language]
-
-
-def anchors(page: Path) -> set[str]:
-    """Of a page's headings, as GitHub makes them."""
-    headings = re.findall(r"^#+ (.*)$", prose(page), re.M)
-    plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
-    return {heading.replace(" ", "-") for heading in plain}
-
-
-@pages
-def test_links_lead_to_files_and_headings(page):
-    for link in LINK.findall(prose(page)):
-        if link.startswith("https://"):
-            continue
-        name, _, anchor = link.partition("#")
-        there = (page.parent / name).resolve() if name else page
-        assert there.exists(), link
-        assert not anchor or anchor in anchors(there), link
-
-
-def test_every_page_is_linked_from_the_index_of_its_part():
-    for index in (DOCS / "index.md", DOCS / "decisions" / "index.md"):
-        linked = {(index.parent / link).resolve() for link in LINK.findall(index.read_text())}
-        below = DOCS.rglob("*.md") if index.parent == DOCS else index.parent.glob("*.md")
-        wanted = {page for page in below if page.parent == index.parent or index.parent == DOCS}
-        if index.parent == DOCS:
-            wanted -= set((DOCS / "decisions").glob("[0-9]*.md"))
-        assert wanted - {index} <= linked
-
-
-@pages
-def test_fences_name_their_language(page):
-    languages = {name for name, _ in FENCE.findall(page.read_text("utf-8"))}
-    assert languages <= LANGUAGES
+def test_every_page_is_linked_from_an_index():
+    indexes = (DOCS / "index.md", DOCS / "decisions" / "index.md")
+    found = {
+        (page.parent / link).resolve() for page in indexes for link in LINK.findall(prose(page))
+    }
+    assert set(DOCS.rglob("*.md")) <= found | {indexes[0]}
 
 
 def invocations(page: Path) -> Iterator[list[str]]:
     """Arguments of each `tasc` in shell blocks."""
-    for block in blocks(page, "bash"):
+    for block in re.findall(r"^```bash\n(.*?)^```$", page.read_text("utf-8"), re.M | re.S):
         for line in block.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
-            while "tasc" in words:
-                words = words[words.index("tasc") + 1 :]
-                ends = (i for i, w in enumerate(words) if w in ("&&", "|", "&", ">", "2>&1", ";"))
-                yield words[: next(ends, len(words))]
+            for _, command in groupby(words, lambda word: word in SEPARATORS):
+                called = list(dropwhile(lambda word: re.match(r"\w+=", word), command))
+                if called[:1] == ["tasc"]:
+                    yield called[1:]
 
 
 @pages
 def test_commands_have_the_options_that_pages_show(page):
     for words in invocations(page):
-        if "--help" in words:
-            words = [word for word in words if word != "--help"]
-            assert not words or words[0] in GROUP.commands, words
+        if words == ["--help"]:
             continue
         group, name = GROUP, words.pop(0)
         command = group.commands[name]
@@ -104,7 +73,7 @@ def test_commands_have_the_options_that_pages_show(page):
 
 def test_pages_show_most_commands():
     shown = {words[0] for page in PAGES for words in invocations(page)}
-    assert len(shown) >= 12
+    assert len(shown) > len(GROUP.commands) / 2
 
 
 def options(group: Any) -> set[str]:
@@ -199,10 +168,3 @@ def public(kind: type) -> set[str]:
     """Fields and properties of a dataclass."""
     properties = {name for name, member in vars(kind).items() if isinstance(member, property)}
     return {field.name for field in fields(kind)} | properties
-
-
-@pages
-def test_blocks_that_are_not_run_say_why(page):
-    for reason in re.findall(r"<!-- not run: (.*?) -->\n(.*)", page.read_text("utf-8")):
-        assert reason[0]
-        assert reason[1].startswith("```"), reason
