@@ -6,9 +6,9 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 .PHONY: help demo test test-all serve check fix coverage repeat faults chaos soak bench-env bench-model clean
 .DEFAULT_GOAL := help
 
-.venv/.installed: pyproject.toml
+.venv/.installed: pyproject.toml constraints.txt
 	@echo 'installing packages into .venv; one to ten minutes, and nothing is said meanwhile' >&2
-	$(PYTHON) -m venv .venv && .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' && touch $@
+	$(PYTHON) -m venv .venv && .venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' && touch $@
 
 demo: .venv/.installed ## run the main job on real data, end to end
 	@exec .venv/bin/tasc demo
