@@ -2,14 +2,8 @@
 
 import fnmatch
 import re
-import shutil
-import subprocess
-import sys
 import tomllib
-import zipfile
 from pathlib import Path
-
-import pytest
 
 from tasc_serve.http import ray_proxy
 from tasc_serve.settings import HttpSettings
@@ -97,31 +91,3 @@ def test_what_is_copied_is_there_and_not_hidden_from_the_build():
     secrets = ["services/.env", "services/tasc_serve/__pycache__"]
     hidden = [line.removeprefix("**/") for line in ignored if line.startswith("**/")]
     assert all(any(fnmatch.fnmatch(Path(s).name, h) for h in hidden) for s in secrets)
-
-
-def test_the_wheel_that_is_installed_has_the_command_and_the_data(tmp_path: Path):
-    """The same command as in the stage ``wheel``, with the build tools of this environment."""
-    context = tmp_path / "src"
-    context.mkdir()
-    for name in {source for line in of("wheel", "COPY") for source in line.split()[:-1]}:
-        given, seen = ROOT / name, context / name
-        if given.is_dir():
-            shutil.copytree(given, seen, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(given, seen)
-    (command,) = (line for line in of("wheel", "RUN") if line.startswith("pip wheel"))
-    arguments = command.replace("/wheels .", f"{tmp_path} {context}").split()[1:]
-    built = subprocess.run(
-        [sys.executable, "-m", "pip", *arguments, "--no-build-isolation", "--quiet"],
-        capture_output=True,
-        text=True,
-    )
-    if "setuptools" in built.stderr:
-        pytest.skip("setuptools is not in this environment; the build brings its own")
-    assert built.returncode == 0, built.stderr
-    (wheel,) = tmp_path.glob("*.whl")
-    names = zipfile.ZipFile(wheel).namelist()
-    assert any(name.endswith("tasc-demo-7m/model.safetensors") for name in names)
-    assert "tasc_serve/app.py" in names
-    (entry,) = (name for name in names if name.endswith("entry_points.txt"))
-    assert b"tasc = tasc_jobs.cli.main:main" in zipfile.ZipFile(wheel).read(entry)

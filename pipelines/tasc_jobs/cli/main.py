@@ -66,6 +66,26 @@ app.command(epilog=RANKINGS)(rank_vocabulary)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"tasc {version('tasc-serve')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options_of_tasc(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
 @app.command()
 @grouped()
 def ingest(

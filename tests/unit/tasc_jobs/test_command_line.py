@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -84,6 +85,11 @@ def test_create_shows_how_and_set_takes_what_it_takes_and_says_no_defaults():
     assert created.keys() - said.keys() == {"--replace"}
     with_default = {name for name, text in said.items() if "[default: " in text}
     assert with_default == {"--redis-url", "--data-dir"}
+
+
+def test_the_version_is_that_of_the_package():
+    ran = CliRunner().invoke(app, ["--version"])
+    assert (ran.exit_code, ran.output) == (0, f"tasc {version('tasc-serve')}\n")
 
 
 def commands(of: click.Command) -> list[click.Command]:
