@@ -1,11 +1,26 @@
 """Drafting settings of a task."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from tasc_draft.drafts import NGRAM_SOURCES
 from tasc_draft.errors import DraftError
 
 MIXTURES = ("mixed", "tasc", "trie")
+# The least and the greatest value of each setting that is a number.
+RANGES: Final[Mapping[str, tuple[float, float]]] = {
+    "num_speculative_tokens": (0, 256),
+    "min_prob": (0, 1),
+    "n_max": (2, 16),
+    "p_min": (1, 2**31 - 1),
+    "corpus_weight": (0, 1),
+    "prefix": (1, 8),
+    "neighbours": (0, 256),
+    "neighbour_tokens": (0, 1 << 20),
+    "recent_tokens": (0, 1 << 20),
+    "learning_rate": (0, 1),
+}
 
 
 @dataclass(frozen=True)
@@ -60,18 +75,10 @@ class DraftSettings:
         object.__setattr__(self, "sources", tuple(self.sources))
         if unknown := set(self.sources) - set(NGRAM_SOURCES):
             raise DraftError(f"sources {sorted(unknown)} are unknown; known are {NGRAM_SOURCES}")
-        _within("num_speculative_tokens", self.num_speculative_tokens, 0, 256)
-        _within("min_prob", self.min_prob, 0.0, 1.0)
-        _within("n_max", self.n_max, 2, 16)
+        for name, (least, most) in RANGES.items():
+            _within(name, getattr(self, name), least, most)
         if self.mixture == "tasc":
             _within("n_max", self.n_max, 2, 9)  # contexts are compared up to 8 tokens
-        _within("p_min", self.p_min, 1, 2**31 - 1)
-        _within("corpus_weight", self.corpus_weight, 0.0, 1.0)
-        _within("prefix", self.prefix, 1, 8)
-        _within("neighbours", self.neighbours, 0, 256)
-        _within("neighbour_tokens", self.neighbour_tokens, 0, 1 << 20)
-        _within("recent_tokens", self.recent_tokens, 0, 1 << 20)
-        _within("learning_rate", self.learning_rate, 0.0, 1.0)
 
     @classmethod
     def published(cls, mixture: str) -> "DraftSettings":

@@ -17,47 +17,72 @@ class Section(BaseModel):
 class EngineSettings(Section):
     """One engine: rows decoded together, context, prefill, threads."""
 
-    rows: int = Field(8, ge=1, le=256, description="b, rows decoded together")
+    rows: int = Field(8, ge=1, le=256, description="b, the number of rows decoded together.")
     max_model_len: int | None = Field(
-        None, ge=8, description="prompt + answer of one row, tokens; unset: up to 1024"
+        None,
+        ge=8,
+        description="Maximum tokens of prompt and answer of one row; unset: what the model "
+        "supports, up to 1024.",
     )
-    prefill_chunk: int = Field(256, ge=1, description="prompt tokens of one row in one step")
+    prefill_chunk: int = Field(
+        256, ge=1, description="Maximum prompt tokens of one row in one step."
+    )
     kv_cache_bytes: int | None = Field(
         None,
         ge=1,
-        description="the target's keys and values in memory, a drafter's come on top; unset: what "
-        "all rows need at most",
+        description="Maximum size of the model's KV cache; a drafter's cache is extra. Unset: "
+        "what all rows need at most.",
     )
     max_draft_tokens: int = Field(
-        32, ge=0, le=63, description="draft tokens of one row in one step"
+        32, ge=0, le=63, description="Maximum draft tokens of one row in one step."
     )
     prefix_cache_bytes: int = Field(
-        1 << 28, ge=0, description="keys and values kept of beginnings that prompts share"
+        1 << 28,
+        ge=0,
+        description="Maximum size of the cache of prompt beginnings that requests share.",
     )
     cost_aware: bool = Field(
-        True, description="measure step costs at the first start; draft only where it pays"
+        True,
+        description="Measure step costs at the first start and draft only where it pays; false: "
+        "always draft.",
     )
     cost_seconds: float = Field(
-        15.0, gt=0, description="most time that measuring step costs takes at the first start"
+        15.0, gt=0, description="Maximum time to measure step costs at the first start."
     )
     neural_draft_limit_s: float = Field(
-        0.5, gt=0, description="a drafter whose steps take longer is switched off"
+        0.5, gt=0, description="A drafter whose median step takes longer is switched off."
     )
-    torch_threads: int = Field(1, ge=1, description="CPU threads of a replica's linear layers")
-    device: str = Field("auto", description="auto, cpu, cuda, cuda:0 ...")
+    torch_threads: int = Field(1, ge=1, description="CPU threads for the linear layers.")
+    device: str = Field(
+        "auto", description="auto, cpu, cuda, cuda:0 and so on; auto uses a GPU if there is one."
+    )
 
 
 class DraftOverrides(Section):
     """Drafting settings that replace the task record's; unset ones stay the task's own."""
 
-    mixture: str | None = None
-    num_speculative_tokens: int | None = None
-    min_prob: float | None = None
-    n_max: int | None = None
-    corpus_weight: float | None = None
-    neighbours: int | None = None
-    recent_tokens: int | None = None
-    learning_rate: float | None = None
+    mixture: str | None = Field(
+        None, description="How sources are mixed: mixed (learnt weights), tasc or trie."
+    )
+    num_speculative_tokens: int | None = Field(
+        None, description="Maximum draft tokens of one row; 0 switches drafting off."
+    )
+    min_prob: float | None = Field(
+        None, description="A draft ends where the probability of its path falls below this."
+    )
+    n_max: int | None = Field(None, description="tasc: length of the longest n-gram.")
+    corpus_weight: float | None = Field(
+        None, description="tasc: weight of the corpus against the text of the row."
+    )
+    neighbours: int | None = Field(
+        None, description="mixed: number of training rows with similar prompts to draft from."
+    )
+    recent_tokens: int | None = Field(
+        None, description="mixed: space for answers given since the index was built; 0: none."
+    )
+    learning_rate: float | None = Field(
+        None, description="mixed: how fast the weights adapt to the model's answers; 0: not at all."
+    )
 
     @model_validator(mode="after")
     def _within_range(self) -> Self:

@@ -15,61 +15,129 @@ from tasc_runtime.errors import ServiceError, SettingsError
 class LimitSettings(Section):
     """Bounds on what one client can ask for, and for how long anything may take."""
 
-    max_prompt_bytes: int = Field(262_144, ge=1)
-    max_body_bytes: int = Field(4_194_304, ge=1)
-    max_tokens: int = Field(512, ge=1, description="most max_tokens a request may ask for")
-    max_choices: int = Field(16, ge=1, description="most answers (n) to one request")
+    max_prompt_bytes: int = Field(
+        262_144, ge=1, description="Maximum size of a prompt; a longer one is answered with 400."
+    )
+    max_body_bytes: int = Field(4_194_304, ge=1, description="Maximum size of an HTTP body.")
+    max_tokens: int = Field(512, ge=1, description="Maximum of max_tokens in a request.")
+    max_choices: int = Field(16, ge=1, description="Maximum number of answers (n) to one request.")
     max_prompts: int = Field(
-        256, ge=1, description="most prompts of one request; with n above 1, their answers"
+        256,
+        ge=1,
+        description="Maximum number of prompts in one request; if n is above 1, of their answers.",
     )
     max_total_tokens: int = Field(
-        4096, ge=1, description="most tokens of all answers to one prompt with n above 1"
+        4096, ge=1, description="Maximum tokens of all answers to one prompt if n is above 1."
     )
     guide_timeout_s: float = Field(
-        5.0, gt=0, description="until the guide of a request is compiled, which is done once"
+        5.0, gt=0, description="Maximum time to compile a new guide; after it the answer is 503."
     )
     max_compiling_guides: int = Field(
-        16, ge=1, description="different guides being compiled or waiting for it in one replica"
+        16,
+        ge=1,
+        description="Maximum number of different guides that one replica compiles or queues.",
     )
-    max_guide_choices: int = Field(20_000, ge=1, description="choices of one guide")
-    max_guide_choices_bytes: int = Field(2_000_000, ge=1, description="of one guide, together")
+    max_guide_choices: int = Field(
+        20_000, ge=1, description="Maximum number of choices in one guide."
+    )
+    max_guide_choices_bytes: int = Field(
+        2_000_000, ge=1, description="Maximum size of all choices of one guide together."
+    )
     max_guide_bytes: int = Field(
-        65_536, ge=1, description="of a schema, a regular expression or a grammar"
+        65_536,
+        ge=1,
+        description="Maximum size of a JSON schema, a regular expression or a grammar.",
     )
-    max_queued_requests: int = Field(256, ge=0, description="requests waiting in one replica")
-    request_timeout_s: float = Field(60.0, gt=0)
+    max_queued_requests: int = Field(
+        256,
+        ge=0,
+        description="Maximum number of requests that wait in one replica; more are answered with "
+        "503.",
+    )
+    request_timeout_s: float = Field(
+        60.0, gt=0, description="Maximum time of a request; after it the answer is 504."
+    )
     idempotency_ttl_s: int = Field(
-        3600, ge=1, description="answers are kept for retries with a key"
+        3600,
+        ge=1,
+        description="How long answers to requests with an Idempotency-Key are kept for retries.",
     )
-    max_idempotent_bytes: int = Field(65_536, ge=0, description="a longer answer is made again")
-    drain_timeout_s: float = Field(20.0, gt=0)
-    start_timeout_s: float = Field(300.0, gt=0, description="until every task answers")
-    max_file_bytes: int = Field(104_857_600, ge=1, description="of an uploaded file")
-    max_files: int = Field(1000, ge=1, description="at so many, no more files or batches")
-    max_files_bytes: int = Field(2_147_483_648, ge=1, description="of all files; the same")
-    file_ttl_s: int = Field(604_800, ge=3600, description="of files and ended batches")
+    max_idempotent_bytes: int = Field(
+        65_536,
+        ge=0,
+        description="Maximum size of an answer that is kept for retries; a longer one is "
+        "generated again from the same seed.",
+    )
+    drain_timeout_s: float = Field(
+        20.0, gt=0, description="How long a stopping service lets running requests finish."
+    )
+    start_timeout_s: float = Field(
+        300.0, gt=0, description="How long a start may take until every task answers."
+    )
+    max_file_bytes: int = Field(104_857_600, ge=1, description="Maximum size of an uploaded file.")
+    max_files: int = Field(
+        1000,
+        ge=1,
+        description="Maximum number of files in the store; at this number no more files or "
+        "batches are accepted.",
+    )
+    max_files_bytes: int = Field(
+        2_147_483_648,
+        ge=1,
+        description="Maximum size of all files together; at this size no more files or batches "
+        "are accepted.",
+    )
+    file_ttl_s: int = Field(
+        604_800, ge=3600, description="How long files and ended batches are kept."
+    )
     max_uploads: int = Field(
-        4, ge=1, description="files being uploaded to one gateway, on its disk until they are whole"
+        4,
+        ge=1,
+        description="Maximum number of simultaneous uploads to one gateway, which keeps them on "
+        "its disk until they are complete.",
     )
-    upload_timeout_s: float = Field(600.0, gt=0, description="until an uploaded file is stored")
-    max_batches: int = Field(1000, ge=1, description="batches kept, those that ended counted")
-    max_batch_lines: int = Field(100_000, ge=1, description="requests of one batch")
+    upload_timeout_s: float = Field(
+        600.0, gt=0, description="Maximum time until an uploaded file is received and stored."
+    )
+    max_batches: int = Field(
+        1000,
+        ge=1,
+        description="Maximum number of batches in the store, ended ones included; more are "
+        "answered with 429.",
+    )
+    max_batch_lines: int = Field(
+        100_000, ge=1, description="Maximum number of requests in one batch."
+    )
     max_open_batch_lines: int = Field(
-        500_000, ge=1, description="lines of one key's batches that have not ended"
+        500_000,
+        ge=1,
+        description="Maximum number of lines in the open batches of one key, or of all if no key "
+        "is required.",
     )
 
     store_threads: int = Field(
-        4, ge=1, description="of a gateway that call Redis, each for API keys, retries and files"
+        4,
+        ge=1,
+        description="Threads of a gateway that call Redis; API keys, retries and files each have "
+        "so many.",
     )
-    max_store_calls: int = Field(256, ge=1, description="waiting for the threads of one kind")
+    max_store_calls: int = Field(
+        256, ge=1, description="Maximum number of calls that wait for the threads of one kind."
+    )
     store_timeout_s: float = Field(
         2.0,
         gt=0,
-        description="until Redis answers; else keys count as last seen, retries run anew",
+        description="Maximum time of a Redis call; after it keys count as last seen, and retries "
+        "are generated again.",
     )
-    store_pause_s: float = Field(1.0, ge=0, description="between two calls while Redis fails")
+    store_pause_s: float = Field(
+        1.0, ge=0, description="Pause between two Redis calls while Redis fails."
+    )
     file_timeout_s: float = Field(
-        20.0, gt=0, description="for Redis to take or give a part of a file, or a batch's record"
+        20.0,
+        gt=0,
+        description="Maximum time for Redis to read or write a part of a file or the record of a "
+        "batch.",
     )
 
     @model_validator(mode="after")
@@ -95,16 +163,25 @@ class FailoverSettings(Section):
     """What a gateway does about replicas that die or fall silent with requests in hand."""
 
     heartbeat_timeout_s: float = Field(
-        5.0, gt=0, description="a replica not heard of for this long is given up, if another is"
+        5.0,
+        gt=0,
+        description="A silent replica is given up after this time if another replica is available.",
     )
-    max_retries: int = Field(3, ge=0, description="replicas that one request may outlive")
+    max_retries: int = Field(
+        3, ge=0, description="Maximum number of replicas that one request may lose."
+    )
     no_replica_timeout_s: float = Field(
-        15.0, ge=0, description="how long a request waits for a replica where there is none"
+        15.0,
+        ge=0,
+        description="How long a request waits for a replica if there is none; then the answer is "
+        "503.",
     )
     retry_budget_ratio: float = Field(
-        0.2, ge=0, le=1, description="of all requests, those that may be made again"
+        0.2, ge=0, le=1, description="Share of all requests that may be sent to another replica."
     )
-    retry_budget_burst: int = Field(1000, ge=1, description="that may be made again at once")
+    retry_budget_burst: int = Field(
+        1000, ge=1, description="Number of requests that may be sent to another replica at once."
+    )
 
 
 class ConnectionSettings(Section):
@@ -114,13 +191,18 @@ class ConnectionSettings(Section):
         0,
         ge=0,
         le=65_436,
-        description="of replicas for gateways on other nodes: each takes the first free one of the"
-        " hundred from here; 0: any free one",
+        description="First port of replicas for gateways on other nodes; each replica takes the "
+        "first free port of the hundred from here. 0: any free port.",
     )
-    connect_timeout_s: float = Field(5.0, gt=0, description="until a connection is made")
-    max_message_bytes: int = Field(67_108_864, ge=65_536, description="of one call or answer")
+    connect_timeout_s: float = Field(5.0, gt=0, description="Maximum time to open a connection.")
+    max_message_bytes: int = Field(
+        67_108_864, ge=65_536, description="Maximum size of one call or answer."
+    )
     max_buffer_bytes: int = Field(
-        134_217_728, ge=65_536, description="that may wait to be sent; else it is cut off"
+        134_217_728,
+        ge=65_536,
+        description="Maximum size of data that waits to be sent; a peer that reads too slowly is "
+        "disconnected.",
     )
 
     @model_validator(mode="after")
@@ -136,36 +218,62 @@ class ConnectionSettings(Section):
 class ShadowSettings(Section):
     """Answers that are decoded again without drafts in rows that nobody needs, and compared."""
 
-    sample_rate: float = Field(0.0, ge=0, le=1, description="share of drafted answers; 0: none")
-    max_waiting: int = Field(64, ge=1, description="answers of one replica that wait for a row")
-    max_age_s: float = Field(30.0, gt=0, description="older ones are not checked any more")
+    sample_rate: float = Field(
+        0.0, ge=0, le=1, description="Share of drafted answers to check; 0: none."
+    )
+    max_waiting: int = Field(
+        64, ge=1, description="Maximum number of answers per replica that wait for an idle row."
+    )
+    max_age_s: float = Field(
+        30.0, gt=0, description="Maximum age of a waiting answer; older ones are not checked."
+    )
 
 
 class CollectSettings(Section):
     """Finished answers that are kept for `tasc refresh`, of chats that ask for nothing special."""
 
-    sample_rate: float = Field(0.0, ge=0, le=1, description="of the answers; 0: none is kept")
-    max_rows: int = Field(10_000, ge=1, description="kept for the task; the oldest go")
+    sample_rate: float = Field(0.0, ge=0, le=1, description="Share of answers to keep; 0: none.")
+    max_rows: int = Field(
+        10_000,
+        ge=1,
+        description="Maximum number of answers to keep for the task; the oldest are removed.",
+    )
     max_bytes: int = Field(
-        67_108_864, ge=1024, le=2**31, description="kept for the task; the oldest go"
+        67_108_864,
+        ge=1024,
+        le=2**31,
+        description="Maximum size of the answers to keep for the task; the oldest are removed.",
     )
     max_buffer_bytes: int = Field(
-        8_388_608, ge=1024, description="of one replica on their way there; more are dropped"
+        8_388_608,
+        ge=1024,
+        description="Maximum size of answers in one replica that are not in the store yet; more "
+        "are dropped.",
     )
-    flush_interval_s: float = Field(2.0, gt=0, description="longest time until one is in the store")
+    flush_interval_s: float = Field(
+        2.0, gt=0, description="Maximum time until an answer is in the store."
+    )
 
 
 class AutoscalingSettings(Section):
     """How many replicas a task has, by the requests they hold, running and queued."""
 
-    min_replicas: int = Field(1, ge=1)
-    max_replicas: int = Field(4, ge=1)
+    min_replicas: int = Field(1, ge=1, description="Minimum number of replicas.")
+    max_replicas: int = Field(4, ge=1, description="Maximum number of replicas.")
     target_ongoing_requests: float | None = Field(
-        None, gt=0, description="of one replica; more replicas beyond; unset: engine.rows"
+        None,
+        gt=0,
+        description="Requests per replica above which replicas are added; unset: engine.rows.",
     )
-    look_back_period_s: float = Field(30.0, gt=0, description="their mean over so long counts")
-    upscale_delay_s: float = Field(10.0, ge=0)
-    downscale_delay_s: float = Field(300.0, ge=0)
+    look_back_period_s: float = Field(
+        30.0, gt=0, description="Period over which the number of requests is averaged."
+    )
+    upscale_delay_s: float = Field(
+        10.0, ge=0, description="How long the load must be higher before replicas are added."
+    )
+    downscale_delay_s: float = Field(
+        300.0, ge=0, description="How long the load must be lower before replicas are removed."
+    )
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -180,27 +288,45 @@ class AutoscalingSettings(Section):
 class ServedTask(Section):
     """A task of the store that this service answers for, in a Serve deployment of its own."""
 
-    name: str
-    replicas: int = Field(1, ge=1)
-    autoscaling: AutoscalingSettings | None = Field(None, description="in place of replicas")
-    max_replicas_per_node: int | None = Field(
-        None, ge=1, le=100, description="fewer are lost with a node; unset: any number"
+    name: str = Field(description="Name of the task.")
+    replicas: int = Field(
+        1, ge=1, description="Number of replicas; each has a model and a batch of its own."
     )
-    num_cpus: float = Field(0.5, ge=0, description="logical CPUs Ray reserves for one replica")
-    num_gpus: float = Field(0.0, ge=0, description="GPUs Ray reserves for one replica")
+    autoscaling: AutoscalingSettings | None = Field(
+        None, description="Number of replicas by load, instead of `replicas`."
+    )
+    max_replicas_per_node: int | None = Field(
+        None,
+        ge=1,
+        le=100,
+        description="Maximum number of replicas on one node, which limits the loss if the node "
+        "fails; unset: any number.",
+    )
+    num_cpus: float = Field(
+        0.5, ge=0, description="Logical CPUs that Ray reserves for one replica."
+    )
+    num_gpus: float = Field(0.0, ge=0, description="GPUs that Ray reserves for one replica.")
     max_surge_percent: int = Field(
         25,
         ge=0,
         le=100,
-        description="replicas that a rolling update may add at a time, rounded up; 0: old ones "
-        "stop first, for clusters without CPUs or GPUs to spare",
+        description="Replicas that a rolling update may add at a time, rounded up; 0: old ones "
+        "stop first, for clusters without spare CPUs or GPUs.",
     )
     max_requests_per_s: float | None = Field(
-        None, gt=0, le=1e6, description="of all clients together; more are answered 429"
+        None,
+        gt=0,
+        le=1e6,
+        description="Maximum rate of requests of all clients together; more are answered with "
+        "429. Unset: no limit.",
     )
-    draft: DraftOverrides = DraftOverrides()
-    shadow: ShadowSettings = ShadowSettings()
-    collect: CollectSettings = CollectSettings()
+    draft: DraftOverrides = Field(
+        DraftOverrides(), description="Draft settings that replace those of the task."
+    )
+    shadow: ShadowSettings = Field(ShadowSettings(), description="Checks of answers in production.")
+    collect: CollectSettings = Field(
+        CollectSettings(), description="Answers to keep for the next index."
+    )
 
     @property
     def replica_range(self) -> tuple[int, int]:
@@ -219,61 +345,91 @@ class ServedTask(Section):
 class AuthSettings(Section):
     """Whether requests need an API key, and how keys are remembered."""
 
-    required: bool = Field(False, description="false: no key is required, none is read")
+    required: bool = Field(
+        False, description="Whether requests need an API key; if false, keys are not read."
+    )
     cache_ttl_s: float = Field(
-        10.0, gt=0, description="a revoked or a new key is noticed within this time"
+        10.0, gt=0, description="Maximum time until a new or revoked key takes effect."
     )
     max_cached_keys: int = Field(
-        10_000, ge=1, description="keys remembered by a gateway, and as many unknown ones"
+        10_000,
+        ge=1,
+        description="Maximum number of known keys, and of unknown keys, that a gateway remembers.",
     )
 
 
 class HttpSettings(Section):
     """Where the service listens, and how many gateways share the work."""
 
-    host: str = "127.0.0.1"
-    port: int = Field(8000, ge=0, le=65535, description="0 takes a free one")
-    gateways: int = Field(1, ge=1)
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0: a free port.")
+    gateways: int = Field(1, ge=1, description="Number of gateway processes.")
     max_gateways_per_node: int | None = Field(
-        None, ge=1, le=100, description="fewer are lost with a node; unset: any number"
+        None,
+        ge=1,
+        le=100,
+        description="Maximum number of gateways on one node, which limits the loss if the node "
+        "fails; unset: any number.",
     )
-    gateway_num_cpus: float = Field(0.5, ge=0)
+    gateway_num_cpus: float = Field(
+        0.5, ge=0, description="Logical CPUs that Ray reserves for one gateway."
+    )
     proxy: Literal["haproxy", "python"] = Field(
-        "haproxy", description="Ray Serve's, of a Ray of our own; python where haproxy is missing"
+        "haproxy",
+        description="Ray Serve's proxy if `tasc serve` starts Ray; python is used where HAProxy "
+        "is missing.",
     )
     gateway_ports: int = Field(
         0,
         ge=0,
         le=65_000,
-        description="first of the 64 that gateways behind HAProxy listen on; 0 takes free ones",
+        description="First of the 64 ports that gateways behind HAProxy listen on; 0: free ports.",
     )
 
 
 class MetricsSettings(Section):
     """Each process serves its metrics on a free port and registers it in the store."""
 
-    host: str | None = Field(None, description="unset: the node's address in the Ray cluster")
-    ttl_s: float = Field(15.0, gt=0, description="a port not renewed for this long is forgotten")
+    host: str | None = Field(
+        None, description="Address to listen on; unset: the node's address in the Ray cluster."
+    )
+    ttl_s: float = Field(
+        15.0,
+        gt=0,
+        description="A process that has not renewed its registration for this time is no longer "
+        "listed.",
+    )
 
 
 class ServeSettings(Section):
     """Everything the service needs to know. ``tasks`` must name at least one task, each once."""
 
     redis_url: str | None = Field(
-        None, repr=False, description="unset: REDIS_URL, else an embedded server"
+        None,
+        repr=False,
+        description="URL of Redis; unset: the environment variable REDIS_URL, else an embedded "
+        "server.",
     )
-    tasks: tuple[ServedTask, ...] = Field(min_length=1)
-    http: HttpSettings = HttpSettings()
-    engine: EngineSettings = EngineSettings()
-    limits: LimitSettings = LimitSettings()
-    failover: FailoverSettings = FailoverSettings()
-    connection: ConnectionSettings = ConnectionSettings()
-    auth: AuthSettings = AuthSettings()
-    metrics: MetricsSettings = MetricsSettings()
+    tasks: tuple[ServedTask, ...] = Field(min_length=1, description="Tasks to serve, at least one.")
+    http: HttpSettings = Field(HttpSettings(), description="Where the service listens.")
+    engine: EngineSettings = Field(EngineSettings(), description="The engine of each replica.")
+    limits: LimitSettings = Field(
+        LimitSettings(), description="Limits of requests, files and batches."
+    )
+    failover: FailoverSettings = Field(
+        FailoverSettings(), description="What happens when a replica fails."
+    )
+    connection: ConnectionSettings = Field(
+        ConnectionSettings(), description="Connections between gateways and replicas."
+    )
+    auth: AuthSettings = Field(AuthSettings(), description="API keys.")
+    metrics: MetricsSettings = Field(MetricsSettings(), description="Where metrics are served.")
     poll_interval_s: float = Field(
-        2.0, gt=0, description="longest time until a new index or record is seen"
+        2.0, gt=0, description="Maximum time until a new index or task version is noticed."
     )
-    cache_dir: Path | None = Field(None, description="node-local index cache; unset: per user")
+    cache_dir: Path | None = Field(
+        None, description="Folder for draft indexes on each node; unset: a folder of the user."
+    )
 
     @property
     def gateway_limits(self) -> LimitSettings:

@@ -15,12 +15,13 @@ from tasc_jobs.cli.options import (
     Template,
     check_report,
     grouped,
+    require_files,
     show,
 )
 
 Test = Annotated[list[Path], typer.Option(help="Rows to answer; repeatable.")]
 Task = Annotated[
-    str | None, typer.Argument(help="Take what is not named below from this task's record.")
+    str | None, typer.Argument(help="Task whose record gives what the options leave open.")
 ]
 Model = Annotated[
     Path | None,
@@ -38,10 +39,12 @@ Metrics = Annotated[
         "micro precision, recall, F1; exact: and F1 of words; text: and ROUGE-L.",
     ),
 ]
-Drafts = Annotated[bool, typer.Option("--drafts/--plain", help="Measure with drafts too.")]
-Repeats = Annotated[int, typer.Option(min=1, help="Timed runs; the median counts.")]
+Drafts = Annotated[
+    bool, typer.Option("--drafts/--plain", help="Whether to measure with drafts, too.")
+]
+Repeats = Annotated[int, typer.Option(min=1, help="Number of timed runs; the median is reported.")]
 Limit = Annotated[
-    int | None, typer.Option(min=1, help="Answer only so many rows.", show_default="all")
+    int | None, typer.Option(min=1, help="Maximum number of rows.", show_default="all")
 ]
 Dtype = Annotated[
     str | None,
@@ -50,7 +53,7 @@ Dtype = Annotated[
 Setting = Annotated[
     str | None,
     typer.Option(
-        help="Name of runs that differ in new tokens alone; for `tasc forecast-ft --check`.",
+        help="Common name of runs that differ only in new tokens; for `tasc forecast-ft --check`.",
         show_default="the task, or the model's folder",
     ),
 ]
@@ -77,17 +80,16 @@ def evaluate(
     store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
-    """How good a model's answers are on test rows, and what they cost: tokens, steps, time.
+    """Measure quality and cost of a model's answers to test rows: metrics, tokens, steps, time.
 
-    Without a TASK, --model and --template say what is asked. Answers are greedy; those with drafts
-    are compared with those without. Loading, compiling and a warm-up are not timed.
+    Give either a TASK, or --model and --template. Answers are greedy; answers with drafts are
+    compared with answers without. Loading, compiling and a warm-up are not timed.
     """
-    from tasc_jobs.evaluate.evaluation import STAGES, Evaluation, evaluation_page
-    from tasc_jobs.evaluate.evaluation import evaluate as run
+    require_files(*test, *(train or ()))
+    check_report(report)
     from tasc_jobs.task_inputs import InputOptions, TaskInputs, read_files
     from tasc_runtime.progress import Stages
 
-    check_report(report)
     options = InputOptions(
         task=task,
         model=str(model) if model else None,
@@ -98,7 +100,10 @@ def evaluate(
         files=train or (),
         fields=row.fields,
     )
-    with store.open_if(task is not None) as url:
+    with store.open_if(task is not None, task) as url:
+        from tasc_jobs.evaluate.evaluation import STAGES, Evaluation, evaluation_page
+        from tasc_jobs.evaluate.evaluation import evaluate as run
+
         answered = read_files(test, row.fields, limit).rows
         inputs = TaskInputs.read(url, options)
         source = inputs.source

@@ -14,28 +14,32 @@ from tasc_jobs.cli.options import (
     Template,
     grouped,
     print_result,
+    require_files,
 )
 from tasc_jobs.finetune.hyperparameters import FinetuneSettings
 
-Output = Annotated[Path, typer.Option(help="Folder for the model, and for checkpoints.")]
+Output = Annotated[Path, typer.Option(help="Folder for the model and for checkpoints.")]
 Train = Annotated[
     list[Path] | None,
-    typer.Option(help="Learn rows of this file; repeatable.", show_default="the task's corpus"),
+    typer.Option(help="Train on rows of this file; repeatable.", show_default="the task's corpus"),
 ]
 Model = Annotated[
-    str | None, typer.Option(help="Folder or Hugging Face name.", show_default="the task's")
+    str | None,
+    typer.Option(help="Base model: folder or Hugging Face name.", show_default="the task's"),
 ]
 Tokenizer = Annotated[
     Path | None,
-    typer.Option(help="What `tasc enrich` made of its tokenizer.", show_default="its own"),
+    typer.Option(help="Folder that `tasc enrich` wrote.", show_default="its own"),
 ]
 Eos = Annotated[
     str | None,
-    typer.Option(help="The token that is to end answers.", show_default="what ends the model's"),
+    typer.Option(help="Token that ends an answer.", show_default="the model's"),
 ]
-Workers = Annotated[int, typer.Option(min=1, help="Processes that share the work, by Ray Train.")]
+Workers = Annotated[
+    int, typer.Option(min=1, help="Number of processes that share the work, with Ray Train.")
+]
 Threads = Annotated[
-    int | None, typer.Option(min=1, help="Of a process on a CPU.", show_default="all cores")
+    int | None, typer.Option(min=1, help="CPU threads per process.", show_default="all cores")
 ]
 
 
@@ -57,19 +61,18 @@ def finetune(
     store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Train an adapter, and the rows of new tokens, on what TASK answers (TASC-ft, second half).
+    """Train an adapter, and embeddings of new tokens, on outputs of TASK (TASC-ft, second half).
 
-    Killed at any moment and run again by the same command, it goes on from its last checkpoint and
-    ends with the same weights. Ctrl-C makes one first, unless --workers share the work.
+    A run that was killed continues from its last checkpoint when the same command is run again, and
+    ends with the same weights. Ctrl-C saves a checkpoint first, unless --workers is above 1.
 
-    OUTPUT/adapter is for transformers and PEFT; OUTPUT/model has the adapter in its weights and is
-    served like any model (`tasc task create TASK --model ...`).
+    OUTPUT/adapter is for transformers and PEFT. OUTPUT/model has the adapter merged into its
+    weights; serve it like any model (`tasc task create TASK --model ...`).
     """
-    from tasc_jobs.finetune.finetuning import STAGES, finetune_with, in_words, job_of, refuse_made
+    require_files(*(train or ()), tokenizer)
     from tasc_jobs.task_inputs import InputOptions, TaskInputs
     from tasc_runtime.progress import Stages
 
-    refuse_made(output)
     options = InputOptions(
         task=task,
         model=model,
@@ -79,7 +82,16 @@ def finetune(
         files=train or (),
         fields=row.fields,
     )
-    with store.open_if(not options.names_everything) as url:
+    with store.open_if(not options.names_everything, task) as url:
+        from tasc_jobs.finetune.finetuning import (
+            STAGES,
+            finetune_with,
+            in_words,
+            job_of,
+            refuse_made,
+        )
+
+        refuse_made(output)
         job = job_of(TaskInputs.read(url, options), settings, output, checkpoint_s)
     with Stages(f"fine-tune {task}", STAGES) as stages:
         found = finetune_with(workers, threads, job, stages, stages.tell)

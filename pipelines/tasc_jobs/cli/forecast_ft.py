@@ -15,15 +15,16 @@ from tasc_jobs.cli.options import (
     StoreOptions,
     check_report,
     grouped,
+    require_files,
     show,
 )
 
 _MOST_BUDGET = 100_000
 
-Task = Annotated[str | None, typer.Argument(help="Take the rows of this task's corpus.")]
+Task = Annotated[str | None, typer.Argument(help="Use the corpus of this task.")]
 Train = Annotated[
     list[Path] | None,
-    typer.Option(help="Take rows of this file; repeatable.", show_default="the task's corpus"),
+    typer.Option(help="Use the rows of this file; repeatable.", show_default="the task's corpus"),
 ]
 Test = Annotated[
     list[Path] | None,
@@ -36,18 +37,19 @@ Tokenizer = Annotated[
 Model = Annotated[
     Path | None,
     typer.Option(
-        help="Model folder whose prompts and steps to time here.", show_default="no times"
+        help="Model folder; its prompts and steps are timed on this machine.",
+        show_default="no times",
     ),
 ]
 Template = Annotated[
     str | None, typer.Option(help=r"Prompt for --model, with {input}.", show_default="the task's")
 ]
-Budgets = Annotated[str, typer.Option(help="Most new tokens, with commas.")]
+Budgets = Annotated[str, typer.Option(help="Numbers of new tokens, separated by commas.")]
 CheckFile = Annotated[
     Path | None,
     typer.Option(
         "--check",
-        help="Instead: test entropy against runs, lines of `tasc evaluate --json`.",
+        help="Only test forecasts against runs: a file with lines of `tasc evaluate --json`.",
         show_default="no test",
     ),
 ]
@@ -73,18 +75,18 @@ def forecast_ft(
     store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
-    """What to expect of `tasc enrich` and `tasc finetune` by token budget, before either has run.
+    """Forecast what `tasc enrich` and `tasc finetune` would gain, by number of new tokens.
 
-    With --model it also says the time of an answer: that of its prompt, and as many steps as it has
-    tokens. With --check it says how well entropy told the times of models that were fine-tuned.
+    With --model, it also estimates the time of an answer: the time of its prompt plus one step for
+    each token. With --check, it tests how well entropy predicted the times of fine-tuned models.
     """
     if (task is not None) + bool(train) + (check is not None) != 1:
         raise typer.BadParameter("name one of a TASK, --train FILE and --check FILE")
     check_report(report)
+    require_files(*(train or ()), *(test or ()), tokenizer, check)
     if check is not None:
         _check(check, report, as_json)
         return
-    from tasc_jobs.forecast_ft.forecast import STAGES, forecast_job, forecast_page
     from tasc_jobs.task_inputs import InputOptions, TaskInputs, read_files
     from tasc_runtime.progress import Stages
 
@@ -101,10 +103,13 @@ def forecast_ft(
         files=train or (),
         fields=row.fields,
     )
-    with store.open_if(task is not None) as url, Stages("forecast", STAGES) as stages:
-        inputs = TaskInputs.read(url, options)
-        held = read_files(test, row.fields).rows if test else ()
-        found = forecast_job(inputs, held, settings, budgets, engine.setup, stages)
+    with store.open_if(task is not None, task) as url:
+        from tasc_jobs.forecast_ft.forecast import STAGES, forecast_job, forecast_page
+
+        with Stages("forecast", STAGES) as stages:
+            inputs = TaskInputs.read(url, options)
+            held = read_files(test, row.fields).rows if test else ()
+            found = forecast_job(inputs, held, settings, budgets, engine.setup, stages)
     show(forecast_page(found), found.as_json, report, as_json)
 
 

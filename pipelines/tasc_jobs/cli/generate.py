@@ -18,6 +18,7 @@ from tasc_jobs.cli.options import (
     Task,
     grouped,
     print_result,
+    require_files,
 )
 from tasc_jobs.errors import UsageError
 from tasc_runtime.errors import FileError
@@ -28,34 +29,43 @@ def _option(help_: str, panel: str) -> Any:
     return typer.Option(help=help_, show_default="the task's", rich_help_panel=panel)
 
 
-Actors = Annotated[int, typer.Option(min=1, help="Engines in the pool.")]
-Rows = Annotated[int, typer.Option(min=1, help="b, rows an engine decodes together.")]
+Actors = Annotated[int, typer.Option(min=1, help="Number of engines.")]
+Rows = Annotated[
+    int, typer.Option(min=1, help="b, the number of rows that an engine decodes together.")
+]
 Stall = Annotated[
-    float, typer.Option(min=1, help="Seconds without any row finished that end the job.")
+    float, typer.Option(min=1, help="The job fails after this many seconds without a finished row.")
 ]
 Choices = Annotated[
     Path | None,
-    _option("File of labels, one a line or a .json list: each answer is one.", "Answers"),
+    _option("File of labels, one per line or a .json list; each answer is one.", "Answers"),
 ]
 Schema = Annotated[Path | None, _option("File with the JSON schema of every answer.", "Answers")]
-Regex = Annotated[str | None, _option("Expression that a whole answer matches.", "Answers")]
+Regex = Annotated[
+    str | None, _option("Regular expression that the whole answer matches.", "Answers")
+]
 Adapter = Annotated[
-    str | None, typer.Option(help="Which of the task's adapters answers.", show_default="its first")
+    str | None, typer.Option(help="Name of the adapter that answers.", show_default="its first")
 ]
-Temperature = Annotated[float | None, _option("0 takes the likeliest token, to 100.", "Sampling")]
+Temperature = Annotated[
+    float | None, _option("0, which takes the likeliest token, to 100.", "Sampling")
+]
 TopP = Annotated[
-    float | None, _option("Above 0, to 1: share of probability drawn from.", "Sampling")
+    float | None, _option("Above 0, to 1: share of probability to sample from.", "Sampling")
 ]
-TopK = Annotated[int | None, _option("Likeliest tokens drawn from; 0: all.", "Sampling")]
+TopK = Annotated[
+    int | None, _option("Number of likeliest tokens to sample from; 0: all.", "Sampling")
+]
 Seed = Annotated[
-    int, typer.Option(min=0, help="Same seed, same answers.", rich_help_panel="Sampling")
+    int,
+    typer.Option(min=0, help="The same seed gives the same answers.", rich_help_panel="Sampling"),
 ]
 Input = Annotated[
     list[str],
     typer.Option(
         "--input",
         help=".jsonl, .jsonl.gz or .parquet, a folder of them, or redis:TASK for the inputs of "
-        "that task's corpus; files and folders may be several.",
+        "that task's corpus; repeatable for files and folders.",
     ),
 ]
 Output = Annotated[
@@ -66,21 +76,26 @@ Reject = Annotated[
     typer.Option(help="File for rows without an answer.", show_default="OUTPUT.rejected.jsonl"),
 ]
 MaxErrors = Annotated[
-    int | None, typer.Option(min=0, help="More of them end the job.", show_default="any number")
+    int | None,
+    typer.Option(
+        min=0,
+        help="Maximum number of rows without an answer; with more the job fails.",
+        show_default="any number",
+    ),
 ]
 DryRun = Annotated[
     bool,
     typer.Option(
-        "--dry-run", help="Time 20 rows with and without drafts; write nothing.", show_default="off"
+        "--dry-run",
+        help="Time 20 rows with and without drafts, and write nothing.",
+        show_default="off",
     ),
 ]
 Restart = Annotated[
     bool,
-    typer.Option(
-        "--restart", help="Throw away what an earlier start has done.", show_default="off"
-    ),
+    typer.Option("--restart", help="Discard the work of an earlier start.", show_default="off"),
 ]
-Draft = Annotated[bool, typer.Option(help="Whether to draft; answers are the same.")]
+Draft = Annotated[bool, typer.Option(help="Whether to draft; the answers are the same.")]
 
 
 if TYPE_CHECKING:
@@ -121,32 +136,37 @@ def generate(
 ) -> None:
     """Answer every row of the input with a pool of engines.
 
-    An answer has its row's id as a string; a row without one gives the number of its line in the
-    file, from 1 and blank lines counted, or of its row in a Parquet file; of several files, behind
-    the file's name. Of rows with the same id the first is answered, the others are rejected.
+    An answer has the id of its row as a string. If a row has no id, its number in the file is used
+    (lines count from 1, with blank ones), after the file's name if there are several files. Of rows
+    with the same id, only the first is answered and the others are rejected.
 
-    A job that was ended, by whatever, goes on where it was when the same command is run again; what
-    it has done so far is in the folder OUTPUT.job. A changed input or other settings are refused
-    until --restart.
+    A job that was stopped or killed continues when the same command is run again; its state is in
+    the folder OUTPUT.job. A changed input or other settings are refused without --restart.
     """
     given = _source(source, input_field, id_field, output, reject)
-    from tasc_runtime.engine_settings import EngineSettings
-    from tasc_runtime.sampling_options import SamplingOptions
+    require_files(choices, schema)
+    with store.open(task) as url:
+        from tasc_runtime.engine_settings import EngineSettings
+        from tasc_runtime.sampling_options import SamplingOptions
 
-    guide = _guide(choices, schema, regex)
-    asked = SamplingOptions(
-        temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, guide=guide, adapter=adapter
-    )
-    job: dict[str, Any] = {
-        "engine": EngineSettings(rows=rows, max_model_len=max_model_len),
-        "asked": asked,
-        "actors": actors,
-        "actor_gpus": gpus,
-        "max_errors": max_errors,
-        "restart": restart,
-        "stall_s": stall_timeout,
-    }
-    with store.open() as url:
+        guide = _guide(choices, schema, regex)
+        asked = SamplingOptions(
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            seed=seed,
+            guide=guide,
+            adapter=adapter,
+        )
+        job: dict[str, Any] = {
+            "engine": EngineSettings(rows=rows, max_model_len=max_model_len),
+            "asked": asked,
+            "actors": actors,
+            "actor_gpus": gpus,
+            "max_errors": max_errors,
+            "restart": restart,
+            "stall_s": stall_timeout,
+        }
         _require_task(url, task, asked)
         with _ray_for(actors):
             if dry_run:

@@ -20,25 +20,25 @@ def refresh(
         float | None,
         typer.Option(
             min=1,
-            help="Do it again and again, so many seconds apart, also where it fails.",
+            help="Repeat at this interval in seconds, even if a run fails.",
             show_default="once",
         ),
     ] = None,
     margin: Annotated[
-        float, typer.Option(min=0, max=10, help="Share by which tokens per step must rise.")
+        float, typer.Option(min=0, max=10, help="Minimum relative rise of tokens per step.")
     ] = 0.01,
     min_rows: Annotated[
-        int, typer.Option(min=100, help="New rows of the corpus to wait for.")
+        int, typer.Option(min=100, help="Minimum number of new rows in the corpus.")
     ] = 200,
     keep: Annotated[
-        int, typer.Option(min=2, help="Versions kept in the store, the current one besides.")
+        int, typer.Option(min=2, help="Number of older versions to keep in the store.")
     ] = 5,
     parallelism: Annotated[
         int | None,
-        typer.Option(min=1, help="See `tasc build-index`.", show_default="by rows and cores"),
+        typer.Option(min=1, help="As in `tasc build-index`.", show_default="by rows and cores"),
     ] = None,
     max_bytes: Annotated[
-        int | None, typer.Option(min=1, help="See `tasc build-index`.", show_default="no cap")
+        int | None, typer.Option(min=1, help="As in `tasc build-index`.", show_default="no cap")
     ] = None,
     store: StoreOptions,
     as_json: AsJson = False,
@@ -48,13 +48,13 @@ def refresh(
     The new index becomes current only if it drafts better for rows that neither index has seen.
     Services collect answers of tasks whose settings have `collect: {sample_rate: 0.1}`.
     """
-    from tasc_jobs.tuning.refresh import STAGES, RefreshOptions
-    from tasc_jobs.tuning.refresh import refresh as run
-    from tasc_runtime.progress import Stages
-
-    options = RefreshOptions(margin, min_rows, keep, parallelism, max_bytes)
     judged = 0
-    with store.open() as url:
+    with store.open(task) as url:
+        from tasc_jobs.tuning.refresh import STAGES, RefreshOptions
+        from tasc_jobs.tuning.refresh import refresh as run
+        from tasc_runtime.progress import Stages
+
+        options = RefreshOptions(margin, min_rows, keep, parallelism, max_bytes)
         while True:
             try:
                 with Stages(f"refresh {task}", STAGES) as stages:
@@ -72,11 +72,11 @@ def refresh(
 
 
 index_app = typer.Typer(
-    help="Look at the versions of a task's draft index, go back to one.", no_args_is_help=True
+    help="List the versions of a task's draft index, and go back to one.", no_args_is_help=True
 )
 
 
-@index_app.command("list")
+@index_app.command("list", epilog="tasc index list tickets")
 @grouped()
 def index_list(*, task: Task, store: StoreOptions, as_json: AsJson = False) -> None:
     """Show every version that the store has of TASK's index."""
@@ -91,12 +91,12 @@ def index_list(*, task: Task, store: StoreOptions, as_json: AsJson = False) -> N
     print_result({"task": task, "versions": listed}, text, as_json)
 
 
-@index_app.command("use")
+@index_app.command("use", epilog="tasc index use tickets 3")
 @grouped()
 def index_use(
     *,
     task: Task,
-    version: Annotated[int, typer.Argument(help="A number that `tasc index list` shows.")],
+    version: Annotated[int, typer.Argument(help="Version number, as `tasc index list` shows it.")],
     store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:

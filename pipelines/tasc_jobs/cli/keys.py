@@ -11,7 +11,7 @@ from tasc_runtime.progress import note
 from tasc_store import ApiKey, ApiKeys, TaskStore, connect
 
 key_app = typer.Typer(
-    help="Make, list and revoke the API keys that a service asks for (auth.required).",
+    help="Make, list and revoke API keys, which services require if auth.required is true.",
     no_args_is_help=True,
 )
 _EXAMPLES = """\
@@ -29,32 +29,31 @@ _NO_LIMIT = "no limit"
 @grouped()
 def key_create(
     *,
-    name: Annotated[str, typer.Argument(help="Whose it is, for people.")],
+    name: Annotated[str, typer.Argument(help="Name of the owner.")],
     tasks: Annotated[
         str,
-        typer.Option(
-            help="Names of the tasks it may use, separated by commas.", show_default="all"
-        ),
+        typer.Option(help="Tasks that the key may use, separated by commas.", show_default="all"),
     ] = "",
     requests_per_minute: Annotated[
-        int | None, typer.Option(min=1, help="Most requests.", show_default=_NO_LIMIT)
+        int | None,
+        typer.Option(min=1, help="Maximum number of requests per minute.", show_default=_NO_LIMIT),
     ] = None,
     tokens_per_minute: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Most tokens of answers, counted when they end: a minute that went over is "
-            "waited for before the next request.",
+            help="Maximum number of answer tokens per minute, counted when an answer ends. A key "
+            "that exceeded it has to wait.",
             show_default=_NO_LIMIT,
         ),
     ] = None,
     store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Make a key and print it, this once: the store keeps its hash only.
+    """Make a key and print it. It is shown only once, because the store keeps only its hash.
 
-    Clients send it as `Authorization: Bearer KEY`; a service asks for keys with `auth: {required:
-    true}` among its settings.
+    Clients send it as `Authorization: Bearer KEY`. A service requires keys if its settings have
+    `auth: {required: true}`.
     """
     allowed = tuple(task for part in tasks.split(",") if (task := part.strip()))
     with store.open() as url:
@@ -72,27 +71,27 @@ def key_create(
     print_result({**asdict(key), "key": secret}, secret, as_json)
 
 
-@key_app.command("list")
+@key_app.command("list", epilog="tasc key list")
 @grouped()
 def key_list(*, store: StoreOptions, as_json: AsJson = False) -> None:
-    """Show every key's id, name, tasks and limits; no key itself."""
+    """List the id, name, tasks and limits of every key, but not the keys."""
     with store.open() as url:
         found = ApiKeys(connect(url)).known()
     text = "\n".join([_HEADER, *map(_listed, found)])
     print_result({"keys": [asdict(key) for key in found]}, text, as_json)
 
 
-@key_app.command("revoke")
+@key_app.command("revoke", epilog="tasc key revoke 3f9c2a71")
 @grouped()
 def key_revoke(
     *,
-    id: Annotated[str, typer.Argument(help="An id that `tasc key list` shows.")],
+    id: Annotated[str, typer.Argument(help="Id of the key, as `tasc key list` shows it.")],
     store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Close a key for good. Services refuse it within `auth.cache_ttl_s`, 10 seconds by default.
+    """Revoke a key for good. Services refuse it within `auth.cache_ttl_s`, by default 10 seconds.
 
-    While a service cannot reach Redis it goes on with the keys as it last saw them.
+    While a service cannot reach Redis, it uses the keys as it last saw them.
     """
     with store.open() as url:
         key = ApiKeys(connect(url)).revoke(id)

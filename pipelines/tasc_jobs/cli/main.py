@@ -17,6 +17,7 @@ import typer
 
 from tasc_jobs.cli.enrich import enrich
 from tasc_jobs.cli.evaluate import evaluate
+from tasc_jobs.cli.examples import EXAMPLES
 from tasc_jobs.cli.finetune import finetune
 from tasc_jobs.cli.forecast_ft import forecast_ft
 from tasc_jobs.cli.generate import generate
@@ -24,46 +25,41 @@ from tasc_jobs.cli.index import index_app, refresh
 from tasc_jobs.cli.keys import key_app
 from tasc_jobs.cli.options import (
     AsJson,
+    Command,
     DataDir,
+    NamedTask,
     RowIdOptions,
     StoreOptions,
     Task,
     grouped,
     print_result,
+    require_files,
 )
-from tasc_jobs.cli.rank_vocabulary import RANKINGS, rank_vocabulary
+from tasc_jobs.cli.rank_vocabulary import rank_vocabulary
 from tasc_jobs.cli.stats import stats
 from tasc_jobs.cli.tasks import task_app
 from tasc_jobs.cli.train_drafter import train_drafter
-from tasc_jobs.cli.tuning import MIXTURES, forecast, replay, tune
+from tasc_jobs.cli.tuning import forecast, replay, tune
 from tasc_jobs.cli.worker import worker
 from tasc_jobs.errors import exit_code, in_short, known_errors
 from tasc_runtime.progress import Clock, Progress, note
 from tasc_store import connect
 
+_START = """\
+A demonstration on shipped data: tasc demo
+
+A task of your own: tasc task create tickets --model ./my-model --template 'label: {input}\\n'
+
+Its corpus and draft index: tasc ingest tickets train.jsonl; tasc build-index tickets
+
+Answers to a file: tasc generate tickets --input rows.jsonl --output answers.jsonl"""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 app = typer.Typer(
     help="Batched, lossless generation for task-specific small language models.",
+    epilog=_START,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
-app.add_typer(task_app, name="task")
-app.add_typer(index_app, name="index")
-app.add_typer(key_app, name="key")
-for _command in (replay, tune, forecast):
-    app.command(epilog=MIXTURES)(_command)
-app.command()(stats)
-app.command()(generate)
-app.command()(worker)
-app.command()(refresh)
-app.command()(enrich)
-app.command()(finetune)
-app.command()(evaluate)
-app.command()(forecast_ft)
-app.command()(train_drafter)
-app.command(epilog=RANKINGS)(rank_vocabulary)
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def _print_version(asked: bool) -> None:
@@ -86,7 +82,6 @@ def _options_of_tasc(
     pass
 
 
-@app.command()
 @grouped()
 def ingest(
     *,
@@ -118,7 +113,6 @@ def ingest(
     print_result(asdict(report), text, as_json)
 
 
-@app.command()
 @grouped()
 def build_index(
     *,
@@ -127,7 +121,7 @@ def build_index(
         int | None,
         typer.Option(
             min=1,
-            help="Number of tasks that read and that sort.",
+            help="Number of parallel tasks for reading and for sorting.",
             show_default="by number of rows for reading, one per core for sorting",
         ),
     ] = None,
@@ -140,8 +134,8 @@ def build_index(
     max_bytes: Annotated[
         int | None,
         typer.Option(
-            help="Maximum bytes of the corpus part, which has the outputs. Outputs with the lowest "
-            "expected gain are left out, together with their prompts.",
+            help="Maximum size of the outputs in the index. Outputs with the lowest expected gain "
+            "are left out, together with their prompts.",
             show_default="no cap",
         ),
     ] = None,
@@ -152,13 +146,15 @@ def build_index(
     from tasc_draft.index.corpus_build import check_cap
 
     check_cap(max_bytes)
-    from tasc_jobs.index.build import NOTES, STAGES, build_and_publish
-    from tasc_jobs.index.publish import IndexReport
-    from tasc_jobs.ray_local import local_ray
+    require_files(bigrams)
     from tasc_runtime.progress import Stages
     from tasc_store import TaskStore
 
-    with store.open() as url:
+    with store.open(task) as url:
+        from tasc_jobs.index.build import NOTES, STAGES, build_and_publish
+        from tasc_jobs.index.publish import IndexReport
+        from tasc_jobs.ray_local import local_ray
+
         record = TaskStore(connect(url)).get(task)
         with local_ray(), Stages(f"index {task}", STAGES, notes=NOTES) as stages:
             artifact, index = build_and_publish(
@@ -173,7 +169,6 @@ def build_index(
     print_result(report.as_json, report.in_words, as_json)
 
 
-@app.command()
 def serve(
     config: Annotated[Path, typer.Option(help="Settings file; see deploy/serve.yaml.")],
     data_dir: DataDir = StoreOptions.data_dir,
@@ -205,7 +200,6 @@ def serve(
             run_service(settings, url, _wait_for_signal, say=clock.note)
 
 
-@app.command()
 def model_bigrams(
     model: Annotated[str, typer.Argument(help="Folder or Hugging Face name of the base model.")],
     output: Annotated[Path, typer.Option(help="File to write, .npz.")],
@@ -226,14 +220,14 @@ def model_bigrams(
     print_result(asdict(report), report.in_words, as_json)
 
 
-@app.command()
 def measure_cost(
     model: Annotated[str, typer.Argument(help="Folder or Hugging Face name of the base model.")],
     adapter: Annotated[str | None, typer.Option(help="PEFT adapter, folder or name.")] = None,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, float64")] = "float32",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:0 ...")] = "auto",
     rows: Annotated[
-        int, typer.Option(min=1, help="Largest batch size b; its halves are measured too.")
+        int,
+        typer.Option(min=1, help="Largest batch size b; half of it and so on are measured, too."),
     ] = 32,
     max_model_len: Annotated[int, typer.Option(min=8, help="Maximum tokens per row.")] = 1024,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
@@ -252,7 +246,6 @@ def measure_cost(
     print_result(costs.as_json(), in_words(costs), as_json)
 
 
-@app.command()
 def demo(
     keep_serving: Annotated[
         bool, typer.Option("--serve", help="Only start the service and keep it running.")
@@ -272,6 +265,24 @@ def demo(
             serve_demo(url, port, _wait_for_signal)
         else:
             run_demo(url)
+
+
+_PANELS: dict[str, tuple[Command | tuple[str, typer.Typer], ...]] = {
+    "Prepare": (
+        *(("task", task_app), ingest, build_index, ("index", index_app), refresh, model_bigrams),
+    ),
+    "Serve": (serve, ("key", key_app), demo),
+    "Batch": (generate, worker),
+    "Fine-tune": (enrich, finetune, forecast_ft, train_drafter, rank_vocabulary),
+    "Look": (stats, replay, forecast, tune, evaluate, measure_cost),
+}
+for _panel, _members in _PANELS.items():
+    for _member in _members:
+        if isinstance(_member, tuple):
+            app.add_typer(_member[1], name=_member[0], rich_help_panel=_panel)
+        else:
+            _example = EXAMPLES[_member.__name__]
+            app.command(cls=NamedTask, rich_help_panel=_panel, epilog=_example)(_member)
 
 
 def main() -> None:

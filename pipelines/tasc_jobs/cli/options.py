@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_args
 
 import typer
+from typer.core import TyperCommand
 
 from tasc_jobs.finetune.hyperparameters import Setting
-from tasc_store import EmbeddedRedis, connect, redact
+from tasc_runtime.errors import FileError
+from tasc_store import EmbeddedRedis, TaskStore, connect, redact
 
 if TYPE_CHECKING:
     from tasc_jobs.evaluate.measured_model import Setup
@@ -31,12 +33,14 @@ Template = Annotated[
 ]
 MaxTokens = Annotated[
     int | None,
-    typer.Option(min=1, help="Most tokens of an answer.", show_default="the task's, or 256"),
+    typer.Option(min=1, help="Maximum tokens of an answer.", show_default="the task's, or 256"),
 ]
 MaxModelLen = Annotated[
     int | None,
     typer.Option(
-        min=8, help="Tokens of prompt and answer.", show_default="1024, or what the model has"
+        min=8,
+        help="Maximum tokens of prompt and answer.",
+        show_default="1024, or what the model has",
     ),
 ]
 CheckpointS = Annotated[float, typer.Option(min=1, help="Seconds between two checkpoints.")]
@@ -44,8 +48,8 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:0 ...")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16, float64")]
 Threads = Annotated[int, typer.Option(min=1, help="CPU threads.")]
 Gpus = Annotated[float, typer.Option(min=0, help="GPUs of each engine.")]
-IdField = Annotated[str, typer.Option(help="Field with the row's id.")]
-InputField = Annotated[str, typer.Option(help="Field with the task's input.")]
+IdField = Annotated[str, typer.Option(help="Field with the id of the row.")]
+InputField = Annotated[str, typer.Option(help="Field with the input of the row.")]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object instead of text.", show_default="off")
 ]
@@ -57,10 +61,29 @@ Report = Annotated[
 ]
 
 DataDir = Annotated[
-    Path, typer.Option(envvar="TASC_DATA_DIR", help="Where our own Redis server keeps its data.")
+    Path,
+    typer.Option(
+        envvar="TASC_DATA_DIR",
+        help="Where the Redis server that the command starts keeps its data.",
+    ),
 ]
 
 Command: TypeAlias = Callable[..., None]
+
+
+class NamedTask(TyperCommand):
+    """A command that says how to make a task when it is called without one."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            if error.param is not None and error.param.name == "task" and not error.message:
+                error.message = (
+                    "`tasc task list` lists the tasks; `tasc task create --help` says how to make "
+                    "one"
+                )
+            raise
 
 
 @dataclass(frozen=True)
@@ -72,26 +95,34 @@ class StoreOptions:
         typer.Option(
             "--redis-url",
             envvar="REDIS_URL",
-            help="Redis of version 6.2 or later.",
-            show_default="a server of our own on --data-dir",
+            help="URL of a Redis server, version 6.2 or later.",
+            show_default="the command starts a server on --data-dir",
         ),
     ] = None
     data_dir: DataDir = Path.home() / ".local" / "share" / "tasc-serve"
 
     @contextmanager
-    def open(self) -> Iterator[str]:
-        """The URL given, checked, or that of a server on ``data_dir`` that lives for the block."""
+    def open(self, task: str | None = None) -> Iterator[str]:
+        """The URL given, checked, or that of a server on ``data_dir`` that lives for the block.
+
+        Commands import torch and Ray, which takes seconds, inside the block: a wrong task is
+        reported before.
+
+        Raises:
+            StoreError: Redis cannot be used, or it has neither a record nor a corpus of ``task``.
+        """
         if self.redis_url:
-            connect(self.redis_url).close()  # say what is wrong with it before anything slow begins
+            _check_store(self.redis_url, task)
             yield self.redis_url
             return
         self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         with EmbeddedRedis.start(self.data_dir) as server:
+            _check_store(server.url, task)
             yield server.url
 
-    def open_if(self, needed: bool) -> AbstractContextManager[str | None]:
+    def open_if(self, needed: bool, task: str | None) -> AbstractContextManager[str | None]:
         """`open`, or None where no store is needed."""
-        return self.open() if needed else nullcontext()
+        return self.open(task) if needed else nullcontext()
 
     def in_words(self, url: str) -> str:
         """Which store is used, and how other commands reach one of our own; no login is shown."""
@@ -103,16 +134,31 @@ class StoreOptions:
         )
 
 
+def _check_store(url: str, task: str | None) -> None:
+    with connect(url) as client:
+        if task is not None and not (tasks := TaskStore(client)).left(task):
+            tasks.get(task)  # raises UnknownTask
+
+
+def require_files(*paths: Path | None) -> None:
+    """Raises FileError for a path that does not exist; called before slow imports."""
+    for path in paths:
+        if path is not None and not path.exists():
+            raise FileError(f"there is no file or folder {path}; check the spelling of the path")
+
+
 @dataclass(frozen=True)
 class EngineOptions:
     """An engine of the command's own, to measure a model with."""
 
-    rows: Annotated[int, typer.Option(min=1, max=4096, help="b, rows decoded together.")] = 8
+    rows: Annotated[
+        int, typer.Option(min=1, max=4096, help="b, the number of rows decoded together.")
+    ] = 8
     max_model_len: Annotated[
         int | None,
         typer.Option(
             min=8,
-            help="Tokens of prompt and answer; rows without room are left out.",
+            help="Maximum tokens of prompt and answer; longer rows are left out.",
             show_default="1024, or what the model has",
         ),
     ] = None
@@ -131,7 +177,7 @@ class RowOptions:
     """The fields of rows in files."""
 
     input_field: InputField = "input"
-    output_field: Annotated[str, typer.Option(help="Field with the task's output.")] = "output"
+    output_field: Annotated[str, typer.Option(help="Field with the output of the row.")] = "output"
 
     @property
     def fields(self) -> "Fields":

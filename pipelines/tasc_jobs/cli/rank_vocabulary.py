@@ -7,27 +7,25 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from tasc_jobs.cli.options import AsJson, StoreOptions, Task, grouped, print_result
+from tasc_jobs.cli.options import (
+    AsJson,
+    StoreOptions,
+    Task,
+    grouped,
+    print_result,
+    require_files,
+)
 
 if TYPE_CHECKING:
     from tasc_engine.drafting.neural.ranking import Ranking
     from tasc_store import Artifact
 
-RANKINGS = """Vocabularies for neural drafts (FR-Spec, VocabTrim): a head of the tokens kept drafts
-faster; answers do not change, since they are verified with all tokens. The target's own answers
-rank best; those of a corpus as well, where the target says what the corpus does; a draft model's
-lack what it cannot say.
-
-tasc rank-vocabulary tickets --from target --top-k 4000
-
-tasc rank-vocabulary tickets --from draft --answers drafted.jsonl --top-p 0.999"""
-
 From = Annotated[
     Literal["raw", "target", "draft"],
     typer.Option(
         "--from",
-        help="raw: all outputs of the corpus; target: those that services gave and collected; "
-        "draft: a draft model's, in a file. With --answers only a name for what is in the file.",
+        help="raw: all outputs of the corpus; target: answers that services collected; draft: "
+        "answers of a draft model in a file. With --answers, only the name of the ranking.",
     ),
 ]
 Tokenizer = Annotated[
@@ -47,27 +45,29 @@ Answers = Annotated[
         show_default="the corpus of TASK",
     ),
 ]
-AnswerField = Annotated[str, typer.Option(help="Field of that file with the answer.")]
+AnswerField = Annotated[str, typer.Option(help="Field of --answers with the answer.")]
 TopK = Annotated[
     int | None,
     typer.Option(
-        min=1, help="Keep so many tokens, the most frequent.", show_default="all that were seen"
+        min=1, help="Keep this many of the most frequent tokens.", show_default="all that were seen"
     ),
 ]
 TopP = Annotated[
     float | None,
     typer.Option(
-        help="Keep the fewest that are this share of all counted, as 0.99.",
+        help="Keep the fewest tokens that make up this share, for example 0.99.",
         show_default="all that were seen",
     ),
 ]
 MinFrequency = Annotated[
     int | None,
-    typer.Option(min=1, help="Keep those seen so often.", show_default="all that were seen"),
+    typer.Option(
+        min=1, help="Keep tokens that occur at least this often.", show_default="all that were seen"
+    ),
 ]
 Output = Annotated[
     Path | None,
-    typer.Option(help="Write the ranking to this file too, .npz.", show_default="the store only"),
+    typer.Option(help="Also write the ranking to this .npz file.", show_default="the store only"),
 ]
 
 
@@ -86,20 +86,19 @@ def rank_vocabulary(
     store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Rank the tokens of TASK's answers by how often they come; the ranking becomes current."""
-    from tasc_jobs.drafter.rank_vocabulary import STAGES, Choice, RankJob, rank_and_publish
-    from tasc_jobs.ray_local import local_ray
-    from tasc_runtime.progress import Stages
-
-    choice = Choice(top_k, top_p, min_frequency)
-    job = RankJob(task, origin, tokenizer, answers, answer_field, choice)
+    """Rank the tokens of TASK's answers by frequency, and make the ranking current."""
     _check_output(output)
-    with (
-        store.open() as url,
-        nullcontext() if answers else local_ray(),
-        Stages(f"vocabulary {task}", STAGES) as stages,
-    ):
-        artifact, ranking = rank_and_publish(url, job, stages)
+    require_files(tokenizer, answers)
+    with store.open(None if tokenizer and answers else task) as url:
+        from tasc_jobs.drafter.rank_vocabulary import STAGES, Choice, RankJob, rank_and_publish
+        from tasc_jobs.ray_local import local_ray
+        from tasc_runtime.progress import Stages
+
+        choice = Choice(top_k, top_p, min_frequency)
+        job = RankJob(task, origin, tokenizer, answers, answer_field, choice)
+        ray = nullcontext() if answers else local_ray()
+        with ray, Stages(f"vocabulary {task}", STAGES) as stages:
+            artifact, ranking = rank_and_publish(url, job, stages)
     _save(ranking, output)
     told: dict[str, Any] = {
         **asdict(artifact),

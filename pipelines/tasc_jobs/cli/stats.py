@@ -24,12 +24,12 @@ Train = Annotated[
         help="Read rows from this file instead; repeatable.", show_default="the corpus of TASK"
     ),
 ]
-Words = Annotated[int, typer.Option("--n", min=1, max=16, help="Words of an n-gram.")]
+Words = Annotated[int, typer.Option("--n", min=1, max=16, help="Number of words in an n-gram.")]
 Tokenizer = Annotated[
     Path | None,
     typer.Option(
-        help="Count tokens too, of this tokenizer.json or folder with one; on a cluster it must "
-        "be on every machine.",
+        help="Count tokens, too, with this tokenizer.json or folder with one; on a cluster it "
+        "must be on every machine.",
         show_default="words only",
     ),
 ]
@@ -47,7 +47,7 @@ def stats(
     store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
-    """How variable is a task? Entropies, coverage and lengths of its inputs and outputs."""
+    """Show how repetitive a task is: entropies, coverage and lengths of its inputs and outputs."""
     from tasc_jobs.statistics.ngrams import Units
     from tasc_jobs.statistics.task_statistics import (
         STAGES,
@@ -68,8 +68,9 @@ def stats(
     else:
         assert task is not None
         name = task
-        from tasc_jobs.ray_local import local_ray
+        with store.open(task) as url:
+            from tasc_jobs.ray_local import local_ray
 
-        with store.open() as url, local_ray(), Stages(f"statistics {task}", STAGES) as stages:
-            found = corpus_statistics(url, task, units, progress=stages)
+            with local_ray(), Stages(f"statistics {task}", STAGES) as stages:
+                found = corpus_statistics(url, task, units, progress=stages)
     show(stats_page(name, found), found.as_json, report, as_json)

@@ -118,7 +118,7 @@ def _note_ranking(record: TaskRecord) -> None:
         )
 
 
-@task_app.command("show")
+@task_app.command("show", epilog="tasc task show tickets")
 @grouped()
 def task_show(
     *,
@@ -146,7 +146,7 @@ def task_show(
     print_result(content, shown.table(record, shown_version, versions), as_json)
 
 
-@task_app.command("list")
+@task_app.command("list", epilog="tasc task list")
 @grouped()
 def task_list(*, store: StoreOptions, as_json: AsJson = False) -> None:
     """List every task with its model, adapter and version."""
@@ -158,7 +158,7 @@ def task_list(*, store: StoreOptions, as_json: AsJson = False) -> None:
     print_result({"tasks": [shown.listed_as_json(each) for each in records]}, text, as_json)
 
 
-@task_app.command("use")
+@task_app.command("use", epilog="tasc task use tickets 1")
 @grouped()
 def task_use(
     *,
@@ -173,7 +173,7 @@ def task_use(
     print(f"{name} version {newest}{same}")
 
 
-@task_app.command("delete")
+@task_app.command("delete", epilog="tasc task delete tickets --yes")
 @grouped()
 def task_delete(
     *,

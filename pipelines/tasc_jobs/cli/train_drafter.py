@@ -18,6 +18,7 @@ from tasc_jobs.cli.options import (
     Threads,
     grouped,
     print_result,
+    require_files,
 )
 from tasc_jobs.drafter.hyperparameters import DrafterOptions
 from tasc_runtime.progress import Stages
@@ -84,9 +85,7 @@ def train_drafter(
     interrupted run resumes when it is run again, and ends with the same weights.
     """
     settings = drafter.settings
-    from tasc_jobs.drafter.training_run import STAGES, in_words, job_of
-    from tasc_jobs.drafter.training_run import train_drafter as run
-    from tasc_jobs.evaluate.measured_model import Setup
+    require_files(*(train or ()), answers)
     from tasc_jobs.task_inputs import InputOptions, TaskInputs
 
     options = InputOptions(
@@ -102,7 +101,11 @@ def train_drafter(
         limit=limit,
     )
     needed = not (options.names_everything or (answers and model and template))
-    with store.open_if(needed) as url:
+    with store.open_if(needed, task) as url:
+        from tasc_jobs.drafter.training_run import STAGES, in_words, job_of
+        from tasc_jobs.drafter.training_run import train_drafter as run
+        from tasc_jobs.evaluate.measured_model import Setup
+
         inputs = TaskInputs.read(url, options, with_rows=answers is None)
         setup = Setup(rows, max_model_len, threads)
         job = job_of(inputs, answers, settings, setup, output, checkpoint_s)

@@ -18,13 +18,6 @@ from tasc_jobs.cli.options import (
 )
 from tasc_store import connect
 
-MIXTURES = """\
-mixed: all sources, with weights learnt on held-out rows; the default of the service.
-
-tasc: TASC-spec, n-grams of the corpus's outputs and of the current row, at a fixed ratio.
-
-trie: N-Gram Trie, n-grams of the current row's prompt only, the most frequent first."""
-
 Budgets = Annotated[
     list[str] | None,
     typer.Option(

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from tasc_jobs.cli.options import AsJson, Gpus, MaxModelLen, StoreOptions, grouped
+from tasc_jobs.cli.options import (
+    AsJson,
+    Gpus,
+    MaxModelLen,
+    StoreOptions,
+    grouped,
+    require_files,
+)
 from tasc_jobs.errors import UsageError
 from tasc_runtime.progress import note
 
@@ -28,44 +35,51 @@ _EVERY_S: Final = 10.0  # at least, between two lines on one batch
 
 
 Once = Annotated[
-    bool, typer.Option("--once", help="End when no batch waits.", show_default="wait for more")
+    bool,
+    typer.Option("--once", help="Stop when no batch is waiting.", show_default="wait for more"),
 ]
 Tasks = Annotated[
-    str | None, typer.Option(help="Only batches of these, by commas.", show_default="of any")
+    str | None,
+    typer.Option(
+        help="Answer only batches of these tasks, separated by commas.", show_default="all"
+    ),
 ]
 Config = Annotated[
     Path | None,
     typer.Option(
-        help="The service's settings file: its limits hold for lines too.",
+        help="Settings file of the service, whose limits also apply to lines.",
         show_default="default limits",
     ),
 ]
-Actors = Annotated[int, typer.Option(min=1, help="Engines that work on a batch.")]
+Actors = Annotated[int, typer.Option(min=1, help="Number of engines that work on a batch.")]
 Rows = Annotated[
-    int | None, typer.Option(min=1, help="b, rows an engine decodes together.", show_default="8")
+    int | None,
+    typer.Option(
+        min=1, help="b, the number of rows that an engine decodes together.", show_default="8"
+    ),
 ]
 WorkDir = Annotated[
     Path | None,
     typer.Option(
-        help="Where what is done of a batch is kept; on disks that workers share, each of them "
-        "goes on where another was ended.",
+        help="Folder for the state of batches. On a disk that workers share, one continues where "
+        "another was stopped.",
         show_default="batches in --data-dir",
     ),
 ]
-Poll = Annotated[float, typer.Option(min=0.1, help="Seconds between two looks for a batch.")]
+Poll = Annotated[float, typer.Option(min=0.1, help="Seconds between two checks for a batch.")]
 Lease = Annotated[
-    float, typer.Option(min=0.5, help="A batch whose worker is silent for so many s is another's.")
+    float, typer.Option(min=0.5, help="After this many seconds a silent worker loses its batch.")
 ]
 MetricsHost = Annotated[
     str | None,
     typer.Option(
-        help="Address or name of this machine that Prometheus reaches.",
+        help="Address or name of this machine that Prometheus can reach.",
         show_default="metrics.host of --config, else the address of the Ray node",
     ),
 ]
 MaxFaults = Annotated[
     int,
-    typer.Option(min=1, help="Engines that fail so often in a row end the worker, exit code 1."),
+    typer.Option(min=1, help="The worker fails after this many engine failures in a row."),
 ]
 
 
@@ -89,12 +103,12 @@ def worker(
 ) -> None:
     """Answer the batches of /v1/batches, one after another, until Ctrl-C.
 
-    One killed at any moment loses nothing: started again it does what is missing. Engines that
-    cannot be built (no model folder, no memory, no Redis) do not count against a batch: its task is
-    left to other workers for a while. With --json each batch that ends is an object on a line of
-    stdout.
+    A worker that is killed loses nothing: start it again and it continues. If an engine cannot be
+    built (no model folder, memory or Redis), the batch does not fail; the task is left to other
+    workers for a while. With --json, each batch that ends is printed as one JSON object.
     """
     named = _names(tasks)
+    require_files(config)
     with store.open() as url:
         note(f"store: {store.in_words(url)}")
         folder = work_dir or store.data_dir / "batches"

@@ -54,11 +54,14 @@ class DrafterOptions:
     """The options of a command that say how a drafter is trained."""
 
     kind: Annotated[
-        Kind, Setting(help="A layer over the model's hidden states, or a small model of its own.")
+        Kind,
+        Setting(help="eagle: a layer over the model's hidden states; independent: a small model."),
     ]
     layers: Annotated[
         int | None,
-        Setting(min=1, help="Of an independent drafter.", show_default="a quarter of the model's"),
+        Setting(
+            min=1, help="Layers of an independent drafter.", show_default="a quarter of the model's"
+        ),
     ] = None
     hidden: Annotated[
         int | None,
@@ -67,13 +70,13 @@ class DrafterOptions:
         ),
     ] = None
     epochs: Annotated[float, Setting(min=0.01, max=1000, help="Passes over the answers.")] = 10.0
-    learning_rate: Annotated[float, Setting(min=0, max=1, help="The greatest.")] = 1e-3
+    learning_rate: Annotated[float, Setting(min=0, max=1, help="Greatest learning rate.")] = 1e-3
     token_weight: Annotated[
         float | None,
         Setting(
             min=0,
             max=1000,
-            help="Of an EAGLE head's cross-entropy; raise it if small.",
+            help="Weight of an EAGLE head's cross-entropy; raise it for small models.",
             show_default=str(DrafterSettings.token_weight),
         ),
     ] = None
@@ -82,7 +85,7 @@ class DrafterOptions:
         Setting(
             min=0,
             max=100,
-            help="On the hidden states that an EAGLE head reads.",
+            help="Noise on the hidden states that an EAGLE head reads.",
             show_default=str(DrafterSettings.noise),
         ),
     ] = None
@@ -91,7 +94,7 @@ class DrafterOptions:
         Setting(
             min=0,
             max=1,
-            help="Of the hidden states that an EAGLE head reads, replaced by its own.",
+            help="Share of the hidden states that an EAGLE head replaces by its own.",
             show_default=str(DrafterSettings.own_share),
         ),
     ] = None
@@ -100,16 +103,16 @@ class DrafterOptions:
         Setting(
             min=0,
             max=1,
-            help="Of a prompt's tokens, for an independent drafter.",
+            help="Weight of prompt tokens for an independent drafter.",
             show_default=str(DrafterSettings.prompt_weight),
         ),
     ] = None
     batch_rows: BatchRows = 32
     micro_rows: MicroRows = 8
     max_length: Annotated[
-        int, Setting(min=3, help="Tokens of prompt and answer to learn; longer are left out.")
+        int, Setting(min=3, help="Maximum tokens of prompt and answer; longer rows are left out.")
     ] = 1024
-    seed: Annotated[int, Setting(min=0, help="Of first values, the rows' order and noise.")] = 0
+    seed: Annotated[int, Setting(min=0, help="Seed of initial values, row order and noise.")] = 0
 
     @property
     def settings(self) -> DrafterSettings:

@@ -48,9 +48,10 @@ class TaskOptions:
         str | None, _option("float32, bfloat16, float16, float64", TaskRecord.dtype)
     ] = None
     quantization: Annotated[str | None, _option("nf4 (4 bits) or int8 weights.", "none")] = None
-    corpus: Annotated[str | None, _option("Draft from this task's corpus.", "its own")] = None
+    corpus: Annotated[str | None, _option("Task whose corpus to draft from.", "its own")] = None
     max_tokens: Annotated[
-        int | None, _answers("Length limit of an answer, its end counted.", TaskRecord.max_tokens)
+        int | None,
+        _answers("Maximum tokens of an answer, end-of-sequence included.", TaskRecord.max_tokens),
     ] = None
     stop: Annotated[
         list[str] | None,
@@ -66,20 +67,30 @@ class TaskOptions:
     schema: Annotated[
         Path | None, _answers("File with the JSON schema of every answer.", "none")
     ] = None
-    regex: Annotated[str | None, _answers("Expression that a whole answer matches.", "none")] = None
-    temperature: Annotated[float | None, _sampling("0 takes the likeliest token, to 100.", 0)] = (
-        None
-    )
+    regex: Annotated[
+        str | None, _answers("Regular expression that the whole answer matches.", "none")
+    ] = None
+    temperature: Annotated[
+        float | None, _sampling("0, which takes the likeliest token, to 100.", 0)
+    ] = None
     top_p: Annotated[
-        float | None, _sampling("Above 0, to 1: share of probability drawn from.", 1)
+        float | None, _sampling("Above 0, to 1: share of probability to sample from.", 1)
     ] = None
-    top_k: Annotated[int | None, _sampling("Likeliest tokens drawn from; 0: all.", 0)] = None
+    top_k: Annotated[
+        int | None, _sampling("Number of likeliest tokens to sample from; 0: all.", 0)
+    ] = None
     min_p: Annotated[
-        float | None, _sampling("0 to 1: least probability, as a part of the greatest.", 0)
+        float | None, _sampling("0 to 1: minimum probability relative to the greatest.", 0)
     ] = None
-    repetition_penalty: Annotated[float | None, _sampling("Above 0, to 100; 1 is none.", 1)] = None
-    presence_penalty: Annotated[float | None, _sampling("-100 to 100.", 0)] = None
-    frequency_penalty: Annotated[float | None, _sampling("-100 to 100.", 0)] = None
+    repetition_penalty: Annotated[
+        float | None, _sampling("Penalty of repeated tokens above 0, to 100; 1: none.", 1)
+    ] = None
+    presence_penalty: Annotated[
+        float | None, _sampling("Penalty of tokens in the answer, -100 to 100.", 0)
+    ] = None
+    frequency_penalty: Annotated[
+        float | None, _sampling("The same for each occurrence, -100 to 100.", 0)
+    ] = None
     mixture: Annotated[
         str | None,
         _drafting(f"{', '.join(MIXTURES)}; see `tasc replay --help`.", DraftSettings.mixture),
@@ -87,54 +98,56 @@ class TaskOptions:
     num_speculative_tokens: Annotated[
         int | None,
         _drafting(
-            "Most draft tokens of a row's step; 0: no drafts.", DraftSettings.num_speculative_tokens
+            "Maximum draft tokens of a row in a step; 0: no drafts.",
+            DraftSettings.num_speculative_tokens,
         ),
     ] = None
     min_prob: Annotated[
-        float | None, _drafting("0 to 1: no path less likely.", DraftSettings.min_prob)
+        float | None,
+        _drafting("0 to 1: minimum probability of a drafted path.", DraftSettings.min_prob),
     ] = None
     draft: Annotated[
         list[str] | None,
         _drafting(
-            f"KEY=VALUE, repeatable, of any of these: {_DRAFT_KEYS}. What `tasc tune` "
-            "found counts before.",
+            f"KEY=VALUE, repeatable, for any of these: {_DRAFT_KEYS}. Settings that "
+            "`tasc tune` found have priority.",
             "none",
         ),
     ] = None
     drafter: Annotated[
         str | None,
-        _neural("Draft by this, too: what `tasc train-drafter` made, folder or name.", "none"),
+        _neural("Neural drafter from `tasc train-drafter`: folder or name.", "none"),
     ] = None
     proposer: Annotated[
         str | None,
         _neural(
-            "hybrid, n-grams and the drafter in one tree, or neural, the drafter alone.",
+            "hybrid: n-grams and the drafter in one tree; neural: the drafter alone.",
             NeuralDrafting.proposer,
         ),
     ] = None
     draft_vocabulary: Annotated[
         str | None,
         _neural(
-            "full, ranked (`tasc rank-vocabulary`), recent, recent+ranked.",
+            "Tokens it drafts: full, ranked (`tasc rank-vocabulary`), recent, recent+ranked.",
             NeuralDrafting.vocabulary,
         ),
     ] = None
     ranked_tokens: Annotated[
-        int | None, _neural("Tokens of the ranking.", NeuralDrafting.ranked_tokens)
+        int | None, _neural("Number of ranked tokens.", NeuralDrafting.ranked_tokens)
     ] = None
     draft_depth: Annotated[
-        int | None, _neural("Levels of the drafter's tree.", NeuralDrafting.depth)
+        int | None, _neural("Depth of the drafter's tree.", NeuralDrafting.depth)
     ] = None
     draft_width: Annotated[
-        int | None, _neural("Nodes expanded of a level.", NeuralDrafting.width)
+        int | None, _neural("Number of nodes to expand per level.", NeuralDrafting.width)
     ] = None
     draft_nodes: Annotated[
-        int | None, _neural("Most draft tokens of the tree.", NeuralDrafting.nodes)
+        int | None, _neural("Maximum draft tokens in the tree.", NeuralDrafting.nodes)
     ] = None
     draft_sure: Annotated[
         float | None,
         _neural(
-            "0 to 1: hybrid, below this probability of the n-grams the drafter is asked.",
+            "0 to 1: hybrid asks the drafter where n-grams are less sure than this.",
             NeuralDrafting.sure,
         ),
     ] = None

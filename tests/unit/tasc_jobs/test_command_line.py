@@ -127,7 +127,9 @@ def ended(*given: object) -> BaseException | None:
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands open a store that is not there."""
-    monkeypatch.setattr(StoreOptions, "open", lambda self: nullcontext("redis://nowhere"))
+    monkeypatch.setattr(
+        StoreOptions, "open", lambda self, task=None: nullcontext("redis://nowhere")
+    )
     monkeypatch.setattr("tasc_store.connect", lambda url: None)
 
 

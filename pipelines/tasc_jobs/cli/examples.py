@@ -1,0 +1,90 @@
+"""Examples in the help of commands, by the name of the command's function.
+
+Each paragraph is one example, after a word or two on what it does. The help joins lines. It is
+markup: an opening bracket is escaped. Commands of groups have theirs beside them.
+"""
+
+from typing import Final
+
+_MIXTURES: Final = """\
+mixed: all sources, with weights learnt on held-out rows; the default of the service.
+
+tasc: TASC-spec, n-grams of the corpus's outputs and of the current row, at a fixed ratio.
+
+trie: N-Gram Trie, n-grams of the current row's prompt only, the most frequent first."""
+
+EXAMPLES: Final = {
+    "ingest": """\
+Two files: tasc ingest tickets train.jsonl more.parquet
+
+Other fields: tasc ingest tickets train.jsonl --input-field question --output-field answer""",
+    "build_index": """\
+From the whole corpus: tasc build-index tickets
+
+Of a limited size: tasc build-index tickets --max-bytes 100000000""",
+    "refresh": """\
+Once: tasc refresh tickets
+
+Every hour: tasc refresh tickets --every 3600""",
+    "model_bigrams": """\
+For the next index: tasc model-bigrams ./my-model --output bigrams.npz;
+tasc build-index tickets --bigrams bigrams.npz""",
+    "serve": "tasc serve --config service.yaml",
+    "demo": """\
+The whole workflow: tasc demo
+
+A service on another port: tasc demo --serve --port 8001""",
+    "generate": """\
+A file: tasc generate tickets --input rows.jsonl --output answers.jsonl
+
+An estimate of the time: tasc generate tickets --input rows.jsonl --output answers.jsonl --dry-run
+
+Two engines on GPUs: tasc generate tickets --input rows/ --output answers.parquet --actors 2
+--gpus 1""",
+    "worker": """\
+Until Ctrl-C: tasc worker --config service.yaml
+
+What waits now, of two tasks: tasc worker --once --tasks tickets,tags""",
+    "enrich": "tasc enrich tickets --budget 500 --output tokenizer-500",
+    "finetune": """\
+The task's own model: tasc finetune tickets --output tuned
+
+With the tokens of tasc enrich: tasc finetune tickets --tokenizer tokenizer-500 --output tuned""",
+    "forecast_ft": """\
+Lengths: tasc forecast-ft tickets
+
+Times on this machine, too: tasc forecast-ft tickets --model ./my-model --report forecast.html""",
+    "train_drafter": """\
+A head on the task's model: tasc train-drafter tickets --kind eagle --output drafter
+
+Then: tasc task set tickets --drafter ./drafter""",
+    "rank_vocabulary": """\
+A neural draft model that chooses among fewer tokens is faster (FR-Spec, VocabTrim). Answers do not
+change, because the model verifies drafts with all tokens. Rankings of the model's own answers work
+best.
+
+Of collected answers: tasc rank-vocabulary tickets --from target --top-k 4000
+
+Of a file: tasc rank-vocabulary tickets --from draft --answers drafted.jsonl --top-p 0.999""",
+    "stats": """\
+Of a corpus: tasc stats tickets
+
+Of files, without Redis: tasc stats --train train.jsonl --report statistics.html""",
+    "replay": f"""\
+{_MIXTURES}
+
+Compare two: tasc replay --train train.jsonl --test test.jsonl --tokenizer ./my-model
+--proposer mixed,tasc --report replay.html""",
+    "forecast": """\
+tasc measure-cost ./my-model --json > costs.json; tasc forecast tickets --step-cost costs.json""",
+    "tune": """\
+A quick guess of costs: tasc tune tickets
+
+Measured costs: tasc tune tickets --step-cost costs.json --report tune.html""",
+    "evaluate": """\
+A task: tasc evaluate tickets --test test.jsonl --metrics labels
+
+A model that is no task yet: tasc evaluate --model tuned/model --template 'label: {input}\\n'
+--test test.jsonl""",
+    "measure_cost": "tasc measure-cost ./my-model --json > costs.json",
+}

@@ -1,0 +1,110 @@
+"""A wrong task or file is reported before torch or Ray are imported, which takes seconds."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from support import write_rows
+from tasc_jobs.cli.main import app
+
+pytestmark = pytest.mark.redis
+
+# Commands that take a task that must exist.
+TASK = [
+    ["build-index", "nothing"],
+    ["refresh", "nothing"],
+    ["index", "list", "nothing"],
+    ["index", "use", "nothing", "1"],
+    ["task", "show", "nothing"],
+    ["task", "set", "nothing", "--max-tokens", "9"],
+    ["task", "use", "nothing", "1"],
+    ["task", "delete", "nothing", "--yes"],
+    ["stats", "nothing"],
+    ["tune", "nothing"],
+    ["forecast", "nothing", "--step-cost", "COSTS"],
+    ["generate", "nothing", "--input", "ROWS", "--output", "FOLDER/out.jsonl"],
+    ["enrich", "nothing", "--output", "FOLDER/out"],
+    ["finetune", "nothing", "--output", "FOLDER/out"],
+    ["forecast-ft", "nothing"],
+    ["evaluate", "nothing", "--test", "ROWS"],
+    ["train-drafter", "nothing", "--kind", "eagle", "--output", "FOLDER/out"],
+    ["rank-vocabulary", "nothing", "--from", "raw"],
+    ["serve", "--config", "CONFIG"],
+]
+FILE = [
+    ["ingest", "t", "nothing.jsonl"],
+    ["build-index", "t", "--bigrams", "nothing.npz"],
+    ["serve", "--config", "nothing.yaml"],
+    ["worker", "--config", "nothing.yaml"],
+    ["generate", "t", "--input", "nothing.jsonl", "--output", "FOLDER/out.jsonl"],
+    ["stats", "--train", "nothing.jsonl"],
+    ["replay", "--train", "nothing.jsonl", "--test", "ROWS", "--tokenizer", "FOLDER"],
+    ["tune", "t", "--step-cost", "nothing.json"],
+    ["forecast", "t", "--step-cost", "nothing.json"],
+    ["enrich", "--train", "nothing.jsonl", "--output", "FOLDER/out"],
+    ["finetune", "t", "--train", "nothing.jsonl", "--output", "FOLDER/out"],
+    ["forecast-ft", "--train", "nothing.jsonl"],
+    ["evaluate", "t", "--test", "nothing.jsonl"],
+    ["train-drafter", "t", "--kind", "eagle", "--train", "nothing.jsonl", "--output", "FOLDER/out"],
+    ["rank-vocabulary", "t", "--from", "draft", "--answers", "nothing.jsonl"],
+]
+# Runs each command in turn; prints its exit code, its last line and the slow modules loaded so far.
+RUN = """
+import contextlib, io, json, sys
+from tasc_jobs.cli.main import main
+for arguments in json.loads(sys.argv[1]):
+    sys.argv = ["tasc", *arguments]
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code
+    print(json.dumps([code, said.getvalue(), sorted({"torch", "ray"} & set(sys.modules))]))
+"""
+
+
+@pytest.mark.parametrize("commands", [TASK, FILE], ids=["task", "file"])
+def test_a_mistake_is_reported_before_anything_slow(
+    commands: list[list[str]], redis_url: str, tmp_path: Path
+) -> None:
+    costs = {"model": "m", "device": "cpu", "dtype": "float32"}
+    costs["costs"] = [{"rows": 8, "tokens": 8, "context": 64, "seconds": 0.006}]
+    files = {
+        "ROWS": str(write_rows(tmp_path / "rows.jsonl", [{"input": "a", "output": "b"}])),
+        "COSTS": str(write_rows(tmp_path / "costs.json", [costs])),
+        "CONFIG": str(tmp_path / "serve.yaml"),
+        "FOLDER": str(tmp_path),
+    }
+    Path(files["CONFIG"]).write_text("tasks: [{name: nothing}]\nhttp: {port: 0}\n")
+    filled = [[_filled(word, files) for word in command] for command in commands]
+    ran = subprocess.run(
+        [sys.executable, "-c", RUN, json.dumps(filled)],
+        env={**os.environ, "REDIS_URL": redis_url}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    told = [json.loads(line) for line in ran.stdout.splitlines()]
+    for command, (code, error, slow) in zip(filled, told, strict=True):
+        assert code in (1, 2), (command, error)
+        assert "nothing" in error, (command, error)
+        assert slow == [], command
+
+
+def test_every_command_that_takes_a_task_is_tried() -> None:
+    """All but those that make a task or keys, or may wait for one."""
+    group = typer.main.get_command(app)
+    takes = {
+        name
+        for name, command in group.commands.items()
+        if any(parameter.name == "task" for parameter in command.params)
+    }
+    assert takes - {"ingest"} <= {command[0] for command in TASK}
+
+
+def _filled(word: str, files: dict[str, str]) -> str:
+    name, slash, rest = word.partition("/")
+    return files.get(name, name) + slash + rest
