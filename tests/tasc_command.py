@@ -1,9 +1,11 @@
 """The ``tasc`` command in this process, or in one of its own whose processes can be found again."""
 
 import os
+import signal
 import subprocess
 import sys
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -75,15 +77,23 @@ class Command:
             process.kill()  # what it started dies with it, or shows in wait_until_gone
             raise
 
-    def processes(self) -> list[str]:
-        found = []
+    def processes(self) -> dict[int, str]:
+        """The command of each process with the mark, by its id."""
+        found = {}
         for environ in Path("/proc").glob("[0-9]*/environ"):
             try:
                 if self.mark.encode() in environ.read_bytes():
-                    found.append(environ.with_name("cmdline").read_text().replace("\0", " "))
+                    command = environ.with_name("cmdline").read_text().replace("\0", " ")
+                    found[int(environ.parent.name)] = command
             except OSError:
                 continue  # it ended while we looked
         return found
+
+    def kill(self) -> None:
+        """End what is left of the processes with the mark."""
+        for pid in self.processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def wait_until_gone(self) -> None:
         eventually(lambda: not self.processes())

@@ -1,0 +1,48 @@
+"""Every link inside the repository leads to a file and a heading that are there."""
+
+import re
+
+import pytest
+from documents import ROOT, Document, document, documents
+
+
+def broken(page: Document) -> list[str]:
+    """Links of a page that lead nowhere in the repository."""
+    found = []
+    for link in page.links:
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.path.parent / path).resolve() if path else page.path
+        if not target.exists() or ROOT not in (target, *target.parents):
+            found.append(f"{page.path.name}: there is no {link}")
+        elif anchor and (target.suffix != ".md" or anchor not in document(target).anchors):
+            found.append(f"{page.path.name}: there is no heading {link}")
+    return found
+
+
+@pytest.mark.parametrize("page", documents(), ids=lambda page: str(page.path.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Document) -> None:
+    assert broken(page) == []
+
+
+def test_links_are_found_and_broken_ones_are_told(tmp_path, monkeypatch):
+    monkeypatch.setattr("test_links.ROOT", tmp_path)
+    (tmp_path / "b.md").write_text("# One\n## Two & two\n## One\n## `tasc task` [x](y)\n")
+    page = tmp_path / "a.md"
+    page.write_text(
+        "[a](b.md) [b](b.md#one) [c](b.md#one-1) [d](#here)\n"
+        "[e](none.md) [f](b.md#three) [g](../x)\n"
+        "[h](https://example.org) ![i](image.svg) [j]: none\n\n[k]: missing.md\n"
+        '<img src="chart.svg">\n# Here\n```\n[in code](nowhere.md)\n```\n[l](b.md#tasc-task-x)\n'
+    )
+    told = [each.rpartition(" ")[2] for each in broken(document(page))]
+    assert told == [
+        "b.md#one-1",
+        "none.md",
+        "b.md#three",
+        "../x",
+        "image.svg",
+        "missing.md",
+        "chart.svg",
+    ]
