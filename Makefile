@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 export OMP_WAIT_POLICY ?= PASSIVE
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: help demo test test-all serve check fix coverage repeat faults chaos soak bench-env bench-model clean
+.PHONY: help demo test test-all serve check fix docs docs-pages coverage repeat faults chaos soak bench-env bench-model clean
 .DEFAULT_GOAL := help
 
 .venv/.installed: pyproject.toml constraints.txt
@@ -23,10 +23,21 @@ serve: .venv/.installed ## keep the demo service running on port 8000
 	@exec .venv/bin/tasc demo --serve
 
 check: .venv/.installed ## lint, format, types, import contracts
-	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/mypy dashboards && .venv/bin/lint-imports
+	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/mypy dashboards docs && .venv/bin/lint-imports
 
 fix: .venv/.installed ## format and mend what can be mended by machine
 	.venv/bin/ruff check --fix . && .venv/bin/ruff format .
+
+.venv/.docs: .venv/.installed
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]' && touch $@
+
+docs: .venv/.docs ## build the documentation as a site in build/docs; a broken link is an error
+	@rm -rf build/pages && mkdir -p build/pages
+	@git ls-files -z -- '*.md' LICENSE docs deploy dashboards | xargs -0 cp --parents -t build/pages
+	.venv/bin/mkdocs build --quiet
+
+docs-pages: .venv/.installed ## write the pages and the image that are made of code and results
+	.venv/bin/python docs/generate.py && .venv/bin/python benchmarks/chart.py
 
 coverage: .venv/.installed ## tell which lines unit and lossless tests run; compiled functions count as missed; ALL=--all adds slow tests
 	@mkdir -p .bench/coverage
