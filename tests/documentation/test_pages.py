@@ -115,8 +115,11 @@ def test_every_target_of_make_that_is_named_is_one() -> None:
     named = {
         target
         for page in documents()
-        for text in (*(b.text for b in page.blocks if b.language == "bash"), page.prose)
-        for target in re.findall(r"(?:^|`|; |&& )make ([a-z-]+)", text, re.M)
+        for start, text in (
+            *(("(?:^|; |&& )", b.text) for b in page.blocks if b.language == "bash"),
+            ("`", page.prose),
+        )
+        for target in re.findall(f"{start}make ([a-z-]+)", text, re.M)
     }
     assert {"demo", "test"} <= named
     assert named <= targets
