@@ -119,6 +119,38 @@ def test_examples_are_shown_as_they_are_to_be_typed(name):
         assert example in said
 
 
+def test_commands_stand_in_panels_by_purpose():
+    titles = [match[1] for row in rows("") if (match := re.match(r"╭─ ([A-Z][a-z-]+) ─", row))]
+    assert titles == ["Options", "Prepare", "Serve", "Batch", "Fine-tune", "Look"]
+    assert {command.rich_help_panel for command in APP.commands.values()} == set(titles[1:])
+
+
+def test_a_command_without_its_task_says_how_to_make_one():
+    ran = CliRunner().invoke(app, ["build-index"], env={"COLUMNS": "200"})
+    assert ran.exit_code == 2
+    assert "Missing argument 'task'" in ran.output
+    assert "tasc task create" in ran.output
+
+
+def test_the_version_is_that_of_the_package():
+    ran = CliRunner().invoke(app, ["--version"])
+    assert (ran.exit_code, ran.output) == (0, f"tasc-serve {version('tasc-serve')}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("tasc bu", ["build-index"]),
+        ("tasc task cr", ["create"]),
+        ("tasc tune --no", ["--node-cost"]),
+    ],
+)
+def test_shells_complete_commands_and_options(words: str, completed: list[str]) -> None:
+    asked = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    env = {"_TASC_COMPLETE": "complete_bash", **asked}
+    assert CliRunner().invoke(app, [], env=env, prog_name="tasc").output.split() == completed
+
+
 def ended(*given: object) -> BaseException | None:
     """What ended a command; None where it came to its end."""
     return CliRunner().invoke(app, [str(each) for each in given]).exception
