@@ -34,7 +34,7 @@ fix: .venv/.installed ## format and mend what can be mended by machine
 docs: .venv/.docs ## build the documentation as a site in build/docs; a broken link is an error
 	@rm -rf build/pages && mkdir -p build/pages
 	@git ls-files -z -- '*.md' LICENSE docs deploy dashboards | xargs -0 cp --parents -t build/pages
-	.venv/bin/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet
 
 docs-pages: .venv/.installed ## write the pages and the image that are made of code and results
 	.venv/bin/python docs/generate.py && .venv/bin/python benchmarks/chart.py

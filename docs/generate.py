@@ -36,12 +36,13 @@ _GENERATED: Final = (
 )
 
 Command: TypeAlias = Any  # typer's own classes are private
+Context: TypeAlias = Any
 
 
 def commands(of: Command | None = None, *names: str) -> Iterator[tuple[str, Command]]:
     """Each command by its full name, `tasc` itself and its groups included, in help's order."""
     of = of or typer.main.get_command(app)
-    names = (*names, of.name) if names else ("tasc",)
+    names = (*names, str(of.name)) if names else ("tasc",)
     yield " ".join(names), of
     for each in getattr(of, "commands", {}).values():
         yield from commands(each, *names)
@@ -87,7 +88,7 @@ def _command(name: str, command: Command) -> list[str]:
     return lines + [_example(each) for each in _paragraphs(command.epilog or "")]
 
 
-def _option(option: Any, context: typer.Context) -> tuple[str, str, str, str]:
+def _option(option: Any, context: Context) -> tuple[str, str, str, str]:
     names = [*option.opts, *option.secondary_opts] if option.param_type_name == "option" else []
     value = "" if getattr(option, "is_flag", False) else _value(option, context)
     told = option.show_default
@@ -110,7 +111,7 @@ def _option(option: Any, context: typer.Context) -> tuple[str, str, str, str]:
     return name, ", ".join(filter(None, (value, _between(option.min, option.max)))), default, text
 
 
-def _value(option: Any, context: typer.Context) -> str:
+def _value(option: Any, context: Context) -> str:
     """What is typed for an option."""
     name: str = option.display_type(context).strip("<>").removesuffix(" range")
     inner = name.removeprefix("list[").removesuffix("]")
@@ -259,7 +260,7 @@ def metrics_page() -> str:
 
 
 def _metric(metric: MetricWrapperBase) -> tuple[str, str, str, str]:
-    kind, name = metric._type, metric._name
+    kind, name = str(metric._type), metric._name
     labels = ", ".join(f"`{label}`" for label in metric._labelnames)
     exported = f"{name}_total" if kind == "counter" else name
     return f"`{exported}`", kind, labels, metric._documentation

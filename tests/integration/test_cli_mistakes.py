@@ -10,6 +10,7 @@ import pytest
 import typer
 
 from support import write_rows
+from tasc_jobs import demo
 from tasc_jobs.cli.main import app
 
 pytestmark = pytest.mark.redis
@@ -26,7 +27,7 @@ TASK = [
     ["task", "delete", "nothing", "--yes"],
     ["stats", "nothing"],
     ["tune", "nothing"],
-    ["forecast", "nothing", "--step-cost", "COSTS"],
+    ["forecast", "nothing", "--step-cost", "COSTS", "--rows", "8"],
     ["generate", "nothing", "--input", "ROWS", "--output", "FOLDER/out.jsonl"],
     ["enrich", "nothing", "--output", "FOLDER/out"],
     ["finetune", "nothing", "--output", "FOLDER/out"],
@@ -43,7 +44,7 @@ FILE = [
     ["worker", "--config", "nothing.yaml"],
     ["generate", "t", "--input", "nothing.jsonl", "--output", "FOLDER/out.jsonl"],
     ["stats", "--train", "nothing.jsonl"],
-    ["replay", "--train", "nothing.jsonl", "--test", "ROWS", "--tokenizer", "FOLDER"],
+    ["replay", "--train", "nothing.jsonl", "--test", "ROWS", "--tokenizer", "MODEL"],
     ["tune", "t", "--step-cost", "nothing.json"],
     ["forecast", "t", "--step-cost", "nothing.json"],
     ["enrich", "--train", "nothing.jsonl", "--output", "FOLDER/out"],
@@ -80,6 +81,7 @@ def test_a_mistake_is_reported_before_anything_slow(
         "COSTS": str(write_rows(tmp_path / "costs.json", [costs])),
         "CONFIG": str(tmp_path / "serve.yaml"),
         "FOLDER": str(tmp_path),
+        "MODEL": str(Path(demo.__path__[0]) / "tasc-demo-7m"),
     }
     Path(files["CONFIG"]).write_text("tasks: [{name: nothing}]\nhttp: {port: 0}\n")
     filled = [[_filled(word, files) for word in command] for command in commands]

@@ -96,7 +96,7 @@ class StoreOptions:
             "--redis-url",
             envvar="REDIS_URL",
             help="URL of a Redis server, version 6.2 or later.",
-            show_default="the command starts a server on --data-dir",
+            show_default="a server on --data-dir",
         ),
     ] = None
     data_dir: DataDir = Path.home() / ".local" / "share" / "tasc-serve"
