@@ -29,7 +29,7 @@ fix: .venv/.installed ## format and mend what can be mended by machine
 	.venv/bin/ruff check --fix . && .venv/bin/ruff format .
 
 .venv/.docs: .venv/.installed
-	.venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]' && touch $@
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]' && touch $@
 
 docs: .venv/.docs ## build the documentation as a site in build/docs; a broken link is an error
 	@rm -rf build/pages && mkdir -p build/pages

@@ -56,8 +56,8 @@ def cli_page() -> str:
         _GENERATED,
         "Results go to stdout, progress and errors to stderr. The exit code is 0 if the command "
         "succeeded, 1 if it failed (the message says why and what to do), 2 if it was used "
-        "wrongly, 130 after Ctrl-C and 143 after SIGTERM. `tasc --install-completion` adds shell "
-        "completion.",
+        "wrongly, 130 after Ctrl-C and 143 after SIGTERM. `tasc --version` prints the version, and "
+        "`tasc --install-completion` adds shell completion.",
     ]
     panels: dict[str, list[tuple[str, str]]] = {}
     for name, command in found.items():

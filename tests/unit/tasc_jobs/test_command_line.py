@@ -132,11 +132,6 @@ def test_a_command_without_its_task_says_how_to_make_one():
     assert "tasc task create" in ran.output
 
 
-def test_the_version_is_that_of_the_package():
-    ran = CliRunner().invoke(app, ["--version"])
-    assert (ran.exit_code, ran.output) == (0, f"tasc-serve {version('tasc-serve')}\n")
-
-
 @pytest.mark.parametrize(
     ("words", "completed"),
     [
