@@ -1,7 +1,7 @@
 """The dashboard "tasc-serve / Service latency": whether answers come, how fast, and what delays."""
 
 from panels import Dashboard, Panel, Section, Target, Variable
-from queries import OWN, TASK, mean, quantile, rate, rise
+from queries import OWN, TASK, mean, quantile, rate, rise, share
 
 _HTTP = "tasc_http_requests_total"
 
@@ -82,7 +82,31 @@ _REQUESTS = (
     ),
 )
 
+_GATEWAY, _REPLICAS = "tasc_http_request_duration_seconds_sum", "tasc_http_replica_seconds_sum"
+_ENGINE, _QUEUE = "tasc_e2e_request_latency_seconds_sum", "tasc_request_queue_time_seconds_sum"
+_ANSWERED = "tasc_http_replica_seconds_count"
+_PARTS = Panel(
+    "Where a request's time goes",
+    "s",
+    "Mean seconds that a generating request spends in each part; together they are its whole time."
+    " proxy: from HAProxy to the gateway; gateway: reading, checks, writing; connection: to the"
+    " replica and back, and admission there; queue: until a row is free; engine: prefill and steps."
+    " Answers of one request that run side by side (n, lists of prompts) count one after another.",
+    "proxy or gateway grow: more gateways (http.gateways), or CPU for them. queue grows: add"
+    " replicas. engine grows: see time per step and Drafting.",
+    (
+        Target(f"{rate('tasc_http_proxy_seconds_sum', where=TASK)}"
+               f" / {rate('tasc_http_proxy_seconds_count', where=TASK)}", "proxy {{task}}"),
+        Target(share(_GATEWAY, _REPLICAS, _ANSWERED), "gateway {{task}}"),
+        Target(share(_REPLICAS, _ENGINE, _ANSWERED), "connection {{task}}"),
+        Target(f"{rate(_QUEUE, where=TASK)} / {rate(_ANSWERED, where=TASK)}", "queue {{task}}"),
+        Target(share(_ENGINE, _QUEUE, _ANSWERED), "engine {{task}}"),
+    ),
+    width=24,
+    stacked=True,
+)
 _TIMES = (
+    _PARTS,
     _quantiles(
         "End to end at the gateway",
         "tasc_http_request_duration_seconds",

@@ -56,6 +56,7 @@ class Panel:
             series.
         width: Of 24 columns; the panels of a row fill it.
         most: Upper end of the axis; None follows the data.
+        stacked: Whether a ``timeseries`` draws its series on top of each other.
     """
 
     title: str
@@ -67,6 +68,7 @@ class Panel:
     width: int = 8
     height: int = 8
     most: float | None = None
+    stacked: bool = False
 
     def built(self, number: int) -> _Builder:
         panel = self._drawn().id(number).title(self.title)
@@ -89,7 +91,9 @@ class Panel:
         legend.display_mode(looks.LegendDisplayMode.LIST).placement(looks.LegendPlacement.BOTTOM)
         several = common.VizTooltipOptions().mode(looks.TooltipDisplayMode.MULTI)
         drawn = timeseries.Panel().legend(legend).tooltip(several.sort(looks.SortOrder.DESCENDING))
-        return drawn.fill_opacity(10).line_width(1)
+        if self.stacked:
+            drawn.stacking(common.StackingConfig().mode(looks.StackingMode.NORMAL))
+        return drawn.fill_opacity(40 if self.stacked else 10).line_width(1)
 
     def _heatmap(self) -> heatmap.Panel:
         colour = heatmap.HeatmapColorOptions().mode(HeatmapColorMode.SCHEME)

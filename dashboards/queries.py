@@ -28,6 +28,12 @@ def ratio(above: str, below: str, by: str = "task") -> str:
     return f"{rate(above, by)} / {rate(below, by)}"
 
 
+def share(above: str, below: str, of: str, by: str = "task") -> str:
+    """What is in ``above`` and not in ``below``, by one of ``of``; at least 0."""
+    difference = f"{rate(above, by, TASK)} - {rate(below, by, TASK)}"
+    return f"clamp_min({difference}, 0) / {rate(of, by, TASK)}"
+
+
 def mean(histogram: str) -> str:
     return ratio(f"{histogram}_sum", f"{histogram}_count")
 

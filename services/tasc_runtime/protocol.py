@@ -17,7 +17,7 @@ class Call:
     """One answer that is asked for, on its way to a replica.
 
     Attributes:
-        id: Unique; also the request's id in the engine.
+        id: Of the answer. A client's retry, and a call that is brought to another replica, keep it.
         prompt: The prompt itself as text or token ids, or with ``templated`` a row's input.
         max_tokens: Most tokens of the answer; the task's own number when unset.
         draft: Whether drafts may be used; the answer is the same.
@@ -28,7 +28,6 @@ class Call:
         timeout_s: Seconds that the answer may take; unset: as the service's limits say.
         committed_ids: Token ids of the answer that another replica has given already.
         record_version: Version of the task's record that the answer was begun by; unset: any.
-        replica_id: The replica that is to answer; unset: any.
     """
 
     id: str
@@ -45,7 +44,6 @@ class Call:
     timeout_s: float | None = None
     committed_ids: tuple[int, ...] = ()
     record_version: int | None = None
-    replica_id: str | None = None
 
     @property
     def prompt_field(self) -> str:

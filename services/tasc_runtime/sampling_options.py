@@ -112,19 +112,24 @@ class SamplingOptions:
     adapter: str | None = None
 
     def __post_init__(self) -> None:
-        if self.guide and self.ignore_eos:
+        self._require_eos(self.guide)
+
+    def _require_eos(self, guide: AnswerGuide | None) -> None:
+        if guide and self.ignore_eos:
             raise FieldError(
                 "ignore_eos",
-                f"ignore_eos meets {self.guide.name}, whose guide ends the answer; leave it out",
+                f"ignore_eos meets {guide.name}, whose guide ends the answer; leave it out",
             )
 
-    def guided(self, record: TaskRecord) -> "SamplingOptions":
-        """With the task's own guide, where the request brings none.
+    def guide_for(self, record: TaskRecord) -> AnswerGuide | None:
+        """The guide that applies: the request's own, else the task's.
 
         Raises:
-            FieldError: It meets ``ignore_eos``.
+            FieldError: The task's meets ``ignore_eos``.
         """
-        return self if self.guide else dataclasses.replace(self, guide=guide_of(record))
+        guide = self.guide or guide_of(record)
+        self._require_eos(guide)
+        return guide
 
     def adapter_of(self, record: TaskRecord) -> str | None:
         """The name of the adapter that answers; None for a task without several.

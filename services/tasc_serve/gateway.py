@@ -18,6 +18,7 @@ from tasc_runtime.protocol import Answer, Call, Piece, Refusal, TaskStatus
 from tasc_serve.access.access_control import AccessControl, InFlight
 from tasc_serve.http.api import create_api
 from tasc_serve.http.batches.files_api import BatchStorage
+from tasc_serve.http.proxy_guard import answer_directly
 from tasc_serve.metrics.discovery import MetricsPort, live_targets, node_address
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.routing.failover import Failover, RetryBudget
@@ -178,7 +179,7 @@ class Gateway:
         )
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return create_api(
+        app = create_api(
             self._backend,
             self._limits,
             self._metrics,
@@ -187,6 +188,8 @@ class Gateway:
             attempts=self._attempts,
             storage=self._storage,
         )
+        answer_directly(app)
+        return app
 
     async def drain(self, timeout_s: float) -> int:
         """Take no more requests, wait until those here are answered; how many are not by then."""

@@ -87,6 +87,8 @@ class Gateway:
     def feed(self) -> None:
         for code in (200, 200, 429, 503, 504):
             self.metrics.observe_http(self.task, code, 0.018)
+            self.metrics.observe_proxy(self.task, 0.001)
+            self.metrics.observe_replicas(self.task, 0.016)
         self.metrics.observe_http(None, 404, 0.001)
         self.metrics.observe_limited(self.task, "key")
         self.metrics.observe_failover(self.task, "died")

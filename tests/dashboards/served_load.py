@@ -5,6 +5,7 @@ There is no Ray: the line to the replicas loses a call now and then, as if one h
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from itertools import count
@@ -23,6 +24,7 @@ from tasc_engine.drafting.neural.files import save_drafter
 from tasc_runtime.protocol import Answer, Call, Piece, Pulse, Refusal, TaskStatus
 from tasc_serve.access.access_control import AccessControl
 from tasc_serve.http.api import create_api
+from tasc_serve.http.ray_proxy import ARRIVAL
 from tasc_serve.metrics.discovery import MetricsPort
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.replica.replica import TaskReplica
@@ -88,19 +90,19 @@ class Line:
         self.replicas = replicas
         self._calls = count(1)
 
-    async def complete(self, call: Call) -> Answer | Refusal:
-        return await self._of(call).complete(call)
+    async def complete(self, replica: str, call: Call) -> Answer | Refusal:
+        return await self._of(replica).complete(call)
 
-    def stream(self, call: Call) -> AsyncGenerator[Piece | Refusal, None]:
-        return self._of(call).stream(call)
+    def stream(self, replica: str, call: Call) -> AsyncGenerator[Piece | Refusal, None]:
+        return self._of(replica).stream(call)
 
     async def pulse(self, name: str) -> Pulse:
         return self.replicas[name].pulse()
 
-    def _of(self, call: Call) -> TaskReplica:
+    def _of(self, replica: str) -> TaskReplica:
         if next(self._calls) % LOST_EVERY == 0:
-            raise ReplicaLost(str(call.replica_id), "died")
-        return self.replicas[str(call.replica_id)]
+            raise ReplicaLost(replica, "died")
+        return self.replicas[replica]
 
 
 class Backend:
@@ -171,4 +173,7 @@ class ServedLoad:
     async def _ask(self, client: httpx.AsyncClient, i: int) -> None:
         value = tiny.SENTENCES[i % len(tiny.SENTENCES)]
         body = {"model": TASK, "messages": [{"role": "user", "content": value}]}
-        await client.post("/v1/chat/completions", json=body | {"stream": i % 2 == 0})
+        arrived = {ARRIVAL: str(time.time_ns() // 1000)}  # as HAProxy says it
+        await client.post(
+            "/v1/chat/completions", json=body | {"stream": i % 2 == 0}, headers=arrived
+        )

@@ -327,66 +327,64 @@ class EngineBuilder:
             FieldError: A field of the request other than the prompt cannot be met.
             ValueError: The prompt has no tokens, or a limit is out of range.
         """
-        call = self.resolved(call, call.record_version or self.record_version)
-        request = self.read(call)
-        self.guide(call, request)
+        version = call.record_version or self.record_version
+        request, guide = self.read(call, version, call.id)
+        self.guide(call, version, request, guide)
         return request
 
-    def resolved(self, call: Call, version: int) -> Call:
-        """A call with the version of the record that answers it, and the guide that applies.
+    def read(
+        self, call: Call, version: int, id: str
+    ) -> tuple[GenerationRequest, AnswerGuide | None]:
+        """Make the engine's request of a call, and find the guide that applies.
 
-        That is the request's own guide, else the task's.
+        Any thread may call it.
 
-        Raises:
-            FieldError: The task's guide meets ``ignore_eos``.
-        """
-        options = call.options.guided(self.records.of(version))
-        return dataclasses.replace(call, record_version=version, options=options)
-
-    def read(self, call: Call) -> GenerationRequest:
-        """Make the engine's request of a resolved call. Any thread may call it.
+        Args:
+            version: Of the record that answers.
+            id: The request's in the engine, where it is unique.
 
         Raises:
             FieldError: A field of the request cannot be met.
             ValueError: The prompt has no tokens, or a limit is out of range.
         """
-        record = self.records.of(call.record_version)
-        asked = call.options
-        if asked.guide:
-            asked.guide.require_whole(call.stop)
+        record = self.records.of(version)
+        asked, guide = call.options, call.options.guide_for(record)
+        if guide:
+            guide.require_whole(call.stop)
         prompt = self._prompt(call)
         self._require_tokens(asked)
         room, most = self._room(call, prompt), call.max_tokens
         request = GenerationRequest(
-            id=call.id,
+            id=id,
             prompt=prompt,
             max_tokens=min(record.max_tokens, room) if most is None else most,
             stop=(*record.stop, *call.stop),
             draft=call.draft,
             stream=call.stream,
             sampling=asked.sampling(record.sampling),
-            guide=asked.guide.spec if asked.guide else None,
+            guide=guide.spec if guide else None,
             logprobs=asked.logprobs,
             ignore_eos=asked.ignore_eos,
             adapter=asked.adapter_of(record),
             committed_ids=call.committed_ids,
         )
         self.engine.require_fit(request)
-        return request
+        return request, guide
 
-    def guide(self, call: Call, request: GenerationRequest) -> engine_guides.Guide | None:
-        """The guide of a request and its resolved call; compiled here unless it is known.
+    def guide(
+        self, call: Call, version: int, request: GenerationRequest, guide: AnswerGuide | None
+    ) -> engine_guides.Guide | None:
+        """What the engine makes of a request's guide; compiled here unless it is known.
 
         Raises:
             FieldError: It cannot be followed, or not in so few tokens.
         """
-        guide = call.options.guide
         if guide is None:
             return None
         try:
             return self.engine.guides.of(guide.spec, request.max_tokens)
         except GuideError as error:
-            raise self._refused(call, guide, error) from error
+            raise self._refused(call, version, guide, error) from error
 
     def compile_own_guide(self) -> None:
         """Have the task's own guide ready before the first request comes."""
@@ -422,13 +420,15 @@ class EngineBuilder:
                 "logit_bias", f"logit_bias has token {unknown[0]}; the task's model has {size}"
             )
 
-    def _refused(self, call: Call, guide: AnswerGuide, error: GuideError) -> FieldError:
+    def _refused(
+        self, call: Call, version: int, guide: AnswerGuide, error: GuideError
+    ) -> FieldError:
         """Whose fault it is: the guide's, or that of a ``max_tokens`` it does not fit."""
         try:
             self.engine.guides.of(guide.spec, _ENDLESS)
         except GuideError:
             return FieldError(guide.field, f"{guide.name}: {error}")
-        most = self.records.of(call.record_version).max_tokens
+        most = self.records.of(version).max_tokens
         unsent = (
             f"; max_tokens was not sent: the task's is {most}, and prompt and "
             f"answer have {self.engine.longest} together"

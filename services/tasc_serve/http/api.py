@@ -42,10 +42,17 @@ class Application(FastAPI):
 
     direct: Mapping[str, _Endpoint] = MappingProxyType({})
 
+    def is_direct(self, scope: Scope) -> bool:
+        """Whether a request is for one of the endpoints that generate."""
+        return self._endpoint(scope) is not None
+
+    def _endpoint(self, scope: Scope) -> _Endpoint | None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            return None
+        return self.direct.get(scope["path"].removeprefix(scope.get("root_path", "")))
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        endpoint = None
-        if scope["type"] == "http" and scope["method"] == "POST":
-            endpoint = self.direct.get(scope["path"].removeprefix(scope.get("root_path", "")))
+        endpoint = self._endpoint(scope)
         if endpoint is None:
             await super().__call__(scope, receive, send)
             return

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from tasc_runtime.protocol import Backend, Refusal
 from tasc_runtime.sampling_options import SHOWN
@@ -23,6 +23,7 @@ from tasc_serve.http.parsing import (
     parsed,
     read_body,
 )
+from tasc_serve.http.ray_proxy import ARRIVAL
 from tasc_serve.http.responses import Reply, Shape, failure_event, json_of
 from tasc_serve.http_errors import ApiError, of_refusal, of_unexpected
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
@@ -31,18 +32,26 @@ from tasc_serve.routing.choices import CallGroup
 from tasc_serve.settings import LimitSettings
 from tasc_store import ApiKey
 
+_LONGEST_PROXY_S = 60.0
+_DIGITS = 20  # of microseconds
 _LARGE_BODY = 65_536  # bytes; less is read in a few milliseconds
 _EVENTS, _JSON = "text/event-stream", "application/json"
 _Result = TypeVar("_Result")
 
 
 class RequestScope:
-    """One request from its first byte to its last, to be ended exactly once."""
+    """One request from its first byte to its last, to be ended exactly once.
 
-    def __init__(self, in_flight: InFlight, metrics: GatewayMetrics) -> None:
+    Attributes:
+        task: The served task that it names, once that is known.
+    """
+
+    def __init__(self, request: Request, in_flight: InFlight, metrics: GatewayMetrics) -> None:
         self.task: str | None = None
         self._metrics = metrics
         self._began = time.perf_counter()
+        self._proxy_s = _since(request.headers.get(ARRIVAL))
+        self._called: float | None = None
         self._in_flight = in_flight
         self._inside = False
 
@@ -51,11 +60,23 @@ class RequestScope:
         self._in_flight.enter()
         self._inside = True
 
+    def calls(self) -> None:
+        """Replicas are called from now on."""
+        self._called = time.perf_counter()
+
+    def answered(self) -> None:
+        """Replicas have given all, or are not waited for any more."""
+        if self._called is not None and self.task:
+            self._metrics.observe_replicas(self.task, time.perf_counter() - self._called)
+        self._called = None
+
     def done(self, code: int) -> None:
         if self._inside:
             self._in_flight.leave()
         self._inside = False
         self._metrics.observe_http(self.task, code, time.perf_counter() - self._began)
+        if self._proxy_s is not None and self.task:
+            self._metrics.observe_proxy(self.task, self._proxy_s)
 
 
 class Generation:
@@ -79,7 +100,7 @@ class Generation:
 
     async def answer(self, request: Request, model: type[Any], shape: Shape) -> Response:
         """The response; every error is an ApiError, and counted."""
-        scope = RequestScope(self._in_flight, self._metrics)
+        scope = RequestScope(request, self._in_flight, self._metrics)
         try:
             scope.enter()
             response = await self._answered(request, model, shape, scope)
@@ -107,8 +128,13 @@ class Generation:
             return known
         reply = Reply.to(body, shape, task, group)
         if body.stream:
-            return await self._streamed(group, reply, scope, permit, retry)
-        content = await self._whole(group, reply)
+            return await self._streamed(request, group, reply, scope, permit, retry)
+        scope.calls()
+        try:
+            async with _WhileConnected(request):
+                content = await self._whole(group, reply)
+        finally:
+            scope.answered()
         permit.spend(content["usage"]["completion_tokens"])
         encoded = json_of(content)
         if retry:
@@ -123,14 +149,14 @@ class Generation:
         A retry, and all calls of a request, are answered by one version of the task's record.
         """
         retry_key = self._idempotency.key_of(request, key.id if key else "")
-        identity = (retry_key.id, retry_key.seed) if retry_key else (uuid.uuid4().hex,)
-        group = await _aside(raw, partial(calls_of, body, self._limits, *identity))
+        id, seed = (retry_key.id, retry_key.seed) if retry_key else (uuid.uuid4().hex, None)
         status = self._backend.status(task)
         version = status.record_version if status else None
-        if retry_key:
-            retry = await self._idempotency.claim(retry_key, request, raw, task, version)
-            return group.pinned(retry.record_version), retry
-        return group.pinned(version) if len(group.calls) > 1 else group, None
+        group = await _aside(raw, partial(calls_of, body, self._limits, id, seed, version))
+        if not retry_key:
+            return group, None
+        retry = await self._idempotency.claim(retry_key, request, raw, task, version)
+        return group.pinned(retry.record_version), retry
 
     async def _whole(self, group: CallGroup, reply: Reply) -> dict[str, Any]:
         try:
@@ -141,6 +167,7 @@ class Generation:
 
     async def _streamed(
         self,
+        request: Request,
         group: CallGroup,
         reply: Reply,
         scope: RequestScope,
@@ -149,9 +176,10 @@ class Generation:
     ) -> StreamingResponse:
         """Wait for the first piece, so that a refusal still has a status code of its own."""
         deadline = asyncio.get_running_loop().time() + (group.timeout_s or 0)
+        scope.calls()
         pieces = permit.counting(choices.stream(self._backend, reply.task, group))
         try:
-            async with asyncio.timeout_at(deadline):
+            async with _WhileConnected(request), asyncio.timeout_at(deadline):
                 first = await anext(pieces)
         except TimeoutError as error:
             raise _too_late(group) from error
@@ -162,6 +190,37 @@ class Generation:
         if retry:
             events = retry.keeping(events)
         return _Events(events, pieces, deadline, group, scope, permit.headers)
+
+
+class _WhileConnected:
+    """A block that is cancelled when the client goes away. The body must have been read.
+
+    Raises:
+        ApiError: 499: the client went away.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._inside = True
+        self._gone = False
+
+    async def __aenter__(self) -> None:
+        self._task = asyncio.current_task()
+        self._watch = asyncio.ensure_future(self._request.receive())
+        self._watch.add_done_callback(self._left)
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._inside = False
+        self._watch.cancel()
+        if self._gone and self._task:
+            self._task.uncancel()
+            if isinstance(error, asyncio.CancelledError):
+                raise ApiError(CLIENT_CLOSED_REQUEST, "the client went away") from error
+
+    def _left(self, watch: asyncio.Future[Message]) -> None:
+        if self._inside and not watch.cancelled() and not watch.exception() and self._task:
+            self._gone = True
+            self._task.cancel()
 
 
 class _Events(StreamingResponse):
@@ -190,6 +249,7 @@ class _Events(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
+            self._scope.answered()
             self._scope.done(self._code)
             async with aclosing(self._pieces), aclosing(self._events):
                 pass
@@ -212,6 +272,14 @@ class _Events(StreamingResponse):
             failure = _failure(error, self._group)
             self._code = failure.status
             yield failure_event(failure)
+
+
+def _since(arrival: str | None) -> float | None:
+    """Seconds since HAProxy had a request; None where it does not say, or no clock is like this."""
+    if arrival is None or not arrival.isdecimal():
+        return None
+    seconds = time.time() - int(arrival[:_DIGITS]) / 1e6
+    return seconds if 0 <= seconds < _LONGEST_PROXY_S else None
 
 
 async def _aside(raw: bytes, work: Callable[[], _Result]) -> _Result:

@@ -86,26 +86,37 @@ def limit_of(query: Mapping[str, str], default: int, most: int) -> int:
 
 
 def calls_of(
-    body: GenerationBody, limits: LimitSettings, id: str, seed: int | None = None
+    body: GenerationBody,
+    limits: LimitSettings,
+    id: str,
+    seed: int | None = None,
+    record_version: int | None = None,
 ) -> CallGroup:
     """Make the calls that a body asks for.
 
     Args:
         id: Of the response.
         seed: Where the body has none; unset: a random one.
+        record_version: Of the task's record that answers all calls, if there are several.
 
     Raises:
         ApiError: 400: a field is over its limit, or fields contradict each other.
     """
     try:
-        return _calls(body, limits, id, seed)
+        return _calls(body, limits, id, seed, record_version)
     except FieldError as error:
         raise ApiError(400, str(error), error.field) from error
 
 
-def _calls(body: GenerationBody, limits: LimitSettings, id: str, seed: int | None) -> CallGroup:
-    prompts, n = body.prompts, body.n or 1
-    count = len(prompts)
+def _calls(
+    body: GenerationBody,
+    limits: LimitSettings,
+    id: str,
+    seed: int | None,
+    record_version: int | None,
+) -> CallGroup:
+    prompts = [p if isinstance(p, str) else tuple(p) for p in body.prompts]
+    n, count = body.n or 1, len(prompts)
     _require_at_most("prompt", f"has {count} prompts", count, limits.max_prompts)
     _require_at_most("n", f"is {n} answers", n, limits.max_choices)
     if count > 1:
@@ -113,7 +124,7 @@ def _calls(body: GenerationBody, limits: LimitSettings, id: str, seed: int | Non
         _require_at_most("n", found, n, limits.max_prompts // count)
     call = Call(
         id=id,
-        prompt="",
+        prompt=prompts[0],
         templated=isinstance(body, ChatRequest),
         max_tokens=body.limit,
         stop=body.stops,
@@ -122,9 +133,10 @@ def _calls(body: GenerationBody, limits: LimitSettings, id: str, seed: int | Non
         options=_sampling_options(body, limits, seed, count * n),
         n=n,
         max_tokens_field=body.limit_field,
+        record_version=record_version if count * n > 1 else None,
         timeout_s=min(body.timeout or limits.request_timeout_s, limits.request_timeout_s),
     )
-    group = CallGroup.of(call, [p if isinstance(p, str) else tuple(p) for p in prompts])
+    group = CallGroup.of(call, prompts)
     for one in group.calls[::n]:
         _require_short(one, limits)
     limit = body.limit or 0

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tasc_serve.settings import HttpSettings
 
 CALLBACK: Final = "tasc_serve.http.proxy_guard.middlewares"
+ARRIVAL: Final = "x-tasc-arrival"  # header, by HAProxy: microseconds since the epoch
 PORTS: Final = 64  # of one machine, one for each gateway that starts or runs
 GONE: Final = {
     "error": {
@@ -57,6 +58,8 @@ _HAPROXY: Final = {
     # Ray keeps a port free for longer than that, so that an old HAProxy mistakes no application for
     # another; there is one here, and a gateway that dies again and again would use up the ports.
     "RAY_SERVE_PORT_QUARANTINE_S": "5",
+    # Nobody reads Ray's own figures of HTTP: HAProxy tells them to a Python process by request.
+    "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
     "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": "65536",  # headers of a request, as many as uvicorn takes
 }
 _FIRST: Final = "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT"
@@ -179,8 +182,8 @@ def mended(config: str, page: Path, *, keep_log: bool = False) -> str:
     """Return Ray's configuration with changes for which Ray has no setting.
 
     Statistics and exporter, which listen on all interfaces, are removed. HAProxy's own errors
-    become `GONE`. Gateways of this node are preferred, since other nodes may be cut off, and are
-    called at the address that they listen on.
+    become `GONE`. Each request gets the header `ARRIVAL`. Gateways of this node are preferred,
+    since other nodes may be cut off, and are called at the address that they listen on.
 
     Args:
         page: A file with the error.
@@ -191,6 +194,11 @@ def mended(config: str, page: Path, *, keep_log: bool = False) -> str:
     config = re.sub(
         r"(?m)^(\s+http-request return status) 404 .*Path .* not found.*$",
         rf"\1 503 errorfile {page}",
+        config,
+    )
+    config = re.sub(
+        r"(?m)^(frontend http_frontend\n\s+bind .*\n)",
+        rf"\1    http-request set-header {ARRIVAL} %[date(0,us)]\n",
         config,
     )
     if not keep_log:

@@ -11,6 +11,7 @@ from tasc_store.batches.leases import Waiting
 NO_TASK: Final = "-"  # no task can have this name
 _LOSSES: Final = ("died", "silent", "broken")
 _FAILOVER_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 7.5, 10.0, 15.0, 30.0, 60.0)
+_PROXY_S = (0.0002, 0.0005, *_FAILOVER_S[:9])
 _NONE = Waiting(0, 0.0)
 
 
@@ -39,6 +40,18 @@ class GatewayMetrics:
         self._request_seconds = make.histograms(
             "tasc_http_request_duration_seconds",
             "First byte of the request to last byte of the answer.",
+            E2E_S,
+            "task",
+        )
+        self._proxy_seconds = make.histograms(
+            "tasc_http_proxy_seconds",
+            "From Serve's HAProxy, which has read a request's headers, to its gateway.",
+            _PROXY_S,
+            "task",
+        )
+        self._replica_seconds = make.histograms(
+            "tasc_http_replica_seconds",
+            "What generating requests waited for replicas: connection, queue and engine.",
             E2E_S,
             "task",
         )
@@ -86,6 +99,14 @@ class GatewayMetrics:
         """
         self._requests(task or NO_TASK, code).inc()
         self._request_seconds(task or NO_TASK).observe(seconds)
+
+    def observe_proxy(self, task: str, seconds: float) -> None:
+        """Observe how long a request took from HAProxy to this gateway."""
+        self._proxy_seconds(task).observe(seconds)
+
+    def observe_replicas(self, task: str, seconds: float) -> None:
+        """Observe from a request's calls to the end of their answers."""
+        self._replica_seconds(task).observe(seconds)
 
     def observe_limited(self, task: str, limit: str) -> None:
         """Count one request that was answered 429.

@@ -74,24 +74,27 @@ class Admission:
     _compiling: dict[GuideSpec, asyncio.Future[GuideError | None]] = field(default_factory=dict)
     _rules: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def request(self, call: Call) -> Ready | Refusal:
-        """Raises what nobody foresaw only."""
+    async def request(self, call: Call, id: str) -> Ready | Refusal:
+        """Read a call. Raises what nobody foresaw only.
+
+        Args:
+            id: The request's in the engine.
+        """
         # One version from here on: a newer one may come while a guide is waited for.
         version = call.record_version or self.builder.record_version
         try:
-            call = self.builder.resolved(call, version)
-            request = self.builder.read(call)
+            request, guide = self.builder.read(call, version, id)
             if over := self.limits.over_total(call.n, request.max_tokens):
                 return Refusal("invalid", over, "n")
-            if refusal := await self._known(call.options.guide):
+            if refusal := await self._known(guide):
                 return refusal
-            ready = Ready(request, version, self.builder.guide(call, request))
+            made = self.builder.guide(call, version, request, guide)
         except FieldError as error:
             return Refusal("invalid", str(error), error.field)
         except ValueError as error:
             return Refusal("invalid", f"{call.prompt_field}: {error}", call.prompt_field)
         await self._compile_rules(request)
-        return ready
+        return Ready(request, version, made)
 
     async def _known(self, guide: AnswerGuide | None) -> Refusal | None:
         """Wait until a guide can be had at once, or say why not."""

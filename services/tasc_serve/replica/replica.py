@@ -2,7 +2,8 @@
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncGenerator
+import itertools
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from functools import partial
 
@@ -10,7 +11,7 @@ import ray
 from prometheus_client import CollectorRegistry
 from ray import serve
 
-from tasc_engine import Delta, Engine, GenerationResult, StepRecord
+from tasc_engine import Delta, Engine, StepRecord
 from tasc_runtime.engine.builder import EngineBuilder, Ready
 from tasc_runtime.engine.drafters import NeuralMetrics
 from tasc_runtime.errors import EngineBroken
@@ -61,10 +62,12 @@ class TaskReplica:
         self._client = client = connect(redis_url)
         self.registry = registry = CollectorRegistry()
         self._server: CallServer | None = None
+        self._here: asyncio.AbstractEventLoop | None = None
         self._connection = settings.connection
         limits = settings.limits
         self._capacity = settings.engine.rows + limits.max_queued_requests
         self._outstanding = 0
+        self._numbers = itertools.count()
         self._drain = DrainRate()
         self._timeout_s = limits.request_timeout_s
         self._stall_limit_s = max(limits.request_timeout_s, _LEAST_STALL_S)
@@ -107,6 +110,7 @@ class TaskReplica:
             on_delta=self._metrics.observe_inter_token,
             on_load=self._set_load,
             shadow=self._shadow,
+            hand_over=self._on_event_loop,
         )
         self._watcher = IndexWatcher(
             self.builder, self._loop, settings.poll_interval_s, self._set_index
@@ -134,10 +138,12 @@ class TaskReplica:
         if refusal := self._refused(call):
             yield refusal
             return
+        self._here = asyncio.get_running_loop()
         self._outstanding += 1
         taken = False
         try:
-            ready = await self._admission.request(call)
+            # Not the call's: a client's retry and its first attempt may be here at once.
+            ready = await self._admission.request(call, f"{call.id}-{next(self._numbers)}")
             if isinstance(ready, Refusal):
                 yield ready
                 return
@@ -230,73 +236,55 @@ class TaskReplica:
         self.close()
 
     async def _pieces(self, ready: Ready, call: Call) -> AsyncGenerator[Piece | Refusal, None]:
-        request = ready.request
-        ends = () if request.ignore_eos else self.builder.tokenizer.eos_ids
-        texts = TokenTexts(self.builder.tokenizer, ends, request.committed_ids)
-        timeout_s = self._timeout_s if call.timeout_s is None else call.timeout_s
-        async with aclosing(self._deltas(ready, timeout_s)) as deltas:
-            async for delta in deltas:
-                if isinstance(delta, Refusal):
-                    yield delta
-                    return
-                error = delta.result.error if delta.result else None
-                if error:
-                    yield _failure(error, ready, call)
-                    return
-                piece = self._piece(delta, ready, texts)
-                if piece.result:
-                    self._shadow.finished(request, piece.result)
-                    self._collector.finished(call, request, piece.result)
-                yield piece
-
-    def _piece(self, delta: Delta, ready: Ready, texts: TokenTexts) -> Piece:
-        result = delta.result
-        logprobs = result.logprobs if result and not ready.request.stream else delta.logprobs
-        versioned, version = self._versioned(result), ready.record_version
-        return Piece(delta.text, texts.of(logprobs), versioned, delta.tokens, version)
-
-    def _versioned(self, result: GenerationResult | None) -> GenerationResult | None:
-        """Without log-probabilities, which travel as texts; with what only a replica knows."""
-        if result is None:
-            return None
-        artifact = self.builder.artifact
-        version = artifact.version if artifact else None
-        return dataclasses.replace(result, logprobs=(), index_version=version)
-
-    async def _deltas(
-        self, ready: Ready, timeout_s: float
-    ) -> AsyncGenerator[Delta | Refusal, None]:
-        here = asyncio.get_running_loop()
-        # One item per step at most, and a row holds max_tokens steps: bounded by the request.
+        request, builder = ready.request, self.builder
+        ends = () if request.ignore_eos else builder.tokenizer.eos_ids
+        texts = TokenTexts(builder.tokenizer, ends, request.committed_ids)
+        # One item per step at most, and a row takes max_tokens steps: bounded by the request.
         arrived: asyncio.Queue[Delta | Refusal | Exception] = asyncio.Queue()
-
-        def sink(item: Delta | Refusal | Exception) -> None:
-            with suppress(RuntimeError):  # the event loop is closing
-                here.call_soon_threadsafe(arrived.put_nowait, item)
-
-        self._loop.submit(ready.request, sink, ready.guide)
+        self._loop.submit(request, arrived.put_nowait, ready.guide)
         # The gateway gives up at the same time; this one counts where the gateway is dead.
+        timeout_s = self._timeout_s if call.timeout_s is None else call.timeout_s
         late = Refusal("late", f"no answer within {timeout_s:g} s")
-        timer = here.call_later(timeout_s, arrived.put_nowait, late)
+        timer = asyncio.get_running_loop().call_later(timeout_s, arrived.put_nowait, late)
         ended = False
         try:
             while not ended:
                 item = await arrived.get()
+                ended = item is not late and not (isinstance(item, Delta) and item.result is None)
                 if isinstance(item, Exception):
-                    ended = True
                     raise EngineBroken(f"the engine ended on {item!r}") from item
                 if isinstance(item, Refusal):
                     yield item
-                    ended = item is not late
                     return
                 if item.result:
-                    ended = True
                     self._metrics.observe_result(item.result)
-                yield item
+                    if item.result.error:
+                        yield _failure(item.result.error, ready, call)
+                        return
+                piece = self._piece(item, ready, texts)
+                if piece.result:
+                    self._shadow.finished(request, piece.result)
+                    self._collector.finished(call, request, piece.result)
+                yield piece
         finally:
             timer.cancel()
             if not ended:
-                self._loop.cancel(ready.request.id)
+                self._loop.cancel(request.id)
+
+    def _piece(self, delta: Delta, ready: Ready, texts: TokenTexts) -> Piece:
+        result = delta.result
+        logprobs = result.logprobs if result and not ready.request.stream else delta.logprobs
+        if result:
+            # Log-probabilities travel as texts; only a replica knows the index.
+            artifact = self.builder.artifact
+            version = artifact.version if artifact else None
+            result = dataclasses.replace(result, logprobs=(), index_version=version)
+        return Piece(delta.text, texts.of(logprobs), result, delta.tokens, ready.record_version)
+
+    def _on_event_loop(self, run: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # the event loop is closing
+            if self._here:
+                self._here.call_soon_threadsafe(run)
 
     def _set_index(self, artifact: Artifact | None) -> None:
         """What answers are drafted from, and by what, has changed."""

@@ -8,7 +8,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tasc_engine import Delta, Engine, GenerationRequest, QueueFull
 from tasc_engine.guided import Guide
@@ -17,18 +17,20 @@ from tasc_serve.monitor.shadow import ShadowCheck
 
 log = logging.getLogger(__name__)
 
-Sink = Callable[[Delta | Refusal | Exception], None]
+Told = Delta | Refusal | Exception
+Sink = Callable[[Told], None]
 _IDLE_S = 0.5
 
 
 class EngineLoop:
     """Run ``engine`` on a thread of its own.
 
-    Sinks are called on that thread, with each delta of their request and, if the engine breaks,
-    with the exception; they must not block. A request that does not stream gets its last delta
-    only.
+    A sink is called with each delta of its request and, if the engine breaks, with the exception.
+    A request that does not stream gets its last delta only.
 
     Args:
+        hand_over: Runs a function that calls sinks: once a round, whatever the number of deltas. By
+            default it runs on the engine's thread, and sinks must not block.
         on_delta: Called with seconds since the row's previous delta and its number of tokens.
         on_load: Called after each round with the engine, also when it has become idle.
         shadow: Requests of its own that it brings in where rows are free.
@@ -41,11 +43,13 @@ class EngineLoop:
         on_delta: Callable[[float, int], None] = lambda seconds, tokens: None,
         on_load: Callable[[Engine], None] = lambda engine: None,
         shadow: ShadowCheck | None = None,
+        hand_over: Callable[[Callable[[], None]], None] = lambda run: run(),
     ) -> None:
         self._engine = engine
         self._on_delta = on_delta
         self._on_load = on_load
         self._shadow = shadow
+        self._hand_over = hand_over
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._sinks: dict[str, tuple[Sink, bool]] = {}
         self._last: dict[str, float] = {}
@@ -105,8 +109,6 @@ class EngineLoop:
         except Exception as error:
             log.exception("the engine broke; this process must be replaced")
             self.failure = error
-            for sink, _ in self._sinks.values():
-                sink(error)
             self._refuse_all(error)
 
     def _step(self) -> list[Delta]:
@@ -117,13 +119,12 @@ class EngineLoop:
 
     def _refuse_all(self, error: Exception) -> None:
         """Nobody may wait for an engine that is gone: refuse what still arrives."""
-        self._sinks.clear()
-        while not self._closed:
-            action = self._inbox.get()
-            action()
-            for sink, _ in self._sinks.values():
-                sink(error)
+        while True:
+            self._tell([(sink, error) for sink, _ in self._sinks.values()])
             self._sinks.clear()
+            if self._closed:
+                return
+            self._inbox.get()()
 
     def _read_inbox(self) -> None:
         idle = not (self._engine.running or self._engine.waiting)
@@ -140,13 +141,13 @@ class EngineLoop:
                 self._shadow.make_way()
             self._engine.submit(request, guide)
         except QueueFull as error:
-            sink(Refusal("full", str(error)))
+            self._tell([(sink, Refusal("full", str(error)))])
             return
         except ValueError as error:
-            sink(Refusal("invalid", str(error)))
+            self._tell([(sink, Refusal("invalid", str(error)))])
             return
         except Exception as error:
-            sink(error)
+            self._tell([(sink, error)])
             return
         self._sinks[request.id] = (sink, request.stream)
 
@@ -157,6 +158,7 @@ class EngineLoop:
 
     def _deliver(self, deltas: list[Delta]) -> None:
         now = time.monotonic()
+        told: list[tuple[Sink, Told]] = []
         for delta in deltas:
             before = self._last.get(delta.id)
             if before is not None:
@@ -164,6 +166,15 @@ class EngineLoop:
             self._last[delta.id] = now
             sink, streams = self._sinks[delta.id]
             if streams or delta.result:
-                sink(delta)
+                told.append((sink, delta))
             if delta.result:
                 del self._sinks[delta.id], self._last[delta.id]
+        self._tell(told)
+
+    def _tell(self, told: Sequence[tuple[Sink, Told]]) -> None:
+        def run() -> None:
+            for sink, item in told:
+                sink(item)
+
+        if told:
+            self._hand_over(run)

@@ -27,9 +27,13 @@ class CallGroup:
 
     @classmethod
     def of(cls, call: Call, prompts: Sequence[Prompt]) -> "CallGroup":
-        """Calls that are like this one but for their prompts, ids and random numbers."""
+        """A call, or calls that are like it but for their prompts, ids and random numbers.
+
+        Args:
+            call: With the first prompt.
+        """
         if call.n == len(prompts) == 1:
-            return cls(call.id, (dataclasses.replace(call, prompt=prompts[0]),))
+            return cls(call.id, (call,))
         calls = [
             dataclasses.replace(
                 call,
@@ -64,6 +68,8 @@ async def complete(backend: Backend, task: str, group: CallGroup) -> list[Answer
     Raises:
         ApiError: One of them was refused or failed; the others have been given up.
     """
+    if len(group.calls) == 1:
+        return [await _one(backend, task, group.calls[0])]
     tasks = [asyncio.create_task(_one(backend, task, c)) for c in group.calls]
     try:
         return list(await asyncio.gather(*tasks))

@@ -9,7 +9,6 @@ import asyncio
 import dataclasses
 import logging
 import time
-import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -27,12 +26,12 @@ _LOOK_S = 0.05
 
 
 class ReplicaCalls(Protocol):
-    """How a replica is reached; ``call.replica_id`` says which."""
+    """How replicas are reached, by their names."""
 
-    def complete(self, call: Call) -> Awaitable[Answer | Refusal]:
+    def complete(self, replica: str, call: Call) -> Awaitable[Answer | Refusal]:
         """Cancelling it cancels the call."""
 
-    def stream(self, call: Call) -> AsyncGenerator[Piece | Refusal, None]:
+    def stream(self, replica: str, call: Call) -> AsyncGenerator[Piece | Refusal, None]:
         """Closing it cancels the call."""
 
 
@@ -63,29 +62,42 @@ class _Run:
     """How far one call has got.
 
     Attributes:
+        call: As it was made.
+        committed: Token ids that have been received.
+        record_version: Of the task's record that has to answer; None: any.
         full: Who has no place for it.
         behind: Who cannot take it, and serves an older version than others.
     """
 
     call: Call
+    committed: list[int] = field(init=False)
+    record_version: int | None = field(init=False)
     losses: int = 0
     full: dict[str, Refusal] = field(default_factory=dict)
     behind: set[str] = field(default_factory=set)
     lost_at: float | None = None
     began: float = field(default_factory=time.monotonic)
 
-    def to(self, replica: SeenReplica) -> Call:
-        """With an id of its own: a replica may still be at work on an earlier attempt, or on the
-        same request of a client that could not wait and sent it again."""
-        call, name = self.call, uuid.uuid4().hex
-        left = call.timeout_s and max(call.timeout_s - (time.monotonic() - self.began), 0)
-        return dataclasses.replace(call, id=name, replica_id=replica.name, timeout_s=left)
+    def __post_init__(self) -> None:
+        self.committed = list(self.call.committed_ids)
+        self.record_version = self.call.record_version
+
+    def rest(self) -> Call:
+        """The call for the next replica: what is still to be answered, in the time that is left."""
+        if not self.losses:
+            return self.call
+        timeout_s = self.call.timeout_s
+        left = timeout_s and max(timeout_s - (time.monotonic() - self.began), 0)
+        return dataclasses.replace(
+            self.call,
+            committed_ids=tuple(self.committed),
+            record_version=self.record_version,
+            timeout_s=left,
+        )
 
     def took(self, piece: Piece) -> None:
-        committed = self.call.committed_ids + piece.ids
-        self.call = dataclasses.replace(
-            self.call, committed_ids=committed, record_version=piece.record_version
-        )
+        self.committed += piece.ids
+        self.record_version = piece.record_version
 
 
 class Failover:
@@ -129,7 +141,7 @@ class Failover:
             try:
                 with replica.call():
                     async with replica.wait():
-                        answer = await self._client.complete(run.to(replica))
+                        answer = await self._client.complete(replica.name, run.rest())
             except Exception as error:
                 self._lose(run, replica, error)
                 continue
@@ -152,7 +164,7 @@ class Failover:
                 return
             try:
                 with replica.call():
-                    async with aclosing(self._client.stream(run.to(replica))) as items:
+                    async with aclosing(self._client.stream(replica.name, run.rest())) as items:
                         while True:
                             async with replica.wait():
                                 item = await anext(items, None)
@@ -173,9 +185,9 @@ class Failover:
         """The next to ask. While there is none it waits for one, such as the heir of a dead one."""
         deadline = time.monotonic() + self._settings.no_replica_timeout_s
         while True:
-            if found := self._fleet.pick(run.full.keys() | run.behind, run.call.record_version):
+            if found := self._fleet.pick(run.full.keys() | run.behind, run.record_version):
                 return found
-            if run.call.committed_ids:  # what has been begun is worth waiting for a place
+            if run.committed:  # what has been begun is worth waiting for a place
                 run.full.clear()
             if self._has_changed(run):
                 return Refusal("changed", self._changed(run))
@@ -195,7 +207,7 @@ class Failover:
         run.lost_at = run.lost_at or time.monotonic()
         run.full.clear()
         run.behind.clear()
-        where = f"task {self._task}: call {run.call.id}, {len(run.call.committed_ids)} tokens"
+        where = f"task {self._task}: call {run.call.id}, {len(run.committed)} tokens"
         log.warning("%s: lost with replica %s (%s): %s", where, replica.name, reason, error)
         if run.losses > self._settings.max_retries or not self._budget.spend():
             self._metrics.observe_failover_refused(self._task)
@@ -211,11 +223,11 @@ class Failover:
 
     def _has_changed(self, run: _Run) -> bool:
         """Whether there are replicas, and none of them serves what the call was begun by."""
-        status, version = self._fleet.status, run.call.record_version
+        status, version = self._fleet.status, run.record_version
         return bool(status and version and not self._fleet.pick((), version))
 
     def _changed(self, run: _Run) -> str:
-        version = run.call.record_version
+        version = run.record_version
         return f"version {version} of task {self._task} is not served any more; send a new request"
 
     def _may_try_another(
@@ -228,7 +240,7 @@ class Failover:
             run.full[replica.name] = item
             return True
         # A newer version may have the adapter, say, that this one does not know.
-        early = item.kind == "invalid" and not run.call.committed_ids
+        early = item.kind == "invalid" and not run.committed
         if early and self._fleet.is_behind(replica):
             run.behind.add(replica.name)
             return True

@@ -80,15 +80,15 @@ class ReplicaClient:
         self._settings = settings
         self._links: dict[str, asyncio.Task[_ReplicaConnection]] = {}
 
-    async def complete(self, call: Call) -> Answer | Refusal:
-        connection = await self._connected(call.replica_id or "")
+    async def complete(self, replica: str, call: Call) -> Answer | Refusal:
+        connection = await self._connected(replica)
         with connection.asking(lambda number: wire.Ask(number, True, call)) as items:
             item = await _next(items)
         assert isinstance(item, Answer | Refusal)
         return item
 
-    async def stream(self, call: Call) -> AsyncGenerator[Piece | Refusal, None]:
-        connection = await self._connected(call.replica_id or "")
+    async def stream(self, replica: str, call: Call) -> AsyncGenerator[Piece | Refusal, None]:
+        connection = await self._connected(replica)
         with connection.asking(lambda number: wire.Ask(number, False, call)) as items:
             while True:
                 item = await _next(items)

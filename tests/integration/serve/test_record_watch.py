@@ -127,6 +127,15 @@ def test_pieces_name_the_version_of_their_request_not_of_the_moment(replica, rec
     assert len(result.tokens) == 9
 
 
+def test_a_clients_retry_and_its_first_attempt_do_not_meet_in_a_replica(replica):
+    async def twice():
+        call = Call("retried", PROMPT, templated=True)
+        return await asyncio.gather(replica.complete(call), replica.complete(call))
+
+    first, second = asyncio.run(twice())
+    assert first.result.tokens == second.result.tokens
+
+
 def test_of_several_answers_each_begins_with_word_that_it_is_admitted(replica):
     async def pieces(**values):
         call = Call(uuid.uuid4().hex, PROMPT, templated=True, stream=True, **values)

@@ -81,15 +81,15 @@ class Replicas:
             await asyncio.Event().wait()
         return Pulse(status(replica.record_version), replica.outstanding, 0.0)
 
-    async def complete(self, call: Call) -> Answer | Refusal:
-        pieces = [item async for item in self.stream(call)]
+    async def complete(self, replica: str, call: Call) -> Answer | Refusal:
+        pieces = [item async for item in self.stream(replica, call)]
         if isinstance(pieces[-1], Refusal):
             return pieces[-1]
         assert pieces[-1].result
         return Answer(pieces[-1].result)
 
-    async def stream(self, call: Call) -> AsyncGenerator[Piece | Refusal, None]:
-        replica = self.all[call.replica_id or ""]
+    async def stream(self, name: str, call: Call) -> AsyncGenerator[Piece | Refusal, None]:
+        replica = self.all[name]
         replica.calls.append(call)
         replica.open += 1
         try:

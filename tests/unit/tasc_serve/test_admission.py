@@ -68,18 +68,16 @@ def request(call):
 def worker_of(guides=None, record=PLAIN, read=request):
     engine = Engine(guides or Guides())
 
-    def resolved(call, version):
-        return replace(call, record_version=version, options=call.options.guided(record))
+    def read_with_guide(call, version, id):
+        return read(call), call.options.guide_for(record)
 
-    def guide(call, request):
-        guide = call.options.guide
+    def guide(call, version, request, guide):
         return engine.guides.of(guide.spec, request.max_tokens) if guide else None
 
     return SimpleNamespace(
         records=Records(record, VERSION),
         record_version=VERSION,
-        resolved=resolved,
-        read=read,
+        read=read_with_guide,
         guide=guide,
         engine=engine,
     )
@@ -90,7 +88,7 @@ def admitted(calls, worker, **limits):
     admission = Admission(worker, LimitSettings(**limits))
 
     async def together():
-        return await asyncio.gather(*(admission.request(call) for call in calls))
+        return await asyncio.gather(*(admission.request(call, call.id) for call in calls))
 
     try:
         return asyncio.run(together())
@@ -188,10 +186,12 @@ def test_new_guides_hold_up_neither_known_ones_nor_the_tasks_own():
     admission = Admission(worker_of(guides, CHOOSING), LimitSettings(guide_timeout_s=60))
 
     async def meet():
-        slow = [asyncio.create_task(admission.request(call(by(f"slow{i}")))) for i in range(9)]
+        slow = [
+            asyncio.create_task(admission.request(call(by(f"slow{i}")), "id")) for i in range(9)
+        ]
         await asyncio.sleep(0)
-        assert isinstance(await admission.request(call(GUIDED)), Ready)
-        assert isinstance(await admission.request(call()), Ready)
+        assert isinstance(await admission.request(call(GUIDED), "id"), Ready)
+        assert isinstance(await admission.request(call(), "id"), Ready)
         assert not any(task.done() for task in slow)
         others.set()
         return await asyncio.gather(*slow)
@@ -223,9 +223,9 @@ def test_who_waits_too_long_for_a_guide_may_come_again_when_it_is_ready():
     admission = Admission(worker_of(guides), LimitSettings(guide_timeout_s=0.2))
 
     async def twice():
-        first = await admission.request(call(GUIDED))
+        first = await admission.request(call(GUIDED), "id")
         ended.set()
-        return first, await admission.request(call(GUIDED))
+        return first, await admission.request(call(GUIDED), "id")
 
     try:
         first, second = asyncio.run(twice())

@@ -143,16 +143,20 @@ def test_a_stream_whose_first_event_was_never_sent_is_closed_and_counted(path):
 
 
 @either_endpoint
-def test_a_whole_answer_that_nobody_waits_for_is_counted(path):
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("how", ["the client goes away", "the server cancels"])
+def test_a_whole_answer_that_nobody_waits_for_is_given_up_and_counted(path, how, n):
     backend = FakeBackend(FOREVER)
     service = Service(backend)
 
     async def cancel():
-        client = Client(path, "2.4", 1, stream=False)
+        client = Client(path, "2.4", n, stream=False)
         serving = asyncio.ensure_future(service.app(client.scope, client.receive, client.send))
-        while not backend.open:
+        while backend.open < n:
             await asyncio.sleep(0)
-        serving.cancel()
+        if how == "the server cancels":
+            serving.cancel()
+        client.is_gone.set()
         await asyncio.gather(serving, return_exceptions=True)
         return backend.open
 

@@ -9,7 +9,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from tasc_serve.http.proxy_guard import OwnErrors, PlainHeaders, middlewares
+from tasc_serve.http import proxy_guard
+from tasc_serve.http.proxy_guard import (
+    OwnErrors,
+    PlainHeaders,
+    Shortcut,
+    answer_directly,
+    middlewares,
+)
 from tasc_serve.http.ray_proxy import CALLBACK
 
 
@@ -62,7 +69,37 @@ def test_serve_takes_what_the_path_names() -> None:
     from ray.serve._private.utils import call_function_from_import_path
 
     found = validate_http_proxy_callback_return(call_function_from_import_path(CALLBACK))
-    assert [m.cls for m in found] == [m.cls for m in middlewares()] == [PlainHeaders, OwnErrors]
+    assert [m.cls for m in found] == [m.cls for m in middlewares()] == [
+        PlainHeaders, OwnErrors, Shortcut
+    ]  # fmt: skip
+
+
+class Generating:
+    """Answers ``/direct`` by itself, with the headers that it got."""
+
+    def is_direct(self, scope: Scope) -> bool:
+        return bool(scope["path"] == "/direct")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await JSONResponse({"direct": True})(scope, receive, send)
+
+
+def test_generating_requests_do_not_pass_through_serve_and_keep_their_id(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def asked(path: str, **headers: str) -> httpx.Response:
+        transport = httpx.ASGITransport(Shortcut(echo))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.post(path, headers=headers)
+
+    assert "direct" not in asyncio.run(asked("/direct")).json()  # no gateway is in this process
+    monkeypatch.setattr(proxy_guard, "_direct_app", None)
+    answer_directly(Generating())
+    assert "direct" not in asyncio.run(asked("/other")).json()
+    found = asyncio.run(asked("/direct", **{"X-Request-ID": "mine"}))
+    assert (found.json(), found.headers["x-request-id"]) == ({"direct": True}, "mine")
+    made = {asyncio.run(asked("/direct")).headers["x-request-id"] for _ in range(2)}
+    assert len(made) == 2
 
 
 def errors_of(status: int, body: bytes, kind: bytes) -> httpx.Response:

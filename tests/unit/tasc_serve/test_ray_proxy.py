@@ -6,8 +6,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
@@ -91,6 +94,31 @@ def test_without_a_gateway_it_says_so_in_our_shape_and_opens_no_other_port(
         assert (found.status_code, found.headers["retry-after"]) == (503, "1")
         assert found.json() == ray_proxy.GONE
     assert re.findall(r"^\s+bind (.*)$", config.read_text(), re.M) == [f"127.0.0.1:{port}"]
+
+
+class Told(BaseHTTPRequestHandler):
+    """Answers with the time at which HAProxy says that the request came."""
+
+    def do_GET(self) -> None:
+        body = self.headers.get(ray_proxy.ARRIVAL, "").encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def test_a_gateway_is_told_when_a_request_came_and_by_nobody_else(tmp_path: Path) -> None:
+    port = free_port()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Told) as gateway:
+        threading.Thread(target=gateway.serve_forever, daemon=True).start()
+        with running(rays(tmp_path, "127.0.0.1", port, f"127.0.0.1:{gateway.server_port}")):
+            url = f"http://127.0.0.1:{port}/v1/models"
+            eventually(lambda: (found := answer(url)) and found.status_code == 200)
+            before = time.time_ns() // 1000
+            told = httpx.get(url, headers={ray_proxy.ARRIVAL: "1"}, timeout=10).text
+        gateway.shutdown()
+    # HAProxy's clock is that of its last look for events.
+    assert before - 1_000_000 < int(told) <= time.time_ns() // 1000
 
 
 def test_it_ends_with_the_process_that_started_it(tmp_path: Path) -> None:

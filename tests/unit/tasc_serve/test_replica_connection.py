@@ -35,7 +35,7 @@ PIECES = [Piece("a", TOKENS, None, (5,), 4), Piece("", (), RESULT, (2**40,), 4)]
 PULSE = Pulse(status(), 3, 0.5)
 GUIDE = AnswerGuide(GuideSpec("choice", ("a", "b")), "guided_choice")
 OPTIONS = SamplingOptions(0.5, logit_bias=((3, -100.0),), seed=2**64 - 1, guide=GUIDE, logprobs=2)
-CALL = Call("c", "ü\0", True, 9, ("stop",), options=OPTIONS, committed_ids=(1,), replica_id="one")
+CALL = Call("c", "ü\0", True, 9, ("stop",), options=OPTIONS, committed_ids=(1,))
 
 
 @dataclass
@@ -156,7 +156,7 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 async def pieces(both: Both, call: Call) -> list[Piece | Refusal]:
-    async with aclosing(both.client.stream(call)) as found:
+    async with aclosing(both.client.stream("one", call)) as found:
         return [piece async for piece in found]
 
 
@@ -173,7 +173,7 @@ async def said_to(endpoint: Endpoint, sent: bytes) -> bytes:
 def test_everything_arrives_as_it_was_sent_on_one_connection(node: str) -> None:
     async def test() -> None:
         async with connected(node) as both:
-            assert await both.client.complete(CALL) == replace(
+            assert await both.client.complete("one", CALL) == replace(
                 ANSWER, result=replace(RESULT, id="c")
             )
             assert both.replica.calls == [CALL]
@@ -182,7 +182,7 @@ def test_everything_arrives_as_it_was_sent_on_one_connection(node: str) -> None:
                 PIECES[0],
                 Refusal("late", "over"),
             ]
-            full = await both.client.complete(replace(CALL, prompt="full"))
+            full = await both.client.complete("one", replace(CALL, prompt="full"))
             assert full == Refusal("full", "later", retry_after_s=2.0)
             assert await both.client.pulse("one") == PULSE
             assert len(both.serve.endpoints) == 1
@@ -195,7 +195,7 @@ def test_many_calls_at_once_get_their_own_answers() -> None:
     async def test() -> None:
         async with connected() as both:
             calls = [replace(CALL, id=str(i)) for i in range(500)]
-            answers = await asyncio.gather(*(both.client.complete(call) for call in calls))
+            answers = await asyncio.gather(*(both.client.complete("one", call) for call in calls))
             assert [a.result.id for a in answers if isinstance(a, Answer)] == [c.id for c in calls]
             assert len(both.serve.endpoints) == 1
 
@@ -206,12 +206,12 @@ def test_what_nobody_waits_for_is_given_up_and_others_go_on() -> None:
     async def test() -> None:
         async with connected() as both:
             waiting = replace(CALL, prompt="wait")
-            stays = asyncio.create_task(both.client.complete(waiting))
-            goes = asyncio.create_task(both.client.complete(waiting))
+            stays = asyncio.create_task(both.client.complete("one", waiting))
+            goes = asyncio.create_task(both.client.complete("one", waiting))
             await eventually_async(lambda: both.replica.open == 2)
             goes.cancel()
             await eventually_async(lambda: both.replica.open == 1)
-            async with aclosing(both.client.stream(waiting)) as found:
+            async with aclosing(both.client.stream("one", waiting)) as found:
                 await anext(found)
                 assert both.replica.open == 2
             await eventually_async(lambda: both.replica.open == 1)
@@ -225,8 +225,8 @@ def test_a_lost_connection_ends_its_calls_on_both_sides_and_the_next_call_makes_
     async def test() -> None:
         async with connected() as both:
             waiting = replace(CALL, prompt="wait")
-            lost = [asyncio.create_task(both.client.complete(waiting)) for _ in range(3)]
-            stream = both.client.stream(waiting)
+            lost = [asyncio.create_task(both.client.complete("one", waiting)) for _ in range(3)]
+            stream = both.client.stream("one", waiting)
             await anext(stream)
             await eventually_async(lambda: both.replica.open == 4)
             both.client.forget("one")
@@ -234,7 +234,7 @@ def test_a_lost_connection_ends_its_calls_on_both_sides_and_the_next_call_makes_
                 with refused(ReplicaLost, "one"):
                     await task
             await eventually_async(lambda: both.replica.open == 0 and both.serve.attached == 0)
-            assert isinstance(await both.client.complete(CALL), Answer)
+            assert isinstance(await both.client.complete("one", CALL), Answer)
             assert len({endpoint.token for endpoint in both.serve.endpoints}) == 2
             assert both.serve.attached == 1
 
@@ -259,13 +259,13 @@ def test_an_engine_that_is_broken_is_told_from_an_error_that_nobody_foresaw() ->
     async def test() -> None:
         async with connected() as both:
             with refused(EngineBroken, "out of memory"):
-                await both.client.complete(replace(CALL, prompt="break"))
+                await both.client.complete("one", replace(CALL, prompt="break"))
             with refused(ServiceError, "nobody foresaw it"):
-                await both.client.complete(replace(CALL, prompt="fail"))
+                await both.client.complete("one", replace(CALL, prompt="fail"))
             both.replica.broken = True
             with refused(EngineBroken, "out of memory"):
                 await both.client.pulse("one")
-            assert isinstance(await both.client.complete(CALL), Answer)
+            assert isinstance(await both.client.complete("one", CALL), Answer)
 
     run(test)
 
@@ -328,8 +328,8 @@ def test_a_message_over_the_limit_is_not_sent_and_others_go_on() -> None:
     async def test() -> None:
         async with connected(max_message_bytes=65_536) as both:
             with refused(ValueError, "65536", "connection.max_message_bytes"):
-                await both.client.complete(replace(CALL, prompt="x" * 65_536))
-            assert isinstance(await both.client.complete(CALL), Answer)
+                await both.client.complete("one", replace(CALL, prompt="x" * 65_536))
+            assert isinstance(await both.client.complete("one", CALL), Answer)
 
     run(test)
 

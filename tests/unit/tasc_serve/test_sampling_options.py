@@ -138,15 +138,15 @@ def test_a_requests_guide_replaces_the_tasks_and_the_tasks_holds_otherwise():
     sent = AnswerGuide(GuideSpec("regex", text="y"), "guided_regex")
     for field, (value, spec) in own.items():
         task = record(**{field: value})
-        assert SamplingOptions().guided(task).guide == AnswerGuide(spec, "model")
-        assert SamplingOptions(guide=sent).guided(task).guide == sent
-    assert SamplingOptions().guided(record()).guide is None
+        assert SamplingOptions().guide_for(task) == AnswerGuide(spec, "model")
+        assert SamplingOptions(guide=sent).guide_for(task) == sent
+    assert SamplingOptions().guide_for(record()) is None
 
 
 def test_ignoring_the_end_is_refused_by_name_where_the_task_has_a_guide():
-    assert SamplingOptions(ignore_eos=True).guided(record()).ignore_eos
+    assert SamplingOptions(ignore_eos=True).guide_for(record()) is None
     with refused(FieldError, "the task's regex") as error:
-        SamplingOptions(ignore_eos=True).guided(record(regex="x"))
+        SamplingOptions(ignore_eos=True).guide_for(record(regex="x"))
     assert error.value.field == "ignore_eos"
 
 
