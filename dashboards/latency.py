@@ -95,8 +95,11 @@ _PARTS = Panel(
     "proxy or gateway grow: more gateways (http.gateways), or CPU for them. queue grows: add"
     " replicas. engine grows: see time per step and Drafting.",
     (
-        Target(f"{rate('tasc_http_proxy_seconds_sum', where=TASK)}"
-               f" / {rate('tasc_http_proxy_seconds_count', where=TASK)}", "proxy {{task}}"),
+        Target(
+            f"{rate('tasc_http_proxy_seconds_sum', where=TASK)}"
+            f" / {rate('tasc_http_proxy_seconds_count', where=TASK)}",
+            "proxy {{task}}",
+        ),
         Target(share(_GATEWAY, _REPLICAS, _ANSWERED), "gateway {{task}}"),
         Target(share(_REPLICAS, _ENGINE, _ANSWERED), "connection {{task}}"),
         Target(f"{rate(_QUEUE, where=TASK)} / {rate(_ANSWERED, where=TASK)}", "queue {{task}}"),

@@ -19,6 +19,7 @@ _LENGTH: Final = 4  # bytes, little-endian
 # In seconds, tries and, with data on its way, milliseconds.
 _KEEPALIVE: Final = {
     "TCP_KEEPIDLE": 10,
+    "TCP_KEEPALIVE": 10,  # macOS's name of it
     "TCP_KEEPINTVL": 5,
     "TCP_KEEPCNT": 3,
     "TCP_USER_TIMEOUT": 25_000,

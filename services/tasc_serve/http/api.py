@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import asdict
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -20,7 +21,7 @@ from tasc_serve.access.idempotency import Attempts, Idempotency
 from tasc_serve.http.batches.batches_api import add_storage
 from tasc_serve.http.batches.files_api import BatchStorage
 from tasc_serve.http.generation import Generation, served
-from tasc_serve.http.responses import CHAT, COMPLETION
+from tasc_serve.http.responses import CHAT, COMPLETION, Shape
 from tasc_serve.http.schemas import ChatRequest, CompletionRequest
 from tasc_serve.http_errors import ApiError
 from tasc_serve.metrics.discovery import merge, service_discovery
@@ -103,19 +104,22 @@ def create_api(
 
 
 def _add_generation(app: Application, generation: Generation) -> None:
-    async def completions(request: Request) -> Response:
-        return await generation.answer(request, CompletionRequest, COMPLETION)
+    endpoints: dict[str, tuple[type[BaseModel], Shape]] = {
+        "/v1/completions": (CompletionRequest, COMPLETION),
+        "/v1/chat/completions": (ChatRequest, CHAT),
+    }
+    app.direct = {
+        path: partial(generation.answer, model=model, shape=shape)
+        for path, (model, shape) in endpoints.items()
+    }
 
-    async def chat(request: Request) -> Response:
-        return await generation.answer(request, ChatRequest, CHAT)
+    async def generate(request: Request) -> Response:
+        return await app.direct[request.scope["path"]](request)
 
-    app.direct = {"/v1/completions": completions, "/v1/chat/completions": chat}
-    for path, model in (
-        ("/v1/completions", CompletionRequest),
-        ("/v1/chat/completions", ChatRequest),
-    ):
+    for path, (model, _) in endpoints.items():
         # For the API's description, and for other methods.
-        app.post(path, openapi_extra=_documented(model))(app.direct[path])
+        name = path.removeprefix("/v1/").replace("/", "_")
+        app.post(path, name=name, openapi_extra=_documented(model))(generate)
 
 
 def _add_listings(app: FastAPI, backend: Backend, access: AccessControl) -> None:

@@ -103,45 +103,35 @@ def calls_of(
         ApiError: 400: a field is over its limit, or fields contradict each other.
     """
     try:
-        return _calls(body, limits, id, seed, record_version)
+        prompts = [p if isinstance(p, str) else tuple(p) for p in body.prompts]
+        n, count = body.n or 1, len(prompts)
+        _require_at_most("prompt", f"has {count} prompts", count, limits.max_prompts)
+        _require_at_most("n", f"is {n} answers", n, limits.max_choices)
+        if count > 1:
+            found = f"is {n} answers to each of {count} prompts"
+            _require_at_most("n", found, n, limits.max_prompts // count)
+        call = Call(
+            id=id,
+            prompt=prompts[0],
+            templated=isinstance(body, ChatRequest),
+            max_tokens=body.limit,
+            stop=body.stops,
+            draft=body.draft,
+            stream=body.stream,
+            options=_sampling_options(body, limits, seed, count * n),
+            n=n,
+            max_tokens_field=body.limit_field,
+            record_version=record_version if count * n > 1 else None,
+            timeout_s=min(body.timeout or limits.request_timeout_s, limits.request_timeout_s),
+        )
+        group = CallGroup.of(call, prompts)
+        for one in group.calls[::n]:
+            _require_short(one, limits)
+        limit = body.limit or 0
+        _require_at_most(body.limit_field, f"is {limit} tokens", limit, limits.max_tokens)
+        return group
     except FieldError as error:
         raise ApiError(400, str(error), error.field) from error
-
-
-def _calls(
-    body: GenerationBody,
-    limits: LimitSettings,
-    id: str,
-    seed: int | None,
-    record_version: int | None,
-) -> CallGroup:
-    prompts = [p if isinstance(p, str) else tuple(p) for p in body.prompts]
-    n, count = body.n or 1, len(prompts)
-    _require_at_most("prompt", f"has {count} prompts", count, limits.max_prompts)
-    _require_at_most("n", f"is {n} answers", n, limits.max_choices)
-    if count > 1:
-        found = f"is {n} answers to each of {count} prompts"
-        _require_at_most("n", found, n, limits.max_prompts // count)
-    call = Call(
-        id=id,
-        prompt=prompts[0],
-        templated=isinstance(body, ChatRequest),
-        max_tokens=body.limit,
-        stop=body.stops,
-        draft=body.draft,
-        stream=body.stream,
-        options=_sampling_options(body, limits, seed, count * n),
-        n=n,
-        max_tokens_field=body.limit_field,
-        record_version=record_version if count * n > 1 else None,
-        timeout_s=min(body.timeout or limits.request_timeout_s, limits.request_timeout_s),
-    )
-    group = CallGroup.of(call, prompts)
-    for one in group.calls[::n]:
-        _require_short(one, limits)
-    limit = body.limit or 0
-    _require_at_most(body.limit_field, f"is {limit} tokens", limit, limits.max_tokens)
-    return group
 
 
 def _require_short(call: Call, limits: LimitSettings) -> None:

@@ -43,13 +43,12 @@ class DirectApp(Protocol):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
 
-_direct_app: DirectApp | None = None
+_direct: list[DirectApp] = []  # one at most
 
 
 def answer_directly(app: DirectApp) -> None:
     """Have this process's HTTP server give requests to an application without Serve."""
-    global _direct_app
-    _direct_app = app
+    _direct[:] = [app]
 
 
 def middlewares() -> list[Middleware]:
@@ -68,7 +67,8 @@ class Shortcut:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if _direct_app is None or not _direct_app.is_direct(scope):
+        app = next((app for app in _direct if app.is_direct(scope)), None)
+        if app is None:
             await self._app(scope, receive, send)
             return
         sent_id = next((value for name, value in scope["headers"] if name == _REQUEST_ID), None)
@@ -79,7 +79,7 @@ class Shortcut:
                 message["headers"].append((_REQUEST_ID, request_id))
             await send(message)
 
-        await _direct_app(scope, receive, sent)
+        await app(scope, receive, sent)
 
 
 class PlainHeaders:

@@ -69,8 +69,12 @@ async def complete(backend: Backend, task: str, group: CallGroup) -> list[Answer
         ApiError: One of them was refused or failed; the others have been given up.
     """
     if len(group.calls) == 1:
-        return [await _one(backend, task, group.calls[0])]
-    tasks = [asyncio.create_task(_one(backend, task, c)) for c in group.calls]
+        return [_answer(await backend.complete(task, group.calls[0]))]
+
+    async def one(call: Call) -> Answer:
+        return _answer(await backend.complete(task, call))
+
+    tasks = [asyncio.create_task(one(call)) for call in group.calls]
     try:
         return list(await asyncio.gather(*tasks))
     finally:
@@ -87,8 +91,7 @@ def stream(backend: Backend, task: str, group: CallGroup) -> AsyncGenerator[Numb
     return _alone(streams[0]) if len(streams) == 1 else _merged(streams)
 
 
-async def _one(backend: Backend, task: str, call: Call) -> Answer:
-    answer = await backend.complete(task, call)
+def _answer(answer: Answer | Refusal) -> Answer:
     if isinstance(answer, Refusal):
         raise of_refusal(answer)
     return answer

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest

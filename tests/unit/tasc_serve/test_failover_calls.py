@@ -200,7 +200,7 @@ def test_an_heir_that_comes_up_while_it_waits_takes_the_call() -> None:
 
 def test_what_is_no_loss_is_raised() -> None:
     class Broken(Replicas):
-        async def complete(self, call: Call) -> Answer | Refusal:
+        async def complete(self, replica: str, call: Call) -> Answer | Refusal:
             raise KeyError("a bug")
 
     with pytest.raises(KeyError):

@@ -93,7 +93,7 @@ def test_generating_requests_do_not_pass_through_serve_and_keep_their_id(
             return await client.post(path, headers=headers)
 
     assert "direct" not in asyncio.run(asked("/direct")).json()  # no gateway is in this process
-    monkeypatch.setattr(proxy_guard, "_direct_app", None)
+    monkeypatch.setattr(proxy_guard, "_direct", [])
     answer_directly(Generating())
     assert "direct" not in asyncio.run(asked("/other")).json()
     found = asyncio.run(asked("/direct", **{"X-Request-ID": "mine"}))
