@@ -229,6 +229,8 @@ def test_the_list_of_metrics_is_what_a_fed_process_exports_and_each_series_names
     gateway.observe_http("tag", 200, 0.1)
     gateway.observe_limited("tag", "key")
     gateway.observe_failover_seconds("tag", 0.5)
+    gateway.observe_proxy("tag", 0.001)
+    gateway.observe_replicas("tag", 0.001)
     gateway.set_replicas("tag", 2)
     BatchMetrics(registry).begun("tag")
     NeuralMetrics(registry, {"task": "tag", "model_name": "tiny"})
