@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -18,20 +19,26 @@ from typing import Any, Literal, Self
 import torch
 from pydantic import ValidationError
 
-from tasc_draft import SOURCES, DraftSettings, read_index, write_index
-from tasc_engine import EngineTotals, FinishReason, GenerationRequest, GenerationResult, StepRecord
+from tasc_draft import SOURCES, DraftIndex, DraftSettings
+from tasc_engine import (
+    Engine,
+    EngineTotals,
+    FinishReason,
+    GenerationRequest,
+    GenerationResult,
+    StepRecord,
+)
 from tasc_runtime.data.local_corpus import Corpus, local_index, rows_of
-from tasc_runtime.data.rows import whole_file
+from tasc_runtime.data.saved_task import SavedTask
 from tasc_runtime.engine.builder import EngineBuilder
-from tasc_runtime.engine_settings import EngineSettings
+from tasc_runtime.engine_settings import DraftOverrides, EngineSettings
 from tasc_runtime.errors import ServiceError
-from tasc_runtime.progress import Progress
+from tasc_runtime.progress import Progress, note
 from tasc_runtime.protocol import Call, TokenText, TokenTexts
 from tasc_runtime.sampling_options import UNKNOWN, FieldError, GenerationFields, Top
 from tasc_store import TaskRecord, connect
 from tasc_text import PromptTemplate, TaskTokenizer, resolve_folder
 
-_SAVED, _INDEX, _FORMAT = "llm.json", "index.tasc", 1
 _PROGRESS_ROWS = 100  # a call with more shows its progress
 
 Input = str | Sequence[int]
@@ -48,17 +55,20 @@ class Completion:
     """One answer.
 
     Attributes:
-        index: Place of its input among those given.
-        choice: Which of the ``n`` answers to that input.
+        index: Position of its input among the inputs of the call, from 0.
+        choice: Which of the ``n`` answers to that input it is, from 0.
         text: The answer, without end-of-sequence and cut before a stop string.
         tokens: Its token ids, end-of-sequence included where the model ended it.
-        finish_reason: ``stop``, ``length`` or ``error``.
+        finish_reason: ``stop`` (end-of-sequence, a stop string or the end of a guide), ``length``
+            (``max_tokens``) or ``error``.
         prompt_tokens: Tokens of its prompt.
-        steps: Forwards of the target that its tokens took.
+        steps: Forward passes of the model that its tokens took.
         drafted: Draft tokens that were proposed.
-        accepted: Draft tokens that were kept.
+        accepted: Draft tokens that the model accepted.
         seconds: From its arrival in the engine to its last token.
-        logprobs: One entry a token, where they were asked for.
+        queued: Seconds of these in which it waited for a row.
+        logprobs: One entry a token with ``utf8``, ``logprob``, ``offset`` and the likeliest tokens
+            ``top``; none for the end-of-sequence, and empty unless ``logprobs`` was given.
         error: Why it broke off, where ``finish_reason`` is ``error``.
     """
 
@@ -72,6 +82,7 @@ class Completion:
     drafted: int
     accepted: int
     seconds: float
+    queued: float
     logprobs: tuple[TokenText, ...] = ()
     error: str | None = None
 
@@ -82,7 +93,7 @@ class Completion:
 
 
 class Completions(list[Completion]):
-    """Answers in the order of their inputs, ``n`` for each.
+    """A list of answers in the order of their inputs, ``n`` for each input.
 
     Attributes:
         interrupted: Whether Ctrl-C ended the call. Answers that were not complete are missing.
@@ -132,43 +143,66 @@ class Summary:
 
 
 class LLM:
-    r"""A task-specific model that drafts from its task's corpus.
+    r"""Answers inputs with a causal LM in this process, several tokens per forward pass.
+
+    Name a model that was fine-tuned for one task, and rows of that task. N-grams of the rows
+    propose tokens (drafts), and the model verifies many of them at once. Drafts change the speed
+    and never the answer. No server, Redis or Ray is needed.
 
     ```python
+    from tasc_serve import LLM
+
     llm = LLM("./my-model", adapter="./my-lora", corpus="train.jsonl", template="label: {input}\n")
-    for answer in llm.generate(["wake me up at nine"], max_tokens=64):
-        print(answer.text, answer.acceptance)
+    for answer in llm.generate(["wake me up at nine", "play some jazz"], max_tokens=64):
+        print(answer.text)
+    print(llm.summary())  # what drafting gained
     ```
 
-    The model verifies every draft token, so answers are those of plain decoding. Without a corpus
-    it drafts from the prompt and from its own answers. One call runs at a time.
+    Each line of ``train.jsonl`` is an object such as ``{"input": "wake me up", "output":
+    "alarm_set"}``. Without a corpus, drafts come from the prompt and from earlier answers.
+
+    Compared with vLLM: sampling parameters are keyword arguments of `generate`, and by default
+    the likeliest token is taken. Inputs are put into ``template``, so write there the prompt that
+    the model was fine-tuned with. `generate` returns one flat list of `Completion`, with ``text``
+    on each. One call runs at a time; give many inputs to one call, which decodes ``rows`` of them
+    together.
+
+    The first start with a model on a machine measures for up to 15 seconds what its forward passes
+    cost, so that it drafts where that pays; later starts read a file. ``cost_aware=False`` drafts
+    always and measures nothing.
 
     Args:
-        model: Folder or hub name of a Hugging Face causal LM.
-        adapter: Folder or hub name of a LoRA adapter that is merged into the model.
-        adapters: Names and folders of LoRA adapters of which each call uses one (``adapter=name``).
-        corpus: Rows of the task: JSONL or Parquet files, a table (pandas, Polars, Arrow,
-            ``datasets.Dataset``) with columns ``input`` and ``output``, or pairs of both. The index
-            is kept in ``cache_dir`` and built once for the same content.
+        model: Folder or hub name of a Hugging Face causal LM with weights in safetensors.
+        adapter: Folder or hub name of a PEFT LoRA adapter that is merged into the model.
+        adapters: Names and folders of LoRA adapters. Each call uses one of them
+            (``adapter=name``), by default the first.
+        corpus: Rows of the task: JSONL or Parquet files with fields ``input`` and ``output``, a
+            table (pandas, Polars, Arrow, ``datasets.Dataset``) with these columns, or pairs of
+            input and output. Its index is built once for the same content and kept in
+            ``cache_dir``.
         revision: Branch, tag or commit of a model on the hub.
         template: The prompt, with ``{input}`` once.
-        stop: Strings any of which ends an answer.
+        stop: A string that ends an answer, or several.
         max_tokens: Most tokens of an answer where a call does not say.
         choices: Labels, one of which is the answer. One of choices, schema and regex may be set.
-        schema: JSON schema that the answer fits.
-        regex: Regular expression that the whole answer matches.
+        schema: JSON schema that every answer fits.
+        regex: Regular expression that every whole answer matches.
         dtype: float32, bfloat16, float16 or float64.
         quantization: nf4 or int8, by bitsandbytes.
-        draft: How it drafts.
-        cache_dir: Folder of indexes.
-        engine: Fields of `EngineSettings`, such as ``rows``, ``max_model_len`` and ``device``.
+        draft: How drafts are made, such as ``DraftSettings(num_speculative_tokens=8)``.
+        cache_dir: Folder of indexes; unset: ``~/.cache/tasc-serve/local-indexes``.
+        engine: Fields of `EngineSettings`: ``rows`` decoded together (8), ``max_model_len``, most
+            tokens of prompt and answer (up to 1024), ``device`` (``auto``: a GPU if there is one),
+            ``torch_threads`` (1) on a CPU, ``cost_aware`` and others.
 
     Raises:
-        EngineError: The model cannot be decoded exactly here.
+        EngineError: The model cannot be decoded exactly here, or the adapter is another model's.
         FileError: A file of the corpus cannot be read, or a line of it gives no row.
         TextError: Model, adapter or tokenizer cannot be found or read.
-        ValueError: A value is of the wrong kind or outside its range.
+        ValueError: A value is of the wrong kind or outside its range; there is no such device.
     """
+
+    _totals: EngineTotals | None
 
     def __init__(
         self,
@@ -179,7 +213,7 @@ class LLM:
         corpus: Corpus | None = None,
         revision: str | None = None,
         template: str = "{input}",
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         max_tokens: int = TaskRecord.max_tokens,
         choices: Sequence[str] = (),
         schema: Mapping[str, Any] | None = None,
@@ -190,7 +224,7 @@ class LLM:
         cache_dir: Path | None = None,
         **engine: Any,
     ) -> None:
-        settings = EngineSettings(**engine)
+        settings = _settings(engine)
         tokenizer = TaskTokenizer.from_folder(resolve_folder(str(model), revision, weights=False))
         record = TaskRecord(
             name=_name_of(model),
@@ -201,11 +235,11 @@ class LLM:
             adapter=None if adapter is None else _place(adapter),
             adapters=tuple((name, _place(place)) for name, place in (adapters or {}).items()),
             dtype=dtype,
-            stop=tuple(stop),
+            stop=(stop,) if isinstance(stop, str) else tuple(stop),
             max_tokens=max_tokens,
             draft=draft or DraftSettings(),
             quantization=quantization,
-            choices=tuple(choices),
+            choices=(choices,) if isinstance(choices, str) else tuple(choices),
             schema=None if schema is None else json.dumps(schema),
             regex=regex,
         )
@@ -221,41 +255,36 @@ class LLM:
 
     @classmethod
     def load(cls, folder: str | Path, **engine: Any) -> Self:
-        """Open what `save` wrote.
+        """Open a folder that `save` wrote, such as ``LLM.load("./ticket-task")``.
 
         Args:
             engine: Fields of `EngineSettings` that replace those saved.
 
         Raises:
-            ServiceError: It is no such folder, or one of another version of this program.
+            ServiceError: `save` did not write the folder, or another version of this program did.
             EngineError, TextError, ValueError: See the class.
         """
-        path = Path(folder).expanduser() / _SAVED
-        try:
-            saved = json.loads(path.read_text(encoding="utf-8"))
-            if saved.get("format") != _FORMAT:
-                raise ValueError(f"format is {saved.get('format')!r}, this program reads {_FORMAT}")
-            record = TaskRecord.from_json(json.dumps(saved["record"]))
-            before = EngineSettings(**saved["engine"])
-            index = read_index(path.with_name(_INDEX))
-            index.check_integrity()
-            if index.fingerprint != record.fingerprint:
-                raise ValueError(f"its index is for the tokenizer {index.fingerprint}")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ServiceError(
-                f"{path} is not what LLM.save writes ({error}); save the model again"
-            ) from error
-        settings = EngineSettings(**{**before.model_dump(), **engine})
+        saved = SavedTask.read(folder)
+        settings = _settings({**saved.engine.model_dump(), **engine})
         llm = cls.__new__(cls)
-        llm._begin(EngineBuilder(record, 1, settings, index=index, **llm._options()), settings)
+        built = EngineBuilder(saved.record, 1, settings, index=saved.index, **llm._options())
+        llm._begin(built, settings)
         return llm
 
     @classmethod
-    def from_task(cls, task: str, redis_url: str | None = None, **engine: Any) -> Self:
-        """A registered task with its announced index.
+    def from_task(
+        cls,
+        task: str,
+        redis_url: str | None = None,
+        *,
+        draft: DraftOverrides | None = None,
+        **engine: Any,
+    ) -> Self:
+        """Open a task that `tasc task create` registered, with its current index.
 
         Args:
             redis_url: The store; unset: ``REDIS_URL`` of the environment.
+            draft: Drafting settings that replace the task's own.
             engine: Fields of `EngineSettings`.
 
         Raises:
@@ -266,46 +295,50 @@ class LLM:
         url = redis_url or os.environ.get("REDIS_URL")
         if not url:
             raise ServiceError("no store is named; give redis_url, or set REDIS_URL")
-        settings, llm = EngineSettings(**engine), cls.__new__(cls)
+        settings, llm = _settings(engine), cls.__new__(cls)
         with connect(url) as client:
-            built = EngineBuilder.of_task(client, task, settings, **llm._options())
+            built = EngineBuilder.of_task(client, task, settings, draft=draft, **llm._options())
         llm._begin(built, settings)
         return llm
 
     def save(self, folder: str | Path) -> None:
-        """Write the task's record, the engine's settings and the draft index to a folder.
+        """Write the task, the engine's settings and the draft index to a folder.
 
-        The model is named, not copied: `load` needs it at the same place or on the hub.
+        `load` opens the folder, and ``tasc task create NAME --from FOLDER`` registers the task with
+        its index, so that ``tasc serve`` answers by it. The model is named, not copied: both need
+        it at the same place or on the hub. Rows of the corpus are not in the folder.
         """
-        path = Path(folder).expanduser()
-        path.mkdir(parents=True, exist_ok=True)
-        write_index(self._builder.proposer.index, path / _INDEX)
-        saved = {
-            "format": _FORMAT,
-            "record": json.loads(self._builder.record.to_json()),
-            "engine": self._settings.model_dump(exclude_defaults=True),
-        }
-        with whole_file(path / _SAVED) as file:
-            file.write(json.dumps(saved, indent=2).encode())
+        SavedTask(self.record, self._settings, self.index).write(folder)
 
     def generate(
         self, inputs: Input | Iterable[Input], *, progress: bool | None = None, **options: Any
     ) -> Completions:
-        """Answer inputs, ``n`` times each.
+        """Answer inputs, in their order.
 
-        All of them are checked before the first one is answered. Ctrl-C ends the call between two
-        steps and gives the answers that are complete.
+        All of them are checked before the first one is answered. Ctrl-C ends the call and returns
+        the answers that are complete; their list has ``interrupted`` set.
+
+        ```python
+        llm.generate("play some jazz")[0].text
+        llm.generate(texts, guided_choice=["alarm", "music"])  # each answer is one of these
+        llm.generate(texts, temperature=0.8, top_p=0.95, seed=7, n=3)  # three for each text
+        ```
 
         Args:
-            inputs: One or several: texts that are put into the template, or token ids of prompts.
-            progress: Whether to show progress on stderr; unset: from 100 inputs on.
-            options: Fields of a request over HTTP: ``max_tokens``, ``temperature``, ``top_p``,
-                ``seed``, ``stop``, ``n``, ``logprobs``, ``guided_choice``, ``adapter``, ``draft``
-                and the others of `Options`.
+            inputs: One or several: texts that are put into the template, or token ids of whole
+                prompts.
+            progress: Whether to show progress on stderr; unset: from 100 answers on.
+            options: The fields of an HTTP request of the same names.
+                Length: ``max_tokens``, ``stop`` (a string or a list), ``ignore_eos``.
+                Sampling: ``temperature`` (0: greedy), ``top_p``, ``top_k``, ``min_p``, ``seed``,
+                ``presence_penalty``, ``frequency_penalty``, ``repetition_penalty``, ``logit_bias``.
+                Form: ``guided_choice``, ``guided_regex``, ``guided_json``, ``guided_grammar``.
+                Others: ``n`` answers to each input, ``logprobs`` (how many of the likeliest tokens
+                to tell), ``adapter`` (a name), ``draft`` (False: plain decoding).
 
         Raises:
-            FieldError: An option is unknown or cannot be met, or an input has no tokens or is too
-                long; the message says which.
+            FieldError: An option is unknown or cannot be met, or an input is no text, has no
+                tokens or is too long; the message says which.
             RuntimeError: Another call is running.
         """
         asked = _parsed(options)
@@ -329,7 +362,15 @@ class LLM:
         return answers
 
     def stream(self, text: Input, **options: Any) -> Iterator[str]:
-        """The answer to one input, piece by piece. Closing the iterator ends the answer.
+        """Yield the answer to one input, piece by piece. Closing the iterator ends the answer.
+
+        ```python
+        for piece in llm.stream("play some jazz", max_tokens=64):
+            print(piece, end="", flush=True)
+        ```
+
+        Args:
+            options: As for `generate`, without ``n``.
 
         Raises:
             ServiceError: The answer broke off.
@@ -338,11 +379,13 @@ class LLM:
         asked = _parsed(options)
         if asked.n not in (None, 1):
             raise FieldError("n", f"n is {asked.n}; a stream has one answer")
-        (request,) = self._read(0, text, asked)
+        if len(inputs := _listed(text)) != 1:
+            raise FieldError("inputs", f"{len(inputs)} inputs are given; a stream has one")
+        (request,) = self._read(0, inputs[0], asked)
         return self._stream(replace(request, stream=True))
 
     def summary(self) -> Summary:
-        """What has been done so far, and what drafting gained. ``print`` shows it in four lines."""
+        """Count what has been done so far, and what drafting gained; made to be printed."""
         totals = self._totals or EngineTotals(len(SOURCES), 1)
         by_source = zip(SOURCES, totals.accepted.sum(1).tolist(), strict=True)
         return Summary(
@@ -364,15 +407,42 @@ class LLM:
 
     @property
     def tokenizer(self) -> TaskTokenizer:
+        """The model's tokenizer; ``encode_prompt`` makes token ids of a whole prompt."""
         return self._builder.tokenizer
 
+    @property
+    def engine(self) -> Engine:
+        """The engine, for whoever measures its steps or gives it requests of its own."""
+        return self._engine
+
+    @property
+    def index(self) -> DraftIndex:
+        """What it drafts from besides prompts and answers; empty without a corpus."""
+        return self._builder.proposer.index
+
+    def draft_from(self, index: DraftIndex | None, settings: DraftSettings | None = None) -> None:
+        """Draft from another index from now on, as if nothing had been answered yet.
+
+        `summary` counts from here on.
+
+        Args:
+            index: None: draft from prompts and answers alone.
+            settings: How drafts are made; unset: as the index or the task says.
+
+        Raises:
+            RuntimeError: A call is running.
+        """
+        with self._running():
+            self._builder.draft_from(index, settings)
+            self._totals, self._answers = None, 0
+
     def _options(self) -> Any:
-        return {"gpus": float(torch.cuda.device_count()), "on_step": self._count}
+        gpus = float(torch.cuda.device_count())
+        return {"gpus": gpus, "on_step": self._count, "say": note}
 
     def _begin(self, builder: EngineBuilder, settings: EngineSettings) -> None:
         self._builder, self._engine, self._settings = builder, builder.engine, settings
-        self._totals: EngineTotals | None = None
-        self._answers = 0
+        self._totals, self._answers = None, 0
         self._lock = threading.Lock()
 
     def _count(self, record: StepRecord) -> None:
@@ -408,7 +478,8 @@ class LLM:
         index, _, choice = result.id.partition(".")
         logprobs: tuple[TokenText, ...] = ()
         if asked.logprobs is not None:
-            logprobs = TokenTexts(self.tokenizer, self.tokenizer.eos_ids).of(result.logprobs)
+            ends = () if asked.ignore_eos else self.tokenizer.eos_ids
+            logprobs = TokenTexts(self.tokenizer, ends).of(result.logprobs)
         return Completion(
             index=int(index),
             choice=int(choice),
@@ -420,6 +491,7 @@ class LLM:
             drafted=sum(result.acceptance.drafted),
             accepted=sum(result.acceptance.accepted),
             seconds=result.timings.total,
+            queued=result.timings.queued,
             logprobs=logprobs,
             error=result.error,
         )
@@ -451,6 +523,21 @@ class LLM:
             self._lock.release()
 
 
+def _settings(engine: Mapping[str, Any]) -> EngineSettings:
+    """Raises ValueError: a keyword is unknown, or its value is out of range."""
+    try:
+        return EngineSettings(**engine)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        name = str(fault["loc"][0])
+        if fault["type"] != "extra_forbidden":
+            raise ValueError(f"{name} is {fault['input']!r:.80}: {fault['msg']}") from None
+        known = [*(LLM.__init__.__kwdefaults__ or ()), *EngineSettings.model_fields]
+        near = get_close_matches(name, known, 1)
+        way_out = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+        raise ValueError(f"unknown keyword {name}; {way_out}") from None
+
+
 def _parsed(options: Mapping[str, Any]) -> Options:
     """Raises FieldError: an option is unknown or of the wrong kind."""
     given = dict(options)
@@ -473,13 +560,29 @@ def _listed(inputs: Input | Iterable[Input]) -> list[Input]:
     """Several inputs; a list of numbers is the token ids of one prompt."""
     if isinstance(inputs, str):
         return [inputs]
-    listed = list(inputs)
-    ids = [int(item) for item in listed if isinstance(item, Integral)]
-    if not ids:
-        return [item if isinstance(item, str) else list(item) for item in listed]  # type: ignore[arg-type]
-    if len(ids) < len(listed):
-        raise FieldError("inputs", "inputs mix token ids with other inputs; give one kind")
-    return [ids]
+    listed = _items("inputs", inputs)
+    if listed and all(isinstance(item, Integral) for item in listed):
+        return [_ids("inputs", listed)]
+    return [
+        item if isinstance(item, str) else _ids(f"input {i}", _items(f"input {i}", item))
+        for i, item in enumerate(listed)
+    ]
+
+
+def _items(name: str, value: Any) -> list[Any]:
+    if isinstance(value, bytes | Mapping) or not isinstance(value, Iterable):
+        raise FieldError(
+            "inputs", f"{name} is {value!r:.80}; give a text or a list of token ids for each input"
+        )
+    return list(value)
+
+
+def _ids(name: str, items: Sequence[Any]) -> list[int]:
+    if wrong := [item for item in items if not isinstance(item, Integral)]:
+        raise FieldError(
+            "inputs", f"{name} has {wrong[0]!r:.80} among its token ids; give integers, or a text"
+        )
+    return [int(item) for item in items]
 
 
 def _name_of(model: str | Path) -> str:

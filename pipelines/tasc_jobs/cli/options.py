@@ -199,13 +199,10 @@ class RowIdOptions(RowOptions):
         return Fields(self.input_field, self.output_field, self.id_field)
 
 
-def grouped(
-    *, required: Collection[str] = (), without_defaults: Collection[type] = ()
-) -> Callable[[Command], Command]:
+def grouped(*, without_defaults: Collection[type] = ()) -> Callable[[Command], Command]:
     """Gives a command an option for each field of its parameters that are dataclasses.
 
     Args:
-        required: Fields that must be given.
         without_defaults: Groups of which the help does not say what counts where an option is not
             given.
     """
@@ -230,7 +227,7 @@ def grouped(
         for parameter in parameters:
             if group := groups.get(parameter.name):
                 told = group not in without_defaults
-                options += [_option(f, f.name in required, told) for f in fields(group)]
+                options += [_option(f, told) for f in fields(group)]
             else:
                 options.append(parameter)
         called.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
@@ -239,14 +236,14 @@ def grouped(
     return decorate
 
 
-def _option(field: "Field[Any]", required: bool, show_default: bool) -> inspect.Parameter:
+def _option(field: "Field[Any]", show_default: bool) -> inspect.Parameter:
     kind, option = get_args(field.type)
     if isinstance(option, Setting):
         option = typer.Option(**asdict(option))
     if not show_default:
         option = copy(option)
         option.show_default = False
-    default = inspect.Parameter.empty if required or field.default is MISSING else field.default
+    default = inspect.Parameter.empty if field.default is MISSING else field.default
     return inspect.Parameter(
         field.name,
         inspect.Parameter.KEYWORD_ONLY,

@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -29,6 +30,8 @@ slots.json --max-tokens 128
 Paraphrases: tasc task create reword --model ./my-model --template 'say: {input}\\n' --stop '\\n'
 --temperature 0.8 --top-p 0.95
 
+What `LLM.save` of Python wrote, with its draft index: tasc task create tickets --from ./ticket-task
+
 Then: tasc ingest tickets train.jsonl; tasc build-index tickets"""
 _CHANGES = """\
 A longer answer: tasc task set tickets --max-tokens 64
@@ -45,11 +48,20 @@ An earlier version: tasc task show tickets; tasc task use tickets 1"""
 
 
 @task_app.command("create", epilog=_EXAMPLES)
-@grouped(required=("model", "template"))
+@grouped()
 def task_create(
     *,
     name: Task,
     options: TaskOptions,
+    from_: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            help="Folder that `LLM.save` wrote: all options of the task and its draft index. "
+            "Without it, --model and --template must be given.",
+            show_default="none",
+        ),
+    ] = None,
     replace: Annotated[
         bool,
         typer.Option(
@@ -61,12 +73,17 @@ def task_create(
     store: StoreOptions,
 ) -> None:
     """Register a task, after checking that its model supports what the options ask for."""
-    from tasc_jobs.tasks.register import create
-    from tasc_jobs.tasks.shown import registered
+    from tasc_jobs.tasks.register import create, create_from
+    from tasc_jobs.tasks.shown import registered, taken
 
+    lines = ""
     with store.open() as url:
-        new = create(TaskStore(connect(url)), name, options, replace)
-    print(f"{name} version {new.version}{registered(new)}")
+        if from_ is None:
+            new = create(TaskStore(connect(url)), name, options, replace)
+        else:
+            new, saved, artifact = create_from(connect(url), name, from_, options, replace)
+            lines = taken(name, saved, artifact)
+    print(f"{name} version {new.version}{registered(new)}{lines}")
     _note_ranking(new.record)
 
 

@@ -28,11 +28,13 @@ class TaskOptions:
     """What was given on the command line; None where an option was not."""
 
     model: Annotated[
-        str | None, typer.Option(help="Folder or Hugging Face name of the base model.")
+        str | None, _option("Folder or Hugging Face name of the base model.", "that of --from")
     ] = None
     template: Annotated[
         str | None,
-        typer.Option(help=r"Prompt with {input} where the row's input goes; \n is a line break."),
+        _option(
+            r"Prompt with {input} where the row's input goes; \n is a line break.", "that of --from"
+        ),
     ] = None
     adapter: Annotated[str | None, _option("LoRA adapter of PEFT, folder or name.", "none")] = None
     adapters: Annotated[

@@ -2,13 +2,26 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
+
+import redis
 
 from tasc_jobs.errors import UsageError
+from tasc_jobs.index.publish import publish_index
 from tasc_jobs.tasks.model_folders import BaseModel, check_adapter, check_drafter
 from tasc_jobs.tasks.options import TaskOptions
-from tasc_jobs.tasks.values import GROUPS, Values, defaults, flat, given_values, record_of
+from tasc_jobs.tasks.values import (
+    GROUPS,
+    Values,
+    defaults,
+    flat,
+    given_values,
+    option,
+    record_of,
+)
+from tasc_runtime.data.saved_task import SavedTask
 from tasc_runtime.sampling_options import guide_of
-from tasc_store import TaskRecord, TaskStore, UnknownTask
+from tasc_store import Artifact, ArtifactStore, TaskRecord, TaskStore, UnknownTask
 from tasc_store.keys import checked_task
 from tasc_text import PromptTemplate, resolve_folder
 
@@ -36,19 +49,55 @@ def create(store: TaskStore, name: str, options: TaskOptions, replace: bool) -> 
         replace: Whether a task of that name gets a new version, of these options alone.
 
     Raises:
-        UsageError: The task is there, or a value is refused.
+        UsageError: The task is there, or a value is missing or refused.
     """
-    try:
-        checked_task(name)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-    newest = _newest_version(store, name)
-    if newest and not replace:
+    newest = _replaceable(store, name, replace)
+    values = given_values(options)
+    if missing := [option(needed) for needed in ("model", "template") if needed not in values]:
         raise UsageError(
-            f"task {name} is there already, at version {newest}; change it with `tasc task set "
-            f"{name}`, or make a new version of these options alone with --replace"
+            f"{' and '.join(missing)} must be given, or --from with a folder of `LLM.save`"
         )
-    return _put(store, {"name": name, **given_values(options)}, newest)
+    return _put(store, {"name": name, **values}, newest)
+
+
+def create_from(
+    client: redis.Redis, name: str, folder: Path, options: TaskOptions, replace: bool
+) -> tuple[Registered, SavedTask, Artifact | None]:
+    """Register the task of a folder that `LLM.save` wrote, and make its index the current one.
+
+    Args:
+        replace: Whether a task of that name gets a new version.
+
+    Returns:
+        What was registered, what the folder holds, and the published index; None for the index of
+        a task that was saved without a corpus, which is not published.
+
+    Raises:
+        ServiceError: The folder is not what `LLM.save` writes.
+        UsageError: The task is there, an option differs from the folder, or a value is refused.
+        StoreError: Redis fails. The task may be registered without the index by then.
+    """
+    store = TaskStore(client)
+    newest = _replaceable(store, name, replace)
+    saved = SavedTask.read(folder)
+    # The index that was saved is this task's own, whichever corpus it was built from.
+    values: Values = {**flat(saved.record), "name": name, "corpus": None}
+    if differ := [option(n) for n, value in given_values(options).items() if value != values[n]]:
+        raise UsageError(
+            f"--from {folder} has other values than {', '.join(differ)}; leave these options out, "
+            f"and change the task afterwards with `tasc task set {name}`"
+        )
+    found = BaseModel.open(values["model"], values["revision"]).tokenizer.fingerprint
+    if found != saved.record.fingerprint:
+        raise UsageError(
+            f"--from {folder} was saved with tokenizer {saved.record.fingerprint}, the model at "
+            f"{values['model']} has {found} now; save the task again"
+        )
+    registered = _put(store, values, newest)
+    if not saved.index.corpus.documents:
+        return registered, saved, None
+    artifacts = ArtifactStore(client, name, found)
+    return registered, saved, publish_index(artifacts, saved.index, corpus_rows=0)
 
 
 def change(
@@ -85,11 +134,25 @@ def _put(store: TaskStore, values: Values, newest: int) -> Registered:
     return Registered(store.put(record, after=newest), record, longest)
 
 
-def _newest_version(store: TaskStore, name: str) -> int:
+def _replaceable(store: TaskStore, name: str, replace: bool) -> int:
+    """The newest version of a task, which may be replaced; 0 where there is no such task.
+
+    Raises:
+        UsageError: Nothing can have that name, or the task is there and may not be replaced.
+    """
     try:
-        return store.versions(name)[-1]
+        checked_task(name)
+        newest = store.versions(name)[-1]
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     except UnknownTask:
         return 0
+    if not replace:
+        raise UsageError(
+            f"task {name} is there already, at version {newest}; change it with `tasc task set "
+            f"{name}`, or make a new version of these options alone with --replace"
+        )
+    return newest
 
 
 def _reset(unset: Iterable[str]) -> Values:

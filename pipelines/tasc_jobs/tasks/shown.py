@@ -7,7 +7,8 @@ from typing import Any
 
 from tasc_jobs.tasks.register import Registered
 from tasc_jobs.tasks.values import NEURAL, flat
-from tasc_store import Newest, TaskRecord, TaskStore
+from tasc_runtime.data.saved_task import SavedTask
+from tasc_store import Artifact, Newest, TaskRecord, TaskStore
 
 _MOST_IN_TABLE, _MOST_IN_CHANGE = 300, 40  # characters
 _QUOTED = ("template", "regex", "stop")
@@ -98,6 +99,22 @@ def registered(new: Registered) -> str:
         return ""
     words = "label" if labels == 1 else "labels"
     return f"; {labels} {words}, the longest {new.longest_label} tokens with its end"
+
+
+def taken(name: str, saved: SavedTask, artifact: Artifact | None) -> str:
+    """What became of a saved task's index, rows and engine settings; each line begins with \\n."""
+    if artifact is None:
+        lines = "\nno index: the task was saved without a corpus"
+    else:
+        lines = (
+            f"\nindex version {artifact.version} is current: "
+            f"{saved.index.corpus.documents:,} outputs\nnot taken: the rows of the corpus, which "
+            f"the folder does not have; `tasc ingest` them before `tasc build-index {name}`"
+        )
+    if engine := saved.engine.model_dump(exclude_defaults=True):
+        settings = ", ".join(f"{field}: {value}" for field, value in engine.items())
+        lines += f"\nnot taken: the engine's settings; give `tasc serve` engine: {{{settings}}}"
+    return lines
 
 
 def _past(past: Past) -> str:

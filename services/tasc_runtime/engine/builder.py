@@ -33,10 +33,24 @@ from tasc_text import PromptTemplate, TaskTokenizer, resolve_folder
 
 
 def device_of(device: str, gpus: float) -> str:
-    """Resolve ``auto``: a GPU only if this process was given one, whatever else is visible."""
-    if device != "auto":
-        return device
-    return "cuda" if gpus > 0 and torch.cuda.is_available() else "cpu"
+    """Resolve ``auto``: a GPU only if this process was given one, whatever else is visible.
+
+    Raises:
+        ValueError: There is no such device.
+    """
+    if device == "auto":
+        return "cuda" if gpus > 0 and torch.cuda.is_available() else "cpu"
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"device is {device!r}; use auto, cpu, cuda, cuda:0 ...") from error
+    visible = torch.cuda.device_count()
+    if found.type == "cuda" and (found.index or 0) >= visible:
+        raise ValueError(
+            f"device is {device!r}, and torch {torch.__version__} sees {visible} GPUs; use auto or "
+            "cpu, or look at the driver and CUDA_VISIBLE_DEVICES"
+        )
+    return device
 
 
 def model_source(record: TaskRecord, device: str) -> ModelSource:
@@ -72,13 +86,18 @@ class Proposers:
         """The service's own settings over those tuned with the index, or over the record's."""
         return dataclasses.replace(index.settings or record.draft, **self._overrides)
 
-    def make(self, record: TaskRecord, index: DraftIndex) -> NgramProposer:
+    def make(
+        self, record: TaskRecord, index: DraftIndex, settings: DraftSettings | None = None
+    ) -> NgramProposer:
         """A proposer without rows; takes its memory, and compiles what is new, here.
+
+        Args:
+            settings: Unset: those of `settings`.
 
         Raises:
             ValueError: These settings cannot draft from this index.
         """
-        settings = self.settings(record, index)
+        settings = settings or self.settings(record, index)
         of_row = settings.num_speculative_tokens
         if of_row and record.neural:  # a drafter beside fills its trees, in all rows at once
             of_row = max(of_row, record.neural.nodes)
@@ -195,7 +214,7 @@ class EngineBuilder:
         )
         target = Target.load(source, config)
         if index is None:
-            index = DraftIndex.empty(tokenizer.fingerprint, tokenizer.vocab_size)
+            index = self._empty
         draft = options.get("draft")
         self._proposers = Proposers(draft, config, target.vocab_size, tokenizer.eos_ids)
         self.proposer = self._proposers.make(record, index)
@@ -275,8 +294,25 @@ class EngineBuilder:
         return self.drafter.name(self.proposer) if self.drafter else mixture
 
     @property
+    def _empty(self) -> DraftIndex:
+        return DraftIndex.empty(self.tokenizer.fingerprint, self.tokenizer.vocab_size)
+
+    @property
     def index_bytes(self) -> int:
         return self.proposer.index.nbytes if self.artifact else 0
+
+    def draft_from(self, index: DraftIndex | None, settings: DraftSettings | None = None) -> None:
+        """Draft as if nothing had been answered yet; call it between two steps.
+
+        Args:
+            index: None: prompts and answers alone.
+            settings: Unset: those of the index or the record.
+
+        Raises:
+            ValueError: These settings cannot draft from this index.
+        """
+        self.proposer = self._proposers.make(self.record, index or self._empty, settings)
+        self.engine.draft_by(self._drafted_by(self.proposer))
 
     def proposer_for(self, record: TaskRecord, index: DraftIndex) -> NgramProposer | None:
         """What drafts as record and index say, made on any thread; None: what is there does.
