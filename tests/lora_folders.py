@@ -16,11 +16,14 @@ WEIGHTS = "adapter_model.safetensors"
 
 
 def make_adapter(base: Path, folder: Path, seed: int = 0, **config: Any) -> Path:
-    """A random adapter that changes answers; without a configuration, of all linear layers."""
+    """A random adapter that changes answers; without a configuration, of all linear layers.
+
+    With ``init_lora_weights=True`` it is as new, and changes nothing.
+    """
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    config = {"target_modules": "all-linear", **config}
-    lora = LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, **config)
+    config = {"target_modules": "all-linear", "init_lora_weights": False, **config}
+    lora = LoraConfig(task_type="CAUSAL_LM", **config)
     get_peft_model(model, lora).save_pretrained(folder)
     return folder
 

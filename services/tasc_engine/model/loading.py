@@ -4,6 +4,7 @@ Weights come from safetensors alone: nothing pickled is ever read. It knows no r
 """
 
 import logging
+import re
 import sys
 import warnings
 from collections.abc import Mapping
@@ -12,10 +13,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 from transformers.utils import logging as transformers_logging
 
-from tasc_engine.errors import UnsupportedModel
+from tasc_engine.errors import UnsupportedModel, is_out_of_memory
 from tasc_engine.lora.adapter_files import read_adapter, safe_weights
 
 DTYPES = {
@@ -25,6 +27,7 @@ DTYPES = {
     "float16": torch.float16,
 }
 Quantization = Literal["nf4", "int8"]
+_LORA = re.compile(r"\.lora_[AB]\.")
 
 
 @dataclass(frozen=True)
@@ -175,5 +178,25 @@ def _adapted(model: Any, folder: Path, merge: bool) -> Any:
     with warnings.catch_warnings():
         # peft 0.21 asks transformers 5.23 by an older name.
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
-        adapted = PeftModel.from_pretrained(model, str(folder))
+        warnings.filterwarnings("ignore", "Found missing adapter keys")  # refused below
+        try:
+            adapted = PeftModel.from_pretrained(model, str(folder))
+        except (RuntimeError, ValueError) as error:
+            if is_out_of_memory(error):
+                raise
+            raise _unfit(folder, str(error)) from error
+        # peft drops weights of layers that the model has not, and fills in those that are missing.
+        wanted = {name.replace(".default", "") for name, _ in adapted.named_parameters()}
+        with safe_open(safe_weights(folder), "pt") as file:
+            own = set(file.keys())
+        if odd := sorted(name for name in wanted ^ own if _LORA.search(name)):
+            whose = "the model" if odd[0] in own else "the adapter"
+            raise _unfit(folder, f"{whose} has no {odd[0]}")
         return adapted.merge_and_unload() if merge else adapted.base_model.model
+
+
+def _unfit(folder: Path, reason: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"the adapter in {folder} is another model's ({' '.join(reason.split())[:200]}); name the "
+        "model that it was trained for, or another adapter"
+    )

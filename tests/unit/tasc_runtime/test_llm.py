@@ -12,14 +12,17 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pydantic import ValidationError
+from safetensors.torch import load_file, save_file
 
 import tasc_serve
+from lora_folders import WEIGHTS, cut, make_adapter
 from support import eventually, refused
 from tasc_draft import DraftSettings
+from tasc_engine import EngineError
 from tasc_runtime.errors import FileError, ServiceError
 from tasc_runtime.llm import LLM
 from tasc_runtime.sampling_options import FieldError
+from tasc_text import TextError
 from tiny import SENTENCES, make_folder
 
 TEMPLATE = "say: {input}\n"
@@ -132,6 +135,46 @@ def test_what_is_no_corpus_is_refused(folder: Path, tmp_path: Path) -> None:
         LLM(folder, corpus=file, **SIZES)
 
 
+@pytest.mark.parametrize(
+    ("options", "kind", "named"),
+    [
+        ({"model": "./nowhere"}, TextError, "./nowhere"),
+        ({"adapter": "./nowhere"}, TextError, "./nowhere"),
+        ({"template": "say it"}, ValueError, "{input}"),
+        ({"device": "cuda:99"}, ValueError, "cuda:99"),
+        ({"device": "gpu"}, ValueError, "'gpu'"),
+        ({"dtype": "int4"}, ValueError, "int4"),
+        ({"rows": 0}, ValueError, "rows is 0"),
+        ({"adaptor": "a"}, ValueError, "did you mean adapter?"),
+        ({"tensor_parallel_size": 2}, ValueError, "there are adapter"),
+        ({"choices": ["a"], "regex": "a"}, ValueError, "regex"),
+        ({"draft": DraftSettings(n_max=3), "corpus": "absent.jsonl"}, FileError, "absent.jsonl"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_opened_is_named(folder: Path, options: Any, kind: Any, named: str) -> None:
+    with refused(kind, named):
+        LLM(**{"model": folder, **SIZES, **options})
+
+
+def test_an_adapter_of_another_model_is_refused(folder: Path, tmp_path: Path) -> None:
+    names = ("narrow", "deep", "shallow", "odd")
+    narrow, deep, shallow, odd = (make_adapter(folder, tmp_path / name) for name in names)
+    cut(narrow)
+    tensors = load_file(deep / WEIGHTS)
+    first = {name: tensor for name, tensor in tensors.items() if "layers.1" not in name}
+    save_file(first, shallow / WEIGHTS)
+    third = {name.replace("layers.0", "layers.2"): tensor.clone() for name, tensor in first.items()}
+    save_file(tensors | third, deep / WEIGHTS)
+    other = make_folder(tmp_path / "other", "gpt_neox")
+    for model, adapter in ((folder, narrow), (folder, deep), (folder, shallow), (other, odd)):
+        with refused(EngineError, str(adapter)):
+            LLM(model, adapter=adapter, **SIZES)
+        if adapter != shallow:
+            with refused(EngineError, "adapter a"):
+                LLM(model, adapters={"a": adapter}, **SIZES)
+
+
 def test_a_saved_folder_answers_and_drafts_alike(llm: LLM, tmp_path: Path) -> None:
     llm.save(tmp_path / "task")
     loaded = LLM.load(tmp_path / "task", rows=1)
@@ -150,7 +193,7 @@ def test_a_folder_of_something_else_is_refused(content: str, tmp_path: Path) -> 
 
 def test_a_wrong_keyword_is_not_blamed_on_the_folder(llm: LLM, tmp_path: Path) -> None:
     llm.save(tmp_path)
-    with pytest.raises(ValidationError):
+    with refused(ValueError, "rowz", "mean rows?"):
         LLM.load(tmp_path, rowz=3)
     (tmp_path / "index.tasc").unlink()
     with refused(ServiceError, "llm.json"):
@@ -183,8 +226,31 @@ def test_inputs_may_be_any_iterable_of_texts_or_of_token_ids(plain, expected: li
     for one in (INPUTS[0], ids[0], np.array(ids[0])):
         assert [answer.text for answer in plain.generate(one)] == expected[:1]  # type: ignore[arg-type]
     assert plain.generate([]) == []
+
+
+@pytest.mark.parametrize(
+    ("inputs", "named"),
+    [(5, "5"), (None, "None"), (b"ab", "b'ab'"), (["a", 5], "input 1 is 5"), ([1, "a"], "input 0"),
+     ([["a"]], "input 0 has 'a'"), ([{"role": "user"}], "input 0"), ([1.5], "input 0 is 1.5")],
+)  # fmt: skip
+def test_what_is_neither_text_nor_token_ids_is_named(plain: LLM, inputs: Any, named: str) -> None:
+    with refused(FieldError, named):
+        plain.generate(inputs)
     with pytest.raises(FieldError):
-        plain.generate(["a", 5])  # type: ignore[list-item]
+        plain.stream(inputs)
+
+
+def test_it_drafts_from_another_index_without_what_was_answered(llm: LLM, expected: Any) -> None:
+    index = llm.index
+    for other in (None, index):
+        llm.draft_from(other)
+        runs = []
+        for _ in range(2):
+            llm.draft_from(other)
+            assert [answer.text for answer in llm.generate(INPUTS)] == expected
+            runs.append(llm.summary())
+        assert runs[0].accepted_by_source == runs[1].accepted_by_source
+        assert ("corpus" in runs[0].accepted_by_source) == (other is index)
 
 
 @pytest.mark.parametrize(
