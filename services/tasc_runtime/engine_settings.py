@@ -17,7 +17,7 @@ class Section(BaseModel):
 class EngineSettings(Section):
     """One engine: rows decoded together, context, prefill, threads."""
 
-    rows: int = Field(8, ge=1, le=256, description="b, the number of rows decoded together.")
+    rows: int = Field(8, ge=1, le=4096, description="b, the number of rows decoded together.")
     max_model_len: int | None = Field(
         None,
         ge=8,

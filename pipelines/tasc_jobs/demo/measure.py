@@ -14,10 +14,8 @@ import httpx
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
-from tasc_engine import GenerationResult
 from tasc_jobs.errors import JobError
-from tasc_runtime.engine.builder import EngineBuilder
-from tasc_runtime.protocol import Call
+from tasc_runtime.llm import LLM
 
 CONCURRENCY = 16
 
@@ -167,15 +165,19 @@ def over_http(
     return runs, counted
 
 
-def engine_alone(
-    worker: EngineBuilder, inputs: Sequence[str], progress: Callable[[int], None]
-) -> Runs:
+def engine_alone(llm: LLM, inputs: Sequence[str], progress: Callable[[int], None]) -> Runs:
     """Runs of an engine in this process, all rows handed over at once."""
     runs: Runs = {False: [], True: []}
     for draft in (False, True):
-        _answer(worker, inputs[:WARM_UP_ROWS], draft, lambda rows: None)
+        llm.generate(inputs[:WARM_UP_ROWS], draft=draft, progress=False)
     for draft in ORDER:
-        runs[draft].append(_answer(worker, inputs, draft, progress))
+        began = time.perf_counter()
+        answers = llm.generate(inputs, draft=draft, progress=False)
+        seconds = time.perf_counter() - began
+        latencies = [a.seconds - a.queued for a in answers]
+        tokens = sum(len(a.tokens) for a in answers)
+        runs[draft].append(HttpRun([a.text for a in answers], tokens, seconds, latencies))
+        progress(len(inputs))
     return runs
 
 
@@ -187,22 +189,3 @@ def latency_ms(runs: Sequence[HttpRun]) -> dict[str, float]:
     """p50, p95 and p99 of all requests of the runs, milliseconds."""
     all_ms = 1000 * np.concatenate([r.latencies for r in runs])
     return {f"p{p}": round(float(np.percentile(all_ms, p)), 2) for p in (50, 95, 99)}
-
-
-def _answer(
-    worker: EngineBuilder, inputs: Sequence[str], draft: bool, progress: Callable[[int], None]
-) -> HttpRun:
-    calls = (Call(str(i), text, templated=True, draft=draft) for i, text in enumerate(inputs))
-    results: dict[int, GenerationResult] = {}
-    began = time.perf_counter()
-    for result in worker.engine.generate(worker.request(call) for call in calls):
-        results[int(result.id)] = result
-        progress(1)
-    seconds = time.perf_counter() - began
-    ordered = [results[i] for i in range(len(inputs))]
-    return HttpRun(
-        [r.text for r in ordered],
-        sum(len(r.tokens) for r in ordered),
-        seconds,
-        [r.timings.total - r.timings.queued for r in ordered],
-    )

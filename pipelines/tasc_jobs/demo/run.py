@@ -25,8 +25,8 @@ from tasc_jobs.ray_local import local_ray
 from tasc_jobs.serve import run_service, say_of_task
 from tasc_jobs.statistics.task_statistics import STAGES as STATISTICS_STAGES
 from tasc_jobs.statistics.task_statistics import CorpusStatistics, corpus_statistics
-from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine_settings import DraftOverrides, EngineSettings
+from tasc_runtime.llm import LLM
 from tasc_runtime.progress import Progress, Stages, note
 from tasc_serve import app
 from tasc_serve.http import ray_proxy
@@ -37,7 +37,7 @@ _BAR_CELLS = 30
 TASK = "massive_en"
 EXAMPLE = "wake me up at nine am on friday"
 ROWS = 256
-ENGINE = EngineSettings(rows=8, max_model_len=512, torch_threads=1)
+ENGINE = EngineSettings(rows=8, max_model_len=512, torch_threads=1, device="cpu")
 # The same rows are asked several times: answers of before must not be drafted from.
 FORGETFUL = DraftOverrides(recent_tokens=0)
 
@@ -170,9 +170,9 @@ def _measure(url: str, base: str) -> dict[str, Any]:
     inputs, truth = [r["input"] for r in rows], [r["output"] for r in rows]
     with Progress("answers over HTTP", len(measure.ORDER) * len(rows)) as bar:
         http, counters = measure.over_http(base, TASK, inputs, bar.advance)
-    worker = EngineBuilder.of_task(connect(url), TASK, ENGINE, draft=FORGETFUL)
+    llm = LLM.from_task(TASK, url, draft=FORGETFUL, **ENGINE.model_dump())
     with Progress("answers by the engine alone", len(measure.ORDER) * len(rows)) as bar:
-        engine = measure.engine_alone(worker, inputs, bar.advance)
+        engine = measure.engine_alone(llm, inputs, bar.advance)
     plain = http[False][0].texts
     others = [r.texts for runs in (http, engine) for side in runs.values() for r in side]
     identical = sum(len({p, *rest}) == 1 for p, *rest in zip(plain, *others, strict=True))

@@ -5,25 +5,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
-from tasc_draft import DraftIndex, DraftSettings, NgramProposer, build_learnt_index
-from tasc_engine import (
-    Engine,
-    EngineConfig,
-    EngineError,
-    GenerationRequest,
-    GenerationResult,
-    ModelSource,
-    Target,
-)
+from tasc_draft import DraftIndex, DraftSettings
+from tasc_engine import EngineError, GenerationRequest, GenerationResult, ModelSource
 from tasc_engine.model.loading import max_positions
 from tasc_jobs.errors import JobError
 from tasc_jobs.task_inputs import GenerationSettings
-from tasc_runtime.data.local_corpus import encode
+from tasc_runtime.data.local_corpus import learnt_index
 from tasc_runtime.engine.builder import DEFAULT_MODEL_LEN
+from tasc_runtime.llm import LLM
 from tasc_store import CorpusRow
-from tasc_text import TaskTokenizer
 
 _NO_DRAFTS = DraftSettings(num_speculative_tokens=0, neighbours=0, recent_tokens=0)
 WARM_UP_ROWS = 32
@@ -62,43 +52,40 @@ class MeasuredModel:
     """
 
     def __init__(self, source: ModelSource, generation: GenerationSettings, setup: Setup) -> None:
-        self.tokenizer = TaskTokenizer.from_folder(source.folder)
         self._generation = generation
-        torch.set_num_threads(setup.threads)
         try:
             longest = max_positions(source.folder)
-            length = min(setup.max_model_len or DEFAULT_MODEL_LEN, longest)
-            self.config = EngineConfig(setup.rows, length, prefix_cache_bytes=0)
-            self._target = Target.load(source, self.config)
+            self._llm = LLM(
+                source.folder,
+                adapter=source.adapter,
+                dtype=source.dtype,
+                quantization=source.quantization,
+                device=source.device,
+                rows=setup.rows,
+                max_model_len=min(setup.max_model_len or DEFAULT_MODEL_LEN, longest),
+                prefix_cache_bytes=0,
+                cost_aware=False,
+                torch_threads=setup.threads,
+            )
         except (EngineError, OSError, ValueError) as error:
             raise JobError(f"cannot load {source.folder}: {error}") from error
-        if self.tokenizer.vocab_size > self._target.vocab_size:
+        self.tokenizer, self._engine = self._llm.tokenizer, self._llm.engine
+        self.config = self._engine.config
+        if self.tokenizer.vocab_size > self._engine.vocab_size:
             raise JobError(
                 f"the tokenizer of {source.folder} has {self.tokenizer.vocab_size} ids and its "
-                f"model {self._target.vocab_size}; name a model that `tasc finetune` made with it"
+                f"model {self._engine.vocab_size}; name a model that `tasc finetune` made with it"
             )
-        self._empty = DraftIndex.empty(self.tokenizer.fingerprint, self.tokenizer.vocab_size)
-        plain = self._proposer(self._empty, _NO_DRAFTS)
-        self._engine = Engine(self._target, self.tokenizer, plain, self.config)
+        self.draft_from(None)
 
     def index(self, rows: Sequence[CorpusRow]) -> DraftIndex:
         """A draft index of a task's rows, with weights learnt on some of them."""
-        found = encode(rows, self.tokenizer, self._generation.template)
-        return build_learnt_index(
-            found.outputs,
-            found.prompts,
-            fingerprint=self.tokenizer.fingerprint,
-            vocab_size=self.tokenizer.vocab_size,
-            eos_id=self.tokenizer.eos_id,
-            settings=self._generation.draft,
-            word_starts=self.tokenizer.word_starts,
-            canonical=self.tokenizer.canonical,
-        )
+        template, settings = self._generation.template, self._generation.draft
+        return learnt_index(rows, self.tokenizer, template, settings)
 
     def draft_from(self, index: DraftIndex | None) -> None:
         """Draft as if nothing had been answered yet; without an index, not at all."""
-        made = self._proposer(index, self._generation.draft) if index else None
-        self._engine.draft_by(made or self._proposer(self._empty, _NO_DRAFTS))
+        self._llm.draft_from(index, self._generation.draft if index else _NO_DRAFTS)
 
     def prompts(self, inputs: Sequence[str]) -> list[Prompt]:
         """Of the inputs whose prompts leave room for an answer."""
@@ -138,16 +125,6 @@ class MeasuredModel:
             if result.finish_reason == "error":
                 raise JobError(f"row {result.id} was not answered: {result.error}")
             yield int(result.id), result
-
-    def _proposer(self, index: DraftIndex, settings: DraftSettings) -> NgramProposer:
-        return NgramProposer(
-            settings,
-            rows=self.config.rows,
-            capacity=self.config.max_model_len,
-            vocab_size=self._target.vocab_size,
-            eos_ids=self.tokenizer.eos_ids,
-            index=index,
-        )
 
 
 @dataclass(frozen=True)

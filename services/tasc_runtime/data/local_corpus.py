@@ -152,6 +152,30 @@ def _joined(parts: list[Tokens]) -> Tokens:
     )
 
 
+def learnt_index(
+    rows: Iterable[CorpusRow],
+    tokenizer: TaskTokenizer,
+    template: PromptTemplate,
+    settings: DraftSettings,
+) -> DraftIndex:
+    """The draft index of rows, with weights learnt on some of them.
+
+    Args:
+        settings: Of the proposer that will draft from it.
+    """
+    found = encode(rows, tokenizer, template)
+    return build_learnt_index(
+        found.outputs,
+        found.prompts,
+        fingerprint=tokenizer.fingerprint,
+        vocab_size=tokenizer.vocab_size,
+        eos_id=tokenizer.eos_id,
+        settings=settings,
+        word_starts=tokenizer.word_starts,
+        canonical=tokenizer.canonical,
+    )
+
+
 def local_index(
     rows: Sequence[CorpusRow],
     tokenizer: TaskTokenizer,
@@ -159,13 +183,11 @@ def local_index(
     settings: DraftSettings,
     folder: Path | None = None,
 ) -> DraftIndex:
-    """The draft index of rows, weights learnt on some of them; built once for the same content.
+    """`learnt_index`, built once for the same content.
 
     Args:
-        settings: Of the proposer that will draft from it.
         folder: Where indexes are kept, for a month after their last use; unset:
-            `default_index_dir`. A folder that cannot be written
-            to is logged, and nothing is kept.
+            `default_index_dir`. A folder that cannot be written to is logged, and nothing is kept.
 
     Raises:
         ValueError: There are no rows.
@@ -182,17 +204,7 @@ def local_index(
             return index
         except (DraftError, OSError) as error:
             log.warning("%s cannot be used (%s); it is built again", path, error)
-    found = encode(rows, tokenizer, template)
-    index = build_learnt_index(
-        found.outputs,
-        found.prompts,
-        fingerprint=tokenizer.fingerprint,
-        vocab_size=tokenizer.vocab_size,
-        eos_id=tokenizer.eos_id,
-        settings=settings,
-        word_starts=tokenizer.word_starts,
-        canonical=tokenizer.canonical,
-    )
+    index = learnt_index(rows, tokenizer, template, settings)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_index(index, path)
