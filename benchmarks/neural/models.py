@@ -22,7 +22,7 @@ from benchmarks.neural.bench_neural import KINDS
 from tasc_engine import ModelSource
 from tasc_engine.drafting.neural.card import CARD, Kind
 from tasc_engine.drafting.neural.ranking import Origin, Ranking
-from tasc_jobs.demo.tasks import HERE, MODEL
+from tasc_jobs.demo.tasks import ADAPTERS, MODEL
 from tasc_jobs.demo.tasks import TASKS as SHIPPED
 from tasc_jobs.drafter.answers import TargetAnswer, make_answers
 from tasc_jobs.drafter.hyperparameters import DrafterSettings
@@ -36,7 +36,7 @@ from tasc_store import CorpusRow
 from tasc_text import TaskTokenizer
 
 # Tasks that the shipped model knows, and its adapters for them.
-_SHIPPED = {task: HERE / "adapters" / task for task in SHIPPED} | {"clinc150": None}
+_SHIPPED = {task: ADAPTERS / task for task in SHIPPED} | {"clinc150": None}
 _ROWS, _EPOCHS = 1100, 3  # of the fine-tunes for other tasks
 _SMALL = {"layers": 2, "hidden": 128}  # the shape of an independent drafter for these targets
 

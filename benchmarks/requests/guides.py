@@ -17,7 +17,7 @@ from benchmarks.common import Figure, read_rows
 from benchmarks.requests.bench_requests import Options
 from benchmarks.requests.engines import Drafted, guides_timed, load, prompts
 from tasc_engine import GenerationRequest, GuideSpec, Sampling
-from tasc_jobs.demo.tasks import HERE, TEMPLATES, read_split
+from tasc_jobs.demo.tasks import ADAPTERS, TEMPLATES, read_split
 from tasc_text import PromptTemplate
 
 MASK_SHARE = 0.05
@@ -59,7 +59,7 @@ def choices(options: Options) -> tuple[list[Figure], dict[str, Any]]:
 
 
 def _labelled(task: Labelled, options: Options) -> tuple[list[Figure], dict[str, Any]]:
-    adapter = HERE / "adapters" / task.adapter if task.adapter else None
+    adapter = ADAPTERS / task.adapter if task.adapter else None
     ours = Drafted(load(adapter=adapter), task.train)
     test = task.test[: options.rows]
     ids = prompts([prompt for prompt, _ in test])

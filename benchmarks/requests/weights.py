@@ -10,7 +10,7 @@ from benchmarks.requests.bench_requests import Options
 from benchmarks.requests.engines import Drafted, Run, load, prompts
 from tasc_engine import GenerationRequest
 from tasc_engine.model.loading import ModelSource, load_model
-from tasc_jobs.demo.tasks import HERE, MODEL, TASKS, TEMPLATES, read_split
+from tasc_jobs.demo.tasks import ADAPTERS, MODEL, TASKS, TEMPLATES, read_split
 from tasc_jobs.evaluate.quality import IntentQuality, intent_quality
 from tasc_text import PromptTemplate
 
@@ -23,7 +23,7 @@ def adapters(options: Options) -> tuple[list[Figure], dict[str, Any]]:
 
     Half of the rows are of each task. Nothing is drafted, so that only the forward differs.
     """
-    folders = tuple((task, HERE / "adapters" / task) for task in TASKS)
+    folders = tuple((task, ADAPTERS / task) for task in TASKS)
     both = Drafted(load(adapters=folders), [("a", "a")])
     merged = {task: Drafted(load(adapter=folder), [("a", "a")]) for task, folder in folders}
     requests = _requests(options.rows)
@@ -72,7 +72,7 @@ def nf4(options: Options) -> tuple[list[Figure], dict[str, Any]]:
     examples = [(render(r["input"]), r["output"]) for r in train]
     runs: dict[str, Run] = {}
     for name in ("nf4", None):
-        adapter = HERE / "adapters" / TASK
+        adapter = ADAPTERS / TASK
         ours = Drafted(load(dtype="bfloat16", quantization=name, adapter=adapter), examples)
         runs[f"{name}"] = ours.run(requests)
         runs[f"{name} plain"] = ours.run(requests, draft=False)

@@ -7,7 +7,7 @@ from tasc_store import TaskRecord
 from tasc_text import TaskTokenizer
 
 HERE = Path(__file__).resolve().parent
-MODEL = HERE / "tasc-demo-7m"
+MODEL, ADAPTERS = HERE / "tasc-demo-7m", HERE / "adapters"
 TEMPLATES = {
     "massive_en": "intent and slots: {input}\n",
     "pos_ewt": "part of speech: {input}\n",
@@ -21,7 +21,7 @@ def demo_record(task: str) -> TaskRecord:
     return TaskRecord(
         name=task,
         model=str(MODEL),
-        adapter=str(HERE / "adapters" / task),
+        adapter=str(ADAPTERS / task),
         fingerprint=TaskTokenizer.from_folder(MODEL).fingerprint,
         template=TEMPLATES[task],
         max_tokens=256,

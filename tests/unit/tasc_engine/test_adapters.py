@@ -39,7 +39,7 @@ from tasc_engine.model import target as target_module
 from tasc_engine.model.cuda_graphs import GraphedForward, Limits
 from tasc_engine.model.loading import ModelSource
 from tasc_engine.model.target import Target
-from tasc_jobs.demo.tasks import HERE, MODEL, TASKS
+from tasc_jobs.demo.tasks import ADAPTERS, MODEL, TASKS
 from tiny import make_folder
 
 # Norm of the difference over that of the logits. What is added is rounded by itself instead of with
@@ -232,7 +232,7 @@ def test_a_layer_that_is_given_some_tokens_only_is_refused() -> None:
     "dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow("compiles for seconds"))]
 )
 def test_the_shipped_adapters_in_one_batch_say_what_each_merged_says(dtype: str) -> None:
-    folders = [HERE / "adapters" / task for task in TASKS]
+    folders = [ADAPTERS / task for task in TASKS]
     named = tuple(zip(TASKS, folders, strict=True))
     target = Target.load(ModelSource(MODEL, dtype=dtype, adapters=named), CONFIG)
     assert_merged_alike(target, (MODEL, (folders[0], folders[1])), dtype)

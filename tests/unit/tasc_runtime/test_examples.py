@@ -1,0 +1,33 @@
+"""The scripts of `examples`: each does what its first line says, on the shipped model."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+ALARM = "intent: alarm_set, slot fills: {time: "
+SAID = {
+    "generate": [f"{ALARM}nine am, date: friday}}", "tokens a forward"],
+    "stream": [f"{ALARM}two hours"],
+    "guided_choice": ["friday: intent: alarm_set (", "jazz: intent: play_music ("],
+    "own_corpus": ["same answers: True", "forward passes: "],
+    "adapters": ["DET NOUN ", "intent: play_music, slot fills: {"],
+}
+
+
+def test_every_script_is_run_and_short() -> None:
+    scripts = {path.stem: path.read_text().splitlines() for path in EXAMPLES.glob("*.py")}
+    assert scripts.keys() == SAID.keys()
+    assert all(len(lines) <= 25 for lines in scripts.values())
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_a_script_does_what_it_says(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(EXAMPLES / f"{name}.py"))
+    out = capsys.readouterr().out
+    for said in SAID[name]:
+        assert said in out
