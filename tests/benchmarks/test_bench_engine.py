@@ -45,6 +45,13 @@ def test_costs_that_were_measured_beside_busy_loops_are_mended(tmp_path: Path) -
     assert set(json.loads((tmp_path / "costs.json").read_text())["measured"]) >= {"load", "at"}
 
 
+@pytest.mark.slow("benchmark smoke")
+def test_llm_generate_answers_as_the_engines_loop() -> None:
+    found = record(run("engine/llm_overhead.py", "--rows", "16", "--repeats", "1"))
+    assert [figure["bar"] for figure in found["figures"]] == [0.02, 0]
+    assert found["figures"][1]["value"] == 0
+
+
 def test_every_other_repeat_is_in_reverse_order() -> None:
     called: list[str] = []
     runs = {name: lambda name=name: called.append(name) or len(called) for name in "abc"}

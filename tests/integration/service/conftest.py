@@ -1,13 +1,15 @@
 """One running service for all tests of this folder: two tasks, one corpus, two tokenizers."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from ray import serve
-from serving import ALPHA, BETA, MODEL_LEN, Service, Task, make_task
+from serving import ADAPTERS, ALPHA, BETA, MODEL_LEN, Service, Task, make_task
 
 import tiny
+from lora_folders import make_adapter
 from tasc_jobs.index.build import build_and_publish
 from tasc_serve import app
 from tasc_serve.settings import ServeSettings
@@ -19,7 +21,11 @@ ROWS, QUEUED = 4, 10
 
 @pytest.fixture(scope="session")
 def tasks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Task]:
-    return {name: make_task(tmp_path_factory.mktemp(name), name) for name in (ALPHA, BETA)}
+    made = {name: make_task(tmp_path_factory.mktemp(name), name) for name in (ALPHA, BETA)}
+    base = Path(made[BETA].record.model)
+    places = [(name, str(make_adapter(base, base / name, **how))) for name, how in ADAPTERS.items()]
+    record = replace(made[BETA].record, adapters=tuple(places))
+    return {**made, BETA: replace(made[BETA], record=record)}
 
 
 @pytest.fixture(scope="session")
