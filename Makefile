@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 export OMP_WAIT_POLICY ?= PASSIVE
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: help demo test test-all serve check fix docs docs-pages coverage repeat faults chaos soak bench-env bench-model clean
+.PHONY: help demo test test-all test-lowest serve check fix docs docs-pages coverage repeat faults chaos soak bench-env bench-model clean
 .DEFAULT_GOAL := help
 
 .venv/.installed: pyproject.toml constraints.txt
@@ -18,6 +18,20 @@ test: .venv/.installed ## run the tests that daily work can break; minutes
 
 test-all: .venv/.installed ## run all tests: clusters, kills, long schedules and benchmarks, too
 	.venv/bin/pytest -n 2 --all
+
+# Parts that call every dependency: model, drafts, guides, store, jobs on Ray Data, and a service with its gateway.
+SMOKE := unit/test_imports.py unit/tasc_text unit/tasc_store unit/tasc_serve unit/tasc_runtime unit/tasc_draft/test_draft_rows.py \
+  $(addprefix unit/tasc_engine/test_, engine.py loading.py adapters.py guides_grammar.py guides_choice.py) \
+  $(addprefix unit/tasc_jobs/test_, rows.py command_line.py statistics.py finetune.py) \
+  integration/store integration/jobs/test_index_job.py integration/jobs/test_corpus_statistics.py integration/service/test_answers.py
+
+.bench/lowest/.installed: pyproject.toml
+	rm -rf .bench/lowest && $(PYTHON) -m venv .bench/lowest
+	$(PYTHON) benchmarks/suite/lowest.py > .bench/lowest/constraints.txt
+	.bench/lowest/bin/pip install --quiet --disable-pip-version-check --constraint .bench/lowest/constraints.txt --editable '.[dev]' && touch $@
+
+test-lowest: .bench/lowest/.installed ## run a part of the tests with the lowest version of each dependency, in an environment of its own
+	NUMBA_CACHE_DIR=$(CURDIR)/.bench/lowest/numba .bench/lowest/bin/pytest -n 2 -W default $(addprefix tests/, $(SMOKE))
 
 serve: .venv/.installed ## keep the demo service running on port 8000
 	@exec .venv/bin/tasc demo --serve
