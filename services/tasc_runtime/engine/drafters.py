@@ -80,14 +80,14 @@ class NeuralMetrics:
         names, values = tuple(labels), tuple(labels.values())
         self._sizes = Histogram(
             "tasc_active_vocabulary_tokens",
-            "Tokens that the drafter could draft, per drafted step and row.",
+            "Size of the drafter's vocabulary, per drafted step and row.",
             names,
             buckets=SIZES,
             registry=registry,
         ).labels(*values)
         off = Gauge(
             "tasc_neural_drafting_off",
-            "1 once the drafter has been switched off until a restart, by why.",
+            "1 if the drafter is switched off until a restart, by reason.",
             (*names, "reason"),
             registry=registry,
         )

@@ -21,7 +21,7 @@ class BatchMetrics:
         make = Series(registry, {})
         self._requests = make.counters(
             "tasc_batch_requests",
-            "Requests of batches that were done, by whether they were answered or failed.",
+            "Finished requests of batches, by result.",
             *("task", "result"),
         )
         self._ended = make.counters(
@@ -36,7 +36,7 @@ class BatchMetrics:
         )
         self._failures = make.counters(
             "tasc_batch_engine_failures",
-            "Batches that a worker gave back since its engines failed, through no fault of theirs.",
+            "Batches that a worker returned because its engines failed.",
             "task",
         )
         self._in_progress = make.gauges(
@@ -44,7 +44,7 @@ class BatchMetrics:
         )
         self._running = make.gauges(
             "tasc_batch_rows_running",
-            "Requests of a batch that the worker's engines have in hand.",
+            "Requests of a batch that are in the worker's engines.",
             "task",
         )
 

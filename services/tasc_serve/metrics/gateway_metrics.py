@@ -39,7 +39,7 @@ class GatewayMetrics:
         )
         self._request_seconds = make.histograms(
             "tasc_http_request_duration_seconds",
-            "First byte of the request to last byte of the answer.",
+            "Time from the first byte of a request to the last byte of its answer.",
             E2E_S,
             "task",
         )
@@ -57,7 +57,7 @@ class GatewayMetrics:
         )
         self._limited = make.counters(
             "tasc_rate_limited",
-            "Requests answered 429, by whose limit they met: the key's or the task's.",
+            "Requests answered with 429, by limit: of the key or of the task.",
             *("task", "limit"),
         )
         self._failovers = make.counters(

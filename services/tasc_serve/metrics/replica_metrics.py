@@ -207,21 +207,25 @@ class ReplicaMetrics:
         self._make_index(make)
 
     def _make_steps(self, make: Series) -> None:
-        self._steps = make.counter("tasc_verify_steps", "Target forwards of a whole batch.")
+        self._steps = make.counter(
+            "tasc_verify_steps", "Forward passes of the target for a whole batch."
+        )
         self._paused_steps = make.counter(
-            "tasc_drafting_paused_steps", "Steps without drafts because those before did not pay."
+            "tasc_drafting_paused_steps",
+            "Steps without drafts because earlier drafts did not pay off.",
         )
         self._draft_failures = make.counter(
-            "tasc_draft_failures", "Proposer calls that raised, and drafts that were no trees."
+            "tasc_draft_failures", "Proposer calls that failed, and invalid drafts."
         )
         self._row_steps = make.counter(
-            "tasc_row_steps", "Target forwards of one row that could emit: block efficiency's base."
+            "tasc_row_steps",
+            "Forward passes of rows that could emit: the denominator of block efficiency.",
         )
         self._prompt_tokens = make.counter(
-            "tasc_prompt_tokens", "Prompt tokens that entered the cache by a forward."
+            "tasc_prompt_tokens", "Prompt tokens computed by forward passes."
         )
         self._shared_tokens = make.counter(
-            "tasc_prefix_cache_hits", "Prompt tokens copied from a beginning that another had."
+            "tasc_prefix_cache_hits", "Prompt tokens copied from the prefix cache."
         )
         self._generation_tokens = make.counter(
             "tasc_generation_tokens",
@@ -231,18 +235,25 @@ class ReplicaMetrics:
             "tasc_bonus_tokens", "Emitted tokens that the target chose itself."
         )
         self._forced_tokens = make.counter(
-            "tasc_forced_tokens", "Emitted tokens that had no forward: a guide allowed no other."
+            "tasc_forced_tokens",
+            "Emitted tokens without a forward pass, because a guide allowed no other.",
         )
-        self._draft_seconds = make.histogram("tasc_draft_seconds", "Proposing, per step.", _DRAFT_S)
+        self._draft_seconds = make.histogram(
+            "tasc_draft_seconds", "Time to propose drafts, per step.", _DRAFT_S
+        )
         self._guide_seconds = make.histogram(
-            "tasc_guide_seconds", "Asking guides what may come, per step.", _DRAFT_S
+            "tasc_guide_seconds",
+            "Time to compute the tokens that guides allow, per step.",
+            _DRAFT_S,
         )
         self._verify_seconds = make.histogram(
-            "tasc_verify_seconds", "The target's forward until its tokens are read.", _VERIFY_S
+            "tasc_verify_seconds",
+            "Time of a forward pass of the target until its tokens are read.",
+            _VERIFY_S,
         )
         self._cost_error = make.gauge(
             "tasc_step_cost_error_ratio",
-            "By how much forwards take longer or shorter than the step costs say, a mean.",
+            "Mean relative difference between measured step costs and the times of real steps.",
         )
 
     def _make_drafts(self, make: Series) -> None:
@@ -258,27 +269,31 @@ class ReplicaMetrics:
             ),
         )
         self._accepted = _TokensBySource(
-            make.counters(name + "accepted_tokens", "Draft tokens emitted, no bonus.", "source"),
+            make.counters(
+                name + "accepted_tokens", "Accepted draft tokens, without bonus tokens.", "source"
+            ),
             make.counters(
                 name + "accepted_tokens_per_pos",
-                "Draft tokens emitted at a position.",
+                "Accepted draft tokens at a position.",
                 *("source", "position"),
             ),
         )
 
     def _make_requests(self, make: Series) -> None:
         success = make.counters(
-            "tasc_request_success", "Requests that ended, by how.", "finished_reason"
+            "tasc_request_success", "Answered requests, by finish reason.", "finished_reason"
         )
         self._finished = {reason: success(reason) for reason in get_args(FinishReason)}
         self._first_token = make.histogram(
-            "tasc_time_to_first_token_seconds", "Arrival to first token.", _FIRST_TOKEN_S
+            "tasc_time_to_first_token_seconds",
+            "Time from arrival to the first token.",
+            _FIRST_TOKEN_S,
         )
         self._e2e = make.histogram(
-            "tasc_e2e_request_latency_seconds", "Arrival to the end of the answer.", E2E_S
+            "tasc_e2e_request_latency_seconds", "Time from arrival to the end of the answer.", E2E_S
         )
         self._queued = make.histogram(
-            "tasc_request_queue_time_seconds", "Arrival to a free row.", _QUEUE_S
+            "tasc_request_queue_time_seconds", "Time from arrival to a free row.", _QUEUE_S
         )
         self._inter_token = make.histogram(
             "tasc_inter_token_latency_seconds",
@@ -289,13 +304,13 @@ class ReplicaMetrics:
         self._waiting = make.gauge("tasc_num_requests_waiting", "Requests in the queue.")
         self._kv_ratio = make.gauge(
             "tasc_kv_cache_usage_ratio",
-            "Part of the KV cache that requests hold for their longest answers.",
+            "Share of the KV cache that requests reserve for their longest answers.",
         )
 
     def _make_index(self, make: Series) -> None:
         self._index_info = make.gauges(
             "tasc_draft_index_info",
-            "1 for the draft index in use; versions are numbered for each tokenizer anew.",
+            "1 for the draft index in use; versions are numbered per tokenizer.",
             "fingerprint",
             "version",
         )
@@ -308,7 +323,9 @@ class ReplicaMetrics:
             "tasc_draft_index_built_timestamp_seconds",
             "When the draft index in use was built, in seconds since the epoch.",
         )
-        self._swaps = make.counter("tasc_index_swaps", "Draft indexes swapped in while running.")
+        self._swaps = make.counter(
+            "tasc_index_swaps", "Number of times a running replica took another draft index."
+        )
 
     def observe_step(self, record: StepRecord) -> None:
         """Count one step. Called on the step loop: some tens of microseconds.

@@ -204,7 +204,7 @@ class TaskStore:
     def _unknown(self, name: str) -> str:
         known = self.names()
         more = f" and {len(known) - _SHOWN_NAMES} more" if len(known) > _SHOWN_NAMES else ""
-        listed = ", ".join(known[:_SHOWN_NAMES]) or "none yet"
+        listed = ", ".join(known[:_SHOWN_NAMES]) or "none yet, `tasc task create` makes one"
         return f"no task {name!r} at {self._url}; known tasks: {listed}{more}"
 
 
