@@ -84,7 +84,7 @@ class _Run:
 
     def rest(self) -> Call:
         """The call for the next replica: what is still to be answered, in the time that is left."""
-        if not self.losses:
+        if not self.losses and self.record_version == self.call.record_version:
             return self.call
         timeout_s = self.call.timeout_s
         left = timeout_s and max(timeout_s - (time.monotonic() - self.began), 0)
