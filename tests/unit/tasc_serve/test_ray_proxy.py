@@ -108,8 +108,8 @@ class Told(BaseHTTPRequestHandler):
 
 
 def test_a_gateway_is_told_when_a_request_came_and_by_nobody_else(tmp_path: Path) -> None:
-    port = free_port()
     with ThreadingHTTPServer(("127.0.0.1", 0), Told) as gateway:
+        port = free_port()  # not before: the gateway could get the same
         threading.Thread(target=gateway.serve_forever, daemon=True).start()
         with running(rays(tmp_path, "127.0.0.1", port, f"127.0.0.1:{gateway.server_port}")):
             url = f"http://127.0.0.1:{port}/v1/models"
