@@ -3,12 +3,19 @@ PYTHON ?= python3.11
 export OMP_WAIT_POLICY ?= PASSIVE
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: help demo test test-all test-lowest serve check fix docs docs-pages coverage repeat faults chaos soak bench-env bench-model clean
+.PHONY: help demo test test-all test-lowest test-clients serve check fix docs docs-pages coverage repeat faults chaos soak bench-env bench-model clean
 .DEFAULT_GOAL := help
 
+PIP := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+# uv is several times as fast as pip, and shows what is left. It would take torch's CUDA build, of 3 GB, also where pip is
+# offered the CPU's, so pip installs torch. Where uv does not work, pip does the rest.
 .venv/.installed: pyproject.toml constraints.txt
-	@echo 'installing packages into .venv; one to ten minutes, and nothing is said meanwhile' >&2
-	$(PYTHON) -m venv .venv && .venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' && touch $@
+	@echo 'installing 140 packages into .venv: first torch, half a minute and more without a word' >&2
+	$(PYTHON) -m venv .venv && .venv/bin/python $(PIP) torch
+	.venv/bin/python $(PIP) uv && .venv/bin/uv pip install --system-certs --python .venv/bin/python --constraint constraints.txt \
+	  --editable '.[dev]' || .venv/bin/python $(PIP) --editable '.[dev]'
+	@touch $@
 
 demo: .venv/.installed ## run the main job on real data, end to end
 	@exec .venv/bin/tasc demo
@@ -33,6 +40,9 @@ SMOKE := unit/test_imports.py unit/tasc_text unit/tasc_store unit/tasc_serve uni
 test-lowest: .bench/lowest/.installed ## run a part of the tests with the lowest version of each dependency, in an environment of its own
 	NUMBA_CACHE_DIR=$(CURDIR)/.bench/lowest/numba .bench/lowest/bin/pytest -n 2 -W default $(addprefix tests/, $(SMOKE))
 
+test-clients: .venv/.installed ## run real clients against the demo service and write the table in the docs; installs them at the first run, 1.2 GB
+	.venv/bin/python benchmarks/clients/bench_clients.py
+
 serve: .venv/.installed ## keep the demo service running on port 8000
 	@exec .venv/bin/tasc demo --serve
 
@@ -43,7 +53,7 @@ fix: .venv/.installed ## format and mend what can be mended by machine
 	.venv/bin/ruff check --fix . && .venv/bin/ruff format .
 
 .venv/.docs: .venv/.installed
-	.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]' && touch $@
+	.venv/bin/python $(PIP) --editable '.[docs]' && touch $@
 
 docs: .venv/.docs ## build the documentation as a site in build/docs; a broken link is an error
 	@rm -rf build/pages && mkdir -p build/pages
