@@ -183,13 +183,16 @@ def mended(config: str, page: Path, *, keep_log: bool = False) -> str:
 
     Statistics and exporter, which listen on all interfaces, are removed. HAProxy's own errors
     become `GONE`. Each request gets the header `ARRIVAL`. Gateways of this node are preferred,
-    since other nodes may be cut off, and are called at the address that they listen on.
+    since other nodes may be cut off, and are called at the address that they listen on. Nothing is
+    spliced: with that, HAProxy 2.8 does not tell a gateway that its client has left, and takes all
+    processor time until the answer is there.
 
     Args:
         page: A file with the error.
         keep_log: Keep the lines by which it tells the system's log of every request.
     """
     config = re.sub(r"(?m)^(frontend prometheus|listen stats)\n(?:[ \t].*\n)*", "", config)
+    config = re.sub(r"(?m)^\s+option splice-\w+\n", "", config)
     config = re.sub(r"(?m)^(\s+errorfile 50[234]) .*$", rf"\1 {page}", config)
     config = re.sub(
         r"(?m)^(\s+http-request return status) 404 .*Path .* not found.*$",

