@@ -1,12 +1,30 @@
-"""The chart in the README is what its command draws from the committed results."""
+"""The chart in the README is what its command draws from results that the figures' page has."""
 
+import re
 from xml.etree import ElementTree
 
-from benchmarks.chart import IMAGE, read, svg
+from benchmarks.chart import IMAGE, ROOT, read, svg
 
 
 def test_the_image_is_what_the_command_draws_from_the_results():
     assert IMAGE.read_text("utf-8") == svg(read()), "run `python benchmarks/chart.py`"
+
+
+def speed_ups(text: str) -> set[tuple[float, float]]:
+    """Least and greatest of ranges such as 1.73-2.25, and of single ones such as 1.71 x twice."""
+    ranges = re.findall(r"(\d+\.\d+)-(\d+\.\d+)", text)
+    singles = re.findall(r"(?<![\d.-])(\d+\.\d+) x", text)
+    return {(float(a), float(b)) for a, b in [*ranges, *zip(singles, singles, strict=True)]}
+
+
+def test_the_page_of_figures_has_every_speed_up_of_the_chart_and_the_readme():
+    results = read()
+    known = speed_ups((ROOT / results.source).read_text("utf-8"))
+    drawn = {(run.least, run.greatest) for run in results.runs}
+    shown = speed_ups((ROOT / "README.md").read_text("utf-8"))
+    assert len(shown) >= 3
+    assert drawn <= known
+    assert shown <= known
 
 
 def test_it_names_machine_model_and_b_of_each_run_and_bars_are_as_long_as_their_figures():

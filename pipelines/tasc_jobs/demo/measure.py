@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import httpx
 import numpy as np
@@ -18,6 +18,7 @@ from tasc_jobs.errors import JobError
 from tasc_runtime.llm import LLM
 
 CONCURRENCY = 16
+_ACCEPTED = "tasc_spec_decode_num_accepted_tokens_total"
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,11 @@ class HttpRun:
 
 @dataclass(frozen=True)
 class Counters:
-    """Drafting counters of a service, summed over sources; lists are by draft position."""
+    """Drafting counters of a service, summed over sources; lists are by draft position.
+
+    Attributes:
+        by_source: Accepted tokens by the source that drafted them.
+    """
 
     row_steps: float
     generation_tokens: float
@@ -47,6 +52,7 @@ class Counters:
     bonus_tokens: float
     drafted: list[float]
     accepted: list[float]
+    by_source: dict[str, float] = field(default_factory=dict)
 
     def since(self, before: "Counters") -> "Counters":
         return Counters(
@@ -56,6 +62,10 @@ class Counters:
             self.bonus_tokens - before.bonus_tokens,
             _minus(self.drafted, before.drafted),
             _minus(self.accepted, before.accepted),
+            {
+                source: self.by_source.get(source, 0) - before.by_source.get(source, 0)
+                for source in self.by_source | before.by_source
+            },
         )
 
     def plus(self, other: "Counters") -> "Counters":
@@ -82,19 +92,23 @@ def read_counters(base: str, task: str) -> Counters:
     """The service's counters for one task, from ``/metrics``."""
     sums: dict[str, float] = defaultdict(float)
     by_position: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    by_source: dict[str, float] = defaultdict(float)
     for family in text_string_to_metric_families(httpx.get(f"{base}/metrics", timeout=10).text):
         for sample in family.samples:
             if sample.labels.get("task") == task:
                 sums[sample.name] += sample.value
+                if sample.name == _ACCEPTED:
+                    by_source[sample.labels["source"]] += sample.value
                 if "position" in sample.labels:
                     by_position[sample.name][int(sample.labels["position"])] += sample.value
     return Counters(
         sums["tasc_row_steps_total"],
         sums["tasc_generation_tokens_total"],
-        sums["tasc_spec_decode_num_accepted_tokens_total"],
+        sums[_ACCEPTED],
         sums["tasc_bonus_tokens_total"],
         _listed(by_position["tasc_spec_decode_num_drafts_per_pos_total"]),
         _listed(by_position["tasc_spec_decode_num_accepted_tokens_per_pos_total"]),
+        dict(by_source),
     )
 
 

@@ -13,15 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as RichTable
 
 from tasc_jobs.demo import measure
-from tasc_jobs.demo.measure import DemoFigures, latency_ms, tokens_per_second
+from tasc_jobs.demo.measure import DemoFigures, HttpRun, latency_ms, tokens_per_second
 from tasc_jobs.demo.tasks import TASKS, data_file, demo_record, read_split
 from tasc_jobs.evaluate.quality import IntentQuality, intent_quality
 from tasc_jobs.index.build import NOTES, STAGES, build_and_publish
 from tasc_jobs.index.ingest import ingest
 from tasc_jobs.ray_local import local_ray
+from tasc_jobs.report.document import Bars, Curve, Lines, ReportDocument, Table, show
+from tasc_jobs.report.web_page import check_writable, write_html
 from tasc_jobs.serve import run_service, say_of_task
 from tasc_jobs.statistics.task_statistics import STAGES as STATISTICS_STAGES
 from tasc_jobs.statistics.task_statistics import CorpusStatistics, corpus_statistics
@@ -33,18 +35,25 @@ from tasc_serve.http import ray_proxy
 from tasc_serve.settings import HttpSettings, ServedTask, ServeSettings
 from tasc_store import TaskStore, connect
 
-_BAR_CELLS = 30
+_SIDES = {
+    "plain": "HTTP, plain",
+    "drafted": "HTTP, drafted",
+    "engine_plain": "engine alone, plain",
+    "engine_drafted": "engine alone, drafted",
+}
 TASK = "massive_en"
 EXAMPLE = "wake me up at nine am on friday"
 ROWS = 256
 ENGINE = EngineSettings(rows=8, max_model_len=512, torch_threads=1, device="cpu")
 # The same rows are asked several times: answers of before must not be drafted from.
 FORGETFUL = DraftOverrides(recent_tokens=0)
+_NEXT = """next: `make serve` keeps a service on port 8000, `tasc task create --help` begins a task
+of your own, and docs/get-started shows both step by step"""
 
 
 def show_statistics(console: Console, task: str, found: CorpusStatistics) -> None:
     """How variable the task is (Tsur et al. 2026, arXiv 2602.24174, Table 1)."""
-    table = Table(title=f"{task}: statistics of the training corpus", title_justify="left")
+    table = RichTable(title=f"{task}: statistics of the training corpus", title_justify="left")
     for heading in ("", "rows", "words", "bigram entropy, bits", "bigrams for 80 %"):
         table.add_column(heading, justify="right" if heading else "left")
     for name, side in (("inputs", found.input), ("outputs", found.output)):
@@ -70,6 +79,7 @@ def summary(measured: DemoFigures, identical: int, quality: IntentQuality) -> di
         "rows": len(measured.http[True][0].texts),
         "identical": identical,
         "block_efficiency": round(measured.counters.block_efficiency, 3),
+        "accepted_by_source": {k: round(v) for k, v in measured.counters.by_source.items() if v},
         "acceptance_by_position": [round(a, 3) for a in measured.counters.acceptance_by_position],
         "tokens_per_second": {k: round(tokens_per_second(v), 1) for k, v in sides.items()},
         "latency_ms": {k: latency_ms(v) for k, v in sides.items()},
@@ -77,36 +87,76 @@ def summary(measured: DemoFigures, identical: int, quality: IntentQuality) -> di
     }
 
 
-def show_summary(console: Console, found: dict[str, Any]) -> None:
-    speeds = found["tokens_per_second"]
-    table = Table(title="plain against drafted", title_justify="left")
-    for heading in ("", "tokens/s", "p50 ms", "p95 ms", "p99 ms"):
-        table.add_column(heading, justify="right" if heading else "left")
-    for side, label in (
-        ("plain", "HTTP, plain"),
-        ("drafted", "HTTP, drafted"),
-        ("engine_plain", "engine alone, plain"),
-        ("engine_drafted", "engine alone, drafted"),
-    ):
-        times = found["latency_ms"][side].values()
-        table.add_row(label, f"{speeds[side]:,.0f}", *(f"{t:.1f}" for t in times))
-    console.print(table)
-    _show_acceptance(console, found["acceptance_by_position"])
-    console.print(
-        f"speed-up            engine {speeds['engine_drafted'] / speeds['engine_plain']:.2f} x, "
-        f"HTTP {speeds['drafted'] / speeds['plain']:.2f} x"
+def demo_page(measured: DemoFigures, found: dict[str, Any]) -> ReportDocument:
+    """Speed, latency, acceptance by position and by source of a run; ``found`` is its `summary`."""
+    speeds, quality = found["tokens_per_second"], found["quality"]
+    sides = {side: _SIDES[side] for side in speeds}
+    of_source = sorted(measured.counters.by_source.items(), key=lambda each: -each[1])
+    emitted = measured.counters.generation_tokens
+    rates = found["acceptance_by_position"]
+    return ReportDocument(
+        f"tasc demo: {found['rows']} test rows of {TASK}",
+        (
+            f"drafting makes the engine {speeds['engine_drafted'] / speeds['engine_plain']:.2f} x "
+            f"as fast, and the service {speeds['drafted'] / speeds['plain']:.2f} x",
+            f"{found['block_efficiency']:.2f} tokens per row and forward pass of the model",
+            "quality: " + ", ".join(f"{k.replace('_', ' ')} {v:.1%}" for k, v in quality.items()),
+            f"identical: {found['identical']}/{found['rows']} answers, drafted and plain",
+        ),
+        (
+            Table.of(
+                "Plain against drafted",
+                (
+                    {"": label, "tokens/s": f"{speeds[side]:,.0f}"}
+                    | {f"{p} ms": f"{ms:.1f}" for p, ms in found["latency_ms"][side].items()}
+                    for side, label in sides.items()
+                ),
+            ),
+            Table.of(
+                "Accepted tokens by the source that drafted them",
+                (
+                    {"source": name, "tokens": f"{n:,.0f}", "of all": f"{n / emitted:.1%}"}
+                    for name, n in of_source
+                    if n
+                ),
+            ),
+            Table.of(
+                "Acceptance by position in the draft",
+                ({"position": str(i), "accepted": f"{r:.1%}"} for i, r in enumerate(rates)),
+            ),
+        ),
+        (
+            Bars("Speed", "tokens/s", tuple((sides[s], speeds[s]) for s in sides), "{:,.0f}"),
+            Lines(
+                "Requests answered within a time, over HTTP",
+                "milliseconds",
+                "% of requests",
+                (
+                    _latencies("plain", measured.http[False]),
+                    _latencies("drafted", measured.http[True]),
+                ),
+            ),
+            Lines(
+                "Acceptance by position in the draft",
+                "position",
+                "accepted / reached",
+                (Curve("drafted", range(len(rates)), rates),),
+            ),
+            Bars(
+                "Accepted tokens by source",
+                "tokens",
+                tuple(e for e in of_source if e[1]),
+                "{:,.0f}",
+            ),
+        ),
+        "Each side answered all rows twice, in the order plain, drafted, drafted, plain. "
+        "Acceptance at a position: drafts accepted there over drafts that reach it.",
     )
-    console.print(f"block efficiency    {found['block_efficiency']:.2f} tokens per row and forward")
-    quality = ", ".join(f"{k.replace('_', ' ')} {v:.1%}" for k, v in found["quality"].items())
-    console.print(f"quality             {quality}")
-    console.print(f"identical: {found['identical']}/{found['rows']}")
 
 
-def _show_acceptance(console: Console, rates: list[float]) -> None:
-    console.print("acceptance by draft position")
-    for position, rate in enumerate(rates):
-        bar = "█" * round(rate * _BAR_CELLS)
-        console.print(f"  {position:>2}  {bar:<{_BAR_CELLS}}  {rate:6.1%}", highlight=False)
+def _latencies(name: str, runs: Sequence[HttpRun]) -> Curve:
+    ms = sorted(1000 * s for run in runs for s in run.latencies)
+    return Curve(name, ms, [100 * (i + 1) / len(ms) for i in range(len(ms))])
 
 
 def prepare(url: str, tasks: Sequence[str], console: Console) -> None:
@@ -138,8 +188,13 @@ def settings(tasks: Sequence[str], port: int, draft: DraftOverrides | None = Non
     )
 
 
-def run_demo(url: str) -> None:
-    """Run the demo; the last line on stdout is a JSON object."""
+def run_demo(url: str, report: Path) -> None:
+    """Run the demo and write its page; the last line on stdout is a JSON object.
+
+    Raises:
+        FileError: The page cannot be written.
+    """
+    check_writable(report)
     console = Console(file=sys.stdout)
     served = settings([TASK], port=0, draft=FORGETFUL)
     with local_ray(environment=partial(ray_proxy.environment, served.http)):
@@ -147,13 +202,15 @@ def run_demo(url: str) -> None:
         note(f"starting the service, {ray_proxy.in_words(served.http)} ...")
         try:
             base = app.start(served, url, on_note=partial(say_of_task, note))
-            found = _measure(url, base)
+            measured, found = _measure(url, base)
         finally:
             with suppress(Exception):  # what brought us here is the error to show
                 app.stop()
-    show_summary(console, found)
-    console.file.flush()
-    print(json.dumps(found))
+    page = demo_page(measured, found)
+    write_html(page, report)
+    show(page)
+    print(f"\nplots: {report}\n{_NEXT}")
+    print(json.dumps(found), flush=True)
 
 
 def serve_demo(url: str, port: int, wait: Callable[[], None]) -> None:
@@ -165,7 +222,7 @@ def serve_demo(url: str, port: int, wait: Callable[[], None]) -> None:
         run_service(served, url, wait, EXAMPLE)
 
 
-def _measure(url: str, base: str) -> dict[str, Any]:
+def _measure(url: str, base: str) -> tuple[DemoFigures, dict[str, Any]]:
     rows = read_split(TASK, "test")[:ROWS]
     inputs, truth = [r["input"] for r in rows], [r["output"] for r in rows]
     with Progress("answers over HTTP", len(measure.ORDER) * len(rows)) as bar:
@@ -176,5 +233,5 @@ def _measure(url: str, base: str) -> dict[str, Any]:
     plain = http[False][0].texts
     others = [r.texts for runs in (http, engine) for side in runs.values() for r in side]
     identical = sum(len({p, *rest}) == 1 for p, *rest in zip(plain, *others, strict=True))
-    found = measure.DemoFigures(http, engine, counters)
-    return summary(found, identical, intent_quality(plain, truth))
+    measured = DemoFigures(http, engine, counters)
+    return measured, summary(measured, identical, intent_quality(plain, truth))

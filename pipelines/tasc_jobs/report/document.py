@@ -55,11 +55,12 @@ class Lines:
 
 @dataclass(frozen=True)
 class Bars:
-    """A plot of named values, which may be negative."""
+    """A plot of named values, which may be negative; ``form`` is how each is written."""
 
     title: str
     x_label: str
     bars: tuple[tuple[str, float], ...]
+    form: str = "{:,.1f}"
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ def _draw_lines(axes: Axes, plot: Lines) -> None:
 def _draw_bars(axes: Axes, plot: Bars) -> None:
     names, values = zip(*plot.bars, strict=True)
     drawn = axes.barh(names, values, height=0.6)
-    axes.bar_label(drawn, [f"{value:+.3f}" for value in values], padding=3)
+    axes.bar_label(drawn, [plot.form.format(value) for value in values], padding=3)
     axes.axvline(0, color="gray", linewidth=1)
     axes.invert_yaxis()
     axes.margins(x=0.15)

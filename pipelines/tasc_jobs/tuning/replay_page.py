@@ -81,6 +81,7 @@ def tune_page(task: str, tuned: Tuned, summary: Sequence[str]) -> ReportDocument
     acceptance = [("as chosen", found)]
     marked = [("chosen", tuned.chosen), *(("", trial) for trial in tuned.trials)]
     tried = [_tried_row(mark, trial) for mark, trial in marked]
+    gains = tuple((each.source, each.gain) for each in tuned.worths)
     return ReportDocument(
         f"Tuning of {task}",
         tuple(summary),
@@ -90,7 +91,7 @@ def tune_page(task: str, tuned: Tuned, summary: Sequence[str]) -> ReportDocument
             acceptance_table(ACCEPTED, acceptance),
         ),
         (
-            Bars("Gain by source", _GAIN, tuple((w.source, w.gain) for w in tuned.worths)),
+            Bars("Gain by source", _GAIN, gains, "{:+.3f}"),
             efficiency_plot(_lines(tuned)),
             acceptance_plot(acceptance),
         ),
