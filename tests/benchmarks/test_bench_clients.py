@@ -1,0 +1,79 @@
+"""The matrix of clients: which cases there are, what counts as passed, and one client for real."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripts import run
+
+from benchmarks.clients.bench_clients import BEGIN, CLIENTS, PAGE, Client, Found
+from benchmarks.clients.bench_clients import install as install_client
+from benchmarks.clients.bench_clients import run as run_client
+
+FIRST = {"system message", "streaming events", "structured output", "echo", "unknown model"}
+SCRIPT = """
+from cases import ANSWER, case, run
+import time
+case("same", lambda: ANSWER)
+case("other", lambda: "else")
+case("class", lambda: 1, int)
+case("no such class", lambda: "1", int)
+case("error", lambda: int("x"), ValueError, "'x'")
+case("no error", lambda: 1, ValueError)
+case("nameless error", lambda: int("x"), ValueError, "model")
+case("other error", lambda: {}["x"], ValueError)
+case("late", lambda: time.sleep(60), None, limit_s=0.05)
+case("prints", lambda: print("not JSON") or {"rows": 3}, dict)
+run()
+"""
+
+
+def test_every_client_has_cases_and_the_page_tells_of_it() -> None:
+    table = PAGE.read_text("utf-8").partition(BEGIN)[2]
+    names = [case for client in CLIENTS for case in client.cases]
+    assert len(names) >= 60
+    for client in CLIENTS:
+        assert len(set(client.cases)) == len(client.cases) > 0
+        assert f"| `{client.name}` |" in table
+
+
+def test_a_case_passes_only_as_expected(tmp_path: Path) -> None:
+    script = tmp_path / "with_any.py"
+    script.write_text(SCRIPT)
+    folder = CLIENTS[0].script.parent
+    done = subprocess.run(
+        [sys.executable, script], env={"PYTHONPATH": str(folder)}, capture_output=True, text=True
+    )
+    told: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
+    passed = [each["case"] for each in told if each["passed"]]
+    assert passed == ["same", "class", "error", "prints"]
+    assert len(told) == 10
+    assert told[-1]["found"] == {"rows": 3}
+
+
+def test_what_does_not_install_or_ends_early_counts_as_not_passed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.clients.bench_clients.HOMES", tmp_path)
+    client = Client("openai-node", ("openai",))
+    with monkeypatch.context() as without_npm:
+        without_npm.setenv("PATH", str(tmp_path))
+        missing = Found(trouble=install_client(client))
+    assert missing.trouble
+    run_client(client, missing, "http://127.0.0.1:9")
+    ended = Found()
+    run_client(CLIENTS[0], ended, "http://127.0.0.1:9", python="/bin/false")
+    for found, of in ((missing, client), (ended, CLIENTS[0])):
+        assert len(found.failed) == len(found.cases) == len(of.cases)
+
+
+@pytest.mark.slow("it starts the demo service")
+def test_the_openai_client_works_with_the_demo_service() -> None:
+    done = run("clients/bench_clients.py", "--only", "openai", "--python", sys.executable)
+    found = json.loads(done.stdout.splitlines()[-1])
+    told = found["clients"]["openai"]["cases"]
+    assert [each["case"] for each in told] == CLIENTS[0].cases
+    assert {each["case"] for each in told if each["passed"]} >= FIRST
