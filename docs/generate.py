@@ -1,10 +1,12 @@
-"""Writes the reference pages that are made of the code: commands, settings and metrics.
+"""Writes the reference pages that are made of the code: commands, settings, metrics
+and fields of requests.
 
-python docs/generate.py            # write docs/reference/{cli,settings,metrics}.md
+python docs/generate.py            # write docs/reference/{cli,settings,metrics,request-fields}.md
 python docs/generate.py --check    # write nothing; exit code 1 if a page is stale
 """
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,6 +27,7 @@ from tasc_draft.settings import RANGES
 from tasc_jobs.cli.main import app
 from tasc_runtime.engine.drafters import NeuralMetrics
 from tasc_runtime.engine_settings import DraftOverrides
+from tasc_serve.http.schemas import ChatRequest, CompletionRequest, HarmlessFields
 from tasc_serve.metrics.batch_metrics import BatchMetrics
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.metrics.replica_metrics import ReplicaMetrics
@@ -266,6 +269,44 @@ def _metric(metric: MetricWrapperBase) -> tuple[str, str, str, str]:
     return f"`{exported}`", kind, labels, metric._documentation
 
 
+# The body of each endpoint.
+BODIES: Final[Mapping[str, type[HarmlessFields]]] = {
+    "completions": CompletionRequest,
+    "chat": ChatRequest,
+}
+
+
+def fields_page() -> str:
+    """The page of what endpoints do with each field of a request."""
+    names: dict[str, None] = {}
+    for model in BODIES.values():
+        names |= dict.fromkeys([*model.model_fields, *model.unsupported])
+    rows = [
+        (f"`{name}`", *(_treatment(model, name) for model in BODIES.values()))
+        for name in sorted(names)
+    ]
+    lines = [
+        "# Fields of requests",
+        _GENERATED,
+        "What each endpoint does with the fields of OpenAI's API, of vLLM's, and its own. A field "
+        "is **used** as [HTTP API](http-api.md#fields-of-a-request) says; or *ignored*, since "
+        "nothing here could change by it; or refused with the code `unsupported_parameter`, except "
+        "for values that ask for nothing. `null` is always taken. Any other field is refused with "
+        "the code `unknown_parameter`.",
+        _table(("field", *BODIES), rows),
+    ]
+    return "\n\n".join(lines) + "\n"
+
+
+def _treatment(model: type[HarmlessFields], name: str) -> str:
+    if name in model.model_fields:
+        return "*ignored*" if name in HarmlessFields.model_fields else "**used**"
+    if name not in model.unsupported:
+        return ""
+    neutral = " or ".join(f"`{json.dumps(value)}`" for value in model.unsupported[name])
+    return f"refused, except {neutral}" if neutral else "refused"
+
+
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     lines = [head, ("---",) * len(head), *rows]
     cells = ([cell.replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines)
@@ -291,6 +332,7 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "cli.md": cli_page,
     "settings.md": settings_page,
     "metrics.md": metrics_page,
+    "request-fields.md": fields_page,
 }
 
 

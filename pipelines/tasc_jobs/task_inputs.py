@@ -4,18 +4,18 @@ All commands that run or train a model follow one rule: what an option names cou
 record says the rest, and rows come from the files named, else from the task's corpus.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from tasc_draft import DraftSettings
 from tasc_jobs.errors import EmptyCorpusError, UsageError
 from tasc_runtime.data.rows import BadRow, Fields, read_corpus
-from tasc_runtime.models import load_tokenizer
+from tasc_runtime.models import chat_template, load_tokenizer, template_of
 from tasc_store import CorpusRow, CorpusStore, TaskRecord, TaskStore, UnknownTask, connect
-from tasc_text import PromptTemplate, TaskTokenizer, resolve_folder
+from tasc_text import ChatTemplate, PromptTemplate, TaskTokenizer, Template, resolve_folder
 from tasc_text.tokenizer import open_tokenizer
 
 if TYPE_CHECKING:
@@ -31,6 +31,9 @@ class InputOptions:
     Attributes:
         task: Its record says what the others do not.
         template: As typed: ``\\n`` is a line break.
+        chat_template: ``auto`` or a file.
+        system_prompt: Of the chat template.
+        few_shot: File of rows that are the chat template's examples.
         files: Files of rows; without any, the rows are those of the task's corpus.
         limit: Take only so many rows.
     """
@@ -41,6 +44,9 @@ class InputOptions:
     tokenizer: Path | None = None
     eos: str | None = None
     template: str | None = None
+    chat_template: str | None = None
+    system_prompt: str | None = None
+    few_shot: Path | None = None
     max_tokens: int | None = None
     dtype: str | None = None
     device: str = "auto"
@@ -51,7 +57,11 @@ class InputOptions:
     @property
     def names_everything(self) -> bool:
         """Whether neither a task's record nor its corpus is needed."""
-        return bool(self.files and self.model and self.template)
+        return bool(self.files and self.model and self.names_template)
+
+    @property
+    def names_template(self) -> bool:
+        return bool(self.template or self.chat_template)
 
 
 @dataclass(frozen=True)
@@ -64,7 +74,7 @@ class GenerationSettings:
         draft: How it is drafted.
     """
 
-    template: PromptTemplate
+    template: Template
     max_tokens: int = TaskRecord.max_tokens
     stop: tuple[str, ...] = ()
     draft: DraftSettings = DraftSettings()
@@ -99,7 +109,7 @@ class TaskInputs:
             try:
                 record = TaskStore(client).get(options.task)
             except UnknownTask:
-                if not (options.model and options.template):
+                if not (options.model and options.names_template):
                     raise
                 record = None
             if files or not with_rows:
@@ -130,20 +140,31 @@ class TaskInputs:
         return self.record.model, self.record.revision
 
     @property
-    def template(self) -> PromptTemplate:
+    def template(self) -> Template:
         """The prompt.
 
         Raises:
-            UsageError: None is named.
-            TemplateError: It has not exactly one place for the input.
+            UsageError: None is named, or options contradict each other.
+            TemplateError: It cannot be used.
+            ServiceError: transformers cannot read the tokenizer that a chat template needs.
         """
-        if self.options.template is not None:
-            return PromptTemplate(self.options.template.replace("\\n", "\n"))
+        given = self.options
+        if template := named_template(given, lambda: given.tokenizer or self._tokenizer_folder):
+            return template
         if self.record is None:
             raise UsageError(
-                "files do not say how a model is asked; name the prompt with --template"
+                "files do not say how a model is asked; name the prompt with --template or "
+                "--chat-template"
             )
-        return PromptTemplate(self.record.template)
+        if not (given.system_prompt or given.few_shot):
+            return template_of(self.record)
+        if self.record.chat is None:
+            raise UsageError("--system-prompt and --few-shot need --chat-template; give it, too")
+        return changed_turns(self.record.chat, given.system_prompt, given.few_shot)
+
+    @property
+    def _tokenizer_folder(self) -> Path:
+        return resolve_folder(*self.named_model, weights=False)
 
     @property
     def generation(self) -> GenerationSettings:
@@ -201,6 +222,51 @@ class TaskInputs:
             return replace(found, dtype=given.dtype or found.dtype)
         dtype = given.dtype or (record.dtype if record else TaskRecord.dtype)
         return named_source(name, given.adapter, dtype, given.device)
+
+
+class NamesTemplate(Protocol):
+    """Options that name a template, as those of commands do."""
+
+    @property
+    def template(self) -> str | None: ...
+    @property
+    def chat_template(self) -> str | None: ...
+    @property
+    def system_prompt(self) -> str | None: ...
+    @property
+    def few_shot(self) -> Path | None: ...
+
+
+def named_template(options: NamesTemplate, folder: Callable[[], Path]) -> Template | None:
+    """The template that options name; None where they name none.
+
+    Args:
+        folder: Of the tokenizer that a chat template belongs to, or a file in it.
+
+    Raises:
+        UsageError: Both kinds are named.
+        TemplateError, ServiceError, FileError: It cannot be used.
+    """
+    if options.template is not None:
+        if options.chat_template or options.system_prompt or options.few_shot:
+            raise UsageError("--template is given with an option of chat templates; give one kind")
+        return PromptTemplate(options.template.replace("\\n", "\n"))
+    if options.chat_template is None:
+        return None
+    made = chat_template(folder(), options.chat_template)
+    return changed_turns(made, options.system_prompt, options.few_shot)
+
+
+def changed_turns(chat: ChatTemplate, system: str | None, few_shot: Path | None) -> ChatTemplate:
+    """A chat template with another system prompt and other examples, where they are given.
+
+    Raises:
+        FileError, EmptyCorpusError, TemplateError: The examples cannot be used.
+    """
+    shots = chat.shots
+    if few_shot is not None:
+        shots = tuple((r.input, r.output) for r in read_files([few_shot], Fields()).rows)
+    return replace(chat, system=system or chat.system, shots=shots)
 
 
 def named_source(model: str, adapter: str | None, dtype: str, device: str) -> "ModelSource":

@@ -97,7 +97,7 @@ class Engine:
         target.keep_hidden_states(HiddenStateRequest.of(proposer))
         is_eos = np.zeros(target.vocab_size, bool)
         is_eos[[e for e in tokenizer.eos_ids if e < target.vocab_size]] = True
-        self.scheduler = Scheduler(config, target.cache)
+        self.scheduler = Scheduler(config, target.cache, target.vocab_size)
         self._proposer = SafeProposer(proposer, target.vocab_size)
         live = LiveCosts(costs, on_costs) if costs else None
         self._draft_budget = DraftBudget(live, self._most_of_step(proposer))
@@ -126,6 +126,11 @@ class Engine:
     @property
     def vocab_size(self) -> int:
         return self._target.vocab_size
+
+    @property
+    def lean(self) -> bool:
+        """Whether this project's own forward runs the model, not the code of transformers."""
+        return self._target.decoder is not None
 
     @property
     def longest(self) -> int:
@@ -266,6 +271,8 @@ class Engine:
         self._proposer.keep(plan, verified.drafts, accepted, self._target.hidden_states)
         for sequence, size in zip(plan.sequences, np.diff(plan.offsets).tolist(), strict=True):
             sequence.cached += size
+        for sequence, logprobs in zip(plan.sequences, verified.prompt_logprobs, strict=False):
+            sequence.logprobs += logprobs
         sizes = np.diff(verified.drafts.offsets).tolist()
         used = np.zeros(len(plan.emitting), np.int32)
         deltas, all_forced = [], 0

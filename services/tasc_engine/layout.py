@@ -36,6 +36,8 @@ class Feed:
         drafts: Trees behind the last token of each row that may emit.
         moves: ``int64[2, k]`` cache slots to copy from and to before anything is written.
         adapters: ``int32[n]`` the number of each row's adapter, 0 for none; None: none has one.
+        scored: ``int32[n]`` how many of each row's tokens, from the first on, are looked at besides
+            what is looked at anyway; None: none of any row.
     """
 
     firsts: Int64
@@ -46,6 +48,7 @@ class Feed:
     drafts: Drafts
     moves: Int64
     adapters: Int32 | None = None
+    scored: Int32 | None = None
 
 
 def plain_feed(firsts: list[int], start: int, tokens: Int32) -> Feed:
@@ -79,7 +82,7 @@ class StepLayout(Generic[Array]):
             row. 0 for others.
         adapters: ``[N]`` the number of its row's adapter, 0 for none.
         looked_at: ``[M]`` packed indices whose next token is wanted: of each row that may emit its
-            last token, then its draft.
+            last token, then its draft; behind them those of all rows that are scored.
         begins: ``[R + 1]`` where each row's tokens begin.
         firsts: ``[R]`` the cache slot of each row's first token.
         trunks: ``[R]`` tokens of each row before its draft; node b enters ``first + trunk + b``.
@@ -114,6 +117,9 @@ def lay_out(feed: Feed) -> StepLayout[Int64]:
         drafts.depths, drafts.parents, drafts.offsets, own, ids, positions, slots, seen, tree,
         adapters, looked_at, begins, trunks, nodes,
     )  # fmt: skip
+    if feed.scored is not None:
+        places = [np.arange(b, b + k) for b, k in zip(begins, feed.scored, strict=False)]
+        looked_at = np.concatenate((looked_at, *places))
     of_tokens = ids, positions, slots, seen, tree, adapters
     return StepLayout(*of_tokens, looked_at, begins, feed.firsts, trunks, nodes, feed.moves)
 

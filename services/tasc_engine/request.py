@@ -82,6 +82,7 @@ class GenerationRequest:
         guide: What the answer may be; unset: anything.
         logprobs: How many of the likeliest tokens to tell at each place, with their
             log-probabilities and the chosen token's; unset: none of it.
+        prompt_logprobs: Tell these of the prompt's tokens too, from the second one on.
         ignore_eos: Go on behind an end of sequence.
         adapter: Which of the target's adapters answers; unset: none of them.
         committed_ids: Tokens of the answer that another engine has already given. The rest is what
@@ -101,6 +102,7 @@ class GenerationRequest:
     sampling: Sampling = field(default_factory=Sampling)
     guide: GuideSpec | None = None
     logprobs: int | None = None
+    prompt_logprobs: bool = False
     ignore_eos: bool = False
     adapter: str | None = None
     committed_ids: tuple[int, ...] = ()
@@ -121,6 +123,8 @@ class GenerationRequest:
             raise ValueError(
                 f"request {self.id}: logprobs is {self.logprobs}; it goes from 0 to {MOST_LOGPROBS}"
             )
+        if self.prompt_logprobs and self.logprobs is None:
+            raise ValueError(f"request {self.id}: prompt_logprobs needs logprobs; say how many")
         if self.guide and self.ignore_eos:
             raise ValueError(
                 f"request {self.id}: a guided answer ends with its guide; leave ignore_eos out"
@@ -170,7 +174,8 @@ class GenerationResult:
         tokens: Emitted token ids, end-of-sequence included when the model gave it.
         text: The decoded answer, without end-of-sequence and cut before a stop string.
         error: Why the answer broke off, where ``finish_reason`` is ``error``.
-        logprobs: One of each token, where they were asked for; of committed tokens none.
+        logprobs: One of each token, where they were asked for; of committed tokens none. With
+            ``prompt_logprobs`` those of the prompt come first.
         index_version: Of the draft index at its end, from whoever knows versions.
         committed: How many of the tokens another engine gave; timings and acceptance count the
             rest.
@@ -194,7 +199,7 @@ class Delta:
     """Text and tokens one step added to one row; the last one carries the result.
 
     Attributes:
-        logprobs: One of each token, where they were asked for.
+        logprobs: As in the result; those of the prompt come with the first tokens.
     """
 
     id: str

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import torch
 from pydantic import ValidationError
@@ -33,21 +33,28 @@ from tasc_runtime.data.saved_task import SavedTask
 from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine_settings import DraftOverrides, EngineSettings
 from tasc_runtime.errors import ServiceError
+from tasc_runtime.models import chat_template as read_chat
+from tasc_runtime.models import template_of
 from tasc_runtime.progress import Progress, note
 from tasc_runtime.protocol import Call, TokenText, TokenTexts
-from tasc_runtime.sampling_options import UNKNOWN, FieldError, GenerationFields, Top
+from tasc_runtime.sampling_options import UNKNOWN, ChatFields, FieldError, GenerationFields, Top
 from tasc_store import TaskRecord, connect
-from tasc_text import PromptTemplate, TaskTokenizer, resolve_folder
+from tasc_text import Conversation, MessageError, TaskTokenizer, resolve_folder
 
 _PROGRESS_ROWS = 100  # a call with more shows its progress
 
 Input = str | Sequence[int]
+_Options = TypeVar("_Options", bound="Options")
 
 
 class Options(GenerationFields):
     """Keyword arguments of `LLM.generate`: the fields of an HTTP request of the same names."""
 
     logprobs: Top | None = None
+
+
+class ChatOptions(ChatFields, Options):
+    """Keyword arguments of `LLM.chat`, and the messages of one conversation."""
 
 
 @dataclass(frozen=True)
@@ -182,6 +189,10 @@ class LLM:
             ``cache_dir``.
         revision: Branch, tag or commit of a model on the hub.
         template: The prompt, with ``{input}`` once.
+        chat_template: In place of ``template``: ``auto`` for the model's own chat template, a file
+            with one, or its text. An input is then the user message of a conversation.
+        system_prompt: System prompt of conversations that bring none; for a chat template.
+        few_shot: Inputs and answers that each prompt gives as examples; for a chat template.
         stop: A string that ends an answer, or several.
         max_tokens: Most tokens of an answer where a call does not say.
         choices: Labels, one of which is the answer. One of choices, schema and regex may be set.
@@ -199,6 +210,7 @@ class LLM:
         EngineError: The model cannot be decoded exactly here, or the adapter is another model's.
         FileError: A file of the corpus cannot be read, or a line of it gives no row.
         TextError: Model, adapter or tokenizer cannot be found or read.
+        TypeError: The corpus is none of the kinds above.
         ValueError: A value is of the wrong kind or outside its range; there is no such device.
     """
 
@@ -213,6 +225,9 @@ class LLM:
         corpus: Corpus | None = None,
         revision: str | None = None,
         template: str = "{input}",
+        chat_template: str | Path | None = None,
+        system_prompt: str | None = None,
+        few_shot: Sequence[tuple[str, str]] = (),
         stop: str | Sequence[str] = (),
         max_tokens: int = TaskRecord.max_tokens,
         choices: Sequence[str] = (),
@@ -225,7 +240,13 @@ class LLM:
         **engine: Any,
     ) -> None:
         settings = _settings(engine)
-        tokenizer = TaskTokenizer.from_folder(resolve_folder(str(model), revision, weights=False))
+        home = resolve_folder(str(model), revision, weights=False)
+        tokenizer, chat = TaskTokenizer.from_folder(home), None
+        if chat_template is not None:
+            shots = tuple((asked, answer) for asked, answer in few_shot)
+            chat = replace(read_chat(home, str(chat_template)), system=system_prompt, shots=shots)
+        elif system_prompt or few_shot:
+            raise ValueError("system_prompt and few_shot need a chat template; give chat_template")
         record = TaskRecord(
             name=_name_of(model),
             model=_place(model),
@@ -242,12 +263,13 @@ class LLM:
             choices=(choices,) if isinstance(choices, str) else tuple(choices),
             schema=None if schema is None else json.dumps(schema),
             regex=regex,
+            chat=chat,
         )
         index = None
         if corpus is not None:
             rows = list(rows_of(corpus))
-            prompt = PromptTemplate(template)
-            index = local_index(rows, tokenizer, prompt, record.draft, cache_dir)
+            prompts = template_of(record)
+            index = local_index(rows, tokenizer, prompts, record.draft, cache_dir)
         built = EngineBuilder(
             record, 1, settings, tokenizer=tokenizer, index=index, **self._options()
         )
@@ -307,8 +329,14 @@ class LLM:
         `load` opens the folder, and ``tasc task create NAME --from FOLDER`` registers the task with
         its index, so that ``tasc serve`` answers by it. The model is named, not copied: both need
         it at the same place or on the hub. Rows of the corpus are not in the folder.
+
+        Raises:
+            OSError: The folder cannot be written.
         """
-        SavedTask(self.record, self._settings, self.index).write(folder)
+        record, index = self.record, self.index
+        if index.settings:  # those of an index count before the record's
+            index = replace(index, settings=record.draft)
+        SavedTask(record, self._settings, index).write(folder)
 
     def generate(
         self, inputs: Input | Iterable[Input], *, progress: bool | None = None, **options: Any
@@ -341,10 +369,47 @@ class LLM:
                 tokens or is too long; the message says which.
             RuntimeError: Another call is running.
         """
-        asked = _parsed(options)
-        texts = _listed(inputs)
+        return self._answered(_listed(inputs), _parsed(Options, options), progress)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        *,
+        progress: bool | None = None,
+        **options: Any,
+    ) -> Completions:
+        """Answer conversations, in their order; all are checked before the first is answered.
+
+        ```python
+        llm = LLM("./my-chat-model", chat_template="auto", system_prompt="Label the ticket.")
+        llm.chat([{"role": "user", "content": "my card is gone"}])[0].text
+        ```
+
+        Without a chat template, the last user message is the input, and others are not used.
+
+        Args:
+            messages: One conversation or several, each a list of messages with ``role`` (system,
+                developer, user or assistant) and ``content``.
+            progress: As for `generate`.
+            options: As for `generate`; ``add_generation_prompt``, ``chat_template_kwargs``, and
+                ``strict_messages`` to refuse messages that are not used.
+
+        Raises:
+            FieldError: As for `generate`; a message cannot be used, or the template refuses it.
+            RuntimeError: Another call is running.
+        """
+        given = list(messages)
+        several = [given] if given and isinstance(given[0], Mapping) else given
+        asked = [_parsed(ChatOptions, {**options, "messages": list(each)}) for each in several]
+        if not asked:
+            return Completions()
+        return self._answered([each.conversation for each in asked], asked[0], progress)
+
+    def _answered(
+        self, inputs: Sequence[Input | Conversation], asked: Options, progress: bool | None
+    ) -> Completions:
         requests = [
-            request for i, text in enumerate(texts) for request in self._read(i, text, asked)
+            request for i, each in enumerate(inputs) for request in self._read(i, each, asked)
         ]
         found: dict[str, Completion] = {}
         answers = Completions()
@@ -373,10 +438,12 @@ class LLM:
             options: As for `generate`, without ``n``.
 
         Raises:
+            FieldError: See `generate`.
+            RuntimeError: Another call is running. It is raised at the first piece, like the next.
             ServiceError: The answer broke off.
-            FieldError, RuntimeError: See `generate`.
+            KeyboardInterrupt: Ctrl-C was pressed; the answer ends.
         """
-        asked = _parsed(options)
+        asked = _parsed(Options, options)
         if asked.n not in (None, 1):
             raise FieldError("n", f"n is {asked.n}; a stream has one answer")
         if len(inputs := _listed(text)) != 1:
@@ -402,8 +469,8 @@ class LLM:
 
     @property
     def record(self) -> TaskRecord:
-        """The task, as `tasc task create` would register it."""
-        return self._builder.record
+        """The task, as `tasc task create` would register it, with the settings drafted by now."""
+        return replace(self._builder.record, draft=self._builder.proposer.settings)
 
     @property
     def tokenizer(self) -> TaskTokenizer:
@@ -412,7 +479,10 @@ class LLM:
 
     @property
     def engine(self) -> Engine:
-        """The engine, for whoever measures its steps or gives it requests of its own."""
+        """The engine, for whoever measures its steps or gives it requests of its own.
+
+        Requests submitted to it are dropped when a call of this object ends.
+        """
         return self._engine
 
     @property
@@ -450,13 +520,18 @@ class LLM:
             self._totals = EngineTotals(*record.drafted.shape)
         self._totals.add(record)
 
-    def _read(self, index: int, text: Input, asked: Options) -> Iterator[GenerationRequest]:
+    def _read(
+        self, index: int, given: Input | Conversation, asked: Options
+    ) -> Iterator[GenerationRequest]:
         """Requests of the answers to one input."""
         options = replace(asked.options(asked.logprobs), prompt=index)
-        template = self._builder.template
+        try:
+            prompt = tuple(self._ids(given))
+        except MessageError as error:
+            raise FieldError(error.field, f"input {index}: {error}") from error
         call = Call(
             id=f"{index}.0",
-            prompt=template.render(text) if isinstance(text, str) else tuple(text),
+            prompt=prompt,
             templated=False,
             max_tokens=asked.max_tokens,
             stop=asked.stops,
@@ -472,6 +547,11 @@ class LLM:
         for choice in range(1, asked.n or 1):
             sampling = replace(first.sampling, choice=choice)
             yield replace(first, id=f"{index}.{choice}", sampling=sampling)
+
+    def _ids(self, given: Input | Conversation) -> Sequence[int]:
+        if isinstance(given, str | Conversation):
+            return self._builder.template.encode(self.tokenizer, given)
+        return given
 
     def _completion(self, result: GenerationResult, asked: Options) -> Completion:
         self._answers += 1
@@ -519,8 +599,10 @@ class LLM:
         try:
             yield
         finally:
-            self._engine.cancel_all()
-            self._lock.release()
+            try:
+                self._engine.cancel_all()
+            finally:
+                self._lock.release()
 
 
 def _settings(engine: Mapping[str, Any]) -> EngineSettings:
@@ -538,13 +620,13 @@ def _settings(engine: Mapping[str, Any]) -> EngineSettings:
         raise ValueError(f"unknown keyword {name}; {way_out}") from None
 
 
-def _parsed(options: Mapping[str, Any]) -> Options:
+def _parsed(model: type[_Options], options: Mapping[str, Any]) -> _Options:
     """Raises FieldError: an option is unknown or of the wrong kind."""
     given = dict(options)
     if isinstance(biases := given.get("logit_bias"), Mapping):  # JSON has no other keys
         given["logit_bias"] = {str(token): bias for token, bias in biases.items()}
     try:
-        return Options.model_validate(given, strict=False)
+        return model.model_validate(given, strict=False)
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         context = fault.get("ctx", {})
@@ -578,7 +660,7 @@ def _items(name: str, value: Any) -> list[Any]:
 
 
 def _ids(name: str, items: Sequence[Any]) -> list[int]:
-    if wrong := [item for item in items if not isinstance(item, Integral)]:
+    if wrong := [i for i in items if isinstance(i, bool) or not isinstance(i, Integral)]:
         raise FieldError(
             "inputs", f"{name} has {wrong[0]!r:.80} among its token ids; give integers, or a text"
         )

@@ -1,10 +1,20 @@
-"""What is known of a task's model without loading it: its name and its tokenizer. No torch."""
+"""What is known of a model without loading it: name, tokenizer and chat template. No torch."""
 
 from pathlib import Path
 
 from tasc_runtime.errors import ServiceError
 from tasc_store import TaskRecord
-from tasc_text import TaskTokenizer, resolve_folder
+from tasc_text import (
+    ChatTemplate,
+    MessageError,
+    PromptTemplate,
+    TaskTokenizer,
+    Template,
+    resolve_folder,
+)
+from tasc_text.template import TemplateError
+
+AUTO = "auto"  # a model's own chat template
 
 
 def load_tokenizer(record: TaskRecord) -> TaskTokenizer:
@@ -22,6 +32,50 @@ def load_tokenizer(record: TaskRecord) -> TaskTokenizer:
             f"{tokenizer.fingerprint}; register the task again"
         )
     return tokenizer
+
+
+def template_of(record: TaskRecord) -> Template:
+    """How a task's prompts are made."""
+    return record.chat or PromptTemplate(record.template)
+
+
+def chat_template(folder: Path, template: str = AUTO) -> ChatTemplate:
+    """A chat template with the special tokens of a model, as transformers reads them.
+
+    Args:
+        folder: The model's, or that of its tokenizer, or a file in it.
+        template: ``auto`` for the model's own, a file, or the template's text.
+
+    Raises:
+        TemplateError: There is no template, or it is no Jinja or refuses a user message.
+        ServiceError: transformers cannot read the tokenizer.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        folder = folder if folder.is_dir() else folder.parent
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ServiceError(
+            f"transformers cannot read the tokenizer of {folder}: {error}"
+        ) from error
+    try:
+        source = template
+        if template == AUTO:
+            source = str(tokenizer.get_chat_template())
+        elif "{" not in template:
+            source = Path(template).expanduser().read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:  # none, several without a default, or no UTF-8
+        raise TemplateError(
+            f"chat_template is {template}, which cannot be read ({error}); name a file with a "
+            "Jinja template"
+        ) from error
+    made = ChatTemplate(source, tuple(tokenizer.special_tokens_map.items()))
+    try:
+        made.render("a")
+    except MessageError as error:
+        raise TemplateError(f"chat_template cannot be used: {error}") from error
+    return made
 
 
 def model_name(record: TaskRecord) -> str:

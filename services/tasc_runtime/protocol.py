@@ -1,15 +1,16 @@
 """What gateway and replica say to each other: frozen values that travel between processes."""
 
 import codecs
+import dataclasses
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from tasc_engine import GenerationResult, TokenLogprob
+from tasc_engine import Delta, GenerationRequest, GenerationResult, TokenLogprob
 from tasc_runtime.sampling_options import SamplingOptions
-from tasc_text import TaskTokenizer
+from tasc_text import Conversation, TaskTokenizer
 
-Prompt = str | tuple[int, ...]
+Prompt = str | tuple[int, ...] | Conversation
 
 
 @dataclass(frozen=True)
@@ -18,8 +19,9 @@ class Call:
 
     Attributes:
         id: Of the answer. A client's retry, and a call that is brought to another replica, keep it.
-        prompt: The prompt itself as text or token ids, or with ``templated`` a row's input.
-        max_tokens: Most tokens of the answer; the task's own number when unset.
+        prompt: The prompt itself as text or token ids, or with ``templated`` a row's input or a
+            conversation.
+        max_tokens: Most tokens of the answer, 0 with ``echo``; the task's own number when unset.
         draft: Whether drafts may be used; the answer is the same.
         options: Sampling and output options.
         n: Answers to this prompt that are asked for, this one counted.
@@ -48,6 +50,8 @@ class Call:
     @property
     def prompt_field(self) -> str:
         """The request field that the prompt came in."""
+        if isinstance(self.prompt, Conversation):
+            return "messages"
         if self.templated:
             return "messages.0.content"
         return f"prompt.{self.options.prompt}" if self.prompts > 1 else "prompt"
@@ -85,13 +89,13 @@ class TokenText:
 
     Attributes:
         utf8: What it adds to a text; it may be a part of a character.
-        logprob: Natural logarithm of its probability.
-        offset: Characters of the answer in front of it.
+        logprob: Natural logarithm of its probability; None for the first token of a prompt.
+        offset: Characters of the answer in front of it; with ``echo`` those of the prompt too.
         top: The likeliest tokens of its place, the likeliest first.
     """
 
     utf8: bytes
-    logprob: float
+    logprob: float | None
     offset: int
     top: tuple[tuple[bytes, float], ...] = ()
 
@@ -130,8 +134,10 @@ class TaskStatus:
     """What a replica serves: the task record's version, its model, and the index in use.
 
     Attributes:
+        index_rows: Rows of the corpus that the index was built from; None: unknown.
         adapters: Names of those that a request may choose from.
         older_record_versions: By which it still ends answers that were begun by them.
+        chat: Whether its template takes whole conversations.
     """
 
     task: str
@@ -142,10 +148,11 @@ class TaskStatus:
     max_model_len: int
     rows: int
     index_version: int | None
-    index_rows: int
+    index_rows: int | None
     index_bytes: int
     adapters: tuple[str, ...] = ()
     older_record_versions: tuple[int, ...] = ()
+    chat: bool = False
 
 
 @dataclass(frozen=True)
@@ -188,7 +195,7 @@ class Backend(Protocol):
         """Prometheus text of every live process but this one."""
 
     def metrics_targets(self) -> Sequence[str]:
-        """host:port of every live metrics port, this process's included."""
+        """host:port of every live metrics port, this process's included, as last read."""
 
 
 class TokenTexts:
@@ -236,3 +243,48 @@ class TokenTexts:
         if first and utf8[:1] == b" " and self._tokenizer.decode([token])[:1] != " ":
             return utf8[1:]
         return utf8
+
+
+class AnswerTexts:
+    """One answer as its client is told of it: with ``echo`` behind its prompt.
+
+    Args:
+        record_version: Of the task's record that it is begun by.
+    """
+
+    def __init__(
+        self,
+        tokenizer: TaskTokenizer,
+        call: Call,
+        request: GenerationRequest,
+        record_version: int | None = None,
+    ) -> None:
+        self._record_version = record_version
+        echo, committed = call.options.echo, request.committed_ids
+        ends = () if request.ignore_eos or echo else tokenizer.eos_ids
+        said = (*request.prompt, *committed) if echo and committed else committed
+        self._texts = TokenTexts(tokenizer, ends, said)
+        self._streams, self._is_empty = request.stream, call.max_tokens == 0
+        self._scored = request.prompt[:1] if request.prompt_logprobs else ()
+        self._prompt = ""
+        if echo and not committed:
+            text = isinstance(call.prompt, str)
+            self._prompt = str(call.prompt) if text else tokenizer.decode(request.prompt)
+
+    def piece(self, delta: Delta, index_version: int | None) -> Piece:
+        """The next piece of the answer; all of it where the request does not stream."""
+        result, text, ids = delta.result, delta.text, delta.tokens
+        logprobs = result.logprobs if result and not self._streams else delta.logprobs
+        if self._is_empty:  # the engine makes one token, which nobody has asked for
+            text, ids, logprobs = "", (), logprobs[:-1]
+            if result:
+                result = dataclasses.replace(result, text="", tokens=(), finish_reason="length")
+        first = self._texts.of([TokenLogprob(id_, 0.0) for id_ in self._scored])
+        tokens = (*(dataclasses.replace(t, logprob=None) for t in first), *self._texts.of(logprobs))
+        if result:  # log-probabilities travel as texts
+            whole = self._prompt + result.text
+            result = dataclasses.replace(
+                result, text=whole, logprobs=(), index_version=index_version
+            )
+        text, self._prompt, self._scored = self._prompt + text, "", ()
+        return Piece(text, tokens, result, ids, self._record_version)

@@ -1,16 +1,18 @@
 """How a request wants its answers made: its fields as clients send them, and what they come to.
 
-`GenerationFields` validates what HTTP bodies and `LLM.generate` have in common; unknown fields are
-refused, never dropped, and None means a field's default. `SamplingOptions` is what travels to a
-replica, where the task's record fills in what is unset.
+`GenerationFields` validates what HTTP bodies and `LLM.generate` have in common, and `ChatFields`
+conversations; unknown fields are refused, never dropped, and None means a field's default.
+`SamplingOptions` is what travels to a replica, where the task's record fills in what is unset.
 """
 
 import dataclasses
 import difflib
+import functools
 import json
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import (
     AfterValidator,
@@ -27,9 +29,13 @@ from tasc_engine import GuideSpec, Sampling
 from tasc_engine.request import MOST_LOGPROBS
 from tasc_engine.sampling.parameters import MOST_BIASES
 from tasc_store import SamplingDefaults, TaskRecord
+from tasc_text import Conversation, Message
+from tasc_text.template import Role
 
 SHOWN = 64  # characters of a name or text that a message shows
-UNKNOWN = "unknown_field"  # the type of a validation error
+# Types of validation errors.
+UNKNOWN = "unknown_field"
+UNSUPPORTED = "unsupported_field"
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _ANY_OBJECT = '{"type":"object"}'
 _OWN = {"choice": "choices", "json_schema": "schema", "regex": "regex", "grammar": "grammar"}
@@ -90,6 +96,7 @@ class SamplingOptions:
         guide: What the answer may be.
         logprobs: How many of the likeliest tokens to tell at each place; unset: no logprobs.
         adapter: Which of the task's adapters answers; unset: its first.
+        echo: Tell the prompt in front of the answer, with log-probabilities if these are asked for.
 
     Raises:
         FieldError: A guide meets ``ignore_eos``.
@@ -110,6 +117,7 @@ class SamplingOptions:
     logprobs: int | None = None
     ignore_eos: bool = False
     adapter: str | None = None
+    echo: bool = False
 
     def __post_init__(self) -> None:
         self._require_eos(self.guide)
@@ -171,9 +179,15 @@ def guide_of(record: TaskRecord) -> AnswerGuide | None:
 
 
 class Body(BaseModel):
-    """A JSON object whose fields are all known and of the very type they say."""
+    """A JSON object whose fields are all known and of the very type they say.
+
+    Attributes:
+        unsupported: Known fields that are refused, since they would change the answer, and the
+            values of each that ask for nothing.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -181,13 +195,28 @@ class Body(BaseModel):
         """Stops at the first unknown field, of a million; null leaves a field to its default."""
         if not isinstance(body, dict):
             return body
-        fields = {field.alias or name: field for name, field in cls.model_fields.items()}
-        for name in body:
-            if name not in fields:
-                near = difflib.get_close_matches(name[:SHOWN], fields, 1)
+        required = _required(cls)
+        for name, value in body.items():
+            if name in required:
+                continue
+            if name not in cls.unsupported:
+                near = difflib.get_close_matches(name[:SHOWN], required, 1)
                 context = {"field": name, "nearest": near[0] if near else ""}
                 raise PydanticCustomError(UNKNOWN, "unknown field", context)
-        return {k: v for k, v in body.items() if v is not None or fields[k].is_required()}
+            if value is not None and value not in cls.unsupported[name]:
+                context = {"field": name, "neutral": cls.unsupported[name]}
+                raise PydanticCustomError(UNSUPPORTED, "is not supported", context)
+        return {
+            name: value
+            for name, value in body.items()
+            if name in required and (value is not None or required[name])
+        }
+
+
+@functools.cache
+def _required(model: type[Body]) -> dict[str, bool]:
+    """The names of a model's fields, and whether each has to be sent."""
+    return {field.alias or name: field.is_required() for name, field in model.model_fields.items()}
 
 
 def _whole(text: str) -> str:
@@ -376,3 +405,101 @@ class GenerationFields(Body):
         else:
             return GuideSpec("json_schema", text=_ANY_OBJECT)
         return GuideSpec("json_schema", text=json.dumps(schema, allow_nan=False))
+
+
+_MOST_PARTS, _MOST_MESSAGES = 1024, 4096
+
+
+def _joined(content: Any) -> Any:
+    """One text of OpenAI's parts."""
+    if isinstance(content, str):
+        return content
+    parts: list[Any] = (
+        content if isinstance(content, list) and len(content) <= _MOST_PARTS else [None]
+    )
+    other = next((part for part in parts if not _is_text(part)), "")
+    if other == "":
+        return "".join(part["text"] for part in parts)
+    kind = other.get("type") if isinstance(other, dict) else None
+    named = f"; {kind[:SHOWN]} is not supported" if isinstance(kind, str) else ""
+    raise PydanticCustomError(
+        "no_text",
+        'is a string or a list of at most {most} parts {{"type": "text", "text": ...}}{named}',
+        {"most": _MOST_PARTS, "named": "" if kind == "text" else named},
+    )
+
+
+def _is_text(part: Any) -> bool:
+    return (
+        isinstance(part, dict)
+        and part.keys() == {"type", "text"}
+        and part["type"] == "text"
+        and isinstance(part["text"], str)
+    )
+
+
+Content = Annotated[
+    str, BeforeValidator(_joined, json_schema_input_type=str | list[dict[str, str]])
+]
+
+
+class ChatMessage(Body):
+    unsupported: ClassVar = {
+        "tool_calls": ([],),
+        "function_call": (),
+        "refusal": ("",),
+        "audio": (),
+        "annotations": ([],),
+        "reasoning_content": ("",),
+    }
+
+    role: Role
+    content: Content
+    name: str | None = Field(None, max_length=256, description="of who says it")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _said_by_a_known_role(cls, message: Any) -> Any:
+        """Before the fields that such a message has, which are unknown here."""
+        if isinstance(message, dict) and message.get("role") in ("tool", "function"):
+            context = {"field": "role", "neutral": get_args(Role)}
+            raise PydanticCustomError(UNSUPPORTED, "is not supported", context)
+        return message
+
+
+def _plain_json(value: dict[str, Any]) -> dict[str, Any]:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (ValueError, RecursionError) as error:
+        raise PydanticCustomError("no_json", "is no JSON: {why}", {"why": str(error)}) from error
+    return value
+
+
+class ChatFields(Body):
+    """A conversation, and how a prompt is made of it."""
+
+    messages: Annotated[
+        list[ChatMessage], Field(min_length=1, max_length=_MOST_MESSAGES, fail_fast=True)
+    ] = Field(description="a chat template takes all, a format string the last one of a user")
+    strict_messages: bool = Field(
+        False, description="extension: refuse messages that a format string does not take"
+    )
+    add_generation_prompt: bool | None = Field(
+        None,
+        description="extension, for chat templates: whether the prompt ends with the head of an "
+        "answer; unset: it does",
+    )
+    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_plain_json)] | None = Field(
+        None, description="extension, for chat templates: further variables"
+    )
+
+    @property
+    def conversation(self) -> str | Conversation:
+        """The messages; of a user's message alone, which any template takes, its text."""
+        variables = None
+        if self.chat_template_kwargs is not None:
+            variables = json.dumps(self.chat_template_kwargs)
+        turns = tuple(Message(m.role, m.content, m.name) for m in self.messages)
+        whole = Conversation(turns, self.strict_messages, self.add_generation_prompt, variables)
+        alone = Conversation((Message("user", turns[-1].content),), self.strict_messages)
+        return alone.messages[0].content if whole == alone else whole

@@ -79,9 +79,9 @@ def build(settings: ServeSettings, redis_url: str, digests: Digests) -> serve.Ap
         num_replicas=settings.http.gateways,
         **_at_most(settings.http.max_gateways_per_node),
         ray_actor_options={"num_cpus": settings.http.gateway_num_cpus},
-        # Our own bounded queue decides; this is a coarse guard above it.
-        max_ongoing_requests=2 * _all_capacity(settings),
-        max_queued_requests=_all_capacity(settings),
+        # Queues of replicas are bounded; this is a coarse guard of what does not generate.
+        max_ongoing_requests=2 * settings.capacity,
+        max_queued_requests=settings.capacity,
         graceful_shutdown_timeout_s=settings.limits.drain_timeout_s,
         health_check_period_s=2,
     )
@@ -205,15 +205,6 @@ def _replicas_of(settings: ServeSettings, task: ServedTask) -> dict[str, Any]:
 
 def _at_most(per_node: int | None) -> dict[str, Any]:
     return {} if per_node is None else {"max_replicas_per_node": per_node}
-
-
-def _capacity(settings: ServeSettings) -> int:
-    return settings.engine.rows + settings.limits.max_queued_requests
-
-
-def _all_capacity(settings: ServeSettings) -> int:
-    """Of all replicas that there may be."""
-    return _capacity(settings) * sum(task.replica_range[1] for task in settings.tasks)
 
 
 class Arrivals:

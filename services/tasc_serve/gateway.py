@@ -28,13 +28,13 @@ from tasc_serve.routing.replica_client import ReplicaClient, loss_reason
 from tasc_serve.settings import ServeSettings
 from tasc_serve.store_calls import RepeatedCall
 from tasc_serve.wire import AttachRequest
-from tasc_store import IdempotencyStore, connect, translated
+from tasc_store import IdempotencyStore, connect
 from tasc_store.batches.leases import BatchQueue
 
 log = logging.getLogger(__name__)
 
 SCRAPE_TIMEOUT_S = 2.0
-_PING_S = 1.0
+_STORE_LOOK_S = 1.0
 _COUNT_BATCHES_S = 5.0
 
 
@@ -51,15 +51,14 @@ class ReplicaBackend:
         handles: dict[str, DeploymentHandle[Any]],
         settings: ServeSettings,
         client: redis.Redis,
-        redis_url: str,
         own_target: str,
         metrics: GatewayMetrics,
     ) -> None:
         self._client = client
-        self._url = redis_url
         self._own_target = own_target
         self._scraper = httpx.AsyncClient(timeout=SCRAPE_TIMEOUT_S)
-        self._store = RepeatedCall("ping Redis", self._ping, _PING_S)
+        self._targets: list[str] = []
+        self._store = RepeatedCall("read metrics ports", self._look_at_store, _STORE_LOOK_S)
         self._replica_clients: list[ReplicaClient] = []
         self._fleets: dict[str, Fleet] = {}
         self._calls: dict[str, Failover] = {}
@@ -112,20 +111,18 @@ class ReplicaBackend:
             self._watching = [asyncio.create_task(each) for each in (*woken, *watched)]
 
     async def metrics(self) -> Sequence[str]:
-        targets = await asyncio.to_thread(self.metrics_targets)
-        others = [t for t in targets if t != self._own_target]
+        others = [t for t in self._targets if t != self._own_target]
         texts = await asyncio.gather(*(self._scrape(t) for t in others))
         return [text for text in texts if text is not None]
 
     def metrics_targets(self) -> Sequence[str]:
-        return live_targets(self._client)
+        return self._targets
 
     def close(self) -> None:
         self._store.close(0)
 
-    def _ping(self) -> None:
-        with translated(self._url):
-            self._client.ping()
+    def _look_at_store(self) -> None:
+        self._targets = live_targets(self._client)
 
     async def _scrape(self, target: str) -> str | None:
         """One process's metrics, or None when it is gone: its listing runs out by itself."""
@@ -162,7 +159,7 @@ class Gateway:
         self._attempts = IdempotencyStore(client, self._limits.idempotency_ttl_s)
         registry = CollectorRegistry()
         self._metrics = GatewayMetrics(registry, list(handles))
-        self._in_flight = InFlight()
+        self._in_flight = InFlight(settings.most_in_flight)
         self._access = AccessControl.of(settings, client, self._metrics)
         self._storage = BatchStorage(client)
         queue = BatchQueue(client)
@@ -174,9 +171,7 @@ class Gateway:
         )
         host = settings.metrics.host or node_address()
         self._port = MetricsPort(client, registry, host=host, ttl_s=settings.metrics.ttl_s)
-        self._backend = ReplicaBackend(
-            handles, settings, client, redis_url, self._port.target, self._metrics
-        )
+        self._backend = ReplicaBackend(handles, settings, client, self._port.target, self._metrics)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         app = create_api(

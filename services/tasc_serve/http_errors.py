@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 
 from tasc_runtime.protocol import Refusal
-from tasc_runtime.sampling_options import SHOWN, UNKNOWN
+from tasc_runtime.sampling_options import SHOWN, UNKNOWN, UNSUPPORTED
 from tasc_store import StoreError
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,6 @@ _CODES = {
     504: "timeout",
 }
 _UNIONS = (("prompt",), ("stop",), ("response_format",))
-_ONE_MESSAGE = "one message with the role user; the task's template holds everything else"
 _PROMPTS = "prompts are strings or lists of token ids, all of one kind"
 _PROMPT_KINDS = {
     "string_type": "a string",
@@ -98,13 +97,18 @@ def of_validation(error: ValidationError, body: bytes) -> ApiError:
     if place[:1] in _UNIONS:
         place = place[:1] + place[2:]  # the second is pydantic's name of a branch
     context = fault.get("ctx", {})
-    if fault["type"] == UNKNOWN:
+    if fault["type"] in (UNKNOWN, UNSUPPORTED):
         place = (*place, context["field"])
     param = ".".join(_shown(part) for part in place if part != _KEY) or None
     if fault["type"] == UNKNOWN:
         nearest = context["nearest"]
         way_out = f"did you mean {nearest}?" if nearest else "remove it"
-        return ApiError(400, f"unknown field {param}; {way_out}", param)
+        return ApiError(400, f"unknown field {param}; {way_out}", param, "unknown_parameter")
+    if fault["type"] == UNSUPPORTED:
+        neutral = " or ".join(json.dumps(value) for value in context["neutral"])
+        way_out = f"remove it, or send {neutral}" if neutral else "remove it"
+        message = f"{param} is not supported here; {way_out}"
+        return ApiError(400, message, param, "unsupported_parameter")
     return ApiError(400, f"{param or 'body'}: {_in_words(fault)}", param)
 
 
@@ -113,8 +117,6 @@ def _in_words(fault: ErrorDetails) -> str:
     place, kind = fault["loc"], fault["type"]
     if place[0:1] == ("logit_bias",) and _KEY in place:
         return "keys are token ids, 0 or more"
-    if place[0:1] == ("messages",) and (kind == "too_long" or place[-1] == "role"):
-        return _ONE_MESSAGE
     if place[0:1] == ("prompt",) and kind in _PROMPT_KINDS:
         return f"is not {_PROMPT_KINDS[kind]}; {_PROMPTS}"
     return fault["msg"]

@@ -439,6 +439,17 @@ class ServeSettings(Section):
         most = {name: min(getattr(self.limits, name), capacity) for name in names}
         return self.limits.model_copy(update=most)
 
+    @property
+    def capacity(self) -> int:
+        """Requests that rows and queues of all replicas hold at most."""
+        replicas = sum(task.replica_range[1] for task in self.tasks)
+        return (self.engine.rows + self.limits.max_queued_requests) * replicas
+
+    @property
+    def most_in_flight(self) -> int:
+        """Requests that a gateway reads at once: its bound on memory, above that of the queues."""
+        return 3 * self.capacity
+
     @model_validator(mode="after")
     def _a_body_fits_a_message(self) -> Self:
         body, most = self.limits.max_body_bytes, self.connection.max_message_bytes

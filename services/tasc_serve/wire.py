@@ -130,6 +130,10 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Message).decode
 
 
+class BufferFull(Exception):
+    """So much waits to be sent to a peer that it gets no more calls."""
+
+
 class Connection(asyncio.Protocol, ABC):
     """One side of a connection. Cuts off a peer that exceeds one of the limits.
 
@@ -162,7 +166,11 @@ class Connection(asyncio.Protocol, ABC):
     def send(self, message: Message) -> None:
         """Send with the next flush, at the end of this round of the event loop.
 
+        A peer that has not read ``connection.max_buffer_bytes`` is cut off. Calls stop at half of
+        it: who asks much must not cost others the connection.
+
         Raises:
+            BufferFull: The message is a call, and the buffer is half full.
             UnicodeEncodeError: A text has a lone surrogate.
             ValueError: The message is longer than ``connection.max_message_bytes``.
         """
@@ -173,10 +181,13 @@ class Connection(asyncio.Protocol, ABC):
                 f"a message has {size} bytes, connection.max_message_bytes is {most}; raise it, or"
                 " send less"
             )
+        most = self._limits.max_buffer_bytes
+        if isinstance(message, Ask) and self._out_bytes + size > most / 2:
+            raise BufferFull
         self._out += (size.to_bytes(_LENGTH, "little"), payload)
         self._out_bytes += _LENGTH + size
-        if self._out_bytes > self._limits.max_buffer_bytes:
-            self.close(f"more than {self._limits.max_buffer_bytes} bytes wait to be sent")
+        if self._out_bytes > most:
+            self.close(f"more than {most} bytes wait to be sent")
         elif not self._flushing and not self._paused:
             self._flushing = True
             asyncio.get_running_loop().call_soon(self._flush)

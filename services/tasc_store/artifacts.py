@@ -152,7 +152,7 @@ class Artifact:
         size_bytes: Of the whole file.
         sha256: Of the whole file, hexadecimal.
         chunks: How many pieces it lies in.
-        corpus_rows: It was built from rows ``[0, corpus_rows)``.
+        corpus_rows: It was built from rows ``[0, corpus_rows)``; None: unknown.
         created_at: Seconds since the epoch.
         forecast: Tokens per step of rows that it did not hold when it was judged; None: unknown.
     """
@@ -163,9 +163,14 @@ class Artifact:
     size_bytes: int
     sha256: str
     chunks: int
-    corpus_rows: int
+    corpus_rows: int | None
     created_at: float
     forecast: float | None = None
+
+    @property
+    def rows_in_words(self) -> str:
+        """The number of rows for people; an index of no rows is not built."""
+        return f"{self.corpus_rows:,} rows" if self.corpus_rows else "rows unknown"
 
 
 class ArtifactStore:
@@ -199,11 +204,13 @@ class ArtifactStore:
         self._fingerprints = keys.task_key(task, kind, "fingerprints")
         self._records, self._pointer = self._key("records"), self._key("current")
 
-    def publish(self, path: Path, corpus_rows: int, *, forecast: float | None = None) -> Artifact:
+    def publish(
+        self, path: Path, corpus_rows: int | None, *, forecast: float | None = None
+    ) -> Artifact:
         """Store a file as the next version, read it back, and only then write its record.
 
         Args:
-            corpus_rows: It was built from rows ``[0, corpus_rows)``.
+            corpus_rows: It was built from rows ``[0, corpus_rows)``; None: unknown.
             forecast: Tokens per step that it is expected to bring.
 
         Raises:
@@ -366,7 +373,7 @@ class ArtifactStore:
         return self._key("chunk", version)
 
     def _record(
-        self, version: int, chunks: int, total: Sum, corpus_rows: int, forecast: float | None
+        self, version: int, chunks: int, total: Sum, corpus_rows: int | None, forecast: float | None
     ) -> Artifact:
         return Artifact(
             task=self.task,
@@ -382,7 +389,6 @@ class ArtifactStore:
 
     def _seal(self, artifact: Artifact) -> None:
         names = chunk_names(self._chunks(artifact.version), artifact.chunks)
-        # A forecast that is none is left out: programs of before know no such field.
         known = {k: v for k, v in asdict(artifact).items() if v is not None}
         record = json.dumps(known, separators=(",", ":"))
         script = self._client.register_script(SEAL)
@@ -403,7 +409,7 @@ class ArtifactStore:
 
     def _parsed(self, version: int, record: str | bytes) -> Artifact:
         try:
-            return Artifact(**json.loads(record))
+            return Artifact(**{"corpus_rows": None, **json.loads(record)})
         except (TypeError, ValueError) as error:
             raise self._corrupt(version, f"the record {record!r:.80}") from error
 

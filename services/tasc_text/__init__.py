@@ -1,13 +1,19 @@
-"""Prompt templates, tokenizers and incremental decoding."""
+"""Prompt and chat templates, tokenizers and incremental decoding."""
 
+from tasc_text.chat import ChatTemplate
 from tasc_text.detokenizer import IncrementalDetokenizer
-from tasc_text.template import PromptTemplate
+from tasc_text.template import Conversation, Message, MessageError, PromptTemplate, Template
 from tasc_text.tokenizer import TaskTokenizer, TextError, TokenizerError, resolve_folder
 
 __all__ = [
+    "ChatTemplate",
+    "Conversation",
     "IncrementalDetokenizer",
+    "Message",
+    "MessageError",
     "PromptTemplate",
     "TaskTokenizer",
+    "Template",
     "TextError",
     "TokenizerError",
     "resolve_folder",

@@ -23,7 +23,7 @@ class TokenizerError(TextError):
     """A model folder whose tokenizer cannot be used."""
 
 
-SETTINGS_FILES = ("*.json", "*.model", "*.txt")
+SETTINGS_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
 WEIGHT_FILES = ("*.safetensors",)
 
 
@@ -162,9 +162,9 @@ class TaskTokenizer:
         canonical = json.dumps(identity, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:32]
 
-    def encode_prompt(self, text: str) -> list[int]:
-        """Ids of a prompt, with the special tokens that the tokenizer adds."""
-        return list(self._tokenizer.encode(text, add_special_tokens=True).ids)
+    def encode_prompt(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Ids of a prompt, by default with the special tokens that the tokenizer adds."""
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def encode_outputs(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of task outputs, without special tokens."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
+from chat_families import make_chat_tokenizer
 from lora_folders import make_adapter
 from support import write_rows
 from tasc_command import InProcess
@@ -17,7 +18,7 @@ from tasc_engine.drafting.neural.card import DrafterCard
 from tasc_engine.drafting.neural.files import save_drafter
 from tasc_store import ArtifactStore, CorpusRow, CorpusStore, NeuralDrafting, TaskStore, connect
 from tasc_text import TaskTokenizer
-from tiny import make_folder
+from tiny import make_folder, make_model
 
 pytestmark = pytest.mark.redis
 Run = Callable[..., str]
@@ -50,6 +51,44 @@ def task(tasc: Run) -> Run:
 def create(folder: Path, name: str) -> tuple[object, ...]:
     """Arguments that register a task."""
     return ("create", name, "--model", folder, "--template", "{input}")
+
+
+def test_a_task_with_the_models_chat_template(
+    task: Run, store: TaskStore, tmp_path: Path, name: str
+) -> None:
+    model = make_chat_tokenizer(tmp_path / "model", "phi")
+    make_model(model)
+    few = tmp_path / "few.jsonl"
+    write_rows(few, [{"input": "wake me", "output": "alarm"}])
+    task(
+        "create", name, "--model", model, "--chat-template", "auto", "--system-prompt", "Label it.",
+        "--few-shot", few,
+    )  # fmt: skip
+    first = store.get(name)
+    assert first.chat
+    assert first.chat.render("play") == (
+        "<|system|>\nLabel it.<|end|>\n<|user|>\nwake me<|end|>\n<|assistant|>\nalarm<|end|>\n"
+        "<|user|>\nplay<|end|>\n<|assistant|>\n"
+    )
+    assert "system_prompt " in task("show", name)
+    assert json.loads(task("show", name, "--json"))["record"]["chat"]["system"] == "Label it."
+    file = tmp_path / "own.jinja"
+    file.write_text("{{ messages[-1].content }}{{ eos_token }}")
+    task("set", name, "--chat-template", file, "--unset", "few-shot")
+    second = store.get(name)
+    assert second.chat
+    assert second.chat.render("play") == "play<|end|>"
+    assert (second.chat.system, second.chat.shots) == ("Label it.", ())
+    task("set", name, "--template", "say {input}")
+    assert (store.get(name).chat, store.get(name).template) == (None, "say {input}")
+    assert "--chat-template" in task("set", name, "--system-prompt", "a", code=2)
+    task("use", name, 1)
+    assert store.get(name) == first
+    loops = "{% for i in range(99999) %}" * 2 + "{% endfor %}" * 2
+    for wrong in ("{{ raise_exception('no') }}", loops, "{% if", ""):
+        file.write_text(wrong)
+        assert "--chat-template" in task("set", name, "--chat-template", file, code=2)
+    assert store.get(name) == first
 
 
 def test_a_task_is_made_and_changed(task: Run, store: TaskStore, folder: Path, name: str) -> None:

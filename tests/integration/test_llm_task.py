@@ -1,11 +1,13 @@
 """A task on its way from `LLM` to a store and back: saved, registered with its index, answered."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tasc_command import InProcess
+from tasc_jobs.index.publish import current_index
 from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import ServiceError
@@ -17,6 +19,13 @@ from tiny import SENTENCES, make_folder
 pytestmark = pytest.mark.redis
 SIZES = {"rows": 2, "max_model_len": 128, "cost_aware": False}
 TASK = {"dtype": "float64", "max_tokens": 24, "template": "say {input}\n"}
+COSTS = {
+    "model": "m",
+    "device": "made up",
+    "dtype": "float64",
+    "draft_seconds": 0.0,
+    "costs": [{"rows": 2, "tokens": n, "context": 64, "seconds": 0.01} for n in (2, 80)],
+}
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +49,12 @@ def tasc(in_process: InProcess, redis_url: str, monkeypatch: pytest.MonkeyPatch)
     """``tasc task`` on the shared store."""
     monkeypatch.setenv("REDIS_URL", redis_url)
     return lambda *args, code=0: in_process.run("task", *args, code=code)
+
+
+def current(url: str, task: str) -> Any:
+    """The record of a task's current index, or None."""
+    with connect(url) as client:
+        return ArtifactStore(client, task, TaskStore(client).get(task).fingerprint).current()
 
 
 def drafted(llm: LLM) -> list[tuple[str, int, int]]:
@@ -85,21 +100,31 @@ def test_a_task_is_opened_from_a_store_that_is_named_and_has_it(
 
 
 def test_options_that_contradict_a_saved_task_are_refused_and_nothing_is_written(
-    tasc: Any, saved: Path, redis_url: str, name: str, tmp_path: Path
+    tasc: Any, saved: Path, redis_url: str, name: str
 ) -> None:
-    for args, said in (
-        (("--max-tokens", 5, "--template", "{input}"), "than --template, --max-tokens; leave"),
-        (("--corpus", "other"), "than --corpus; leave"),
-        (("--from", tmp_path), "is not what LLM.save writes"),
+    for args, named in (
+        (("--max-tokens", 5, "--template", "{input}"), ("--template", "--max-tokens")),
+        (("--corpus", "other"), ("--corpus",)),
     ):
-        err = tasc("create", name, "--from", saved, *args, code=1 if tmp_path in args else 2)
-        assert said in err
+        err = tasc("create", name, "--from", saved, *args, code=2)
+        assert all(option in err for option in named)
         assert err.count("\n") == 1
-    assert "--model and --template must be given" in tasc("create", name, code=2)
+    assert "--from" in tasc("create", name, code=2)
     assert name not in TaskStore(connect(redis_url)).names()
     tasc("create", name, "--from", saved, "--max-tokens", 24)  # the same value is no contradiction
-    assert "is there already" in tasc("create", name, "--from", saved, code=2)
-    assert "index version 2 is" in tasc("create", name, "--from", saved, "--replace")
+    tasc("create", name, "--from", saved, code=2)
+    tasc("create", name, "--from", saved, "--replace")
+    assert current(redis_url, name).version == 2
+
+
+def test_a_folder_that_no_llm_saved_registers_nothing(
+    tasc: Any, redis_url: str, name: str, tmp_path: Path
+) -> None:
+    for folder in (tmp_path, tmp_path / "absent"):
+        err = tasc("create", name, "--from", folder, code=1)
+        assert str(folder) in err
+        assert err.count("\n") == 1
+    assert name not in TaskStore(connect(redis_url)).names()
 
 
 def test_a_saved_task_whose_model_has_another_tokenizer_now_or_no_corpus(
@@ -107,10 +132,61 @@ def test_a_saved_task_whose_model_has_another_tokenizer_now_or_no_corpus(
 ) -> None:
     folder = make_folder(tmp_path / "model")
     LLM(folder, **SIZES).save(tmp_path / "task")
-    assert "no index" in tasc("create", name, "--from", tmp_path / "task")
+    tasc("create", name, "--from", tmp_path / "task")
+    assert current(redis_url, name) is None
     record = TaskStore(connect(redis_url)).get(name)
-    assert ArtifactStore(connect(redis_url), name, record.fingerprint).current() is None
     tokenizer = folder / "tokenizer.json"
     tokenizer.write_text(tokenizer.read_text().replace("<|end|>", "<|END|>"))
     err = tasc("create", name, "--from", tmp_path / "task", "--replace", code=2)
     assert record.fingerprint in err
+
+
+def test_a_folder_without_a_corpus_leaves_the_index_of_before_current_and_says_so(
+    tasc: Any, saved: Path, model: Path, redis_url: str, name: str, tmp_path: Path
+) -> None:
+    LLM(model, **TASK, **SIZES).save(tmp_path / "task")
+    assert "version" not in tasc("create", name, "--from", tmp_path / "task").splitlines()[1]
+    tasc("create", name, "--from", saved, "--replace")
+    before = current(redis_url, name)
+    line = tasc("create", name, "--from", tmp_path / "task", "--replace").splitlines()[1]
+    assert f"version {before.version} " in line
+    assert current(redis_url, name) == before
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+def test_rows_of_an_index_that_came_with_a_task_are_unknown_to_list_tune_and_refresh(
+    tasc: Any, in_process: InProcess, saved: Path, redis_url: str, name: str, tmp_path: Path
+) -> None:
+    """It may hold rows of the corpus or others: nothing is judged by them."""
+    tasc("create", name, "--from", saved)
+    in_process.run("tune", name, code=1)  # there are no rows yet
+    rows = [{"input": f"row {n}", "output": f"{n % 7} {n % 5} {n % 3}"} for n in range(220)]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    in_process.run("ingest", name, file)
+    assert "rows unknown" in in_process.run("index", "list", name)
+    listed = json.loads(in_process.run("index", "list", name, "--json"))["versions"]
+    assert [each["corpus_rows"] for each in listed] == [None]
+    costs = tmp_path / "costs.json"
+    costs.write_text(json.dumps(COSTS))
+    told = in_process.run("forecast", name, "--step-cost", costs, "--rows", 2, "--json")
+    assert json.loads(told)["judged_rows"] > 0
+
+    tuned = json.loads(in_process.run("tune", name, "--json"))
+    assert (tuned["version"], tuned["corpus_rows"]) == (2, None)
+    assert tuned["judged_rows"] > 0
+    store = ArtifactStore(connect(redis_url), name, current(redis_url, name).fingerprint)
+    index = current_index(store)
+    assert index.corpus.documents == len(SENTENCES), "it is the one that came with the task"
+    assert index.settings is not None
+
+    done = json.loads(in_process.run("refresh", name, "--json"))
+    assert (done["new_rows"], done["old_version"], done["version"]) == (220, 2, 3)
+    assert done["judged_rows"] > 0
+    assert done["old_tokens_per_step"] is None
+    assert done["new_tokens_per_step"] > 0
+    assert "version 2" in done["reason"]
+    assert current(redis_url, name).corpus_rows == 220
+    tuned = json.loads(in_process.run("tune", name, "--json"))
+    assert (tuned["version"], tuned["corpus_rows"]) == (4, 220)

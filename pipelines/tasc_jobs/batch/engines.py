@@ -15,14 +15,14 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from tasc_engine import GenerationRequest, GenerationResult
+from tasc_engine import Delta, GenerationRequest, GenerationResult
 from tasc_engine.errors import UnsupportedModel
 from tasc_jobs.batch.work import EngineFailed, Record, Row, Strategy, named
 from tasc_jobs.errors import ClusterError, JobError
 from tasc_runtime.engine.builder import EngineBuilder, Pinned
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import ServiceError
-from tasc_runtime.protocol import Answer, Call, TokenTexts
+from tasc_runtime.protocol import Answer, AnswerTexts, Call
 from tasc_store import connect
 
 _TURN_S = 1.0  # after so long, finished rows are handed back, whatever is still decoded
@@ -122,6 +122,7 @@ class _Open:
 
     row: Row
     calls: Sequence[Call]
+    requests: Sequence[GenerationRequest]
     answers: dict[int, Answer] = field(default_factory=dict)
 
 
@@ -160,14 +161,14 @@ class Answering:
         except ValueError as error:
             self._done.append(Record.of(row, None, str(error)))
             return
-        self._open[row.ordinal] = _Open(row, calls)
+        self._open[row.ordinal] = _Open(row, calls, requests)
         for request in requests:
             self._builder.engine.submit(request)
 
     def _end(self, result: GenerationResult) -> None:
         ordinal, number = map(int, result.id.split("."))
         found = self._open[ordinal]
-        found.answers[number] = self._answer(found.calls[number], result)
+        found.answers[number] = self._answer(found, number, result)
         if len(found.answers) < len(found.calls):
             return
         del self._open[ordinal]
@@ -178,12 +179,13 @@ class Answering:
         steps = sum(a.result.acceptance.steps for a in answers)
         self._done.append(Record.of(found.row, content, error, tokens, steps))
 
-    def _answer(self, call: Call, result: GenerationResult) -> Answer:
-        ends = () if call.options.ignore_eos else self._builder.tokenizer.eos_ids
-        tokens = TokenTexts(self._builder.tokenizer, ends).of(result.logprobs)
+    def _answer(self, row: _Open, number: int, result: GenerationResult) -> Answer:
+        call, request = row.calls[number], row.requests[number]
+        texts = AnswerTexts(self._builder.tokenizer, call, request)
         artifact = self._builder.artifact
-        version = artifact.version if artifact else None
-        return Answer(dataclasses.replace(result, logprobs=(), index_version=version), tokens)
+        delta = Delta(result.id, result.tokens, result.text, result)
+        piece = texts.piece(delta, artifact.version if artifact else None)
+        return Answer(piece.result or result, piece.tokens)
 
 
 @dataclass(frozen=True)

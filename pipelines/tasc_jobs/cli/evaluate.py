@@ -7,6 +7,7 @@ import typer
 
 from tasc_jobs.cli.options import (
     AsJson,
+    ChatOptions,
     EngineOptions,
     MaxTokens,
     Report,
@@ -66,6 +67,7 @@ def evaluate(
     task: Task = None,
     model: Model = None,
     template: Template = None,
+    chat: ChatOptions,
     train: Train = None,
     metrics: Metrics = "exact",
     drafts: Drafts = True,
@@ -94,6 +96,7 @@ def evaluate(
         task=task,
         model=str(model) if model else None,
         template=template,
+        **vars(chat),
         max_tokens=max_tokens,
         dtype=dtype,
         device=engine.device,

@@ -66,6 +66,10 @@ best.
 Of collected answers: tasc rank-vocabulary tickets --from target --top-k 4000
 
 Of a file: tasc rank-vocabulary tickets --from draft --answers drafted.jsonl --top-p 0.999""",
+    "doctor": """\
+A model: tasc doctor ./my-model
+
+With its adapter, as a program reads it: tasc doctor ./my-model --adapter ./my-lora --json""",
     "stats": """\
 Of a corpus: tasc stats tickets
 

@@ -7,6 +7,7 @@ import typer
 
 from tasc_jobs.cli.options import (
     AsJson,
+    ChatOptions,
     CheckpointS,
     RowOptions,
     StoreOptions,
@@ -52,6 +53,7 @@ def finetune(
     model: Model = None,
     tokenizer: Tokenizer = None,
     template: Template = None,
+    chat: ChatOptions,
     eos: Eos = None,
     settings: FinetuneSettings,
     workers: Workers = 1,
@@ -79,6 +81,7 @@ def finetune(
         tokenizer=tokenizer,
         eos=eos,
         template=template,
+        **vars(chat),
         files=train or (),
         fields=row.fields,
     )

@@ -8,6 +8,7 @@ import typer
 from tasc_jobs.cli.enrich import Eos, NgramOptions
 from tasc_jobs.cli.options import (
     AsJson,
+    ChatOptions,
     Dtype,
     EngineOptions,
     Report,
@@ -64,6 +65,7 @@ def forecast_ft(
     tokenizer: Tokenizer = None,
     model: Model = None,
     template: Template = None,
+    chat: ChatOptions,
     budget: Budgets = "0,60,125,250,500,1000",
     ngrams: NgramOptions,
     eos: Eos = None,
@@ -98,6 +100,7 @@ def forecast_ft(
         tokenizer=tokenizer or model,
         eos=eos,
         template=template,
+        **vars(chat),
         dtype=dtype,
         device=engine.device,
         files=train or (),

@@ -121,7 +121,7 @@ def _line(artifact: Artifact, current: int | None) -> str:
     parts = [
         f"{version:4}",
         made,
-        f"{artifact.corpus_rows:,} rows",
+        artifact.rows_in_words,
         f"{artifact.size_bytes:,} bytes",
         "" if forecast is None else f"{forecast:.3f} tokens per step",
         "current" if version == current else "",

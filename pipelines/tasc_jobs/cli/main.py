@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tasc_jobs.cli.doctor import doctor
 from tasc_jobs.cli.enrich import enrich
 from tasc_jobs.cli.evaluate import evaluate
 from tasc_jobs.cli.examples import EXAMPLES
@@ -251,6 +252,9 @@ def demo(
         bool, typer.Option("--serve", help="Only start the service and keep it running.")
     ] = False,
     port: Annotated[int, typer.Option(help="Port of the service with --serve.")] = 8000,
+    report: Annotated[
+        Path, typer.Option(help="HTML file for the plots; not written with --serve.")
+    ] = Path("demo.html"),
 ) -> None:
     """Run the whole workflow on shipped data: corpus, statistics, index, service, answers."""
     if keep_serving:
@@ -264,7 +268,7 @@ def demo(
         if keep_serving:
             serve_demo(url, port, _wait_for_signal)
         else:
-            run_demo(url)
+            run_demo(url, report)
 
 
 _PANELS: dict[str, tuple[Command | tuple[str, typer.Typer], ...]] = {
@@ -274,7 +278,7 @@ _PANELS: dict[str, tuple[Command | tuple[str, typer.Typer], ...]] = {
     "Serve": (serve, ("key", key_app), demo),
     "Batch": (generate, worker),
     "Fine-tune": (enrich, finetune, forecast_ft, train_drafter, rank_vocabulary),
-    "Look": (stats, replay, forecast, tune, evaluate, measure_cost),
+    "Look": (doctor, stats, replay, forecast, tune, evaluate, measure_cost),
 }
 for _panel, _members in _PANELS.items():
     for _member in _members:

@@ -31,6 +31,35 @@ Template = Annotated[
     str | None,
     typer.Option(help=r"Prompt with {input}; \n is a line break.", show_default="the task's"),
 ]
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """A chat template in place of a format string."""
+
+    chat_template: Annotated[
+        str | None,
+        typer.Option(
+            help="auto for the model's own chat template, or a file with one; in place of "
+            "--template.",
+            show_default="none, or the task's",
+        ),
+    ] = None
+    system_prompt: Annotated[
+        str | None,
+        typer.Option(
+            help="System prompt of the chat template.", show_default="none, or the task's"
+        ),
+    ] = None
+    few_shot: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of rows that prompts give as examples, with the chat template.",
+            show_default="none, or the task's",
+        ),
+    ] = None
+
+
 MaxTokens = Annotated[
     int | None,
     typer.Option(min=1, help="Maximum tokens of an answer.", show_default="the task's, or 256"),

@@ -24,6 +24,9 @@ _EXAMPLES = """\
 A classifier: tasc task create tickets --model ./my-model --adapter ./my-lora
 --template 'label: {input}\\n' --choices labels.txt
 
+With the model's chat template: tasc task create tickets --model ./my-model --chat-template auto
+--system-prompt 'Label the ticket.'
+
 An extractor: tasc task create slots --model ./my-model --template '{input}\\n=> ' --schema
 slots.json --max-tokens 128
 
@@ -32,7 +35,7 @@ Paraphrases: tasc task create reword --model ./my-model --template 'say: {input}
 
 What `LLM.save` of Python wrote, with its draft index: tasc task create tickets --from ./ticket-task
 
-Then: tasc ingest tickets train.jsonl; tasc build-index tickets"""
+Then, except after --from: tasc ingest tickets train.jsonl; tasc build-index tickets"""
 _CHANGES = """\
 A longer answer: tasc task set tickets --max-tokens 64
 
@@ -58,7 +61,7 @@ def task_create(
         typer.Option(
             "--from",
             help="Folder that `LLM.save` wrote: all options of the task and its draft index. "
-            "Without it, --model and --template must be given.",
+            "Without it, --model and --template or --chat-template must be given.",
             show_default="none",
         ),
     ] = None,
@@ -97,7 +100,7 @@ def task_set(
         list[str] | None,
         typer.Option(
             help="Field to reset to its default, named as in `tasc task show`; repeatable. "
-            "sampling, draft and drafter each reset all fields of their group.",
+            "sampling, draft, drafter and chat each reset all fields of their group.",
             show_default=False,
         ),
     ] = None,

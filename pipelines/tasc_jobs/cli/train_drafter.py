@@ -7,6 +7,7 @@ import typer
 
 from tasc_jobs.cli.options import (
     AsJson,
+    ChatOptions,
     CheckpointS,
     Device,
     MaxModelLen,
@@ -64,6 +65,7 @@ def train_drafter(
     model: Model = None,
     adapter: Adapter = None,
     template: Template = None,
+    chat: ChatOptions,
     train: Train = None,
     answers: Answers = None,
     limit: Limit = None,
@@ -93,6 +95,7 @@ def train_drafter(
         model=model,
         adapter=adapter,
         template=template,
+        **vars(chat),
         max_tokens=max_tokens,
         dtype=dtype,
         device=device,
@@ -100,7 +103,7 @@ def train_drafter(
         fields=row.fields,
         limit=limit,
     )
-    needed = not (options.names_everything or (answers and model and template))
+    needed = not (options.names_everything or (answers and model and options.names_template))
     with store.open_if(needed, task) as url:
         from tasc_jobs.drafter.training_run import STAGES, in_words, job_of
         from tasc_jobs.drafter.training_run import train_drafter as run

@@ -8,6 +8,7 @@ import typer
 
 from tasc_jobs.cli.options import (
     AsJson,
+    ChatOptions,
     Report,
     RowIdOptions,
     StoreOptions,
@@ -80,6 +81,7 @@ def replay(
     budget: Budgets = None,
     limit: Limit = None,
     template: Template = None,
+    chat: ChatOptions,
     eos: Eos = None,
     bigrams: Bigrams = None,
     online: Online = False,
@@ -103,7 +105,8 @@ def replay(
         budgets=_budgets(budget),
         limit=limit,
         eos=eos,
-        template=None if template is None else template.replace("\\n", "\n"),
+        template=template,
+        **vars(chat),
         bigrams=bigrams,
         online=online,
         fields=row.fields,

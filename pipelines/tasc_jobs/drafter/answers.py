@@ -19,7 +19,7 @@ from tasc_runtime.data.rows import json_line, read_raw_rows, whole_file
 from tasc_runtime.errors import FileError
 from tasc_runtime.progress import StageProgress
 from tasc_store import CorpusRow
-from tasc_text import PromptTemplate, TaskTokenizer
+from tasc_text import TaskTokenizer, Template
 
 ANSWERS, _ASKED = "answers.jsonl", "asked.json"
 _LEAST = 3  # tokens of a row: an EAGLE head begins to guess at the third
@@ -91,7 +91,7 @@ def read_answers(path: Path) -> list[TargetAnswer]:
 def examples_of(
     answers: Sequence[TargetAnswer],
     tokenizer: TaskTokenizer,
-    template: PromptTemplate,
+    template: Template,
     max_length: int,
 ) -> tuple[list[Example], int]:
     """Answers that can be learnt, as token ids, and how many are too long or too short.
@@ -101,7 +101,7 @@ def examples_of(
     """
     found = []
     for answer in answers:
-        prompt = tokenizer.encode_prompt(template.render(answer.input))
+        prompt = template.encode(tokenizer, answer.input)
         ids = answer.ids or (*tokenizer.encode_outputs([answer.output])[0], tokenizer.eos_id)
         if not 0 <= min(ids) <= max(ids) < tokenizer.vocab_size:
             raise FileError(
@@ -138,7 +138,7 @@ def _mended(file: Path) -> Path:
 def _pin(folder: Path, source: ModelSource, generation: GenerationSettings) -> None:
     asked = {
         "target": target_fingerprint(source.folder, source.adapter),
-        "template": generation.template.text,
+        "template": generation.template.identity,
         "max_tokens": generation.max_tokens,
         "stop": list(generation.stop),
     }

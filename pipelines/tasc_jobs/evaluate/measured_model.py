@@ -89,8 +89,8 @@ class MeasuredModel:
 
     def prompts(self, inputs: Sequence[str]) -> list[Prompt]:
         """Of the inputs whose prompts leave room for an answer."""
-        render, encoded = self._generation.template.render, self.tokenizer.encode_prompt
-        found = (Prompt(row, tuple(encoded(render(text)))) for row, text in enumerate(inputs))
+        encode = self._generation.template.encode
+        found = (Prompt(i, tuple(encode(self.tokenizer, text))) for i, text in enumerate(inputs))
         return [prompt for prompt in found if len(prompt.ids) < self._engine.longest]
 
     def answers(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tasc_jobs.errors import FinetuneError
 from tasc_jobs.finetune.hyperparameters import LoopSettings
-from tasc_text import PromptTemplate, TaskTokenizer
+from tasc_text import TaskTokenizer, Template
 
 if TYPE_CHECKING:  # a store's packages are not needed to learn
     from tasc_store import CorpusRow
@@ -42,7 +42,7 @@ class TrainingBatch:
 
 
 def examples_of(
-    rows: Iterable["CorpusRow"], tokenizer: TaskTokenizer, template: PromptTemplate, max_length: int
+    rows: Iterable["CorpusRow"], tokenizer: TaskTokenizer, template: Template, max_length: int
 ) -> tuple[list[Example], int]:
     """The rows that are not too long, and how many are.
 
@@ -51,7 +51,7 @@ def examples_of(
     """
     found, too_long = list[Example](), 0
     for row in rows:
-        prompt = tokenizer.encode_prompt(template.render(row.input))
+        prompt = template.encode(tokenizer, row.input)
         if not prompt:
             raise FinetuneError(
                 f"the prompt of row {row.key!r} has no token; give it an input, or put text before "

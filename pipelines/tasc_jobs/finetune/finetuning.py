@@ -33,7 +33,7 @@ from tasc_jobs.finetune.training import Trainer, WorkerGroup, memory_to, run_thr
 from tasc_jobs.task_inputs import TaskInputs
 from tasc_runtime.progress import StageProgress, note, silent
 from tasc_store import CorpusRow
-from tasc_text import PromptTemplate, resolve_folder
+from tasc_text import Template, resolve_folder
 
 STAGES = {"train": "steps", "write": "files"}
 CHECKPOINT = "checkpoint"
@@ -58,7 +58,7 @@ class Finetune:
     base: Path
     tokenizer: Path
     rows: Sequence[CorpusRow]
-    template: PromptTemplate
+    template: Template
     settings: FinetuneSettings
     output: Path
     checkpoint_s: float = 60.0

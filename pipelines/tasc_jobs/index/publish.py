@@ -33,7 +33,7 @@ def current_index(store: ArtifactStore) -> DraftIndex | None:
 def publish_index(
     store: ArtifactStore,
     index: DraftIndex,
-    corpus_rows: int,
+    corpus_rows: int | None,
     stored: Callable[[], None] = lambda: None,
     *,
     forecast: float | None = None,
@@ -43,7 +43,7 @@ def publish_index(
     """Store an index as the next version, make it current and let go of old versions.
 
     Args:
-        corpus_rows: It was built from rows ``[0, corpus_rows)``.
+        corpus_rows: It was built from rows ``[0, corpus_rows)``; None: unknown.
         stored: Called when the version is whole in the store and not yet current.
         forecast: Tokens per step that it brought on rows it did not hold.
         after: The version that must be current until then, 0 for none; unset: any.
@@ -189,6 +189,6 @@ class IndexReport:
         if self.max_bytes is None:
             return ""
         return (
-            f"kept the outputs of {self.rows:,} of {self.artifact.corpus_rows:,} rows: the corpus "
+            f"kept the outputs of {self.rows:,} of {self.artifact.rows_in_words}: the corpus "
             f"part may take {self.max_bytes:,} bytes and takes {self.size.corpus_bytes:,}\n"
         )

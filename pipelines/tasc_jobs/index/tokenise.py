@@ -17,10 +17,10 @@ import ray.data
 from tasc_draft.tokens import Int32, Int64, Tokens
 from tasc_jobs.errors import JobError
 from tasc_jobs.index.redis_source import RedisCorpusSource
-from tasc_runtime.models import load_tokenizer
+from tasc_runtime.models import load_tokenizer, template_of
 from tasc_runtime.progress import StageProgress
 from tasc_store import TaskRecord
-from tasc_text import PromptTemplate, TaskTokenizer
+from tasc_text import TaskTokenizer
 
 # So much, by rows or by text, is encoded at a time, and read by one task.
 BATCH_ROWS, _BATCH_BYTES = 500, 2 << 20
@@ -158,9 +158,9 @@ def _flat(column: pa.ChunkedArray) -> tuple[Int32, Int64]:
 
 
 def _encode(record: TaskRecord, table: pa.Table) -> pa.Table:
-    tokenizer, template = _tokenizer(record), PromptTemplate(record.template)
+    tokenizer, template = _tokenizer(record), template_of(record)
     inputs = table["input"].to_pylist()
-    prompts = [tokenizer.encode_prompt(template.render(value)) for value in inputs]
+    prompts = [template.encode(tokenizer, value) for value in inputs]
     outputs = tokenizer.encode_outputs(table["output"].to_pylist())
     return pa.table(
         {

@@ -53,7 +53,7 @@ class BaseModel:
         try:
             folder = resolve_folder(model, revision, weights=False)
             tokenizer = TaskTokenizer.from_folder(folder)
-            config = _config(folder / _CONFIG)
+            config = model_settings(folder / _CONFIG)
         except (ValueError, OSError) as error:
             raise UsageError(f"--model: {error}") from error
         vocab_size = config.get("vocab_size") or tokenizer.vocab_size
@@ -63,9 +63,13 @@ class BaseModel:
         )
 
 
-def _config(path: Path) -> dict[str, Any]:
-    """The settings of a model, those of its text part over the others; numbers checked."""
-    config = _json_object(path, saved_by="transformers")
+def model_settings(path: Path) -> dict[str, Any]:
+    """The settings of a model, those of its text part over the others; numbers checked.
+
+    Raises:
+        ValueError: ``path`` is no such file; the message says why.
+    """
+    config = json_object(path, saved_by="transformers")
     text = config.get("text_config")
     found = {**config, **(text if isinstance(text, dict) else {})}
     for name in ("vocab_size", *_POSITIONS):
@@ -121,7 +125,7 @@ def check_adapter(folder: Path, base: Path) -> None:
         OSError: A file cannot be read.
     """
     path = folder / _ADAPTER_CONFIG
-    config = _json_object(path, saved_by="peft")
+    config = json_object(path, saved_by="peft")
     if (kind := config.get("peft_type")) != "LORA":
         raise ValueError(f"{path} says peft_type {kind!r}; only LORA is served")
     rank = config.get("r")
@@ -130,10 +134,19 @@ def check_adapter(folder: Path, base: Path) -> None:
     pairs = _pairs(folder, None if config.get("rank_pattern") else rank)
     if config.get("fan_in_fan_out"):
         return  # the base model's weights lie the other way round
-    _check_shapes(pairs, _float_shapes(base), str(config.get("base_model_name_or_path")))
+    _check_shapes(pairs, float_shapes(base), str(config.get("base_model_name_or_path")))
 
 
-def _json_object(path: Path, saved_by: str) -> dict[str, Any]:
+def json_object(path: Path, saved_by: str) -> dict[str, Any]:
+    """What a file says.
+
+    Args:
+        saved_by: What writes such files, for the message where there is none.
+
+    Raises:
+        ValueError: There is no such file, or it holds no JSON object.
+        OSError: It cannot be read.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
@@ -197,7 +210,13 @@ def _shapes(path: Path, dtypes: Collection[str] = ()) -> dict[str, Shape]:
         ) from error
 
 
-def _float_shapes(base: Path) -> dict[str, Shape]:
+def float_shapes(base: Path) -> dict[str, Shape]:
+    """The shapes of a model's weights that are not packed, by their headers alone.
+
+    Raises:
+        ValueError: A file is no safetensors file, or is cut off.
+        OSError: One cannot be read.
+    """
     files = sorted(base.glob("*.safetensors"))
     return {name: shape for path in files for name, shape in _shapes(path, _FLOATS).items()}
 

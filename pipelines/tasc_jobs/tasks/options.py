@@ -36,6 +36,21 @@ class TaskOptions:
             r"Prompt with {input} where the row's input goes; \n is a line break.", "that of --from"
         ),
     ] = None
+    chat_template: Annotated[
+        str | None,
+        _option(
+            "auto for the model's own chat template, or a file with one; in place of --template.",
+            "none",
+        ),
+    ] = None
+    system_prompt: Annotated[
+        str | None,
+        _option("System prompt of conversations that bring none; for a chat template.", "none"),
+    ] = None
+    few_shot: Annotated[
+        Path | None,
+        _option("File of rows that each prompt gives as examples; for a chat template.", "none"),
+    ] = None
     adapter: Annotated[str | None, _option("LoRA adapter of PEFT, folder or name.", "none")] = None
     adapters: Annotated[
         list[str] | None,

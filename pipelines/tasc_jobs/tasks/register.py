@@ -13,17 +13,21 @@ from tasc_jobs.tasks.options import TaskOptions
 from tasc_jobs.tasks.values import (
     GROUPS,
     Values,
+    by_option,
     defaults,
     flat,
     given_values,
+    no_chat,
     option,
     record_of,
 )
 from tasc_runtime.data.saved_task import SavedTask
+from tasc_runtime.errors import ServiceError
+from tasc_runtime.models import chat_template, template_of
 from tasc_runtime.sampling_options import guide_of
 from tasc_store import Artifact, ArtifactStore, TaskRecord, TaskStore, UnknownTask
 from tasc_store.keys import checked_task
-from tasc_text import PromptTemplate, resolve_folder
+from tasc_text import TextError, resolve_folder
 
 _TEXT = "a"  # in every vocabulary
 _CUT = "\ufffd"  # what decoders write for bytes that are no character
@@ -53,7 +57,8 @@ def create(store: TaskStore, name: str, options: TaskOptions, replace: bool) -> 
     """
     newest = _replaceable(store, name, replace)
     values = given_values(options)
-    if missing := [option(needed) for needed in ("model", "template") if needed not in values]:
+    needed = {"model": "--model", "template": "--template or --chat-template"}
+    if missing := [said for name, said in needed.items() if name not in values]:
         raise UsageError(
             f"{' and '.join(missing)} must be given, or --from with a folder of `LLM.save`"
         )
@@ -69,8 +74,8 @@ def create_from(
         replace: Whether a task of that name gets a new version.
 
     Returns:
-        What was registered, what the folder holds, and the published index; None for the index of
-        a task that was saved without a corpus, which is not published.
+        What was registered, what the folder holds, and the index that is current now. A folder
+        without outputs of a corpus publishes none: the index of before, if any, stays current.
 
     Raises:
         ServiceError: The folder is not what `LLM.save` writes.
@@ -94,10 +99,10 @@ def create_from(
             f"{values['model']} has {found} now; save the task again"
         )
     registered = _put(store, values, newest)
-    if not saved.index.corpus.documents:
-        return registered, saved, None
     artifacts = ArtifactStore(client, name, found)
-    return registered, saved, publish_index(artifacts, saved.index, corpus_rows=0)
+    if not saved.index.corpus.documents:
+        return registered, saved, artifacts.current()
+    return registered, saved, publish_index(artifacts, saved.index, corpus_rows=None)
 
 
 def change(
@@ -118,11 +123,19 @@ def change(
         raise UsageError("nothing to change; give an option, see `tasc task set --help`")
     if both := sorted(given.keys() & reset.keys()):
         raise UsageError(f"{', '.join(both)} is both given and --unset; leave one out")
+    if "template" in given and "chat_template" not in given:
+        reset |= no_chat()  # a task has one kind of template
     return old, _put(store, {**flat(old), **reset, **given}, newest)
 
 
 def _put(store: TaskStore, values: Values, newest: int) -> Registered:
     model = BaseModel.open(values["model"], values.get("revision"))
+    if said := values.get("chat_template"):
+        try:
+            chat = chat_template(model.folder, said)
+        except (TextError, ServiceError) as error:
+            raise UsageError(by_option(str(error))) from error
+        values = {**values, "chat_template": chat.source, "chat_tokens": chat.tokens}
     record = record_of({**values, "fingerprint": model.tokenizer.fingerprint})
     try:
         store.require_corpus(record)
@@ -180,14 +193,13 @@ def check_record(record: TaskRecord, model: BaseModel) -> None:
 
 def _check_template(record: TaskRecord, model: BaseModel) -> None:
     _require_unicode("--template", record.template)
-    prompt = model.tokenizer.encode_prompt(PromptTemplate(record.template).render(_TEXT))
+    said = "--template" if record.chat is None else "--chat-template"
+    prompt = template_of(record).encode(model.tokenizer, _TEXT)
     if not prompt:
-        raise UsageError(
-            f"--template {record.template!r} gives no tokens of this tokenizer; put words in it"
-        )
+        raise UsageError(f"{said} gives no tokens of this tokenizer; put words in it")
     if model.positions is not None and len(prompt) >= model.positions:
         raise UsageError(
-            f"--template has {len(prompt)} tokens without its input, the model was made for "
+            f"{said} has {len(prompt)} tokens without its input, the model was made for "
             f"{model.positions} positions; shorten it"
         )
 

@@ -6,12 +6,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tasc_jobs.tasks.register import Registered
-from tasc_jobs.tasks.values import NEURAL, flat
+from tasc_jobs.tasks.values import CHAT, NEURAL, flat
 from tasc_runtime.data.saved_task import SavedTask
 from tasc_store import Artifact, Newest, TaskRecord, TaskStore
 
 _MOST_IN_TABLE, _MOST_IN_CHANGE = 300, 40  # characters
-_QUOTED = ("template", "regex", "stop")
+_QUOTED = ("template", "regex", "stop", "chat_template", "system_prompt")
+_PAIRS = ("adapters", "chat_tokens", "few_shot")
 _LABELS_SHOWN = 5
 
 LIST_HEADER = "name\tmodel\tadapter\tversion"
@@ -65,6 +66,8 @@ def table(record: TaskRecord, version: int, past: list[Past]) -> str:
     values = flat(record)
     if record.neural is None:
         values = {k: v for k, v in values.items() if k == "drafter" or k not in NEURAL}
+    if record.chat is None:
+        values = {k: v for k, v in values.items() if k == "chat_template" or k not in CHAT}
     width = max(map(len, values)) + 2
     lines = [f"{'version':{width}}{version} of {len(past)}"]
     lines += [f"{k:{width}}{_value(k, v, _MOST_IN_TABLE)}" for k, v in values.items()]
@@ -105,6 +108,10 @@ def taken(name: str, saved: SavedTask, artifact: Artifact | None) -> str:
     """What became of a saved task's index, rows and engine settings; each line begins with \\n."""
     if artifact is None:
         lines = "\nno index: the task was saved without a corpus"
+    elif not saved.index.corpus.documents:
+        lines = (
+            f"\nindex version {artifact.version} stays current: the task was saved without a corpus"
+        )
     else:
         lines = (
             f"\nindex version {artifact.version} is current: "
@@ -134,7 +141,7 @@ def _change(name: str, old: Any, new: Any) -> str:
 def _value(name: str, value: Any, most: int) -> str:
     if value is None or value == ():
         return "unset"
-    if name == "adapters":
+    if name in _PAIRS:
         return _short(", ".join(f"{called}={place}" for called, place in value), most)
     if name == "choices":
         first = ", ".join(value[:_LABELS_SHOWN]) + (", ..." if len(value) > _LABELS_SHOWN else "")

@@ -8,9 +8,13 @@ from typing import Any
 
 from tasc_draft.settings import DraftSettings
 from tasc_jobs.errors import UsageError
+from tasc_jobs.task_inputs import read_files
 from tasc_jobs.tasks.options import TaskOptions
+from tasc_runtime.data.rows import Fields
 from tasc_store import NeuralDrafting, SamplingDefaults, TaskRecord
 from tasc_store.tasks.record import MOST_CHOICE_CHARACTERS, MOST_TEXT_BYTES
+from tasc_text import ChatTemplate
+from tasc_text.template import FIELD
 
 Values = dict[str, Any]
 
@@ -27,8 +31,15 @@ NEURAL = {
     "draft_nodes": "nodes",
     "draft_sure": "sure",
 }
+# By the names people use, those of `ChatTemplate`.
+CHAT = {
+    "chat_template": "source",
+    "chat_tokens": "tokens",
+    "system_prompt": "system",
+    "few_shot": "shots",
+}
 # Groups of values that are set and unset together, too.
-GROUPS = {"sampling": _SAMPLING, "draft": _DRAFT, "drafter": set(NEURAL)}
+GROUPS = {"sampling": _SAMPLING, "draft": _DRAFT, "drafter": set(NEURAL), "chat": set(CHAT)}
 # Draft settings with an option of their own.
 _OWN_OPTION = {"mixture", "num_speculative_tokens", "min_prob"}
 # As much as labels within their limits can take in JSON, where a character may need 12 bytes.
@@ -38,12 +49,14 @@ _KINDS = {int: "an integer", float: "a number"}
 
 def flat(record: TaskRecord) -> Values:
     """Every value of a record by its name, those of its parts among them."""
-    of_parts = (*_PARTS, "neural")
+    of_parts = (*_PARTS, "neural", "chat")
     values = {f.name: getattr(record, f.name) for f in fields(record) if f.name not in of_parts}
-    neural = _no_neural()
+    neural, chat = _no_neural(), no_chat()
     if record.neural is not None:
         neural = {name: getattr(record.neural, own) for name, own in NEURAL.items()}
-    return {**values, **asdict(record.sampling), **asdict(record.draft), **neural}
+    if record.chat is not None:
+        chat = {name: getattr(record.chat, own) for name, own in CHAT.items()}
+    return {**values, **asdict(record.sampling), **asdict(record.draft), **neural, **chat}
 
 
 def record_of(values: Mapping[str, Any]) -> TaskRecord:
@@ -59,6 +72,7 @@ def record_of(values: Mapping[str, Any]) -> TaskRecord:
             sampling=SamplingDefaults(**{k: v for k, v in values.items() if k in _SAMPLING}),
             draft=DraftSettings(**{k: v for k, v in values.items() if k in _DRAFT}),
             neural=_neural_of(values),
+            chat=_chat_of(values),
         )
     except ValueError as error:
         raise UsageError(by_option(str(error))) from error
@@ -67,8 +81,9 @@ def record_of(values: Mapping[str, Any]) -> TaskRecord:
 def defaults() -> Values:
     """The defaults of all values that have one."""
     own = {f.name: f.default for f in fields(TaskRecord) if f.default is not MISSING}
-    del own["neural"]
-    return {**own, **asdict(SamplingDefaults()), **asdict(DraftSettings()), **_no_neural()}
+    del own["neural"], own["chat"]
+    parts = asdict(SamplingDefaults()) | asdict(DraftSettings())
+    return {**own, **parts, **_no_neural(), **no_chat()}
 
 
 def option(name: str) -> str:
@@ -106,13 +121,27 @@ def _no_neural() -> Values:
     return {name: own[field] for name, field in NEURAL.items()} | {"drafter": None}
 
 
+def no_chat() -> Values:
+    """The neutral values of a task with a format string."""
+    return {"chat_template": None, "chat_tokens": (), "system_prompt": None, "few_shot": ()}
+
+
+def _chat_of(values: Mapping[str, Any]) -> ChatTemplate | None:
+    given = {own: values[name] for name, own in CHAT.items() if values.get(name)}
+    if "source" in given:
+        return ChatTemplate(**given)
+    if given.keys() - {"tokens"}:
+        raise UsageError("--system-prompt and --few-shot need --chat-template; give it, too")
+    return None
+
+
 def given_values(options: TaskOptions) -> Values:
     """What was given, by the names of `values.flat`; folders with their whole path.
 
     Raises:
         UsageError: A file cannot be read, or two options say the same.
     """
-    own = ("choice", "choices", "schema", "draft")
+    own = ("choice", "choices", "schema", "draft", "few_shot")
     values = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in own}
     values["model"], values["adapter"] = _placed(options.model), _placed(options.adapter)
     values["drafter"] = _placed(options.drafter)
@@ -120,10 +149,17 @@ def given_values(options: TaskOptions) -> Values:
     values["template"] = _with_breaks(options.template)
     values["stop"] = tuple(map(_with_breaks, options.stop)) if options.stop else None
     values["choices"] = _labels(options)
+    if options.few_shot:
+        rows = read_files([options.few_shot], Fields()).rows
+        values["few_shot"] = tuple((row.input, row.output) for row in rows)
     values["schema"] = (
         read_text("schema", options.schema, MOST_TEXT_BYTES) if options.schema else None
     )
     found = {name: value for name, value in values.items() if value is not None}
+    if "chat_template" in found and "template" in found:
+        raise UsageError("--template and --chat-template are given; a task has one of them")
+    if "chat_template" in found:
+        found["template"] = FIELD
     for name, value in _draft_values(options.draft or ()):
         if name in found:
             raise UsageError(f"{name} is given twice, once by --draft; leave one out")

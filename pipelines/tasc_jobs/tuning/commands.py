@@ -12,7 +12,7 @@ from tasc_draft.index.bigrams import read_bigrams
 from tasc_jobs.errors import EmptyCorpusError
 from tasc_jobs.index.publish import IndexSize, current_index, publish_index
 from tasc_jobs.report.document import ReportDocument
-from tasc_jobs.task_inputs import FileRows, corpus_rows, read_files
+from tasc_jobs.task_inputs import FileRows, corpus_rows, named_template, read_files
 from tasc_jobs.tuning.forecast import CostFile, outlook, replayed
 from tasc_jobs.tuning.held_out import HeldOut
 from tasc_jobs.tuning.replay_page import forecast_page, replay_page, tune_page
@@ -27,10 +27,10 @@ from tasc_jobs.tuning.replays import (
 from tasc_jobs.tuning.tune import Price, by_curve, by_node, planned, tune
 from tasc_runtime.data.local_corpus import TokenRows, encode
 from tasc_runtime.data.rows import Fields
-from tasc_runtime.models import load_tokenizer
+from tasc_runtime.models import load_tokenizer, template_of
 from tasc_runtime.progress import Progress, note
 from tasc_store import Artifact, ArtifactStore, CorpusStore, TaskRecord, TaskStore
-from tasc_text import PromptTemplate, TaskTokenizer
+from tasc_text import TaskTokenizer
 from tasc_text.tokenizer import open_tokenizer
 
 
@@ -40,13 +40,15 @@ class StoredTask:
 
     Attributes:
         index: The current one; None where none was announced yet.
-        newer_rows: Rows of the corpus that came after the index was built.
+        index_rows: Rows of the corpus that it was built from; None: unknown, or there is no index.
+        newer_rows: Rows of the corpus that came after the index was built; 0 if that is unknown.
     """
 
     record: TaskRecord
     tokenizer: TaskTokenizer
     rows: TokenRows
     index: DraftIndex | None
+    index_rows: int | None
     newer_rows: int
 
     @property
@@ -61,13 +63,13 @@ class StoredTask:
     @property
     def max_bytes(self) -> int | None:
         """What the corpus part of an index takes from which a cap left outputs out; else None."""
-        if self.index is None or self.index.corpus.documents == len(self.rows):
+        if self.index is None or self.index_rows in (None, self.index.corpus.documents):
             return None
         return self.index.corpus.nbytes
 
 
 def read_task(client: redis.Redis, task: str) -> StoredTask:
-    """Read a task, its current index and the rows it was built from, or all where there is none.
+    """Read a task, its current index and the rows it was built from; all where these are unknown.
 
     Raises:
         EmptyCorpusError: There are no rows.
@@ -80,25 +82,28 @@ def read_task(client: redis.Redis, task: str) -> StoredTask:
     corpus = CorpusStore(client, record.corpus_name)
     store = _artifacts(client, record)
     artifact, there = store.current(), len(corpus)
-    wanted = there if artifact is None else artifact.corpus_rows
-    rows = encode(corpus_rows(corpus, wanted), tokenizer, PromptTemplate(record.template))
+    built_from = (artifact and artifact.corpus_rows) or None
+    rows = encode(corpus_rows(corpus, built_from or there), tokenizer, template_of(record))
     if not len(rows):
         raise EmptyCorpusError(
             f"the corpus of task {record.corpus_name!r} has no rows; ingest some first"
         )
-    return StoredTask(record, tokenizer, rows, current_index(store), there - len(rows))
+    index = current_index(store)
+    return StoredTask(record, tokenizer, rows, index, built_from, there - len(rows))
 
 
 def publish(client: redis.Redis, task: StoredTask, index: DraftIndex, forecast: float) -> Artifact:
-    """Store an index of the task's rows as its next version and make it current.
+    """Store an index as the task's next version and make it current.
 
     Args:
+        index: The task's, with other weights and settings, or one of its rows if it has none.
         forecast: Tokens per step that it is expected to bring.
 
     Raises:
         StoreError: Redis fails.
     """
-    return publish_index(_artifacts(client, task.record), index, len(task.rows), forecast=forecast)
+    rows = len(task.rows) if task.index is None else task.index_rows
+    return publish_index(_artifacts(client, task.record), index, rows, forecast=forecast)
 
 
 def _artifacts(client: redis.Redis, record: TaskRecord) -> ArtifactStore:
@@ -117,6 +122,9 @@ class ReplayRequest:
     limit: int | None = None
     eos: str | None = None
     template: str | None = None
+    chat_template: str | None = None
+    system_prompt: str | None = None
+    few_shot: Path | None = None
     bigrams: Path | None = None
     online: bool = False
     fields: Fields = field(default_factory=Fields)
@@ -134,7 +142,7 @@ def replay_job(request: ReplayRequest, emit: Callable[[dict[str, Any]], None]) -
         DraftError: The bigram table cannot be used.
     """
     proposers = named_proposers(request.proposers, request.bigrams is not None)
-    template = None if request.template is None else PromptTemplate(request.template)
+    template = named_template(request, lambda: request.tokenizer)
     tokenizer = open_tokenizer(request.tokenizer, request.eos)
     table = read_bigrams(request.bigrams, tokenizer.fingerprint) if request.bigrams else None
     note("reading and tokenising rows ...")
@@ -318,6 +326,11 @@ def _held_out(client: redis.Redis, name: str, branching: bool) -> tuple[StoredTa
     task = read_task(client, name)
     if task.newer_rows:
         note(f"{task.newer_rows} newer rows are not in the index; `tasc build-index` takes them in")
+    if task.index is not None and task.index_rows is None:
+        note(
+            "the current index came with the task: which rows are in it is unknown, and figures "
+            f"are of an index of the corpus; `tasc build-index {name}` builds that one"
+        )
     held = HeldOut(
         task.rows,
         task.tokenizer,

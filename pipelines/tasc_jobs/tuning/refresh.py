@@ -66,7 +66,8 @@ class Refreshed:
         new_rows: Rows of the corpus behind those that the newest index was built from.
         judged_rows: Those of them that neither index held when they were replayed.
         old_version: The current version before; None where there was none.
-        old_tokens_per_step, new_tokens_per_step: On the judged rows.
+        old_tokens_per_step, new_tokens_per_step: On the judged rows. The old index is not replayed
+            where the rows that it was built from are unknown, since it may hold the judged ones.
         version: The new current version; None where the old one stays.
         versions: All that the store has now.
     """
@@ -124,7 +125,9 @@ def refresh(
     moved, known = move_collected(client, record)
     store = ArtifactStore(client, record.corpus_name, record.fingerprint)
     current, versions = store.current(), store.versions()
-    seen = store.get(versions[-1]).corpus_rows if versions else 0
+    newest = store.get(versions[-1]) if versions else None
+    # Neither the newest nor the current index holds rows behind these, where theirs are known.
+    seen = max((each.corpus_rows or 0 for each in (newest, current) if each), default=0)
     rows = len(CorpusStore(client, record.corpus_name))
     old = current.version if current else None
     done = Refreshed(name, moved, known, rows, max(rows - seen, 0), "", old_version=old)
@@ -142,7 +145,8 @@ def refresh(
             progress=progress,
         ) as corpus,
     ):
-        return _judge(corpus, store, done, options, seen)
+        known = current is not None and bool(current.corpus_rows)
+        return _judge(corpus, store, done, options, seen, comparable=known)
 
 
 def move_collected(client: redis.Redis, record: TaskRecord) -> tuple[int, int]:
@@ -174,14 +178,25 @@ def _key(task: str, text: str) -> str:
 
 
 def _judge(
-    corpus: TokenCorpus, store: ArtifactStore, done: Refreshed, options: RefreshOptions, seen: int
+    corpus: TokenCorpus,
+    store: ArtifactStore,
+    done: Refreshed,
+    options: RefreshOptions,
+    seen: int,
+    comparable: bool,
 ) -> Refreshed:
-    """Replay both indexes on rows that neither holds, and publish the new one if it is better."""
+    """Replay both indexes on rows that neither holds, and publish the new one if it is better.
+
+    Args:
+        seen: First rows of the corpus, which may be in an index.
+        comparable: Whether there is a current index that is known to hold no other rows; where
+            there is none, the new one is published.
+    """
     kept, held = held_out(seen, corpus.rows)
     trial = corpus.index(kept)
     judged = _answers(corpus, held)
     new = _tokens_per_step(corpus, trial, judged)
-    old = _tokens_per_step(corpus, corpus.before, judged) if done.old_version else None
+    old = _tokens_per_step(corpus, corpus.before, judged) if comparable else None
     done = replace(
         done,
         corpus_rows=corpus.rows,
@@ -207,7 +222,12 @@ def _judge(
         keep=options.keep,
     )
     corpus.progress("publish", 2, 2)
-    than = "" if old is None else f", version {done.old_version} {old:.3f}"
+    than = f", version {done.old_version} {old:.3f}" if old is not None else ""
+    if done.old_version and old is None:
+        than = (
+            f"; version {done.old_version} was not replayed, because it is not known which rows "
+            "it was built from"
+        )
     reason = f"version {artifact.version} is current: it brings {told}{than}"
     return replace(done, reason=reason, version=artifact.version, versions=tuple(store.versions()))
 

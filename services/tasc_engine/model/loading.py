@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import safe_open
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 from transformers.utils import logging as transformers_logging
 
@@ -28,6 +30,8 @@ DTYPES = {
 }
 Quantization = Literal["nf4", "int8"]
 _LORA = re.compile(r"\.lora_[AB]\.")
+# What libraries raise for a folder that is damaged, or that needs packages that are not there.
+_FAULTS = (ImportError, OSError, RuntimeError, SafetensorError, StrictDataclassError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -71,8 +75,12 @@ class ModelSource:
 
 
 def max_positions(folder: Path) -> int:
-    """Most positions a model was made for; a model without a limit has ``sys.maxsize``."""
-    return positions_of(AutoConfig.from_pretrained(folder))
+    """Most positions a model was made for; a model without a limit has ``sys.maxsize``.
+
+    Raises:
+        UnsupportedModel: transformers cannot read the folder's settings.
+    """
+    return positions_of(_config(folder))
 
 
 def positions_of(config: Any) -> int:
@@ -97,13 +105,15 @@ def load_model(source: ModelSource) -> Any:
     """A transformers model in evaluation mode, ``source.adapter`` in it.
 
     Raises:
-        UnsupportedModel: It is no causal LM, its weights are not in safetensors, or it is
-            quantised in a way in which rows change each other.
+        UnsupportedModel: It is no causal LM, its weights are not in safetensors, are damaged, are
+            not all there or have other shapes than its settings say, it needs a package that is
+            missing, or it is quantised in a way in which rows change each other.
     """
     transformers_logging.disable_progress_bar()
     # It logs which kernels of other packages it lacks, and at each int8 product that it rounds.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    config = AutoConfig.from_pretrained(source.folder)
+    logging.getLogger("transformers.modeling_utils").addFilter(_no_report)
+    config = _config(source.folder)
     if config.is_encoder_decoder:
         raise UnsupportedModel(f"{config.model_type} is an encoder-decoder; a causal LM is needed")
     if not any(source.folder.glob("*.safetensors")):
@@ -115,16 +125,60 @@ def load_model(source: ModelSource) -> Any:
         safe_weights(source.adapter)  # before the model is read in vain
     quantised = _quantisation(source, config)
     # What a model says by itself is what its eager attention says: others leave soft caps out.
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        source.folder,
-        dtype=DTYPES[source.dtype],
-        attn_implementation="eager",
-        use_safetensors=True,
-        **quantised,
-    )
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            source.folder,
+            dtype=DTYPES[source.dtype],
+            attn_implementation="eager",
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # refused below, by name
+            **quantised,
+        )
+    except _FAULTS as error:
+        if is_out_of_memory(error):
+            raise
+        raise _unloadable(source.folder, error) from error
+    model, found = loaded
+    _require_whole(source.folder, found)
     if source.adapter is not None:
         model = _adapted(model, source.adapter, merge=not quantised)
     return (model if quantised else model.to(source.device)).eval()
+
+
+def _config(folder: Path) -> Any:
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except _FAULTS as error:
+        raise _unloadable(folder, error) from error
+
+
+def _no_report(record: logging.LogRecord) -> bool:
+    """Leaves out the table of weights that do not fit: `_require_whole` says it in one line."""
+    return "LOAD REPORT" not in str(record.msg)
+
+
+def _unloadable(folder: Path, error: Exception) -> UnsupportedModel:
+    reason = " ".join(str(error).split())[:200]
+    return UnsupportedModel(
+        f"transformers {transformers.__version__} does not load {folder} ({reason}); save it again "
+        "with save_pretrained(folder), or name another model"
+    )
+
+
+def _require_whole(folder: Path, found: Mapping[str, Any]) -> None:
+    """Weights that a file lacks would be random ones."""
+    if missing := sorted(found["missing_keys"]):
+        raise UnsupportedModel(
+            f"{folder} has no weights {missing[0]}, and {len(missing) - 1} others are missing too; "
+            "fetch or save the model again"
+        )
+    for name, stored, wanted in sorted(found["mismatched_keys"]):
+        raise UnsupportedModel(
+            f"{folder} has weights {name} of {list(stored)}, its config.json says {list(wanted)}; "
+            "fetch or save weights and config.json together"
+        )
 
 
 def _quantisation(source: ModelSource, config: Any) -> dict[str, Any]:

@@ -165,7 +165,8 @@ class Target:
         Raises:
             OutOfMemory: See :meth:`next_tokens`.
         """
-        return self._step(feed, self._logits)
+        # Graphs take it that all tokens are looked at, in their order.
+        return self._step(feed, self._logits if feed.scored is None else self._forward_of)
 
     @torch.inference_mode()
     def _step(self, feed: Feed, run: Callable[[StepLayout[Int64]], T]) -> T:

@@ -39,7 +39,8 @@ class Sequence:
         writer: Incremental text, only for who streams or has stop strings.
         guide: What the answer may be.
         adapter: Number of the target's adapter; 0 for none.
-        logprobs: One of each token of the answer, where they are asked for.
+        logprobs: One of each token of the answer, where they are asked for; the prompt's first.
+        told: How many of these deltas have told.
     """
 
     request: GenerationRequest
@@ -56,6 +57,7 @@ class Sequence:
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    told: int = 0
     admitted: float = 0.0
     first_token: float = 0.0
 
@@ -105,6 +107,11 @@ class Sequence:
     @property
     def prefilling(self) -> bool:
         return self.cached < len(self.prompt)
+
+    @property
+    def scores(self) -> bool:
+        """Whether its next tokens are of a prompt whose log-probabilities are asked for."""
+        return self.request.prompt_logprobs and self.prefilling
 
     def next_tokens(self, chunk: int) -> Int32:
         """What goes into the next forward before any draft: prompt tokens, or what was emitted."""
@@ -157,7 +164,8 @@ class Sequence:
     def delta(self, used: int, reason: FinishReason | None, tokenizer: TaskTokenizer) -> Delta:
         """What the step's ``used`` tokens add, and the result where they end the answer."""
         new = slice(len(self.answer) - used, None)
-        tokens, logprobs = tuple(self.answer[new]), tuple(self.logprobs[-used:])
+        tokens, logprobs = tuple(self.answer[new]), tuple(self.logprobs[self.told :])
+        self.told = len(self.logprobs)
         if reason is None:
             text = self.writer.take() if self.writer and self.request.stream else ""
             return Delta(self.request.id, tokens, text, logprobs=logprobs)
@@ -206,6 +214,8 @@ class Plan:
         shared_tokens: Prompt tokens of rows that begin in this step which were copied instead.
         adapters: ``int32[n]`` the number of each row's adapter, 0 for none.
         admitted: Those that have got their row for this step.
+        scored: ``int32[n]`` how many of each row's tokens, from the first on, say how likely the
+            prompt's next one is; None: none of any row.
     """
 
     sequences: list[Sequence]
@@ -220,14 +230,29 @@ class Plan:
     shared_tokens: int
     adapters: Int32
     admitted: list[Sequence]
+    scored: Int32 | None = None
 
     @classmethod
     def of(
-        cls, sequences: list[Sequence], chunk: int, admitted: list[Sequence] | None = None
+        cls,
+        sequences: list[Sequence],
+        chunk: int,
+        admitted: list[Sequence] | None = None,
+        most_scored: int = 1,
     ) -> "Plan":
-        """Each row's next tokens, at most ``chunk``."""
-        tokens = [s.next_tokens(chunk) for s in sequences]
+        """Each row's next tokens, at most ``chunk``.
+
+        Args:
+            most_scored: Tokens of all prompts that are scored, but at least one of each.
+        """
+        scoring = sum(s.scores for s in sequences)
+        fewer = min(chunk, max(most_scored // scoring, 1)) if scoring else chunk
+        tokens = [s.next_tokens(fewer if s.scores else chunk) for s in sequences]
         sizes = [len(t) for t in tokens]
+        scored = (
+            min(n, len(s.prompt) - 1 - s.cached) if s.scores else 0
+            for s, n in zip(sequences, sizes, strict=True)
+        )
         emits = [n >= s.behind for s, n in zip(sequences, sizes, strict=True)]
         return cls(
             sequences=sequences,
@@ -242,6 +267,7 @@ class Plan:
             shared_tokens=sum(s.entered for s in sequences if s.cached == s.entered),
             adapters=_ints(s.adapter for s in sequences),
             admitted=admitted or [],
+            scored=_ints(scored) if scoring else None,
         )
 
     @property
@@ -290,6 +316,7 @@ class Plan:
             drafts=drafts,
             moves=moves,
             adapters=self.adapters,
+            scored=self.scored,
         )
 
 

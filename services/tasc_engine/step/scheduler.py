@@ -16,12 +16,19 @@ from tasc_engine.kv.prefix_cache import PrefixCache
 from tasc_engine.layout import Int64
 from tasc_engine.step.plan import Plan, Sequence
 
+_SCORED_LOGITS = 1 << 24  # of prompts in one step: 64 MB of them in float32
+
 
 class Scheduler:
-    """Requests that wait and requests that have a row."""
+    """Requests that wait and requests that have a row.
 
-    def __init__(self, config: EngineConfig, cache: RowCache) -> None:
+    Args:
+        vocab_size: Logits of a place.
+    """
+
+    def __init__(self, config: EngineConfig, cache: RowCache, vocab_size: int) -> None:
         self._config = config
+        self._most_scored = _SCORED_LOGITS // vocab_size
         self._waiting: deque[Sequence] = deque()
         self._active: dict[int, Sequence] = {}
         self._free = list(range(config.rows - 1, -1, -1))
@@ -84,7 +91,7 @@ class Scheduler:
             moves: See `KVAllocator.enter`.
         """
         admitted = list(self._admit(moves))
-        return Plan.of(self.active, self._config.prefill_chunk, admitted)
+        return Plan.of(self.active, self._config.prefill_chunk, admitted, self._most_scored)
 
     def keep_prompt(self, sequence: Sequence) -> None:
         """Keep what the prompt of a prefilled row shares with others, for later ones."""
@@ -123,6 +130,7 @@ class Scheduler:
             sequence.row = row = self._free.pop()
             sequence.admitted = time.monotonic()
             self._active[row] = sequence
-            entered = self._prefixes.enter(sequence.first, sequence.prompt, sequence.adapter)
-            sequence.entered = sequence.cached = entered
+            if not sequence.request.prompt_logprobs:  # these need a forward of every token
+                entered = self._prefixes.enter(sequence.first, sequence.prompt, sequence.adapter)
+                sequence.entered = sequence.cached = entered
             yield sequence

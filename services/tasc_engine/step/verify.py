@@ -186,12 +186,14 @@ class Verified:
         drafts: What was verified: none where drafts did not fit the memory.
         accepted: What each row takes.
         logprobs: Of each row, those of the tokens it takes, where its request asks for them.
+        prompt_logprobs: Of each of the plan's rows, those of its scored tokens; empty if none are.
         seconds: Spent in the target's forward, until its tokens were read.
     """
 
     drafts: Drafts
     accepted: Accepted
     logprobs: list[list[TokenLogprob]]
+    prompt_logprobs: list[list[TokenLogprob]]
     seconds: float
 
     def record(self, plan: Plan, used: Int32, positions: int, **others: Any) -> StepRecord:
@@ -264,10 +266,11 @@ class Verifier:
                 forward.tokens, forward.drafts, plan.room(), plan.ends(), self._is_eos
             )
             logprobs = _logprobs(plan, forward, accepted)
+            scored = _prompt_logprobs(plan, forward)
         except OutOfMemory as error:
             self._forget_made(error)
             raise
-        return Verified(forward.drafts, accepted, logprobs, seconds)
+        return Verified(forward.drafts, accepted, logprobs, scored, seconds)
 
     def keep(self, plan: Plan, accepted: Accepted) -> None:
         """Accepted draft tokens go where they belong, except those of rows that have ended."""
@@ -303,11 +306,13 @@ class Verifier:
     def _run(self, plan: Plan, drafts: Drafts, allowed: Allowed | None) -> _Forward:
         feed, rows = plan.feed(drafts, self.moves), plan.emitting_rows
         needs_logits = any(s.request.logprobs is not None for s in plan.emitting)
+        needs_logits |= plan.scored is not None
         if allowed is None and not needs_logits and self._sampler.plain(rows):
             return _Forward(self._target.next_tokens(feed), drafts)
         logits = self._target.logits(feed)
         with out_of_memory_is("choosing tokens", moved=True):
-            tokens = self._sampler.choose(logits, rows, drafts, allowed)
+            visited = logits[: len(rows) + len(drafts.tokens)]  # behind these, scored ones
+            tokens = self._sampler.choose(visited, rows, drafts, allowed)
         return _Forward(tokens, drafts, logits)
 
     def _forget_made(self, error: OutOfMemory) -> None:
@@ -335,6 +340,24 @@ def _logprobs(plan: Plan, forward: _Forward, accepted: Accepted) -> list[list[To
     with out_of_memory_is("log-probabilities", moved=True):
         found = iter(token_logprobs(forward.logits, np.array(places), np.array(tokens), most))
     return [[next(found) for _ in range(taken)] for taken in counts]
+
+
+def _prompt_logprobs(plan: Plan, forward: _Forward) -> list[list[TokenLogprob]]:
+    """Of the scored tokens of each row of ``plan.sequences``, which have not entered yet.
+
+    Raises:
+        OutOfMemory: They did not fit.
+    """
+    if plan.scored is None or forward.logits is None:
+        return []
+    counts = plan.scored.tolist()
+    pairs = list(zip(plan.sequences, counts, strict=True))
+    tokens = np.concatenate([s.prompt[s.cached + 1 : s.cached + 1 + n] for s, n in pairs])
+    most = [s.request.logprobs or 0 for s, n in pairs for _ in range(n)]
+    places = np.arange(len(tokens)) + len(forward.drafts.tokens) + len(plan.emitting)
+    with out_of_memory_is("log-probabilities", moved=True):
+        found = iter(token_logprobs(forward.logits, places, tokens.astype(np.int64), most))
+    return [[next(found) for _ in range(n)] for n in counts]
 
 
 def _none() -> Int64:

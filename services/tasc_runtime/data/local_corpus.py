@@ -5,7 +5,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -32,7 +32,7 @@ from tasc_draft.learning import answers
 from tasc_runtime.data.rows import SUFFIXES, BadRow, Fields, read_corpus
 from tasc_runtime.errors import FileError
 from tasc_store import CorpusRow
-from tasc_text import PromptTemplate, TaskTokenizer
+from tasc_text import TaskTokenizer, Template
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,8 @@ def rows_of(corpus: Corpus, fields: Fields = Fields()) -> Iterator[CorpusRow]:
         yield from read_corpus([Path(p).expanduser() for p in paths], fields, _refuse)
         return
     columns = _columns(corpus, fields)
-    if columns is None and (isinstance(corpus, bytes) or not isinstance(corpus, Iterable)):
+    no_rows = isinstance(corpus, bytes | Mapping) or not isinstance(corpus, Iterable)
+    if columns is None and no_rows:
         raise TypeError(
             f"corpus is of type {type(corpus).__name__}; give files ({', '.join(SUFFIXES)}), a "
             f"table with columns {fields.input!r} and {fields.output!r}, or pairs of input and "
@@ -126,7 +127,7 @@ class TokenRows:
 
 
 def encode(
-    rows: Iterable[CorpusRow], tokenizer: TaskTokenizer, template: PromptTemplate | None
+    rows: Iterable[CorpusRow], tokenizer: TaskTokenizer, template: Template | None
 ) -> TokenRows:
     """Token ids of rows; prompts with what the tokenizer puts in front of one.
 
@@ -138,7 +139,8 @@ def encode(
     rest = iter(rows)
     while batch := list(islice(rest, _BATCH)):
         texts = [template.render(row.input) if template else row.input for row in batch]
-        encodings = tokenizer.backend.encode_batch_fast(texts, add_special_tokens=True)
+        special = template is None or template.adds_special_tokens
+        encodings = tokenizer.backend.encode_batch_fast(texts, add_special_tokens=special)
         prompts.append(Tokens.of([e.ids[-PROMPT_TOKENS:] for e in encodings]))
         outputs.append(Tokens.of(tokenizer.encode_outputs([row.output for row in batch])))
     return TokenRows(_joined(prompts), _joined(outputs))
@@ -155,7 +157,7 @@ def _joined(parts: list[Tokens]) -> Tokens:
 def learnt_index(
     rows: Iterable[CorpusRow],
     tokenizer: TaskTokenizer,
-    template: PromptTemplate,
+    template: Template,
     settings: DraftSettings,
 ) -> DraftIndex:
     """The draft index of rows, with weights learnt on some of them.
@@ -179,7 +181,7 @@ def learnt_index(
 def local_index(
     rows: Sequence[CorpusRow],
     tokenizer: TaskTokenizer,
-    template: PromptTemplate,
+    template: Template,
     settings: DraftSettings,
     folder: Path | None = None,
 ) -> DraftIndex:
@@ -217,14 +219,14 @@ def local_index(
 def _digest(
     rows: Iterable[CorpusRow],
     tokenizer: TaskTokenizer,
-    template: PromptTemplate,
+    template: Template,
     settings: DraftSettings,
 ) -> str:
     """Changes with whatever changes the index: program, weights, tokenizer, template and rows."""
     drafts, texts, own = (
         Path(p).parent for p in (tasc_draft.__file__, tasc_text.__file__, __file__)
     )
-    of = [digest_of(drafts, texts, own), tokenizer.fingerprint, template.text, asdict(settings)]
+    of = [digest_of(drafts, texts, own), tokenizer.fingerprint, template.identity, asdict(settings)]
     found = hashlib.sha256(json.dumps(of).encode())
     for weights in sorted(drafts.rglob("*.npz")):
         found.update(weights.read_bytes())

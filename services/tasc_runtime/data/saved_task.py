@@ -1,9 +1,10 @@
 """The folder that `LLM.save` writes, and that `LLM.load` and `tasc task create --from` read."""
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from tasc_draft import DraftIndex, read_index, write_index
 from tasc_runtime.data.rows import whole_file
@@ -23,7 +24,11 @@ class SavedTask:
     index: DraftIndex
 
     def write(self, folder: str | Path) -> None:
-        """Make the folder if need be, and write both files."""
+        """Make the folder if need be, and write both files.
+
+        Raises:
+            OSError: The folder cannot be written.
+        """
         path = Path(folder).expanduser()
         path.mkdir(parents=True, exist_ok=True)
         write_index(self.index, path / _INDEX)
@@ -31,6 +36,7 @@ class SavedTask:
             "format": _FORMAT,
             "record": json.loads(self.record.to_json()),
             "engine": self.engine.model_dump(exclude_defaults=True),
+            "index_sha256": _sha256(path / _INDEX),
         }
         with whole_file(path / _SAVED) as file:
             file.write(json.dumps(saved, indent=2).encode())
@@ -43,12 +49,15 @@ class SavedTask:
             ServiceError: It is no such folder, one of another version of this program, or damaged.
         """
         path = Path(folder).expanduser() / _SAVED
+        if not path.parent.is_dir():
+            raise ServiceError(f"there is no folder {path.parent}; name one that LLM.save wrote")
         try:
             saved = json.loads(path.read_text(encoding="utf-8"))
             if saved.get("format") != _FORMAT:
                 raise ValueError(f"format is {saved.get('format')!r}, this program reads {_FORMAT}")
-            record = TaskRecord.from_json(json.dumps(saved["record"]))
-            engine = EngineSettings(**saved["engine"])
+            record, engine = _settings(path, saved["record"], saved["engine"])
+            if _sha256(path.with_name(_INDEX)) != saved["index_sha256"]:
+                raise ValueError(f"{_INDEX} is of another save, or damaged")
             index = read_index(path.with_name(_INDEX))
             index.check_integrity()
             if index.fingerprint != record.fingerprint:
@@ -59,3 +68,18 @@ class SavedTask:
                 "save the model again"
             ) from error
         return cls(record, engine, index)
+
+
+def _settings(path: Path, record: Any, engine: Any) -> tuple[TaskRecord, EngineSettings]:
+    try:
+        return TaskRecord.from_json(json.dumps(record)), EngineSettings(**engine)
+    except ValueError as error:
+        raise ServiceError(
+            f"{path} was saved by another version of this program, or changed since ({error}); "
+            "save the model again"
+        ) from error
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -25,11 +25,11 @@ from tasc_runtime.engine.step_costs import step_costs
 from tasc_runtime.engine.versions import Records, newest_version
 from tasc_runtime.engine_settings import DraftOverrides, EngineSettings
 from tasc_runtime.errors import StaleProposer
-from tasc_runtime.models import load_tokenizer
+from tasc_runtime.models import load_tokenizer, template_of
 from tasc_runtime.protocol import Call
 from tasc_runtime.sampling_options import AnswerGuide, FieldError, SamplingOptions, guide_of
 from tasc_store import Artifact, ArtifactCache, ArtifactStore, TaskRecord, TaskStore
-from tasc_text import PromptTemplate, TaskTokenizer, resolve_folder
+from tasc_text import ChatTemplate, Conversation, MessageError, TaskTokenizer, resolve_folder
 
 
 def device_of(device: str, gpus: float) -> str:
@@ -198,7 +198,7 @@ class EngineBuilder:
     ) -> None:
         self.records = Records(record, version)
         self.tokenizer = tokenizer = tokenizer or load_tokenizer(record)
-        self.template = PromptTemplate(record.template)
+        self.template = template_of(record)
         self.artifact = artifact
         torch.set_num_threads(settings.torch_threads)
         source = model_source(record, device_of(settings.device, options.get("gpus", 0.0)))
@@ -286,6 +286,20 @@ class EngineBuilder:
     @property
     def record_version(self) -> int:
         return self.records.newest[1]
+
+    @property
+    def has_chat_template(self) -> bool:
+        return isinstance(self.template, ChatTemplate)
+
+    def waits_to_render(self, call: Call) -> bool:
+        """Whether `read` waits for another process, so that no event loop may call it."""
+        return call.templated and self.has_chat_template
+
+    def with_row(self, call: Call) -> Call:
+        """A call with the row's input for its prompt where a format string takes only that."""
+        if isinstance(call.prompt, Conversation) and not self.has_chat_template:
+            return dataclasses.replace(call, prompt=call.prompt.input)
+        return call
 
     @property
     def drafts_by(self) -> str:
@@ -393,13 +407,14 @@ class EngineBuilder:
         request = GenerationRequest(
             id=id,
             prompt=prompt,
-            max_tokens=min(record.max_tokens, room) if most is None else most,
+            max_tokens=min(record.max_tokens, room) if most is None else max(most, 1),
             stop=(*record.stop, *call.stop),
             draft=call.draft,
             stream=call.stream,
             sampling=asked.sampling(record.sampling),
             guide=guide.spec if guide else None,
             logprobs=asked.logprobs,
+            prompt_logprobs=asked.echo and asked.logprobs is not None and not call.committed_ids,
             ignore_eos=asked.ignore_eos,
             adapter=asked.adapter_of(record),
             committed_ids=call.committed_ids,
@@ -432,10 +447,14 @@ class EngineBuilder:
             log.error("task %s: %s: %s", self.record.name, guide.name if guide else "", error)
 
     def _prompt(self, call: Call) -> tuple[int, ...]:
-        if not isinstance(call.prompt, str):
+        if isinstance(call.prompt, tuple):
             return call.prompt
-        text = self.template.render(call.prompt) if call.templated else call.prompt
-        return tuple(self.tokenizer.encode_prompt(text))
+        if isinstance(call.prompt, str) and not call.templated:
+            return tuple(self.tokenizer.encode_prompt(call.prompt))
+        try:
+            return tuple(self.template.encode(self.tokenizer, call.prompt))
+        except MessageError as error:
+            raise FieldError(error.field, str(error)) from error
 
     def _room(self, call: Call, prompt: tuple[int, ...]) -> int:
         """Tokens that a prompt leaves for its answer."""

@@ -301,11 +301,15 @@ class InFlight:
 
     It belongs to one event loop.
 
+    Args:
+        most: Requests at once; None: any number.
+
     Attributes:
         inside: Requests that are being answered.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int | None = None) -> None:
+        self.most = most
         self.inside = 0
         self.open = True
 
@@ -313,9 +317,12 @@ class InFlight:
         """A request has come; `leave` ends it.
 
         Raises:
-            ApiError: The gateway is being stopped; another one takes it.
+            ApiError: The gateway is being stopped, or has as many as it takes.
         """
         self.require_open()
+        if self.most is not None and self.inside >= self.most:
+            message = f"this gateway has {self.inside} requests, as many as it takes; try again"
+            raise ApiError(503, message, code="service_full", headers={"Retry-After": "1"})
         self.inside += 1
 
     def leave(self) -> None:

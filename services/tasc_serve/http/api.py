@@ -155,14 +155,18 @@ def _add_operations(
             return {"status": "degraded", "tasks": tasks, "store": backend.store_fault}
         return {"status": "ready", "tasks": tasks}
 
+    one_at_a_time = asyncio.Lock()  # it reads every process's text, and anybody may ask
+
     @app.get("/metrics")
     async def metrics() -> Response:
-        texts = [generate_latest(own.registry).decode(), *await backend.metrics()]
-        return PlainTextResponse(merge(texts), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+        async with one_at_a_time:
+            texts = [generate_latest(own.registry).decode(), *await backend.metrics()]
+            merged = await asyncio.to_thread(merge, texts)
+        return PlainTextResponse(merged, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     @app.get("/sd")
     async def sd() -> list[dict[str, object]]:
-        return service_discovery(list(await asyncio.to_thread(backend.metrics_targets)))
+        return service_discovery(list(backend.metrics_targets()))
 
 
 def _statuses(backend: Backend) -> list[dict[str, Any]]:

@@ -3,8 +3,8 @@
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -31,10 +31,13 @@ from tasc_serve.routing import choices
 from tasc_serve.routing.choices import CallGroup
 from tasc_serve.settings import LimitSettings
 from tasc_store import ApiKey
+from tasc_text import Conversation
 
 _LONGEST_PROXY_S = 60.0
 _DIGITS = 20  # of microseconds
 _LARGE_BODY = 65_536  # bytes; less is read in a few milliseconds
+_MOST_NAMED = 20  # messages in a header
+IGNORED = "x-tasc-ignored"
 _EVENTS, _JSON = "text/event-stream", "application/json"
 _Result = TypeVar("_Result")
 
@@ -51,7 +54,7 @@ class RequestScope:
         self._metrics = metrics
         self._began = time.perf_counter()
         self._proxy_s = _since(request.headers.get(ARRIVAL))
-        self._called: float | None = None
+        self._replica_s: float | None = None
         self._in_flight = in_flight
         self._inside = False
 
@@ -60,20 +63,21 @@ class RequestScope:
         self._in_flight.enter()
         self._inside = True
 
-    def calls(self) -> None:
-        """Replicas are called from now on."""
-        self._called = time.perf_counter()
-
-    def answered(self) -> None:
-        """Replicas have given all, or are not waited for any more."""
-        if self._called is not None and self.task:
-            self._metrics.observe_replicas(self.task, time.perf_counter() - self._called)
-        self._called = None
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """The block waits for replicas."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._replica_s = (self._replica_s or 0.0) + time.perf_counter() - began
 
     def done(self, code: int) -> None:
         if self._inside:
             self._in_flight.leave()
         self._inside = False
+        if self._replica_s is not None and self.task:
+            self._metrics.observe_replicas(self.task, self._replica_s)
         self._metrics.observe_http(self.task, code, time.perf_counter() - self._began)
         if self._proxy_s is not None and self.task:
             self._metrics.observe_proxy(self.task, self._proxy_s)
@@ -129,17 +133,15 @@ class Generation:
         reply = Reply.to(body, shape, task, group)
         if body.stream:
             return await self._streamed(request, group, reply, scope, permit, retry)
-        scope.calls()
-        try:
+        with scope.waiting():
             async with _WhileConnected(request):
                 content = await self._whole(group, reply)
-        finally:
-            scope.answered()
         permit.spend(content["usage"]["completion_tokens"])
         encoded = json_of(content)
         if retry:
             retry.keep(encoded)
-        return Response(encoded, headers=dict(permit.headers), media_type=_JSON)
+        headers = {**permit.headers, **self._ignored(task, group)}
+        return Response(encoded, headers=headers, media_type=_JSON)
 
     async def _calls(
         self, request: Request, raw: bytes, body: GenerationBody, task: str, key: ApiKey | None
@@ -176,11 +178,11 @@ class Generation:
     ) -> StreamingResponse:
         """Wait for the first piece, so that a refusal still has a status code of its own."""
         deadline = asyncio.get_running_loop().time() + (group.timeout_s or 0)
-        scope.calls()
         pieces = permit.counting(choices.stream(self._backend, reply.task, group))
         try:
-            async with _WhileConnected(request), asyncio.timeout_at(deadline):
-                first = await anext(pieces)
+            with scope.waiting():
+                async with _WhileConnected(request), asyncio.timeout_at(deadline):
+                    first = await anext(pieces)
         except TimeoutError as error:
             raise _too_late(group) from error
         if isinstance(first[1], Refusal):
@@ -189,7 +191,23 @@ class Generation:
         events = reply.events(first, pieces)
         if retry:
             events = retry.keeping(events)
-        return _Events(events, pieces, deadline, group, scope, permit.headers)
+        headers = {**permit.headers, **self._ignored(reply.task, group)}
+        return _Events(events, pieces, deadline, group, scope, headers)
+
+    def _ignored(self, task: str, group: CallGroup) -> Mapping[str, str]:
+        """A header with the messages that did not enter the prompt, which are counted.
+
+        Only a replica knows the task's template; after its first answer the backend does, too.
+        """
+        prompt, status = group.calls[0].prompt, self._backend.status(task)
+        if not isinstance(prompt, Conversation) or not status or status.chat:
+            return {}
+        if not (ignored := prompt.ignored):
+            return {}
+        self._metrics.observe_ignored(task, len(ignored))
+        shown = ", ".join(ignored[:_MOST_NAMED])
+        more = len(ignored) - _MOST_NAMED
+        return {IGNORED: f"{shown} and {more} more" if more > 0 else shown}
 
 
 class _WhileConnected:
@@ -249,7 +267,6 @@ class _Events(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._scope.answered()
             self._scope.done(self._code)
             async with aclosing(self._pieces), aclosing(self._events):
                 pass
@@ -262,8 +279,9 @@ class _Events(StreamingResponse):
         try:
             while True:
                 # Not around the sending: a client that reads slowly has its answer.
-                async with asyncio.timeout_at(self._deadline):
-                    event = await anext(events, None)
+                with self._scope.waiting():
+                    async with asyncio.timeout_at(self._deadline):
+                        event = await anext(events, None)
                 if event is None:
                     break
                 yield event

@@ -5,6 +5,7 @@ replica checks the rest (`tasc_serve.replica.admission`).
 """
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, TypeAlias, TypeVar
@@ -103,10 +104,13 @@ def calls_of(
         ApiError: 400: a field is over its limit, or fields contradict each other.
     """
     try:
-        prompts = [p if isinstance(p, str) else tuple(p) for p in body.prompts]
+        prompts = [tuple(p) if isinstance(p, list) else p for p in body.prompts]
         n, count = body.n or 1, len(prompts)
         _require_at_most("prompt", f"has {count} prompts", count, limits.max_prompts)
         _require_at_most("n", f"is {n} answers", n, limits.max_choices)
+        if body.best_of is not None and body.best_of > n:
+            message = f"best_of is {body.best_of} and n is {n}; all answers made are returned"
+            raise FieldError("best_of", f"{message}: set both to the same number")
         if count > 1:
             found = f"is {n} answers to each of {count} prompts"
             _require_at_most("n", found, n, limits.max_prompts // count)
@@ -136,10 +140,10 @@ def calls_of(
 
 def _require_short(call: Call, limits: LimitSettings) -> None:
     most = limits.max_prompt_bytes
-    if isinstance(call.prompt, str):
-        size, unit = len(call.prompt.encode()), "bytes"
-    else:
+    if isinstance(call.prompt, tuple):
         size, unit, most = len(call.prompt), "token ids", most // _BYTES_PER_TOKEN
+    else:
+        size, unit = len(str(call.prompt).encode()), "bytes"
     _require_at_most(call.prompt_field, f"has {size} {unit}", size, most)
 
 
@@ -155,10 +159,15 @@ def _sampling_options(
         if body.top_logprobs is not None and not body.logprobs:
             message = "top_logprobs comes without logprobs; set logprobs to true"
             raise FieldError("top_logprobs", message)
-        if None not in (body.max_tokens, body.max_completion_tokens):
+        both = None not in (body.max_tokens, body.max_completion_tokens)
+        if both and body.max_tokens != body.max_completion_tokens:
             message = "max_tokens and max_completion_tokens are one limit; send one of them"
             raise FieldError("max_completion_tokens", message)
     options = body.options(body.logprob_count, seed)
+    if isinstance(body, CompletionRequest):
+        if body.max_tokens == 0 and not body.echo:
+            raise FieldError("max_tokens", "max_tokens is 0 without echo; send 1 or more, or echo")
+        options = dataclasses.replace(options, echo=body.echo) if body.echo else options
     if guide := options.guide:
         # Checked before anything is done that takes longer the larger the guide is.
         field, choices, text = guide.field, guide.spec.choices, guide.spec.text

@@ -16,7 +16,7 @@ from starlette.middleware import Middleware
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tasc_serve.http.ray_proxy import GONE
+from tasc_serve.http.ray_proxy import ARRIVAL, GONE
 
 log = logging.getLogger(__name__)
 _OURS: Final = b'{"error"'
@@ -27,10 +27,9 @@ _STEERING: Final = frozenset(
         b"x_request_disconnect_disabled",
         b"serve_multiplexed_model_id",
         b"x_session_id",
+        ARRIVAL.replace("-", "_").encode(),  # HAProxy's: its requests do not come here
     }
 )
-
-
 _REQUEST_ID: Final = b"x-request-id"
 
 

@@ -28,7 +28,7 @@ def completion_logprobs(tokens: Sequence[TokenText]) -> dict[str, Any]:
     has_top = any(token.top for token in tokens)
     return {
         "tokens": [_name(token.utf8) for token in tokens],
-        "token_logprobs": [_finite(token.logprob) for token in tokens],
+        "token_logprobs": [None if t.logprob is None else _finite(t.logprob) for t in tokens],
         "top_logprobs": [_likeliest(token) for token in tokens] if has_top else None,
         "text_offset": [token.offset for token in tokens],
     }
@@ -38,7 +38,7 @@ def chat_logprobs(tokens: Sequence[TokenText]) -> dict[str, Any]:
     """Rows, one for each token."""
     content = [
         {
-            **_entry(token.utf8, token.logprob),
+            **_entry(token.utf8, token.logprob or 0.0),
             "top_logprobs": [_entry(utf8, logprob) for utf8, logprob in token.top],
         }
         for token in tokens
@@ -46,7 +46,9 @@ def chat_logprobs(tokens: Sequence[TokenText]) -> dict[str, Any]:
     return {"content": content}
 
 
-def _likeliest(token: TokenText) -> dict[str, float]:
+def _likeliest(token: TokenText) -> dict[str, float] | None:
+    if token.logprob is None:
+        return None
     found: dict[str, float] = {}
     for utf8, logprob in (*token.top, (token.utf8, token.logprob)):
         name = _name(utf8)  # two tokens may have one text: the likelier one counts

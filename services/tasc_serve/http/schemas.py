@@ -1,59 +1,92 @@
 """Request bodies in the OpenAI shape. Responses are in `responses`.
 
-Unknown fields are refused, never dropped; null means a field's default.
+Fields that would change the answer and are not supported are refused, unknown ones too; null means
+a field's default.
 """
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Final, Literal, cast
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Final, Literal, cast
 
-from pydantic import BeforeValidator, Discriminator, Field, StringConstraints, Tag
-from pydantic_core import PydanticCustomError
+from pydantic import Discriminator, Field, StringConstraints, Tag
 
-from tasc_runtime.sampling_options import Body, GenerationFields, Number, TokenId, Top
-
-_MOST_PARTS = 1024
-
-
-def _joined(content: Any) -> Any:
-    """One text of OpenAI's parts."""
-    if isinstance(content, str):
-        return content
-    few = isinstance(content, list) and len(content) <= _MOST_PARTS
-    if few and all(_is_text(part) for part in content):
-        return "".join(part["text"] for part in content)
-    raise PydanticCustomError(
-        "no_text",
-        'is a string or a list of at most {most} parts {{"type": "text", "text": ...}}',
-        {"most": _MOST_PARTS},
-    )
-
-
-def _is_text(part: Any) -> bool:
-    return (
-        isinstance(part, dict)
-        and part.keys() == {"type", "text"}
-        and part["type"] == "text"
-        and isinstance(part["text"], str)
-    )
-
-
-Content = Annotated[
-    str, BeforeValidator(_joined, json_schema_input_type=str | list[dict[str, str]])
-]
-
+from tasc_runtime.sampling_options import (
+    Body,
+    ChatFields,
+    GenerationFields,
+    Number,
+    TokenId,
+    Top,
+)
+from tasc_text import Conversation
 
 MetricsLevel = Literal["none", "summary", "detailed"]
 
 
 class StreamOptions(Body):
     include_usage: bool = False
+    include_obfuscation: bool = Field(False, description="not used: nothing is added to events")
+    continuous_usage_stats: bool = Field(False, description="not used: the last event has them")
 
 
-class _Generation(GenerationFields):
+_Label = Annotated[str, StringConstraints(max_length=256)]
+_Object = Annotated[dict[str, Any], Field(max_length=16)]
+
+
+class HarmlessFields(Body):
+    """What clients send that changes no answer here: it is accepted and not used."""
+
+    user: _Label | None = None
+    store: bool | None = None
+    metadata: _Object | None = None
+    service_tier: _Label | None = None
+    safety_identifier: _Label | None = None
+    prompt_cache_key: _Label | None = None
+    prompt_cache_retention: _Label | None = None
+    prompt_cache_options: _Object | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: int | None = None
+    reasoning_effort: _Label | None = None
+    reasoning: _Object | None = None
+    verbosity: _Label | None = None
+    prediction: _Object | None = None
+    access_programs: _Object | None = None
+    priority: int | None = None
+    request_id: _Label | None = None
+    cache_salt: _Label | None = None
+    guided_decoding_backend: _Label | None = None
+
+
+# Of OpenAI's API, then of vLLM's; with the values that ask for nothing.
+_UNSUPPORTED: Final[Mapping[str, tuple[Any, ...]]] = {
+    "audio": (),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "modalities": (["text"],),
+    "moderation": (),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "web_search_options": (),
+    "allowed_token_ids": ([],),
+    "bad_words": ([],),
+    "early_stopping": (False,),
+    "guided_whitespace_pattern": (),
+    "length_penalty": (1,),
+    "logits_processors": ([],),
+    "prompt_logprobs": (),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "use_beam_search": (False,),
+}
+
+
+class _Generation(HarmlessFields, GenerationFields):
     model: str = Field(max_length=256, description="the task's name")
     stream: bool = False
     stream_options: StreamOptions | None = None
-    user: str | None = Field(None, max_length=256)
+    best_of: Annotated[int, Field(ge=1)] | None = Field(None, description="n at most")
     timeout: Annotated[Number, Field(gt=0)] | None = Field(
         None, description="extension: seconds until the answer is given up, the service's at most"
     )
@@ -98,7 +131,15 @@ _Prompts = Annotated[
 class CompletionRequest(_Generation):
     """Each prompt is sent to the model as it is, without the task's template."""
 
+    unsupported: ClassVar = {**_UNSUPPORTED, "add_special_tokens": (True,)}
+
     prompt: _Prompts = Field(description="one or several, as text or as token ids")
+    max_tokens: int | None = Field(
+        None, ge=0, description="unset: the task's own; 0 only with echo: no answer"
+    )
+    echo: bool = Field(
+        False, description="the prompt in front of the answer, with logprobs those of its tokens"
+    )
     logprobs: Top | None = Field(
         None, description="so many of the likeliest tokens of each place, and the chosen one"
     )
@@ -121,23 +162,18 @@ class CompletionRequest(_Generation):
         return self.logprobs
 
 
-class ChatMessage(Body):
-    role: Literal["user"] = Field(description="tasks have one turn: the row's input")
-    content: Content
-    name: str | None = None
+class ChatRequest(ChatFields, _Generation):
+    """By the task's template: a chat template takes all, a format string the last user message."""
 
+    unsupported: ClassVar = {**_UNSUPPORTED, "echo": (False,), "add_special_tokens": (False,)}
 
-class ChatRequest(_Generation):
-    """The one user message is the row's input and goes into the task's template."""
-
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=1)]
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: Top | None = Field(None, description="needs logprobs")
 
     @property
-    def prompts(self) -> Sequence[str]:
-        return [self.messages[0].content]
+    def prompts(self) -> Sequence[str | Conversation]:
+        return [self.conversation]
 
     @property
     def limit(self) -> int | None:

@@ -151,7 +151,9 @@ class MetricsPort:
         self._serving.join()
 
     def _renew(self) -> None:
-        self._client.zadd(_TARGETS, {self.target: _now(self._client) + self._ttl_s})
+        now = _now(self._client)
+        self._client.zadd(_TARGETS, {self.target: now + self._ttl_s})
+        self._client.zremrangebyscore(_TARGETS, "-inf", now)  # of processes that were killed
 
     def _unlist(self) -> None:
         try:
@@ -171,14 +173,13 @@ def node_address() -> str:
 
 
 def live_targets(client: redis.Redis) -> list[str]:
-    """The ``host:port`` of every live process, sorted; those past their time are removed.
+    """The ``host:port`` of every live process, sorted.
 
     Raises:
         StoreError: Redis cannot be reached or refuses.
     """
     with translated(url_of(client)):
-        client.zremrangebyscore(_TARGETS, "-inf", _now(client))
-        targets = cast(list[bytes], client.zrange(_TARGETS, 0, -1))
+        targets = cast(list[bytes], client.zrangebyscore(_TARGETS, _now(client), "+inf"))
     return sorted(target.decode() for target in targets)
 
 

@@ -60,6 +60,11 @@ class GatewayMetrics:
             "Requests answered with 429, by limit: of the key or of the task.",
             *("task", "limit"),
         )
+        self._ignored = make.counters(
+            "tasc_ignored_messages",
+            "Messages of answered requests that a task's format string has no place for.",
+            "task",
+        )
         self._failovers = make.counters(
             "tasc_failovers",
             "Calls that were brought to another replica, by what became of the first: died, silent"
@@ -116,6 +121,10 @@ class GatewayMetrics:
             limit: ``key`` or ``task``.
         """
         self._limited(task, limit).inc()
+
+    def observe_ignored(self, task: str, messages: int) -> None:
+        """Count messages that entered no prompt."""
+        self._ignored(task).inc(messages)
 
     def set_replicas(self, task: str, replicas: int) -> None:
         """Export how many replicas of a task answer, and its failovers from then on."""

@@ -75,6 +75,7 @@ class _Candidate:
             draft=False,
             stream=False,
             logprobs=MOST_LOGPROBS,
+            prompt_logprobs=False,
             committed_ids=(),
         )
 

@@ -71,6 +71,8 @@ class Admission:
     )
     # The task's own guide, should it have been forgotten over others, does not queue behind them.
     _own: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "own-guide"))
+    # One: prompts are rendered one by one in any case.
+    _renders: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "prompts"))
     _compiling: dict[GuideSpec, asyncio.Future[GuideError | None]] = field(default_factory=dict)
     _rules: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -83,7 +85,7 @@ class Admission:
         # One version from here on: a newer one may come while a guide is waited for.
         version = call.record_version or self.builder.record_version
         try:
-            request, guide = self.builder.read(call, version, id)
+            request, guide = await self._read(call, version, id)
             if over := self.limits.over_total(call.n, request.max_tokens):
                 return Refusal("invalid", over, "n")
             if refusal := await self._known(guide):
@@ -95,6 +97,14 @@ class Admission:
             return Refusal("invalid", f"{call.prompt_field}: {error}", call.prompt_field)
         await self._compile_rules(request)
         return Ready(request, version, made)
+
+    async def _read(
+        self, call: Call, version: int, id: str
+    ) -> tuple[GenerationRequest, AnswerGuide | None]:
+        if not self.builder.waits_to_render(call):
+            return self.builder.read(call, version, id)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._renders, self.builder.read, call, version, id)
 
     async def _known(self, guide: AnswerGuide | None) -> Refusal | None:
         """Wait until a guide can be had at once, or say why not."""
@@ -144,5 +154,5 @@ class Admission:
                     await asyncio.to_thread(self.builder.engine.compile_rules)
 
     def close(self) -> None:
-        for threads in (self._threads, self._own):
+        for threads in (self._threads, self._own, self._renders):
             threads.shutdown(wait=False, cancel_futures=True)

@@ -59,7 +59,7 @@ class CallServer:
         self, answers: Answers, name: str, host: str, node: str, settings: ConnectionSettings
     ) -> None:
         self._answers = answers
-        self._name = name
+        self.name = name
         self._host = host
         self._node = node
         self._settings = settings
@@ -148,7 +148,7 @@ class CallServer:
 
     def _accepted(self) -> Connection:
         return _GatewayConnection(
-            self._answers, self._name, self._expected, self._open, self._settings
+            self._answers, self.name, self._expected, self._open, self._settings
         )
 
 
@@ -279,8 +279,11 @@ def _lives(pid: int) -> bool:
 def _listens(path: Path) -> bool:
     """Whether a process listens on a socket; it may be in a container that shares the folder."""
     with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)  # a stopped process accepts nothing
         try:
             probe.connect(str(path))
+        except BlockingIOError:
+            return True
         except OSError:
             return False
     return True

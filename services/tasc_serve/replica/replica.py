@@ -1,7 +1,6 @@
 """The Serve deployment that answers for one task: an engine, its step loop, its metrics."""
 
 import asyncio
-import dataclasses
 import itertools
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
@@ -18,12 +17,12 @@ from tasc_runtime.errors import EngineBroken
 from tasc_runtime.models import model_name
 from tasc_runtime.protocol import (
     Answer,
+    AnswerTexts,
     Call,
     Piece,
     Pulse,
     Refusal,
     TaskStatus,
-    TokenTexts,
 )
 from tasc_serve.metrics.discovery import MetricsPort, node_address
 from tasc_serve.metrics.replica_metrics import ReplicaMetrics
@@ -167,7 +166,7 @@ class TaskReplica:
             name = serve.get_replica_context().replica_id.unique_id
             node = ray.get_runtime_context().get_node_id()
             self._server = CallServer(self, name, node_address(), node, self._connection)
-        if request.replica_id:
+        if request.replica_id == self._server.name:  # Serve's router may fall back to any
             async for endpoint in self._server.attach(request.node):
                 yield endpoint
 
@@ -213,6 +212,7 @@ class TaskReplica:
             index_bytes=builder.index_bytes,
             adapters=builder.record.adapter_names,
             older_record_versions=builder.records.older,
+            chat=builder.has_chat_template,
         )
 
     def check_health(self) -> None:
@@ -237,8 +237,7 @@ class TaskReplica:
 
     async def _pieces(self, ready: Ready, call: Call) -> AsyncGenerator[Piece | Refusal, None]:
         request, builder = ready.request, self.builder
-        ends = () if request.ignore_eos else builder.tokenizer.eos_ids
-        texts = TokenTexts(builder.tokenizer, ends, request.committed_ids)
+        texts = AnswerTexts(builder.tokenizer, call, request, ready.record_version)
         # One item per step at most, and a row takes max_tokens steps: bounded by the request.
         arrived: asyncio.Queue[Delta | Refusal | Exception] = asyncio.Queue()
         self._loop.submit(request, arrived.put_nowait, ready.guide)
@@ -261,25 +260,16 @@ class TaskReplica:
                     if item.result.error:
                         yield _failure(item.result.error, ready, call)
                         return
-                piece = self._piece(item, ready, texts)
+                artifact = builder.artifact  # only a replica knows the index
+                piece = texts.piece(item, artifact.version if artifact else None)
                 if piece.result:
                     self._shadow.finished(request, piece.result)
-                    self._collector.finished(call, request, piece.result)
+                    self._collector.finished(builder.with_row(call), request, piece.result)
                 yield piece
         finally:
             timer.cancel()
             if not ended:
                 self._loop.cancel(request.id)
-
-    def _piece(self, delta: Delta, ready: Ready, texts: TokenTexts) -> Piece:
-        result = delta.result
-        logprobs = result.logprobs if result and not ready.request.stream else delta.logprobs
-        if result:
-            # Log-probabilities travel as texts; only a replica knows the index.
-            artifact = self.builder.artifact
-            version = artifact.version if artifact else None
-            result = dataclasses.replace(result, logprobs=(), index_version=version)
-        return Piece(delta.text, texts.of(logprobs), result, delta.tokens, ready.record_version)
 
     def _on_event_loop(self, run: Callable[[], None]) -> None:
         with suppress(RuntimeError):  # the event loop is closing

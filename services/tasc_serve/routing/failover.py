@@ -202,7 +202,7 @@ class Failover:
         reason = error.reason if isinstance(error, ReplicaLost) else self._loss_reason(error)
         if reason is None:
             raise error
-        replica.give_up(reason)
+        replica.give_up(reason, error.at if isinstance(error, ReplicaLost) else None)
         run.losses += 1
         run.lost_at = run.lost_at or time.monotonic()
         run.full.clear()

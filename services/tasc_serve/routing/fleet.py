@@ -23,11 +23,13 @@ class ReplicaLost(Exception):
 
     Attributes:
         reason: ``died``, ``broken`` or ``silent``.
+        at: When it was lost, by `time.monotonic`. A client that reads slowly may learn of it late.
     """
 
-    def __init__(self, name: str, reason: str) -> None:
+    def __init__(self, name: str, reason: str, at: float | None = None) -> None:
         super().__init__(f"replica {name} is lost: {reason}")
         self.reason = reason
+        self.at = time.monotonic() if at is None else at
 
 
 class SeenReplica:
@@ -44,7 +46,8 @@ class SeenReplica:
         self.pulse: Pulse | None = None
         self.asking = False
         self.gone = self._loss = ""
-        self._heard = time.monotonic()
+        self._heard = self._lost_at = time.monotonic()
+        self._pulse_at = 0.0
         self._calls_then = 0
         self._waits: set[asyncio.Timeout] = set()
 
@@ -72,10 +75,19 @@ class SeenReplica:
         """It has answered; one whose engine stands still is as good as silent."""
         self.pulse, self._calls_then = pulse, self.calls
         if pulse.stalled_s < heartbeat_timeout_s:
-            self._heard, self.gone = time.monotonic(), ""
+            self._heard = self._pulse_at = time.monotonic()
+            self.gone = ""
 
-    def give_up(self, reason: str) -> None:
-        """Have every wait for it end now, and every later one at once."""
+    def give_up(self, reason: str, at: float | None = None) -> None:
+        """Have every wait for it end now, and every later one at once.
+
+        Args:
+            at: When it was lost; nothing happens if it has had a pulse since. None: now.
+        """
+        if at is not None and at < self._pulse_at:
+            return
+        if not self.gone:
+            self._lost_at = time.monotonic() if at is None else at
         self.gone = self._loss = self.gone or reason
         waits, self._waits = self._waits, set()
         for wait in waits:
@@ -107,7 +119,8 @@ class SeenReplica:
                     self._waits.discard(scope)
         except TimeoutError as error:
             if scope.expired():
-                raise ReplicaLost(self.name, self._loss) from error  # it may be heard of by now
+                # It may be heard of by now.
+                raise ReplicaLost(self.name, self._loss, self._lost_at) from error
             raise
 
 

@@ -27,9 +27,10 @@ from tasc_runtime.protocol import Answer, Call, Piece, Pulse, Refusal
 from tasc_serve import wire
 from tasc_serve.routing.fleet import ReplicaLost
 from tasc_serve.settings import ConnectionSettings
-from tasc_serve.wire import AttachRequest, Connection, Endpoint, Message
+from tasc_serve.wire import AttachRequest, BufferFull, Connection, Endpoint, Message
 
 log = logging.getLogger(__name__)
+_BUSY = Refusal("full", "large requests wait to be sent to the replica; try again later")
 _DIED = (
     RayActorError,
     NodeDiedError,
@@ -82,20 +83,26 @@ class ReplicaClient:
 
     async def complete(self, replica: str, call: Call) -> Answer | Refusal:
         connection = await self._connected(replica)
-        with connection.asking(lambda number: wire.Ask(number, True, call)) as items:
-            item = await _next(items)
+        try:
+            with connection.asking(lambda number: wire.Ask(number, True, call)) as items:
+                item = await _next(items)
+        except BufferFull:
+            return _BUSY
         assert isinstance(item, Answer | Refusal)
         return item
 
     async def stream(self, replica: str, call: Call) -> AsyncGenerator[Piece | Refusal, None]:
         connection = await self._connected(replica)
-        with connection.asking(lambda number: wire.Ask(number, False, call)) as items:
-            while True:
-                item = await _next(items)
-                assert isinstance(item, Piece | Refusal)
-                yield item
-                if isinstance(item, Refusal) or item.result:
-                    return
+        try:
+            with connection.asking(lambda number: wire.Ask(number, False, call)) as items:
+                while True:
+                    item = await _next(items)
+                    assert isinstance(item, Piece | Refusal)
+                    yield item
+                    if isinstance(item, Refusal) or item.result:
+                        return
+        except BufferFull:
+            yield _BUSY
 
     async def pulse(self, replica: str) -> Pulse:
         connection = await self._connected(replica)
@@ -131,14 +138,15 @@ class ReplicaClient:
         try:
             async with asyncio.timeout(self._settings.connect_timeout_s):
                 endpoint = await anext(aiter(attachment))
+                connection.attachment = attachment
                 await _open(connection, endpoint)
                 await connection.greet(endpoint.token)
-        except (TimeoutError, OSError, StopAsyncIteration) as error:
+        except Exception as error:  # also what the replica could not do
             connection.close()
             log.warning("no connection to replica %s: %r", name, error)
-            reason = "silent" if isinstance(error, TimeoutError) else "died"
+            slow = isinstance(error, TimeoutError)
+            reason = "silent" if slow else loss_reason(error) or "died"
             raise ReplicaLost(name, reason) from error
-        connection.attachment = attachment
         return connection
 
 

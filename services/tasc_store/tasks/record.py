@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 
 from tasc_draft.settings import DraftSettings
 from tasc_store import keys
+from tasc_text import ChatTemplate
 
 MOST_CHOICES = 20_000
 MOST_CHOICE_CHARACTERS = 2_000_000  # of all choices together
@@ -192,12 +193,13 @@ _ADAPTER_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _MAY_BE_UNSET = ("adapter", "revision", "corpus")
 # Left out of the JSON where unset: records of before are then written as they were, so that putting
 # one again adds nothing, and programs of before read whatever uses none of these.
-_LATER = ("quantization", "sampling", "choices", "schema", "regex", "adapters", "neural")
+_LATER = ("quantization", "sampling", "choices", "schema", "regex", "adapters", "neural", "chat")
 
 _PARTS: dict[str, type[Any]] = {
     "draft": DraftSettings,
     "sampling": SamplingDefaults,
     "neural": NeuralDrafting,
+    "chat": ChatTemplate,
 }
 
 
@@ -209,7 +211,7 @@ class TaskRecord:
         name: Letters, digits, ``.``, ``_`` and ``-``; at most 64.
         model: Hub name or folder of the base model.
         fingerprint: Fingerprint of the target's tokenizer.
-        template: Prompt with ``{input}`` exactly once.
+        template: Prompt with ``{input}`` exactly once; with ``chat`` it is ``{input}`` alone.
         adapter: Hub name or folder of a PEFT adapter.
         revision: Revision of the base model on the hub.
         dtype: float32, bfloat16, float16 or float64.
@@ -226,6 +228,8 @@ class TaskRecord:
             the first where it names none. Names have letters, digits, ``.``, ``_`` and ``-``; at
             most 64. Of adapter and adapters one may be set.
         neural: A drafter that drafts, by itself or beside n-grams; unset: n-grams alone.
+        chat: The model's chat template, and the turns that conversations begin with; unset: prompts
+            are made by ``template``.
 
     Raises:
         ValueError: A value is of the wrong kind or outside its range.
@@ -249,6 +253,7 @@ class TaskRecord:
     regex: str | None = None
     adapters: tuple[tuple[str, str], ...] = ()
     neural: NeuralDrafting | None = None
+    chat: ChatTemplate | None = None
 
     def __post_init__(self) -> None:
         for name in ("name", "model", "fingerprint", "template", *_MAY_BE_UNSET):
@@ -258,6 +263,12 @@ class TaskRecord:
         keys.checked_fingerprint(self.fingerprint)
         if (found := self.template.count(_FIELD)) != 1:
             raise ValueError(f"template has {_FIELD} {found} times; put it in exactly once")
+        if not isinstance(self.chat, ChatTemplate | None):
+            raise ValueError(f"chat is {self.chat!r:.80}; it must be an object, or unset")
+        if self.chat is not None and self.template != _FIELD:
+            raise ValueError(
+                f"template is {self.template!r:.80}, and there is a chat template; set one of them"
+            )
         if self.dtype not in _DTYPES:
             raise ValueError(f"dtype is {self.dtype!r}; use one of {', '.join(_DTYPES)}")
         if self.quantization not in (None, *_QUANTIZATIONS):
@@ -305,8 +316,11 @@ class TaskRecord:
         if "adapters" in content:
             content["adapters"] = _pairs(content["adapters"])
         for name, part in _PARTS.items():
-            if name in content and not (name == "neural" and content[name] is None):
-                content[name] = part(**_object(name, content[name], part))
+            if name in content and not (name in ("neural", "chat") and content[name] is None):
+                values = _object(name, content[name], part)
+                for pairs in values.keys() & {"tokens", "shots"}:
+                    values[pairs] = _pairs(values[pairs])
+                content[name] = part(**values)
         return cls(**content)
 
 

@@ -17,6 +17,7 @@ from tasc_draft.index.draft_index import write_index
 from tasc_draft.learning import EPOCHS, held_out, learn_weights
 from tasc_jobs.errors import EmptyCorpusError, RaySetupError
 from tasc_jobs.index.build import STAGES, build_and_publish
+from tasc_runtime.models import chat_template
 from tasc_store import ArtifactStore, CorpusRow, CorpusStore, TaskRecord
 from tasc_text import PromptTemplate, TaskTokenizer
 from tiny import END, SENTENCES, make_tokenizer
@@ -64,9 +65,10 @@ def in_one_process(
     folder: Path, record: TaskRecord, rows: list[CorpusRow], max_bytes: int | None = None
 ) -> DraftIndex:
     """The index of rows without the job's own code."""
-    tokenizer, template = TaskTokenizer.from_folder(folder), PromptTemplate(record.template)
+    tokenizer = TaskTokenizer.from_folder(folder)
+    rendered = record.chat or PromptTemplate(record.template)
     outputs = Tokens.of(tokenizer.encode_outputs([row.output for row in rows]))
-    prompts = Tokens.of([tokenizer.encode_prompt(template.render(row.input)) for row in rows])
+    prompts = Tokens.of([rendered.encode(tokenizer, row.input) for row in rows])
     how = {
         "fingerprint": tokenizer.fingerprint,
         "vocab_size": tokenizer.vocab_size,
@@ -90,6 +92,19 @@ def bytes_of(store: ArtifactStore, version: int, folder: Path) -> bytes:
     path = folder / str(version)
     store.download(store.get(version), path)
     return path.read_bytes()
+
+
+def test_prompts_are_those_of_the_tasks_chat_template(
+    client: redis.Redis, redis_url: str, filled: str, folder: Path, tmp_path: Path
+) -> None:
+    source = "{{ eos_token }}{% for m in messages %}{{ m.role }} {{ m.content }}\n{% endfor %}"
+    chat = replace(chat_template(folder, source), system="Tag it.")
+    record = replace(record_of(folder, filled), template="{input}", chat=chat)
+    write_index(in_one_process(folder, record, ROWS), tmp_path / "expected")
+    artifact, _ = build_and_publish(redis_url, record, parallelism=2)
+    store = ArtifactStore(client, filled, record.fingerprint)
+    found = bytes_of(store, artifact.version, tmp_path)
+    assert found == (tmp_path / "expected").read_bytes()
 
 
 @pytest.mark.parametrize("capped", [False, True])

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 import tiny
+from chat_families import make_chat_tokenizer
 from finetuning import ADAPTER, OUTPUTS, Bench, Made, made_by, make, make_on
 from support import make_engine, refused, requests_of
 from tasc_jobs.enrich.enrichment import enrich_and_save
@@ -22,6 +23,7 @@ from tasc_jobs.finetune import training
 from tasc_jobs.finetune.examples import examples_of
 from tasc_jobs.finetune.finetuning import finetune
 from tasc_jobs.finetune.model import add_rows, load_base, vocabulary_of
+from tasc_runtime.models import chat_template
 from tasc_store import CorpusRow
 from tasc_text import PromptTemplate, TaskTokenizer
 
@@ -271,6 +273,21 @@ def test_ids_beyond_the_rows_get_the_mean_and_an_empty_prompt_is_refused(bench: 
     tokenizer = TaskTokenizer.from_folder(bench.base)
     with refused(FinetuneError, "'b'", "--template"):
         examples_of(rows, tokenizer, PromptTemplate("{input}"), 99)
+
+
+def test_rows_are_learnt_behind_the_prompts_of_a_chat_template(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    folder = make_chat_tokenizer(tmp_path, "gemma")
+    tokenizer, theirs = TaskTokenizer.from_folder(folder), AutoTokenizer.from_pretrained(folder)
+    rows = [CorpusRow("a", "wake me up", "alarm"), CorpusRow("b", "", "none")]
+    found, _ = examples_of(rows, tokenizer, chat_template(folder), 99)
+    for row, example in zip(rows, found, strict=True):
+        turns = [{"role": "user", "content": row.input}]
+        prompt = theirs.apply_chat_template(turns, add_generation_prompt=True)["input_ids"]
+        assert list(example.ids[: example.prompt]) == prompt
+        (output,) = tokenizer.encode_outputs([row.output])
+        assert list(example.ids[example.prompt :]) == [*output, tokenizer.eos_id]
 
 
 def test_a_head_with_a_bias_learns_no_new_tokens(tmp_path: Path) -> None:

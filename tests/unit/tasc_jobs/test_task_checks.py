@@ -103,7 +103,7 @@ def test_a_template_of_no_tokens_and_a_second_quantization_are_refused(
     record: TaskRecord, model: BaseModel
 ) -> None:
     class Mute:
-        def encode_prompt(self, text: str) -> list[int]:
+        def encode_prompt(self, text: str, add_special_tokens: bool) -> list[int]:
             return []
 
     with refused(UsageError, "--template"):

@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 
+from chat_families import make_chat_tokenizer
 from support import refused
 from tasc_draft.settings import DraftSettings
 from tasc_jobs.errors import EmptyCorpusError, UsageError
 from tasc_jobs.task_inputs import GenerationSettings, InputOptions, TaskInputs, read_files
 from tasc_jobs.tasks import shown
 from tasc_jobs.tasks.options import TaskOptions
-from tasc_jobs.tasks.values import NEURAL, defaults, flat, given_values, option, record_of
+from tasc_jobs.tasks.values import CHAT, NEURAL, defaults, flat, given_values, option, record_of
 from tasc_runtime.data.rows import Fields
 from tasc_store import NeuralDrafting, SamplingDefaults, TaskRecord
-from tasc_text import PromptTemplate
+from tasc_text import ChatTemplate, PromptTemplate
 
 RECORD = TaskRecord("t", "org/model", "f", "{input}")
 OTHER = TaskRecord(
@@ -24,17 +25,22 @@ OTHER = TaskRecord(
     DraftSettings("tasc", n_max=4), "nf4", SamplingDefaults(temperature=0.5, top_k=3), ("a", "b"),
     neural=NeuralDrafting("/drafter", "neural", "recent", 9, 3, 8, 31, 0.5),
 )  # fmt: skip
+TURNS = "{% for m in messages %}{{ m.content }}{% endfor %}"
+CHATS = replace(
+    OTHER, template="{input}", chat=ChatTemplate(TURNS, (("eos_token", "."),), "be", (("a", "b"),))
+)
 
 
 def test_values_are_told_apart_make_a_record_again_and_have_defaults() -> None:
     names = [f.name for f in fields(TaskRecord)]
     names += [f.name for part in (SamplingDefaults, DraftSettings) for f in fields(part)]
-    names += NEURAL
+    names += [*NEURAL, *CHAT]
     assert len(set(names)) == len(names)
     assert sorted(NEURAL.values()) == sorted(f.name for f in fields(NeuralDrafting))
-    assert set(flat(RECORD)) == set(names) - {"sampling", "draft", "neural"}
+    assert sorted(CHAT.values()) == sorted(f.name for f in fields(ChatTemplate))
+    assert set(flat(RECORD)) == set(names) - {"sampling", "draft", "neural", "chat"}
     assert set(defaults()) == set(flat(RECORD)) - {"name", "model", "fingerprint", "template"}
-    assert [record_of(flat(record)) for record in (RECORD, OTHER)] == [RECORD, OTHER]
+    assert [record_of(flat(record)) for record in (RECORD, OTHER, CHATS)] == [RECORD, OTHER, CHATS]
     needed = {"name": "t", "model": "org/model", "fingerprint": "f", "template": "{input}"}
     assert record_of(needed) == record_of({**needed, **defaults()}) == RECORD
 
@@ -56,6 +62,10 @@ def test_values_are_told_apart_make_a_record_again_and_have_defaults() -> None:
         ({"drafter": "d", "draft_depth": 17}, "--draft-depth is 17"),
         ({"drafter": "d", "draft_width": 32}, "--draft-depth 5 and width 32"),
         ({"draft_nodes": 9}, "--draft-nodes is 9"),
+        ({"system_prompt": "be"}, "--chat-template"),
+        ({"few_shot": (("a", "b"),)}, "--chat-template"),
+        ({"chat_template": TURNS, "template": "x {input}"}, "--template is"),
+        ({"chat_template": TURNS, "system_prompt": "x" * 300_000}, "--system-prompt has"),
     ],
 )
 def test_a_value_that_is_refused_is_named_by_its_option(change: dict[str, Any], said: str) -> None:
@@ -65,7 +75,8 @@ def test_a_value_that_is_refused_is_named_by_its_option(change: dict[str, Any], 
 
 def test_every_value_is_called_by_its_option_and_there_if_it_was_given() -> None:
     taken = {f"--{f.name.replace('_', '-')}" for f in fields(TaskOptions)}
-    called = {option(name) for name in [*defaults(), "model", "template"]}
+    given = [name for name in defaults() if name != "chat_tokens"]  # the model's tokenizer says
+    called = {option(name) for name in [*given, "model", "template"]}
     assert {name for name in called if not name.startswith("--draft ")} <= taken
     assert given_values(TaskOptions()) == {}
     options = TaskOptions(max_tokens=3, template=r"a\n{input}", stop=[r"\n", "x"], temperature=0.0)
@@ -81,6 +92,18 @@ def test_every_value_is_called_by_its_option_and_there_if_it_was_given() -> None
     assert {name: type(value) for name, value in found.items()} == {
         f.name: type(f.default) for f in fields(DraftSettings)
     }
+
+
+def test_a_chat_template_takes_the_place_of_a_format_string(tmp_path: Path) -> None:
+    file = tmp_path / "few.jsonl"
+    file.write_text('{"input": "a", "output": "b"}\n')
+    found = given_values(TaskOptions(chat_template="auto", system_prompt="be", few_shot=file))
+    assert found == {
+        "chat_template": "auto", "system_prompt": "be", "few_shot": (("a", "b"),),
+        "template": "{input}",
+    }  # fmt: skip
+    with refused(UsageError, "--template", "--chat-template"):
+        given_values(TaskOptions(chat_template="auto", template="{input}"))
 
 
 def test_adapters_have_names_and_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,19 +196,20 @@ def test_what_changed_is_each_value_that_differs() -> None:
 
 def test_a_table_has_every_value_and_version_and_json_every_field() -> None:
     past = [
-        shown.Past(1, {}), shown.Past(2, shown.changes(RECORD, OTHER)),
-        shown.Past(3, shown.changes(OTHER, RECORD), same_as=1),
+        shown.Past(1, {}), shown.Past(2, shown.changes(RECORD, CHATS)),
+        shown.Past(3, shown.changes(CHATS, RECORD), same_as=1),
     ]  # fmt: skip
-    lines = shown.table(OTHER, 2, past).splitlines()
+    lines = shown.table(CHATS, 2, past).splitlines()
     said = dict(line.split(maxsplit=1) for line in lines if line[:1].strip() and " " in line)
     assert said.pop("version") == "2 of 3"
-    assert set(said) == set(flat(OTHER))
+    assert set(said) == set(flat(CHATS))
     assert said["stop"] == '["\\n", "."]'
     assert lines[-4:-2] == ["versions", "   1  first"]
     assert lines[-1] == "   3  same as version 1"
     plain = shown.table(RECORD, 1, past[:1])
     assert "drafter                 unset" in plain.splitlines()
-    assert "draft_depth" not in plain
+    assert "chat_template           unset" in plain.splitlines()
+    assert not any(name in plain for name in ("draft_depth", "system_prompt"))
     found = json.loads(json.dumps(shown.as_json(RECORD)))
     assert set(found) == {f.name for f in fields(TaskRecord)}
     assert found["sampling"]["temperature"] is None
@@ -206,6 +230,8 @@ SEVERAL = replace(FULL, adapters=(("a", "org/a"), ("b", "org/b")))
         ({"model": "m", "dtype": "int4"}, None, "source", "int4"),
         ({"adapter": "a"}, FULL, "source", "--adapter a"),
         ({}, SEVERAL, "source", "a, b"),
+        ({"system_prompt": "be"}, FULL, "template", "--chat-template"),
+        ({"template": "{input}", "chat_template": "auto"}, FULL, "template", "--template"),
     ],
 )
 def test_what_neither_options_nor_the_record_say_is_named(
@@ -233,6 +259,22 @@ def test_options_count_before_the_record(
     template, *rest = expected
     found = TaskInputs(InputOptions(**options), record, ()).generation
     assert found == GenerationSettings(PromptTemplate(template), *rest)
+
+
+def test_jobs_render_by_the_chat_template_that_options_or_the_record_name(tmp_path: Path) -> None:
+    model, few = make_chat_tokenizer(tmp_path / "model", "qwen"), tmp_path / "few.jsonl"
+    few.write_text('{"input": "a", "output": "b"}\n')
+    named = InputOptions(model=str(model), chat_template="auto", system_prompt="be", few_shot=few)
+    for record in (None, FULL):
+        template = TaskInputs(named, record, ()).template
+        turns = [f"<|im_start|>{turn}<|im_end|>\n" for turn in (
+            "system\nbe", "user\na", "assistant\nb", "user\nhi",
+        )]  # fmt: skip
+        assert template.render("hi") == "".join(turns) + "<|im_start|>assistant\n"
+    assert TaskInputs(InputOptions(), CHATS, ()).template == CHATS.chat
+    changed = TaskInputs(InputOptions(system_prompt="do"), CHATS, ()).template
+    assert changed.render("hi") == "doabhi"
+    assert TaskInputs(InputOptions(template="{input}"), CHATS, ()).template.render("hi") == "hi"
 
 
 def test_without_a_store_rows_are_those_of_files(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,8 +127,10 @@ def test_a_damaged_index_is_built_again(folder: Path, pairs: Any, tmp_path: Path
 
 def test_what_is_no_corpus_is_refused(folder: Path, tmp_path: Path) -> None:
     pairs = [("a", "b"), ("c", " ")], [("a", "b"), ("c", 1)], [("a", "b", "c")], []
-    for corpus in (*pairs, pa.table({"input": ["a"]}), 7, "absent.jsonl"):
-        with pytest.raises({int: TypeError, str: FileError}.get(type(corpus), ValueError)):
+    kinds = {int: TypeError, dict: TypeError, str: FileError}
+    columns = {"input": ["a"], "output": ["b"]}
+    for corpus in (*pairs, pa.table({"input": ["a"]}), 7, columns, "absent.jsonl"):
+        with pytest.raises(kinds.get(type(corpus), ValueError)):
             LLM(folder, corpus=corpus, **SIZES)
     file = tmp_path / "rows.jsonl"
     file.write_text('{"input": "a", "output": "b"}\n{"input": "a"}\n')
@@ -200,6 +203,39 @@ def test_a_wrong_keyword_is_not_blamed_on_the_folder(llm: LLM, tmp_path: Path) -
         LLM.load(tmp_path)
 
 
+def test_settings_that_it_drafts_by_are_saved(folder: Path, pairs: Any, tmp_path: Path) -> None:
+    settings = DraftSettings(num_speculative_tokens=3)
+    llm = LLM(folder, corpus=pairs, cache_dir=tmp_path / "cache", **SIZES)
+    for index in (None, llm.index, replace(llm.index, settings=DraftSettings())):
+        llm.draft_from(index, settings)
+        assert llm.record.draft == settings
+        llm.save(tmp_path / "task")
+        assert LLM.load(tmp_path / "task").record.draft == settings
+    llm.draft_from(None)
+    assert llm.record.draft == DraftSettings()
+
+
+def test_an_index_of_another_save_and_a_record_of_another_version_are_refused(
+    llm: LLM, plain: LLM, tmp_path: Path
+) -> None:
+    llm.save(tmp_path / "task")
+    plain.save(tmp_path / "other")
+    index, other = (tmp_path / name / "index.tasc" for name in ("task", "other"))
+    whole = index.read_bytes()
+    index.write_bytes(other.read_bytes())
+    with refused(ServiceError, "index.tasc"):
+        LLM.load(tmp_path / "task")
+    index.write_bytes(whole)
+    file = tmp_path / "task" / "llm.json"
+    saved = json.loads(file.read_text())
+    for changed in ({"record": saved["record"] | {"colour": 1}}, {"engine": {"colour": 1}}):
+        file.write_text(json.dumps(saved | changed))
+        with refused(ServiceError, "version", "colour"):
+            LLM.load(tmp_path / "task")
+    with refused(ServiceError, "absent"):
+        LLM.load(tmp_path / "absent")
+
+
 def test_choices_differ_and_a_seed_repeats_them(plain: LLM) -> None:
     asked = {"inputs": INPUTS[:2], "n": 3, "temperature": 1.5, "seed": 7}
     found, again = ([a.text for a in plain.generate(**asked)] for _ in range(2))
@@ -231,7 +267,8 @@ def test_inputs_may_be_any_iterable_of_texts_or_of_token_ids(plain, expected: li
 @pytest.mark.parametrize(
     ("inputs", "named"),
     [(5, "5"), (None, "None"), (b"ab", "b'ab'"), (["a", 5], "input 1 is 5"), ([1, "a"], "input 0"),
-     ([["a"]], "input 0 has 'a'"), ([{"role": "user"}], "input 0"), ([1.5], "input 0 is 1.5")],
+     ([["a"]], "input 0 has 'a'"), ([1, True, 2], "True"),
+     ([{"role": "user"}], "input 0"), ([1.5], "input 0 is 1.5")],
 )  # fmt: skip
 def test_what_is_neither_text_nor_token_ids_is_named(plain: LLM, inputs: Any, named: str) -> None:
     with refused(FieldError, named):

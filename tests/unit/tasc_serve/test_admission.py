@@ -79,6 +79,7 @@ def worker_of(guides=None, record=PLAIN, read=request):
         read=read_with_guide,
         guide=guide,
         engine=engine,
+        waits_to_render=lambda call: False,
     )
 
 

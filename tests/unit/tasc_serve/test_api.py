@@ -28,8 +28,20 @@ NEUTRAL = {"temperature": 0, "top_p": 1, "n": 1, "user": "someone", "stop": ["\n
 # Values that a field cannot have; the answer must name the field.
 NAN = float("nan")
 BAD_VALUES = {
-    "best_of": [2],
+    "best_of": [2, 0],
     "str": [1],
+    "metadata": ["a", {str(i): "" for i in range(17)}],
+    "store": ["yes"],
+    "service_tier": ["x" * 257],
+    "prediction": [{str(i): 0 for i in range(17)}],
+    "tools": [[{"type": "function", "function": {"name": "f"}}], True],
+    "tool_choice": ["required"],
+    "functions": [[{"name": "f"}]],
+    "audio": [{"voice": "alloy", "format": "wav"}],
+    "modalities": [["text", "audio"]],
+    "suffix": ["."],
+    "web_search_options": [{}],
+    "use_beam_search": [True],
     "model": [None, 3],
     "max_tokens": [0, -1, 513, 10**30, "5", 5.0, True],
     "temperature": [-0.1, 2.1, NAN, "1"],
@@ -73,7 +85,7 @@ BAD_PLACES = [
     ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
     ({"stop": ["a", ""]}, "stop.1"),
     ({"stop": ["x", "\N{REPLACEMENT CHARACTER}"]}, "stop.1"),
-    ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+    ({"stream_options": {"obfuscate": True}}, "stream_options.obfuscate"),
     ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
 ]
 BAD_COMPLETIONS = {
@@ -88,17 +100,18 @@ BAD_PROMPTS = [
     *(([[1], "two"], 1), ([[1], []], 1), ([[1], [2, -1]], "1.1"), (["hi", MEGABYTE], 1)),
 ]
 BAD_CHATS = {
-    "messages": [None, [], [MESSAGE, MESSAGE]],
+    "echo": [True],
+    "messages": [None, []],
     "max_completion_tokens": [0, 513],
     "logprobs": [1],
     "top_logprobs": [1],
 }
 BAD_MESSAGES = [
     ("hi", ""),
-    ({"role": "system", "content": "hi"}, ".role"),
+    ({"role": "critic", "content": "hi"}, ".role"),
     ({"role": "user"}, ".content"),
     ({"role": "user", "content": [{"text": "hi"}]}, ".content"),
-    ({**MESSAGE, "tool_calls": []}, ".tool_calls"),
+    ({**MESSAGE, "tool_calls": [{}]}, ".tool_calls"),
     ({**MESSAGE, "content": MEGABYTE}, ".content"),
 ]
 

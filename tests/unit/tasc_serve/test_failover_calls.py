@@ -5,12 +5,12 @@ from contextlib import ExitStack, aclosing
 from typing import Any
 
 import pytest
-from fake_fleet import ROWS, TASK, WHOLE, Calls, Replicas, Scripted, text_of
+from fake_fleet import ROWS, TASK, WHOLE, Calls, Replicas, Scripted, status, text_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from support import refused
-from tasc_runtime.protocol import Answer, Call, Piece, Refusal
+from tasc_runtime.protocol import Answer, Call, Piece, Pulse, Refusal
 from tasc_serve.http_errors import ApiError
 from tasc_serve.routing.failover import Failover, RetryBudget
 from tasc_serve.routing.fleet import ReplicaLost, SeenReplica
@@ -271,6 +271,16 @@ def test_a_replica_that_is_being_stopped_and_hangs_is_given_up_too() -> None:
     calls = Calls(replicas)
     assert text(calls.run(stopped)) == text_of(WHOLE)
     assert calls.counted("tasc_failovers_total", reason="silent") == 1
+
+
+def test_a_loss_that_is_learnt_of_late_gives_up_no_replica_that_has_answered_since() -> None:
+    replica = SeenReplica("a")
+    late = ReplicaLost("a", "died")
+    replica.heard(Pulse(status(), 0, 0.0), 5.0)
+    replica.give_up(late.reason, late.at)
+    assert not replica.gone
+    replica.give_up(late.reason, ReplicaLost("a", "died").at)
+    assert replica.gone == "died"
 
 
 @pytest.mark.parametrize("turns", range(5))

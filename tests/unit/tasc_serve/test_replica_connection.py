@@ -334,6 +334,25 @@ def test_a_message_over_the_limit_is_not_sent_and_others_go_on() -> None:
     run(test)
 
 
+def test_large_calls_that_find_no_room_are_refused_and_others_go_on() -> None:
+    async def test() -> None:
+        async with connected(max_message_bytes=65_536, max_buffer_bytes=131_072) as both:
+            other = asyncio.create_task(both.client.complete("one", replace(CALL, prompt="wait")))
+            await eventually_async(lambda: both.replica.open == 1)
+            large = replace(CALL, prompt="x" * 50_000)
+            found = await asyncio.gather(*(both.client.complete("one", large) for _ in range(8)))
+            refused_ = [item for item in found if isinstance(item, Refusal)]
+            assert {item.kind for item in refused_} == {"full"}
+            assert len(refused_) < len(found)
+            stream = both.client.stream("one", large)
+            assert isinstance(await anext(stream), Piece)
+            both.replica.go_on.set()
+            assert isinstance(await other, Answer)
+            assert both.serve.attached == 1
+
+    run(test)
+
+
 class Deaf(Connection):
     """A gateway that sends and never reads."""
 

@@ -22,6 +22,7 @@ from tasc_runtime.errors import ServiceError, StaleProposer
 from tasc_serve.replica import watchers
 from tasc_serve.replica.watchers import RecordWatcher
 from tasc_store import NeuralDrafting, SamplingDefaults, TaskRecord
+from tasc_text import ChatTemplate
 
 RECORD = TaskRecord("greet", "model", "f" * 32, "{input}")
 
@@ -122,6 +123,7 @@ def test_a_digest_changes_with_every_field_that_no_running_engine_can_change(fie
         "quantization": "int8",
         "fingerprint": "e" * 32,
         "template": "{input}!",
+        "chat": ChatTemplate("{{ messages }}"),
         "neural": NeuralDrafting("d"),
         "adapters": (("a", "b"),),
     }

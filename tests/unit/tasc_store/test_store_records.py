@@ -23,6 +23,7 @@ from tasc_store import (
 )
 from tasc_store.corpus import MAX_BATCH
 from tasc_store.tasks.record import MOST_CHOICE_CHARACTERS, MOST_CHOICES, MOST_TEXT_BYTES
+from tasc_text import ChatTemplate
 
 RECORD = TaskRecord("intents", "org/model", "f" * 32, "Classify: {input}\n")
 TEXT = st.text(min_size=1)
@@ -47,7 +48,7 @@ def test_a_record_of_before_loads_and_is_written_as_it_was() -> None:
     assert record == RECORD
     assert (record.sampling, record.quantization) == (SamplingDefaults(), None)
     assert (record.choices, record.schema, record.regex) == ((), None, None)
-    assert (record.adapters, record.neural) == ((), None)
+    assert (record.adapters, record.neural, record.chat) == ((), None, None)
     assert record.to_json() == BEFORE
 
 
@@ -100,6 +101,12 @@ def test_adapters_and_drafters_survive_json_and_may_be_written_by_hand() -> None
     short = TaskRecord.from_json(json.dumps({**content, "neural": {"drafter": "d"}}))
     assert short.neural == NeuralDrafting("d")
     assert TaskRecord.from_json(json.dumps({**content, "neural": None})) == RECORD
+    chat = ChatTemplate("{{ messages }}", (("bos_token", "<s>"),), "be", (("a", "b"), ("c", "")))
+    record = replace(RECORD, template="{input}", chat=chat)
+    assert TaskRecord.from_json(record.to_json()) == record
+    content = json.loads(record.to_json())
+    short = TaskRecord.from_json(json.dumps({**content, "chat": {"source": "a"}}))
+    assert short.chat == ChatTemplate("a")
     fields = {"name": "t", "model": "m", "fingerprint": "f", "template": "{input}"}
     record = TaskRecord.from_json(json.dumps(fields))
     assert record == TaskRecord("t", "m", "f", "{input}")
@@ -128,6 +135,7 @@ WRONG: dict[str, list[Any]] = {  # each value is refused by the field's name
         (("a\n", "c"),), (("x" * 65, "c"),), (("a", "b"), ("c", "d"), ("a", "e")),
     ],
     "neural": ["d"],
+    "chat": ["d", ChatTemplate("a")],  # beside a format string
 }  # fmt: skip
 WRONG_DRAFTERS: dict[str, list[Any]] = {
     "drafter": [""],
@@ -149,6 +157,9 @@ WRONG_JSON: dict[str, list[Any]] = {
     "choices": ["ab"],
     "adapters": ["ab", ["ab"], [[["a"], "b"]], {"a": None}],
     "neural": [{"depth": 3}, "d"],
+    "chat": ["d", {"system": "a"}],
+    "few_shot": [{"chat": {"source": "a", "shots": [["a"]]}}],
+    "chat_tokens": [{"chat": {"source": "a", "tokens": {"bos_token": 1}}}],
 }
 
 

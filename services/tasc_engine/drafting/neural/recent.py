@@ -190,7 +190,11 @@ class RecentWindow:
         return self._take_in(rows, ids)
 
     def distinct(self, rows: Tensor, ids: Tensor) -> Tensor:
-        """``ids int64[R, n]`` with -1 wherever the same id comes again later in its row."""
+        """``ids int64[R, n]`` with -1 wherever the same id comes again later in its row.
+
+        Ids outside the vocabulary become -1, too.
+        """
+        ids = torch.where((ids >= 0) & (ids < self._vocab_size), ids, -1)
         return torch.where(self._last(rows, ids), ids, -1)
 
     def _count(self, rows: Tensor, ids: Tensor, by: int) -> None:

@@ -1,0 +1,126 @@
+"""Chat templates: a model's own Jinja template, which makes one prompt of a conversation."""
+
+import json
+from dataclasses import astuple, dataclass
+from functools import cache
+from typing import Any
+
+from tasc_text.renderer import Renderer
+from tasc_text.template import Conversation, Message, MessageError, Template, TemplateError
+
+MOST_TEMPLATE_BYTES = 256 * 1024
+MOST_TURNS_BYTES = 256 * 1024  # of system prompt and few-shot examples together
+# What the renderer passes itself.
+_RESERVED = (
+    *("messages", "tools", "documents", "add_generation_prompt", "conversations", "chat_template"),
+    *("return_assistant_tokens_mask", "continue_final_message"),
+)
+
+
+@dataclass(frozen=True)
+class ChatTemplate(Template):
+    """A Jinja template, and the turns that each conversation begins with.
+
+    Prompts equal those of ``tokenizer.apply_chat_template`` in transformers.
+
+    Attributes:
+        source: The Jinja template.
+        tokens: Special tokens by the names that templates know them by, such as ``bos_token``.
+        system: System prompt of conversations that do not begin with one of their own.
+        shots: Few-shot examples: inputs and answers, put before the first message that is no
+            system prompt.
+
+    Raises:
+        TemplateError: A value is of the wrong kind, empty or too long.
+    """
+
+    adds_special_tokens = False  # the template writes them
+
+    source: str
+    tokens: tuple[tuple[str, str], ...] = ()
+    system: str | None = None
+    shots: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_text("chat_template", self.source, MOST_TEMPLATE_BYTES)
+        for name, pairs in (("chat_tokens", self.tokens), ("few_shot", self.shots)):
+            if not isinstance(pairs, tuple) or not all(map(_is_pair, pairs)):
+                raise TemplateError(f"{name} is {pairs!r:.200}; it must be pairs of texts")
+        turns = [text for pair in self.shots for text in pair]
+        if self.system is not None:
+            _check_text("system_prompt", self.system, MOST_TURNS_BYTES)
+            turns.append(self.system)
+        _check_text("few_shot", "".join(turns) or "-", MOST_TURNS_BYTES)
+
+    @property
+    def identity(self) -> str:
+        return json.dumps(astuple(self))
+
+    def render(self, value: str | Conversation) -> str:
+        """The prompt of a row's input, or of a conversation.
+
+        Raises:
+            MessageError: The template refuses the conversation, fails, or reaches a limit.
+            RuntimeError: The process that renders cannot run.
+        """
+        asked = Conversation((Message("user", value),)) if isinstance(value, str) else value
+        wanted = {
+            "source": self.source,
+            "messages": self._turns(asked.messages),
+            "add_generation_prompt": asked.add_generation_prompt is not False,
+            "variables": {**dict(self.tokens), **_variables(asked)},
+        }
+        answer = _renderer().ask(wanted)
+        if (text := answer.get("text")) is None:
+            raise MessageError("messages", f"the task's chat template {answer['error']}")
+        return str(text)
+
+    def _turns(self, messages: tuple[Message, ...]) -> list[dict[str, str]]:
+        begins = messages[0].role in ("system", "developer") if messages else False
+        system = messages[:1] if begins else ()
+        if not begins and self.system is not None:
+            system = (Message("system", self.system),)
+        shots = [
+            turn
+            for asked, answered in self.shots
+            for turn in (Message("user", asked), Message("assistant", answered))
+        ]
+        return [self._turn(m) for m in (*system, *shots, *messages[begins:])]
+
+    def _turn(self, message: Message) -> dict[str, str]:
+        # Only templates of late know the role; to the others it is what a system prompt was.
+        known = message.role != "developer" or "developer" in self.source
+        turn = {"role": message.role if known else "system", "content": message.content}
+        return turn if message.name is None else {**turn, "name": message.name}
+
+
+def _variables(asked: Conversation) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(asked.variables) if asked.variables else {}
+    if taken := [name for name in found if name in _RESERVED]:
+        raise MessageError(
+            "chat_template_kwargs",
+            f"chat_template_kwargs has {taken[0]}, which is not the client's to set; remove it",
+        )
+    return found
+
+
+@cache
+def _renderer() -> Renderer:
+    return Renderer()
+
+
+def _is_pair(value: object) -> bool:
+    if not isinstance(value, tuple) or len(value) != 2:
+        return False
+    return all(isinstance(text, str) for text in value)
+
+
+def _check_text(name: str, text: object, most: int) -> None:
+    if not isinstance(text, str) or not text:
+        raise TemplateError(f"{name} is {text!r:.80}; it must be a non-empty string")
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise TemplateError(f"{name} has a lone surrogate; write UTF-8") from error
+    if size > most:
+        raise TemplateError(f"{name} has {size} bytes; at most {most}")

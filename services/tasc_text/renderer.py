@@ -1,0 +1,154 @@
+"""A process that renders chat templates by transformers' sandbox, within limits.
+
+The sandbox keeps a template from files and from Python's objects. It does not keep it from endless
+loops or from text of any size, some of it made in a single call that no thread can interrupt. So
+templates are rendered in a process that the system ends at the limit; another one takes its place.
+"""
+
+import atexit
+import importlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from io import BytesIO
+from typing import Any, Final, cast
+
+LIMIT_S: Final = 1.0  # of processor time, for one prompt; most take less than a millisecond
+MOST_CHARACTERS: Final = 4_000_000  # of one prompt
+MEMORY: Final = 512 << 20  # bytes above what the process has when it starts
+_KILL_S: Final = 2 * LIMIT_S  # for what is not Python code, and so is not interrupted at the limit
+_TICK_S: Final = 0.1
+_SHOWN: Final = 500  # characters of a template's own message
+_PROGRAM: Final = "from tasc_text.renderer import serve; serve()"
+_TOO_LONG = f"does not end within {LIMIT_S:g} s; correct its loops"
+_TOO_LARGE = f"needs more than {MEMORY >> 20} MiB of memory; shorten what it writes"
+
+
+class Renderer:
+    """The process, started at the first call. Any thread may call; one is served at a time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner = 0
+        atexit.register(self.close)
+
+    def ask(self, wanted: dict[str, Any]) -> dict[str, str]:
+        """Render a prompt: its ``text``, or the ``error`` of the template.
+
+        Args:
+            wanted: ``source``, ``messages``, ``add_generation_prompt`` and ``variables``.
+
+        Raises:
+            RuntimeError: The process cannot run.
+        """
+        line = json.dumps(wanted).encode() + b"\n"
+        with self._lock:
+            answer, code = self._exchange(line)
+        if answer.endswith(b"\n"):
+            found: dict[str, str] = json.loads(answer)
+            return found
+        if code == -signal.SIGPROF:
+            return {"error": _TOO_LONG}
+        raise RuntimeError(
+            f"the process that renders chat templates ended with {code}; its stderr says why"
+        )
+
+    def close(self) -> None:
+        """End the process; the next call starts another."""
+        process, self._process = self._process, None
+        if process and self._owner == os.getpid():
+            process.kill()
+            process.communicate()
+
+    def _exchange(self, line: bytes) -> tuple[bytes, int | None]:
+        """The answer's line, or what there was of it when the process ended, and how it ended."""
+        try:
+            process = self._running()
+            requests, answers = cast("BytesIO", process.stdin), cast("BytesIO", process.stdout)
+            answer = b""
+            with suppress(BrokenPipeError):
+                requests.write(line)
+                requests.flush()
+                answer = answers.readline()
+            if answer.endswith(b"\n"):
+                return answer, None
+            code = process.wait()
+        except BaseException:  # its answer, still to come, would be taken for the next one's
+            self.close()
+            raise
+        self.close()
+        return answer, code
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        there = self._process
+        if there is None or self._owner != os.getpid() or there.poll() is not None:
+            # A session of its own: Ctrl-C is for who asks.
+            there = self._process = subprocess.Popen(
+                [sys.executable, "-c", _PROGRAM],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
+            self._owner = os.getpid()
+        return there
+
+
+class _Late(BaseException):
+    """The limit of time; templates catch nothing, and Jinja no exceptions of this kind."""
+
+
+def serve() -> None:
+    """Render what stdin asks for until it ends."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # nothing that is printed becomes an answer
+    # By name: no other process of this package is to import the library.
+    render = importlib.import_module("transformers.utils.chat_template_utils").render_jinja_template
+    with open("/proc/self/statm", encoding="ascii") as file:
+        most = int(file.read().split()[0]) * resource.getpagesize() + MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    signal.signal(signal.SIGVTALRM, _late)
+    for line in sys.stdin.buffer:
+        answers.write(json.dumps(_answer(render, json.loads(line))).encode() + b"\n")
+        answers.flush()
+
+
+def _late(number: int, frame: object) -> None:
+    raise _Late
+
+
+def _answer(render: Any, wanted: dict[str, Any]) -> dict[str, str]:
+    from jinja2 import TemplateError, TemplateSyntaxError
+
+    try:
+        try:
+            signal.setitimer(signal.ITIMER_PROF, _KILL_S)
+            signal.setitimer(signal.ITIMER_VIRTUAL, LIMIT_S, _TICK_S)
+            (text,), _ = render(
+                conversations=[wanted["messages"]],
+                chat_template=wanted["source"],
+                add_generation_prompt=wanted["add_generation_prompt"],
+                **wanted["variables"],
+            )
+        finally:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
+    except _Late:
+        return {"error": _TOO_LONG}
+    except MemoryError:
+        return {"error": _TOO_LARGE}
+    except TemplateSyntaxError as error:
+        return {"error": f"is no Jinja, in line {error.lineno}: {error.message}"[:_SHOWN]}
+    except Exception as error:
+        refused = type(error) is TemplateError  # by the template's own raise_exception
+        said = f"refuses the messages: {error}" if refused else f"fails on them: {error!r}"
+        return {"error": said[:_SHOWN]}
+    if len(text) > MOST_CHARACTERS:
+        return {"error": f"writes {len(text)} characters; at most {MOST_CHARACTERS} are taken"}
+    return {"text": text}

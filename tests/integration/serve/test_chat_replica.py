@@ -1,0 +1,168 @@
+"""A replica renders conversations by the task's chat template, and answers others meanwhile."""
+
+import asyncio
+import uuid
+from dataclasses import replace
+
+import msgspec
+import pytest
+from transformers import AutoTokenizer
+
+import tiny
+from chat_families import make_chat_tokenizer
+from support import eventually
+from tasc_runtime.models import chat_template
+from tasc_runtime.protocol import Answer, Call, Refusal
+from tasc_serve.replica.replica import TaskReplica
+from tasc_serve.settings import ServeSettings
+from tasc_serve.wire import Ask, Message
+from tasc_store import CollectedRows, TaskRecord, TaskStore
+from tasc_text import Conversation, TaskTokenizer
+from tasc_text import Message as Turn
+
+pytestmark = pytest.mark.redis
+SYSTEM = "Say what it is."
+TALK = (Turn("user", "wake me up"), Turn("assistant", "alarm"), Turn("user", "play some jazz"))
+# What the last message says decides how the template ends.
+AWKWARD = """\
+{% if messages[-1].content == 'refuse' %}{{ raise_exception('not this one') }}{% endif %}\
+{% if messages[-1].content == 'endless' %}{% for i in range(99999) %}{% for j in range(99999) %}\
+{% endfor %}{% endfor %}{% endif %}"""
+
+
+class Chats:
+    """A model with Qwen's kind of template, and tasks of it."""
+
+    def __init__(self, folder):
+        self.folder = make_chat_tokenizer(folder, "qwen")
+        self.model = tiny.make_model(folder, seed=1)
+        self.theirs = AutoTokenizer.from_pretrained(folder)
+        self.tokenizer = TaskTokenizer.from_folder(folder)
+
+    def says(self, *turns):
+        messages = [{"role": turn.role, "content": turn.content} for turn in turns]
+        ids = self.theirs.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+        return self.tokenizer.decode(tiny.plain(self.model, ids, 16))
+
+    def record(self, **fields):
+        return TaskRecord(
+            name=f"chat-{uuid.uuid4().hex}", model=str(self.folder), dtype="float64", max_tokens=16,
+            fingerprint=self.tokenizer.fingerprint, **{"template": "{input}", **fields},
+        )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory):
+    return Chats(tmp_path_factory.mktemp("chats") / "model")
+
+
+@pytest.fixture
+def start(redis_url, client, tmp_path):
+    """Start a replica of a record."""
+    running = []
+
+    def start(record, **own):
+        TaskStore(client).put(record)
+        settings = ServeSettings.model_validate({
+            "tasks": [{"name": record.name, **own}],
+            "engine": {"rows": 4, "max_model_len": 256, "device": "cpu", "cost_aware": False},
+            "metrics": {"host": "127.0.0.1"},
+            "cache_dir": tmp_path,
+        })  # fmt: skip
+        running.append(TaskReplica(settings, redis_url, settings.tasks[0]))
+        return running[-1]
+
+    yield start
+    for replica in running:
+        replica.close()
+
+
+def sent(prompt, **fields):
+    """A call as it comes out of a connection."""
+    call = Call(uuid.uuid4().hex, prompt, templated=True, **fields)
+    ask = msgspec.msgpack.decode(msgspec.msgpack.encode(Ask(1, True, call)), type=Message)
+    assert ask.call == call
+    return ask.call
+
+
+def ask(replica, *calls):
+    async def together():
+        return await asyncio.gather(*map(replica.complete, calls))
+
+    return asyncio.run(together())
+
+
+def texts(answers):
+    assert all(isinstance(answer, Answer) for answer in answers), answers
+    return [answer.result.text for answer in answers]
+
+
+def test_conversations_are_answered_as_transformers_answers_them(chats, start):
+    template = replace(chat_template(chats.folder), system=SYSTEM)
+    record = chats.record(chat=template)
+    replica = start(record)
+    own, system = Turn("system", "Be brief."), Turn("system", SYSTEM)
+    found = ask(
+        replica, sent("wake me up"), sent(Conversation(TALK)), sent(Conversation((own, *TALK))),
+        sent(Conversation(TALK, variables='{"enable_thinking": true}')),
+    )  # fmt: skip
+    talk = chats.says(system, *TALK)
+    assert texts(found) == [
+        chats.says(system, Turn("user", "wake me up")), talk, chats.says(own, *TALK), talk,
+    ]  # fmt: skip
+    again = ask(replica, sent(Conversation(TALK), draft=False))
+    assert texts(again) == [talk]
+    assert replica.pulse().status.chat
+
+
+def test_what_a_template_refuses_is_refused_and_others_do_not_wait_for_what_it_does(chats, start):
+    own = chat_template(chats.folder).source
+    replica = start(chats.record(chat=chat_template(chats.folder, AWKWARD + own)))
+
+    async def together():
+        slow = asyncio.create_task(replica.complete(sent("endless")))
+        await asyncio.sleep(0)
+        ids = tuple(chats.tokenizer.encode_prompt("play some jazz"))
+        quick = await replica.complete(Call("ids", ids, templated=False))
+        was_done = slow.done()
+        return quick, was_done, await slow, await replica.complete(sent("refuse"))
+
+    quick, was_done, slow, refused = asyncio.run(together())
+    assert isinstance(quick, Answer)
+    assert not was_done
+    for refusal in (slow, refused):
+        assert isinstance(refusal, Refusal)
+        assert (refusal.kind, refusal.param) == ("invalid", "messages")
+    assert "not this one" in refused.message
+    assert texts(ask(replica, sent("wake me up"))) == [chats.says(Turn("user", "wake me up"))]
+
+
+def test_a_format_string_takes_the_last_user_message(chats, start):
+    replica = start(chats.record(template="say {input}\n"))
+    (plain,) = texts(ask(replica, sent("play some jazz")))
+    found = ask(
+        replica, sent(Conversation(TALK)), sent(Conversation((Turn("system", SYSTEM), *TALK)))
+    )
+    assert texts(found) == [plain, plain]
+    assert not replica.pulse().status.chat
+    for prompt, param in [
+        (Conversation(TALK, strict=True), "messages.0"),
+        (Conversation(TALK[1:2]), "messages"),
+        (Conversation(TALK[:1], add_generation_prompt=False), "add_generation_prompt"),
+    ]:
+        (refusal,) = ask(replica, sent(prompt))
+        assert (refusal.kind, refusal.param) == ("invalid", param)
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_what_is_a_rows_input_alone_is_collected(chats, start, client, chat):
+    """Of a format string it is the last user message; a chat template takes all messages."""
+    record = chats.record(choices=("alarm", "music"))
+    if chat:
+        record = replace(record, chat=chat_template(chats.folder))
+    replica = start(record, collect={"sample_rate": 1.0, "flush_interval_s": 0.05})
+    found = texts(ask(replica, sent("wake me up"), sent(Conversation(TALK))))
+    rows = [("wake me up", found[0]), ("play some jazz", found[1])][: 1 if chat else 2]
+    collected = CollectedRows(client, record.name)
+    eventually(lambda: len(collected.read().rows) == len(rows))
+    assert sorted((row.input, row.output) for row in collected.read().rows) == sorted(rows)

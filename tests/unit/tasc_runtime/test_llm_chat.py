@@ -1,0 +1,120 @@
+"""`LLM` with a chat template: answers are those of transformers to the same conversation."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer, PreTrainedModel
+
+import tiny
+from chat_families import make_chat_tokenizer
+from support import refused
+from tasc_runtime.llm import LLM
+from tasc_runtime.sampling_options import FieldError
+
+SIZES: dict[str, Any] = {"dtype": "float64", "rows": 2, "max_model_len": 256, "cost_aware": False}
+SYSTEM = "Say what it is."
+SHOTS = [("wake me up", "alarm"), ("play some jazz", "music")]
+TALK = [
+    {"role": "user", "content": "set an alarm"},
+    {"role": "assistant", "content": "alarm"},
+    {"role": "user", "content": "for two hours"},
+]
+
+
+class Chats:
+    """A model with Llama 3's kind of template, which starts with a token that ends none."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = make_chat_tokenizer(folder, "llama")
+        self.model: PreTrainedModel = tiny.make_model(folder, "llama", seed=1)
+        self.theirs: Any = AutoTokenizer.from_pretrained(folder)
+
+    def says(self, messages: list[dict[str, str]], **options: Any) -> str:
+        options = {"add_generation_prompt": True, **options}
+        ids = self.theirs.apply_chat_template(messages, **options)["input_ids"]
+        answer = tiny.plain(self.model, ids, 24)
+        return str(self.theirs.decode(answer, skip_special_tokens=True))
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory: pytest.TempPathFactory) -> Chats:
+    return Chats(tmp_path_factory.mktemp("llm-chat") / "model")
+
+
+@pytest.fixture(scope="module")
+def bare(chats: Chats) -> LLM:
+    return LLM(chats.folder, chat_template="auto", max_tokens=24, **SIZES)
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def test_conversations_are_answered_as_transformers_answers_them(chats: Chats, bare: LLM) -> None:
+    several = [TALK, [user(tiny.SENTENCES[0])], [{"role": "system", "content": SYSTEM}, *TALK]]
+    found = bare.chat(several)
+    assert [answer.text for answer in found] == [chats.says(talk) for talk in several]
+    assert [answer.index for answer in found] == [0, 1, 2]
+    assert bare.chat(TALK)[0].text == found[0].text
+    assert bare.generate(tiny.SENTENCES[0])[0].text == found[1].text
+    (open_end,) = bare.chat(TALK, add_generation_prompt=False)
+    assert open_end.text == chats.says(TALK, add_generation_prompt=False)
+    assert bare.chat([]) == []
+
+
+def test_rows_with_a_system_prompt_and_examples_are_drafted_and_the_same(
+    chats: Chats, tmp_path: Path
+) -> None:
+    before = [{"role": "system", "content": SYSTEM}]
+    for asked, answered in SHOTS:
+        before += [user(asked), {"role": "assistant", "content": answered}]
+    expected = [chats.says([*before, user(text)]) for text in tiny.SENTENCES]
+    said = [text[::-1] if n % 3 == 0 else text for n, text in enumerate(expected)]
+    llm = LLM(
+        chats.folder, chat_template="auto", system_prompt=SYSTEM, few_shot=SHOTS, max_tokens=24,
+        corpus=list(zip(tiny.SENTENCES, said, strict=True)), cache_dir=tmp_path, **SIZES,
+    )  # fmt: skip
+    found = llm.generate(tiny.SENTENCES)
+    assert [answer.text for answer in found] == expected
+    accepted, drafted = (sum(getattr(a, n) for a in found) for n in ("accepted", "drafted"))
+    assert 0 < accepted < drafted
+    llm.save(tmp_path / "saved")
+    again = LLM.load(tmp_path / "saved")
+    assert again.record == llm.record
+    assert again.chat([user(tiny.SENTENCES[1])])[0].text == expected[1]
+
+
+def test_a_format_string_takes_the_last_user_message(chats: Chats) -> None:
+    llm = LLM(chats.folder, template="say {input}", max_tokens=8, **SIZES)
+    assert llm.chat(TALK)[0].text == llm.generate(TALK[-1]["content"])[0].text
+    for options, field in [
+        ({"strict_messages": True}, "messages.0"),
+        ({"chat_template_kwargs": {}}, "chat_template_kwargs"),
+        ({"add_generation_prompt": True}, "add_generation_prompt"),
+    ]:
+        with pytest.raises(FieldError) as caught:
+            llm.chat(TALK, **options)
+        assert caught.value.field == field
+    with pytest.raises(FieldError) as caught:
+        llm.chat(TALK[1:2])
+    assert caught.value.field == "messages"
+
+
+def test_what_cannot_be_asked_is_named(chats: Chats, bare: LLM) -> None:
+    for messages in ([{"role": "tool", "content": "a"}], [{"role": "user"}], [user("a"), "b"]):
+        with pytest.raises(FieldError):
+            bare.chat(messages)
+    with pytest.raises(FieldError) as caught:
+        bare.chat(TALK, chat_template_kwargs={"messages": []})
+    assert caught.value.field == "chat_template_kwargs"
+    no_system = LLM(
+        chats.folder, max_tokens=8, **SIZES,
+        chat_template="{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}"
+        "{% endif %}{{ messages[-1].content }}",
+    )  # fmt: skip
+    with refused(FieldError, "no system"):
+        no_system.chat([{"role": "system", "content": "a"}, user("b")])
+    for wrong in ({"system_prompt": "a"}, {"template": "a {input}", "chat_template": "auto"}):
+        with pytest.raises(ValueError, match="template"):
+            LLM(chats.folder, **wrong, **SIZES)

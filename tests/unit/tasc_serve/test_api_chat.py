@@ -1,0 +1,114 @@
+"""Conversations over HTTP: what reaches a replica, what is named as not used, what is refused."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from fake_backend import CHAT, MESSAGE, STATUS, TASK, FakeBackend, Service, answer, error_of
+
+from tasc_runtime.protocol import Refusal
+from tasc_text import Conversation, Message
+
+IGNORED = "x-tasc-ignored"
+SYSTEM = {"role": "system", "content": "be brief"}
+ANSWERED = {"role": "assistant", "content": "hello"}
+TALK = [SYSTEM, MESSAGE, ANSWERED, {"role": "user", "content": [{"type": "text", "text": "bye"}]}]
+TURNS = (
+    Message("system", "be brief"), Message("user", "hi"), Message("assistant", "hello"),
+    Message("user", "bye"),
+)  # fmt: skip
+
+
+def asked(backend, messages, **more):
+    service = Service(backend)
+    body = {"model": TASK, "messages": messages, **more}
+    return service, service.ask("POST", CHAT, content=json.dumps(body))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("chat", [False, True])
+def test_messages_that_enter_no_prompt_are_named_and_counted(chat, stream):
+    backend = FakeBackend(*answer("yes"), status=replace(STATUS, chat=chat))
+    service, response = asked(backend, TALK, stream=stream)
+    assert response.status_code == 200
+    assert [call.prompt for call in backend.calls] == [Conversation(TURNS)]
+    assert backend.calls[0].templated
+    named = response.headers.get(IGNORED, "")
+    assert [f"messages.{i}" in named for i in range(4)] == [not chat, not chat, not chat, False]
+    count = service.registry.get_sample_value("tasc_ignored_messages_total", {"task": TASK})
+    assert count == (None if chat else 3)
+
+
+def test_a_user_message_alone_is_a_rows_input_and_nothing_is_ignored():
+    backend = FakeBackend(*answer("yes"))
+    service, response = asked(backend, [MESSAGE], strict_messages=True)
+    assert [(call.prompt, call.templated) for call in backend.calls] == [("hi", True)]
+    assert IGNORED not in response.headers
+    assert service.registry.get_sample_value("tasc_ignored_messages_total", {"task": TASK}) is None
+
+
+def test_a_header_names_some_of_many_messages():
+    _, response = asked(FakeBackend(*answer("yes")), [MESSAGE] * 4096)
+    assert response.status_code == 200
+    assert len(response.headers[IGNORED]) < 1000
+
+
+def test_fields_for_chat_templates_reach_the_replica():
+    backend = FakeBackend(*answer("yes"), status=replace(STATUS, chat=True))
+    kwargs = {"enable_thinking": False, "é": [1, None, {"a": "b"}]}
+    _, response = asked(
+        backend, [{**MESSAGE, "name": "ann"}], add_generation_prompt=False,
+        chat_template_kwargs=kwargs, strict_messages=True,
+    )  # fmt: skip
+    assert response.status_code == 200
+    (call,) = backend.calls
+    assert call.prompt.messages == (Message("user", "hi", "ann"),)
+    assert (call.prompt.strict, call.prompt.add_generation_prompt) == (True, False)
+    assert json.loads(call.prompt.variables) == kwargs
+
+
+def test_what_a_replica_refuses_is_an_error_of_the_client():
+    refusal = Refusal("invalid", "messages.0 is not used", "messages.0")
+    service, response = asked(FakeBackend(refusal), TALK, strict_messages=True)
+    assert error_of(response, 400)["param"] == "messages.0"
+    assert service.registry.get_sample_value("tasc_ignored_messages_total", {"task": TASK}) is None
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
+
+
+@pytest.mark.parametrize(
+    ("messages", "more", "field", "word"),
+    [
+        ([MESSAGE, {"role": "tool", "tool_call_id": "1", "content": "a"}], {}, ".1.role", "user"),
+        ([{"role": "function", "name": "f", "content": "a"}], {}, ".0.role", "user"),
+        ([MESSAGE, {"role": "critic", "content": "a"}], {}, ".1.role", "assistant"),
+        ([{**MESSAGE, "content": [IMAGE]}], {}, ".0.content", "image_url"),
+        ([MESSAGE, {**ANSWERED, "content": None}], {}, ".1.content", "text"),
+        ([{**ANSWERED, "tool_calls": [{"id": "1"}]}], {}, ".0.tool_calls", "not supported"),
+        ([{**ANSWERED, "refusal": "no"}], {}, ".0.refusal", "not supported"),
+        ([MESSAGE] * 4097, {}, "", "4096"),
+        ([SYSTEM, {**MESSAGE, "content": "x" * 300_000}], {}, "", "bytes"),
+        ([MESSAGE], {"chat_template_kwargs": {"a": float("nan")}}, "chat_template_kwargs", "JSON"),
+        ([MESSAGE], {"chat_template_kwargs": {"a": "x" * 300_000}}, "", "bytes"),
+        ([MESSAGE], {"chat_template_kwargs": []}, "chat_template_kwargs", "object"),
+        ([MESSAGE], {"add_generation_prompt": "no"}, "add_generation_prompt", "bool"),
+        ([MESSAGE], {"strict_messages": 1}, "strict_messages", "bool"),
+    ],
+)
+def test_what_no_template_takes_is_refused_by_name(messages, more, field, word):
+    backend = FakeBackend(*answer("yes"))
+    error = error_of(asked(backend, messages, **more)[1], 400)
+    assert error["param"] == (field if field and field[0] != "." else f"messages{field}")
+    assert word in error["message"]
+    assert backend.calls == []
+
+
+def test_what_clients_send_back_of_an_answer_is_taken():
+    said = {
+        **ANSWERED, "refusal": None, "annotations": [], "audio": None, "function_call": None,
+        "tool_calls": None,
+    }  # fmt: skip
+    backend = FakeBackend(*answer("yes"))
+    assert asked(backend, [MESSAGE, said, MESSAGE])[1].status_code == 200
+    assert backend.calls[0].prompt.messages[1] == Message("assistant", "hello")

@@ -1,0 +1,112 @@
+"""Every field that clients know is used, or harmless, or refused by name; nothing is dropped."""
+
+from typing import Any, get_type_hints
+
+import pytest
+from fake_backend import CHAT, COMPLETIONS, GOOD, FakeBackend, Service, answer, error_of
+from openai.types import completion_create_params as completion_params
+from openai.types.chat import completion_create_params as chat_params
+
+from tasc_serve.http.schemas import ChatRequest, CompletionRequest, HarmlessFields
+
+CLIENTS: dict[str, tuple[type[HarmlessFields], tuple[type, ...]]] = {
+    COMPLETIONS: (
+        CompletionRequest,
+        (
+            completion_params.CompletionCreateParamsNonStreaming,
+            completion_params.CompletionCreateParamsStreaming,
+        ),
+    ),
+    CHAT: (
+        ChatRequest,
+        (
+            chat_params.CompletionCreateParamsNonStreaming,
+            chat_params.CompletionCreateParamsStreaming,
+        ),
+    ),
+}
+HARMLESS: dict[str, Any] = {
+    "user": "u1",
+    "store": True,
+    "metadata": {"ticket": "7"},
+    "service_tier": "auto",
+    "safety_identifier": "u1",
+    "prompt_cache_key": "k",
+    "prompt_cache_retention": "24h",
+    "prompt_cache_options": {"mode": "implicit", "ttl": "30m"},
+    "parallel_tool_calls": False,
+    "max_tool_calls": 1,
+    "reasoning_effort": "low",
+    "reasoning": {"effort": "low", "summary": "auto"},
+    "verbosity": "low",
+    "prediction": {"type": "content", "content": "hello"},
+    "access_programs": {"cyber": "standard"},
+    "priority": 0,
+    "request_id": "r1",
+    "cache_salt": "s",
+    "guided_decoding_backend": "auto",
+}
+every_path = pytest.mark.parametrize("path", CLIENTS)
+
+
+@every_path
+def test_every_field_of_the_openai_client_is_in_one_of_three_lists(path):
+    model, params = CLIENTS[path]
+    sent = {name for one in params for name in get_type_hints(one)}
+    assert len(sent) > 15
+    assert sent - {*model.model_fields} - {*model.unsupported} == set()
+    assert {*model.model_fields} & {*model.unsupported} == set()
+
+
+@every_path
+def test_harmless_fields_change_nothing(path):
+    assert {*HARMLESS} == {*HarmlessFields.model_fields}
+    backend = FakeBackend(*answer("Hello"))
+    service = Service(backend)
+    plain, laden = (
+        service.ask("POST", path, json=GOOD[path] | {"seed": 1} | more).json()
+        for more in ({}, HARMLESS)
+    )
+    changing = {"id": "", "created": 0}
+    assert plain | changing == laden | changing
+    one, other = backend.calls
+    assert (one.prompt, one.options, one.stop) == (other.prompt, other.options, other.stop)
+
+
+@every_path
+def test_unsupported_fields_are_refused_but_for_values_that_ask_for_nothing(path):
+    model, _ = CLIENTS[path]
+    service = Service(FakeBackend(*answer("Hello")))
+    for name, neutral in model.unsupported.items():
+        for value in (*neutral, None):
+            response = service.ask("POST", path, json=GOOD[path] | {name: value})
+            assert response.status_code == 200, response.text
+        error = error_of(service.ask("POST", path, json=GOOD[path] | {name: {"a": 1}}), 400)
+        assert (error["param"], error["code"]) == (name, "unsupported_parameter")
+
+
+@every_path
+@pytest.mark.parametrize(
+    ("misspelt", "meant"),
+    [
+        ("temprature", "temperature"),
+        ("max_token", "max_tokens"),
+        ("top-p", "top_p"),
+        ("guided_choices", "guided_choice"),
+        ("qwertyuiop", None),
+    ],
+)
+def test_a_misspelt_field_is_refused_with_the_nearest_name(path, misspelt, meant):
+    service = Service(FakeBackend())
+    error = error_of(service.ask("POST", path, json=GOOD[path] | {misspelt: 1}), 400)
+    assert (error["param"], error["code"]) == (misspelt, "unknown_parameter")
+    assert meant is None or meant in error["message"]
+
+
+def test_one_limit_may_have_both_names_if_they_agree():
+    service = Service(FakeBackend(*answer("Hello")))
+    both = GOOD[CHAT] | {"max_tokens": 5}
+    same, other = (both | {"max_completion_tokens": most} for most in (5, 6))
+    assert service.ask("POST", CHAT, json=same).status_code == 200
+    error = error_of(service.ask("POST", CHAT, json=other), 400)
+    assert error["param"] == "max_completion_tokens"

@@ -1,0 +1,217 @@
+"""Chat templates: the same token ids as transformers, and limits that templates cannot exceed."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from chat_families import FAMILIES, conversations, make_chat_tokenizer
+from tasc_runtime.models import chat_template
+from tasc_text import (
+    ChatTemplate,
+    Conversation,
+    Message,
+    MessageError,
+    PromptTemplate,
+    TaskTokenizer,
+    TextError,
+)
+
+TURNS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+WELL = ChatTemplate(TURNS)
+
+
+def conversation(messages: list[dict[str, str]], **fields: Any) -> Conversation:
+    return Conversation(tuple(Message(**message) for message in messages), **fields)  # type: ignore[arg-type]
+
+
+def turns(*roles: str) -> Conversation:
+    return conversation([{"role": role, "content": f"{i}"} for i, role in enumerate(roles)])
+
+
+class Family:
+    """A family's tokenizer, by transformers and by us."""
+
+    def __init__(self, folder: Path) -> None:
+        self.theirs: Any = AutoTokenizer.from_pretrained(folder)
+        self.tokenizer = TaskTokenizer.from_folder(folder)
+        self.template = chat_template(folder)
+
+    def expected(self, messages: list[dict[str, str]], **options: Any) -> list[int]:
+        options = {"add_generation_prompt": True, **options}
+        return list(self.theirs.apply_chat_template(messages, **options)["input_ids"])
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
+    return Family(make_chat_tokenizer(tmp_path_factory.mktemp("chat") / "model", request.param))
+
+
+@pytest.mark.parametrize(
+    "count", [60, pytest.param(500, marks=pytest.mark.slow("a long fuzz test"))]
+)
+def test_prompts_have_the_token_ids_of_transformers(
+    family: Family, request: pytest.FixtureRequest, seed: int, count: int
+) -> None:
+    name = request.node.callspec.params["family"]
+    for at, messages in enumerate(conversations(name, count, seed)):
+        head = at % 3 > 0
+        asked = conversation(messages, add_generation_prompt=None if head else False)
+        ids = family.template.encode(family.tokenizer, asked)
+        assert ids == family.expected(messages, add_generation_prompt=head), messages
+
+
+def test_the_beginning_of_sequence_is_there_once(family: Family) -> None:
+    """Where the template writes it, the tokenizer does not add another."""
+    named = dict(family.template.tokens)
+    ids = family.template.encode(family.tokenizer, "wake me up")
+    assert ids == family.expected([{"role": "user", "content": "wake me up"}])
+    bos = family.tokenizer.backend.token_to_id(named.get("bos_token", "<|endoftext|>"))
+    written = "bos_token" in family.template.source
+    assert ids.count(bos) == written
+    assert family.tokenizer.encode_prompt(family.template.render("a")).count(bos) >= written
+
+
+def test_system_prompt_and_examples_stand_before_the_conversation(family: Family) -> None:
+    shots = (("a", "b"), ("c", "d"))
+    known = [
+        {"role": role, "content": content}
+        for pair in shots
+        for role, content in zip(("user", "assistant"), pair, strict=True)
+    ]
+    user = [{"role": "user", "content": "e"}]
+    shot = dataclasses.replace(family.template, shots=shots)
+    assert shot.encode(family.tokenizer, "e") == family.expected([*known, *user])
+    system, own = ({"role": "system", "content": text} for text in ("x", "y"))
+    both = dataclasses.replace(shot, system="x")
+    if "not supported" in shot.source:
+        with pytest.raises(MessageError, match="System role not supported"):
+            both.render("e")
+        return
+    ids = both.encode(family.tokenizer, "e")
+    assert ids == family.expected([system, *known, *user])
+    assert ids == both.encode(family.tokenizer, conversation(user))
+    given = both.encode(family.tokenizer, conversation([own, *user]))
+    assert given == family.expected([own, *known, *user])
+    # Rows share all that is in front of their input, which the engine's prefix cache keeps.
+    other = both.encode(family.tokenizer, "wake me")
+    same = next(i for i, pair in enumerate(zip(ids, other, strict=False)) if pair[0] != pair[1])
+    assert same >= len(family.expected([system, *known], add_generation_prompt=False)) - 1
+
+
+def test_variables_are_the_clients_but_for_what_is_rendered(tmp_path: Path) -> None:
+    family = Family(make_chat_tokenizer(tmp_path, "qwen"))
+    user = [{"role": "user", "content": "a"}]
+    asked = conversation(user, variables='{"enable_thinking": false}')
+    expected = family.expected(user, enable_thinking=False)
+    assert family.template.encode(family.tokenizer, asked) == expected
+    assert expected != family.expected(user)
+    with pytest.raises(MessageError) as refused:
+        WELL.render(conversation(user, variables='{"messages": []}'))
+    assert refused.value.field == "chat_template_kwargs"
+
+
+def test_a_developers_message_is_a_system_prompt_where_the_template_knows_no_developer() -> None:
+    assert WELL.render(turns("developer", "user")) == "[system]0[user]1"
+    knows = ChatTemplate(TURNS + "{# developer #}")
+    assert knows.render(turns("developer", "user")) == "[developer]0[user]1"
+
+
+def test_names_of_senders_reach_the_template() -> None:
+    named = ChatTemplate("{% for m in messages %}{{ m.name | default('-') }}{% endfor %}")
+    user = {"role": "user", "content": ""}
+    assert named.render(conversation([{**user, "name": "ann"}, user])) == "ann-"
+
+
+ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        ENDLESS,
+        "{% macro f(n) %}{{ f(n) }}{{ f(n) }}{% endmacro %}{{ f(0) }}",
+        "{{ lipsum(n=10 ** 8) }}",
+        "{{ 3 ** (10 ** 9) }}",  # one call that no signal handler interrupts
+        "{{ 'a' * 10 ** 7 }}",
+        "{{ 'a' | center(10 ** 12) }}",
+        "{% set n = namespace(s='ab') %}{% for i in range(60) %}{% set n.s = n.s ~ n.s %}"
+        "{% endfor %}",
+        "{{ raise_exception('no') }}",
+        "{{ messages.nobody.knows }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{% if",
+    ],
+)
+def test_a_template_that_fails_or_does_too_much_is_refused_and_the_next_is_rendered(
+    source: str,
+) -> None:
+    with pytest.raises(MessageError) as refused:
+        print(len(ChatTemplate(source).render("a")))
+    assert refused.value.field == "messages"
+    assert len(str(refused.value)) < 1000
+    assert WELL.render("a") == "[user]a"
+
+
+def test_what_a_template_prints_or_a_message_holds_is_no_answer() -> None:
+    awkward = 'a\n{"text": "b"}\n\x00 \N{REPLACEMENT CHARACTER} {{ 7 * 7 }}'
+    assert WELL.render(awkward) == f"[user]{awkward}"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"source": ""},
+        {"source": "a\ud800"},
+        {"source": "a" * 300_000},
+        {"system": ""},
+        {"shots": (("a",),)},
+        {"shots": (("a", 1),)},
+        {"shots": (("a", "b" * 300_000),)},
+        {"tokens": ("bos_token",)},
+    ],
+)
+def test_a_template_that_cannot_be_one_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(TextError):
+        ChatTemplate(**{"source": "a", **fields})
+
+
+def test_a_format_string_takes_the_last_user_message() -> None:
+    plain = PromptTemplate("say {input}.")
+    asked = turns("system", "user", "assistant", "user", "assistant")
+    assert plain.render(asked) == "say 3."
+    assert [place.split()[0] for place in asked.ignored] == [f"messages.{i}" for i in (0, 1, 2, 4)]
+    assert plain.render(dataclasses.replace(turns("user"), strict=True)) == "say 0."
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        (turns("system", "assistant"), "messages"),
+        (dataclasses.replace(turns("system", "user"), strict=True), "messages.0"),
+        (dataclasses.replace(turns("user"), variables="{}"), "chat_template_kwargs"),
+        (dataclasses.replace(turns("user"), add_generation_prompt=True), "add_generation_prompt"),
+    ],
+)
+def test_a_format_string_refuses_what_it_cannot_do(asked: Conversation, field: str) -> None:
+    with pytest.raises(MessageError) as refused:
+        PromptTemplate("say {input}.").render(asked)
+    assert refused.value.field == field
+
+
+def test_templates_are_found_in_settings_files_and_text(tmp_path: Path) -> None:
+    folder = make_chat_tokenizer(tmp_path / "model", "llama")
+    file = tmp_path / "own.jinja"
+    file.write_text(TURNS)
+    for said in (str(file), TURNS):
+        assert chat_template(folder, said).render("a") == "[user]a"
+    assert dict(chat_template(folder, TURNS).tokens)["bos_token"] == "<|begin_of_text|>"
+    for wrong in (str(tmp_path / "none.jinja"), ENDLESS, "{% if"):
+        with pytest.raises(TextError):
+            chat_template(folder, wrong)
+    config = folder / "tokenizer_config.json"
+    config.write_text(config.read_text().replace('"chat_template"', '"another"'))
+    with pytest.raises(TextError):
+        chat_template(folder)
