@@ -46,6 +46,14 @@ _REQUESTS = (
         (Target(rate("tasc_rate_limited_total", "task, limit", TASK), "{{task}} {{limit}}"),),
     ),
     Panel(
+        "Ignored messages",
+        "short",
+        "Messages per second of answered requests that the task's format string has no place for.",
+        "Clients send system messages or earlier turns that the model never sees: give the task its"
+        " model's chat template, or have clients send the input alone.",
+        (Target(rate("tasc_ignored_messages_total", where=TASK), "{{task}}"),),
+    ),
+    Panel(
         "Finished requests by reason",
         "reqps",
         "stop: end-of-sequence or a stop string; length: max_tokens.",

@@ -94,6 +94,7 @@ class Gateway:
         self.metrics.observe_failover(self.task, "died")
         self.metrics.observe_failover_seconds(self.task, 0.2)
         self.metrics.observe_failover_refused(self.task)
+        self.metrics.observe_ignored(self.task, 1)
 
 
 class BatchWorker:

@@ -78,7 +78,7 @@ def test_defaults_are_said_as_they_are_to_be_typed(command, defaults):
 
 def test_create_shows_how_and_set_takes_what_it_takes_and_says_no_defaults():
     said, created = options("task set"), options("task create")
-    assert " ".join(rows("task create")).count("tasc task create ") == 4
+    assert " ".join(rows("task create")).count("tasc task create ") == 5
     assert said.keys() - created.keys() == {"--unset"}
     assert created.keys() - said.keys() == {"--replace", "--from"}
     with_default = {name for name, text in said.items() if "[default: " in text}

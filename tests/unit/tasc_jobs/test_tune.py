@@ -169,7 +169,7 @@ def test_where_the_index_is_capped_so_is_the_one_that_is_tuned_with(tokenizer, m
     )
     rows = numbered(LEAST_ROWS)
     record = TaskRecord("t", "m", tokenizer.fingerprint, "{input}")
-    whole = StoredTask(record, tokenizer, rows, index_of(rows, tokenizer), 0)
+    whole = StoredTask(record, tokenizer, rows, index_of(rows, tokenizer), len(rows), 0)
     assert whole.max_bytes is replace(whole, index=None).max_bytes is None
     capped = replace(whole, index=index_of(rows, tokenizer, max_bytes=4000))
     assert 3000 < capped.max_bytes <= 4000
