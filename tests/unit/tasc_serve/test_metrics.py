@@ -228,6 +228,7 @@ def test_the_list_of_metrics_is_what_a_fed_process_exports_and_each_series_names
     gateway = GatewayMetrics(registry, ["tag"])
     gateway.observe_http("tag", 200, 0.1)
     gateway.observe_limited("tag", "key")
+    gateway.observe_ignored("tag", 1)
     gateway.observe_failover_seconds("tag", 0.5)
     gateway.observe_proxy("tag", 0.001)
     gateway.observe_replicas("tag", 0.001)
