@@ -43,11 +43,3 @@ def test_every_command_is_one_of_ours_with_options_it_has():
         command = group.get_command(typer.Context(group), name)
         assert command is not None, file
         assert command.make_context(name, arguments).params, file
-
-
-def test_the_readme_shows_commands_of_ours_only():
-    readme = (DEPLOY / "README.md").read_text("utf-8")
-    group: Any = typer.main.get_command(app)
-    shown = re.findall(r"(?:^ {4,}|tools )tasc ([a-z-]+)", readme, re.M)
-    assert len(shown) >= 6
-    assert set(shown) <= set(group.commands)

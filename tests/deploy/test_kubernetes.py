@@ -206,9 +206,9 @@ def test_a_stopped_pod_has_time_to_finish():
             assert grace > int(waits)
 
 
-def test_secrets_are_referred_to_and_the_readme_says_how_to_make_them():
+def test_secrets_are_referred_to_and_a_page_says_how_to_make_them():
     assert [o for o in everything() if o["kind"] == "Secret"] == []
-    readme = (DEPLOY / "README.md").read_text("utf-8")
+    page = (DEPLOY.parent / "docs" / "how-to" / "kubernetes.md").read_text("utf-8")
     keys = {
         (e["valueFrom"]["secretKeyRef"]["name"], e["valueFrom"]["secretKeyRef"]["key"])
         for _, container in containers()
@@ -217,8 +217,8 @@ def test_secrets_are_referred_to_and_the_readme_says_how_to_make_them():
     }
     assert keys == {("tasc", "redis-url"), ("tasc", "redis-password")}
     for name, key in (*keys, ("tasc-ray", "auth_token")):
-        assert re.search(rf"create secret generic {name} (?:.|\\\n)*--from-literal={key}=", readme)
-    assert "create secret tls tasc-tls" in readme
+        assert re.search(rf"create secret generic {name} (?:.|\\\n)*--from-literal={key}=", page)
+    assert "create secret tls tasc-tls" in page
 
 
 def test_the_names_in_the_load_balancers_environment_are_services_here():

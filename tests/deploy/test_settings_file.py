@@ -89,7 +89,8 @@ def test_the_values_shown_are_the_defaults_they_are_said_to_be():
 def test_a_second_service_needs_only_another_port():
     text = (DEPLOY / "serve.yaml").read_text("utf-8")
     assert text.count("port: 8000") == 1
-    assert "sed 's/port: 8000/port: 8001/'" in (DEPLOY / "README.md").read_text("utf-8")
+    page = DEPLOY.parent / "docs" / "how-to" / "load-balancer.md"
+    assert "sed 's/port: 8000/port: 8001/'" in page.read_text("utf-8")
     ports = {f"TASC_GATEWAY{i} 127.0.0.1:{8000 + i}" for i in (0, 1)}
     balanced = (DEPLOY / "haproxy.cfg").read_text("utf-8")
     assert all(port in balanced for port in ports)

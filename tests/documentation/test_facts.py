@@ -53,7 +53,8 @@ def invocations(page: Path) -> Iterator[list[str]]:
         for line in block.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
             for _, command in groupby(words, lambda word: word in SEPARATORS):
-                called = list(dropwhile(lambda word: re.match(r"\w+=", word), command))
+                # variables, and the container that the page on compose calls
+                called = list(dropwhile(lambda word: re.match(r"\w+=|tools$", word), command))
                 if called[:1] == ["tasc"]:
                     yield called[1:]
 
