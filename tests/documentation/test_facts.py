@@ -1,10 +1,12 @@
-"""Pages name what there is: commands, options, files, classes, fields, endpoints, methods."""
+"""Pages name what there is: commands, options, files, classes, fields, endpoints and ports."""
 
 import ast
 import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import cache
+from importlib.util import find_spec
 from inspect import signature
 from itertools import dropwhile, groupby
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 import redis
 import typer
+import yaml
 from prometheus_client import CollectorRegistry
 
 from tasc_jobs.cli.main import app
@@ -21,7 +24,7 @@ from tasc_serve.http.api import create_api
 from tasc_serve.http.batches.files_api import BatchStorage
 from tasc_serve.http.schemas import ChatRequest, CompletionRequest, HarmlessFields
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
-from tasc_serve.settings import LimitSettings
+from tasc_serve.settings import LimitSettings, ServeSettings
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -126,13 +129,80 @@ def test_files_that_pages_name_exist(page):
             assert (ROOT / name).exists(), name
 
 
+@cache
+def sources() -> str:
+    """Our programs and deploy files, and the modules of Ray that define variables and ports."""
+    ours = [
+        *(path for top in ("services", "pipelines") for path in (ROOT / top).rglob("*.py")),
+        *(path for path in (ROOT / "deploy").rglob("*") if path.is_file() and path.suffix != ".md"),
+    ]
+    spec = find_spec("ray")
+    assert spec is not None
+    ray = Path((spec.submodule_search_locations or [""])[0])
+    names = ("_private/*.py", "_common/tls_utils.py", "serve/_private/constants.py")
+    names += ("autoscaler/_private/constants.py", "dashboard/consts.py", "scripts/scripts.py")
+    files = [*ours, *(path for name in names for path in ray.glob(name))]
+    return "\n".join(path.read_text("utf-8") for path in files)
+
+
+@pages
+def test_environment_variables_that_pages_name_are_read_somewhere(page):
+    named = set(re.findall(r"\b(?:TASC|RAY)_[A-Z0-9_]*[A-Z0-9]\b", page.read_text("utf-8")))
+    assert named <= set(re.findall(r"\w+", sources()))
+
+
+def test_the_table_of_ports_has_those_of_our_files_and_of_ray():
+    column = "\n".join(row[0] for row in rows(ROOT / "deploy" / "README.md", "Ports"))
+    named = {int(port) for port in re.findall(r"\b\d{4,5}\b", column)}
+    assert len(named) > 20
+    assert {str(port) for port in named} <= set(re.findall(r"\d+", sources()))
+    compose = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text("utf-8"))
+    mappings = [at for each in compose["services"].values() for at in each.get("ports", ())]
+    assert {int(at.split(":")[1]) for at in mappings} <= named
+
+
+def number(text: str) -> float:
+    """Of ``1,024``, ``64 KiB`` or ``10 s``."""
+    amount, _, unit = text.replace(",", "").partition(" ")
+    return float(amount) * {"": 1, "s": 1, "KiB": 1 << 10, "MiB": 1 << 20}[unit]
+
+
+def test_the_defaults_that_pages_state_are_those_of_the_settings():
+    stated = [
+        pair for page in PAGES for pair in re.findall(r"`(\w+\.\w+)` \(([\d.,]+)\)", prose(page))
+    ]
+    for first, second, *_ in rows(DOCS / "reference" / "http-api.md", "Limits"):
+        limits = [span for span in SPAN.findall(first) if span.startswith("limits.")]
+        stated += zip(limits, re.split(", ", second) if limits else (), strict=True)
+    assert len(stated) >= 12
+    for name, value in stated:
+        section, field = name.split(".")
+        model: Any = ServeSettings.model_fields[section].annotation
+        assert number(value) == model.model_fields[field].default, name
+
+
+def test_the_defaults_of_the_load_balancer_are_those_that_the_page_states():
+    config = (ROOT / "deploy" / "haproxy.cfg").read_text("utf-8")
+    page = (DOCS / "concepts" / "security.md").read_text("utf-8")
+    stated = re.findall(r"`(TASC_\w+)`, ([\d,]+(?: s)?) \|", page)
+    assert len(stated) == 5
+    for name, value in stated:
+        (default,) = re.findall(rf"presetenv {name} (\d+)s?$", config, re.M)
+        assert number(value) == float(default), name
+
+
+def rows(page: Path, heading: str) -> list[list[str]]:
+    """Cells of the rows of the table under a heading, without those of its head."""
+    _, _, rest = page.read_text("utf-8").partition(f"\n## {heading}\n")
+    part = rest.partition("\n## ")[0]
+    cells = [line[2:-2].split(" | ") for line in re.findall(r"^\| .* \|$", part, re.M)]
+    assert len(cells) > 1
+    return cells[1:]
+
+
 def first_column(page: Path, heading: str) -> set[str]:
     """Code spans in the first column of the table under a heading."""
-    _, _, rest = page.read_text("utf-8").partition(f"\n## {heading}\n")
-    assert rest
-    part = rest.partition("\n## ")[0]
-    rows = re.findall(r"^\| (.*?) \|", part, re.M)
-    return {span for row in rows for span in SPAN.findall(row)}
+    return {span for row in rows(page, heading) for span in SPAN.findall(row[0])}
 
 
 def test_the_reference_names_every_field_of_a_request():
