@@ -15,7 +15,7 @@ class Section(BaseModel):
 
 
 class EngineSettings(Section):
-    """One engine: rows decoded together, context, prefill, threads."""
+    """The engine of a replica: batch size, context, caches, drafts, threads."""
 
     rows: int = Field(8, ge=1, le=4096, description="b, the number of rows decoded together.")
     max_model_len: int | None = Field(
@@ -59,7 +59,7 @@ class EngineSettings(Section):
 
 
 class DraftOverrides(Section):
-    """Drafting settings that replace the task record's; unset ones stay the task's own."""
+    """Drafting settings that replace those of the task's record, where they are set."""
 
     mixture: str | None = Field(
         None, description="How sources are mixed: mixed (learnt weights), tasc or trie."

@@ -191,8 +191,8 @@ class LLM:
         template: The prompt, with ``{input}`` once.
         chat_template: In place of ``template``: ``auto`` for the model's own chat template, a file
             with one, or its text. An input is then the user message of a conversation.
-        system_prompt: System prompt of conversations that bring none; for a chat template.
-        few_shot: Inputs and answers that each prompt gives as examples; for a chat template.
+        system_prompt: System prompt for conversations without one; needs a chat template.
+        few_shot: Inputs and answers that every prompt has as examples; needs a chat template.
         stop: A string that ends an answer, or several.
         max_tokens: Most tokens of an answer where a call does not say.
         choices: Labels, one of which is the answer. One of choices, schema and regex may be set.

@@ -13,7 +13,7 @@ from tasc_runtime.errors import ServiceError, SettingsError
 
 
 class LimitSettings(Section):
-    """Bounds on what one client can ask for, and for how long anything may take."""
+    """Limits of requests, files and batches, and of the time that anything may take."""
 
     max_prompt_bytes: int = Field(
         262_144, ge=1, description="Maximum size of a prompt; a longer one is answered with 400."
@@ -118,17 +118,17 @@ class LimitSettings(Section):
     store_threads: int = Field(
         4,
         ge=1,
-        description="Threads of a gateway that call Redis; API keys, retries and files each have "
-        "so many.",
+        description="Number of threads of a gateway for Redis calls; API keys, retries and files "
+        "have separate ones.",
     )
     max_store_calls: int = Field(
-        256, ge=1, description="Maximum number of calls that wait for the threads of one kind."
+        256, ge=1, description="Maximum number of calls of each kind that wait for a thread."
     )
     store_timeout_s: float = Field(
         2.0,
         gt=0,
-        description="Maximum time of a Redis call; after it keys count as last seen, and retries "
-        "are generated again.",
+        description="Maximum time of a Redis call; after it, keys are used as last seen, and "
+        "retries are generated again.",
     )
     store_pause_s: float = Field(
         1.0, ge=0, description="Pause between two Redis calls while Redis fails."
@@ -160,7 +160,7 @@ class LimitSettings(Section):
 
 
 class FailoverSettings(Section):
-    """What a gateway does about replicas that die or fall silent with requests in hand."""
+    """How gateways react to replicas that die or fall silent while they hold requests."""
 
     heartbeat_timeout_s: float = Field(
         5.0,
@@ -185,7 +185,7 @@ class FailoverSettings(Section):
 
 
 class ConnectionSettings(Section):
-    """The connection of each gateway to each replica."""
+    """The connections from gateways to replicas."""
 
     port: int = Field(
         0,
@@ -216,7 +216,7 @@ class ConnectionSettings(Section):
 
 
 class ShadowSettings(Section):
-    """Answers that are decoded again without drafts in rows that nobody needs, and compared."""
+    """Checks: answers are decoded again without drafts, in idle rows, and compared."""
 
     sample_rate: float = Field(
         0.0, ge=0, le=1, description="Share of drafted answers to check; 0: none."
@@ -230,7 +230,7 @@ class ShadowSettings(Section):
 
 
 class CollectSettings(Section):
-    """Finished answers that are kept for `tasc refresh`, of chats that ask for nothing special."""
+    """Finished answers to keep for `tasc refresh`; only of chats without special options."""
 
     sample_rate: float = Field(0.0, ge=0, le=1, description="Share of answers to keep; 0: none.")
     max_rows: int = Field(
@@ -256,7 +256,7 @@ class CollectSettings(Section):
 
 
 class AutoscalingSettings(Section):
-    """How many replicas a task has, by the requests they hold, running and queued."""
+    """Number of replicas of a task, by the number of their running and queued requests."""
 
     min_replicas: int = Field(1, ge=1, description="Minimum number of replicas.")
     max_replicas: int = Field(4, ge=1, description="Maximum number of replicas.")
@@ -286,11 +286,11 @@ class AutoscalingSettings(Section):
 
 
 class ServedTask(Section):
-    """A task of the store that this service answers for, in a Serve deployment of its own."""
+    """A task of the store to serve; each task has its own Ray Serve deployment."""
 
     name: str = Field(description="Name of the task.")
     replicas: int = Field(
-        1, ge=1, description="Number of replicas; each has a model and a batch of its own."
+        1, ge=1, description="Number of replicas; each has its own model and batch."
     )
     autoscaling: AutoscalingSettings | None = Field(
         None, description="Number of replicas by load, instead of `replicas`."
@@ -402,7 +402,7 @@ class MetricsSettings(Section):
 
 
 class ServeSettings(Section):
-    """Everything the service needs to know. ``tasks`` must name at least one task, each once."""
+    """All settings of a service. ``tasks`` must name at least one task, each once."""
 
     redis_url: str | None = Field(
         None,

@@ -29,10 +29,10 @@ def doctor(
     threads: Threads = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Say whether MODEL will work here and how fast, before anything is started.
+    """Check whether MODEL works on this machine, and how fast, before you start anything.
 
-    Each finding is one line: ok, warn or fail, and the way out. The exit code is 1 if something
-    will fail. Nothing is registered or served.
+    Each finding is one line: ok, warn or fail, and what to do about it. The exit code is 1 if
+    something will fail. Nothing is registered or served.
     """
     from tasc_jobs.doctor import Examination, examine
 

@@ -36,12 +36,13 @@ Metrics = Annotated[
     Literal["massive", "tags", "labels", "exact", "text"],
     typer.Option(
         metavar="KIND",
-        help="massive: intent, slot F1, joint; tags: a word; labels: with '; ' between them, "
-        "micro precision, recall, F1; exact: and F1 of words; text: and ROUGE-L.",
+        help="massive: intent, slot F1, joint accuracy; tags: accuracy per word; labels, separated "
+        "by '; ': micro precision, recall, F1; exact: F1 of words; text: F1 of words, ROUGE-L. "
+        "All kinds include exact match.",
     ),
 ]
 Drafts = Annotated[
-    bool, typer.Option("--drafts/--plain", help="Whether to measure with drafts, too.")
+    bool, typer.Option("--drafts/--plain", help="Whether to also measure with drafts.")
 ]
 Repeats = Annotated[int, typer.Option(min=1, help="Number of timed runs; the median is reported.")]
 Limit = Annotated[

@@ -44,7 +44,7 @@ Two engines on GPUs: tasc generate tickets --input rows/ --output answers.parque
     "worker": """\
 Until Ctrl-C: tasc worker --config service.yaml
 
-What waits now, of two tasks: tasc worker --once --tasks tickets,tags""",
+Only the waiting batches of two tasks: tasc worker --once --tasks tickets,tags""",
     "enrich": "tasc enrich tickets --budget 500 --output tokenizer-500",
     "finetune": """\
 The task's own model: tasc finetune tickets --output tuned
@@ -53,7 +53,7 @@ With the tokens of tasc enrich: tasc finetune tickets --tokenizer tokenizer-500 
     "forecast_ft": """\
 Lengths: tasc forecast-ft tickets
 
-Times on this machine, too: tasc forecast-ft tickets --model ./my-model --report forecast.html""",
+Also times on this machine: tasc forecast-ft tickets --model ./my-model --report forecast.html""",
     "train_drafter": """\
 A head on the task's model: tasc train-drafter tickets --kind eagle --output drafter
 
@@ -69,7 +69,7 @@ Of a file: tasc rank-vocabulary tickets --from draft --answers drafted.jsonl --t
     "doctor": """\
 A model: tasc doctor ./my-model
 
-With its adapter, as a program reads it: tasc doctor ./my-model --adapter ./my-lora --json""",
+With its adapter, as JSON: tasc doctor ./my-model --adapter ./my-lora --json""",
     "stats": """\
 Of a corpus: tasc stats tickets
 

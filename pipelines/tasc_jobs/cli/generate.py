@@ -48,7 +48,7 @@ Adapter = Annotated[
     str | None, typer.Option(help="Name of the adapter that answers.", show_default="its first")
 ]
 Temperature = Annotated[
-    float | None, _option("0, which takes the likeliest token, to 100.", "Sampling")
+    float | None, _option("0 to 100; 0 takes the most likely token.", "Sampling")
 ]
 TopP = Annotated[
     float | None, _option("Above 0, to 1: share of probability to sample from.", "Sampling")

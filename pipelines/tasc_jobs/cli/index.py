@@ -79,7 +79,7 @@ index_app = typer.Typer(
 @index_app.command("list", epilog="tasc index list tickets")
 @grouped()
 def index_list(*, task: Task, store: StoreOptions, as_json: AsJson = False) -> None:
-    """Show every version that the store has of TASK's index."""
+    """List the stored versions of TASK's index."""
     with store.open() as url:
         indexes = _indexes(url, task)
         found = [indexes.get(version) for version in indexes.versions()]

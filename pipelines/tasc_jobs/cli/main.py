@@ -228,7 +228,7 @@ def measure_cost(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:0 ...")] = "auto",
     rows: Annotated[
         int,
-        typer.Option(min=1, help="Largest batch size b; half of it and so on are measured, too."),
+        typer.Option(min=1, help="Largest batch size b; its halves, quarters, ... follow."),
     ] = 32,
     max_model_len: Annotated[int, typer.Option(min=8, help="Maximum tokens per row.")] = 1024,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
@@ -278,7 +278,7 @@ _PANELS: dict[str, tuple[Command | tuple[str, typer.Typer], ...]] = {
     "Serve": (serve, ("key", key_app), demo),
     "Batch": (generate, worker),
     "Fine-tune": (enrich, finetune, forecast_ft, train_drafter, rank_vocabulary),
-    "Look": (doctor, stats, replay, forecast, tune, evaluate, measure_cost),
+    "Measure": (doctor, stats, replay, forecast, tune, evaluate, measure_cost),
 }
 for _panel, _members in _PANELS.items():
     for _member in _members:

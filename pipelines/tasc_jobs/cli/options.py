@@ -40,8 +40,7 @@ class ChatOptions:
     chat_template: Annotated[
         str | None,
         typer.Option(
-            help="auto for the model's own chat template, or a file with one; in place of "
-            "--template.",
+            help="auto for the model's own chat template, or a file with one; replaces --template.",
             show_default="none, or the task's",
         ),
     ] = None
@@ -54,7 +53,7 @@ class ChatOptions:
     few_shot: Annotated[
         Path | None,
         typer.Option(
-            help="File of rows that prompts give as examples, with the chat template.",
+            help="File of rows that every prompt has as examples; needs a chat template.",
             show_default="none, or the task's",
         ),
     ] = None

@@ -28,7 +28,7 @@ Words = Annotated[int, typer.Option("--n", min=1, max=16, help="Number of words 
 Tokenizer = Annotated[
     Path | None,
     typer.Option(
-        help="Count tokens, too, with this tokenizer.json or folder with one; on a cluster it "
+        help="Also count tokens, with this tokenizer.json or folder with one; on a cluster it "
         "must be on every machine.",
         show_default="words only",
     ),

@@ -33,7 +33,7 @@ slots.json --max-tokens 128
 Paraphrases: tasc task create reword --model ./my-model --template 'say: {input}\\n' --stop '\\n'
 --temperature 0.8 --top-p 0.95
 
-What `LLM.save` of Python wrote, with its draft index: tasc task create tickets --from ./ticket-task
+A task saved by `LLM.save`, with its draft index: tasc task create tickets --from ./ticket-task
 
 Then, except after --from: tasc ingest tickets train.jsonl; tasc build-index tickets"""
 _CHANGES = """\

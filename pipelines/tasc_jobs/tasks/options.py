@@ -39,17 +39,17 @@ class TaskOptions:
     chat_template: Annotated[
         str | None,
         _option(
-            "auto for the model's own chat template, or a file with one; in place of --template.",
+            "auto for the model's own chat template, or a file with one; replaces --template.",
             "none",
         ),
     ] = None
     system_prompt: Annotated[
         str | None,
-        _option("System prompt of conversations that bring none; for a chat template.", "none"),
+        _option("System prompt for conversations without one; needs a chat template.", "none"),
     ] = None
     few_shot: Annotated[
         Path | None,
-        _option("File of rows that each prompt gives as examples; for a chat template.", "none"),
+        _option("File of rows that every prompt has as examples; needs a chat template.", "none"),
     ] = None
     adapter: Annotated[str | None, _option("LoRA adapter of PEFT, folder or name.", "none")] = None
     adapters: Annotated[
@@ -79,7 +79,7 @@ class TaskOptions:
         _answers("A label; repeatable. An answer is then one of the labels.", "none"),
     ] = None
     choices: Annotated[
-        Path | None, _answers("File of labels: one a line in UTF-8, or a .json list.", "none")
+        Path | None, _answers("File of labels: one per line in UTF-8, or a .json list.", "none")
     ] = None
     schema: Annotated[
         Path | None, _answers("File with the JSON schema of every answer.", "none")
@@ -88,7 +88,7 @@ class TaskOptions:
         str | None, _answers("Regular expression that the whole answer matches.", "none")
     ] = None
     temperature: Annotated[
-        float | None, _sampling("0, which takes the likeliest token, to 100.", 0)
+        float | None, _sampling("0 to 100; 0 takes the most likely token.", 0)
     ] = None
     top_p: Annotated[
         float | None, _sampling("Above 0, to 1: share of probability to sample from.", 1)
@@ -145,7 +145,7 @@ class TaskOptions:
     draft_vocabulary: Annotated[
         str | None,
         _neural(
-            "Tokens it drafts: full, ranked (`tasc rank-vocabulary`), recent, recent+ranked.",
+            "Tokens it can draft: full, ranked (`tasc rank-vocabulary`), recent, recent+ranked.",
             NeuralDrafting.vocabulary,
         ),
     ] = None
@@ -164,7 +164,7 @@ class TaskOptions:
     draft_sure: Annotated[
         float | None,
         _neural(
-            "0 to 1: hybrid asks the drafter where n-grams are less sure than this.",
+            "0 to 1: hybrid uses the drafter if the n-grams' best token is less likely than this.",
             NeuralDrafting.sure,
         ),
     ] = None

@@ -45,13 +45,13 @@ class GatewayMetrics:
         )
         self._proxy_seconds = make.histograms(
             "tasc_http_proxy_seconds",
-            "From Serve's HAProxy, which has read a request's headers, to its gateway.",
+            "Time from Ray Serve's HAProxy, after it read a request's headers, to the gateway.",
             _PROXY_S,
             "task",
         )
         self._replica_seconds = make.histograms(
             "tasc_http_replica_seconds",
-            "What generating requests waited for replicas: connection, queue and engine.",
+            "Time that generating requests waited for a replica: connection, queue and engine.",
             E2E_S,
             "task",
         )
@@ -62,33 +62,33 @@ class GatewayMetrics:
         )
         self._ignored = make.counters(
             "tasc_ignored_messages",
-            "Messages of answered requests that a task's format string has no place for.",
+            "Messages of answered requests that a task's format string did not use.",
             "task",
         )
         self._failovers = make.counters(
             "tasc_failovers",
-            "Calls that were brought to another replica, by what became of the first: died, silent"
-            " or broken.",
+            "Calls that moved to another replica, because the first one died, was silent, or its"
+            " connection was broken.",
             *("task", "reason"),
         )
         self._failovers_refused = make.counters(
             "tasc_failovers_refused",
-            "Calls that ended with a replica: lost too often, or over the budget of the gateway.",
+            "Calls that failed with their replica: moved too often, or no retry budget left.",
             "task",
         )
         self._failover_seconds = make.histograms(
             "tasc_failover_seconds",
-            "From the loss of a replica to the next piece of an answer, as clients saw it.",
+            "Time from the loss of a replica to the next piece of an answer, as clients saw it.",
             _FAILOVER_S,
             "task",
         )
         self._replicas = make.gauges(
-            "tasc_replicas_reachable", "Replicas that answered this gateway lately.", "task"
+            "tasc_replicas_reachable", "Replicas that answered this gateway recently.", "task"
         )
         self._waiting = make.gauges("tasc_batch_waiting", "Batches that no worker holds.", "task")
         self._oldest = make.gauges(
             "tasc_batch_oldest_waiting_seconds",
-            "How long ago the first of them was created, or last held by a worker.",
+            "Time since the oldest waiting batch was created, or last held by a worker.",
             "task",
         )
         self.set_batches({})

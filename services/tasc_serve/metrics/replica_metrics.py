@@ -185,8 +185,8 @@ class ReplicaMetrics:
         )
         not_collected = make.counters(
             "tasc_collected_rows_dropped",
-            "Answers that no refresh will see: full where they came faster than the store took"
-            " them, trimmed where the store removed old ones to make room.",
+            "Collected answers that were lost: full if they came faster than Redis took them,"
+            " trimmed if Redis removed old ones to make room.",
             "reason",
         )
         self._not_collected = {reason: not_collected(reason) for reason in get_args(NotCollected)}
@@ -196,15 +196,15 @@ class ReplicaMetrics:
         )
         mismatches = make.counters(
             "tasc_lossless_mismatches",
-            "Of these, answers that differ: near_tie where the two tokens are as likely as rounding"
-            " can tell, real otherwise.",
+            "Checked answers that differ: near_tie if the two tokens are equally likely within"
+            " rounding, real otherwise.",
             "kind",
         )
         self._mismatches = {kind: mismatches(kind) for kind in get_args(Mismatch)}
         not_checked = make.counters(
             "tasc_lossless_checks_dropped",
-            "Answers chosen for a check that had none: the queue was full, rows were not idle"
-            " before they were old, or decoding failed.",
+            "Answers that were chosen for a check but not checked: the queue was full, no row was"
+            " idle in time, or decoding failed.",
             "reason",
         )
         self._not_checked = {reason: not_checked(reason) for reason in get_args(NotChecked)}

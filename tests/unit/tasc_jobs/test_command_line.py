@@ -119,7 +119,7 @@ def test_examples_are_shown_as_they_are_to_be_typed(name):
 
 def test_commands_stand_in_panels_by_purpose():
     titles = [match[1] for row in rows("") if (match := re.match(r"╭─ ([A-Z][a-z-]+) ─", row))]
-    assert titles == ["Options", "Prepare", "Serve", "Batch", "Fine-tune", "Look"]
+    assert titles == ["Options", "Prepare", "Serve", "Batch", "Fine-tune", "Measure"]
     assert {command.rich_help_panel for command in APP.commands.values()} == set(titles[1:])
 
 
