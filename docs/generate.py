@@ -252,8 +252,8 @@ def metrics_page() -> str:
     lines = [
         "# Metrics",
         _GENERATED,
-        "Each process serves its metrics on a port of its own. `/sd` of the service lists the "
-        "ports for Prometheus, and `/metrics` shows the sum of all processes for people. A "
+        "Each process serves its metrics on its own port. `/sd` of the service lists the "
+        "ports for Prometheus, and `/metrics` shows the sum of all processes for people to read. A "
         "histogram has the series `_bucket`, `_sum` and `_count`.",
     ]
     for process in PROCESSES:
