@@ -1,11 +1,11 @@
 #!/bin/sh
-# Starts redis-server as redis.conf and users.acl beside this file say; more arguments go to it.
+# Starts redis-server with redis.conf and users.acl of this folder; further arguments go to it.
 #   REDIS_PASSWORD=... sh deploy/redis-start.sh [--dir /data]
-# An ACL file cannot read the environment: the password's SHA-256 is put in here, in a file of the
-# server's own. users.acl gives the user `tasc` the commands that the service needs on keys and
-# channels `tasc:*`, none that empties, lists or reconfigures the server; nobody else may log in.
-# The user `default` is off and yet may everything: Redis 7.0 reads its file back with that user's
-# rights, and would leave out every transaction that it may not run.
+# An ACL file cannot read the environment, so this script writes the password's SHA-256 into a copy.
+# users.acl allows the user `tasc` the commands that the service needs, on keys and channels `tasc:*`,
+# but none that empty, list or reconfigure the server. No other user can log in. The user `default` is
+# off but has all permissions: Redis 7.0 loads its append-only file with that user's permissions and
+# would skip every transaction that the user may not run.
 set -eu
 : "${REDIS_PASSWORD:?set it; 24 random bytes do: openssl rand -hex 24}"
 here=$(dirname "$0")
