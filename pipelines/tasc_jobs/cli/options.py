@@ -40,7 +40,8 @@ class ChatOptions:
     chat_template: Annotated[
         str | None,
         typer.Option(
-            help="auto for the model's own chat template, or a file with one; replaces --template.",
+            help="auto for the model's own chat template, or a file with one; in place of "
+            "--template.",
             show_default="none, or the task's",
         ),
     ] = None

@@ -39,7 +39,7 @@ class TaskOptions:
     chat_template: Annotated[
         str | None,
         _option(
-            "auto for the model's own chat template, or a file with one; replaces --template.",
+            "auto for the model's own chat template, or a file with one; in place of --template.",
             "none",
         ),
     ] = None
