@@ -2,9 +2,16 @@
 
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tasc_draft import DraftSettings
+
+
+def fault_of(error: ValidationError) -> str:
+    """The first thing that is wrong, in one line, with its value."""
+    fault = error.errors(include_url=False)[0]
+    name = ".".join(map(str, fault["loc"])) or "it"
+    return f"{name} is {fault['input']!r:.80}: {fault['msg']}"
 
 
 class Section(BaseModel):

@@ -31,8 +31,8 @@ from tasc_engine import (
 from tasc_runtime.data.local_corpus import Corpus, local_index, rows_of
 from tasc_runtime.data.saved_task import SavedTask
 from tasc_runtime.engine.builder import EngineBuilder
-from tasc_runtime.engine_settings import DraftOverrides, EngineSettings
-from tasc_runtime.errors import ServiceError
+from tasc_runtime.engine_settings import DraftOverrides, EngineSettings, fault_of
+from tasc_runtime.errors import IndexRefused, ServiceError
 from tasc_runtime.models import chat_template as read_chat
 from tasc_runtime.models import template_of
 from tasc_runtime.progress import Progress, note
@@ -168,11 +168,20 @@ class LLM:
     Each line of ``train.jsonl`` is an object such as ``{"input": "wake me up", "output":
     "alarm_set"}``. Without a corpus, drafts come from the prompt and from earlier answers.
 
-    Compared with vLLM: sampling parameters are keyword arguments of `generate`, and by default
-    the likeliest token is taken. Inputs are put into ``template``, so write there the prompt that
-    the model was fine-tuned with. `generate` returns one flat list of `Completion`, with ``text``
-    on each. One call runs at a time; give many inputs to one call, which decodes ``rows`` of them
-    together.
+    Compared with vLLM:
+
+    - What ``SamplingParams`` takes are keyword arguments: ``llm.generate(texts, temperature=0.8,
+      max_tokens=64)``. The defaults are temperature 0, which takes the likeliest token, and the
+      ``max_tokens`` of this object, 256.
+    - An input is put into ``template``, so write there the prompt that the model was fine-tuned
+      with. The default is the input as it is. `generate` and `chat` use a chat template only where
+      ``chat_template`` is given.
+    - `generate` returns one flat list of `Completion`: ``answer.text`` stands for
+      ``output.outputs[0].text``.
+    - Weights have ``dtype``, float32 by default. A row holds up to 1024 tokens of prompt and
+      answer, unless ``max_model_len`` says more.
+    - Any thread may call, but a call is refused while another one runs. Give many inputs to one
+      call, which decodes ``rows`` of them together.
 
     The first start with a model on a machine measures for up to 15 seconds what its forward passes
     cost, so that it drafts where that pays; later starts read a file. ``cost_aware=False`` drafts
@@ -184,9 +193,9 @@ class LLM:
         adapters: Names and folders of LoRA adapters. Each call uses one of them
             (``adapter=name``), by default the first.
         corpus: Rows of the task: JSONL or Parquet files with fields ``input`` and ``output``, a
-            table (pandas, Polars, Arrow, ``datasets.Dataset``) with these columns, or pairs of
-            input and output. Its index is built once for the same content and kept in
-            ``cache_dir``.
+            table (pandas, Polars, Arrow, ``datasets.Dataset``) with these columns, objects with
+            these fields, or pairs of input and output. Its index is built once for the same
+            content and kept in ``cache_dir``.
         revision: Branch, tag or commit of a model on the hub.
         template: The prompt, with ``{input}`` once.
         chat_template: In place of ``template``: ``auto`` for the model's own chat template, a file
@@ -200,16 +209,18 @@ class LLM:
         regex: Regular expression that every whole answer matches.
         dtype: float32, bfloat16, float16 or float64.
         quantization: nf4 or int8, by bitsandbytes.
-        draft: How drafts are made, such as ``DraftSettings(num_speculative_tokens=8)``.
+        draft: How drafts are made, such as ``tasc_draft.DraftSettings(num_speculative_tokens=8)``.
         cache_dir: Folder of indexes; unset: ``~/.cache/tasc-serve/local-indexes``.
-        engine: Fields of `EngineSettings`: ``rows`` decoded together (8), ``max_model_len``, most
-            tokens of prompt and answer (up to 1024), ``device`` (``auto``: a GPU if there is one),
-            ``torch_threads`` (1) on a CPU, ``cost_aware`` and others.
+        engine: Fields of ``tasc_runtime.engine_settings.EngineSettings``: ``rows`` decoded together
+            (8), ``max_model_len``, most tokens of prompt and answer (up to 1024), ``device``
+            (``auto``: a GPU if there is one), ``torch_threads`` (1) on a CPU, ``cost_aware`` and
+            others.
 
     Raises:
         EngineError: The model cannot be decoded exactly here, or the adapter is another model's.
         FileError: A file of the corpus cannot be read, or a line of it gives no row.
-        TextError: Model, adapter or tokenizer cannot be found or read.
+        ServiceError: transformers cannot read the tokenizer, for a chat template.
+        TextError: Model, adapter, tokenizer or chat template cannot be found, read or used.
         TypeError: The corpus is none of the kinds above.
         ValueError: A value is of the wrong kind or outside its range; there is no such device.
     """
@@ -236,14 +247,16 @@ class LLM:
         dtype: str = TaskRecord.dtype,
         quantization: Literal["nf4", "int8"] | None = None,
         draft: DraftSettings | None = None,
-        cache_dir: Path | None = None,
+        cache_dir: str | Path | None = None,
         **engine: Any,
     ) -> None:
         settings = _settings(engine)
+        _require("draft", draft, DraftSettings | None, "a DraftSettings")
+        _require("adapters", adapters, Mapping | None, "names, and a folder for each")
         home = resolve_folder(str(model), revision, weights=False)
         tokenizer, chat = TaskTokenizer.from_folder(home), None
         if chat_template is not None:
-            shots = tuple((asked, answer) for asked, answer in few_shot)
+            shots: Any = tuple(pair if isinstance(pair, str) else tuple(pair) for pair in few_shot)
             chat = replace(read_chat(home, str(chat_template)), system=system_prompt, shots=shots)
         elif system_prompt or few_shot:
             raise ValueError("system_prompt and few_shot need a chat template; give chat_template")
@@ -256,11 +269,11 @@ class LLM:
             adapter=None if adapter is None else _place(adapter),
             adapters=tuple((name, _place(place)) for name, place in (adapters or {}).items()),
             dtype=dtype,
-            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            stop=_tupled(stop),
             max_tokens=max_tokens,
             draft=draft or DraftSettings(),
             quantization=quantization,
-            choices=(choices,) if isinstance(choices, str) else tuple(choices),
+            choices=_tupled(choices),
             schema=None if schema is None else json.dumps(schema),
             regex=regex,
             chat=chat,
@@ -269,7 +282,8 @@ class LLM:
         if corpus is not None:
             rows = list(rows_of(corpus))
             prompts = template_of(record)
-            index = local_index(rows, tokenizer, prompts, record.draft, cache_dir)
+            folder = None if cache_dir is None else Path(cache_dir).expanduser()
+            index = local_index(rows, tokenizer, prompts, record.draft, folder)
         built = EngineBuilder(
             record, 1, settings, tokenizer=tokenizer, index=index, **self._options()
         )
@@ -283,7 +297,8 @@ class LLM:
             engine: Fields of `EngineSettings` that replace those saved.
 
         Raises:
-            ServiceError: `save` did not write the folder, or another version of this program did.
+            ServiceError: `save` did not write the folder, another version of this program did, it
+                is damaged, or the model has another tokenizer now.
             EngineError, TextError, ValueError: See the class.
         """
         saved = SavedTask.read(folder)
@@ -306,14 +321,16 @@ class LLM:
 
         Args:
             redis_url: The store; unset: ``REDIS_URL`` of the environment.
-            draft: Drafting settings that replace the task's own.
+            draft: A ``tasc_runtime.engine_settings.DraftOverrides``: what it sets replaces the
+                task's own drafting settings.
             engine: Fields of `EngineSettings`.
 
         Raises:
-            ServiceError: No store is named, or model and task have different tokenizers.
+            ServiceError: No store is named, or model, task and index have different tokenizers.
             StoreError: Redis fails, or there is no such task.
             EngineError, TextError, ValueError: See the class.
         """
+        _require("draft", draft, DraftOverrides | None, "a DraftOverrides")
         url = redis_url or os.environ.get("REDIS_URL")
         if not url:
             raise ServiceError("no store is named; give redis_url, or set REDIS_URL")
@@ -364,10 +381,17 @@ class LLM:
                 Others: ``n`` answers to each input, ``logprobs`` (how many of the likeliest tokens
                 to tell), ``adapter`` (a name), ``draft`` (False: plain decoding).
 
+        Returns:
+            A list of `Completion`, ``n`` for each input: ``text``, ``tokens``, ``finish_reason``,
+            ``logprobs``, and how many tokens were ``drafted`` and ``accepted`` in how many
+            ``steps``. An answer that broke off has ``error``; it does not end the call.
+
         Raises:
             FieldError: An option is unknown or cannot be met, or an input is no text, has no
-                tokens or is too long; the message says which.
+                tokens, is too long, or has ids that the model does not have; the message says
+                which. It is a ValueError.
             RuntimeError: Another call is running.
+            KeyboardInterrupt: Ctrl-C was pressed twice.
         """
         return self._answered(_listed(inputs), _parsed(Options, options), progress)
 
@@ -396,11 +420,9 @@ class LLM:
 
         Raises:
             FieldError: As for `generate`; a message cannot be used, or the template refuses it.
-            RuntimeError: Another call is running.
+            KeyboardInterrupt, RuntimeError: As for `generate`.
         """
-        given = list(messages)
-        several = [given] if given and isinstance(given[0], Mapping) else given
-        asked = [_parsed(ChatOptions, {**options, "messages": list(each)}) for each in several]
+        asked = [_talk(i, each, options) for i, each in enumerate(_conversations(messages))]
         if not asked:
             return Completions()
         return self._answered([each.conversation for each in asked], asked[0], progress)
@@ -439,7 +461,7 @@ class LLM:
 
         Raises:
             FieldError: See `generate`.
-            RuntimeError: Another call is running. It is raised at the first piece, like the next.
+            RuntimeError: Another call is running; it is raised at the first piece.
             ServiceError: The answer broke off.
             KeyboardInterrupt: Ctrl-C was pressed; the answer ends.
         """
@@ -500,8 +522,19 @@ class LLM:
             settings: How drafts are made; unset: as the index or the task says.
 
         Raises:
+            IndexRefused: The index is another tokenizer's.
             RuntimeError: A call is running.
+            ValueError: These settings cannot draft from this index, or a value is of the wrong
+                kind.
         """
+        _require("index", index, DraftIndex | None, "a DraftIndex, or None")
+        _require("settings", settings, DraftSettings | None, "a DraftSettings")
+        ours = self.tokenizer.fingerprint, self.tokenizer.vocab_size
+        if index and (index.fingerprint, index.vocab_size) != ours:
+            raise IndexRefused(
+                f"the index was built with tokenizer {index.fingerprint} of {index.vocab_size} "
+                f"ids, the model's is {ours[0]} of {ours[1]}; build it with the model's"
+            )
         with self._running():
             self._builder.draft_from(index, settings)
             self._totals, self._answers = None, 0
@@ -529,6 +562,9 @@ class LLM:
             prompt = tuple(self._ids(given))
         except MessageError as error:
             raise FieldError(error.field, f"input {index}: {error}") from error
+        except UnicodeEncodeError as error:
+            message = f"input {index} has half of a character (a lone surrogate) at {error.start}"
+            raise FieldError("inputs", f"{message}; decode it with errors='replace'") from error
         call = Call(
             id=f"{index}.0",
             prompt=prompt,
@@ -550,6 +586,7 @@ class LLM:
 
     def _ids(self, given: Input | Conversation) -> Sequence[int]:
         if isinstance(given, str | Conversation):
+            str(given).encode()  # raises UnicodeEncodeError
             return self._builder.template.encode(self.tokenizer, given)
         return given
 
@@ -613,7 +650,7 @@ def _settings(engine: Mapping[str, Any]) -> EngineSettings:
         fault = error.errors(include_url=False)[0]
         name = str(fault["loc"][0])
         if fault["type"] != "extra_forbidden":
-            raise ValueError(f"{name} is {fault['input']!r:.80}: {fault['msg']}") from None
+            raise ValueError(fault_of(error)) from None
         known = [*(LLM.__init__.__kwdefaults__ or ()), *EngineSettings.model_fields]
         near = get_close_matches(name, known, 1)
         way_out = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
@@ -632,10 +669,19 @@ def _parsed(model: type[_Options], options: Mapping[str, Any]) -> _Options:
         context = fault.get("ctx", {})
         if fault["type"] == UNKNOWN:
             name, nearest = context["field"], context["nearest"]
-            way_out = f"did you mean {nearest}?" if nearest else "leave it out"
+            way_out = f"did you mean {nearest}?" if nearest else "help(LLM.generate) lists them"
             raise FieldError(name, f"unknown option {name}; {way_out}") from None
         name = str(fault["loc"][0]) if fault["loc"] else "options"
-        raise FieldError(name, f"{name} is {fault['input']!r:.80}: {fault['msg']}") from None
+        raise FieldError(name, fault_of(error)) from None
+
+
+def _talk(index: int, messages: list[Any], options: Mapping[str, Any]) -> ChatOptions:
+    """Raises FieldError: see `_parsed`; it says whose messages are at fault."""
+    try:
+        return _parsed(ChatOptions, {**options, "messages": messages})
+    except FieldError as error:
+        where = f"conversation {index}: " if error.field == "messages" else ""
+        raise FieldError(error.field, f"{where}{error}") from None
 
 
 def _listed(inputs: Input | Iterable[Input]) -> list[Input]:
@@ -651,12 +697,27 @@ def _listed(inputs: Input | Iterable[Input]) -> list[Input]:
     ]
 
 
-def _items(name: str, value: Any) -> list[Any]:
-    if isinstance(value, bytes | Mapping) or not isinstance(value, Iterable):
-        raise FieldError(
-            "inputs", f"{name} is {value!r:.80}; give a text or a list of token ids for each input"
-        )
-    return list(value)
+def _conversations(messages: Any) -> list[list[Any]]:
+    """Several conversations; a list of messages is one."""
+    form = 'a list of messages such as {"role": "user", "content": "..."}, or several such lists'
+    given = _items("messages", messages, "messages", form)
+    if given and isinstance(given[0], Mapping):
+        return [given]
+    return [_items(f"conversation {i}", each, "messages", form) for i, each in enumerate(given)]
+
+
+def _items(
+    name: str,
+    value: Any,
+    field: str = "inputs",
+    form: str = "a text or a list of token ids for each input",
+) -> list[Any]:
+    """Also of an array of numpy, pandas, torch or Arrow."""
+    listed = getattr(value, "to_pylist", None) or getattr(value, "tolist", None)
+    found = listed() if listed else value
+    if isinstance(found, str | bytes | Mapping) or not isinstance(found, Iterable):
+        raise FieldError(field, f"{name} is {found!r:.80}; give {form}")
+    return list(found)
 
 
 def _ids(name: str, items: Sequence[Any]) -> list[int]:
@@ -665,6 +726,18 @@ def _ids(name: str, items: Sequence[Any]) -> list[int]:
             "inputs", f"{name} has {wrong[0]!r:.80} among its token ids; give integers, or a text"
         )
     return [int(item) for item in items]
+
+
+def _require(name: str, value: object, kind: Any, way_out: str) -> None:
+    if not isinstance(value, kind):
+        raise ValueError(f"{name} is {value!r:.80}; give {way_out}")
+
+
+def _tupled(value: Any) -> Any:
+    """One text or several; what is neither is refused with the record."""
+    if isinstance(value, str):
+        return (value,)
+    return tuple(value) if isinstance(value, Iterable) else value
 
 
 def _name_of(model: str | Path) -> str:

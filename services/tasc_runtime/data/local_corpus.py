@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 PROMPT_TOKENS = 3000  # the last ones of a prompt are kept
 _BATCH = 1000
 _KEPT_S = 30 * 86_400.0
-# Files, a table (pandas, Polars, Arrow, `datasets.Dataset`), or pairs of input and output.
+# Files, a table (pandas, Polars, Arrow, `datasets.Dataset`), pairs of input and output, or objects.
 Corpus: TypeAlias = Any
 
 
@@ -53,28 +53,29 @@ def rows_of(corpus: Corpus, fields: Fields = Fields()) -> Iterator[CorpusRow]:
 
     Args:
         corpus: A file of rows, several, a table with the columns of ``fields`` (pandas, Polars,
-            Arrow, ``datasets.Dataset``), or pairs of input and output.
+            Arrow, ``datasets.Dataset``), pairs of input and output, or objects with the fields.
 
     Raises:
         FileError: A file cannot be read, or a line of it gives no row.
         TypeError: It is none of these.
-        ValueError: A row is not two strings, or its output is blank.
+        ValueError: A column is missing, a row is not two strings, or its output is blank.
     """
     paths = [corpus] if isinstance(corpus, str | Path) else corpus
     if isinstance(paths, Sequence) and paths and all(isinstance(p, str | Path) for p in paths):
         yield from read_corpus([Path(p).expanduser() for p in paths], fields, _refuse)
         return
-    columns = _columns(corpus, fields)
-    no_rows = isinstance(corpus, bytes | Mapping) or not isinstance(corpus, Iterable)
-    if columns is None and no_rows:
+    no_rows = isinstance(corpus, bytes | Mapping) or hasattr(type(corpus), "collect")  # lazy
+    columns = None if no_rows else _columns(corpus, fields)
+    if columns is None and (no_rows or not isinstance(corpus, Iterable)):
+        parts = f" with {', '.join(map(str, corpus))}" if isinstance(corpus, Mapping) else ""
         raise TypeError(
-            f"corpus is of type {type(corpus).__name__}; give files ({', '.join(SUFFIXES)}), a "
-            f"table with columns {fields.input!r} and {fields.output!r}, or pairs of input and "
-            "output"
+            f"corpus is of type {type(corpus).__name__}{parts:.80}; give files "
+            f"({', '.join(SUFFIXES)}), a table in memory with columns {fields.input!r} and "
+            f"{fields.output!r}, such as one split of a data set, or pairs of input and output"
         )
-    pairs = corpus if columns is None else zip(*columns, strict=True)
-    for number, pair in enumerate(pairs):
-        yield _row(number, pair)
+    rows = corpus if columns is None else zip(*columns, strict=True)
+    for number, row in enumerate(rows):
+        yield _row(number, row, fields)
 
 
 def _refuse(bad: BadRow) -> None:
@@ -83,8 +84,9 @@ def _refuse(bad: BadRow) -> None:
 
 def _columns(table: Any, fields: Fields) -> tuple[Iterable[Any], Iterable[Any]] | None:
     """Columns of input and output; None where it is no table."""
-    names = getattr(table, "column_names", getattr(table, "columns", None))  # Arrow's, pandas'
-    if names is None:
+    names = getattr(table, "column_names", None)  # Arrow's
+    names = getattr(table, "columns", None) if names is None else names  # pandas'
+    if names is None or callable(names):  # a method of Ray's
         return None
     for name in (fields.input, fields.output):
         if name not in names:
@@ -95,10 +97,16 @@ def _columns(table: Any, fields: Fields) -> tuple[Iterable[Any], Iterable[Any]] 
     return of_arrow[0], of_arrow[1]
 
 
-def _row(number: int, pair: Any) -> CorpusRow:
+def _row(number: int, given: Any, fields: Fields) -> CorpusRow:
+    pair = given
+    if isinstance(given, Mapping):
+        pair = tuple(given[name] for name in (fields.input, fields.output) if name in given)
     is_pair = isinstance(pair, Sequence) and not isinstance(pair, str) and len(pair) == 2
     if not is_pair or not all(isinstance(text, str) for text in pair):
-        raise ValueError(f"row {number} is {pair!r:.80}; give two strings, an input and an output")
+        raise ValueError(
+            f"row {number} is {given!r:.80}; give two strings, an input and an output, or an "
+            f"object with the fields {fields.input!r} and {fields.output!r}"
+        )
     if not pair[1].strip():
         raise ValueError(f"row {number} has a blank output; leave it out")
     return CorpusRow(str(number), pair[0], pair[1])

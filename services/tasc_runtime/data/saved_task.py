@@ -6,13 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from pydantic import ValidationError
+
 from tasc_draft import DraftIndex, read_index, write_index
 from tasc_runtime.data.rows import whole_file
-from tasc_runtime.engine_settings import EngineSettings
+from tasc_runtime.engine_settings import EngineSettings, fault_of
 from tasc_runtime.errors import ServiceError
 from tasc_store import TaskRecord
 
 _SAVED, _INDEX, _FORMAT = "llm.json", "index.tasc", 1
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class SavedTask:
             index.check_integrity()
             if index.fingerprint != record.fingerprint:
                 raise ValueError(f"its index is for the tokenizer {index.fingerprint}")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except _UNREADABLE as error:
             raise ServiceError(
                 f"{path} is not what LLM.save writes ({error}); name a folder that it wrote, or "
                 "save the model again"
@@ -74,8 +77,9 @@ def _settings(path: Path, record: Any, engine: Any) -> tuple[TaskRecord, EngineS
     try:
         return TaskRecord.from_json(json.dumps(record)), EngineSettings(**engine)
     except ValueError as error:
+        why = fault_of(error) if isinstance(error, ValidationError) else error
         raise ServiceError(
-            f"{path} was saved by another version of this program, or changed since ({error}); "
+            f"{path} was saved by another version of this program, or changed since ({why}); "
             "save the model again"
         ) from error
 

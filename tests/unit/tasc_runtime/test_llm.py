@@ -13,14 +13,15 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 import tasc_serve
 from lora_folders import WEIGHTS, cut, make_adapter
 from support import eventually, refused
-from tasc_draft import DraftSettings
+from tasc_draft import DraftIndex, DraftSettings
 from tasc_engine import EngineError
-from tasc_runtime.errors import FileError, ServiceError
+from tasc_runtime.errors import FileError, IndexRefused, ServiceError
 from tasc_runtime.llm import LLM
 from tasc_runtime.sampling_options import FieldError
 from tasc_text import TextError
@@ -106,9 +107,9 @@ def test_every_kind_of_corpus_gives_the_same_index(folder: Path, pairs: Any, tmp
     whole, *halves = (tmp_path / f"{name}.jsonl" for name in ("whole", "a", "b"))
     for file, part in ((whole, rows), (halves[0], rows[:9]), (halves[1], rows[9:])):
         file.write_text("\n".join(map(json.dumps, part)))
-    kinds = pairs, whole, str(tmp_path / "all.parquet"), halves, pd.DataFrame(rows), table
-    for corpus in kinds:
-        LLM(folder, corpus=corpus, template=TEMPLATE, cache_dir=cache, **SIZES)
+    files = whole, str(tmp_path / "all.parquet"), halves
+    for corpus in (pairs, rows, iter(rows), *files, pd.DataFrame(rows), table, *table.to_batches()):
+        LLM(folder, corpus=corpus, template=TEMPLATE, cache_dir=str(cache), **SIZES)
         assert len(list(cache.iterdir())) == 1  # named by content: all are the first
     others = {"corpus": pairs[1:], "template": "{input}", "draft": DraftSettings(n_max=4)}
     for n, (name, value) in enumerate(others.items()):
@@ -126,10 +127,17 @@ def test_a_damaged_index_is_built_again(folder: Path, pairs: Any, tmp_path: Path
 
 
 def test_what_is_no_corpus_is_refused(folder: Path, tmp_path: Path) -> None:
-    pairs = [("a", "b"), ("c", " ")], [("a", "b"), ("c", 1)], [("a", "b", "c")], []
+    pairs = (
+        [("a", "b"), ("c", " ")],
+        [("a", "b"), ("c", 1)],
+        [("a", "b", "c")],
+        [{"input": "a"}],
+        [],
+    )
     kinds = {int: TypeError, dict: TypeError, str: FileError}
     columns = {"input": ["a"], "output": ["b"]}
-    for corpus in (*pairs, pa.table({"input": ["a"]}), 7, columns, "absent.jsonl"):
+    splits = {"train": pa.table(columns)}
+    for corpus in (*pairs, pa.table({"input": ["a"]}), 7, columns, splits, "absent.jsonl"):
         with pytest.raises(kinds.get(type(corpus), ValueError)):
             LLM(folder, corpus=corpus, **SIZES)
     file = tmp_path / "rows.jsonl"
@@ -151,6 +159,11 @@ def test_what_is_no_corpus_is_refused(folder: Path, tmp_path: Path) -> None:
         ({"adaptor": "a"}, ValueError, "did you mean adapter?"),
         ({"tensor_parallel_size": 2}, ValueError, "there are adapter"),
         ({"choices": ["a"], "regex": "a"}, ValueError, "regex"),
+        ({"choices": 5}, ValueError, "choices is 5"),
+        ({"stop": 5}, ValueError, "stop is 5"),
+        ({"adapters": ["a"]}, ValueError, "adapters is ['a']"),
+        ({"draft": {"n_max": 3}}, ValueError, "draft is {'n_max': 3}"),
+        ({"chat_template": "{{ messages }}", "few_shot": [("a", "b", "c")]}, TextError, "few_shot"),
         ({"draft": DraftSettings(n_max=3), "corpus": "absent.jsonl"}, FileError, "absent.jsonl"),
     ],
     ids=str,
@@ -187,7 +200,9 @@ def test_a_saved_folder_answers_and_drafts_alike(llm: LLM, tmp_path: Path) -> No
     assert found[0].accepted > 0
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"format": 2}', '{"format": 1}'])
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"format": 2}', '{"format": 1}', "[" * 200_000], ids=range(5)
+)
 def test_a_folder_of_something_else_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "llm.json").write_text(content)
     with refused(ServiceError, "llm.json"):
@@ -228,10 +243,16 @@ def test_an_index_of_another_save_and_a_record_of_another_version_are_refused(
     index.write_bytes(whole)
     file = tmp_path / "task" / "llm.json"
     saved = json.loads(file.read_text())
-    for changed in ({"record": saved["record"] | {"colour": 1}}, {"engine": {"colour": 1}}):
+    for changed, named in (
+        ({"record": saved["record"] | {"colour": 1}}, "colour"),
+        ({"record": saved["record"] | {"template": "say"}}, "template"),
+        ({"engine": {"colour": 1}}, "colour"),
+        ({"engine": {"rows": "many"}}, "rows is 'many'"),
+    ):
         file.write_text(json.dumps(saved | changed))
-        with refused(ServiceError, "version", "colour"):
+        with refused(ServiceError, "version", named) as error:
             LLM.load(tmp_path / "task")
+        assert "\n" not in str(error.value)
     with refused(ServiceError, "absent"):
         LLM.load(tmp_path / "absent")
 
@@ -257,9 +278,11 @@ def test_options_are_those_of_a_request(plain: LLM) -> None:
 
 def test_inputs_may_be_any_iterable_of_texts_or_of_token_ids(plain, expected: list[str]) -> None:
     ids = [plain.tokenizer.encode_prompt(TEMPLATE.replace("{input}", i)) for i in INPUTS[:2]]
-    for inputs in (INPUTS[:2], iter(INPUTS[:2]), ids, [np.array(one) for one in ids]):
+    arrays = [[kind(one) for one in ids] for kind in (np.array, torch.tensor)]
+    texts = pa.array(INPUTS[:2]), pa.chunked_array([INPUTS[:2]]), pd.Series(INPUTS[:2])
+    for inputs in (INPUTS[:2], iter(INPUTS[:2]), ids, *arrays, *texts):
         assert [answer.text for answer in plain.generate(inputs)] == expected[:2]  # type: ignore[arg-type]
-    for one in (INPUTS[0], ids[0], np.array(ids[0])):
+    for one in (INPUTS[0], ids[0], np.array(ids[0]), torch.tensor([ids[0]])):
         assert [answer.text for answer in plain.generate(one)] == expected[:1]  # type: ignore[arg-type]
     assert plain.generate([]) == []
 
@@ -268,7 +291,9 @@ def test_inputs_may_be_any_iterable_of_texts_or_of_token_ids(plain, expected: li
     ("inputs", "named"),
     [(5, "5"), (None, "None"), (b"ab", "b'ab'"), (["a", 5], "input 1 is 5"), ([1, "a"], "input 0"),
      ([["a"]], "input 0 has 'a'"), ([1, True, 2], "True"),
-     ([{"role": "user"}], "input 0"), ([1.5], "input 0 is 1.5")],
+     ([{"role": "user"}], "input 0"), ([1.5], "input 0 is 1.5"), ({"prompt": "a"}, "'prompt'"),
+     (torch.tensor(5), "5"), ([[1, -1]], "-1"), ([[1, 10**6]], "1000000"), ([10**30], "10000"),
+     ("a\ud800", "input 0")],
 )  # fmt: skip
 def test_what_is_neither_text_nor_token_ids_is_named(plain: LLM, inputs: Any, named: str) -> None:
     with refused(FieldError, named):
@@ -288,6 +313,39 @@ def test_it_drafts_from_another_index_without_what_was_answered(llm: LLM, expect
             runs.append(llm.summary())
         assert runs[0].accepted_by_source == runs[1].accepted_by_source
         assert ("corpus" in runs[0].accepted_by_source) == (other is index)
+
+
+def test_what_it_cannot_draft_from_is_refused_and_changes_nothing(llm: LLM, expected: Any) -> None:
+    index = llm.index
+    of_another = DraftIndex.empty("0" * 32, index.vocab_size)
+    for given, kind in (
+        ((of_another,), IndexRefused),
+        ((5,), ValueError),
+        ((None, {}), ValueError),
+    ):
+        with pytest.raises(kind):
+            llm.draft_from(*given)
+    assert llm.index is index
+    assert [answer.text for answer in llm.generate(INPUTS)] == expected
+
+
+def test_an_error_in_mid_call_leaves_it_whole(
+    llm: LLM, expected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode, calls = llm.tokenizer.decode, 0
+
+    def fails(ids: Any) -> str:
+        nonlocal calls
+        calls += 1
+        if calls == 5:
+            raise OSError("the disk is gone")
+        return decode(ids)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.tokenizer, "decode", fails)
+        with pytest.raises(OSError, match="disk"):
+            llm.generate(INPUTS)
+    assert [answer.text for answer in llm.generate(INPUTS)] == expected
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,15 @@ def test_what_cannot_be_asked_is_named(chats: Chats, bare: LLM) -> None:
     for messages in ([{"role": "tool", "content": "a"}], [{"role": "user"}], [user("a"), "b"]):
         with pytest.raises(FieldError):
             bare.chat(messages)
+    whole = [user("a")]
+    for several, named in [
+        (None, "messages is None"), ("hi", "messages is 'hi'"), (user("a"), "messages is {'role'"),
+        ([5], "conversation 0 is 5"), ([whole, user("a")], "conversation 1 is {'role'"),
+        ([whole, [{"role": "usr", "content": "a"}]], "conversation 1: messages.0.role is 'usr'"),
+    ]:  # fmt: skip
+        with refused(FieldError, named) as error:
+            bare.chat(several)  # type: ignore[arg-type]
+        assert error.value.field == "messages"
     with pytest.raises(FieldError) as caught:
         bare.chat(TALK, chat_template_kwargs={"messages": []})
     assert caught.value.field == "chat_template_kwargs"
