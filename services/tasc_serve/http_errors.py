@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -159,11 +159,13 @@ def of_unexpected(error: Exception, where: str) -> ApiError:
     return ApiError(500, "internal error; it is in the gateway's log")
 
 
-def response_to(request: Request, error: Exception) -> JSONResponse:
+def response_to(request: Request, error: Exception) -> Response:
     """What a client gets whose request raised this, in the OpenAI shape."""
     if isinstance(error, StoreError):
         error = ApiError(503, f"the store does not answer: {error}")
     if isinstance(error, HTTPException):
+        if error.status_code == 405 and request.method == "OPTIONS":
+            return Response(status_code=204, headers=error.headers)  # with what is allowed
         response = ApiError(error.status_code, f"{request.url.path}: {error.detail}").response()
         response.headers.update(error.headers or {})
         return response
@@ -172,7 +174,7 @@ def response_to(request: Request, error: Exception) -> JSONResponse:
 
 
 def install(app: FastAPI) -> None:
-    async def answer(request: Request, error: Exception) -> JSONResponse:
+    async def answer(request: Request, error: Exception) -> Response:
         return response_to(request, error)
 
     for kind in (ApiError, StoreError, HTTPException, Exception):

@@ -1,9 +1,9 @@
 """Beginnings that prompts share, prefilled once and copied into the rows that begin with them.
 
 Found on token ids: what two prompts in a row have in common, the task's template above all, is
-kept with its keys and values, the least recently used going first when the bytes run out. A copy
-is the row's own, so a row never waits for another and nothing is counted or locked. It decides no
-tokens and runs no forward.
+kept with its keys and values, the least recently used going first when the bytes run out. What a
+prompt has in common with an expected one is kept at once. A copy is the row's own, so a row never
+waits for another and nothing is counted or locked. It decides no tokens and runs no forward.
 """
 
 from collections import OrderedDict, deque
@@ -36,8 +36,13 @@ class PrefixCache:
         self._cache = cache
         self._budget = budget
         self._recent: deque[tuple[int, Int32]] = deque(maxlen=RECENT)
+        self._expected: Int32 = np.empty(0, np.int32)
         self._kept: OrderedDict[_Key, tuple[Int32, Tensor]] = OrderedDict()
         self.nbytes = 0
+
+    def expect(self, prompt: Int32) -> None:
+        """Other prompts will begin as this one does, whichever adapter answers."""
+        self._expected = prompt
 
     def enter(self, first: int, prompt: Int32, adapter: int = 0) -> int:
         """Copy the longest kept beginning of a prompt to a row's first slot; returns its tokens.
@@ -67,7 +72,7 @@ class PrefixCache:
         if not self._budget:
             return
         own = (p for of, p in self._recent if of == adapter)
-        shared = max((_common(p, prompt[:-1]) for p in own), default=0)
+        shared = max(_common(p, prompt[:-1]) for p in (self._expected, *own))
         self._recent.append((adapter, prompt))
         if shared >= max(entered, 1) + LEAST_TOKENS:
             try:

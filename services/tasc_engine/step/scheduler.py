@@ -24,6 +24,9 @@ class Scheduler:
 
     Args:
         vocab_size: Logits of a place.
+
+    Attributes:
+        prefixes: Beginnings of prompts that are kept for later ones.
     """
 
     def __init__(self, config: EngineConfig, cache: RowCache, vocab_size: int) -> None:
@@ -33,7 +36,7 @@ class Scheduler:
         self._active: dict[int, Sequence] = {}
         self._free = list(range(config.rows - 1, -1, -1))
         self._slots = KVAllocator(cache)
-        self._prefixes = PrefixCache(cache, config.prefix_cache_bytes)
+        self.prefixes = PrefixCache(cache, config.prefix_cache_bytes)
 
     @property
     def running(self) -> int:
@@ -95,7 +98,7 @@ class Scheduler:
 
     def keep_prompt(self, sequence: Sequence) -> None:
         """Keep what the prompt of a prefilled row shares with others, for later ones."""
-        self._prefixes.leave(sequence.first, sequence.prompt, sequence.entered, sequence.adapter)
+        self.prefixes.leave(sequence.first, sequence.prompt, sequence.entered, sequence.adapter)
 
     def release(self, sequence: Sequence) -> None:
         """Forget a request; its row and its slots are free."""
@@ -119,7 +122,7 @@ class Scheduler:
         moved = moves.ravel().tolist()
         assert all(any(p in own for own in held) for p in moved), f"{moved} move, {held} are held"
         self._slots.check_integrity()
-        self._prefixes.check_integrity()
+        self.prefixes.check_integrity()
 
     def _admit(self, moves: Int64) -> Iterator[Sequence]:
         while self._waiting and self._free:
@@ -131,6 +134,6 @@ class Scheduler:
             sequence.admitted = time.monotonic()
             self._active[row] = sequence
             if not sequence.request.prompt_logprobs:  # these need a forward of every token
-                entered = self._prefixes.enter(sequence.first, sequence.prompt, sequence.adapter)
+                entered = self.prefixes.enter(sequence.first, sequence.prompt, sequence.adapter)
                 sequence.entered = sequence.cached = entered
             yield sequence

@@ -6,10 +6,12 @@ Online replicas and batch actors build their engines with it.
 import dataclasses
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, TypedDict, Unpack
 
+import numpy as np
 import redis
 import torch
 
@@ -115,6 +117,7 @@ class Proposers:
 log = logging.getLogger(__name__)
 
 DEFAULT_MODEL_LEN = 1024  # tokens of a row, unless the model has fewer positions
+_ANY_INPUT = "a"  # what its prompt begins with, those of other inputs begin with, too
 _ENDLESS = 2**31 - 1  # tokens: what does not fit so many is not too long, it is wrong
 
 
@@ -229,6 +232,9 @@ class EngineBuilder:
         on_step = options.get("on_step", lambda record: None)
         drafted_by = self._drafted_by(self.proposer)
         self.engine = Engine(target, tokenizer, drafted_by, config, on_step, costs, keep)
+        with suppress(MessageError):  # a template may want more than one message
+            prompt = np.array(self.template.encode(tokenizer, _ANY_INPUT), np.int32)
+            self.engine.scheduler.prefixes.expect(prompt)
 
     @classmethod
     def of_task(

@@ -55,6 +55,8 @@ class Application(FastAPI):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         endpoint = self._endpoint(scope)
         if endpoint is None:
+            if scope.get("method") == "HEAD":  # the server leaves the body out
+                scope = {**scope, "method": "GET"}
             await super().__call__(scope, receive, send)
             return
         request = Request(scope, receive)

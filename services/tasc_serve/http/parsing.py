@@ -6,6 +6,7 @@ replica checks the rest (`tasc_serve.replica.admission`).
 
 import asyncio
 import dataclasses
+import zlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, TypeAlias, TypeVar
@@ -28,13 +29,29 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 async def read_body(request: Request, limits: LimitSettings) -> bytes:
-    """Read a whole body.
+    """Read a whole body, packed by gzip or not.
 
     Raises:
-        ApiError: See `arriving` and `chunks`.
+        ApiError: See `arriving` and `chunks`; 400: it is no gzip; 415: it is packed otherwise.
     """
+    most = limits.max_body_bytes
     async with arriving(limits.request_timeout_s):
-        return b"".join([chunk async for chunk in chunks(request, limits.max_body_bytes)])
+        raw = b"".join([chunk async for chunk in chunks(request, most)])
+    packing = request.headers.get("content-encoding", "identity").strip().lower()
+    if packing == "identity":
+        return raw
+    if packing != "gzip":
+        raise ApiError(415, f"Content-Encoding is {packing[:SHOWN]!r}; send gzip, or none")
+    reader = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+    try:
+        unpacked = reader.decompress(raw, most + 1)
+    except zlib.error as error:
+        raise ApiError(400, f"the body is not gzip: {error}; correct Content-Encoding") from error
+    if len(unpacked) > most:
+        raise _too_large(most)
+    if not reader.eof or reader.unused_data:
+        raise ApiError(400, "the body's gzip is cut, or something stands behind it; send it again")
+    return unpacked
 
 
 @asynccontextmanager
@@ -54,11 +71,15 @@ async def chunks(request: Request, max_bytes: int) -> AsyncGenerator[bytes, None
         async for chunk in request.stream():
             size += len(chunk)
             if size > max_bytes:
-                raise ApiError(413, f"the body is larger than {max_bytes} bytes; split it")
+                raise _too_large(max_bytes)
             yield chunk
     except ClientDisconnect as error:
         message = "the client went away before its body had arrived"
         raise ApiError(CLIENT_CLOSED_REQUEST, message) from error
+
+
+def _too_large(most: int) -> ApiError:
+    return ApiError(413, f"the body is larger than {most} bytes; split it")
 
 
 def parsed(raw: bytes, model: type[_Model]) -> _Model:

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 import tiny
 from chat_families import make_chat_tokenizer
 from support import eventually
-from tasc_runtime.models import chat_template
+from tasc_runtime.models import chat_template, model_name
 from tasc_runtime.protocol import Answer, Call, Refusal
 from tasc_serve.replica.replica import TaskReplica
 from tasc_serve.settings import ServeSettings
@@ -113,6 +113,20 @@ def test_conversations_are_answered_as_transformers_answers_them(chats, start):
     again = ask(replica, sent(Conversation(TALK), draft=False))
     assert texts(again) == [talk]
     assert replica.pulse().status.chat
+
+
+def test_the_second_request_copies_what_stands_before_its_message(chats, start):
+    template = replace(chat_template(chats.folder), system=SYSTEM, shots=(("jazz", "music"),))
+    record, texts = chats.record(chat=template), ("wake me", "play it")
+    replica = start(record)
+    labels = {"task": record.name, "model_name": model_name(record)}
+    labels["proposer"] = replica.builder.drafts_by
+    first, second = (template.encode(chats.tokenizer, text) for text in texts)
+    shared = next(i for i, pair in enumerate(zip(first, second, strict=False)) if len({*pair}) > 1)
+    assert shared > len(chats.tokenizer.encode_prompt(SYSTEM))
+    for text, copied in zip(texts, (0, shared), strict=True):
+        ask(replica, sent(text))
+        assert replica.registry.get_sample_value("tasc_prefix_cache_hits_total", labels) == copied
 
 
 def test_what_a_template_refuses_is_refused_and_others_do_not_wait_for_what_it_does(chats, start):

@@ -212,12 +212,14 @@ def held(cache: RowCache, row: int, tokens: int) -> np.ndarray:
     return kv[0, :, 0, 0, 0].numpy().astype(np.int32)
 
 
-def asked(prefixes: PrefixCache, cache: RowCache, row: int, prompt: np.ndarray) -> int:
+def asked(
+    prefixes: PrefixCache, cache: RowCache, row: int, prompt: np.ndarray, adapter: int = 0
+) -> int:
     """A whole prompt's life in a row; returns what was copied."""
-    entered = prefixes.enter(row * LENGTH, prompt)
+    entered = prefixes.enter(row * LENGTH, prompt, adapter)
     assert (held(cache, row, entered) == prompt[:entered]).all()
     write_tokens(cache, row, prompt)
-    prefixes.leave(row * LENGTH, prompt, entered)
+    prefixes.leave(row * LENGTH, prompt, entered, adapter)
     return entered
 
 
@@ -226,6 +228,15 @@ def test_what_two_prompts_share_is_copied_into_the_third(cache, prefixes) -> Non
     found = [asked(prefixes, cache, i % 4, ids(template, (300 + 50 * i, 5 + i))) for i in range(6)]
     assert found == [0, 0, 20, 20, 20, 20]
     assert prefixes.nbytes == 20 * 2 * PLACE
+
+
+def test_what_is_expected_is_copied_into_the_second_whichever_adapter_answers(
+    cache, prefixes
+) -> None:
+    template = (100, 20)
+    prefixes.expect(ids(template, (0, 9)))
+    found = [asked(prefixes, cache, 0, ids(template, (300 + i, 5)), i % 2) for i in range(4)]
+    assert found == [0, 0, 20, 20]
 
 
 def test_a_prompt_asked_again_leaves_its_last_token(cache, prefixes) -> None:

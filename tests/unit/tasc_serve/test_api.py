@@ -1,5 +1,6 @@
 """Whatever a client sends, it gets an answer in the OpenAI shape that names what is wrong."""
 
+import gzip
 import json
 
 import pytest
@@ -223,6 +224,34 @@ def test_a_body_over_the_limit_is_not_read_to_its_end(backend):
     error = error_of(service.ask("POST", COMPLETIONS, content=endless()), 413)
     assert "1000 bytes" in error["message"]
     assert read == 11
+
+
+def test_a_packed_body_is_read_within_the_same_limit(backend):
+    service, gzipped = Service(backend, max_body_bytes=1000), {"Content-Encoding": "gzip"}
+    good = json.dumps({"model": TASK, "prompt": "x" * 900}).encode()
+    found = service.ask("POST", COMPLETIONS, content=gzip.compress(good), headers=gzipped)
+    assert found.status_code == 200
+    for content, headers, status in [
+        (gzip.compress(good + b" " * 10**6), gzipped, 413),
+        (good, gzipped, 400),
+        (gzip.compress(good)[:-9], gzipped, 400),
+        (gzip.compress(good) * 2, gzipped, 400),
+        (good, {"Content-Encoding": "br"}, 415),
+    ]:
+        error_of(service.ask("POST", COMPLETIONS, content=content, headers=headers), status)
+    assert [call.prompt for call in backend.calls] == ["x" * 900]
+
+
+def test_what_may_be_asked_of_a_path_is_told_without_a_body(backend):
+    service = Service(backend)
+    for path, method in ((COMPLETIONS, "POST"), ("/healthz", "GET"), ("/v1/models", "GET")):
+        told = service.ask("OPTIONS", path)
+        assert (told.status_code, told.headers["Allow"], told.content) == (204, method, b"")
+    found, head = (service.ask(method, "/v1/models") for method in ("GET", "HEAD"))
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["Content-Length"] == str(len(found.content))
+    error_of(service.ask("OPTIONS", "/v1/nothing"), 404)
+    assert service.ask("HEAD", COMPLETIONS).status_code == 405
 
 
 def test_bytes_are_counted_not_characters(backend):
