@@ -27,6 +27,7 @@ from tasc_draft.settings import RANGES
 from tasc_jobs.cli.main import app
 from tasc_runtime.engine.drafters import NeuralMetrics
 from tasc_runtime.engine_settings import DraftOverrides
+from tasc_serve.http.responses_api import ResponsesRequest
 from tasc_serve.http.schemas import ChatRequest, CompletionRequest, HarmlessFields
 from tasc_serve.metrics.batch_metrics import BatchMetrics
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
@@ -176,7 +177,7 @@ def _field(model: type[BaseModel], name: str, field: FieldInfo) -> tuple[str, st
 def _default(value: object) -> str:
     if value is PydanticUndefined:
         return "required"
-    if value is None:
+    if value in (None, ()):
         return "unset"
     if isinstance(value, BaseModel):
         return "its own defaults"
@@ -191,7 +192,7 @@ def _kind(annotation: Any) -> str:
     if isinstance(members[0], type) and issubclass(members[0], BaseModel):
         return "list of sections" if get_origin(annotation) is tuple else "section"
     names = {str: "text", int: "whole number", float: "number", bool: "true or false", Path: "path"}
-    return names[members[0]]
+    return names[members[0]] + (", a list" if get_origin(annotation) is tuple else "")
 
 
 def _bounds(field: FieldInfo) -> tuple[str | None, str | None]:
@@ -273,6 +274,7 @@ def _metric(metric: MetricWrapperBase) -> tuple[str, str, str, str]:
 BODIES: Final[Mapping[str, type[HarmlessFields]]] = {
     "completions": CompletionRequest,
     "chat": ChatRequest,
+    "responses": ResponsesRequest,
 }
 
 

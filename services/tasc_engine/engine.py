@@ -15,7 +15,7 @@ from tasc_draft import Drafts, Proposer
 from tasc_engine.config import EngineConfig
 from tasc_engine.drafting.safe_proposer import SafeProposer, most_tokens
 from tasc_engine.errors import OutOfMemory, RequestTooLong
-from tasc_engine.guided import Guide, Guides
+from tasc_engine.guided import Guide, Guides, following
 from tasc_engine.layout import Int32
 from tasc_engine.model.hidden_states import HiddenStateRequest
 from tasc_engine.model.target import Target
@@ -152,8 +152,8 @@ class Engine:
         """
         self.require_fit(request)
         self.scheduler.require_free(request.id)
-        if request.guide and guide is None:
-            guide = self.guides.of(request.guide, request.max_tokens)
+        if guide is None:
+            guide = self.guides.for_request(request)
         adapter = self._target.adapter_number(request.adapter)
         self.scheduler.submit(Sequence.of(request, self._tokenizer, guide, adapter))
 
@@ -171,7 +171,8 @@ class Engine:
 
     def waits_to_compile(self, request: GenerationRequest) -> bool:
         """Whether a request needs what `compile_rules` compiles, and nobody has called it yet."""
-        plain = request.sampling.plain and request.guide is None and request.logprobs is None
+        guided = request.guide is not None or request.min_tokens > 0
+        plain = request.sampling.plain and not guided and request.logprobs is None
         return not (plain or sampler.is_warm(self._target.dtype, self._target.device))
 
     def compile_rules(self) -> None:
@@ -180,6 +181,7 @@ class Engine:
         Else the first request that has one waits for it, and all that share the batch.
         """
         sampler.warm_up(self._target.dtype, self._target.device)
+        following.warm_up()
 
     def cancel(self, request_id: str) -> bool:
         """Drop a request wherever it is; its row is free for the next step."""

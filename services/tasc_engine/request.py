@@ -76,6 +76,9 @@ class GenerationRequest:
         prompt: Token ids, without the document mark the drafter adds.
         max_tokens: Most tokens the answer may have, end-of-sequence included; at least 1.
         stop: Strings that end the answer; the text is cut before the first of them.
+        keep_stop: Cut it behind that string instead.
+        stop_ids: Tokens that end the answer and belong to it, as an end of sequence does.
+        min_tokens: Nothing but the guide ends the answer before it has so many tokens.
         draft: Whether drafts may be proposed for this row. The answer is the same either way.
         stream: Whether each step's delta carries its text, rather than the last one all of it.
         sampling: The rule by which tokens are chosen.
@@ -90,13 +93,16 @@ class GenerationRequest:
 
     Raises:
         ValueError: The prompt is empty, ``max_tokens`` is below 1, a stop string is empty, a guide
-            meets ``ignore_eos``, or nothing is left to generate.
+            meets ``ignore_eos`` or ``min_tokens``, or nothing is left to generate.
     """
 
     id: str
     prompt: tuple[int, ...]
     max_tokens: int
     stop: tuple[str, ...] = ()
+    keep_stop: bool = False
+    stop_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
     draft: bool = True
     stream: bool = False
     sampling: Sampling = field(default_factory=Sampling)
@@ -125,9 +131,10 @@ class GenerationRequest:
             )
         if self.prompt_logprobs and self.logprobs is None:
             raise ValueError(f"request {self.id}: prompt_logprobs needs logprobs; say how many")
-        if self.guide and self.ignore_eos:
+        if self.guide and (self.ignore_eos or self.min_tokens):
+            field = "ignore_eos" if self.ignore_eos else "min_tokens"
             raise ValueError(
-                f"request {self.id}: a guided answer ends with its guide; leave ignore_eos out"
+                f"request {self.id}: a guided answer ends with its guide; leave {field} out"
             )
 
     def require_ids(self, size: int) -> None:

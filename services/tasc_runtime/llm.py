@@ -374,10 +374,13 @@ class LLM:
                 prompts.
             progress: Whether to show progress on stderr; unset: from 100 answers on.
             options: The fields of an HTTP request of the same names.
-                Length: ``max_tokens``, ``stop`` (a string or a list), ``ignore_eos``.
+                Length: ``max_tokens``, ``min_tokens``, ``stop`` (a string or a list),
+                ``include_stop_str_in_output``, ``stop_token_ids``, ``ignore_eos``,
+                ``truncate_prompt_tokens`` (the last of a prompt that count).
                 Sampling: ``temperature`` (0: greedy), ``top_p``, ``top_k``, ``min_p``, ``seed``,
                 ``presence_penalty``, ``frequency_penalty``, ``repetition_penalty``, ``logit_bias``.
-                Form: ``guided_choice``, ``guided_regex``, ``guided_json``, ``guided_grammar``.
+                Form: ``guided_choice``, ``guided_regex``, ``guided_json``, ``guided_grammar``,
+                ``structured_outputs`` (as vLLM has it), ``response_format``.
                 Others: ``n`` answers to each input, ``logprobs`` (how many of the likeliest tokens
                 to tell), ``adapter`` (a name), ``draft`` (False: plain decoding).
 

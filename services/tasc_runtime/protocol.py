@@ -268,7 +268,7 @@ class AnswerTexts:
         self._scored = request.prompt[:1] if request.prompt_logprobs else ()
         self._prompt = ""
         if echo and not committed:
-            text = isinstance(call.prompt, str)
+            text = isinstance(call.prompt, str) and not call.options.truncate_prompt_tokens
             self._prompt = str(call.prompt) if text else tokenizer.decode(request.prompt)
 
     def piece(self, delta: Delta, index_version: int | None) -> Piece:

@@ -10,7 +10,7 @@ import difflib
 import functools
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
@@ -26,7 +26,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from tasc_engine import GuideSpec, Sampling
-from tasc_engine.request import MOST_LOGPROBS
+from tasc_engine.request import MOST_LOGPROBS, GuideKind
 from tasc_engine.sampling.parameters import MOST_BIASES
 from tasc_store import SamplingDefaults, TaskRecord
 from tasc_text import Conversation, Message
@@ -37,7 +37,7 @@ SHOWN = 64  # characters of a name or text that a message shows
 UNKNOWN = "unknown_field"
 UNSUPPORTED = "unsupported_field"
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-_ANY_OBJECT = '{"type":"object"}'
+_ANY: Mapping[str, Any] = {"type": "object"}
 _OWN = {"choice": "choices", "json_schema": "schema", "regex": "regex", "grammar": "grammar"}
 _DEFAULTED = tuple(field.name for field in dataclasses.fields(SamplingDefaults))
 
@@ -97,9 +97,14 @@ class SamplingOptions:
         logprobs: How many of the likeliest tokens to tell at each place; unset: no logprobs.
         adapter: Which of the task's adapters answers; unset: its first.
         echo: Tell the prompt in front of the answer, with log-probabilities if these are asked for.
+        stop_token_ids: Each ends the answer and is a part of it.
+        include_stop_str_in_output: Whether a stop string is a part of the answer.
+        min_tokens: Nothing ends the answer before it has so many.
+        truncate_prompt_tokens: The last tokens of the prompt that count; None and 0: all, -1: as
+            many as there is room for.
 
     Raises:
-        FieldError: A guide meets ``ignore_eos``.
+        FieldError: A guide meets ``ignore_eos`` or ``min_tokens``.
     """
 
     temperature: float | None = None
@@ -118,25 +123,28 @@ class SamplingOptions:
     ignore_eos: bool = False
     adapter: str | None = None
     echo: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    min_tokens: int = 0
+    truncate_prompt_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        self._require_eos(self.guide)
+        self._require_ends(self.guide)
 
-    def _require_eos(self, guide: AnswerGuide | None) -> None:
-        if guide and self.ignore_eos:
-            raise FieldError(
-                "ignore_eos",
-                f"ignore_eos meets {guide.name}, whose guide ends the answer; leave it out",
-            )
+    def _require_ends(self, guide: AnswerGuide | None) -> None:
+        for field in ("ignore_eos", "min_tokens"):
+            if guide and getattr(self, field):
+                message = f"{field} meets {guide.name}, whose guide ends the answer; leave it out"
+                raise FieldError(field, message)
 
     def guide_for(self, record: TaskRecord) -> AnswerGuide | None:
         """The guide that applies: the request's own, else the task's.
 
         Raises:
-            FieldError: The task's meets ``ignore_eos``.
+            FieldError: The task's meets ``ignore_eos`` or ``min_tokens``.
         """
         guide = self.guide or guide_of(record)
-        self._require_eos(guide)
+        self._require_ends(guide)
         return guide
 
     def adapter_of(self, record: TaskRecord) -> str | None:
@@ -248,30 +256,43 @@ Biases = Annotated[dict[_TokenIdText, _Bias], BeforeValidator(_few)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
-class TextFormat(Body):
-    """Whatever the task says."""
+class AnyFormat(Body):
+    @property
+    def wanted(self) -> Mapping[str, Any] | None:
+        """A JSON schema; None for whatever the task says."""
+        return None
 
+
+class TextFormat(AnyFormat):
     type: Literal["text"]
 
 
-class JsonObjectFormat(Body):
-    """Any JSON object."""
-
+class JsonObjectFormat(AnyFormat):
     type: Literal["json_object"]
 
+    @property
+    def wanted(self) -> Mapping[str, Any]:
+        return _ANY
 
-class JsonSchema(Body):
+
+class JsonSchema(AnyFormat):
     name: str = Field(max_length=256)
     schema_: dict[str, Any] = Field(alias="schema", description="what the answer always fits")
     strict: bool | None = Field(None, description="the schema is kept to either way")
     description: str | None = None
 
+    @property
+    def wanted(self) -> Mapping[str, Any]:
+        return self.schema_
 
-class JsonSchemaFormat(Body):
-    """JSON that fits a schema."""
 
+class JsonSchemaFormat(AnyFormat):
     type: Literal["json_schema"]
     json_schema: JsonSchema
+
+    @property
+    def wanted(self) -> Mapping[str, Any]:
+        return self.json_schema.schema_
 
 
 ResponseFormat = Annotated[
@@ -279,15 +300,37 @@ ResponseFormat = Annotated[
 ]
 
 
+_Choices = Annotated[list[str], Field(fail_fast=True)]
+
+
+class StructuredOutputs(Body):
+    """One guide, as vLLM has it."""
+
+    unsupported: ClassVar = {
+        "disable_fallback": (False, True),  # there is nothing to fall back to
+        "disable_any_whitespace": (False,),
+        "disable_additional_properties": (False,),
+        "whitespace_pattern": (),
+        "structural_tag": (),
+    }
+
+    choice: _Choices | None = None
+    regex: str | None = None
+    json_: dict[str, Any] | None = Field(None, alias="json")
+    json_object: bool = False
+    grammar: str | None = None
+
+
 Top = Annotated[int, Field(ge=0, le=MOST_LOGPROBS)]
 Penalty = Annotated[Number, Field(ge=-2, le=2)]
 _DEFAULT = "unset: the task's own, else {0}"
 
 
-class GenerationFields(Body):
+class RuleFields(Body):
     """What a request says of how its answers are made; unset fields are the task's own."""
 
-    max_tokens: int | None = Field(None, ge=1, description="unset: the task's own")
+    format_field: ClassVar = "response_format"
+
     stop: StopText | Annotated[list[StopText], Field(max_length=16)] | None = None
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = Field(
         None,
@@ -297,16 +340,12 @@ class GenerationFields(Body):
     top_p: Annotated[Number, Field(gt=0, le=1)] | None = Field(
         None, description=_DEFAULT.format("1")
     )
-    n: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="answers to the prompt; with temperature 0 they are equal"
-    )
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = Field(
         None, description="same seed, same answers; unset: a drawn one"
     )
     logit_bias: Biases | None = Field(None, description="token ids and what their logits get")
     presence_penalty: Penalty | None = Field(None, description=_DEFAULT.format("0"))
     frequency_penalty: Penalty | None = Field(None, description=_DEFAULT.format("0"))
-    response_format: ResponseFormat | None = None
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = Field(
         None, description=f"extension; 0 or -1: all tokens; {_DEFAULT.format('0')}"
     )
@@ -317,7 +356,24 @@ class GenerationFields(Body):
         None, description=f"extension; {_DEFAULT.format('1')}"
     )
     ignore_eos: bool = Field(False, description="extension: go on behind an end of sequence")
-    guided_choice: Annotated[list[str], Field(fail_fast=True)] | None = Field(
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=64, fail_fast=True)] | None = Field(
+        None, description="extension: each ends an answer and is a part of it"
+    )
+    include_stop_str_in_output: bool = Field(
+        False, description="extension: whether a stop string is a part of the answer"
+    )
+    min_tokens: int = Field(
+        0, ge=0, description="extension: nothing ends an answer before it has so many; no guide"
+    )
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = Field(
+        None,
+        description="extension: the last tokens of a prompt that count; -1: what there is "
+        "room for, 0: all",
+    )
+    structured_outputs: StructuredOutputs | None = Field(
+        None, description="extension: the answer's choice, regex, json, json_object or grammar"
+    )
+    guided_choice: _Choices | None = Field(
         None, description="extension: the answer is one of these"
     )
     guided_regex: str | None = Field(None, description="extension: the whole answer matches it")
@@ -331,6 +387,11 @@ class GenerationFields(Body):
         description="extension: which of the task's adapters answers; unset: its first",
     )
     draft: bool = Field(True, description="extension: whether to draft; the answer is the same")
+
+    @property
+    def format(self) -> AnyFormat | None:
+        """The format that is asked for by the field `format_field`."""
+        return None
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -365,49 +426,60 @@ class GenerationFields(Body):
             logprobs=logprobs,
             ignore_eos=self.ignore_eos,
             adapter=self.adapter,
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            include_stop_str_in_output=self.include_stop_str_in_output,
+            min_tokens=self.min_tokens,
+            truncate_prompt_tokens=self.truncate_prompt_tokens,
         )
 
     def _guide(self) -> AnswerGuide | None:
-        fields = {
-            "response_format": isinstance(
-                self.response_format, JsonObjectFormat | JsonSchemaFormat
-            ),
-            "guided_choice": self.guided_choice is not None,
-            "guided_regex": self.guided_regex is not None,
-            "guided_json": self.guided_json is not None,
-            "guided_grammar": self.guided_grammar is not None,
+        own = self.structured_outputs or StructuredOutputs()
+        fields: Mapping[str, tuple[GuideKind, Any]] = {
+            self.format_field: ("json_schema", self.format and self.format.wanted),
+            "guided_choice": ("choice", self.guided_choice),
+            "guided_regex": ("regex", self.guided_regex),
+            "guided_json": ("json_schema", self.guided_json),
+            "guided_grammar": ("grammar", self.guided_grammar),
+            "structured_outputs.choice": ("choice", own.choice),
+            "structured_outputs.regex": ("regex", own.regex),
+            "structured_outputs.json": ("json_schema", own.json_),
+            "structured_outputs.json_object": ("json_schema", _ANY if own.json_object else None),
+            "structured_outputs.grammar": ("grammar", own.grammar),
         }
-        given = [name for name, is_given in fields.items() if is_given]
+        given = [name for name, (_, value) in fields.items() if value is not None]
         if len(given) > 1:
             raise FieldError(given[1], f"{' and '.join(given)} are sent; an answer has one guide")
         if not given:
             return None
-        field = given[0]
-        if getattr(self, field) in ([], ""):
+        field, (kind, value) = given[0], fields[given[0]]
+        if value in ([], ""):
             message = f"{field} is empty; say what the answer may be, or leave it out"
             raise FieldError(field, message)
         try:
-            return AnswerGuide(self._guide_spec(), field)
+            if kind == "choice":
+                return AnswerGuide(GuideSpec(kind, choices=tuple(value)), field)
+            text = value if isinstance(value, str) else json.dumps(value, allow_nan=False)
+            return AnswerGuide(GuideSpec(kind, text=text), field)
         except (ValueError, RecursionError) as error:
             raise FieldError(field, f"{field}: {error}") from error
 
-    def _guide_spec(self) -> GuideSpec:
-        if self.guided_choice is not None:
-            return GuideSpec("choice", choices=tuple(self.guided_choice))
-        if self.guided_regex is not None:
-            return GuideSpec("regex", text=self.guided_regex)
-        if self.guided_grammar is not None:
-            return GuideSpec("grammar", text=self.guided_grammar)
-        if isinstance(self.response_format, JsonSchemaFormat):
-            schema = self.response_format.json_schema.schema_
-        elif self.guided_json is not None:
-            schema = self.guided_json
-        else:
-            return GuideSpec("json_schema", text=_ANY_OBJECT)
-        return GuideSpec("json_schema", text=json.dumps(schema, allow_nan=False))
+
+class GenerationFields(RuleFields):
+    """`RuleFields`, and those whose names are not the same at all endpoints."""
+
+    max_tokens: int | None = Field(None, ge=1, description="unset: the task's own")
+    n: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="answers to the prompt; with temperature 0 they are equal"
+    )
+    response_format: ResponseFormat | None = None
+
+    @property
+    def format(self) -> AnyFormat | None:
+        return self.response_format
 
 
-_MOST_PARTS, _MOST_MESSAGES = 1024, 4096
+_MOST_PARTS, MOST_MESSAGES = 1024, 4096
+_TEXTS = ("text", "input_text", "output_text")  # parts of chats, of responses and of their output
 
 
 def _joined(content: Any) -> Any:
@@ -425,15 +497,15 @@ def _joined(content: Any) -> Any:
     raise PydanticCustomError(
         "no_text",
         'is a string or a list of at most {most} parts {{"type": "text", "text": ...}}{named}',
-        {"most": _MOST_PARTS, "named": "" if kind == "text" else named},
+        {"most": _MOST_PARTS, "named": "" if kind in _TEXTS else named},
     )
 
 
 def _is_text(part: Any) -> bool:
     return (
         isinstance(part, dict)
-        and part.keys() == {"type", "text"}
-        and part["type"] == "text"
+        and part.keys() - {"annotations", "logprobs"} == {"type", "text"}
+        and part["type"] in _TEXTS
         and isinstance(part["text"], str)
     )
 
@@ -475,12 +547,9 @@ def _plain_json(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-class ChatFields(Body):
-    """A conversation, and how a prompt is made of it."""
+class TemplateFields(Body):
+    """How a prompt is made of a conversation."""
 
-    messages: Annotated[
-        list[ChatMessage], Field(min_length=1, max_length=_MOST_MESSAGES, fail_fast=True)
-    ] = Field(description="a chat template takes all, a format string the last one of a user")
     strict_messages: bool = Field(
         False, description="extension: refuse messages that a format string does not take"
     )
@@ -493,13 +562,24 @@ class ChatFields(Body):
         None, description="extension, for chat templates: further variables"
     )
 
-    @property
-    def conversation(self) -> str | Conversation:
+    def conversation_of(self, messages: Sequence[ChatMessage]) -> str | Conversation:
         """The messages; of a user's message alone, which any template takes, its text."""
         variables = None
         if self.chat_template_kwargs is not None:
             variables = json.dumps(self.chat_template_kwargs)
-        turns = tuple(Message(m.role, m.content, m.name) for m in self.messages)
+        turns = tuple(Message(m.role, m.content, m.name) for m in messages)
         whole = Conversation(turns, self.strict_messages, self.add_generation_prompt, variables)
         alone = Conversation((Message("user", turns[-1].content),), self.strict_messages)
         return alone.messages[0].content if whole == alone else whole
+
+
+class ChatFields(TemplateFields):
+    """A conversation, and how a prompt is made of it."""
+
+    messages: Annotated[
+        list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)
+    ] = Field(description="a chat template takes all, a format string the last one of a user")
+
+    @property
+    def conversation(self) -> str | Conversation:
+        return self.conversation_of(self.messages)

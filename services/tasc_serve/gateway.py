@@ -155,7 +155,7 @@ class Gateway:
         self, settings: ServeSettings, redis_url: str, handles: dict[str, DeploymentHandle[Any]]
     ) -> None:
         client = connect(redis_url)
-        self._limits = settings.gateway_limits
+        self._limits, self._cors_origins = settings.gateway_limits, settings.http.cors_origins
         self._attempts = IdempotencyStore(client, self._limits.idempotency_ttl_s)
         registry = CollectorRegistry()
         self._metrics = GatewayMetrics(registry, list(handles))
@@ -182,6 +182,7 @@ class Gateway:
             access=self._access,
             attempts=self._attempts,
             storage=self._storage,
+            cors_origins=self._cors_origins,
         )
         answer_directly(app)
         return app

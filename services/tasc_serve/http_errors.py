@@ -64,7 +64,7 @@ _CODES = {
     503: "service_unavailable",
     504: "timeout",
 }
-_UNIONS = (("prompt",), ("stop",), ("response_format",))
+_UNIONS = (("prompt",), ("stop",), ("response_format",), ("text", "format"))
 _PROMPTS = "prompts are strings or lists of token ids, all of one kind"
 _PROMPT_KINDS = {
     "string_type": "a string",
@@ -94,8 +94,8 @@ def of_validation(error: ValidationError, body: bytes) -> ApiError:
     if fault["type"] == "json_invalid":
         return _no_json(fault, body)
     place = fault["loc"]
-    if place[:1] in _UNIONS:
-        place = place[:1] + place[2:]  # the second is pydantic's name of a branch
+    if union := next((union for union in _UNIONS if place[: len(union)] == union), None):
+        place = (*union, *place[len(union) + 1 :])  # behind it is pydantic's name of a branch
     context = fault.get("ctx", {})
     if fault["type"] in (UNKNOWN, UNSUPPORTED):
         place = (*place, context["field"])

@@ -385,6 +385,11 @@ class HttpSettings(Section):
         le=65_000,
         description="First of the 64 ports that gateways behind HAProxy listen on; 0: free ports.",
     )
+    cors_origins: tuple[str, ...] = Field(
+        (),
+        description="Origins of web pages whose scripts may call the service, as browsers send "
+        "them (`https://example.org`), or `*` for any.",
+    )
 
 
 class MetricsSettings(Section):

@@ -16,14 +16,22 @@ class IncrementalDetokenizer:
     Args:
         tokenizer: The target's tokenizer.
         stop: Strings that end the answer; none may be empty.
+        keep_stop: Whether the text is cut behind the stop string rather than before it.
+        min_tokens: No stop string counts that is complete within so many tokens.
     """
 
-    def __init__(self, tokenizer: TaskTokenizer, stop: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: TaskTokenizer,
+        stop: Sequence[str] = (),
+        keep_stop: bool = False,
+        min_tokens: int = 0,
+    ) -> None:
         self._tokenizer = tokenizer.backend
         self._byte_ids = tokenizer.byte_ids
         self._ids: list[int] = []
         self._decode = DecodeStream(skip_special_tokens=True)
-        self._stop = tuple(stop)
+        self._stop, self._keep_stop, self._min_tokens = tuple(stop), keep_stop, min_tokens
         self._longest = max((len(s) for s in stop), default=1)
         self._text = ""
         self._firm = 0  # end of the text that no later byte token can change
@@ -32,7 +40,7 @@ class IncrementalDetokenizer:
 
     @property
     def text(self) -> str:
-        """All text so far, cut before the stop string if there is one."""
+        """All text so far, cut at the stop string if there is one."""
         return self._text
 
     def push(self, tokens: Sequence[int]) -> int:
@@ -72,9 +80,10 @@ class IncrementalDetokenizer:
     def _append(self, piece: str) -> bool:
         since = max(0, len(self._text) - self._longest + 1)
         self._text += piece
-        found = [at for s in self._stop if (at := self._text.find(s, since)) >= 0]
+        stops = self._stop if len(self._ids) > self._min_tokens else ()
+        found = [(at, at + len(s)) for s in stops if (at := self._text.find(s, since)) >= 0]
         if found:
-            self._text = self._text[: min(found)]
+            self._text = self._text[: min(found)[self._keep_stop]]
             self.stopped = True
         return self.stopped
 

@@ -1,7 +1,9 @@
 """What a request asks for is answered the same, drafted or not, alone or among seven others."""
 
 import json
+import random
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -46,15 +48,19 @@ def test_what_is_sampled_is_what_the_rule_takes_of_the_models_own_logits(
     assert looked_at > (300 if everything else 0)
 
 
-def _by_hand(case: Case, model, request: GenerationRequest, most: int) -> list[int]:
+def _by_hand(
+    case: Case, model, request: GenerationRequest, most: int, ends: Sequence[int] = ()
+) -> list[int]:
     answer: list[int] = []
+    late = {*range(case.tokenizer.vocab_size)}.difference(ends)
     numbers = uniforms(request.sampling, 0, most)
     while len(answer) < most:
         with torch.inference_mode():
             logits = model(torch.tensor([[*request.prompt, *answer]])).logits[0, -1].numpy()
         number = numbers[len(answer)]
+        allowed = late if len(answer) < request.min_tokens else None
         answer.append(
-            reference_choice(logits, request.sampling, request.prompt, answer, number, None)
+            reference_choice(logits, request.sampling, request.prompt, answer, number, allowed)
         )
     return answer
 
@@ -108,6 +114,33 @@ def test_forced_stretches_take_no_forward_of_their_own(ways: Ways, everything: b
     assert drafted.forced_tokens > 0  # where a draft ends; within it they are accepted
     assert plain.emitted_tokens == plain.row_steps + plain.forced_tokens
     assert drafted.row_steps < plain.row_steps
+
+
+def test_stop_tokens_end_an_answer_that_is_long_enough_alike_in_all_ways(
+    case: Case, requests: list[GenerationRequest], seed: int
+) -> None:
+    rng = random.Random(seed)
+    stops = tuple(range(1, case.tokenizer.vocab_size, 9))
+    free = [r for r in requests if r.guide is None and r.max_tokens > 1][:24]
+    asked = [
+        replace(r, stop=(), stop_ids=stops, min_tokens=rng.choice([0, 2, 5, r.max_tokens]))
+        for r in free
+    ]
+    asked = [replace(r, min_tokens=min(r.min_tokens, r.max_tokens)) for r in asked]
+    found, model, reasons = answer_all_ways(case, asked), reference(case.folder), set()
+    drafted = found.totals[Way(8, True)]
+    assert 0 < drafted.accepted.sum() < drafted.drafted.sum()
+    assert all(found.equal())
+    for request, result in zip(asked, found.answers[Way(8, True)], strict=True):
+        ends = stops if request.ignore_eos else (*stops, *case.tokenizer.eos_ids)
+        said = list(result.tokens)
+        assert said == _by_hand(case, model, request, len(said), ends)
+        assert not {*ends} & {*said[:-1]}
+        assert (result.finish_reason == "stop") == (said[-1] in ends)
+        assert len(said) > request.min_tokens or len(said) == request.max_tokens
+        assert result.text == case.tokenizer.decode(said)
+        reasons.add((result.finish_reason, request.min_tokens > 0))
+    assert len(reasons) == 4
 
 
 def test_an_end_of_sequence_ends_an_answer_unless_it_is_ignored(case: Case) -> None:

@@ -9,10 +9,10 @@ from tasc_engine.errors import GuideError
 from tasc_engine.guided import choices as trie
 from tasc_engine.guided import following
 from tasc_engine.guided.choices import Choices
-from tasc_engine.guided.following import Guide
+from tasc_engine.guided.following import Guide, LeastTokens
 from tasc_engine.guided.grammar import Library
 from tasc_engine.guided.sandbox import Effort, Unsettled
-from tasc_engine.request import GuideSpec
+from tasc_engine.request import GenerationRequest, GuideSpec
 from tasc_text import TaskTokenizer
 
 Made = TypeVar("Made")
@@ -113,6 +113,15 @@ class Guides:
             with self._compiling:
                 compiled = self._find(spec) or self._compile(spec)
         return compiled.guide(max_tokens)
+
+    def for_request(self, request: GenerationRequest) -> Guide | None:
+        """What a request needs. Raises GuideError: its guide cannot be followed."""
+        if request.guide:
+            return self.of(request.guide, request.max_tokens)
+        if not request.min_tokens:
+            return None
+        ends = request.stop_ids + (() if request.ignore_eos else tuple(self._tokenizer.eos_ids))
+        return LeastTokens(ends, self._vocab_size, request.min_tokens)
 
     def known(self, spec: GuideSpec) -> bool:
         """Whether `of` would compile nothing now; for threads that must not wait."""

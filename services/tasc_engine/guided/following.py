@@ -1,6 +1,6 @@
 """The contract of a guide; one step's guides: allowed tokens, drafts without forbidden nodes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -53,6 +53,39 @@ class Guide(Protocol):
 
         It goes on while exactly one token is allowed, and stops behind an end of sequence.
         """
+
+
+class LeastTokens:
+    """Forbids the tokens that end an answer while it is too short; see `Guide`.
+
+    Args:
+        ends: Those tokens.
+        missing: Tokens that the answer must have before one of them.
+    """
+
+    ended, error = False, ""
+
+    def __init__(self, ends: Iterable[int], vocab_size: int, missing: int) -> None:
+        self._ends, self._missing = frozenset(ends), missing
+        self.words = -(-vocab_size // 32)
+        allowed = np.zeros((2, 32 * self.words), bool)  # too short, long enough
+        allowed[:, :vocab_size] = True
+        allowed[0, [token for token in self._ends if token < vocab_size]] = False
+        self._masks = np.packbits(allowed, axis=1, bitorder="little").view(np.uint32)
+
+    def look(self, tokens: Int32, parents: Int32, kept: NDArray[np.bool_], masks: Masks) -> None:
+        missing = [self._missing]  # at the current token, then behind each node
+        for x, (token, above) in enumerate(zip(tokens.tolist(), parents.tolist(), strict=True)):
+            is_early = missing[1 + above] > 0 and token in self._ends
+            kept[x] = not is_early and (above < 0 or kept[above])
+            missing.append(missing[1 + above] - 1)
+        masks[:] = self._masks[(np.array(missing) <= 0).astype(np.intp)]
+
+    def advance(self, tokens: Int32) -> None:
+        self._missing -= len(tokens)
+
+    def forced(self, most: int) -> Int32:
+        return np.empty(0, np.int32)
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,8 @@ class Sequence:
         adapter: int = 0,
     ) -> "Sequence":
         wants_text = request.stream or request.stop
-        writer = IncrementalDetokenizer(tokenizer, request.stop) if wants_text else None
+        stops = request.stop, request.keep_stop, request.min_tokens
+        writer = IncrementalDetokenizer(tokenizer, *stops) if wants_text else None
         sequence = cls(request, np.array(request.prompt, np.int32), writer, guide, adapter)
         if request.committed_ids:
             sequence._go_on()
@@ -128,7 +129,7 @@ class Sequence:
     def emit(
         self, tokens: list[int], drafted: int, agreed: int, logprobs: list[TokenLogprob]
     ) -> int:
-        """Take tokens of one step, up to a stop string; return how many belong to the answer."""
+        """Take tokens of one step, up to what stops it; return how many belong to the answer."""
         used = self._take(tokens)
         self.cached += used - 1
         self.drafted.append(drafted)
@@ -139,7 +140,7 @@ class Sequence:
 
     def follow_guide(self, new: int) -> int:
         """Tell the guide of the newest tokens, and take those it forces; return how many."""
-        if self.guide is None or (self.writer and self.writer.stopped):
+        if self.guide is None or self.stopped:
             return 0
         self.guide.advance(np.array(self.answer[-new:], np.int32))
         if self.request.logprobs is not None:  # each token needs a forward that says how likely
@@ -149,13 +150,21 @@ class Sequence:
         self.guide.advance(stretch[:used])
         return used
 
+    @property
+    def stopped(self) -> bool:
+        """Whether the request's own stop string or stop token has ended the answer."""
+        ended = self.answer[-1] in self.request.stop_ids
+        return ended or (self.writer is not None and self.writer.stopped)
+
     def _take(self, tokens: list[int]) -> int:
+        if ids := self.request.stop_ids:
+            tokens = tokens[: next((n for n, id_ in enumerate(tokens, 1) if id_ in ids), None)]
         used = self.writer.push(tokens) if self.writer else len(tokens)
         self.answer.extend(tokens[:used])
         return used
 
     def finish_reason(self, eos_ids: tuple[int, ...]) -> FinishReason | None:
-        if self.writer and self.writer.stopped:
+        if self.stopped:
             return "stop"
         if self.answer[-1] in eos_ids and not self.request.ignore_eos:
             return "stop"

@@ -407,14 +407,21 @@ class EngineBuilder:
         asked, guide = call.options, call.options.guide_for(record)
         if guide:
             guide.require_whole(call.stop)
-        prompt = self._prompt(call)
+        prompt = self._truncated(self._prompt(call), call, record)
         self._require_tokens(asked)
         room, most = self._room(call, prompt), call.max_tokens
+        most = min(record.max_tokens, room) if most is None else max(most, 1)
+        if asked.min_tokens > most:
+            message = f"min_tokens is {asked.min_tokens}; the answer has at most {most}"
+            raise FieldError("min_tokens", f"{message}: lower it, or raise max_tokens")
         request = GenerationRequest(
             id=id,
             prompt=prompt,
-            max_tokens=min(record.max_tokens, room) if most is None else max(most, 1),
+            max_tokens=most,
             stop=(*record.stop, *call.stop),
+            keep_stop=asked.include_stop_str_in_output,
+            stop_ids=asked.stop_token_ids,
+            min_tokens=asked.min_tokens,
             draft=call.draft,
             stream=call.stream,
             sampling=asked.sampling(record.sampling),
@@ -462,6 +469,15 @@ class EngineBuilder:
         except MessageError as error:
             raise FieldError(error.field, str(error)) from error
 
+    def _truncated(
+        self, prompt: tuple[int, ...], call: Call, record: TaskRecord
+    ) -> tuple[int, ...]:
+        """The last tokens of a prompt, where a call asks for no more."""
+        most = call.options.truncate_prompt_tokens
+        if most == -1:
+            most = max(self.engine.longest - (call.max_tokens or record.max_tokens), 1)
+        return prompt[-most:] if most else prompt
+
     def _room(self, call: Call, prompt: tuple[int, ...]) -> int:
         """Tokens that a prompt leaves for its answer."""
         longest = self.engine.longest
@@ -475,11 +491,11 @@ class EngineBuilder:
 
     def _require_tokens(self, asked: SamplingOptions) -> None:
         size = self.engine.vocab_size
-        unknown = [token for token, _ in asked.logit_bias if token >= size]
-        if unknown:
-            raise FieldError(
-                "logit_bias", f"logit_bias has token {unknown[0]}; the task's model has {size}"
-            )
+        biased = [token for token, _ in asked.logit_bias]
+        for field, tokens in (("logit_bias", biased), ("stop_token_ids", asked.stop_token_ids)):
+            if unknown := [token for token in tokens if token >= size]:
+                message = f"{field} has token {unknown[0]}; the task's model has {size}"
+                raise FieldError(field, message)
 
     def _refused(
         self, call: Call, version: int, guide: AnswerGuide, error: GuideError

@@ -1,7 +1,7 @@
 """The HTTP application: OpenAI-shaped endpoints over a backend of replicas."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import asdict
 from functools import partial
@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from pydantic import BaseModel
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Receive, Scope, Send
 
 from tasc_runtime.protocol import Backend
@@ -21,7 +22,8 @@ from tasc_serve.access.idempotency import Attempts, Idempotency
 from tasc_serve.http.batches.batches_api import add_storage
 from tasc_serve.http.batches.files_api import BatchStorage
 from tasc_serve.http.generation import Generation, served
-from tasc_serve.http.responses import CHAT, COMPLETION, Shape
+from tasc_serve.http.responses import CHAT, COMPLETION
+from tasc_serve.http.responses_api import ResponsesReply, ResponsesRequest, in_its_words
 from tasc_serve.http.schemas import ChatRequest, CompletionRequest
 from tasc_serve.http_errors import ApiError
 from tasc_serve.metrics.discovery import merge, service_discovery
@@ -39,9 +41,11 @@ class Application(FastAPI):
 
     Attributes:
         direct: What answers a POST to each of these paths.
+        cors: The middleware around everything, where scripts of web pages may call the service.
     """
 
     direct: Mapping[str, _Endpoint] = MappingProxyType({})
+    cors: CORSMiddleware | None = None
 
     def is_direct(self, scope: Scope) -> bool:
         """Whether a request is for one of the endpoints that generate."""
@@ -53,6 +57,10 @@ class Application(FastAPI):
         return self.direct.get(scope["path"].removeprefix(scope.get("root_path", "")))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await (self.cors or self.plain)(scope, receive, send)
+
+    async def plain(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request of any origin."""
         endpoint = self._endpoint(scope)
         if endpoint is None:
             if scope.get("method") == "HEAD":  # the server leaves the body out
@@ -76,6 +84,7 @@ def create_api(
     in_flight: InFlight | None = None,
     attempts: Attempts | None = None,
     storage: BatchStorage | None = None,
+    cors_origins: Sequence[str] = (),
 ) -> Application:
     """Build the application; every route answers errors in the OpenAI shape.
 
@@ -84,6 +93,7 @@ def create_api(
         in_flight: Whether requests are taken; unset: always.
         attempts: Where first attempts of idempotent requests are noted; unset: nowhere.
         storage: Of files and batches; unset: there are no endpoints for them.
+        cors_origins: Of web pages whose scripts may call it; ``*``: any.
     """
     access, in_flight = access or AccessControl(metrics), in_flight or InFlight()
     closing = ExitStack()
@@ -102,18 +112,32 @@ def create_api(
     if storage:
         closing.callback(add_storage(app, storage, limits, access, in_flight).close)
     _add_operations(app, backend, in_flight, metrics)
+    if cors_origins:
+        every = ("*",)
+        app.cors = CORSMiddleware(app.plain, cors_origins, every, every, expose_headers=every)
     return app
 
 
 def _add_generation(app: Application, generation: Generation) -> None:
-    endpoints: dict[str, tuple[type[BaseModel], Shape]] = {
-        "/v1/completions": (CompletionRequest, COMPLETION),
-        "/v1/chat/completions": (ChatRequest, CHAT),
+    async def respond(request: Request) -> Response:
+        try:
+            return await generation.answer(request, ResponsesRequest, ResponsesReply)
+        except ApiError as error:
+            raise in_its_words(error) from error
+
+    answer = generation.answer
+    endpoints: dict[str, tuple[type[BaseModel], _Endpoint]] = {
+        "/v1/completions": (
+            CompletionRequest,
+            partial(answer, model=CompletionRequest, reply_to=COMPLETION.reply),
+        ),
+        "/v1/chat/completions": (
+            ChatRequest,
+            partial(answer, model=ChatRequest, reply_to=CHAT.reply),
+        ),
+        "/v1/responses": (ResponsesRequest, respond),
     }
-    app.direct = {
-        path: partial(generation.answer, model=model, shape=shape)
-        for path, (model, shape) in endpoints.items()
-    }
+    app.direct = {path: endpoint for path, (_, endpoint) in endpoints.items()}
 
     async def generate(request: Request) -> Response:
         return await app.direct[request.scope["path"]](request)

@@ -1,4 +1,4 @@
-"""The two endpoints that generate: from a request's bytes to its answer, whole or as events."""
+"""The endpoints that generate: from a request's bytes to its answer, whole or as events."""
 
 import asyncio
 import time
@@ -12,7 +12,7 @@ from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from tasc_runtime.protocol import Backend, Refusal
+from tasc_runtime.protocol import Answer, Backend, Refusal
 from tasc_runtime.sampling_options import SHOWN
 from tasc_serve.access.access_control import AccessControl, InFlight, Permit
 from tasc_serve.access.idempotency import Idempotency, IdempotentRequest
@@ -24,7 +24,8 @@ from tasc_serve.http.parsing import (
     read_body,
 )
 from tasc_serve.http.ray_proxy import ARRIVAL
-from tasc_serve.http.responses import Reply, Shape, failure_event, json_of
+from tasc_serve.http.responses import Reply, failure_event, json_of
+from tasc_serve.http.responses_api import ResponsesReply
 from tasc_serve.http_errors import ApiError, of_refusal, of_unexpected
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.routing import choices
@@ -40,6 +41,8 @@ _MOST_NAMED = 20  # messages in a header
 IGNORED = "x-tasc-ignored"
 _EVENTS, _JSON = "text/event-stream", "application/json"
 _Result = TypeVar("_Result")
+_Reply = Reply | ResponsesReply
+ReplyTo = Callable[[Any, str, CallGroup], _Reply]  # of a body, its task and its calls
 
 
 class RequestScope:
@@ -102,12 +105,12 @@ class Generation:
         self._access = access
         self._idempotency = idempotency
 
-    async def answer(self, request: Request, model: type[Any], shape: Shape) -> Response:
+    async def answer(self, request: Request, model: type[Any], reply_to: ReplyTo) -> Response:
         """The response; every error is an ApiError, and counted."""
         scope = RequestScope(request, self._in_flight, self._metrics)
         try:
             scope.enter()
-            response = await self._answered(request, model, shape, scope)
+            response = await self._answered(request, model, reply_to, scope)
         except asyncio.CancelledError:
             scope.done(CLIENT_CLOSED_REQUEST)
             raise
@@ -119,7 +122,7 @@ class Generation:
         return response
 
     async def _answered(
-        self, request: Request, model: type[Any], shape: Shape, scope: RequestScope
+        self, request: Request, model: type[Any], reply_to: ReplyTo, scope: RequestScope
     ) -> Response:
         key = await self._access.key_of(request)
         raw = await read_body(request, self._limits)
@@ -130,14 +133,14 @@ class Generation:
         media_type = _EVENTS if body.stream else _JSON
         if retry and (known := retry.response(media_type, permit.headers)):
             return known
-        reply = Reply.to(body, shape, task, group)
+        reply = reply_to(body, task, group)
         if body.stream:
             return await self._streamed(request, group, reply, scope, permit, retry)
         with scope.waiting():
             async with _WhileConnected(request):
-                content = await self._whole(group, reply)
-        permit.spend(content["usage"]["completion_tokens"])
-        encoded = json_of(content)
+                answers = await self._whole(group, task)
+        permit.spend(sum(len(answer.result.tokens) for answer in answers))
+        encoded = json_of(reply.whole(answers))
         if retry:
             retry.keep(encoded)
         headers = {**permit.headers, **self._ignored(task, group)}
@@ -160,10 +163,10 @@ class Generation:
         retry = await self._idempotency.claim(retry_key, request, raw, task, version)
         return group.pinned(retry.record_version), retry
 
-    async def _whole(self, group: CallGroup, reply: Reply) -> dict[str, Any]:
+    async def _whole(self, group: CallGroup, task: str) -> list[Answer]:
         try:
             async with asyncio.timeout(group.timeout_s):
-                return reply.whole(await choices.complete(self._backend, reply.task, group))
+                return await choices.complete(self._backend, task, group)
         except TimeoutError as error:
             raise _too_late(group) from error
 
@@ -171,7 +174,7 @@ class Generation:
         self,
         request: Request,
         group: CallGroup,
-        reply: Reply,
+        reply: _Reply,
         scope: RequestScope,
         permit: Permit,
         retry: IdempotentRequest | None,

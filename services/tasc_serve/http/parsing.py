@@ -17,12 +17,13 @@ from starlette.requests import ClientDisconnect
 
 from tasc_runtime.protocol import Call
 from tasc_runtime.sampling_options import SHOWN, FieldError, SamplingOptions
+from tasc_serve.http.responses_api import ResponsesRequest
 from tasc_serve.http.schemas import ChatRequest, CompletionRequest
 from tasc_serve.http_errors import ApiError, of_validation
 from tasc_serve.routing.choices import CallGroup
 from tasc_serve.settings import LimitSettings
 
-GenerationBody: TypeAlias = CompletionRequest | ChatRequest
+GenerationBody: TypeAlias = CompletionRequest | ChatRequest | ResponsesRequest
 CLIENT_CLOSED_REQUEST: Final = 499  # nginx's code for a client that went away
 _BYTES_PER_TOKEN = 4  # of a prompt's text, about
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -138,7 +139,7 @@ def calls_of(
         call = Call(
             id=id,
             prompt=prompts[0],
-            templated=isinstance(body, ChatRequest),
+            templated=not isinstance(body, CompletionRequest),
             max_tokens=body.limit,
             stop=body.stops,
             draft=body.draft,

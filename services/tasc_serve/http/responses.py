@@ -161,6 +161,9 @@ class Shape:
     chunk: Callable[[str, bool], dict[str, Any]]
     logprobs: Callable[[Sequence[TokenText]], dict[str, Any]]
 
+    def reply(self, body: CompletionRequest | ChatRequest, task: str, group: CallGroup) -> "Reply":
+        return Reply.to(body, self, task, group)
+
 
 COMPLETION = Shape(
     "cmpl", "text_completion", "text_completion", _whole_text, _text, completion_logprobs

@@ -14,6 +14,7 @@ from tasc_runtime.sampling_options import (
     ChatFields,
     GenerationFields,
     Number,
+    RuleFields,
     TokenId,
     Top,
 )
@@ -28,36 +29,36 @@ class StreamOptions(Body):
     continuous_usage_stats: bool = Field(False, description="not used: the last event has them")
 
 
-_Label = Annotated[str, StringConstraints(max_length=256)]
+Label = Annotated[str, StringConstraints(max_length=256)]
 _Object = Annotated[dict[str, Any], Field(max_length=16)]
 
 
 class HarmlessFields(Body):
     """What clients send that changes no answer here: it is accepted and not used."""
 
-    user: _Label | None = None
+    user: Label | None = None
     store: bool | None = None
     metadata: _Object | None = None
-    service_tier: _Label | None = None
-    safety_identifier: _Label | None = None
-    prompt_cache_key: _Label | None = None
-    prompt_cache_retention: _Label | None = None
+    service_tier: Label | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
+    prompt_cache_retention: Label | None = None
     prompt_cache_options: _Object | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: int | None = None
-    reasoning_effort: _Label | None = None
+    reasoning_effort: Label | None = None
     reasoning: _Object | None = None
-    verbosity: _Label | None = None
+    verbosity: Label | None = None
     prediction: _Object | None = None
     access_programs: _Object | None = None
     priority: int | None = None
-    request_id: _Label | None = None
-    cache_salt: _Label | None = None
-    guided_decoding_backend: _Label | None = None
+    request_id: Label | None = None
+    cache_salt: Label | None = None
+    guided_decoding_backend: Label | None = None
 
 
 # Of OpenAI's API, then of vLLM's; with the values that ask for nothing.
-_UNSUPPORTED: Final[Mapping[str, tuple[Any, ...]]] = {
+UNSUPPORTED_FIELDS: Final[Mapping[str, tuple[Any, ...]]] = {
     "audio": (),
     "function_call": ("none", "auto"),
     "functions": ([],),
@@ -82,11 +83,10 @@ _UNSUPPORTED: Final[Mapping[str, tuple[Any, ...]]] = {
 }
 
 
-class _Generation(HarmlessFields, GenerationFields):
+class RequestFields(HarmlessFields, RuleFields):
     model: str = Field(max_length=256, description="the task's name")
     stream: bool = False
     stream_options: StreamOptions | None = None
-    best_of: Annotated[int, Field(ge=1)] | None = Field(None, description="n at most")
     timeout: Annotated[Number, Field(gt=0)] | None = Field(
         None, description="extension: seconds until the answer is given up, the service's at most"
     )
@@ -98,6 +98,10 @@ class _Generation(HarmlessFields, GenerationFields):
     @property
     def includes_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
+
+
+class _Generation(RequestFields, GenerationFields):
+    best_of: Annotated[int, Field(ge=1)] | None = Field(None, description="n at most")
 
 
 def _kind(prompt: Any) -> str | None:
@@ -131,7 +135,7 @@ _Prompts = Annotated[
 class CompletionRequest(_Generation):
     """Each prompt is sent to the model as it is, without the task's template."""
 
-    unsupported: ClassVar = {**_UNSUPPORTED, "add_special_tokens": (True,)}
+    unsupported: ClassVar = {**UNSUPPORTED_FIELDS, "add_special_tokens": (True,)}
 
     prompt: _Prompts = Field(description="one or several, as text or as token ids")
     max_tokens: int | None = Field(
@@ -165,7 +169,7 @@ class CompletionRequest(_Generation):
 class ChatRequest(ChatFields, _Generation):
     """By the task's template: a chat template takes all, a format string the last user message."""
 
-    unsupported: ClassVar = {**_UNSUPPORTED, "echo": (False,), "add_special_tokens": (False,)}
+    unsupported: ClassVar = {**UNSUPPORTED_FIELDS, "echo": (False,), "add_special_tokens": (False,)}
 
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None

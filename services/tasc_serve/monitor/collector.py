@@ -5,17 +5,17 @@ Serving never waits for it: what the store does not take in time is dropped and 
 
 import threading
 from collections import deque
-from dataclasses import fields
+from dataclasses import replace
 
 from tasc_engine import GenerationRequest, GenerationResult
 from tasc_runtime.protocol import Call
+from tasc_runtime.sampling_options import SamplingOptions
 from tasc_serve.metrics.replica_metrics import ReplicaMetrics
 from tasc_serve.settings import CollectSettings
 from tasc_serve.store_calls import RepeatedCall
-from tasc_store import CollectedRow, CollectedRows, SamplingDefaults
+from tasc_store import CollectedRow, CollectedRows
 from tasc_store.corpus import MAX_COLLECTED
 
-_RULES = tuple(f.name for f in fields(SamplingDefaults) if f.name != "temperature")
 _JOIN_S = 5.0
 _OVERHEAD = 256  # about what a row takes beside its characters
 
@@ -33,11 +33,8 @@ def row_of(call: Call, request: GenerationRequest, result: GenerationResult) -> 
         and isinstance(call.prompt, str)
         and result.finish_reason == "stop"
         and request.sampling.temperature == 0
-        and not (
-            call.stop or options.guide or options.adapter or options.logit_bias or options.choice
-        )
-        and not options.ignore_eos
-        and all(getattr(options, name) is None for name in _RULES)
+        and not call.stop
+        and SamplingOptions() == replace(options, temperature=None, seed=0, prompt=0, logprobs=None)
     )
     if not own:
         return None

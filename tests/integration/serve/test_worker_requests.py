@@ -65,6 +65,8 @@ def test_a_requests_own_come_before_them(worker):
         ({"guide": AnswerGuide(GuideSpec("regex", text="(("), "guided_regex")}, "guided_regex"),
         ({"guide": AnswerGuide(GuideSpec("json_schema", text="{"), "guided_json")}, "guided_json"),
         ({"ignore_eos": True}, "ignore_eos"),
+        ({"stop_token_ids": (10**6,)}, "stop_token_ids"),
+        ({"min_tokens": 1}, "min_tokens"),
     ],
 )
 def test_what_cannot_be_met_is_refused_by_name(worker, asked, field):

@@ -19,6 +19,7 @@ from tasc_draft import Drafts
 from tasc_engine.errors import GuideError
 from tasc_engine.guided import GuideLimits, Guides, factory, follow
 from tasc_engine.guided.choices import ChoiceGuide, Choices, Trie
+from tasc_engine.guided.following import LeastTokens
 from tasc_engine.request import GuideSpec
 from tasc_text import TaskTokenizer
 
@@ -42,6 +43,24 @@ trees = parents_of(9).flatmap(
 def guide_of(sequences: list[list[int]]) -> ChoiceGuide:
     trie = Trie.of([[*s, EOS] for s in sequences])
     return ChoiceGuide(Choices(trie, WORDS, 99, ""))
+
+
+@settings(deadline=None)
+@given(trees, st.integers(0, 5), st.integers(0, 3))
+def test_what_ends_an_answer_is_forbidden_while_it_is_too_short(tree, least, said) -> None:
+    tokens, parents = tree
+    guide = LeastTokens([EOS, 32, VOCAB + 5], VOCAB, least)
+    guide.advance(ids([1] * said))
+    anything = list(range(VOCAB))
+    late = [token for token in anything if token not in (EOS, 32)]
+    now, kept, masks = look(guide, tokens, parents)
+    assert now == (late if said < least else anything)
+    for x in range(len(tokens)):
+        path = path_to(tokens, parents, x)
+        fits = all(t not in (EOS, 32) or said + i >= least for i, t in enumerate(path))
+        assert kept[x] == fits
+        if fits:
+            assert masks[x] == (late if said + len(path) < least else anything)
 
 
 def goes_on(sequences: list[list[int]], path: list[int]) -> list[int]:

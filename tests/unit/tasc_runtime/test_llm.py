@@ -348,6 +348,28 @@ def test_an_error_in_mid_call_leaves_it_whole(
     assert [answer.text for answer in llm.generate(INPUTS)] == expected
 
 
+def test_the_last_tokens_of_a_prompt_are_those_that_count(plain: LLM) -> None:
+    ids = list(range(3, 123))
+    for most, kept in ((5, ids[-5:]), (-1, ids[-104:]), (500, ids), (0, ids)):
+        (found,) = plain.generate(ids, truncate_prompt_tokens=most)
+        (expected,) = plain.generate(kept)
+        assert (found.tokens, found.prompt_tokens) == (expected.tokens, len(kept))
+
+
+def test_an_answer_ends_at_stop_tokens_and_not_before_its_least_length(plain: LLM) -> None:
+    (whole,) = plain.generate(INPUTS[0], ignore_eos=True)
+    first = whole.tokens[4]
+    (cut,) = plain.generate(INPUTS[0], ignore_eos=True, stop_token_ids=[first])
+    assert cut.tokens == whole.tokens[: whole.tokens.index(first) + 1]
+    assert cut.finish_reason == "stop"
+    (late,) = plain.generate(INPUTS[0], stop_token_ids=[first], min_tokens=24)
+    assert (len(late.tokens), late.finish_reason) == (24, "length")
+    assert first not in late.tokens
+    stop = next(character for character in whole.text[3:] if character.isascii())
+    (kept,) = plain.generate(INPUTS[0], ignore_eos=True, stop=stop, include_stop_str_in_output=True)
+    assert kept.text == whole.text[: whole.text.index(stop) + 1]
+
+
 @pytest.mark.parametrize(
     ("options", "field", "named"),
     [
@@ -355,6 +377,8 @@ def test_an_error_in_mid_call_leaves_it_whole(
         ({"temperature": 9}, "temperature", "9"),
         ({"guided_regex": ""}, "guided_regex", "guided_regex"),
         ({"adapter": "other"}, "adapter", "input 0"),
+        ({"min_tokens": 25}, "min_tokens", "24"),
+        ({"stop_token_ids": [10**6]}, "stop_token_ids", "1000000"),
     ],
 )
 def test_a_bad_option_is_named(options: dict[str, Any], field: str, named: str, plain: LLM) -> None:

@@ -21,7 +21,7 @@ from tasc_serve.settings import LimitSettings
 
 FOREVER: Final = "wait for ever"
 TASK: Final = "greet"
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 MESSAGE: Final = {"role": "user", "content": "hi"}
 # A good request to each endpoint.
 GOOD: Final[dict[str, dict[str, object]]] = {

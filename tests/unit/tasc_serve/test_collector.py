@@ -52,6 +52,10 @@ def test_answers_that_say_what_the_task_says_by_itself_are_kept(call, request_):
         asked(top_k=1),
         asked(choice=1),
         asked(ignore_eos=True),
+        asked(stop_token_ids=(7,)),
+        asked(include_stop_str_in_output=True),
+        asked(min_tokens=1),
+        asked(truncate_prompt_tokens=1),
         replace(CALL, prompt="\ud800"),
     ],
 )

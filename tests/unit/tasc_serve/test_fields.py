@@ -3,10 +3,22 @@
 from typing import Any, get_type_hints
 
 import pytest
-from fake_backend import CHAT, COMPLETIONS, GOOD, FakeBackend, Service, answer, error_of
+from fake_backend import (
+    CHAT,
+    COMPLETIONS,
+    GOOD,
+    RESPONSES,
+    TASK,
+    FakeBackend,
+    Service,
+    answer,
+    error_of,
+)
 from openai.types import completion_create_params as completion_params
 from openai.types.chat import completion_create_params as chat_params
+from openai.types.responses import response_create_params as responses_params
 
+from tasc_serve.http.responses_api import ResponsesRequest
 from tasc_serve.http.schemas import ChatRequest, CompletionRequest, HarmlessFields
 
 CLIENTS: dict[str, tuple[type[HarmlessFields], tuple[type, ...]]] = {
@@ -24,7 +36,15 @@ CLIENTS: dict[str, tuple[type[HarmlessFields], tuple[type, ...]]] = {
             chat_params.CompletionCreateParamsStreaming,
         ),
     ),
+    RESPONSES: (
+        ResponsesRequest,
+        (
+            responses_params.ResponseCreateParamsNonStreaming,
+            responses_params.ResponseCreateParamsStreaming,
+        ),
+    ),
 }
+BODIES = GOOD | {RESPONSES: {"model": TASK, "input": "hi"}}
 HARMLESS: dict[str, Any] = {
     "user": "u1",
     "store": True,
@@ -64,10 +84,10 @@ def test_harmless_fields_change_nothing(path):
     backend = FakeBackend(*answer("Hello"))
     service = Service(backend)
     plain, laden = (
-        service.ask("POST", path, json=GOOD[path] | {"seed": 1} | more).json()
+        service.ask("POST", path, json=BODIES[path] | {"seed": 1} | more).json()
         for more in ({}, HARMLESS)
     )
-    changing = {"id": "", "created": 0}
+    changing = {"id": "", "created": 0, "created_at": 0, "output": []}
     assert plain | changing == laden | changing
     one, other = backend.calls
     assert (one.prompt, one.options, one.stop) == (other.prompt, other.options, other.stop)
@@ -79,9 +99,9 @@ def test_unsupported_fields_are_refused_but_for_values_that_ask_for_nothing(path
     service = Service(FakeBackend(*answer("Hello")))
     for name, neutral in model.unsupported.items():
         for value in (*neutral, None):
-            response = service.ask("POST", path, json=GOOD[path] | {name: value})
+            response = service.ask("POST", path, json=BODIES[path] | {name: value})
             assert response.status_code == 200, response.text
-        error = error_of(service.ask("POST", path, json=GOOD[path] | {name: {"a": 1}}), 400)
+        error = error_of(service.ask("POST", path, json=BODIES[path] | {name: {"a": 1}}), 400)
         assert (error["param"], error["code"]) == (name, "unsupported_parameter")
 
 
@@ -90,7 +110,7 @@ def test_unsupported_fields_are_refused_but_for_values_that_ask_for_nothing(path
     ("misspelt", "meant"),
     [
         ("temprature", "temperature"),
-        ("max_token", "max_tokens"),
+        ("max_tokes", "_tokens"),
         ("top-p", "top_p"),
         ("guided_choices", "guided_choice"),
         ("qwertyuiop", None),
@@ -98,7 +118,7 @@ def test_unsupported_fields_are_refused_but_for_values_that_ask_for_nothing(path
 )
 def test_a_misspelt_field_is_refused_with_the_nearest_name(path, misspelt, meant):
     service = Service(FakeBackend())
-    error = error_of(service.ask("POST", path, json=GOOD[path] | {misspelt: 1}), 400)
+    error = error_of(service.ask("POST", path, json=BODIES[path] | {misspelt: 1}), 400)
     assert (error["param"], error["code"]) == (misspelt, "unknown_parameter")
     assert meant is None or meant in error["message"]
 

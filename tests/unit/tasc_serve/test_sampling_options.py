@@ -36,6 +36,11 @@ def asked(path: str, n: int = 1, **fields: object) -> list[SamplingOptions]:
         ({"repetition_penalty": 1.3}, {"repetition_penalty": 1.3}),
         ({"logit_bias": {"0": -100, "17": 2.5}}, {"logit_bias": ((0, -100.0), (17, 2.5))}),
         ({"ignore_eos": True}, {"ignore_eos": True}),
+        ({"stop_token_ids": [3, 5]}, {"stop_token_ids": (3, 5)}),
+        ({"include_stop_str_in_output": True, "min_tokens": 2}, None),
+        ({"truncate_prompt_tokens": -1}, {"truncate_prompt_tokens": -1}),
+        ({"structured_outputs": {}}, {}),
+        ({"structured_outputs": {"disable_fallback": True, "json_object": False}}, {}),
         ({"adapter": "fr"}, {"adapter": "fr"}),
         ({"adapter": None}, {}),
         ({"response_format": {"type": "text"}}, {}),
@@ -51,14 +56,16 @@ def test_a_field_is_asked_for_and_the_others_are_left_to_the_task(path, fields, 
 @pytest.mark.parametrize(
     ("field", "value", "spec"),
     [
-        ("guided_choice", ["yes", "no"], GuideSpec("choice", choices=("yes", "no"))),
-        ("guided_regex", "[0-9]+", GuideSpec("regex", text="[0-9]+")),
-        ("guided_grammar", 'start: "a"', GuideSpec("grammar", text='start: "a"')),
+        ("choice", ["yes", "no"], GuideSpec("choice", choices=("yes", "no"))),
+        ("regex", "[0-9]+", GuideSpec("regex", text="[0-9]+")),
+        ("grammar", 'start: "a"', GuideSpec("grammar", text='start: "a"')),
     ],
 )
 def test_a_guide_comes_with_the_field_that_named_it(path, field, value, spec):
-    (one,) = asked(path, **{field: value})
-    assert one.guide == AnswerGuide(spec, field)
+    (one,) = asked(path, **{f"guided_{field}": value})
+    assert one.guide == AnswerGuide(spec, f"guided_{field}")
+    (one,) = asked(path, structured_outputs={field: value})
+    assert one.guide == AnswerGuide(spec, f"structured_outputs.{field}")
 
 
 @either_endpoint
@@ -68,10 +75,12 @@ def test_a_guide_comes_with_the_field_that_named_it(path, field, value, spec):
         ("guided_json", SCHEMA, SCHEMA),
         ("response_format", {"type": "json_schema", "json_schema": OBJECT_SCHEMA}, SCHEMA),
         ("response_format", {"type": "json_object"}, {"type": "object"}),
+        ("structured_outputs.json", {"json": SCHEMA}, SCHEMA),
+        ("structured_outputs.json_object", {"json_object": True}, {"type": "object"}),
     ],
 )
 def test_a_schema_arrives_with_its_properties_in_their_order(path, field, value, schema):
-    (one,) = asked(path, **{field: value})
+    (one,) = asked(path, **{field.partition(".")[0]: value})
     assert (one.guide.field, one.guide.spec.kind) == (field, "json_schema")
     found = json.loads(one.guide.spec.text)
     assert found == schema
@@ -143,11 +152,13 @@ def test_a_requests_guide_replaces_the_tasks_and_the_tasks_holds_otherwise():
     assert SamplingOptions().guide_for(record()) is None
 
 
-def test_ignoring_the_end_is_refused_by_name_where_the_task_has_a_guide():
-    assert SamplingOptions(ignore_eos=True).guide_for(record()) is None
+@pytest.mark.parametrize("field", ["ignore_eos", "min_tokens"])
+def test_what_no_guide_obeys_is_refused_by_name_where_the_task_has_one(field):
+    asked = SamplingOptions(**{field: 1})
+    assert asked.guide_for(record()) is None
     with refused(FieldError, "the task's regex") as error:
-        SamplingOptions(ignore_eos=True).guide_for(record(regex="x"))
-    assert error.value.field == "ignore_eos"
+        asked.guide_for(record(regex="x"))
+    assert error.value.field == field
 
 
 def test_the_adapter_is_the_requests_over_the_first_of_the_tasks():

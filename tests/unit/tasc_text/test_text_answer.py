@@ -181,6 +181,15 @@ def test_what_is_sent_behind_each_token(byte_level: TaskTokenizer, case: Case) -
     at_once = IncrementalDetokenizer(byte_level, case.stop)
     assert at_once.push(ids) == len(sent)
     assert at_once.text == answer.text == "".join(sent) + answer.finish(answer.text)
+    keeping = IncrementalDetokenizer(byte_level, case.stop, keep_stop=True)
+    assert keeping.push(ids) == len(sent)
+    whole = [at_once.text + stop for stop in case.stop] if case.stopped else [at_once.text]
+    assert keeping.text in whole
+    assert keeping.take() + keeping.finish(keeping.text) == keeping.text
+    late = IncrementalDetokenizer(byte_level, case.stop, min_tokens=len(sent))
+    assert (late.push(ids[: len(sent)]), late.stopped) == (len(sent), False)
+    soon = IncrementalDetokenizer(byte_level, case.stop, min_tokens=len(sent) - 1)
+    assert (soon.push(ids), soon.text) == (len(sent), at_once.text)
 
 
 def test_of_two_stop_strings_in_one_token_the_first_in_the_text_cuts(

@@ -1,0 +1,250 @@
+"""``POST /v1/responses``: OpenAI's newer shape of a conversation, answered as chats are.
+
+Nothing is kept: a request brings its whole conversation, and the answer is one message of text.
+"""
+
+import itertools
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from tasc_engine import GenerationResult
+from tasc_runtime.protocol import Answer, Refusal, TokenText
+from tasc_runtime.sampling_options import (
+    MOST_MESSAGES,
+    UNSUPPORTED,
+    AnyFormat,
+    Body,
+    ChatMessage,
+    JsonObjectFormat,
+    JsonSchema,
+    TemplateFields,
+    TextFormat,
+    Top,
+)
+from tasc_serve.http.responses import chat_logprobs, json_of, metrics_of, usage
+from tasc_serve.http.schemas import UNSUPPORTED_FIELDS, Label, RequestFields
+from tasc_serve.http_errors import ApiError, of_refusal
+from tasc_serve.routing.choices import CallGroup, Numbered
+from tasc_text import Conversation
+
+_LOGPROBS = "message.output_text.logprobs"
+
+
+class _InputMessage(ChatMessage):
+    type: Literal["message"] = "message"
+    id: Label | None = Field(None, description="not used")
+    status: Label | None = Field(None, description="not used")
+    phase: Label | None = Field(None, description="not used")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_message(cls, item: Any) -> Any:
+        """Before the fields that other items have, which are unknown here."""
+        if isinstance(item, dict) and item.get("type", "message") != "message":
+            raise PydanticCustomError(
+                UNSUPPORTED, "is not supported", {"field": "type", "neutral": ("message",)}
+            )
+        return item
+
+
+class _SchemaFormat(JsonSchema):
+    type: Literal["json_schema"]
+
+
+class _Text(Body):
+    format: Annotated[
+        TextFormat | JsonObjectFormat | _SchemaFormat, Field(discriminator="type")
+    ] = TextFormat(type="text")
+    verbosity: Label | None = Field(None, description="not used")
+
+
+def _messages(sent: Any) -> Any:
+    if not isinstance(sent, str | list):
+        raise PydanticCustomError("no_input", "is a string or a list of messages")
+    return [{"role": "user", "content": sent}] if isinstance(sent, str) else sent
+
+
+class ResponsesRequest(TemplateFields, RequestFields):
+    """Instructions and input are one conversation."""
+
+    unsupported: ClassVar = {
+        **UNSUPPORTED_FIELDS,
+        "background": (False,),
+        "background_options": (),
+        "context_management": ([],),
+        "conversation": (),
+        "image": (),
+        "max_tokens": (),  # max_output_tokens here; min_tokens has the nearer name
+        "previous_response_id": (),
+        "prompt": (),
+        "truncation": ("disabled",),
+    }
+    format_field: ClassVar = "text.format"
+    n: ClassVar = None
+    best_of: ClassVar = None
+    limit_field: ClassVar = "max_output_tokens"
+
+    input: Annotated[
+        list[_InputMessage],
+        Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True),
+        BeforeValidator(_messages, json_schema_input_type=str | list[_InputMessage]),
+    ]
+    instructions: str | None = Field(None, description="a system message in front of the input")
+    max_output_tokens: int | None = Field(None, ge=1, description="unset: the task's own")
+    text: _Text = Field(_Text(), description="its format is text, json_object or json_schema")
+    include: Annotated[list[Label], Field(max_length=16)] = Field(
+        [], description=f"{_LOGPROBS}; others are not used"
+    )
+    top_logprobs: Top | None = None
+
+    @property
+    def format(self) -> AnyFormat:
+        return self.text.format
+
+    @property
+    def prompts(self) -> Sequence[str | Conversation]:
+        told = [ChatMessage(role="system", content=self.instructions)] if self.instructions else []
+        return [self.conversation_of([*told, *self.input])]
+
+    @property
+    def limit(self) -> int | None:
+        return self.max_output_tokens
+
+    @property
+    def logprob_count(self) -> int | None:
+        return self.top_logprobs or (0 if _LOGPROBS in self.include else None)
+
+
+def in_its_words(error: ApiError) -> ApiError:
+    """The error of a conversation, which this endpoint calls input."""
+    place = error.param or ""
+    if place.partition(".")[0] != "messages":
+        return error
+    message = error.message.replace(place, "input", 1)
+    return ApiError(error.status, message, "input", error.code, error.headers)
+
+
+@dataclass(frozen=True)
+class ResponsesReply:
+    """How one request is to be answered."""
+
+    body: ResponsesRequest
+    task: str
+    group: CallGroup
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        (answer,) = answers
+        part = self._part(answer.result.text, answer.tokens)
+        return self._response(answer.result, [self._message(answer.result, [part])])
+
+    async def events(self, first: Numbered, rest: AsyncIterator[Numbered]) -> AsyncIterator[str]:
+        """Those of OpenAI's API, with a delta for each piece that has text.
+
+        Raises:
+            ApiError: The answer failed.
+        """
+        numbers = itertools.count()
+
+        def event(kind: str, **content: Any) -> str:
+            content = {"type": kind, "sequence_number": next(numbers), **content}
+            return f"event: {kind}\ndata: {json_of(content).decode()}\n\n"
+
+        item: dict[str, Any] = {"output_index": 0}
+        place = {**item, "item_id": self._message()["id"], "content_index": 0}
+        begun = self._response()
+        yield event("response.created", response=begun)
+        yield event("response.in_progress", response=begun)
+        yield event("response.output_item.added", **item, item=self._message())
+        yield event("response.content_part.added", **place, part=self._part("", ()))
+        texts, tokens, told = list[str](), list[TokenText](), 0
+        result: GenerationResult | None = None
+        numbered: Numbered | None = first
+        while numbered is not None:
+            _, piece = numbered
+            if isinstance(piece, Refusal):
+                raise of_refusal(piece)
+            tokens += piece.tokens
+            result = piece.result or result
+            if piece.text:
+                logprobs, told = self._logprobs(tokens[told:]), len(tokens)
+                delta = {**place, "delta": piece.text, "logprobs": logprobs}
+                yield event("response.output_text.delta", **delta)
+                texts.append(piece.text)
+            numbered = await anext(rest, None)
+        part = self._part("".join(texts), tokens)
+        done = {"text": part["text"], "logprobs": part["logprobs"]}
+        message = self._message(result, [part])
+        yield event("response.output_text.done", **place, **done)
+        yield event("response.content_part.done", **place, part=part)
+        yield event("response.output_item.done", **item, item=message)
+        response = self._response(result, [message])
+        yield event(f"response.{response['status']}", response=response)
+
+    def _response(
+        self, result: GenerationResult | None = None, output: Sequence[dict[str, Any]] = ()
+    ) -> dict[str, Any]:
+        """As it stands: in progress without a result."""
+        status, body = _status(result), self.body
+        cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        response = {
+            "id": f"resp_{self.group.id}",
+            "object": "response",
+            "created_at": self.created,
+            "status": status,
+            "error": None,
+            "incomplete_details": cut,
+            "model": self.task,
+            "output": output,
+            "parallel_tool_calls": False,
+            "tool_choice": "none",
+            "tools": [],
+            "max_output_tokens": body.max_output_tokens,
+            "temperature": body.temperature,
+            "top_p": body.top_p,
+            "usage": result and _usage(result),
+        }
+        if result and body.metrics != "none":
+            response["metrics"] = metrics_of(result, body.metrics == "detailed")
+        return response
+
+    def _message(
+        self, result: GenerationResult | None = None, content: Sequence[dict[str, Any]] = ()
+    ) -> dict[str, Any]:
+        return {
+            "id": f"msg_{self.group.id}",
+            "type": "message",
+            "role": "assistant",
+            "status": _status(result),
+            "content": content,
+        }
+
+    def _part(self, text: str, tokens: Sequence[TokenText]) -> dict[str, Any]:
+        logprobs = self._logprobs(tokens)
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+    def _logprobs(self, tokens: Sequence[TokenText]) -> list[dict[str, Any]]:
+        told: list[dict[str, Any]] = chat_logprobs(tokens)["content"]
+        return told
+
+
+def _status(result: GenerationResult | None) -> str:
+    if result is None:
+        return "in_progress"
+    return "incomplete" if result.finish_reason == "length" else "completed"
+
+
+def _usage(result: GenerationResult) -> dict[str, Any]:
+    counted = usage([result], 1)
+    return {
+        "input_tokens": counted["prompt_tokens"],
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": counted["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": counted["total_tokens"],
+    }
