@@ -4,11 +4,14 @@ Names keep vLLM's suffixes, so that its dashboards need another prefix only. The
 ``tasc_row_steps_total`` and ``tasc_spec_decode_num_drafts_per_pos_total`` are added.
 """
 
+import threading
 from bisect import bisect_left
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+import numpy as np
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
 
 from tasc_draft.drafts import SOURCES
 from tasc_engine.request import FinishReason, GenerationResult
@@ -34,6 +37,7 @@ _INTER_TOKEN_S = (
     *(0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
 )
 _VERIFY_S = _INTER_TOKEN_S
+_MOST_PENDING = 256  # steps that are not counted yet
 _DRAFT_S = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.1)
 
 
@@ -158,6 +162,10 @@ class ReplicaMetrics:
         self._series = Series(registry, self._labels)
         self._version: int | None = None
         self._started = False
+        self._pending: deque[StepRecord] = deque()
+        self._counting = threading.Lock()
+        # Scrapes collect in order of registration: steps are counted before their series are read.
+        registry.register(self)
         self._make_drafted_series(self._series)
         self._make_own_series(Series(registry, own), record_version)
 
@@ -171,9 +179,20 @@ class ReplicaMetrics:
 
         Gauges, those of the draft index included, have to be set again.
         """
-        self._labels = {**self._labels, "proposer": proposer}
-        self._series.relabel(self._labels)
-        self._make_drafted_series(self._series)
+        self._count_pending()
+        with self._counting:
+            self._labels = {**self._labels, "proposer": proposer}
+            self._series.relabel(self._labels)
+            self._make_drafted_series(self._series)
+
+    def collect(self) -> Sequence[Metric]:
+        """Count the steps that wait; a scrape calls it before it reads the series."""
+        self._count_pending()
+        return ()
+
+    def describe(self) -> Sequence[Metric]:
+        """It has no series of its own."""
+        return ()
 
     def _make_own_series(self, make: Series, record_version: Callable[[], int]) -> None:
         make.gauge(
@@ -337,27 +356,48 @@ class ReplicaMetrics:
         )
 
     def observe_step(self, record: StepRecord) -> None:
-        """Count one step. Called on the step loop: some tens of microseconds.
+        """Count one step, at the next scrape. Called on the step loop: a microsecond.
 
         Raises:
             ValueError: The record has not one row of counts for each of ``SOURCES``.
         """
-        self._drafted.add(record.drafted, record.reached)
-        self._accepted.add(record.accepted, record.accepted)
-        self._steps.inc()
-        self._row_steps.inc(record.row_steps)
-        self._drafts.inc(record.drafts)
-        self._bonus_tokens.inc(record.bonus_tokens)
-        self._forced_tokens.inc(record.forced_tokens)
-        self._generation_tokens.inc(record.emitted_tokens)
-        self._prompt_tokens.inc(record.prompt_tokens)
-        self._shared_tokens.inc(record.shared_tokens)
-        self._paused_steps.inc(int(record.paused))
-        self._draft_failures.inc(record.draft_failures)
-        self._draft_seconds.observe(record.draft_seconds)
-        self._guide_seconds.observe(record.guide_seconds)
-        self._verify_seconds.observe(record.verify_seconds)
-        self._cost_error.set(record.cost_error)
+        if any(len(c) != len(SOURCES) for c in (record.drafted, record.reached, record.accepted)):
+            raise ValueError(f"counts of {record.drafted.shape}; {len(SOURCES)} rows are needed")
+        self._pending.append(record)
+        if len(self._pending) >= _MOST_PENDING:
+            self._count_pending()
+
+    def _count_pending(self) -> None:
+        with self._counting:
+            if records := [self._pending.popleft() for _ in range(len(self._pending))]:
+                self._count(records)
+
+    def _count(self, records: Sequence[StepRecord]) -> None:
+        def total(name: str) -> int:
+            return sum(getattr(record, name) for record in records)
+
+        accepted = _sum([record.accepted for record in records])
+        self._drafted.add(
+            _sum([record.drafted for record in records]),
+            _sum([record.reached for record in records]),
+        )
+        self._accepted.add(accepted, accepted)
+        self._steps.inc(len(records))
+        self._row_steps.inc(total("row_steps"))
+        self._drafts.inc(total("drafts"))
+        bonus, forced = total("bonus_tokens"), total("forced_tokens")
+        self._bonus_tokens.inc(bonus)
+        self._forced_tokens.inc(forced)
+        self._generation_tokens.inc(int(accepted.sum()) + bonus + forced)
+        self._prompt_tokens.inc(total("prompt_tokens"))
+        self._shared_tokens.inc(total("shared_tokens"))
+        self._paused_steps.inc(total("paused"))
+        self._draft_failures.inc(total("draft_failures"))
+        for record in records:
+            self._draft_seconds.observe(record.draft_seconds)
+            self._guide_seconds.observe(record.guide_seconds)
+            self._verify_seconds.observe(record.verify_seconds)
+        self._cost_error.set(records[-1].cost_error)
 
     def observe_result(self, result: GenerationResult) -> None:
         """Count one answered request; one that was given up on has no result."""
@@ -417,3 +457,11 @@ class ReplicaMetrics:
     def drop_collected(self, reason: NotCollected, rows: int = 1) -> None:
         """Count answers that no refresh will see."""
         self._not_collected[reason].inc(rows)
+
+
+def _sum(counts: Sequence[Counts]) -> Counts:
+    """The sum of ``[source, position]`` counts, of which each may have other positions."""
+    total = np.zeros((len(SOURCES), max(each.shape[1] for each in counts)), np.int64)
+    for each in counts:
+        total[:, : each.shape[1]] += each
+    return total
