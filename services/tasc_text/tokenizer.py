@@ -44,12 +44,19 @@ def resolve_folder(model: str, revision: str | None = None, *, weights: bool = T
     if model.startswith((".", "/", "~")):
         raise TextError(f"there is no folder {model}; check the spelling of the path")
     # Imported here, so that local folders need neither the network nor `huggingface_hub`.
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     patterns = [*SETTINGS_FILES, *(WEIGHT_FILES if weights else ())]
     try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
+        return Path(
+            snapshot_download(
+                model,
+                revision=revision,
+                allow_patterns=patterns,
+                local_files_only=constants.HF_HUB_OFFLINE,  # 1.x asks for a cached commit's files
+            )
+        )
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise TextError(
             f"model {model!r} is neither a local folder nor available from the Hugging Face hub "

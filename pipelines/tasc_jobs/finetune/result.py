@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from tasc_engine.drafting.neural.files import as_readable_as
 from tasc_jobs.enrich.enrichment import RECORD
@@ -138,10 +138,13 @@ class Result:
 
     def _write_model(self, whole: Any, base: Path) -> None:
         folder = self._begun / MODEL
+        settings = folder / "generation_config.json"
+        copied = (base / settings.name).is_file()
+        if copied:  # transformers refuses to write some that it reads
+            whole.generation_config = GenerationConfig()
         whole.save_pretrained(folder)
         as_readable_as(folder / "config.json")
-        settings = folder / "generation_config.json"
-        if (base / settings.name).is_file():
+        if copied:
             shutil.copyfile(base / settings.name, settings)
         elif not settings.is_file():
             settings.write_text("{}")
