@@ -32,10 +32,13 @@ SMOKE := unit/test_imports.py unit/tasc_text unit/tasc_store unit/tasc_serve uni
   $(addprefix unit/tasc_jobs/test_, rows.py command_line.py statistics.py finetune.py) \
   integration/store integration/jobs/test_index_job.py integration/jobs/test_corpus_statistics.py integration/service/test_answers.py
 
+LOWEST := .bench/lowest/bin/python
 .bench/lowest/.installed: pyproject.toml
 	rm -rf .bench/lowest && $(PYTHON) -m venv .bench/lowest
 	$(PYTHON) benchmarks/suite/lowest.py > .bench/lowest/constraints.txt
-	.bench/lowest/bin/pip install --quiet --disable-pip-version-check --constraint .bench/lowest/constraints.txt --editable '.[dev]' && touch $@
+	$(LOWEST) -m pip install --quiet --disable-pip-version-check --constraint .bench/lowest/constraints.txt torch uv
+	.bench/lowest/bin/uv pip install --system-certs --python $(LOWEST) --constraint .bench/lowest/constraints.txt --editable '.[dev]'
+	@touch $@
 
 test-lowest: .bench/lowest/.installed ## run a part of the tests with the lowest version of each dependency, in an environment of its own
 	NUMBA_CACHE_DIR=$(CURDIR)/.bench/lowest/numba .bench/lowest/bin/pytest -n 2 -W default $(addprefix tests/, $(SMOKE))
