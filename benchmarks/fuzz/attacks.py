@@ -1,6 +1,9 @@
 """The attacks of the fuzz benchmark: HTTP requests, and bytes that only resemble HTTP."""
 
+import functools
+import gzip
 import random
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
@@ -53,6 +56,11 @@ class Surface:
     max_body_bytes: int
 
 
+@functools.cache
+def _bomb(size: int) -> bytes:
+    return gzip.compress(b" " * size, mtime=0)
+
+
 class Attacks:
     """An endless sequence of attacks; the random numbers alone determine it."""
 
@@ -60,9 +68,9 @@ class Attacks:
         self._surface, self._rng = surface, rng
         self._bodies = {e.path: Bodies(e, surface.tasks, rng) for e in surface.endpoints}
         makes: Sequence[tuple[int, Callable[[], Attack]]] = (
-            (60, self.body), (12, self.route), (6, self.form), (4, self.headers), (3, self.left),
-            (4, self.garbage), (3, self.chunked), (3, self.lengths), (2, self.pipelined),
-            (2, self.slow), (1, self.huge),
+            (54, self.body), (6, self.packed), (12, self.route), (6, self.form),
+            (4, self.headers), (3, self.left), (4, self.garbage), (3, self.chunked),
+            (3, self.lengths), (2, self.pipelined), (2, self.slow), (1, self.huge),
         )  # fmt: skip
         self._makes = [make for _, make in makes]
         self._weights = [weight for weight, _ in makes]
@@ -75,6 +83,20 @@ class Attacks:
         """A JSON body by the schema of the service; most have an error."""
         path, content = self._json()
         return Attack("body", [self._request("POST", path, content)], answered=True)
+
+    def packed(self) -> Attack:
+        """A JSON body that is compressed, or says so, or unpacks to far more than is allowed."""
+        rng = self._rng
+        path, content = self._json()
+        whole = gzip.compress(content, mtime=0)
+        bomb = _bomb(rng.choice([1, 64]) * self._surface.max_body_bytes)
+        content = rng.choice(
+            [whole, whole, whole, broken(whole, rng), content, whole * 2, bomb, bomb[:-9],
+             zlib.compress(content)]
+        )  # fmt: skip
+        encoding = rng.choice(["gzip"] * 6 + ["GZIP", "br", "deflate", "gzip, gzip", "", "\xff"])
+        request = self._request("POST", path, content, {"Content-Encoding": encoding})
+        return Attack("packed", [request], answered=True)
 
     def route(self) -> Attack:
         rng = self._rng
@@ -196,7 +218,8 @@ class Attacks:
     def _path(self) -> str:
         """A path; most often that of an endpoint that generates, which reaches the replicas."""
         paths = sorted(self._bodies)
-        return self._rng.choices(paths, [5 if "completions" in path else 1 for path in paths])[0]
+        weights = [5 if path.endswith(("completions", "responses")) else 1 for path in paths]
+        return self._rng.choices(paths, weights)[0]
 
     def _request(
         self,

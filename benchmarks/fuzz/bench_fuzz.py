@@ -6,12 +6,13 @@
 
 Three of five requests are JSON bodies made by the service's own /openapi.json and then spoilt:
 wrong types, numbers without end, half characters, deep nesting, floods of biases, guides that take
-for ever. The others are forms, paths, headers, random bytes on the socket, wrong lengths, invalid
-chunks, pipelines, slow senders, and clients that disconnect. Without --base a service with two tiny
-models is started that needs an API key. The service must not answer with 500, leave a request
-without an end (--deadline), or lose a process, and its answers must be the same at the end as at
-the beginning. The same --seed sends the same requests. Tables go to stdout, progress to stderr; the
-last line of stdout is one JSON object. The exit code is 1 if the service failed.
+for ever, messages of all roles. The others are compressed bodies, forms, paths, headers, random
+bytes on the socket, wrong lengths, invalid chunks, pipelines, slow senders, and clients that
+disconnect. Without --base a service with two tiny models is started that needs an API key. The
+service must not answer with 500, leave a request without an end (--deadline), or lose a process,
+and its answers must be the same at the end as at the beginning. The same --seed sends the same
+requests. Tables go to stdout, progress to stderr; the last line of stdout is one JSON object. The
+exit code is 1 if the service failed.
 """
 
 import argparse

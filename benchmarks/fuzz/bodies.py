@@ -194,6 +194,20 @@ def _formats(rng: random.Random) -> Any:
     )  # fmt: skip
 
 
+def _structured(rng: random.Random) -> Any:
+    kinds: dict[str, Any] = {
+        "choice": _choices(rng), "json": _schemas(rng), "regex": rng.choice(_REGEXES),
+        "grammar": rng.choice(_GRAMMARS), "json_object": True, "structural_tag": text(rng),
+    }  # fmt: skip
+    return {name: kinds[name] for name in rng.sample(sorted(kinds), rng.choice([0, 1, 1, 1, 2]))}
+
+
+def _flat(found: Any) -> Any:
+    """A format as responses have it."""
+    inner = found.pop("json_schema", None) if isinstance(found, dict) else None
+    return {**found, **inner} if isinstance(inner, dict) else found
+
+
 def _biases(rng: random.Random) -> Any:
     size = int(10 ** rng.uniform(0, 3.5))
     value = rng.choice([-100, 100, 0, 1.5, 101, float("nan"), "1", None])
@@ -214,9 +228,23 @@ def _prompts(rng: random.Random) -> Any:
     )  # fmt: skip
 
 
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function", "critic")
+
+
 def _messages(rng: random.Random) -> Any:
     one = {"role": "user", "content": text(rng)}
-    parts = [{"type": "text", "text": text(rng)}] * rng.choice([0, 1, 3, 2000])
+    kind = rng.choice(["text", "text", "input_text", "output_text", "input_image", "refusal"])
+    parts = [{"type": kind, "text": text(rng)}] * rng.choice([0, 1, 3, 2000])
+    talk = [{"role": rng.choice(_ROLES[:4]), "content": text(rng)[:40]} for _ in range(6)]
+    said = {"role": "assistant", "type": "message", "id": "msg_1", "content": parts}
+    other = {"type": rng.choice(["function_call_output", "reasoning", text(rng)[:20]])}
+    return rng.choice(
+        [talk, talk, [*talk, {**one, "role": rng.choice(_ROLES)}], [said, one], [other, one],
+         [{**one, "tool_calls": rng.choice([[], [{}], None])}], _few_messages(rng, one, parts)]
+    )  # fmt: skip
+
+
+def _few_messages(rng: random.Random, one: dict[str, Any], parts: list[Any]) -> Any:
     return rng.choice(
         [[one], [one, one], [{**one, "content": parts}], [{**one, "role": text(rng)}], [one] * 3000,
          [{**one, "name": anything(rng)}], [{**one, "content": anything(rng)}], [anything(rng)],
@@ -230,9 +258,20 @@ _HOSTILE: Mapping[str, Callable[[random.Random], Any]] = {
     "guided_json": _schemas,
     "guided_choice": _choices,
     "response_format": _formats,
+    "structured_outputs": _structured,
+    "text": lambda rng: {"format": _flat(_formats(rng))},
     "logit_bias": _biases,
     "prompt": _prompts,
     "messages": _messages,
+    "input": lambda rng: rng.choice([_messages(rng), text(rng)]),
+    "instructions": text,
+    "include": lambda rng: rng.choice([["message.output_text.logprobs"], ["x"] * 17, many(rng)]),
+    "chat_template_kwargs": lambda rng: {
+        rng.choice(["messages", "enable_thinking", "fail", "loop", ""]): anything(rng)
+    },
+    "stop_token_ids": lambda rng: rng.choice([[0], [*range(64)], [-1], [2**31 - 1], many(rng)]),
+    "min_tokens": lambda rng: rng.choice([0, 1, 24, 25, number(rng)]),
+    "truncate_prompt_tokens": lambda rng: rng.choice([-1, 0, 1, 300, number(rng)]),
     "stop": lambda rng: rng.choice(
         [
             [text(rng) for _ in range(rng.choice([1, 16, 17]))],
@@ -256,6 +295,9 @@ class Endpoint:
     schema: Mapping[str, Any]
 
 
+_ASKED = ("prompt", "messages", "input")
+
+
 class Bodies:
     """Bodies for one endpoint; the random numbers alone determine them."""
 
@@ -277,10 +319,9 @@ class Bodies:
         content: dict[str, Any] = {
             "model": rng.choice(self._tasks),
             "max_tokens": rng.randint(1, 8),
+            "max_output_tokens": rng.randint(1, 8),
         }
-        content |= {
-            name: self._usual(name) for name in ("prompt", "messages") if name in self._fields
-        }
+        content |= {name: self._usual(name) for name in _ASKED if name in self._fields}
         content = {name: value for name, value in content.items() if name in self._fields}
         count = min(len(self._fields), rng.choice([0, 1, 1, 1, 2, 2, 3, 4]))
         for name in rng.sample(sorted(self._fields), count):
@@ -293,7 +334,8 @@ class Bodies:
 
     def _usual(self, name: str) -> Any:
         words = self._rng.choice(("hi", "wake me up at nine", "naïve café"))
-        return words if name == "prompt" else [{"role": "user", "content": words}]
+        talk = [{"role": role, "content": words} for role in ("system", "user")]
+        return words if name == "prompt" else self._rng.choice([talk, talk[1:]])
 
     def _value(self, name: str) -> Any:
         hostile, draw = _HOSTILE.get(name), self._rng.random()

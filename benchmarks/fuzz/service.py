@@ -16,6 +16,12 @@ _LIMITS = {
     "max_tokens": 24, "max_total_tokens": 64, "max_body_bytes": MAX_BODY_BYTES,
     "max_queued_requests": 64, "request_timeout_s": 10, "guide_timeout_s": 2, "drain_timeout_s": 1,
 }  # fmt: skip
+# With variables by which a request makes it fail, or take for ever.
+_TEMPLATE = """\
+{%- for message in messages %}{{ message.role ~ ': ' ~ message.content ~ '\n' }}{% endfor %}
+{%- if fail is defined %}{{ raise_exception(fail) }}{% endif %}
+{%- if loop is defined %}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}
+{%- endfor %}{% endif %}{% if add_generation_prompt %}assistant: {% endif %}"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,17 +50,22 @@ class Target:
 
 @contextmanager
 def running(folder: Path, proxy: str = PROXIES[0]) -> Iterator[Target]:
-    """Run the service with two tasks, one of them with labels, that need an API key."""
+    """Run the service with two tasks, one with labels and a chat template, that need an API key."""
     mark = mark_processes()
     from serving import ALPHA, BETA, make_task
 
+    from tasc_runtime.models import chat_template
     from tasc_store import ApiKeys, EmbeddedRedis, TaskStore, connect
 
     with EmbeddedRedis.start() as server, serving_ray(proxy):
         with connect(server.url) as client:
             alpha, beta = (make_task(folder / name, name).record for name in (ALPHA, BETA))
             TaskStore(client).put(alpha)
-            TaskStore(client).put(dataclasses.replace(beta, choices=("yes", "no", "maybe so")))
+            chat = chat_template(folder / BETA, _TEMPLATE)
+            labels = {"choices": ("yes", "no", "maybe so")}
+            TaskStore(client).put(
+                dataclasses.replace(beta, template="{input}", chat=chat, **labels)
+            )
             key, _ = ApiKeys(client).create("fuzz")
         content = {
             "tasks": [{"name": name, "num_cpus": 0.1} for name in (ALPHA, BETA)],

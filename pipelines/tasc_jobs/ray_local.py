@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import ray
-from ray._private import ray_constants
+from ray._private import ray_constants, services
 from ray._private import worker as ray_worker
 from ray.data import DataContext
 
@@ -79,6 +79,27 @@ def local_ray(
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, on_sigterm)  # Ray put its own in its place
         yield
+
+
+def running_ray() -> str | None:
+    """Return the address of what ``ray start`` began on this machine, while it runs."""
+    address: str | None = services.find_bootstrap_address(None)
+    return address if address in services.find_gcs_addresses() else None
+
+
+def in_words(num_cpus: int, joined: str | None, running: str | None) -> str:
+    """Say which Ray `local_ray` uses.
+
+    Args:
+        joined: What RAY_ADDRESS has.
+        running: What `running_ray` returned before.
+    """
+    if joined:
+        return f"joined the cluster {joined}, as RAY_ADDRESS says"
+    own = f"started one for this service alone, with {num_cpus} logical CPUs"
+    if running is None:
+        return own
+    return f"{own}; that at {running} is left alone (RAY_ADDRESS={running} joins it)"
 
 
 def require_ray() -> None:

@@ -187,17 +187,17 @@ def serve(
         clock.note(f"store: {store.in_words(url)}")
         for served in settings.tasks:
             TaskStore(connect(url)).get(served.name)  # fails for an unknown task before Ray starts
-        clock.note("starting Ray ...")
-        from tasc_jobs.ray_local import local_ray
+        cluster = os.environ.get("RAY_ADDRESS")
+        clock.note(f"joining the Ray cluster {cluster} ..." if cluster else "starting Ray ...")
+        from tasc_jobs import ray_local
         from tasc_jobs.serve import logical_cpus, run_service
         from tasc_serve.http import ray_proxy
 
         cpus = logical_cpus(settings)
         proxy = partial(ray_proxy.environment, settings.http)
-        with local_ray(num_cpus=cpus, environment=proxy):
-            cluster = os.environ.get("RAY_ADDRESS")
-            local = f"started locally, {cpus} logical CPUs; {ray_proxy.in_words(settings.http)}"
-            clock.note(f"Ray: the cluster {cluster}" if cluster else f"Ray: {local}")
+        ray_used = ray_local.in_words(cpus, cluster, ray_local.running_ray())
+        with ray_local.local_ray(num_cpus=cpus, environment=proxy):
+            clock.note(f"Ray: {ray_used}; {ray_proxy.in_words(settings.http)}")
             run_service(settings, url, _wait_for_signal, say=clock.note)
 
 

@@ -3,16 +3,27 @@
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import ray
 
+from support import eventually
 from tasc_jobs.errors import RaySetupError
-from tasc_jobs.ray_local import local_ray
+from tasc_jobs.ray_local import in_words, local_ray
 from tasc_jobs.statistics.task_statistics import corpus_statistics
 
 pytestmark = pytest.mark.ray
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """Of a path that fits Ray's sockets."""
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
+        yield Path(folder)
+
 
 SCRIPT = """
 import contextlib
@@ -163,6 +174,54 @@ assert not ray.is_initialized()
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
     assert (done.stdout.split(), done.returncode) == (["4.0", "1"], 0), done.stderr
     assert ray.cluster_resources()["CPU"] == 4.0
+
+
+@pytest.mark.parametrize(
+    ("joined", "running", "words"),
+    [
+        (None, None, ["started", "7 logical"]),
+        (None, "10.0.0.5:6379", ["started", "7 logical", "RAY_ADDRESS=10.0.0.5:6379"]),
+        ("10.0.0.9:6379", "10.0.0.5:6379", ["joined", "10.0.0.9:6379"]),
+    ],
+)
+def test_it_says_which_ray_is_used(joined, running, words):
+    said = in_words(7, joined, running)
+    assert [word for word in ("joined", "started") if word in said] == words[:1]
+    assert all(word in said for word in words)
+    assert (str(running) in said) == (joined is None and running is not None)
+
+
+@pytest.mark.slow("a Ray of its own")
+def test_a_ray_that_ray_start_began_is_seen_while_it_runs(short_folder):
+    """It is left alone by a Ray of our own beside it."""
+    env = {"RAY_TMPDIR": str(short_folder)}
+    command = ["ray", "start", "--head", "--block", "--port=0", "--num-cpus=1"]
+    command += ["--include-dashboard=false", "--object-store-memory=80000000"]
+    code = "from tasc_jobs.ray_local import running_ray; print(running_ray())"
+    assert ran(code, **env).stdout.split() == ["None"]
+    head = subprocess.Popen(
+        [str(Path(sys.executable).parent / command[0]), *command[1:]],
+        env=os.environ | env | {"RAY_USAGE_STATS_ENABLED": "0"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        eventually(lambda: ran(code, **env).stdout.split() != ["None"])
+        both = """
+import ray
+from tasc_jobs.ray_local import local_ray, running_ray
+other = running_ray()
+with local_ray(num_cpus=3, object_store_mb=80):
+    print(ray.cluster_resources()["CPU"], ray.get_runtime_context().gcs_address != other)
+"""
+        assert ran(both, **env).stdout.split() == ["3.0", "True"]
+        address = ran(code, **env).stdout.strip()
+        joining = both.replace("!=", "==")
+        assert ran(joining, RAY_ADDRESS=address, **env).stdout.split() == ["1.0", "True"]
+    finally:
+        head.terminate()
+        head.wait(60)
+    assert ran(code, **env).stdout.split() == ["None"]
 
 
 def test_a_ray_that_runs_already_is_used_and_left_running(ray_cluster):
