@@ -137,6 +137,7 @@ def main() -> int:
     parser.add_argument("--python", help="a Python that has the clients; nothing is installed")
     common.add_json(parser)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the service is ended, too
     chosen = {client: Found() for client in CLIENTS if client.name in options.only}
     for client, found in chosen.items():
         found.trouble = "" if options.python else install(client)
@@ -144,6 +145,8 @@ def main() -> int:
         for client, found in chosen.items():
             to_stderr(f"{client.name}: {len(client.cases)} cases ...")
             run(client, found, base, options.python)
+            for each in found.failed:
+                to_stderr(f"  not passed: {each}")
     rows = [
         [
             c.name,

@@ -1,4 +1,7 @@
-"""Cases of `instructor`. Its default mode sends tools, so the mode is named."""
+"""Cases of `instructor`. Its default mode sends tools, so the mode is named.
+
+Models forbid extra keys: the demo model was not taught JSON and would add such keys without end.
+"""
 
 import asyncio
 from typing import Any, Literal
@@ -12,7 +15,7 @@ from pydantic import BaseModel
 WHERE: Any = {"base_url": API, "api_key": KEY}
 
 
-class Room(BaseModel):
+class Room(BaseModel, extra="forbid"):
     name: Literal["kitchen", "bedroom"]
 
 
@@ -22,7 +25,7 @@ class Anything(BaseModel):
     name: str | None = None
 
 
-class Light(BaseModel):
+class Light(BaseModel, extra="forbid"):
     on: bool
     room: Room
 

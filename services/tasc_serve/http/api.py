@@ -167,6 +167,7 @@ def _add_operations(
     app: FastAPI, backend: Backend, in_flight: InFlight, own: GatewayMetrics
 ) -> None:
     @app.get("/healthz")
+    @app.get("/health")  # vLLM's, which its clients ask for first
     async def healthz() -> dict[str, str]:
         return {"status": "ok"}
 

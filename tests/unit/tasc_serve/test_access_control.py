@@ -18,7 +18,7 @@ from tasc_store.access import digest_of
 
 SECRET, OTHER = f"tasc_{'s' * 43}", f"tasc_{'o' * 43}"
 KEY = ApiKey("0" * 16, "a key")
-OPEN = ("/healthz", "/readyz", "/metrics", "/sd", "/v1/tasks", "/openapi.json")
+OPEN = ("/healthz", "/health", "/readyz", "/metrics", "/sd", "/v1/tasks", "/openapi.json")
 
 
 class Gated(Service):
