@@ -223,8 +223,8 @@ class _Collectors(CollectorRegistry):
         self.metrics: list[MetricWrapperBase] = []
 
     def register(self, collector: Collector) -> None:
-        assert isinstance(collector, MetricWrapperBase)
-        self.metrics.append(collector)
+        if isinstance(collector, MetricWrapperBase):  # another one only reads what others show
+            self.metrics.append(collector)
         super().register(collector)
 
 
