@@ -55,7 +55,8 @@ def test_a_schema_holds_and_tokens_are_told(client):
     )  # fmt: skip
     assert json.loads(found.output_text)["intent"] in ("alarm", "music")
     (part,) = found.output[0].content
-    assert "".join(token.token for token in part.logprobs) == found.output_text
+    told = "".join(token.token for token in part.logprobs)
+    assert told.strip() == found.output_text  # some tokenizers begin an answer with a blank
 
 
 def test_a_conversation_that_is_sent_back_is_taken(client):
