@@ -85,11 +85,18 @@ print(folder)
 STRICT = ("-W", "error", "-W", "ignore::DeprecationWarning:ray.data.context")
 
 
+def without_ray() -> dict[str, str]:
+    """This process's environment, without what its own Ray has put there."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("RAY_") and name != "PYTHONBREAKPOINT"
+    }
+
+
 def ran(code: str, *strict: str, **env: str) -> subprocess.CompletedProcess[str]:
     """A process that starts with no Ray, and has come to its end."""
-    ours = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "PYTHONBREAKPOINT")
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith("RAY_SERVE_")}
-    env = {k: v for k, v in inherited.items() if k not in ours} | env
+    env = without_ray() | env
     tests = str(Path(__file__).parents[2])
     env["PYTHONPATH"] = os.pathsep.join([tests, env.get("PYTHONPATH", "")])
     command = [sys.executable, *strict, "-c", code]
@@ -201,7 +208,7 @@ def test_a_ray_that_ray_start_began_is_seen_while_it_runs(short_folder):
     assert ran(code, **env).stdout.split() == ["None"]
     head = subprocess.Popen(
         [str(Path(sys.executable).parent / command[0]), *command[1:]],
-        env=os.environ | env | {"RAY_USAGE_STATS_ENABLED": "0"},
+        env=without_ray() | env | {"RAY_USAGE_STATS_ENABLED": "0"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
