@@ -74,6 +74,9 @@ class LeastTokens:
         self._masks = np.packbits(allowed, axis=1, bitorder="little").view(np.uint32)
 
     def look(self, tokens: Int32, parents: Int32, kept: NDArray[np.bool_], masks: Masks) -> None:
+        if self._missing <= 0:
+            kept[:], masks[:] = True, self._masks[1]
+            return
         missing = [self._missing]  # at the current token, then behind each node
         for x, (token, above) in enumerate(zip(tokens.tolist(), parents.tolist(), strict=True)):
             is_early = missing[1 + above] > 0 and token in self._ends
