@@ -7,7 +7,9 @@ the first failure. A fault that no test notices shows what the tests do not prov
     python benchmarks/suite/faults.py --list faults.json          # choose faults, once
     python benchmarks/suite/faults.py --list faults.json --run    # plant them and run the tests
 
-The list names faults by the text of their line, so another commit's tests can be given the same.
+To compare the tests of two commits, choose the faults with ``--both OLD``, a checkout of the other
+commit, then run the list with ``--tree OLD`` and without. A fault is found by the text of its line,
+also in another file of the package.
 """
 
 import argparse
@@ -22,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -39,7 +42,10 @@ PACKAGES = {
     "draft": ("services/tasc_draft", ("tests/unit/tasc_draft",)),
     "engine": ("services/tasc_engine", ("tests/unit/tasc_engine", "tests/lossless")),
     "store": ("services/tasc_store", ("tests/unit/tasc_store", "tests/integration/store")),
-    "serve": ("services/tasc_serve", ("tests/unit/tasc_serve", "tests/integration/serve")),
+    "serve": (
+        "services/tasc_serve",
+        ("tests/unit/tasc_serve", "tests/integration/serve", "tests/integration/service"),
+    ),
     "jobs": (
         "pipelines/tasc_jobs",
         ("tests/unit/tasc_jobs", "tests/integration/**/test_cli*.py", "tests/integration/jobs"),
@@ -90,20 +96,37 @@ class Limits:
     arguments: tuple[str, ...]
 
 
-def choose(root: Path, count: int, seed: int) -> list[Fault]:
-    """As many faults of each package, drawn from all places where one can be planted."""
+def choose(root: Path, count: int, seed: int, other: Path | None = None) -> list[Fault]:
+    """As many faults of each package, drawn from all places where one can be planted.
+
+    Args:
+        other: Another checkout. A fault's line is then the only one with its text in both.
+    """
     rng = random.Random(seed)
     found = []
-    for package, (folder, _) in PACKAGES.items():
-        files = sorted((root / folder).rglob("*.py"))
+    for package in PACKAGES:
         places = [
             fault
-            for path in files
+            for path in _sources(root, package)
             if not any(part in path.as_posix() for part in _GPU)
             for fault in _faults_of(package, path, root)
         ]
+        if other is not None:
+            once = _only_lines(root, package) & _only_lines(other, package)
+            places = [fault for fault in places if fault.before in once]
         found += rng.sample(places, count // len(PACKAGES))
     return found
+
+
+def _sources(root: Path, package: str) -> list[Path]:
+    return sorted((root / PACKAGES[package][0]).rglob("*.py"))
+
+
+def _only_lines(root: Path, package: str) -> set[str]:
+    """The lines that a package's sources have once."""
+    texts = (path.read_text("utf-8") for path in _sources(root, package))
+    counts = Counter(line for text in texts for line in text.splitlines())
+    return {line for line, count in counts.items() if count == 1}
 
 
 def _faults_of(package: str, path: Path, root: Path) -> Iterator[Fault]:
@@ -186,11 +209,12 @@ def judge(fault: Fault | None, package: str, tree: Path, limits: Limits) -> Verd
     if fault is None:
         outcome, by = _tested(tree, package, limits)
         return Verdict(_control(package), outcome, round(time.monotonic() - begun, 1), by)
-    path = tree / fault.file
-    text = path.read_text("utf-8") if path.exists() else ""
-    lines = text.splitlines()
-    at = [i for i, line in enumerate(lines) if line == fault.before]
-    if not at:
+    for path in (tree / fault.file, *_sources(tree, package)):
+        text = path.read_text("utf-8") if path.exists() else ""
+        lines = text.splitlines()
+        if at := [i for i, line in enumerate(lines) if line == fault.before]:
+            break
+    else:
         return Verdict(fault, "gone", 0.0, "")
     lines[min(at, key=lambda i: abs(i + 1 - fault.line))] = fault.after
     path.write_text("\n".join(lines) + "\n", "utf-8")
@@ -270,6 +294,7 @@ def main() -> None:
     parser.add_argument("--list", type=Path, required=True, help="the faults, chosen or to be run")
     parser.add_argument("--run", action="store_true", help="plant those of --list")
     parser.add_argument("--tree", type=Path, default=ROOT, help="the commit's checkout to test")
+    parser.add_argument("--both", type=Path, metavar="OLD", help="choose faults OLD has, too")
     parser.add_argument("--count", type=at_least(len(PACKAGES)), default=60)
     parser.add_argument("--seed", type=int, default=21)
     parser.add_argument(
@@ -282,7 +307,7 @@ def main() -> None:
     parser.add_argument("--pytest", nargs="*", default=[], help="further arguments, without dashes")
     options = parser.parse_args()
     if not options.run:
-        faults = choose(options.tree, options.count, options.seed)
+        faults = choose(options.tree, options.count, options.seed, options.both)
         options.list.write_text(json.dumps([asdict(f) for f in faults], indent=1) + "\n", "utf-8")
         to_stderr(f"{len(faults)} faults are in {options.list}")
         return
