@@ -75,7 +75,7 @@ class ReplicaBackend:
                 failover.heartbeat_timeout_s,
                 loss_reason,
                 partial(metrics.set_replicas, task),
-                replicas.forget,
+                replicas.let_go,
             )
             self._replica_clients.append(replicas)
             self._fleets[task] = fleet

@@ -140,8 +140,7 @@ class Failover:
                 return replica
             try:
                 with replica.call():
-                    async with replica.wait():
-                        answer = await self._client.complete(replica.name, run.rest())
+                    answer = await self._client.complete(replica.name, run.rest())
             except Exception as error:
                 self._lose(run, replica, error)
                 continue
@@ -165,10 +164,8 @@ class Failover:
             try:
                 with replica.call():
                     async with aclosing(self._client.stream(replica.name, run.rest())) as items:
-                        while True:
-                            async with replica.wait():
-                                item = await anext(items, None)
-                            if item is None or self._may_try_another(run, replica, item):
+                        async for item in items:
+                            if self._may_try_another(run, replica, item):
                                 break
                             self._found(run)
                             if isinstance(item, Piece):
@@ -176,8 +173,8 @@ class Failover:
                             yield item
                             if isinstance(item, Refusal) or item.result:
                                 return
-                    if item is None:
-                        raise ReplicaLost(replica.name, "died")
+                        else:
+                            raise ReplicaLost(replica.name, "died")
             except Exception as error:
                 self._lose(run, replica, error)
 

@@ -7,15 +7,14 @@ gone, and does not notice a process that hangs.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import contextmanager
 
 from tasc_runtime.protocol import Pulse, TaskStatus
 
 log = logging.getLogger(__name__)
 
 _MOST_PULSE_S = 1.0
-_WHOLE_ANSWER = 4  # times the silence of one that is asked: an answer that does not stream may take
 
 
 class ReplicaLost(Exception):
@@ -26,10 +25,10 @@ class ReplicaLost(Exception):
         at: When it was lost, by `time.monotonic`. A client that reads slowly may learn of it late.
     """
 
-    def __init__(self, name: str, reason: str, at: float | None = None) -> None:
+    def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"replica {name} is lost: {reason}")
         self.reason = reason
-        self.at = time.monotonic() if at is None else at
+        self.at = time.monotonic()
 
 
 class SeenReplica:
@@ -45,11 +44,10 @@ class SeenReplica:
         self.calls = 0
         self.pulse: Pulse | None = None
         self.asking = False
-        self.gone = self._loss = ""
-        self._heard = self._lost_at = time.monotonic()
+        self.gone = ""
+        self._heard = time.monotonic()
         self._pulse_at = 0.0
         self._calls_then = 0
-        self._waits: set[asyncio.Timeout] = set()
 
     @property
     def load(self) -> int:
@@ -79,19 +77,13 @@ class SeenReplica:
             self.gone = ""
 
     def give_up(self, reason: str, at: float | None = None) -> None:
-        """Have every wait for it end now, and every later one at once.
+        """Give it no more calls until it has a pulse again.
 
         Args:
             at: When it was lost; nothing happens if it has had a pulse since. None: now.
         """
-        if at is not None and at < self._pulse_at:
-            return
-        if not self.gone:
-            self._lost_at = time.monotonic() if at is None else at
-        self.gone = self._loss = self.gone or reason
-        waits, self._waits = self._waits, set()
-        for wait in waits:
-            wait.reschedule(0)
+        if at is None or at >= self._pulse_at:
+            self.gone = self.gone or reason
 
     @contextmanager
     def call(self) -> Iterator[None]:
@@ -100,28 +92,6 @@ class SeenReplica:
             yield
         finally:
             self.calls -= 1
-
-    @asynccontextmanager
-    async def wait(self) -> AsyncIterator[None]:
-        """Wait in this block for something that it is to send.
-
-        Raises:
-            ReplicaLost: It has been given up.
-        """
-        try:
-            async with asyncio.timeout(0 if self.gone else None) as scope:
-                if not self.gone:  # else it ends by itself, and must not be told to
-                    self._waits.add(scope)
-                try:
-                    yield
-                    self._heard = time.monotonic()
-                finally:
-                    self._waits.discard(scope)
-        except TimeoutError as error:
-            if scope.expired():
-                # It may be heard of by now.
-                raise ReplicaLost(self.name, self._loss, self._lost_at) from error
-            raise
 
 
 class Fleet:
@@ -133,7 +103,7 @@ class Fleet:
         heartbeat_timeout_s: A replica not heard of for this long is given up, if there is another.
         loss_reason: Says why an exception of ``ask`` means that the replica is lost, or None.
         seen: Told how many there are that have answered, after each look.
-        forgotten: Told the name of one that is gone and has no calls of this gateway.
+        let_go: Ends the connection to one, by its name, and with it all its calls. It is told why.
     """
 
     def __init__(
@@ -144,10 +114,10 @@ class Fleet:
         heartbeat_timeout_s: float,
         loss_reason: Callable[[BaseException], str | None],
         seen: Callable[[int], None] = lambda replicas: None,
-        forgotten: Callable[[str], object] = lambda name: None,
+        let_go: Callable[[str, str], object] = lambda name, reason: None,
     ) -> None:
         self._seen = seen
-        self._forgotten = forgotten
+        self._let_go = let_go
         self._task = task
         self._present = present
         self._ask = ask
@@ -199,23 +169,25 @@ class Fleet:
         for name in names - self._replicas.keys():
             self._replicas[name] = SeenReplica(name)
         for replica in list(self._replicas.values()):
-            if replica.name in names:
+            if replica.name in names or replica.calls:  # being stopped it still ends what it has
                 self._begin_to_ask(replica)
-                self._judge(replica, self._silence_s)
-            elif not replica.calls:
+                self._judge(replica)
+            else:
                 del self._replicas[replica.name]
-                self._forgotten(replica.name)
-            else:  # being stopped it still ends what it has, and is heard of by that alone
-                self._judge(replica, _WHOLE_ANSWER * self._silence_s)
+                self._let_go(replica.name, "died")
         self._seen(sum(r.pulse is not None for r in self._live()))
 
-    def _judge(self, replica: SeenReplica, longest_s: float) -> None:
-        if replica.silent_s < longest_s or replica.gone:
+    def _judge(self, replica: SeenReplica) -> None:
+        if replica.silent_s < self._silence_s or replica.gone:
             return
         # Waiting for one that may come back is better than for nobody.
         if any(other.silent_s < self._silence_s for other in self._live() if other is not replica):
             log.warning("task %s: replica %s is silent, given up", self._task, replica.name)
-            replica.give_up("silent")
+            self._give_up(replica, "silent")
+
+    def _give_up(self, replica: SeenReplica, reason: str) -> None:
+        replica.give_up(reason)
+        self._let_go(replica.name, reason)
 
     def _live(self) -> list[SeenReplica]:
         present = self._present()
@@ -234,7 +206,7 @@ class Fleet:
                 replica.heard(await self._ask(replica.name), self._silence_s)
         except Exception as error:
             if reason := self._loss_reason(error):
-                replica.give_up(reason)
+                self._give_up(replica, reason)
             elif not isinstance(error, TimeoutError):
                 log.warning("task %s: replica %s has no pulse: %r", self._task, replica.name, error)
         finally:

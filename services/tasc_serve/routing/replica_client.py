@@ -11,6 +11,7 @@ import logging
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Protocol
 
 from ray.exceptions import (
@@ -116,10 +117,14 @@ class ReplicaClient:
         with suppress(Exception):  # whatever is answered
             await anext(aiter(self._attach(AttachRequest(""))), None)
 
-    def forget(self, replica: str) -> None:
-        """End the connection to a replica that is not there any more, so that Serve can stop it."""
+    def let_go(self, replica: str, reason: str) -> None:
+        """End the connection to a replica, so that Serve can stop it.
+
+        Args:
+            reason: That of the `ReplicaLost` with which its calls end.
+        """
         if link := self._links.pop(replica, None):
-            link.add_done_callback(_end)
+            link.add_done_callback(partial(_end, reason))
 
     async def _connected(self, name: str) -> "_ReplicaConnection":
         """The connection to a replica, made by whoever needs it first.
@@ -155,9 +160,11 @@ class _ReplicaConnection(Connection):
 
     Attributes:
         attachment: The handle call that Serve counts; to be held as long as the connection.
+        reason: Why its calls end when it does.
     """
 
     attachment: Attachment | None = None
+    reason = "died"
 
     def __init__(self, name: str, settings: ConnectionSettings) -> None:
         super().__init__(settings)
@@ -186,7 +193,7 @@ class _ReplicaConnection(Connection):
             ReplicaLost: The connection has ended.
         """
         if not self.is_open:
-            raise ReplicaLost(self._name, "died")
+            raise ReplicaLost(self._name, self.reason)
         number, items = next(self._numbers), _Items()
         self._waiting[number] = items
         try:
@@ -219,7 +226,7 @@ class _ReplicaConnection(Connection):
             self._welcome.set_exception(ConnectionError(why))
         waiting, self._waiting = self._waiting, {}
         for items in waiting.values():
-            items.put_nowait(ReplicaLost(self._name, "died"))
+            items.put_nowait(ReplicaLost(self._name, self.reason))
 
     def _hand(self, number: int, item: "_Item", last: bool = True) -> None:
         """Give an item to who waits for it. Items of a stopped call are dropped."""
@@ -239,8 +246,9 @@ async def _next(items: _Items) -> Answer | Piece | Refusal | Pulse:
     return item
 
 
-def _end(link: asyncio.Task[_ReplicaConnection]) -> None:
-    if not link.cancelled() and not link.exception():
+def _end(reason: str, link: asyncio.Task[_ReplicaConnection]) -> None:
+    if _is_open(link):
+        link.result().reason = reason
         link.result().close()
 
 

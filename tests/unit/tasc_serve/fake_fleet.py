@@ -18,11 +18,12 @@ from tasc_engine import GenerationResult, Timings
 from tasc_runtime.protocol import Answer, Call, Piece, Pulse, Refusal, TaskStatus
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.routing.failover import Failover, RetryBudget
-from tasc_serve.routing.fleet import Fleet
+from tasc_serve.routing.fleet import Fleet, ReplicaLost
 from tasc_serve.settings import FailoverSettings
 
 TASK = "greet"
 ROWS = 8
+SILENCE_S = 0.4
 WHOLE = tuple(range(100, 110))  # what every replica answers, one token a piece
 
 
@@ -50,6 +51,8 @@ class Scripted:
         dies_after: It ends with its call after so many pieces of it.
         hangs_after: It says nothing any more after so many pieces of a call.
         refuses: What it answers to every call.
+        answers_after_s: It takes so long for the first token of a call that it has admitted.
+        stopping: Serve does not list it any more; it ends what it has.
     """
 
     dies_after: int | None = None
@@ -57,10 +60,14 @@ class Scripted:
     refuses: Refusal | None = None
     record_version: int = 1
     outstanding: int = 0
+    answers_after_s: float = 0.0
     present: bool = True
+    stopping: bool = False
     hung: bool = False
     calls: list[Call] = field(default_factory=list)
     open: int = 0
+    lost: asyncio.Event = field(default_factory=asyncio.Event)
+    reason: str = ""
 
 
 class Replicas:
@@ -68,10 +75,16 @@ class Replicas:
 
     def __init__(self, **replicas: Scripted) -> None:
         self.all = replicas
-        self.fleet = Fleet(TASK, self.present, self.pulse, 0.4, loss_reason)
+        self.fleet = Fleet(
+            TASK, self.present, self.pulse, SILENCE_S, loss_reason, let_go=self.let_go
+        )
 
     def present(self) -> list[str]:
-        return [name for name, replica in self.all.items() if replica.present]
+        return [name for name, one in self.all.items() if one.present and not one.stopping]
+
+    def let_go(self, name: str, reason: str) -> None:
+        self.all[name].reason = reason
+        self.all[name].lost.set()
 
     async def pulse(self, name: str) -> Pulse:
         replica = self.all[name]
@@ -96,6 +109,9 @@ class Replicas:
             if replica.refuses:
                 yield replica.refuses
                 return
+            if call.is_acknowledged:
+                yield Piece("", record_version=replica.record_version)
+            await asyncio.sleep(replica.answers_after_s)
             for sent, token in enumerate(WHOLE[len(call.committed_ids) :]):
                 await self._mishap(replica, sent)
                 yield self._piece(replica, call, token)
@@ -109,7 +125,8 @@ class Replicas:
             raise Died("in the middle")
         if sent == replica.hangs_after:
             replica.hung = True
-            await asyncio.Event().wait()
+            await replica.lost.wait()
+            raise ReplicaLost("it hung", replica.reason)
 
     def _piece(self, replica: Scripted, call: Call, token: int) -> Piece:
         result = None

@@ -5,7 +5,7 @@ from contextlib import ExitStack, aclosing
 from typing import Any
 
 import pytest
-from fake_fleet import ROWS, TASK, WHOLE, Calls, Replicas, Scripted, status, text_of
+from fake_fleet import ROWS, SILENCE_S, TASK, WHOLE, Calls, Replicas, Scripted, status, text_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -246,11 +246,8 @@ def test_all_who_wait_for_a_replica_that_dies_go_may_try_another() -> None:
         hanging = [asyncio.create_task(streamed(failover)) for _ in range(5)]
         while replicas.all["a"].open < 5:
             await asyncio.sleep(0.01)
-        dying = replicas.fleet.pick((), None)
-        assert dying is not None
         replicas.all["b"].present = True
-        for _ in range(2):  # each of the calls may be the one that finds out
-            dying.give_up("died")
+        replicas.let_go("a", "died")
         return await asyncio.gather(*hanging)
 
     replicas = Replicas(a=Scripted(hangs_after=3), b=Scripted(present=False))
@@ -264,13 +261,29 @@ def test_a_replica_that_is_being_stopped_and_hangs_is_given_up_too() -> None:
         asked = asyncio.create_task(streamed(failover))
         while not replicas.all["a"].hung:
             await asyncio.sleep(0.01)
-        replicas.all["a"].present = False
+        replicas.all["a"].stopping = True
         return await asked
 
     replicas = Replicas(a=Scripted(hangs_after=3), b=Scripted(outstanding=5))
     calls = Calls(replicas)
     assert text(calls.run(stopped)) == text_of(WHOLE)
     assert calls.counted("tasc_failovers_total", reason="silent") == 1
+
+
+def test_a_replica_that_is_being_stopped_ends_its_long_answers() -> None:
+    async def stopped(failover: Failover) -> Answer | Refusal:
+        asked = asyncio.create_task(failover.complete(CALL))
+        while not replicas.all["a"].calls:
+            await asyncio.sleep(0.01)
+        replicas.all["a"].stopping = True
+        return await asked
+
+    replicas = Replicas(a=Scripted(answers_after_s=10 * SILENCE_S), b=Scripted(outstanding=5))
+    calls = Calls(replicas)
+    answer = calls.run(stopped)
+    assert isinstance(answer, Answer)
+    assert not replicas.all["b"].calls
+    assert calls.counted("tasc_failovers_total", reason="silent") == 0
 
 
 def test_a_loss_that_is_learnt_of_late_gives_up_no_replica_that_has_answered_since() -> None:
@@ -281,23 +294,3 @@ def test_a_loss_that_is_learnt_of_late_gives_up_no_replica_that_has_answered_sin
     assert not replica.gone
     replica.give_up(late.reason, ReplicaLost("a", "died").at)
     assert replica.gone == "died"
-
-
-@pytest.mark.parametrize("turns", range(5))
-def test_who_waits_for_a_lost_replica_ends_once_however_often_it_is_given_up(turns):
-    replica = SeenReplica("a")
-
-    async def wait() -> None:
-        async with replica.wait():
-            await asyncio.sleep(60)
-
-    async def lose_again() -> None:
-        replica.give_up("died")
-        waiting = asyncio.create_task(wait())
-        for _ in range(turns):  # each turn of the loop is another state of the wait
-            await asyncio.sleep(0)
-        replica.give_up("died")
-        with pytest.raises(ReplicaLost):
-            await waiting
-
-    asyncio.run(lose_again())

@@ -229,9 +229,9 @@ def test_a_lost_connection_ends_its_calls_on_both_sides_and_the_next_call_makes_
             stream = both.client.stream("one", waiting)
             await anext(stream)
             await eventually_async(lambda: both.replica.open == 4)
-            both.client.forget("one")
+            both.client.let_go("one", "silent")
             for task in (*lost, anext(stream)):
-                with refused(ReplicaLost, "one"):
+                with refused(ReplicaLost, "one", "silent"):
                     await task
             await eventually_async(lambda: both.replica.open == 0 and both.serve.attached == 0)
             assert isinstance(await both.client.complete("one", CALL), Answer)
@@ -246,7 +246,7 @@ def test_a_connection_that_is_forgotten_while_it_is_made_ends() -> None:
         async with connected() as both:
             made = asyncio.create_task(both.client.pulse("one"))
             await eventually_async(lambda: both.serve.attached == 1)
-            both.client.forget("one")
+            both.client.let_go("one", "died")
             await asyncio.wait([made])
             await eventually_async(lambda: both.serve.attached == 0)
             assert await both.client.pulse("one") == PULSE
