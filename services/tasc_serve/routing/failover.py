@@ -23,6 +23,7 @@ from tasc_serve.settings import FailoverSettings
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.05
+_MOST_PAUSE_S = 1.0  # until a replica without a place is asked again
 
 
 class ReplicaCalls(Protocol):
@@ -145,7 +146,8 @@ class Failover:
                 self._lose(run, replica, error)
                 continue
             if not self._may_try_another(run, replica, answer):
-                self._found(run)
+                if isinstance(answer, Answer):
+                    self._found(run)
                 return answer
 
     async def stream(self, call: Call) -> AsyncGenerator[Piece | Refusal, None]:
@@ -167,9 +169,10 @@ class Failover:
                         async for item in items:
                             if self._may_try_another(run, replica, item):
                                 break
-                            self._found(run)
                             if isinstance(item, Piece):
                                 run.took(item)
+                                if item.ids or item.result:
+                                    self._found(run)
                             yield item
                             if isinstance(item, Refusal) or item.result:
                                 return
@@ -184,7 +187,10 @@ class Failover:
         while True:
             if found := self._fleet.pick(run.full.keys() | run.behind, run.record_version):
                 return found
-            if run.committed:  # what has been begun is worth waiting for a place
+            pause_s = _LOOK_S
+            if run.committed and run.full:  # what has been begun is worth waiting for a place
+                waits = (refusal.retry_after_s or _LOOK_S for refusal in run.full.values())
+                pause_s = min(_MOST_PAUSE_S, *waits)
                 run.full.clear()
             if self._has_changed(run):
                 return Refusal("changed", self._changed(run))
@@ -192,7 +198,7 @@ class Failover:
                 return min(run.full.values(), key=lambda refusal: refusal.retry_after_s or 0)
             if time.monotonic() > deadline:
                 raise ApiError(503, f"no replica of {self._task} answers; try again later")
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(pause_s)
 
     def _lose(self, run: _Run, replica: SeenReplica, error: Exception) -> None:
         """Count a loss; raise where the call ends with it."""
@@ -212,7 +218,7 @@ class Failover:
         self._metrics.observe_failover(self._task, reason)
 
     def _found(self, run: _Run) -> None:
-        """Somebody answers: the first piece since a loss ends what the client saw as a pause."""
+        """The first tokens since a loss end what the client saw as a pause."""
         if run.lost_at is not None:
             seconds = time.monotonic() - run.lost_at
             self._metrics.observe_failover_seconds(self._task, seconds)

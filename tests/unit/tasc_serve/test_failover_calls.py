@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import ExitStack, aclosing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -268,6 +269,34 @@ def test_a_replica_that_is_being_stopped_and_hangs_is_given_up_too() -> None:
     calls = Calls(replicas)
     assert text(calls.run(stopped)) == text_of(WHOLE)
     assert calls.counted("tasc_failovers_total", reason="silent") == 1
+
+
+@pytest.mark.parametrize("retry_after_s", [0.5, 7.0])
+def test_a_begun_stream_waits_for_a_place_without_asking_all_the_time(retry_after_s: float) -> None:
+    async def full_for_a_while(failover: Failover) -> list[Piece | Refusal]:
+        asked = asyncio.create_task(streamed(failover))
+        while not replicas.all["b"].calls:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(5)
+        replicas.all["b"].refuses = None
+        return await asked
+
+    full = Refusal("full", "no place", None, retry_after_s)
+    replicas = Replicas(a=Scripted(dies_after=4), b=Scripted(outstanding=5, refuses=full))
+    assert text(Calls(replicas).run(full_for_a_while)) == text_of(WHOLE)
+    assert len(replicas.all["b"].calls) <= 12
+
+
+def test_a_pause_lasts_until_the_next_tokens_and_not_until_a_call_is_admitted() -> None:
+    async def one_of_two(failover: Failover) -> list[Piece | Refusal]:
+        call = replace(CALL, stream=True, n=2)
+        async with aclosing(failover.stream(call)) as items:
+            return [item async for item in items]
+
+    replicas = Replicas(a=Scripted(dies_after=0), b=Scripted(outstanding=5, answers_after_s=2))
+    calls = Calls(replicas)
+    assert text(calls.run(one_of_two)) == text_of(WHOLE)
+    assert calls.counted("tasc_failover_seconds_sum") >= 2
 
 
 def test_a_replica_that_is_being_stopped_ends_its_long_answers() -> None:
