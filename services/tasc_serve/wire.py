@@ -16,7 +16,7 @@ from tasc_runtime.protocol import Answer, Call, Piece, Pulse, Refusal
 from tasc_serve.settings import ConnectionSettings
 
 _LENGTH: Final = 4  # bytes, little-endian
-# In seconds, tries and, with data on its way, milliseconds.
+# Times are in seconds, TCP_USER_TIMEOUT is in milliseconds.
 _KEEPALIVE: Final = {
     "TCP_KEEPIDLE": 10,
     "TCP_KEEPALIVE": 10,  # macOS's name of it
@@ -166,8 +166,8 @@ class Connection(asyncio.Protocol, ABC):
     def send(self, message: Message) -> None:
         """Send with the next flush, at the end of this round of the event loop.
 
-        A peer that has not read ``connection.max_buffer_bytes`` is cut off. Calls stop at half of
-        it: who asks much must not cost others the connection.
+        A peer that has not read ``connection.max_buffer_bytes`` is cut off. Calls are refused at
+        half of it, so that many large ones do not end the connection, and with it other calls.
 
         Raises:
             BufferFull: The message is a call, and the buffer is half full.
@@ -182,11 +182,14 @@ class Connection(asyncio.Protocol, ABC):
                 " send less"
             )
         most = self._limits.max_buffer_bytes
-        if isinstance(message, Ask) and self._out_bytes + size > most / 2:
+        unsent = self._out_bytes + _LENGTH + size
+        if self._transport and self.is_open:
+            unsent += self._transport.get_write_buffer_size()
+        if isinstance(message, Ask) and unsent > most / 2:
             raise BufferFull
         self._out += (size.to_bytes(_LENGTH, "little"), payload)
         self._out_bytes += _LENGTH + size
-        if self._out_bytes > most:
+        if unsent > most:
             self.close(f"more than {most} bytes wait to be sent")
         elif not self._flushing and not self._paused:
             self._flushing = True

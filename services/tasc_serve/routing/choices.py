@@ -84,8 +84,8 @@ async def complete(backend: Backend, task: str, group: CallGroup) -> list[Answer
 def stream(backend: Backend, task: str, group: CallGroup) -> AsyncGenerator[Numbered, None]:
     """The pieces of all answers as they come, each with its call's number.
 
-    None comes before all calls are admitted, but for the refusal of one. Closing it gives up what
-    has not ended; so does an exception of one answer.
+    The first comes when all calls are admitted, or one is refused. Closing it gives up what has not
+    ended; so does an exception of one answer.
     """
     streams = [backend.stream(task, call) for call in group.calls]
     return _alone(streams[0]) if len(streams) == 1 else _merged(streams)
@@ -106,7 +106,6 @@ async def _alone(pieces: AsyncGenerator[Piece | Refusal, None]) -> AsyncGenerato
 async def _merged(
     streams: Sequence[AsyncGenerator[Piece | Refusal, None]],
 ) -> AsyncGenerator[Numbered, None]:
-    # One place: a client that reads slowly holds all of them back, as it would a single one.
     arrived: asyncio.Queue[Numbered | Exception | None] = asyncio.Queue(1)
     pumps = [asyncio.create_task(_pump(i, s, arrived)) for i, s in enumerate(streams)]
     unheard, held = set(range(len(pumps))), list[Numbered]()

@@ -24,7 +24,7 @@ from tasc_serve.replica.call_server import CallServer, socket_folder
 from tasc_serve.routing.fleet import ReplicaLost
 from tasc_serve.routing.replica_client import ReplicaClient
 from tasc_serve.settings import ConnectionSettings
-from tasc_serve.wire import Ask, AttachRequest, Connection, Endpoint, Hello, Message
+from tasc_serve.wire import Ask, AttachRequest, BufferFull, Connection, Endpoint, Hello, Message
 
 RESULT = GenerationResult(
     "a", (5, 2**40), "ü\0", "stop", 3, Timings(0.25, 0.5, 1.0), Acceptance((7, 0), (3, 0))
@@ -367,6 +367,47 @@ class Deaf(Connection):
 
     def lost(self, why: str) -> None:
         self.ended = why
+
+
+class Clogged(asyncio.Transport):
+    """Takes what is written and sends nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = 0
+        self.ended = False
+
+    def write(self, data: Any) -> None:
+        self.held += len(data)
+
+    def get_write_buffer_size(self) -> int:
+        return self.held
+
+    def is_closing(self) -> bool:
+        return self.ended
+
+    def abort(self) -> None:
+        self.ended = True
+
+    def pause_reading(self) -> None:
+        pass
+
+
+def test_what_the_transport_holds_counts_as_not_sent() -> None:
+    async def test() -> None:
+        transport = Clogged()
+        side = Deaf(ConnectionSettings(max_message_bytes=65_536, max_buffer_bytes=131_072))
+        side.connection_made(transport)
+        for _ in range(2):
+            side.send(Hello(b"x" * 60_000))
+        await eventually_async(lambda: transport.held > 120_000)
+        with pytest.raises(BufferFull):
+            side.send(Ask(0, True, CALL))
+        assert side.is_open
+        side.send(Hello(b"x" * 60_000))
+        assert not side.is_open
+
+    run(test)
 
 
 def test_a_gateway_that_does_not_read_is_cut_off() -> None:
