@@ -32,7 +32,7 @@ from tasc_serve.wire import Connection, Endpoint, Message
 log = logging.getLogger(__name__)
 _BACKLOG = 64  # connections that wait to be accepted
 _PORTS = 100  # that are tried, from the one that is set
-_HELLO_BYTES = 1024  # who has shown no token gets no more room
+_HELLO_BYTES = 1024  # of the longest message before the token
 
 
 class Answers(Protocol):
@@ -76,7 +76,7 @@ class CallServer:
         Raises:
             ServiceError: Nobody connected within ``connection.connect_timeout_s``.
         """
-        endpoint = await (self._local_endpoint() if node == self._node else self._tls_endpoint())
+        endpoint = await self._endpoint(node)
         token = secrets.token_bytes(32)
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
@@ -105,6 +105,14 @@ class CallServer:
         if ended and not ended.done():
             limit_s = self._settings.connect_timeout_s
             ended.set_exception(ServiceError(f"no gateway connected within {limit_s:g} s"))
+
+    async def _endpoint(self, node: str) -> Endpoint:
+        if node == self._node:
+            try:
+                return await self._local_endpoint()
+            except (OSError, ServiceError) as error:  # such as a TMPDIR too long for a socket
+                log.warning("gateways of this node are answered over TLS: %s", error)
+        return await self._tls_endpoint()
 
     async def _local_endpoint(self) -> Endpoint:
         async with self._starting:

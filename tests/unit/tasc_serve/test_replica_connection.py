@@ -443,3 +443,19 @@ def test_sockets_are_in_a_folder_of_this_user_and_those_of_the_dead_go(
     folder.chmod(0o755)
     with refused(ServiceError, str(folder), "755", "TMPDIR"):
         socket_folder()
+
+
+@pytest.mark.parametrize(("name", "mode"), [("x" * 100, 0o700), ("x", 0o755)])
+def test_where_no_socket_can_be_made_gateways_of_the_node_come_over_tls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, mode: int
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / name))
+    (tmp_path / name / f"tasc-{os.geteuid()}").mkdir(parents=True)
+    (tmp_path / name / f"tasc-{os.geteuid()}").chmod(mode)
+
+    async def test() -> None:
+        async with connected() as both:
+            assert await both.client.pulse("one") == PULSE
+            assert isinstance(both.serve.endpoints[0].address, tuple)
+
+    run(test)
