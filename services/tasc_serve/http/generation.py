@@ -4,7 +4,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -275,8 +275,14 @@ class _Events(StreamingResponse):
                 pass
 
     async def stream_response(self, send: Send) -> None:
-        async with aclosing(self._pieces), aclosing(self._events):
-            await super().stream_response(send)
+        async def sent(message: Message) -> None:
+            # Else a client that does not read would keep its place in this gateway.
+            async with asyncio.timeout(self._group.timeout_s):
+                await send(message)
+
+        with suppress(TimeoutError):
+            async with aclosing(self._pieces), aclosing(self._events):
+                await super().stream_response(sent)
 
     async def _ended(self, events: AsyncIterator[str]) -> AsyncGenerator[str, None]:
         try:

@@ -78,7 +78,7 @@ def test_a_stream_that_cannot_go_on_ends_with_an_error_and_the_end_mark(path, th
 class Client:
     """Speaks ASGI itself, since httpx's transport cannot hang up half-way."""
 
-    def __init__(self, path, spec_version, n, stream=True):
+    def __init__(self, path, spec_version, n, stream=True, reads=True):
         body = json.dumps(GOOD[path] | {"stream": stream, "n": n}).encode()
         asgi = {"version": "3.0", "spec_version": spec_version}
         self.scope = {"type": "http", "asgi": asgi, "http_version": "1.1", "method": "POST"}
@@ -86,6 +86,7 @@ class Client:
         self.scope |= {"root_path": "", "scheme": "http", "headers": []}
         self._requests = [{"type": "http.request", "body": body, "more_body": False}]
         self.has_piece, self.is_gone = asyncio.Event(), asyncio.Event()
+        self.reads = reads
 
     async def receive(self):
         if self._requests:
@@ -98,18 +99,23 @@ class Client:
             raise OSError("the connection is closed")
         if message.get("body"):
             self.has_piece.set()
+            while not self.reads:
+                await asyncio.sleep(1)
 
 
 @either_endpoint
 @pytest.mark.parametrize("n", [1, 3])
-@pytest.mark.parametrize("how", ["the server says so", "sending fails", "the server cancels"])
+@pytest.mark.parametrize(
+    "how", ["the server says so", "sending fails", "the server cancels", "it does not read"]
+)
 def test_a_client_that_goes_away_ends_the_work_for_it(path, how, n):
     first, last = answer("one", "two")
     backend = FakeBackend(first, last if how == "sending fails" else FOREVER)
-    service = Service(backend)
+    reads = how != "it does not read"
+    service = Service(backend, request_timeout_s=60 if reads else 0.2)
 
     async def hang_up_after_the_first_piece():
-        client = Client(path, "2.3" if how == "the server says so" else "2.4", n)
+        client = Client(path, "2.3" if how == "the server says so" else "2.4", n, reads=reads)
         if how == "sending fails":
             client.has_piece = client.is_gone
         serving = asyncio.ensure_future(service.app(client.scope, client.receive, client.send))
@@ -117,7 +123,8 @@ def test_a_client_that_goes_away_ends_the_work_for_it(path, how, n):
         client.is_gone.set()
         if how == "the server cancels":
             serving.cancel()
-        (ended,) = await asyncio.gather(serving, return_exceptions=True)
+        async with asyncio.timeout(30):
+            (ended,) = await asyncio.gather(serving, return_exceptions=True)
         assert (len(backend.calls), backend.open) == (n, 0)
         return type(ended)
 
