@@ -45,6 +45,11 @@ _FLAGS: Final = {
     # Gateways and replicas block no event loop, so that they need none of their own beside Serve's.
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+    # By default each replica, and each router of a gateway, sets Ray's gauges ten times a second,
+    # and the controller looks as often at all of them. Ray exports gauges every ten seconds, and
+    # gateways find lost replicas by themselves.
+    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "1000",
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
 }
 _HAPROXY: Final = {
     # On a busy machine HAProxy is not there after Ray's five seconds; Ray then ends its actor, and
