@@ -53,9 +53,14 @@ class Replica:
 
     def __init__(self, registry: CollectorRegistry, task: str) -> None:
         own = {"task": task, "model_name": "tiny"}
-        self.engine = ReplicaMetrics(registry, **own, proposer="mixed", record_version=lambda: 3)
+        self.engine = ReplicaMetrics(
+            registry,
+            **own,
+            proposer="mixed",
+            record_version=lambda: 3,
+            load=lambda: (3, 2, 0.25),
+        )
         self.neural = NeuralMetrics(registry, own)
-        self.engine.set_load(3, 2, 0.25)
         built = time.time() - DAY_S
         for version, size in ((6, 1000), (7, 4096)):
             artifact = Artifact(task, "f", version, size, "0", 1, 1, built, forecast=2.5)

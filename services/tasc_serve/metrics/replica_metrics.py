@@ -5,7 +5,6 @@ Names keep vLLM's suffixes, so that its dashboards need another prefix only. The
 """
 
 import threading
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
@@ -37,18 +36,23 @@ _INTER_TOKEN_S = (
     *(0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
 )
 _VERIFY_S = _INTER_TOKEN_S
-_MOST_PENDING = 256  # steps that are not counted yet
+_MOST_PENDING = 64  # steps that are not counted yet
 _DRAFT_S = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.1)
 
 
 class ManyHistogram(Histogram):
-    """A histogram that takes one value many times at the cost of once."""
+    """A histogram that takes many values at about the cost of one."""
 
-    def observe_many(self, value: float, times: int) -> None:
-        self._sum.inc(value * times)
-        self._buckets[bisect_left(self._upper_bounds, value)].inc(times)
+    def observe_all(self, values: Sequence[float], times: Sequence[int]) -> None:
+        """Observe each value so many times."""
+        self._sum.inc(float(np.dot(values, times)))
+        buckets = np.bincount(np.searchsorted(self._upper_bounds, values), times)
+        for bucket, count in zip(self._buckets, buckets.tolist(), strict=False):
+            if count:
+                bucket.inc(count)
 
 
+_Item = TypeVar("_Item")
 _Family = TypeVar("_Family", Counter, Gauge, ManyHistogram)
 
 
@@ -143,6 +147,8 @@ class ReplicaMetrics:
         model_name: The target's name.
         proposer: The mixture that makes the drafts.
         record_version: Returns the version of the task's record; called at each scrape.
+        load: Returns requests that hold a row, requests in the queue, and the part of the KV cache
+            that is in use; called at each scrape.
 
     Raises:
         ValueError: The registry already holds these series.
@@ -156,13 +162,16 @@ class ReplicaMetrics:
         model_name: str,
         proposer: str,
         record_version: Callable[[], int] = lambda: 0,
+        load: Callable[[], tuple[int, int, float]] = lambda: (0, 0, 0.0),
     ) -> None:
         own = {"task": task, "model_name": model_name}
         self._labels = {**own, "proposer": proposer}
         self._series = Series(registry, self._labels)
         self._version: int | None = None
         self._started = False
+        self._load = load
         self._pending: deque[StepRecord] = deque()
+        self._gaps: deque[tuple[float, int]] = deque()
         self._counting = threading.Lock()
         # Scrapes collect in order of registration: steps are counted before their series are read.
         registry.register(self)
@@ -186,7 +195,10 @@ class ReplicaMetrics:
             self._make_drafted_series(self._series)
 
     def collect(self) -> Sequence[Metric]:
-        """Count the steps that wait; a scrape calls it before it reads the series."""
+        """Count the steps that wait; a scrape calls it before it reads the series.
+
+        One that asks for some series only (``name[]``) does not.
+        """
         self._count_pending()
         return ()
 
@@ -279,7 +291,7 @@ class ReplicaMetrics:
             "Time of a forward pass of the target until its tokens are read.",
             _VERIFY_S,
         )
-        self._cost_error = make.gauge(
+        self._cost_error = make.gauges(
             "tasc_step_cost_error_ratio",
             "Mean relative difference between measured step costs and the times of real steps.",
         )
@@ -328,12 +340,16 @@ class ReplicaMetrics:
             "Gap between two chunks divided by the tokens of the later, once per token.",
             _INTER_TOKEN_S,
         )
-        self._running = make.gauge("tasc_num_requests_running", "Requests that hold a row.")
-        self._waiting = make.gauge("tasc_num_requests_waiting", "Requests in the queue.")
-        self._kv_ratio = make.gauge(
+        make.gauge("tasc_num_requests_running", "Requests that hold a row.").set_function(
+            lambda: self._load()[0]
+        )
+        make.gauge("tasc_num_requests_waiting", "Requests in the queue.").set_function(
+            lambda: self._load()[1]
+        )
+        make.gauge(
             "tasc_kv_cache_usage_ratio",
             "Share of the KV cache that requests reserve for their longest answers.",
-        )
+        ).set_function(lambda: self._load()[2])
 
     def _make_index(self, make: Series) -> None:
         self._index_info = make.gauges(
@@ -356,7 +372,9 @@ class ReplicaMetrics:
         )
 
     def observe_step(self, record: StepRecord) -> None:
-        """Count one step, at the next scrape. Called on the step loop: a microsecond.
+        """Count one step: at the next scrape, or together with 63 others, whichever comes first.
+
+        Called on the step loop.
 
         Raises:
             ValueError: The record has not one row of counts for each of ``SOURCES``.
@@ -369,7 +387,10 @@ class ReplicaMetrics:
 
     def _count_pending(self) -> None:
         with self._counting:
-            if records := [self._pending.popleft() for _ in range(len(self._pending))]:
+            if gaps := _taken(self._gaps):
+                seconds, tokens = zip(*gaps, strict=True)
+                self._inter_token.observe_all(seconds, tokens)
+            if records := _taken(self._pending):
                 self._count(records)
 
     def _count(self, records: Sequence[StepRecord]) -> None:
@@ -393,11 +414,12 @@ class ReplicaMetrics:
         self._shared_tokens.inc(total("shared_tokens"))
         self._paused_steps.inc(total("paused"))
         self._draft_failures.inc(total("draft_failures"))
-        for record in records:
-            self._draft_seconds.observe(record.draft_seconds)
-            self._guide_seconds.observe(record.guide_seconds)
-            self._verify_seconds.observe(record.verify_seconds)
-        self._cost_error.set(records[-1].cost_error)
+        once = [1] * len(records)
+        self._draft_seconds.observe_all([record.draft_seconds for record in records], once)
+        self._guide_seconds.observe_all([record.guide_seconds for record in records], once)
+        self._verify_seconds.observe_all([record.verify_seconds for record in records], once)
+        if error := records[-1].cost_error:  # else it is not known
+            self._cost_error().set(error)
 
     def observe_result(self, result: GenerationResult) -> None:
         """Count one answered request; one that was given up on has no result."""
@@ -407,20 +429,14 @@ class ReplicaMetrics:
         self._first_token.observe(result.timings.first_token)
 
     def observe_inter_token(self, seconds: float, tokens: int) -> None:
-        """Observe ``seconds / tokens`` once per token.
+        """Observe ``seconds / tokens`` once per token, when the step is counted.
 
         Args:
             seconds: Gap between the previous chunk of this request and the current one.
             tokens: Tokens in the current chunk; a chunk without tokens is not observed.
         """
         if tokens:
-            self._inter_token.observe_many(seconds / tokens, tokens)
-
-    def set_load(self, running: int, waiting: int, kv_ratio: float) -> None:
-        """Set requests that hold a row, requests in the queue, and the cache's use in [0, 1]."""
-        self._running.set(running)
-        self._waiting.set(waiting)
-        self._kv_ratio.set(kv_ratio)
+            self._gaps.append((seconds / tokens, tokens))
 
     def set_index(self, artifact: Artifact | None, size_bytes: int) -> None:
         """Export which draft index is in use; None for none. The first call is no swap."""
@@ -461,7 +477,13 @@ class ReplicaMetrics:
 
 def _sum(counts: Sequence[Counts]) -> Counts:
     """The sum of ``[source, position]`` counts, of which each may have other positions."""
-    total = np.zeros((len(SOURCES), max(each.shape[1] for each in counts)), np.int64)
-    for each in counts:
-        total[:, : each.shape[1]] += each
+    widths = {each.shape[1] for each in counts}
+    total = np.zeros((len(SOURCES), max(widths)), np.int64)
+    for width in widths:
+        total[:, :width] += np.sum([each for each in counts if each.shape[1] == width], axis=0)
     return total
+
+
+def _taken(waiting: deque[_Item]) -> list[_Item]:
+    """What waits now; the other thread may go on to add."""
+    return [waiting.popleft() for _ in range(len(waiting))]

@@ -154,9 +154,12 @@ class ShadowCheck:
 
     def own(self, deltas: list[Delta]) -> list[Delta]:
         """After a step: keep the answers of shadows, return those of users."""
+        self._crowded = self._engine.waiting > 0
+        if not self._running:
+            self._pass_on([])
+            return deltas
         mine = [delta for delta in deltas if delta.id in self._running]
         self._pass_on(mine)
-        self._crowded = self._engine.waiting > 0
         others = [delta for delta in deltas if delta.id not in self._running]
         for delta in mine:
             if delta.result:
@@ -168,7 +171,7 @@ class ShadowCheck:
 
     def _pass_on(self, mine: list[Delta]) -> None:
         record, self._record = self._record, None
-        if record is None or self._running.keys() >= set(record.requests):
+        if record is None or (self._running and self._running.keys() >= set(record.requests)):
             return
         # Shadows have no drafts, and nothing is forced where a request asks for logprobs.
         tokens = sum(len(delta.tokens) for delta in mine)

@@ -10,7 +10,7 @@ import ray
 from prometheus_client import CollectorRegistry
 from ray import serve
 
-from tasc_engine import Delta, Engine, StepRecord
+from tasc_engine import Delta, StepRecord
 from tasc_runtime.engine.builder import EngineBuilder, Ready
 from tasc_runtime.engine.drafters import NeuralMetrics
 from tasc_runtime.errors import EngineBroken
@@ -90,6 +90,7 @@ class TaskReplica:
             **own,
             proposer=self.builder.drafts_by,
             record_version=lambda: self.builder.record_version,
+            load=self._load,
         )
         if self.builder.drafter:
             self.builder.drafter.tell(NeuralMetrics(registry, own))
@@ -107,7 +108,6 @@ class TaskReplica:
         self._loop = EngineLoop(
             self.builder.engine,
             on_delta=self._metrics.observe_inter_token,
-            on_load=self._set_load,
             shadow=self._shadow,
             hand_over=self._on_event_loop,
         )
@@ -149,7 +149,7 @@ class TaskReplica:
             taken = True
             if call.is_acknowledged:
                 yield Piece("", record_version=ready.record_version)
-            # Closed before its place is given away: the engine hears of the end first.
+            # Closed here: the engine hears of the end before another call takes the place.
             async with aclosing(self._pieces(ready, call)) as pieces:
                 async for piece in pieces:
                     yield piece
@@ -287,9 +287,11 @@ class TaskReplica:
         # Metrics are labelled by what the builder turns out to draft with, so they are made later.
         self._shadow.hold(record)
 
-    def _set_load(self, engine: Engine) -> None:
-        running = engine.running - self._shadow.running
-        self._metrics.set_load(running, engine.waiting, engine.kv_usage)
+    def _load(self) -> tuple[int, int, float]:
+        engine = self.builder.engine
+        # Read in the middle of a step: the check may not know yet that the engine has ended one.
+        running = max(engine.running - self._shadow.running, 0)
+        return running, engine.waiting, engine.kv_usage
 
 
 def _failure(error: str, ready: Ready, call: Call) -> Refusal:

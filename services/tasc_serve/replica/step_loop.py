@@ -32,7 +32,6 @@ class EngineLoop:
         hand_over: Runs a function that calls sinks: once a round, whatever the number of deltas. By
             default it runs on the engine's thread, and sinks must not block.
         on_delta: Called with seconds since the row's previous delta and its number of tokens.
-        on_load: Called after each round with the engine, also when it has become idle.
         shadow: Requests of its own that it brings in where rows are free.
     """
 
@@ -41,13 +40,11 @@ class EngineLoop:
         engine: Engine,
         *,
         on_delta: Callable[[float, int], None] = lambda seconds, tokens: None,
-        on_load: Callable[[Engine], None] = lambda engine: None,
         shadow: ShadowCheck | None = None,
         hand_over: Callable[[Callable[[], None]], None] = lambda run: run(),
     ) -> None:
         self._engine = engine
         self._on_delta = on_delta
-        self._on_load = on_load
         self._shadow = shadow
         self._hand_over = hand_over
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -105,7 +102,6 @@ class EngineLoop:
                 self._read_inbox()
                 self._round = time.monotonic()
                 self._deliver(self._step())
-                self._on_load(self._engine)
         except Exception as error:
             log.exception("the engine broke; this process must be replaced")
             self.failure = error

@@ -13,7 +13,7 @@ from tasc_engine.stats import EngineTotals, StepRecord
 from tasc_runtime.engine.drafters import NeuralMetrics
 from tasc_serve.metrics.batch_metrics import BatchMetrics
 from tasc_serve.metrics.gateway_metrics import NO_TASK, GatewayMetrics
-from tasc_serve.metrics.replica_metrics import ReplicaMetrics
+from tasc_serve.metrics.replica_metrics import ManyHistogram, ReplicaMetrics
 from tasc_store import Artifact
 from tasc_store.batches.leases import Waiting
 
@@ -87,7 +87,8 @@ def assert_counters_are_sums(records: list[StepRecord]) -> None:
     assert value(registry, "tasc_draft_failures_total") == failures
     paused = sum(record.paused for record in records)
     assert value(registry, "tasc_drafting_paused_steps_total") == paused
-    assert value(registry, "tasc_step_cost_error_ratio") == records[-1].cost_error
+    known = records[-1].cost_error or None
+    assert value(registry, "tasc_step_cost_error_ratio") == known
     assert value(registry, spec + "drafts_total") == totals.drafts
     assert value(registry, "tasc_draft_seconds_sum") == totals.draft_seconds
     assert value(registry, "tasc_verify_seconds_sum") == totals.verify_seconds
@@ -125,6 +126,38 @@ def test_the_gap_between_chunks_is_spread_over_the_tokens_of_the_later_one():
     assert value(registry, name + "_sum") == pytest.approx(0.006)
     assert value(registry, name + "_bucket", le="0.001") == 0
     assert value(registry, name + "_bucket", le="0.002") == 3
+
+
+def test_what_is_observed_together_is_in_the_buckets_it_would_be_in_alone():
+    edges = (0.1, 0.25, 1.0)
+    together, alone = (ManyHistogram("h", "", registry=None, buckets=edges) for _ in range(2))
+    times = {0.0: 2, 0.1: 1, 0.25: 3, 0.3: 1, 1.0: 1, 7.0: 4}
+    together.observe_all(list(times), list(times.values()))
+    for seconds, often in times.items():
+        for _ in range(often):
+            alone.observe(seconds)
+    (found,), (wanted,) = together.collect(), alone.collect()
+    assert [
+        (s.labels, pytest.approx(s.value)) for s in wanted.samples if "created" not in s.name
+    ] == [(s.labels, s.value) for s in found.samples if "created" not in s.name]
+
+
+def test_the_load_is_that_of_the_moment_also_after_another_proposer_came():
+    now = [(1, 2, 0.5)]
+    registry = CollectorRegistry()
+    metrics = ReplicaMetrics(
+        registry, task="tag", model_name="tiny", proposer="tasc", load=lambda: now[-1]
+    )
+    names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_ratio")
+
+    def shown(proposer: str) -> tuple[float | None, ...]:
+        return tuple(value(registry, f"tasc_{name}", proposer=proposer) for name in names)
+
+    assert shown("tasc") == (1, 2, 0.5)
+    now.append((0, 0, 0.25))
+    assert shown("tasc") == (0, 0, 0.25)
+    metrics.set_proposer("other")
+    assert (shown("tasc"), shown("other")) == ((None,) * 3, (0, 0, 0.25))
 
 
 def test_an_answered_request_is_counted_by_how_it_ended_and_timed_once():
@@ -236,9 +269,9 @@ def test_the_list_of_metrics_is_what_a_fed_process_exports_and_each_series_names
     BatchMetrics(registry).begun("tag")
     NeuralMetrics(registry, {"task": "tag", "model_name": "tiny"})
     counts = np.ones((len(SOURCES), 1), np.int64)
-    metrics.observe_step(StepRecord(1, 1, counts, counts, counts, 1, 0, 0, 0.0, 0.0))
+    step = StepRecord(1, 1, counts, counts, counts, 1, 0, 0, 0.0, 0.0, cost_error=0.1)
+    metrics.observe_step(step)
     metrics.set_index(artifact(1, forecast=3.0), 10)
-    metrics.set_load(1, 2, 0.5)
     text = generate_latest(registry).decode()
     samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
     exported = [s for s in samples if not s.name.endswith("_created")]
