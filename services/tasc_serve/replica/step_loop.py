@@ -52,6 +52,7 @@ class EngineLoop:
         self._last: dict[str, float] = {}
         self._closed = False
         self._round = time.monotonic()
+        self._idle = False
         self.failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -62,8 +63,8 @@ class EngineLoop:
 
     @property
     def stalled_s(self) -> float:
-        """Seconds since the thread last came round; large when a forward hangs."""
-        return time.monotonic() - self._round
+        """Seconds since the thread last came round, 0 while it has nothing to do."""
+        return 0.0 if self._idle else time.monotonic() - self._round
 
     def submit(self, request: GenerationRequest, sink: Sink, guide: Guide | None = None) -> None:
         """Answer ``request``; what the engine does not take, the sink gets as a refusal.
@@ -100,7 +101,6 @@ class EngineLoop:
         try:
             while not self._closed:
                 self._read_inbox()
-                self._round = time.monotonic()
                 self._deliver(self._step())
         except Exception as error:
             log.exception("the engine broke; this process must be replaced")
@@ -123,13 +123,20 @@ class EngineLoop:
             self._inbox.get()()
 
     def _read_inbox(self) -> None:
-        idle = not (self._engine.running or self._engine.waiting)
         try:
-            self._inbox.get(block=idle, timeout=_IDLE_S if idle else None)()
+            self._next_action()()
             while True:
                 self._inbox.get_nowait()()
         except queue.Empty:
             return
+
+    def _next_action(self) -> Callable[[], None]:
+        """Wait for it where the engine has nothing to do."""
+        self._idle = idle = not (self._engine.running or self._engine.waiting)
+        try:
+            return self._inbox.get(block=idle, timeout=_IDLE_S if idle else None)
+        finally:
+            self._round, self._idle = time.monotonic(), False
 
     def _submit(self, request: GenerationRequest, sink: Sink, guide: Guide | None) -> None:
         try:

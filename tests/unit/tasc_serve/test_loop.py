@@ -161,6 +161,15 @@ def test_what_the_engine_refuses_is_told_to_its_sender_only(loop, requests, expe
     assert loop.alive
 
 
+def test_a_loop_with_nothing_to_do_does_not_stand_still_and_one_that_is_held_up_does(loop):
+    eventually(lambda: loop.stalled_s == 0)
+    go_on = threading.Event()
+    loop.between_steps(lambda: go_on.wait(60) and None)
+    eventually(lambda: loop.stalled_s > 0)
+    go_on.set()
+    eventually(lambda: loop.stalled_s == 0)
+
+
 def test_gaps_are_reported(engine, requests, expected):
     gaps = []
     loop = EngineLoop(engine, on_delta=lambda seconds, tokens: gaps.append((seconds, tokens)))
