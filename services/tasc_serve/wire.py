@@ -60,7 +60,7 @@ class Hello(msgspec.Struct, tag=0, array_like=True, frozen=True):
     token: bytes
 
 
-class Ask(msgspec.Struct, tag=1, array_like=True, frozen=True):
+class Request(msgspec.Struct, tag=1, array_like=True, frozen=True):
     """A call; ``number`` names it on this connection. Unless ``whole``, it is answered in parts."""
 
     number: int
@@ -68,13 +68,13 @@ class Ask(msgspec.Struct, tag=1, array_like=True, frozen=True):
     call: Call
 
 
-class Stop(msgspec.Struct, tag=2, array_like=True, frozen=True):
+class Cancel(msgspec.Struct, tag=2, array_like=True, frozen=True):
     """Nobody waits for the answer any more."""
 
     number: int
 
 
-class Beat(msgspec.Struct, tag=3, array_like=True, frozen=True):
+class Heartbeat(msgspec.Struct, tag=3, array_like=True, frozen=True):
     """Asks for the replica's pulse."""
 
     number: int
@@ -86,14 +86,14 @@ class Welcome(msgspec.Struct, tag=10, array_like=True, frozen=True):
     replica_id: str
 
 
-class Whole(msgspec.Struct, tag=11, array_like=True, frozen=True):
+class Reply(msgspec.Struct, tag=11, array_like=True, frozen=True):
     """A whole answer."""
 
     number: int
     answer: Answer
 
 
-class Part(msgspec.Struct, tag=12, array_like=True, frozen=True):
+class Chunk(msgspec.Struct, tag=12, array_like=True, frozen=True):
     """A part of an answer; the last one has the result."""
 
     number: int
@@ -107,7 +107,7 @@ class Refused(msgspec.Struct, tag=13, array_like=True, frozen=True):
     refusal: Refusal
 
 
-class Beating(msgspec.Struct, tag=14, array_like=True, frozen=True):
+class HeartbeatReply(msgspec.Struct, tag=14, array_like=True, frozen=True):
     """The replica's pulse."""
 
     number: int
@@ -122,8 +122,8 @@ class Failed(msgspec.Struct, tag=15, array_like=True, frozen=True):
     message: str
 
 
-ToReplica: TypeAlias = Hello | Ask | Stop | Beat
-ToGateway: TypeAlias = Welcome | Whole | Part | Refused | Beating | Failed
+ToReplica: TypeAlias = Hello | Request | Cancel | Heartbeat
+ToGateway: TypeAlias = Welcome | Reply | Chunk | Refused | HeartbeatReply | Failed
 Message: TypeAlias = ToReplica | ToGateway
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -185,7 +185,7 @@ class Connection(asyncio.Protocol, ABC):
         unsent = self._out_bytes + _LENGTH + size
         if self._transport and self.is_open:
             unsent += self._transport.get_write_buffer_size()
-        if isinstance(message, Ask) and unsent > most / 2:
+        if isinstance(message, Request) and unsent > most / 2:
             raise BufferFull
         self._out += (size.to_bytes(_LENGTH, "little"), payload)
         self._out_bytes += _LENGTH + size

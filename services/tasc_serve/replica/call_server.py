@@ -194,14 +194,14 @@ class _GatewayConnection(Connection):
     def received(self, message: Message) -> None:
         if self._ended is None:
             self._greet(message)
-        elif isinstance(message, wire.Ask):
+        elif isinstance(message, wire.Request):
             answering = asyncio.create_task(self._answer(message))
             self._calls[message.number] = answering
             answering.add_done_callback(lambda _: self._calls.pop(message.number, None))
-        elif isinstance(message, wire.Stop):
+        elif isinstance(message, wire.Cancel):
             if call := self._calls.get(message.number):
                 call.cancel()
-        elif isinstance(message, wire.Beat):
+        elif isinstance(message, wire.Heartbeat):
             self.send(self._pulse(message.number))
 
     def _greet(self, message: Message) -> None:
@@ -213,25 +213,25 @@ class _GatewayConnection(Connection):
         self.most_received = self._limits.max_message_bytes
         self.send(wire.Welcome(self._name))
 
-    def _pulse(self, number: int) -> wire.Beating | wire.Failed:
+    def _pulse(self, number: int) -> wire.HeartbeatReply | wire.Failed:
         try:
-            return wire.Beating(number, self._answers.pulse())
+            return wire.HeartbeatReply(number, self._answers.pulse())
         except EngineBroken as error:
             return wire.Failed(number, "broken", str(error))
 
-    async def _answer(self, ask: wire.Ask) -> None:
-        number, send = ask.number, self.send
+    async def _answer(self, request: wire.Request) -> None:
+        number, send = request.number, self.send
         try:
-            if ask.whole:
-                send(_message(number, await self._answers.complete(ask.call)))
+            if request.whole:
+                send(_message(number, await self._answers.complete(request.call)))
                 return
-            async with aclosing(self._answers.stream(ask.call)) as items:
+            async with aclosing(self._answers.stream(request.call)) as items:
                 async for item in items:
                     send(_message(number, item))
         except EngineBroken as error:
             send(wire.Failed(number, "broken", str(error)))
         except Exception as error:
-            log.exception("call %s failed", ask.call.id)
+            log.exception("call %s failed", request.call.id)
             send(wire.Failed(number, "unexpected", repr(error)))
 
     def lost(self, why: str) -> None:
@@ -245,10 +245,10 @@ class _GatewayConnection(Connection):
             self._ended.set_result(None)
 
 
-def _message(number: int, item: Answer | Piece | Refusal) -> wire.Whole | wire.Part | wire.Refused:
+def _message(number: int, item: Answer | Piece | Refusal) -> wire.Reply | wire.Chunk | wire.Refused:
     if isinstance(item, Refusal):
         return wire.Refused(number, item)
-    return wire.Whole(number, item) if isinstance(item, Answer) else wire.Part(number, item)
+    return wire.Reply(number, item) if isinstance(item, Answer) else wire.Chunk(number, item)
 
 
 def socket_folder() -> Path:

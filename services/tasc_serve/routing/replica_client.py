@@ -85,7 +85,7 @@ class ReplicaClient:
     async def complete(self, replica: str, call: Call) -> Answer | Refusal:
         connection = await self._connected(replica)
         try:
-            with connection.asking(lambda number: wire.Ask(number, True, call)) as items:
+            with connection.asking(lambda number: wire.Request(number, True, call)) as items:
                 item = await _next(items)
         except BufferFull:
             return _BUSY
@@ -95,7 +95,7 @@ class ReplicaClient:
     async def stream(self, replica: str, call: Call) -> AsyncGenerator[Piece | Refusal, None]:
         connection = await self._connected(replica)
         try:
-            with connection.asking(lambda number: wire.Ask(number, False, call)) as items:
+            with connection.asking(lambda number: wire.Request(number, False, call)) as items:
                 while True:
                     item = await _next(items)
                     assert isinstance(item, Piece | Refusal)
@@ -107,7 +107,7 @@ class ReplicaClient:
 
     async def pulse(self, replica: str) -> Pulse:
         connection = await self._connected(replica)
-        with connection.asking(wire.Beat) as items:
+        with connection.asking(wire.Heartbeat) as items:
             item = await _next(items)
         assert isinstance(item, Pulse)
         return item
@@ -186,7 +186,7 @@ class _ReplicaConnection(Connection):
             raise ConnectionError(f"this is replica {found}, not {self._name}")
 
     @contextmanager
-    def asking(self, message: Callable[[int], wire.Ask | wire.Beat]) -> Iterator["_Items"]:
+    def asking(self, message: Callable[[int], wire.Request | wire.Heartbeat]) -> Iterator["_Items"]:
         """Send a message; the block reads what comes. What has not ended by then is stopped.
 
         Raises:
@@ -201,17 +201,17 @@ class _ReplicaConnection(Connection):
             yield items
         finally:
             if self._waiting.pop(number, None) and self.is_open:
-                self.send(wire.Stop(number))
+                self.send(wire.Cancel(number))
 
     def received(self, message: Message) -> None:
         match message:
-            case wire.Part(number, piece):
+            case wire.Chunk(number, piece):
                 self._hand(number, piece, piece.result is not None)
-            case wire.Whole(number, answer):
+            case wire.Reply(number, answer):
                 self._hand(number, answer)
             case wire.Refused(number, refusal):
                 self._hand(number, refusal)
-            case wire.Beating(number, pulse):
+            case wire.HeartbeatReply(number, pulse):
                 self._hand(number, pulse)
             case wire.Failed(number, kind, text):
                 self._hand(number, EngineBroken(text) if kind == "broken" else ServiceError(text))

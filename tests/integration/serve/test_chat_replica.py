@@ -15,7 +15,7 @@ from tasc_runtime.models import chat_template, model_name
 from tasc_runtime.protocol import Answer, Call, Refusal
 from tasc_serve.replica.replica import TaskReplica
 from tasc_serve.settings import ServeSettings
-from tasc_serve.wire import Ask, Message
+from tasc_serve.wire import Message, Request
 from tasc_store import CollectedRows, TaskRecord, TaskStore
 from tasc_text import Conversation, TaskTokenizer
 from tasc_text import Message as Turn
@@ -80,9 +80,9 @@ def start(redis_url, client, tmp_path):
 def sent(prompt, **fields):
     """A call as it comes out of a connection."""
     call = Call(uuid.uuid4().hex, prompt, templated=True, **fields)
-    ask = msgspec.msgpack.decode(msgspec.msgpack.encode(Ask(1, True, call)), type=Message)
-    assert ask.call == call
-    return ask.call
+    request = msgspec.msgpack.decode(msgspec.msgpack.encode(Request(1, True, call)), type=Message)
+    assert request.call == call
+    return request.call
 
 
 def ask(replica, *calls):

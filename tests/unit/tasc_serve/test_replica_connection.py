@@ -24,7 +24,7 @@ from tasc_serve.replica.call_server import CallServer, socket_folder
 from tasc_serve.routing.fleet import ReplicaLost
 from tasc_serve.routing.replica_client import ReplicaClient
 from tasc_serve.settings import ConnectionSettings
-from tasc_serve.wire import Ask, AttachRequest, BufferFull, Connection, Endpoint, Hello, Message
+from tasc_serve.wire import AttachRequest, BufferFull, Connection, Endpoint, Hello, Message, Request
 
 RESULT = GenerationResult(
     "a", (5, 2**40), "ü\0", "stop", 3, Timings(0.25, 0.5, 1.0), Acceptance((7, 0), (3, 0))
@@ -402,7 +402,7 @@ def test_what_the_transport_holds_counts_as_not_sent() -> None:
             side.send(Hello(b"x" * 60_000))
         await eventually_async(lambda: transport.held > 120_000)
         with pytest.raises(BufferFull):
-            side.send(Ask(0, True, CALL))
+            side.send(Request(0, True, CALL))
         assert side.is_open
         side.send(Hello(b"x" * 60_000))
         assert not side.is_open
@@ -420,7 +420,7 @@ def test_a_gateway_that_does_not_read_is_cut_off() -> None:
             deaf.send(Hello(endpoint.token))
             call = replace(CALL, id="x" * 1000)  # its answer has the id, too
             for number in range(3000):
-                deaf.send(Ask(number, True, call))
+                deaf.send(Request(number, True, call))
             await eventually_async(lambda: not deaf.is_open or deaf.ended)
             assert 0 < len(both.replica.calls) < 3000
             assert await both.client.pulse("one") == PULSE
