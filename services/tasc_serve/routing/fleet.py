@@ -178,7 +178,7 @@ class Fleet:
         self._seen(sum(r.pulse is not None for r in self._live()))
 
     def _judge(self, replica: SeenReplica) -> None:
-        if replica.silent_s < self._silence_s or replica.gone:
+        if replica.silent_s < self._silence_s or (replica.gone and not replica.calls):
             return
         # Waiting for one that may come back is better than for nobody.
         if any(other.silent_s < self._silence_s for other in self._live() if other is not replica):
@@ -187,7 +187,7 @@ class Fleet:
 
     def _give_up(self, replica: SeenReplica, reason: str) -> None:
         replica.give_up(reason)
-        self._let_go(replica.name, reason)
+        self._let_go(replica.name, replica.gone)
 
     def _live(self) -> list[SeenReplica]:
         present = self._present()
