@@ -17,9 +17,5 @@ class EngineBroken(ServiceError):
     """The engine that held a request ended on an error; its replica is being replaced."""
 
 
-class StaleProposer(ServiceError):
-    """A proposer was made for a record or an index that has gone out of use meanwhile."""
-
-
 class IndexRefused(ServiceError):
     """A draft index does not fit the target's tokenizer; the message names both fingerprints."""

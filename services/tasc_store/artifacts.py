@@ -112,14 +112,13 @@ redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 return 1
 """
 
-# KEYS: records, pointer, fingerprints; ARGV: version, fingerprint, channel, and if given what must
-# be the current version, 0 for none.
+# KEYS: records, pointer, fingerprints; ARGV: version, fingerprint, and if given what must be the
+# current version, 0 for none.
 ANNOUNCE = """
 if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 0 end
-if ARGV[4] and (redis.call('GET', KEYS[2]) or '0') ~= ARGV[4] then return -1 end
+if ARGV[3] and (redis.call('GET', KEYS[2]) or '0') ~= ARGV[3] then return -1 end
 redis.call('SET', KEYS[2], ARGV[1])
 redis.call('SADD', KEYS[3], ARGV[2])
-redis.call('PUBLISH', ARGV[3], ARGV[1])
 return 1
 """
 
@@ -181,7 +180,6 @@ class ArtifactStore:
     Args:
         kind: INDEX or VOCABULARY.
         chunk_bytes: Size of the pieces that `publish` writes; reading needs not know it.
-        poll_s: How often `wait` looks at the pointer, since a message can be lost.
     """
 
     def __init__(
@@ -192,7 +190,6 @@ class ArtifactStore:
         *,
         kind: str = INDEX,
         chunk_bytes: int = CHUNK_BYTES,
-        poll_s: float = 1.0,
     ) -> None:
         self.task = keys.checked_task(task)
         self.fingerprint = keys.checked_fingerprint(fingerprint)
@@ -200,7 +197,6 @@ class ArtifactStore:
         self._client = client
         self._url = url_of(client)
         self._chunk_bytes = chunk_bytes
-        self._poll_s = poll_s
         self._fingerprints = keys.task_key(task, kind, "fingerprints")
         self._records, self._pointer = self._key("records"), self._key("current")
 
@@ -235,7 +231,7 @@ class ArtifactStore:
         return artifact
 
     def announce(self, version: int, *, after: int | None = None) -> None:
-        """Make a version the current one, and tell whoever waits. An older one rolls back.
+        """Make a version the current one. An older one rolls back.
 
         Args:
             after: The version that must be current, 0 for none; unset: any.
@@ -249,7 +245,7 @@ class ArtifactStore:
         with translated(self._url):
             moved = script(
                 [self._records, self._pointer, self._fingerprints],
-                [version, self.fingerprint, self._key("announced"), *expected],
+                [version, self.fingerprint, *expected],
             )
         if moved == 0:
             raise self._unknown(version)
@@ -305,23 +301,6 @@ class ArtifactStore:
         except BaseException:
             path.unlink(missing_ok=True)
             raise
-
-    def wait(self, seen: int | None, timeout_s: float) -> Artifact | None:
-        """The current version as soon as it is not ``seen``; None when the time passes first."""
-        deadline = time.monotonic() + timeout_s
-        with (
-            translated(self._url),
-            self._client.pubsub(ignore_subscribe_messages=True) as heard,  # type: ignore[no-untyped-call]
-        ):
-            heard.subscribe(self._key("announced"))
-            while True:
-                found = self.current()
-                if found is not None and found.version != seen:
-                    return found
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    return None
-                heard.get_message(timeout=min(left, self._poll_s))
 
     def delete(self, version: int) -> None:
         """Remove a version. Whoever is downloading it will see `CorruptArtifact`.

@@ -26,7 +26,6 @@ from tasc_runtime.engine.indexes import DraftIndexes, default_cache_dir
 from tasc_runtime.engine.step_costs import step_costs
 from tasc_runtime.engine.versions import Records, newest_version
 from tasc_runtime.engine_settings import DraftOverrides, EngineSettings
-from tasc_runtime.errors import StaleProposer
 from tasc_runtime.models import load_tokenizer, template_of
 from tasc_runtime.protocol import Call
 from tasc_runtime.sampling_options import AnswerGuide, FieldError, SamplingOptions, guide_of
@@ -337,6 +336,8 @@ class EngineBuilder:
     def proposer_for(self, record: TaskRecord, index: DraftIndex) -> NgramProposer | None:
         """What drafts as record and index say, made on any thread; None: what is there does.
 
+        It is right while neither changes: bring one change in before the next is prepared.
+
         Raises:
             ValueError: These settings cannot draft from this index.
         """
@@ -351,29 +352,17 @@ class EngineBuilder:
 
         Args:
             proposer: What `proposer_for` made for it.
-
-        Raises:
-            StaleProposer: The record has changed meanwhile; nothing has been done.
         """
-        self._draft(self.record, index, proposer)
+        self._draft(index, proposer)
         self.artifact = artifact
 
-    def take(
-        self,
-        record: TaskRecord,
-        version: int,
-        proposer: NgramProposer | None = None,
-    ) -> None:
+    def take(self, record: TaskRecord, version: int, proposer: NgramProposer | None = None) -> None:
         """Answer by one more version of the record; call it between two steps.
 
         Args:
             proposer: What `proposer_for` made for it.
-
-        Raises:
-            StaleProposer: The index has changed meanwhile; nothing has been done.
         """
-        newest = record if version > self.record_version else self.record
-        self._draft(newest, self.proposer.index, proposer)
+        self._draft(self.proposer.index, proposer)
         self.records.add(record, version)
 
     def request(self, call: Call) -> GenerationRequest:
@@ -513,16 +502,12 @@ class EngineBuilder:
         message = f"{guide.name}: {error}{unsent if call.max_tokens is None else ''}"
         return FieldError(call.max_tokens_field, message)
 
-    def _draft(self, record: TaskRecord, index: DraftIndex, made: NgramProposer | None) -> None:
-        settings = self._proposers.settings(record, index)
-        if settings == self.proposer.settings:
-            if index is not self.proposer.index:
-                self.proposer.set_index(index)
-            return
-        if made is None or made.settings != settings or made.index is not index:
-            raise StaleProposer("record and index changed at once; make a proposer for both")
-        self.engine.draft_by(self._drafted_by(made))
-        self.proposer = made
+    def _draft(self, index: DraftIndex, made: NgramProposer | None) -> None:
+        if made:
+            self.engine.draft_by(self._drafted_by(made))
+            self.proposer = made
+        elif index is not self.proposer.index:
+            self.proposer.set_index(index)
 
     def _drafted_by(self, ngram: NgramProposer) -> Proposer:
         return self.drafter.beside(ngram) if self.drafter else ngram

@@ -32,11 +32,11 @@ from tasc_serve.replica.admission import Admission, DrainRate
 from tasc_serve.replica.call_server import CallServer
 from tasc_serve.replica.start_notes import tell
 from tasc_serve.replica.step_loop import EngineLoop
-from tasc_serve.replica.watchers import IndexWatcher, RecordWatcher
+from tasc_serve.replica.watchers import TaskWatcher
 from tasc_serve.routing.autoscaling import OUTSTANDING
 from tasc_serve.settings import ServedTask, ServeSettings
 from tasc_serve.wire import AttachRequest, Endpoint
-from tasc_store import Artifact, CollectedRows, TaskStore, connect
+from tasc_store import CollectedRows, TaskStore, connect
 
 _LEAST_STALL_S = 60.0  # a step may take long, a replica must not be replaced for that
 
@@ -102,7 +102,7 @@ class TaskReplica:
             self._metrics.observe_step,
         )
         self._collector = Collector(CollectedRows(client, task.name), task.collect, self._metrics)
-        self._set_index(self.builder.artifact)
+        self._set_index()
         host = settings.metrics.host or node_address()
         self._port = MetricsPort(client, registry, host=host, ttl_s=settings.metrics.ttl_s)
         self._loop = EngineLoop(
@@ -111,15 +111,8 @@ class TaskReplica:
             shadow=self._shadow,
             hand_over=self._on_event_loop,
         )
-        self._watcher = IndexWatcher(
-            self.builder, self._loop, settings.poll_interval_s, self._set_index
-        )
-        self._records = RecordWatcher(
-            self.builder,
-            self._loop,
-            TaskStore(client),
-            settings.poll_interval_s,
-            lambda: self._set_index(self.builder.artifact),
+        self._watcher = TaskWatcher(
+            self.builder, self._loop, TaskStore(client), settings.poll_interval_s, self._set_index
         )
 
     async def complete(self, call: Call) -> Answer | Refusal:
@@ -226,7 +219,7 @@ class TaskReplica:
         """End its threads and connections, as far as it was built."""
         if self._server:
             self._server.close()
-        for part in ("_records", "_watcher", "_loop", "_admission", "_collector", "_port"):
+        for part in ("_watcher", "_loop", "_admission", "_collector", "_port"):
             if hasattr(self, part):
                 getattr(self, part).close()
         if hasattr(self, "_client"):
@@ -276,12 +269,12 @@ class TaskReplica:
             if self._here:
                 self._here.call_soon_threadsafe(run)
 
-    def _set_index(self, artifact: Artifact | None) -> None:
+    def _set_index(self) -> None:
         """What answers are drafted from, and by what, has changed."""
         proposer = self.builder.drafts_by
         if proposer != self._metrics.proposer:
             self._metrics.set_proposer(proposer)
-        self._metrics.set_index(artifact, self.builder.index_bytes)
+        self._metrics.set_index(self.builder.artifact, self.builder.index_bytes)
 
     def _observe_step(self, record: StepRecord) -> None:
         # Metrics are labelled by what the builder turns out to draft with, so they are made later.

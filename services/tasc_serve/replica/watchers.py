@@ -16,96 +16,27 @@ from tasc_draft import DraftIndex, NgramProposer
 from tasc_engine.errors import GuideError
 from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine.versions import MOST_KNOWN, fixed_changes
-from tasc_runtime.errors import ServiceError, StaleProposer
+from tasc_runtime.errors import ServiceError
 from tasc_runtime.sampling_options import guide_of
 from tasc_serve.replica.step_loop import EngineLoop
+from tasc_serve.store_calls import RepeatedCall
 from tasc_store import Artifact, TaskRecord, TaskStore
 
 log = logging.getLogger(__name__)
 
-
-class IndexWatcher:
-    """A thread that swaps ``builder`` to each newly announced index.
-
-    Args:
-        poll_s: Longest time until a new version is seen when its announcement was lost.
-        on_swap: Called with the artifact once the engine drafts from it.
-    """
-
-    def __init__(
-        self,
-        builder: EngineBuilder,
-        loop: EngineLoop,
-        poll_s: float,
-        on_swap: Callable[[Artifact], None],
-    ) -> None:
-        self._builder = builder
-        self._loop = loop
-        self._poll_s = poll_s
-        self._on_swap = on_swap
-        self._stopped = threading.Event()
-        self._failed = False
-        self._seen = builder.artifact.version if builder.artifact else None
-        self._thread = threading.Thread(target=self._run, name="index-watcher", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._stopped.set()
-        self._thread.join(2 * self._poll_s)
-
-    def _run(self) -> None:
-        failing = False
-        while not self._stopped.is_set():
-            try:
-                self._look()
-                failing = False
-            except Exception as error:  # whatever it is, later versions must still be seen
-                if not failing:
-                    log.warning("no new draft index yet, the old one stays in use: %s", error)
-                failing = True
-                self._stopped.wait(self._poll_s)
-
-    def _look(self) -> None:
-        if self._failed:
-            self._stopped.wait(self._poll_s)
-            self._failed = False
-        artifact = self._builder.indexes.store.wait(self._seen, self._poll_s)
-        if artifact is None:
-            return
-        try:
-            index = self._builder.indexes.fetch(artifact)
-            proposer = self._builder.proposer_for(self._builder.record, index)
-        except (ServiceError, ValueError):
-            log.exception("a new draft index does not fit; the old one stays in use")
-            self._seen = artifact.version
-        else:
-            # Not before: what could not be fetched is tried again, what does not fit is not.
-            self._seen = artifact.version
-            self._loop.between_steps(partial(self._swap, artifact, index, proposer))
-
-    def _swap(self, artifact: Artifact, index: DraftIndex, proposer: NgramProposer | None) -> None:
-        try:
-            self._builder.swap(artifact, index, proposer)
-        except Exception as error:
-            self._seen, self._failed = None, True  # it is fetched and tried again
-            if isinstance(error, StaleProposer):
-                return  # the task's record was faster
-            raise
-        self._on_swap(artifact)
+AGAIN_S = 60.0  # until a record that could not be installed is tried again
 
 
-AGAIN_S = 60.0  # until what could not be installed is tried again
-_TAKES = 3  # proposers made for one version; index and record both change, but not that often
+class TaskWatcher:
+    """Brings new indexes of ``builder``'s task, and new versions of its record, into it.
 
-
-class RecordWatcher:
-    """A thread that brings new versions of ``builder``'s record into it.
-
-    Requests that are read from then on see the new version; those that were read keep theirs.
+    Requests that are read from then on see the new version of the record; those that were read
+    keep theirs. One change at a time is prepared and installed, so that none is prepared for what
+    the other replaces.
 
     Args:
         poll_s: Longest time until a new version is seen.
-        on_change: Called between two steps when another proposer drafts.
+        on_change: Called between two steps when another index or another proposer drafts.
     """
 
     def __init__(
@@ -119,31 +50,55 @@ class RecordWatcher:
         self._builder, self._loop, self._tasks = builder, loop, tasks
         self._poll_s, self._on_change = poll_s, on_change
         self._name = builder.record.name
+        self._index = builder.artifact.version if builder.artifact else None
         self._seen = builder.record_version
+        self._older = list(range(max(self._seen - MOST_KNOWN + 1, 1), self._seen))
         self._failed, self._again = 0, 0.0
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="record-watcher", daemon=True)
-        self._thread.start()
+        self._stopped, self._changing = threading.Event(), threading.Lock()
+        looks = {"record": self._look_for_record, "index": self._look_for_index}
+        self._watching = [
+            RepeatedCall(f"watch the task's {what}", partial(self._alone, look), poll_s)
+            for what, look in looks.items()
+        ]
 
     def close(self) -> None:
         self._stopped.set()
-        self._thread.join(2 * self._poll_s)
+        for watching in self._watching:
+            watching.close(2 * self._poll_s)
 
-    def _run(self) -> None:
-        failing = False
-        older = list(range(max(self._seen - MOST_KNOWN + 1, 1), self._seen))
-        while not self._stopped.is_set():
-            try:
-                while older:
-                    self._remember(older[-1])
-                    older.pop()
-                self._look()
-                failing = False
-            except Exception as error:  # a record may be unreadable, or gone
-                if not failing:
-                    log.warning("no new record of the task, it stays as it is: %s", error)
-                failing = True
-            self._stopped.wait(self._poll_s)
+    def _alone(self, look: Callable[[], None]) -> None:
+        with self._changing:
+            look()
+
+    def _look_for_index(self) -> None:
+        artifact = self._builder.indexes.store.current()
+        if artifact is None or artifact.version == self._index:
+            return
+        try:
+            index = self._builder.indexes.fetch(artifact)
+            proposer = self._builder.proposer_for(self._builder.record, index)
+        except (ServiceError, ValueError):  # it will not fit later; what else fails, may work
+            log.exception("a new draft index does not fit; the old one stays in use")
+        else:
+            self._between_steps(partial(self._swap, artifact, index, proposer))
+        self._index = artifact.version
+
+    def _swap(self, artifact: Artifact, index: DraftIndex, proposer: NgramProposer | None) -> None:
+        self._builder.swap(artifact, index, proposer)
+        self._on_change()
+
+    def _look_for_record(self) -> None:
+        while self._older:
+            self._remember(self._older[-1])
+            self._older.pop()
+        version = self._tasks.versions(self._name)[-1]
+        failed = version == self._failed and time.monotonic() < self._again
+        if version == self._seen or failed:
+            return
+        record = self._tasks.get(self._name, version)
+        for between in range(max(self._seen + 1, version - MOST_KNOWN + 1), version):
+            self._remember(between)
+        self._seen = version if self._is_settled(record, version) else version - 1
 
     def _remember(self, version: int) -> None:
         """An answer may have been begun by it, on a replica that is gone or saw it sooner."""
@@ -160,16 +115,6 @@ class RecordWatcher:
                 self._bring(record, version)
         except Exception as error:  # of another engine, say: nobody here can end it
             log.debug("version %d of task %s is not remembered: %s", version, self._name, error)
-
-    def _look(self) -> None:
-        version = self._tasks.versions(self._name)[-1]
-        failed = version == self._failed and time.monotonic() < self._again
-        if version == self._seen or failed:
-            return
-        record = self._tasks.get(self._name, version)
-        for between in range(max(self._seen + 1, version - MOST_KNOWN + 1), version):
-            self._remember(between)
-        self._seen = version if self._is_settled(record, version) else version - 1
 
     def _is_settled(self, record: TaskRecord, version: int) -> bool:
         """Bring a version in where this engine can; False where that is to be tried again."""
@@ -218,20 +163,13 @@ class RecordWatcher:
             raise ValueError(f"it changes {', '.join(changes)}")
         if guide := guide_of(record):
             builder.engine.guides.of(guide.spec, builder.engine.longest)
-        for takes_left in reversed(range(_TAKES)):
-            proposer = builder.proposer_for(record, builder.proposer.index)
-            try:
-                self._between_steps(partial(self._take, record, version, proposer))
-                return
-            except StaleProposer:
-                if not takes_left:
-                    raise
+        proposer = builder.proposer_for(record, builder.proposer.index)
+        self._between_steps(partial(self._take, record, version, proposer))
 
     def _take(self, record: TaskRecord, version: int, proposer: NgramProposer | None) -> None:
-        before = self._builder.proposer
         self._builder.take(record, version, proposer)
         log.info("task %s is served by version %d of its record", self._name, version)
-        if before is not self._builder.proposer:
+        if proposer:
             self._on_change()
 
     def _between_steps(self, action: Callable[[], None]) -> None:

@@ -21,7 +21,6 @@ from tasc_draft import DraftIndex, DraftSettings, Tokens, build_index
 from tasc_engine import GenerationResult
 from tasc_runtime.engine.builder import EngineBuilder, Proposers
 from tasc_runtime.engine_settings import EngineSettings
-from tasc_runtime.errors import StaleProposer
 from tasc_runtime.protocol import Answer, Call
 from tasc_serve.replica.replica import TaskReplica
 from tasc_store import ArtifactStore, TaskRecord, TaskStore
@@ -112,28 +111,21 @@ def test_rows_in_flight_go_on_as_they_would_and_are_drafted_for_otherwise(
         assert any(own[2:] for own in drafted)
 
 
-def test_settings_that_change_with_the_index_take_it_as_it_is_then(
-    worker: EngineBuilder, record: TaskRecord, index: DraftIndex, monkeypatch: Any
+def test_settings_of_the_record_count_once_the_index_has_none_of_its_own(
+    worker: EngineBuilder, record: TaskRecord, index: DraftIndex
 ) -> None:
-    """A proposer for another index or another record is not used, and none is made in its place."""
     changed, tuned = replace(record, draft=SHORT), replace(index, settings=OFF)
-    made = worker.proposer_for(changed, worker.proposer.index)
-    late = worker.proposer_for(changed, index)
     assert worker.artifact is not None
     worker.swap(worker.artifact, tuned, worker.proposer_for(worker.record, tuned))
-    worker.take(changed, 2, made)
+    assert worker.proposer_for(changed, tuned) is None
+    worker.take(changed, 2)
     assert (worker.proposer.settings, worker.proposer.index) == (OFF, tuned)
-    with monkeypatch.context() as patched:
-        patched.setattr(Proposers, "make", None)
-        for stale in (None, worker.proposer):
-            with pytest.raises(StaleProposer):
-                worker.swap(worker.artifact, index, stale)
-        assert (worker.proposer.settings, worker.proposer.index) == (OFF, tuned)
-        worker.swap(worker.artifact, index, late)
-    assert (worker.proposer, worker.proposer.index) == (late, index)
+    made = worker.proposer_for(changed, index)
+    worker.swap(worker.artifact, index, made)
+    assert (worker.proposer, made.settings, made.index) == (made, SHORT, index)
 
 
-def test_an_index_that_comes_with_other_settings_of_the_record_is_tried_again(
+def test_an_index_that_could_not_be_installed_is_tried_again(
     replica: TaskReplica, indexes: ArtifactStore, index: DraftIndex, monkeypatch: Any
 ) -> None:
     worker, real = replica.builder, replica.builder.swap
@@ -142,7 +134,7 @@ def test_an_index_that_comes_with_other_settings_of_the_record_is_tried_again(
     def swap(*values: Any) -> None:
         if not refused:
             refused.append(values)
-            raise StaleProposer("the record has changed")
+            raise RuntimeError("no row could be drafted for")
         real(*values)
 
     monkeypatch.setattr(worker, "swap", swap)

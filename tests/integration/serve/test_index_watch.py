@@ -17,7 +17,7 @@ from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import ServiceError
 from tasc_serve.replica.step_loop import EngineLoop
-from tasc_serve.replica.watchers import IndexWatcher
+from tasc_serve.replica.watchers import TaskWatcher
 from tasc_store import TaskStore
 
 pytestmark = pytest.mark.redis
@@ -59,10 +59,13 @@ def worker(client, task, tmp_path):
 
 
 @pytest.fixture
-def watched(worker):
+def watched(client, worker):
     versions = []
     loop = EngineLoop(worker.engine)
-    watcher = IndexWatcher(worker, loop, 0.05, lambda artifact: versions.append(artifact.version))
+    tasks = TaskStore(client)
+    watcher = TaskWatcher(
+        worker, loop, tasks, 0.05, lambda: versions.append(worker.artifact.version)
+    )
     yield Watched(worker, loop, versions)
     assert loop.alive
     watcher.close()
@@ -120,7 +123,7 @@ def test_what_cannot_be_fetched_now_is_tried_again(
     (chunk,) = client.scan_iter(f"*{store.task}*:chunk:{version}:0")
     client.rename(chunk, "away")
     store.announce(version)
-    eventually(lambda: "the old one stays in use" in caplog.text)
+    eventually(lambda: f"version {version}" in caplog.text)
     assert watched.versions == []
     client.rename("away", chunk)
     eventually(lambda: watched.versions == [version])

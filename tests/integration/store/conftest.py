@@ -38,8 +38,8 @@ def shelf(client: redis.Redis) -> Shelf:
 
 @pytest.fixture
 def store(client: redis.Redis) -> ArtifactStore:
-    """Chunks of 10 bytes, and so rare a look at the pointer that only messages count."""
-    return ArtifactStore(client, "task", "finger", chunk_bytes=10, poll_s=600.0)
+    """Chunks of 10 bytes."""
+    return ArtifactStore(client, "task", "finger", chunk_bytes=10)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,6 @@ from tasc_store import (
 pytestmark = pytest.mark.redis
 CHUNK = "tasc:{task}:index:finger:chunk:%d:%d"
 POINTER = "tasc:{task}:index:finger:current"
-# At its end `wait` looks once more: a lost message must not be found that way.
-NEVER_S = 3600.0
 
 
 def test_a_file_of_several_chunks_comes_back_and_does_not_expire(
@@ -108,46 +105,6 @@ def test_a_publish_killed_halfway_leaves_the_old_version_current(
     with pytest.raises(UnknownVersion):
         store.announce(2)
     assert store.publish(source, 1).version == 3
-
-
-@pytest.mark.parametrize(("now", "then"), [(1, 2), (2, 1)])
-def test_wait_hears_an_announcement_of_a_newer_or_an_older_version(
-    store: ArtifactStore, source: Path, client: redis.Redis, now: int, then: int
-) -> None:
-    for rows in (1, 2):
-        store.publish(source, rows)
-    store.announce(now)
-    client.config_resetstat()
-
-    def looked_twice() -> bool:  # before and after its subscription was confirmed
-        calls = client.info("commandstats").get("cmdstat_evalsha", {"calls": 0})
-        return int(calls["calls"]) >= 2
-
-    def announce() -> None:
-        eventually(looked_twice)
-        store.announce(then)
-
-    announcer = threading.Thread(target=announce)
-    announcer.start()
-    assert store.wait(seen=now, timeout_s=NEVER_S) == store.get(then)
-    announcer.join()
-
-
-def test_wait_finds_a_version_whose_message_was_lost(client: redis.Redis, source: Path) -> None:
-    store = ArtifactStore(client, "task", "finger", poll_s=0.01)
-    artifact = store.publish(source, 1)
-    timer = threading.Timer(0.05, client.set, (POINTER, 1))
-    timer.start()
-    assert store.wait(seen=None, timeout_s=NEVER_S) == artifact
-    timer.join()
-
-
-def test_wait_gives_at_once_what_is_new_else_none(store: ArtifactStore, source: Path) -> None:
-    assert store.wait(seen=None, timeout_s=0.01) is None
-    artifact = store.publish(source, 1)
-    store.announce(1)
-    assert store.wait(seen=None, timeout_s=0.0) == artifact
-    assert store.wait(seen=1, timeout_s=0.01) is None
 
 
 def test_delete_takes_everything_of_a_version_but_never_the_current(

@@ -262,7 +262,6 @@ def test_an_old_server_is_refused_and_a_silent_one_given_up(
         lambda client, _: CorpusStore(client, "task").read(0, 1),
         lambda client, _: ArtifactStore(client, "task", "finger").current(),
         lambda client, _: ArtifactStore(client, "task", "finger").other_fingerprints(),
-        lambda client, _: ArtifactStore(client, "task", "finger").wait(None, 5.0),
     ],
 )
 def test_a_vanished_redis_is_named(spare: EmbeddedRedis, source: Path, use: Write) -> None:

@@ -1,5 +1,6 @@
-"""Watchers of records, indexes and the queue: what they take in, say, and try again."""
+"""The watcher of records and indexes: what it takes in, says, and tries again."""
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
@@ -18,9 +19,9 @@ from tasc_runtime.engine.versions import (
     fixed_changes,
     newest_version,
 )
-from tasc_runtime.errors import ServiceError, StaleProposer
+from tasc_runtime.errors import ServiceError
 from tasc_serve.replica import watchers
-from tasc_serve.replica.watchers import RecordWatcher
+from tasc_serve.replica.watchers import TaskWatcher
 from tasc_store import NeuralDrafting, SamplingDefaults, TaskRecord
 from tasc_text import ChatTemplate
 
@@ -49,7 +50,12 @@ class Worker:
         self.records = Records(RECORD, 1)
         self.engine = SimpleNamespace(longest=9, guides=SimpleNamespace(of=self._guide))
         self.proposer = SimpleNamespace(index=None)
+        self.artifact = self.announced = None  # of the index in use, and of the one to be used
+        self.indexes = SimpleNamespace(
+            store=SimpleNamespace(current=lambda: self.announced), fetch=lambda artifact: None
+        )
         self.made = 0
+        self._ready = self.pending = 0  # proposers made and not in use: now, and the most
         self.raising: list[Exception] = []
 
     @property
@@ -64,10 +70,17 @@ class Worker:
         self.made += 1
         if record.draft.mixture == "tasc":
             raise ValueError("cannot be drafted so")
+        self._ready += 1
+        self.pending = max(self.pending, self._ready)
+
+    def swap(self, artifact: Any, index: None, proposer: None) -> None:
+        self._ready -= 1
+        self.artifact = artifact
 
     def take(self, record: TaskRecord, version: int, proposer: None) -> None:
         if self.raising:
             raise self.raising.pop()
+        self._ready -= 1
         self.records.add(record, version)
 
     def _guide(self, spec: Any, longest: int) -> None:
@@ -83,9 +96,16 @@ class Loop:
             action()
 
 
+class LateLoop:
+    """Its step takes a while."""
+
+    def between_steps(self, action: Callable[[], None]) -> None:
+        threading.Timer(0.02, action).start()
+
+
 @contextmanager
-def watching(tasks: Tasks, worker: Worker) -> Iterator[None]:
-    watcher = RecordWatcher(worker, Loop(), tasks, 0.005)
+def watching(tasks: Tasks, worker: Worker, loop: Any = None) -> Iterator[None]:
+    watcher = TaskWatcher(worker, loop or Loop(), tasks, 0.005)
     try:
         yield
     finally:
@@ -227,10 +247,20 @@ def test_a_change_that_fails_between_two_steps_is_told_and_tried_again(
     assert "version 1 stays in use: no row could be drafted for" in caplog.text
 
 
-def test_a_proposer_that_came_too_late_is_made_again() -> None:
+def test_of_a_record_and_an_index_that_come_at_once_one_is_in_use_before_the_other_is_made() -> (
+    None
+):
     worker, tasks = Worker(), Tasks()
-    worker.raising = [StaleProposer("the index has changed")] * 2
+    tasks.records += told(1)
+    worker.announced = SimpleNamespace(version=1)
+    with watching(tasks, worker, LateLoop()):
+        eventually(lambda: worker.artifact and worker.record_version == 2)
+    assert (worker.made, worker.pending) == (2, 1)
+
+
+def test_a_record_that_cannot_be_read_holds_no_index_up() -> None:
+    worker, tasks = Worker(), Tasks()
+    tasks.records.append(None)
+    worker.announced = SimpleNamespace(version=1)
     with watching(tasks, worker):
-        tasks.records += told(1)
-        eventually(lambda: worker.record_version == 2)
-    assert worker.made == 3
+        eventually(lambda: worker.artifact and tasks.looks > 3)
