@@ -74,9 +74,9 @@ class Replica:
         self.engine.observe_inter_token(0.004, 2)
         for mismatch in (None, "near_tie", "real"):
             self.engine.observe_check(mismatch)
-        self.engine.drop_check("old")
-        self.engine.observe_collected(1)
-        self.engine.drop_collected("full")
+        self.engine.not_checked["old"].inc()
+        self.engine.collected.inc()
+        self.engine.not_collected["full"].inc()
         self.neural.sizes([500] * 8)
 
 
@@ -92,14 +92,14 @@ class Gateway:
     def feed(self) -> None:
         for code in (200, 200, 429, 503, 504):
             self.metrics.observe_http(self.task, code, 0.018)
-            self.metrics.observe_proxy(self.task, 0.001)
-            self.metrics.observe_replicas(self.task, 0.016)
+            self.metrics.proxy_seconds(self.task).observe(0.001)
+            self.metrics.replica_seconds(self.task).observe(0.016)
         self.metrics.observe_http(None, 404, 0.001)
-        self.metrics.observe_limited(self.task, "key")
-        self.metrics.observe_failover(self.task, "died")
-        self.metrics.observe_failover_seconds(self.task, 0.2)
-        self.metrics.observe_failover_refused(self.task)
-        self.metrics.observe_ignored(self.task, 1)
+        self.metrics.limited(self.task, "key").inc()
+        self.metrics.failovers(self.task, "died").inc()
+        self.metrics.failover_seconds(self.task).observe(0.2)
+        self.metrics.failovers_refused(self.task).inc()
+        self.metrics.ignored(self.task).inc()
 
 
 class BatchWorker:
@@ -108,12 +108,12 @@ class BatchWorker:
     def __init__(self, registry: CollectorRegistry, task: str) -> None:
         self.task, self.batches = task, BatchMetrics(registry)
         self.batches.begun(task)
-        self.batches.running(task, 16)
+        self.batches.running(task).set(16)
 
     def feed(self) -> None:
         self.batches.done(self.task, completed=9, failed=1, tokens=120)
-        self.batches.engine_failed(self.task)
-        self.batches.ended(self.task, "completed")
+        self.batches.engine_failures(self.task).inc()
+        self.batches.ended(self.task, "completed").inc()
 
 
 def main(redis_url: str, task: str) -> None:

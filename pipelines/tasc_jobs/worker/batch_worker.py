@@ -107,12 +107,12 @@ class Counting:
 
     def ended(self, ended: Ended) -> None:
         if ended.status != "lost":
-            self._metrics.ended(self._task, ended.status)
+            self._metrics.ended(self._task, ended.status).inc()
 
     def told(self, now: JobProgress) -> None:
         """Count what was done since the last call. The first call tells what earlier starts did."""
         before, self._before = self._before, now
-        self._metrics.running(self._task, now.running)
+        self._metrics.running(self._task).set(now.running)
         # Fewer than before: the job began anew.
         if before is None or now.done < before.done:
             return
@@ -227,7 +227,7 @@ class BatchWorker:
 
     def _leave(self, batch: Batch, error: EngineFailed) -> None:
         """Raises ClusterError: it happened too often."""
-        self._metrics.engine_failed(batch.model)
+        self._metrics.engine_failures(batch.model).inc()
         pause_s = self._backoff.failed(batch.model, in_short(error))
         self._say(
             f"{batch.id}: {in_short(error)}. It does not count against the batch; task "

@@ -411,7 +411,7 @@ class AccessControl:
         left = self._rates.headers(key)
         if over is None:
             return Permit(left, lambda tokens: self._rates.spend(key, tokens))
-        self._metrics.observe_limited(task, over.what)
+        self._metrics.limited(task, over.what).inc()
         headers = {**left, "Retry-After": retry_after(over.wait_s)}
         raise ApiError(429, over.message, headers=headers)
 

@@ -80,10 +80,10 @@ class RequestScope:
             self._in_flight.leave()
         self._inside = False
         if self._replica_s is not None and self.task:
-            self._metrics.observe_replicas(self.task, self._replica_s)
+            self._metrics.replica_seconds(self.task).observe(self._replica_s)
         self._metrics.observe_http(self.task, code, time.perf_counter() - self._began)
         if self._proxy_s is not None and self.task:
-            self._metrics.observe_proxy(self.task, self._proxy_s)
+            self._metrics.proxy_seconds(self.task).observe(self._proxy_s)
 
 
 class Generation:
@@ -207,7 +207,7 @@ class Generation:
             return {}
         if not (ignored := prompt.ignored):
             return {}
-        self._metrics.observe_ignored(task, len(ignored))
+        self._metrics.ignored(task).inc(len(ignored))
         shown = ", ".join(ignored[:_MOST_NAMED])
         more = len(ignored) - _MOST_NAMED
         return {IGNORED: f"{shown} and {more} more" if more > 0 else shown}

@@ -21,6 +21,8 @@ class GatewayMetrics:
     Every gateway publishes the same count of waiting batches of one store: take the maximum, not
     the sum.
 
+    An attribute is called with the name of a served task, and a further label if it has one.
+
     Args:
         registry: Where the series live.
         tasks: Tasks whose waiting batches are exported from the start, at 0; other tasks' are
@@ -33,63 +35,55 @@ class GatewayMetrics:
     def __init__(self, registry: CollectorRegistry, tasks: Sequence[str] = ()) -> None:
         self.registry = registry
         self._tasks = set(tasks)
-        make = Series(registry, {})
-        self._requests = make.counters(
-            "tasc_http_requests", "HTTP requests answered.", "task", "code"
-        )
-        self._request_seconds = make.histograms(
-            "tasc_http_request_duration_seconds",
+        make = Series(registry, {}, "task")
+        counters, gauges, histograms = make.counters, make.gauges, make.histograms
+        self._requests = counters("http_requests", "HTTP requests answered.", "code")
+        self._request_seconds = histograms(
+            "http_request_duration_seconds",
             "Time from the first byte of a request to the last byte of its answer.",
             E2E_S,
-            "task",
         )
-        self._proxy_seconds = make.histograms(
-            "tasc_http_proxy_seconds",
+        self.proxy_seconds = histograms(
+            "http_proxy_seconds",
             "Time from Ray Serve's HAProxy, after it read a request's headers, to the gateway.",
             _PROXY_S,
-            "task",
         )
-        self._replica_seconds = make.histograms(
-            "tasc_http_replica_seconds",
+        self.replica_seconds = histograms(
+            "http_replica_seconds",
             "Time that generating requests waited for a replica: connection, queue and engine.",
             E2E_S,
-            "task",
         )
-        self._limited = make.counters(
-            "tasc_rate_limited",
+        self.limited = counters(
+            "rate_limited",
             "Requests answered with 429, by limit: of the key or of the task.",
-            *("task", "limit"),
+            "limit",
         )
-        self._ignored = make.counters(
-            "tasc_ignored_messages",
+        self.ignored = counters(
+            "ignored_messages",
             "Messages of answered requests that a task's format string did not use.",
-            "task",
         )
-        self._failovers = make.counters(
-            "tasc_failovers",
+        self.failovers = counters(
+            "failovers",
             "Calls that moved to another replica, because the first one died, was silent, or its"
             " connection was broken.",
-            *("task", "reason"),
+            "reason",
         )
-        self._failovers_refused = make.counters(
-            "tasc_failovers_refused",
+        self.failovers_refused = counters(
+            "failovers_refused",
             "Calls that failed with their replica: moved too often, or no retry budget left.",
-            "task",
         )
-        self._failover_seconds = make.histograms(
-            "tasc_failover_seconds",
+        self.failover_seconds = histograms(
+            "failover_seconds",
             "Time from the loss of a replica to the next piece of an answer, as clients saw it.",
             _FAILOVER_S,
-            "task",
         )
-        self._replicas = make.gauges(
-            "tasc_replicas_reachable", "Replicas that answered this gateway recently.", "task"
+        self._replicas = gauges(
+            "replicas_reachable", "Replicas that answered this gateway recently."
         )
-        self._waiting = make.gauges("tasc_batch_waiting", "Batches that no worker holds.", "task")
-        self._oldest = make.gauges(
-            "tasc_batch_oldest_waiting_seconds",
+        self._waiting = gauges("batch_waiting", "Batches that no worker holds.")
+        self._oldest = gauges(
+            "batch_oldest_waiting_seconds",
             "Time since the oldest waiting batch was created, or last held by a worker.",
-            "task",
         )
         self.set_batches({})
 
@@ -105,43 +99,13 @@ class GatewayMetrics:
         self._requests(task or NO_TASK, code).inc()
         self._request_seconds(task or NO_TASK).observe(seconds)
 
-    def observe_proxy(self, task: str, seconds: float) -> None:
-        """Observe how long a request took from HAProxy to this gateway."""
-        self._proxy_seconds(task).observe(seconds)
-
-    def observe_replicas(self, task: str, seconds: float) -> None:
-        """Observe from a request's calls to the end of their answers."""
-        self._replica_seconds(task).observe(seconds)
-
-    def observe_limited(self, task: str, limit: str) -> None:
-        """Count one request that was answered 429.
-
-        Args:
-            task: The name of a served task.
-            limit: ``key`` or ``task``.
-        """
-        self._limited(task, limit).inc()
-
-    def observe_ignored(self, task: str, messages: int) -> None:
-        """Count messages that entered no prompt."""
-        self._ignored(task).inc(messages)
-
     def set_replicas(self, task: str, replicas: int) -> None:
         """Export how many replicas of a task answer, and its failovers from then on."""
         self._replicas(task).set(replicas)
         # At 0: Prometheus takes no series' first value for a rise.
-        self._failovers_refused(task)
+        self.failovers_refused(task)
         for reason in _LOSSES:
-            self._failovers(task, reason)
-
-    def observe_failover(self, task: str, reason: str) -> None:
-        self._failovers(task, reason).inc()
-
-    def observe_failover_refused(self, task: str) -> None:
-        self._failovers_refused(task).inc()
-
-    def observe_failover_seconds(self, task: str, seconds: float) -> None:
-        self._failover_seconds(task).observe(seconds)
+            self.failovers(task, reason)
 
     def set_batches(self, waiting: Mapping[str, Waiting]) -> None:
         """Export what waits now, by task; 0 for known tasks that are left out."""

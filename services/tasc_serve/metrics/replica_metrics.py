@@ -6,8 +6,8 @@ Names keep vLLM's suffixes, so that its dashboards need another prefix only. The
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeAlias, TypeVar, get_args
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
@@ -35,9 +35,34 @@ _INTER_TOKEN_S = (
     *(0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.15),
     *(0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
 )
-_VERIFY_S = _INTER_TOKEN_S
 _MOST_PENDING = 64  # steps that are not counted yet
 _DRAFT_S = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.1)
+
+# Series of sums over step records, and of times of a step: names without tasc_.
+_STEP_COUNTERS: Final = {
+    "drafting_paused_steps": "Steps without drafts because earlier drafts did not pay off.",
+    "draft_failures": "Proposer calls that failed, and invalid drafts.",
+    "row_steps": "Forward passes of rows that could emit: the denominator of block efficiency.",
+    "prompt_tokens": "Prompt tokens computed by forward passes.",
+    "prefix_cache_hits": "Prompt tokens copied from the prefix cache.",
+    "bonus_tokens": "Emitted tokens that the target chose itself.",
+    "forced_tokens": "Emitted tokens without a forward pass, because a guide allowed no other.",
+    "spec_decode_num_drafts": "Row-steps with a non-empty draft.",
+}
+_STEP_SECONDS: Final = {
+    "draft_seconds": ("Time to propose drafts, per step.", _DRAFT_S),
+    "guide_seconds": ("Time to compute the tokens that guides allow, per step.", _DRAFT_S),
+    "verify_seconds": (
+        "Time of a forward pass of the target until its tokens are read.",
+        _INTER_TOKEN_S,
+    ),
+}
+# The field of a record where it has another name than its series.
+_FIELDS: Final = {
+    "drafting_paused_steps": "paused",
+    "prefix_cache_hits": "shared_tokens",
+    "spec_decode_num_drafts": "drafts",
+}
 
 
 class ManyHistogram(Histogram):
@@ -57,13 +82,16 @@ _Family = TypeVar("_Family", Counter, Gauge, ManyHistogram)
 
 
 class Series:
-    """Makes series of one registry that all carry the same labels.
+    """Makes series of one registry that all carry the same labels, and are named tasc_*.
 
     Each family is made once: after `relabel` the same families get other series.
+
+    Args:
+        by: Further labels of all families; a family is called with their values first.
     """
 
-    def __init__(self, registry: CollectorRegistry, labels: dict[str, str]) -> None:
-        self._registry, self._labels = registry, labels
+    def __init__(self, registry: CollectorRegistry, labels: dict[str, str], *by: str) -> None:
+        self._registry, self._labels, self._by = registry, labels, by
         self._families: dict[str, Any] = {}
 
     def relabel(self, labels: dict[str, str]) -> None:
@@ -103,8 +131,10 @@ class Series:
         self, kind: type[_Family], name: str, text: str, *by: str, **options: Any
     ) -> Callable[..., _Family]:
         if name not in self._families:
-            labels = (*self._labels, *by)
-            self._families[name] = kind(name, text, labels, registry=self._registry, **options)
+            labels = (*self._labels, *self._by, *by)
+            self._families[name] = kind(
+                f"tasc_{name}", text, labels, registry=self._registry, **options
+            )
         family: _Family = self._families[name]
         own = tuple(self._labels.values())
         return lambda *values: family.labels(*own, *map(str, values))
@@ -208,37 +238,40 @@ class ReplicaMetrics:
 
     def _make_own_series(self, make: Series, record_version: Callable[[], int]) -> None:
         make.gauge(
-            "tasc_record_version",
-            "Version of the task's record that new requests are answered by.",
+            "record_version", "Version of the task's record that new requests are answered by."
         ).set_function(record_version)
-        self._collected = make.counter(
-            "tasc_collected_rows", "Finished answers that were stored for `tasc refresh`."
+        self.collected = make.counter(
+            "collected_rows", "Finished answers that were stored for `tasc refresh`."
         )
         not_collected = make.counters(
-            "tasc_collected_rows_dropped",
+            "collected_rows_dropped",
             "Collected answers that were lost: full if they came faster than Redis took them,"
             " trimmed if Redis removed old ones to make room.",
             "reason",
         )
-        self._not_collected = {reason: not_collected(reason) for reason in get_args(NotCollected)}
+        self.not_collected: Mapping[NotCollected, Counter] = {
+            reason: not_collected(reason) for reason in get_args(NotCollected)
+        }
         self._checks = make.counter(
-            "tasc_lossless_checks",
+            "lossless_checks",
             "Drafted answers that were decoded again without drafts, and compared.",
         )
         mismatches = make.counters(
-            "tasc_lossless_mismatches",
+            "lossless_mismatches",
             "Checked answers that differ: near_tie if the two tokens are equally likely within"
             " rounding, real otherwise.",
             "kind",
         )
         self._mismatches = {kind: mismatches(kind) for kind in get_args(Mismatch)}
         not_checked = make.counters(
-            "tasc_lossless_checks_dropped",
+            "lossless_checks_dropped",
             "Answers that were chosen for a check but not checked: the queue was full, no row was"
             " idle in time, or decoding failed.",
             "reason",
         )
-        self._not_checked = {reason: not_checked(reason) for reason in get_args(NotChecked)}
+        self.not_checked: Mapping[NotChecked, Counter] = {
+            reason: not_checked(reason) for reason in get_args(NotChecked)
+        }
 
     def _make_drafted_series(self, make: Series) -> None:
         self._make_steps(make)
@@ -247,61 +280,24 @@ class ReplicaMetrics:
         self._make_index(make)
 
     def _make_steps(self, make: Series) -> None:
-        self._steps = make.counter(
-            "tasc_verify_steps", "Forward passes of the target for a whole batch."
-        )
-        self._paused_steps = make.counter(
-            "tasc_drafting_paused_steps",
-            "Steps without drafts because earlier drafts did not pay off.",
-        )
-        self._draft_failures = make.counter(
-            "tasc_draft_failures", "Proposer calls that failed, and invalid drafts."
-        )
-        self._row_steps = make.counter(
-            "tasc_row_steps",
-            "Forward passes of rows that could emit: the denominator of block efficiency.",
-        )
-        self._prompt_tokens = make.counter(
-            "tasc_prompt_tokens", "Prompt tokens computed by forward passes."
-        )
-        self._shared_tokens = make.counter(
-            "tasc_prefix_cache_hits", "Prompt tokens copied from the prefix cache."
-        )
-        self._generation_tokens = make.counter(
-            "tasc_generation_tokens",
+        counter, histogram = make.counter, make.histogram
+        self._steps = counter("verify_steps", "Forward passes of the target for a whole batch.")
+        self._step_counters = {name: counter(name, text) for name, text in _STEP_COUNTERS.items()}
+        self._generation_tokens = counter(
+            "generation_tokens",
             "Emitted tokens, end-of-sequence included: accepted + bonus + forced.",
         )
-        self._bonus_tokens = make.counter(
-            "tasc_bonus_tokens", "Emitted tokens that the target chose itself."
-        )
-        self._forced_tokens = make.counter(
-            "tasc_forced_tokens",
-            "Emitted tokens without a forward pass, because a guide allowed no other.",
-        )
-        self._draft_seconds = make.histogram(
-            "tasc_draft_seconds", "Time to propose drafts, per step.", _DRAFT_S
-        )
-        self._guide_seconds = make.histogram(
-            "tasc_guide_seconds",
-            "Time to compute the tokens that guides allow, per step.",
-            _DRAFT_S,
-        )
-        self._verify_seconds = make.histogram(
-            "tasc_verify_seconds",
-            "Time of a forward pass of the target until its tokens are read.",
-            _VERIFY_S,
-        )
+        self._step_seconds = {name: histogram(name, *of) for name, of in _STEP_SECONDS.items()}
         self._cost_error = make.gauges(
-            "tasc_step_cost_error_ratio",
+            "step_cost_error_ratio",
             "Mean relative difference between measured step costs and the times of real steps.",
         )
 
     def _make_drafts(self, make: Series) -> None:
-        name = "tasc_spec_decode_num_"
-        self._drafts = make.counter(name + "drafts", "Row-steps with a non-empty draft.")
+        counters, name = make.counters, "spec_decode_num_"
         self._drafted = _TokensBySource(
-            make.counters(name + "draft_tokens", "Draft tokens proposed.", "source"),
-            make.counters(
+            counters(name + "draft_tokens", "Draft tokens proposed.", "source"),
+            counters(
                 name + "drafts_per_pos",
                 "Drafts that reach a position, by the likeliest token there: sum over sources"
                 " before dividing.",
@@ -309,10 +305,10 @@ class ReplicaMetrics:
             ),
         )
         self._accepted = _TokensBySource(
-            make.counters(
+            counters(
                 name + "accepted_tokens", "Accepted draft tokens, without bonus tokens.", "source"
             ),
-            make.counters(
+            counters(
                 name + "accepted_tokens_per_pos",
                 "Accepted draft tokens at a position.",
                 *("source", "position"),
@@ -320,55 +316,54 @@ class ReplicaMetrics:
         )
 
     def _make_requests(self, make: Series) -> None:
+        gauge, histogram = make.gauge, make.histogram
         success = make.counters(
-            "tasc_request_success", "Answered requests, by finish reason.", "finished_reason"
+            "request_success", "Answered requests, by finish reason.", "finished_reason"
         )
         self._finished = {reason: success(reason) for reason in get_args(FinishReason)}
-        self._first_token = make.histogram(
-            "tasc_time_to_first_token_seconds",
-            "Time from arrival to the first token.",
-            _FIRST_TOKEN_S,
+        self._first_token = histogram(
+            "time_to_first_token_seconds", "Time from arrival to the first token.", _FIRST_TOKEN_S
         )
-        self._e2e = make.histogram(
-            "tasc_e2e_request_latency_seconds", "Time from arrival to the end of the answer.", E2E_S
+        self._e2e = histogram(
+            "e2e_request_latency_seconds", "Time from arrival to the end of the answer.", E2E_S
         )
-        self._queued = make.histogram(
-            "tasc_request_queue_time_seconds", "Time from arrival to a free row.", _QUEUE_S
+        self._queued = histogram(
+            "request_queue_time_seconds", "Time from arrival to a free row.", _QUEUE_S
         )
-        self._inter_token = make.histogram(
-            "tasc_inter_token_latency_seconds",
+        self._inter_token = histogram(
+            "inter_token_latency_seconds",
             "Gap between two chunks divided by the tokens of the later, once per token.",
             _INTER_TOKEN_S,
         )
-        make.gauge("tasc_num_requests_running", "Requests that hold a row.").set_function(
+        gauge("num_requests_running", "Requests that hold a row.").set_function(
             lambda: self._load()[0]
         )
-        make.gauge("tasc_num_requests_waiting", "Requests in the queue.").set_function(
+        gauge("num_requests_waiting", "Requests in the queue.").set_function(
             lambda: self._load()[1]
         )
-        make.gauge(
-            "tasc_kv_cache_usage_ratio",
+        gauge(
+            "kv_cache_usage_ratio",
             "Share of the KV cache that requests reserve for their longest answers.",
         ).set_function(lambda: self._load()[2])
 
     def _make_index(self, make: Series) -> None:
-        self._index_info = make.gauges(
-            "tasc_draft_index_info",
+        gauges = make.gauges
+        self._index_info = gauges(
+            "draft_index_info",
             "1 for the draft index in use; versions are numbered per tokenizer.",
-            "fingerprint",
-            "version",
+            *("fingerprint", "version"),
         )
-        self._index_bytes = make.gauge("tasc_draft_index_bytes", "Size of the draft index in use.")
-        self._forecast = make.gauges(
-            "tasc_forecast_tokens_per_step",
+        self._index_bytes = make.gauge("draft_index_bytes", "Size of the draft index in use.")
+        self._forecast = gauges(
+            "forecast_tokens_per_step",
             "Tokens per step that the draft index in use brought on rows it had not seen.",
         )
-        self._built = make.gauges(
-            "tasc_draft_index_built_timestamp_seconds",
+        self._built = gauges(
+            "draft_index_built_timestamp_seconds",
             "When the draft index in use was built, in seconds since the epoch.",
         )
         self._swaps = make.counter(
-            "tasc_index_swaps", "Number of times a running replica took another draft index."
+            "index_swaps", "Number of times a running replica took another draft index."
         )
 
     def observe_step(self, record: StepRecord) -> None:
@@ -404,20 +399,13 @@ class ReplicaMetrics:
         )
         self._accepted.add(accepted, accepted)
         self._steps.inc(len(records))
-        self._row_steps.inc(total("row_steps"))
-        self._drafts.inc(total("drafts"))
-        bonus, forced = total("bonus_tokens"), total("forced_tokens")
-        self._bonus_tokens.inc(bonus)
-        self._forced_tokens.inc(forced)
-        self._generation_tokens.inc(int(accepted.sum()) + bonus + forced)
-        self._prompt_tokens.inc(total("prompt_tokens"))
-        self._shared_tokens.inc(total("shared_tokens"))
-        self._paused_steps.inc(total("paused"))
-        self._draft_failures.inc(total("draft_failures"))
+        for name, counter in self._step_counters.items():
+            counter.inc(total(_FIELDS.get(name, name)))
+        emitted = total("bonus_tokens") + total("forced_tokens")
+        self._generation_tokens.inc(int(accepted.sum()) + emitted)
         once = [1] * len(records)
-        self._draft_seconds.observe_all([record.draft_seconds for record in records], once)
-        self._guide_seconds.observe_all([record.guide_seconds for record in records], once)
-        self._verify_seconds.observe_all([record.verify_seconds for record in records], once)
+        for name, histogram in self._step_seconds.items():
+            histogram.observe_all([getattr(record, name) for record in records], once)
         if error := records[-1].cost_error:  # else it is not known
             self._cost_error().set(error)
 
@@ -443,9 +431,9 @@ class ReplicaMetrics:
         version = artifact.version if artifact else None
         if version != self._version:
             self._series.clear_gauges(
-                "tasc_draft_index_info",
-                "tasc_forecast_tokens_per_step",
-                "tasc_draft_index_built_timestamp_seconds",
+                "draft_index_info",
+                "forecast_tokens_per_step",
+                "draft_index_built_timestamp_seconds",
             )
         self._index_bytes.set(size_bytes)
         if artifact:
@@ -461,18 +449,6 @@ class ReplicaMetrics:
         self._checks.inc()
         if mismatch:
             self._mismatches[mismatch].inc()
-
-    def drop_check(self, reason: NotChecked) -> None:
-        """Count an answer that was chosen for a check and not checked."""
-        self._not_checked[reason].inc()
-
-    def observe_collected(self, rows: int) -> None:
-        """Count answers that reached the store."""
-        self._collected.inc(rows)
-
-    def drop_collected(self, reason: NotCollected, rows: int = 1) -> None:
-        """Count answers that no refresh will see."""
-        self._not_collected[reason].inc(rows)
 
 
 def _sum(counts: Sequence[Counts]) -> Counts:

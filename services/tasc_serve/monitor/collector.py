@@ -78,7 +78,7 @@ class Collector:
                 self._held += _size(row)
                 self._buffer.append(row)
         if not fits:
-            self._metrics.drop_collected("full")
+            self._metrics.not_collected["full"].inc()
 
     def close(self) -> None:
         """Store what there is, if the store takes it at once."""
@@ -93,8 +93,8 @@ class Collector:
             )
             with self._lock:
                 self._held -= sum(_size(self._buffer.popleft()) for _ in batch)
-            self._metrics.observe_collected(len(batch))
-            self._metrics.drop_collected("trimmed", trimmed)
+            self._metrics.collected.inc(len(batch))
+            self._metrics.not_collected["trimmed"].inc(trimmed)
 
 
 def _size(row: CollectedRow) -> int:

@@ -122,7 +122,7 @@ class ShadowCheck:
             return
         self._due -= 1
         if len(self._chosen) >= self._settings.max_waiting:
-            self._metrics.drop_check("full")
+            self._metrics.not_checked["full"].inc()
             return
         until = time.monotonic() + self._settings.max_age_s
         self._chosen.append(_Candidate(request, result, until))
@@ -190,7 +190,7 @@ class ShadowCheck:
             candidate = self._chosen[0]
             if time.monotonic() > candidate.until:
                 self._chosen.popleft()
-                self._metrics.drop_check("old")
+                self._metrics.not_checked["old"].inc()
                 continue
             if self._engine.waits_to_compile(candidate.shadow):
                 self._warm_up()
@@ -202,14 +202,16 @@ class ShadowCheck:
     def _submit(self, candidate: _Candidate) -> None:
         shadow = candidate.shadow
         if shadow.guide and not self._engine.guides.known(shadow.guide):
-            self._metrics.drop_check("failed")  # to compile it again would keep users waiting
+            self._metrics.not_checked[
+                "failed"
+            ].inc()  # to compile it again would keep users waiting
             return
         self._engine.submit(shadow)
         self._running[shadow.id] = candidate
 
     def _failed(self) -> None:
         """No check is worth an engine: what it raises is logged, and users' answers go on."""
-        self._metrics.drop_check("failed")
+        self._metrics.not_checked["failed"].inc()
         log.exception("an answer could not be checked")
 
     def _give_back(self, shadow_id: str) -> None:
@@ -227,7 +229,7 @@ class ShadowCheck:
 
     def _compare(self, candidate: _Candidate, shadow: GenerationResult) -> None:
         if shadow.finish_reason == "error":
-            self._metrics.drop_check("failed")
+            self._metrics.not_checked["failed"].inc()
             return
         found = difference(candidate.result.tokens, shadow.logprobs, self._margin)
         self._metrics.observe_check(found.kind if found else None)

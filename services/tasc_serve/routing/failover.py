@@ -213,15 +213,15 @@ class Failover:
         where = f"task {self._task}: call {run.call.id}, {len(run.committed)} tokens"
         log.warning("%s: lost with replica %s (%s): %s", where, replica.name, reason, error)
         if run.losses > self._settings.max_retries or not self._budget.spend():
-            self._metrics.observe_failover_refused(self._task)
+            self._metrics.failovers_refused(self._task).inc()
             raise ApiError(503, f"replicas of {self._task} died; try again") from error
-        self._metrics.observe_failover(self._task, reason)
+        self._metrics.failovers(self._task, reason).inc()
 
     def _found(self, run: _Run) -> None:
         """The first tokens since a loss end what the client saw as a pause."""
         if run.lost_at is not None:
             seconds = time.monotonic() - run.lost_at
-            self._metrics.observe_failover_seconds(self._task, seconds)
+            self._metrics.failover_seconds(self._task).observe(seconds)
             run.lost_at = None
 
     def _has_changed(self, run: _Run) -> bool:
