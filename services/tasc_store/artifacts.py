@@ -10,11 +10,11 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 
 import redis
 
@@ -32,74 +32,34 @@ from tasc_store.errors import (
 UNSEALED_S = 3600
 
 
-@dataclass
-class Sum:
-    """Running size in bytes and SHA-256 of blocks."""
+def verified_blocks(
+    client: redis.Redis,
+    names: Iterable[str],
+    size_bytes: int,
+    sha256: str,
+    damaged: Callable[[str], Exception],
+) -> Iterator[bytes]:
+    """The bytes that lie in Redis under these names, piece by piece.
 
-    size: int = 0
-    _digest: "hashlib._Hash" = field(default_factory=hashlib.sha256)
-
-    def add(self, block: bytes) -> None:
-        self.size += len(block)
-        self._digest.update(block)
-
-    @property
-    def sha256(self) -> str:
-        return self._digest.hexdigest()
-
-
-class ChunkError(Exception):
-    """A piece is not there; the message says which of how many."""
-
-
-def chunk_names(prefix: str, count: int) -> list[str]:
-    """Keys of the pieces under a prefix, in order."""
-    return [f"{prefix}:{i}" for i in range(count)]
-
-
-def write_chunks(
-    client: redis.Redis, prefix: str, file: BinaryIO, chunk_bytes: int
-) -> tuple[int, Sum]:
-    """Write a file's bytes as pieces that expire; their number and sum.
-
-    Whatever stops it, the pieces written so far are removed: a server that became full by them
-    would else stay full until they expire.
-    """
-    total, count = Sum(), 0
-    try:
-        while block := file.read(chunk_bytes):
-            count += 1
-            client.set(f"{prefix}:{count - 1}", block, ex=UNSEALED_S)
-            total.add(block)
-    except BaseException:
-        remove_chunks(client, prefix, count)
-        raise
-    return count, total
-
-
-def remove_chunks(client: redis.Redis, prefix: str, count: int) -> None:
-    """Remove pieces if Redis still can; they expire if not."""
-    with suppress(redis.RedisError):
-        if count:
-            client.unlink(*chunk_names(prefix, count))
-
-
-def read_chunks(
-    client: redis.Redis, prefix: str, count: int, sink: Callable[[bytes], object]
-) -> Sum:
-    """Hand each piece to ``sink`` in order; their sum.
+    Args:
+        damaged: Makes the error, of words for what was found.
 
     Raises:
-        ChunkError: A piece is not there.
+        Exception: What ``damaged`` makes: a piece is gone, or behind the last one, size or checksum
+            is another.
+        StoreError: See `translated`.
     """
-    total = Sum()
-    for i, name in enumerate(chunk_names(prefix, count)):
-        block = client.get(name)
+    url, size, digest = url_of(client), 0, hashlib.sha256()
+    for number, name in enumerate(names):
+        with translated(url):
+            block = client.get(name)
         if not isinstance(block, bytes):
-            raise ChunkError(f"no chunk {i} of {count}")
-        total.add(block)
-        sink(block)
-    return total
+            raise damaged(f"no chunk {number}")
+        size += len(block)
+        digest.update(block)
+        yield block
+    if (size, digest.hexdigest()) != (size_bytes, sha256):
+        raise damaged(f"{size} bytes, sha256 {digest.hexdigest()}")
 
 
 # KEYS: records, chunks... ; makes the chunks permanent and writes the record, or neither.
@@ -216,15 +176,34 @@ class ArtifactStore:
         """
         with translated(self._url), path.open("rb") as file:
             version = int(self._client.incr(self._key("last")))
-            prefix = self._chunks(version)
-            chunks, total = write_chunks(self._client, prefix, file, self._chunk_bytes)
-            if not chunks:
-                raise ValueError(f"{path} is empty; there is nothing to publish")
-            artifact = self._record(version, chunks, total, corpus_rows, forecast)
+            names, size, digest = list[str](), 0, hashlib.sha256()
+            # Whatever stops it, what was written so far is removed: a server that became full by
+            # it would else stay full until it expires.
             try:
-                self._copy(artifact, lambda block: None)
+                while block := file.read(self._chunk_bytes):
+                    names.append(self._key("chunk", version, len(names)))
+                    self._client.set(names[-1], block, ex=UNSEALED_S)
+                    size += len(block)
+                    digest.update(block)
+                if not names:
+                    raise ValueError(f"{path} is empty; there is nothing to publish")
+                artifact = Artifact(
+                    task=self.task,
+                    fingerprint=self.fingerprint,
+                    version=version,
+                    size_bytes=size,
+                    sha256=digest.hexdigest(),
+                    chunks=len(names),
+                    corpus_rows=corpus_rows,
+                    created_at=time.time(),
+                    forecast=forecast,
+                )
+                for _ in self._blocks(artifact):
+                    pass
             except BaseException:
-                remove_chunks(self._client, prefix, chunks)
+                with suppress(redis.RedisError):
+                    if names:
+                        self._client.unlink(*names)
                 raise
             # From here on nothing is removed: where the reply is lost, the record may stand.
             self._seal(artifact)
@@ -294,8 +273,8 @@ class ArtifactStore:
         """
         self.require_own(artifact)
         try:
-            with path.open("wb") as out, translated(self._url):
-                self._copy(artifact, out.write)
+            with path.open("wb") as out:
+                out.writelines(self._blocks(artifact))
                 out.flush()
                 os.fsync(out.fileno())
         except BaseException:
@@ -309,7 +288,7 @@ class ArtifactStore:
             UnknownVersion: No such version.
             StoreError: It is the current one.
         """
-        names = chunk_names(self._chunks(version), self.get(version).chunks)
+        names = self._chunks(self.get(version))
         script = self._client.register_script(DELETE)
         with translated(self._url):
             gone = script([self._records, self._pointer, *names], [version])
@@ -348,43 +327,27 @@ class ArtifactStore:
     def _key(self, *parts: str | int) -> str:
         return keys.task_key(self.task, self._kind, self.fingerprint, *parts)
 
-    def _chunks(self, version: int) -> str:
-        return self._key("chunk", version)
+    def _chunks(self, artifact: Artifact) -> list[str]:
+        return [self._key("chunk", artifact.version, i) for i in range(artifact.chunks)]
 
-    def _record(
-        self, version: int, chunks: int, total: Sum, corpus_rows: int | None, forecast: float | None
-    ) -> Artifact:
-        return Artifact(
-            task=self.task,
-            fingerprint=self.fingerprint,
-            version=version,
-            size_bytes=total.size,
-            sha256=total.sha256,
-            chunks=chunks,
-            corpus_rows=corpus_rows,
-            created_at=time.time(),
-            forecast=forecast,
+    def _blocks(self, artifact: Artifact) -> Iterator[bytes]:
+        return verified_blocks(
+            self._client,
+            self._chunks(artifact),
+            artifact.size_bytes,
+            artifact.sha256,
+            partial(self._corrupt, artifact.version),
         )
 
     def _seal(self, artifact: Artifact) -> None:
-        names = chunk_names(self._chunks(artifact.version), artifact.chunks)
         known = {k: v for k, v in asdict(artifact).items() if v is not None}
         record = json.dumps(known, separators=(",", ":"))
         script = self._client.register_script(SEAL)
-        if not script([self._records, *names], [artifact.version, record]):
+        if not script([self._records, *self._chunks(artifact)], [artifact.version, record]):
             raise StoreError(
                 f"version {artifact.version} of {self._name} lost chunks before its record was"
                 f" written; publish again, within {UNSEALED_S} s"
             )
-
-    def _copy(self, artifact: Artifact, sink: Callable[[bytes], object]) -> None:
-        prefix = self._chunks(artifact.version)
-        try:
-            found = read_chunks(self._client, prefix, artifact.chunks, sink)
-        except ChunkError as error:
-            raise self._corrupt(artifact.version, str(error)) from error
-        if (found.size, found.sha256) != (artifact.size_bytes, artifact.sha256):
-            raise self._corrupt(artifact.version, f"{found.size} bytes, sha256 {found.sha256}")
 
     def _parsed(self, version: int, record: str | bytes) -> Artifact:
         try:

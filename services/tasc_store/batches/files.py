@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 import redis
 
 from tasc_store import keys
-from tasc_store.artifacts import UNSEALED_S
+from tasc_store.artifacts import UNSEALED_S, verified_blocks
 from tasc_store.client import as_text, translated, url_of
 from tasc_store.errors import CorruptArtifact, FileInUse, FilesFull, StoreError, UnknownFile
 
@@ -374,16 +374,15 @@ class FileStore:
         Raises:
             CorruptArtifact: A piece is gone; behind the last one: they are not what was written.
         """
-        digest = hashlib.sha256()
-        for i, name in enumerate(_chunk_keys(file.part, file.chunks)):
-            with translated(self._url):
-                block = self._client.get(name)
-            if not isinstance(block, bytes):
-                raise CorruptArtifact(f"file {file.id} lacks piece {i}; it was deleted meanwhile")
-            digest.update(block)
-            yield block
-        if digest.hexdigest() != file.sha256:
-            raise CorruptArtifact(f"file {file.id} is not what was uploaded; upload it again")
+        return verified_blocks(
+            self._client,
+            _chunk_keys(file.part, file.chunks),
+            file.size_bytes,
+            file.sha256,
+            lambda found: CorruptArtifact(
+                f"file {file.id} is damaged or deleted (found {found}); upload it again"
+            ),
+        )
 
     def _load(self, ids: Sequence[str]) -> list[StoredFile | None]:
         with translated(self._url):
