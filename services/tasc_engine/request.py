@@ -9,6 +9,9 @@ from tasc_engine.sampling.parameters import Sampling, TokenLogprob
 FinishReason = Literal["stop", "length", "error"]
 GuideKind = Literal["choice", "json_schema", "regex", "grammar"]
 MOST_LOGPROBS = 20  # alternatives reported for each token
+MOST_CHOICES = 20_000  # of one guide
+MOST_CHOICE_BYTES = 2_000_000  # of one guide's choices together, in UTF-8
+MOST_GUIDE_BYTES = 64 * 1024  # of a JSON schema, a regular expression or a grammar
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,8 @@ class GuideSpec:
             end. Else ``text`` is a JSON schema, a regular expression, or a Lark grammar.
 
     Raises:
-        ValueError: It has no choices, or no text, or text that is none: a lone surrogate.
+        ValueError: It has no choices, or no text, or text that is none: a lone surrogate. It is
+            larger than guides may be.
     """
 
     kind: GuideKind
@@ -37,14 +41,15 @@ class GuideSpec:
             raise ValueError("a guide of choices has a text besides; leave it out")
         if self.kind != "choice" and (not self.text or self.choices):
             raise ValueError(f"a guide by {self.kind} needs its text, and nothing else")
-        _require_text(self.kind, self.text)
-        for at, choice in enumerate(self.choices):
-            _require_text(f"choice {at}", choice)
+        _require_at_most(len(self.choices), "choices", MOST_CHOICES)
+        most = MOST_CHOICE_BYTES if self.choices else MOST_GUIDE_BYTES
+        _require_at_most(self.size_bytes, "bytes", most)
 
     @cached_property
-    def characters(self) -> int:
-        """Of the text, or of the choices together."""
-        return len(self.text) + sum(map(len, self.choices))
+    def size_bytes(self) -> int:
+        """Of the text, or of the choices together, in UTF-8."""
+        choices = (_size_of(f"choice {at}", choice) for at, choice in enumerate(self.choices))
+        return _size_of(self.kind, self.text) + sum(choices)
 
     def __hash__(self) -> int:
         return self._hash
@@ -57,9 +62,14 @@ class GuideSpec:
         return GuideSpec, (self.kind, self.choices, self.text)  # another process hashes otherwise
 
 
-def _require_text(what: str, text: str) -> None:
+def _require_at_most(found: int, what: str, most: int) -> None:
+    if found > most:
+        raise ValueError(f"a guide has {found} {what}; at most {most} are followed: send fewer")
+
+
+def _size_of(what: str, text: str) -> int:
     try:
-        text.encode()
+        return len(text.encode())
     except UnicodeEncodeError as error:
         raise ValueError(
             f"a guide's {what} has the lone surrogate {text[error.start]!r} at character "

@@ -177,6 +177,7 @@ class SamplingOptions:
         return Sampling(**rule, **own)
 
 
+@functools.lru_cache(16)  # of many labels it takes milliseconds
 def guide_of(record: TaskRecord) -> AnswerGuide | None:
     """What a task's own answers may be; None for anything."""
     if record.choices:
@@ -407,7 +408,7 @@ class RuleFields(Body):
             seed: Where the request has none; unset: a random one.
 
         Raises:
-            FieldError: Fields contradict each other, or a guide is empty or no JSON.
+            FieldError: Fields contradict each other, or a guide is empty, too large or no JSON.
         """
         if seed is None:  # drawn here, so that a call that is made again gets the same answer
             seed = secrets.randbits(64)

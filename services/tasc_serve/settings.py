@@ -37,17 +37,6 @@ class LimitSettings(Section):
         ge=1,
         description="Maximum number of different guides that one replica compiles or queues.",
     )
-    max_guide_choices: int = Field(
-        20_000, ge=1, description="Maximum number of choices in one guide."
-    )
-    max_guide_choices_bytes: int = Field(
-        2_000_000, ge=1, description="Maximum size of all choices of one guide together."
-    )
-    max_guide_bytes: int = Field(
-        65_536,
-        ge=1,
-        description="Maximum size of a JSON schema, a regular expression or a grammar.",
-    )
     max_queued_requests: int = Field(
         256,
         ge=0,

@@ -8,7 +8,7 @@ from dataclasses import fields
 import pytest
 
 from tasc_engine import Sampling
-from tasc_engine.guided.factory import GuideLimits
+from tasc_engine import request as guides
 from tasc_store import SamplingDefaults
 from tasc_store.tasks import record as answer_forms
 
@@ -54,9 +54,8 @@ def test_every_number_of_a_sampling_rule_that_is_no_request_s_own_has_a_default(
 
 
 def test_the_store_takes_answer_forms_as_large_as_guides_are_followed() -> None:
-    limits = GuideLimits()
-    assert (limits.choices, limits.choice_characters, limits.text_characters) == (
+    assert (guides.MOST_CHOICES, guides.MOST_CHOICE_BYTES, guides.MOST_GUIDE_BYTES) == (
         answer_forms.MOST_CHOICES,
-        answer_forms.MOST_CHOICE_CHARACTERS,
+        answer_forms.MOST_CHOICE_BYTES,
         answer_forms.MOST_TEXT_BYTES,
     )

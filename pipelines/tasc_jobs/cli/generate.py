@@ -275,6 +275,7 @@ def _require_guide(record: "TaskRecord", guide: "AnswerGuide") -> None:
 def _guide(choices: Path | None, schema: Path | None, regex: str | None) -> "AnswerGuide | None":
     """What the options say an answer may be."""
     from tasc_engine import GuideSpec
+    from tasc_engine.request import GuideKind
     from tasc_jobs.tasks.values import labels_of, read_text
     from tasc_runtime.sampling_options import AnswerGuide
     from tasc_store.tasks.record import MOST_TEXT_BYTES
@@ -283,11 +284,14 @@ def _guide(choices: Path | None, schema: Path | None, regex: str | None) -> "Ans
     named = [name for name, value in given.items() if value is not None]
     if len(named) > 1:
         raise UsageError(f"{' and '.join(named)} say what an answer may be; give one of them")
-    if choices:
-        return AnswerGuide(GuideSpec("choice", choices=labels_of(choices)), "--choices")
+    labels = labels_of(choices) if choices else ()
     text = regex if schema is None else read_text("schema", schema, MOST_TEXT_BYTES)
-    if text is None:
+    if not named:
         return None
-    if not text:
+    if not (labels or text):
         raise UsageError(f"{named[0]} is empty; leave it out for answers of any form")
-    return AnswerGuide(GuideSpec("json_schema" if schema else "regex", text=text), named[0])
+    kind: GuideKind = "choice" if labels else "json_schema" if schema else "regex"
+    try:
+        return AnswerGuide(GuideSpec(kind, labels, text or ""), named[0])
+    except ValueError as error:
+        raise UsageError(f"{named[0]}: {error}") from error

@@ -19,15 +19,15 @@ Made = TypeVar("Made")
 
 
 class Kept(Generic[Made]):
-    """What belongs to guides, up to so many and so many characters of them together.
+    """What belongs to guides, up to so many and so many bytes of them together.
 
     The newest is kept whatever its size. Not for several threads at a time.
     """
 
-    def __init__(self, most: int, characters: int) -> None:
-        self._most, self._most_characters = most, characters
+    def __init__(self, most: int, most_bytes: int) -> None:
+        self._most, self._most_bytes = most, most_bytes
         self._made: OrderedDict[GuideSpec, Made] = OrderedDict()
-        self._characters = 0
+        self._bytes = 0
 
     def __contains__(self, spec: GuideSpec) -> bool:
         return spec in self._made
@@ -41,35 +41,29 @@ class Kept(Generic[Made]):
     def add(self, spec: GuideSpec, made: Made) -> None:
         """Keep one that is not kept yet."""
         self._made[spec] = made
-        self._characters += spec.characters
+        self._bytes += spec.size_bytes
         while len(self._made) > 1 and (
-            len(self._made) > self._most or self._characters > self._most_characters
+            len(self._made) > self._most or self._bytes > self._most_bytes
         ):
             oldest, _ = self._made.popitem(last=False)
-            self._characters -= oldest.characters
+            self._bytes -= oldest.size_bytes
 
 
 @dataclass(frozen=True)
 class GuideLimits:
-    """How large guides may be.
+    """What guides may cost.
 
     Attributes:
-        choices: Of one guide.
-        choice_characters: Of one guide's choices together.
-        text_characters: Of a JSON schema, a regular expression or a grammar.
-        compile_seconds: Of processor time, to compile one of those.
+        compile_seconds: Of processor time, to compile a JSON schema, an expression or a grammar.
         compile_bytes: Of memory, to compile one of those.
         kept: Compiled guides that are kept, the latest used ones, and as many refused ones.
-        kept_characters: Of what they were compiled from, together, and of the refused ones.
+        kept_bytes: Of what they were compiled from, together, and of the refused ones.
     """
 
-    choices: int = 20_000
-    choice_characters: int = 2_000_000
-    text_characters: int = 65_536
     compile_seconds: float = 2.0
     compile_bytes: int = 2**26
     kept: int = 64
-    kept_characters: int = 8_000_000
+    kept_bytes: int = 8_000_000
 
 
 class _Compiled(Protocol):
@@ -92,10 +86,10 @@ class Guides:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._limits = limits or GuideLimits()
-        most, characters = self._limits.kept, self._limits.kept_characters
-        self._kept: Kept[_Compiled] = Kept(most, characters)
+        most, most_bytes = self._limits.kept, self._limits.kept_bytes
+        self._kept: Kept[_Compiled] = Kept(most, most_bytes)
         # Apart, so that guides that cannot be do not press out those that are used.
-        self._refused: Kept[str] = Kept(most, characters)
+        self._refused: Kept[str] = Kept(most, most_bytes)
         self._library: Library | GuideError | None = None
         self._warm = False
         self._lock, self._compiling = threading.Lock(), threading.Lock()
@@ -104,10 +98,8 @@ class Guides:
         """A guide for one answer of at most so many tokens.
 
         Raises:
-            GuideError: No answer can be guided so, it is too large, or a choice does not fit.
+            GuideError: No answer can be guided so, or a choice does not fit.
         """
-        if reason := self._too_large(spec):
-            raise GuideError(reason)
         compiled = self._find(spec)
         if compiled is None:
             with self._compiling:
@@ -126,26 +118,7 @@ class Guides:
     def known(self, spec: GuideSpec) -> bool:
         """Whether `of` would compile nothing now; for threads that must not wait."""
         with self._lock:
-            kept = spec in self._kept or spec in self._refused
-        return kept or bool(self._too_large(spec))
-
-    def _too_large(self, spec: GuideSpec) -> str:
-        limits = self._limits
-        text = spec.kind != "choice"
-        for what, size, most in (
-            ("choices", len(spec.choices), limits.choices),
-            (
-                "characters" if text else "characters of choices",
-                spec.characters,
-                limits.text_characters if text else limits.choice_characters,
-            ),
-        ):
-            if size > most:
-                return (
-                    f"a guide by {spec.kind} has {size} {what}; at most {most} are followed: "
-                    "send a smaller one"
-                )
-        return ""
+            return spec in self._kept or spec in self._refused
 
     def _compile(self, spec: GuideSpec) -> _Compiled:
         if not self._warm:  # not before: it takes seconds on a machine that never did it

@@ -15,6 +15,7 @@ from fastapi import Request
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
+from tasc_engine.request import MOST_CHOICE_BYTES
 from tasc_runtime.protocol import Call
 from tasc_runtime.sampling_options import SHOWN, FieldError, SamplingOptions
 from tasc_serve.http.responses_api import ResponsesRequest
@@ -190,15 +191,8 @@ def _sampling_options(
         if body.max_tokens == 0 and not body.echo:
             raise FieldError("max_tokens", "max_tokens is 0 without echo; send 1 or more, or echo")
         options = dataclasses.replace(options, echo=body.echo) if body.echo else options
-    if guide := options.guide:
-        # Checked before anything is done that takes longer the larger the guide is.
-        field, choices, text = guide.field, guide.spec.choices, guide.spec.text
-        size, text_size = sum(len(choice.encode()) for choice in choices), len(text.encode())
-        _require_at_most(
-            field, f"has {len(choices)} choices", len(choices), limits.max_guide_choices
-        )
-        _require_at_most(field, f"has {size} bytes", size, limits.max_guide_choices_bytes)
-        most = limits.max_guide_choices_bytes * limits.max_choices // answers  # each call has it
-        _require_at_most(field, f"has {size} bytes for each of {answers} answers", size, most)
-        _require_at_most(field, f"has {text_size} bytes", text_size, limits.max_guide_bytes)
+    if (guide := options.guide) and guide.spec.choices:
+        size = guide.spec.size_bytes
+        most = MOST_CHOICE_BYTES * limits.max_choices // answers  # each call has it
+        _require_at_most(guide.field, f"has {size} bytes for each of {answers} answers", size, most)
     return options

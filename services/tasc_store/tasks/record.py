@@ -14,8 +14,8 @@ from tasc_store import keys
 from tasc_text import ChatTemplate
 
 MOST_CHOICES = 20_000
-MOST_CHOICE_CHARACTERS = 2_000_000  # of all choices together
-MOST_TEXT_BYTES = 64 * 1024  # of a schema or a regular expression, in UTF-8
+MOST_CHOICE_BYTES = 2_000_000  # of all choices together, in UTF-8
+MOST_TEXT_BYTES = 64 * 1024  # of a schema or a regular expression
 
 
 def check_forms(choices: object, schema: str | None, regex: str | None) -> None:
@@ -41,11 +41,10 @@ def _check_choices(choices: object) -> None:
         raise ValueError(f"choices is {choices!r:.80}; it must be a list of non-empty strings")
     if len(choices) > MOST_CHOICES:
         raise ValueError(f"choices has {len(choices)} labels; at most {MOST_CHOICES}")
-    if (size := sum(map(len, choices))) > MOST_CHOICE_CHARACTERS:
-        raise ValueError(f"choices has {size} characters; at most {MOST_CHOICE_CHARACTERS}")
+    if (size := sum(len(_encoded("choices", c)) for c in choices)) > MOST_CHOICE_BYTES:
+        raise ValueError(f"choices has {size} bytes; at most {MOST_CHOICE_BYTES}")
     seen: set[str] = set()
     for choice in choices:
-        _encoded("choices", choice)
         if choice in seen:
             raise ValueError(f"choices has {choice!r:.80} twice; leave one out")
         seen.add(choice)

@@ -136,13 +136,10 @@ def test_a_choice_that_does_not_fit_is_named(tokenizer: TaskTokenizer) -> None:
         (("friday", ""), ["choice 1"]),
         (("friday", "<|end|>"), ["choice 1"]),
         (("friday", "x" * 99 + "<|end|>"), ["choice 1", f"'{'x' * 40}'"]),
-        (("a",) * 6, ["6", "5"]),
-        (("a" * 90, "b" * 111), ["201", "200"]),
     ],
 )
 def test_choices_that_cannot_be_said_are_refused(tokenizer: TaskTokenizer, choices, named) -> None:
-    limits = GuideLimits(choices=5, choice_characters=200)
-    guides = Guides(tokenizer, tokenizer.vocab_size, limits)
+    guides = Guides(tokenizer, tokenizer.vocab_size)
     for _ in range(2):  # the second time from what is kept
         with refused(GuideError, *named):
             guides.of(choice(*choices), 200)
@@ -188,8 +185,8 @@ def test_the_guides_used_last_are_kept(tokenizer: TaskTokenizer, compiled: list[
     assert compiled == ["a", "b", "c", "b"]
 
 
-def test_guides_are_kept_up_to_so_many_characters(tokenizer, compiled: list[str]) -> None:
-    guides = Guides(tokenizer, tokenizer.vocab_size, GuideLimits(kept_characters=10))
+def test_guides_are_kept_up_to_so_many_bytes(tokenizer, compiled: list[str]) -> None:
+    guides = Guides(tokenizer, tokenizer.vocab_size, GuideLimits(kept_bytes=10))
     for text in ("aaaa", "bbbb", "aaaa", "cccc", "aaaa", "bbbb", "d" * 30, "d" * 30):
         guides.of(choice(text), 99)
     assert compiled == ["aaaa", "bbbb", "cccc", "bbbb", "d" * 30]
@@ -204,14 +201,13 @@ def test_what_was_refused_is_not_compiled_again(tokenizer, compiled: list[str]) 
 
 
 def test_known_is_what_needs_no_compile(tokenizer: TaskTokenizer, compiled: list[str]) -> None:
-    guides = Guides(tokenizer, tokenizer.vocab_size, GuideLimits(choices=2))
-    good, bad, large = choice("a"), choice("b", ""), choice("a", "b", "c")
-    assert [guides.known(s) for s in (good, bad, large)] == [False, False, True]
+    guides = Guides(tokenizer, tokenizer.vocab_size)
+    good, bad = choice("a"), choice("b", "")
+    assert [guides.known(s) for s in (good, bad)] == [False, False]
     guides.of(good, 99)
-    for spec in (bad, large):
-        with pytest.raises(GuideError):
-            guides.of(spec, 99)
-    assert [guides.known(s) for s in (good, bad, large)] == [True, True, True]
+    with pytest.raises(GuideError):
+        guides.of(bad, 99)
+    assert [guides.known(s) for s in (good, bad)] == [True, True]
     assert compiled == ["a", "b"]
 
 

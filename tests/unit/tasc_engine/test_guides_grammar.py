@@ -315,6 +315,9 @@ def test_a_tokenizer_whose_tokens_are_read_otherwise_is_refused(folder, tmp_path
         (("yaml", (), "a"), ["yaml", "choice, json_schema, regex, grammar"]),
         (("choice", ("a", "b\ud800")), ["choice 1", r"'\ud800' at character 1"]),
         (("regex", (), "\udfff"), ["regex", r"'\udfff' at character 0"]),
+        (("choice", ("a",) * 20_001), ["20001 choices", "20000"]),
+        (("choice", ("é" * 600_000, "é" * 400_001)), ["2000002 bytes", "2000000"]),
+        (("grammar", (), "é" * 32_769), ["65538 bytes", "65536"]),
     ],
 )
 def test_what_is_no_guide_is_refused_by_name(parts: tuple, named: list[str]) -> None:
@@ -330,7 +333,7 @@ def test_equal_guides_have_one_hash_wherever_they_come_from() -> None:
     sent = pickle.dumps(one)
     assert sent == pickle.dumps(other)
     assert pickle.loads(sent) == one
-    assert one.characters == 4
+    assert one.size_bytes == 12
     assert b"_hash" not in sent
 
 

@@ -104,26 +104,32 @@ def test_a_long_name_is_cut():
 @pytest.mark.parametrize(
     ("change", "field", "limits"),
     [
-        ({"guided_choice": ["a"] * 4}, "guided_choice", {"max_guide_choices": 3}),
-        ({"guided_choice": ["é", "é"]}, "guided_choice", {"max_guide_choices_bytes": 3}),
-        ({"guided_regex": "éé"}, "guided_regex", {"max_guide_bytes": 3}),
-        ({"guided_json": {"a": 1}}, "guided_json", {"max_guide_bytes": 3}),
-        ({"guided_grammar": "x" * 4}, "guided_grammar", {"max_guide_bytes": 3}),
         ({"prompt": [1] * 4}, "prompt", {"max_prompt_bytes": 12}),
         ({"prompt": [[1], [1] * 4]}, "prompt.1", {"max_prompt_bytes": 12}),
         ({"prompt": ["a", "b", "éé"]}, "prompt.2", {"max_prompt_bytes": 3}),
         ({"prompt": ["a"] * 4}, "prompt", {"max_prompts": 3}),
         ({"prompt": ["a"] * 2, "n": 4}, "n", {"max_prompts": 7}),
-        (
-            {"prompt": ["a"] * 2, "guided_choice": ["a" * 4]},
-            "guided_choice",
-            {"max_guide_choices_bytes": 6, "max_choices": 1},
-        ),
     ],
 )
 def test_what_is_too_large_is_refused_with_the_limit(change, field, limits):
     param, message = refused(COMPLETIONS, change, **limits)
     assert (param, "at most 3 are taken" in message) == (field, True)
+
+
+@pytest.mark.parametrize(
+    ("change", "limit"),
+    [
+        ({"guided_choice": ["a"] * 20_001}, 20_000),
+        ({"guided_choice": ["a" * 1_000_001] * 2}, 2_000_000),
+        ({"guided_regex": "é" * 32_769}, 65_536),
+        ({"guided_json": {"a": "x" * 65_536}}, 65_536),
+        ({"guided_grammar": "x" * 65_537}, 65_536),
+        ({"guided_choice": ["a" * 1_000_001], "prompt": ["a"] * 2}, 1_000_000),  # for each of them
+    ],
+)
+def test_a_guide_that_is_too_large_is_refused_with_the_limit(change, limit):
+    param, message = refused(COMPLETIONS, change, max_choices=1)
+    assert (param, f"at most {limit} are" in message) == (next(iter(change)), True)
 
 
 def test_null_means_the_default():

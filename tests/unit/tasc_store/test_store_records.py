@@ -22,7 +22,7 @@ from tasc_store import (
     TaskRecord,
 )
 from tasc_store.corpus import MAX_BATCH
-from tasc_store.tasks.record import MOST_CHOICE_CHARACTERS, MOST_CHOICES, MOST_TEXT_BYTES
+from tasc_store.tasks.record import MOST_CHOICE_BYTES, MOST_CHOICES, MOST_TEXT_BYTES
 from tasc_text import ChatTemplate
 
 RECORD = TaskRecord("intents", "org/model", "f" * 32, "Classify: {input}\n")
@@ -126,7 +126,7 @@ WRONG: dict[str, list[Any]] = {  # each value is refused by the field's name
     "quantization": ["int4", ""],
     "choices": [
         "ab", ["a"], ("a", ""), ("a", 1), ("a", "b", "a"), ("\ud800",),
-        tuple(map(str, range(MOST_CHOICES + 1))), ("x" * (MOST_CHOICE_CHARACTERS + 1),),
+        tuple(map(str, range(MOST_CHOICES + 1))), ("é" * (MOST_CHOICE_BYTES // 2 + 1),),
     ],
     "schema": ["", "{", "[" * 60_000, "[1]", '{"é":"' + "x" * (MOST_TEXT_BYTES - 8) + '"}'],
     "regex": ["", "x" * (MOST_TEXT_BYTES + 1)],
@@ -219,7 +219,7 @@ def test_values_at_their_limits_are_taken() -> None:
     schema = '{"é":"' + "x" * (MOST_TEXT_BYTES - 9) + '"}'
     for form in (
         {"choices": tuple(map(str, range(MOST_CHOICES)))},
-        {"choices": ("x" * MOST_CHOICE_CHARACTERS,)},
+        {"choices": ("é" * (MOST_CHOICE_BYTES // 2),)},
         {"schema": schema},
         {"regex": "x" * MOST_TEXT_BYTES},
     ):
