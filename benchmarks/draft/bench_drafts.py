@@ -53,7 +53,7 @@ from benchmarks.draft.report import (
 from benchmarks.draft.tasks import Task, missing_splits, of_demo, of_folder
 from tasc_draft.index.bigrams import read_bigrams
 from tasc_jobs.demo.tasks import TASKS
-from tasc_runtime.progress import Progress, note
+from tasc_runtime.progress import note, show_progress
 
 TABLES = ("bar", "peers", "papers")
 
@@ -87,12 +87,12 @@ def main() -> None:
 def replayed(tasks: list[Task], tables: list[str], held: bool) -> dict[str, Any]:
     """The table of the bars, and the peers."""
     indexes = {}
-    with Progress("index", len(tasks), "tasks") as bar:
+    with show_progress("index", len(tasks), "tasks") as bar:
         for task in tasks:
             indexes[task.name] = learnt_index(task)
             bar.advance()
     peers = "peers" in tables
-    with Progress("replay", replays_of(peers) * len(tasks), "replays") as bar:
+    with show_progress("replay", replays_of(peers) * len(tasks), "replays") as bar:
         drafted = {t.name: of_task(t, indexes[t.name], peers, bar.advance) for t in tasks}
     show_steps(drafted, held)
     if peers:
@@ -100,7 +100,7 @@ def replayed(tasks: list[Task], tables: list[str], held: bool) -> dict[str, Any]
     figures = means(drafted, held) + by_task(drafted, held)
     found: dict[str, Any] = {"tasks": tasks_record(drafted)}
     if "bar" in tables:
-        with Progress("costs", parts_of(tasks), "runs") as bar:
+        with show_progress("costs", parts_of(tasks), "runs") as bar:
             cost = costs(tasks, indexes, bar.advance)
         show_costs(drafted, cost)
         figures += times(drafted, cost) + builds(cost, held)
@@ -116,7 +116,7 @@ def repeated(tasks: list[Task], options: argparse.Namespace) -> dict[str, Any]:
     bigrams = None
     if options.bigrams and of_data:
         bigrams = read_bigrams(options.bigrams, of_data[0].facts["fingerprint"])
-    with Progress("papers' tables", papers_of(of_data, shipped), "parts") as bar:
+    with show_progress("papers' tables", papers_of(of_data, shipped), "parts") as bar:
         found = papers(of_data, shipped, bigrams, bar.advance)
     show_papers(found)
     return asdict(found)
@@ -131,7 +131,7 @@ def load(options: argparse.Namespace) -> list[Task]:
     names = options.tasks or [n for n in NINE if there(options.data / n)]
     if not names:
         raise SystemExit(f"{options.data} has none of {', '.join(NINE)}; name others by --tasks")
-    with Progress("tokenise", len(names), "tasks") as bar:
+    with show_progress("tokenise", len(names), "tasks") as bar:
         tasks = []
         for name in names:
             tasks.append(of_folder(options.data, name, options.tokenizer, options.limit))

@@ -26,7 +26,7 @@ from benchmarks.engine.steps import ceiling, step_times
 from tasc_engine.model.loading import ModelSource, load_model
 from tasc_jobs.demo.tasks import MODEL, TEMPLATES, demo_record, read_split
 from tasc_runtime.engine.builder import model_source
-from tasc_runtime.progress import Progress, note
+from tasc_runtime.progress import note, show_progress
 from tasc_text import PromptTemplate, TaskTokenizer
 
 _BENCH_MODEL = ENVIRONMENTS / "model" / SIZES["bench"].name
@@ -63,7 +63,7 @@ def one_task(job: Job, options: Options, folder: Path) -> Found:
     with ExitStack() as stack:
         sides = start(job, options.peers, folder, stack)
         settings = sum(len(side.settings) for side in sides)
-        with Progress(job.task, settings * options.repeats, "runs") as bar:
+        with show_progress(job.task, settings * options.repeats, "runs") as bar:
             runs = in_turn(sides, len(job.prompts), options.repeats, bar.advance)
     by_setting = {m.setting: m.runs[0].answers for m in runs if m.side == "ours"}
     rounded = None

@@ -9,7 +9,7 @@ import re
 import signal
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from numbers import Integral
@@ -35,7 +35,7 @@ from tasc_runtime.engine_settings import DraftOverrides, EngineSettings, fault_o
 from tasc_runtime.errors import IndexRefused, ServiceError
 from tasc_runtime.models import chat_template as read_chat
 from tasc_runtime.models import template_of
-from tasc_runtime.progress import Progress, note
+from tasc_runtime.progress import Progress, note, show_progress
 from tasc_runtime.protocol import Call, TokenText, TokenTexts
 from tasc_runtime.sampling_options import UNKNOWN, ChatFields, FieldError, GenerationFields, Top
 from tasc_store import TaskRecord, connect
@@ -439,7 +439,10 @@ class LLM:
         found: dict[str, Completion] = {}
         answers = Completions()
         show = len(requests) >= _PROGRESS_ROWS if progress is None else progress
-        with self._running(), _interrupts() as interrupted, _progress(show, len(requests)) as bar:
+        shown: Progress | nullcontext[None] = (
+            show_progress("answers", len(requests)) if show else nullcontext()
+        )
+        with self._running(), _interrupts() as interrupted, shown as bar:
             drafted = accepted = 0
             for result in self._engine.generate(requests, interrupted.is_set):
                 answer = found[result.id] = self._completion(result, asked)
@@ -776,12 +779,3 @@ def _interrupts() -> Iterator[threading.Event]:
         yield pressed
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@contextmanager
-def _progress(show: bool, total: int) -> Iterator[Progress | None]:
-    if not show:
-        yield None
-        return
-    with Progress("answers", total) as bar:
-        yield bar

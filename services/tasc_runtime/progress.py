@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Protocol, Self, TextIO, TypeAlias
 
 StageProgress: TypeAlias = Callable[[str, int, int | None], None]
@@ -29,20 +28,38 @@ class Clock:
         note(f"{time.monotonic() - self._began:5.1f} s  {text}")
 
 
-class _View(Protocol):
-    def start(self) -> None: ...
-    def advance(self, count: int) -> None: ...
-    def resume(self, count: int) -> None: ...
-    def tell(self, text: str) -> None: ...
-    def expect(self, total: int) -> None: ...
-    def stop(self) -> None: ...
-
-
-class Progress:
-    """Shows ``description``, done of total, rate and time left while the block runs.
+class Progress(Protocol):
+    """Shows how much is done, the rate and the time left while its block runs.
 
     Time left is told from the second `advance` on, by what came behind the first one: until then
     there is nothing to judge by but preparing, compiling above all.
+    """
+
+    def advance(self, count: int = 1) -> None:
+        """So many more are done; with 0 nothing happens."""
+
+    def resume(self, count: int) -> None:
+        """So many were done before it began: they count, and the rate is of the others."""
+
+    def tell(self, text: str) -> None:
+        """Words to show behind the rate, in place of those told before."""
+
+    def expect(self, total: int) -> None:
+        """How many there will be, known only now."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *error: object) -> None: ...
+
+
+def show_progress(
+    description: str,
+    total: int | None,
+    unit: str = "rows",
+    *,
+    every_s: float = 5.0,
+    stream: TextIO | None = None,
+) -> Progress:
+    """Make a bar on a terminal, lines elsewhere.
 
     Args:
         description: One or two words.
@@ -51,52 +68,10 @@ class Progress:
         every_s: Without a terminal, seconds between two lines at least; the last always comes.
         stream: Where to write; stderr if None.
     """
-
-    def __init__(
-        self,
-        description: str,
-        total: int | None,
-        unit: str = "rows",
-        *,
-        every_s: float = 5.0,
-        stream: TextIO | None = None,
-    ) -> None:
-        out = stream or sys.stderr
-        self._view: _View = (
-            _Bar(description, total, unit, out)
-            if out.isatty()
-            else _Lines(description, total, unit, out, every_s)
-        )
-
-    def advance(self, count: int = 1) -> None:
-        """So many more are done; with 0 nothing happens."""
-        if count:
-            self._view.advance(count)
-
-    def resume(self, count: int) -> None:
-        """So many were done before it began: they count, and the rate is of the others."""
-        if count:
-            self._view.resume(count)
-
-    def tell(self, text: str) -> None:
-        """Words to show behind the rate, in place of those told before."""
-        self._view.tell(text)
-
-    def expect(self, total: int) -> None:
-        """How many there will be, known only now."""
-        self._view.expect(total)
-
-    def __enter__(self) -> Self:
-        self._view.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._view.stop()
+    out = stream or sys.stderr
+    if out.isatty():
+        return _Bar(description, total, unit, out)
+    return _Lines(description, total, unit, out, every_s)
 
 
 class _Lines:
@@ -109,10 +84,16 @@ class _Lines:
         self._told = ""
         self._started = self._written = self._first_at = time.monotonic()
 
-    def start(self) -> None:
+    def __enter__(self) -> Self:
         self._started = self._written = time.monotonic()
+        return self
 
-    def advance(self, count: int) -> None:
+    def __exit__(self, *error: object) -> None:
+        self._write()
+
+    def advance(self, count: int = 1) -> None:
+        if not count:
+            return
         if self._done == self._before:
             self._first, self._first_at = self._before + count, time.monotonic()
         self._done += count
@@ -127,9 +108,6 @@ class _Lines:
 
     def expect(self, total: int) -> None:
         self._total = total
-
-    def stop(self) -> None:
-        self._write()
 
     def _write(self) -> None:
         self._written = time.monotonic()
@@ -180,14 +158,20 @@ class _Bar:
         )
         self._task = self._rich.add_task(description, total=total, told="")
 
-    def start(self) -> None:
+    def __enter__(self) -> Self:
         self._rich.start()
+        return self
 
-    def advance(self, count: int) -> None:
-        self._rich.advance(self._task, count)
+    def __exit__(self, *error: object) -> None:
+        self._rich.stop()
+
+    def advance(self, count: int = 1) -> None:
+        if count:
+            self._rich.advance(self._task, count)
 
     def resume(self, count: int) -> None:
-        self._rich.reset(self._task, completed=count)
+        if count:
+            self._rich.reset(self._task, completed=count)
 
     def tell(self, text: str) -> None:
         self._rich.update(self._task, told=text)
@@ -195,16 +179,13 @@ class _Bar:
     def expect(self, total: int) -> None:
         self._rich.update(self._task, total=total)
 
-    def stop(self) -> None:
-        self._rich.stop()
-
 
 def silent(stage: str, done: int, total: int | None) -> None:
     """A `StageProgress` that nobody watches."""
 
 
 class Stages:
-    """Shows each stage of a job as a `Progress` of its own; call it as a `StageProgress`.
+    """Shows each stage of a job by a `Progress` of its own; call it as a `StageProgress`.
 
     Args:
         description: One or two words, before the stage's name.
@@ -238,7 +219,7 @@ class Stages:
             name = f"{self._description}: {stage}"
             if said := self._notes.get(stage):
                 note(f"{name}: {said}", self._stream)
-            shown = Progress(name, total, self._units[stage], stream=self._stream)
+            shown = show_progress(name, total, self._units[stage], stream=self._stream)
             self._bar = self._open.enter_context(shown)
             self._stage, self._done, self._started = stage, done, time.perf_counter()
             self._bar.resume(done)
@@ -253,12 +234,7 @@ class Stages:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._close()
 
     def _close(self) -> None:

@@ -22,7 +22,7 @@ from tasc_jobs.cli.options import (
 )
 from tasc_jobs.errors import UsageError
 from tasc_runtime.errors import FileError
-from tasc_runtime.progress import Progress, note
+from tasc_runtime.progress import note, show_progress
 
 
 def _option(help_: str, panel: str) -> Any:
@@ -200,7 +200,7 @@ def _answer(which: _Job, reject: Path | None, job: dict[str, Any], as_json: bool
     from tasc_jobs.batch.inputs import reject_file
 
     rejects = reject or reject_file(which[-1])
-    with Progress("answer", None) as bar:
+    with show_progress("answer", None) as bar:
         report = run(*which, reject=rejects, progress=BatchProgress(bar), **job)
     _print(report, rejects, as_json)
 

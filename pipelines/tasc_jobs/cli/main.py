@@ -43,7 +43,7 @@ from tasc_jobs.cli.train_drafter import train_drafter
 from tasc_jobs.cli.tuning import forecast, replay, tune
 from tasc_jobs.cli.worker import worker
 from tasc_jobs.errors import exit_code, in_short, known_errors
-from tasc_runtime.progress import Clock, Progress, note
+from tasc_runtime.progress import Clock, note, show_progress
 from tasc_store import connect
 
 _START = """\
@@ -99,7 +99,7 @@ def ingest(
     """Append the rows of FILES to the corpus of TASK. Rows that are already in it are skipped."""
     from tasc_jobs.index.ingest import ingest as run
 
-    with store.open() as url, Progress("ingest", None) as bar:
+    with store.open() as url, show_progress("ingest", None) as bar:
         report = run(
             connect(url),
             task,
@@ -216,7 +216,7 @@ def model_bigrams(
     """
     from tasc_jobs.index.model_bigrams import BigramJob, make_bigrams, vocabulary
 
-    with Progress("model bigrams", vocabulary(model), "tokens") as bar:
+    with show_progress("model bigrams", vocabulary(model), "tokens") as bar:
         report = make_bigrams(BigramJob(model, adapter, dtype, device, top), output, bar.advance)
     print_result(asdict(report), report.in_words, as_json)
 
@@ -242,7 +242,7 @@ def measure_cost(
     from tasc_jobs.tuning.measure_cost import CostJob, in_words, measure_cost
 
     job = CostJob(model, adapter, dtype, device, rows, max_model_len, threads, seconds)
-    with Progress("measure", None, "forwards timed") as bar:
+    with show_progress("measure", None, "forwards timed") as bar:
         costs = measure_cost(job, lambda done, of: bar.advance())
     print_result(costs.as_json(), in_words(costs), as_json)
 

@@ -29,7 +29,7 @@ from tasc_jobs.statistics.task_statistics import STAGES as STATISTICS_STAGES
 from tasc_jobs.statistics.task_statistics import CorpusStatistics, corpus_statistics
 from tasc_runtime.engine_settings import DraftOverrides, EngineSettings
 from tasc_runtime.llm import LLM
-from tasc_runtime.progress import Progress, Stages, note
+from tasc_runtime.progress import Stages, note, show_progress
 from tasc_serve import app
 from tasc_serve.http import ray_proxy
 from tasc_serve.settings import HttpSettings, ServedTask, ServeSettings
@@ -165,7 +165,7 @@ def prepare(url: str, tasks: Sequence[str], console: Console) -> None:
     for task in tasks:
         TaskStore(client).put(demo_record(task))
         rows = len(read_split(task, "train"))
-        with Progress(f"ingest {task}", rows) as bar:
+        with show_progress(f"ingest {task}", rows) as bar:
             rejects = Path(f"{task}.rejected.jsonl")
             ingest(client, task, [data_file(task, "train")], reject=rejects, progress=bar.advance)
         with Stages(f"statistics {task}", STATISTICS_STAGES) as stages:
@@ -225,10 +225,10 @@ def serve_demo(url: str, port: int, wait: Callable[[], None]) -> None:
 def _measure(url: str, base: str) -> tuple[DemoFigures, dict[str, Any]]:
     rows = read_split(TASK, "test")[:ROWS]
     inputs, truth = [r["input"] for r in rows], [r["output"] for r in rows]
-    with Progress("answers over HTTP", len(measure.ORDER) * len(rows)) as bar:
+    with show_progress("answers over HTTP", len(measure.ORDER) * len(rows)) as bar:
         http, counters = measure.over_http(base, TASK, inputs, bar.advance)
     llm = LLM.from_task(TASK, url, draft=FORGETFUL, **ENGINE.model_dump())
-    with Progress("answers by the engine alone", len(measure.ORDER) * len(rows)) as bar:
+    with show_progress("answers by the engine alone", len(measure.ORDER) * len(rows)) as bar:
         engine = measure.engine_alone(llm, inputs, bar.advance)
     plain = http[False][0].texts
     others = [r.texts for runs in (http, engine) for side in runs.values() for r in side]

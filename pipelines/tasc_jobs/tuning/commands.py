@@ -28,7 +28,7 @@ from tasc_jobs.tuning.tune import Price, by_curve, by_node, planned, tune
 from tasc_runtime.data.local_corpus import TokenRows, encode
 from tasc_runtime.data.rows import Fields
 from tasc_runtime.models import load_tokenizer, template_of
-from tasc_runtime.progress import Progress, note
+from tasc_runtime.progress import note, show_progress
 from tasc_store import Artifact, ArtifactStore, CorpusStore, TaskRecord, TaskStore
 from tasc_text import TaskTokenizer
 from tasc_text.tokenizer import open_tokenizer
@@ -156,7 +156,7 @@ def replay_job(request: ReplayRequest, emit: Callable[[dict[str, Any]], None]) -
     note("learning weights and building indexes ...")
     prepared = prepare(comparison)
     found: list[Measured] = []
-    with Progress("replay", comparison.replayed_rows) as bar:
+    with show_progress("replay", comparison.replayed_rows) as bar:
         for measured in compare(comparison, prepared, bar.advance):
             emit({**measured.figures(), **common})
             found.append(measured)
@@ -248,7 +248,7 @@ def tune_job(
         priced.costs.of(priced.rows)  # say what is not there before anything slow
     task, held = _held_out(client, name, branching)
     price = priced.price(held.context)
-    with Progress(f"tune {name}", planned(held), "replays") as bar:
+    with show_progress(f"tune {name}", planned(held), "replays") as bar:
         tuned = tune(held, task.record.draft, price, bar.advance)
     settings = replace(tuned.chosen.settings, recent_tokens=task.record.draft.recent_tokens)
     index = task.index or index_of(task.rows, task.tokenizer)
@@ -302,7 +302,7 @@ def forecast_job(
         costs.of(b)  # say what is not there before anything slow
     task, held = _held_out(client, name, branching)
     curves = [costs.curve(b, held.context) for b in rows]
-    with Progress(f"forecast {name}", len(budgets) * held.rows) as bar:
+    with show_progress(f"forecast {name}", len(budgets) * held.rows) as bar:
         replays = replayed(held, task.settings, budgets, bar.advance)
     outlooks = [outlook(curve, replays, costs.draft_seconds) for curve in curves]
     machine = {"model": costs.model, "device": costs.device, "dtype": costs.dtype}

@@ -8,7 +8,7 @@ from support import FakeClock
 from tasc_jobs.batch.engines import Preview, PreviewSide
 from tasc_jobs.batch.generate import BatchProgress, preview_as_json, preview_in_words
 from tasc_jobs.batch.work import JobProgress
-from tasc_runtime.progress import Clock, Progress, Stages
+from tasc_runtime.progress import Clock, Stages, show_progress
 
 
 class Terminal(io.StringIO):
@@ -25,7 +25,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
 
 def test_a_log_gets_a_line_each_time_the_interval_is_over_and_one_at_the_end(clock):
     out = io.StringIO()
-    with Progress("count", None, "lines", every_s=5, stream=out) as progress:
+    with show_progress("count", None, "lines", every_s=5, stream=out) as progress:
         for clock.now in (1.0, 6.0, 8.0):
             progress.advance(2)
     lines = ["count: 4 lines, 0.67 lines/s", "count: 6 lines, 0.75 lines/s"]
@@ -34,7 +34,7 @@ def test_a_log_gets_a_line_each_time_the_interval_is_over_and_one_at_the_end(clo
 
 def test_time_left_is_told_by_what_came_behind_the_first_that_was_done(clock):
     out = io.StringIO()
-    with Progress("learn", 6, "rounds", every_s=0, stream=out) as progress:
+    with show_progress("learn", 6, "rounds", every_s=0, stream=out) as progress:
         progress.advance(0)  # that is not the first
         for clock.now in (100.0, 101.0, 102.0):  # the first one compiles
             progress.advance()
@@ -51,7 +51,7 @@ def test_a_bar_tells_no_time_left_until_more_than_the_first_is_done(monkeypatch,
     now = [0.0]
     monkeypatch.setattr("rich.console.monotonic", lambda: now[0])
     out = Terminal()
-    with Progress("learn", 6, "rounds", stream=out) as progress:
+    with show_progress("learn", 6, "rounds", stream=out) as progress:
         progress.advance(0)
         for now[0] in at:
             progress.advance()
@@ -71,7 +71,7 @@ def test_a_clock_says_seconds_since_it_was_made_on_stderr(clock, capsys):
 
 def test_what_was_done_before_counts_and_the_rate_is_of_the_others(clock):
     out = io.StringIO()
-    with Progress("answer", None, every_s=0, stream=out) as progress:
+    with show_progress("answer", None, every_s=0, stream=out) as progress:
         progress.resume(90)
         progress.expect(100)
         for clock.now in (10.0, 12.0):
@@ -84,7 +84,7 @@ def test_what_was_done_before_counts_and_the_rate_is_of_the_others(clock):
 
 def test_a_bar_shows_what_is_told_and_what_was_done_before():
     out = Terminal()
-    with Progress("answer", None, stream=out) as progress:
+    with show_progress("answer", None, stream=out) as progress:
         progress.resume(90)
         progress.expect(100)
         progress.tell("5 tokens/s")
@@ -99,7 +99,7 @@ PREVIEW = Preview(20, 1, 20, plain=PreviewSide(4.0, 400, 400), drafted=PreviewSi
 
 def test_progress_tells_rates_of_this_start_and_efficiency_of_the_whole() -> None:
     out, times = io.StringIO(), iter([0.0, 2.0])
-    with Progress("answer", None, every_s=0, stream=out) as bar:
+    with show_progress("answer", None, every_s=0, stream=out) as bar:
         told = BatchProgress(bar, lambda: next(times))
         told(JobProgress(100, 100, 300, 0, 1000, 500, engines=0))
         told(JobProgress(150, 100, 300, 2, 1600, 600, engines=1))
@@ -110,7 +110,7 @@ def test_progress_tells_rates_of_this_start_and_efficiency_of_the_whole() -> Non
 
 def test_no_rate_is_shown_before_an_engine_runs() -> None:
     out = io.StringIO()
-    with Progress("answer", 10, every_s=0, stream=out) as bar:
+    with show_progress("answer", 10, every_s=0, stream=out) as bar:
         BatchProgress(bar)(JobProgress(0, 0, None, 0, 0, 0, engines=0))
     assert "engines" in out.getvalue()
     assert "tokens/s" not in out.getvalue()
