@@ -31,8 +31,9 @@ from tasc_engine import (
 from tasc_runtime.data.local_corpus import Corpus, local_index, rows_of
 from tasc_runtime.data.saved_task import SavedTask
 from tasc_runtime.engine.builder import EngineBuilder
+from tasc_runtime.engine.indexes import require_own
 from tasc_runtime.engine_settings import DraftOverrides, EngineSettings, fault_of
-from tasc_runtime.errors import IndexRefused, ServiceError
+from tasc_runtime.errors import ServiceError
 from tasc_runtime.models import chat_template as read_chat
 from tasc_runtime.models import template_of
 from tasc_runtime.progress import Progress, note, show_progress
@@ -535,12 +536,8 @@ class LLM:
         """
         _require("index", index, DraftIndex | None, "a DraftIndex, or None")
         _require("settings", settings, DraftSettings | None, "a DraftSettings")
-        ours = self.tokenizer.fingerprint, self.tokenizer.vocab_size
-        if index and (index.fingerprint, index.vocab_size) != ours:
-            raise IndexRefused(
-                f"the index was built with tokenizer {index.fingerprint} of {index.vocab_size} "
-                f"ids, the model's is {ours[0]} of {ours[1]}; build it with the model's"
-            )
+        if index:
+            require_own(index, self.tokenizer, "the index", "build it with the model's")
         with self._running():
             self._builder.draft_from(index, settings)
             self._totals, self._answers = None, 0

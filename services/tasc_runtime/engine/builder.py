@@ -5,7 +5,7 @@ Online replicas and batch actors build their engines with it.
 
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from tasc_engine.drafting.neural.ranking import Ranking
 from tasc_engine.errors import GuideError
 from tasc_engine.model.loading import max_positions
 from tasc_runtime.engine.drafters import load_task_drafter, ranking_of
-from tasc_runtime.engine.indexes import DraftIndexes, default_cache_dir
+from tasc_runtime.engine.indexes import DraftIndexes, default_cache_dir, empty_index
 from tasc_runtime.engine.step_costs import step_costs
 from tasc_runtime.engine.versions import Records, newest_version
 from tasc_runtime.engine_settings import DraftOverrides, EngineSettings
@@ -64,53 +64,6 @@ def model_source(record: TaskRecord, device: str) -> ModelSource:
         quantization=record.quantization,
         adapters=tuple((name, resolve_folder(place)) for name, place in record.adapters),
     )
-
-
-class Proposers:
-    """Proposers for the rows of one engine; any thread may ask.
-
-    Args:
-        overrides: The service's own settings, which are over all others.
-    """
-
-    def __init__(
-        self,
-        overrides: DraftOverrides | None,
-        config: EngineConfig,
-        vocab_size: int,
-        eos_ids: Sequence[int],
-    ) -> None:
-        self._overrides = overrides.model_dump(exclude_none=True) if overrides else {}
-        self._config, self._vocab_size, self._eos_ids = config, vocab_size, eos_ids
-
-    def settings(self, record: TaskRecord, index: DraftIndex) -> DraftSettings:
-        """The service's own settings over those tuned with the index, or over the record's."""
-        return dataclasses.replace(index.settings or record.draft, **self._overrides)
-
-    def make(
-        self, record: TaskRecord, index: DraftIndex, settings: DraftSettings | None = None
-    ) -> NgramProposer:
-        """A proposer without rows; takes its memory, and compiles what is new, here.
-
-        Args:
-            settings: Unset: those of `settings`.
-
-        Raises:
-            ValueError: These settings cannot draft from this index.
-        """
-        settings = settings or self.settings(record, index)
-        of_row = settings.num_speculative_tokens
-        if of_row and record.neural:  # a drafter beside fills its trees, in all rows at once
-            of_row = max(of_row, record.neural.nodes)
-        return NgramProposer(
-            settings,
-            rows=self._config.rows,
-            capacity=self._config.max_model_len,
-            vocab_size=self._vocab_size,
-            eos_ids=self._eos_ids,
-            index=index,
-            nodes=self._config.rows * of_row,
-        )
 
 
 log = logging.getLogger(__name__)
@@ -215,11 +168,10 @@ class EngineBuilder:
             kv_cache_bytes=settings.kv_cache_bytes,
         )
         target = Target.load(source, config)
-        if index is None:
-            index = self._empty
         draft = options.get("draft")
-        self._proposers = Proposers(draft, config, target.vocab_size, tokenizer.eos_ids)
-        self.proposer = self._proposers.make(record, index)
+        self._overrides = draft.model_dump(exclude_none=True) if draft else {}
+        self._config, self._vocab_size = config, target.vocab_size
+        self.proposer = self._made_proposer(record, index or empty_index(tokenizer))
         costs = keep = None
         if settings.cost_aware:
             say, folder = options.get("say", log.info), options.get("cost_dir")
@@ -313,10 +265,6 @@ class EngineBuilder:
         return self.drafter.name(self.proposer) if self.drafter else mixture
 
     @property
-    def _empty(self) -> DraftIndex:
-        return DraftIndex.empty(self.tokenizer.fingerprint, self.tokenizer.vocab_size)
-
-    @property
     def index_bytes(self) -> int:
         return self.proposer.index.nbytes if self.artifact else 0
 
@@ -330,7 +278,8 @@ class EngineBuilder:
         Raises:
             ValueError: These settings cannot draft from this index.
         """
-        self.proposer = self._proposers.make(self.record, index or self._empty, settings)
+        index = index or empty_index(self.tokenizer)
+        self.proposer = self._made_proposer(self.record, index, settings)
         self.engine.draft_by(self._drafted_by(self.proposer))
 
     def proposer_for(self, record: TaskRecord, index: DraftIndex) -> NgramProposer | None:
@@ -341,9 +290,9 @@ class EngineBuilder:
         Raises:
             ValueError: These settings cannot draft from this index.
         """
-        if self._proposers.settings(record, index) == self.proposer.settings:
+        if self._draft_settings(record, index) == self.proposer.settings:
             return None
-        return self._proposers.make(record, index)
+        return self._made_proposer(record, index)
 
     def swap(
         self, artifact: Artifact, index: DraftIndex, proposer: NgramProposer | None = None
@@ -501,6 +450,28 @@ class EngineBuilder:
         )
         message = f"{guide.name}: {error}{unsent if call.max_tokens is None else ''}"
         return FieldError(call.max_tokens_field, message)
+
+    def _draft_settings(self, record: TaskRecord, index: DraftIndex) -> DraftSettings:
+        """The service's own settings over those tuned with the index, or over the record's."""
+        return dataclasses.replace(index.settings or record.draft, **self._overrides)
+
+    def _made_proposer(
+        self, record: TaskRecord, index: DraftIndex, settings: DraftSettings | None = None
+    ) -> NgramProposer:
+        """A proposer without rows; takes its memory, and compiles what is new, on this thread."""
+        settings = settings or self._draft_settings(record, index)
+        of_row = settings.num_speculative_tokens
+        if of_row and record.neural:  # a drafter beside fills its trees, in all rows at once
+            of_row = max(of_row, record.neural.nodes)
+        return NgramProposer(
+            settings,
+            rows=self._config.rows,
+            capacity=self._config.max_model_len,
+            vocab_size=self._vocab_size,
+            eos_ids=self.tokenizer.eos_ids,
+            index=index,
+            nodes=self._config.rows * of_row,
+        )
 
     def _draft(self, index: DraftIndex, made: NgramProposer | None) -> None:
         if made:

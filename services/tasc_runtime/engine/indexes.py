@@ -19,6 +19,21 @@ def default_cache_dir() -> Path:
     return Path.home() / ".cache" / "tasc-serve" / "indexes"
 
 
+def empty_index(tokenizer: TaskTokenizer) -> DraftIndex:
+    """Of a task without one: its rows are drafted for from prompts and answers alone."""
+    return DraftIndex.empty(tokenizer.fingerprint, tokenizer.vocab_size)
+
+
+def require_own(index: DraftIndex, tokenizer: TaskTokenizer, name: str, way_out: str) -> None:
+    """Raises IndexRefused: an index, of this name, holds another tokenizer's ids."""
+    ours = (tokenizer.fingerprint, tokenizer.vocab_size)
+    if (index.fingerprint, index.vocab_size) != ours:
+        raise IndexRefused(
+            f"{name} was built with tokenizer {index.fingerprint} of {index.vocab_size} ids, the "
+            f"model's is {ours[0]} of {ours[1]}; {way_out}"
+        )
+
+
 class DraftIndexes:
     """Indexes of ``store`` for a target's tokenizer."""
 
@@ -50,7 +65,8 @@ class DraftIndexes:
             log.warning("%s cannot be used; it is fetched once more", path)
             path.unlink(missing_ok=True)
             index = read_index(self._cache.fetch(self.store, artifact))
-        self._require_own(index, artifact)
+        name, way_out = f"index version {artifact.version}", f"run `tasc build-index {self._task}`"
+        require_own(index, self._tokenizer, f"task {self._task}: {name}", way_out)
         index.check_integrity()
         return index
 
@@ -69,7 +85,7 @@ class DraftIndexes:
                 return artifact, self.fetch(artifact)
             except (DraftError, CorruptArtifact, OSError):
                 log.exception("task %s: index %d cannot be used", self._task, artifact.version)
-        return None, self._empty()
+        return None, empty_index(self._tokenizer)
 
     def pinned(self, version: int | None) -> tuple[Artifact | None, DraftIndex]:
         """The index of a version, announced or not; an empty one for None.
@@ -78,21 +94,9 @@ class DraftIndexes:
             IndexRefused, DraftError, StoreError, OSError: It cannot be had as it was built.
         """
         if version is None:
-            return None, self._empty()
+            return None, empty_index(self._tokenizer)
         artifact = self.store.get(version)
         return artifact, self.fetch(artifact)
-
-    def _empty(self) -> DraftIndex:
-        return DraftIndex.empty(self._tokenizer.fingerprint, self._tokenizer.vocab_size)
-
-    def _require_own(self, index: DraftIndex, artifact: Artifact) -> None:
-        ours = (self._tokenizer.fingerprint, self._tokenizer.vocab_size)
-        if (index.fingerprint, index.vocab_size) != ours:
-            raise IndexRefused(
-                f"task {self._task}: index version {artifact.version} was built with tokenizer "
-                f"{index.fingerprint} of {index.vocab_size} ids, the model's is {ours[0]} of "
-                f"{ours[1]}; run `tasc build-index {self._task}`"
-            )
 
     def _warn(self) -> None:
         others = self.store.other_fingerprints()

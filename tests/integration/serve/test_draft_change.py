@@ -19,7 +19,7 @@ import tiny
 from support import DEADLINE_S, eventually
 from tasc_draft import DraftIndex, DraftSettings, Tokens, build_index
 from tasc_engine import GenerationResult
-from tasc_runtime.engine.builder import EngineBuilder, Proposers
+from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.protocol import Answer, Call
 from tasc_serve.replica.replica import TaskReplica
@@ -194,12 +194,12 @@ def test_under_load_answers_are_equal_and_what_is_counted_names_who_drafts(
 def test_an_index_tuned_to_what_it_cannot_be_drafted_by_leaves_the_old_one(
     replica: TaskReplica, indexes: ArtifactStore, index: DraftIndex, monkeypatch: Any, caplog: Any
 ) -> None:
-    def fails(self: Proposers, record: TaskRecord, index: DraftIndex) -> None:
+    def fails(record: TaskRecord, index: DraftIndex) -> None:
         raise ValueError("sorted by too few tokens")
 
     worker = replica.builder
     with monkeypatch.context() as patched:
-        patched.setattr(Proposers, "make", fails)
+        patched.setattr(worker, "proposer_for", fails)
         publish(indexes, replace(index, settings=TASC))
         eventually(lambda: "does not fit; the old one stays in use" in caplog.text)
     assert worker.artifact is not None

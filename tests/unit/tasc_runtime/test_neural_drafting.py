@@ -19,7 +19,7 @@ from torch import Tensor
 import tiny
 from neural_drafters import eagle_parts, model_of
 from support import make_proposer, refused
-from tasc_draft import DraftIndex, DraftSettings
+from tasc_draft import DraftSettings
 from tasc_draft.drafts import NEURAL, Drafts
 from tasc_engine import EngineConfig, ModelSource, Target, UnsupportedModel
 from tasc_engine.drafting.hidden_state_buffer import Seen
@@ -29,8 +29,9 @@ from tasc_engine.drafting.neural.proposer import NeuralProposer
 from tasc_engine.drafting.safe_proposer import STEPS
 from tasc_engine.layout import MOST_NODES
 from tasc_runtime.engine import drafters
-from tasc_runtime.engine.builder import Proposers
+from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine.drafters import NeuralMetrics, TaskDrafter, load_task_drafter
+from tasc_runtime.engine_settings import EngineSettings
 from tasc_store import NeuralDrafting, TaskRecord
 from tasc_text import TaskTokenizer
 
@@ -110,9 +111,9 @@ def test_beside_n_grams_each_row_has_room_for_a_drafters_tree(tmp_path: Path) ->
     record = dataclasses.replace(
         loaded.record, neural=neural, draft=DraftSettings(num_speculative_tokens=4)
     )
-    makes = Proposers(None, CONFIG, loaded.target.vocab_size, loaded.tokenizer.eos_ids)
-    index = DraftIndex.empty(loaded.tokenizer.fingerprint, loaded.tokenizer.vocab_size)
-    proposer, rows = makes.make(record, index), np.arange(ROWS, dtype=np.int32)
+    settings = EngineSettings(rows=ROWS, max_model_len=LENGTH, device="cpu", cost_aware=False)
+    proposer = EngineBuilder(record, 1, settings).proposer
+    rows = np.arange(ROWS, dtype=np.int32)
     for row in rows:
         proposer.start(int(row), np.arange(1, PROMPT + 1, dtype=np.int32))
     told = nodes * ROWS
