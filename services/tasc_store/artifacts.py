@@ -5,7 +5,6 @@ chunks; chunks without a record, left by a killed publish, expire by themselves.
 pointer to the current version change in Lua scripts, which Redis runs as a whole.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -17,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import redis
+from filelock import FileLock, Timeout
 
 from tasc_store import keys
 from tasc_store.client import as_text, translated, url_of
@@ -369,7 +369,6 @@ class ArtifactStore:
 
 _SUFFIX = ".index"
 _PARTIAL = ".partial"
-_LOCK_POLL_S = 0.05
 
 
 class ArtifactCache:
@@ -408,11 +407,24 @@ class ArtifactCache:
         path = folder / f"{artifact.version:08d}-{artifact.sha256[:16]}{_SUFFIX}"
         if not _is_here(path, artifact):
             folder.mkdir(parents=True, exist_ok=True)
-            with _locked(folder / "lock", self._lock_timeout_s):
+            with self._locked(folder / "lock"):
                 if not _is_here(path, artifact):
                     _download(store, artifact, path)
                     self._evict(folder, path)
         return path
+
+    @contextmanager
+    def _locked(self, path: Path) -> Iterator[None]:
+        """Hold a file's lock; the system drops it when the process ends, however it ends."""
+        try:
+            lock = FileLock(path).acquire(self._lock_timeout_s)
+        except Timeout as error:
+            raise StoreError(
+                f"another process has held {path} for {self._lock_timeout_s} s; see what hangs "
+                "there, or use another cache directory"
+            ) from error
+        with lock:
+            yield
 
     def _evict(self, folder: Path, newest: Path) -> None:
         others = (p for p in folder.glob(f"*{_SUFFIX}") if p != newest)
@@ -438,26 +450,3 @@ def _download(store: ArtifactStore, artifact: Artifact, path: Path) -> None:
     partial = path.with_suffix(_PARTIAL)
     store.download(artifact, partial)
     partial.replace(path)
-
-
-@contextmanager
-def _locked(path: Path, timeout_s: float) -> Iterator[None]:
-    """Hold a file's lock; the system drops it when the process ends, however it ends."""
-    deadline = time.monotonic() + timeout_s
-    with path.open("w") as file:
-        while not _try_lock(file.fileno()):
-            if time.monotonic() > deadline:
-                raise StoreError(
-                    f"another process has held {path} for {timeout_s} s; see what hangs there, or"
-                    " use another cache directory"
-                )
-            time.sleep(_LOCK_POLL_S)
-        yield
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

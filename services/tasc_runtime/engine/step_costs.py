@@ -5,18 +5,16 @@ engine's shape, torch and this program. It decides nothing about drafts.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import logging
 import platform
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
 
 import torch
+from filelock import FileLock, Timeout
 
 import tasc_engine
 from tasc_draft.compiled import digest_of
@@ -69,27 +67,22 @@ def step_costs(
 @contextlib.contextmanager
 def _alone(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
     """One measurement at a time: two would measure each other. Without a folder, at any time."""
-    with contextlib.ExitStack() as stack:
+    lock = FileLock(folder / "measuring.lock")  # let go when its process dies, too
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            file = stack.enter_context((folder / "measuring.lock").open("w"))
-        except OSError:
-            log.warning("cannot write to %s; others may measure at the same time", folder)
-        else:
-            _lock(file, say)  # let go when the file is closed, or its process dies
-        yield
-
-
-def _lock(file: IO[str], say: Callable[[str], None]) -> None:
-    began, noted = time.monotonic(), False
-    while (waited := time.monotonic() - began) < WAIT_S:
-        with contextlib.suppress(BlockingIOError):
-            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if waited >= PATIENCE_S and not noted:
+            lock.acquire(PATIENCE_S)
+        except Timeout:
             say(f"another replica measures its step costs on {platform.node()}; waiting for it")
-            noted = True
-        time.sleep(0.1)
-    log.warning("others have measured for %.0f s; measuring beside them", WAIT_S)
+            lock.acquire(WAIT_S - PATIENCE_S)
+    except Timeout:
+        log.warning("others have measured for %.0f s; measuring beside them", WAIT_S)
+    except OSError:
+        log.warning("cannot write to %s; others may measure at the same time", folder)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _key(target: Target, source: ModelSource) -> str:
