@@ -11,26 +11,17 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
 
 from fastapi import Request, Response
 
 from tasc_serve.http_errors import ApiError
 from tasc_serve.settings import LimitSettings
 from tasc_serve.store_calls import StoreBusy, StoreCalls
-from tasc_store import StoreError
+from tasc_store import IdempotencyStore, StoreError
 
 HEADER = "Idempotency-Key"
 _REPLAYED = {"Idempotency-Replayed": "true"}
 _LONGEST_KEY = 255
-
-
-class Attempts(Protocol):
-    """Where first attempts are noted; see `tasc_store.IdempotencyStore`."""
-
-    def claim(self, task: str, name: str, note: str) -> tuple[str, bytes | None]: ...
-
-    def keep(self, task: str, name: str, answer: bytes) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -92,7 +83,7 @@ class Idempotency:
         attempts: Where first attempts are noted; None: nowhere, so that a retry runs again.
     """
 
-    def __init__(self, attempts: Attempts | None, limits: LimitSettings) -> None:
+    def __init__(self, attempts: IdempotencyStore | None, limits: LimitSettings) -> None:
         self._attempts = attempts
         self._calls = StoreCalls.of("idempotent requests", limits)
         self.max_bytes = limits.max_idempotent_bytes

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from tasc_runtime.protocol import Backend
 from tasc_serve import http_errors
 from tasc_serve.access.access_control import AccessControl, InFlight
-from tasc_serve.access.idempotency import Attempts, Idempotency
+from tasc_serve.access.idempotency import Idempotency
 from tasc_serve.http.batches.batches_api import add_storage
 from tasc_serve.http.batches.files_api import BatchStorage
 from tasc_serve.http.generation import Generation, served
@@ -29,6 +29,7 @@ from tasc_serve.http_errors import ApiError
 from tasc_serve.metrics.discovery import merge, service_discovery
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.settings import LimitSettings
+from tasc_store import IdempotencyStore
 
 _Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -82,7 +83,7 @@ def create_api(
     *,
     access: AccessControl | None = None,
     in_flight: InFlight | None = None,
-    attempts: Attempts | None = None,
+    attempts: IdempotencyStore | None = None,
     storage: BatchStorage | None = None,
     cors_origins: Sequence[str] = (),
 ) -> Application:

@@ -9,31 +9,21 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from tasc_runtime.protocol import Answer, Call, Piece, Refusal
 from tasc_serve.http_errors import ApiError
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.routing.fleet import Fleet, ReplicaLost, SeenReplica
+from tasc_serve.routing.replica_client import ReplicaClient
 from tasc_serve.settings import FailoverSettings
 
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.05
 _MOST_PAUSE_S = 1.0  # until a replica without a place is asked again
-
-
-class ReplicaCalls(Protocol):
-    """How replicas are reached, by their names."""
-
-    def complete(self, replica: str, call: Call) -> Awaitable[Answer | Refusal]:
-        """Cancelling it cancels the call."""
-
-    def stream(self, replica: str, call: Call) -> AsyncGenerator[Piece | Refusal, None]:
-        """Closing it cancels the call."""
 
 
 @dataclass
@@ -113,7 +103,7 @@ class Failover:
         self,
         task: str,
         fleet: Fleet,
-        client: ReplicaCalls,
+        client: ReplicaClient,
         settings: FailoverSettings,
         budget: RetryBudget,
         metrics: GatewayMetrics,

@@ -9,10 +9,9 @@ import asyncio
 import itertools
 import logging
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Protocol
 
 from ray.exceptions import (
     NodeDiedError,
@@ -57,23 +56,18 @@ def loss_reason(error: BaseException) -> str | None:
     return "died" if isinstance(error, _DIED) else None
 
 
-class Attachment(Protocol):
-    """A handle call that yields an `Endpoint` and ends when the connection has ended."""
-
-    def __aiter__(self) -> AsyncIterator[Endpoint]: ...
-
-
 class ReplicaClient:
     """One task's replicas. Belongs to one event loop.
 
     Args:
-        attach: Sends an `AttachRequest` to the replica that it names.
+        attach: Sends an `AttachRequest` to the replica that it names; what comes back yields an
+            `Endpoint` and ends when the connection has ended.
         node: This gateway's Ray node.
     """
 
     def __init__(
         self,
-        attach: Callable[[AttachRequest], Attachment],
+        attach: Callable[[AttachRequest], AsyncIterable[Endpoint]],
         node: str,
         settings: ConnectionSettings,
     ) -> None:
@@ -83,6 +77,7 @@ class ReplicaClient:
         self._links: dict[str, asyncio.Task[_ReplicaConnection]] = {}
 
     async def complete(self, replica: str, call: Call) -> Answer | Refusal:
+        """Cancelling it cancels the call."""
         connection = await self._connected(replica)
         try:
             with connection.asking(lambda number: wire.Request(number, True, call)) as items:
@@ -93,6 +88,7 @@ class ReplicaClient:
         return item
 
     async def stream(self, replica: str, call: Call) -> AsyncGenerator[Piece | Refusal, None]:
+        """Closing it cancels the call."""
         connection = await self._connected(replica)
         try:
             with connection.asking(lambda number: wire.Request(number, False, call)) as items:
@@ -163,7 +159,7 @@ class _ReplicaConnection(Connection):
         reason: Why its calls end when it does.
     """
 
-    attachment: Attachment | None = None
+    attachment: AsyncIterable[Endpoint] | None = None
     reason = "died"
 
     def __init__(self, name: str, settings: ConnectionSettings) -> None:

@@ -14,7 +14,6 @@ from prometheus_client import CollectorRegistry
 from tasc_engine import Acceptance, GenerationResult, Timings
 from tasc_runtime.protocol import Answer, Call, Piece, Refusal, TaskStatus, TokenText
 from tasc_serve.access.access_control import InFlight
-from tasc_serve.access.idempotency import Attempts
 from tasc_serve.http.api import create_api
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.settings import LimitSettings
@@ -121,9 +120,7 @@ def _halves(text: str, offset: int, logprobs: int) -> tuple[TokenText, TokenText
 class Service:
     """The application over a backend, asked one request at a time."""
 
-    def __init__(
-        self, backend: FakeBackend, attempts: Attempts | None = None, **limits: float
-    ) -> None:
+    def __init__(self, backend: FakeBackend, attempts: Any = None, **limits: float) -> None:
         self.registry, self.in_flight = CollectorRegistry(), InFlight()
         self.app: FastAPI = create_api(
             backend,
