@@ -38,7 +38,7 @@ if __name__ == "__main__":  # modules are found from the repository's root, not 
 from benchmarks import common
 from benchmarks.clients import cases
 from benchmarks.common import ROOT, to_stderr
-from tasc_serve.settings import free_port
+from tasc_store.embedded import free_port
 
 HOMES = ROOT / ".bench" / "clients"
 PAGE = ROOT / "docs" / "reference" / "clients.md"

@@ -29,8 +29,9 @@ from tasc_serve.replica.replica import TaskReplica
 from tasc_serve.replica.start_notes import start_notes
 from tasc_serve.routing.autoscaling import replicas_needed
 from tasc_serve.routing.replica_router import ChosenReplicaRouter
-from tasc_serve.settings import ServedTask, ServeSettings, free_port, load_settings, require_free
+from tasc_serve.settings import ServedTask, ServeSettings, load_settings, require_free
 from tasc_store import StoreUnreachable, TaskStore, UnknownTask, connect
+from tasc_store.embedded import free_port
 
 NAME = "tasc"
 _DRAIN_MARGIN_S = 5.0

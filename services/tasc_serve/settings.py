@@ -493,13 +493,6 @@ def _fault(error: yaml.YAMLError) -> str:
     return "it has a character that YAML does not allow"
 
 
-def free_port(host: str) -> int:
-    """A port that is free now; another process may take it before it is used."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
-
-
 def require_free(host: str, port: int) -> None:
     """Raise ServiceError unless ``port`` can be bound; 0 always can."""
     with socket.socket() as probe:

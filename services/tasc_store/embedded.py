@@ -246,9 +246,10 @@ def _prepared(directory: Path | None) -> Path:
     return directory.resolve()
 
 
-def free_port() -> int:
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that is free now; another process may take it before it is used."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((host, 0))
         return int(probe.getsockname()[1])
 
 
