@@ -24,7 +24,7 @@ from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.routing.failover import Failover, RetryBudget
 from tasc_serve.routing.fleet import Fleet
 from tasc_serve.routing.presence import present
-from tasc_serve.routing.replica_client import ReplicaClient, loss_reason
+from tasc_serve.routing.replica_client import ReplicaClient
 from tasc_serve.settings import ServeSettings
 from tasc_serve.store_calls import RepeatedCall
 from tasc_serve.wire import AttachRequest
@@ -73,15 +73,12 @@ class ReplicaBackend:
                 partial(present, task),
                 replicas.pulse,
                 failover.heartbeat_timeout_s,
-                loss_reason,
                 partial(metrics.set_replicas, task),
                 replicas.let_go,
             )
             self._replica_clients.append(replicas)
             self._fleets[task] = fleet
-            self._calls[task] = Failover(
-                task, fleet, replicas, failover, budget, metrics, loss_reason
-            )
+            self._calls[task] = Failover(task, fleet, replicas, failover, budget, metrics)
 
     @property
     def tasks(self) -> Sequence[str]:

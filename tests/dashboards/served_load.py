@@ -113,11 +113,9 @@ class Backend:
 
     def __init__(self, line: Line, own: ServeSettings, metrics: GatewayMetrics) -> None:
         seen = partial(metrics.set_replicas, TASK)
-        self.fleet = Fleet(TASK, line.replicas.keys, line.pulse, 5, lambda error: None, seen)
+        self.fleet = Fleet(TASK, line.replicas.keys, line.pulse, 5, seen)
         budget = RetryBudget(1, 100)
-        self._calls = Failover(
-            TASK, self.fleet, line, own.failover, budget, metrics, lambda error: None
-        )
+        self._calls = Failover(TASK, self.fleet, line, own.failover, budget, metrics)
 
     async def complete(self, task: str, call: Call) -> Answer | Refusal:
         return await self._calls.complete(call)

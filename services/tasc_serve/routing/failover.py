@@ -9,14 +9,14 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from tasc_runtime.protocol import Answer, Call, Piece, Refusal
 from tasc_serve.http_errors import ApiError
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
-from tasc_serve.routing.fleet import Fleet, ReplicaLost, SeenReplica
+from tasc_serve.routing.fleet import Fleet, ReplicaLost, SeenReplica, loss_reason
 from tasc_serve.routing.replica_client import ReplicaClient
 from tasc_serve.settings import FailoverSettings
 
@@ -95,7 +95,6 @@ class Failover:
     """The calls of one task.
 
     Args:
-        loss_reason: Says why an exception of the client means that its replica is lost, or None.
         budget: Shared by all tasks of a gateway.
     """
 
@@ -107,7 +106,6 @@ class Failover:
         settings: FailoverSettings,
         budget: RetryBudget,
         metrics: GatewayMetrics,
-        loss_reason: Callable[[BaseException], str | None],
     ) -> None:
         self._task = task
         self._fleet = fleet
@@ -115,7 +113,6 @@ class Failover:
         self._settings = settings
         self._budget = budget
         self._metrics = metrics
-        self._loss_reason = loss_reason
 
     async def complete(self, call: Call) -> Answer | Refusal:
         """The whole answer.
@@ -192,7 +189,7 @@ class Failover:
 
     def _lose(self, run: _Run, replica: SeenReplica, error: Exception) -> None:
         """Count a loss; raise where the call ends with it."""
-        reason = error.reason if isinstance(error, ReplicaLost) else self._loss_reason(error)
+        reason = loss_reason(error)
         if reason is None:
             raise error
         replica.give_up(reason, error.at if isinstance(error, ReplicaLost) else None)

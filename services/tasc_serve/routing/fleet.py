@@ -10,11 +10,30 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 
+from ray.exceptions import (
+    NodeDiedError,
+    ObjectLostError,
+    RayActorError,
+    RaySystemError,
+    TaskCancelledError,
+)
+from ray.serve.exceptions import RequestCancelledError
+
+from tasc_runtime.errors import EngineBroken
 from tasc_runtime.protocol import Pulse, TaskStatus
 
 log = logging.getLogger(__name__)
 
 _MOST_PULSE_S = 1.0
+_DIED = (
+    RayActorError,
+    NodeDiedError,
+    ObjectLostError,
+    RaySystemError,
+    # Of a replica that is being stopped; what we cancel ourselves does not come back as this.
+    TaskCancelledError,
+    RequestCancelledError,
+)
 
 
 class ReplicaLost(Exception):
@@ -29,6 +48,20 @@ class ReplicaLost(Exception):
         super().__init__(f"replica {name} is lost: {reason}")
         self.reason = reason
         self.at = time.monotonic()
+
+
+def loss_reason(error: BaseException) -> str | None:
+    """Say why an error means that the replica is lost.
+
+    Returns:
+        ``broken`` if its engine ended, ``died`` if its process or node did, ``silent`` if it did
+        not answer in time; None for other errors, with which the request fails.
+    """
+    if isinstance(error, ReplicaLost):
+        return error.reason
+    if isinstance(error, EngineBroken):
+        return "broken"
+    return "died" if isinstance(error, _DIED) else None
 
 
 class SeenReplica:
@@ -101,7 +134,6 @@ class Fleet:
         present: Names of those that there are.
         ask: Ask one for its pulse.
         heartbeat_timeout_s: A replica not heard of for this long is given up, if there is another.
-        loss_reason: Says why an exception of ``ask`` means that the replica is lost, or None.
         seen: Told how many there are that have answered, after each look.
         let_go: Ends the connection to one, by its name, and with it all its calls. It is told why.
     """
@@ -112,7 +144,6 @@ class Fleet:
         present: Callable[[], Collection[str]],
         ask: Callable[[str], Awaitable[Pulse]],
         heartbeat_timeout_s: float,
-        loss_reason: Callable[[BaseException], str | None],
         seen: Callable[[int], None] = lambda replicas: None,
         let_go: Callable[[str, str], object] = lambda name, reason: None,
     ) -> None:
@@ -122,7 +153,6 @@ class Fleet:
         self._present = present
         self._ask = ask
         self._silence_s = heartbeat_timeout_s
-        self._loss_reason = loss_reason
         self._replicas: dict[str, SeenReplica] = {}
         self._pulses: set[asyncio.Task[None]] = set()
 
@@ -205,7 +235,7 @@ class Fleet:
             async with asyncio.timeout(self._silence_s):
                 replica.heard(await self._ask(replica.name), self._silence_s)
         except Exception as error:
-            if reason := self._loss_reason(error):
+            if reason := loss_reason(error):
                 self._give_up(replica, reason)
             elif not isinstance(error, TimeoutError):
                 log.warning("task %s: replica %s has no pulse: %r", self._task, replica.name, error)

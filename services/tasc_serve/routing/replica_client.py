@@ -13,47 +13,15 @@ from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 
-from ray.exceptions import (
-    NodeDiedError,
-    ObjectLostError,
-    RayActorError,
-    RaySystemError,
-    TaskCancelledError,
-)
-from ray.serve.exceptions import RequestCancelledError
-
 from tasc_runtime.errors import EngineBroken, ServiceError
 from tasc_runtime.protocol import Answer, Call, Piece, Pulse, Refusal
 from tasc_serve import wire
-from tasc_serve.routing.fleet import ReplicaLost
+from tasc_serve.routing.fleet import ReplicaLost, loss_reason
 from tasc_serve.settings import ConnectionSettings
 from tasc_serve.wire import AttachRequest, BufferFull, Connection, Endpoint, Message
 
 log = logging.getLogger(__name__)
 _BUSY = Refusal("full", "large requests wait to be sent to the replica; try again later")
-_DIED = (
-    RayActorError,
-    NodeDiedError,
-    ObjectLostError,
-    RaySystemError,
-    # Of a replica that is being stopped; what we cancel ourselves does not come back as this.
-    TaskCancelledError,
-    RequestCancelledError,
-)
-
-
-def loss_reason(error: BaseException) -> str | None:
-    """Say why an error means that the replica is lost.
-
-    Returns:
-        ``broken`` if its engine ended, ``died`` if its process or node did, ``silent`` if it did
-        not answer in time; None for other errors, with which the request fails.
-    """
-    if isinstance(error, ReplicaLost):
-        return error.reason
-    if isinstance(error, EngineBroken):
-        return "broken"
-    return "died" if isinstance(error, _DIED) else None
 
 
 class ReplicaClient:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
+from ray.exceptions import NodeDiedError
 
 from tasc_engine import GenerationResult, Timings
 from tasc_runtime.protocol import Answer, Call, Piece, Pulse, Refusal, TaskStatus
@@ -25,14 +26,6 @@ TASK = "greet"
 ROWS = 8
 SILENCE_S = 0.4
 WHOLE = tuple(range(100, 110))  # what every replica answers, one token a piece
-
-
-class Died(Exception):
-    """What a call gets whose replica dies."""
-
-
-def loss_reason(error: BaseException) -> str | None:
-    return "died" if isinstance(error, Died) else None
 
 
 def status(record_version: int = 1) -> TaskStatus:
@@ -75,9 +68,7 @@ class Replicas:
 
     def __init__(self, **replicas: Scripted) -> None:
         self.all = replicas
-        self.fleet = Fleet(
-            TASK, self.present, self.pulse, SILENCE_S, loss_reason, let_go=self.let_go
-        )
+        self.fleet = Fleet(TASK, self.present, self.pulse, SILENCE_S, let_go=self.let_go)
 
     def present(self) -> list[str]:
         return [name for name, one in self.all.items() if one.present and not one.stopping]
@@ -89,7 +80,7 @@ class Replicas:
     async def pulse(self, name: str) -> Pulse:
         replica = self.all[name]
         if not replica.present:
-            raise Died(name)
+            raise NodeDiedError(name)
         if replica.hung:
             await asyncio.Event().wait()
         return Pulse(status(replica.record_version), replica.outstanding, 0.0)
@@ -122,7 +113,7 @@ class Replicas:
         await asyncio.sleep(0)
         if sent == replica.dies_after:
             replica.present = False
-            raise Died("in the middle")
+            raise NodeDiedError("in the middle")
         if sent == replica.hangs_after:
             replica.hung = True
             await replica.lost.wait()
@@ -168,7 +159,6 @@ class Calls:
             FailoverSettings(**{"no_replica_timeout_s": 0.3, **settings}),
             RetryBudget(0, budget),
             GatewayMetrics(self.registry),
-            loss_reason,
         )
 
     def run(self, asked: Callable[[Failover], Any]) -> Any:
