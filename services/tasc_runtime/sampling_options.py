@@ -12,7 +12,7 @@ import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 
 from pydantic import (
     AfterValidator,
@@ -257,43 +257,36 @@ Biases = Annotated[dict[_TokenIdText, _Bias], BeforeValidator(_few)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
-class AnyFormat(Body):
-    @property
-    def wanted(self) -> Mapping[str, Any] | None:
-        """A JSON schema; None for whatever the task says."""
-        return None
-
-
-class TextFormat(AnyFormat):
+class TextFormat(Body):
     type: Literal["text"]
 
 
-class JsonObjectFormat(AnyFormat):
+class JsonObjectFormat(Body):
     type: Literal["json_object"]
 
-    @property
-    def wanted(self) -> Mapping[str, Any]:
-        return _ANY
 
-
-class JsonSchema(AnyFormat):
+class JsonSchema(Body):
     name: str = Field(max_length=256)
     schema_: dict[str, Any] = Field(alias="schema", description="what the answer always fits")
     strict: bool | None = Field(None, description="the schema is kept to either way")
     description: str | None = None
 
-    @property
-    def wanted(self) -> Mapping[str, Any]:
-        return self.schema_
 
-
-class JsonSchemaFormat(AnyFormat):
+class JsonSchemaFormat(Body):
     type: Literal["json_schema"]
     json_schema: JsonSchema
 
-    @property
-    def wanted(self) -> Mapping[str, Any]:
-        return self.json_schema.schema_
+
+AnyFormat: TypeAlias = TextFormat | JsonObjectFormat | JsonSchema | JsonSchemaFormat
+
+
+def _schema_of(format: AnyFormat | None) -> Mapping[str, Any] | None:
+    """None for whatever the task says."""
+    if isinstance(format, JsonSchemaFormat):
+        format = format.json_schema
+    if isinstance(format, JsonSchema):
+        return format.schema_
+    return _ANY if isinstance(format, JsonObjectFormat) else None
 
 
 ResponseFormat = Annotated[
@@ -436,7 +429,7 @@ class RuleFields(Body):
     def _guide(self) -> AnswerGuide | None:
         own = self.structured_outputs or StructuredOutputs()
         fields: Mapping[str, tuple[GuideKind, Any]] = {
-            self.format_field: ("json_schema", self.format and self.format.wanted),
+            self.format_field: ("json_schema", _schema_of(self.format)),
             "guided_choice": ("choice", self.guided_choice),
             "guided_regex": ("regex", self.guided_regex),
             "guided_json": ("json_schema", self.guided_json),
