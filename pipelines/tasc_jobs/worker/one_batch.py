@@ -6,7 +6,6 @@ learns when to stop.
 """
 
 import dataclasses
-import hashlib
 import shutil
 import threading
 import time
@@ -33,7 +32,7 @@ from tasc_jobs.batch.work import (
 )
 from tasc_jobs.errors import ClusterError, JobError
 from tasc_jobs.worker.lines import BatchLines, LineAnswers, line_id, told
-from tasc_runtime.data.rows import json_line, whole_file
+from tasc_runtime.data.rows import file_sha256, json_line, whole_file
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import ServiceError
 from tasc_serve.settings import LimitSettings
@@ -333,7 +332,7 @@ class OneBatch:
             if path.exists():  # fetched before it expired
                 return path
             raise
-        if not path.exists() or _sha256(path) != stored.sha256:
+        if not path.exists() or file_sha256(path) != stored.sha256:
             path.parent.mkdir(parents=True, exist_ok=True)
             # A worker that was thought dead may be fetching it too.
             with whole_file(path, tag=f".{uuid.uuid4().hex}") as file:
@@ -390,11 +389,6 @@ class OneBatch:
         self._counts = outputs.counts
         # If it raises, Redis may have done it nevertheless: nothing is removed.
         self._lease.lease.finish(self._status, self._counts, files, self._faults)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def forget(settings: WorkerSettings, batch: Batch) -> None:

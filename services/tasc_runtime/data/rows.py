@@ -93,6 +93,11 @@ def check_file(path: Path, columns: Sequence[str] = ()) -> None:
         )
 
 
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def count_rows(path: Path) -> tuple[int, str]:
     """Rows of a file, blank lines counted, and the SHA-256 of the file as it lies on disk.
 
@@ -105,8 +110,7 @@ def count_rows(path: Path) -> tuple[int, str]:
     if path.suffix == ".jsonl":
         with path.open("rb") as file:
             return _count_lines(file, digest.update), digest.hexdigest()
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+    found = file_sha256(path)
     if path.suffix == ".parquet":
         return int(pq.read_metadata(path).num_rows), found
     with gzip.open(path) as stream:
@@ -149,7 +153,7 @@ def read_rows(
             disk fails.
     """
     _require_suffix(path)
-    file_hash = functools.cache(lambda: _file_hash(path))
+    file_hash = functools.cache(lambda: file_sha256(path)[:_HASH_DIGITS])
     columns = (fields.input, fields.output, fields.id)
     for record in read_raw_rows(path, columns, max_row_bytes=max_row_bytes):
         try:
@@ -288,11 +292,6 @@ def _count_lines(stream: IO[bytes] | gzip.GzipFile, each: Callable[[bytes], None
     except _DAMAGED_GZIP:
         return lines + 1
     return lines + (last != b"\n")
-
-
-def _file_hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:_HASH_DIGITS]
 
 
 def _corpus_row(record: RawRow, fields: Fields, file_hash: Callable[[], str]) -> CorpusRow:

@@ -1,6 +1,5 @@
 """The folder that `LLM.save` writes, and that `LLM.load` and `tasc task create --from` read."""
 
-import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any, Self
 from pydantic import ValidationError
 
 from tasc_draft import DraftIndex, read_index, write_index
-from tasc_runtime.data.rows import whole_file
+from tasc_runtime.data.rows import file_sha256, whole_file
 from tasc_runtime.engine_settings import EngineSettings, fault_of
 from tasc_runtime.errors import ServiceError
 from tasc_store import TaskRecord
@@ -39,7 +38,7 @@ class SavedTask:
             "format": _FORMAT,
             "record": json.loads(self.record.to_json()),
             "engine": self.engine.model_dump(exclude_defaults=True),
-            "index_sha256": _sha256(path / _INDEX),
+            "index_sha256": file_sha256(path / _INDEX),
         }
         with whole_file(path / _SAVED) as file:
             file.write(json.dumps(saved, indent=2).encode())
@@ -59,7 +58,7 @@ class SavedTask:
             if saved.get("format") != _FORMAT:
                 raise ValueError(f"format is {saved.get('format')!r}, this program reads {_FORMAT}")
             record, engine = _settings(path, saved["record"], saved["engine"])
-            if _sha256(path.with_name(_INDEX)) != saved["index_sha256"]:
+            if file_sha256(path.with_name(_INDEX)) != saved["index_sha256"]:
                 raise ValueError(f"{_INDEX} is of another save, or damaged")
             index = read_index(path.with_name(_INDEX))
             index.check_integrity()
@@ -82,8 +81,3 @@ def _settings(path: Path, record: Any, engine: Any) -> tuple[TaskRecord, EngineS
             f"{path} was saved by another version of this program, or changed since ({why}); "
             "save the model again"
         ) from error
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
