@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 
 from tasc_engine import GenerationRequest, GuideSpec
 from tasc_engine.errors import GuideError
@@ -60,21 +59,18 @@ class DrainRate:
 _COMPILERS = 2  # guides by choices and by grammars need not wait for one another
 
 
-@dataclass(frozen=True)
 class Admission:
     """Reads the calls of one replica, on one event loop."""
 
-    builder: EngineBuilder
-    limits: LimitSettings
-    _threads: ThreadPoolExecutor = field(
-        default_factory=lambda: ThreadPoolExecutor(_COMPILERS, "guides")
-    )
-    # The task's own guide, should it have been forgotten over others, does not queue behind them.
-    _own: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "own-guide"))
-    # One: prompts are rendered one by one in any case.
-    _renders: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "prompts"))
-    _compiling: dict[GuideSpec, asyncio.Future[GuideError | None]] = field(default_factory=dict)
-    _rules: asyncio.Lock = field(default_factory=asyncio.Lock)
+    def __init__(self, builder: EngineBuilder, limits: LimitSettings) -> None:
+        self._builder, self._limits = builder, limits
+        self._threads = ThreadPoolExecutor(_COMPILERS, "guides")
+        # The task's own guide, should it have been forgotten over others, does not wait for them.
+        self._own = ThreadPoolExecutor(1, "own-guide")
+        # One: prompts are rendered one by one in any case.
+        self._renders = ThreadPoolExecutor(1, "prompts")
+        self._compiling: dict[GuideSpec, asyncio.Future[GuideError | None]] = {}
+        self._rules = asyncio.Lock()
 
     async def request(self, call: Call, id: str) -> Ready | Refusal:
         """Read a call. Raises what nobody foresaw only.
@@ -83,14 +79,14 @@ class Admission:
             id: The request's in the engine.
         """
         # One version from here on: a newer one may come while a guide is waited for.
-        version = call.record_version or self.builder.record_version
+        version = call.record_version or self._builder.record_version
         try:
             request, guide = await self._read(call, version, id)
-            if over := self.limits.over_total(call.n, request.max_tokens):
+            if over := self._limits.over_total(call.n, request.max_tokens):
                 return Refusal("invalid", over, "n")
             if refusal := await self._known(guide):
                 return refusal
-            made = self.builder.guide(call, version, request, guide)
+            made = self._builder.guide(call, version, request, guide)
         except FieldError as error:
             return Refusal("invalid", str(error), error.field)
         except ValueError as error:
@@ -101,16 +97,16 @@ class Admission:
     async def _read(
         self, call: Call, version: int, id: str
     ) -> tuple[GenerationRequest, AnswerGuide | None]:
-        if not self.builder.waits_to_render(call):
-            return self.builder.read(call, version, id)
+        if not self._builder.waits_to_render(call):
+            return self._builder.read(call, version, id)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._renders, self.builder.read, call, version, id)
+        return await loop.run_in_executor(self._renders, self._builder.read, call, version, id)
 
     async def _known(self, guide: AnswerGuide | None) -> Refusal | None:
         """Wait until a guide can be had at once, or say why not."""
-        if guide is None or self.builder.engine.guides.known(guide.spec):
+        if guide is None or self._builder.engine.guides.known(guide.spec):
             return None
-        limit_s, most = self.limits.guide_timeout_s, self.limits.max_compiling_guides
+        limit_s, most = self._limits.guide_timeout_s, self._limits.max_compiling_guides
         known = self._compiling.get(guide.spec)
         if known is None:
             if not guide.is_tasks and len(self._compiling) >= most:
@@ -123,13 +119,13 @@ class Admission:
         except TimeoutError:  # it goes on, and is there for who comes again
             message = f"{guide.name}: the guide was not ready within {limit_s:g} s"
             return Refusal("full", message, guide.field)
-        if failed and not self.builder.engine.guides.known(guide.spec):
+        if failed and not self._builder.engine.guides.known(guide.spec):
             raise FieldError(guide.field, f"{guide.name}: {failed}")  # not to be tried again here
         return None
 
     def _compile(self, guide: AnswerGuide) -> asyncio.Future[GuideError | None]:
         """Once for all who wait for it."""
-        guides, longest = self.builder.engine.guides, self.builder.engine.longest
+        guides, longest = self._builder.engine.guides, self._builder.engine.longest
 
         def compile_() -> GuideError | None:
             try:
@@ -148,10 +144,10 @@ class Admission:
         del self._compiling[spec]
 
     async def _compile_rules(self, request: GenerationRequest) -> None:
-        if self.builder.engine.waits_to_compile(request):
+        if self._builder.engine.waits_to_compile(request):
             async with self._rules:  # one thread does it, the others would only wait
-                if self.builder.engine.waits_to_compile(request):
-                    await asyncio.to_thread(self.builder.engine.compile_rules)
+                if self._builder.engine.waits_to_compile(request):
+                    await asyncio.to_thread(self._builder.engine.compile_rules)
 
     def close(self) -> None:
         for threads in (self._threads, self._own, self._renders):
