@@ -5,7 +5,7 @@ import logging
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
@@ -15,7 +15,16 @@ from starlette.exceptions import HTTPException
 
 from tasc_runtime.protocol import Refusal
 from tasc_runtime.sampling_options import SHOWN, UNKNOWN, UNSUPPORTED
-from tasc_store import StoreError
+from tasc_store import CorruptArtifact, StoreError, StoreFull
+from tasc_store.errors import (
+    BatchEnded,
+    BatchesFull,
+    FileInUse,
+    FilesFull,
+    LinesFull,
+    UnknownBatch,
+    UnknownFile,
+)
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +73,16 @@ _CODES = {
     503: "service_unavailable",
     504: "timeout",
 }
+_OF_STORE: Final[tuple[tuple[type[StoreError], int, str], ...]] = (
+    (UnknownFile, 404, "file_not_found"),
+    (UnknownBatch, 404, "batch_not_found"),
+    (FileInUse, 400, "file_in_use"),
+    (BatchEnded, 400, "batch_ended"),
+    (FilesFull, 429, "too_many_files"),
+    (BatchesFull, 429, "too_many_batches"),
+    (LinesFull, 429, "too_many_batch_lines"),
+    (CorruptArtifact, 500, "file_damaged"),
+)
 _UNIONS = (("prompt",), ("stop",), ("response_format",), ("text", "format"))
 _PROMPTS = "prompts are strings or lists of token ids, all of one kind"
 _PROMPT_KINDS = {
@@ -86,6 +105,16 @@ def of_refusal(refusal: Refusal) -> ApiError:
     if refusal.kind == "failed":
         return ApiError(500, refusal.message, code="answer_failed")
     return ApiError(400, refusal.message, refusal.param)
+
+
+def of_store(error: StoreError) -> ApiError:
+    """What is not there, or cannot be; of a store that fails, which logs it, nothing but that."""
+    for kind, status, code in _OF_STORE:
+        if isinstance(error, kind):
+            return ApiError(status, str(error), code=code)
+    if isinstance(error, StoreFull):
+        return ApiError(503, "the store is full; delete files that you need no more")
+    return ApiError(503, "the store cannot be reached at the moment; try again later")
 
 
 def of_validation(error: ValidationError, body: bytes) -> ApiError:
@@ -162,7 +191,7 @@ def of_unexpected(error: Exception, where: str) -> ApiError:
 def response_to(request: Request, error: Exception) -> Response:
     """What a client gets whose request raised this, in the OpenAI shape."""
     if isinstance(error, StoreError):
-        error = ApiError(503, f"the store does not answer: {error}")
+        error = of_store(error)
     if isinstance(error, HTTPException):
         if error.status_code == 405 and request.method == "OPTIONS":
             return Response(status_code=204, headers=error.headers)  # with what is allowed

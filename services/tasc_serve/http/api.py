@@ -24,7 +24,7 @@ from tasc_serve.http.batches.files_api import BatchStorage
 from tasc_serve.http.generation import Generation, served
 from tasc_serve.http.responses import CHAT, COMPLETION
 from tasc_serve.http.responses_api import ResponsesReply, ResponsesRequest, in_its_words
-from tasc_serve.http.schemas import ChatRequest, CompletionRequest
+from tasc_serve.http.schemas import ChatRequest, CompletionRequest, documented
 from tasc_serve.http_errors import ApiError
 from tasc_serve.metrics.discovery import merge, service_discovery
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
@@ -146,7 +146,7 @@ def _add_generation(app: Application, generation: Generation) -> None:
     for path, (model, _) in endpoints.items():
         # For the API's description, and for other methods.
         name = path.removeprefix("/v1/").replace("/", "_")
-        app.post(path, name=name, openapi_extra=_documented(model))(generate)
+        app.post(path, name=name, openapi_extra=documented(model))(generate)
 
 
 def _add_listings(app: FastAPI, backend: Backend, access: AccessControl) -> None:
@@ -205,8 +205,3 @@ def _statuses(backend: Backend) -> list[dict[str, Any]]:
 
 def _model(task: str) -> dict[str, Any]:
     return {"id": task, "object": "model", "created": 0, "owned_by": "tasc-serve"}
-
-
-def _documented(model: type[BaseModel]) -> dict[str, Any]:
-    schema = {"schema": model.model_json_schema()}
-    return {"requestBody": {"content": {"application/json": schema}, "required": True}}

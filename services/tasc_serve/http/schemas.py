@@ -7,7 +7,7 @@ a field's default.
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal, cast
 
-from pydantic import Discriminator, Field, StringConstraints, Tag
+from pydantic import BaseModel, Discriminator, Field, StringConstraints, Tag
 
 from tasc_runtime.sampling_options import (
     Body,
@@ -224,3 +224,9 @@ class BatchLine(Body):
     method: Literal["POST"]
     url: Endpoint
     body: dict[str, Any]
+
+
+def documented(model: type[BaseModel]) -> dict[str, Any]:
+    """The body of an endpoint, for the API's description."""
+    schema = {"schema": model.model_json_schema()}
+    return {"requestBody": {"content": {"application/json": schema}, "required": True}}

@@ -6,7 +6,7 @@ answers them.
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
@@ -18,20 +18,19 @@ from tasc_serve.access.access_control import AccessControl, InFlight
 from tasc_serve.http.batches.files_api import (
     BatchStorage,
     Files,
-    StorageCalls,
-    add_files,
     file_limits,
     listing,
     owner_of,
 )
 from tasc_serve.http.parsing import limit_of, parsed, query_of, read_body
-from tasc_serve.http.schemas import WINDOW_S, BatchRequest
+from tasc_serve.http.schemas import WINDOW_S, BatchRequest, documented
 from tasc_serve.http_errors import ApiError
 from tasc_serve.settings import LimitSettings
+from tasc_serve.store_calls import StoreCalls
 from tasc_store import ApiKey
 from tasc_store.batches.batch_store import TIMES, Batch, NewBatch
 from tasc_store.batches.files import StoredFile
-from tasc_store.errors import UnknownBatch
+from tasc_store.errors import UnknownBatch, UnknownFile
 
 _LISTED: Final = 20
 _MOST_LISTED: Final = 100
@@ -43,7 +42,7 @@ def add_storage(
     limits: LimitSettings,
     access: AccessControl,
     in_flight: InFlight,
-) -> StorageCalls:
+) -> StoreCalls:
     """Add the routes below ``/v1/files`` and ``/v1/batches``.
 
     Returns:
@@ -58,33 +57,30 @@ def add_storage(
         finally:
             in_flight.leave()
 
-    calls = StorageCalls(limits)
+    calls = StoreCalls(
+        "files and batches",
+        threads=limits.store_threads,
+        max_waiting=limits.max_store_calls,
+        timeout_s=limits.file_timeout_s,
+    )
+    files = Files(storage, limits, access, calls)
+    batches = Batches(storage, limits, access, calls, files)
+    endpoints: tuple[tuple[str, str, Callable[..., Any]], ...] = (
+        ("POST", "/v1/files", files.create),
+        ("GET", "/v1/files", files.listed),
+        ("GET", "/v1/files/{file_id}", files.retrieve),
+        ("DELETE", "/v1/files/{file_id}", files.delete),
+        ("GET", "/v1/files/{file_id}/content", files.content),
+        ("GET", "/v1/batches", batches.listed),
+        ("GET", "/v1/batches/{batch_id}", batches.retrieve),
+        ("POST", "/v1/batches/{batch_id}/cancel", batches.cancel),
+    )
     routes = APIRouter(dependencies=[Depends(inside)])
-    add_files(routes, storage, limits, access, calls)
-    _add_batches(routes, Batches(storage, limits, access, calls), access)
+    for method, path, endpoint in endpoints:
+        routes.add_api_route(path, endpoint, methods=[method])
+    routes.post("/v1/batches", openapi_extra=documented(BatchRequest))(batches.create)
     app.include_router(routes)
     return calls
-
-
-def _add_batches(routes: APIRouter, batches: "Batches", access: AccessControl) -> None:
-    schema = {"schema": BatchRequest.model_json_schema()}
-    documented = {"requestBody": {"content": {"application/json": schema}, "required": True}}
-
-    @routes.post("/v1/batches", openapi_extra=documented)
-    async def create(request: Request) -> dict[str, Any]:
-        return shown(await batches.create(request))
-
-    @routes.get("/v1/batches")
-    async def listed(request: Request) -> dict[str, Any]:
-        return await batches.listed(request, await owner_of(access, request))
-
-    @routes.get("/v1/batches/{batch_id}")
-    async def retrieve(request: Request, batch_id: str) -> dict[str, Any]:
-        return shown(await batches.get(batch_id, await owner_of(access, request)))
-
-    @routes.post("/v1/batches/{batch_id}/cancel")
-    async def cancel(request: Request, batch_id: str) -> dict[str, Any]:
-        return shown(await batches.cancelled(batch_id, await owner_of(access, request)))
 
 
 def shown(batch: Batch) -> dict[str, Any]:
@@ -114,28 +110,27 @@ def shown(batch: Batch) -> dict[str, Any]:
 
 
 class Batches:
-    """The store's batches, as requests ask for them."""
+    """The endpoints below ``/v1/batches``. All raise `StoreError`, see `http_errors.of_store`."""
 
     def __init__(
         self,
         storage: BatchStorage,
         limits: LimitSettings,
         access: AccessControl,
-        calls: StorageCalls,
+        calls: StoreCalls,
+        files: Files,
     ) -> None:
         self._storage, self._limits, self._access, self._calls = storage, limits, access, calls
-        self._files = Files(storage, limits, calls)
+        self._files = files
 
-    async def create(self, request: Request) -> Batch:
+    async def create(self, request: Request) -> dict[str, Any]:
         key = await self._access.key_of(request)
         body = parsed(await read_body(request, self._limits), BatchRequest)
         owner = key.id if key else ""
         try:
             file = await self._files.get(body.input_file_id, owner)
-        except ApiError as error:
-            if error.status == 404:
-                raise ApiError(400, error.message, "input_file_id", error.code) from error
-            raise
+        except UnknownFile as error:
+            raise ApiError(400, str(error), "input_file_id", "file_not_found") from error
         if file.purpose != "batch":
             message = f"file {file.id} was uploaded for {file.purpose}; upload one for batch"
             raise ApiError(400, message, "input_file_id")
@@ -155,16 +150,19 @@ class Batches:
             owner=owner,
         )
         most, lines = self._limits.max_batches, self._limits.max_open_batch_lines
-        return await self._calls.run(partial(self._storage.batches.create, new, most, lines))
+        create = partial(self._storage.batches.create, new, most, lines)
+        return shown(await self._calls.run(create))
 
-    async def get(self, id_: str, owner: str) -> Batch:
-        return await self._calls.run(partial(self._owned, id_, owner))
+    async def retrieve(self, request: Request, batch_id: str) -> dict[str, Any]:
+        owner = await owner_of(self._access, request)
+        return shown(await self._calls.run(partial(self._owned, batch_id, owner)))
 
-    async def cancelled(self, id_: str, owner: str) -> Batch:
-        await self.get(id_, owner)
-        return await self._calls.run(partial(self._storage.batches.cancel, id_))
+    async def cancel(self, request: Request, batch_id: str) -> dict[str, Any]:
+        await self.retrieve(request, batch_id)
+        return shown(await self._calls.run(partial(self._storage.batches.cancel, batch_id)))
 
-    async def listed(self, request: Request, owner: str) -> dict[str, Any]:
+    async def listed(self, request: Request) -> dict[str, Any]:
+        owner = await owner_of(self._access, request)
         query = query_of(request, ("after", "limit"))
         page = await self._calls.run(
             partial(

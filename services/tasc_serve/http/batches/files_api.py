@@ -6,13 +6,13 @@ a store that waits run on threads, beside requests that must not wait.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Iterator, Mapping
 from functools import partial
 from tempfile import gettempdir
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import redis
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, UploadFile
@@ -24,19 +24,11 @@ from tasc_serve.http.parsing import arriving, chunks, limit_of, query_of
 from tasc_serve.http.schemas import LONGEST_S, SHORTEST_S
 from tasc_serve.http_errors import ApiError
 from tasc_serve.settings import LimitSettings
-from tasc_serve.store_calls import StoreBusy, StoreCalls
-from tasc_store import CorruptArtifact, StoreError, StoreFull, TaskStore
+from tasc_serve.store_calls import StoreCalls
+from tasc_store import TaskStore
 from tasc_store.batches.batch_store import BatchStore
 from tasc_store.batches.files import CHUNK_BYTES, FileLimits, FileStore, StoredFile
-from tasc_store.errors import (
-    BatchEnded,
-    BatchesFull,
-    FileInUse,
-    FilesFull,
-    LinesFull,
-    UnknownBatch,
-    UnknownFile,
-)
+from tasc_store.errors import UnknownFile
 
 log = logging.getLogger(__name__)
 
@@ -47,60 +39,6 @@ _LONGEST_NAME: Final = 512  # characters of a file's name
 _STEP_BYTES: Final = 1 << 20  # handed to the store at once
 _MOST_LISTED: Final = 10_000
 _FIELDS: Final = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
-
-Found = TypeVar("Found")
-_CODES: Final[tuple[tuple[type[StoreError], int, str], ...]] = (
-    (UnknownFile, 404, "file_not_found"),
-    (UnknownBatch, 404, "batch_not_found"),
-    (FileInUse, 400, "file_in_use"),
-    (BatchEnded, 400, "batch_ended"),
-    (FilesFull, 429, "too_many_files"),
-    (BatchesFull, 429, "too_many_batches"),
-    (LinesFull, 429, "too_many_batch_lines"),
-    (CorruptArtifact, 500, "file_damaged"),
-)
-
-
-class StorageCalls:
-    """Calls of the store of files and batches, whose failures are answers.
-
-    They are bounded as the settings say; a silent store holds up nothing but what needs it.
-    """
-
-    def __init__(self, limits: LimitSettings) -> None:
-        self._calls = StoreCalls(
-            "files and batches",
-            threads=limits.store_threads,
-            max_waiting=limits.max_store_calls,
-            timeout_s=limits.file_timeout_s,
-        )
-
-    def close(self) -> None:
-        self._calls.close()
-
-    async def run(self, work: Callable[[], Found]) -> Found:
-        """What ``work`` returns.
-
-        Raises:
-            ApiError: What is asked for is not there, or cannot be; 503 when the store fails, is
-                silent, or too many calls wait for it.
-        """
-        try:
-            return await self._calls.run(work)
-        except StoreError as error:
-            raise _told(error) from error
-
-
-def _told(error: StoreError) -> ApiError:
-    for kind, status, code in _CODES:
-        if isinstance(error, kind):
-            return ApiError(status, str(error), code=code)
-    if isinstance(error, StoreBusy):
-        return ApiError(503, str(error))
-    log.warning("the store of files and batches fails: %s", error)
-    if isinstance(error, StoreFull):
-        return ApiError(503, "the store is full; delete files that you need no more")
-    return ApiError(503, "files and batches cannot be reached at the moment; try again later")
 
 
 class BatchStorage:
@@ -118,45 +56,6 @@ class BatchStorage:
 
 def file_limits(limits: LimitSettings) -> FileLimits:
     return FileLimits(limits.max_files, limits.max_files_bytes)
-
-
-def add_files(
-    routes: APIRouter,
-    storage: BatchStorage,
-    limits: LimitSettings,
-    access: AccessControl,
-    calls: StorageCalls,
-) -> None:
-    """Add the routes below ``/v1/files``."""
-    files = Files(storage, limits, calls)
-    places = asyncio.Semaphore(limits.max_uploads)
-
-    @routes.post("/v1/files")
-    async def create(request: Request) -> dict[str, Any]:
-        owner = await owner_of(access, request)
-        if places.locked():
-            message = f"{limits.max_uploads} files are being uploaded; try again later"
-            raise ApiError(503, message, code="too_many_uploads")
-        async with places:
-            return shown(await files.create(request, owner))
-
-    @routes.get("/v1/files")
-    async def listed(request: Request) -> dict[str, Any]:
-        return await files.listed(request, await owner_of(access, request))
-
-    @routes.get("/v1/files/{file_id}")
-    async def retrieve(request: Request, file_id: str) -> dict[str, Any]:
-        return shown(await files.get(file_id, await owner_of(access, request)))
-
-    @routes.delete("/v1/files/{file_id}")
-    async def delete(request: Request, file_id: str) -> dict[str, Any]:
-        file = await files.get(file_id, await owner_of(access, request))
-        await calls.run(partial(storage.files.delete, file.id))
-        return {"id": file.id, "object": "file", "deleted": True}
-
-    @routes.get("/v1/files/{file_id}/content")
-    async def content(request: Request, file_id: str) -> Response:
-        return await files.content(await files.get(file_id, await owner_of(access, request)))
 
 
 async def owner_of(access: AccessControl, request: Request) -> str:
@@ -181,16 +80,55 @@ def shown(file: StoredFile) -> dict[str, Any]:
 
 
 class Files:
-    """The store's files, as requests ask for them."""
+    """The endpoints below ``/v1/files``. All raise `StoreError`, see `http_errors.of_store`."""
 
-    def __init__(self, storage: BatchStorage, limits: LimitSettings, calls: StorageCalls) -> None:
-        self._files, self._limits, self._calls = storage.files, limits, calls
+    def __init__(
+        self,
+        storage: BatchStorage,
+        limits: LimitSettings,
+        access: AccessControl,
+        calls: StoreCalls,
+    ) -> None:
+        self._files, self._limits, self._access, self._calls = storage.files, limits, access, calls
         self._bounds = file_limits(limits)
+        self._places = asyncio.Semaphore(limits.max_uploads)
+
+    async def create(self, request: Request) -> dict[str, Any]:
+        owner = await owner_of(self._access, request)
+        if self._places.locked():
+            message = f"{self._limits.max_uploads} files are being uploaded; try again later"
+            raise ApiError(503, message, code="too_many_uploads")
+        async with self._places:
+            return shown(await self._created(request, owner))
+
+    async def retrieve(self, request: Request, file_id: str) -> dict[str, Any]:
+        return shown(await self._asked(request, file_id))
+
+    async def delete(self, request: Request, file_id: str) -> dict[str, Any]:
+        file = await self._asked(request, file_id)
+        await self._calls.run(partial(self._files.delete, file.id))
+        return {"id": file.id, "object": "file", "deleted": True}
+
+    async def content(self, request: Request, file_id: str) -> Response:
+        """The first piece is here before the answer begins, so that a failure has a code."""
+        file = await self._asked(request, file_id)
+        blocks = self._files.blocks(file)
+        first = await self._calls.run(partial(next, blocks, b""))
+        headers = {
+            "Content-Length": str(file.size_bytes),
+            "Content-Disposition": f'attachment; filename="{file.id}.jsonl"',
+        }
+        rest = self._rest(first, blocks)
+        return StreamingResponse(rest, media_type="application/jsonl", headers=headers)
 
     async def get(self, id_: str, owner: str) -> StoredFile:
         return await self._calls.run(partial(owned_file, self._files.get, id_, owner))
 
-    async def listed(self, request: Request, owner: str) -> dict[str, Any]:
+    async def _asked(self, request: Request, file_id: str) -> StoredFile:
+        return await self.get(file_id, await owner_of(self._access, request))
+
+    async def listed(self, request: Request) -> dict[str, Any]:
+        owner = await owner_of(self._access, request)
         query = query_of(request, ("after", "limit", "order", "purpose"))
         order, purpose = query.get("order", "desc"), query.get("purpose")
         if order not in ("asc", "desc"):
@@ -206,7 +144,7 @@ class Files:
         )
         return listing([shown(file) for file in page.items], page.has_more)
 
-    async def create(self, request: Request, owner: str) -> StoredFile:
+    async def _created(self, request: Request, owner: str) -> StoredFile:
         await self._calls.run(partial(self._files.require_room, self._bounds, owner))
         longest_s = self._limits.upload_timeout_s
         end = asyncio.get_running_loop().time() + longest_s
@@ -308,17 +246,6 @@ class Files:
             message = f"expires_after goes from {SHORTEST_S} to {LONGEST_S} seconds"
             raise ApiError(400, message, _FIELDS[2])
         return float(seconds or 0)
-
-    async def content(self, file: StoredFile) -> Response:
-        """The first piece is here before the answer begins, so that a failure has a code."""
-        blocks = self._files.blocks(file)
-        first = await self._calls.run(partial(next, blocks, b""))
-        headers = {
-            "Content-Length": str(file.size_bytes),
-            "Content-Disposition": f'attachment; filename="{file.id}.jsonl"',
-        }
-        rest = self._rest(first, blocks)
-        return StreamingResponse(rest, media_type="application/jsonl", headers=headers)
 
     async def _rest(self, first: bytes, blocks: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
         """An error cuts the answer short, which its length tells."""
