@@ -22,7 +22,7 @@ from tasc_serve.access.idempotency import Idempotency
 from tasc_serve.http.batches.batches_api import add_storage
 from tasc_serve.http.batches.files_api import BatchStorage
 from tasc_serve.http.generation import Generation, served
-from tasc_serve.http.responses import CHAT, COMPLETION
+from tasc_serve.http.responses import CHAT, COMPLETION, Reply
 from tasc_serve.http.responses_api import ResponsesReply, ResponsesRequest, in_its_words
 from tasc_serve.http.schemas import ChatRequest, CompletionRequest, documented
 from tasc_serve.http_errors import ApiError
@@ -130,11 +130,11 @@ def _add_generation(app: Application, generation: Generation) -> None:
     endpoints: dict[str, tuple[type[BaseModel], _Endpoint]] = {
         "/v1/completions": (
             CompletionRequest,
-            partial(answer, model=CompletionRequest, reply_to=COMPLETION.reply),
+            partial(answer, model=CompletionRequest, reply_to=partial(Reply, COMPLETION)),
         ),
         "/v1/chat/completions": (
             ChatRequest,
-            partial(answer, model=ChatRequest, reply_to=CHAT.reply),
+            partial(answer, model=ChatRequest, reply_to=partial(Reply, CHAT)),
         ),
         "/v1/responses": (ResponsesRequest, respond),
     }

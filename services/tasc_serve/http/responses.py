@@ -15,7 +15,7 @@ import msgspec
 
 from tasc_engine import Acceptance, GenerationResult
 from tasc_runtime.protocol import Answer, Piece, Refusal, TokenText
-from tasc_serve.http.schemas import ChatRequest, CompletionRequest, MetricsLevel
+from tasc_serve.http.schemas import ChatRequest, CompletionRequest
 from tasc_serve.http_errors import ApiError, of_refusal
 from tasc_serve.routing.choices import CallGroup, Numbered
 
@@ -161,9 +161,6 @@ class Shape:
     chunk: Callable[[str, bool], dict[str, Any]]
     logprobs: Callable[[Sequence[TokenText]], dict[str, Any]]
 
-    def reply(self, body: CompletionRequest | ChatRequest, task: str, group: CallGroup) -> "Reply":
-        return Reply.to(body, self, task, group)
-
 
 COMPLETION = Shape(
     "cmpl", "text_completion", "text_completion", _whole_text, _text, completion_logprobs
@@ -175,30 +172,13 @@ CHAT = Shape(
 
 @dataclass(frozen=True)
 class Reply:
-    """How one request is to be answered.
-
-    Attributes:
-        answers: Of all prompts.
-        n: To each prompt.
-    """
+    """How one request is to be answered."""
 
     shape: Shape
+    body: CompletionRequest | ChatRequest
     task: str
-    id: str
-    answers: int
-    n: int
-    logprobs: bool
-    includes_usage: bool
-    metrics: MetricsLevel
+    group: CallGroup
     created: int = field(default_factory=lambda: int(time.time()))
-
-    @classmethod
-    def to(
-        cls, body: CompletionRequest | ChatRequest, shape: Shape, task: str, group: CallGroup
-    ) -> "Reply":
-        logprobs, usage = body.logprob_count is not None, body.includes_usage
-        count = len(group.calls)
-        return cls(shape, task, group.id, count, group.n, logprobs, usage, body.metrics)
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """The body that answers at once: one choice for each answer, in their order."""
@@ -207,35 +187,37 @@ class Reply:
             self._choice(i, self.shape.content(a.result.text), a.result, self._logprobs(a.tokens))
             for i, a in enumerate(answers)
         ]
-        body = self._body(self.shape.object, choices)
-        return {**body, "usage": usage(results, self.n), **self._metrics(results)}
+        return {**self._told(self.shape.object, choices), **self._summary(results)}
 
     def chunk(self, index: int, piece: Piece, first: bool) -> dict[str, Any]:
         """A part of one choice; ``first`` of its parts or not."""
         content = self.shape.chunk(piece.text, first)
         logprobs = self._logprobs(piece.tokens) if piece.tokens else None
         choice = self._choice(index, content, piece.result, logprobs)
-        body = self._body(self.shape.chunk_object, [choice])
-        if piece.result and self.answers == 1 and not self.includes_usage:
-            body |= self._metrics([piece.result])  # no later chunk will say it
-        if self.includes_usage:
-            body["usage"] = None  # as OpenAI has it: the last chunk says it
-        return body
+        told = self._told(self.shape.chunk_object, [choice])
+        if self.body.includes_usage:
+            told["usage"] = None  # as OpenAI has it: the last chunk says it
+        elif piece.result and len(self.group.calls) == 1:
+            told |= self._metrics([piece.result])  # no later chunk will say it
+        return told
 
     def last(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
         """The chunk behind all choices, which holds the usage."""
-        body = self._body(self.shape.chunk_object, [])
-        return {**body, "usage": usage(results, self.n), **self._metrics(results)}
+        return {**self._told(self.shape.chunk_object, []), **self._summary(results)}
+
+    def _summary(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
+        return {"usage": usage(results, self.group.n), **self._metrics(results)}
 
     def _metrics(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
         """The metrics that the request asks for; null for several answers: their times overlap."""
-        if self.metrics == "none":
+        level = self.body.metrics
+        if level == "none":
             return {}
-        alone = metrics_of(results[0], self.metrics == "detailed") if len(results) == 1 else None
+        alone = metrics_of(results[0], level == "detailed") if len(results) == 1 else None
         return {"metrics": alone}
 
     def _logprobs(self, tokens: Sequence[TokenText]) -> dict[str, Any] | None:
-        return self.shape.logprobs(tokens) if self.logprobs else None
+        return None if self.body.logprob_count is None else self.shape.logprobs(tokens)
 
     def _choice(
         self,
@@ -247,9 +229,9 @@ class Reply:
         reason = result.finish_reason if result else None
         return {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
 
-    def _body(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    def _told(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
-            "id": f"{self.shape.prefix}-{self.id}",
+            "id": f"{self.shape.prefix}-{self.group.id}",
             "object": kind,
             "created": self.created,
             "model": self.task,
@@ -281,7 +263,7 @@ class Reply:
             if piece.result:
                 results[index] = piece.result
             numbered = await anext(rest, None)
-        if self.includes_usage:
+        if self.body.includes_usage:
             yield _event(self.last([results[i] for i in sorted(results)]))
         yield _DONE
 
