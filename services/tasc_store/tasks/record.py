@@ -115,16 +115,13 @@ class NeuralDrafting:
             if (value := getattr(self, name)) not in allowed:
                 raise ValueError(f"{name} is {value!r}; use one of {', '.join(allowed)}")
         for name, most in _WHOLE.items():
-            value = getattr(self, name)
-            if type(value) is not int or not 1 <= value <= most:
-                raise ValueError(f"{name} is {value!r}; it must be an integer from 1 to {most}")
+            _require_within(name, getattr(self, name), 1, most, whole=True)
+        _require_within("sure", self.sure, 0, 1)
         if (self.depth - 1) * self.width > _WHOLE["nodes"]:
             raise ValueError(
                 f"depth {self.depth} and width {self.width} expand {(self.depth - 1) * self.width} "
                 f"nodes; the most is {_WHOLE['nodes']}, so lower one of them"
             )
-        if type(self.sure) not in (int, float) or not 0 <= self.sure <= 1:
-            raise ValueError(f"sure is {self.sure!r}; it must be a number from 0 to 1")
 
     @property
     def is_ranked(self) -> bool:
@@ -163,7 +160,9 @@ class SamplingDefaults:
 
     def __post_init__(self) -> None:
         for name, value in self.given.items():
-            _check(name, value)
+            _require_within(name, value, *_RANGES[name], whole=name == "top_k")
+            if name in _ABOVE_0 and not value > 0:
+                raise ValueError(f"{name} is {value}; it must be above 0")
             if name != "top_k":  # 1 and 1.0 are one value, and must be one in JSON
                 object.__setattr__(self, name, float(value))
 
@@ -174,15 +173,13 @@ class SamplingDefaults:
         return {name: value for name, value in values if value is not None}
 
 
-def _check(name: str, value: object) -> None:
-    whole = name == "top_k"
+def _require_within(
+    name: str, value: object, least: float, most: float, *, whole: bool = False
+) -> None:
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
         raise ValueError(f"{name} is {value!r}; it must be {'an integer' if whole else 'a number'}")
-    least, most = _RANGES[name]
     if not least <= value <= most:
         raise ValueError(f"{name} is {value}; it goes from {least} to {most}")
-    if name in _ABOVE_0 and not value > 0:
-        raise ValueError(f"{name} is {value}; it must be above 0")
 
 
 _FIELD = "{input}"
