@@ -177,14 +177,18 @@ class SamplingOptions:
         return Sampling(**rule, **own)
 
 
-@functools.lru_cache(16)  # of many labels it takes milliseconds
 def guide_of(record: TaskRecord) -> AnswerGuide | None:
     """What a task's own answers may be; None for anything."""
     if record.choices:
-        return AnswerGuide(GuideSpec("choice", choices=record.choices), "model")
+        return _own_guide("choice", record.choices)
     if record.schema:
-        return AnswerGuide(GuideSpec("json_schema", text=record.schema), "model")
-    return AnswerGuide(GuideSpec("regex", text=record.regex), "model") if record.regex else None
+        return _own_guide("json_schema", text=record.schema)
+    return _own_guide("regex", text=record.regex) if record.regex else None
+
+
+@functools.lru_cache(16)  # of many labels it takes milliseconds
+def _own_guide(kind: GuideKind, choices: tuple[str, ...] = (), text: str = "") -> AnswerGuide:
+    return AnswerGuide(GuideSpec(kind, choices, text), "model")
 
 
 class Body(BaseModel):
