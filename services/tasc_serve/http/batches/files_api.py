@@ -121,12 +121,6 @@ class Files:
         rest = self._rest(first, blocks)
         return StreamingResponse(rest, media_type="application/jsonl", headers=headers)
 
-    async def get(self, id_: str, owner: str) -> StoredFile:
-        return await self._calls.run(partial(owned_file, self._files.get, id_, owner))
-
-    async def _asked(self, request: Request, file_id: str) -> StoredFile:
-        return await self.get(file_id, await owner_of(self._access, request))
-
     async def listed(self, request: Request) -> dict[str, Any]:
         owner = await owner_of(self._access, request)
         query = query_of(request, ("after", "limit", "order", "purpose"))
@@ -143,6 +137,12 @@ class Files:
             )
         )
         return listing([shown(file) for file in page.items], page.has_more)
+
+    async def get(self, id_: str, owner: str) -> StoredFile:
+        return await self._calls.run(partial(owned_file, self._files.get, id_, owner))
+
+    async def _asked(self, request: Request, file_id: str) -> StoredFile:
+        return await self.get(file_id, await owner_of(self._access, request))
 
     async def _created(self, request: Request, owner: str) -> StoredFile:
         await self._calls.run(partial(self._files.require_room, self._bounds, owner))
