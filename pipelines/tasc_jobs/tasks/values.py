@@ -12,7 +12,7 @@ from tasc_jobs.task_inputs import read_files
 from tasc_jobs.tasks.options import TaskOptions
 from tasc_runtime.data.rows import Fields
 from tasc_store import NeuralDrafting, SamplingDefaults, TaskRecord
-from tasc_store.tasks.record import MOST_CHOICE_CHARACTERS, MOST_TEXT_BYTES
+from tasc_store.tasks.record import MOST_CHOICE_BYTES, MOST_TEXT_BYTES
 from tasc_text import ChatTemplate
 from tasc_text.template import FIELD
 
@@ -43,7 +43,7 @@ GROUPS = {"sampling": _SAMPLING, "draft": _DRAFT, "drafter": set(NEURAL), "chat"
 # Draft settings with an option of their own.
 _OWN_OPTION = {"mixture", "num_speculative_tokens", "min_prob"}
 # As much as labels within their limits can take in JSON, where a character may need 12 bytes.
-_MOST_LABEL_BYTES = 12 * MOST_CHOICE_CHARACTERS
+_MOST_LABEL_BYTES = 6 * MOST_CHOICE_BYTES
 _KINDS = {int: "an integer", float: "a number"}
 
 

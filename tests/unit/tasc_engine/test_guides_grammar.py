@@ -255,7 +255,6 @@ def test_masks_of_another_width_are_refused(guides: Guides) -> None:
         ("regex", r"a[^\s\S]", ""),
         ("regex", "a{0}", ""),
         ("regex", "(" * 5000 + ")" * 5000, ""),
-        ("regex", "a" * 70_000, "70000"),
         ("json_schema", " []", " []"),
         ("json_schema", '{"type": "integer"}, "lark_grammar": "start: /a/"', ""),
         ("json_schema", '{"items": ' * 3000 + "{}" + "}" * 3000, ""),
@@ -333,7 +332,7 @@ def test_equal_guides_have_one_hash_wherever_they_come_from() -> None:
     sent = pickle.dumps(one)
     assert sent == pickle.dumps(other)
     assert pickle.loads(sent) == one
-    assert one.size_bytes == 12
+    assert one.size_bytes == 9
     assert b"_hash" not in sent
 
 
