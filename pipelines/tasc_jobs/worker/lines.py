@@ -4,7 +4,6 @@ A line that cannot be answered has an HTTP error, which the job keeps as text. `
 the engines' processes, and gives the same answer to the same line each time.
 """
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
@@ -197,10 +196,9 @@ class LineAnswers:
         body, group = self._read(row)
         shape = CHAT if self._is_chat else COMPLETION
         # Times differ from run to run: they are told only to who asks for them.
-        metrics = body.metrics if "metrics" in body.model_fields_set else "none"
-        reply = Reply.to(body, shape, self.task, group)
-        reply = dataclasses.replace(reply, created=self.created, metrics=metrics)
-        return reply.whole(answers)
+        if "metrics" not in body.model_fields_set:
+            body = body.model_copy(update={"metrics": "none"})
+        return Reply(shape, body, self.task, group, self.created).whole(answers)
 
     @property
     def _is_chat(self) -> bool:
