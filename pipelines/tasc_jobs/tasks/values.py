@@ -42,7 +42,7 @@ CHAT = {
 GROUPS = {"sampling": _SAMPLING, "draft": _DRAFT, "drafter": set(NEURAL), "chat": set(CHAT)}
 # Draft settings with an option of their own.
 _OWN_OPTION = {"mixture", "num_speculative_tokens", "min_prob"}
-# As much as labels within their limits can take in JSON, where a character may need 12 bytes.
+# As much as labels within their limits can take in JSON, where a byte may be written with six.
 _MOST_LABEL_BYTES = 6 * MOST_CHOICE_BYTES
 _KINDS = {int: "an integer", float: "a number"}
 
