@@ -58,7 +58,7 @@ def exported() -> Iterator[str]:
             called, first = node.func, node.args[0]
             name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
             if name in _MAKERS | _CLASSES and isinstance(first, ast.Constant):
-                yield str(first.value)
+                yield f"tasc_{first.value}" if name in _MAKERS else str(first.value)
 
 
 def test_every_metric_is_described():
