@@ -176,7 +176,7 @@ def test_the_defaults_that_pages_state_are_those_of_the_settings():
     for first, second, *_ in rows(DOCS / "reference" / "http-api.md", "Limits"):
         limits = [span for span in SPAN.findall(first) if span.startswith("limits.")]
         stated += zip(limits, re.split(", ", second) if limits else (), strict=True)
-    assert len(stated) >= 12
+    assert len(stated) >= 11
     for name, value in stated:
         section, field = name.split(".")
         model: Any = ServeSettings.model_fields[section].annotation
