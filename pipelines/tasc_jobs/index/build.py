@@ -2,31 +2,29 @@
 
 The same corpus and template give the same bytes whatever the parallelism. The index becomes current
 only when it is whole in the store; a job that dies leaves the old one current. Beside Ray's object
-store, which is streamed through, the job takes memory of this node only, about 60 bytes a token,
+store, which is streamed through, the job takes memory of this process only, about 60 bytes a token,
 and room for the tokens in the folder for temporary files (TMPDIR).
 """
 
 import logging
 import os
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, count, pairwise, repeat
+from itertools import chain, count, repeat
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-import ray
 from numpy.typing import NDArray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from tasc_draft.errors import DraftError
 from tasc_draft.index.bigrams import BigramTable, read_bigrams
 from tasc_draft.index.corpus import CorpusIndex
 from tasc_draft.index.corpus_build import Documents, check_cap, distinct, index_documents
-from tasc_draft.index.corpus_sort import sort_part, splitters
+from tasc_draft.index.corpus_sort import DEPTH, sort_part, splitters
 from tasc_draft.index.draft_index import DraftIndex, with_prompts
 from tasc_draft.index.weights import Weights
 from tasc_draft.learning import EPOCHS, LEAST_ROWS, held_out, learn_weights
@@ -53,10 +51,6 @@ STAGES = {
     "publish": "steps",
 }
 NOTES = {"learn": "the first run on a machine compiles for up to a minute before round 1"}
-# Starting a worker takes longer than sorting fewer places than this.
-_LEAST_PLACES = 1 << 18
-_RETRIES = 3
-_ARRAYS = ("text", "offsets", "counts")
 
 
 def build_and_publish(
@@ -95,7 +89,7 @@ def build_and_publish(
         TextError: The model's tokenizer cannot be loaded.
         ServiceError: It is not the one the task was registered with.
         JobError: Ray lost or doubled a row.
-        RayError: A part of the job failed, or its workers died again and again.
+        RayError: Tokenising failed, or its workers died again and again.
     """
     with opened(
         url,
@@ -135,9 +129,8 @@ def opened(
     table = read_bigrams(bigrams, tokenizer.fingerprint) if bigrams else before.bigrams
     source = RedisCorpusSource(url, record.corpus_name, batch_rows=BATCH_ROWS)
     with TemporaryDirectory(prefix="tasc-index-") as name:
-        folder = Path(name)
-        outputs, prompts = tokenise(source, record, folder, parallelism, progress)
-        builder = _Builder(tokenizer, table, folder, parallelism, max_bytes)
+        outputs, prompts = tokenise(source, record, Path(name), parallelism, progress)
+        builder = _Builder(tokenizer, table, parallelism, max_bytes)
         settings = before.settings or record.draft
         yield TokenCorpus(store, before, settings, outputs, prompts, builder, progress)
 
@@ -195,7 +188,6 @@ class _Builder:
 
     tokenizer: TaskTokenizer
     bigrams: BigramTable | None
-    folder: Path
     parts: int | None
     max_bytes: int | None
 
@@ -230,9 +222,7 @@ class _Builder:
             fingerprint=self.tokenizer.fingerprint,
             vocab_size=self.tokenizer.vocab_size,
             max_bytes=self.max_bytes,
-            sort=lambda some: sorted_parts(
-                some, self.folder, self.parts, partial(next(told), "sort")
-            ),
+            sort=lambda some: sorted_parts(some, self.parts, partial(next(told), "sort")),
             pruned=lambda times: progress("prune", times, None),
         )
 
@@ -263,69 +253,23 @@ def _learn(
 
 def sorted_parts(
     documents: Documents,
-    folder: Path,
     parts: int | None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[tuple[Int32, Int32]]:
-    """What ``tasc_draft.corpus_build.assemble`` joins; the same index for any number of parts.
+    """What `assemble` joins to an index, which is the same for any number of parts.
 
     Args:
-        folder: Where the files go, in a folder of their own that is gone when this returns; the
-            arrays returned are maps of files without a name.
-        parts: How many; by default one a core of this node, fewer for a short text. A single one is
-            sorted here.
+        parts: How many; by default one a core of this node. A core sorts one at a time.
         progress: Told how many of how many parts are sorted.
-
-    Raises:
-        RayError: A part failed, or its workers died four times.
     """
     cores = len(os.sched_getaffinity(0))
-    wanted = parts or min(cores, 1 + len(documents.text) // _LEAST_PLACES)
-    cuts = [None, *splitters(documents.text, wanted), None]
+    cuts = [None, *splitters(documents.text, parts or cores), None]
+    sort = partial(sort_part, documents.text, documents.offsets, documents.counts, DEPTH)
     total = len(cuts) - 1
     progress(0, total)
-    if total == 1:
-        found = [sort_part(documents.text, documents.offsets, documents.counts)]
-        progress(1, 1)
-        return found
-    # A task that goes on when another failed may still write there while the folder goes.
-    with TemporaryDirectory(prefix="parts-", dir=folder, ignore_cleanup_errors=True) as name:
-        own = Path(name)
-        for array in _ARRAYS:
-            np.save(own / f"{array}.npy", getattr(documents, array))
-        _sort_all(own, list(pairwise(cuts)), cores, progress)
-        return [(_read(own, f"order-{i}"), _read(own, f"sums-{i}")) for i in range(total)]
-
-
-def _sort_all(
-    folder: Path,
-    borders: Sequence[tuple[int | None, int | None]],
-    at_a_time: int,
-    progress: Callable[[int, int], None],
-) -> None:
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    task = sort_part_file.options(scheduling_strategy=here)
-    waiting = deque(enumerate(borders))
-    running: list[ray.ObjectRef[None]] = []
-    while waiting or running:
-        while waiting and len(running) < at_a_time:
-            part, (low, high) = waiting.popleft()
-            running.append(task.remote(folder, part, low, high))
-        ended, running = ray.wait(running)
-        ray.get(ended)
-        progress(len(borders) - len(waiting) - len(running), len(borders))
-
-
-# No logical CPUs: we bound the tasks that run at a time, and where replicas hold all CPUs of the
-# node, or a head node has none, a task that needed one would wait for ever.
-@ray.remote(num_cpus=0, max_retries=_RETRIES)
-def sort_part_file(folder: Path, part: int, low: int | None, high: int | None) -> None:
-    """Sort one part of the text in ``folder``, from place ``low`` to ``high``, into two files."""
-    text, offsets, counts = (_read(folder, name) for name in _ARRAYS)
-    order, sums = sort_part(text, offsets, counts, low=low, high=high)
-    np.save(folder / f"order-{part}.npy", order)
-    np.save(folder / f"sums-{part}.npy", sums)
-
-
-def _read(folder: Path, name: str) -> Int32:
-    return np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r"))
+    found = []
+    with ThreadPoolExecutor(cores) as threads:
+        for part in threads.map(sort, cuts[:-1], cuts[1:]):
+            found.append(part)
+            progress(len(found), total)
+    return found
