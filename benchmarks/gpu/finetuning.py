@@ -75,19 +75,14 @@ def timed(folder: Path, nf4: bool, work: float, here: Here) -> dict[str, Any]:
 
 def _run(trainer: Trainer, here: Here) -> tuple[list[TrainingProgress], list[float]]:
     """Train; the report and the seconds of each step."""
-    told, took, began = list[TrainingProgress](), list[float](), [time.perf_counter()]
-
-    def tell(each: TrainingProgress) -> None:
-        wait(here.device)
-        now = time.perf_counter()
-        took.append(now - began[0])
-        told.append(each)
-        began[0] = now
-
+    told, times = list[TrainingProgress](), [time.perf_counter()]
     if not here.dry:
         torch.cuda.reset_peak_memory_stats()
-    trainer.run(tell)
-    return told, took
+    for each in trainer.run():
+        wait(here.device)
+        times.append(time.perf_counter())
+        told.append(each)
+    return told, np.diff(times).tolist()
 
 
 def _examples(first: int, new: int, rows: int) -> list[Example]:

@@ -5,14 +5,14 @@ from typing import Annotated
 
 from tasc_engine.drafting.neural.card import Kind
 from tasc_jobs.errors import UsageError
-from tasc_jobs.finetune.hyperparameters import BatchRows, MicroRows, Setting
+from tasc_jobs.finetune.hyperparameters import BatchRows, LoopSettings, MicroRows, Setting
 
 # Settings that only one kind has.
 _EAGLE, _INDEPENDENT = ("token_weight", "noise", "own_share"), ("prompt_weight", "layers", "hidden")
 
 
 @dataclass(frozen=True)
-class DrafterSettings:
+class DrafterSettings(LoopSettings):
     """Settings of a drafter's training; with the target and its answers they give the same drafter.
 
     Attributes:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -123,23 +123,6 @@ def _changed(config: Any, layers: int, **changes: Any) -> Any:
     return type(config)(**{**shape, **changes})
 
 
-class Trainable(Protocol):
-    """A drafter that learns from rows."""
-
-    @property
-    def model(self) -> nn.Module:
-        """What is trained."""
-        ...
-
-    def loss(self, examples: Sequence[Example]) -> Tensor:
-        """Summed over the tokens of the answers."""
-        ...
-
-    def guesses(self, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
-        """``int64[n]`` both: the likeliest token at places of answers, and the answers' own."""
-        ...
-
-
 class TrainableEagle:
     """An EAGLE head beside its target, which thinks anew in every step and learns nothing.
 
@@ -153,6 +136,7 @@ class TrainableEagle:
         self.model: EagleHead = eagle_head(target).to(self._head.device)
 
     def loss(self, examples: Sequence[Example]) -> Tensor:
+        """Summed over the tokens of the answers."""
         said, thought, _ = self._thoughts(examples, self._settings.noise, self._settings.own_share)
         far = functional.smooth_l1_loss(said, thought, reduction="none").mean(-1).sum()
         wanted = self._logits(thought).softmax(-1)
@@ -160,6 +144,7 @@ class TrainableEagle:
         return far + self._settings.token_weight * surprise
 
     def guesses(self, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
+        """``int64[n]`` both: the likeliest token at places of answers, and the answers' own."""
         said, _, ids = self._thoughts(examples, 0.0, 0.0)
         return self._logits(said).argmax(-1), ids
 
@@ -201,11 +186,13 @@ class TrainableSmallModel:
         self.model: Any = small_model(config, settings.layers, settings.hidden).to(device)
 
     def loss(self, examples: Sequence[Example]) -> Tensor:
+        """Summed over the tokens of the rows, each by its weight."""
         logits, ids, weights = self._logits(examples, self._settings.prompt_weight)
         surprise = functional.cross_entropy(logits, ids, reduction="none")
         return (surprise * weights).sum()
 
     def guesses(self, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
+        """As of `TrainableEagle`."""
         logits, ids, _ = self._logits(examples, 0.0)
         return logits.argmax(-1), ids
 
@@ -216,6 +203,9 @@ class TrainableSmallModel:
         chosen = weights > 0
         logits = self.model.lm_head(hidden[chosen]).float()
         return logits, ids[:, 1:][chosen], weights[chosen]
+
+
+Trainable: TypeAlias = TrainableEagle | TrainableSmallModel
 
 
 class DrafterTrainer(Trainer):

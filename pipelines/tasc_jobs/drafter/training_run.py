@@ -17,6 +17,7 @@ from tasc_jobs.drafter.answers import ANSWERS, TargetAnswer, examples_of, make_a
 from tasc_jobs.drafter.hyperparameters import DrafterSettings
 from tasc_jobs.drafter.training import (
     DrafterTrainer,
+    Trainable,
     TrainableEagle,
     TrainableSmallModel,
     agreement,
@@ -138,7 +139,7 @@ def _learnable(
     return examples[:-held_out], examples[-held_out:], left_out
 
 
-def _trainable(job: DrafterJob) -> TrainableEagle | TrainableSmallModel:
+def _trainable(job: DrafterJob) -> Trainable:
     try:
         if job.settings.kind == "eagle":
             return TrainableEagle(load_model(job.source).requires_grad_(False), job.settings)
@@ -150,7 +151,7 @@ def _trainable(job: DrafterJob) -> TrainableEagle | TrainableSmallModel:
 
 def _write(
     job: DrafterJob,
-    trainable: TrainableEagle | TrainableSmallModel,
+    trainable: Trainable,
     tokenizer: TaskTokenizer,
     report: dict[str, Any],
 ) -> None:

@@ -29,7 +29,7 @@ from tasc_jobs.finetune.model import (
     vocabulary_of,
 )
 from tasc_jobs.finetune.result import CARD, Made, Result, discard
-from tasc_jobs.finetune.training import Trainer, WorkerGroup, memory_to, run_through
+from tasc_jobs.finetune.training import ALONE, Trainer, WorkerGroup, memory_to, run_through
 from tasc_jobs.task_inputs import TaskInputs
 from tasc_runtime.progress import StageProgress, note, silent
 from tasc_store import CorpusRow
@@ -97,7 +97,7 @@ class TrainingPlan:
 def finetune(
     job: Finetune,
     progress: StageProgress = silent,
-    group: WorkerGroup | None = None,
+    group: WorkerGroup = ALONE,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Train a model, write the result and return its report. Resumes a killed run.
@@ -105,7 +105,7 @@ def finetune(
     If a group restarts after it has written its result, this only returns the report.
 
     Args:
-        group: The workers that share the training; None trains in this process alone.
+        group: The workers that share the training, by default this process alone.
         say: Called with messages about the progress of the training.
 
     Raises:
@@ -114,10 +114,10 @@ def finetune(
             output folder.
         TokenizerError: A tokenizer cannot be read.
     """
-    if group is None:
+    if group is ALONE:
         refuse_made(job.output)
-    is_first = group is None or group.rank == 0
-    lock_wait_s = 0.0 if group is None else _LOCK_WAIT_S
+    is_first = group.rank == 0
+    lock_wait_s = 0.0 if group is ALONE else _LOCK_WAIT_S
     plan = plan_of(job)  # before the output folder is created, in case the job is refused
     data = {"task": job.task, "rows": len(plan.examples), "too_long": plan.too_long}
     new = {"new_tokens": len(plan.vocabulary.parts), "end": plan.vocabulary.end}
@@ -157,7 +157,7 @@ def refuse_made(output: Path) -> None:
         raise
 
 
-def _is_finished_by(output: Path, expected: Mapping[str, Any], group: WorkerGroup | None) -> bool:
+def _is_finished_by(output: Path, expected: Mapping[str, Any], group: WorkerGroup) -> bool:
     """Returns whether this group has already written its result.
 
     That happens if a worker died after the result was written and the group was restarted.
@@ -172,7 +172,7 @@ def _is_finished_by(output: Path, expected: Mapping[str, Any], group: WorkerGrou
         return False
     _clear(output)
     report = json.loads((output / REPORT).read_text())
-    if group is None or any(report[name] != value for name, value in expected.items()):
+    if group is ALONE or any(report[name] != value for name, value in expected.items()):
         require_unfinished(output)
     return True
 
@@ -183,13 +183,11 @@ def _clear(output: Path) -> None:
     Checkpoints(output / CHECKPOINT, {}).remove()
 
 
-def _broadcast_from_first(value: bool, group: WorkerGroup | None, device: str) -> bool:
+def _broadcast_from_first(value: bool, group: WorkerGroup, device: str) -> bool:
     """Returns the value of the first worker to all workers, and synchronises them.
 
     The other workers must pass False, because the values are summed.
     """
-    if group is None:
-        return value
     total = torch.tensor(float(value), device=device)
     group.sum([total])
     return bool(total.item())
@@ -222,7 +220,7 @@ def _trained(
     checkpoints: Checkpoints,
     result: Result | None,
     reporting: tuple[StageProgress, Callable[[str], None]],
-    group: WorkerGroup | None,
+    group: WorkerGroup,
 ) -> dict[str, Any]:
     """Runs all steps and writes the adapter. Returns the metrics and frees the model."""
     checkpoint = checkpoints.load()

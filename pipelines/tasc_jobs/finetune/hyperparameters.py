@@ -1,7 +1,7 @@
 """Settings of a fine-tune. The defaults are from the paper (TASC, appendix B.2)."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal
 
 Quantization = Literal["auto", "nf4", "none"]
 
@@ -23,27 +23,18 @@ BatchRows = Annotated[int, Setting(min=1, help="Rows per optimizer step.")]
 MicroRows = Annotated[int, Setting(min=1, help="Rows per forward pass; fewer need less memory.")]
 
 
-class LoopSettings(Protocol):
+class LoopSettings:
     """The settings that every training loop reads; see `FinetuneSettings`."""
 
-    @property
-    def epochs(self) -> float: ...
-
-    @property
-    def learning_rate(self) -> float: ...
-
-    @property
-    def batch_rows(self) -> int: ...
-
-    @property
-    def micro_rows(self) -> int: ...
-
-    @property
-    def seed(self) -> int: ...
+    epochs: float
+    learning_rate: float
+    batch_rows: int
+    micro_rows: int
+    seed: int
 
 
 @dataclass(frozen=True)
-class FinetuneSettings:
+class FinetuneSettings(LoopSettings):
     """The settings of a fine-tune, which are also options of a command.
 
     Together with the rows and the base model they determine the result.

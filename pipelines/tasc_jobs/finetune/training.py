@@ -53,13 +53,14 @@ class WorkerGroup(Protocol):
     def sum(self, tensors: Sequence[Tensor]) -> None: ...
 
 
-class SingleWorker:
-    """A group of one."""
-
+class _SingleWorker:
     rank, size = 0, 1
 
     def sum(self, tensors: Sequence[Tensor]) -> None:
         """There is nobody to add."""
+
+
+ALONE: WorkerGroup = _SingleWorker()
 
 
 class Trainer:
@@ -74,10 +75,10 @@ class Trainer:
         model: Any,
         examples: Sequence[Example],
         settings: LoopSettings,
-        group: WorkerGroup | None = None,
+        group: WorkerGroup = ALONE,
     ) -> None:
         self.model, self._examples, self._settings = model, examples, settings
-        self._group = group or SingleWorker()
+        self._group = group
         self._lengths = [len(e.ids) for e in examples]
         self._weights = trained(model)
         self._device = next(iter(self._weights.values())).device
@@ -98,8 +99,8 @@ class Trainer:
         self._optimizer.load_state_dict(checkpoint.optimizer)
         self._losses = list(checkpoint.losses)
 
-    def run(self, tell: Callable[[TrainingProgress], None] = lambda told: None) -> None:
-        """Take all steps that are left.
+    def run(self) -> Iterator[TrainingProgress]:
+        """Take the steps that are left, one by one.
 
         Raises:
             FinetuneError: The loss or a gradient is no number, or there is too little memory.
@@ -110,7 +111,7 @@ class Trainer:
         for step in range(len(self._losses), self.steps):
             with memory_to(rows, way_out):
                 told = self._step(step)
-            tell(told)
+            yield told
 
     def _step(self, step: int) -> TrainingProgress:
         taken = rows_of(step, self._lengths, self._settings)
@@ -182,7 +183,7 @@ def run_through(
     Args:
         checkpoints: None for those of a group that save none.
         every_s: Seconds between two of them.
-        say: TrainingProgress in words how it goes.
+        say: Told in words how it goes.
 
     Raises:
         FinetuneError: See `Trainer.run`; or a checkpoint cannot be written.
@@ -190,20 +191,16 @@ def run_through(
     saved = time.monotonic()
     before, tokens = checkpoints.spent() if checkpoints else (0.0, 0)
     begun = saved - before
-
-    def tell(told: TrainingProgress) -> None:
-        nonlocal saved, tokens
-        tokens += told.tokens
-        rate = tokens / max(time.monotonic() - begun, 1e-9)
-        say(f"loss {told.loss:.3f}, {rate:,.0f} tokens/s")
-        progress("train", told.step, told.steps)
-        if checkpoints and time.monotonic() - saved > every_s:
-            checkpoints.save(trainer.checkpoint, time.monotonic() - begun, tokens)
-            saved = time.monotonic()
-
     progress("train", trainer.checkpoint.step, trainer.steps)
     try:
-        trainer.run(tell)
+        for told in trainer.run():
+            tokens += told.tokens
+            rate = tokens / max(time.monotonic() - begun, 1e-9)
+            say(f"loss {told.loss:.3f}, {rate:,.0f} tokens/s")
+            progress("train", told.step, told.steps)
+            if checkpoints and time.monotonic() - saved > every_s:
+                checkpoints.save(trainer.checkpoint, time.monotonic() - begun, tokens)
+                saved = time.monotonic()
         if checkpoints:
             checkpoints.save(trainer.checkpoint, time.monotonic() - begun, tokens)
     except (KeyboardInterrupt, SystemExit):
