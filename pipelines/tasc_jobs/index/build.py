@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from tasc_draft.errors import DraftError
 from tasc_draft.index.bigrams import BigramTable, read_bigrams
-from tasc_draft.index.corpus import CorpusIndex
 from tasc_draft.index.corpus_build import Documents, check_cap, distinct, index_documents
 from tasc_draft.index.corpus_sort import DEPTH, sort_part, splitters
 from tasc_draft.index.draft_index import DraftIndex, with_prompts
@@ -130,9 +129,18 @@ def opened(
     source = RedisCorpusSource(url, record.corpus_name, batch_rows=BATCH_ROWS)
     with TemporaryDirectory(prefix="tasc-index-") as name:
         outputs, prompts = tokenise(source, record, Path(name), parallelism, progress)
-        builder = _Builder(tokenizer, table, parallelism, max_bytes)
-        settings = before.settings or record.draft
-        yield TokenCorpus(store, before, settings, outputs, prompts, builder, progress)
+        yield TokenCorpus(
+            store,
+            before,
+            before.settings or record.draft,
+            tokenizer,
+            outputs,
+            prompts,
+            table,
+            parallelism,
+            max_bytes,
+            progress,
+        )
 
 
 @dataclass(frozen=True)
@@ -142,14 +150,18 @@ class TokenCorpus:
     Attributes:
         before: The current index when it was opened; an empty one where there is none.
         settings: Those that the task is drafted with: tuned before, else the record's.
+        bigrams, parts, max_bytes: Of each index; see `build_and_publish` and `sorted_parts`.
     """
 
     store: ArtifactStore
     before: DraftIndex
     settings: DraftSettings
+    tokenizer: TaskTokenizer
     outputs: Tokens
     prompts: Tokens | None
-    builder: "_Builder"
+    bigrams: BigramTable | None
+    parts: int | None
+    max_bytes: int | None
     progress: StageProgress
 
     @property
@@ -167,38 +179,44 @@ class TokenCorpus:
         rows = self.outputs, self.prompts
         if kept is not None:
             rows = self.outputs.take(kept), self.prompts.take(kept) if self.prompts else None
-        weights = weights or _learn(self.builder, *rows, self.settings, self.progress)
-        index = self.builder.index(*rows, self.progress)
+        weights = weights or self._learnt(*rows)
+        index = self._built(*rows, self.progress)
         return replace(index, weights=weights, settings=self.before.settings)
 
+    def _learnt(self, outputs: Tokens, prompts: Tokens | None) -> Weights | None:
+        """Weights learnt on some of the rows with an index of the others, which is no round."""
+        if prompts is None or len(outputs) < LEAST_ROWS:
+            return None
+        self.progress("learn", 0, EPOCHS)
+        kept, out = held_out(len(outputs))
+        index = self._built(outputs.take(kept), prompts.take(kept))
+        done = count(1)
+        return learn_weights(
+            index,
+            prompts.take(out),
+            outputs.take(out),
+            eos_id=self.tokenizer.eos_id,
+            settings=self.settings,
+            progress=lambda: self.progress("learn", next(done), EPOCHS),
+        )
 
-def _before(store: ArtifactStore) -> DraftIndex:
-    """The current index, whose tuned settings and bigrams the next one keeps; else an empty one."""
-    try:
-        index = current_index(store)
-    except (DraftError, CorruptArtifact) as error:
-        log.warning("what the current index was tuned to is lost: %s", error)
-        index = None
-    return index or DraftIndex.empty(store.fingerprint, vocab_size=1)
-
-
-@dataclass(frozen=True)
-class _Builder:
-    """Builds an index of rows; its n-grams are sorted in parallel."""
-
-    tokenizer: TaskTokenizer
-    bigrams: BigramTable | None
-    parts: int | None
-    max_bytes: int | None
-
-    def index(
+    def _built(
         self, outputs: Tokens, prompts: Tokens | None, progress: StageProgress = silent
     ) -> DraftIndex:
         rows, vocab_size, eos_id = len(outputs), self.tokenizer.vocab_size, self.tokenizer.eos_id
         progress("merge outputs", 0, rows)
         documents = distinct(outputs, vocab_size=vocab_size, eos_id=eos_id)
         progress("merge outputs", rows, rows)
-        corpus, kept = self._corpus(documents, progress)
+        # Sorting again belongs to the stage of pruning, which counts other things than parts.
+        told = chain([progress], repeat(silent))
+        corpus, kept = index_documents(
+            documents,
+            fingerprint=self.tokenizer.fingerprint,
+            vocab_size=vocab_size,
+            max_bytes=self.max_bytes,
+            sort=lambda some: sorted_parts(some, self.parts, partial(next(told), "sort")),
+            pruned=lambda times: progress("prune", times, None),
+        )
         progress("index prompts", 0, rows)
         index = with_prompts(
             corpus,
@@ -212,43 +230,15 @@ class _Builder:
         progress("index prompts", rows, rows)
         return replace(index, bigrams=self.bigrams)
 
-    def _corpus(
-        self, documents: Documents, progress: StageProgress
-    ) -> tuple[CorpusIndex, Documents]:
-        # Sorting again belongs to the stage of pruning, which counts other things than parts.
-        told = chain([progress], repeat(silent))
-        return index_documents(
-            documents,
-            fingerprint=self.tokenizer.fingerprint,
-            vocab_size=self.tokenizer.vocab_size,
-            max_bytes=self.max_bytes,
-            sort=lambda some: sorted_parts(some, self.parts, partial(next(told), "sort")),
-            pruned=lambda times: progress("prune", times, None),
-        )
 
-
-def _learn(
-    builder: _Builder,
-    outputs: Tokens,
-    prompts: Tokens | None,
-    settings: DraftSettings,
-    progress: StageProgress,
-) -> Weights | None:
-    """Weights learnt on some of the rows with an index of the others, which counts as no round."""
-    if prompts is None or len(outputs) < LEAST_ROWS:
-        return None
-    progress("learn", 0, EPOCHS)
-    kept, out = held_out(len(outputs))
-    index = builder.index(outputs.take(kept), prompts.take(kept))
-    done = count(1)
-    return learn_weights(
-        index,
-        prompts.take(out),
-        outputs.take(out),
-        eos_id=builder.tokenizer.eos_id,
-        settings=settings,
-        progress=lambda: progress("learn", next(done), EPOCHS),
-    )
+def _before(store: ArtifactStore) -> DraftIndex:
+    """The current index, whose tuned settings and bigrams the next one keeps; else an empty one."""
+    try:
+        index = current_index(store)
+    except (DraftError, CorruptArtifact) as error:
+        log.warning("what the current index was tuned to is lost: %s", error)
+        index = None
+    return index or DraftIndex.empty(store.fingerprint, vocab_size=1)
 
 
 def sorted_parts(

@@ -252,7 +252,7 @@ def _answers(corpus: TokenCorpus, rows: NDArray[np.int64]) -> list[tuple[Int32, 
             "requests to judge an index by; use `tasc build-index`"
         )
     prompts, outputs = corpus.prompts.take(rows), corpus.outputs.take(rows)
-    found = answers(prompts, outputs, corpus.builder.tokenizer.eos_id)
+    found = answers(prompts, outputs, corpus.tokenizer.eos_id)
     return [(prompt[-_PROMPT_TOKENS:], answer) for prompt, answer in found]
 
 
@@ -267,7 +267,7 @@ def _tokens_per_step(
         rows,
         corpus.settings,
         branching=True,
-        tokenizer=corpus.builder.tokenizer,
+        tokenizer=corpus.tokenizer,
         progress=lambda: corpus.progress("replay", next(done), len(rows)),
     )
     return found.tokens_per_step
