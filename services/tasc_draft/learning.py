@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -73,22 +74,31 @@ def learn_weights(index: DraftIndex, prompts: Tokens, outputs: Tokens, **how: An
     return taught(index, prompts, outputs, **how).weights
 
 
+def corpus_weights(
+    build: Callable[[Tokens, Tokens], DraftIndex], outputs: Tokens, prompts: Tokens, **how: Any
+) -> Weights | None:
+    """Weights learnt on some rows of a corpus and an index of the others.
+
+    A corpus of fewer than LEAST_ROWS rows gets none.
+
+    Args:
+        build: Makes the index of some rows, outputs first.
+        how: Arguments of `taught`.
+    """
+    if len(outputs) < LEAST_ROWS:
+        return None
+    kept, held = held_out(len(outputs))
+    index = build(outputs.take(kept), prompts.take(kept))
+    return learn_weights(index, prompts.take(held), outputs.take(held), **how)
+
+
 def build_learnt_index(
     outputs: Tokens, prompts: Tokens, *, eos_id: int, settings: DraftSettings, **facts: Any
 ) -> DraftIndex:
-    """Build an index with weights that were learnt on some rows and an index of the others.
-
-    ``facts`` are the other arguments of `build_index`. A corpus of fewer than LEAST_ROWS rows gets
-    no weights.
-    """
-    index = build_index(outputs, prompts, eos_id=eos_id, **facts)
-    if len(outputs) < LEAST_ROWS:
-        return index
-    kept, held = held_out(len(outputs))
-    inner = build_index(outputs.take(kept), prompts.take(kept), eos_id=eos_id, **facts)
-    rows = prompts.take(held), outputs.take(held)
-    weights = learn_weights(inner, *rows, eos_id=eos_id, settings=settings)
-    return dataclasses.replace(index, weights=weights)
+    """Build an index with its `corpus_weights`; ``facts`` are other arguments of `build_index`."""
+    build = partial(build_index, eos_id=eos_id, **facts)
+    weights = corpus_weights(build, outputs, prompts, eos_id=eos_id, settings=settings)
+    return dataclasses.replace(build(outputs, prompts), weights=weights)
 
 
 def answers(prompts: Tokens, outputs: Tokens, eos_id: int) -> list[tuple[Int32, Int32]]:

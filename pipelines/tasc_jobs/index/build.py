@@ -26,7 +26,7 @@ from tasc_draft.index.corpus_build import Documents, check_cap, distinct, index_
 from tasc_draft.index.corpus_sort import DEPTH, sort_part, splitters
 from tasc_draft.index.draft_index import DraftIndex, with_prompts
 from tasc_draft.index.weights import Weights
-from tasc_draft.learning import EPOCHS, LEAST_ROWS, held_out, learn_weights
+from tasc_draft.learning import EPOCHS, corpus_weights
 from tasc_draft.settings import DraftSettings
 from tasc_draft.tokens import Int32, Tokens
 from tasc_jobs.index.publish import current_index, publish_index
@@ -184,20 +184,21 @@ class TokenCorpus:
         return replace(index, weights=weights, settings=self.before.settings)
 
     def _learnt(self, outputs: Tokens, prompts: Tokens | None) -> Weights | None:
-        """Weights learnt on some of the rows with an index of the others, which is no round."""
-        if prompts is None or len(outputs) < LEAST_ROWS:
+        if prompts is None:
             return None
-        self.progress("learn", 0, EPOCHS)
-        kept, out = held_out(len(outputs))
-        index = self._built(outputs.take(kept), prompts.take(kept))
-        done = count(1)
-        return learn_weights(
-            index,
-            prompts.take(out),
-            outputs.take(out),
+        rounds = count()
+
+        def built(*rows: Tokens) -> DraftIndex:
+            self.progress("learn", next(rounds), EPOCHS)
+            return self._built(*rows)
+
+        return corpus_weights(
+            built,
+            outputs,
+            prompts,
             eos_id=self.tokenizer.eos_id,
             settings=self.settings,
-            progress=lambda: self.progress("learn", next(done), EPOCHS),
+            progress=lambda: self.progress("learn", next(rounds), EPOCHS),
         )
 
     def _built(

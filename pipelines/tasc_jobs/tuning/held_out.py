@@ -69,13 +69,16 @@ class HeldOut:
             silent.add("bigrams")
         return tuple(name for name in NGRAM_SOURCES if name not in silent)
 
-    def weights(self, settings: DraftSettings) -> Weights:
-        """Weights learnt from the half that does not judge."""
-        return self._learnt(self._teaching, settings)
+    def weights(self, settings: DraftSettings, *, final: bool = False) -> Weights:
+        """Weights learnt from the half that does not judge.
 
-    def final_weights(self, settings: DraftSettings) -> Weights:
-        """Weights learnt from all held-out rows, when nothing is left to be judged."""
-        return self._learnt(self._held, settings)
+        Args:
+            final: Learn from all held-out rows, since nothing is left to be judged.
+        """
+        rows, eos_id = self._held if final else self._teaching, self._tokenizer.eos_id
+        return learn_weights(
+            self._inner, rows.prompts, rows.outputs, eos_id=eos_id, settings=settings
+        )
 
     def replay(
         self,
@@ -92,14 +95,4 @@ class HeldOut:
             branching=self._branching,
             tokenizer=self._tokenizer,
             progress=progress,
-        )
-
-    def _learnt(self, rows: TokenRows, settings: DraftSettings) -> Weights:
-        # Without recent answers: in a second epoch they would know every answer by heart.
-        return learn_weights(
-            self._inner,
-            rows.prompts,
-            rows.outputs,
-            eos_id=self._tokenizer.eos_id,
-            settings=replace(settings, recent_tokens=0),
         )

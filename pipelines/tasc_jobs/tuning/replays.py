@@ -25,7 +25,7 @@ from tasc_draft import (
     replay,
 )
 from tasc_draft.index.weights import Weights
-from tasc_draft.learning import LEAST_ROWS, held_out, learn_weights
+from tasc_draft.learning import corpus_weights
 from tasc_jobs.errors import JobError
 from tasc_jobs.index.publish import IndexSize
 from tasc_runtime.data.local_corpus import TokenRows
@@ -207,13 +207,18 @@ class Prepared:
 
 
 def prepare(comparison: Comparison) -> list[Prepared]:
-    """Learn weights and build indexes.
+    """Learn weights and build indexes, one for each thing that proposers read.
 
     Raises:
         DraftError: The rows cannot be indexed.
     """
-    built = _Indexes(comparison)
-    return [Prepared(each, *built.learnt(each)) for each in comparison.proposers]
+    built, learnt = cache(partial(_built, comparison)), cache(partial(_learnt, comparison))
+    prepared = []
+    for each in comparison.proposers:
+        weights = learnt(each.settings, each.reads) if each.learns else None
+        index, cost = built(each.reads)
+        prepared.append(Prepared(each, replace(index, weights=weights), cost))
+    return prepared
 
 
 def compare(
@@ -271,48 +276,32 @@ def _settings(proposer: NamedProposer, budget: int, online: bool) -> DraftSettin
     return replace(proposer.settings, num_speculative_tokens=budget, recent_tokens=recent)
 
 
-class _Indexes:
-    """Indexes of the training rows, one for each thing that proposers read, each built once."""
+def _built(comparison: Comparison, reads: Reads) -> tuple[DraftIndex, IndexCost]:
+    train = comparison.train
+    _index(comparison, reads, train.take(np.arange(min(_WARM_UP_ROWS, len(train)))))
+    began = time.perf_counter()
+    index = _index(comparison, reads, train)
+    seconds = time.perf_counter() - began
+    return index, IndexCost(_tokens_read(train, reads), IndexSize.of(index), seconds)
 
-    def __init__(self, comparison: Comparison) -> None:
-        self._tokenizer = comparison.tokenizer
-        self._train = comparison.train
-        self._bigrams = comparison.bigrams
-        self._whole = cache(self._built_whole)
-        self._weights = cache(self._learnt_weights)
 
-    def learnt(self, proposer: NamedProposer) -> tuple[DraftIndex, IndexCost]:
-        """An index of all training rows, with weights where the proposer has some."""
-        weights = self._weights(proposer.settings, proposer.reads) if proposer.learns else None
-        index, cost = self._whole(proposer.reads)
-        return replace(index, weights=weights), cost
+def _learnt(comparison: Comparison, settings: DraftSettings, reads: Reads) -> Weights | None:
+    return corpus_weights(
+        lambda outputs, prompts: _index(comparison, reads, TokenRows(prompts, outputs)),
+        comparison.train.outputs,
+        comparison.train.prompts,
+        eos_id=comparison.tokenizer.eos_id,
+        settings=settings,
+    )
 
-    def _built_whole(self, reads: Reads) -> tuple[DraftIndex, IndexCost]:
-        self._build(self._train.take(np.arange(min(_WARM_UP_ROWS, len(self._train)))), reads)
-        began = time.perf_counter()
-        index = self._build(self._train, reads)
-        seconds = time.perf_counter() - began
-        return index, IndexCost(_tokens_read(self._train, reads), IndexSize.of(index), seconds)
 
-    def _learnt_weights(self, settings: DraftSettings, reads: Reads) -> Weights | None:
-        if len(self._train) < LEAST_ROWS:
-            return None
-        kept, held = held_out(len(self._train))
-        learn_from = self._train.take(held)
-        return learn_weights(
-            self._build(self._train.take(kept), reads),
-            learn_from.prompts,
-            learn_from.outputs,
-            eos_id=self._tokenizer.eos_id,
-            settings=settings,
-        )
-
-    def _build(self, rows: TokenRows, reads: Reads) -> DraftIndex:
-        if reads is Reads.NOTHING:
-            index = DraftIndex.empty(self._tokenizer.fingerprint, self._tokenizer.vocab_size)
-        else:
-            index = index_of(rows, self._tokenizer, prompts=reads is Reads.ALL)
-        return replace(index, bigrams=self._bigrams)
+def _index(comparison: Comparison, reads: Reads, rows: TokenRows) -> DraftIndex:
+    tokenizer = comparison.tokenizer
+    if reads is Reads.NOTHING:
+        index = DraftIndex.empty(tokenizer.fingerprint, tokenizer.vocab_size)
+    else:
+        index = index_of(rows, tokenizer, prompts=reads is Reads.ALL)
+    return replace(index, bigrams=comparison.bigrams)
 
 
 def index_of(

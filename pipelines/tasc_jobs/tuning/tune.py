@@ -127,7 +127,7 @@ def tune(
         tuple(trial for trial, _ in first),
         tuple(grid),
         tuple(worths),
-        held.final_weights(chosen.settings),
+        held.weights(chosen.settings, final=True),
     )
 
 

@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,12 +45,11 @@ class MadeUp:
     sources: tuple[str, ...] = ("corpus", "prompt", "neighbours", "recent")
     taught: list[DraftSettings] = field(default_factory=list)
 
-    def weights(self, settings: DraftSettings) -> DraftSettings:
+    def weights(self, settings: DraftSettings, *, final: bool = False) -> Any:
+        if final:
+            return "final", settings
         self.taught.append(settings)
         return settings
-
-    def final_weights(self, settings: DraftSettings) -> tuple[str, DraftSettings]:
-        return "final", settings
 
     def replay(self, settings: DraftSettings, weights: DraftSettings) -> Replay:
         assert weights.sources == settings.sources
@@ -141,8 +141,7 @@ def numbered(rows: int) -> TokenRows:
 def test_the_rows_that_judge_are_in_neither_the_index_nor_the_lesson(tokenizer, monkeypatch):
     rows, seen = numbered(LEAST_ROWS), {}
 
-    def learn(index, prompts, outputs, settings, **rest):
-        assert settings == DraftSettings(recent_tokens=0)  # lessons never keep recent answers
+    def learn(index, prompts, outputs, **rest):
         seen["index"], seen["taught"] = index, outputs.ids.reshape(-1, 2).tolist()
 
     def run(index, rows, settings, **rest):
@@ -158,8 +157,14 @@ def test_the_rows_that_judge_are_in_neither_the_index_nor_the_lesson(tokenizer, 
     assert len(seen["judged"]) == held.rows == len(out) // 2
     assert sorted(seen["judged"] + seen["taught"]) == sorted(everything)
     assert seen["index"].corpus.documents == len(rows) - len(out)
-    held.final_weights(DraftSettings())
+    held.weights(DraftSettings(), final=True)
     assert seen["taught"] == everything
+
+
+def test_lessons_keep_no_recent_answers(tokenizer):
+    held = HeldOut(numbered(LEAST_ROWS), tokenizer, branching=False)
+    some, none = (held.weights(DraftSettings(recent_tokens=n)).values for n in (1000, 0))
+    assert np.array_equal(some, none)
 
 
 def test_where_the_index_is_capped_so_is_the_one_that_is_tuned_with(tokenizer, monkeypatch):
