@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from tasc_jobs.batch.work import Row
@@ -289,12 +288,7 @@ class SeenIds:
         self._open.execute("BEGIN")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._open.close()
 
     def first(self, id_: str, at: int) -> int:

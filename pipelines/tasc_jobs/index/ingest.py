@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Self
 
 import redis
@@ -111,12 +110,7 @@ class _Rejects:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._open.close()
 
     def write(self, bad: Iterable[BadRow]) -> None:

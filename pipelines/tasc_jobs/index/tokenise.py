@@ -6,7 +6,6 @@ files hold them in corpus order. Memory holds a few blocks and a few numbers a r
 
 import functools
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO, Self
 
 import numpy as np
@@ -48,12 +47,7 @@ class TokenFile:
         self._file = self._path.open("wb")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._file.close()
 
     def append(self, ordinals: Int64, ids: Int32, lengths: Int64) -> None:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from types import TracebackType
 from typing import Final, Self
 
 import redis
@@ -97,12 +96,7 @@ class Counting:
         self._metrics.begun(self._task)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._metrics.let_go(self._task)
 
     def ended(self, ended: Ended) -> None:
