@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import IO, Self
 
 import redis
 
@@ -63,14 +62,18 @@ def ingest(
     store = CorpusStore(client, task)
     _check(files, (fields.input, fields.output), reject)
     found = chain.from_iterable(read_rows(file, fields) for file in files)
-    added = known = 0
-    with _Rejects(reject) as rejects:
+    added = known = rejected = 0
+    with ExitStack() as stack:
         for batch in _batches(found):
             appended = store.append([item for item in batch if isinstance(item, CorpusRow)])
             added, known = added + appended.added, known + appended.known
-            rejects.write(item for item in batch if isinstance(item, BadRow))
+            for bad in (item for item in batch if isinstance(item, BadRow)):
+                if not rejected:
+                    rejects = stack.enter_context(reject.open("wb"))
+                rejects.write(json_line(asdict(bad)))
+                rejected += 1
             progress(len(batch))
-    return IngestReport(added, known, rejects.count, str(reject) if rejects.count else None)
+    return IngestReport(added, known, rejected, str(reject) if rejected else None)
 
 
 def _check(files: Sequence[Path], columns: Sequence[str], reject: Path) -> None:
@@ -96,26 +99,3 @@ def _batches(items: Iterable[CorpusRow | BadRow]) -> Iterator[list[CorpusRow | B
             batch, characters = [], 0
     if batch:
         yield batch
-
-
-class _Rejects:
-    """The file of refused lines; it comes into being with the first of them."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file: IO[bytes] | None = None
-        self._open = ExitStack()
-        self.count = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._open.close()
-
-    def write(self, bad: Iterable[BadRow]) -> None:
-        for row in bad:
-            if self._file is None:
-                self._file = self._open.enter_context(self._path.open("wb"))
-            self._file.write(json_line(asdict(row)))
-            self.count += 1
