@@ -166,7 +166,7 @@ def build_index(
                 max_bytes=max_bytes,
                 progress=stages,
             )
-    report = IndexReport.of(artifact, index, stages.seconds, max_bytes)
+    report = IndexReport(artifact, index, stages.seconds, max_bytes)
     print_result(report.as_json, report.in_words, as_json)
 
 

@@ -120,75 +120,57 @@ class IndexReport:
 
     Attributes:
         artifact: Its record in the store.
-        rows: Whose outputs are in it; all ``corpus_rows`` of the artifact, but for a cap.
-        distinct_outputs: Different ones among their outputs.
-        grams: Distinct n-grams of the greatest length.
-        size: Tokens of these outputs, and bytes.
-        part_bytes: Of each part that is in the index.
         seconds: Of each stage of the build.
         max_bytes: The cap of the corpus part, if there was one.
     """
 
     artifact: Artifact
-    rows: int
-    distinct_outputs: int
-    grams: int
-    size: IndexSize
-    part_bytes: dict[str, int]
-    seconds: dict[str, float]
-    max_bytes: int | None
+    index: DraftIndex
+    seconds: Mapping[str, float]
+    max_bytes: int | None = None
 
-    @classmethod
-    def of(
-        cls,
-        artifact: Artifact,
-        index: DraftIndex,
-        seconds: Mapping[str, float],
-        max_bytes: int | None = None,
-    ) -> "IndexReport":
-        parts = {name: getattr(index, name) for name in _SOURCES}
-        corpus = index.corpus
-        return cls(
-            artifact=artifact,
-            rows=corpus.documents,
-            distinct_outputs=len(corpus.offsets) - 1,
-            grams=len(corpus.order),
-            size=IndexSize.of(index),
-            part_bytes={name: part.nbytes for name, part in parts.items() if part is not None},
-            seconds={stage: round(spent, 3) for stage, spent in seconds.items()},
-            max_bytes=max_bytes,
-        )
+    @property
+    def part_bytes(self) -> dict[str, int]:
+        """Of each part that is in the index."""
+        parts = {name: getattr(self.index, name) for name in _SOURCES}
+        return {name: part.nbytes for name, part in parts.items() if part is not None}
 
     @property
     def as_json(self) -> dict[str, object]:
-        """The fields, those of the artifact among them; bytes a token as `IndexSize` has them."""
-        fields = asdict(self)
-        del fields["size"]
+        """The artifact's fields, counts, and bytes a token as `IndexSize` has them.
+
+        ``rows`` are those whose outputs are in it: all ``corpus_rows`` of the artifact, but for a
+        cap. ``grams`` are distinct n-grams of the greatest length.
+        """
+        corpus, size = self.index.corpus, IndexSize.of(self.index)
         return {
-            **fields.pop("artifact"),
-            **fields,
-            "tokens": self.size.output_tokens,
-            "corpus_bytes_per_token": self.size.corpus_bytes_per_token,
-            "bytes_per_token": self.size.bytes_per_token,
+            **asdict(self.artifact),
+            "rows": corpus.documents,
+            "distinct_outputs": len(corpus.offsets) - 1,
+            "grams": len(corpus.order),
+            "part_bytes": self.part_bytes,
+            "seconds": {stage: round(spent, 3) for stage, spent in self.seconds.items()},
+            "max_bytes": self.max_bytes,
+            "tokens": size.output_tokens,
+            "corpus_bytes_per_token": size.corpus_bytes_per_token,
+            "bytes_per_token": size.bytes_per_token,
         }
 
     @property
     def in_words(self) -> str:
+        corpus, size = self.index.corpus, IndexSize.of(self.index)
         parts = ", ".join(f"{n} {size / 1e6:.1f} MB" for n, size in self.part_bytes.items())
         spent = ", ".join(f"{stage} {s:.1f} s" for stage, s in self.seconds.items())
+        kept = ""
+        if self.max_bytes is not None:
+            kept = (
+                f"kept the outputs of {corpus.documents:,} of {self.artifact.rows_in_words}: the "
+                f"corpus part may take {self.max_bytes:,} bytes and takes {corpus.nbytes:,}\n"
+            )
         return (
-            f"version {self.artifact.version} is current: {self.rows:,} rows, "
-            f"{self.distinct_outputs:,} distinct outputs, {self.size.output_tokens:,} tokens of "
-            f"outputs\n{self._kept}"
-            f"a file of {self.artifact.size_bytes:,} bytes; in it: {parts}\n{self.size.in_words}\n"
+            f"version {self.artifact.version} is current: {corpus.documents:,} rows, "
+            f"{len(corpus.offsets) - 1:,} distinct outputs, {size.output_tokens:,} tokens of "
+            f"outputs\n{kept}"
+            f"a file of {self.artifact.size_bytes:,} bytes; in it: {parts}\n{size.in_words}\n"
             f"took {sum(self.seconds.values()):.1f} s: {spent}"
-        )
-
-    @property
-    def _kept(self) -> str:
-        if self.max_bytes is None:
-            return ""
-        return (
-            f"kept the outputs of {self.rows:,} of {self.artifact.rows_in_words}: the corpus "
-            f"part may take {self.max_bytes:,} bytes and takes {self.size.corpus_bytes:,}\n"
         )
