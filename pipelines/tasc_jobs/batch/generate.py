@@ -226,25 +226,25 @@ class BatchProgress:
         self._done = 0
 
     def __call__(self, job: JobProgress) -> None:
+        done, resumed = job.report.rows, job.report.resumed
         if self._baseline is None:
-            self._baseline = self._now(), job.tokens
-            self._done = job.resumed
-            self._bar.resume(job.resumed)
+            self._baseline = self._now(), job.report.tokens
+            self._done = resumed
+            self._bar.resume(resumed)
             if job.total is not None:
                 self._bar.expect(job.total)
-        self._bar.tell(self._words(job, *self._baseline))
-        self._bar.advance(max(0, job.done - self._done))
-        self._done = max(self._done, job.done)
+        starting = not job.engines and done <= resumed
+        self._bar.tell("starting engines" if starting else self._rates(job.report, *self._baseline))
+        self._bar.advance(max(0, done - self._done))
+        self._done = max(self._done, done)
 
-    def _words(self, job: JobProgress, start: float, start_tokens: int) -> str:
-        if not job.engines and job.done <= job.resumed:
-            return "starting engines"
+    def _rates(self, report: JobReport, start: float, start_tokens: int) -> str:
         elapsed = self._now() - start
-        parts = [f"{(job.tokens - start_tokens) / elapsed:,.0f} tokens/s"] if elapsed > 0 else []
-        if job.steps:
-            parts.append(f"{job.tokens / job.steps:.2f} tokens per step")
-        if job.errors:
-            parts.append(f"{job.errors} errors")
+        parts = [f"{(report.tokens - start_tokens) / elapsed:,.0f} tokens/s"] if elapsed > 0 else []
+        if report.steps:
+            parts.append(f"{report.block_efficiency:.2f} tokens per step")
+        if report.errors:
+            parts.append(f"{report.errors} errors")
         return ", ".join(parts)
 
 

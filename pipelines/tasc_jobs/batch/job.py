@@ -157,15 +157,7 @@ class _Job:
         self._report_progress()
         stopped = not self._window.empty
         finish(self._folder.records(whole=not stopped), not stopped)
-        return JobReport(
-            totals.rows,
-            totals.errors,
-            totals.tokens,
-            totals.steps,
-            totals.first_error,
-            stopped,
-            self._resumed,
-        )
+        return totals.report(self._resumed, stopped=stopped)
 
     def _turn(self) -> None:
         entered = self._window.read(_READ_ROWS)
@@ -184,19 +176,8 @@ class _Job:
 
     def _report_progress(self) -> None:
         self._reported_at = time.monotonic()
-        totals = self._folder.totals
-        self._progress(
-            JobProgress(
-                totals.rows,
-                self._resumed,
-                self._spec.total,
-                totals.errors,
-                totals.tokens,
-                totals.steps,
-                self._pool.up,
-                self._pool.held,
-            )
-        )
+        report = self._folder.totals.report(self._resumed)
+        self._progress(JobProgress(report, self._spec.total, self._pool.up, self._pool.held))
 
     def _require_few_errors(self, finish: Finish) -> None:
         max_errors, totals = self._spec.max_errors, self._folder.totals

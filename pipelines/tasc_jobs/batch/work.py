@@ -119,6 +119,46 @@ class Record:
         return cls(row.ordinal, row.id, row.line, row.file, content, error, *counts)
 
 
+@dataclass(frozen=True)
+class JobReport:
+    """What a job did.
+
+    Attributes:
+        tokens: Of all answers, end-of-sequence included.
+        steps: Decoding steps of all rows together.
+        first_error: The first row without an answer, counted from 1, and why.
+        stopped: It was told to end before it was done; it can be resumed.
+        resumed: Rows that were finished when this start began.
+    """
+
+    rows: int
+    errors: int
+    tokens: int
+    steps: int
+    first_error: str | None = None
+    stopped: bool = False
+    resumed: int = 0
+
+    @property
+    def block_efficiency(self) -> float:
+        return self.tokens / self.steps if self.steps else 0.0
+
+
+@dataclass(frozen=True)
+class JobProgress:
+    """How far a job is, earlier starts included.
+
+    Attributes:
+        engines: That are up now.
+        running: Rows that they have in hand.
+    """
+
+    report: JobReport
+    total: int | None
+    engines: int
+    running: int = 0
+
+
 @dataclass
 class Totals:
     """Sums over finished rows, in whatever order they come."""
@@ -144,50 +184,9 @@ class Totals:
         first = self._first
         return None if first is None else f"row {first.ordinal + 1}: {first.error}"
 
-
-@dataclass(frozen=True)
-class JobProgress:
-    """How far a job is, earlier starts included.
-
-    Attributes:
-        resumed: Rows that were finished when this start began.
-        engines: That are up now.
-        running: Rows that they have in hand.
-    """
-
-    done: int
-    resumed: int
-    total: int | None
-    errors: int
-    tokens: int
-    steps: int
-    engines: int
-    running: int = 0
-
-
-@dataclass(frozen=True)
-class JobReport:
-    """What a job did.
-
-    Attributes:
-        tokens: Of all answers, end-of-sequence included.
-        steps: Decoding steps of all rows together.
-        first_error: The first row without an answer, counted from 1, and why.
-        stopped: It was told to end before it was done; it can be resumed.
-        resumed: Rows that were finished when this start began.
-    """
-
-    rows: int
-    errors: int
-    tokens: int
-    steps: int
-    first_error: str | None = None
-    stopped: bool = False
-    resumed: int = 0
-
-    @property
-    def block_efficiency(self) -> float:
-        return self.tokens / self.steps if self.steps else 0.0
+    def report(self, resumed: int, *, stopped: bool = False) -> JobReport:
+        counts = self.rows, self.errors, self.tokens, self.steps
+        return JobReport(*counts, self.first_error, stopped, resumed)
 
 
 class JobBusy(JobError):

@@ -155,8 +155,8 @@ class Shown:
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + _EVERY_S
             note(
-                f"{batch.id}: {progress.done} of {progress.total} lines, {progress.errors} of them "
-                f"errors, {progress.engines} engines up"
+                f"{batch.id}: {progress.report.rows} of {progress.total} lines, "
+                f"{progress.report.errors} of them errors, {progress.engines} engines up"
             )
 
     def ended(self, ended: "Ended") -> None:

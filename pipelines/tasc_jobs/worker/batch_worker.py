@@ -14,7 +14,7 @@ from typing import Final, Self
 import redis
 from prometheus_client import CollectorRegistry
 
-from tasc_jobs.batch.work import EngineFailed, JobBusy, JobProgress
+from tasc_jobs.batch.work import EngineFailed, JobBusy, JobProgress, JobReport
 from tasc_jobs.errors import ClusterError, in_short
 from tasc_jobs.worker.one_batch import BAD, Ended, HeldLease, OneBatch, WorkerSettings, forget
 from tasc_serve.http.schemas import LONGEST_S
@@ -90,7 +90,7 @@ class Counting:
 
     def __init__(self, metrics: BatchMetrics, task: str) -> None:
         self._metrics, self._task = metrics, task
-        self._before: JobProgress | None = None
+        self._before: JobReport | None = None
 
     def __enter__(self) -> Self:
         self._metrics.begun(self._task)
@@ -103,15 +103,16 @@ class Counting:
         if ended.status != "lost":
             self._metrics.ended(self._task, ended.status).inc()
 
-    def told(self, now: JobProgress) -> None:
+    def told(self, progress: JobProgress) -> None:
         """Count what was done since the last call. The first call tells what earlier starts did."""
+        now = progress.report
         before, self._before = self._before, now
-        self._metrics.running(self._task).set(now.running)
+        self._metrics.running(self._task).set(progress.running)
         # Fewer than before: the job began anew.
-        if before is None or now.done < before.done:
+        if before is None or now.rows < before.rows:
             return
         failed = max(0, now.errors - before.errors)
-        completed = max(0, now.done - before.done - failed)
+        completed = max(0, now.rows - before.rows - failed)
         tokens = max(0, now.tokens - before.tokens)
         self._metrics.done(self._task, completed, failed, tokens)
 

@@ -358,8 +358,8 @@ class OneBatch:
         return self._given_up is not None or self._lease.stopped
 
     def _progress(self, progress: JobProgress) -> None:
-        answered = progress.done - progress.errors
-        self._counts = Counts(self._counts.total, answered, progress.errors)
+        done, errors = progress.report.rows, progress.report.errors
+        self._counts = Counts(self._counts.total, done - errors, errors)
         self._lease.tell(self._counts)
         self._told(progress)
 

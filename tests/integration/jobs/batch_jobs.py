@@ -30,8 +30,8 @@ from tasc_runtime.engine_settings import EngineSettings
 url, task, source, output, least = sys.argv[1:]
 engine = EngineSettings(rows=8, max_model_len=64, cost_aware=False)
 def told(found):
-    if found.engines and found.done >= int(least):
-        print(found.done, flush=True)
+    if found.engines and found.report.rows >= int(least):
+        print(found.report.rows, flush=True)
         for victim in sys.stdin.readline().split():
             os.kill(int(victim) or os.getpid(), signal.SIGKILL)
 with local_ray(object_store_mb=100):

@@ -78,8 +78,9 @@ def go(run: WorkerRun, least: int = 0, action: Callable[[], object] = lambda: No
     happened, seen = list[object](), list[int]()
 
     def told(batch: Batch, progress: JobProgress) -> None:
-        seen.append(progress.done)
-        if least <= progress.done < (progress.total or 0) and progress.engines and not happened:
+        done = progress.report.rows
+        seen.append(done)
+        if least <= done < (progress.total or 0) and progress.engines and not happened:
             happened.append(action())
 
     run.worker(told=told).run_waiting()

@@ -114,7 +114,7 @@ def test_a_job_is_stopped_and_goes_on_with_the_same_input_and_settings_only(
 
     with pytest.raises(JobStalled):
         run(stall_s=0.2)
-    stopped = run(progress=lambda f: done.append(f.done), should_stop=lambda: any(done))
+    stopped = run(progress=lambda f: done.append(f.report.rows), should_stop=lambda: any(done))
     assert stopped.stopped
     assert not output.exists()
     with pytest.raises(JobChanged):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from support import FakeClock, eventually
-from tasc_jobs.batch.work import JobProgress, Record, Row
+from tasc_jobs.batch.work import JobProgress, JobReport, Record, Row
 from tasc_jobs.errors import ClusterError
 from tasc_jobs.worker.batch_worker import Counting, TaskBackoff
 from tasc_jobs.worker.lines import BatchLines, Checked, LineAnswers, fault_of, told
@@ -213,7 +213,7 @@ def test_what_is_done_is_counted_once(told: Any, requests: tuple[int, int, int])
     with Counting(counted.metrics, "t") as counting:
         assert counted.requests == (0, 0, 0)
         for done, errors, tokens in told:
-            counting.told(JobProgress(done, 0, None, errors, tokens, 1, 1, 3))
+            counting.told(JobProgress(JobReport(done, errors, tokens, 1), None, 1, 3))
         assert counted.requests == requests
         assert (counted("in_progress"), counted("rows_running")) == (1, 3)
     assert (counted("in_progress"), counted("rows_running")) == (0, 0)

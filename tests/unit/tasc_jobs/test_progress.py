@@ -7,7 +7,7 @@ import pytest
 from support import FakeClock
 from tasc_jobs.batch.engines import Preview, PreviewSide
 from tasc_jobs.batch.generate import BatchProgress, preview_as_json, preview_in_words
-from tasc_jobs.batch.work import JobProgress
+from tasc_jobs.batch.work import JobProgress, JobReport
 from tasc_runtime.progress import Clock, Stages, show_progress
 
 
@@ -101,8 +101,8 @@ def test_progress_tells_rates_of_this_start_and_efficiency_of_the_whole() -> Non
     out, times = io.StringIO(), iter([0.0, 2.0])
     with show_progress("answer", None, every_s=0, stream=out) as bar:
         told = BatchProgress(bar, lambda: next(times))
-        told(JobProgress(100, 100, 300, 0, 1000, 500, engines=0))
-        told(JobProgress(150, 100, 300, 2, 1600, 600, engines=1))
+        told(JobProgress(JobReport(100, 0, 1000, 500, resumed=100), 300, engines=0))
+        told(JobProgress(JobReport(150, 2, 1600, 600, resumed=100), 300, engines=1))
     lines = out.getvalue().splitlines()
     assert lines[-1].startswith("answer: 150/300 rows, ")
     assert all(figure in lines[-1] for figure in (" 300 tokens/s", " 2.67 ", " 2 errors"))
@@ -111,7 +111,7 @@ def test_progress_tells_rates_of_this_start_and_efficiency_of_the_whole() -> Non
 def test_no_rate_is_shown_before_an_engine_runs() -> None:
     out = io.StringIO()
     with show_progress("answer", 10, every_s=0, stream=out) as bar:
-        BatchProgress(bar)(JobProgress(0, 0, None, 0, 0, 0, engines=0))
+        BatchProgress(bar)(JobProgress(JobReport(0, 0, 0, 0), None, engines=0))
     assert "engines" in out.getvalue()
     assert "tokens/s" not in out.getvalue()
 
