@@ -33,7 +33,7 @@ from tasc_store import CorpusRow
 from tasc_text import TaskTokenizer
 
 STAGES = {"answer": "rows", "train": "steps", "write": "files"}
-CHECKPOINT, REPORT = "checkpoint", "training.json"
+CHECKPOINT, REPORT = "checkpoint.pt", "training.json"
 DRAFTER = OutputKind(
     "a drafter's training", ("config.json", "model.safetensors", CARD, REPORT, ANSWERS)
 )

@@ -4,9 +4,7 @@ Checkpoints are written atomically, so a process may be killed at any moment.
 """
 
 import fcntl
-import json
 import os
-import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +14,6 @@ from typing import IO, Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
 from tasc_engine.errors import is_out_of_memory
 from tasc_jobs.errors import FinetuneError
@@ -25,7 +22,6 @@ LOCK = ".lock"
 _RETRY_S = 0.1
 REPORT = "finetune.json"  # moved into place last, so its presence marks a finished fine-tune
 DISK_FULL = (OSError, SafetensorError)  # what libraries raise when a disk is full
-_WEIGHTS, _OPTIMIZER, _STATE = "weights.safetensors", "optimizer.pt", "state.json"
 
 
 @dataclass(frozen=True)
@@ -125,59 +121,55 @@ class Checkpoint:
     """The state from which a run resumes.
 
     Attributes:
-        step: Number of completed steps.
         losses: Loss of each completed step.
         weights: Trained weights by parameter name.
         optimizer: The ``state_dict`` of the optimizer.
+        seconds, tokens: Training time and trained tokens so far, including those before the run was
+            resumed.
     """
 
-    step: int
     losses: list[float]
     weights: dict[str, torch.Tensor]
     optimizer: dict[str, Any]
+    seconds: float = 0.0
+    tokens: int = 0
+
+    @property
+    def step(self) -> int:
+        """Number of completed steps."""
+        return len(self.losses)
 
 
 class Checkpoints:
     """Saves and loads the newest checkpoint of a run.
 
     Args:
-        folder: Folder of the checkpoint.
+        path: File of the checkpoint.
         pins: Inputs and settings that determine the result. `load` refuses a checkpoint that was
             saved with different pins.
     """
 
-    def __init__(self, folder: Path, pins: Mapping[str, Any]) -> None:
-        self._folder, self._pins = folder, json.loads(json.dumps(pins))
-        self._older, self._partial = (
-            folder.with_name(f"{folder.name}.{suffix}") for suffix in ("older", "begun")
-        )
+    def __init__(self, path: Path, pins: Mapping[str, Any]) -> None:
+        self._path, self._pins = path, dict(pins)
+        self._partial = path.with_name(f"{path.name}.partial")
 
-    def save(self, checkpoint: Checkpoint, seconds: float = 0.0, tokens: int = 0) -> None:
+    def save(self, checkpoint: Checkpoint) -> None:
         """Replace the previous checkpoint, which is kept until the new one is complete.
-
-        Args:
-            seconds, tokens: Training time and trained tokens so far, including those before the
-                run was resumed.
 
         Raises:
             FinetuneError: The checkpoint cannot be written.
         """
-        partial = self._partial
         try:
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-            save_file(checkpoint.weights, partial / _WEIGHTS)
-            _save(checkpoint.optimizer, partial / _OPTIMIZER)
-            state = {"step": checkpoint.step, "losses": checkpoint.losses, "pins": self._pins}
-            spent = {"seconds": seconds, "tokens": tokens}
-            (partial / _STATE).write_text(json.dumps(state | spent))
-            for path in (*partial.iterdir(), partial):
-                flush(path)
-            self._replace(partial)
-        except DISK_FULL as error:
+            torch.save({**vars(checkpoint), "pins": self._pins}, self._partial)
+            flush(self._partial)
+            self._partial.replace(self._path)
+            flush(self._path.parent)
+        except (OSError, RuntimeError) as error:  # torch has no exception class for a full disk
+            if is_out_of_memory(error):
+                raise
             kept = self.load()
             raise FinetuneError(
-                f"the checkpoint of step {checkpoint.step} cannot be written to {self._folder}: "
+                f"the checkpoint of step {checkpoint.step} cannot be written to {self._path}: "
                 f"{error}; the run can resume from step {kept.step if kept else 0}: free disk "
                 "space and run it again"
             ) from error
@@ -188,49 +180,22 @@ class Checkpoints:
         Raises:
             FinetuneError: The checkpoint belongs to a run with other rows or settings.
         """
-        folder = self._newest()
-        if folder is None:
+        if not self._path.is_file():
             return None
-        state = json.loads((folder / _STATE).read_text())
-        if state["pins"] != self._pins:
-            changed = [k for k in self._pins if state["pins"].get(k) != self._pins[k]]
+        state = torch.load(self._path, map_location="cpu", weights_only=True)
+        pins = state.pop("pins")
+        if pins != self._pins:
+            changed = [k for k in self._pins if pins.get(k) != self._pins[k]]
             raise FinetuneError(
-                f"{self._folder} belongs to a run with different {', '.join(changed)}; use the "
+                f"{self._path} belongs to a run with different {', '.join(changed)}; use the "
                 "values of that run, or choose another output"
             )
-        optimizer = torch.load(folder / _OPTIMIZER, map_location="cpu", weights_only=True)
-        return Checkpoint(state["step"], state["losses"], load_file(folder / _WEIGHTS), optimizer)
-
-    def spent(self) -> tuple[float, int]:
-        """Returns the training seconds and tokens up to the newest checkpoint, or zeros."""
-        folder = self._newest()
-        state = json.loads((folder / _STATE).read_text()) if folder else {}
-        return state.get("seconds", 0.0), state.get("tokens", 0)
+        return Checkpoint(**state)
 
     def remove(self) -> None:
         """Removes every file of the checkpoints."""
-        for folder in (self._folder, self._older, self._partial):
-            shutil.rmtree(folder, ignore_errors=True)
-
-    def _newest(self) -> Path | None:
-        return next((f for f in (self._folder, self._older) if f.is_dir()), None)
-
-    def _replace(self, partial: Path) -> None:
-        """Moves a new checkpoint into place; the previous one stays available until then."""
-        if self._folder.is_dir():
-            shutil.rmtree(self._older, ignore_errors=True)
-            self._folder.rename(self._older)
-        partial.rename(self._folder)
-        shutil.rmtree(self._older, ignore_errors=True)
-
-
-def _save(optimizer: dict[str, Any], path: Path) -> None:
-    try:
-        torch.save(optimizer, path)
-    except RuntimeError as error:  # torch has no exception class for a full disk
-        if is_out_of_memory(error):
-            raise
-        raise OSError(str(error)) from error
+        for path in (self._path, self._partial):
+            path.unlink(missing_ok=True)
 
 
 def flush(path: Path) -> None:

@@ -36,7 +36,7 @@ from tasc_store import CorpusRow
 from tasc_text import Template, resolve_folder
 
 STAGES = {"train": "steps", "write": "files"}
-CHECKPOINT = "checkpoint"
+CHECKPOINT = "checkpoint.pt"
 _LOCK_WAIT_S = 30.0  # processes of a failed group may still be exiting when the group restarts
 
 

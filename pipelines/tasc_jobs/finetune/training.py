@@ -85,11 +85,18 @@ class Trainer:
         self.steps = steps_of(len(examples), settings)
         self._optimizer = torch.optim.AdamW(self._weights.values(), lr=settings.learning_rate)
         self._losses: list[float] = []
+        self.tokens, self._begun = 0, time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole run; ``tokens`` are too. Earlier pieces are in the checkpoint it resumed."""
+        return time.monotonic() - self._begun
 
     @property
     def checkpoint(self) -> Checkpoint:
-        weights = {name: value.detach().contiguous() for name, value in self._weights.items()}
-        return Checkpoint(len(self._losses), self._losses, weights, self._optimizer.state_dict())
+        weights = {name: value.detach() for name, value in self._weights.items()}
+        optimizer = self._optimizer.state_dict()
+        return Checkpoint(self._losses, weights, optimizer, self.seconds, self.tokens)
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Go on behind a checkpoint of the same run."""
@@ -98,6 +105,7 @@ class Trainer:
                 value.copy_(checkpoint.weights[name])
         self._optimizer.load_state_dict(checkpoint.optimizer)
         self._losses = list(checkpoint.losses)
+        self.tokens, self._begun = checkpoint.tokens, time.monotonic() - checkpoint.seconds
 
     def run(self) -> Iterator[TrainingProgress]:
         """Take the steps that are left, one by one.
@@ -134,11 +142,12 @@ class Trainer:
                 )
         for group in self._optimizer.param_groups:
             group["lr"] = self._settings.learning_rate * self._share(step)
+        tokens = sum(self._lengths[row] for rows in taken for row in rows)
         with deferred_signals():  # whoever is interrupted has weights and losses of the same step
             self._optimizer.step()
             self._losses.append(mean)
+            self.tokens += tokens
         self._optimizer.zero_grad(set_to_none=True)
-        tokens = sum(self._lengths[row] for rows in taken for row in rows)
         return TrainingProgress(step + 1, self.steps, mean, tokens)
 
     def _share(self, step: int) -> float:
@@ -175,9 +184,6 @@ def run_through(
 ) -> dict[str, Any]:
     """Take the steps that are left, and say what all of them were like.
 
-    Seconds and tokens are of the whole run: those of its earlier pieces are in the checkpoint that
-    the trainer goes on from.
-
     Ctrl-C, or an exit that a signal asks for, loses none that was whole.
 
     Args:
@@ -189,42 +195,39 @@ def run_through(
         FinetuneError: See `Trainer.run`; or a checkpoint cannot be written.
     """
     saved = time.monotonic()
-    before, tokens = checkpoints.spent() if checkpoints else (0.0, 0)
-    begun = saved - before
     progress("train", trainer.checkpoint.step, trainer.steps)
     try:
         for told in trainer.run():
-            tokens += told.tokens
-            rate = tokens / max(time.monotonic() - begun, 1e-9)
+            rate = trainer.tokens / max(trainer.seconds, 1e-9)
             say(f"loss {told.loss:.3f}, {rate:,.0f} tokens/s")
             progress("train", told.step, told.steps)
             if checkpoints and time.monotonic() - saved > every_s:
-                checkpoints.save(trainer.checkpoint, time.monotonic() - begun, tokens)
+                checkpoints.save(trainer.checkpoint)
                 saved = time.monotonic()
         if checkpoints:
-            checkpoints.save(trainer.checkpoint, time.monotonic() - begun, tokens)
+            checkpoints.save(trainer.checkpoint)
     except (KeyboardInterrupt, SystemExit):
         if checkpoints:
-            _keep(trainer, checkpoints, time.monotonic() - begun, tokens)
+            _keep(trainer, checkpoints)
         raise
     losses = trainer.checkpoint.losses
     last = losses[-_LAST_LOSSES:]
-    seconds = time.monotonic() - begun
+    seconds = trainer.seconds
     return {
         "steps": trainer.steps,
         "first_loss": losses[0],
         "loss": sum(last) / len(last),
-        "tokens_per_second": tokens / seconds if seconds else 0.0,
+        "tokens_per_second": trainer.tokens / seconds if seconds else 0.0,
         "seconds": seconds,
     }
 
 
-def _keep(trainer: Trainer, checkpoints: Checkpoints, seconds: float, tokens: int) -> None:
+def _keep(trainer: Trainer, checkpoints: Checkpoints) -> None:
     """Save what is whole of an interrupted run, and say so; also if it cannot be saved."""
     if not (step := trainer.checkpoint.step):
         return
     try:
-        checkpoints.save(trainer.checkpoint, seconds, tokens)
+        checkpoints.save(trainer.checkpoint)
         note(f"step {step} of {trainer.steps} is kept; the same command goes on behind it")
     except FinetuneError as error:
         note(str(error))

@@ -125,7 +125,7 @@ def test_a_run_that_ended_while_it_wrote_ends_when_it_is_run_again(
             with pytest.raises(Killed):
                 finetune(learnt, write)
     assert not (output / REPORT).exists()
-    assert (output / CHECKPOINT).is_dir()
+    assert (output / CHECKPOINT).is_file()
     finetune(learnt)
     assert names(output) == {*PARTS, LOCK}
     assert json.loads((output / REPORT).read_text())["metrics"]["steps"] == 3
@@ -140,7 +140,7 @@ def test_a_disk_that_is_full_while_weights_are_written_is_said(learnt: Finetune)
 
         with refused(FinetuneError, "File too large"):
             finetune(learnt, write)
-    assert (learnt.output / CHECKPOINT).is_dir()
+    assert (learnt.output / CHECKPOINT).is_file()
 
 
 def test_a_merge_that_has_too_little_memory_is_said_and_the_training_is_gone(
@@ -163,7 +163,7 @@ def test_a_merge_that_has_too_little_memory_is_said_and_the_training_is_gone(
     monkeypatch.setattr(result.AutoModelForCausalLM, "from_pretrained", merge)
     with refused(FinetuneError, "memory"):
         finetune(learnt)
-    assert (learnt.output / CHECKPOINT).is_dir()
+    assert (learnt.output / CHECKPOINT).is_file()
     assert not (learnt.output / "result.begun").exists()
 
 
