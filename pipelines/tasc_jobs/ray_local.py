@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import ray
 from ray._private import ray_constants, services
@@ -67,8 +68,7 @@ def local_ray(
         yield
         return
     with ExitStack() as undo:
-        undo.enter_context(_quiet_ray_data())
-        undo.enter_context(_errors_on_stderr())
+        _quiet(undo)
         undo.enter_context(_environment(_ALWAYS))
         on_sigterm = signal.getsignal(signal.SIGTERM)
         if os.environ.get("RAY_ADDRESS"):
@@ -111,17 +111,26 @@ def require_ray() -> None:
         raise RaySetupError("no Ray is running in this process; start one with local_ray()")
 
 
-@contextmanager
-def _errors_on_stderr() -> Iterator[None]:
-    """Ray prints what happens to its workers to stdout, which is for a command's result."""
-    print_it = ray_worker.print_to_stdstream
-    ray_worker.print_to_stdstream = lambda data, ignore_prefix: print_it(
-        {**data, "is_err": True}, ignore_prefix
+def _quiet(undo: ExitStack) -> None:
+    """Ray Data is quiet, and Ray says on stderr what happens to its workers.
+
+    It would print that to stdout, which is for a command's result.
+    """
+    log, print_it = logging.getLogger("ray.data"), ray_worker.print_to_stdstream
+    undo.callback(log.setLevel, log.level)
+    log.setLevel(logging.ERROR)
+    undo.enter_context(
+        _changed(
+            DataContext.get_current(),
+            enable_progress_bars=False,
+            execution_no_progress_timeout_s=NO_PROGRESS_TIMEOUT_S,
+        )
     )
-    try:
-        yield
-    finally:
-        ray_worker.print_to_stdstream = print_it
+
+    def print_error(data: dict[str, Any], ignore_prefix: bool) -> None:
+        print_it({**data, "is_err": True}, ignore_prefix)
+
+    undo.enter_context(_changed(ray_worker, print_to_stdstream=print_error))
 
 
 @contextmanager
@@ -131,7 +140,8 @@ def _own_cluster(
     with ExitStack() as undo:
         folder = undo.enter_context(_temporary_folder())
         undo.enter_context(_environment({**environment(Path(folder)), **_LOOPBACK}))
-        undo.enter_context(_loopback_only())
+        # Ray read the variable when it was imported; only its child processes will read it anew.
+        undo.enter_context(_changed(ray_constants, ENABLE_RAY_CLUSTER=False))
         try:
             ray.init(
                 address="local",
@@ -181,30 +191,13 @@ def _set(values: Mapping[str, str | None]) -> None:
 
 
 @contextmanager
-def _loopback_only() -> Iterator[None]:
-    # Ray read the variable when it was imported; only its child processes will read it anew.
-    before = ray_constants.ENABLE_RAY_CLUSTER
-    ray_constants.ENABLE_RAY_CLUSTER = False
+def _changed(owner: Any, **values: Any) -> Iterator[None]:
+    """Attributes of a module or an object have other values inside the block."""
+    before = {name: getattr(owner, name) for name in values}
+    for name, value in values.items():
+        setattr(owner, name, value)
     try:
         yield
     finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
-
-
-@contextmanager
-def _quiet_ray_data() -> Iterator[None]:
-    context, log = DataContext.get_current(), logging.getLogger("ray.data")
-    bars, timeout, level = (
-        context.enable_progress_bars,
-        context.execution_no_progress_timeout_s,
-        log.level,
-    )
-    context.enable_progress_bars = False
-    context.execution_no_progress_timeout_s = NO_PROGRESS_TIMEOUT_S
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        context.enable_progress_bars = bars
-        context.execution_no_progress_timeout_s = timeout
-        log.setLevel(level)
+        for name, value in before.items():
+            setattr(owner, name, value)
