@@ -26,10 +26,9 @@ from tasc_jobs.demo.tasks import ADAPTERS, MODEL
 from tasc_jobs.demo.tasks import TASKS as SHIPPED
 from tasc_jobs.drafter.answers import TargetAnswer, make_answers
 from tasc_jobs.drafter.hyperparameters import DrafterSettings
-from tasc_jobs.drafter.training import packed
 from tasc_jobs.drafter.training_run import DrafterJob, train_drafter
 from tasc_jobs.evaluate.measured_model import Setup
-from tasc_jobs.finetune.examples import Example
+from tasc_jobs.finetune.examples import Example, packed
 from tasc_jobs.task_inputs import GenerationSettings
 from tasc_runtime.progress import silent
 from tasc_store import CorpusRow

@@ -13,7 +13,7 @@ from tasc_engine.drafting.neural.files import SPECIAL
 from tasc_engine.model.decoder import FAMILIES
 from tasc_jobs.drafter.hyperparameters import DrafterSettings
 from tasc_jobs.errors import FinetuneError
-from tasc_jobs.finetune.examples import Example
+from tasc_jobs.finetune.examples import Example, packed
 from tasc_jobs.finetune.training import Trainer
 
 # Of a target's config, what says how it is kept or run and not what it computes.
@@ -152,7 +152,7 @@ class TrainableEagle:
         self, examples: Sequence[Example], noise: float, own: float
     ) -> tuple[Tensor, ...]:
         """Hidden states of head and target before each token of the answers, and those tokens."""
-        ids, weights = packed(examples, 0.0)
+        ids, weights = packed(examples)
         ids, chosen = ids.to(self._head.device), (weights[:, 1:] > 0).to(self._head.device)
         with torch.no_grad():
             seen = self._target.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
@@ -223,23 +223,6 @@ class DrafterTrainer(Trainer):
 
     def loss(self, rows: Sequence[int]) -> Tensor:
         return self._trainable.loss(self._at(rows))
-
-
-def packed(examples: Sequence[Example], prompt_weight: float) -> tuple[Tensor, Tensor]:
-    """Rows padded at their end, which a causal model does not attend to.
-
-    Returns:
-        ``int64[R, L]`` ids, and ``float32[R, L - 1]`` how much it matters to say the token behind
-        each: 1 in answers, ``prompt_weight`` in prompts, 0 behind a row's end.
-    """
-    longest = max(len(e.ids) for e in examples)
-    ids = torch.zeros(len(examples), longest, dtype=torch.long)
-    weights = torch.zeros(len(examples), longest - 1)
-    for row, e in enumerate(examples):
-        ids[row, : len(e.ids)] = torch.tensor(e.ids)
-        weights[row, : e.prompt - 1] = prompt_weight
-        weights[row, e.prompt - 1 : len(e.ids) - 1] = 1.0
-    return ids, weights
 
 
 @torch.no_grad()

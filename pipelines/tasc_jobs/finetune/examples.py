@@ -17,8 +17,6 @@ from tasc_text import TaskTokenizer, Template
 if TYPE_CHECKING:  # a store's packages are not needed to learn
     from tasc_store import CorpusRow
 
-IGNORED = -100  # a label that costs nothing
-
 
 @dataclass(frozen=True)
 class Example:
@@ -26,19 +24,6 @@ class Example:
 
     ids: tuple[int, ...]
     prompt: int
-
-
-@dataclass(frozen=True)
-class TrainingBatch:
-    """Rows padded at their end, and what they should say.
-
-    Attributes:
-        ids: ``int64[rows, longest - 1]``; nothing is said behind a row's last token.
-        labels: The same shape: the token behind each, `IGNORED` inside prompts and behind outputs.
-    """
-
-    ids: Tensor
-    labels: Tensor
 
 
 def examples_of(
@@ -84,14 +69,21 @@ def rows_of(step: int, lengths: Sequence[int], settings: LoopSettings) -> list[l
     return [taken[start : start + size] for start in range(0, len(taken), size)]
 
 
-def batch_of(examples: Sequence[Example]) -> TrainingBatch:
+def packed(examples: Sequence[Example], prompt_weight: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Rows padded at their end, which a causal model does not attend to.
+
+    Returns:
+        ``int64[R, L]`` ids, and ``float32[R, L - 1]`` how much it matters to say the token behind
+        each: 1 in answers, ``prompt_weight`` in prompts, 0 behind a row's end.
+    """
     longest = max(len(e.ids) for e in examples)
     ids = torch.zeros(len(examples), longest, dtype=torch.long)
-    labels = torch.full((len(examples), longest), IGNORED)
+    weights = torch.zeros(len(examples), longest - 1)
     for row, e in enumerate(examples):
         ids[row, : len(e.ids)] = torch.tensor(e.ids)
-        labels[row, e.prompt : len(e.ids)] = ids[row, e.prompt : len(e.ids)]
-    return TrainingBatch(ids[:, :-1], labels[:, 1:])
+        weights[row, : e.prompt - 1] = prompt_weight
+        weights[row, e.prompt - 1 : len(e.ids) - 1] = 1.0
+    return ids, weights
 
 
 def digest_of(examples: Iterable[Example]) -> str:

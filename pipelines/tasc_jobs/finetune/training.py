@@ -19,7 +19,7 @@ from torch import Tensor
 from tasc_engine.errors import is_out_of_memory
 from tasc_jobs.errors import FinetuneError
 from tasc_jobs.finetune.checkpoints import Checkpoint, Checkpoints
-from tasc_jobs.finetune.examples import IGNORED, Example, batch_of, rows_of, steps_of
+from tasc_jobs.finetune.examples import Example, packed, rows_of, steps_of
 from tasc_jobs.finetune.hyperparameters import LoopSettings
 from tasc_jobs.finetune.model import head_at, trained
 from tasc_runtime.progress import StageProgress, note
@@ -156,13 +156,13 @@ class Trainer:
 
     def loss(self, rows: Sequence[int]) -> Tensor:
         """Summed over the tokens of the outputs; the LM head runs where there are some."""
-        batch = batch_of(self._at(rows))
-        ids, labels = batch.ids.to(self._device), batch.labels.to(self._device)
-        said = labels != IGNORED
+        ids, weights = (each.to(self._device) for each in packed(self._at(rows)))
+        said = weights > 0
         # Padding stands behind a row's end, where a causal model looks from nowhere: no mask.
         with head_at(self.model, said):
-            logits = self.model(input_ids=ids, use_cache=False).logits
-        return torch.nn.functional.cross_entropy(logits[0].float(), labels[said], reduction="sum")
+            logits = self.model(input_ids=ids[:, :-1], use_cache=False).logits
+        wanted = ids[:, 1:][said]
+        return torch.nn.functional.cross_entropy(logits[0].float(), wanted, reduction="sum")
 
     def _at(self, rows: Sequence[int]) -> list[Example]:
         return [self._examples[row] for row in rows]

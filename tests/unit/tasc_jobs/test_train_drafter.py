@@ -16,10 +16,10 @@ from tasc_jobs.cli.main import app
 from tasc_jobs.drafter import training_run as job_module
 from tasc_jobs.drafter.answers import ANSWERS, read_answers
 from tasc_jobs.drafter.hyperparameters import DrafterOptions, DrafterSettings
-from tasc_jobs.drafter.training import DrafterTrainer, packed
+from tasc_jobs.drafter.training import DrafterTrainer
 from tasc_jobs.drafter.training_run import CHECKPOINT, train_drafter
 from tasc_jobs.errors import FinetuneError, JobError, UsageError
-from tasc_jobs.finetune.examples import Example
+from tasc_jobs.finetune.examples import Example, packed
 from tasc_runtime.errors import FileError
 
 OWN: dict[Kind, dict[str, float]] = {
