@@ -17,7 +17,7 @@ from torch import Tensor, distributed
 
 from tasc_jobs.errors import FinetuneError
 from tasc_jobs.finetune.checkpoints import FINETUNE, claimed, require_unfinished
-from tasc_jobs.finetune.finetuning import Finetune, finetune, plan_of, refuse_made
+from tasc_jobs.finetune.finetuning import Finetune, finetune, plan_of, refuse_made, report_of
 from tasc_runtime.progress import StageProgress, silent
 
 _LOOK_S = 0.5
@@ -36,7 +36,7 @@ class Ranks:
 
 @ray.remote(num_cpus=0)
 class _Board:
-    """Where the first worker writes how far they are, and what came of it.
+    """Where the first worker writes how far they are.
 
     Ray Train itself keeps only what is reported with a checkpoint of its own.
     """
@@ -44,19 +44,12 @@ class _Board:
     def __init__(self) -> None:
         self._at: tuple[str, int, int | None] | None = None
         self._said = ""
-        self._report: dict[str, Any] = {}
 
     def write(self, stage: str, done: int, total: int | None, said: str) -> None:
         self._at, self._said = (stage, done, total), said
 
     def read(self) -> tuple[tuple[str, int, int | None] | None, str]:
         return self._at, self._said
-
-    def end(self, report: dict[str, Any]) -> None:
-        self._report = report
-
-    def report(self) -> dict[str, Any]:
-        return self._report
 
 
 def finetune_by(
@@ -95,7 +88,8 @@ def finetune_by(
                 storage_path=folder, failure_config=FailureConfig(max_failures=retries)
             ),
         )
-        return _watched(trainer, board, progress, say)
+        _watch(trainer, board, progress, say)
+    return report_of(job.output)
 
 
 def _work(given: dict[str, Any]) -> None:
@@ -113,14 +107,10 @@ def _work(given: dict[str, Any]) -> None:
             told = time.monotonic()
 
     torch.set_num_threads(1)
-    report = finetune(job, tell if ranks.rank == 0 else silent, ranks, say)
-    if ranks.rank == 0:
-        ray.get(board.end.remote(report))
+    finetune(job, tell if ranks.rank == 0 else silent, ranks, say)
 
 
-def _watched(
-    trainer: Any, board: Any, progress: StageProgress, say: Callable[[str], None]
-) -> dict[str, Any]:
+def _watch(trainer: Any, board: Any, progress: StageProgress, say: Callable[[str], None]) -> None:
     """Tell what the board says until the workers have ended."""
     ended: list[Any] = []
 
@@ -141,5 +131,3 @@ def _watched(
     (result,) = ended
     if isinstance(result, Exception):
         raise FinetuneError(f"the workers failed: {str(result).splitlines()[-1]}") from result
-    report: dict[str, Any] = ray.get(board.report.remote())
-    return report

@@ -102,7 +102,8 @@ def finetune(
 ) -> dict[str, Any]:
     """Train a model, write the result and return its report. Resumes a killed run.
 
-    If a group restarts after it has written its result, this only returns the report.
+    If a group restarts after it has written its result, this only returns the report. Workers of a
+    group do not wait for the first to write it: the others return an empty report.
 
     Args:
         group: The workers that share the training, by default this process alone.
@@ -114,8 +115,6 @@ def finetune(
             output folder.
         TokenizerError: A tokenizer cannot be read.
     """
-    if group is ALONE:
-        refuse_made(job.output)
     is_first = group.rank == 0
     lock_wait_s = 0.0 if group is ALONE else _LOCK_WAIT_S
     plan = plan_of(job)  # before the output folder is created, in case the job is refused
@@ -128,20 +127,25 @@ def finetune(
         )
         # The others wait here, so that no one reads a checkpoint before the first has the lock.
         if _broadcast_from_first(finished, group, plan.device):
-            metrics = json.loads((job.output / REPORT).read_text())["metrics"]
-        else:
-            result = Result(job.output, plan.vocabulary) if is_first else None
-            checkpoints = Checkpoints(job.output / CHECKPOINT, _pins(job, plan))
-            metrics = _trained(job, plan, checkpoints, result, (progress, say), group)
-            if result:
-                _free()
-                progress("write", 0, 1)
-                result.end(
-                    job.base, Made(job.base_reference, job.revision, data, settings, metrics)
-                )
-                checkpoints.remove()
-                progress("write", 1, 1)
-    return {**data, **settings, **metrics, "output": str(job.output), "card": CARD}
+            return report_of(job.output)
+        result = Result(job.output, plan.vocabulary) if is_first else None
+        checkpoints = Checkpoints(job.output / CHECKPOINT, _pins(job, plan))
+        metrics = _trained(job, plan, checkpoints, result, (progress, say), group)
+        if not result:
+            return {}
+        _free()
+        progress("write", 0, 1)
+        result.end(job.base, Made(job.base_reference, job.revision, data, settings, metrics))
+        checkpoints.remove()
+        progress("write", 1, 1)
+        return report_of(job.output)
+
+
+def report_of(output: Path) -> dict[str, Any]:
+    """Reads the report of a finished fine-tune."""
+    made = json.loads((output / REPORT).read_text())
+    about = {"output": str(output), "card": CARD}
+    return {**made["data"], **made["settings"], **made["metrics"], **about}
 
 
 def refuse_made(output: Path) -> None:

@@ -59,11 +59,8 @@ def card(made: Made, adapter: str, model: str) -> str:
     ]
     if made.revision:
         text.append(f"It was trained on revision `{made.revision}` of its base.")
-    for title, rows in (
-        ("Data", made.data),
-        ("Settings", made.settings),
-        ("Metrics", made.metrics),
-    ):
+    sections = {"Data": made.data, "Settings": made.settings, "Metrics": made.metrics}
+    for title, rows in sections.items():
         text += ["", f"## {title}", "", "| | |", "|---|---|"]
         text += [f"| {name} | {value} |" for name, value in rows.items()]
     return "\n".join([*head, *text, ""])
