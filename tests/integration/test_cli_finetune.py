@@ -101,7 +101,7 @@ def test_what_is_missing_or_no_is_named(run: Run, file: Path, folder: Path, tmp_
         (forecast, "--tokenizer"),
         ((*forecast, "--model", folder), "--template"),
         ((*forecast, "--tokenizer", folder, "--budget", "1,x"), "--budget is '1,x'"),
-        ((*enriched, "--train", file, "--pcs", 0), "more than 0"),
+        ((*enriched, "--train", file, "--pcs", 0), "--pcs is 0"),
         (enriched, "either a TASK or --train"),
         ((*enriched, "--train", file), "--tokenizer"),
     ):

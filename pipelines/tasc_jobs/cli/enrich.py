@@ -1,6 +1,6 @@
 """The command `tasc enrich`: make frequent n-grams of a task tokens of its tokenizer."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -17,12 +17,6 @@ from tasc_jobs.cli.options import (
 
 if TYPE_CHECKING:
     from tasc_jobs.enrich.ngram_selection import EnrichSettings
-
-
-def _above_0(pcs: float) -> float:
-    if not pcs > 0:
-        raise typer.BadParameter(f"{pcs:g} leaves out every n-gram; give more than 0, at most 1")
-    return pcs
 
 
 Output = Annotated[Path, typer.Option(help="New folder for the tokenizer.")]
@@ -69,7 +63,6 @@ class NgramOptions:
         float,
         typer.Option(
             max=1,
-            callback=_above_0,
             help="Leave out n-grams with this prefix collision score or more, above 0; 1 leaves "
             "out none.",
         ),
@@ -134,4 +127,4 @@ def enrich(
             others=[each.input for each in inputs.some_rows],
             progress=stages,
         )
-    print_result(report.as_json, report.in_words, as_json)
+    print_result(asdict(report), report.in_words, as_json)

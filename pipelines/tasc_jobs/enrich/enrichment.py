@@ -50,10 +50,6 @@ class EnrichReport:
     output: str
 
     @property
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @property
     def in_words(self) -> str:
         fewer = "" if self.new_tokens == self.budget else f" (of {self.budget}: there is no more)"
         return (
@@ -94,23 +90,11 @@ def enrich_and_save(
     progress("check", 0, len(texts))
     require_same_texts(tokenizer.backend, found.tokenizer, texts)
     progress("check", len(texts), len(texts))
-    saved = save(found, settings, tokenizer, output, train)
-    return _report(tokenizer, saved, found, settings, test or train, bool(test), output)
-
-
-def _report(
-    base: TaskTokenizer,
-    saved: TaskTokenizer,
-    found: Enriched,
-    settings: EnrichSettings,
-    judged: Sequence[str],
-    held_out: bool,
-    output: Path,
-) -> EnrichReport:
+    saved, judged = save(found, settings, tokenizer, output, train), test or train
     size = sum(len(text.encode()) for text in judged)
-    before, after = (sum(map(len, t.encode_outputs(judged))) for t in (base, saved))
+    before, after = (sum(map(len, t.encode_outputs(judged))) for t in (tokenizer, saved))
     return EnrichReport(
-        judged_on="test" if held_out else "train",
+        judged_on="test" if test else "train",
         budget=settings.budget,
         new_tokens=len(found.tokens),
         collided=found.collided,

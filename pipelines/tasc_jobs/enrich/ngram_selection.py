@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 
 from tasc_jobs.enrich.growing_tokenizer import GrowingTokenizer
 from tasc_jobs.enrich.ngrams import LiveNgramCounts, TokenisedOutputs
+from tasc_jobs.errors import UsageError
 from tasc_jobs.statistics.distribution import renyi2_bits
 from tasc_text import TaskTokenizer
 
@@ -102,9 +103,9 @@ class EnrichSettings:
 
     def __post_init__(self) -> None:
         if not 0 < self.pcs <= 1:
-            raise ValueError(
-                f"pcs is {self.pcs}; it must be above 0, which would leave out every n-gram, and "
-                "at most 1, which leaves out none"
+            raise UsageError(
+                f"--pcs is {self.pcs:g}; it must be above 0, which would leave out every n-gram, "
+                "and at most 1, which leaves out none"
             )
 
     @property

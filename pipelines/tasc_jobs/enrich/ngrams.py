@@ -86,15 +86,6 @@ class LiveNgramCounts:
             before = int(self._before[slot])
         return (before, *reversed(found))
 
-    def count(self, ngram: tuple[int, ...]) -> int:
-        before = ngram[0]
-        for id_ in ngram[1:]:
-            slot = self._slots.get(before << _ID_BITS | id_)
-            if slot is None:
-                return 0
-            before = slot + self._ids
-        return int(self._counts[before - self._ids])
-
     def _reserve(self, size: int) -> None:
         if size <= len(self._counts):
             return

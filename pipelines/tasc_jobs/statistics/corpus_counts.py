@@ -126,7 +126,7 @@ def partition_sums(tables: Sequence[_Block], units: Units, partitions: int) -> I
             raise ClusterError(
                 f"the workers that sum one of {partitions} partitions of the n-grams died again "
                 "and again; each holds the different n-grams of a partition: give Ray's machines "
-                f"more memory, or ask for more partitions (parallelism): {in_short(error)}"
+                f"more memory: {in_short(error)}"
             ) from error
 
 

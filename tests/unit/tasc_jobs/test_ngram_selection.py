@@ -14,7 +14,7 @@ from support import refused
 from tasc_jobs.enrich.enrichment import require_same_texts
 from tasc_jobs.enrich.growing_tokenizer import GrowingTokenizer
 from tasc_jobs.enrich.ngram_selection import Enriched, EnrichSettings, enrich, refined
-from tasc_jobs.errors import FamilyError
+from tasc_jobs.errors import FamilyError, UsageError
 from tasc_text import TaskTokenizer
 
 WORDS = ["set", "alarm", "the", "therapy", "theorem", "in", "at nine", "{}", ": ", "a", "aa", "ab"]
@@ -71,7 +71,7 @@ def test_the_paper_s_example_is_left_out_by_the_suffix_rule_alone(tmp_path: Path
 
 @pytest.mark.parametrize("pcs", [0.0, -0.5, 1.5, float("nan")])
 def test_a_threshold_that_scores_cannot_have_is_refused(pcs: float) -> None:
-    with refused(ValueError, "pcs"):
+    with refused(UsageError, "pcs"):
         EnrichSettings(9, pcs=pcs)
 
 
