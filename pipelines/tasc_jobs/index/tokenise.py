@@ -19,7 +19,6 @@ from tasc_jobs.index.redis_source import RedisCorpusSource
 from tasc_runtime.models import load_tokenizer, template_of
 from tasc_runtime.progress import StageProgress
 from tasc_store import TaskRecord
-from tasc_text import TaskTokenizer
 
 # So much, by rows or by text, is encoded at a time, and read by one task.
 BATCH_ROWS, _BATCH_BYTES = 500, 2 << 20
@@ -166,7 +165,5 @@ def _encode(record: TaskRecord, table: pa.Table) -> pa.Table:
     )
 
 
-@functools.cache
-def _tokenizer(record: TaskRecord) -> TaskTokenizer:
-    """Loaded once per worker process, from the folder or hub cache of the worker's own node."""
-    return load_tokenizer(record)
+# Once per worker process, from the folder or hub cache of the worker's own node.
+_tokenizer = functools.cache(load_tokenizer)

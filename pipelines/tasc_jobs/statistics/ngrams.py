@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasc_text import TaskTokenizer
 from tasc_text.tokenizer import open_to_encode
 
 SIDES = ("input", "output")
@@ -67,10 +66,7 @@ class Units:
         return [[str(id_) for id_ in ids] for ids in encoded]
 
 
-@functools.cache
-def _tokenizer(path: Path) -> TaskTokenizer:
-    """Open a tokenizer, once per process."""
-    return open_to_encode(path)
+_tokenizer = functools.cache(open_to_encode)  # once per process
 
 
 @dataclass(frozen=True)
