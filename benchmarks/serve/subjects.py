@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,6 @@ def prepare(url: str, folder: str, *demo: str) -> None:
     """Put a tiny random model's task into a store and, if asked for, the demo's with its index."""
     use_test_helpers("tiny")
     import torch
-    from rich.console import Console
 
     import tiny
     from tasc_jobs.demo import run
@@ -47,8 +47,8 @@ def prepare(url: str, folder: str, *demo: str) -> None:
     TaskStore(connect(url)).put(record)
     if not demo:
         return
-    with local_ray():
-        run.prepare(url, [run.TASK], Console(file=sys.stderr))
+    with local_ray(), redirect_stdout(sys.stderr):
+        run.prepare(url, [run.TASK])
 
 
 def engine(url: str, cache: str, settings: str, draft: str, inputs: str) -> None:

@@ -7,8 +7,9 @@ neither gets the warmer machine.
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 
 import httpx
 import numpy as np
@@ -18,7 +19,6 @@ from tasc_jobs.errors import JobError
 from tasc_runtime.llm import LLM
 
 CONCURRENCY = 16
-_ACCEPTED = "tasc_spec_decode_num_accepted_tokens_total"
 
 
 @dataclass(frozen=True)
@@ -40,45 +40,39 @@ class HttpRun:
 
 @dataclass(frozen=True)
 class Counters:
-    """Drafting counters of a service, summed over sources; lists are by draft position.
+    """Drafting counters of a service.
 
     Attributes:
-        by_source: Accepted tokens by the source that drafted them.
+        samples: By name, and by draft position or source where there is one.
     """
 
-    row_steps: float
-    generation_tokens: float
-    accepted_tokens: float
-    bonus_tokens: float
-    drafted: list[float]
-    accepted: list[float]
-    by_source: dict[str, float] = field(default_factory=dict)
+    samples: Mapping[tuple[str, str], float]
 
     def since(self, before: "Counters") -> "Counters":
-        return Counters(
-            self.row_steps - before.row_steps,
-            self.generation_tokens - before.generation_tokens,
-            self.accepted_tokens - before.accepted_tokens,
-            self.bonus_tokens - before.bonus_tokens,
-            _minus(self.drafted, before.drafted),
-            _minus(self.accepted, before.accepted),
-            {
-                source: self.by_source.get(source, 0) - before.by_source.get(source, 0)
-                for source in self.by_source | before.by_source
-            },
-        )
+        return Counters({k: v - before.samples.get(k, 0.0) for k, v in self.samples.items()})
 
-    def plus(self, other: "Counters") -> "Counters":
-        nothing = Counters(0, 0, 0, 0, [], [])
-        return self.since(nothing.since(other))
+    @property
+    def generation_tokens(self) -> float:
+        return sum(self._by_label("tasc_generation_tokens_total").values())
 
     @property
     def block_efficiency(self) -> float:
-        return self.generation_tokens / self.row_steps if self.row_steps else 0.0
+        steps = sum(self._by_label("tasc_row_steps_total").values())
+        return self.generation_tokens / steps if steps else 0.0
+
+    @property
+    def by_source(self) -> dict[str, float]:
+        """Accepted tokens by the source that drafted them."""
+        return self._by_label("tasc_spec_decode_num_accepted_tokens_total")
 
     @property
     def acceptance_by_position(self) -> list[float]:
-        return [a / d for a, d in zip(self.accepted, self.drafted, strict=True) if d]
+        reached = self._by_label("tasc_spec_decode_num_drafts_per_pos_total")
+        accepted = self._by_label("tasc_spec_decode_num_accepted_tokens_per_pos_total")
+        return [accepted.get(at, 0.0) / reached[at] for at in sorted(reached, key=int)]
+
+    def _by_label(self, name: str) -> dict[str, float]:
+        return {label: value for (of, label), value in self.samples.items() if of == name and value}
 
 
 def send(
@@ -90,26 +84,12 @@ def send(
 
 def read_counters(base: str, task: str) -> Counters:
     """The service's counters for one task, from ``/metrics``."""
-    sums: dict[str, float] = defaultdict(float)
-    by_position: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
-    by_source: dict[str, float] = defaultdict(float)
+    samples: dict[tuple[str, str], float] = defaultdict(float)
     for family in text_string_to_metric_families(httpx.get(f"{base}/metrics", timeout=10).text):
-        for sample in family.samples:
-            if sample.labels.get("task") == task:
-                sums[sample.name] += sample.value
-                if sample.name == _ACCEPTED:
-                    by_source[sample.labels["source"]] += sample.value
-                if "position" in sample.labels:
-                    by_position[sample.name][int(sample.labels["position"])] += sample.value
-    return Counters(
-        sums["tasc_row_steps_total"],
-        sums["tasc_generation_tokens_total"],
-        sums[_ACCEPTED],
-        sums["tasc_bonus_tokens_total"],
-        _listed(by_position["tasc_spec_decode_num_drafts_per_pos_total"]),
-        _listed(by_position["tasc_spec_decode_num_accepted_tokens_per_pos_total"]),
-        dict(by_source),
-    )
+        for name, labels, value, *_ in family.samples:
+            if labels.get("task") == task:
+                samples[name, labels.get("position") or labels.get("source", "")] += value
+    return Counters(samples)
 
 
 async def _send(
@@ -138,16 +118,6 @@ async def _send(
     return HttpRun(list(texts), sum(tokens), seconds, list(latencies))
 
 
-def _listed(values: dict[int, float]) -> list[float]:
-    return [values.get(i, 0.0) for i in range(max(values, default=-1) + 1)]
-
-
-def _minus(left: list[float], right: list[float]) -> list[float]:
-    size = max(len(left), len(right))
-    padded = [values + [0.0] * (size - len(values)) for values in (left, right)]
-    return [a - b for a, b in zip(*padded, strict=True)]
-
-
 ORDER = (False, True, True, False)
 WARM_UP_ROWS = 32
 
@@ -168,14 +138,13 @@ def over_http(
 ) -> tuple[Runs, Counters]:
     """Runs over HTTP and the counters of the drafted ones."""
     runs: Runs = {False: [], True: []}
-    counted = Counters(0, 0, 0, 0, [], [])
     for draft in (False, True):
         send(base, task, inputs[:WARM_UP_ROWS], draft=draft, progress=lambda rows: None)
-    for draft in ORDER:
+    for draft, passes in groupby(ORDER):
         before = read_counters(base, task)
-        runs[draft].append(send(base, task, inputs, draft=draft, progress=progress))
+        runs[draft] += [send(base, task, inputs, draft=draft, progress=progress) for _ in passes]
         if draft:
-            counted = counted.plus(read_counters(base, task).since(before))
+            counted = read_counters(base, task).since(before)
     return runs, counted
 
 

@@ -4,16 +4,12 @@ Everything is real: a Redis server, Ray Data jobs, a Ray Serve application and a
 """
 
 import json
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.table import Table as RichTable
 
 from tasc_jobs.demo import measure
 from tasc_jobs.demo.measure import DemoFigures, HttpRun, latency_ms, tokens_per_second
@@ -26,7 +22,7 @@ from tasc_jobs.report.document import Bars, Curve, Lines, ReportDocument, Table,
 from tasc_jobs.report.web_page import check_writable, write_html
 from tasc_jobs.serve import run_service, say_of_task
 from tasc_jobs.statistics.task_statistics import STAGES as STATISTICS_STAGES
-from tasc_jobs.statistics.task_statistics import CorpusStatistics, corpus_statistics
+from tasc_jobs.statistics.task_statistics import corpus_statistics, stats_page
 from tasc_runtime.engine_settings import DraftOverrides, EngineSettings
 from tasc_runtime.llm import LLM
 from tasc_runtime.progress import Stages, note, show_progress
@@ -49,22 +45,6 @@ ENGINE = EngineSettings(rows=8, max_model_len=512, torch_threads=1, device="cpu"
 FORGETFUL = DraftOverrides(recent_tokens=0)
 _NEXT = """next: `make serve` keeps a service on port 8000, `tasc task create --help` begins a task
 of your own, and docs/get-started shows both step by step"""
-
-
-def show_statistics(console: Console, task: str, found: CorpusStatistics) -> None:
-    """How variable the task is (Tsur et al. 2026, arXiv 2602.24174, Table 1)."""
-    table = RichTable(title=f"{task}: statistics of the training corpus", title_justify="left")
-    for heading in ("", "rows", "words", "bigram entropy, bits", "bigrams for 80 %"):
-        table.add_column(heading, justify="right" if heading else "left")
-    for name, side in (("inputs", found.input), ("outputs", found.output)):
-        table.add_row(
-            name,
-            f"{side.rows:,}",
-            f"{side.words.count:,}",
-            f"{side.words.ngrams.shannon_bits:.2f}",
-            f"{side.words.ngrams.ngrams_for_80_percent:,}",
-        )
-    console.print(table)
 
 
 def summary(measured: DemoFigures, identical: int, quality: IntentQuality) -> dict[str, Any]:
@@ -159,7 +139,7 @@ def _latencies(name: str, runs: Sequence[HttpRun]) -> Curve:
     return Curve(name, ms, [100 * (i + 1) / len(ms) for i in range(len(ms))])
 
 
-def prepare(url: str, tasks: Sequence[str], console: Console) -> None:
+def prepare(url: str, tasks: Sequence[str]) -> None:
     """Register the tasks, ingest their training rows, print statistics, build their indexes."""
     client = connect(url)
     for task in tasks:
@@ -170,10 +150,10 @@ def prepare(url: str, tasks: Sequence[str], console: Console) -> None:
             ingest(client, task, [data_file(task, "train")], reject=rejects, progress=bar.advance)
         with Stages(f"statistics {task}", STATISTICS_STAGES) as stages:
             found = corpus_statistics(url, task, progress=stages)
-        show_statistics(console, task, found)
+        show(stats_page(task, found))
         with Stages(f"index {task}", STAGES, notes=NOTES) as stages:
             artifact, index = build_and_publish(url, demo_record(task), progress=stages)
-        console.print(
+        print(
             f"{task}: draft index version {artifact.version}, {index.corpus.documents:,} outputs, "
             f"{index.corpus.tokens:,} tokens, {artifact.size_bytes / 1e6:.1f} MB\n"
         )
@@ -195,10 +175,9 @@ def run_demo(url: str, report: Path) -> None:
         FileError: The page cannot be written.
     """
     check_writable(report)
-    console = Console(file=sys.stdout)
     served = settings([TASK], port=0, draft=FORGETFUL)
     with local_ray(environment=partial(ray_proxy.environment, served.http)):
-        prepare(url, [TASK], console)
+        prepare(url, [TASK])
         note(f"starting the service, {ray_proxy.in_words(served.http)} ...")
         try:
             base = app.start(served, url, on_note=partial(say_of_task, note))
@@ -218,7 +197,7 @@ def serve_demo(url: str, port: int, wait: Callable[[], None]) -> None:
     served = settings(TASKS, port)
     with local_ray(environment=partial(ray_proxy.environment, served.http)):
         note(ray_proxy.in_words(served.http))
-        prepare(url, TASKS, Console(file=sys.stdout))
+        prepare(url, TASKS)
         run_service(served, url, wait, EXAMPLE)
 
 

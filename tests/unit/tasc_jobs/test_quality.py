@@ -3,10 +3,11 @@
 import math
 import random
 
+import httpx
 import pytest
 
 from support import refused
-from tasc_jobs.demo.measure import Counters
+from tasc_jobs.demo import measure
 from tasc_jobs.demo.tasks import TASKS, read_split
 from tasc_jobs.errors import UsageError
 from tasc_jobs.evaluate.quality import (
@@ -168,11 +169,34 @@ def test_shipped_truth_scores_as_right(task: str) -> None:
         assert tagging_accuracy(truth, truth) == 1
 
 
-def test_counters_subtract_and_add_by_position() -> None:
-    before = Counters(10, 20, 5, 15, [4.0], [2.0])
-    after = Counters(14, 30, 9, 21, [7.0, 3.0], [4.0, 1.0])
-    gained = after.since(before)
-    assert gained == Counters(4, 10, 4, 6, [3.0, 3.0], [2.0, 1.0])
-    assert before.plus(gained) == after
-    assert gained.block_efficiency == 2.5
-    assert gained.acceptance_by_position == [pytest.approx(2 / 3), pytest.approx(1 / 3)]
+METRICS = """
+# TYPE tasc_row_steps_total counter
+tasc_row_steps_total{task="t"} %d
+tasc_row_steps_total{task="other"} 99
+# TYPE tasc_generation_tokens_total counter
+tasc_generation_tokens_total{task="t"} %d
+# TYPE tasc_spec_decode_num_accepted_tokens_total counter
+tasc_spec_decode_num_accepted_tokens_total{task="t",source="corpus"} %d
+tasc_spec_decode_num_accepted_tokens_total{task="t",source="prompt"} 5
+# TYPE tasc_spec_decode_num_drafts_per_pos_total counter
+tasc_spec_decode_num_drafts_per_pos_total{task="t",source="corpus",position="0"} %d
+tasc_spec_decode_num_drafts_per_pos_total{task="t",source="prompt",position="10"} %d
+tasc_spec_decode_num_drafts_per_pos_total{task="t",source="corpus",position="2"} %d
+tasc_spec_decode_num_drafts_per_pos_total{task="t",source="prompt",position="2"} %d
+# TYPE tasc_spec_decode_num_accepted_tokens_per_pos_total counter
+tasc_spec_decode_num_accepted_tokens_per_pos_total{task="t",source="corpus",position="0"} %d
+tasc_spec_decode_num_accepted_tokens_per_pos_total{task="t",position="10"} %d
+tasc_spec_decode_num_accepted_tokens_per_pos_total{task="t",position="2"} 1
+"""
+
+
+def test_counters_are_of_one_task_since_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = iter([(10, 20, 5, 4, 0, 5, 1, 2, 0), (14, 30, 9, 7, 3, 8, 2, 4, 1)])
+    monkeypatch.setattr(
+        measure.httpx, "get", lambda url, **_: httpx.Response(200, text=METRICS % next(pages))
+    )
+    before = measure.read_counters("http://service", "t")
+    gained = measure.read_counters("http://service", "t").since(before)
+    assert (gained.generation_tokens, gained.block_efficiency) == (10, 2.5)
+    assert gained.by_source == {"corpus": 4}
+    assert gained.acceptance_by_position == pytest.approx([2 / 3, 0, 1 / 3])
