@@ -105,6 +105,12 @@ def _one_thread() -> None:
 
 
 @pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """What runs coroutines that are tests."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
 def everything(request: pytest.FixtureRequest) -> bool:
     """Whether slow tests run, too. Random schedules are long then."""
     return bool(request.config.getoption("--all"))

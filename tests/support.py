@@ -1,19 +1,5 @@
 """What many tests need: waiting, time, ports, and engines on tiny models.
 
-- `eventually`, `eventually_async`: wait for what another thread, process or coroutine does.
-  `DEADLINE_S` is the limit of such waits, and of sockets and subprocesses.
-- `FakeClock`: a clock that a test sets by hand.
-- `free_port`: a port nobody listens on.
-- `load_target`, `make_proposer`, `make_engine`: parts of a decoding engine with the sizes of
-  `SMALL`. `make_engine` takes the parts a test made itself and makes the others.
-- `index_of`: the draft index of a tokenizer's rows.
-- `assert_self_contained`: an HTML page needs no network.
-- `refused`: a block raises an error whose message has the names of what is wrong.
-- `requests_of`: generation requests with the ids "0", "1", ...
-- `record_of`: the record of a task with the model of a folder.
-- `write_rows`, `read_rows`: files of JSON lines.
-- `files_up_to`: no file of this process may become larger, as on a disk that is full.
-
 Models and tokenizers are made by `tiny`, adapters by `lora_folders`, neural drafters by
 `neural_drafters`.
 """
@@ -70,12 +56,15 @@ def assert_self_contained(html: str) -> None:
 
 
 @contextmanager
-def refused(kind: type[Exception], *named: str) -> Iterator[pytest.ExceptionInfo[Exception]]:
+def refused(
+    kind: type[Exception], *named: str, **attributes: object
+) -> Iterator[pytest.ExceptionInfo[Exception]]:
     """The block raises an error of ``kind`` whose message has each of the names."""
     with pytest.raises(kind) as caught:
         yield caught
     for name in named:
         assert name in str(caught.value)
+    assert {name: getattr(caught.value, name) for name in attributes} == attributes
 
 
 @dataclass

@@ -6,18 +6,32 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import redis
 
 from tasc_command import Command, InProcess
 from tasc_jobs.ray_local import local_ray
 from tasc_serve.http.ray_proxy import environment
 from tasc_serve.settings import HttpSettings
-from tasc_store import EmbeddedRedis
+from tasc_store import EmbeddedRedis, connect
 
 
 @pytest.fixture(scope="session")
 def redis_url() -> Iterator[str]:
     with EmbeddedRedis.start() as server:
         yield server.url
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[redis.Redis]:
+    with connect(redis_url) as connected:
+        yield connected
+
+
+@pytest.fixture
+def server() -> Iterator[EmbeddedRedis]:
+    """A Redis of the test's own, to be mistreated."""
+    with EmbeddedRedis.start() as running:
+        yield running
 
 
 @pytest.fixture(scope="session")
@@ -52,6 +66,13 @@ def in_process(
     monkeypatch.delenv("REDIS_URL", raising=False)
     monkeypatch.setenv("TASC_DATA_DIR", str(tmp_path / "redis"))
     return InProcess(monkeypatch, capsys)
+
+
+@pytest.fixture
+def tasc_here(in_process: InProcess, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> InProcess:
+    """The command in this process, on the shared store."""
+    monkeypatch.setenv("REDIS_URL", redis_url)
+    return in_process
 
 
 @pytest.fixture

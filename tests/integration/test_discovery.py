@@ -31,12 +31,6 @@ with MetricsPort(connect(sys.argv[1]), CollectorRegistry(), host="127.0.0.1", tt
 
 
 @pytest.fixture
-def server() -> Iterator[EmbeddedRedis]:
-    with EmbeddedRedis.start() as server:
-        yield server
-
-
-@pytest.fixture
 def client(server: EmbeddedRedis) -> Iterator[redis.Redis]:
     with connect(server.url) as client:
         yield client

@@ -20,12 +20,6 @@ CACHE_S = 0.05
 
 
 @pytest.fixture
-def server() -> Iterator[EmbeddedRedis]:
-    with EmbeddedRedis.start() as running:
-        yield running
-
-
-@pytest.fixture
 def client(server: EmbeddedRedis) -> Iterator[redis.Redis]:
     with connect(server.url, timeout_s=0.5) as client:
         yield client

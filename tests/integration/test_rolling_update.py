@@ -24,12 +24,6 @@ from tasc_store import TaskRecord, TaskStore, connect
 PROMPT = tiny.SENTENCES[0]
 
 
-@pytest.fixture
-def client(redis_url: str) -> Iterator[redis.Redis]:
-    with connect(redis_url) as client:
-        yield client
-
-
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Task]:
     return {name: make_task(tmp_path_factory.mktemp(name), name) for name in (ALPHA, BETA)}

@@ -10,14 +10,8 @@ from batch_service import WorkerRun, batch_service
 from openai import OpenAI
 
 from tasc_jobs.demo.tasks import demo_record
-from tasc_store import TaskRecord, TaskStore, connect
+from tasc_store import TaskRecord, TaskStore
 from tiny import make_folder
-
-
-@pytest.fixture
-def client(redis_url):
-    with connect(redis_url) as client:
-        yield client
 
 
 @pytest.fixture

@@ -117,12 +117,9 @@ def file(rows: list[dict[str, str]], tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def tasc(
-    in_process: InProcess, redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., Any]:
+def tasc(tasc_here: InProcess) -> Callable[..., Any]:
     """``tasc ... --json`` on the shared store."""
-    monkeypatch.setenv("REDIS_URL", redis_url)
-    return lambda *args: json.loads(in_process.run(*args, "--json").splitlines()[-1])
+    return lambda *args: json.loads(tasc_here.run(*args, "--json").splitlines()[-1])
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import redis
 
-from tasc_command import InProcess
 from tasc_draft import DraftIndex, build_index, read_index, write_index
 from tasc_draft.index.weights import Weights
 from tasc_jobs.demo.tasks import read_split
@@ -53,13 +52,6 @@ def costs(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def tasc(in_process: InProcess, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> InProcess:
-    """The command on the shared store."""
-    monkeypatch.setenv("REDIS_URL", redis_url)
-    return in_process
-
-
 def current(client: redis.Redis, record: TaskRecord, folder: Path) -> tuple[Artifact, DraftIndex]:
     """The announced index as a replica gets it."""
     store = ArtifactStore(client, record.name, record.fingerprint)
@@ -69,9 +61,9 @@ def current(client: redis.Redis, record: TaskRecord, folder: Path) -> tuple[Arti
     return found
 
 
-def test_what_tune_chose_is_published_for_replicas_to_read(client, record, tmp_path, tasc):
+def test_what_tune_chose_is_published_for_replicas_to_read(client, record, tmp_path, tasc_here):
     report = tmp_path / "report.html"
-    printed = json.loads(tasc.run("tune", record.name, "--json", "--report", report))
+    printed = json.loads(tasc_here.run("tune", record.name, "--json", "--report", report))
     artifact, index = current(client, record, tmp_path)
     assert (artifact.version, artifact.corpus_rows) == (printed["version"], ROWS) == (1, ROWS)
     assert index.settings is not None
@@ -83,7 +75,7 @@ def test_what_tune_chose_is_published_for_replicas_to_read(client, record, tmp_p
     assert (index.weights.values != Weights.initial().values).any()
     assert index.corpus.documents == ROWS
     replays = len(printed["trials"]) + len(printed["sources"])
-    assert f"{replays}/{replays} replays" in tasc.err
+    assert f"{replays}/{replays} replays" in tasc_here.err
     html = report.read_text(encoding="utf-8")
     assert html.count("<svg") == 3
     assert "Gain by source" in html
@@ -96,9 +88,9 @@ def test_what_tune_chose_is_published_for_replicas_to_read(client, record, tmp_p
     assert set(re.findall(r'href="(.)', html)) <= {"#"}
 
 
-def test_the_figures_of_a_tuning_agree_with_each_other(record, tasc, costs):
+def test_the_figures_of_a_tuning_agree_with_each_other(record, tasc_here, costs):
     options = ["--step-cost", costs, "--rows", 8, "--json"]
-    printed = json.loads(tasc.run("tune", record.name, *options))
+    printed = json.loads(tasc_here.run("tune", record.name, *options))
     for trial in [*printed["trials"], printed["chosen"]]:
         assert trial["tokens_per_step"] == trial["tokens"] / trial["steps"]
         assert trial["nodes_per_step"] <= trial["num_speculative_tokens"]
@@ -113,7 +105,7 @@ def test_the_figures_of_a_tuning_agree_with_each_other(record, tasc, costs):
     assert max(s["gain"] for s in printed["sources"]) > 0
 
 
-def test_tuning_changes_weights_and_settings_of_an_index_alone(client, record, tmp_path, tasc):
+def test_tuning_changes_weights_and_settings_of_an_index_alone(client, record, tmp_path, tasc_here):
     tokenizer = load_tokenizer(record)
     store = CorpusStore(client, record.name)
     rows = encode(store.read(0, 300), tokenizer, PromptTemplate(record.template))
@@ -125,11 +117,11 @@ def test_tuning_changes_weights_and_settings_of_an_index_alone(client, record, t
     write_index(before, path)
     artifacts = ArtifactStore(client, record.name, record.fingerprint)
     artifacts.announce(artifacts.publish(path, 300).version)
-    out = tasc.run("tune", record.name)
+    out = tasc_here.run("tune", record.name)
     assert "What each source is worth" in out
     assert "--node-cost 0.02" in out
     assert "--step-cost FILE" in out
-    assert "100 newer rows are not in the index" in tasc.err
+    assert "100 newer rows are not in the index" in tasc_here.err
     artifact, index = current(client, record, tmp_path)
     assert (artifact.version, artifact.corpus_rows) == (2, 300)
     assert artifacts.versions() == [1, 2]
@@ -140,11 +132,11 @@ def test_tuning_changes_weights_and_settings_of_an_index_alone(client, record, t
     assert read_index(path).settings is None
 
 
-def test_a_forecast_says_where_to_draft_and_where_not(record, tmp_path, tasc, costs):
+def test_a_forecast_says_where_to_draft_and_where_not(record, tmp_path, tasc_here, costs):
     report = tmp_path / "report.html"
     options = ["--step-cost", costs, "--rows", "2,8", "--budget", "4,16"]
     command = ["forecast", record.name, *options]
-    dear, cheap = json.loads(tasc.run(*command, "--json", "--report", report))["outlooks"]
+    dear, cheap = json.loads(tasc_here.run(*command, "--json", "--report", report))["outlooks"]
     assert (dear["rows"], cheap["rows"]) == (2, 8)
     assert (dear["draft"], dear["budget"], dear["speed_up"]) == (False, 0, 1.0)
     assert cheap["draft"]
@@ -154,16 +146,16 @@ def test_a_forecast_says_where_to_draft_and_where_not(record, tmp_path, tasc, co
             expected = option["tokens_per_step"] / (1 + more * option["nodes_per_step"])
             assert option["speed_up"] == pytest.approx(expected)
     assert report.read_text(encoding="utf-8").count("<svg") == 3
-    out = tasc.run(*command)
+    out = tasc_here.run(*command)
     assert "b = 2: do not draft; drafting loses: " in out
     assert f"b = 8: draft {cheap['budget']} tokens, " in out
 
 
-def test_a_forecast_drafts_as_the_task_was_tuned(record, tasc, costs):
+def test_a_forecast_drafts_as_the_task_was_tuned(record, tasc_here, costs):
     command = ["forecast", record.name, "--step-cost", costs, "--rows", 8, "--json"]
-    assert json.loads(tasc.run(*command))["settings"]["min_prob"] == record.draft.min_prob
-    chosen = json.loads(tasc.run("tune", record.name, "--json"))["settings"]
-    assert json.loads(tasc.run(*command))["settings"] == chosen
+    assert json.loads(tasc_here.run(*command))["settings"]["min_prob"] == record.draft.min_prob
+    chosen = json.loads(tasc_here.run("tune", record.name, "--json"))["settings"]
+    assert json.loads(tasc_here.run(*command))["settings"] == chosen
 
 
 @pytest.mark.parametrize(
@@ -176,14 +168,14 @@ def test_a_forecast_drafts_as_the_task_was_tuned(record, tasc, costs):
         (["forecast", "TASK", "--step-cost", "COSTS"], "none for b = 1 rows, it has b = 2, 8"),
     ],
 )
-def test_what_cannot_be_done_publishes_nothing(client, record, tasc, costs, command, message):
+def test_what_cannot_be_done_publishes_nothing(client, record, tasc_here, costs, command, message):
     named = {"TASK": record.name, "COSTS": costs}
-    assert message in tasc.run(*(named.get(part, part) for part in command), code=1)
+    assert message in tasc_here.run(*(named.get(part, part) for part in command), code=1)
     assert ArtifactStore(client, record.name, record.fingerprint).current() is None
 
 
-def test_a_corpus_too_small_to_hold_rows_out_is_refused(client, shipped_task, tasc):
+def test_a_corpus_too_small_to_hold_rows_out_is_refused(client, shipped_task, tasc_here):
     name = shipped_task.name
-    assert "has no rows; ingest some first" in tasc.run("tune", name, code=1)
+    assert "has no rows; ingest some first" in tasc_here.run("tune", name, code=1)
     CorpusStore(client, name).append([CorpusRow("a", "in", "out")])
-    assert "has 1 rows; at least 200" in tasc.run("tune", name, code=1)
+    assert "has 1 rows; at least 200" in tasc_here.run("tune", name, code=1)

@@ -1,20 +1,13 @@
 """What tests of workers and replicas in this process need: a task in the store, and its indexes."""
 
 import uuid
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import redis
 from serving import ALPHA, Task, make_task
 
-from tasc_store import ArtifactStore, TaskStore, connect
-
-
-@pytest.fixture
-def client(redis_url: str) -> Iterator[redis.Redis]:
-    with connect(redis_url) as client:
-        yield client
+from tasc_store import ArtifactStore, TaskStore
 
 
 @pytest.fixture(scope="module")
