@@ -169,11 +169,8 @@ def test_two_services_on_one_machine_do_not_meet(
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [
-        (["build-index", "nothing"], 1, "nothing"),
         (["build-index", "t", "--max-bytes", "87"], 1, "takes 88"),
         (["stats"], 2, "TASK"),
-        (["ingest", "t", "nowhere.jsonl"], 1, "nowhere.jsonl"),
-        (["serve", "--config", "nowhere.yaml"], 1, "nowhere.yaml"),
         (["task", "create", "t", "--model", "/", "--template", "{input}"], 2, "tokenizer.json"),
         (["stats", "t", "--redis-url", "redis://:secret@127.0.0.1:1/0"], 1, "127.0.0.1:1"),
     ],

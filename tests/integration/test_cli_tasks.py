@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import redis
 from transformers import AutoModelForCausalLM
 
 from chat_families import make_chat_tokenizer
@@ -16,7 +17,7 @@ from support import write_rows
 from tasc_command import InProcess
 from tasc_engine.drafting.neural.card import DrafterCard
 from tasc_engine.drafting.neural.files import save_drafter
-from tasc_store import ArtifactStore, CorpusRow, CorpusStore, NeuralDrafting, TaskStore, connect
+from tasc_store import ArtifactStore, CorpusRow, CorpusStore, NeuralDrafting, TaskStore
 from tasc_text import TaskTokenizer
 from tiny import make_folder, make_model
 
@@ -30,21 +31,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def store(redis_url: str) -> TaskStore:
-    return TaskStore(connect(redis_url))
+def store(client: redis.Redis) -> TaskStore:
+    return TaskStore(client)
 
 
 @pytest.fixture
-def tasc(run: Run, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """``tasc`` on the shared store."""
-    monkeypatch.setenv("REDIS_URL", redis_url)
-    return run
-
-
-@pytest.fixture
-def task(tasc: Run) -> Run:
+def task(tasc_here: InProcess) -> Run:
     """``tasc task`` on the shared store."""
-    return lambda *args, code=0: tasc("task", *args, code=code)
+    return lambda *args, code=0: tasc_here.run("task", *args, code=code)
 
 
 @pytest.fixture
@@ -226,11 +220,10 @@ def test_a_change_that_is_refused_leaves_the_task_as_it_was(
 
 
 def test_a_task_is_deleted_when_somebody_says_so(
-    task: Run, in_process: InProcess, monkeypatch: pytest.MonkeyPatch, store: TaskStore,
-    redis_url: str, create: tuple[object, ...], folder: Path, name: str,
+    task: Run, tasc_here: InProcess, monkeypatch: pytest.MonkeyPatch, store: TaskStore,
+    client: redis.Redis, create: tuple[object, ...], folder: Path, name: str,
 ) -> None:  # fmt: skip
     task(*create)
-    client = connect(redis_url)
     CorpusStore(client, name).append([CorpusRow("k", "in", "out")])
     artifacts = ArtifactStore(client, name, store.get(name).fingerprint)
     artifacts.announce(artifacts.publish(folder / "config.json", 1).version)
@@ -247,15 +240,14 @@ def test_a_task_is_deleted_when_somebody_says_so(
             patched.setattr(sys, "stdin", terminal)
             task("delete", name, code=code)
         os.close(ours)
-        assert f"Delete {what}?" in in_process.err
-        assert ("nothing was deleted" in in_process.err) == bool(code)
-        assert in_process.out == ("" if code else f"deleted {what}\n")
+        assert f"Delete {what}?" in tasc_here.err
+        assert ("nothing was deleted" in tasc_here.err) == bool(code)
+        assert tasc_here.out == ("" if code else f"deleted {what}\n")
         assert (name in store.names()) == bool(code)
     assert client.keys(f"tasc:{{{name}}}:*") == []
 
 
-def test_a_corpus_without_a_task_is_deleted(task: Run, redis_url: str, name: str) -> None:
-    client = connect(redis_url)
+def test_a_corpus_without_a_task_is_deleted(task: Run, client: redis.Redis, name: str) -> None:
     CorpusStore(client, name).append([CorpusRow("k", "in", "out")])
     what = f"task {name} (no record, 1 corpus rows) and its draft indexes"
     assert task("delete", name, "--yes") == f"deleted {what}\n"
@@ -264,10 +256,10 @@ def test_a_corpus_without_a_task_is_deleted(task: Run, redis_url: str, name: str
 
 
 def test_a_task_that_cannot_be_read_is_listed_as_such(
-    task: Run, store: TaskStore, redis_url: str, create: tuple[object, ...], name: str
+    task: Run, store: TaskStore, client: redis.Redis, create: tuple[object, ...], name: str
 ) -> None:
     task(*create)
-    connect(redis_url).rpush(f"tasc:{{{name}}}:records", "[]")
+    client.rpush(f"tasc:{{{name}}}:records", "[]")
     (line,) = (line for line in task("list").splitlines() if line.startswith(name))
     assert f"the record of task {name} cannot be read" in line
     listed = {task["name"]: task for task in json.loads(task("list", "--json"))["tasks"]}
@@ -277,7 +269,7 @@ def test_a_task_that_cannot_be_read_is_listed_as_such(
 
 
 def test_generate_says_what_is_wrong_before_it_begins(
-    tasc: Run, task: Run, create: tuple[object, ...], tmp_path: Path, name: str
+    tasc_here: InProcess, task: Run, create: tuple[object, ...], tmp_path: Path, name: str
 ) -> None:
     task(*create)
     source = write_rows(tmp_path / "in.jsonl", [{"input": "a"}])
@@ -296,7 +288,7 @@ def test_generate_says_what_is_wrong_before_it_begins(
         (("--output", tmp_path), f"--output: {tmp_path} is a folder"),
     ):
         base = ("generate", name, "--input", source, "--output", tmp_path / "out")
-        err = tasc(*base, *args, code=2)
+        err = tasc_here.run(*base, *args, code=2)
         assert said in err
         assert err.startswith("tasc: ")
         assert err.count("\n") == 1

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from tasc_command import InProcess
 from tasc_jobs.index.publish import current_index
@@ -13,7 +14,7 @@ from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import ServiceError
 from tasc_runtime.llm import LLM
 from tasc_runtime.protocol import Call
-from tasc_store import ArtifactStore, TaskStore, UnknownTask, connect
+from tasc_store import ArtifactStore, TaskStore, UnknownTask
 from tiny import SENTENCES, make_folder
 
 pytestmark = pytest.mark.redis
@@ -45,16 +46,14 @@ def saved(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def tasc(in_process: InProcess, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+def tasc(tasc_here: InProcess) -> Any:
     """``tasc task`` on the shared store."""
-    monkeypatch.setenv("REDIS_URL", redis_url)
-    return lambda *args, code=0: in_process.run("task", *args, code=code)
+    return lambda *args, code=0: tasc_here.run("task", *args, code=code)
 
 
-def current(url: str, task: str) -> Any:
+def current(client: redis.Redis, task: str) -> Any:
     """The record of a task's current index, or None."""
-    with connect(url) as client:
-        return ArtifactStore(client, task, TaskStore(client).get(task).fingerprint).current()
+    return ArtifactStore(client, task, TaskStore(client).get(task).fingerprint).current()
 
 
 def drafted(llm: LLM) -> list[tuple[str, int, int]]:
@@ -62,7 +61,7 @@ def drafted(llm: LLM) -> list[tuple[str, int, int]]:
 
 
 def test_a_saved_task_is_registered_with_its_index_and_answers_and_drafts_alike(
-    tasc: Any, saved: Path, redis_url: str, name: str, tmp_path: Path
+    tasc: Any, saved: Path, client: redis.Redis, redis_url: str, name: str, tmp_path: Path
 ) -> None:
     lines = tasc("create", name, "--from", saved).splitlines()
     assert lines[:2] == [f"{name} version 1", "index version 1 is current: 6 outputs"]
@@ -71,9 +70,7 @@ def test_a_saved_task_is_registered_with_its_index_and_answers_and_drafts_alike(
     local = LLM.load(saved)
     expected = drafted(local)
     assert local.summary().accepted_by_source["corpus"] > 0
-    with connect(redis_url) as client:
-        settings = EngineSettings(**SIZES)
-        built = EngineBuilder.of_task(client, name, settings, cache_dir=tmp_path)
+    built = EngineBuilder.of_task(client, name, EngineSettings(**SIZES), cache_dir=tmp_path)
     calls = (Call(str(n), text, templated=True) for n, text in enumerate(SENTENCES))
     results = {r.id: r for r in built.engine.generate(built.request(call) for call in calls)}
     assert [
@@ -100,7 +97,7 @@ def test_a_task_is_opened_from_a_store_that_is_named_and_has_it(
 
 
 def test_options_that_contradict_a_saved_task_are_refused_and_nothing_is_written(
-    tasc: Any, saved: Path, redis_url: str, name: str
+    tasc: Any, saved: Path, client: redis.Redis, name: str
 ) -> None:
     for args, named in (
         (("--max-tokens", 5, "--template", "{input}"), ("--template", "--max-tokens")),
@@ -110,31 +107,31 @@ def test_options_that_contradict_a_saved_task_are_refused_and_nothing_is_written
         assert all(option in err for option in named)
         assert err.count("\n") == 1
     assert "--from" in tasc("create", name, code=2)
-    assert name not in TaskStore(connect(redis_url)).names()
+    assert name not in TaskStore(client).names()
     tasc("create", name, "--from", saved, "--max-tokens", 24)  # the same value is no contradiction
     tasc("create", name, "--from", saved, code=2)
     tasc("create", name, "--from", saved, "--replace")
-    assert current(redis_url, name).version == 2
+    assert current(client, name).version == 2
 
 
 def test_a_folder_that_no_llm_saved_registers_nothing(
-    tasc: Any, redis_url: str, name: str, tmp_path: Path
+    tasc: Any, client: redis.Redis, name: str, tmp_path: Path
 ) -> None:
     for folder in (tmp_path, tmp_path / "absent"):
         err = tasc("create", name, "--from", folder, code=1)
         assert str(folder) in err
         assert err.count("\n") == 1
-    assert name not in TaskStore(connect(redis_url)).names()
+    assert name not in TaskStore(client).names()
 
 
 def test_a_saved_task_whose_model_has_another_tokenizer_now_or_no_corpus(
-    tasc: Any, redis_url: str, name: str, tmp_path: Path
+    tasc: Any, client: redis.Redis, name: str, tmp_path: Path
 ) -> None:
     folder = make_folder(tmp_path / "model")
     LLM(folder, **SIZES).save(tmp_path / "task")
     tasc("create", name, "--from", tmp_path / "task")
-    assert current(redis_url, name) is None
-    record = TaskStore(connect(redis_url)).get(name)
+    assert current(client, name) is None
+    record = TaskStore(client).get(name)
     tokenizer = folder / "tokenizer.json"
     tokenizer.write_text(tokenizer.read_text().replace("<|end|>", "<|END|>"))
     err = tasc("create", name, "--from", tmp_path / "task", "--replace", code=2)
@@ -142,51 +139,51 @@ def test_a_saved_task_whose_model_has_another_tokenizer_now_or_no_corpus(
 
 
 def test_a_folder_without_a_corpus_leaves_the_index_of_before_current_and_says_so(
-    tasc: Any, saved: Path, model: Path, redis_url: str, name: str, tmp_path: Path
+    tasc: Any, saved: Path, model: Path, client: redis.Redis, name: str, tmp_path: Path
 ) -> None:
     LLM(model, **TASK, **SIZES).save(tmp_path / "task")
     assert "version" not in tasc("create", name, "--from", tmp_path / "task").splitlines()[1]
     tasc("create", name, "--from", saved, "--replace")
-    before = current(redis_url, name)
+    before = current(client, name)
     line = tasc("create", name, "--from", tmp_path / "task", "--replace").splitlines()[1]
     assert f"version {before.version} " in line
-    assert current(redis_url, name) == before
+    assert current(client, name) == before
 
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_rows_of_an_index_that_came_with_a_task_are_unknown_to_list_tune_and_refresh(
-    tasc: Any, in_process: InProcess, saved: Path, redis_url: str, name: str, tmp_path: Path
+    tasc: Any, tasc_here: InProcess, saved: Path, client: redis.Redis, name: str, tmp_path: Path
 ) -> None:
     """It may hold rows of the corpus or others: nothing is judged by them."""
     tasc("create", name, "--from", saved)
-    in_process.run("tune", name, code=1)  # there are no rows yet
+    tasc_here.run("tune", name, code=1)  # there are no rows yet
     rows = [{"input": f"row {n}", "output": f"{n % 7} {n % 5} {n % 3}"} for n in range(220)]
     file = tmp_path / "rows.jsonl"
     file.write_text("\n".join(map(json.dumps, rows)))
-    in_process.run("ingest", name, file)
-    assert "rows unknown" in in_process.run("index", "list", name)
-    listed = json.loads(in_process.run("index", "list", name, "--json"))["versions"]
+    tasc_here.run("ingest", name, file)
+    assert "rows unknown" in tasc_here.run("index", "list", name)
+    listed = json.loads(tasc_here.run("index", "list", name, "--json"))["versions"]
     assert [each["corpus_rows"] for each in listed] == [None]
     costs = tmp_path / "costs.json"
     costs.write_text(json.dumps(COSTS))
-    told = in_process.run("forecast", name, "--step-cost", costs, "--rows", 2, "--json")
+    told = tasc_here.run("forecast", name, "--step-cost", costs, "--rows", 2, "--json")
     assert json.loads(told)["judged_rows"] > 0
 
-    tuned = json.loads(in_process.run("tune", name, "--json"))
+    tuned = json.loads(tasc_here.run("tune", name, "--json"))
     assert (tuned["version"], tuned["corpus_rows"]) == (2, None)
     assert tuned["judged_rows"] > 0
-    store = ArtifactStore(connect(redis_url), name, current(redis_url, name).fingerprint)
+    store = ArtifactStore(client, name, current(client, name).fingerprint)
     index = current_index(store)
     assert index.corpus.documents == len(SENTENCES), "it is the one that came with the task"
     assert index.settings is not None
 
-    done = json.loads(in_process.run("refresh", name, "--json"))
+    done = json.loads(tasc_here.run("refresh", name, "--json"))
     assert (done["new_rows"], done["old_version"], done["version"]) == (220, 2, 3)
     assert done["judged_rows"] > 0
     assert done["old_tokens_per_step"] is None
     assert done["new_tokens_per_step"] > 0
     assert "version 2" in done["reason"]
-    assert current(redis_url, name).corpus_rows == 220
-    tuned = json.loads(in_process.run("tune", name, "--json"))
+    assert current(client, name).corpus_rows == 220
+    tuned = json.loads(tasc_here.run("tune", name, "--json"))
     assert (tuned["version"], tuned["corpus_rows"]) == (4, 220)

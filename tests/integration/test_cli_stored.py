@@ -1,4 +1,4 @@
-"""``tasc index`` and ``tasc refresh``: versions shown, gone back to, and made anew when it pays."""
+"""``tasc index``, ``refresh`` and ``key``: what is in the store is shown, changed, made anew."""
 
 import json
 import sys
@@ -6,10 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import redis
 
 from support import record_of
+from tasc_command import InProcess
 from tasc_jobs.cli import index as cli_refresh
-from tasc_store import ArtifactStore, CollectedRow, CollectedRows, TaskRecord, TaskStore, connect
+from tasc_store import ApiKeys, ArtifactStore, CollectedRow, CollectedRows, TaskRecord, TaskStore
+from tasc_store.access import digest_of
 from tiny import make_tokenizer
 
 pytestmark = pytest.mark.redis
@@ -24,16 +27,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def record(redis_url: str, folder: Path, name: str) -> TaskRecord:
+def record(client: redis.Redis, folder: Path, name: str) -> TaskRecord:
     record = record_of(folder, name)
-    TaskStore(connect(redis_url)).put(record)
+    TaskStore(client).put(record)
     return record
 
 
 @pytest.fixture
-def store(redis_url: str, record: TaskRecord, tmp_path: Path) -> ArtifactStore:
+def store(client: redis.Redis, record: TaskRecord, tmp_path: Path) -> ArtifactStore:
     """Three versions, the last of which is current; services would refuse what is in them."""
-    found = ArtifactStore(connect(redis_url), record.name, record.fingerprint)
+    found = ArtifactStore(client, record.name, record.fingerprint)
     path = tmp_path / "index"
     path.write_bytes(b"no index")
     for forecast in (None, 4.25, None):
@@ -45,6 +48,17 @@ def store(redis_url: str, record: TaskRecord, tmp_path: Path) -> ArtifactStore:
 def run(run: Run, redis_url: str) -> Run:
     """The command on the shared store."""
     return lambda *args, code=0: run(*args, "--redis-url", redis_url, code=code)
+
+
+@pytest.fixture
+def key(tasc_here: InProcess) -> Run:
+    """``tasc key`` on the shared store."""
+    return lambda *args, code=0: tasc_here.key(*args, code=code)
+
+
+@pytest.fixture
+def keys(client: redis.Redis) -> ApiKeys:
+    return ApiKeys(client)
 
 
 def test_versions_are_listed_and_used(run: Run, record: TaskRecord, store: ArtifactStore) -> None:
@@ -62,7 +76,7 @@ def test_versions_are_listed_and_used(run: Run, record: TaskRecord, store: Artif
     assert [v["forecast"] for v in printed] == [None, 4.25, None]
 
 
-def test_what_is_not_there_is_said(run: Run, record: TaskRecord, redis_url: str) -> None:
+def test_what_is_not_there_is_said(run: Run, record: TaskRecord) -> None:
     assert run("index", "list", record.name) == f"none yet; run `tasc build-index {record.name}`\n"
     said = run("index", "use", record.name, 7, code=1)
     assert "no index version 7" in said
@@ -70,9 +84,9 @@ def test_what_is_not_there_is_said(run: Run, record: TaskRecord, redis_url: str)
     assert "no task 'nothing'" in run("index", "list", "nothing", code=1)
 
 
-def test_a_refresh_moves_rows_and_waits(run: Run, record: TaskRecord, redis_url: str) -> None:
+def test_a_refresh_moves_rows_and_waits(run: Run, record: TaskRecord, client: redis.Redis) -> None:
     rows = [CollectedRow(str(i), "out") for i in range(7)]
-    CollectedRows(connect(redis_url), record.name).add(rows, max_rows=99, max_bytes=1 << 20)
+    CollectedRows(client, record.name).add(rows, max_rows=99, max_bytes=1 << 20)
     assert "no task 'nothing'" in run("refresh", "nothing", code=1)
     out = run("refresh", record.name)
     assert out == (
@@ -95,3 +109,34 @@ def test_a_repeated_refresh_survives_failures(run: Run, monkeypatch: pytest.Monk
     said = run("refresh", "nothing", "--every", 60, code=143)
     assert said.count("refresh nothing failed, next try in 60 s: no task 'nothing'") == 3
     assert slept == [60.0] * 3
+
+
+def test_a_key_is_made_listed_and_revoked(key: Run, keys: ApiKeys, name: str) -> None:
+    made = key("create", name, "--tasks", "one, two", "--requests-per-minute", 60)
+    secret = made.strip()
+    assert made == f"{secret}\n"
+    known = keys.find(digest_of(secret))
+    assert (known.name, known.tasks, known.requests_per_minute) == (name, ("one", "two"), 60)
+    text = key("list")
+    (line,) = (row for row in text.splitlines() if name in row)
+    assert line.split("\t")[:5] == [known.id, name, "one,two", "60", "-"]
+    assert line.endswith("\topen")
+    assert secret not in text
+    revoked = json.loads(key("revoke", known.id, "--json"))
+    assert (revoked["id"], revoked["revoked"]) == (known.id, True)
+    assert keys.find(digest_of(secret)).revoked
+    listed = json.loads(key("list", "--json"))["keys"]
+    assert [k["revoked"] for k in listed if k["name"] == name] == [True]
+    assert secret not in json.dumps(listed)
+
+
+def test_json_has_the_key_once_and_its_record(key: Run, keys: ApiKeys) -> None:
+    made = json.loads(key("create", "for json", "--tokens-per-minute", 7, "--json"))
+    known = keys.find(digest_of(made.pop("key")))
+    assert (made["id"], made["tokens_per_minute"], made["tasks"]) == (known.id, 7, [])
+
+
+def test_what_no_key_can_be_is_said_in_one_line(key: Run) -> None:
+    assert "no key 0000000000000000" in key("revoke", "0" * 16, code=1)
+    assert "task name 'no name'" in key("create", "x", "--tasks", "no name", code=1)
+    assert "requests-per-minute" in key("create", "x", "--requests-per-minute", 0, code=2)
