@@ -1,7 +1,7 @@
 """Keys of a real Redis open a gateway until they are revoked, and go on while Redis is away."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +15,7 @@ from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.settings import ServeSettings
 from tasc_store import ApiKeys, EmbeddedRedis, connect
 
-pytestmark = pytest.mark.redis
+pytestmark = [pytest.mark.redis, pytest.mark.anyio]
 CACHE_S = 0.05
 
 
@@ -50,50 +50,35 @@ async def eventually(access: AccessControl, secret: str, wanted: int) -> AsyncGe
             await asyncio.sleep(0.01)
 
 
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(test())
-
-
-def test_a_revoked_key_is_refused_soon_and_others_are_not(
+async def test_a_revoked_key_is_refused_soon_and_others_are_not(
     client: redis.Redis, access: AccessControl
 ) -> None:
-    async def test() -> None:
-        keys = ApiKeys(client)
-        (secret, key), (other, _) = keys.create("revoked"), keys.create("kept")
-        assert [await status(access, s) for s in (secret, other)] == [200, 200]
-        keys.revoke(key.id)
-        assert {code async for code in eventually(access, secret, 401)} <= {200}
-        assert await status(access, other) == 200
-
-    run(test)
+    keys = ApiKeys(client)
+    (secret, key), (other, _) = keys.create("revoked"), keys.create("kept")
+    assert [await status(access, s) for s in (secret, other)] == [200, 200]
+    keys.revoke(key.id)
+    assert {code async for code in eventually(access, secret, 401)} <= {200}
+    assert await status(access, other) == 200
 
 
-def test_a_key_made_after_it_was_refused_is_taken_soon(
+async def test_a_key_made_after_it_was_refused_is_taken_soon(
     client: redis.Redis, access: AccessControl
 ) -> None:
-    async def test() -> None:
-        secret, _ = ApiKeys(client).create("late")
-        record = client.hgetall("tasc:api-keys")
-        client.delete("tasc:api-keys")
-        assert await status(access, secret) == 401
-        client.hset("tasc:api-keys", mapping=record)
-        assert {code async for code in eventually(access, secret, 200)} <= {401}
-
-    run(test)
+    secret, _ = ApiKeys(client).create("late")
+    record = client.hgetall("tasc:api-keys")
+    client.delete("tasc:api-keys")
+    assert await status(access, secret) == 401
+    client.hset("tasc:api-keys", mapping=record)
+    assert {code async for code in eventually(access, secret, 200)} <= {401}
 
 
-def test_without_redis_keys_seen_before_go_on(
-    server: EmbeddedRedis,
-    client: redis.Redis,
-    access: AccessControl,
+async def test_without_redis_keys_seen_before_go_on(
+    server: EmbeddedRedis, client: redis.Redis, access: AccessControl
 ) -> None:
-    async def test() -> None:
-        secret, _ = ApiKeys(client).create("seen")
-        unseen, _ = ApiKeys(client).create("unseen")
-        assert await status(access, secret) == 200
-        server.close()
-        await asyncio.sleep(2 * CACHE_S)  # what was seen is too old to be sure of
-        for _ in range(5):
-            assert [await status(access, s) for s in (secret, unseen)] == [200, 503]
-
-    run(test)
+    secret, _ = ApiKeys(client).create("seen")
+    unseen, _ = ApiKeys(client).create("unseen")
+    assert await status(access, secret) == 200
+    server.close()
+    await asyncio.sleep(2 * CACHE_S)  # what was seen is too old to be sure of
+    for _ in range(5):
+        assert [await status(access, s) for s in (secret, unseen)] == [200, 503]

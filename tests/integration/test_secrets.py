@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -56,11 +55,10 @@ class Broken:
 
 
 @pytest.fixture
-def server() -> Iterator[EmbeddedRedis]:
-    with EmbeddedRedis.start() as running:
-        with connect(running.url) as client:
-            client.config_set("requirepass", PASSWORD)
-        yield running
+def server(server: EmbeddedRedis) -> EmbeddedRedis:
+    with connect(server.url) as client:
+        client.config_set("requirepass", PASSWORD)
+    return server
 
 
 def with_password(server: EmbeddedRedis, password: str) -> str:
