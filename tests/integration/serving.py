@@ -1,7 +1,7 @@
 """The two tasks that the tests serve, what their models say by themselves, and how to look on."""
 
-import os
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from transformers import PreTrainedModel
 
 import tiny
+from killable import pids
 from tasc_draft import DraftIndex, write_index
 from tasc_serve.replica.replica import TaskReplica
 from tasc_serve.settings import ServeSettings
@@ -27,6 +28,7 @@ SIZES = {ALPHA: 320, BETA: 290}  # two tokenizers over one corpus
 ARCHITECTURES = {ALPHA: "qwen2", BETA: "llama"}
 SEEDS = {ALPHA: 3, BETA: 1}  # alpha ends some of its answers itself
 MODEL_LEN = 512
+TEXT = tiny.SENTENCES[0]
 # Of the running service's BETA. The first, which answers where none is named, changes nothing.
 ADAPTERS: dict[str, Any] = {"still": {"r": 4, "init_lora_weights": True}, "moved": {"r": 4}}
 
@@ -134,6 +136,11 @@ class Service:
         listed = httpx.get(f"{self.base}/v1/tasks", timeout=30).raise_for_status().json()["data"]
         return next(s for s in listed if s["task"] == task)
 
+    def load(self, task: str) -> tuple[float, float]:
+        """How many of a task's requests run, and how many wait."""
+        name, found = "tasc_num_requests_{}".format, self.metrics()
+        return found.sum(name("running"), task=task), found.sum(name("waiting"), task=task)
+
     def metrics(self) -> "Samples":
         text = httpx.get(f"{self.base}/metrics", timeout=30).raise_for_status().text
         return Samples(text)
@@ -158,6 +165,56 @@ class Samples:
             if s.name == name and s.labels["task"] == task
         }
         return [self.sum(name, task=task, position=i) for i in range(max(places, default=-1) + 1)]
+
+
+def complete(
+    client: OpenAI,
+    prompt: Any = TEXT,
+    *,
+    task: str = ALPHA,
+    chat: bool = False,
+    extra: dict[str, Any] | None = None,
+    **fields: Any,
+) -> Any:
+    """A whole answer by the official client, or with ``stream`` the chunks of one.
+
+    Args:
+        extra: What the client passes on without a look at it; it comes before ``fields``.
+    """
+    body = {"model": task, "max_tokens": 60, "extra_body": extra or {}, **fields}
+    if chat:
+        messages = [{"role": "user", "content": prompt}]
+        return client.chat.completions.create(messages=messages, **body)
+    return client.completions.create(prompt=prompt, **body)
+
+
+def said(answered: Any) -> list[tuple[str, str]]:
+    """Text and end of each choice, of a whole answer or of the chunks of one."""
+    if hasattr(answered, "choices"):
+        assert [c.index for c in answered.choices] == list(range(len(answered.choices)))
+        answered = [answered]
+    *others, last = answered
+    assert not any(chunk.usage for chunk in others)
+    texts, ends = defaultdict[int, str](str), dict[int, str]()
+    for choice in (choice for chunk in (*others, last) for choice in chunk.choices):
+        assert choice.index not in ends
+        texts[choice.index] += _text(choice)
+        if choice.finish_reason:
+            ends[choice.index] = choice.finish_reason
+    assert sorted(ends) == sorted(texts)
+    return [(texts[i], ends[i]) for i in sorted(texts)]
+
+
+def _text(choice: Any) -> str:
+    if hasattr(choice, "text"):
+        return str(choice.text)
+    return str((choice.delta if hasattr(choice, "delta") else choice.message).content)
+
+
+def utf8(token: str) -> bytes:
+    """The bytes of a token as completions name it."""
+    raw = token.removeprefix("bytes:")
+    return bytes.fromhex(raw.replace("\\x", "")) if raw != token else token.encode()
 
 
 @contextmanager
@@ -194,16 +251,4 @@ def publish(store: ArtifactStore, index: DraftIndex, forecast: float | None = No
 
 def replica_pids(task: str) -> list[int]:
     """The processes of a task's replicas, among the descendants of this process."""
-    parents, names = {}, {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            rest = stat.read_text().rpartition(")")[2].split()
-            names[int(stat.parent.name)] = (stat.parent / "cmdline").read_text()
-        except OSError:
-            continue
-        parents[int(stat.parent.name)] = int(rest[1])
-    ours = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
-        ours |= more
-    name = f"ray::ServeReplica:tasc:{task}"
-    return sorted(p for p in ours if names.get(p, "").startswith(name))
+    return sorted(pids(f"ray::ServeReplica:tasc:{task}"))

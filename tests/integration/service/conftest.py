@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from openai import OpenAI
 from ray import serve
 from serving import ADAPTERS, ALPHA, BETA, MODEL_LEN, Service, Task, make_task
 
@@ -79,3 +80,10 @@ def service(indexed: str, settings: ServeSettings, tasks: dict[str, Task]) -> It
     base = app.start(settings, indexed)
     yield Service(base, indexed, settings, tasks)
     serve.shutdown()
+
+
+@pytest.fixture(scope="module")
+def client(service: Service) -> Iterator[OpenAI]:
+    """The official client of the service."""
+    with service.client() as client:
+        yield client

@@ -90,10 +90,6 @@ def failovers(service: Service, reason: str) -> float:
     return service.metrics().sum("tasc_failovers_total", task=BETA, reason=reason)
 
 
-def running(service: Service) -> float:
-    return service.metrics().sum("tasc_num_requests_running", task=BETA)
-
-
 def answers_outlive(service: Service, harm: Callable[[], None]) -> None:
     """Harm the service while greedy and sampled, streaming and whole answers are on their way."""
     value = tiny.SENTENCES[2]

@@ -46,12 +46,6 @@ async def hang_up(tasks):
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def load(service, task):
-    metrics = service.metrics()
-    names = ("tasc_num_requests_running", "tasc_num_requests_waiting")
-    return tuple(metrics.sum(name, task=task) for name in names)
-
-
 def cut_short(service, one, times, come_and_go):
     """Whether less was generated than ``times`` answers, once all rows were free again.
 
@@ -60,7 +54,7 @@ def cut_short(service, one, times, come_and_go):
     for _ in range(10):
         before = service.metrics().sum("tasc_generation_tokens_total", task=one.task)
         come_and_go()
-        eventually(lambda: load(service, one.task) == (0, 0))
+        eventually(lambda: service.load(one.task) == (0, 0))
         after = service.metrics().sum("tasc_generation_tokens_total", task=one.task)
         if 0 < after - before < times * one.max_tokens:
             return True
@@ -77,25 +71,26 @@ def test_who_goes_away_frees_rows_and_places_in_the_queue(service, long, stream)
             coming = (post(client, service, long, stream=stream) for _ in range(crowd))
             tasks = [asyncio.ensure_future(c) for c in coming]
             while not any(t.done() for t in tasks):
-                if all(await asyncio.to_thread(load, service, ALPHA)):
+                if all(await asyncio.to_thread(service.load, ALPHA)):
                     break
             await hang_up(tasks)
 
     assert cut_short(service, long, crowd, lambda: asyncio.run(crowd_comes_and_goes()))
 
 
-def test_who_goes_away_in_mid_stream_frees_the_row(service, long):
+@pytest.mark.parametrize("prompts", [1, 14])
+def test_who_goes_away_in_mid_stream_frees_the_rows(service, long, prompts):
     body = long.body | {"stream": True}
+    if prompts > 1:
+        body["prompt"] = [long.value] * prompts
 
     def read_one_piece():
-        with (
-            httpx.Client() as client,
-            client.stream("POST", f"{service.base}{long.path}", json=body) as response,
-        ):
+        url = f"{service.base}{long.path}"
+        with httpx.stream("POST", url, json=body, timeout=TIMEOUT_S) as response:
             assert response.status_code == 200
             assert next(response.iter_lines()).startswith("data: {")
 
-    assert cut_short(service, long, 1, read_one_piece)
+    assert cut_short(service, long, prompts, read_one_piece)
 
 
 def test_what_finds_no_place_is_told_to_come_again(service, long):
@@ -118,7 +113,7 @@ def test_what_finds_no_place_is_told_to_come_again(service, long):
         assert int(response.headers["retry-after"]) >= 1
         error = response.json()["error"]
         assert (error["code"], error["type"]) == ("service_full", "server_error")
-    eventually(lambda: load(service, ALPHA) == (0, 0))
+    eventually(lambda: service.load(ALPHA) == (0, 0))
 
 
 def ended_well(service, one, response):
@@ -142,7 +137,7 @@ def test_a_killed_replica_is_replaced_and_nobody_waits_in_vain(service, long):
     asks = [Ask(ALPHA, long.value, LONG, stream=i % 2 == 0, draft=False) for i in range(6)]
     with httpx.Client() as client, ThreadPoolExecutor(len(asks)) as pool:
         coming = [pool.submit(post, client, service, one) for one in asks]
-        eventually(lambda: load(service, ALPHA)[0] > 0)
+        eventually(lambda: service.load(ALPHA)[0] > 0)
         os.kill(pid, signal.SIGKILL)
         responses = [c.result() for c in coming]
     for one, response in zip(asks, responses, strict=True):
