@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -32,7 +33,7 @@ def scaled(service: Service) -> Iterator[Service]:
     application = build(settings, service.redis_url, newest_digests(settings, service.redis_url))
     serve.run(application, name=NAME, route_prefix=f"/{NAME}")
     try:
-        yield Service(f"{service.base}/{NAME}", service.redis_url, settings, service.tasks)
+        yield replace(service, base=f"{service.base}/{NAME}", settings=settings)
     finally:
         serve.delete(NAME)
 

@@ -1,12 +1,17 @@
-"""What load balancers and Prometheus ask."""
+"""What load balancers and Prometheus ask; files and batches; a service of a settings file."""
 
+import json
+from dataclasses import replace
 from functools import partial
 
 import httpx
 import pytest
-from serving import ALPHA, BETA, Samples
+import yaml
+from ray import serve
+from serving import ALPHA, BETA, Ask, Samples
 
 from support import DEADLINE_S, eventually
+from tasc_serve.app import Deployed, app
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis]
 get = partial(httpx.get, timeout=DEADLINE_S)
@@ -37,3 +42,45 @@ def test_each_process_is_listed_once_and_serves_its_own_series(service):
 def test_an_unknown_path_has_our_shape_not_rays(service):
     response = get(f"{service.base}/v2/models")
     assert (response.status_code, set(response.json())) == (404, {"error"})
+
+
+def test_files_and_batches_go_through_the_proxy(service, client):
+    body = {"model": ALPHA, "messages": [{"role": "user", "content": "hi " * 1000}]}
+    lines = [
+        {"custom_id": f"r{i}", "method": "POST", "url": "/v1/chat/completions", "body": body}
+        for i in range(2000)
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    assert len(text) > 6_000_000  # several pieces
+    file = client.files.create(file=("in.jsonl", text.encode()), purpose="batch")
+    assert file.bytes == len(text)
+    assert client.files.content(file.id).text == text
+    batch = client.batches.create(
+        input_file_id=file.id,
+        endpoint="/v1/chat/completions",
+        completion_window="24h",
+        metadata={"why": "tonight"},
+    )
+    assert (batch.status, batch.model) == ("validating", ALPHA)
+    assert batch.id in {each.id for each in client.batches.list()}
+    assert client.batches.cancel(batch.id).status == "cancelled"
+    assert client.files.delete(file.id).deleted
+    response = get(f"{service.base}/v1/files/{file.id}")
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "file_not_found"
+
+
+@pytest.mark.slow("a second application")
+def test_an_application_built_from_its_settings_file_answers(service, tmp_path, monkeypatch):
+    written = service.settings.model_dump(mode="json") | {"redis_url": None}
+    written["tasks"] = [task for task in written["tasks"] if task["name"] == ALPHA]
+    path = tmp_path / "settings.yaml"
+    path.write_text(yaml.safe_dump(written), "utf-8")
+    monkeypatch.setenv("REDIS_URL", service.redis_url)
+    serve.run(app(Deployed(settings=path)), name="deployed", route_prefix="/deployed")
+    try:
+        second = replace(service, base=f"{service.base}/deployed")
+        ask = Ask(ALPHA, "turn on the light")
+        assert second.answer(ask) == service.expected(ask)
+    finally:
+        serve.delete("deployed")

@@ -2,6 +2,7 @@
 
 import json
 
+import httpx
 import pytest
 from openai import BadRequestError
 from serving import ALPHA, BETA, MODEL_LEN, complete, said, utf8
@@ -18,6 +19,8 @@ SCHEMA = {
     "additionalProperties": False,
 }
 FORMAT = {"type": "json_schema", "name": "it", "schema": SCHEMA, "strict": True}
+# More ways to be behind a "b" than are followed; behind an "a", where the trial looks, is one.
+GRAMMAR = 'start: "a"' + ' | "b"' * 3000
 
 
 def ids_told(service, answered):
@@ -112,6 +115,19 @@ def test_what_cannot_be_met_is_refused_by_name(client, fields, param):
         complete(client, chat="messages" in fields, extra=fields)
     assert len(caught.value.message) > 20
     assert "messages" not in fields or str(MODEL_LEN) in caught.value.message
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_sent_a_guide_that_stops_in_an_answer_is_told_so(service, stream):
+    (b,) = service.tasks[ALPHA].tokenizer.encode_prompt("b")
+    body = {"model": ALPHA, "prompt": "hi", "guided_grammar": GRAMMAR, "stream": stream}
+    body["logit_bias"] = {str(b): 100}
+    response = httpx.post(f"{service.base}/v1/completions", json=body, timeout=60)
+    assert "guided_grammar cannot be followed" in response.text
+    assert "internal error" not in response.text
+    if not stream:
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "guided_grammar"
 
 
 def chatted(client, task, text, **more):
