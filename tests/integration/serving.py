@@ -219,13 +219,18 @@ def utf8(token: str) -> bytes:
 
 @contextmanager
 def running_replica(
-    url: str, task: str, cache_dir: Path, rows: int = 4, **settings: Any
-) -> Iterator[TaskReplica]:
-    """A replica of a task in this process, as Serve would start it."""
+    url: str, task: str, cache_dir: Path, rows: int = 4, length: int = 128,
+    own: dict[str, Any] | None = None, **settings: Any,
+) -> Iterator[TaskReplica]:  # fmt: skip
+    """A replica of a task in this process, as Serve would start it.
+
+    Args:
+        own: What the settings say of the task itself.
+    """
     found = ServeSettings.model_validate(
         {
-            "tasks": [{"name": task}],
-            "engine": {"rows": rows, "max_model_len": 128, "device": "cpu", "cost_aware": False},
+            "tasks": [{"name": task, **(own or {})}],
+            "engine": {"rows": rows, "max_model_len": length, "device": "cpu", "cost_aware": False},
             "metrics": {"host": "127.0.0.1"},
             "poll_interval_s": 0.05,
             "cache_dir": cache_dir,

@@ -2,10 +2,12 @@
 
 import asyncio
 import uuid
+from contextlib import ExitStack
 from dataclasses import replace
 
 import msgspec
 import pytest
+from serving import running_replica
 from transformers import AutoTokenizer
 
 import tiny
@@ -13,14 +15,12 @@ from chat_families import make_chat_tokenizer
 from support import eventually
 from tasc_runtime.models import chat_template, model_name
 from tasc_runtime.protocol import Answer, Call, Refusal
-from tasc_serve.replica.replica import TaskReplica
-from tasc_serve.settings import ServeSettings
 from tasc_serve.wire import Message, Request
 from tasc_store import CollectedRows, TaskRecord, TaskStore
 from tasc_text import Conversation, TaskTokenizer
 from tasc_text import Message as Turn
 
-pytestmark = pytest.mark.redis
+pytestmark = [pytest.mark.redis, pytest.mark.anyio]
 SYSTEM = "Say what it is."
 TALK = (Turn("user", "wake me up"), Turn("assistant", "alarm"), Turn("user", "play some jazz"))
 # What the last message says decides how the template ends.
@@ -59,22 +59,14 @@ def chats(tmp_path_factory):
 @pytest.fixture
 def start(redis_url, client, tmp_path):
     """Start a replica of a record."""
-    running = []
+    with ExitStack() as running:
 
-    def start(record, **own):
-        TaskStore(client).put(record)
-        settings = ServeSettings.model_validate({
-            "tasks": [{"name": record.name, **own}],
-            "engine": {"rows": 4, "max_model_len": 256, "device": "cpu", "cost_aware": False},
-            "metrics": {"host": "127.0.0.1"},
-            "cache_dir": tmp_path,
-        })  # fmt: skip
-        running.append(TaskReplica(settings, redis_url, settings.tasks[0]))
-        return running[-1]
+        def start(record, **own):
+            TaskStore(client).put(record)
+            replica = running_replica(redis_url, record.name, tmp_path, length=256, own=own)
+            return running.enter_context(replica)
 
-    yield start
-    for replica in running:
-        replica.close()
+        yield start
 
 
 def sent(prompt, **fields):
@@ -85,11 +77,8 @@ def sent(prompt, **fields):
     return request.call
 
 
-def ask(replica, *calls):
-    async def together():
-        return await asyncio.gather(*map(replica.complete, calls))
-
-    return asyncio.run(together())
+async def ask(replica, *calls):
+    return await asyncio.gather(*map(replica.complete, calls))
 
 
 def texts(answers):
@@ -97,12 +86,12 @@ def texts(answers):
     return [answer.result.text for answer in answers]
 
 
-def test_conversations_are_answered_as_transformers_answers_them(chats, start):
+async def test_conversations_are_answered_as_transformers_answers_them(chats, start):
     template = replace(chat_template(chats.folder), system=SYSTEM)
     record = chats.record(chat=template)
     replica = start(record)
     own, system = Turn("system", "Be brief."), Turn("system", SYSTEM)
-    found = ask(
+    found = await ask(
         replica, sent("wake me up"), sent(Conversation(TALK)), sent(Conversation((own, *TALK))),
         sent(Conversation(TALK, variables='{"enable_thinking": true}')),
     )  # fmt: skip
@@ -110,12 +99,12 @@ def test_conversations_are_answered_as_transformers_answers_them(chats, start):
     assert texts(found) == [
         chats.says(system, Turn("user", "wake me up")), talk, chats.says(own, *TALK), talk,
     ]  # fmt: skip
-    again = ask(replica, sent(Conversation(TALK), draft=False))
+    again = await ask(replica, sent(Conversation(TALK), draft=False))
     assert texts(again) == [talk]
     assert replica.pulse().status.chat
 
 
-def test_the_second_request_copies_what_stands_before_its_message(chats, start):
+async def test_the_second_request_copies_what_stands_before_its_message(chats, start):
     template = replace(chat_template(chats.folder), system=SYSTEM, shots=(("jazz", "music"),))
     record, texts = chats.record(chat=template), ("wake me", "play it")
     replica = start(record)
@@ -125,36 +114,32 @@ def test_the_second_request_copies_what_stands_before_its_message(chats, start):
     shared = next(i for i, pair in enumerate(zip(first, second, strict=False)) if len({*pair}) > 1)
     assert shared > len(chats.tokenizer.encode_prompt(SYSTEM))
     for text, copied in zip(texts, (0, shared), strict=True):
-        ask(replica, sent(text))
+        await ask(replica, sent(text))
         assert replica.registry.get_sample_value("tasc_prefix_cache_hits_total", labels) == copied
 
 
-def test_what_a_template_refuses_is_refused_and_others_do_not_wait_for_what_it_does(chats, start):
+async def test_what_a_template_refuses_is_refused_and_others_do_not_wait_for_what_it_does(
+    chats, start
+):
     own = chat_template(chats.folder).source
     replica = start(chats.record(chat=chat_template(chats.folder, AWKWARD + own)))
-
-    async def together():
-        slow = asyncio.create_task(replica.complete(sent("endless")))
-        await asyncio.sleep(0)
-        ids = tuple(chats.tokenizer.encode_prompt("play some jazz"))
-        quick = await replica.complete(Call("ids", ids, templated=False))
-        was_done = slow.done()
-        return quick, was_done, await slow, await replica.complete(sent("refuse"))
-
-    quick, was_done, slow, refused = asyncio.run(together())
-    assert isinstance(quick, Answer)
-    assert not was_done
-    for refusal in (slow, refused):
+    slow = asyncio.create_task(replica.complete(sent("endless")))
+    await asyncio.sleep(0)
+    ids = tuple(chats.tokenizer.encode_prompt("play some jazz"))
+    assert isinstance(await replica.complete(Call("ids", ids, templated=False)), Answer)
+    assert not slow.done()
+    refused = [await slow, await replica.complete(sent("refuse"))]
+    for refusal in refused:
         assert isinstance(refusal, Refusal)
         assert (refusal.kind, refusal.param) == ("invalid", "messages")
-    assert "not this one" in refused.message
-    assert texts(ask(replica, sent("wake me up"))) == [chats.says(Turn("user", "wake me up"))]
+    assert "not this one" in refused[1].message
+    assert texts(await ask(replica, sent("wake me up"))) == [chats.says(Turn("user", "wake me up"))]
 
 
-def test_a_format_string_takes_the_last_user_message(chats, start):
+async def test_a_format_string_takes_the_last_user_message(chats, start):
     replica = start(chats.record(template="say {input}\n"))
-    (plain,) = texts(ask(replica, sent("play some jazz")))
-    found = ask(
+    (plain,) = texts(await ask(replica, sent("play some jazz")))
+    found = await ask(
         replica, sent(Conversation(TALK)), sent(Conversation((Turn("system", SYSTEM), *TALK)))
     )
     assert texts(found) == [plain, plain]
@@ -164,18 +149,18 @@ def test_a_format_string_takes_the_last_user_message(chats, start):
         (Conversation(TALK[1:2]), "messages"),
         (Conversation(TALK[:1], add_generation_prompt=False), "add_generation_prompt"),
     ]:
-        (refusal,) = ask(replica, sent(prompt))
+        (refusal,) = await ask(replica, sent(prompt))
         assert (refusal.kind, refusal.param) == ("invalid", param)
 
 
 @pytest.mark.parametrize("chat", [False, True])
-def test_what_is_a_rows_input_alone_is_collected(chats, start, client, chat):
+async def test_what_is_a_rows_input_alone_is_collected(chats, start, client, chat):
     """Of a format string it is the last user message; a chat template takes all messages."""
     record = chats.record(choices=("alarm", "music"))
     if chat:
         record = replace(record, chat=chat_template(chats.folder))
     replica = start(record, collect={"sample_rate": 1.0, "flush_interval_s": 0.05})
-    found = texts(ask(replica, sent("wake me up"), sent(Conversation(TALK))))
+    found = texts(await ask(replica, sent("wake me up"), sent(Conversation(TALK))))
     rows = [("wake me up", found[0]), ("play some jazz", found[1])][: 1 if chat else 2]
     collected = CollectedRows(client, record.name)
     eventually(lambda: len(collected.read().rows) == len(rows))

@@ -16,8 +16,8 @@ from prometheus_client import generate_latest
 from serving import Samples, Task, publish, running_replica
 
 import tiny
-from support import DEADLINE_S, eventually
-from tasc_draft import DraftIndex, DraftSettings, Tokens, build_index
+from support import DEADLINE_S, eventually, index_of
+from tasc_draft import DraftIndex, DraftSettings
 from tasc_engine import GenerationResult
 from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine_settings import EngineSettings
@@ -43,12 +43,7 @@ def expected(made: Task) -> dict[str, tuple[int, ...]]:
 @pytest.fixture(scope="module")
 def index(made: Task, expected: dict[str, tuple[int, ...]]) -> DraftIndex:
     """Of all that will be answered."""
-    return build_index(
-        Tokens.of(list(expected.values())),
-        fingerprint=made.tokenizer.fingerprint,
-        vocab_size=made.tokenizer.vocab_size,
-        eos_id=made.tokenizer.eos_id,
-    )
+    return index_of(made.tokenizer, list(expected.values()))
 
 
 @pytest.fixture

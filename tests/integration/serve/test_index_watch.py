@@ -10,8 +10,8 @@ import pytest
 from serving import Ask, publish
 
 import tiny
-from support import eventually
-from tasc_draft import DraftIndex, Tokens, build_index, write_index
+from support import eventually, index_of, refused
+from tasc_draft import DraftIndex, write_index
 from tasc_engine import GenerationRequest
 from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine_settings import EngineSettings
@@ -29,12 +29,7 @@ ASK = Ask("alpha", tiny.SENTENCES[0], 40)
 def index(task):
     """The n-grams of the answer that will be asked for."""
     tokens = tiny.plain(task.model, task.prompt(ASK.value, chat=False), ASK.max_tokens)
-    return build_index(
-        Tokens.of([tokens]),
-        fingerprint=task.tokenizer.fingerprint,
-        vocab_size=task.tokenizer.vocab_size,
-        eos_id=task.tokenizer.eos_id,
-    )
+    return index_of(task.tokenizer, [tokens])
 
 
 @dataclass(frozen=True)
@@ -72,10 +67,7 @@ def watched(client, worker):
     loop.close()
 
 
-def test_without_an_index_the_worker_drafts_from_prompts_only_and_says_so(
-    client, task, tmp_path, caplog
-):
-    worker = EngineBuilder.of_task(client, task.record.name, ENGINE, cache_dir=tmp_path)
+def test_without_an_index_the_worker_drafts_from_prompts_only_and_says_so(task, worker, caplog):
     assert (worker.artifact, worker.index_bytes) == (None, 0)
     assert f"tasc build-index {task.record.name}" in caplog.text
 
@@ -132,6 +124,5 @@ def test_what_cannot_be_fetched_now_is_tried_again(
 def test_a_model_whose_tokenizer_changed_is_refused(client, task, tmp_path):
     other = replace(task.record, fingerprint="e" * 32)
     TaskStore(client).put(other)
-    with pytest.raises(ServiceError) as refused:
+    with refused(ServiceError, "e" * 32, task.record.fingerprint):
         EngineBuilder.of_task(client, other.name, ENGINE, cache_dir=tmp_path)
-    assert all(f in str(refused.value) for f in ("e" * 32, task.record.fingerprint))

@@ -17,7 +17,7 @@ from tasc_runtime.protocol import Answer, Call, Refusal
 from tasc_runtime.sampling_options import SamplingOptions
 from tasc_store import SamplingDefaults, TaskStore
 
-pytestmark = pytest.mark.redis
+pytestmark = [pytest.mark.redis, pytest.mark.anyio]
 PROMPT = tiny.SENTENCES[0]
 
 
@@ -110,41 +110,32 @@ def test_an_answer_is_ended_by_the_version_that_began_it(replica, record, store)
     assert refusal.kind == "changed"
 
 
-def test_pieces_name_the_version_of_their_request_not_of_the_moment(replica, record, store):
-    async def stream():
-        call = Call("1", PROMPT, templated=True, stream=True, options=SamplingOptions(seed=1))
-        versions = []
-        async for piece in replica.stream(call):
-            if not versions:
-                version = store.put(replace(record, max_tokens=7))
-                while replica.pulse().status.record_version != version:
-                    await asyncio.sleep(0.01)
-            versions.append(piece.record_version)
-        return versions, piece.result
-
-    versions, result = asyncio.run(stream())
+async def test_pieces_name_the_version_of_their_request_not_of_the_moment(replica, record, store):
+    call = Call("1", PROMPT, templated=True, stream=True, options=SamplingOptions(seed=1))
+    versions = []
+    async for piece in replica.stream(call):
+        if not versions:
+            until_served(replica, store.put(replace(record, max_tokens=7)))
+        versions.append(piece.record_version)
     assert set(versions) == {2}
-    assert len(result.tokens) == 9
+    assert len(piece.result.tokens) == 9
 
 
-def test_a_clients_retry_and_its_first_attempt_do_not_meet_in_a_replica(replica):
-    async def twice():
-        call = Call("retried", PROMPT, templated=True)
-        return await asyncio.gather(replica.complete(call), replica.complete(call))
-
-    first, second = asyncio.run(twice())
+async def test_a_clients_retry_and_its_first_attempt_do_not_meet_in_a_replica(replica):
+    call = Call("retried", PROMPT, templated=True)
+    first, second = await asyncio.gather(replica.complete(call), replica.complete(call))
     assert first.result.tokens == second.result.tokens
 
 
-def test_of_several_answers_each_begins_with_word_that_it_is_admitted(replica):
+async def test_of_several_answers_each_begins_with_word_that_it_is_admitted(replica):
     async def pieces(**values):
         call = Call(uuid.uuid4().hex, PROMPT, templated=True, stream=True, **values)
         return [piece.ids async for piece in replica.stream(call)]
 
-    alone, several = (asyncio.run(pieces(prompts=prompts)) for prompts in (1, 2))
+    alone, several = [await pieces(prompts=prompts) for prompts in (1, 2)]
     assert (bool(alone[0]), several[0]) == (True, ())
     assert sum(several, ()) == sum(alone, ())
-    resumed = asyncio.run(pieces(prompts=2, committed_ids=alone[0]))
+    resumed = await pieces(prompts=2, committed_ids=alone[0])
     assert resumed[0]
     assert alone[0] + sum(resumed, ()) == sum(alone, ())
 

@@ -6,25 +6,24 @@ The replica lives in this process and needs Redis only.
 import asyncio
 import itertools
 import uuid
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import partial
 
 import pytest
 from prometheus_client import generate_latest
-from serving import Samples, publish
+from serving import Samples, publish, running_replica
 
 import tiny
-from support import eventually
-from tasc_draft import Tokens, build_index
+from support import eventually, index_of
 from tasc_engine.step import verify
 from tasc_runtime.protocol import Answer, Call, Refusal
 from tasc_serve.replica import replica as replica_module
 from tasc_serve.replica.admission import DrainRate
 from tasc_serve.replica.replica import TaskReplica
-from tasc_serve.settings import ServeSettings
 from tasc_store import CollectedRow, CollectedRows, EmbeddedRedis, TaskStore, connect
 
-pytestmark = pytest.mark.redis
+pytestmark = [pytest.mark.redis, pytest.mark.anyio]
 PROMPTS = [f"{sentence} {i}" for sentence in tiny.SENTENCES for i in range(4)]
 
 
@@ -35,85 +34,54 @@ def index(task):
         tiny.plain(task.model, task.prompt(value, chat=True), task.record.max_tokens)
         for value in PROMPTS
     ]
-    return build_index(
-        Tokens.of(answers),
-        fingerprint=task.tokenizer.fingerprint,
-        vocab_size=task.tokenizer.vocab_size,
-        eos_id=task.tokenizer.eos_id,
-    )
+    return index_of(task.tokenizer, answers)
 
 
+@dataclass(frozen=True)
 class Replica:
     """A replica, its answers and its metrics."""
 
-    def __init__(self, url, task, folder, limits=None, **own):
-        served = {"name": task.record.name, "draft": {"recent_tokens": 0}, **own}
-        settings = {
-            "tasks": [served],
-            "engine": {"rows": 4, "max_model_len": 128, "device": "cpu", "cost_aware": False},
-            "limits": limits or {},
-            "metrics": {"host": "127.0.0.1"},
-            "poll_interval_s": 0.05,
-            "cache_dir": folder,
-        }
-        settings = ServeSettings.model_validate(settings)
-        self._replica = TaskReplica(settings, url, settings.tasks[0])
+    running: TaskReplica
 
-    def answers(self, **changes):
+    def ask(self, value, **changes):
+        call = Call(uuid.uuid4().hex, value, templated=True)
+        return self.running.complete(replace(call, **changes))
+
+    async def answers(self, **changes):
         """The answer to each prompt, all asked for at once."""
-
-        async def ask():
-            calls = [
-                replace(Call(uuid.uuid4().hex, value, templated=True), **changes)
-                for value in PROMPTS
-            ]
-            return await asyncio.gather(*map(self._replica.complete, calls))
-
-        found = asyncio.run(ask())
+        found = await asyncio.gather(*(self.ask(value, **changes) for value in PROMPTS))
         assert all(isinstance(answer, Answer) for answer in found)
         return [answer.result for answer in found]
 
-    def refusal_of_a_full_house(self, places):
+    async def refusal_of_a_full_house(self, places):
         """What one request more is told, after some of those that filled all places have ended."""
-
-        async def ask():
-            values = itertools.cycle(PROMPTS)
-
-            def one():
-                return self._replica.complete(Call(uuid.uuid4().hex, next(values), templated=True))
-
-            running = {asyncio.ensure_future(one()) for _ in range(places)}
-            ended = 0
-            while True:
-                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                ended += len(done)
-                running |= {asyncio.ensure_future(one()) for _ in done}
-                await asyncio.sleep(0)
-                more = await one()
-                if isinstance(more, Refusal) and ended > 2:
-                    await asyncio.gather(*running)
-                    return more
-
-        return asyncio.run(ask())
+        values = itertools.cycle(PROMPTS)
+        running = {asyncio.ensure_future(self.ask(next(values))) for _ in range(places)}
+        ended = 0
+        while True:
+            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            ended += len(done)
+            running |= {asyncio.ensure_future(self.ask(next(values))) for _ in done}
+            await asyncio.sleep(0)
+            more = await self.ask(next(values))
+            if isinstance(more, Refusal) and ended > 2:
+                await asyncio.gather(*running)
+                return more
 
     def sum(self, name, **labels):
-        return Samples(generate_latest(self._replica.registry).decode()).sum(name, **labels)
-
-    def close(self):
-        self._replica.close()
+        return Samples(generate_latest(self.running.registry).decode()).sum(name, **labels)
 
 
 @pytest.fixture
 def start(redis_url, task, tmp_path):
-    running = []
+    with ExitStack() as running:
 
-    def start(url=redis_url, **own):
-        running.append(Replica(url, task, tmp_path, **own))
-        return running[-1]
+        def start(url=redis_url, limits=None, **own):
+            own = {"draft": {"recent_tokens": 0}, **own}
+            replica = running_replica(url, task.record.name, tmp_path, own=own, limits=limits or {})
+            return Replica(running.enter_context(replica))
 
-    yield start
-    for replica in running:
-        replica.close()
+        yield start
 
 
 def expected(task):
@@ -124,10 +92,10 @@ def expected(task):
     return found
 
 
-def test_every_drafted_answer_is_checked_and_users_notice_nothing(start, task, store, index):
+async def test_every_drafted_answer_is_checked_and_users_notice_nothing(start, task, store, index):
     publish(store, index)
     replica = start(shadow={"sample_rate": 1.0, "max_age_s": 300})
-    results = replica.answers()
+    results = await replica.answers()
     assert [(r.text, r.finish_reason) for r in results] == expected(task)
     drafted = sum(any(r.acceptance.drafted) for r in results)
     assert drafted == len(PROMPTS)
@@ -139,7 +107,7 @@ def test_every_drafted_answer_is_checked_and_users_notice_nothing(start, task, s
     assert replica.sum("tasc_e2e_request_latency_seconds_count") == len(PROMPTS)
 
 
-def test_a_replica_whose_engine_lies_about_drafts_says_so(
+async def test_a_replica_whose_engine_lies_about_drafts_says_so(
     start, task, store, index, monkeypatch, caplog
 ):
     publish(store, index)
@@ -154,7 +122,7 @@ def test_a_replica_whose_engine_lies_about_drafts_says_so(
 
     monkeypatch.setattr(verify, "accept", lying)
     replica = start(shadow={"sample_rate": 1.0, "max_age_s": 300})
-    results = replica.answers()
+    results = await replica.answers()
     wrong = sum((r.text, r.finish_reason) != want for r, want in
                 zip(results, expected(task), strict=True))  # fmt: skip
     assert wrong > len(PROMPTS) // 2
@@ -164,14 +132,14 @@ def test_a_replica_whose_engine_lies_about_drafts_says_so(
     assert not any(sentence in caplog.text for sentence in tiny.SENTENCES)
 
 
-def test_a_share_of_the_finished_answers_is_collected(start, task, client):
+async def test_a_share_of_the_finished_answers_is_collected(start, task, client):
     texts = [text for text, _ in expected(task)]
     characters = {c for text in texts for c in text[1:]} - {c for text in texts for c in text[:1]}
     stop = max(characters, key=lambda c: min(sum(c in t for t in texts), len(texts) - 1))
     TaskStore(client).put(replace(task.record, stop=(stop,)))
     replica = start(collect={"sample_rate": 1.0, "flush_interval_s": 0.05})
-    results = replica.answers()
-    replica.answers(templated=False)
+    results = await replica.answers()
+    await replica.answers(templated=False)
     kept = [
         CollectedRow(value, result.text)
         for value, result in zip(PROMPTS, results, strict=True)
@@ -183,31 +151,33 @@ def test_a_share_of_the_finished_answers_is_collected(start, task, client):
     assert sorted(found, key=str) == sorted(kept, key=str)
 
 
-def test_a_store_that_goes_away_costs_collected_answers_only(start, task):
+async def test_a_store_that_goes_away_costs_collected_answers_only(start, task):
     with EmbeddedRedis.start() as own:
         with connect(own.url) as client:
             TaskStore(client).put(task.record)
         replica = start(own.url, collect={"sample_rate": 1.0, "flush_interval_s": 0.05})
-    results = replica.answers()
+    results = await replica.answers()
     assert [(r.text, r.finish_reason) for r in results] == expected(task)
     assert replica.sum("tasc_collected_rows_total") == 0
 
 
-def test_a_full_house_says_how_long_its_whole_answers_take(start, monkeypatch):
+async def test_a_full_house_says_how_long_its_whole_answers_take(start, monkeypatch):
     seconds = itertools.count(step=10)  # between two looks at the clock
     monkeypatch.setattr(replica_module, "DrainRate", partial(DrainRate, seconds.__next__))
     replica = start(limits={"max_queued_requests": 1})
-    refusal = replica.refusal_of_a_full_house(places=5)
+    refusal = await replica.refusal_of_a_full_house(places=5)
     assert refusal.kind == "full"
     assert 10 <= refusal.retry_after_s <= 60
 
 
-def test_what_an_index_is_expected_to_bring_is_told_beside_what_it_brings(start, store, index):
+async def test_what_an_index_is_expected_to_bring_is_told_beside_what_it_brings(
+    start, store, index
+):
     replica = start()
     assert replica.sum("tasc_forecast_tokens_per_step") == 0
     publish(store, index, forecast=3.25)
     eventually(lambda: replica.sum("tasc_forecast_tokens_per_step") == 3.25)
-    results = replica.answers()
+    results = await replica.answers()
     live = replica.sum("tasc_generation_tokens_total") / replica.sum("tasc_row_steps_total")
     told = sum(len(r.tokens) for r in results) / sum(r.acceptance.steps for r in results)
     assert live == pytest.approx(told)

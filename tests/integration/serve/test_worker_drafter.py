@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import redis
 import torch
@@ -14,7 +15,8 @@ from serving import Samples, Task, publish, running_replica
 from transformers import AutoModelForCausalLM
 
 import tiny
-from tasc_draft import DraftIndex, DraftSettings, Tokens, build_index
+from support import index_of
+from tasc_draft import DraftSettings
 from tasc_draft.drafts import NEURAL
 from tasc_engine import StepRecord, UnsupportedModel
 from tasc_engine.drafting.neural.card import DrafterCard, target_fingerprint
@@ -25,8 +27,7 @@ from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine.drafters import NeuralMetrics
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import ServiceError
-from tasc_runtime.protocol import Answer, Call, Refusal
-from tasc_serve.replica.replica import TaskReplica
+from tasc_runtime.protocol import Answer, Call
 from tasc_store import ArtifactStore, NeuralDrafting, TaskStore
 from tasc_store.artifacts import VOCABULARY
 
@@ -103,31 +104,22 @@ def make(client: redis.Redis, made: Task, tmp_path: Path) -> Make:
     return lambda neural: Drafted(client, made, neural, tmp_path)
 
 
-def ranked(made: Task, tokens: int) -> Ranking:
+@pytest.fixture
+def ranking(made: Task, expected: list[str]) -> Ranking:
     """Counts of the expected answers."""
-    texts = [made.plain(made.prompt(value, chat=True), MOST).text for value in PROMPTS]
-    ids = [i for ids in made.tokenizer.encode_outputs(texts) for i in ids]
-    counts = torch.bincount(torch.tensor([*ids, made.tokenizer.eos_id]), minlength=tokens)
+    own = made.tokenizer
+    ids = [*(i for ids in own.encode_outputs(expected) for i in ids), own.eos_id]
     return Ranking.of(
-        counts.numpy(), eos_id=made.tokenizer.eos_id, origin="target", rows=len(texts),
-        fingerprint=made.tokenizer.fingerprint,
+        np.bincount(ids, minlength=own.vocab_size), eos_id=own.eos_id, origin="target",
+        rows=len(expected), fingerprint=own.fingerprint,
     )  # fmt: skip
 
 
-def publish_ranking(client: redis.Redis, task: str, ranking: Ranking, folder: Path) -> None:
-    store = ArtifactStore(client, task, ranking.fingerprint, kind=VOCABULARY)
+def publish_ranking(drafted: Drafted, ranking: Ranking, folder: Path) -> None:
+    name = drafted.record.name
+    store = ArtifactStore(drafted.client, name, ranking.fingerprint, kind=VOCABULARY)
     ranking.save(folder / "vocabulary.npz")
     store.announce(store.publish(folder / "vocabulary.npz", 0).version)
-
-
-def index_of(made: Task) -> DraftIndex:
-    """Of all that is answered."""
-    texts = [made.plain(made.prompt(value, chat=True), MOST).text for value in PROMPTS]
-    own = made.tokenizer
-    return build_index(
-        Tokens.of(own.encode_outputs(texts)), fingerprint=own.fingerprint,
-        vocab_size=own.vocab_size, eos_id=own.eos_id,
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize("vocabulary", ["full", "recent"])
@@ -161,7 +153,8 @@ def test_indexes_and_settings_change_beside_a_drafter_in_the_middle_of_answers(
     worker = drafted.start()
     assert drafted.answers() == expected
     before = drafted.accepted()
-    artifact = publish(worker.indexes.store, index_of(made))
+    answered = index_of(made.tokenizer, made.tokenizer.encode_outputs(expected))
+    artifact = publish(worker.indexes.store, answered)
     requests = [worker.request(Call(v, v, templated=True)) for v in PROMPTS]
     for request in requests:
         worker.engine.submit(request)
@@ -188,14 +181,14 @@ def test_indexes_and_settings_change_beside_a_drafter_in_the_middle_of_answers(
 
 @pytest.mark.parametrize("vocabulary", ["ranked", "recent+ranked"])
 def test_a_ranking_of_the_task_is_drafted_from_and_its_size_told(
-    make: Make, drafter: Place, made: Task, expected: list[str], vocabulary: str, tmp_path: Path
-) -> None:
+    make: Make, drafter: Place, ranking: Ranking, expected: list[str], vocabulary: str,
+    tmp_path: Path,
+) -> None:  # fmt: skip
     how = NeuralDrafting(str(drafter("independent")), "neural", vocabulary, ranked_tokens=20)
     drafted = make(how)
     with pytest.raises(ServiceError):
         drafted.start()
-    ranking = ranked(made, made.tokenizer.vocab_size)
-    publish_ranking(drafted.client, drafted.record.name, ranking, tmp_path)
+    publish_ranking(drafted, ranking, tmp_path)
     worker = drafted.start()
     registry = CollectorRegistry()
     assert worker.drafter is not None
@@ -213,17 +206,14 @@ def test_a_ranking_of_the_task_is_drafted_from_and_its_size_told(
 
 
 def test_what_does_not_fit_the_target_is_refused_when_it_is_loaded(
-    make: Make, drafter: Place, made: Task, tmp_path: Path
+    make: Make, drafter: Place, made: Task, ranking: Ranking, tmp_path: Path
 ) -> None:
     save_drafter(tmp_path / "d", made.model, DrafterCard("independent", "f" * 32))
     with pytest.raises(UnsupportedModel):
         make(NeuralDrafting(str(tmp_path / "d"))).start()
-    more = made.tokenizer.vocab_size + 1
-    drafted = make(
-        NeuralDrafting(str(drafter("independent")), vocabulary="ranked", ranked_tokens=more)
-    )
-    whole = ranked(made, made.tokenizer.vocab_size)
-    publish_ranking(drafted.client, drafted.record.name, whole, tmp_path)
+    most = {"vocabulary": "ranked", "ranked_tokens": made.tokenizer.vocab_size + 1}
+    drafted = make(NeuralDrafting(str(drafter("independent")), **most))
+    publish_ranking(drafted, ranking, tmp_path)
     with pytest.raises(RankingError):
         drafted.start()
 
@@ -246,19 +236,16 @@ def test_a_drafter_that_breaks_while_it_drafts_is_switched_off_and_answers_go_on
     assert off == {"failed": 1, "slow": 0}
 
 
-def test_a_replica_counts_what_it_drafts_by_the_proposer_s_name(
+@pytest.mark.anyio
+async def test_a_replica_counts_what_it_drafts_by_the_proposer_s_name(
     make: Make, drafter: Place, expected: list[str], redis_url: str
 ) -> None:
     how = NeuralDrafting(str(drafter("independent")), depth=3, width=4)
     drafted = make(how)
     name = drafted.record.name
-
-    async def ask(replica: TaskReplica) -> list[Answer | Refusal]:
-        calls = [Call(str(i), value, templated=True) for i, value in enumerate(PROMPTS)]
-        return await asyncio.gather(*map(replica.complete, calls))
-
+    calls = [Call(str(i), value, templated=True) for i, value in enumerate(PROMPTS)]
     with running_replica(redis_url, name, drafted.cache, engine=ENGINE.model_dump()) as replica:
-        found = asyncio.run(ask(replica))
+        found = await asyncio.gather(*map(replica.complete, calls))
         samples = Samples(generate_latest(replica.registry).decode())
     assert [a.result.text if isinstance(a, Answer) else a for a in found] == expected
     by = {"task": name, "proposer": "hybrid/independent"}

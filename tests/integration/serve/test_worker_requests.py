@@ -2,12 +2,15 @@
 
 import uuid
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from serving import make_task
 
 import tiny
+from lora_folders import make_adapter
+from support import refused
 from tasc_engine import GuideSpec, Sampling
+from tasc_engine.model.loading import ModelSource, load_model
 from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.protocol import Call
@@ -15,31 +18,46 @@ from tasc_runtime.sampling_options import AnswerGuide, FieldError, SamplingOptio
 from tasc_store import SamplingDefaults, TaskStore, connect
 
 pytestmark = pytest.mark.redis
-ENGINE = EngineSettings(rows=2, max_model_len=128, device="cpu", cost_aware=False)
+ENGINE = EngineSettings(rows=4, max_model_len=128, device="cpu", cost_aware=False)
 DEFAULTS = SamplingDefaults(temperature=0.5, top_p=0.9)
 CHOICES = ("wake up", "play music")
+FIRST, SECOND = NAMES = ("z-first", "a.second")  # the first in order, not by name
+UNCLOSED = AnswerGuide(GuideSpec("regex", text="(("), "guided_regex")
 
 
 @pytest.fixture(scope="module")
-def worker(redis_url, tmp_path_factory):
-    made = make_task(tmp_path_factory.mktemp("model"), "alpha")
-    record = replace(
-        made.record,
-        name=f"asked-{uuid.uuid4().hex}",
-        corpus=None,
-        choices=CHOICES,
-        sampling=DEFAULTS,
-        max_tokens=20,
-    )
+def worker_of(redis_url, made, tmp_path_factory):
+    """Starts a worker of the tiny model's task with more fields."""
     with connect(redis_url) as client:
-        TaskStore(client).put(record)
-        yield EngineBuilder.of_task(
-            client, record.name, ENGINE, cache_dir=tmp_path_factory.mktemp("cache")
-        )
+
+        def start(**fields):
+            record = replace(made.record, name=f"asked-{uuid.uuid4().hex}", corpus=None, **fields)
+            TaskStore(client).put(record)
+            cache = tmp_path_factory.mktemp("cache")
+            return EngineBuilder.of_task(client, record.name, ENGINE, cache_dir=cache)
+
+        yield start
 
 
-def call(**asked):
-    return Call("1", tiny.SENTENCES[0], templated=True, options=SamplingOptions(**asked))
+@pytest.fixture(scope="module")
+def worker(worker_of):
+    return worker_of(choices=CHOICES, sampling=DEFAULTS, max_tokens=20)
+
+
+@pytest.fixture(scope="module")
+def adapters(made, tmp_path_factory):
+    folders = tmp_path_factory.mktemp("adapters")
+    model = Path(made.record.model)
+    return {name: make_adapter(model, folders / name, seed) for seed, name in enumerate(NAMES)}
+
+
+@pytest.fixture(scope="module")
+def adapted(worker_of, adapters):
+    return worker_of(adapters=tuple((name, str(place)) for name, place in adapters.items()))
+
+
+def call(value=tiny.SENTENCES[0], number=1, **asked):
+    return Call(str(number), value, templated=True, options=SamplingOptions(**asked))
 
 
 def test_the_tasks_rule_and_choices_are_the_answers(worker):
@@ -56,41 +74,44 @@ def test_a_requests_own_come_before_them(worker):
     assert request.sampling == Sampling(top_p=0.9, logit_bias=((5, 1.0),), choice=2)
     (result,) = worker.engine.generate([request])
     assert (len(result.text), result.text.isdigit()) == (4, True)
+    assert worker.request(replace(call(), stop=("musical",))).stop[-1] == "musical"
 
 
 @pytest.mark.parametrize(
     ("asked", "field"),
     [
-        ({"logit_bias": ((10**6, 1.0),)}, "logit_bias"),
-        ({"guide": AnswerGuide(GuideSpec("regex", text="(("), "guided_regex")}, "guided_regex"),
-        ({"guide": AnswerGuide(GuideSpec("json_schema", text="{"), "guided_json")}, "guided_json"),
-        ({"ignore_eos": True}, "ignore_eos"),
-        ({"stop_token_ids": (10**6,)}, "stop_token_ids"),
-        ({"min_tokens": 1}, "min_tokens"),
+        (call(logit_bias=((10**6, 1.0),)), "logit_bias"),
+        (call(guide=UNCLOSED), "guided_regex"),
+        (call(guide=AnswerGuide(GuideSpec("json_schema", text="{"), "guided_json")), "guided_json"),
+        (call(ignore_eos=True), "ignore_eos"),
+        (call(stop_token_ids=(10**6,)), "stop_token_ids"),
+        (call(min_tokens=1), "min_tokens"),
+        (replace(call(), max_tokens=1), "max_tokens"),  # fewer than the task's choices have
+        (replace(call(), stop=("x", "music")), "stop"),  # inside a choice
+        (call((1,) * 128, guide=UNCLOSED), "messages.0.content"),  # before the guide is asked
+        (call(adapter="gone"), "adapter"),
     ],
 )
-def test_what_cannot_be_met_is_refused_by_name(worker, asked, field):
-    with pytest.raises(FieldError, match=field) as refused:
-        worker.request(call(**asked))
-    assert refused.value.field == field
+def test_what_cannot_be_met_is_refused_by_name(worker, adapted, asked, field):
+    with refused(FieldError, field, field=field):
+        (adapted if field == "adapter" else worker).request(asked)
 
 
-def test_an_answer_too_short_for_the_tasks_choices_names_max_tokens(worker):
-    with pytest.raises(FieldError) as refused:
-        worker.request(replace(call(), max_tokens=1))
-    assert refused.value.field == "max_tokens"
-
-
-def test_a_stop_inside_a_choice_is_refused_by_name(worker):
-    with pytest.raises(FieldError) as refused:
-        worker.request(replace(call(), stop=("x", "music")))
-    assert refused.value.field == "stop"
-    assert worker.request(replace(call(), stop=("musical",))).stop[-1] == "musical"
-
-
-def test_a_prompt_that_fills_a_row_is_refused_before_its_guide_is_asked(worker):
-    guide = AnswerGuide(GuideSpec("regex", text="(("), "guided_regex")
-    long = replace(call(guide=guide), prompt=(1,) * 128)
-    with pytest.raises(FieldError) as refused:
-        worker.request(long)
-    assert refused.value.field == "messages.0.content"
+def test_rows_of_one_batch_are_answered_as_by_their_own_merged_models(made, adapted, adapters):
+    base = Path(made.record.model)
+    merged = {
+        name: load_model(ModelSource(base, place, dtype="float64"))
+        for name, place in adapters.items()
+    }
+    merged[None] = merged[FIRST]
+    asked = [(value, name) for value in tiny.SENTENCES[:3] for name in (SECOND, None, FIRST)]
+    calls = [call(value, i, adapter=name) for i, (value, name) in enumerate(asked)]
+    answers = adapted.engine.generate([adapted.request(each) for each in calls])
+    found = {int(result.id): result.text for result in answers}
+    expected = []
+    for value, name in asked:
+        tokens = tiny.plain(merged[name], made.prompt(value, chat=True), 24)
+        expected.append(made.tokenizer.decode(tokens))
+    assert [found[i] for i in range(len(asked))] == expected
+    assert expected[0] != expected[1]
+    assert expected[0] != made.plain(made.prompt(asked[0][0], chat=True), 24).text
