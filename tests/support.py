@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tasc_draft import DraftIndex, DraftSettings, NgramProposer, Proposer, Tokens, build_index
 from tasc_engine import Engine, EngineConfig, GenerationRequest, ModelSource, StepRecord, Target
+from tasc_engine.step import verify
 from tasc_engine.step.cost import StepCosts
 from tasc_store import TaskRecord
 from tasc_text import TaskTokenizer
@@ -113,6 +115,19 @@ def load_target(
 ) -> Target:
     """The model of a folder; ``source`` goes to `ModelSource`."""
     return Target.load(ModelSource(folder, dtype=dtype, **source), config)
+
+
+def lying(monkeypatch: pytest.MonkeyPatch, vocab_size: int) -> None:
+    """Every step that had a draft accepts a wrong token of the target behind it."""
+
+    def wrong(chosen: Any, drafts: Any, *rest: Any, honest: Any = verify.accept) -> Any:
+        found = honest(chosen, drafts, *rest)
+        for row in np.flatnonzero(np.diff(drafts.offsets) > 0):
+            if n := found.emitted[row]:
+                found.tokens[row, n - 1] = (found.tokens[row, n - 1] + 1) % vocab_size or 1
+        return found
+
+    monkeypatch.setattr(verify, "accept", wrong)
 
 
 def index_of(

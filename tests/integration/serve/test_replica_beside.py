@@ -15,8 +15,7 @@ from prometheus_client import generate_latest
 from serving import Samples, publish, running_replica
 
 import tiny
-from support import eventually, index_of
-from tasc_engine.step import verify
+from support import eventually, index_of, lying
 from tasc_runtime.protocol import Answer, Call, Refusal
 from tasc_serve.replica import replica as replica_module
 from tasc_serve.replica.admission import DrainRate
@@ -111,16 +110,7 @@ async def test_a_replica_whose_engine_lies_about_drafts_says_so(
     start, task, store, index, monkeypatch, caplog
 ):
     publish(store, index)
-    honest = verify.accept
-
-    def lying(chosen, drafts, *rest):
-        found = honest(chosen, drafts, *rest)
-        for row, (begin, end) in enumerate(zip(drafts.offsets, drafts.offsets[1:], strict=False)):
-            if end > begin and (n := found.emitted[row]):
-                found.tokens[row, n - 1] = found.tokens[row, n - 1] % 200 + 1
-        return found
-
-    monkeypatch.setattr(verify, "accept", lying)
+    lying(monkeypatch, task.tokenizer.vocab_size)
     replica = start(shadow={"sample_rate": 1.0, "max_age_s": 300})
     results = await replica.answers()
     wrong = sum((r.text, r.finish_reason) != want for r, want in

@@ -8,7 +8,7 @@ import torch
 from prometheus_client import CollectorRegistry
 
 import tiny
-from support import eventually, load_target, make_proposer
+from support import eventually, load_target, lying, make_proposer
 from tasc_draft import SOURCES
 from tasc_engine import (
     Engine,
@@ -20,7 +20,6 @@ from tasc_engine import (
     TokenLogprob,
 )
 from tasc_engine.sampling.sampler import token_logprobs
-from tasc_engine.step import verify
 from tasc_serve.metrics.replica_metrics import ReplicaMetrics
 from tasc_serve.monitor.shadow import MARGINS, ShadowCheck, difference
 from tasc_serve.replica.step_loop import EngineLoop
@@ -94,19 +93,6 @@ def checked(target, tokenizer):
     return Checked(target, tokenizer)
 
 
-def lie(monkeypatch, vocab_size):
-    """Every step that had a draft accepts a wrong token of the target behind it."""
-
-    def wrong(chosen, drafts, *rest, honest=verify.accept):
-        found = honest(chosen, drafts, *rest)
-        for row in np.flatnonzero(np.diff(drafts.offsets) > 0):
-            if n := found.emitted[row]:
-                found.tokens[row, n - 1] = (found.tokens[row, n - 1] + 1) % vocab_size or 1
-        return found
-
-    monkeypatch.setattr(verify, "accept", wrong)
-
-
 def test_drafted_answers_are_decoded_again_and_are_the_same(checked, requests):
     found = checked.answer(requests)
     drafted = [r for r in found.values() if any(r.acceptance.drafted)]
@@ -118,7 +104,7 @@ def test_drafted_answers_are_decoded_again_and_are_the_same(checked, requests):
 
 
 def test_an_engine_that_lies_about_drafts_is_caught(checked, requests, target, monkeypatch, caplog):
-    lie(monkeypatch, target.vocab_size)
+    lying(monkeypatch, target.vocab_size)
     checked.answer(requests)
     checked.settle()
     real = checked.count("mismatches", kind="real")
