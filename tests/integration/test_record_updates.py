@@ -1,0 +1,240 @@
+"""`RecordUpdates`: what they deploy, what they say, and when they stop; they need Redis only."""
+
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from ray.serve.schema import ApplicationStatus
+
+import tiny
+from lora_folders import WEIGHTS, cut, make_adapter
+from support import eventually, record_of
+from tasc_jobs.serve import RecordUpdates
+from tasc_runtime.engine.versions import engine_digest
+from tasc_store import StoreUnreachable, TaskRecord, TaskStore, UnknownTask
+
+pytestmark = pytest.mark.redis
+
+
+class Followed:
+    """`RecordUpdates` of two tasks of a model, and what they did."""
+
+    def __init__(self, client: redis.Redis, record: TaskRecord, **options: Any) -> None:
+        self.store = TaskStore(client)
+        self.a, self.b = names = f"{record.name}.a", f"{record.name}.b"
+        self.record = record
+        for name in names:
+            self.put(name)
+        self.deployed: list[Mapping[str, str]] = []
+        self.said: list[str] = []
+        options = {"update": self.deployed.append, "poll_s": 0.01, "again_s": 0.0, **options}
+        self.updates = RecordUpdates(self.store, names, say=self.said.append, **options)
+
+    def put(self, name: str, **changed: Any) -> str:
+        """The digest of a new version."""
+        record = replace(self.record, name=name, **changed)
+        self.store.put(record)
+        return engine_digest(record)
+
+    def look(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.updates.look()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.make_folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def adapter(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_adapter(folder, tmp_path_factory.mktemp("lora"))
+
+
+@pytest.fixture
+def follow(client: redis.Redis, folder: Path, name: str) -> Callable[..., Followed]:
+    return partial(Followed, client, record_of(folder, name, "{input} =>", max_tokens=8))
+
+
+@pytest.fixture
+def followed(follow: Callable[..., Followed]) -> Followed:
+    return follow()
+
+
+def test_only_what_needs_other_replicas_deploys_the_service_again(
+    followed: Followed, adapter: Path
+) -> None:
+    first = followed.updates.digests
+    followed.put(followed.a, max_tokens=7)
+    followed.look()
+    assert followed.deployed == []
+    followed.put(followed.a, max_tokens=7, adapter=str(adapter))
+    followed.look(2)
+    (second,) = followed.deployed
+    assert second == followed.updates.digests != first
+    (said,) = followed.said
+    assert f"{followed.a}: version 3 changes adapter;" in said
+    followed.put(followed.a)
+    followed.look()
+    assert followed.deployed == [second, first]
+
+
+def test_two_tasks_that_change_are_one_update(followed: Followed) -> None:
+    digests = {name: followed.put(name, template="{input}:") for name in (followed.a, followed.b)}
+    followed.look(2)
+    assert followed.deployed == [digests] == [followed.updates.digests]
+    assert ["version 2 changes template" in line for line in followed.said] == [True, True]
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["adapter", "adapters"])
+@pytest.mark.parametrize(
+    "breaks",
+    [shutil.rmtree, cut, lambda folder: (folder / WEIGHTS).unlink()],
+    ids=["missing", "another shape", "no safetensors"],
+)
+def test_a_broken_adapter_deploys_nothing_until_it_is_put_right(
+    followed: Followed,
+    adapter: Path,
+    breaks: Callable[[Path], object],
+    named: bool,
+    tmp_path: Path,
+) -> None:
+    place = shutil.copytree(adapter, tmp_path / "next")
+    breaks(place)
+    given = {"adapters": (("x", str(place)),)} if named else {"adapter": str(place)}
+    followed.put(followed.a, **given)
+    followed.look(3)
+    (said,) = followed.said
+    assert "version 2 cannot be used, version 1 stays in use" in said
+    assert str(place) in said
+    assert f"`tasc task use {followed.a} 1`" in said
+    assert followed.deployed == []
+    shutil.copytree(adapter, place, dirs_exist_ok=True)
+    followed.look()
+    assert len(followed.deployed) == 1
+
+
+@pytest.mark.parametrize(
+    "fault", [None, UnknownTask("deleted"), StoreUnreachable("away"), OSError("unforeseen")]
+)
+def test_a_task_that_is_unreadable_or_refused_holds_no_other_up(
+    followed: Followed, fault: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, versions = followed.updates.digests, followed.store.versions
+
+    def fails(name: str) -> list[int]:
+        if name == followed.a:
+            raise fault
+        return versions(name)
+
+    if fault:
+        monkeypatch.setattr(followed.store, "versions", fails)
+    else:
+        followed.put(followed.a, model="/nowhere")
+    followed.look()
+    changed = followed.put(followed.b, template="{input}:")
+    followed.look(3)
+    assert followed.deployed == [{**before, followed.b: changed}]
+    refused, updated = followed.said
+    assert refused.startswith(f"task {followed.a}: ")
+    assert (str(fault) if fault else "version 2 cannot be used, version 1 stays in use") in refused
+    assert (f"`tasc task use {followed.a} 1`" in refused) == (fault is None)
+    assert updated.startswith(f"task {followed.b}: version 2 changes template")
+
+
+def test_a_task_made_anew_is_deployed_though_its_number_is_the_same(followed: Followed) -> None:
+    followed.store.delete(followed.a)
+    anew = followed.put(followed.a, template="{input}:")
+    followed.look(2)
+    assert [digests[followed.a] for digests in followed.deployed] == [anew]
+
+
+def test_nothing_is_deployed_once_the_service_is_being_stopped(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks, goes_on, found = threading.Event(), threading.Event(), followed.store.get
+
+    def get(name: str, version: int) -> TaskRecord:
+        if version == 2:
+            checks.set()
+            goes_on.wait()
+        return found(name, version)
+
+    monkeypatch.setattr(followed.store, "get", get)
+    with followed.updates:
+        followed.put(followed.b, template="{input}:")
+        checks.wait()
+    goes_on.set()
+    followed.look()
+    assert (followed.deployed, followed.said) == ([], [])
+
+
+def test_the_stop_waits_for_an_update_that_has_begun(follow: Callable[..., Followed]) -> None:
+    begun, done = threading.Event(), []
+
+    def update(digests: Mapping[str, str]) -> None:
+        begun.set()
+        threading.Event().wait(0.2)
+        done.append(digests)
+
+    followed = follow(update=update)
+    with followed.updates:
+        followed.put(followed.b, template="{input}:")
+        begun.wait()
+    assert len(done) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "slow_s", "said"),
+    [
+        (ApplicationStatus.RUNNING, 300, ["is complete"]),
+        (ApplicationStatus.DEPLOYING, 300, []),
+        (ApplicationStatus.DEPLOYING, 0, ["is not complete", "out of memory", "b 1`"]),
+        (ApplicationStatus.DEPLOY_FAILED, 300, ["failed", "out of memory", "b 1`"]),
+    ],
+)
+def test_how_an_update_ends_is_said_once(
+    follow: Callable[..., Followed], status: ApplicationStatus, slow_s: float, said: list[str]
+) -> None:
+    followed = follow(rollout=lambda: (status, "out of memory"), slow_s=slow_s)
+    followed.put(followed.b, template="{input}:")
+    followed.look(4)
+    assert len(followed.said) == 1 + bool(said)
+    assert all(part in followed.said[-1] for part in said)
+
+
+def test_an_update_that_fails_and_recovers_is_said_to_be_complete(
+    follow: Callable[..., Followed],
+) -> None:
+    states = [ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.RUNNING]
+    followed = follow(rollout=lambda: (states.pop(0), "died"))
+    followed.put(followed.b, template="{input}:")
+    with followed.updates:
+        eventually(lambda: len(followed.said) == 3)
+    assert "failed: died" in followed.said[1]
+    assert "is complete" in followed.said[2]
+
+
+def test_an_update_that_fails_is_said_once_and_tried_again(
+    follow: Callable[..., Followed],
+) -> None:
+    tries = []
+
+    def update(digests: Mapping[str, str]) -> None:
+        tries.append(digests)
+        if len(tries) < 3:
+            raise ConnectionError("no controller")
+
+    followed = follow(update=update)
+    with followed.updates:
+        followed.put(followed.a, template="{input}:")
+        eventually(lambda: len(followed.said) == 2)
+    assert len(tries) == 3
+    assert "no controller" in followed.said[0]
+    assert "version 2 changes template" in followed.said[1]
