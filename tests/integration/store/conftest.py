@@ -7,28 +7,20 @@ import pytest
 import redis
 from batch_requests import Shelf
 
-from tasc_store import ArtifactStore, EmbeddedRedis, connect
+from tasc_store import ArtifactStore, EmbeddedRedis
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[EmbeddedRedis]:
-    with EmbeddedRedis.start() as running:
-        yield running
+def redis_url() -> Iterator[str]:
+    with EmbeddedRedis.start() as server:
+        yield server.url
 
 
 @pytest.fixture
-def client(server: EmbeddedRedis) -> Iterator[redis.Redis]:
-    with connect(server.url) as connected:
-        connected.flushall()
-        yield connected
-        connected.config_set("maxmemory", 0)
-
-
-@pytest.fixture
-def spare() -> Iterator[EmbeddedRedis]:
-    """A server of the test's own, to be mistreated."""
-    with EmbeddedRedis.start() as running:
-        yield running
+def client(client: redis.Redis) -> Iterator[redis.Redis]:
+    client.flushall()
+    yield client
+    client.config_set("maxmemory", 0)
 
 
 @pytest.fixture

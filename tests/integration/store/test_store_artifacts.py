@@ -15,7 +15,6 @@ from support import eventually, refused
 from tasc_store import (
     ArtifactStore,
     CorruptArtifact,
-    EmbeddedRedis,
     FingerprintMismatch,
     IndexChanged,
     StoreError,
@@ -75,11 +74,7 @@ def test_a_damaged_chunk_is_refused_and_leaves_no_file(
 
 
 def test_a_publish_killed_halfway_leaves_the_old_version_current(
-    server: EmbeddedRedis,
-    store: ArtifactStore,
-    source: Path,
-    tmp_path: Path,
-    client: redis.Redis,
+    redis_url: str, store: ArtifactStore, source: Path, tmp_path: Path, client: redis.Redis
 ) -> None:
     old = store.publish(source, 1)
     store.announce(1)
@@ -92,7 +87,7 @@ def test_a_publish_killed_halfway_leaves_the_old_version_current(
     )
     # The pipe stays open until the kill: the publisher gets two chunks and waits for the third.
     with (
-        subprocess.Popen([sys.executable, "-c", code, server.url, str(pipe)]) as publisher,
+        subprocess.Popen([sys.executable, "-c", code, redis_url, str(pipe)]) as publisher,
         pipe.open("wb", buffering=0) as feed,
     ):
         feed.write(bytes(25))

@@ -16,7 +16,6 @@ from tasc_store import (
     ArtifactCache,
     ArtifactStore,
     CorruptArtifact,
-    EmbeddedRedis,
     FingerprintMismatch,
     StoreError,
 )
@@ -64,13 +63,13 @@ def test_a_file_is_downloaded_once_and_anew_where_its_size_is_wrong(
 
 
 def test_processes_that_ask_together_share_one_download(
-    server: EmbeddedRedis, store: ArtifactStore, source: Path, tmp_path: Path, client: redis.Redis
+    redis_url: str, store: ArtifactStore, source: Path, tmp_path: Path, client: redis.Redis
 ) -> None:
     artifact = store.publish(source, 1)
     client.config_resetstat()
     folder = tmp_path / "cache" / "task" / "finger"
     folder.mkdir(parents=True)
-    command = [sys.executable, "-c", FETCH, server.url, str(tmp_path / "cache")]
+    command = [sys.executable, "-c", FETCH, redis_url, str(tmp_path / "cache")]
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # nobody downloads before both have asked
         both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]

@@ -159,16 +159,11 @@ RECORD = TaskRecord("task", "m", "finger", "{input}")
 Write = Callable[[redis.Redis, Path], object]
 
 
-def _fill(client: redis.Redis, source: Path) -> Artifact:
+def fill(client: redis.Redis, source: Path) -> Artifact:
     """What the writes below go on from: a task of two versions, a published index."""
     for limit in (1, 2):
         TaskStore(client).put(replace(RECORD, name="old", max_tokens=limit))
     return ArtifactStore(client, "task", "finger").publish(source, 1)
-
-
-def _announce(client: redis.Redis, source: Path) -> None:
-    store = ArtifactStore(client, "task", "finger")
-    store.announce(store.versions()[-1])
 
 
 WRITES: dict[str, Write] = {
@@ -176,19 +171,19 @@ WRITES: dict[str, Write] = {
     "use": lambda client, _: TaskStore(client).use("old", 1),
     "append": lambda client, _: CorpusStore(client, "task").append([CorpusRow("k", "i", "o")]),
     "publish": lambda client, source: ArtifactStore(client, "task", "finger").publish(source, 1),
-    "announce": _announce,
+    "announce": lambda client, _: ArtifactStore(client, "task", "finger").announce(1),
 }
 every_write = pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
 
 
 @every_write
 def test_a_full_redis_is_named_and_nothing_goes_in(
-    server: EmbeddedRedis, client: redis.Redis, source: Path, write: Write
+    redis_url: str, client: redis.Redis, source: Path, write: Write
 ) -> None:
-    _fill(client, source)
+    fill(client, source)
     client.config_set("maxmemory", 1)
     before = set(client.keys())
-    with connect(server.url) as full, refused(StoreFull, server.url):
+    with connect(redis_url) as full, refused(StoreFull, redis_url):
         write(full, source)
     assert set(client.keys()) == before
     TaskStore(client).delete("old")
@@ -206,30 +201,26 @@ def test_a_publish_that_fills_redis_is_cleared_away(client: redis.Redis, tmp_pat
 
 @every_write
 def test_a_read_only_replica_is_named(
-    server: EmbeddedRedis,
-    spare: EmbeddedRedis,
-    client: redis.Redis,
-    source: Path,
-    write: Write,
+    redis_url: str, server: EmbeddedRedis, client: redis.Redis, source: Path, write: Write
 ) -> None:
-    artifact = _fill(client, source)
+    artifact = fill(client, source)
     client.config_set("repl-diskless-sync-delay", 0)  # Redis 7 waits 5 s for more replicas
-    with connect(spare.url) as replica:
-        replica.replicaof("127.0.0.1", server.url.rpartition(":")[2].removesuffix("/0"))
+    with connect(server.url) as replica:
+        replica.replicaof("127.0.0.1", redis_url.rpartition(":")[2].removesuffix("/0"))
         eventually(lambda: ArtifactStore(replica, "task", "finger").versions() == [1])
-        with refused(StoreReadOnly, spare.url):
+        with refused(StoreReadOnly, server.url):
             write(replica, source)
-        with refused(StoreReadOnly, spare.url):
-            connect(spare.url)
+        with refused(StoreReadOnly, server.url):
+            connect(server.url)
         assert ArtifactStore(replica, "task", "finger").get(1) == artifact
 
 
 def test_an_old_server_is_refused_and_a_silent_one_given_up(
-    server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tasc_store.client.OLDEST", (99, 0))
-    with refused(StoreTooOld, server.url, "99.0"):
-        connect(server.url)
+    with refused(StoreTooOld, redis_url, "99.0"):
+        connect(redis_url)
     with closing(socket.create_server(("127.0.0.1", 0))) as silent:
         port = silent.getsockname()[1]
         with refused(StoreUnreachable, f":{port}/0"):
@@ -251,8 +242,8 @@ def test_an_old_server_is_refused_and_a_silent_one_given_up(
         lambda client, _: ArtifactStore(client, "task", "finger").other_fingerprints(),
     ],
 )
-def test_a_vanished_redis_is_named(spare: EmbeddedRedis, source: Path, use: Write) -> None:
-    with connect(spare.url) as client:
-        spare.close()
-        with refused(StoreUnreachable, spare.url):
+def test_a_vanished_redis_is_named(server: EmbeddedRedis, source: Path, use: Write) -> None:
+    with connect(server.url) as client:
+        server.close()
+        with refused(StoreUnreachable, server.url):
             use(client, source)
