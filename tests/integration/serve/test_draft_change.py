@@ -138,27 +138,28 @@ def test_an_index_that_could_not_be_installed_is_tried_again(
     assert refused
 
 
-def test_under_load_answers_are_equal_and_what_is_counted_names_who_drafts(
+@pytest.mark.anyio
+async def test_under_load_answers_are_equal_and_what_is_counted_names_who_drafts(
     replica: TaskReplica, client: redis.Redis, record: TaskRecord, indexes: ArtifactStore,
     index: DraftIndex, expected: Any,
 ) -> None:  # fmt: skip
     labels = {"task": record.name}
-    registry = replica.registry
+    enough = asyncio.Event()
 
     def samples() -> Samples:
-        return Samples(generate_latest(registry).decode())
+        return Samples(generate_latest(replica.registry).decode())
 
     def drafting(proposer: str) -> float:
         name = "tasc_spec_decode_num_draft_tokens_total"
         return samples().sum(name, proposer=proposer, **labels)
 
-    async def ask(prompt: str, enough: asyncio.Event) -> None:
+    async def ask(prompt: str) -> None:
         while not enough.is_set():
             found = await replica.complete(call(prompt))
             assert isinstance(found, Answer), found
             assert found.result.tokens == expected[prompt]
 
-    async def change(enough: asyncio.Event) -> None:
+    async def change() -> None:
         while not drafting("mixed"):
             await asyncio.sleep(0.01)
         TaskStore(client).put(replace(record, draft=TASC))
@@ -170,12 +171,8 @@ def test_under_load_answers_are_equal_and_what_is_counted_names_who_drafts(
             await asyncio.sleep(0.01)
         enough.set()
 
-    async def all_() -> None:
-        enough = asyncio.Event()
-        async with asyncio.timeout(DEADLINE_S):
-            await asyncio.gather(change(enough), *(ask(prompt, enough) for prompt in PROMPTS))
-
-    asyncio.run(all_())
+    async with asyncio.timeout(DEADLINE_S):
+        await asyncio.gather(change(), *map(ask, PROMPTS))
     found = samples()
     for gauge in ("tasc_draft_index_info", "tasc_draft_index_built_timestamp_seconds"):
         assert found.sum(gauge, proposer="mixed", **labels) > 0, gauge

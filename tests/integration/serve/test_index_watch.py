@@ -77,8 +77,7 @@ def test_the_first_index_comes_in_and_is_drafted_from(task, store, index, watche
     before = watched.result(task)
     artifact = publish(store, index)
     eventually(lambda: watched.versions == [artifact.version])
-    assert watched.worker.artifact == artifact
-    assert watched.worker.index_bytes == index.nbytes
+    assert (watched.worker.artifact, watched.worker.index_bytes) == (artifact, index.nbytes)
     after = watched.result(task)
     assert before.text == after.text == want.text
     assert sum(after.acceptance.accepted) > sum(before.acceptance.accepted)

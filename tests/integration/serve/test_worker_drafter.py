@@ -170,8 +170,7 @@ def test_indexes_and_settings_change_beside_a_drafter_in_the_middle_of_answers(
     while worker.engine.running:
         found.append(worker.engine.step())
     texts = {d.result.id: d.result.text for step in found for d in step if d.result}
-    assert [texts[value] for value in PROMPTS] == expected
-    assert worker.artifact == artifact
+    assert ([texts[value] for value in PROMPTS], worker.artifact) == (expected, artifact)
     drafted.accepted()
     assert drafted.answers() == expected
     neural, ngram = drafted.accepted()

@@ -53,8 +53,7 @@ def test_text_and_offsets_begin_with_the_prompt_as_it_was_sent(service, client):
     for text in TEXTS:
         (plain,) = echoed(client, text, echo=False, max_tokens=12).choices
         (choice,) = echoed(client, text, max_tokens=12, logprobs=0).choices
-        assert choice.text == text + plain.text
-        assert choice.finish_reason == plain.finish_reason
+        assert (choice.text, choice.finish_reason) == (text + plain.text, plain.finish_reason)
         told = choice.logprobs
         for token, offset in zip(told.tokens, told.text_offset, strict=True):
             if "bytes:" not in token and offset < len(choice.text):

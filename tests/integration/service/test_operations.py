@@ -66,8 +66,7 @@ def test_files_and_batches_go_through_the_proxy(service, client):
     assert client.batches.cancel(batch.id).status == "cancelled"
     assert client.files.delete(file.id).deleted
     response = get(f"{service.base}/v1/files/{file.id}")
-    assert response.status_code == 404
-    assert response.json()["error"]["code"] == "file_not_found"
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "file_not_found")
 
 
 @pytest.mark.slow("a second application")

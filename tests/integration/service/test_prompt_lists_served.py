@@ -36,8 +36,7 @@ def test_each_prompt_gets_what_the_model_says_and_usage_is_the_sum(service, clie
         assert answered.usage.completion_tokens == sum(each.tokens for each in want)
         more = {"stream": True, "stream_options": {"include_usage": True}}
         chunks = list(complete(client, prompts, task=task, max_tokens=24, **more))
-        assert said(chunks) == said(answered)
-        assert chunks[-1].usage == answered.usage
+        assert (said(chunks), chunks[-1].usage) == (said(answered), answered.usage)
 
 
 def test_n_answers_to_each_prompt_are_those_of_llm_generate(service, client):

@@ -126,8 +126,7 @@ def test_who_sent_a_guide_that_stops_in_an_answer_is_told_so(service, stream):
     assert "guided_grammar cannot be followed" in response.text
     assert "internal error" not in response.text
     if not stream:
-        assert response.status_code == 400
-        assert response.json()["error"]["param"] == "guided_grammar"
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "guided_grammar")
 
 
 def chatted(client, task, text, **more):

@@ -95,8 +95,7 @@ def test_a_publish_killed_halfway_leaves_the_old_version_current(
         publisher.kill()
         publisher.wait()
     assert client.ttl(CHUNK % (2, 0)) > 0
-    assert store.versions() == [1]
-    assert store.current() == old
+    assert (store.versions(), store.current()) == ([1], old)
     with pytest.raises(UnknownVersion):
         store.announce(2)
     assert store.publish(source, 1).version == 3
@@ -152,7 +151,6 @@ def test_a_forecast_is_kept_and_records_without_one_are_as_before(
 ) -> None:
     plain, told = store.publish(source, 1), store.publish(source, 1, forecast=3.5)
     assert store.get(plain.version).forecast is None
-    assert store.get(told.version) == told
-    assert told.forecast == 3.5
+    assert (store.get(told.version), told.forecast) == (told, 3.5)
     written = client.hget("tasc:{task}:index:finger:records", str(plain.version))
     assert "forecast" not in json.loads(written)

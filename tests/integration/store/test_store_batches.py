@@ -104,8 +104,7 @@ def test_a_batch_ends_with_its_files_counts_and_times_at_once(shelf: Shelf) -> N
     for found, text in ((batch.output_file_id, b"two"), (batch.error_file_id, b"one")):
         assert found
         written = shelf.files.get(found)
-        assert b"".join(shelf.files.blocks(written)) == text
-        assert written.purpose == "batch_output"
+        assert (b"".join(shelf.files.blocks(written)), written.purpose) == (text, "batch_output")
     assert take_batch(shelf.client, 60.0) is None
     shelf.files.delete(file.id)  # nobody reads it any more
     with pytest.raises(LeaseLost):

@@ -75,8 +75,7 @@ def test_processes_that_ask_together_share_one_download(
         both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
         ready = [process.stdout.readline() for process in both if process.stdout]
     answers = {process.communicate()[0].strip() for process in both}
-    assert ready == ["ready\n", "ready\n"]
-    assert [process.returncode for process in both] == [0, 0]
+    assert (ready, [process.returncode for process in both]) == (["ready\n", "ready\n"], [0, 0])
     assert answers == {str(path) for path in files(tmp_path)}
     assert len(answers) == 1
     assert downloads(client, artifact.chunks) == 1

@@ -83,8 +83,7 @@ def test_rows_come_back_in_order_and_stay_until_they_are_removed(collected: Coll
     assert first.rows == tuple(rows[:2])
     assert collected.remove(first.end) == 2
     assert collected.remove(first.end) == 0, "a repeated removal takes nothing more"
-    assert collected.read().rows == tuple(rows[2:])
-    assert len(collected) == 3
+    assert (collected.read().rows, len(collected)) == (tuple(rows[2:]), 3)
 
 
 def test_a_row_larger_than_all_may_be_takes_the_others_with_it(collected: CollectedRows) -> None:
