@@ -1,8 +1,11 @@
 """The two tasks that the tests serve, what their models say by themselves, and how to look on."""
 
+import itertools
 import tempfile
+import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -209,6 +212,31 @@ def _text(choice: Any) -> str:
     if hasattr(choice, "text"):
         return str(choice.text)
     return str((choice.delta if hasattr(choice, "delta") else choice.message).content)
+
+
+@contextmanager
+def asking(service: Service, asks: Sequence[Ask], clients: int) -> Iterator[list[tuple[Ask, Said]]]:
+    """Clients that ask without a pause, and what they are told; every answer must come."""
+    told: list[tuple[Ask, Said]] = []
+    errors: list[Exception] = []
+    ended = threading.Event()
+
+    def ask() -> None:
+        with httpx.Client() as client:
+            for one in itertools.takewhile(lambda _: not ended.is_set(), itertools.cycle(asks)):
+                try:
+                    told.append((one, service.answer(one, client)))
+                except Exception as error:
+                    errors.append(error)
+
+    with ThreadPoolExecutor(clients) as pool:
+        for _ in range(clients):
+            pool.submit(ask)
+        try:
+            yield told
+        finally:
+            ended.set()
+    assert errors == []
 
 
 def utf8(token: str) -> bytes:

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import redis
 
 from support import record_of, write_rows
-from tasc_store import CorpusRow, CorpusStore, TaskStore, connect
+from tasc_store import CorpusRow, CorpusStore, TaskStore
 from tasc_text import TaskTokenizer
 from tiny import END, make_folder
 
@@ -29,10 +30,9 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def task(redis_url: str, folder: Path, name: str) -> str:
-    with connect(redis_url) as client:
-        TaskStore(client).put(record_of(folder, name))
-        CorpusStore(client, name).append([CorpusRow(str(i), *r) for i, r in enumerate(ROWS)])
+def task(client: redis.Redis, folder: Path, name: str) -> str:
+    TaskStore(client).put(record_of(folder, name))
+    CorpusStore(client, name).append([CorpusRow(str(i), *r) for i, r in enumerate(ROWS)])
     return name
 
 

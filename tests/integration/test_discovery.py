@@ -4,7 +4,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -76,28 +77,20 @@ def test_a_killed_process_is_forgotten(server, client):
 
 def test_a_redis_that_is_away_is_told_once_and_found_again(server, caplog, monkeypatch):
     client = connect(server.url, timeout_s=1.0)  # a stopped server is waited for so long
-    asked: list[float] = []
-    monkeypatch.setattr(client, "time", counted(client.time, asked))
+    asked = Mock(wraps=client.time)
+    monkeypatch.setattr(client, "time", asked)
     caplog.set_level("INFO", "tasc_serve.store_calls")
     with MetricsPort(client, registry_with("one"), host=HOST, ttl_s=0.1) as port:
         os.kill(server.pid, signal.SIGSTOP)
         try:
-            before = len(asked)
-            eventually(lambda: len(asked) >= before + 3)
+            before = asked.call_count
+            eventually(lambda: asked.call_count >= before + 3)
             assert httpx.get(f"http://{port.target}/metrics").status_code == 200
         finally:
             os.kill(server.pid, signal.SIGCONT)
         eventually(lambda: "works again" in caplog.text)
         eventually(lambda: live_targets(client) == [port.target])
     assert [r.levelname for r in caplog.records] == ["WARNING", "INFO"]
-
-
-def counted(call: Callable[[], object], calls: list[float]) -> Callable[[], object]:
-    def counting() -> object:
-        calls.append(time.monotonic())
-        return call()
-
-    return counting
 
 
 def test_closing_without_redis_still_closes_the_port(server, client, caplog):

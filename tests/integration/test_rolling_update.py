@@ -3,15 +3,13 @@
 import shutil
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
 import pytest
 import redis
 from ray import serve
-from serving import ALPHA, BETA, TEXT, Ask, Service, Task, make_task, replica_pids
+from serving import ALPHA, BETA, TEXT, Ask, Service, Task, asking, make_task, replica_pids
 
 from lora_folders import cut, make_adapter, merged_says
 from support import eventually, free_port
@@ -58,33 +56,6 @@ def served(
         serve.shutdown()
 
 
-@contextmanager
-def asking(service: Service, ask: Ask) -> Iterator[list[str]]:
-    """Clients that ask without a pause; the texts of their answers. Every answer must come."""
-    texts: list[str] = []
-    errors: list[BaseException] = []
-    ended = threading.Event()
-
-    def run() -> None:
-        with httpx.Client() as client:
-            while not ended.is_set():
-                try:
-                    texts.append(service.answer(ask, client).text)
-                except Exception as error:
-                    errors.append(error)
-
-    threads = [threading.Thread(target=run) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield texts
-    finally:
-        ended.set()
-        for thread in threads:
-            thread.join()
-    assert errors == []
-
-
 @pytest.mark.ray
 @pytest.mark.redis
 @pytest.mark.slow("five replicas start, one after the other")
@@ -95,12 +66,12 @@ def test_a_changed_adapter_arrives_while_requests_go_on_and_a_broken_one_changes
     task, ask, store = service.tasks[BETA], Ask(BETA, TEXT), TaskStore(client)
     adapter = make_adapter(Path(task.record.model), tmp_path / "lora")
     before = {name: replica_pids(name) for name in (ALPHA, BETA, "gateway")}
-    broken = tmp_path / "broken"
-    shutil.copytree(adapter, broken)
+    plain = service.expected(ask)
+    broken = shutil.copytree(adapter, tmp_path / "broken")
     cut(broken)
-    with asking(service, ask) as texts:
-        eventually(lambda: len(texts) > 5)
-        assert set(texts) == {service.expected(ask).text}
+    with asking(service, [ask], 3) as told:
+        eventually(lambda: len(told) > 5)
+        assert {said for _, said in told} == {plain}
         bad = f"version {store.put(replace(task.record, adapter=str(broken)))} cannot be used"
         eventually(lambda: any(bad in line for line in said))
         assert replica_pids(BETA) == before[BETA]
@@ -108,12 +79,13 @@ def test_a_changed_adapter_arrives_while_requests_go_on_and_a_broken_one_changes
         eventually(lambda: any(f"version {version} changes adapter" in line for line in said))
         ids = merged_says(Path(task.record.model), adapter, task.prompt(TEXT, chat=False), 24)
         adapted = task.tokenizer.decode(ids)
-        eventually(lambda: adapted in texts)
+        eventually(lambda: adapted in [said.text for _, said in told])
         eventually(lambda: len(now := replica_pids(BETA)) == 2 and not {*now} & {*before[BETA]})
         eventually(lambda: any(f"update to version {version} is complete" in line for line in said))
-        count = len(texts)
-        eventually(lambda: len(texts) > count + 10)
-    assert set(texts) == {service.expected(ask).text, adapted}
+        count = len(told)
+        eventually(lambda: len(told) > count + 10)
+    texts = [said.text for _, said in told]
+    assert set(texts) == {plain.text, adapted}
     assert set(texts[-5:]) == {adapted}
     assert service.status(BETA)["record_version"] == version
     assert {name: replica_pids(name) for name in (ALPHA, "gateway")} == {

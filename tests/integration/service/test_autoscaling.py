@@ -1,15 +1,11 @@
 """A task gets a second replica when many ask, and loses it when nobody does; no request fails."""
 
-import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 
-import httpx
 import pytest
 from ray import serve
-from serving import ALPHA, Ask, Said, Service
+from serving import ALPHA, Ask, Service, asking
 
 import tiny
 from support import eventually
@@ -42,34 +38,12 @@ def replicas() -> int:
     return serve.status().applications[NAME].deployments[ALPHA].replica_states.get("RUNNING", 0)
 
 
-@contextmanager
-def load(service: Service) -> Iterator[list[Future[list[tuple[Ask, Said]]]]]:
-    """Clients that ask without a pause; what each was told is there behind the block."""
-    enough = threading.Event()
-
-    def asked(number: int) -> list[tuple[Ask, Said]]:
-        told = []
-        with httpx.Client() as client:
-            while not enough.is_set():
-                one = Ask(ALPHA, tiny.SENTENCES[number % len(tiny.SENTENCES)])
-                told.append((one, service.answer(one, client)))
-        return told
-
-    with ThreadPoolExecutor(CLIENTS) as pool:
-        clients = [pool.submit(asked, number) for number in range(CLIENTS)]
-        try:
-            yield clients
-        finally:
-            enough.set()
-
-
 @pytest.mark.slow("waits for Serve to add and remove replicas")
 def test_replicas_come_with_the_load_and_go_with_it_and_no_request_fails(scaled: Service) -> None:
     assert replicas() == 1
-    with load(scaled) as clients:
+    with asking(scaled, [Ask(ALPHA, value) for value in tiny.SENTENCES], CLIENTS) as told:
         eventually(lambda: replicas() == 2)
     eventually(lambda: replicas() == 1)
-    told = [pair for client in clients for pair in client.result()]
     assert len(told) > CLIENTS
     for one, said in told:
         assert said == scaled.expected(one)

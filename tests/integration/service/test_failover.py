@@ -77,13 +77,9 @@ def whole(service: Service, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def both_serve(service: Service) -> None:
-    """Wait until the task has its two replicas."""
-    eventually(lambda: len(replica_pids(BETA)) == 2 and serving(service) == 2)
-
-
-def serving(service: Service) -> int:
-    """How many replicas of the task answer the gateway."""
-    return int(service.metrics().sum("tasc_replicas_reachable", task=BETA))
+    """Wait until the task has its two replicas, and both answer the gateway."""
+    reached = "tasc_replicas_reachable"
+    eventually(lambda: len(replica_pids(BETA)) == 2 == service.metrics().sum(reached, task=BETA))
 
 
 def failovers(service: Service, reason: str) -> float:

@@ -23,13 +23,6 @@ FORMAT = {"type": "json_schema", "name": "it", "schema": SCHEMA, "strict": True}
 GRAMMAR = 'start: "a"' + ' | "b"' * 3000
 
 
-def ids_told(service, answered):
-    """The ids of alpha's answer, by the bytes of its tokens."""
-    tokenizer = service.tasks[ALPHA].tokenizer
-    ids = {tokenizer.token_bytes(i): i for i in range(tokenizer.vocab_size)}
-    return [ids[utf8(name)] for name in answered.choices[0].logprobs.tokens]
-
-
 def test_another_seed_is_another_answer_and_without_one_they_differ(client):
     def answers(seeds):
         fields = [{} if seed is None else {"seed": seed} for seed in seeds]
@@ -53,7 +46,9 @@ def test_several_answers_differ_are_the_same_streamed_and_equal_at_temperature_0
 
 def test_biased_tokens_are_forced_and_forbidden(service, client):
     tokenizer = service.tasks[ALPHA].tokenizer
-    first, *_ = ids_told(service, complete(client, logprobs=0))
+    ids = {tokenizer.token_bytes(i): i for i in range(tokenizer.vocab_size)}
+    (answer,) = complete(client, logprobs=0).choices
+    first = ids[utf8(answer.logprobs.tokens[0])]
     other = (first + 1) % 100 + 50
     forced = complete(client, max_tokens=3, logit_bias={str(other): 100, str(first): -100})
     assert said(forced) == [(tokenizer.decode([other] * 3), "length")]
