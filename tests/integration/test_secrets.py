@@ -4,13 +4,12 @@ import asyncio
 import logging
 from pathlib import Path
 
-import httpx
 import pytest
 import redis
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, generate_latest
 
-from support import free_port, refused
+from support import asgi, free_port, refused
 from tasc_runtime.errors import SettingsError
 from tasc_runtime.protocol import Answer, Call, Refusal, TaskStatus
 from tasc_serve.access.access_control import AccessControl
@@ -66,15 +65,6 @@ def with_password(server: EmbeddedRedis, password: str) -> str:
     return server.url.replace("redis://", f"redis://default:{password}@")
 
 
-def ask(app: FastAPI, method: str, path: str, **request: object) -> httpx.Response:
-    async def once() -> httpx.Response:
-        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            return await client.request(method, path, **request)
-
-    return asyncio.run(once())
-
-
 def test_nothing_that_a_gateway_says_holds_a_secret(
     server: EmbeddedRedis, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,7 +92,7 @@ def test_nothing_that_a_gateway_says_holds_a_secret(
             body = {"model": TASK, "prompt": "hi"}
             asked = [("POST", "/v1/completions"), *(("GET", path) for path in GETS)]
             for method, path in asked:
-                answered = ask(app, method, path, json=body, headers=headers)
+                answered = asgi(app, method, path, json=body, headers=headers)
                 said.append(f"{answered.headers} {answered.text}")
                 codes.append(answered.status_code)
         return codes
@@ -113,7 +103,7 @@ def test_nothing_that_a_gateway_says_holds_a_secret(
         assert {200, 401, 404, 429, 500} <= set(codes)
         server.close()
         assert 503 in ask_all(app)
-        assert "no Redis answers at redis://" in ask(app, "GET", "/readyz").text
+        assert "no Redis answers at redis://" in asgi(app, "GET", "/readyz").text
     said.append(generate_latest(registry).decode())
     assert "Traceback" in caplog.text
     assert "API keys: Redis fails" in caplog.text

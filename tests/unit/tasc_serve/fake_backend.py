@@ -11,6 +11,7 @@ import httpx
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
+from support import asgi
 from tasc_engine import Acceptance, GenerationResult, Timings
 from tasc_runtime.protocol import Answer, Call, Piece, Refusal, TaskStatus, TokenText
 from tasc_serve.access.access_control import InFlight
@@ -131,12 +132,7 @@ class Service:
         )
 
     def ask(self, method: str, path: str, **request: object) -> httpx.Response:
-        async def once() -> httpx.Response:
-            transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
-            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-                return await client.request(method, path, **request)
-
-        return asyncio.run(once())
+        return asgi(self.app, method, path, **request)
 
     def counted(self, task: str, code: int) -> float | None:
         """How many answers with this code the gateway's metrics have."""

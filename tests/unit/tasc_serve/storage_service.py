@@ -1,6 +1,5 @@
 """The application over files and batches in a real Redis, asked one request at a time."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterable, Mapping
 
@@ -9,6 +8,7 @@ import redis
 from fake_backend import FakeBackend
 from prometheus_client import CollectorRegistry
 
+from support import asgi
 from tasc_serve.access.access_control import AccessControl, InFlight
 from tasc_serve.http.api import create_api
 from tasc_serve.http.batches.files_api import BatchStorage
@@ -55,12 +55,7 @@ class StorageService:
         return self.storage.files.page().items
 
     def ask(self, method: str, path: str, **request: object) -> httpx.Response:
-        async def once() -> httpx.Response:
-            transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
-            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-                return await client.request(method, path, **request)
-
-        return asyncio.run(once())
+        return asgi(self.app, method, path, **request)
 
     def send(
         self, body: bytes | AsyncIterable[bytes], headers: Mapping[str, str]

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
+from support import asgi
 from tasc_serve.http import proxy_guard
 from tasc_serve.http.proxy_guard import (
     OwnErrors,
@@ -26,12 +27,7 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def answered(*headers: tuple[bytes, bytes]) -> httpx.Response:
-    async def once() -> httpx.Response:
-        transport = httpx.ASGITransport(PlainHeaders(echo))
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            return await client.get("/", headers=list(headers))
-
-    return asyncio.run(once())
+    return asgi(PlainHeaders(echo), "GET", "/", headers=list(headers))
 
 
 @pytest.mark.parametrize("name", [b"X-Request-ID", b"traceparent", b"Anything"])
@@ -87,18 +83,16 @@ class Generating:
 def test_generating_requests_do_not_pass_through_serve_and_keep_their_id(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def asked(path: str, **headers: str) -> httpx.Response:
-        transport = httpx.ASGITransport(Shortcut(echo))
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            return await client.post(path, headers=headers)
+    def asked(path: str, **headers: str) -> httpx.Response:
+        return asgi(Shortcut(echo), "POST", path, headers=headers)
 
-    assert "direct" not in asyncio.run(asked("/direct")).json()  # no gateway is in this process
+    assert "direct" not in asked("/direct").json()  # no gateway is in this process
     monkeypatch.setattr(proxy_guard, "_direct", [])
     answer_directly(Generating())
-    assert "direct" not in asyncio.run(asked("/other")).json()
-    found = asyncio.run(asked("/direct", **{"X-Request-ID": "mine"}))
+    assert "direct" not in asked("/other").json()
+    found = asked("/direct", **{"X-Request-ID": "mine"})
     assert (found.json(), found.headers["x-request-id"]) == ({"direct": True}, "mine")
-    made = {asyncio.run(asked("/direct")).headers["x-request-id"] for _ in range(2)}
+    made = {asked("/direct").headers["x-request-id"] for _ in range(2)}
     assert len(made) == 2
 
 
@@ -109,12 +103,7 @@ def errors_of(status: int, body: bytes, kind: bytes) -> httpx.Response:
         await send({"type": "http.response.body", "body": body[:9], "more_body": True})
         await send({"type": "http.response.body", "body": body[9:], "more_body": False})
 
-    async def once() -> httpx.Response:
-        transport = httpx.ASGITransport(OwnErrors(app))
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            return await client.post("/v1/completions")
-
-    return asyncio.run(once())
+    return asgi(OwnErrors(app), "POST", "/v1/completions")
 
 
 @pytest.mark.parametrize("status", [404, 500, 502, 503])
