@@ -53,7 +53,7 @@ def run(run: Run, redis_url: str) -> Run:
 @pytest.fixture
 def key(tasc_here: InProcess) -> Run:
     """``tasc key`` on the shared store."""
-    return lambda *args, code=0: tasc_here.key(*args, code=code)
+    return lambda *args, code=0: tasc_here.run("key", *args, code=code)
 
 
 @pytest.fixture
