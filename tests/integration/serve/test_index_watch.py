@@ -67,7 +67,10 @@ def watched(client, worker):
     loop.close()
 
 
-def test_without_an_index_the_worker_drafts_from_prompts_only_and_says_so(task, worker, caplog):
+def test_without_an_index_the_worker_drafts_from_prompts_only_and_says_so(
+    client, task, tmp_path, caplog
+):
+    worker = EngineBuilder.of_task(client, task.record.name, ENGINE, cache_dir=tmp_path)
     assert (worker.artifact, worker.index_bytes) == (None, 0)
     assert f"tasc build-index {task.record.name}" in caplog.text
 
