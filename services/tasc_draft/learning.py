@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -96,7 +95,10 @@ def build_learnt_index(
     outputs: Tokens, prompts: Tokens, *, eos_id: int, settings: DraftSettings, **facts: Any
 ) -> DraftIndex:
     """Build an index with its `corpus_weights`; ``facts`` are other arguments of `build_index`."""
-    build = partial(build_index, eos_id=eos_id, **facts)
+
+    def build(outputs: Tokens, prompts: Tokens) -> DraftIndex:
+        return build_index(outputs, prompts, eos_id=eos_id, **facts)
+
     weights = corpus_weights(build, outputs, prompts, eos_id=eos_id, settings=settings)
     return dataclasses.replace(build(outputs, prompts), weights=weights)
 

@@ -176,11 +176,11 @@ class TokenCorpus:
         Args:
             weights: Those of an index of some of these rows; by default they are learnt.
         """
-        rows = self.outputs, self.prompts
+        outputs, prompts = self.outputs, self.prompts
         if kept is not None:
-            rows = self.outputs.take(kept), self.prompts.take(kept) if self.prompts else None
-        weights = weights or self._learnt(*rows)
-        index = self._built(*rows, self.progress)
+            outputs, prompts = outputs.take(kept), prompts.take(kept) if prompts else None
+        weights = weights or self._learnt(outputs, prompts)
+        index = self._built(outputs, prompts, self.progress)
         return replace(index, weights=weights, settings=self.before.settings)
 
     def _learnt(self, outputs: Tokens, prompts: Tokens | None) -> Weights | None:
@@ -188,9 +188,9 @@ class TokenCorpus:
             return None
         rounds = count()
 
-        def built(*rows: Tokens) -> DraftIndex:
+        def built(outputs: Tokens, prompts: Tokens) -> DraftIndex:
             self.progress("learn", next(rounds), EPOCHS)
-            return self._built(*rows)
+            return self._built(outputs, prompts)
 
         return corpus_weights(
             built,
