@@ -78,10 +78,12 @@ class IncrementalDetokenizer:
             return piece
 
     def _append(self, piece: str) -> bool:
-        since = max(0, len(self._text) - self._longest + 1)
+        before = len(self._text)
         self._text += piece
         stops = self._stop if len(self._ids) > self._min_tokens else ()
-        found = [(at, at + len(s)) for s in stops if (at := self._text.find(s, since)) >= 0]
+        # Each from where it would end in the piece: earlier ones may have come too soon to count.
+        starts = ((s, self._text.find(s, max(0, before - len(s) + 1))) for s in stops)
+        found = [(at, at + len(s)) for s, at in starts if at >= 0]
         if found:
             self._text = self._text[: min(found)[self._keep_stop]]
             self.stopped = True

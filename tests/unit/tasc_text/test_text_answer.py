@@ -172,6 +172,7 @@ CASES = {
 def test_what_is_sent_behind_each_token(byte_level: TaskTokenizer, case: Case) -> None:
     ids = [i for character in case.text for i in byte_level.encode_outputs([character])[0]]
     assert len(ids) == len(case.text)
+    more = [i for _ in range(2) for i in byte_level.encode_outputs(["q"])[0]]
     answer, sent = IncrementalDetokenizer(byte_level, case.stop), []
     while len(sent) < len(ids) and not answer.stopped:
         answer.push([ids[len(sent)]])
@@ -186,8 +187,10 @@ def test_what_is_sent_behind_each_token(byte_level: TaskTokenizer, case: Case) -
     whole = [at_once.text + stop for stop in case.stop] if case.stopped else [at_once.text]
     assert keeping.text in whole
     assert keeping.take() + keeping.finish(keeping.text) == keeping.text
-    late = IncrementalDetokenizer(byte_level, case.stop, min_tokens=len(sent))
-    assert (late.push(ids[: len(sent)]), late.stopped) == (len(sent), False)
+    never = "\n" * 9  # however long another stop string is, one that came too soon does not count
+    late = IncrementalDetokenizer(byte_level, [*case.stop, never], min_tokens=len(sent))
+    assert (late.push([*ids[: len(sent)], *more]), late.stopped) == (len(sent) + 2, False)
+    assert late.text == case.text[: len(sent)] + "qq"
     soon = IncrementalDetokenizer(byte_level, case.stop, min_tokens=len(sent) - 1)
     assert (soon.push(ids), soon.text) == (len(sent), at_once.text)
 
