@@ -360,8 +360,8 @@ class RuleFields(Body):
     include_stop_str_in_output: bool = Field(
         False, description="extension: whether a stop string is a part of the answer"
     )
-    min_tokens: int = Field(
-        0, ge=0, description="extension: nothing ends an answer before it has so many; no guide"
+    min_tokens: Annotated[int, Field(ge=0, lt=2**31)] = Field(
+        0, description="extension: nothing ends an answer before it has so many; no guide"
     )
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = Field(
         None,

@@ -64,7 +64,7 @@ BAD_VALUES = {
     "structured_outputs": [[], "a", "{}"],
     "stop_token_ids": [5, [1] * 65, {}],
     "include_stop_str_in_output": [1],
-    "min_tokens": [-1, 1.5],
+    "min_tokens": [-1, 1.5, 2**31],
     "truncate_prompt_tokens": [-2, 2**31],
     "metrics": ["all"],
     "stop": ["", 5, ["x"] * 17, "caf\N{REPLACEMENT CHARACTER}", "\ud83d", ["x", "\ude42"]],
