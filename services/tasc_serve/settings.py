@@ -8,8 +8,12 @@ from typing import Any, Literal, Self
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
+from tasc_engine import GenerationRequest
+from tasc_engine.request import MOST_LOGPROBS
 from tasc_runtime.engine_settings import DraftOverrides, EngineSettings, Section
 from tasc_runtime.errors import ServiceError, SettingsError
+from tasc_runtime.protocol import Call
+from tasc_runtime.sampling_options import FieldError
 
 
 class LimitSettings(Section):
@@ -27,7 +31,11 @@ class LimitSettings(Section):
         description="Maximum number of prompts in one request; if n is above 1, of their answers.",
     )
     max_total_tokens: int = Field(
-        4096, ge=1, description="Maximum tokens of all answers to one prompt if n is above 1."
+        4096,
+        ge=1,
+        description="Maximum tokens of all answers to one prompt if n is above 1. Several answers "
+        "with logprobs have at most so many tokens with 20 logprobs each, echoed prompts included; "
+        "with fewer logprobs, more.",
     )
     guide_timeout_s: float = Field(
         5.0, gt=0, description="Maximum time to compile a new guide; after it the answer is 503."
@@ -138,14 +146,20 @@ class LimitSettings(Section):
             )
         return self
 
-    def over_total(self, n: int, max_tokens: int) -> str | None:
-        """What is wrong with ``n`` answers of ``max_tokens`` each, if that is too much."""
-        total, most = n * max_tokens, self.max_total_tokens
-        if n == 1 or total <= most:
-            return None
-        return (
-            f"n is {n} answers of {max_tokens} tokens, {total} together; at most {most} are taken"
-        )
+    def require_total(self, call: Call, request: GenerationRequest) -> None:
+        """Raise FieldError where all answers to one request, each like this one, are too much."""
+        n, each, most = call.n, request.max_tokens, self.max_total_tokens
+        if n > 1 and n * each > most:
+            found = f"n is {n} answers of {each} tokens, {n * each} together"
+            raise FieldError("n", f"{found}; at most {most} are taken")
+        if (count := n * call.prompts) == 1 or request.logprobs is None:
+            return
+        told = each + len(request.prompt) * request.prompt_logprobs
+        total, most = count * told * (1 + request.logprobs), most * (1 + MOST_LOGPROBS)
+        if total > most:
+            found = f"logprobs is {request.logprobs} for {count} times {told} tokens"
+            way_out = f"at most {most} are taken: lower it, or send fewer prompts"
+            raise FieldError("logprobs", f"{found}, {total} values together; {way_out}")
 
 
 class FailoverSettings(Section):

@@ -230,9 +230,7 @@ def _digest(batch: str, ordinal: int) -> bytes:
 def _require_taken(call: Call, builder: EngineBuilder, limits: LimitSettings) -> None:
     """Raises ApiError 400 for what a replica would refuse."""
     try:
-        request = builder.request(call)
-        if over := limits.over_total(call.n, request.max_tokens):
-            raise FieldError("n", over)
+        limits.require_total(call, builder.request(call))
     except FieldError as error:
         raise ApiError(400, str(error), error.field) from error
     except ValueError as error:

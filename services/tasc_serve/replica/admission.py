@@ -82,8 +82,7 @@ class Admission:
         version = call.record_version or self._builder.record_version
         try:
             request, guide = await self._read(call, version, id)
-            if over := self._limits.over_total(call.n, request.max_tokens):
-                return Refusal("invalid", over, "n")
+            self._limits.require_total(call, request)
             if refusal := await self._known(guide):
                 return refusal
             made = self._builder.guide(call, version, request, guide)

@@ -166,6 +166,20 @@ def test_answers_that_are_too_long_together_are_refused_also_where_the_task_says
     assert "40 together; at most 30" in found(4).message
 
 
+@pytest.mark.parametrize(
+    ("prompts", "logprobs", "taken"),
+    [(2, 20, True), (3, 20, False), (3, 12, True), (1, 20, True), (99, None, True)],
+)
+def test_log_probabilities_of_many_prompts_are_bounded_together(prompts, logprobs, taken):
+    def read(call):
+        tells = logprobs is not None
+        return GenerationRequest("id", (1,) * 80, 20, logprobs=logprobs, prompt_logprobs=tells)
+
+    (found,) = admitted([call(prompts=prompts)], worker_of(read=read), max_total_tokens=200)
+    assert isinstance(found, Ready) == taken
+    assert taken or (found.kind, found.param) == ("invalid", "logprobs")
+
+
 def test_rules_are_compiled_once_and_off_the_event_loop():
     worker = worker_of()
     worker.engine.waits = True
