@@ -20,7 +20,10 @@ class LimitSettings(Section):
     """Limits of requests, files and batches, and of the time that anything may take."""
 
     max_prompt_bytes: int = Field(
-        262_144, ge=1, description="Maximum size of a prompt; a longer one is answered with 400."
+        262_144,
+        ge=1,
+        description="Maximum size of a prompt; a longer one is answered with 400. If n is above 1, "
+        "the prompts of all answers have at most max_choices times this size.",
     )
     max_body_bytes: int = Field(4_194_304, ge=1, description="Maximum size of an HTTP body.")
     max_tokens: int = Field(512, ge=1, description="Maximum of max_tokens in a request.")

@@ -70,6 +70,7 @@ log = logging.getLogger(__name__)
 
 DEFAULT_MODEL_LEN = 1024  # tokens of a row, unless the model has fewer positions
 _ANY_INPUT = "a"  # what its prompt begins with, those of other inputs begin with, too
+_LONG_TEXT = 16_384  # characters: its tokens take some milliseconds
 _ENDLESS = 2**31 - 1  # tokens: what does not fit so many is not too long, it is wrong
 
 
@@ -249,8 +250,10 @@ class EngineBuilder:
         return isinstance(self.template, ChatTemplate)
 
     def waits_to_render(self, call: Call) -> bool:
-        """Whether `read` waits for another process, so that no event loop may call it."""
-        return call.templated and self.has_chat_template
+        """Whether `read` waits for another process or a long text, so not on an event loop."""
+        if call.templated and self.has_chat_template:
+            return True
+        return not isinstance(call.prompt, tuple) and len(str(call.prompt)) > _LONG_TEXT
 
     def with_row(self, call: Call) -> Call:
         """A call with the row's input for its prompt where a format string takes only that."""

@@ -152,8 +152,10 @@ def calls_of(
             timeout_s=min(body.timeout or limits.request_timeout_s, limits.request_timeout_s),
         )
         group = CallGroup.of(call, prompts)
-        for one in group.calls[::n]:
-            _require_short(one, limits)
+        size = sum(_short_size(one, limits) for one in group.calls[::n])
+        if n > 1:  # each answer's call has its prompt
+            found = f"is {n} answers to {size} bytes of prompts, {n * size} together"
+            _require_at_most("n", found, n * size, limits.max_prompt_bytes * limits.max_choices)
         limit = body.limit or 0
         _require_at_most(body.limit_field, f"is {limit} tokens", limit, limits.max_tokens)
         return group
@@ -161,13 +163,15 @@ def calls_of(
         raise ApiError(400, str(error), error.field) from error
 
 
-def _require_short(call: Call, limits: LimitSettings) -> None:
-    most = limits.max_prompt_bytes
+def _short_size(call: Call, limits: LimitSettings) -> int:
+    """Bytes of a prompt, about. Raises FieldError: it is too long."""
+    most, each, unit = limits.max_prompt_bytes, 1, "bytes"
     if isinstance(call.prompt, tuple):
-        size, unit, most = len(call.prompt), "token ids", most // _BYTES_PER_TOKEN
+        size, each, unit = len(call.prompt), _BYTES_PER_TOKEN, "token ids"
     else:
-        size, unit = len(str(call.prompt).encode()), "bytes"
-    _require_at_most(call.prompt_field, f"has {size} {unit}", size, most)
+        size = len(str(call.prompt).encode())
+    _require_at_most(call.prompt_field, f"has {size} {unit}", size, most // each)
+    return size * each
 
 
 def _require_at_most(field: str, found: str, size: int, limit: int) -> None:

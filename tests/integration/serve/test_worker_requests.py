@@ -16,6 +16,7 @@ from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.protocol import Call
 from tasc_runtime.sampling_options import AnswerGuide, FieldError, SamplingOptions
 from tasc_store import SamplingDefaults, TaskStore, connect
+from tasc_text import Conversation, Message
 
 pytestmark = pytest.mark.redis
 ENGINE = EngineSettings(rows=4, max_model_len=128, device="cpu", cost_aware=False)
@@ -115,3 +116,10 @@ def test_rows_of_one_batch_are_answered_as_by_their_own_merged_models(made, adap
     assert [found[i] for i in range(len(asked))] == expected
     assert expected[0] != expected[1]
     assert expected[0] != made.plain(made.prompt(asked[0][0], chat=True), 24).text
+
+
+def test_texts_that_take_long_are_read_on_no_event_loop(worker):
+    for prompt in ("x" * 99_999, Conversation((Message("user", "x" * 99_999),))):
+        assert worker.waits_to_render(replace(call(), prompt=prompt))
+    for prompt in ("x", (1,) * 99_999):
+        assert not worker.waits_to_render(replace(call(), prompt=prompt))

@@ -109,6 +109,7 @@ def test_a_long_name_is_cut():
         ({"prompt": ["a", "b", "éé"]}, "prompt.2", {"max_prompt_bytes": 3}),
         ({"prompt": ["a"] * 4}, "prompt", {"max_prompts": 3}),
         ({"prompt": ["a"] * 2, "n": 4}, "n", {"max_prompts": 7}),
+        ({"prompt": ["a"] * 2, "n": 2}, "n", {"max_prompt_bytes": 1, "max_choices": 3}),
     ],
 )
 def test_what_is_too_large_is_refused_with_the_limit(change, field, limits):
