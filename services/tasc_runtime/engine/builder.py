@@ -345,7 +345,8 @@ class EngineBuilder:
             ValueError: The prompt has no tokens, or a limit is out of range.
         """
         record = self.records.of(version)
-        asked, guide = call.options, call.options.guide_for(record)
+        asked = call.options
+        guide = None if call.max_tokens == 0 else asked.guide_for(record)
         if guide:
             guide.require_whole(call.stop)
         prompt = self._truncated(self._prompt(call), call, record)

@@ -118,6 +118,17 @@ def test_rows_of_one_batch_are_answered_as_by_their_own_merged_models(made, adap
     assert expected[0] != made.plain(made.prompt(asked[0][0], chat=True), 24).text
 
 
+def test_a_prompt_alone_needs_no_room_for_the_tasks_choices(worker):
+    request = worker.request(replace(call(echo=True, logprobs=0), max_tokens=0))
+    assert (request.guide, request.max_tokens) == (None, 1)
+    (result,) = worker.engine.generate([request])
+    assert len(result.logprobs) == len(request.prompt)
+
+
+def test_a_stop_that_no_choice_holds_is_taken(worker):
+    assert worker.request(replace(call(), stop=("musical",))).stop[-1] == "musical"
+
+
 def test_texts_that_take_long_are_read_on_no_event_loop(worker):
     for prompt in ("x" * 99_999, Conversation((Message("user", "x" * 99_999),))):
         assert worker.waits_to_render(replace(call(), prompt=prompt))
