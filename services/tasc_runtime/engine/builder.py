@@ -415,9 +415,10 @@ class EngineBuilder:
         self, prompt: tuple[int, ...], call: Call, record: TaskRecord
     ) -> tuple[int, ...]:
         """The last tokens of a prompt, where a call asks for no more."""
-        most = call.options.truncate_prompt_tokens
+        most, longest = call.options.truncate_prompt_tokens, self.engine.longest
         if most == -1:
-            most = max(self.engine.longest - (call.max_tokens or record.max_tokens), 1)
+            own = min(record.max_tokens, longest // 2)
+            most = max(longest - (own if call.max_tokens is None else call.max_tokens or 1), 1)
         return prompt[-most:] if most else prompt
 
     def _room(self, call: Call, prompt: tuple[int, ...]) -> int:

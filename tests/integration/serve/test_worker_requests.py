@@ -42,7 +42,7 @@ def worker_of(redis_url, made, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def worker(worker_of):
-    return worker_of(choices=CHOICES, sampling=DEFAULTS, max_tokens=20)
+    return worker_of(choices=CHOICES, sampling=DEFAULTS, max_tokens=100)
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +123,14 @@ def test_a_prompt_alone_needs_no_room_for_the_tasks_choices(worker):
     assert (request.guide, request.max_tokens) == (None, 1)
     (result,) = worker.engine.generate([request])
     assert len(result.logprobs) == len(request.prompt)
+
+
+@pytest.mark.parametrize(("most", "kept"), [(None, 64), (0, 127), (1, 127), (90, 38)])
+def test_a_truncated_prompt_leaves_as_much_room_as_its_answer_needs(worker, most, kept):
+    ids, asked = tuple(i % 99 for i in range(150)), call(truncate_prompt_tokens=-1)
+    cut = replace(asked, prompt=ids, max_tokens=most)
+    request, _ = worker.read(cut, worker.record_version, "1")
+    assert request.prompt == ids[-kept:]
 
 
 def test_a_stop_that_no_choice_holds_is_taken(worker):
