@@ -24,7 +24,7 @@ from tasc_serve.http.parsing import (
     read_body,
 )
 from tasc_serve.http.ray_proxy import ARRIVAL
-from tasc_serve.http.responses import Reply, failure_event, json_of
+from tasc_serve.http.responses import Reply, json_of
 from tasc_serve.http.responses_api import ResponsesReply
 from tasc_serve.http_errors import ApiError, of_refusal, of_unexpected
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
@@ -195,7 +195,7 @@ class Generation:
         if retry:
             events = retry.keeping(events)
         headers = {**permit.headers, **self._ignored(reply.task, group)}
-        return _Events(events, pieces, deadline, group, scope, headers)
+        return _Events(events, reply.failure, pieces, deadline, group, scope, headers)
 
     def _ignored(self, task: str, group: CallGroup) -> Mapping[str, str]:
         """A header with the messages that did not enter the prompt, which are counted.
@@ -254,13 +254,14 @@ class _Events(StreamingResponse):
     def __init__(
         self,
         events: AsyncIterator[str],
+        failure: Callable[[ApiError], str],
         pieces: AsyncGenerator[choices.Numbered, None],
         deadline: float,
         group: CallGroup,
         scope: RequestScope,
         headers: Mapping[str, str],
     ) -> None:
-        self._pieces, self._scope = pieces, scope
+        self._pieces, self._scope, self._failure = pieces, scope, failure
         self._deadline, self._group = deadline, group
         self._code = CLIENT_CLOSED_REQUEST
         self._events = self._ended(events)
@@ -296,9 +297,9 @@ class _Events(StreamingResponse):
                 yield event
             self._code = 200
         except Exception as error:
-            failure = _failure(error, self._group)
-            self._code = failure.status
-            yield failure_event(failure)
+            failed = _failure(error, self._group)
+            self._code = failed.status
+            yield self._failure(failed)
 
 
 def _since(arrival: str | None) -> float | None:

@@ -267,13 +267,12 @@ class Reply:
             yield _event(self.last([results[i] for i in sorted(results)]))
         yield _DONE
 
+    def failure(self, error: ApiError) -> str:
+        """The end of a stream that cannot go on, after its status line was sent."""
+        return _event(error.body) + _DONE
+
 
 _DONE = "data: [DONE]\n\n"
-
-
-def failure_event(error: ApiError) -> str:
-    """The end of a stream that cannot go on, after its status line was sent."""
-    return _event(error.body) + _DONE
 
 
 def _event(content: dict[str, Any]) -> str:

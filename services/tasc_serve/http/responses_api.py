@@ -5,7 +5,7 @@ Nothing is kept: a request brings its whole conversation, and the answer is one 
 
 import itertools
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -137,6 +137,7 @@ class ResponsesReply:
     task: str
     group: CallGroup
     created: int = field(default_factory=lambda: int(time.time()))
+    _numbers: Iterator[int] = field(default_factory=itertools.count)  # of the events
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         (answer,) = answers
@@ -149,12 +150,7 @@ class ResponsesReply:
         Raises:
             ApiError: The answer failed.
         """
-        numbers = itertools.count()
-
-        def event(kind: str, **content: Any) -> str:
-            content = {"type": kind, "sequence_number": next(numbers), **content}
-            return f"event: {kind}\ndata: {json_of(content).decode()}\n\n"
-
+        event = self._event
         item: dict[str, Any] = {"output_index": 0}
         place = {**item, "item_id": self._message()["id"], "content_index": 0}
         begun = self._response()
@@ -185,6 +181,19 @@ class ResponsesReply:
         yield event("response.output_item.done", **item, item=message)
         response = self._response(result, [message])
         yield event(f"response.{response['status']}", response=response)
+
+    def failure(self, error: ApiError) -> str:
+        """The event that ends a stream which cannot go on.
+
+        Clients of OpenAI's raise an error by ``error``, which its type of the event has not.
+        """
+        body = in_its_words(error).body
+        told = {name: body["error"][name] for name in ("code", "message", "param")}
+        return self._event("error", **told, **body)
+
+    def _event(self, kind: str, **content: Any) -> str:
+        content = {"type": kind, "sequence_number": next(self._numbers), **content}
+        return f"event: {kind}\ndata: {json_of(content).decode()}\n\n"
 
     def _response(
         self, result: GenerationResult | None = None, output: Sequence[dict[str, Any]] = ()

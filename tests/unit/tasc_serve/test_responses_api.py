@@ -177,7 +177,8 @@ def test_what_a_replica_says_of_messages_is_said_of_the_input():
 
 def test_a_stream_that_breaks_off_ends_with_an_error():
     first, *_ = answer("Hel", "lo")
-    response = asked(FakeBackend(first, Refusal("failed", "it broke")), stream=True)
-    *_, error, done, after = response.text.split("\n\n")
-    assert json.loads(error.removeprefix("data: "))["error"]["message"] == "it broke"
-    assert (done, after) == ("data: [DONE]", "")
+    refusal = Refusal("invalid", "messages.0.content broke", "messages.0.content")
+    *_, delta, error = streamed(first, refusal)
+    assert delta.delta == "Hel"
+    assert (error.type, error.message, error.param) == ("error", "input broke", "input")
+    assert error.error["message"] == "input broke", "by which OpenAI's client knows an error"
