@@ -419,8 +419,8 @@ class LLM:
             messages: One conversation or several, each a list of messages with ``role`` (system,
                 developer, user or assistant) and ``content``.
             progress: As for `generate`.
-            options: As for `generate`; ``add_generation_prompt``, ``chat_template_kwargs``, and
-                ``strict_messages`` to refuse messages that are not used.
+            options: As for `generate`; ``add_generation_prompt``, ``chat_template_kwargs``,
+                ``reasoning_effort``, and ``strict_messages`` to refuse messages that are not used.
 
         Raises:
             FieldError: As for `generate`; a message cannot be used, or the template refuses it.

@@ -545,6 +545,17 @@ def _plain_json(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
+_Word = Annotated[str, StringConstraints(max_length=256)]
+
+
+class Reasoning(Body):
+    effort: _Word | None = None
+    context: _Word | None = Field(None, description="not used")
+    generate_summary: _Word | None = Field(None, description="not used")
+    mode: _Word | None = Field(None, description="not used")
+    summary: _Word | None = Field(None, description="not used")
+
+
 class TemplateFields(Body):
     """How a prompt is made of a conversation."""
 
@@ -559,6 +570,10 @@ class TemplateFields(Body):
     chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_plain_json)] | None = Field(
         None, description="extension, for chat templates: further variables"
     )
+    reasoning_effort: _Word | None = Field(
+        None, description="for chat templates: a variable of this name"
+    )
+    reasoning: Reasoning | None = Field(None, description="its effort is reasoning_effort")
 
     def conversation_of(self, messages: Sequence[ChatMessage]) -> str | Conversation:
         """The messages; of a user's message alone, which any template takes, its text."""
@@ -566,7 +581,14 @@ class TemplateFields(Body):
         if self.chat_template_kwargs is not None:
             variables = json.dumps(self.chat_template_kwargs)
         turns = tuple(Message(m.role, m.content, m.name) for m in messages)
-        whole = Conversation(turns, self.strict_messages, self.add_generation_prompt, variables)
+        named = self.reasoning.effort if self.reasoning else None
+        whole = Conversation(
+            turns,
+            self.strict_messages,
+            self.add_generation_prompt,
+            variables,
+            self.reasoning_effort or named,
+        )
         alone = Conversation((Message("user", turns[-1].content),), self.strict_messages)
         return alone.messages[0].content if whole == alone else whole
 

@@ -64,11 +64,12 @@ class ChatTemplate(Template):
             RuntimeError: The process that renders cannot run.
         """
         asked = Conversation((Message("user", value),)) if isinstance(value, str) else value
+        effort = {"reasoning_effort": asked.reasoning_effort} if asked.reasoning_effort else {}
         wanted = {
             "source": self.source,
             "messages": self._turns(asked.messages),
             "add_generation_prompt": asked.add_generation_prompt is not False,
-            "variables": {**dict(self.tokens), **_variables(asked)},
+            "variables": {**dict(self.tokens), **effort, **_variables(asked)},
         }
         answer = _renderer().ask(wanted)
         if (text := answer.get("text")) is None:

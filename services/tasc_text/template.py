@@ -49,12 +49,14 @@ class Conversation:
         add_generation_prompt: Whether the prompt ends with the head of an assistant's turn; unset:
             it does.
         variables: A JSON object with further variables of a chat template.
+        reasoning_effort: Another such variable, which format strings need not refuse.
     """
 
     messages: tuple[Message, ...]
     strict: bool = False
     add_generation_prompt: bool | None = None
     variables: str | None = None
+    reasoning_effort: str | None = None
 
     def __str__(self) -> str:
         """All that a client sent; its length is that of what a template is given."""

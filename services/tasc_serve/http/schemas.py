@@ -46,8 +46,6 @@ class HarmlessFields(Body):
     prompt_cache_options: _Object | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: int | None = None
-    reasoning_effort: Label | None = None
-    reasoning: _Object | None = None
     verbosity: Label | None = None
     prediction: _Object | None = None
     access_programs: _Object | None = None

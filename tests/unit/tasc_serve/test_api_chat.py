@@ -4,7 +4,17 @@ import json
 from dataclasses import replace
 
 import pytest
-from fake_backend import CHAT, MESSAGE, STATUS, TASK, FakeBackend, Service, answer, error_of
+from fake_backend import (
+    CHAT,
+    MESSAGE,
+    RESPONSES,
+    STATUS,
+    TASK,
+    FakeBackend,
+    Service,
+    answer,
+    error_of,
+)
 
 from tasc_runtime.protocol import Refusal
 from tasc_text import Conversation, Message
@@ -65,6 +75,19 @@ def test_fields_for_chat_templates_reach_the_replica():
     assert call.prompt.messages == (Message("user", "hi", "ann"),)
     assert (call.prompt.strict, call.prompt.add_generation_prompt) == (True, False)
     assert json.loads(call.prompt.variables) == kwargs
+
+
+@pytest.mark.parametrize(
+    "more", [{"reasoning_effort": "high"}, {"reasoning": {"effort": "high", "summary": "auto"}}]
+)
+def test_a_reasoning_effort_reaches_the_replica_and_no_message_is_ignored(more):
+    for path, asked in ((CHAT, {"messages": [MESSAGE]}), (RESPONSES, {"input": "hi"})):
+        backend = FakeBackend(*answer("yes"))
+        response = Service(backend).ask("POST", path, json={"model": TASK, **asked, **more})
+        assert response.status_code == 200, response.text
+        want = Conversation((Message("user", "hi"),), reasoning_effort="high")
+        assert [call.prompt for call in backend.calls] == [want]
+        assert IGNORED not in response.headers
 
 
 def test_what_a_replica_refuses_is_an_error_of_the_client():

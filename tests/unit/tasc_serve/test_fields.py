@@ -56,8 +56,6 @@ HARMLESS: dict[str, Any] = {
     "prompt_cache_options": {"mode": "implicit", "ttl": "30m"},
     "parallel_tool_calls": False,
     "max_tool_calls": 1,
-    "reasoning_effort": "low",
-    "reasoning": {"effort": "low", "summary": "auto"},
     "verbosity": "low",
     "prediction": {"type": "content", "content": "hello"},
     "access_programs": {"cyber": "standard"},

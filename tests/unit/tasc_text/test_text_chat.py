@@ -113,6 +113,19 @@ def test_variables_are_the_clients_but_for_what_is_rendered(tmp_path: Path) -> N
     assert refused.value.field == "chat_template_kwargs"
 
 
+def test_a_reasoning_effort_is_a_variable_that_format_strings_leave_out() -> None:
+    reads = ChatTemplate("{{ reasoning_effort or 'usual' }}")
+    for effort, variables, expected in (
+        (None, None, "usual"),
+        ("high", None, "high"),
+        ("high", '{"reasoning_effort": "low"}', "low"),
+    ):
+        asked = conversation([{"role": "user", "content": "a"}], variables=variables)
+        asked = dataclasses.replace(asked, reasoning_effort=effort)
+        assert reads.render(asked) == expected
+    assert PromptTemplate("{input}").render(dataclasses.replace(asked, variables=None)) == "a"
+
+
 def test_a_developers_message_is_a_system_prompt_where_the_template_knows_no_developer() -> None:
     assert WELL.render(turns("developer", "user")) == "[system]0[user]1"
     knows = ChatTemplate(TURNS + "{# developer #}")
