@@ -204,16 +204,21 @@ class TokenTexts:
     Args:
         ends: Ids that end the answer: they are no part of it.
         said: Its first tokens, of which somebody else has told.
+        written: The text that the tokens begin with, where that is not what they are decoded to.
     """
 
     def __init__(
-        self, tokenizer: TaskTokenizer, ends: Sequence[int], said: Sequence[int] = ()
+        self,
+        tokenizer: TaskTokenizer,
+        ends: Sequence[int],
+        said: Sequence[int] = (),
+        written: str = "",
     ) -> None:
         self._tokenizer = tokenizer
         self._ends = frozenset(ends)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._length = 0  # characters so far that no later byte can change
-        self._begun = False
+        self._begun, self._written = False, written
         self.of([TokenLogprob(token, 0.0) for token in said])
 
     def of(self, logprobs: Sequence[TokenLogprob]) -> tuple[TokenText, ...]:
@@ -234,15 +239,17 @@ class TokenTexts:
         return begun and bool(shown) and not 0x80 <= shown[0] < 0xC0
 
     def _shown(self, token: int) -> bytes:
-        """What the token adds to the answer's text: special ones nothing, and some tokenizers drop
-        the blank that an answer begins with."""
+        """What the token adds to the answer's text: special ones nothing unless they are written
+        there, and some tokenizers drop the blank that an answer begins with."""
+        utf8, at = self._tokenizer.token_bytes(token), self._length
         if token in self._tokenizer.special_ids:
-            return b""
-        utf8 = self._tokenizer.token_bytes(token)
+            return utf8 if self._written.startswith(utf8.decode(), at) else b""
         first, self._begun = not self._begun, True
-        if first and utf8[:1] == b" " and self._tokenizer.decode([token])[:1] != " ":
-            return utf8[1:]
-        return utf8
+        if at < len(self._written):
+            dropped = utf8[:1] == b" " and not self._written[at].isspace()
+        else:
+            dropped = first and self._tokenizer.drops_blank(token)
+        return utf8[1:] if dropped else utf8
 
 
 class AnswerTexts:
@@ -263,13 +270,17 @@ class AnswerTexts:
         echo, committed = call.options.echo, request.committed_ids
         ends = () if request.ignore_eos or echo else tokenizer.eos_ids
         said = (*request.prompt, *committed) if echo and committed else committed
-        self._texts = TokenTexts(tokenizer, ends, said)
+        text = isinstance(call.prompt, str) and not call.options.truncate_prompt_tokens
+        written = str(call.prompt) if echo and text else ""
+        self._texts = TokenTexts(tokenizer, ends, said, written)
         self._streams, self._is_empty = request.stream, call.max_tokens == 0
         self._scored = request.prompt[:1] if request.prompt_logprobs else ()
         self._prompt = ""
         if echo and not committed:
-            text = isinstance(call.prompt, str) and not call.options.truncate_prompt_tokens
-            self._prompt = str(call.prompt) if text else tokenizer.decode(request.prompt)
+            self._prompt = written or tokenizer.decode(request.prompt)
+        self._tokenizer = tokenizer
+        has_text = [self._first(ids) is not None for ids in (request.prompt, committed)]
+        self._joins = echo and has_text == [True, False]
 
     def piece(self, delta: Delta, index_version: int | None) -> Piece:
         """The next piece of the answer; all of it where the request does not stream."""
@@ -281,10 +292,20 @@ class AnswerTexts:
                 result = dataclasses.replace(result, text="", tokens=(), finish_reason="length")
         first = self._texts.of([TokenLogprob(id_, 0.0) for id_ in self._scored])
         tokens = (*(dataclasses.replace(t, logprob=None) for t in first), *self._texts.of(logprobs))
+        front = self._prompt
+        said = self._first(result.tokens if result and not self._streams else ids)
+        if self._joins and said is not None:  # the answer, decoded alone, may lack its blank
+            front += " " * self._tokenizer.drops_blank(said)
+            self._joins = False
         if result:  # log-probabilities travel as texts
-            whole = self._prompt + result.text
+            whole = front + result.text
             result = dataclasses.replace(
                 result, text=whole, logprobs=(), index_version=index_version
             )
-        text, self._prompt, self._scored = self._prompt + text, "", ()
+        text, self._prompt, self._scored = front + text, "", ()
         return Piece(text, tokens, result, ids, self._record_version)
+
+    def _first(self, tokens: Sequence[int]) -> int | None:
+        """The first token that has a text in answers."""
+        special = self._tokenizer.special_ids
+        return next((token for token in tokens if token not in special), None)

@@ -191,6 +191,10 @@ class TaskTokenizer:
             found = self._bytes[id_] = self._bytes_of(id_)
         return found
 
+    def drops_blank(self, id_: int) -> bool:
+        """Whether a text that begins with a token lacks the blank that the token begins with."""
+        return self.token_bytes(id_)[:1] == b" " and self.decode([id_])[:1] != " "
+
     @cached_property
     def _bytes(self) -> dict[int, bytes]:
         return {}

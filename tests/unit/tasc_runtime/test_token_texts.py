@@ -3,11 +3,18 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 import tiny
-from tasc_engine import TokenLogprob
-from tasc_runtime.protocol import TokenTexts
+from tasc_engine import (
+    Delta,
+    GenerationRequest,
+    GenerationResult,
+    Timings,
+    TokenLogprob,
+)
+from tasc_runtime.protocol import AnswerTexts, Call, TokenTexts
+from tasc_runtime.sampling_options import SamplingOptions
 from tasc_text import TaskTokenizer
 
 TEXTS = st.text(st.sampled_from("ab é東🙂\n."), max_size=12)
@@ -72,6 +79,77 @@ def test_a_blank_that_the_answer_does_not_begin_with_is_not_counted(tmp_path):
     first, second = TokenTexts(tokenizer, [2]).of(logprobs([0, 1, 2]))
     assert (first.utf8, second.utf8) == (b" a", b" b")
     assert (first.offset, second.offset) == (0, 1)
+
+
+@pytest.fixture(scope="module")
+def pieces(tmp_path_factory):
+    """As SentencePiece has it: words begin with blanks, which decoders drop at the beginning."""
+    words = ["▁The", "▁capital", "▁of", "▁France", "<s>", "</s>", "<|user|>"]
+    made = Tokenizer(models.WordLevel({word: at for at, word in enumerate(words)}, words[-1]))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    made.add_special_tokens(words[4:])
+    made.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 4)])
+    path = tmp_path_factory.mktemp("pieces") / "tokenizer.json"
+    made.save(str(path))
+    return TaskTokenizer(path, [5])
+
+
+def echoed(tokenizer, prompt, answer, *, stream=False, committed=0):
+    """The pieces of an answer of a token a step, told behind its prompt by who goes on with it."""
+    ids = prompt if isinstance(prompt, tuple) else tuple(tokenizer.encode_prompt(prompt))
+    given = answer[:committed]
+    options = SamplingOptions(echo=True, logprobs=0)
+    call = Call("1", prompt, templated=False, options=options, committed_ids=given)
+    request = GenerationRequest(
+        "1", ids, 9, stream=stream, logprobs=0, prompt_logprobs=not given, committed_ids=given
+    )
+    texts = AnswerTexts(tokenizer, call, request)
+    told = [*(() if given else logprobs(ids[1:])), *logprobs(answer[committed:])]
+    result = GenerationResult(
+        *("1", answer, tokenizer.decode(answer), "stop", len(ids), Timings(0, 0, 0)),
+        logprobs=tuple(told),
+    )
+    if not stream:
+        return [texts.piece(Delta("1", answer[-1:], result.text, result), None)]
+    found, sent = [], len(tokenizer.decode(given))
+    for n in range(committed + 1, len(answer) + 1):
+        text, last = tokenizer.decode(answer[:n])[sent:], n == len(answer)
+        new, told = (told, []) if last else (told[: -(len(answer) - n)], told[-(len(answer) - n) :])
+        delta = Delta("1", answer[n - 1 : n], text, result if last else None, tuple(new))
+        found.append(texts.piece(delta, None))
+        sent += len(text)
+    return found
+
+
+ECHOED = {
+    "text": ("The capital", "The capital of France", [0, 0, 3, 11, 14, 21]),
+    "ids": ((4, 0, 1), "The capital of France", [0, 0, 3, 11, 14, 21]),
+    "markers in a text": (
+        "The<|user|>The capital",
+        "The<|user|>The capital of France",
+        [0, 0, 3, 11, 14, 22, 25, 32],
+    ),
+    "markers in ids": ((4, 0, 6, 1), "The capital of France", [0, 0, 3, 3, 11, 14, 21]),
+    "no text": ((4,), "of France", [0, 0, 2, 9]),
+}
+
+
+@pytest.mark.parametrize("answer", [(2, 3, 5), (6, 2, 3, 5)], ids=["", "marker first"])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("prompt", "text", "offsets"), ECHOED.values(), ids=ECHOED)
+def test_behind_a_prompt_an_answer_keeps_its_blank(pieces, prompt, text, offsets, stream, answer):
+    offsets = [*offsets[:-3], *offsets[-3:-2] * (len(answer) - 3), *offsets[-3:]]
+    found = echoed(pieces, prompt, answer, stream=stream)
+    assert "".join(piece.text for piece in found) == text
+    assert stream or found[-1].result.text == text
+    tokens = [token for piece in found for token in piece.tokens]
+    assert [token.offset for token in tokens] == offsets
+    for committed in range(1, len(answer)) if stream else ():
+        rest = echoed(pieces, prompt, answer, stream=True, committed=committed)
+        told = "".join(piece.text for piece in found[:committed])
+        assert told + "".join(piece.text for piece in rest) == text
+        ends = [token.offset for piece in rest for token in piece.tokens]
+        assert ends == offsets[len(offsets) - len(answer) + committed :]
 
 
 def test_the_likeliest_come_with_their_bytes_in_their_order(tokenizer):
