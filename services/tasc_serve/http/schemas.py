@@ -51,7 +51,6 @@ class HarmlessFields(Body):
     access_programs: _Object | None = None
     priority: int | None = None
     request_id: Label | None = None
-    cache_salt: Label | None = None
     guided_decoding_backend: Label | None = None
 
 
@@ -68,6 +67,7 @@ UNSUPPORTED_FIELDS: Final[Mapping[str, tuple[Any, ...]]] = {
     "web_search_options": (),
     "allowed_token_ids": ([],),
     "bad_words": ([],),
+    "cache_salt": (),  # prompts share a cache
     "early_stopping": (False,),
     "guided_whitespace_pattern": (),
     "length_penalty": (1,),

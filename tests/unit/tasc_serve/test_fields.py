@@ -61,7 +61,6 @@ HARMLESS: dict[str, Any] = {
     "access_programs": {"cyber": "standard"},
     "priority": 0,
     "request_id": "r1",
-    "cache_salt": "s",
     "guided_decoding_backend": "auto",
 }
 every_path = pytest.mark.parametrize("path", CLIENTS)
