@@ -10,7 +10,7 @@ import difflib
 import functools
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 
@@ -74,8 +74,15 @@ class AnswerGuide:
     def is_tasks(self) -> bool:
         return self.field == "model"
 
-    def require_whole(self, stops: tuple[str, ...]) -> None:
-        """Raise FieldError where a stop string would cut a choice."""
+    def require_whole(self, stops: tuple[str, ...], stop_ids: Collection[int]) -> None:
+        """Raise FieldError where a stop string or a stop token could cut a choice.
+
+        Args:
+            stop_ids: Without ends of sequence.
+        """
+        if self.spec.choices and stop_ids:
+            message = f"stop_token_ids has {min(stop_ids)}, which could cut a choice of {self.name}"
+            raise FieldError("stop_token_ids", f"{message}; leave it out")
         for stop in stops:
             if cut := next((choice for choice in self.spec.choices if stop in choice), None):
                 raise FieldError(

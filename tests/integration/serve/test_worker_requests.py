@@ -62,7 +62,7 @@ def call(value=tiny.SENTENCES[0], number=1, **asked):
 
 
 def test_the_tasks_rule_and_choices_are_the_answers(worker):
-    request = worker.request(call(seed=3))
+    request = worker.request(call(seed=3, stop_token_ids=worker.tokenizer.eos_ids))
     assert request.sampling == Sampling(temperature=0.5, top_p=0.9, seed=3)
     assert request.guide == GuideSpec("choice", choices=CHOICES)
     (result,) = worker.engine.generate([request])
@@ -86,6 +86,7 @@ def test_a_requests_own_come_before_them(worker):
         (call(guide=AnswerGuide(GuideSpec("json_schema", text="{"), "guided_json")), "guided_json"),
         (call(ignore_eos=True), "ignore_eos"),
         (call(stop_token_ids=(10**6,)), "stop_token_ids"),
+        (call(stop_token_ids=(5,)), "stop_token_ids"),  # would cut a choice
         (call(min_tokens=1), "min_tokens"),
         (replace(call(), max_tokens=1), "max_tokens"),  # fewer than the task's choices have
         (replace(call(), stop=("x", "music")), "stop"),  # inside a choice
