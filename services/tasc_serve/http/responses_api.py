@@ -7,7 +7,7 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -32,7 +32,17 @@ from tasc_serve.http_errors import ApiError, of_refusal
 from tasc_serve.routing.choices import CallGroup, Numbered
 from tasc_text import Conversation
 
-_LOGPROBS = "message.output_text.logprobs"
+_LOGPROBS: Final = "message.output_text.logprobs"
+_Included = Literal[
+    "message.output_text.logprobs",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
 
 
 class _InputMessage(ChatMessage):
@@ -97,7 +107,7 @@ class ResponsesRequest(TemplateFields, RequestFields):
     instructions: str | None = Field(None, description="a system message in front of the input")
     max_output_tokens: int | None = Field(None, ge=1, description="unset: the task's own")
     text: _Text = Field(_Text(), description="its format is text, json_object or json_schema")
-    include: Annotated[list[Label], Field(max_length=16)] = Field(
+    include: Annotated[list[_Included], Field(max_length=16)] = Field(
         [], description=f"{_LOGPROBS}; others are not used"
     )
     top_logprobs: Top | None = None

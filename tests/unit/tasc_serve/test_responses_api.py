@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from fake_backend import (
@@ -13,7 +14,7 @@ from fake_backend import (
     answer,
     error_of,
 )
-from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses import Response, ResponseIncludable, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from tasc_engine import GuideSpec
@@ -118,6 +119,7 @@ def test_fields_reach_the_replica_as_what_they_mean():
     assert (call.stop, call.draft, call.n) == (("x",), False, 1)
     assert (call.options.temperature, call.options.top_p, call.options.seed) == (0.5, 0.9, 3)
     assert (call.options.logprobs, called(**LOGPROBS).options.logprobs) == (None, 2)
+    assert called(include=[*get_args(ResponseIncludable)]).options.logprobs == 0
     named = {"type": "json_schema", "name": "it", "schema": SCHEMA, "strict": True}
     for format_, schema in (
         ({"type": "text"}, None),
@@ -148,6 +150,7 @@ IMAGE = {"type": "input_image", "image_url": "data:"}
         ({"input": 5}, "input", "list"),
         ({"input": None}, "input", "list"),
         ({"n": 2}, "n", "unknown"),
+        ({"include": ["message.output_text.logprob"]}, "include.0", "logprobs"),
         ({"max_output_token": 5}, "max_output_token", "max_output_tokens"),
         ({"max_output_tokens": 513}, "max_output_tokens", "512"),
         ({"text": {"format": {"type": "yaml"}}}, "text.format", "json_schema"),
