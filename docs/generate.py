@@ -301,8 +301,9 @@ def fields_page() -> str:
 
 
 def _treatment(model: type[HarmlessFields], name: str) -> str:
-    if name in model.model_fields:
-        return "*ignored*" if name in HarmlessFields.model_fields else "**used**"
+    if field := model.model_fields.get(name):
+        unused = name in HarmlessFields.model_fields or field.description == "not used"
+        return "*ignored*" if unused else "**used**"
     if name not in model.unsupported:
         return ""
     neutral = " or ".join(f"`{json.dumps(value)}`" for value in model.unsupported[name])

@@ -27,7 +27,7 @@ from tasc_runtime.sampling_options import (
     Top,
 )
 from tasc_serve.http.responses import chat_logprobs, json_of, metrics_of, usage
-from tasc_serve.http.schemas import UNSUPPORTED_FIELDS, Label, RequestFields
+from tasc_serve.http.schemas import UNSUPPORTED_FIELDS, Label, RequestFields, StreamOptions
 from tasc_serve.http_errors import ApiError, of_refusal
 from tasc_serve.routing.choices import CallGroup, Numbered
 from tasc_text import Conversation
@@ -105,6 +105,7 @@ class ResponsesRequest(TemplateFields, RequestFields):
         BeforeValidator(_messages, json_schema_input_type=str | list[_InputMessage]),
     ]
     instructions: str | None = Field(None, description="a system message in front of the input")
+    stream_options: StreamOptions | None = Field(None, description="not used")
     max_output_tokens: int | None = Field(None, ge=1, description="unset: the task's own")
     text: _Text = Field(_Text(), description="its format is text, json_object or json_schema")
     include: Annotated[list[_Included], Field(max_length=16)] = Field(
