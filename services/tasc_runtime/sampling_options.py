@@ -454,6 +454,9 @@ class RuleFields(Body):
         given = [name for name, (_, value) in fields.items() if value is not None]
         if len(given) > 1:
             raise FieldError(given[1], f"{' and '.join(given)} are sent; an answer has one guide")
+        if self.structured_outputs and not (given and given[0].startswith("structured_outputs")):
+            message = "structured_outputs says no guide; say one, or leave it out"
+            raise FieldError("structured_outputs", message)
         if not given:
             return None
         field, (kind, value) = given[0], fields[given[0]]

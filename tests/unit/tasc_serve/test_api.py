@@ -61,7 +61,7 @@ BAD_VALUES = {
     "guided_json": ["{}", {"maximum": NAN}],
     "guided_grammar": [""],
     "ignore_eos": [1],
-    "structured_outputs": [[], "a", "{}"],
+    "structured_outputs": [[], "a", "{}", {}, {"disable_fallback": True, "json_object": False}],
     "stop_token_ids": [5, [1] * 65, {}],
     "include_stop_str_in_output": [1],
     "min_tokens": [-1, 1.5, 2**31],

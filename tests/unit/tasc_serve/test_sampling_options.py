@@ -39,8 +39,6 @@ def asked(path: str, n: int = 1, **fields: object) -> list[SamplingOptions]:
         ({"stop_token_ids": [3, 5]}, {"stop_token_ids": (3, 5)}),
         ({"include_stop_str_in_output": True, "min_tokens": 2}, None),
         ({"truncate_prompt_tokens": -1}, {"truncate_prompt_tokens": -1}),
-        ({"structured_outputs": {}}, {}),
-        ({"structured_outputs": {"disable_fallback": True, "json_object": False}}, {}),
         ({"adapter": "fr"}, {"adapter": "fr"}),
         ({"adapter": None}, {}),
         ({"response_format": {"type": "text"}}, {}),
