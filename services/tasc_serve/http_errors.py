@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from tasc_runtime.protocol import Refusal
 from tasc_runtime.sampling_options import SHOWN, UNKNOWN, UNSUPPORTED
@@ -83,6 +84,7 @@ _OF_STORE: Final[tuple[tuple[type[StoreError], int, str], ...]] = (
     (LinesFull, 429, "too_many_batch_lines"),
     (CorruptArtifact, 500, "file_damaged"),
 )
+_METHODS = {"GET": "GET, HEAD", "POST": "POST", "DELETE": "DELETE"}  # and what they are shown as
 _UNIONS = (("prompt",), ("stop",), ("response_format",), ("text", "format"))
 _PROMPTS = "prompts are strings or lists of token ids, all of one kind"
 _PROMPT_KINDS = {
@@ -193,13 +195,24 @@ def response_to(request: Request, error: Exception) -> Response:
     if isinstance(error, StoreError):
         error = of_store(error)
     if isinstance(error, HTTPException):
-        if error.status_code == 405 and request.method == "OPTIONS":
-            return Response(status_code=204, headers=error.headers)  # with what is allowed
-        response = ApiError(error.status_code, f"{request.url.path}: {error.detail}").response()
-        response.headers.update(error.headers or {})
-        return response
+        wrong = error.status_code == 405
+        headers = {"Allow": _allowed(request)} if wrong else error.headers
+        if wrong and request.method == "OPTIONS":
+            return Response(status_code=204, headers=headers)
+        message = f"{request.url.path}: {error.detail}"
+        return ApiError(error.status_code, message, headers=headers).response()
     known = error if isinstance(error, ApiError) else of_unexpected(error, request.url.path)
     return known.response()
+
+
+def _allowed(request: Request) -> str:
+    """The methods of all routes of a path; an exception has those of one."""
+    asked = {name: request.scope.get(name, "") for name in ("type", "path", "root_path")}
+    return ", ".join(
+        shown
+        for method, shown in _METHODS.items()
+        if any(r.matches({**asked, "method": method})[0] is Match.FULL for r in request.app.routes)
+    )
 
 
 def install(app: FastAPI) -> None:

@@ -34,6 +34,10 @@ def test_a_file_is_taken_listed_shown_read_and_deleted(make_service: Make) -> No
     content = service.ask("GET", f"{place}/content")
     assert content.text == text
     assert content.headers["content-length"] == str(len(text))
+    for path, methods in (("/v1/files", "GET, HEAD, POST"), (place, "GET, HEAD, DELETE")):
+        for method, status in (("OPTIONS", 204), ("PUT", 405)):
+            told = service.ask(method, path)
+            assert (told.status_code, told.headers["Allow"]) == (status, methods)
     deleted = service.ask("DELETE", place).json()
     assert deleted == {"id": file["id"], "object": "file", "deleted": True}
     assert error_of(service.ask("GET", place), 404)["code"] == "file_not_found"
