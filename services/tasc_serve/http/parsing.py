@@ -34,8 +34,12 @@ async def read_body(request: Request, limits: LimitSettings) -> bytes:
     """Read a whole body, packed by gzip or not.
 
     Raises:
-        ApiError: See `arriving` and `chunks`; 400: it is no gzip; 415: it is packed otherwise.
+        ApiError: See `arriving` and `chunks`; 400: it is no gzip; 415: it is packed otherwise, or a
+            web page's script could send it without asking first.
     """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if "origin" in request.headers and kind != "application/json":
+        raise ApiError(415, f"Content-Type is {kind[:SHOWN]!r}; web pages send application/json")
     most = limits.max_body_bytes
     async with arriving(limits.request_timeout_s):
         raw = b"".join([chunk async for chunk in chunks(request, most)])

@@ -1,7 +1,9 @@
 """Scripts of web pages may call the service where the settings name their origin."""
 
+import json
+
 import pytest
-from fake_backend import CHAT, GOOD, FakeBackend, Service, answer
+from fake_backend import CHAT, GOOD, FakeBackend, Service, answer, error_of
 from prometheus_client import CollectorRegistry
 
 from tasc_serve.http.api import create_api
@@ -16,7 +18,8 @@ def called(origins, method, path, body=None, **headers):
     service, backend = Service(FakeBackend()), FakeBackend(*answer("yes"))
     metrics = GatewayMetrics(CollectorRegistry())
     service.app = create_api(backend, LimitSettings(), metrics, cors_origins=origins)
-    return service.ask(method, path, headers={"Origin": ORIGIN, **headers}, json=body)
+    sent = {"content": json.dumps(body)} if "content-type" in headers else {"json": body}
+    return service.ask(method, path, headers={"Origin": ORIGIN, **headers}, **sent)
 
 
 ASKING = {
@@ -42,3 +45,11 @@ def test_scripts_of_the_origins_in_the_settings_may_call(origins, allowed):
         assert first.status_code == 200
         assert first.headers["access-control-allow-headers"] == "authorization,content-type"
         assert response.headers["access-control-expose-headers"] == "*"
+
+
+@pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded"])
+def test_what_browsers_send_for_any_page_without_asking_is_refused(kind):
+    for path, body in GOOD.items():
+        error_of(called((), "POST", path, body, **{"content-type": kind}), 415)
+        json_too = {"content-type": "application/json; charset=utf-8"}
+        assert called((), "POST", path, body, **json_too).status_code == 200
