@@ -46,7 +46,7 @@ async def read_body(request: Request, limits: LimitSettings) -> bytes:
     packing = request.headers.get("content-encoding", "identity").strip().lower()
     if packing == "identity":
         return raw
-    if packing != "gzip":
+    if packing not in ("gzip", "x-gzip"):
         raise ApiError(415, f"Content-Encoding is {packing[:SHOWN]!r}; send gzip, or none")
     reader = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
     try:
