@@ -140,8 +140,8 @@ def _add_generation(app: Application, generation: Generation) -> None:
     }
     app.direct = {path: endpoint for path, (_, endpoint) in endpoints.items()}
 
-    async def generate(request: Request) -> Response:
-        return await app.direct[request.scope["path"]](request)
+    async def generate() -> Response:
+        raise AssertionError("the application answers these itself")
 
     for path, (model, _) in endpoints.items():
         # For the API's description, and for other methods.
