@@ -128,7 +128,7 @@ class Generation:
         raw = await read_body(request, self._limits)
         body: GenerationBody = await _aside(raw, partial(parsed, raw, model))
         scope.task = task = served(self._backend, self._access, key, body.model)
-        permit = self._access.admit(key, task, min(len(body.prompts), self._limits.max_prompts))
+        permit = self._access.admit(key, task, min(body.prompt_count, self._limits.max_prompts))
         group, retry = await self._calls(request, raw, body, task, key)
         media_type = _EVENTS if body.stream else _JSON
         if retry and (known := retry.response(media_type, permit.headers)):

@@ -94,6 +94,10 @@ class RequestFields(HarmlessFields, RuleFields):
     )
 
     @property
+    def prompt_count(self) -> int:
+        return 1
+
+    @property
     def includes_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
@@ -150,6 +154,10 @@ class CompletionRequest(_Generation):
     def prompts(self) -> Sequence[str | list[int]]:
         one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
         return cast("Sequence[str | list[int]]", [self.prompt] if one else self.prompt)
+
+    @property
+    def prompt_count(self) -> int:
+        return len(self.prompts)
 
     @property
     def limit(self) -> int | None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 
 import pytest
 from fake_backend import (
@@ -18,6 +19,7 @@ from fake_backend import (
 )
 
 from tasc_runtime.protocol import Refusal
+from tasc_serve.http.schemas import ChatRequest
 
 MANY = {f"x{i}": i for i in range(20_000)}
 
@@ -144,6 +146,18 @@ def test_parts_of_text_are_one_text_also_in_a_large_body():
     parts = [{"type": "text", "text": text} for text in ("a", "é" * 40_000, "b")]
     call, _ = call_of(CHAT, {"messages": [MESSAGE | {"content": parts}]})
     assert call.prompt == "a" + "é" * 40_000 + "b"
+
+
+def test_a_large_conversation_is_made_once_and_not_on_the_event_loop(monkeypatch):
+    made, threads = ChatRequest.conversation_of, []
+
+    def noted(*asked):
+        threads.append(threading.current_thread())
+        return made(*asked)
+
+    monkeypatch.setattr(ChatRequest, "conversation_of", noted)
+    call_of(CHAT, {"messages": [MESSAGE | {"content": "a" * 100_000}]})
+    assert [thread is threading.main_thread() for thread in threads] == [False]
 
 
 def test_a_model_is_found_by_its_name():
