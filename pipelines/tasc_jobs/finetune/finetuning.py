@@ -192,6 +192,8 @@ def _broadcast_from_first(value: bool, group: WorkerGroup, device: str) -> bool:
 
     The other workers must pass False, because the values are summed.
     """
+    if group is ALONE:
+        return value
     total = torch.tensor(float(value), device=device)
     group.sum([total])
     return bool(total.item())
