@@ -28,9 +28,9 @@ def ask(client, one, draft=True):
     more = {"stream": True, "stream_options": {"include_usage": True}} if one.stream else {}
     more |= {"max_tokens": one.max_tokens, "extra": {"draft": draft}}
     answered = complete(client, one.value, task=one.task, chat=one.chat, **more)
-    chunks = list(answered) if one.stream else answered
+    chunks = list(answered) if one.stream else [answered]
     ((text, end),) = said(chunks)
-    return Said(text, (chunks[-1] if one.stream else chunks).usage.completion_tokens, end)
+    return Said(text, chunks[-1].usage.completion_tokens, end)
 
 
 def ask_all(client, bag, draft):
