@@ -71,10 +71,6 @@ class Trie:
         found = np.empty(most, np.int32)
         return found[: _forced(self.token, self.first, state, found)]
 
-    def at_end(self, state: int) -> bool:
-        """Whether a sequence is complete here and none goes on."""
-        return state >= 0 and bool(self.first[state] == self.first[state + 1])
-
 
 def warm_up() -> None:
     """Compile, or load what is compiled, before the first request waits for it."""
@@ -213,10 +209,6 @@ class ChoiceGuide:
         self.error = ""
         self._trie = choices.trie
         self._state = 0
-
-    @property
-    def ended(self) -> bool:
-        return self._trie.at_end(self._state)
 
     def look(self, tokens: Int32, parents: Int32, kept: NDArray[np.bool_], masks: Masks) -> None:
         self._trie.look(self._state, tokens, parents, kept, masks)

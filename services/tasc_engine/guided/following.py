@@ -26,10 +26,6 @@ class Guide(Protocol):
         """Words of a mask: a 32nd of the vocabulary, rounded up."""
 
     @property
-    def ended(self) -> bool:
-        """Whether the answer has its end of sequence; nothing is allowed any more."""
-
-    @property
     def error(self) -> str:
         """Why the answer cannot go on, and empty while it can. Nothing is allowed then."""
 
@@ -63,7 +59,7 @@ class LeastTokens:
         missing: Tokens that the answer must have before one of them.
     """
 
-    ended, error = False, ""
+    error = ""
 
     def __init__(self, ends: Iterable[int], vocab_size: int, missing: int) -> None:
         self._ends, self._missing = frozenset(ends), missing
@@ -74,15 +70,13 @@ class LeastTokens:
         self._masks = np.packbits(allowed, axis=1, bitorder="little").view(np.uint32)
 
     def look(self, tokens: Int32, parents: Int32, kept: NDArray[np.bool_], masks: Masks) -> None:
-        if self._missing <= 0:
-            kept[:], masks[:] = True, self._masks[1]
-            return
         missing = [self._missing]  # at the current token, then behind each node
         for x, (token, above) in enumerate(zip(tokens.tolist(), parents.tolist(), strict=True)):
             is_early = missing[1 + above] > 0 and token in self._ends
             kept[x] = not is_early and (above < 0 or kept[above])
             missing.append(missing[1 + above] - 1)
-        masks[:] = self._masks[(np.array(missing) <= 0).astype(np.intp)]
+        enough = (np.array(missing) <= 0).astype(np.intp)
+        np.take(self._masks, enough, axis=0, out=masks, mode="clip")  # "raise" makes a copy
 
     def advance(self, tokens: Int32) -> None:
         self._missing -= len(tokens)

@@ -99,8 +99,8 @@ class GrammarGuide:
 
     def __init__(self, grammar: Grammar) -> None:
         self.words = grammar.words
-        self.ended = False
         self.error = ""
+        self._ended = False
         self._grammar = grammar
         self._origin = grammar.begin()
         self._matcher = self._origin.deep_copy()
@@ -116,10 +116,10 @@ class GrammarGuide:
 
     def advance(self, tokens: Int32) -> None:
         for token in tokens.tolist():
-            if self.ended or self.error:
+            if self._ended or self.error:
                 return
             if token == self._grammar.eos_id:
-                self.ended = True
+                self._ended = True
                 return
             self._said.append(token)
             if not self._matcher.consume_token(token):
@@ -147,7 +147,7 @@ class GrammarGuide:
 
     def _now(self, mask: Masks) -> bool:
         """Write what may come next; False where nothing may."""
-        if self.ended or self.error:
+        if self._ended or self.error:
             return False
         return self._grammar.fill(self._matcher, mask) or self._revive(mask)
 

@@ -83,7 +83,7 @@ class Sequence:
         if self.writer:
             self.writer.take()
         if self.guide:
-            self.guide.advance(self.committed_ids)
+            self._advance_guide(self.guide, self.committed_ids)
 
     @property
     def committed_ids(self) -> Int32:
@@ -140,15 +140,21 @@ class Sequence:
 
     def follow_guide(self, new: int) -> int:
         """Tell the guide of the newest tokens, and take those it forces; return how many."""
-        if self.guide is None or self.stopped:
+        guide = self.guide
+        if guide is None or self.stopped:
             return 0
-        self.guide.advance(np.array(self.answer[-new:], np.int32))
+        self._advance_guide(guide, np.array(self.answer[-new:], np.int32))
         if self.request.logprobs is not None:  # each token needs a forward that says how likely
             return 0
-        stretch = self.guide.forced(self.remaining)
+        stretch = guide.forced(self.remaining)
         used = self._take(stretch.tolist())
-        self.guide.advance(stretch[:used])
+        guide.advance(stretch[:used])
         return used
+
+    def _advance_guide(self, guide: Guide, new: Int32) -> None:
+        guide.advance(new)
+        if self.request.guide is None and len(self.answer) >= self.request.min_tokens:
+            self.guide = None  # it was for the least tokens alone, and slows its whole batch
 
     @property
     def stopped(self) -> bool:

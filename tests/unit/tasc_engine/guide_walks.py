@@ -71,7 +71,7 @@ def random_answer(guide: Guide, seed: int, most: int = 200) -> list[int]:
     """Tokens of a walk that takes any allowed token, up to the end of sequence."""
     rng = np.random.default_rng(seed)
     said: list[int] = []
-    while not guide.ended and len(said) < most:
-        said.append(int(rng.choice(allowed(guide))))
+    while len(said) < most and (tokens := allowed(guide)):
+        said.append(int(rng.choice(tokens)))
         guide.advance(ids(said[-1:]))
     return said

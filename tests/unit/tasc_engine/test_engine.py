@@ -150,7 +150,7 @@ def test_a_guide_that_cannot_be_followed_is_refused(make_engine, spec) -> None:
 class Stuck:
     """A guide that gives up after two tokens, as a grammar does that grows too complex."""
 
-    words, ended, seen, error = 10, False, 0, ""
+    words, seen, error = 10, 0, ""
 
     def look(self, tokens, parents, kept, masks) -> None:
         masks[:] = 0xFFFFFFFF if self.seen < 2 else 0
@@ -331,6 +331,18 @@ def test_more_draft_tokens_than_asked_for_are_dropped(watched: Watched, plain) -
     )
     assert tokens(answers(watched.engine())) == plain
     assert watched.failures > 0
+
+
+@pytest.mark.parametrize("committed", [0, 2, 7])
+def test_least_tokens_cost_nothing_once_an_answer_has_them(
+    watched: Watched, plain, monkeypatch, committed: int
+) -> None:
+    engine, masked, honest = watched.engine(), [], watched.target.logits
+    monkeypatch.setattr(watched.target, "logits", lambda feed: masked.append(1) or honest(feed))
+    said = plain["0"]
+    one = replace(REQUESTS[0], min_tokens=4, draft=False, committed_ids=said[:committed])
+    assert run(engine, one).tokens == said
+    assert len(masked) == max(4 - committed, 0) < len(watched.records)
 
 
 @pytest.mark.parametrize("steps", [0, 1, 4])

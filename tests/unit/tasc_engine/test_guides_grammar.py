@@ -113,9 +113,8 @@ def test_a_long_stretch_is_forced_a_piece_at_a_time(guides: Guides, tokenizer) -
     schema = json.dumps({"const": text})
     guide = guides.of(GuideSpec("json_schema", text=schema), 99_999)
     said: list[int] = []
-    while not guide.ended:
-        piece = guide.forced(99_999)
-        assert 0 < len(piece) <= MOST_FORCED
+    while len(piece := guide.forced(99_999)):
+        assert len(piece) <= MOST_FORCED
         guide.advance(piece)
         said += piece.tolist()
     assert json.loads(tokenizer.decode(said)) == text
@@ -162,7 +161,6 @@ def test_a_token_that_is_not_allowed_is_an_error(guides: Guides, tokenizer, spec
     guide = guides.of(spec, 99)
     guide.advance(ids(tokenizer.encode_outputs(["z"])[0]))
     assert guide.error
-    assert not guide.ended
     assert look(guide, [5], [-1]) == ([], [False], [[]])
     none = Drafts.empty(1)
     masks = follow([guide], none).allowed
@@ -177,9 +175,7 @@ def test_a_complete_answer_allows_its_end_and_then_nothing(guides, tokenizer, sp
         [EOS], [True, False, False], [[], [], []],
     )  # fmt: skip
     assert guide.forced(3).tolist() == [EOS]
-    assert not guide.ended
     guide.advance(ids([EOS]))
-    assert guide.ended
     assert look(guide, [5], [-1]) == ([], [False], [[]])
     assert not len(guide.forced(3))
     assert not guide.error
