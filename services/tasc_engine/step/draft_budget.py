@@ -121,7 +121,7 @@ class DraftBudget:
             return
         drafted = spent.tokens + spent.drafted
         error = self._costs.correct(spent.rows, drafted, spent.context, spent.verify_seconds)
-        if self._probing:  # the less often, the more costs are right
+        if self._probing and spent.drafted:  # the less often, the more costs are right
             after = 2 * self._probe_after if abs(error) < WRONG / 2 else self._probe_after // 2
             self._probe_after = min(max(after, PROBE), LONGEST_PROBE)
 
@@ -129,9 +129,10 @@ class DraftBudget:
         """Take in what a step brought that was asked for drafts."""
         if self._costs is None or spent.rows == 0:
             return
-        self._unprobed = 0 if self._probing else self._unprobed + 1
         if self._probing:
+            self._unprobed, self._probing = 0, False
             return  # what it brings for its price is not what drafts bring
+        self._unprobed += 1
         plain, marginals = self._curve(self._costs.table, spent.rows, spent.tokens, spent.context)
         extra = float(marginals[: spent.drafted].sum()) + spent.draft_seconds
         rate = spent.emitted / (plain + extra)

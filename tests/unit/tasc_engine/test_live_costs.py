@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tasc_engine.step.cost import Cost, StepCosts
-from tasc_engine.step.draft_budget import DraftBudget, Spent
+from tasc_engine.step.draft_budget import LIKELY, PROBE, DraftBudget, Spent
 from tasc_engine.step.live_costs import LOOK, WRONG_LOOKS, LiveCosts
 
 ROWS, MOST, CONTEXT = 8, 248, 40.0
@@ -146,3 +146,24 @@ def test_costs_that_keep_drafts_from_being_made_are_found_out(factors: tuple[flo
     assert mended == pytest.approx(right, rel=0.25)
     assert slow < 0.95 * again
     assert again == pytest.approx(rate, rel=0.05)
+
+
+@pytest.mark.parametrize(("likely", "plain"), [(24, 5), (0, 0)])
+def test_only_drafts_of_a_probe_say_that_costs_are_right(likely: int, plain: int) -> None:
+    """Not probes that drafted nothing, nor steps that asked for no drafts after a probe."""
+    budget = DraftBudget(LiveCosts(wrong_by(1, 9, 9, 9, 9, 9)), MOST)
+
+    def step(draft: bool = True) -> bool:
+        least = budget.min_probs(ROWS, ROWS, CONTEXT) if draft else np.ones(1)
+        probes = len(least) > 0 and bool(least.max() <= LIKELY)
+        n = likely if probes else 0
+        spent = Spent(ROWS, ROWS, CONTEXT, n, 0, ROWS, 1e-4, float(SECONDS[n]))
+        budget.time(spent)
+        if draft:
+            budget.learn(spent)
+        return probes
+
+    for _ in range(4):
+        assert next(n for n in range(2000) if step()) == PROBE
+        for _ in range(plain):
+            step(draft=False)
