@@ -58,6 +58,12 @@ class RowCache:
         """How many there are; as many as were asked for before the first forward."""
         return self._most if self._pool is None else self._pool.shape[1] - 1
 
+    @property
+    def token_bytes(self) -> int:
+        """Of one token in all layers; known behind the first forward."""
+        assert self._pool is not None, "a forward comes first"
+        return self._pool[:, 0].nbytes
+
     def begin(self, host: StepLayout[Int64], device: StepLayout[Tensor]) -> None:
         """Nodes that the last step kept move to where they belong; then the layout is taken in."""
         self.move(device.moves)

@@ -74,9 +74,11 @@ class PrefixCache:
         own = (p for of, p in self._recent if of == adapter)
         shared = max(_common(p, prompt[:-1]) for p in (self._expected, *own))
         self._recent.append((adapter, prompt))
-        if shared >= max(entered, 1) + LEAST_TOKENS:
+        tokens = prompt[: min(shared, self._budget // self._cache.token_bytes)].copy()
+        key = adapter, tokens.tobytes()
+        if len(tokens) >= max(entered, 1) + LEAST_TOKENS and key not in self._kept:
             try:
-                self._keep(adapter, prompt[:shared].copy(), self._cache.copied(first, shared))
+                self._keep(key, tokens, self._cache.copied(first, len(tokens)))
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise  # else the beginning is prefilled again: slower, and no harm
@@ -87,13 +89,9 @@ class PrefixCache:
         assert all(key[1] == tokens.tobytes() for key, (tokens, _) in self._kept.items())
         assert all(len(tokens) == kv.shape[1] for tokens, kv in self._kept.values())
 
-    def _keep(self, adapter: int, tokens: Int32, kv: Tensor) -> None:
-        if kv.nbytes > self._budget:
-            return
-        key = adapter, tokens.tobytes()
+    def _keep(self, key: _Key, tokens: Int32, kv: Tensor) -> None:
         self._kept[key] = tokens, kv
-        self._kept.move_to_end(key)
-        self.nbytes = sum(kept.nbytes for _, kept in self._kept.values())
+        self.nbytes += kv.nbytes
         while self.nbytes > self._budget or len(self._kept) > MOST_KEPT:
             self.nbytes -= self._kept.popitem(last=False)[1][1].nbytes
 

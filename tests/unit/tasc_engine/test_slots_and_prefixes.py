@@ -276,6 +276,18 @@ def test_without_a_budget_or_within_too_small_a_one_nothing_is_kept(cache) -> No
         assert prefixes.nbytes == 0
 
 
+def test_only_what_is_kept_is_copied_and_a_long_beginning_is_cut(cache, monkeypatch) -> None:
+    prefixes, copies, honest = PrefixCache(cache, 12 * 2 * PLACE), [], cache.copied
+    monkeypatch.setattr(cache, "copied", lambda first, n: copies.append(n) or honest(first, n))
+    for row in range(4):  # prefilled together, none entered
+        prompt = ids((100, 20), (300 + 50 * row, 5))
+        write_tokens(cache, row, prompt)
+        prefixes.leave(row * LENGTH, prompt, 0)
+    assert copies == [12]
+    assert prefixes.enter(0, ids((100, 20), (0, 9))) == 12
+    prefixes.check_integrity()
+
+
 def test_no_more_beginnings_are_kept_than_can_be_looked_through(cache) -> None:
     prefixes = PrefixCache(cache, 1 << 30)
     for i in range(MOST_KEPT + 9):
