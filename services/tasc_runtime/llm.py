@@ -715,7 +715,9 @@ def _items(
     field: str = "inputs",
     form: str = "a text or a list of token ids for each input",
 ) -> list[Any]:
-    """Also of an array of numpy, pandas, torch or Arrow."""
+    """Also of an array of numpy, pandas, torch or Arrow, and of a column of a table."""
+    if hasattr(value, "columns") or hasattr(value, "column_names"):
+        raise FieldError(field, f"{name} is a table; give a column of it, as in table['input']")
     listed = getattr(value, "to_pylist", None) or getattr(value, "tolist", None)
     found = listed() if listed else value
     if isinstance(found, str | bytes | Mapping) or not isinstance(found, Iterable):

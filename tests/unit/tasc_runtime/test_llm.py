@@ -293,7 +293,8 @@ def test_inputs_may_be_any_iterable_of_texts_or_of_token_ids(plain, expected: li
      ([["a"]], "input 0 has 'a'"), ([1, True, 2], "True"),
      ([{"role": "user"}], "input 0"), ([1.5], "input 0 is 1.5"), ({"prompt": "a"}, "'prompt'"),
      (torch.tensor(5), "5"), ([[1, -1]], "-1"), ([[1, 10**6]], "1000000"), ([10**30], "10000"),
-     ("a\ud800", "input 0")],
+     ("a\ud800", "input 0"), (pd.DataFrame({"a": ["b"]}), "table"), (pd.DataFrame([[5]]), "table"),
+     (pa.table({"a": ["b"]}), "table")],
 )  # fmt: skip
 def test_what_is_neither_text_nor_token_ids_is_named(plain: LLM, inputs: Any, named: str) -> None:
     with refused(FieldError, named):
