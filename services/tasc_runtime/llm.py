@@ -38,14 +38,23 @@ from tasc_runtime.models import chat_template as read_chat
 from tasc_runtime.models import template_of
 from tasc_runtime.progress import Progress, note, show_progress
 from tasc_runtime.protocol import Call, TokenText, TokenTexts
-from tasc_runtime.sampling_options import UNKNOWN, ChatFields, FieldError, GenerationFields, Top
+from tasc_runtime.sampling_options import (
+    UNKNOWN,
+    Body,
+    ChatFields,
+    ChatMessage,
+    FieldError,
+    GenerationFields,
+    TemplateFields,
+    Top,
+)
 from tasc_store import TaskRecord, connect
 from tasc_text import Conversation, MessageError, TaskTokenizer, resolve_folder
 
 _PROGRESS_ROWS = 100  # a call with more shows its progress
 
 Input = str | Sequence[int]
-_Options = TypeVar("_Options", bound="Options")
+_Fields = TypeVar("_Fields", bound=Body)
 
 
 class Options(GenerationFields):
@@ -54,8 +63,8 @@ class Options(GenerationFields):
     logprobs: Top | None = None
 
 
-class ChatOptions(ChatFields, Options):
-    """Keyword arguments of `LLM.chat`, and the messages of one conversation."""
+class ChatOptions(TemplateFields, Options):
+    """Keyword arguments of `LLM.chat`."""
 
 
 @dataclass(frozen=True)
@@ -426,17 +435,15 @@ class LLM:
             FieldError: As for `generate`; a message cannot be used, or the template refuses it.
             KeyboardInterrupt, RuntimeError: As for `generate`.
         """
-        asked = [_talk(i, each, options) for i, each in enumerate(_conversations(messages))]
-        if not asked:
-            return Completions()
-        return self._answered([each.conversation for each in asked], asked[0], progress)
+        asked = _parsed(ChatOptions, options)
+        given = enumerate(_conversations(messages))
+        talks = [asked.conversation_of(_messages(i, each)) for i, each in given]
+        return self._answered(talks, asked, progress)
 
     def _answered(
         self, inputs: Sequence[Input | Conversation], asked: Options, progress: bool | None
     ) -> Completions:
-        requests = [
-            request for i, each in enumerate(inputs) for request in self._read(i, each, asked)
-        ]
+        requests = list(self._requests(inputs, asked))
         found: dict[str, Completion] = {}
         answers = Completions()
         show = len(requests) >= _PROGRESS_ROWS if progress is None else progress
@@ -477,7 +484,7 @@ class LLM:
             raise FieldError("n", f"n is {asked.n}; a stream has one answer")
         if len(inputs := _listed(text)) != 1:
             raise FieldError("inputs", f"{len(inputs)} inputs are given; a stream has one")
-        (request,) = self._read(0, inputs[0], asked)
+        (request,) = self._requests(inputs, asked)
         return self._stream(replace(request, stream=True))
 
     def summary(self) -> Summary:
@@ -556,42 +563,47 @@ class LLM:
             self._totals = EngineTotals(*record.drafted.shape)
         self._totals.add(record)
 
-    def _read(
-        self, index: int, given: Input | Conversation, asked: Options
+    def _requests(
+        self, inputs: Sequence[Input | Conversation], asked: Options
     ) -> Iterator[GenerationRequest]:
-        """Requests of the answers to one input."""
-        options = replace(asked.options(asked.logprobs), prompt=index)
+        """Requests of the answers to all inputs; the guide, which they share, is made once."""
+        builder, options = self._builder, asked.options(asked.logprobs)
+        options = replace(options, guide=options.guide_for(builder.record))
+        fitting = set[int]()  # numbers of tokens that the guide is known to fit
+        for index, given in enumerate(inputs):
+            call = Call(
+                id=f"{index}.0",
+                prompt=self._prompt(index, given),
+                templated=False,
+                max_tokens=asked.max_tokens,
+                stop=asked.stops,
+                draft=asked.draft,
+                options=replace(options, prompt=index),
+            )
+            try:
+                first, guide = builder.read(call, builder.record_version, call.id)
+                if first.max_tokens not in fitting:
+                    builder.guide(call, builder.record_version, first, guide)
+                    fitting.add(first.max_tokens)
+            except ValueError as error:
+                field = error.field if isinstance(error, FieldError) else call.prompt_field
+                raise FieldError(field, f"input {index}: {error}") from error
+            yield first
+            for choice in range(1, asked.n or 1):
+                sampling = replace(first.sampling, choice=choice)
+                yield replace(first, id=f"{index}.{choice}", sampling=sampling)
+
+    def _prompt(self, index: int, given: Input | Conversation) -> tuple[int, ...]:
         try:
-            prompt = tuple(self._ids(given))
+            if isinstance(given, str | Conversation):
+                str(given).encode()  # raises UnicodeEncodeError
+                given = self._builder.template.encode(self.tokenizer, given)
+            return tuple(given)
         except MessageError as error:
             raise FieldError(error.field, f"input {index}: {error}") from error
         except UnicodeEncodeError as error:
             message = f"input {index} has half of a character (a lone surrogate) at {error.start}"
             raise FieldError("inputs", f"{message}; decode it with errors='replace'") from error
-        call = Call(
-            id=f"{index}.0",
-            prompt=prompt,
-            templated=False,
-            max_tokens=asked.max_tokens,
-            stop=asked.stops,
-            draft=asked.draft,
-            options=options,
-        )
-        try:
-            first = self._builder.request(call)
-        except ValueError as error:
-            field = error.field if isinstance(error, FieldError) else call.prompt_field
-            raise FieldError(field, f"input {index}: {error}") from error
-        yield first
-        for choice in range(1, asked.n or 1):
-            sampling = replace(first.sampling, choice=choice)
-            yield replace(first, id=f"{index}.{choice}", sampling=sampling)
-
-    def _ids(self, given: Input | Conversation) -> Sequence[int]:
-        if isinstance(given, str | Conversation):
-            str(given).encode()  # raises UnicodeEncodeError
-            return self._builder.template.encode(self.tokenizer, given)
-        return given
 
     def _completion(self, result: GenerationResult, asked: Options) -> Completion:
         self._answers += 1
@@ -660,7 +672,7 @@ def _settings(engine: Mapping[str, Any]) -> EngineSettings:
         raise ValueError(f"unknown keyword {name}; {way_out}") from None
 
 
-def _parsed(model: type[_Options], options: Mapping[str, Any]) -> _Options:
+def _parsed(model: type[_Fields], options: Mapping[str, Any]) -> _Fields:
     """Raises FieldError: an option is unknown or of the wrong kind."""
     given = dict(options)
     if isinstance(biases := given.get("logit_bias"), Mapping):  # JSON has no other keys
@@ -678,13 +690,12 @@ def _parsed(model: type[_Options], options: Mapping[str, Any]) -> _Options:
         raise FieldError(name, fault_of(error)) from None
 
 
-def _talk(index: int, messages: list[Any], options: Mapping[str, Any]) -> ChatOptions:
+def _messages(index: int, messages: list[Any]) -> list[ChatMessage]:
     """Raises FieldError: see `_parsed`; it says whose messages are at fault."""
     try:
-        return _parsed(ChatOptions, {**options, "messages": messages})
+        return _parsed(ChatFields, {"messages": messages}).messages
     except FieldError as error:
-        where = f"conversation {index}: " if error.field == "messages" else ""
-        raise FieldError(error.field, f"{where}{error}") from None
+        raise FieldError(error.field, f"conversation {index}: {error}") from None
 
 
 def _listed(inputs: Input | Iterable[Input]) -> list[Input]:

@@ -276,6 +276,24 @@ def test_options_are_those_of_a_request(plain: LLM) -> None:
     assert biased.tokens == (5, 5)
 
 
+@pytest.mark.parametrize("whose", ["call", "task", "chat"])
+def test_a_guide_is_read_and_tried_once_for_all_inputs(
+    folder: Path, plain: LLM, monkeypatch: pytest.MonkeyPatch, whose: str
+) -> None:
+    labels = ["play music", "set an alarm"]
+    llm = LLM(folder, choices=labels, max_tokens=24, **SIZES) if whose == "task" else plain
+    asked = {} if whose == "task" else {"guided_choice": labels}
+    specs, honest = [], llm.engine.guides.of
+    monkeypatch.setattr(llm.engine.guides, "of", lambda s, n: specs.append(s) or honest(s, n))
+    if whose == "chat":
+        found = llm.chat([[{"role": "user", "content": text}] for text in INPUTS], **asked)
+    else:
+        found = llm.generate(INPUTS, **asked)
+    assert {answer.text for answer in found} <= set(labels)
+    assert len(specs) == 1 + len(INPUTS)
+    assert len({id(spec) for spec in specs}) == 1
+
+
 def test_inputs_may_be_any_iterable_of_texts_or_of_token_ids(plain, expected: list[str]) -> None:
     ids = [plain.tokenizer.encode_prompt(TEMPLATE.replace("{input}", i)) for i in INPUTS[:2]]
     arrays = [[kind(one) for one in ids] for kind in (np.array, torch.tensor)]

@@ -114,6 +114,8 @@ def test_what_cannot_be_asked_is_named(chats: Chats, bare: LLM) -> None:
         with refused(FieldError, named) as error:
             bare.chat(several)  # type: ignore[arg-type]
         assert error.value.field == "messages"
+    with refused(FieldError, "nonsense"):
+        bare.chat([], nonsense=1)
     with pytest.raises(FieldError) as caught:
         bare.chat(TALK, chat_template_kwargs={"messages": []})
     assert caught.value.field == "chat_template_kwargs"
