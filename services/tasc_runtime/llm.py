@@ -113,7 +113,8 @@ class Completions(list[Completion]):
     """A list of answers in the order of their inputs, ``n`` for each input.
 
     Attributes:
-        interrupted: Whether Ctrl-C ended the call. Answers that were not complete are missing.
+        interrupted: Whether Ctrl-C ended the call. The list is then shorter: answers that were not
+            complete are missing, also between others. `Completion.index` says whose each one is.
     """
 
     interrupted = False
@@ -371,7 +372,8 @@ class LLM:
         """Answer inputs, in their order.
 
         All of them are checked before the first one is answered. Ctrl-C ends the call and returns
-        the answers that are complete; their list has ``interrupted`` set.
+        the answers that are complete. Their list is shorter than the inputs, and has
+        ``interrupted`` set: look at it before you pair inputs and answers by their places.
 
         ```python
         llm.generate("play some jazz")[0].text
@@ -459,6 +461,8 @@ class LLM:
                     bar.advance()
                     bar.tell(f"acceptance {accepted / max(drafted, 1):.2f}")
             answers.interrupted = interrupted.is_set()
+            if bar and answers.interrupted:
+                bar.tell(f"interrupted: the list has {len(found)} of {len(requests)} answers")
         answers.extend(found[request.id] for request in requests if request.id in found)
         return answers
 

@@ -414,7 +414,9 @@ def test_a_bad_input_is_named_and_nothing_is_answered(plain: LLM) -> None:
     assert plain.summary().answers == before
 
 
-def test_ctrl_c_gives_what_was_answered_and_leaves_it_whole(plain, expected: list[str]) -> None:
+def test_ctrl_c_gives_what_was_answered_and_leaves_it_whole(
+    plain: LLM, expected: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     before = plain.summary().answers
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # workers of xdist ignore it
 
@@ -424,11 +426,12 @@ def test_ctrl_c_gives_what_was_answered_and_leaves_it_whole(plain, expected: lis
 
     thread = threading.Thread(target=press)
     thread.start()
-    answers = plain.generate([INPUTS[0]] * 5000, progress=False, max_tokens=8)
+    answers = plain.generate([INPUTS[0]] * 5000, progress=True, max_tokens=8)
     thread.join()
     after = signal.signal(signal.SIGINT, handler)
     assert answers.interrupted
     assert 5 <= len(answers) < 5000
+    assert f"{len(answers)} of 5000 answers" in capsys.readouterr().err
     assert len({answer.text for answer in answers}) == 1
     assert after is signal.default_int_handler
     assert [a.text for a in plain.generate(INPUTS)] == expected
