@@ -244,8 +244,8 @@ def _digest(
 
 
 def _remove_unused(folder: Path) -> None:
-    """Remove indexes that no process has opened for a month."""
-    for other in folder.glob("*.tasc"):
+    """Remove indexes that no process has opened for a month, and no other files of the folder."""
+    for other in folder.glob(f"{'[0-9a-f]' * 32}.tasc"):
         with suppress(OSError):  # another process may have removed it
             if time.time() - other.stat().st_mtime > _KEPT_S:
                 other.unlink()

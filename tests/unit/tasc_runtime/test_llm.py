@@ -126,6 +126,17 @@ def test_a_damaged_index_is_built_again(folder: Path, pairs: Any, tmp_path: Path
     assert again.generate(INPUTS[2])[0].drafted == made.generate(INPUTS[2])[0].drafted > 0
 
 
+def test_of_a_folder_only_old_indexes_are_removed(llm, folder, pairs: Any, tmp_path: Path) -> None:
+    llm.save(tmp_path)
+    old = tmp_path / f"{'0' * 32}.tasc"
+    old.touch()
+    for file in tmp_path.iterdir():
+        os.utime(file, (0, 0))
+    LLM(folder, corpus=pairs, template=TEMPLATE, cache_dir=tmp_path, **SIZES)
+    assert not old.exists()
+    LLM.load(tmp_path)
+
+
 def test_what_is_no_corpus_is_refused(folder: Path, tmp_path: Path) -> None:
     pairs = (
         [("a", "b"), ("c", " ")],
