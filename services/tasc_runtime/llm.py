@@ -261,7 +261,7 @@ class LLM:
         cache_dir: str | Path | None = None,
         **engine: Any,
     ) -> None:
-        settings = _settings(engine)
+        settings = _settings(engine, LLM.__init__.__kwdefaults__ or ())
         _require("draft", draft, DraftSettings | None, "a DraftSettings")
         _require("adapters", adapters, Mapping | None, "names, and a folder for each")
         home = resolve_folder(str(model), revision, weights=False)
@@ -661,8 +661,12 @@ class LLM:
                 self._lock.release()
 
 
-def _settings(engine: Mapping[str, Any]) -> EngineSettings:
-    """Raises ValueError: a keyword is unknown, or its value is out of range."""
+def _settings(engine: Mapping[str, Any], own: Iterable[str] = ()) -> EngineSettings:
+    """Settings of keywords; ``own`` are the caller's others.
+
+    Raises:
+        ValueError: A keyword is unknown, or its value is out of range.
+    """
     try:
         return EngineSettings(**engine)
     except ValidationError as error:
@@ -670,7 +674,7 @@ def _settings(engine: Mapping[str, Any]) -> EngineSettings:
         name = str(fault["loc"][0])
         if fault["type"] != "extra_forbidden":
             raise ValueError(fault_of(error)) from None
-        known = [*(LLM.__init__.__kwdefaults__ or ()), *EngineSettings.model_fields]
+        known = [*own, *EngineSettings.model_fields]
         near = get_close_matches(name, known, 1)
         way_out = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
         raise ValueError(f"unknown keyword {name}; {way_out}") from None

@@ -224,6 +224,8 @@ def test_a_wrong_keyword_is_not_blamed_on_the_folder(llm: LLM, tmp_path: Path) -
     llm.save(tmp_path)
     with refused(ValueError, "rowz", "mean rows?"):
         LLM.load(tmp_path, rowz=3)
+    with refused(ValueError, "template", "there are rows"):  # the saved task has its own
+        LLM.load(tmp_path, template="{input}")
     (tmp_path / "index.tasc").unlink()
     with refused(ServiceError, "llm.json"):
         LLM.load(tmp_path)
