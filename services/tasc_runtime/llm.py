@@ -309,10 +309,16 @@ class LLM:
 
         Raises:
             ServiceError: `save` did not write the folder, another version of this program did, it
-                is damaged, or the model has another tokenizer now.
+                is damaged, it drafts by a ranking that only a store has, or the model has another
+                tokenizer now.
             EngineError, TextError, ValueError: See the class.
         """
         saved = SavedTask.read(folder)
+        if saved.record.neural and saved.record.neural.is_ranked:
+            raise ServiceError(
+                f"the task in {folder} drafts from a ranked vocabulary, which is in its store; "
+                f"`tasc task create NAME --from {folder}` registers it, LLM.from_task opens it"
+            )
         settings = _settings({**saved.engine.model_dump(), **engine})
         llm = cls.__new__(cls)
         built = EngineBuilder(saved.record, 1, settings, index=saved.index, **llm._options())

@@ -21,9 +21,12 @@ from lora_folders import WEIGHTS, cut, make_adapter
 from support import eventually, refused
 from tasc_draft import DraftIndex, DraftSettings
 from tasc_engine import EngineError
+from tasc_runtime.data.saved_task import SavedTask
+from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import FileError, IndexRefused, ServiceError
 from tasc_runtime.llm import LLM
 from tasc_runtime.sampling_options import FieldError
+from tasc_store import NeuralDrafting
 from tasc_text import TextError
 from tiny import SENTENCES, make_folder
 
@@ -217,6 +220,13 @@ def test_a_saved_folder_answers_and_drafts_alike(llm: LLM, tmp_path: Path) -> No
 def test_a_folder_of_something_else_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "llm.json").write_text(content)
     with refused(ServiceError, "llm.json"):
+        LLM.load(tmp_path)
+
+
+def test_a_saved_task_whose_ranking_is_in_a_store_is_refused(llm: LLM, tmp_path: Path) -> None:
+    record = replace(llm.record, neural=NeuralDrafting("drafter", vocabulary="ranked"))
+    SavedTask(record, EngineSettings(), llm.index).write(tmp_path)
+    with refused(ServiceError, str(tmp_path), "from_task"):
         LLM.load(tmp_path)
 
 
