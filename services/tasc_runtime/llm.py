@@ -527,7 +527,7 @@ class LLM:
     def engine(self) -> Engine:
         """The engine, for whoever measures its steps or gives it requests of its own.
 
-        Requests submitted to it are dropped when a call of this object ends.
+        Requests submitted to it are dropped when a call of this object begins.
         """
         return self._engine
 
@@ -659,6 +659,7 @@ class LLM:
                 "another call of this LLM is running; wait for it, or close its stream"
             )
         try:
+            self._engine.cancel_all()
             yield
         finally:
             try:

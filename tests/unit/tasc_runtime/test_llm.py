@@ -20,7 +20,7 @@ import tasc_serve
 from lora_folders import WEIGHTS, cut, make_adapter
 from support import eventually, refused
 from tasc_draft import DraftIndex, DraftSettings
-from tasc_engine import EngineError
+from tasc_engine import EngineError, GenerationRequest
 from tasc_runtime.data.saved_task import SavedTask
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import FileError, IndexRefused, ServiceError
@@ -101,6 +101,14 @@ def test_one_call_at_a_time_and_a_closed_stream_frees_its_row(llm, expected: lis
         llm.generate(INPUTS[0])
     stream.close()  # type: ignore[attr-defined]
     assert llm.generate(INPUTS[0])[0].text == expected[0]
+
+
+def test_requests_that_others_gave_its_engine_are_no_answers_of_a_call(llm, expected) -> None:
+    for ask in (llm.generate, llm.stream):
+        llm.engine.submit(GenerationRequest("a", (1, 2, 3), 1))
+        said = [piece if isinstance(piece, str) else piece.text for piece in ask(INPUTS[0])]
+        assert "".join(said) == expected[0]
+        assert not llm.engine.waiting + llm.engine.running
 
 
 def test_every_kind_of_corpus_gives_the_same_index(folder: Path, pairs: Any, tmp_path) -> None:
