@@ -224,8 +224,8 @@ class LLM:
         cache_dir: Folder of indexes; unset: ``~/.cache/tasc-serve/local-indexes``.
         engine: Fields of ``tasc_runtime.engine_settings.EngineSettings``: ``rows`` decoded together
             (8), ``max_model_len``, most tokens of prompt and answer (up to 1024), ``device``
-            (``auto``: a GPU if there is one), ``torch_threads`` (1) on a CPU, ``cost_aware`` and
-            others.
+            (``auto``: a GPU if there is one), ``torch_threads`` (1) on a CPU, which torch then has
+            in this whole process, ``cost_aware`` and others.
 
     Raises:
         EngineError: The model cannot be decoded exactly here, or the adapter is another model's.
