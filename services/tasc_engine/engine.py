@@ -180,8 +180,8 @@ class Engine:
 
         Else the first request that has one waits for it, and all that share the batch.
         """
+        following.warm_up()  # first: behind the other one nobody waits any more
         sampler.warm_up(self._target.dtype, self._target.device)
-        following.warm_up()
 
     def cancel(self, request_id: str) -> bool:
         """Drop a request wherever it is; its row is free for the next step."""

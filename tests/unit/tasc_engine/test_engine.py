@@ -23,7 +23,9 @@ from tasc_engine import (
     StepRecord,
 )
 from tasc_engine.errors import GuideError
+from tasc_engine.guided import following
 from tasc_engine.model import target as module
+from tasc_engine.sampling import sampler
 from tasc_engine.sampling.sampler import Sampler
 from tasc_engine.step import verify as verifier
 from tasc_text import TaskTokenizer
@@ -145,6 +147,15 @@ def test_a_guide_that_cannot_be_followed_is_refused(make_engine, spec) -> None:
     with refused(GuideError, "12" if spec.kind == "choice" else "regex"):
         engine.submit(request("a", guide=spec))
     assert engine.waiting == 0
+
+
+def test_a_request_waits_until_all_that_it_needs_is_compiled(make_engine, monkeypatch) -> None:
+    engine, late, waits = make_engine(), request("a", min_tokens=2), []
+    monkeypatch.setattr(sampler, "_warm", set())
+    monkeypatch.setattr(following, "warm_up", lambda: waits.append(engine.waits_to_compile(late)))
+    engine.compile_rules()
+    assert waits == [True]
+    assert not engine.waits_to_compile(late)
 
 
 class Stuck:
