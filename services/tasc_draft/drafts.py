@@ -35,6 +35,11 @@ class Drafts:
     logp: NDArray[np.float32]
     source: NDArray[np.int8]
 
+    @property
+    def sizes(self) -> Int32:
+        """``int32[rows]`` how many tokens each row's draft has."""
+        return self.offsets[1:] - self.offsets[:-1]
+
     @classmethod
     def empty(cls, rows: int) -> "Drafts":
         """Empty drafts for so many rows."""

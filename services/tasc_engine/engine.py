@@ -271,11 +271,11 @@ class Engine:
         """Give each row its tokens, and end answers that are complete."""
         accepted = verified.accepted
         self._proposer.keep(plan, verified.drafts, accepted, self._target.hidden_states)
-        for sequence, size in zip(plan.sequences, np.diff(plan.offsets).tolist(), strict=True):
+        for sequence, size in zip(plan.sequences, plan.sizes.tolist(), strict=True):
             sequence.cached += size
         for sequence, logprobs in zip(plan.sequences, verified.prompt_logprobs, strict=False):
             sequence.logprobs += logprobs
-        sizes = np.diff(verified.drafts.offsets).tolist()
+        sizes = verified.drafts.sizes.tolist()
         used = np.zeros(len(plan.emitting), np.int32)
         deltas, all_forced = [], 0
         for i, sequence in enumerate(plan.emitting):
@@ -309,10 +309,11 @@ class Engine:
             cost_error=self._draft_budget.cost_error,
         )
         self._on_step(record)
-        spent = Spent.of(plan, record)
-        self._draft_budget.time(spent)
-        if proposed.may_draft:
-            self._draft_budget.learn(spent)
+        if self._draft_budget.learns:
+            spent = Spent.of(plan, record)
+            self._draft_budget.time(spent)
+            if proposed.may_draft:
+                self._draft_budget.learn(spent)
 
     def _advance(self, sequence: Sequence, n: int) -> Delta:
         """Tell who follows an answer of its newest tokens, and what they make of it."""
@@ -326,7 +327,7 @@ class Engine:
 
     def _give_up_on_largest(self, plan: Plan, error: OutOfMemory) -> list[Delta]:
         """A forward did not fit: end the request that brought most tokens, keep the others."""
-        sizes = np.diff(plan.offsets) + plan.starts / self.config.max_model_len
+        sizes = plan.sizes + plan.starts / self.config.max_model_len
         return [self._fail(plan.sequences[int(sizes.argmax())], str(error))]
 
     def _fail(self, sequence: Sequence, error: str) -> Delta:

@@ -77,9 +77,9 @@ class HiddenStateBuffer:
 
 def _kept(plan: Plan, drafts: Drafts, accepted: Accepted) -> list[NDArray[np.int64]]:
     """Of each row, which tokens of the forward it keeps: those fed, and the accepted nodes."""
-    sizes = np.diff(plan.offsets)
+    sizes = plan.sizes
     nodes = np.zeros(len(sizes), np.int64)
-    nodes[plan.draft_of >= 0] = np.diff(drafts.offsets)
+    nodes[plan.draft_of >= 0] = drafts.sizes
     begins = np.cumsum(sizes + nodes) - sizes - nodes
     found = []
     for begin, size, draft in zip(begins, sizes, plan.draft_of, strict=True):

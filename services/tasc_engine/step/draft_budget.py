@@ -48,13 +48,14 @@ class Spent:
     @classmethod
     def of(cls, plan: Plan, record: StepRecord) -> Self:
         """What a step spent, from its plan and its record."""
+        accepted = int(record.accepted.sum())
         return cls(
             rows=len(plan.emitting),
             tokens=len(plan.tokens),
             context=plan.context,
             drafted=int(record.drafted.sum()),
-            accepted=int(record.accepted.sum()),
-            emitted=record.emitted_tokens,
+            accepted=accepted,
+            emitted=accepted + record.bonus_tokens + record.forced_tokens,
             draft_seconds=record.draft_seconds,
             verify_seconds=record.verify_seconds,
         )
@@ -83,6 +84,11 @@ class DraftBudget:
         self._pause = self._paused = 0
         self._marginals: dict[tuple[int, int, int], tuple[float, Float32]] = {}
         self._table = self._costs.table if self._costs else None  # that they are of
+
+    @property
+    def learns(self) -> bool:
+        """Whether it looks at what steps spent."""
+        return self._costs is not None
 
     @property
     def cost_error(self) -> float:

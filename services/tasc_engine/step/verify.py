@@ -64,7 +64,7 @@ def accept(
         is_eos: Whether an id is one.
     """
     rows = len(drafts.offsets) - 1
-    widest = int(np.diff(drafts.offsets).max(initial=0)) + 1
+    widest = int(drafts.sizes.max(initial=0)) + 1
     found = Accepted(
         np.zeros((rows, widest), np.int32), np.zeros(rows, np.int32),
         np.zeros((rows, widest), np.int32), np.zeros(rows, np.int32),
@@ -207,7 +207,7 @@ class Verified:
         drafted, reached, kept = count(self.drafts, self.accepted, used, len(SOURCES), positions)
         return StepRecord(
             row_steps=len(plan.emitting),
-            drafts=int((np.diff(self.drafts.offsets) > 0).sum()),
+            drafts=int(np.count_nonzero(self.drafts.sizes)),
             drafted=drafted,
             reached=reached,
             accepted=kept,
