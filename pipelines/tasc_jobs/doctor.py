@@ -5,13 +5,16 @@ there is not loaded.
 """
 
 import importlib.util
+import logging
 import re
 import shutil
 import statistics
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, distributions, requires
+from logging.handlers import BufferingHandler
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,7 +23,13 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tasc_jobs.errors import UsageError
-from tasc_jobs.tasks.model_folders import check_adapter, float_shapes, json_object, model_settings
+from tasc_jobs.tasks.model_folders import (
+    check_adapter,
+    float_shapes,
+    json_object,
+    model_settings,
+    weight_files,
+)
 from tasc_runtime.errors import ServiceError
 from tasc_runtime.models import chat_template
 from tasc_store.embedded import redis_binaries
@@ -41,6 +50,7 @@ _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 # Of processors, in /proc/cpuinfo.
 _FLAGS = {"bfloat16": r"bf16\b", "float16": r"fp16\b|\bfphp\b"}
 _PACKAGE = "tasc-serve"
+CGROUP = Path("/sys/fs/cgroup")  # of this process, in a container
 
 
 @dataclass(frozen=True)
@@ -172,7 +182,7 @@ def _weights(model: str) -> Finding:
     """Whether weight files are there and whole, by their headers."""
     try:
         folder = resolve_folder(model)
-        names = {path.name for path in folder.glob("*.safetensors")}
+        names = {path.name for path in weight_files(folder)}
         if not names:
             raise ValueError(
                 f"{folder} has no weights in safetensors; load it once where you trust it and save "
@@ -199,15 +209,16 @@ def _tokenizer(folder: Path, config: dict[str, Any]) -> Finding:
     except TextError as error:
         return Finding("tokenizer", "fail", str(error))
     size = config.get("vocab_size") or tokenizer.vocab_size
-    needed = max(tokenizer.vocab_size, *(id_ + 1 for id_ in tokenizer.eos_ids))
     text = f"{tokenizer.vocab_size} ids, end of sequence {tokenizer.eos_ids}"
-    if needed <= size:
+    ends = max(tokenizer.eos_ids) < size
+    if ends and tokenizer.vocab_size <= size:
         return Finding("tokenizer", "ok", text)
     text += (
         f", and the model {size}: prompts and answers with others fail; resize the embeddings "
         "(resize_token_embeddings) and train them, or name the tokenizer of the model"
     )
-    return Finding("tokenizer", "fail", text)
+    only_added = tokenizer.backend.get_vocab_size(with_added_tokens=False) <= size
+    return Finding("tokenizer", "warn" if ends and only_added else "fail", text)
 
 
 def _adapter(adapter: str, base: Path, config: dict[str, Any]) -> Finding:
@@ -251,17 +262,19 @@ def _trial(asked: Examination) -> Iterator[Finding]:
         yield memory
         if memory.level == "fail":
             return
-        llm = LLM(
-            asked.model,
-            adapter=asked.adapter,
-            dtype=asked.dtype,
-            device=device,
-            rows=asked.rows,
-            max_model_len=length,
-            prefix_cache_bytes=0,
-            cost_aware=False,
-            torch_threads=asked.threads,
-        )
+        with _warnings() as said:
+            llm = LLM(
+                asked.model,
+                adapter=asked.adapter,
+                dtype=asked.dtype,
+                device=device,
+                rows=asked.rows,
+                max_model_len=length,
+                prefix_cache_bytes=0,
+                cost_aware=False,
+                torch_threads=asked.threads,
+            )
+        yield from (Finding("load", "warn", record.getMessage()) for record in said.buffer)
         whose = "this project's forward" if llm.engine.lean else "the code of transformers"
         text = f"run by {whose}; gives the model's own logits through the cache of {length} tokens"
         yield Finding("load", "ok", text)
@@ -269,6 +282,18 @@ def _trial(asked: Examination) -> Iterator[Finding]:
             yield _speed(llm.engine, rows, device)
     except Exception as error:  # whatever a library raises is what there is to say
         yield Finding("load", "fail", str(error) or type(error).__name__)
+
+
+@contextmanager
+def _warnings() -> Iterator[BufferingHandler]:
+    """Holds what the engine warns of in the block."""
+    said, log = BufferingHandler(99), logging.getLogger("tasc_engine")
+    said.setLevel(logging.WARNING)
+    log.addHandler(said)
+    try:
+        yield said
+    finally:
+        log.removeHandler(said)
 
 
 def _chat_template(folder: Path) -> Finding:
@@ -299,7 +324,7 @@ def _memory(
 ) -> Finding:
     """Weights and KV cache against what is free; while it loads, weights are there twice."""
     size = _BYTES[asked.dtype]
-    weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    weights = sum(path.stat().st_size for path in weight_files(folder))
     if not config.get("quantization_config"):
         weights = size * sum(map(prod, float_shapes(folder).values()))
     kv, free = _kv_bytes(config, size) * (asked.rows * length + 1), _free_bytes(device)
@@ -337,9 +362,11 @@ def _free_bytes(device: str) -> int:
         return torch.cuda.mem_get_info(device)[0]
     free = re.search(r"MemAvailable: +(\d+)", Path("/proc/meminfo").read_text())
     limits = [1024 * int(free[1])] if free else []
-    cgroup = Path("/sys/fs/cgroup/memory.max")
-    if cgroup.is_file() and (most := cgroup.read_text().strip()).isdecimal():
-        limits.append(int(most))
+    limit = CGROUP / "memory.max"
+    if limit.is_file() and (most := limit.read_text().strip()).isdecimal():
+        used = int((CGROUP / "memory.current").read_text())
+        given_back = re.search(r"^inactive_file (\d+)", (CGROUP / "memory.stat").read_text(), re.M)
+        limits.append(int(most) - used + (int(given_back[1]) if given_back else 0))
     return min(limits)
 
 

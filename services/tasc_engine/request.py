@@ -149,11 +149,15 @@ class GenerationRequest:
 
     def require_ids(self, size: int) -> None:
         """Raise ValueError for a token that a vocabulary of this size does not have."""
-        ids = self.prompt + self.committed_ids
-        if unknown := [i for i in (max(ids), min(ids)) if not 0 <= i < size]:
-            raise ValueError(f"the prompt has id {unknown[0]}; ids go from 0 to {size - 1}")
-        if unknown := [i for i, _ in self.sampling.logit_bias if not 0 <= i < size]:
-            raise ValueError(f"logit_bias is on token {unknown[0]}; ids go from 0 to {size - 1}")
+        for name, ids in (
+            ("the prompt", self.prompt),
+            ("committed_ids", self.committed_ids),
+            ("stop_ids", self.stop_ids),
+            ("logit_bias", tuple(i for i, _ in self.sampling.logit_bias)),
+        ):
+            ends = max(ids, default=0), min(ids, default=0)
+            if unknown := [i for i in ends if not 0 <= i < size]:
+                raise ValueError(f"{name} has id {unknown[0]}; ids go from 0 to {size - 1}")
 
 
 @dataclass(frozen=True)

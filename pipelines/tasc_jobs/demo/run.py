@@ -130,6 +130,9 @@ def demo_page(measured: DemoFigures, found: dict[str, Any]) -> ReportDocument:
             ),
         ),
         "Each side answered all rows twice, in the order plain, drafted, drafted, plain. "
+        "Drafting adapts to answers: the second drafted run begins with what the first one taught. "
+        f"Over HTTP, {measure.CONCURRENCY} requests at a time share {ENGINE.rows} rows: latencies "
+        "include waiting for a row. Those of the engine alone do not. "
         "Acceptance at a position: drafts accepted there over drafts that reach it.",
     )
 
@@ -175,16 +178,29 @@ def run_demo(url: str, report: Path) -> None:
         FileError: The page cannot be written.
     """
     check_writable(report)
+    rows = read_split(TASK, "test")[:ROWS]
+    inputs, truth = [r["input"] for r in rows], [r["output"] for r in rows]
+    total = len(measure.ORDER) * len(rows)
     served = settings([TASK], port=0, draft=FORGETFUL)
     with local_ray(environment=partial(ray_proxy.environment, served.http)):
         prepare(url, [TASK])
         note(f"starting the service, {ray_proxy.in_words(served.http)} ...")
         try:
             base = app.start(served, url, on_note=partial(say_of_task, note))
-            measured, found = _measure(url, base)
+            with show_progress("answers over HTTP", total) as bar:
+                http, counters = measure.over_http(base, TASK, inputs, bar.advance)
         finally:
             with suppress(Exception):  # what brought us here is the error to show
                 app.stop()
+    # The engine is alone only now.
+    llm = LLM.from_task(TASK, url, draft=FORGETFUL, **ENGINE.model_dump())
+    with show_progress("answers by the engine alone", total) as bar:
+        engine = measure.engine_alone(llm, inputs, bar.advance)
+    plain = http[False][0].texts
+    others = [r.texts for runs in (http, engine) for side in runs.values() for r in side]
+    identical = sum(len({p, *rest}) == 1 for p, *rest in zip(plain, *others, strict=True))
+    measured = DemoFigures(http, engine, counters)
+    found = summary(measured, identical, intent_quality(plain, truth))
     page = demo_page(measured, found)
     write_html(page, report)
     show(page)
@@ -199,18 +215,3 @@ def serve_demo(url: str, port: int, wait: Callable[[], None]) -> None:
         note(ray_proxy.in_words(served.http))
         prepare(url, TASKS)
         run_service(served, url, wait, EXAMPLE)
-
-
-def _measure(url: str, base: str) -> tuple[DemoFigures, dict[str, Any]]:
-    rows = read_split(TASK, "test")[:ROWS]
-    inputs, truth = [r["input"] for r in rows], [r["output"] for r in rows]
-    with show_progress("answers over HTTP", len(measure.ORDER) * len(rows)) as bar:
-        http, counters = measure.over_http(base, TASK, inputs, bar.advance)
-    llm = LLM.from_task(TASK, url, draft=FORGETFUL, **ENGINE.model_dump())
-    with show_progress("answers by the engine alone", len(measure.ORDER) * len(rows)) as bar:
-        engine = measure.engine_alone(llm, inputs, bar.advance)
-    plain = http[False][0].texts
-    others = [r.texts for runs in (http, engine) for side in runs.values() for r in side]
-    identical = sum(len({p, *rest}) == 1 for p, *rest in zip(plain, *others, strict=True))
-    measured = DemoFigures(http, engine, counters)
-    return measured, summary(measured, identical, intent_quality(plain, truth))

@@ -210,6 +210,11 @@ def _shapes(path: Path, dtypes: Collection[str] = ()) -> dict[str, Shape]:
         ) from error
 
 
+def weight_files(base: Path) -> list[Path]:
+    """Files of a model's weights, without other copies of them, such as a consolidated one."""
+    return sorted(base.glob("model*.safetensors")) or sorted(base.glob("*.safetensors"))
+
+
 def float_shapes(base: Path) -> dict[str, Shape]:
     """The shapes of a model's weights that are not packed, by their headers alone.
 
@@ -217,7 +222,7 @@ def float_shapes(base: Path) -> dict[str, Shape]:
         ValueError: A file is no safetensors file, or is cut off.
         OSError: One cannot be read.
     """
-    files = sorted(base.glob("*.safetensors"))
+    files = weight_files(base)
     return {name: shape for path in files for name, shape in _shapes(path, _FLOATS).items()}
 
 

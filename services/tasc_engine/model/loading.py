@@ -29,6 +29,7 @@ DTYPES = {
     "float16": torch.float16,
 }
 Quantization = Literal["nf4", "int8"]
+log = logging.getLogger(__name__)
 _LORA = re.compile(r"\.lora_[AB]\.")
 # What libraries raise for a folder that is damaged, or that needs packages that are not there.
 _FAULTS = (ImportError, OSError, RuntimeError, SafetensorError, StrictDataclassError, ValueError)
@@ -155,7 +156,7 @@ def _config(folder: Path) -> Any:
 
 
 def _no_report(record: logging.LogRecord) -> bool:
-    """Leaves out the table of weights that do not fit: `_require_whole` says it in one line."""
+    """Leaves out the table of weights that do not fit: `_require_whole` says it in a line each."""
     return "LOAD REPORT" not in str(record.msg)
 
 
@@ -168,11 +169,17 @@ def _unloadable(folder: Path, error: Exception) -> UnsupportedModel:
 
 
 def _require_whole(folder: Path, found: Mapping[str, Any]) -> None:
-    """Weights that a file lacks would be random ones."""
+    """Weights that a file lacks would be random ones; others may be those of images or sound."""
+    if unused := sorted(found["unexpected_keys"]):
+        log.warning(
+            "%s has %d weights that config.json has no place for, such as %s; they are left out: "
+            "if the model needs them, mend config.json",
+            folder, len(unused), unused[0],
+        )  # fmt: skip
     if missing := sorted(found["missing_keys"]):
         raise UnsupportedModel(
-            f"{folder} has no weights {missing[0]}, and {len(missing) - 1} others are missing too; "
-            "fetch or save the model again"
+            f"{folder} lacks {len(missing)} weights, such as {missing[0]}; fetch or save the model "
+            "again"
         )
     for name, stored, wanted in sorted(found["mismatched_keys"]):
         raise UnsupportedModel(

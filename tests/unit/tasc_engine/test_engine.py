@@ -46,10 +46,11 @@ def test_a_request_too_long_for_a_row_is_refused_with_both_numbers(make_engine) 
     engine.check_integrity()
 
 
-@pytest.mark.parametrize("prompt", [(5, 10**6), (-1,)])
-def test_ids_outside_the_vocabulary_are_refused(make_engine, prompt) -> None:
-    with refused(ValueError, str(prompt[-1])):
-        make_engine().submit(GenerationRequest("a", prompt, 1))
+@pytest.mark.parametrize("field", ["prompt", "stop_ids", "committed_ids"])
+@pytest.mark.parametrize("ids", [(5, 10**6), (-1,)])
+def test_ids_outside_the_vocabulary_are_refused(make_engine, field: str, ids) -> None:
+    with refused(ValueError, field, str(ids[-1])):
+        make_engine().submit(replace(GenerationRequest("a", PROMPT, 3), **{field: ids}))
 
 
 @pytest.mark.parametrize(

@@ -78,10 +78,21 @@ def more_tokens(folder: Path) -> None:
     changed(path, added_tokens=[*json.loads(path.read_text())["added_tokens"], token])
 
 
+def more_ends(folder: Path) -> None:
+    more_tokens(folder)
+    (folder / "generation_config.json").write_text('{"eos_token_id": [2, 400]}')
+
+
 def without_a_tensor(folder: Path) -> None:
     tensors = load_file(folder / WEIGHTS)
     tensors.pop(next(name for name in tensors if "down_proj" in name))
     save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+
+
+def with_a_layer_more(folder: Path) -> None:
+    """That config.json says nothing of."""
+    more = {"model.layers.9.mlp.up_proj.weight": torch.ones(4, 4)}
+    save_file(load_file(folder / WEIGHTS) | more, folder / WEIGHTS, {"format": "pt"})
 
 
 def another_tokenizer(folder: Path) -> None:
@@ -102,7 +113,8 @@ TOLD_AT_ONCE: dict[str, tuple[Callable[[Path], None], str]] = {
     "weights cut off": (cut_off, "weights"),
     "shard missing": (without_shard, "weights"),
     "no tokenizer": (lost("tokenizer.json"), "tokenizer"),
-    "more tokens than embeddings": (more_tokens, "tokenizer"),
+    "more tokens than embeddings": (config(vocab_size=100), "tokenizer"),
+    "an end without an embedding": (more_ends, "tokenizer"),
     "adapter without config": (lost(f"{ADAPTER}/adapter_config.json"), "adapter"),
     "adapter of another model": (lambda folder: cut(folder / ADAPTER), "adapter"),
 }
@@ -158,7 +170,11 @@ def test_what_only_loading_tells_is_one_line_as_well(name: str, base: Path, tmp_
     assert len(report.in_words.splitlines()) == len(report.findings)
 
 
-def test_a_model_that_works_is_loaded_and_timed(base: Path) -> None:
+def test_a_model_that_works_is_loaded_and_timed(base: Path, tmp_path: Path) -> None:
+    weights = load_file(base / WEIGHTS)
+    base = Path(shutil.copytree(base, tmp_path / "twice"))  # as some are on the hub
+    others = {name.removeprefix("model."): tensor for name, tensor in weights.items()}
+    save_file(others, base / "consolidated.safetensors")
     report = examine(Examination(str(base), f"{base}/{ADAPTER}", **SMALL))
     assert report.works
     by_subject = {finding.subject: finding for finding in report.findings}
@@ -166,7 +182,7 @@ def test_a_model_that_works_is_loaded_and_timed(base: Path) -> None:
     target = Target.load(source, shape)
     figures = by_subject["memory"].figures
     assert figures["kv_bytes"] == target.cache.copied(0, 2 * 64 + 1).nbytes
-    assert figures["weights_bytes"] == sum(t.nbytes for t in load_file(base / WEIGHTS).values())
+    assert figures["weights_bytes"] == sum(tensor.nbytes for tensor in weights.values())
     speeds = [f.figures for f in report.findings if f.subject == "speed"]
     assert [speed["rows"] for speed in speeds] == [1, 2]
     assert all(0 < speed["step_s"] < 60 for speed in speeds)
@@ -182,6 +198,19 @@ def test_a_mixture_of_experts_is_loaded_by_the_code_of_transformers(tmp_path: Pa
     assert {"load", "speed"} <= found["ok"]
 
 
+def test_what_a_container_has_used_is_not_free(base: Path, tmp_path: Path, monkeypatch) -> None:
+    for name, text in (
+        ("max", "400000000"),
+        ("current", "300000000"),
+        ("stat", "anon 1\nfile 2\ninactive_file 50000000\n"),
+    ):
+        (tmp_path / f"memory.{name}").write_text(text)
+    monkeypatch.setattr("tasc_jobs.doctor.CGROUP", tmp_path)
+    report = examine(Examination(str(base), **SMALL))
+    (memory,) = (finding for finding in report.findings if finding.subject == "memory")
+    assert memory.figures["free_bytes"] == 150_000_000
+
+
 def test_more_than_the_memory_is_not_loaded(base: Path) -> None:
     huge = {**SMALL, "rows": 4096, "context": 10**9}
     report = examine(Examination(str(base), **huge))
@@ -189,11 +218,18 @@ def test_more_than_the_memory_is_not_loaded(base: Path) -> None:
     assert "load" not in {finding.subject for finding in report.findings}
 
 
-def test_an_adapter_saved_with_another_tokenizer_is_a_warning(base: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "subject"),
+    [(another_tokenizer, "adapter"), (with_a_layer_more, "load"), (more_tokens, "tokenizer")],
+)
+def test_what_may_be_wrong_is_a_warning(
+    base: Path, tmp_path: Path, change: Callable[[Path], None], subject: str
+) -> None:
     folder = Path(shutil.copytree(base, tmp_path / "other"))
-    another_tokenizer(folder)
+    change(folder)
     report = examine(Examination(str(folder), f"{folder}/{ADAPTER}", **SMALL))
-    assert "adapter" in levels(report)["warn"]
+    assert subject in levels(report)["warn"]
+    assert report.works
 
 
 def test_the_command_prints_findings_and_its_exit_code_says_whether_one_is_a_failure(
