@@ -14,18 +14,27 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from tasc_engine.drafting.neural.drafters import Eagle, Independent
+from tasc_engine.drafting.neural.hybrid import TwoArmedBandit
 from tasc_engine.drafting.neural.proposer import NeuralProposer
 from tasc_engine.drafting.neural.recent import RecentVocabulary
 from tasc_engine.drafting.neural.tree import NeuralSettings
 from tasc_engine.drafting.neural.vocabulary import FullVocabulary, RankedVocabulary, Vocabulary
 from tasc_engine.layout import Int32
 from tasc_engine.model.decoder import LeanDecoder, lean
+from tasc_engine.model.linears import Linear
 
 KINDS = ("same", "noisy", "other", "eagle")
 POLICIES = ("full", "ranked", "recent", "recent over ranked", "context only", "extension only")
 INDEXED = "recent indexed"  # looks weights up and keeps no copy
 NOISE = 0.02
 WINDOW = 96
+
+
+class Always(TwoArmedBandit):
+    """Takes the costly way at every step."""
+
+    def begin(self) -> bool:
+        return True
 
 
 @cache
@@ -98,7 +107,7 @@ def vocabulary_of(policy: str, head: Tensor, rows: int, ranked: Int32) -> Vocabu
     """
     half = ranked[: len(head) // 2]
     if policy == "full":
-        return FullVocabulary(head)
+        return FullVocabulary(Linear(head))
     if policy == "ranked":
         return RankedVocabulary(head, half)
     differs = {

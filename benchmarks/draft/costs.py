@@ -19,7 +19,7 @@ from benchmarks.common import ticked
 from benchmarks.draft.replays import REPEATS, SETTINGS, Tick, capacity
 from benchmarks.draft.tasks import Task
 from tasc_draft import DraftIndex, Int32, NgramProposer, build_index
-from tasc_draft.index.corpus_build import Documents, assemble, build_corpus, distinct
+from tasc_draft.index.corpus_build import Documents, assemble, distinct
 from tasc_draft.index.corpus_sort import sort_part, splitters
 
 ROWS, NODES = 8, 64
@@ -98,7 +98,7 @@ def build_costs(task: Task, index: DraftIndex, tick: Tick) -> BuildCosts:
     """Build a task's index REPEATS times on one core; ``tick`` is called after each repeat."""
     corpus_s, whole_s = [], []
     for _ in range(REPEATS):
-        corpus_s.append(seconds(lambda: build_corpus(task.outputs, **task.corpus_facts)))
+        corpus_s.append(seconds(lambda: build_index(task.outputs, **task.corpus_facts)))
         whole_s.append(seconds(lambda: build_index(task.outputs, task.prompts, **task.facts)))
         tick()
     return BuildCosts(

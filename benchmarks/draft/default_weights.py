@@ -20,12 +20,14 @@ from benchmarks.common import add_data, parser_of
 from benchmarks.draft.tasks import Task, missing_splits, of_folder
 from tasc_draft import DraftSettings, NgramProposer, build_index
 from tasc_draft.index import weights
-from tasc_draft.index.weights import Weights
+from tasc_draft.index.weights import CELLS, LEVELS, OTHER_BASE, Weights
 from tasc_draft.learning import held_out, taught
 
 SETTINGS = DraftSettings(min_prob=0.0, recent_tokens=0)
 # A weight counts for its task in proportion to its movement there, up to this much.
 MOST = 50.0
+# The middle of each level's share. Level 0, no evidence for a candidate, is taken as a small one.
+SHARES = (0.003, 0.005, 0.03, 0.1, 0.22, 0.4, 0.62, 0.82, 0.93, 0.985)
 
 
 def main() -> None:
@@ -52,7 +54,7 @@ def names_in(data: Path) -> list[str]:
 def learnt_from(task: Task) -> NgramProposer:
     kept, held = held_out(len(task.outputs))
     index = build_index(task.outputs.take(kept), task.prompts.take(kept), **task.facts)
-    index = dataclasses.replace(index, weights=Weights.prior())
+    index = dataclasses.replace(index, weights=prior())
     return taught(
         index,
         task.prompts.take(held),
@@ -63,10 +65,17 @@ def learnt_from(task: Task) -> NgramProposer:
 
 
 def averaged(learnt: list[NgramProposer]) -> Weights:
-    prior = Weights.prior().values
+    before = prior().values
     moved = np.stack([np.minimum(p.moved, MOST) for p in learnt])
-    change = (moved * np.stack([p.weights.values - prior for p in learnt])).sum(0)
-    return Weights(prior + change / (0.5 + moved.sum(0)))
+    change = (moved * np.stack([p.weights.values - before for p in learnt])).sum(0)
+    return Weights(before + change / (0.5 + moved.sum(0)))
+
+
+def prior() -> Weights:
+    """Weights before any learning: about a third of the log of the share, for every source."""
+    values = np.full(CELLS, -3.0, np.float32)
+    values[:OTHER_BASE] = np.tile(0.35 * np.log(SHARES), OTHER_BASE // LEVELS)
+    return Weights(values)
 
 
 if __name__ == "__main__":

@@ -21,9 +21,8 @@ from tempfile import TemporaryDirectory
 from benchmarks.common import ticked
 from benchmarks.draft.replays import NODES, SETTINGS, Tick, ours
 from benchmarks.draft.tasks import Answers, Task
-from tasc_draft import BigramTable, DraftIndex, DraftSettings, Tokens
+from tasc_draft import BigramTable, DraftIndex, DraftSettings, Tokens, build_index
 from tasc_draft.index.bigrams import read_bigrams
-from tasc_draft.index.corpus_build import build_corpus
 from tasc_jobs.demo.tasks import demo_record
 
 TASC = replace(DraftSettings.published("tasc"), num_speculative_tokens=NODES)
@@ -152,7 +151,7 @@ def tree(task: Task, settings: DraftSettings) -> float:
 
 
 def corpus_of(task: Task, outputs: Tokens) -> DraftIndex:
-    return DraftIndex(build_corpus(outputs, **task.corpus_facts))
+    return build_index(outputs, **task.corpus_facts)
 
 
 def nothing(task: Task) -> DraftIndex:

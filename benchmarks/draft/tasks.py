@@ -50,7 +50,7 @@ class Task:
 
     @property
     def corpus_facts(self) -> dict[str, Any]:
-        """The arguments of `build_corpus` that the tokenizer determines."""
+        """Those for an index of outputs alone that the tokenizer determines."""
         return {name: self.facts[name] for name in ("fingerprint", "vocab_size", "eos_id")}
 
     def tuning(self) -> tuple[Tokens, Answers]:

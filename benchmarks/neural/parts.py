@@ -25,11 +25,11 @@ from benchmarks.neural.side import (
     kept,
     vocabulary_of,
 )
-from tasc_draft import DraftIndex, DraftSettings, Proposer, build_learnt_index
+from tasc_draft import DraftIndex, DraftSettings, NgramProposer, Proposer, build_learnt_index
 from tasc_engine.drafting.hidden_state_buffer import Seen
 from tasc_engine.drafting.neural.card import Kind
 from tasc_engine.drafting.neural.drafters import Eagle
-from tasc_engine.drafting.neural.hybrid import Always, HybridProposer
+from tasc_engine.drafting.neural.hybrid import HybridProposer, TwoArmedBandit
 from tasc_engine.drafting.neural.proposer import NeuralProposer
 from tasc_engine.drafting.neural.ranking import Origin, Ranking
 from tasc_engine.drafting.neural.tree import NeuralSettings
@@ -288,10 +288,17 @@ def hybrid(options: Options) -> Part:
     return figures, found
 
 
+class Always(TwoArmedBandit):
+    """Asks the model at every step."""
+
+    def begin(self) -> bool:
+        return True
+
+
 def _hybrid(bench: Bench, kind: Kind) -> dict[str, Measured]:
     index = cache(lambda: _index(bench))
 
-    def ngrams() -> Proposer:
+    def ngrams() -> NgramProposer:
         return bench.side.ngrams(index(), NGRAMS)
 
     def neural() -> Proposer:

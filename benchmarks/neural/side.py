@@ -24,11 +24,12 @@ from tasc_engine import Engine, EngineConfig, EngineTotals, GenerationRequest, M
 from tasc_engine.drafting.neural.card import Kind
 from tasc_engine.drafting.neural.drafters import Eagle, Independent
 from tasc_engine.drafting.neural.files import load_drafter
-from tasc_engine.drafting.neural.proposer import DraftModel, NeuralProposer
+from tasc_engine.drafting.neural.proposer import NeuralProposer
 from tasc_engine.drafting.neural.ranking import Origin, Ranking
 from tasc_engine.drafting.neural.recent import RecentVocabulary
 from tasc_engine.drafting.neural.tree import NeuralSettings
 from tasc_engine.drafting.neural.vocabulary import FullVocabulary, RankedVocabulary, Vocabulary
+from tasc_engine.model.linears import Linear
 from tasc_engine.stats import StepRecord
 from tasc_text import PromptTemplate, TaskTokenizer
 
@@ -117,7 +118,7 @@ class Side:
         )  # fmt: skip
 
     def neural(
-        self, drafter: DraftModel, vocabulary: Vocabulary, settings: NeuralSettings
+        self, drafter: Eagle | Independent, vocabulary: Vocabulary, settings: NeuralSettings
     ) -> NeuralProposer:
         return NeuralProposer(
             drafter, vocabulary, settings, rows=ROWS, capacity=LENGTH,
@@ -372,7 +373,7 @@ def vocabulary_of(policy: Policy, head: Tensor, of: Callable[[Origin], Ranking])
             head, ROWS, base=base, gathered=policy.gathered, context=policy.context,
             extension=policy.extension,
         )  # fmt: skip
-    return FullVocabulary(head) if base is None else RankedVocabulary(head, base)
+    return FullVocabulary(Linear(head)) if base is None else RankedVocabulary(head, base)
 
 
 # Files

@@ -100,6 +100,16 @@ def read_only(array: Any) -> Any:
     return view
 
 
+def flat(kind: Any, *arrays: Any) -> bool:
+    """Whether arrays have one dimension, and elements of one type."""
+    return all(array.ndim == 1 and array.dtype == kind for array in arrays)
+
+
+def within(values: Any, end: int) -> bool:
+    """Whether all values are from 0 to below ``end``."""
+    return bool(((values >= 0) & (values < end)).all())
+
+
 class IndexPart:
     """Base of the frozen dataclasses that make up an index. Makes their arrays read-only."""
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tasc_draft.compiled import compiled
 from tasc_draft.mixture.proposer import NgramProposer
@@ -62,59 +63,49 @@ def replay(
         budget: Most draft tokens of a step.
         progress: Called after each row.
     """
-    tally = _Tally()
+    tokens, nodes, start_us, draft_us = 0, 0, list[float](), list[float]()
+    deepest, accepted = list[int](), list[int]()  # of each step
     batch, limit = np.zeros(1, np.int32), np.array([budget], np.int32)
     least = np.zeros(budget, np.float32)
     for prompt, answer in rows:
         began = time.perf_counter()
         proposer.start(0, prompt)
-        tally.start_us.append((time.perf_counter() - began) * 1e6)
+        start_us.append((time.perf_counter() - began) * 1e6)
         at = 0
         while at < len(answer):
             began = time.perf_counter()
             drafts = proposer.propose(batch, limit, least)
             drafted = time.perf_counter()
             kept = _longest_path(drafts.tokens, drafts.parents, answer, at)
-            tally.count(drafts.depths, kept)
+            nodes += len(drafts.tokens)
+            deepest.append(int(drafts.depths.max(initial=0)))
+            accepted.append(kept)
             end = min(at + kept + 1, len(answer))
             verified = time.perf_counter()
             proposer.observe(0, answer[at:end])
             seconds = drafted - began + time.perf_counter() - verified
-            tally.draft_us.append(seconds * 1e6)
-            tally.tokens += end - at
+            draft_us.append(seconds * 1e6)
+            tokens += end - at
             at = end
         proposer.finish(0)
         progress()
-    return tally.result()
+    positions = min(max(deepest, default=0), POSITIONS)
+    return Replay(
+        rows=len(start_us),
+        steps=len(draft_us),
+        tokens=tokens,
+        nodes=nodes,
+        drafted_steps=int(np.count_nonzero(deepest)),
+        reached=_beyond(np.array(deepest), positions),
+        accepted=_beyond(np.array(accepted), positions),
+        draft_us=draft_us,
+        start_us=start_us,
+    )
 
 
-class _Tally:
-    def __init__(self) -> None:
-        self.tokens = self.nodes = self.drafted_steps = 0
-        self.reached, self.accepted = (np.zeros(POSITIONS, np.int64) for _ in range(2))
-        self.draft_us: list[float] = []
-        self.start_us: list[float] = []
-
-    def count(self, depths: Any, kept: int) -> None:
-        if len(depths):
-            self.nodes += len(depths)
-            self.drafted_steps += 1
-            self.reached[: min(int(depths.max()), POSITIONS)] += 1
-            self.accepted[: min(kept, POSITIONS)] += 1
-
-    def result(self) -> Replay:
-        deepest = int(np.count_nonzero(self.reached))
-        return Replay(
-            rows=len(self.start_us),
-            steps=len(self.draft_us),
-            tokens=self.tokens,
-            nodes=self.nodes,
-            drafted_steps=self.drafted_steps,
-            reached=self.reached[:deepest].tolist(),
-            accepted=self.accepted[:deepest].tolist(),
-            draft_us=self.draft_us,
-            start_us=self.start_us,
-        )
+def _beyond(steps: NDArray[Any], positions: int) -> list[int]:
+    """How many are above 0, above 1, and so on."""
+    return [int(np.count_nonzero(steps > at)) for at in range(positions)]
 
 
 @compiled

@@ -21,7 +21,7 @@ class EngineConfig:
         max_waiting: Most requests that wait for a row.
 
     Raises:
-        ValueError: A value is below its least.
+        ValueError: ``max_draft_tokens`` is more than a step holds.
     """
 
     rows: int = 8
@@ -35,13 +35,3 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.max_draft_tokens > MOST_NODES:
             raise ValueError(f"max_draft_tokens is {self.max_draft_tokens}; most is {MOST_NODES}")
-        for name, least in (
-            ("rows", 1),
-            ("max_model_len", 8),
-            ("max_draft_tokens", 0),
-            ("prefill_chunk", 1),
-            ("max_waiting", 0),
-            ("prefix_cache_bytes", 0),
-        ):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}; least is {least}")

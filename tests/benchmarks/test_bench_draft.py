@@ -12,8 +12,8 @@ from scripts import few_rows, record, run
 
 from benchmarks.draft.bench_drafts import arguments, load
 from benchmarks.draft.ceiling import copy_bound
-from tasc_draft import Tokens
-from tasc_draft.index.corpus_build import build_corpus
+from tasc_draft import Tokens, build_index
+from tasc_draft.index.corpus import CorpusIndex
 from tasc_jobs.demo.tasks import MODEL, TASKS
 
 VOCAB, EOS = 5, 4
@@ -81,16 +81,20 @@ def test_a_missing_data_set_is_named_and_the_others_are_read(
 @settings(max_examples=60, deadline=None)
 @given(st.lists(TEXTS, min_size=1, max_size=5), TEXTS, TEXTS)
 def test_the_ceiling_takes_the_longest_run_after_the_last_token(outputs, prompt, answer) -> None:
-    corpus = build_corpus(Tokens.of(outputs), fingerprint="f", vocab_size=VOCAB, eos_id=EOS)
+    corpus = corpus_of(outputs)
     row = np.array(prompt, np.int32), np.array([*answer, EOS], np.int32)
     steps = plain_steps([[VOCAB, *o, EOS] for o in outputs], [*prompt, VOCAB], [*answer, EOS])
     assert copy_bound(corpus, [row]) == pytest.approx((len(answer) + 1) / steps)
 
 
+def corpus_of(outputs: list[list[int]]) -> CorpusIndex:
+    return build_index(Tokens.of(outputs), fingerprint="f", vocab_size=VOCAB, eos_id=EOS).corpus
+
+
 def test_the_ceiling_follows_runs_longer_than_the_index_sorts_by() -> None:
     passage = [i % 4 for i in range(30)] + [0, 0, 1] + [i % 3 for i in range(30)]
     outputs = [[*passage[:40], 3], passage]
-    corpus = build_corpus(Tokens.of(outputs), fingerprint="f", vocab_size=VOCAB, eos_id=EOS)
+    corpus = corpus_of(outputs)
     row = np.zeros(0, np.int32), np.array([*passage, EOS], np.int32)
     assert len(passage) > 3 * corpus.depth
     assert copy_bound(corpus, [row]) == len(passage) + 1

@@ -12,6 +12,7 @@ from tasc_draft import Drafts, DraftSettings
 from tasc_draft.settings import MIXTURES
 from tasc_engine import GenerationRequest
 from tasc_text import TaskTokenizer
+from wrong_indexes import wrong_index
 
 NEAR_TIE = 1e-5
 
@@ -75,6 +76,19 @@ def test_every_mixture_answers_alike(case: Case, begun: Any, mixture: str) -> No
     found = answer(case, settings=settings, requests=begun[0])
     assert min(accepted_and_rejected(found.totals)) > 0
     assert found.tokens() == begun[1]
+
+
+@pytest.mark.parametrize("mixture", MIXTURES)
+def test_an_index_that_is_wrong_everywhere_within_bounds_changes_no_answer(
+    case: Case, begun: Any, mixture: str, seed: int
+) -> None:
+    settings = DraftSettings(mixture=mixture, min_prob=0.0)
+    rng = np.random.default_rng(seed)
+    for _ in range(4):
+        index = wrong_index(case.index(), rng)
+        found = answer(case, settings=settings, index=index, requests=begun[0])
+        assert found.totals.drafted.sum() > 0
+        assert found.tokens() == begun[1]
 
 
 @pytest.mark.parametrize("kept", [0, 1 << 20])

@@ -7,11 +7,11 @@ import pytest
 from lossless_cases import Case, answer
 from neural_cases import assert_some_accepted_and_some_rejected, by, neural
 
-from neural_drafters import INDEXED, KINDS, POLICIES
+from neural_drafters import INDEXED, KINDS, POLICIES, Always
 from paired import paired
 from tasc_draft import SOURCES
 from tasc_engine import Sampling
-from tasc_engine.drafting.neural.hybrid import Always, HybridProposer
+from tasc_engine.drafting.neural.hybrid import HybridProposer
 from tasc_engine.drafting.neural.tree import NeuralSettings
 
 OTHER_ROWS = [("recent", "noisy", 1), ("recent", "eagle", 2), ("recent", "noisy", 8)]

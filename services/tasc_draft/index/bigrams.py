@@ -4,9 +4,6 @@ They do not depend on the task, so they serve where a task's corpus has no evide
 2024, arXiv 2411.03786: model-derived bigrams). ``tasc_jobs.index.model_bigrams`` computes them.
 """
 
-import os
-import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,14 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tasc_draft.compiled import IndexPart
+from tasc_draft.arrays import read_arrays, write_arrays
+from tasc_draft.compiled import IndexPart, within
 from tasc_draft.errors import DraftError
 from tasc_draft.tokens import Int32
 
 _FIELDS = ("model", "fingerprint", "vocab_size", "tokens", "logp")
 _MAKE = "`tasc model-bigrams` makes one"
-_DAMAGES = (KeyError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
-_ROUNDING = 1e-3  # rounding may put the float32 log-probability of a certain token this far above 0
 
 
 class BigramView(NamedTuple):
@@ -54,34 +50,26 @@ class BigramTable(IndexPart):
         return BigramView(self.tokens, self.logp)
 
     def check_integrity(self) -> None:
-        """Raise DraftError unless every token has distinct continuations, the likeliest first."""
+        """Raise DraftError unless every token has continuations that are ids."""
         tokens, logp = self.tokens, self.logp
-        ok = (
+        if not (
             tokens.dtype == np.int32
             and logp.dtype == np.float32
             and tokens.ndim == 2
             and tokens.shape == logp.shape
             and len(tokens) == self.vocab_size
             and tokens.shape[1] >= 1
-            and bool(((tokens >= 0) & (tokens < self.vocab_size)).all())
-            and bool((np.diff(np.sort(tokens), axis=1) > 0).all())
-            and bool((logp[:, 0] <= _ROUNDING).all() and (logp[:, 1:] <= logp[:, :-1]).all())
-            and not bool(np.isnan(logp).any())
-        )
-        if not ok:
+            and within(tokens, self.vocab_size)
+        ):
             raise DraftError(
-                f"the bigram table of {self.model} is inconsistent; make it again with "
+                f"the bigram table of {self.model} is damaged; make it again with "
                 "`tasc model-bigrams`"
             )
 
 
 def write_bigrams(table: BigramTable, path: Path) -> None:
-    """Write a table as ``.npz`` without pickle. The file appears under its name once complete."""
-    arrays: dict[str, Any] = {name: np.asarray(getattr(table, name)) for name in _FIELDS}
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    with partial.open("wb") as file:
-        np.savez(file, **arrays)
-    partial.replace(path)
+    """Write a table's file. It appears under its name once it is complete."""
+    write_arrays(path, vars(table))
 
 
 def read_bigrams(path: Path, fingerprint: str) -> BigramTable:
@@ -94,7 +82,7 @@ def read_bigrams(path: Path, fingerprint: str) -> BigramTable:
         DraftError: The file is missing or damaged, is not a bigram table, or belongs to another
             tokenizer.
     """
-    table = _table(_arrays(path), path)
+    table = _table(read_arrays(path, _FIELDS, "a bigram table", _MAKE), path)
     if table.fingerprint != fingerprint:
         raise DraftError(
             f"{path} is of {table.model} with tokenizer {table.fingerprint}, the task has "
@@ -105,26 +93,6 @@ def read_bigrams(path: Path, fingerprint: str) -> BigramTable:
     except DraftError as error:
         raise DraftError(f"{path}: {error}") from error
     return table
-
-
-def _arrays(path: Path) -> dict[str, Any]:
-    """The fields of a table. Messages of numpy are replaced by clearer ones."""
-    try:
-        with path.open("rb") as file:
-            if not zipfile.is_zipfile(file):
-                raise DraftError(f"{path} is not a bigram table: it is not a .npz archive; {_MAKE}")
-            file.seek(0)
-            with np.load(file, allow_pickle=False) as content:
-                arrays = {name: content[name] for name in _FIELDS if name in content.files}
-    except OSError as error:
-        raise DraftError(f"{path} cannot be read: {error.strerror or error}; {_MAKE}") from error
-    except DraftError:
-        raise
-    except _DAMAGES as error:
-        raise DraftError(f"{path} is damaged or not a bigram table; {_MAKE}") from error
-    if lacking := [name for name in _FIELDS if name not in arrays]:
-        raise DraftError(f"{path} is not a bigram table: it lacks {', '.join(lacking)}; {_MAKE}")
-    return arrays
 
 
 def _table(arrays: dict[str, Any], path: Path) -> BigramTable:

@@ -87,7 +87,6 @@ def keep(documents: Documents, kept: NDArray[np.bool_], depth: int) -> Documents
 
 
 def _check(outputs: Tokens, vocab_size: int, eos_id: int, depth: int) -> None:
-    ids = outputs.ids
     if not 0 < vocab_size <= MAX_VOCAB:
         raise DraftError(
             f"the vocabulary has {vocab_size} tokens, an index supports 1 to {MAX_VOCAB}; "
@@ -98,19 +97,25 @@ def _check(outputs: Tokens, vocab_size: int, eos_id: int, depth: int) -> None:
             f"the end-of-sequence id is {eos_id}, the vocabulary has {vocab_size}; "
             "correct eos_token_id in the model's config.json"
         )
-    if ids.size and not (ids.min() >= 0 and ids.max() < vocab_size):
-        raise DraftError(
-            f"corpus ids run from {ids.min()} to {ids.max()}, the vocabulary has {vocab_size}; "
-            "tokenise the corpus with the target's own tokenizer"
-        )
+    require_ids(outputs, vocab_size)
     if not 2 <= depth <= MAX_DEPTH:
         raise DraftError(
             f"depth is {depth}, grams have 2 to {MAX_DEPTH} tokens; leave it at {DEPTH}"
         )
-    size = ids.size + MARKS * len(outputs) + depth
+    size = outputs.ids.size + MARKS * len(outputs) + depth
     if size > MAX_TEXT:
         raise DraftError(
             f"the corpus has {size} tokens, an index holds {MAX_TEXT}; index fewer documents"
+        )
+
+
+def require_ids(texts: Tokens, vocab_size: int) -> None:
+    """Raise DraftError if an id is outside the vocabulary."""
+    ids = texts.ids
+    if ids.size and not (ids.min() >= 0 and ids.max() < vocab_size):
+        raise DraftError(
+            f"corpus ids run from {ids.min()} to {ids.max()}, the vocabulary has {vocab_size}; "
+            "tokenise the corpus with the target's own tokenizer"
         )
 
 
@@ -195,26 +200,6 @@ def gain_of(grams: Any, elsewhere: Any, held: Any) -> float:
     return gain / len(grams)
 
 
-def build_corpus(
-    outputs: Tokens, *, vocab_size: int, eos_id: int, depth: int = DEPTH, **how: Any
-) -> CorpusIndex:
-    """Index the n-grams of ``SEP output EOS`` of a task's outputs.
-
-    Memory peaks below 60 bytes per token. ``how`` goes to `index_documents`.
-
-    Args:
-        outputs: Token ids without end-of-sequence.
-        eos_id: Appended to each output.
-        depth: Length of the longest gram.
-
-    Raises:
-        DraftError: An id is outside the vocabulary, a size is out of range, or no index is as small
-            as ``max_bytes``.
-    """
-    documents = distinct(outputs, vocab_size=vocab_size, eos_id=eos_id, depth=depth)
-    return index_documents(documents, vocab_size=vocab_size, depth=depth, **how)[0]
-
-
 def check_cap(max_bytes: int | None, depth: int = DEPTH) -> None:
     """Raise DraftError if even an index without documents is larger; None is no limit."""
     least = CorpusIndex.empty("", 1, depth).nbytes
@@ -235,6 +220,8 @@ def index_documents(
     pruned: Callable[[int], None] = lambda times: None,
 ) -> tuple[CorpusIndex, Documents]:
     """Index distinct documents, as many as fit into ``max_bytes`` of arrays.
+
+    Memory peaks below 60 bytes per token.
 
     If not all fit, documents are kept by falling expected gain per token (`by_gain`). The bytes per
     token of one attempt say how many to keep in the next.

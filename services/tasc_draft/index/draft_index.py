@@ -16,11 +16,12 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from tasc_draft.compiled import flat, within
 from tasc_draft.errors import DraftError, IndexFileError, IndexFormatError
 from tasc_draft.index.aligned import AlignedTable, build_aligned
 from tasc_draft.index.bigrams import BigramTable
 from tasc_draft.index.corpus import CorpusIndex
-from tasc_draft.index.corpus_build import Documents, distinct, index_documents
+from tasc_draft.index.corpus_build import Documents, distinct, index_documents, require_ids
 from tasc_draft.index.inputs import InputIndex, build_inputs
 from tasc_draft.index.weights import Weights
 from tasc_draft.settings import DraftSettings
@@ -77,26 +78,24 @@ class DraftIndex:
         return [part for part in parts if part is not None]
 
     def check_integrity(self) -> None:
-        """Raise DraftError unless every part is consistent and they fit together."""
+        """Raise DraftError unless compiled code stays within every part, and they fit together."""
         for part in self._parts:
             part.check_integrity()
         ids, fits = self.vocab_size + 1, True
         if self.inputs is not None:
-            fits &= _all_in_range(self.inputs.documents, len(self.corpus.offsets) - 1)
+            fits &= within(self.inputs.documents, len(self.corpus.offsets) - 1)
         if self.aligned is not None:
-            fits &= self.word_starts is not None and len(self.word_starts) == ids
+            starts = self.word_starts
+            fits &= starts is not None and flat(np.bool_, starts) and len(starts) == ids
             fits &= self.aligned.vocab_size == self.vocab_size
         if self.canonical is not None:
-            fits &= len(self.canonical) == ids and _all_in_range(self.canonical, ids)
+            fits &= flat(np.int32, self.canonical) and len(self.canonical) == ids
+            fits &= within(self.canonical, ids)
         if self.bigrams is not None:
             fits &= self.bigrams.fingerprint == self.fingerprint
             fits &= self.bigrams.vocab_size == self.vocab_size
         if not fits:
             raise DraftError("the parts of the index do not fit together; build the index again")
-
-
-def _all_in_range(values: Int32, end: int) -> bool:
-    return bool(((values >= 0) & (values < end)).all())
 
 
 def build_index(
@@ -151,6 +150,12 @@ def with_prompts(
     if not len(prompts) == len(outputs) == len(documents.rows):
         raise DraftError(
             f"there are {len(prompts)} prompts for {len(outputs)} outputs; give one each"
+        )
+    require_ids(prompts, corpus.vocab_size)
+    if word_starts is not None and len(word_starts) != corpus.vocab_size + 1:
+        raise DraftError(
+            f"word_starts has {len(word_starts)} entries, a vocabulary of {corpus.vocab_size} "
+            f"needs {corpus.vocab_size + 1}; take it from the tokenizer"
         )
     held = np.flatnonzero(documents.rows >= 0)
     if len(held) < len(prompts):

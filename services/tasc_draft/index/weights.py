@@ -7,7 +7,6 @@ hundred answers suffice to learn a few thousand weights.
 """
 
 import functools
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +51,7 @@ BIGRAM_BASE = LOCAL_BASE + (BIGRAM - NEIGHBOURS) * LOCAL_SIZE
 ALIGNED_BASE = BIGRAM_BASE + LEVELS
 OTHER_BASE = ALIGNED_BASE + KINDS * ALIGNED_SIZE
 CELLS = OTHER_BASE + (ORDERS + 1) * AMOUNTS * LEVELS
+MOST_WEIGHT = 1e6  # of a cell; learning ends far below
 
 
 # Lower limits of the classes after the first.
@@ -125,8 +125,6 @@ def other_cell(tokens: int, count: int, share: float) -> int:
     return OTHER_BASE + _context_class(tokens, count) * LEVELS + share_level(share)
 
 
-# The middle of each level's share. Level 0, no evidence for a candidate, is taken as a small one.
-_SHARES = (0.003, 0.005, 0.03, 0.1, 0.22, 0.4, 0.62, 0.82, 0.93, 0.985)
 _SHIPPED = Path(__file__).with_name("default_weights.npz")
 
 
@@ -149,14 +147,6 @@ class Weights:
             )
 
     @classmethod
-    def prior(cls) -> "Weights":
-        """Weights before any learning: about a third of the log of the share, for every source."""
-        values = np.full(CELLS, -3.0, np.float32)
-        levels = [0.35 * math.log(share) for share in _SHARES]
-        values[:OTHER_BASE] = np.tile(levels, OTHER_BASE // LEVELS)
-        return cls(values)
-
-    @classmethod
     def initial(cls) -> "Weights":
         """The weights that this version ships with: averages over tasks of many kinds."""
         return _shipped()
@@ -166,9 +156,11 @@ class Weights:
         return self.values.nbytes
 
     def check_integrity(self) -> None:
-        """Raise DraftError unless every cell has a finite weight."""
-        if not np.isfinite(self.values).all():
-            raise DraftError("some weights are not finite; build the index again")
+        """Raise DraftError unless every cell has a weight that can be added up."""
+        if self.values.dtype != np.float32 or not (np.abs(self.values) <= MOST_WEIGHT).all():
+            raise DraftError(
+                f"some weights are no numbers within {MOST_WEIGHT:g}; build the index again"
+            )
 
 
 @functools.cache

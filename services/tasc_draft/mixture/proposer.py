@@ -13,7 +13,6 @@ from tasc_draft.index.draft_index import DraftIndex
 from tasc_draft.index.weights import Weights
 from tasc_draft.mixture import tree
 from tasc_draft.mixture.external_tree import NO_TREE, ExternalTree
-from tasc_draft.mixture.integrity import check_rows
 from tasc_draft.mixture.memory import Memory
 from tasc_draft.mixture.row_state import NONE, find_neighbours, forget_neighbours, reset
 from tasc_draft.settings import DraftSettings
@@ -31,7 +30,8 @@ class NgramProposer:
 
     Attributes:
         index: The index in use.
-        memory: The arrays that compiled code works on, for tests and `check_integrity`.
+        memory: The arrays that compiled code works on, for tests.
+        state: All that compiled code gets: these arrays and those of the index.
         learnt: The weights as learnt so far; compiled code updates them in place.
 
     Args:
@@ -112,13 +112,13 @@ class NgramProposer:
         """See `tasc_draft.Proposer`.
 
         Args:
-            external: Another proposer's drafts for the same rows. Both become one tree
-                (`external_tree`). A row with an external draft gets up to ``budget[i]`` tokens,
-                whatever ``settings.min_prob``.
+            external: Another proposer's drafts for the same rows, trees of ids with parents before
+                their children. Both become one tree (`external_tree`). A row with an external draft
+                gets up to ``budget[i]`` tokens, whatever ``settings.min_prob``.
 
         Raises:
-            DraftError: There are not as many rows, or ``external`` has other rows or is not made of
-                trees of ids.
+            DraftError: There are not as many rows, or ``external`` has a log-probability that is
+                not finite, or not one for each token.
         """
         if len(rows) > len(self._lengths):
             raise DraftError(
@@ -126,8 +126,8 @@ class NgramProposer:
             )
         limits = budget.copy()
         least = self._least if least is None else least[: self._budget]
-        linked = NO_TREE if external is None else self._linked(external, len(rows))
-        n = tree.grow(self._state, rows, limits, least, linked)
+        linked = NO_TREE if external is None else _linked(external)
+        n = tree.grow(self.state, rows, limits, least, linked)
         return self.memory.drafts(n, len(rows))
 
     def observe(self, row: int, tokens: Int32, hidden: Any = None) -> None:
@@ -143,7 +143,7 @@ class NgramProposer:
         lengths[row] = end
 
     def finish(self, row: int) -> None:
-        tree.release(self._state, row)
+        tree.release(self.state, row)
 
     def teach(self, prompt: Int32, answer: Int32, rate: float) -> None:
         """Learn from one answer, ``int32[n]`` with its end-of-sequence, on row 0.
@@ -153,7 +153,7 @@ class NgramProposer:
         """
         self._require_fit(answer, len(prompt) + len(answer))
         self.start(0, prompt)
-        tree.teach(self._state, 0, answer, rate)
+        tree.teach(self.state, 0, answer, rate)
         self.finish(0)
 
     def set_index(self, index: DraftIndex) -> None:
@@ -171,40 +171,17 @@ class NgramProposer:
             )
         self._open(index)
         for row in np.flatnonzero(self._lengths):
-            forget_neighbours(self._state, row)
+            forget_neighbours(self.state, row)
             prompt = self.memory.texts[row, : self.memory.rows[row]["begin"]]
             self._analyse(int(row), prompt)
-            reset(self._state, row)
-
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless the state kept for each row agrees with its text."""
-        check_rows(self._state, self.memory, self.index)
-
-    def _linked(self, drafts: Drafts, rows: int) -> ExternalTree:
-        offsets, parents, nodes = drafts.offsets, drafts.parents, len(drafts.tokens)
-        if len(offsets) != rows + 1:
-            raise DraftError(
-                f"the external drafts are for {len(offsets) - 1} rows, the batch has {rows}; draft "
-                "for the same rows"
-            )
-        sizes = np.diff(offsets)
-        lengths_fit = len(parents) == len(drafts.logp) == nodes
-        if not lengths_fit or offsets[0] != 0 or offsets[-1] != nodes or (sizes < 0).any():
-            raise DraftError("the arrays of the external drafts do not have the same length")
-        places = np.arange(nodes) - np.repeat(offsets[:-1], sizes)
-        if ((parents < -1) | (parents >= places)).any():
-            raise DraftError("the external drafts are not trees with parents before their children")
-        if not np.isfinite(drafts.logp).all():
-            raise DraftError("the external drafts have a log-probability that is not finite")
-        self._require_ids(drafts.tokens)
-        return ExternalTree.of(drafts)
+            reset(self.state, row)
 
     def _open(self, index: DraftIndex) -> None:
         """Switch to an index, or change nothing if that fails."""
         learnt = self.memory.learnt(index)
         search = self.memory.search(index)
         state = self.memory.state(index, learnt)
-        self.index, self.learnt, self._search, self._state = index, learnt, search, state
+        self.index, self.learnt, self._search, self.state = index, learnt, search, state
 
     def _require_fit(self, tokens: Int32, length: int) -> None:
         """Check what compiled code, which checks no bounds, relies on."""
@@ -214,9 +191,6 @@ class NgramProposer:
                 f"{length} tokens exceed a row's capacity of {capacity}; make the proposer with a "
                 "larger one"
             )
-        self._require_ids(tokens)
-
-    def _require_ids(self, tokens: Int32) -> None:
         ids = len(self.memory.is_eos)
         if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < ids:
             raise DraftError(
@@ -228,7 +202,7 @@ class NgramProposer:
         """Find the prompt's neighbours and words."""
         memory = self.memory
         if self._search:
-            find_neighbours(self._state, self.index.corpus.offsets, *self._search, row, prompt)
+            find_neighbours(self.state, self.index.corpus.offsets, *self._search, row, prompt)
         if self.index.aligned:
             memory.rows[row]["words"] = words(
                 prompt, self.index.word_starts, memory.words.hashes[row], memory.words.lasts[row]
@@ -240,3 +214,9 @@ class NgramProposer:
         self.start(0, token)
         self.propose(token, np.ones(1, np.int32))
         self.finish(0)  # without an answer, so nothing is learnt or remembered
+
+
+def _linked(drafts: Drafts) -> ExternalTree:
+    if len(drafts.logp) != len(drafts.tokens) or not np.isfinite(drafts.logp).all():
+        raise DraftError("the external drafts lack log-probabilities, or some are not finite")
+    return ExternalTree.of(drafts)

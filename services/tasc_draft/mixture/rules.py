@@ -117,7 +117,7 @@ def _by_corpus(
     for i in range(n):
         if scratch.found[i, COUNT] >= p_min:
             j = candidate(node, scratch.found[i, TOKEN])
-            node.chance[j] = weight * scratch.found[i, COUNT] / whole
+            node.chance[j] = weight * min(scratch.found[i, COUNT] / whole, 1.0)  # if wrong, above 1
 
 
 @borrowing

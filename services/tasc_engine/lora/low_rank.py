@@ -10,7 +10,7 @@ flat; their elements are those of `lanes`.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -59,34 +59,14 @@ Weights = Sequence[Sequence[LowRank | None]]
 Addition = Callable[[Tensor, Tensor], None]
 
 
-class AdapterTokens(Protocol):
-    """Which adapter each token of a forward uses.
-
-    Attributes:
-        count: AdapterTokens of the forward.
-    """
-
-    count: int
-
-    def begin(self, numbers: Tensor) -> None:
-        """Take in a forward: ``int64[N]`` the number of each token's adapter, 0 for none."""
-        ...
-
-    def addition(self, weights: Weights, widths: Sequence[int], like: Tensor) -> Addition:
-        """What adapters add to a layer, or to layers whose outputs lie one behind the other.
-
-        Args:
-            widths: Outputs of each layer.
-            like: Of the dtype and device to work in.
-        """
-        ...
-
-
 class MaskedTokens:
-    """See `AdapterTokens`; on any device, three calls a layer.
+    """Which adapter each token of a forward uses; on any device, three calls a layer.
 
     Nothing waits for the device or depends on values, so that it can be captured in a CUDA graph;
     for the same reason it skips nothing where no token has an adapter.
+
+    Attributes:
+        count: Tokens of the forward.
     """
 
     def __init__(self) -> None:
@@ -95,12 +75,17 @@ class MaskedTokens:
         self._masks: dict[tuple[int, ...], Tensor] = {}
 
     def begin(self, numbers: Tensor) -> None:
-        """See `AdapterTokens`."""
+        """Take in a forward: ``int64[N]`` the number of each token's adapter, 0 for none."""
         self.count, self._numbers = len(numbers), numbers
         self._masks.clear()
 
     def addition(self, weights: Weights, widths: Sequence[int], like: Tensor) -> Addition:
-        """See `AdapterTokens`."""
+        """What adapters add to a layer, or to layers whose outputs lie one behind the other.
+
+        Args:
+            widths: Outputs of each layer.
+            like: Of the dtype and device to work in.
+        """
         down, up, ranks = _stacked(weights, widths, like)
         if ranks not in self._tables:
             self._tables[ranks] = _table(ranks, like)
@@ -149,7 +134,7 @@ _one = known(1)
 
 
 class CompiledTokens:
-    """See `tasc_engine.lora.low_rank.AdapterTokens`; on a CPU.
+    """`MaskedTokens` on a CPU, compiled.
 
     Args:
         adapters: How many there are.
@@ -162,13 +147,13 @@ class CompiledTokens:
         self._widened = self._inner = self._sums = np.zeros(0)
 
     def begin(self, numbers: Tensor) -> None:
-        """See `AdapterTokens`."""
+        """See `MaskedTokens`."""
         self.count = len(numbers)
         blocks = np.empty((self.count // _TOKENS + self._adapters) * _BLOCK, np.int64)
         self._blocks = blocks[: _gather(numbers.numpy(), self._adapters, blocks)]
 
     def addition(self, weights: Weights, widths: Sequence[int], like: Tensor) -> Addition:
-        """See `AdapterTokens`."""
+        """See `MaskedTokens`."""
         layer = _laid_out(weights, widths, like.dtype)
         self._hold(layer)
 
@@ -188,6 +173,9 @@ class CompiledTokens:
         most = max(layer.lanes * _TOKENS, len(self._inner))
         self._widened, self._inner = np.zeros(widest, number), np.zeros(most, number)
         self._sums = np.zeros(_TOKENS * _OUTPUTS, number)
+
+
+AdapterTokens: TypeAlias = MaskedTokens | CompiledTokens
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from tasc_engine.errors import is_out_of_memory
+from tasc_engine.kv.cache import RowCache
 from tasc_engine.layout import Int64, StepLayout
 from tasc_engine.model.operations import first_greatest
 
@@ -33,17 +34,6 @@ log = logging.getLogger(__name__)
 _PER_TOKEN = ("ids", "positions", "slots", "seen", "tree", "adapters")
 _PER_ROW = ("firsts", "trunks", "nodes")
 _WARM_UPS = 2  # the first compiles kernels and asks libraries for their workspaces
-
-
-class Cache(Protocol):
-    """Keys and values: ``move`` copies slots, ``begin`` takes a layout in."""
-
-    host: Step | None
-    device: StepLayout[Tensor] | None
-
-    def move(self, moves: Tensor) -> None: ...
-
-    def begin(self, host: Step, device: StepLayout[Tensor]) -> None: ...
 
 
 class Recorder(Protocol):
@@ -137,7 +127,7 @@ class _Bucket:
     chosen: Tensor
     replay: Work
 
-    def run(self, step: Step, limits: Limits, cache: Cache) -> tuple[Tensor, Tensor]:
+    def run(self, step: Step, limits: Limits, cache: RowCache) -> tuple[Tensor, Tensor]:
         fill(self.parts, step, limits)
         self.device.copy_(self.host, non_blocking=True)
         # Not in the graph, which would move as many slots as there may be at every step.
@@ -158,7 +148,7 @@ class GraphedForward:
     def __init__(
         self,
         forward: Callable[[Tensor, Tensor, Any], Tensor],
-        cache: Cache,
+        cache: RowCache,
         limits: Limits,
         device: torch.device,
         recorder: Recorder | None = None,

@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 from transformers.utils import logging as transformers_logging
 
 from tasc_engine.errors import UnsupportedModel, is_out_of_memory
-from tasc_engine.lora.adapter_files import read_adapter, safe_weights
+from tasc_engine.lora.adapter_files import safe_weights
 
 DTYPES = {
     "float64": torch.float64,
@@ -88,18 +88,6 @@ def positions_of(config: Any) -> int:
     """`max_positions` by a transformers config."""
     found = getattr(config.get_text_config(), "max_position_embeddings", None)
     return sys.maxsize if found is None else int(found)
-
-
-def require_adapters(source: ModelSource) -> None:
-    """Look at a source's adapters, and not at its model, which takes long to load.
-
-    Raises:
-        UnsupportedModel: One has no weights in safetensors, or is not one that rows may choose.
-    """
-    if source.adapter is not None:
-        safe_weights(source.adapter)
-    for name, folder in source.adapters:
-        read_adapter(name, folder)
 
 
 def load_model(source: ModelSource) -> Any:

@@ -110,17 +110,10 @@ class Sampler:
         """Begin a row that is not in use, with ``int32[*]`` ids of its prompt.
 
         Args:
+            sampling: Biases are for ids of the vocabulary.
             committed: ``int32[*]`` beginning of its answer.
-
-        Raises:
-            ValueError: A bias is for an id outside the vocabulary.
         """
         rules, biases = self.rules, dict(sampling.logit_bias)
-        for token in biases:
-            if not 0 <= token < self._vocab_size:
-                raise ValueError(
-                    f"logit_bias names token {token}; ids go from 0 to {self._vocab_size - 1}"
-                )
         self._samplings[row] = sampling
         for name in SETTINGS:
             getattr(rules, name)[row] = getattr(sampling, name)

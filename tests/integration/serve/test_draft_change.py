@@ -16,6 +16,7 @@ from prometheus_client import generate_latest
 from serving import Samples, Task, publish, running_replica
 
 import tiny
+from proposer_integrity import check_rows
 from support import DEADLINE_S, eventually, index_of
 from tasc_draft import DraftIndex, DraftSettings
 from tasc_engine import GenerationResult
@@ -93,7 +94,7 @@ def test_rows_in_flight_go_on_as_they_would_and_are_drafted_for_otherwise(
         if step == 2:
             assert not found, "all rows are in flight"
             worker.take(changed, 2, worker.proposer_for(changed, worker.proposer.index))
-            worker.proposer.check_integrity()
+            check_rows(worker.proposer)
         found |= {d.id: d.result for d in worker.engine.step() if d.result}
     assert {p: found[request.id].tokens for p, request in asked.items()} == expected
     most = settings.num_speculative_tokens

@@ -1,19 +1,15 @@
 """The aligned table counts next tokens by context as dictionaries of tuples do."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from random import Random
 
 import numpy as np
 import pytest
-from draft_cases import changed, with_value
 from draft_examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support import refused
-from tasc_draft import DraftError
 from tasc_draft.index.aligned import (
     KINDS,
     LEAST,
@@ -248,54 +244,3 @@ def test_only_the_most_frequent_continuations_are_kept_and_the_total_says_so() -
     found, total = record(table, keys_of([0], [], 0)[0])
     assert list(found) == list(range(WIDEST + 1, 1, -1))
     assert total == len(tags) > sum(found.values())
-
-
-def test_ids_outside_the_vocabulary_and_word_starts_of_another_are_refused() -> None:
-    for row, named in (([0], [VOCAB]), "20"), (([-1], [0]), "-1"):
-        with refused(DraftError, named):
-            build([row] * 50)
-    with refused(DraftError, "word_starts"):
-        build([], STARTS[:-1])
-
-
-def sample() -> AlignedTable:
-    """Contexts with a tie, with a most frequent token, and with one continuation."""
-    return built([([2 * (n % 3)], [12, 12, 12, 14, 14, 13, 15][n % 7 :][:1]) for n in range(63)])
-
-
-def out_of_order(table: AlignedTable) -> AlignedTable:
-    """The continuations of a context that has several, the other way round."""
-    at = int(np.flatnonzero(np.diff(table.first) > 1)[0])
-    order, one = np.arange(len(table.tokens)), slice(table.first[at], table.first[at + 1])
-    order[one] = order[one][::-1].copy()
-    return changed(table, lambda array: array[order], "tokens", "counts")
-
-
-TAMPERINGS: dict[str, Callable[[AlignedTable], AlignedTable]] = {
-    "a head below zero": lambda table: replace(table, head=-1),
-    "a token outside the vocabulary": lambda table: replace(table, vocab_size=13),
-    "no buckets": lambda table: changed(table, lambda slots: slots[:1], "slots"),
-    "buckets missed": lambda table: changed(table, lambda slots: slots[:-2], "slots"),
-    "a bucket that begins elsewhere": lambda t: with_value(t, "slots", 1, t.slots[1] + 1),
-    "keys out of order": lambda table: changed(table, lambda keys: keys[::-1], "keys"),
-    "a count of nothing": lambda table: changed(table, lambda counts: 0 * counts, "counts"),
-    "a token below zero": lambda table: changed(table, lambda tokens: -1 - tokens, "tokens"),
-    "a total below its counts": lambda table: with_value(table, "totals", 0, table.totals[0] - 1),
-    "a total above its counts": lambda table: with_value(table, "totals", 0, table.totals[0] + 1),
-    "counts that begin late": lambda table: with_value(table, "first", 0, 1),
-    "counts that end late": lambda table: with_value(table, "first", -1, table.first[-1] + 1),
-    "a run that ends before it begins": lambda table: with_value(table, "first", 1, 1000),
-    "continuations out of order": out_of_order,
-    **{
-        f"{name} too short": lambda table, name=name: changed(table, lambda a: a[:-1], name)
-        for name in ("keys", "first", "tokens", "counts", "totals")
-    },
-}
-
-
-@pytest.mark.parametrize("tampering", TAMPERINGS.values(), ids=TAMPERINGS.keys())
-def test_a_tampered_table_is_refused(tampering: Callable[[AlignedTable], AlignedTable]) -> None:
-    table = sample()
-    table.check_integrity()
-    with refused(DraftError, "aligned table"):
-        tampering(table).check_integrity()

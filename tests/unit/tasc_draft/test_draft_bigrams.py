@@ -28,10 +28,6 @@ def make() -> BigramTable:
 TAMPERINGS: dict[str, Callable[[BigramTable], BigramTable]] = {
     "a token below zero": lambda table: with_value(table, "tokens", (2, 1), -1),
     "a token outside the vocabulary": lambda table: with_value(table, "tokens", (2, 1), VOCAB),
-    "a token twice": lambda table: with_value(table, "tokens", (1, 0), table.tokens[1, 2]),
-    "a probability above one": lambda table: with_value(table, "logp", (4, 0), 0.1),
-    "a probability that is none": lambda table: with_value(table, "logp", (4, 2), np.nan),
-    "the likelier one later": lambda table: with_value(table, "logp", (3, 2), -0.001),
     "another vocabulary": lambda table: replace(table, vocab_size=VOCAB + 1),
     "fewer probabilities": lambda table: changed(table, lambda logp: logp[:, :-1], "logp"),
     "no continuations": lambda table: changed(table, lambda array: array[:, :0], "tokens", "logp"),

@@ -46,7 +46,7 @@ PARTS = [field.name for field in dataclasses.fields(DraftIndex)]
 
 def whole_index() -> DraftIndex:
     """One with every part, settings too."""
-    values = Weights.prior().values
+    values = Weights.initial().values.copy()
     values[::7] = -1.5
     return dataclasses.replace(
         full_index(),
@@ -275,7 +275,7 @@ FAULTS: dict[str, Change] = {
     "bigrams of another tokenizer": lambda index: replace(
         index, bigrams=bigram_table(1, fingerprint="e" * 32)
     ),
-    "corpus": lambda index: replace(index, corpus=replace(index.corpus, tokens=1)),
+    "corpus": lambda index: replace(index, corpus=replace(index.corpus, depth=1)),
     "inputs": lambda index: replace(index, inputs=replace(index.inputs, rows=1)),
     "aligned": lambda index: replace(index, aligned=replace(index.aligned, head=-1)),
     "bigrams": lambda index: replace(index, bigrams=replace(index.bigrams, vocab_size=1)),
@@ -295,3 +295,11 @@ def test_damaged_parts_and_parts_of_different_indexes_are_refused(change: Change
 def test_prompts_of_another_number_than_outputs_are_refused() -> None:
     with refused(DraftError, "2 prompts", "1 outputs"):
         make_index([[1]], [[1], [2]])
+
+
+def test_ids_outside_the_vocabulary_and_word_starts_of_another_are_refused() -> None:
+    for output, prompt, named in (([VOCAB], [0], "12"), ([0], [VOCAB], "12"), ([0], [-1], "-1")):
+        with refused(DraftError, named):
+            make_index([output], [prompt])
+    with refused(DraftError, "word_starts"):
+        make_index([[1]], [[1]], STARTS[:-1])

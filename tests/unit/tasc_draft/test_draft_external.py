@@ -29,6 +29,7 @@ from draft_reference import Chances, Path, TascReference, followers
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proposer_integrity import check_rows
 from support import refused
 from tasc_draft import SOURCES, DraftError, DraftIndex, Drafts, DraftSettings, NgramProposer
 from tasc_draft.mixture.evidence import NODE
@@ -237,7 +238,7 @@ def test_a_draft_is_a_tree_or_a_chain_within_its_limits_beside_an_external_tree_
         assert all(drafts.depths <= setting.num_speculative_tokens)
         for row in range(len(rows)):
             proposer.observe(row, ids([1, 2]))
-        proposer.check_integrity()
+        check_rows(proposer)
 
 
 def limits_beside(setting: DraftSettings, limit: int, branching: bool = True) -> Limits:
@@ -296,26 +297,13 @@ def test_a_row_with_an_external_tree_is_bounded_by_the_caller_alone() -> None:
     assert len(alone) <= 2
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"parents": ids([-1, 1])}, "trees"),
-        ({"parents": ids([-2, 0])}, "trees"),
-        ({"parents": ids([-1])}, "arrays"),
-        ({"offsets": ids([0, 3])}, "arrays"),
-        ({"offsets": ids([0, 2, 2])}, "2 rows"),
-        ({"logp": np.array([-1, np.nan], np.float32)}, "log-probability"),
-        ({"tokens": ids([1, -2])}, "-2"),
-        ({"tokens": ids([1, TARGET + 1])}, str(TARGET + 1)),
-    ],
-)
-def test_drafts_that_are_no_trees_of_these_rows_are_refused(
-    change: dict[str, np.ndarray], named: str
-) -> None:
+@pytest.mark.parametrize("logp", [[-1, np.nan], [-np.inf, -1], [-1]])
+def test_paths_without_a_probability_are_refused(logp: list[float]) -> None:
     proposer = ngrams()
     begun(proposer, 0, [], [])
-    external = dataclasses.replace(drafts_of([{(1,): 0.5, (1, 2): 0.5}]), **change)
-    with refused(DraftError, named):
+    external = drafts_of([{(1,): 0.5, (1, 2): 0.5}])
+    external = dataclasses.replace(external, logp=np.array(logp, np.float32))
+    with refused(DraftError, "log-probabilities"):
         proposer.propose(ids([0]), ids([12]), None, external)
 
 
@@ -365,9 +353,9 @@ def test_trust_ends_at_its_bounds(number: int, bound: float) -> None:
     proposer = trusting("tasc", nearly)
     answer_once(proposer, {(7,): 0.6}, 7)
     assert trust(proposer)[0, number] == bound
-    proposer.check_integrity()
+    check_rows(proposer)
     with pytest.raises(AssertionError):
-        trusting("tasc", 1.001 * trust(proposer)).check_integrity()
+        check_rows(trusting("tasc", 1.001 * trust(proposer)))
 
 
 def test_nodes_of_a_depth_and_a_confidence_have_their_own_numbers() -> None:

@@ -1,13 +1,11 @@
 """The input index holds what its definition gives; the rows found are those of greatest cosine."""
 
-from dataclasses import replace
 from random import Random
 from typing import Any
 
 import inputs_reference as reference
 import numpy as np
 import pytest
-from draft_cases import changed, with_value
 from draft_examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +19,6 @@ from tasc_draft.index.inputs import (
     InputView,
     NearestScratch,
     build_inputs,
-    directory,
     nearest,
     nearest_scratch,
 )
@@ -63,11 +60,6 @@ def postings(index: InputIndex) -> dict[int, list[int]]:
     }
 
 
-def assert_refused(index: InputIndex) -> None:
-    with refused(DraftError, "input index"):
-        index.check_integrity()
-
-
 @few
 @given(tables(st.integers(0, 9), output))
 def test_features_weights_and_norms_are_those_of_the_definition(table: Table) -> None:
@@ -100,55 +92,6 @@ def test_more_postings_than_an_index_can_number_are_refused(
     monkeypatch.setattr(inputs, "LARGEST_INDEX", 5)
     with refused(DraftError, "29", "5"):
         build(PROMPTS, OUTPUTS)
-
-
-@pytest.mark.parametrize("name", ARRAYS)
-def test_an_array_cut_short_or_with_a_value_out_of_place_is_refused(name: str) -> None:
-    index = build(PROMPTS, OUTPUTS)
-    assert_refused(changed(index, lambda array: array[:-1], name))
-    out_of_place = {"keys": (), "documents": (-5,), "weights": (-5, 1000, np.nan)}
-    for value in out_of_place.get(name, (-5, 1000)):
-        for place in range(len(getattr(index, name))):
-            assert_refused(with_value(index, name, place, value))
-
-
-def test_keys_that_are_there_twice_are_refused() -> None:
-    index = build(PROMPTS, OUTPUTS)
-    for place in range(len(index.keys)):
-        assert_refused(with_value(index, "keys", place, index.keys[place - 1]))
-
-
-def test_postings_that_do_not_ascend_are_refused() -> None:
-    index = build(PROMPTS, OUTPUTS)
-    pairs = [f for f, size in enumerate(np.diff(index.first)) if size == 2]
-    assert pairs
-    for f in pairs:
-        both = slice(index.first[f], index.first[f + 1])
-        assert_refused(with_value(index, "postings", both, index.postings[both][::-1]))
-
-
-def test_features_that_should_have_been_left_out_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    index = build(PROMPTS, OUTPUTS)
-    single = np.diff(index.first) == 1
-    assert single.any()
-    assert_refused(replace(index, keys=np.where(single, index.keys | 1, index.keys)))
-    with monkeypatch.context() as patch:
-        patch.setattr(inputs, "WIDEST_SHARE", 0.9)
-        index = build([[i % 2, 5] for i in range(10)], OUTPUTS)
-    assert_refused(index)
-
-
-def test_a_directory_of_another_size_is_refused() -> None:
-    index = build(PROMPTS, OUTPUTS)
-    assert_refused(replace(index, slots=directory(index.keys, 3)))
-
-
-def test_a_weight_too_small_to_square_is_refused() -> None:
-    index = build(PROMPTS, OUTPUTS)
-    weights = np.where(index.weights > 0, np.float32(1e-30), 0).astype(np.float32)
-    assert_refused(replace(index, weights=weights, norms=np.zeros_like(index.norms)))
 
 
 prompt = st.lists(st.integers(0, 15), max_size=8)

@@ -35,7 +35,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasc_draft import NGRAM_SOURCES, DraftIndex, DraftSettings
-from tasc_draft.index.weights import Weights
+from tasc_draft.index.weights import CELLS, Weights
 from tasc_draft.mixture.evidence import PLACES
 from tasc_draft.mixture.memory import OPTIMISTIC_CHILD_PROB
 
@@ -253,7 +253,7 @@ def test_the_properties_above_were_tried_on_drafts_worth_the_name() -> None:
 def test_a_source_that_is_not_asked_is_never_named() -> None:
     prompts, outputs = tagged_rows(9, 3)
     # Weights at random, so that evidence may also speak against what it speaks of.
-    values = np.random.default_rng(3).normal(0, 3, len(Weights.prior().values))
+    values = np.random.default_rng(3).normal(0, 3, CELLS)
     index = dataclasses.replace(full_index(), weights=Weights(values.astype(np.float32)))
     named = set()
     for asked in chain.from_iterable(

@@ -37,6 +37,7 @@ from draft_examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proposer_integrity import check_rows
 from support import refused
 from tasc_draft import DraftError, DraftIndex, DraftSettings, NgramProposer, read_index, write_index
 from tasc_draft.index.corpus import CorpusIndex
@@ -143,7 +144,7 @@ def test_an_unusable_index_is_refused_and_the_old_one_stays(
     with refused(DraftError, *named):
         proposer.set_index(unusable)
     assert propose(proposer) == before != {}
-    proposer.check_integrity()
+    check_rows(proposer)
 
 
 def test_a_row_in_use_cannot_be_started() -> None:
@@ -186,7 +187,7 @@ def test_prompts_that_do_not_fit_are_refused_and_the_row_stays_free() -> None:
         proposer.start(0, ids([1] * 6))
     with refused(DraftError, "capacity of 5"):
         proposer.teach(ids([1] * 3), ids([2] * 3), 0.1)
-    proposer.check_integrity()
+    check_rows(proposer)
     proposer.start(0, ids([1] * 5))
 
 
@@ -194,10 +195,10 @@ def test_ids_from_nowhere_are_like_nothing() -> None:
     proposer = started(make_index([[1, 2]]), DraftSettings(min_prob=0.0), ([1, 2], []))
     proposer.observe(0, ids([1, 2**31 - 1, -5]))
     propose(proposer)
-    proposer.check_integrity()
+    check_rows(proposer)
     proposer.observe(0, ids([1]))
     assert (2,) in propose(proposer)
-    proposer.check_integrity()
+    check_rows(proposer)
 
 
 def test_rows_that_nobody_is_in_are_not_drafted_for() -> None:
@@ -338,7 +339,7 @@ def test_any_operations_leave_a_proposer_consistent(
         if done >= operations and (mixture != "mixed" or run.seen["long"] > some):
             break
         run.step()
-        run.proposer.check_integrity()
+        check_rows(run.proposer)
     kinds = ("index", "start", "drafted", "empty", "deep", "finish", "observe")
     assert all(run.seen[kind] > many for kind in kinds), run.seen
     if mixture == "mixed":
@@ -356,7 +357,7 @@ def busy() -> NgramProposer:
     for row, (prompt, output) in enumerate(zip(prompts[:3], outputs, strict=False)):
         begun(proposer, row, prompt, output * 2)
         propose(proposer, row)
-    proposer.check_integrity()
+    check_rows(proposer)
     return proposer
 
 
@@ -412,7 +413,7 @@ def test_a_tampered_row_is_found(tampering: Callable[[Any], None]) -> None:
     proposer = busy()
     tampering(proposer.memory)
     with pytest.raises(AssertionError):
-        proposer.check_integrity()
+        check_rows(proposer)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -420,7 +421,7 @@ def test_a_weight_that_is_no_number_is_found(value: float) -> None:
     proposer = busy()
     proposer.learnt.weights[5] = value
     with pytest.raises(AssertionError):
-        proposer.check_integrity()
+        check_rows(proposer)
 
 
 def test_indexes_in_memory_and_mapped_share_compiled_code(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from draft_checks import Tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.draft.default_weights import prior
 from support import refused
 from tasc_draft import (
     NGRAM_SOURCES,
@@ -199,7 +200,7 @@ def test_the_published_settings_are_those_of_the_papers() -> None:
 
 
 # The corpus says that 1 goes on with 2; prompts will say otherwise, and so will the target.
-INDEX = dataclasses.replace(make_index([[1, 2]] * 20), weights=Weights.prior())
+INDEX = dataclasses.replace(make_index([[1, 2]] * 20), weights=prior())
 
 
 def learner(rate: float, index: DraftIndex = INDEX) -> NgramProposer:
@@ -240,7 +241,7 @@ def test_what_is_repeated_becomes_likelier_and_what_is_not_said_less_likely() ->
     assert chance(proposer, prompt, copied) > before + 0.1
     # It is the kind of evidence that was learnt, not the token; and not by the index.
     assert chance(proposer, [1, 5, 4], (1, 5)) > chance(learner(0.1), [1, 5, 4], (1, 5)) + 0.1
-    np.testing.assert_array_equal(INDEX.weights.values, Weights.prior().values)
+    np.testing.assert_array_equal(INDEX.weights.values, prior().values)
 
 
 def test_nothing_is_learnt_at_rate_zero() -> None:
@@ -255,7 +256,7 @@ def test_nothing_is_learnt_at_rate_zero() -> None:
 def test_a_new_proposer_knows_what_its_index_knows() -> None:
     """Warming up teaches it nothing, and it leaves no answer behind."""
     proposer = make_proposer(INDEX, DraftSettings(learning_rate=0.5, min_prob=0.0))
-    np.testing.assert_array_equal(proposer.weights.values, Weights.prior().values)
+    np.testing.assert_array_equal(proposer.weights.values, prior().values)
     assert {node.source for node in answer(proposer, []).values()} == {"corpus"}
 
 
@@ -283,7 +284,7 @@ def test_an_answer_told_at_once_teaches_where_the_tree_led(said: list[int]) -> N
 
 def test_every_branch_of_a_tree_teaches() -> None:
     """Whichever of a node's children the answer goes to, what it says behind it counts."""
-    index = dataclasses.replace(make_index([[1, 2], [3, 4], [5, 6]]), weights=Weights.prior())
+    index = dataclasses.replace(make_index([[1, 2], [3, 4], [5, 6]]), weights=prior())
     for first in (1, 3, 5):
         less, more = learner(0.1, index), learner(0.1, index)
         assert {(1, 2), (3, 4), (5, 6)} <= answer(less, [], [first]).keys()

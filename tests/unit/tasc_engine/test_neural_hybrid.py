@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from neural_drafters import Always
 from support import FakeClock
 from tasc_draft import Drafts, DraftSettings, NgramProposer, Tokens, build_index
 from tasc_draft.drafts import CORPUS, NEURAL
 from tasc_engine.drafting.neural.hybrid import (
     LONGEST,
     TRIAL,
-    Always,
     HybridProposer,
     TwoArmedBandit,
 )

@@ -28,6 +28,7 @@ from tasc_engine.drafting.neural.tree import NeuralSettings
 from tasc_engine.drafting.neural.vocabulary import FullVocabulary
 from tasc_engine.errors import OutOfMemory
 from tasc_engine.model.hidden_states import HiddenStateRequest
+from tasc_engine.model.linears import Linear
 from tasc_engine.step import verify as verifier
 from tiny import make_folder
 
@@ -133,7 +134,7 @@ def bench(folder: Path) -> Maker:
 
 def noisy(folder: Path) -> NeuralProposer:
     drafter, head = drafter_of("noisy", folder, ROWS, CAPACITY)
-    vocabulary = FullVocabulary(head)
+    vocabulary = FullVocabulary(Linear(head))
     return proposer_of(drafter, vocabulary, TREE, rows=ROWS, capacity=CAPACITY, eos_ids=(0,))
 
 

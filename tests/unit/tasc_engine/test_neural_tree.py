@@ -84,14 +84,10 @@ def by_hand(chances: Chances, row: int) -> list[Node]:
 
 
 def cut(
-    rows: Sequence[list[Node]], nodes: int, min_prob: float, budget: Sequence[int],
-    least: Sequence[float] | None,
-) -> list[list[Path]]:  # fmt: skip
+    rows: Sequence[list[Node]], nodes: int, budget: Sequence[int], least: Sequence[float] | None
+) -> list[list[Path]]:
     """Which paths are drafted, and in which order."""
-    kept = [
-        [node for node in row[: min(nodes, most)] if np.exp(node.logp) >= F32(min_prob)]
-        for row, most in zip(rows, budget, strict=True)
-    ]
+    kept = [row[: min(nodes, most)] for row, most in zip(rows, budget, strict=True)]
     if least is not None:
         every = [(-node.logp, len(node.path), i) for i, row in enumerate(kept) for node in row]
         worth = 0
@@ -141,7 +137,6 @@ shapes = st.builds(
 )
 limits = st.tuples(
     st.integers(1, 40),
-    st.sampled_from([0.0, 0.01, 0.1, 0.5]),
     st.lists(st.integers(0, 40), min_size=3, max_size=3),
     st.none() | st.lists(st.sampled_from([0.0, 0.01, 0.05, 0.2, 0.6]), max_size=40),
 )
@@ -150,16 +145,16 @@ limits = st.tuples(
 @settings(max_examples=500)
 @given(shapes, limits)
 def test_the_likeliest_paths_of_all_that_were_looked_at_are_drafted(
-    shape: Shape, limits: tuple[int, float, list[int], list[float] | None]
+    shape: Shape, limits: tuple[int, list[int], list[float] | None]
 ) -> None:
-    nodes, min_prob, budgets, least = limits
+    nodes, budgets, least = limits
     chances = Chances(shape)
     budget = np.array(budgets[: shape.rows], np.int32)
     wanted = None if least is None else np.array(least, F32)
-    drafts = grown(chances).drafts(nodes, min_prob, budget, wanted)
+    drafts = grown(chances).drafts(nodes, budget, wanted)
     assert is_forest(drafts, budget, shape.vocab, shape.depth)
     rows = [by_hand(chances, row) for row in range(shape.rows)]
-    expected = cut(rows, nodes, min_prob, budget.tolist(), least)
+    expected = cut(rows, nodes, budget.tolist(), least)
     for row, paths in enumerate(expected):
         by_path = {node.path: float(node.logp) for node in rows[row]}
         assert [*tree(drafts, row).items()] == [(path, by_path[path]) for path in paths]
@@ -171,9 +166,8 @@ def test_the_reference_meets_what_it_is_for() -> None:
     rows = [by_hand(chances, row) for row in range(2)]
     assert all({len(node.path) for node in row} == {1, 2, 3} for row in rows)
     assert any(node.path[-1] in (0, 1) for row in rows for node in row)
-    whole = cut(rows, 40, 0.0, [40, 40], None)
-    assert cut(rows, 40, 0.02, [40, 40], None) != whole
-    fewer = cut(rows, 40, 0.0, [40, 40], [0.0, 0.05, 0.1, 0.3])
+    whole = cut(rows, 40, [40, 40], None)
+    fewer = cut(rows, 40, [40, 40], [0.0, 0.05, 0.1, 0.3])
     assert 0 < sum(map(len, fewer)) <= 4 < sum(map(len, whole))
 
 
@@ -189,7 +183,7 @@ def levels(*each: list[list[float]]) -> Beam:
 
 def test_a_certain_child_comes_behind_its_parent() -> None:
     beam = levels([[0.0, -2.0]], [[0.0, -2.0]] * 2, [[0.0, -2.0]] * 2)
-    drafts = beam.drafts(3, 0.0, np.array([9], np.int32), None)
+    drafts = beam.drafts(3, np.array([9], np.int32), None)
     assert [*tree(drafts)] == [(1,), (1, 1), (1, 1, 1)]
 
 
@@ -198,7 +192,7 @@ def test_what_differs_too_little_for_a_probability_is_cut_as_a_tree(most: int) -
     """Paths of log-probabilities -200 and below all have a float32 probability of 0."""
     beam = levels([[-200.0, -203.0]], [[-1.0, -4.0], [-0.5, -9.0]], [[-0.1, -3.0], [-0.1, -5.0]])
     budget, least = np.array([9], np.int32), np.zeros(most, F32)
-    drafts = beam.drafts(9, 0.0, budget, least)
-    whole = [*tree(beam.drafts(9, 0.0, budget, None))]
+    drafts = beam.drafts(9, budget, least)
+    whole = [*tree(beam.drafts(9, budget, None))]
     assert is_forest(drafts, budget, 9, 3)
     assert [*tree(drafts)] == whole[:most]

@@ -32,6 +32,7 @@ from tasc_engine.drafting.neural.proposer import NeuralProposer
 from tasc_engine.drafting.neural.tree import NeuralSettings
 from tasc_engine.drafting.neural.vocabulary import FullVocabulary
 from tasc_engine.layout import Int32
+from tasc_engine.model.linears import Linear
 from tasc_engine.model.loading import load_model
 from tasc_jobs.drafter.training import EagleHead, small_model
 from tasc_jobs.drafter.training_run import REPORT
@@ -201,7 +202,7 @@ def test_it_drafts_tokens_that_are_accepted_and_changes_no_answer(trained: Draft
     target, tokenizer = Target.load(trained.source, CONFIG), trained.tokenizer
     drafter, head = trained.load(target)
     proposer = NeuralProposer(
-        drafter, FullVocabulary(head), NeuralSettings(4, 3, 12), rows=2, capacity=64,
+        drafter, FullVocabulary(Linear(head)), NeuralSettings(4, 3, 12), rows=2, capacity=64,
         vocab_size=target.vocab_size, eos_ids=tokenizer.eos_ids,
     )  # fmt: skip
     totals = EngineTotals(len(SOURCES), proposer.max_depth)

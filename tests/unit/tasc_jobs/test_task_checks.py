@@ -17,7 +17,6 @@ from lora_folders import make_adapter
 from support import refused
 from tasc_engine.drafting.neural.card import CARD, DrafterCard, target_fingerprint
 from tasc_engine.drafting.neural.files import save_drafter
-from tasc_engine.drafting.neural.tree import NeuralSettings
 from tasc_engine.layout import MOST_NODES
 from tasc_jobs.errors import UsageError
 from tasc_jobs.tasks.model_folders import BaseModel, check_adapter
@@ -342,13 +341,10 @@ def test_no_drafter_and_too_many_ranked_tokens_are_named(model: BaseModel, draft
 
 
 @pytest.mark.parametrize("tree", [(16, 4, MOST_NODES), (2, 32, 1), (1, 32, MOST_NODES)])
-def test_the_largest_trees_of_a_record_are_trees_of_the_engine(tree: tuple[int, int, int]) -> None:
+def test_a_record_has_no_larger_tree_than_a_step_holds(tree: tuple[int, int, int]) -> None:
     own = NeuralDrafting("d", "neural", "full", 1, *tree)
-    made = NeuralSettings(own.depth, own.width, own.nodes)
-    assert (made.depth, made.width, made.nodes) == tree
+    assert (own.depth, own.width, own.nodes) == tree
     depth, width, nodes = tree
     for over in ((17, 1, nodes), (1, 33, nodes), (1, 1, MOST_NODES + 1), (17, width, depth)):
         with refused(ValueError, "is"):
             NeuralDrafting("d", "neural", "full", 1, *over)
-        with refused(ValueError, "is"):
-            NeuralSettings(*over)

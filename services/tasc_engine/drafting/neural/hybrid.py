@@ -8,12 +8,12 @@ drafter, in tokens per second, and tries both again now and then.
 
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tasc_draft import Drafts, Proposer
+from tasc_draft import Drafts, NgramProposer, Proposer
 from tasc_engine.drafting.safe_proposer import most_tokens
 from tasc_engine.layout import Int32
 from tasc_engine.model.hidden_states import HiddenStateRequest
@@ -76,31 +76,6 @@ class TwoArmedBandit:
         self._best = best
 
 
-class Always:
-    """Takes the costly way at every step: for who measures it."""
-
-    def begin(self) -> bool:
-        return True
-
-    def emitted(self, tokens: int) -> None:
-        pass
-
-    def idle(self) -> None:
-        pass
-
-
-class Host(Proposer, Protocol):
-    """A proposer that takes another's trees into its own, as `tasc_draft.NgramProposer` does."""
-
-    def propose(
-        self,
-        rows: Int32,
-        budget: Int32,
-        least: NDArray[np.float32] | None = None,
-        external: Drafts | None = None,
-    ) -> Drafts: ...
-
-
 class HybridProposer:
     """Two proposers as one; see `tasc_draft.Proposer`.
 
@@ -116,10 +91,10 @@ class HybridProposer:
 
     def __init__(
         self,
-        ngram: Host,
+        ngram: NgramProposer,
         neural: Proposer,
         sure: float = 0.9,
-        arms: TwoArmedBandit | Always | None = None,
+        arms: TwoArmedBandit | None = None,
     ) -> None:
         if not 0.0 <= sure <= 1.0:
             raise ValueError(f"sure is {sure}; it must lie between 0 and 1")

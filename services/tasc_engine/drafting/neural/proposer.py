@@ -5,7 +5,7 @@ new and grows a tree behind it. What is drafted from is a `Vocabulary`'s to say.
 what the answer is.
 """
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,30 +14,13 @@ from torch import Tensor
 
 from tasc_draft import Drafts
 from tasc_engine.drafting.hidden_state_buffer import Seen
-from tasc_engine.drafting.neural.drafters import Backbone
+from tasc_engine.drafting.neural.drafters import Eagle, Independent
 from tasc_engine.drafting.neural.tree import Beam, Frontier, NeuralSettings
 from tasc_engine.drafting.neural.vocabulary import Vocabulary
 from tasc_engine.layout import Int32
 from tasc_engine.model.hidden_states import HiddenStateRequest
 
 _WARM_UP = 4  # tokens of a prompt
-
-
-class DraftModel(Protocol):
-    """What is in front of a drafter's layers.
-
-    Attributes:
-        needs_hidden: Whether an input is made of what the target thought one token earlier.
-    """
-
-    @property
-    def needs_hidden(self) -> bool: ...
-
-    @property
-    def backbone(self) -> Backbone: ...
-
-    def inputs(self, ids: Tensor, hidden: Tensor | None) -> Tensor:
-        """``[..., D]`` of tokens ``int64[...]`` and what was thought in front of each."""
 
 
 class NeuralProposer:
@@ -53,12 +36,12 @@ class NeuralProposer:
         chunk: Most tokens of one row that a forward takes in; a first draft takes in its prompt.
 
     Raises:
-        ValueError: A row number, a length, an id or ``chunk`` is out of range.
+        ValueError: A length or an id is out of range.
     """
 
     def __init__(
         self,
-        drafter: DraftModel,
+        drafter: Eagle | Independent,
         vocabulary: Vocabulary,
         settings: NeuralSettings,
         *,
@@ -68,8 +51,6 @@ class NeuralProposer:
         eos_ids: tuple[int, ...],
         chunk: int = 256,
     ) -> None:
-        if chunk < 1:
-            raise ValueError(f"chunk is {chunk}; it must be at least 1")
         self.settings, self.vocabulary = settings, vocabulary
         self.hidden_state_request = HiddenStateRequest(drafter.needs_hidden, vocabulary.needs_top)
         self._drafter, self.backbone = drafter, drafter.backbone
@@ -101,7 +82,6 @@ class NeuralProposer:
         return self.backbone.cache_bytes + hidden
 
     def start(self, row: int, prompt: Int32) -> None:
-        self._require_row(row)
         if self._lengths[row]:
             raise ValueError(f"row {row} is in use; finish it before it is started again")
         self._bases[row] = self._taken[row] = self._known[row] = 0
@@ -110,7 +90,6 @@ class NeuralProposer:
 
     def observe(self, row: int, tokens: Int32, hidden: Any = None) -> None:
         """Take in tokens the target emitted, and a `Seen` of what it thought on the way."""
-        self._require_row(row)
         self._append(row, tokens)
         if self._drafter.needs_hidden and isinstance(hidden, Seen) and hidden.hidden is not None:
             self._keep(row, hidden.begin, hidden.hidden)
@@ -118,7 +97,6 @@ class NeuralProposer:
         self.vocabulary.observe(row, tokens, top)
 
     def finish(self, row: int) -> None:
-        self._require_row(row)
         self._lengths[row] = 0
         self.vocabulary.finish(row)
 
@@ -140,8 +118,7 @@ class NeuralProposer:
             self.vocabulary.drafted(on_device, frontier.tokens)
             if level < levels:
                 hidden = self._expand(asked, frontier, hidden, level)
-        limits = self.settings.nodes, self.settings.min_prob
-        found = beam.drafts(*limits, budget[ready], least)
+        found = beam.drafts(self.settings.nodes, budget[ready], least)
         return found if ready.all() else _spread(found, ready)
 
     def _ready(self, rows: Int32, budget: Int32) -> NDArray[np.bool_]:
@@ -196,12 +173,6 @@ class NeuralProposer:
         return self.backbone.level(
             inputs, nodes.tree, rows, self._bases[rows], self._taken[rows], level
         )
-
-    def _require_row(self, row: int) -> None:
-        if not 0 <= row < len(self._lengths):
-            raise ValueError(
-                f"row {row} is none of the proposer's {len(self._lengths)}; make it with more rows"
-            )
 
     def _append(self, row: int, tokens: Int32) -> None:
         begin, end = int(self._lengths[row]), int(self._lengths[row]) + len(tokens)

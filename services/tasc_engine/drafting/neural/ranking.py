@@ -4,22 +4,19 @@ FR-Spec, arXiv 2502.14856, and VocabTrim, arXiv 2506.22694, which drafts best fr
 target's own answers. It counts nothing and needs neither torch nor a store.
 """
 
-import os
-import zipfile
-import zlib
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tasc_draft.arrays import read_arrays, write_arrays
+from tasc_draft.errors import DraftError
 from tasc_draft.tokens import Int32, Int64
 from tasc_engine.errors import RankingError
 
 Origin: TypeAlias = Literal["raw", "target", "draft"]
 _MAKE = "make it with `tasc rank-vocabulary`"
-_DAMAGES = (zipfile.BadZipFile, zlib.error, ValueError, KeyError, EOFError, OSError)
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,15 +120,8 @@ class Ranking:
         return replace(self, ids=self.ids[kept], counts=self.counts[kept])
 
     def save(self, path: Path) -> None:
-        """Write a ``.npz`` without pickle; the name appears only when the file is whole."""
-        arrays: dict[str, Any] = {f.name: np.asarray(getattr(self, f.name)) for f in fields(self)}
-        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-        try:
-            with partial.open("wb") as file:
-                np.savez_compressed(file, **arrays)
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        """Write a file; the name appears only when it is whole."""
+        write_arrays(path, vars(self), np.savez_compressed)
 
     @classmethod
     def load(cls, path: Path, fingerprint: str) -> Self:
@@ -143,13 +133,14 @@ class Ranking:
         Raises:
             RankingError: The file is missing, foreign or damaged, or of another tokenizer.
         """
-        arrays = _arrays(path)
-        if lacking := [f.name for f in fields(cls) if f.name not in arrays]:
-            raise RankingError(f"{path} is no ranked vocabulary: no {', '.join(lacking)}; {_MAKE}")
         try:
+            names = [field.name for field in fields(cls)]
+            arrays = read_arrays(path, names, "a ranked vocabulary", _MAKE)
             found: dict[str, Any] = {
                 name: a if name in ("ids", "counts") else a.item() for name, a in arrays.items()
             }
+        except DraftError as error:
+            raise RankingError(str(error)) from error
         except ValueError as error:
             raise RankingError(f"{path} is no ranked vocabulary: {error}; {_MAKE}") from error
         if found["fingerprint"] != fingerprint:
@@ -164,18 +155,3 @@ class Ranking:
 
     def _and_eos(self, ids: Int32) -> Int32:
         return ids if self.eos_id in ids else np.append(ids, np.int32(self.eos_id))
-
-
-def _arrays(path: Path) -> dict[str, NDArray[Any]]:
-    if not path.is_file():
-        raise RankingError(f"there is no {path}; {_MAKE}")
-    names = {field.name for field in fields(Ranking)}
-    try:
-        with path.open("rb") as file:  # numpy leaves one open that is damaged
-            if not zipfile.is_zipfile(file):
-                raise zipfile.BadZipFile(path)
-            file.seek(0)
-            with np.load(file, allow_pickle=False) as content:
-                return {name: content[name] for name in names.intersection(content.files)}
-    except _DAMAGES as error:
-        raise RankingError(f"{path} is no ranked vocabulary, or damaged; {_MAKE}") from error

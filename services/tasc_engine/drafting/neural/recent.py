@@ -111,9 +111,6 @@ class RecentWindow:
     Attributes:
         capacity: Slots of a row.
         ids: ``int64[rows, capacity]``, the id in each slot, -1 in free ones.
-
-    Raises:
-        ValueError: ``rows`` or ``window`` is below 1.
     """
 
     def __init__(
@@ -124,8 +121,6 @@ class RecentWindow:
         device: torch.device,
         left_out: Tensor | None = None,
     ) -> None:
-        if min(rows, window) < 1:
-            raise ValueError(f"{rows} rows with a window of {window}; both must be at least 1")
         self.capacity = capacity = min(window, vocab_size)
         self._window, self._vocab_size = window, vocab_size
         # The last column of each table takes what must go nowhere.
@@ -256,18 +251,13 @@ class GatheredHead:
 
     Args:
         head: Weight of the LM head, ``[V, H]``; not copied.
-        bias: ``[V]``.
         gathered: Whether weights are copied as ids come; else each product looks them up.
     """
 
-    def __init__(
-        self, head: Tensor, bias: Tensor | None, rows: int, window: RecentWindow, gathered: bool
-    ) -> None:
+    def __init__(self, head: Tensor, rows: int, window: RecentWindow, gathered: bool) -> None:
         self._head, self._window = head.detach(), window
-        self._bias = head.new_zeros(head.shape[0]) if bias is None else bias.detach()
-        size = head.shape[1]
         # The last slot takes the weights of what needs none.
-        shape = (rows, window.capacity + 1, size)
+        shape = (rows, window.capacity + 1, head.shape[1])
         self._buffer = self._head.new_zeros(shape) if gathered else None
         self._offsets = self._head.new_empty((rows, window.capacity))
         cuda = gathered and head.is_cuda
@@ -286,9 +276,7 @@ class GatheredHead:
 
     def refresh(self) -> None:
         """Look again at which slots hold a token."""
-        ids = self._window.ids
-        bias = self._bias[ids.clamp(min=0)]
-        self._offsets.copy_(torch.where(ids < 0, float("-inf"), bias))
+        self._offsets.copy_(torch.where(self._window.ids < 0, float("-inf"), 0.0))
 
     def gather(self, entered: Entered) -> None:
         """Copy the weights of what entered; on CUDA this only begins."""
@@ -352,44 +340,33 @@ class RecentVocabulary:
         head: Weight of the LM head, ``[V, H]``.
         rows: Of the batch; a window and a buffer of gathered weights, ``[window + 1, H]``, each.
         window: Candidates in a window, doubles counted.
-        pre: The target's likeliest tokens that are taken at each place of the prompt.
-        ver: The same, at each place of an answer that was kept.
         base: Ids that may be drafted always, in every row.
         gathered: Keep a copy of the weights needed; else each product looks them up in the head.
         context: Take candidates from the prompt.
         extension: Take candidates from drafts and answers.
-        bias: Of the head, ``[V]``.
 
     Raises:
-        ValueError: ``pre`` or ``ver`` is below 0 or above the vocabulary, ``rows`` or ``window``
-            is below 1, ``base`` does not fit the head, or there is nothing to take.
+        ValueError: ``base`` does not fit the head.
     """
+
+    needs_top = 3  # as MicroSpec takes at each place of a prompt and of an answer
 
     def __init__(
         self,
         head: Tensor,
         rows: int,
         window: int = 3072,
-        pre: int = 3,
-        ver: int = 3,
         base: Int32 | None = None,
         gathered: bool = True,
         context: bool = True,
         extension: bool = True,
-        *,
-        bias: Tensor | None = None,
     ) -> None:
-        _check(head.shape[0], pre, ver)
-        if not (context or extension):
-            raise ValueError("neither context nor extension; leave at least one of them on")
-        self._pre, self._ver = (pre if context else 0), (ver if extension else 0)
         self._context, self._extension = context, extension
-        self.needs_top = max(self._pre, self._ver)
         self._base = None if base is None else checked_ids(base, head)
-        self._base_head = _base_head(head, self._base, bias)
+        self._base_head = None if self._base is None else Linear(head[self._base])
         left_out = None if self._base is None else _marked(self._base, head.shape[0])
         self.window = RecentWindow(rows, window, head.shape[0], head.device, left_out)
-        self.head = GatheredHead(head, bias, rows, self.window, gathered)
+        self.head = GatheredHead(head, rows, self.window, gathered)
         self._rows = torch.arange(rows, device=head.device)
         self._in_prompt: set[int] = set()
         self._most = window
@@ -417,7 +394,7 @@ class RecentVocabulary:
                 self._observe_prompt(row, top)
             top = None
         if self._extension:
-            self._steps.observe(row, tokens, None if top is None else top[:, : self._ver])
+            self._steps.observe(row, tokens, top)
 
     @torch.inference_mode()
     def drafted(self, rows: Tensor, ids: Tensor) -> None:
@@ -461,26 +438,12 @@ class RecentVocabulary:
 
     def _observe_prompt(self, row: int, top: Tensor) -> None:
         """The likeliest tokens of the prompt; without context, of its end alone."""
-        ids = top[:, : self._pre] if self._context else top[-1:, : self._ver]
-        if ids.numel():
-            rows, flat = self._rows[row : row + 1], ids.reshape(1, -1)
-            self._append(rows, self.window.distinct(rows, flat))
+        rows, ids = self._rows[row : row + 1], top if self._context else top[-1:]
+        self._append(rows, self.window.distinct(rows, ids.reshape(1, -1)))
 
     def _append(self, rows: Tensor, ids: Tensor) -> None:
         if ids.shape[1]:
             self.head.gather(self.window.append(rows, ids))
-
-
-def _check(vocab_size: int, pre: int, ver: int) -> None:
-    for name, k in (("pre", pre), ("ver", ver)):
-        if not 0 <= k <= vocab_size:
-            raise ValueError(f"{name} is {k}; use 0 to {vocab_size}, the head's vocabulary")
-
-
-def _base_head(head: Tensor, base: Tensor | None, bias: Tensor | None) -> Linear | None:
-    if base is None:
-        return None
-    return Linear(head[base], None if bias is None else bias[base])
 
 
 def _marked(ids: Tensor, size: int) -> Tensor:

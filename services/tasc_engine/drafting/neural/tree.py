@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tasc_draft import Drafts
 from tasc_draft.drafts import NEURAL
-from tasc_engine.layout import MOST_NODES, Int32
+from tasc_engine.layout import Int32
 
 
 @dataclass(frozen=True)
@@ -26,30 +26,14 @@ class NeuralSettings:
             VocabTrim 3.
         width: Nodes of a level that are expanded, and children of each that are looked at.
         nodes: Most draft tokens of one row, the likeliest paths of all that were looked at.
-        min_prob: No path is drafted whose probability is below this, in [0, 1].
 
-    Raises:
-        ValueError: A value is outside its range, or the levels have more nodes than a step holds.
+    All levels but the last expand at most ``MOST_NODES`` nodes together, and ``nodes`` is no more:
+    a step has a bit for each.
     """
 
     depth: int = 5
     width: int = 10
     nodes: int = 60
-    min_prob: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name, least, most in (("depth", 1, 16), ("width", 1, 32), ("nodes", 1, MOST_NODES)):
-            if not least <= getattr(self, name) <= most:
-                raise ValueError(
-                    f"{name} is {getattr(self, name)}; it must lie between {least} and {most}"
-                )
-        if not 0.0 <= self.min_prob <= 1.0:
-            raise ValueError(f"min_prob is {self.min_prob}; it must lie between 0 and 1")
-        if (self.depth - 1) * self.width > MOST_NODES:
-            raise ValueError(
-                f"depth {self.depth} and width {self.width} expand {(self.depth - 1) * self.width} "
-                f"nodes, a row's tree holds {MOST_NODES}; lower one of them"
-            )
 
 
 @dataclass(frozen=True)
@@ -122,9 +106,7 @@ class Beam:
         """Expanded nodes of the levels before."""
         return self._width * (len(self._logp) - 1)
 
-    def drafts(
-        self, nodes: int, min_prob: float, budget: Int32, least: NDArray[np.float32] | None
-    ) -> Drafts:
+    def drafts(self, nodes: int, budget: Int32, least: NDArray[np.float32] | None) -> Drafts:
         """The likeliest paths, at most ``nodes`` and ``budget[i]`` of row i; one copy to the host.
 
         Args:
@@ -140,7 +122,7 @@ class Beam:
         parts = (torch.cat(each, 1).gather(1, at) for each in (self._tokens, self._parents))
         copied = torch.stack((at, *parts)).cpu().numpy()
         paths = best.float().cpu().numpy()
-        return ranked(paths, copied[0], copied[1], copied[2], depths, min_prob, budget, least)
+        return ranked(paths, copied[0], copied[1], copied[2], depths, budget, least)
 
 
 def ranked(
@@ -149,7 +131,6 @@ def ranked(
     tokens: NDArray[np.int64],
     parents: NDArray[np.int64],
     depths: NDArray[np.int16],
-    min_prob: float,
     budget: Int32,
     least: NDArray[np.float32] | None,
 ) -> Drafts:
@@ -162,8 +143,7 @@ def ranked(
         depths: ``int16[candidates]``.
     """
     rows, n = logp.shape
-    probs = np.exp(logp)
-    kept = (np.arange(n) < budget[:, None]) & np.isfinite(logp) & (probs >= min_prob)
+    kept = (np.arange(n) < budget[:, None]) & np.isfinite(logp)
     if least is not None:
         kept &= _worth(logp, depths[numbers], kept, least)
     place = np.zeros((rows, len(depths) + 1), np.int32)

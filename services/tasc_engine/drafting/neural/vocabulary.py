@@ -8,7 +8,6 @@ counted by row without waiting for the device.
 from collections.abc import Callable
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -101,19 +100,10 @@ class _FixedVocabulary:
 
 
 class FullVocabulary(_FixedVocabulary):
-    """Every token of the head.
+    """Every token of the LM head, which is shared with whoever has it."""
 
-    Args:
-        head: The LM head, shared with whoever has it; or its weight, ``[V, H]``, to be laid out.
-        bias: ``[V]``, beside a weight.
-    """
-
-    def __init__(self, head: Linear | Tensor, bias: Tensor | None = None) -> None:
-        if isinstance(head, Linear):
-            super().__init__(head, 0)
-        else:
-            linear = Linear(head, bias)
-            super().__init__(linear, head.nbytes if linear.laid_out else 0)
+    def __init__(self, head: Linear) -> None:
+        super().__init__(head, 0)
 
     def ids_of(self, slots: Tensor, rows: Tensor) -> Tensor:
         return slots
@@ -124,19 +114,16 @@ class RankedVocabulary(_FixedVocabulary):
 
     Args:
         head: Weight of the LM head, ``[V, H]``.
-        ids: Which tokens, each once, in any order.
-        bias: ``[V]``.
+        ids: Which tokens, at least one and each once, in any order.
 
     Raises:
-        ValueError: There are no ids, one is outside the head, or one is there twice.
+        ValueError: An id is outside the head.
     """
 
-    def __init__(self, head: Tensor, ids: Int32, bias: Tensor | None = None) -> None:
+    def __init__(self, head: Tensor, ids: Int32) -> None:
         self._ids = checked_ids(ids, head)
         weights = head[self._ids]
-        bias = None if bias is None else bias[self._ids]
-        own = (weights, self._ids, *(() if bias is None else (bias,)))
-        super().__init__(Linear(weights, bias), sum(tensor.nbytes for tensor in own))
+        super().__init__(Linear(weights), weights.nbytes + self._ids.nbytes)
 
     def ids_of(self, slots: Tensor, rows: Tensor) -> Tensor:
         return self._ids[slots]
@@ -146,23 +133,15 @@ def checked_ids(ids: Int32, head: Tensor) -> Tensor:
     """The ids of a ranked vocabulary as ``int64`` on the head's device.
 
     Raises:
-        ValueError: There are none, more than the head has, one outside it, or one twice.
+        ValueError: One is outside the head.
     """
     size = head.shape[0]
-    if not 0 < len(ids) <= size:
-        raise ValueError(f"{len(ids)} ranked tokens; name 1 to {size}, the head's vocabulary")
-    outside = ids[(ids < 0) | (ids >= size)]
-    if len(outside):
+    if len(outside := ids[(ids < 0) | (ids >= size)]):
         raise ValueError(
             f"ranked token {outside[0]} is outside the head of {size} tokens; rank with the "
             "tokenizer of this model"
         )
-    found, times = np.unique(ids, return_counts=True)
-    if times.max() > 1:
-        raise ValueError(
-            f"ranked token {found[times.argmax()]} is there {times.max()} times; once is the most"
-        )
-    return torch.as_tensor(ids.astype(np.int64), device=head.device)
+    return torch.as_tensor(ids.astype("int64"), device=head.device)
 
 
 STEPS = 16  # whose sizes are fetched at once

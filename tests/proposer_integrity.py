@@ -1,25 +1,24 @@
 """Checks that the state a proposer keeps for its rows agrees with their texts.
 
 The state is derived token by token. The check derives each part again from the text, with separate
-code. `DraftIndex.check_integrity` checks the index.
+code.
 """
 
 from typing import Any
 
 import numpy as np
 
+from tasc_draft import NgramProposer
 from tasc_draft.compiled import compiled
 from tasc_draft.index.aligned import words
-from tasc_draft.index.draft_index import DraftIndex
 from tasc_draft.mixture.external_tree import MOST_ADDED, MOST_EXPONENT, SIDES
-from tasc_draft.mixture.memory import Memory
 from tasc_draft.mixture.row_state import END, MOST, NONE, SHORTENED
 
 PARTS = ("length", "own text", "neighbours' outputs", "corpus contexts", "number of words")
 SHARED = ("recent answers", "weights")
 
 
-def check_rows(state: Any, memory: Memory, index: DraftIndex) -> None:
+def check_rows(proposer: NgramProposer) -> None:
     """Derive all state of a proposer again and compare.
 
     Takes about as long as starting every row again. May be called between any two steps.
@@ -27,6 +26,7 @@ def check_rows(state: Any, memory: Memory, index: DraftIndex) -> None:
     Raises:
         AssertionError: The message names the first row and part found wrong.
     """
+    state, memory, index = proposer.state, proposer.memory, proposer.index
     row, part = first_fault(state)
     if row != NONE:
         raise AssertionError(f"row {row}: its text contradicts its {PARTS[part]}")

@@ -1,0 +1,50 @@
+"""Files of named arrays: ``.npz`` without pickle."""
+
+import os
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tasc_draft.errors import DraftError
+
+_DAMAGES = (KeyError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+
+
+def write_arrays(
+    path: Path, arrays: Mapping[str, Any], save: Callable[..., None] = np.savez
+) -> None:
+    """Write a file by ``save``. It appears under its name once it is complete."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            save(file, **arrays)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read_arrays(path: Path, names: Iterable[str], what: str, make: str) -> dict[str, Any]:
+    """Read a file's arrays with these names.
+
+    Args:
+        what: What the file is, for people.
+        make: How one gets such a file.
+
+    Raises:
+        DraftError: The file is missing or damaged, or lacks an array.
+    """
+    try:
+        with path.open("rb") as file:  # numpy leaves one open that is damaged
+            if not zipfile.is_zipfile(file):
+                raise zipfile.BadZipFile("it is no .npz archive")
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as content:
+                return {name: content[name] for name in names}
+    except OSError as error:
+        raise DraftError(f"{path} cannot be read: {error.strerror or error}; {make}") from error
+    except _DAMAGES as error:
+        raise DraftError(f"{path} is damaged or not {what} ({error}); {make}") from error
