@@ -37,12 +37,13 @@ _TINY_COMMAND = """
 import sys
 from pathlib import Path
 from tasc_jobs.batch.generate import generate
+from tasc_jobs.batch.inputs import Source
 from tasc_jobs.ray_local import local_ray
 from tasc_runtime.engine_settings import EngineSettings
 _, task, _, source, _, output, _, url, *_ = sys.argv[1:]
 engine = EngineSettings(max_model_len=256, cost_aware=False)
 with local_ray():
-    generate(url, task, Path(source), Path(output), engine=engine, window_rows=200)
+    generate(url, task, Source.of(source), Path(output), engine=engine, window_rows=200)
 """
 _POLL_S = 0.02
 _DEADLINE_S = 3 * 3600.0

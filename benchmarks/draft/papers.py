@@ -161,11 +161,12 @@ def nothing(task: Task) -> DraftIndex:
 def demo_bigrams(task: Task) -> BigramTable:
     """The table of the shipped model with a shipped task's adapter."""
     # torch, Ray and what comes with them take seconds to import.
-    from tasc_jobs.index.model_bigrams import BigramJob, make_bigrams
+    from tasc_jobs.index.model_bigrams import make_bigrams
+    from tasc_jobs.task_inputs import named_source
 
     record = demo_record(task.name)
-    job = BigramJob(record.model, record.adapter, device="cpu")
+    source = named_source(record.model, record.adapter, record.dtype, "cpu")
     with TemporaryDirectory() as folder:
         file = Path(folder) / "bigrams.npz"
-        make_bigrams(job, file)
+        make_bigrams(source, file)
         return read_bigrams(file, task.facts["fingerprint"])

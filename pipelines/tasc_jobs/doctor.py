@@ -23,6 +23,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tasc_jobs.errors import UsageError
+from tasc_jobs.task_inputs import device_here
 from tasc_jobs.tasks.model_folders import (
     check_adapter,
     float_shapes,
@@ -242,16 +243,11 @@ def _adapter(adapter: str, base: Path, config: dict[str, Any]) -> Finding:
 
 def _trial(asked: Examination) -> Iterator[Finding]:
     """What needs torch: memory, loading, speed."""
-    import torch
-
     from tasc_engine.model.loading import max_positions
-    from tasc_runtime.engine.builder import DEFAULT_MODEL_LEN, device_of
+    from tasc_runtime.engine.builder import DEFAULT_MODEL_LEN
     from tasc_runtime.llm import LLM
 
-    try:
-        device = device_of(asked.device, float(torch.cuda.device_count()))
-    except ValueError as error:
-        raise UsageError(f"--device: {error}") from error
+    device = device_here(asked.device)
     try:
         folder = resolve_folder(asked.model)
         config = model_settings(folder / "config.json")

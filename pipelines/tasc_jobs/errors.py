@@ -1,7 +1,9 @@
 """Errors of jobs, and how a command reports them. Every message names the value and the way out."""
 
+import os
 import re
 import sys
+from pathlib import Path
 
 _LINE_END = re.compile(r"\s*\n\s*")
 
@@ -15,6 +17,16 @@ class UsageError(JobError):
 
     def __init__(self, message: str) -> None:
         super().__init__(_LINE_END.sub(" ", message))  # one line, whatever a library said
+
+
+def require_writable(option: str, path: Path) -> None:
+    """Raises UsageError where no file can be written; called before anything slow begins."""
+    folder = path.absolute().parent
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise UsageError(
+            f"{option} is {path}, where no file can be written; name a file in a folder that is "
+            "there and that you may write to"
+        )
 
 
 class EmptyCorpusError(JobError):

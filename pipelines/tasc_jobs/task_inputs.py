@@ -4,11 +4,11 @@ All commands that run or train a model follow one rule: what an option names cou
 record says the rest, and rows come from the files named, else from the task's corpus.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from tasc_draft import DraftSettings
 from tasc_jobs.errors import EmptyCorpusError, UsageError
@@ -140,6 +140,27 @@ class TaskInputs:
         return self.record.model, self.record.revision
 
     @property
+    def named_template(self) -> Template | None:
+        """The template that options name; None where they name none.
+
+        Raises:
+            UsageError: Both kinds are named.
+            TemplateError, ServiceError, FileError: It cannot be used.
+        """
+        given = self.options
+        if given.template is not None:
+            if given.chat_template or given.system_prompt or given.few_shot:
+                raise UsageError(
+                    "--template is given with an option of chat templates; give one kind"
+                )
+            return PromptTemplate(given.template.replace("\\n", "\n"))
+        if given.chat_template is None:
+            return None
+        folder = given.tokenizer or resolve_folder(*self.named_model, weights=False)
+        made = chat_template(folder, given.chat_template)
+        return changed_turns(made, given.system_prompt, given.few_shot)
+
+    @property
     def template(self) -> Template:
         """The prompt.
 
@@ -149,7 +170,7 @@ class TaskInputs:
             ServiceError: transformers cannot read the tokenizer that a chat template needs.
         """
         given = self.options
-        if template := named_template(given, lambda: given.tokenizer or self._tokenizer_folder):
+        if template := self.named_template:
             return template
         if self.record is None:
             raise UsageError(
@@ -161,10 +182,6 @@ class TaskInputs:
         if self.record.chat is None:
             raise UsageError("--system-prompt and --few-shot need --chat-template; give it, too")
         return changed_turns(self.record.chat, given.system_prompt, given.few_shot)
-
-    @property
-    def _tokenizer_folder(self) -> Path:
-        return resolve_folder(*self.named_model, weights=False)
 
     @property
     def generation(self) -> GenerationSettings:
@@ -198,15 +215,14 @@ class TaskInputs:
         The task's adapter goes with the task's model only, not with one that options name.
 
         Raises:
-            UsageError: No model is named, the task has several adapters, or the dtype is unknown.
+            UsageError: No model is named, the task has several adapters, or there is no such dtype
+                or device.
             TextError: There is no such model.
         """
-        from tasc_engine.model.loading import DTYPES
         from tasc_runtime.engine.builder import model_source
 
         given, record = self.options, self.record
-        if given.dtype is not None and given.dtype not in DTYPES:
-            raise UsageError(f"dtype is {given.dtype}; choose one of {', '.join(DTYPES)}")
+        _require_dtype(given.dtype or TaskRecord.dtype)
         if given.adapter and not given.model:
             raise UsageError(f"--adapter {given.adapter} has no model; name its base with --model")
         name, _ = self.named_model
@@ -224,39 +240,6 @@ class TaskInputs:
         return named_source(name, given.adapter, dtype, given.device)
 
 
-class NamesTemplate(Protocol):
-    """Options that name a template, as those of commands do."""
-
-    @property
-    def template(self) -> str | None: ...
-    @property
-    def chat_template(self) -> str | None: ...
-    @property
-    def system_prompt(self) -> str | None: ...
-    @property
-    def few_shot(self) -> Path | None: ...
-
-
-def named_template(options: NamesTemplate, folder: Callable[[], Path]) -> Template | None:
-    """The template that options name; None where they name none.
-
-    Args:
-        folder: Of the tokenizer that a chat template belongs to, or a file in it.
-
-    Raises:
-        UsageError: Both kinds are named.
-        TemplateError, ServiceError, FileError: It cannot be used.
-    """
-    if options.template is not None:
-        if options.chat_template or options.system_prompt or options.few_shot:
-            raise UsageError("--template is given with an option of chat templates; give one kind")
-        return PromptTemplate(options.template.replace("\\n", "\n"))
-    if options.chat_template is None:
-        return None
-    made = chat_template(folder(), options.chat_template)
-    return changed_turns(made, options.system_prompt, options.few_shot)
-
-
 def changed_turns(chat: ChatTemplate, system: str | None, few_shot: Path | None) -> ChatTemplate:
     """A chat template with another system prompt and other examples, where they are given.
 
@@ -270,20 +253,44 @@ def changed_turns(chat: ChatTemplate, system: str | None, few_shot: Path | None)
 
 
 def named_source(model: str, adapter: str | None, dtype: str, device: str) -> "ModelSource":
-    """A model and an adapter by folder or hub name; raises TextError where one is not there."""
+    """A model and an adapter by folder or hub name.
+
+    Raises:
+        UsageError: There is no such dtype, or the device cannot be used here.
+        TextError: There is no such model or adapter.
+    """
     from tasc_engine import ModelSource
 
+    _require_dtype(dtype)
+    found = device_here(device)
     adapted = resolve_folder(adapter) if adapter else None
-    return ModelSource(resolve_folder(model), adapted, dtype, device_here(device))
+    return ModelSource(resolve_folder(model), adapted, dtype, found)
+
+
+def _require_dtype(dtype: str) -> None:
+    from tasc_engine.model.loading import DTYPES
+
+    if dtype not in DTYPES:
+        raise UsageError(f"--dtype is {dtype}; choose one of {', '.join(DTYPES)}")
 
 
 def device_here(device: str) -> str:
-    """A torch device; ``auto`` is a GPU if this process sees one."""
+    """A torch device; ``auto`` is a GPU if this process sees one.
+
+    Raises:
+        UsageError: It cannot be used here.
+    """
     import torch
 
     from tasc_runtime.engine.builder import device_of
 
-    return device_of(device, gpus=torch.cuda.device_count())
+    try:
+        found = device_of(device, gpus=torch.cuda.device_count())
+        torch.empty(0, device=found)
+    except (ValueError, RuntimeError, AssertionError) as error:
+        why = str(error).splitlines()[0]
+        raise UsageError(f"--device {device} cannot be used ({why}); try cpu") from error
+    return found
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Prompt and chat templates, tokenizers and incremental decoding."""
 
-from tasc_text.chat import ChatTemplate
+from tasc_text.chat import ChatTemplate, is_unicode
 from tasc_text.detokenizer import IncrementalDetokenizer
 from tasc_text.template import Conversation, Message, MessageError, PromptTemplate, Template
 from tasc_text.tokenizer import TaskTokenizer, TextError, TokenizerError, resolve_folder
@@ -16,5 +16,6 @@ __all__ = [
     "Template",
     "TextError",
     "TokenizerError",
+    "is_unicode",
     "resolve_folder",
 ]

@@ -119,9 +119,16 @@ def _is_pair(value: object) -> bool:
 def _check_text(name: str, text: object, most: int) -> None:
     if not isinstance(text, str) or not text:
         raise TemplateError(f"{name} is {text!r:.80}; it must be a non-empty string")
-    try:
-        size = len(text.encode())
-    except UnicodeEncodeError as error:
-        raise TemplateError(f"{name} has a lone surrogate; write UTF-8") from error
-    if size > most:
+    if not is_unicode(text):
+        raise TemplateError(f"{name} has a lone surrogate; write UTF-8")
+    if (size := len(text.encode())) > most:
         raise TemplateError(f"{name} has {size} bytes; at most {most}")
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text can be encoded: it has no lone surrogate."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -210,7 +210,7 @@ def test_a_change_that_is_refused_leaves_the_task_as_it_was(
     for args, said in (
         ((), "nothing to change"),
         (("--max-tokens", 1), "--choices: choice 0 ('yes') takes"),
-        (("--stop", "es"), "holds the stop string 'es'"),
+        (("--stop", "es"), "--choices: stop has 'es'"),
         (("--unset", "model"), "--unset 'model' is no field that has a default"),
         (("--top-k", 1, "--unset", "sampling"), "top_k is both given and --unset"),
     ):
@@ -284,8 +284,8 @@ def test_generate_says_what_is_wrong_before_it_begins(
         (("--regex", "(" * 10), "--regex: "),
         (("--input", tmp_path / "nowhere.jsonl"), "--input: cannot read rows from"),
         (("--input", tmp_path), "--input: "),
-        (("--output", tmp_path / "nowhere" / "out"), "--output: there is no folder"),
-        (("--output", tmp_path), f"--output: {tmp_path} is a folder"),
+        (("--output", tmp_path / "nowhere" / "out"), f"--output is {tmp_path / 'nowhere' / 'out'}"),
+        (("--output", tmp_path), f"--output is {tmp_path}"),
     ):
         base = ("generate", name, "--input", source, "--output", tmp_path / "out")
         err = tasc_here.run(*base, *args, code=2)

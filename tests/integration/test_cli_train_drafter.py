@@ -8,6 +8,7 @@ import pytest
 
 from drafter_training import INPUTS, ROWS, make
 from support import read_rows, record_of, write_rows
+from tasc_jobs.drafter.hyperparameters import DrafterSettings
 from tasc_store import CorpusStore, TaskStore, connect
 
 Run = Callable[..., str]
@@ -27,8 +28,9 @@ def file(tmp_path: Path) -> Path:
 
 def test_files_are_enough(run: Run, file: Path, folder: Path, tmp_path: Path) -> None:
     given = ("train-drafter", "calls", "--model", folder, "--template", "{input} ->")
-    eagle = run(*given, "--kind", "eagle", "--output", tmp_path / "e", "--train", file, *SHORT)
-    found = json.loads(eagle)
+    own = ("--kind", "eagle", "--noise", 0, "--output", tmp_path / "e")
+    found = json.loads(run(*given, *own, "--train", file, *SHORT))
+    assert (found["noise"], found["own_share"]) == (0, DrafterSettings.own_share)
     assert (found["kind"], found["rows"], found["held_out"], found["steps"]) == ("eagle", 38, 2, 5)
     answers = ("--answers", tmp_path / "e" / "answers.jsonl", "--limit", 20, "--hidden", 16)
     said = run(
@@ -37,6 +39,7 @@ def test_files_are_enough(run: Run, file: Path, folder: Path, tmp_path: Path) ->
     )  # fmt: skip
     assert "3 steps on 19 answers (0 were left out), loss " in said
     assert "of 1 answers held out" in said
+    assert json.loads((tmp_path / "i" / "config.json").read_text())["hidden_size"] == 16
     assert "has a drafter already" in run(
         *given, "--kind", "eagle", "--output", tmp_path / "e", "--train", file, *SHORT, code=1
     )

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -23,8 +24,7 @@ from tasc_jobs.batch.folder import JobFolder
 from tasc_jobs.batch.inputs import (
     Input,
     Source,
-    check_output,
-    check_written,
+    check_places,
     job_folder,
     open_input,
     reject_file,
@@ -81,7 +81,7 @@ class RowAnswers:
 def generate(
     url: str,
     task: str,
-    source: Source | Path,
+    source: Source,
     output: Path,
     *,
     engine: EngineSettings | None = None,
@@ -106,15 +106,13 @@ def generate(
         job: Other fields of `JobSpec`, such as ``actors``, ``max_errors`` and ``restart``.
 
     Raises:
-        FileError: The input cannot be read, the output cannot be written, or the output would
-            overwrite the input.
+        UsageError: See `check_places`.
+        FileError: The input cannot be read, or the output cannot be written.
         UnknownTask: The task does not exist.
         JobError: See `run_job`.
     """
-    check_output(output)
-    source = Source.of(source) if isinstance(source, Path) else source
     rejects = reject or reject_file(output)
-    check_written(source.files, (output, rejects))
+    check_places(source, output, rejects)
     spec, opened = _spec(url, task, source, output, engine, draft, asked, job)
     strategy = RowAnswers(asked or SamplingOptions(), draft)
     finish = partial(write_files, output, rejects)
@@ -124,11 +122,12 @@ def generate(
 def dry_run(
     url: str,
     task: str,
-    source: Source | Path,
+    source: Source,
     output: Path,
     *,
     engine: EngineSettings | None = None,
     asked: SamplingOptions | None = None,
+    reject: Path | None = None,
     **job: Any,
 ) -> tuple[Preview, int]:
     """Measure the time of the first rows with and without drafts. Writes nothing.
@@ -137,9 +136,11 @@ def dry_run(
         The measurements, and the number of rows in the input.
 
     Raises:
+        UsageError: See `check_places`.
         FileError: The input cannot be read or has no valid row.
         JobError: No engine can be built.
     """
+    check_places(source, output, reject or reject_file(output))
     spec, opened = _spec(url, task, source, output, engine, True, asked, {**job, "restart": True})
     good = (row for row in opened.rows() if row.refused is None)
     rows = list(islice(good, PREVIEW_ROWS))
@@ -152,14 +153,13 @@ def dry_run(
 def _spec(
     url: str,
     task: str,
-    source: Source | Path,
+    source: Source,
     output: Path,
     engine: EngineSettings | None,
     draft: bool,
     asked: SamplingOptions | None,
     job: dict[str, Any],
 ) -> tuple[JobSpec, Input]:
-    source = Source.of(source) if isinstance(source, Path) else source
     engine = engine or EngineSettings()
     begun = None if job.get("restart") else JobFolder(job_folder(output)).begun()
     if begun and begun.report and not output.exists():
@@ -261,7 +261,7 @@ def preview_in_words(preview: Preview, total: int, engines: int) -> str:
         seconds = preview.seconds_of(total, engines, draft)
         lines.append(
             f"{name:14} {side.tokens / side.seconds:8,.0f} tokens/s, {side.block_efficiency:5.2f} "
-            f"tokens per step, {total} rows in about {_duration(seconds or 0.0)}"
+            f"tokens per step, {total} rows in about {timedelta(seconds=round(seconds or 0.0))}"
         )
     return "\n".join([*lines, f"speed-up from drafts: {preview.speed_up:.2f} x"])
 
@@ -288,15 +288,3 @@ def preview_as_json(preview: Preview, total: int, engines: int) -> dict[str, obj
         "drafted": side(True),
         "speed_up": round(preview.speed_up, 3),
     }
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return (
-        f"{hours} h {minutes} min"
-        if hours
-        else f"{minutes} min {rest} s"
-        if minutes
-        else f"{rest} s"
-    )

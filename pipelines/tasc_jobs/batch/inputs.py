@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from tasc_jobs.batch.work import Row
-from tasc_jobs.errors import EmptyCorpusError
+from tasc_jobs.errors import EmptyCorpusError, UsageError, require_writable
 from tasc_runtime.data.rows import SUFFIXES, RawRow, check_file, count_rows, read_raw_rows
 from tasc_runtime.errors import FileError
-from tasc_store import CorpusRow, CorpusStore, connect
+from tasc_store import CorpusStore, connect
+from tasc_text import is_unicode
 
 _CORPUS_BATCH = 1000
 _CACHE_KIB = 32 << 10
@@ -47,31 +48,16 @@ class Source:
     @property
     def files(self) -> list[Path]:
         """The files and folders; empty for a corpus."""
-        return [] if self._is_corpus else [Path(one) for one in self.given]
+        return [] if self.is_corpus else [Path(one) for one in self.given]
 
     @property
-    def _is_corpus(self) -> bool:
+    def is_corpus(self) -> bool:
         return any(one.startswith(REDIS) for one in self.given)
-
-    def check(self) -> None:
-        """Raise FileError if a corpus is named together with something else."""
-        if self._is_corpus and len(self.given) > 1:
-            raise FileError(f"{' and '.join(self.given)}: a corpus is read alone; name one input")
 
 
 def job_folder(output: Path) -> Path:
     """The folder with the state of a job that writes this output."""
     return output.with_name(output.name + ".job")
-
-
-def check_output(path: Path) -> None:
-    """Raise FileError for an unknown suffix, or a place where no file can be written."""
-    if path.is_dir():
-        raise FileError(f"{path} is a folder; name a file in it")
-    if not path.parent.is_dir():
-        raise FileError(f"there is no folder {path.parent}; make it or name another")
-    if path.suffix not in (*_JSON, ".parquet"):
-        raise FileError(f"{path} is neither .jsonl nor .parquet; name it so")
 
 
 def reject_file(output: Path) -> Path:
@@ -102,25 +88,32 @@ def files_of(given: Sequence[Path]) -> list[tuple[str, Path]]:
     return [(name, path) for path, name in found.items()]
 
 
-def check_files(given: Sequence[Path], input_field: str, written: Sequence[Path]) -> None:
-    """Look at the beginning of each file that is to be read; see also `check_written`.
+def check_places(source: Source, output: Path, reject: Path) -> None:
+    """Look at the beginning of each file that is read, and at the places that are written to.
 
     Raises:
-        FileError: A file is not what its suffix says, or would be written to.
+        UsageError: A file is not what its suffix says, or would be written to, a corpus is named
+            with something else, or no file can be written to a place.
     """
-    for _, path in files_of(given):
-        check_file(path, (input_field,))
-    check_written(given, written)
-
-
-def check_written(given: Sequence[Path], written: Sequence[Path]) -> None:
-    """Raise FileError if a file to be written is one to be read, or in a folder to be read."""
-    for path in written:
-        for one in given:
-            if path.resolve() == one.resolve():
-                raise FileError(f"{one} is to be read and to be written; name another output")
-            if one.is_dir() and path.resolve().parent == one.resolve():
-                raise FileError(f"{path} would lie in {one}, which is read; name another output")
+    if source.is_corpus and len(source.given) > 1:
+        named = " and ".join(source.given)
+        raise UsageError(f"--input: {named}: a corpus is read alone; name one input")
+    try:
+        for _, path in files_of(source.files):
+            check_file(path, (source.input_field,))
+    except FileError as error:
+        raise UsageError(f"--input: {error}") from error
+    if output.suffix not in (*_JSON, ".parquet"):
+        raise UsageError(f"--output: {output} is neither .jsonl nor .parquet; name it so")
+    if output.resolve() == reject.resolve():
+        raise UsageError(f"--reject: {reject} is the output too; name another")
+    for option, path in (("--output", output), ("--reject", reject)):
+        require_writable(option, path)
+        for one in source.files:
+            if path.resolve() == one.resolve() or (
+                one.is_dir() and path.resolve().parent == one.resolve()
+            ):
+                raise UsageError(f"{option} is {path}, and {one} is read; name another place")
 
 
 @dataclass(frozen=True)
@@ -148,7 +141,6 @@ def open_input(source: Source, url: str, begun: Any = None) -> Input:
         FileError: A file cannot be read, or there are no rows.
         EmptyCorpusError: The corpus has no rows, or fewer than it had.
     """
-    source.check()
     if source.files:
         return open_files(source.files, source.input_field, source.id_field)
     task = source.given[0].removeprefix(REDIS)
@@ -157,18 +149,17 @@ def open_input(source: Source, url: str, begun: Any = None) -> Input:
 
 
 def open_files(given: Sequence[Path], input_field: str, id_field: str) -> Input:
-    """Look at the beginning of each file, hash it and count its lines.
+    """Hash each file and count its lines.
 
     The id of a row is its own, a string or an integer. A row without one gets the number of its
     line, behind the name of its file if there are several.
 
     Raises:
-        FileError: A file is not what its suffix says, or there are no rows.
+        FileError: A file is missing or damaged, or there are no rows.
     """
     files = files_of(given)
     pins, total = [], 0
     for name, path in files:
-        check_file(path, (input_field,))
         rows, digest = count_rows(path)
         pins.append({"file": name, "bytes": path.stat().st_size, "sha256": digest})
         total += rows
@@ -212,11 +203,7 @@ def _file_rows(files: Sequence[tuple[str, Path]], input_field: str, id_field: st
                 ordinal = next(ordinals)
                 row = _row(record, ordinal, name if several else None, input_field, id_field)
                 place = record.line * len(files) + number
-                yield _once(row, seen.first(row.id, place), place, files) if _is_good(row) else row
-
-
-def _is_good(row: Row) -> bool:
-    return row.refused is None
+                yield row if row.refused else _once(row, seen.first(row.id, place), place, files)
 
 
 def _once(row: Row, first: int, here: int, files: Sequence[tuple[str, Path]]) -> Row:
@@ -241,20 +228,12 @@ def _row(record: RawRow, ordinal: int, file: str | None, input_field: str, id_fi
     elif not reason and own is not None and not given:
         reason = f"field {id_field!r} is neither a string nor a whole number"
     row_id = str(own) if given else unnamed
-    if not reason and not _is_unicode(f"{row_id}{text}"):
+    if not reason and not is_unicode(f"{row_id}{text}"):
         reason = "it holds a lone surrogate, which no text has"
     shown = row_id.encode(errors="backslashreplace").decode()
     if reason:
         return Row(ordinal, shown, "", record.line, file, reason)
     return Row(ordinal, shown, str(text), record.line, file)
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _corpus_rows(url: str, task: str, total: int) -> Iterator[Row]:
@@ -267,11 +246,8 @@ def _corpus_rows(url: str, task: str, total: int) -> Iterator[Row]:
                     f"the corpus of task {task!r} shrank below {total} rows while it was read; "
                     "run the job again when nobody deletes it"
                 )
-            yield from (_corpus_row(first + i, row) for i, row in enumerate(found))
-
-
-def _corpus_row(ordinal: int, row: CorpusRow) -> Row:
-    return Row(ordinal, row.key, row.input, ordinal + 1)
+            for ordinal, row in enumerate(found, first):
+                yield Row(ordinal, row.key, row.input, ordinal + 1)
 
 
 class SeenIds:

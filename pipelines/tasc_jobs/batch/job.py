@@ -93,10 +93,10 @@ def run_job(
             return JobReport(**{**begun.report, "resumed": begun.report["rows"]})
         begun = _with_index(client, spec.task, folder, begun)
         pinned = Pinned(begun.record_version, begun.index_version)
-        job = _Job(spec, folder, _pool(spec, spec.actors, pinned, strategy), progress)
         source = rows()
         try:
-            report = job.run(source, finish, should_stop)
+            pool = _pool(spec, spec.actors, pinned, strategy)
+            report = _Job(spec, folder, pool, source, progress).run(finish, should_stop)
         finally:
             if isinstance(source, Generator):
                 source.close()
@@ -128,21 +128,17 @@ class _Job:
         spec: JobSpec,
         folder: JobFolder,
         pool: Pool,
+        source: Iterator[Row],
         progress: Callable[[JobProgress], None],
     ) -> None:
         self._spec, self._folder, self._pool, self._progress = spec, folder, pool, progress
-        self._window = Window(iter(()))
-        self._resumed = 0
+        self._window = Window(source, *folder.resume(), spec.window_rows)
+        self._resumed = folder.totals.rows
         self._last_progress_at = time.monotonic()
         self._reported_at = 0.0
 
-    def run(
-        self, source: Iterator[Row], finish: Finish, should_stop: Callable[[], bool]
-    ) -> JobReport:
-        first, finished_out_of_order = self._folder.resume()
-        self._window = Window(source, first, finished_out_of_order, self._spec.window_rows)
+    def run(self, finish: Finish, should_stop: Callable[[], bool]) -> JobReport:
         totals = self._folder.totals
-        self._resumed = totals.rows
         self._report_progress()  # the baseline: rows of earlier runs do not count for speed
         stopped = should_stop()
         try:

@@ -4,10 +4,8 @@ from typing import Annotated
 
 import typer
 
-from tasc_jobs.cli.options import AsJson, Device, Dtype, Threads, print_result
+from tasc_jobs.cli.options import AsJson, ModelOptions, Threads, grouped, print_result
 
-Model = Annotated[str, typer.Argument(help="Folder or Hugging Face name of the base model.")]
-Adapter = Annotated[str | None, typer.Option(help="LoRA adapter of PEFT, folder or name.")]
 Rows = Annotated[int, typer.Option(min=1, max=4096, help="b, the number of rows decoded together.")]
 Context = Annotated[
     int | None,
@@ -19,13 +17,12 @@ Context = Annotated[
 ]
 
 
+@grouped()
 def doctor(
-    model: Model,
-    adapter: Adapter = None,
+    *,
+    named: ModelOptions,
     rows: Rows = 8,
     context: Context = None,
-    dtype: Dtype = "float32",
-    device: Device = "auto",
     threads: Threads = 1,
     as_json: AsJson = False,
 ) -> None:
@@ -36,7 +33,7 @@ def doctor(
     """
     from tasc_jobs.doctor import Examination, examine
 
-    report = examine(Examination(model, adapter, rows, context, dtype, device, threads))
+    report = examine(Examination(**vars(named), rows=rows, context=context, threads=threads))
     print_result(report.as_json, report.in_words, as_json)
     if not report.works:
         raise typer.Exit(1)

@@ -8,8 +8,9 @@ import typer
 
 from tasc_jobs.cli.options import (
     AsJson,
-    RowOptions,
+    Eos,
     StoreOptions,
+    TrainOptions,
     grouped,
     print_result,
     require_files,
@@ -21,13 +22,10 @@ if TYPE_CHECKING:
 
 Output = Annotated[Path, typer.Option(help="New folder for the tokenizer.")]
 Task = Annotated[str | None, typer.Argument(help="Take the outputs of this task's corpus.")]
-Train = Annotated[
-    list[Path] | None, typer.Option(help="Take outputs from this file instead; repeatable.")
-]
 Test = Annotated[
     list[Path] | None,
     typer.Option(
-        help="Measure on the outputs of this file; repeatable.", show_default="the outputs taken"
+        help="Held-out rows to measure on; repeatable.", show_default="from the rows taken"
     ),
 ]
 Tokenizer = Annotated[
@@ -46,9 +44,6 @@ Refine = Annotated[
         help="Choose tokens by leave-one-out gain instead of the paper's rule, and replace tokens "
         "that hardly occur."
     ),
-]
-Eos = Annotated[
-    str | None, typer.Option(help="The token that ends an answer.", show_default="the tokenizer's")
 ]
 
 
@@ -85,14 +80,13 @@ def enrich(
     *,
     output: Output,
     task: Task = None,
-    train: Train = None,
+    data: TrainOptions,
     test: Test = None,
     tokenizer: Tokenizer = None,
     budget: Budget = 500,
     ngrams: NgramOptions,
     refine: Refine = False,
     eos: Eos = None,
-    row: RowOptions,
     store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
@@ -101,9 +95,9 @@ def enrich(
     After `tasc finetune` has taught a model the new tokens, it needs fewer steps for the same text.
     Decoding gives the same text as the original tokenizer.
     """
-    if (task is None) == (not train):
+    if (task is None) == (not data.train):
         raise typer.BadParameter("name either a TASK or --train FILE")
-    require_files(*(train or ()), *(test or ()), tokenizer)
+    require_files(*data.files, *(test or ()), tokenizer)
     from tasc_jobs.enrich.enrichment import STAGES, enrich_and_save
     from tasc_jobs.task_inputs import InputOptions, TaskInputs, read_files
     from tasc_runtime.progress import Stages
@@ -112,11 +106,11 @@ def enrich(
     if refine:
         settings = settings.refining
     options = InputOptions(
-        task=task, tokenizer=tokenizer, eos=eos, files=train or (), fields=row.fields
+        task=task, tokenizer=tokenizer, eos=eos, files=data.files, fields=data.fields
     )
     with store.open_if(task is not None, task) as url:
         inputs = TaskInputs.read(url, options)
-    judged = read_files(test, row.fields).rows if test else ()
+    judged = read_files(test, data.fields).rows if test else ()
     with Stages("enrich", STAGES) as stages:
         report = enrich_and_save(
             inputs.tokenizer,

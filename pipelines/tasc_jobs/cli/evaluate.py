@@ -7,18 +7,18 @@ import typer
 
 from tasc_jobs.cli.options import (
     AsJson,
-    ChatOptions,
     EngineOptions,
     MaxTokens,
+    ModelDtype,
     Report,
-    RowOptions,
     StoreOptions,
-    Template,
+    TrainOptions,
     check_report,
     grouped,
     require_files,
     show,
 )
+from tasc_jobs.tasks.options import PromptOptions
 
 Test = Annotated[list[Path], typer.Option(help="Rows to answer; repeatable.")]
 Task = Annotated[
@@ -27,10 +27,6 @@ Task = Annotated[
 Model = Annotated[
     Path | None,
     typer.Option(help="Model folder, as `tasc finetune` writes it.", show_default="the task's"),
-]
-Train = Annotated[
-    list[Path] | None,
-    typer.Option(help="Rows to draft from; repeatable.", show_default="the task's corpus"),
 ]
 Metrics = Annotated[
     Literal["massive", "tags", "labels", "exact", "text"],
@@ -48,10 +44,6 @@ Repeats = Annotated[int, typer.Option(min=1, help="Number of timed runs; the med
 Limit = Annotated[
     int | None, typer.Option(min=1, help="Maximum number of rows.", show_default="all")
 ]
-Dtype = Annotated[
-    str | None,
-    typer.Option(help="float32, bfloat16, float16, float64", show_default="the task's, or float32"),
-]
 Setting = Annotated[
     str | None,
     typer.Option(
@@ -61,34 +53,33 @@ Setting = Annotated[
 ]
 
 
-@grouped()
+@grouped({PromptOptions: "the task's"})
 def evaluate(
     *,
     test: Test,
     task: Task = None,
     model: Model = None,
-    template: Template = None,
-    chat: ChatOptions,
-    train: Train = None,
+    prompt: PromptOptions,
+    data: TrainOptions,
     metrics: Metrics = "exact",
     drafts: Drafts = True,
     engine: EngineOptions,
     repeats: Repeats = 3,
     limit: Limit = None,
     max_tokens: MaxTokens = None,
-    dtype: Dtype = None,
+    dtype: ModelDtype = None,
     setting: Setting = None,
     report: Report = None,
-    row: RowOptions,
     store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
     """Measure quality and cost of a model's answers to test rows: metrics, tokens, steps, time.
 
     Give either a TASK, or --model and --template. Answers are greedy; answers with drafts are
-    compared with answers without. Loading, compiling and a warm-up are not timed.
+    compared with answers without. Drafts are made of the rows of --train, or of the task's corpus.
+    Loading, compiling and a warm-up are not timed.
     """
-    require_files(*test, *(train or ()))
+    require_files(*test, *data.files)
     check_report(report)
     from tasc_jobs.task_inputs import InputOptions, TaskInputs, read_files
     from tasc_runtime.progress import Stages
@@ -96,19 +87,18 @@ def evaluate(
     options = InputOptions(
         task=task,
         model=str(model) if model else None,
-        template=template,
-        **vars(chat),
+        **vars(prompt),
         max_tokens=max_tokens,
         dtype=dtype,
         device=engine.device,
-        files=train or (),
-        fields=row.fields,
+        files=data.files,
+        fields=data.fields,
     )
     with store.open_if(task is not None, task) as url:
         from tasc_jobs.evaluate.evaluation import STAGES, Evaluation, evaluation_page
         from tasc_jobs.evaluate.evaluation import evaluate as run
 
-        answered = read_files(test, row.fields, limit).rows
+        answered = read_files(test, data.fields, limit).rows
         inputs = TaskInputs.read(url, options)
         source = inputs.source
         wanted = Evaluation(

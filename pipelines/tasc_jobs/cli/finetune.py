@@ -7,23 +7,19 @@ import typer
 
 from tasc_jobs.cli.options import (
     AsJson,
-    ChatOptions,
     CheckpointS,
-    RowOptions,
+    Eos,
     StoreOptions,
     Task,
-    Template,
+    TrainOptions,
     grouped,
     print_result,
     require_files,
 )
 from tasc_jobs.finetune.hyperparameters import FinetuneSettings
+from tasc_jobs.tasks.options import PromptOptions
 
 Output = Annotated[Path, typer.Option(help="Folder for the model and for checkpoints.")]
-Train = Annotated[
-    list[Path] | None,
-    typer.Option(help="Train on rows of this file; repeatable.", show_default="the task's corpus"),
-]
 Model = Annotated[
     str | None,
     typer.Option(help="Base model: folder or Hugging Face name.", show_default="the task's"),
@@ -31,10 +27,6 @@ Model = Annotated[
 Tokenizer = Annotated[
     Path | None,
     typer.Option(help="Folder that `tasc enrich` wrote.", show_default="its own"),
-]
-Eos = Annotated[
-    str | None,
-    typer.Option(help="Token that ends an answer.", show_default="the model's"),
 ]
 Workers = Annotated[
     int, typer.Option(min=1, help="Number of processes that share the work, with Ray Train.")
@@ -44,22 +36,20 @@ Threads = Annotated[
 ]
 
 
-@grouped()
+@grouped({PromptOptions: "the task's"})
 def finetune(
     *,
     task: Task,
     output: Output,
-    train: Train = None,
+    data: TrainOptions,
     model: Model = None,
     tokenizer: Tokenizer = None,
-    template: Template = None,
-    chat: ChatOptions,
+    prompt: PromptOptions,
     eos: Eos = None,
     settings: FinetuneSettings,
     workers: Workers = 1,
     threads: Threads = None,
     checkpoint_s: CheckpointS = 60.0,
-    row: RowOptions,
     store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
@@ -71,7 +61,7 @@ def finetune(
     OUTPUT/adapter is for transformers and PEFT. OUTPUT/model has the adapter merged into its
     weights; serve it like any model (`tasc task create TASK --model ...`).
     """
-    require_files(*(train or ()), tokenizer)
+    require_files(*data.files, tokenizer)
     from tasc_jobs.task_inputs import InputOptions, TaskInputs
     from tasc_runtime.progress import Stages
 
@@ -80,10 +70,9 @@ def finetune(
         model=model,
         tokenizer=tokenizer,
         eos=eos,
-        template=template,
-        **vars(chat),
-        files=train or (),
-        fields=row.fields,
+        **vars(prompt),
+        files=data.files,
+        fields=data.fields,
     )
     with store.open_if(not options.names_everything, task) as url:
         from tasc_jobs.finetune.finetuning import (

@@ -5,32 +5,24 @@ from typing import Annotated
 
 import typer
 
-from tasc_jobs.cli.enrich import Eos, NgramOptions
+from tasc_jobs.cli.enrich import NgramOptions, Test
 from tasc_jobs.cli.options import (
     AsJson,
-    ChatOptions,
     Dtype,
     EngineOptions,
+    Eos,
     Report,
-    RowOptions,
     StoreOptions,
+    TrainOptions,
     check_report,
     grouped,
+    numbers,
     require_files,
     show,
 )
-
-_MOST_BUDGET = 100_000
+from tasc_jobs.tasks.options import PromptOptions
 
 Task = Annotated[str | None, typer.Argument(help="Use the corpus of this task.")]
-Train = Annotated[
-    list[Path] | None,
-    typer.Option(help="Use the rows of this file; repeatable.", show_default="the task's corpus"),
-]
-Test = Annotated[
-    list[Path] | None,
-    typer.Option(help="Held-out rows; repeatable.", show_default="a part of the rows taken"),
-]
 Tokenizer = Annotated[
     Path | None,
     typer.Option(help="Folder, or tokenizer.json.", show_default="the model's, or the task's"),
@@ -41,9 +33,6 @@ Model = Annotated[
         help="Model folder; its prompts and steps are timed on this machine.",
         show_default="no times",
     ),
-]
-Template = Annotated[
-    str | None, typer.Option(help=r"Prompt for --model, with {input}.", show_default="the task's")
 ]
 Budgets = Annotated[str, typer.Option(help="Numbers of new tokens, separated by commas.")]
 CheckFile = Annotated[
@@ -56,16 +45,15 @@ CheckFile = Annotated[
 ]
 
 
-@grouped()
+@grouped({PromptOptions: "the task's"})
 def forecast_ft(
     *,
     task: Task = None,
-    train: Train = None,
+    data: TrainOptions,
     test: Test = None,
     tokenizer: Tokenizer = None,
     model: Model = None,
-    template: Template = None,
-    chat: ChatOptions,
+    prompt: PromptOptions,
     budget: Budgets = "0,60,125,250,500,1000",
     ngrams: NgramOptions,
     eos: Eos = None,
@@ -73,7 +61,6 @@ def forecast_ft(
     dtype: Dtype = "float32",
     check: CheckFile = None,
     report: Report = None,
-    row: RowOptions,
     store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
@@ -82,36 +69,35 @@ def forecast_ft(
     With --model, it also estimates the time of an answer: the time of its prompt plus one step for
     each token. With --check, it tests how well entropy predicted the times of fine-tuned models.
     """
-    if (task is not None) + bool(train) + (check is not None) != 1:
+    if (task is not None) + bool(data.train) + (check is not None) != 1:
         raise typer.BadParameter("name one of a TASK, --train FILE and --check FILE")
     check_report(report)
-    require_files(*(train or ()), *(test or ()), tokenizer, check)
+    require_files(*data.files, *(test or ()), tokenizer, check)
     if check is not None:
         _check(check, report, as_json)
         return
     from tasc_jobs.task_inputs import InputOptions, TaskInputs, read_files
     from tasc_runtime.progress import Stages
 
-    budgets = _budgets(budget)
+    budgets = numbers("--budget", [budget], 0, 100_000)
     settings = ngrams.settings(budgets[-1])
     options = InputOptions(
         task=task,
         model=str(model) if model else None,
         tokenizer=tokenizer or model,
         eos=eos,
-        template=template,
-        **vars(chat),
+        **vars(prompt),
         dtype=dtype,
         device=engine.device,
-        files=train or (),
-        fields=row.fields,
+        files=data.files,
+        fields=data.fields,
     )
     with store.open_if(task is not None, task) as url:
         from tasc_jobs.forecast_ft.forecast import STAGES, forecast_job, forecast_page
 
         with Stages("forecast", STAGES) as stages:
             inputs = TaskInputs.read(url, options)
-            held = read_files(test, row.fields).rows if test else ()
+            held = read_files(test, data.fields).rows if test else ()
             found = forecast_job(inputs, held, settings, budgets, engine.setup, stages)
     show(forecast_page(found), found.as_json, report, as_json)
 
@@ -121,13 +107,3 @@ def _check(file: Path, report: Path | None, as_json: bool) -> None:
 
     found = check(read_runs(file))
     show(check_page(found), found.as_json, report, as_json)
-
-
-def _budgets(text: str) -> tuple[int, ...]:
-    """Whole numbers, each once, rising."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) <= _MOST_BUDGET for part in parts):
-        raise typer.BadParameter(
-            f"--budget is {text!r}; give numbers from 0 to {_MOST_BUDGET}, as in 0,250,500"
-        )
-    return tuple(sorted({int(part) for part in parts}))

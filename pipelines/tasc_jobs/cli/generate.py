@@ -1,19 +1,16 @@
 """The command `tasc generate`: answers to the rows of a file."""
 
-import os
-from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tasc_jobs.cli.options import (
     AsJson,
-    Gpus,
     IdField,
     InputField,
-    MaxModelLen,
+    PoolOptions,
     StoreOptions,
     Task,
     grouped,
@@ -21,40 +18,14 @@ from tasc_jobs.cli.options import (
     require_files,
 )
 from tasc_jobs.errors import UsageError
-from tasc_runtime.errors import FileError
+from tasc_jobs.tasks.options import AnswerOptions
 from tasc_runtime.progress import note, show_progress
 
-
-def _option(help_: str, panel: str) -> Any:
-    return typer.Option(help=help_, show_default="the task's", rich_help_panel=panel)
-
-
-Actors = Annotated[int, typer.Option(min=1, help="Number of engines.")]
-Rows = Annotated[
-    int, typer.Option(min=1, help="b, the number of rows that an engine decodes together.")
-]
 Stall = Annotated[
     float, typer.Option(min=1, help="The job fails after this many seconds without a finished row.")
 ]
-Choices = Annotated[
-    Path | None,
-    _option("File of labels, one per line or a .json list; each answer is one.", "Answers"),
-]
-Schema = Annotated[Path | None, _option("File with the JSON schema of every answer.", "Answers")]
-Regex = Annotated[
-    str | None, _option("Regular expression that the whole answer matches.", "Answers")
-]
 Adapter = Annotated[
     str | None, typer.Option(help="Name of the adapter that answers.", show_default="its first")
-]
-Temperature = Annotated[
-    float | None, _option("0 to 100; 0 takes the most likely token.", "Sampling")
-]
-TopP = Annotated[
-    float | None, _option("Above 0, to 1: share of probability to sample from.", "Sampling")
-]
-TopK = Annotated[
-    int | None, _option("Number of likeliest tokens to sample from; 0: all.", "Sampling")
 ]
 Seed = Annotated[
     int,
@@ -99,13 +70,11 @@ Draft = Annotated[bool, typer.Option(help="Whether to draft; the answers are the
 
 
 if TYPE_CHECKING:
-    from tasc_jobs.batch.inputs import Source
     from tasc_jobs.batch.work import JobReport
     from tasc_runtime.sampling_options import AnswerGuide, SamplingOptions
-    from tasc_store import TaskRecord
 
 
-@grouped()
+@grouped({AnswerOptions: "the task's"})
 def generate(
     *,
     task: Task,
@@ -115,19 +84,11 @@ def generate(
     max_errors: MaxErrors = None,
     dry_run: DryRun = False,
     restart: Restart = False,
-    actors: Actors = 1,
-    gpus: Gpus = 0.0,
-    rows: Rows = 8,
-    max_model_len: MaxModelLen = None,
+    pool: PoolOptions,
     stall_timeout: Stall = 600.0,
     adapter: Adapter = None,
     draft: Draft = True,
-    choices: Choices = None,
-    schema: Schema = None,
-    regex: Regex = None,
-    temperature: Temperature = None,
-    top_p: TopP = None,
-    top_k: TopK = None,
+    answers: AnswerOptions,
     seed: Seed = 0,
     input_field: InputField = "input",
     id_field: IdField = "id",
@@ -143,65 +104,51 @@ def generate(
     A job that was stopped or killed continues when the same command is run again; its state is in
     the folder OUTPUT.job. A changed input or other settings are refused without --restart.
     """
-    given = _source(source, input_field, id_field, output, reject)
-    require_files(choices, schema)
+    from tasc_jobs.batch.inputs import Source, check_places, reject_file
+
+    given = Source(tuple(source), input_field, id_field)
+    rejects = reject or reject_file(output)
+    check_places(given, output, rejects)
+    require_files(answers.choices, answers.schema)
     with store.open(task) as url:
         from tasc_runtime.engine_settings import EngineSettings
         from tasc_runtime.sampling_options import SamplingOptions
 
-        guide = _guide(choices, schema, regex)
         asked = SamplingOptions(
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
+            temperature=answers.temperature,
+            top_p=answers.top_p,
+            top_k=answers.top_k,
             seed=seed,
-            guide=guide,
+            guide=_guide(answers),
             adapter=adapter,
         )
         job: dict[str, Any] = {
-            "engine": EngineSettings(rows=rows, max_model_len=max_model_len),
+            "engine": pool.engine(EngineSettings()),
             "asked": asked,
-            "actors": actors,
-            "actor_gpus": gpus,
+            "reject": rejects,
+            "actors": pool.actors,
+            "actor_gpus": pool.gpus,
             "max_errors": max_errors,
             "restart": restart,
             "stall_s": stall_timeout,
         }
         _require_task(url, task, asked)
-        with _ray_for(actors):
+        note("starting Ray ...")
+        from tasc_jobs.ray_local import local_ray
+
+        with local_ray(num_cpus=max(4, pool.actors + 1)):
+            from tasc_jobs.batch import generate as jobs
+
             if dry_run:
-                _preview((url, task, given, output), job, as_json)
-            else:
-                _answer((url, task, given, output), reject, {**job, "draft": draft}, as_json)
-
-
-def _ray_for(actors: int) -> AbstractContextManager[None]:
-    note("starting Ray ...")
-    from tasc_jobs.ray_local import local_ray
-
-    return local_ray(num_cpus=max(4, actors + 1))
-
-
-_Job: TypeAlias = tuple[str, str, "Source", Path]
-
-
-def _preview(which: _Job, job: dict[str, Any], as_json: bool) -> None:
-    from tasc_jobs.batch.generate import dry_run, preview_as_json, preview_in_words
-
-    found, total = dry_run(*which, **job)
-    engines = job["actors"]
-    told = preview_in_words(found, total, engines)
-    print_result(preview_as_json(found, total, engines), told, as_json)
-
-
-def _answer(which: _Job, reject: Path | None, job: dict[str, Any], as_json: bool) -> None:
-    from tasc_jobs.batch.generate import BatchProgress
-    from tasc_jobs.batch.generate import generate as run
-    from tasc_jobs.batch.inputs import reject_file
-
-    rejects = reject or reject_file(which[-1])
-    with show_progress("answer", None) as bar:
-        report = run(*which, reject=rejects, progress=BatchProgress(bar), **job)
+                found, total = jobs.dry_run(url, task, given, output, **job)
+                told = jobs.preview_in_words(found, total, pool.actors)
+                print_result(jobs.preview_as_json(found, total, pool.actors), told, as_json)
+                return
+            with show_progress("answer", None) as bar:
+                progress = jobs.BatchProgress(bar)
+                report = jobs.generate(
+                    url, task, given, output, draft=draft, progress=progress, **job
+                )
     _print(report, rejects, as_json)
 
 
@@ -218,33 +165,10 @@ def _print(report: "JobReport", rejects: Path, as_json: bool) -> None:
     print_result(content, text, as_json)
 
 
-def _source(
-    given: list[str], input_field: str, id_field: str, output: Path, reject: Path | None
-) -> "Source":
-    """Say what is wrong before anything slow begins."""
-    from tasc_jobs.batch.inputs import Source, check_files, check_output, reject_file
-
-    source = Source(tuple(given), input_field, id_field)
-    try:
-        source.check()
-        check_files(source.files, input_field, (output, reject or reject_file(output)))
-    except FileError as error:
-        raise UsageError(f"--input: {error}") from error
-    try:
-        check_output(output)
-    except FileError as error:
-        raise UsageError(f"--output: {error}") from error
-    if reject is not None and (reject.is_dir() or not reject.parent.is_dir()):
-        raise UsageError(f"--reject: {reject} is a folder, or in one that is not there")
-    if reject is not None and reject.resolve() == output.resolve():
-        raise UsageError(f"--reject: {reject} is the output too; name another")
-    if not os.access(output.parent, os.W_OK):
-        raise UsageError(f"--output: {output.parent} may not be written to; name another folder")
-    return source
-
-
 def _require_task(url: str, task: str, asked: "SamplingOptions") -> None:
     """Say what is wrong before anything slow begins."""
+    from tasc_jobs.tasks.model_folders import BaseModel
+    from tasc_jobs.tasks.register import check_guide
     from tasc_jobs.tasks.values import option
     from tasc_store import TaskStore, connect
 
@@ -256,23 +180,11 @@ def _require_task(url: str, task: str, asked: "SamplingOptions") -> None:
         name, blank, rest = str(error).partition(" ")
         raise UsageError(f"{option(name)}{blank}{rest}") from error
     if asked.guide:
-        _require_guide(record, asked.guide)
+        model = BaseModel.open(record.model, record.revision)
+        check_guide(asked.guide, asked.guide.field, record, model)
 
 
-def _require_guide(record: "TaskRecord", guide: "AnswerGuide") -> None:
-    from tasc_engine.guided import Guides
-    from tasc_jobs.tasks.model_folders import BaseModel
-    from tasc_runtime.models import load_tokenizer
-
-    tokenizer = load_tokenizer(record)
-    vocab_size = BaseModel.open(record.model, record.revision).vocab_size
-    try:
-        Guides(tokenizer, vocab_size).of(guide.spec, record.max_tokens)
-    except ValueError as error:
-        raise UsageError(f"{guide.field}: {error}") from error
-
-
-def _guide(choices: Path | None, schema: Path | None, regex: str | None) -> "AnswerGuide | None":
+def _guide(answers: AnswerOptions) -> "AnswerGuide | None":
     """What the options say an answer may be."""
     from tasc_engine import GuideSpec
     from tasc_engine.request import GuideKind
@@ -280,6 +192,7 @@ def _guide(choices: Path | None, schema: Path | None, regex: str | None) -> "Ans
     from tasc_runtime.sampling_options import AnswerGuide
     from tasc_store.tasks.record import MOST_TEXT_BYTES
 
+    choices, schema, regex = answers.choices, answers.schema, answers.regex
     given = {"--choices": choices, "--schema": schema, "--regex": regex}
     named = [name for name, value in given.items() if value is not None]
     if len(named) > 1:

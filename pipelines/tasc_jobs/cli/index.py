@@ -61,7 +61,7 @@ def refresh(
                     done = run(url, task, options, stages, judged=judged)
                 if done.judged_rows:
                     judged = done.corpus_rows
-                print_result(done.as_json, done.in_words, as_json)
+                print_result(asdict(done), done.in_words, as_json)
             except known_errors() as error:
                 if every is None:
                     raise

@@ -28,10 +28,12 @@ from tasc_jobs.cli.options import (
     AsJson,
     Command,
     DataDir,
+    ModelOptions,
     NamedTask,
     RowIdOptions,
     StoreOptions,
     Task,
+    Threads,
     grouped,
     print_result,
     require_files,
@@ -201,37 +203,38 @@ def serve(
             run_service(settings, url, _wait_for_signal, say=clock.note)
 
 
+@grouped()
 def model_bigrams(
-    model: Annotated[str, typer.Argument(help="Folder or Hugging Face name of the base model.")],
+    *,
+    named: ModelOptions,
     output: Annotated[Path, typer.Option(help="File to write, .npz.")],
-    adapter: Annotated[str | None, typer.Option(help="PEFT adapter, folder or name.")] = None,
     top: Annotated[int, typer.Option(min=1, help="Number of next tokens to keep per token.")] = 8,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:0 ...")] = "auto",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, float64")] = "float32",
     as_json: AsJson = False,
 ) -> None:
     """Write the most likely next tokens of MODEL after each token.
 
     The index drafts from them if its corpus has no continuation.
     """
-    from tasc_jobs.index.model_bigrams import BigramJob, make_bigrams, vocabulary
+    from tasc_jobs.index.model_bigrams import make_bigrams
+    from tasc_text import TaskTokenizer
 
-    with show_progress("model bigrams", vocabulary(model), "tokens") as bar:
-        report = make_bigrams(BigramJob(model, adapter, dtype, device, top), output, bar.advance)
+    source = named.source
+    size = TaskTokenizer.from_folder(source.folder).vocab_size
+    with show_progress("model bigrams", size, "tokens") as bar:
+        report = make_bigrams(source, output, top=top, progress=bar.advance)
     print_result(asdict(report), report.in_words, as_json)
 
 
+@grouped()
 def measure_cost(
-    model: Annotated[str, typer.Argument(help="Folder or Hugging Face name of the base model.")],
-    adapter: Annotated[str | None, typer.Option(help="PEFT adapter, folder or name.")] = None,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, float64")] = "float32",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:0 ...")] = "auto",
+    *,
+    named: ModelOptions,
     rows: Annotated[
         int,
         typer.Option(min=1, help="Largest batch size b; its halves, quarters, ... follow."),
     ] = 32,
     max_model_len: Annotated[int, typer.Option(min=8, help="Maximum tokens per row.")] = 1024,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    threads: Threads = 1,
     seconds: Annotated[float, typer.Option(min=0, help="Maximum duration.")] = 60.0,
     as_json: AsJson = False,
 ) -> None:
@@ -239,11 +242,13 @@ def measure_cost(
 
     Pass the output of --json to `tasc forecast` and `tasc tune`.
     """
-    from tasc_jobs.tuning.measure_cost import CostJob, in_words, measure_cost
+    from tasc_jobs.tuning.measure_cost import in_words, measure_cost
 
-    job = CostJob(model, adapter, dtype, device, rows, max_model_len, threads, seconds)
+    source = named.source
     with show_progress("measure", None, "forwards timed") as bar:
-        costs = measure_cost(job, lambda done, of: bar.advance())
+        costs = measure_cost(
+            source, rows, max_model_len, threads, seconds, lambda done, of: bar.advance()
+        )
     print_result(costs.as_json(), in_words(costs), as_json)
 
 

@@ -6,7 +6,7 @@ its fields.
 
 import inspect
 import json
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass
@@ -17,49 +17,19 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_args
 import typer
 from typer.core import TyperCommand
 
+from tasc_jobs.errors import require_writable
 from tasc_jobs.finetune.hyperparameters import Setting
 from tasc_runtime.errors import FileError
 from tasc_store import EmbeddedRedis, TaskStore, connect, redact
 
 if TYPE_CHECKING:
+    from tasc_engine import ModelSource
     from tasc_jobs.evaluate.measured_model import Setup
     from tasc_jobs.report.document import ReportDocument
     from tasc_runtime.data.rows import Fields
+    from tasc_runtime.engine_settings import EngineSettings
 
 Task = Annotated[str, typer.Argument(help="Name of the task.")]
-Template = Annotated[
-    str | None,
-    typer.Option(help=r"Prompt with {input}; \n is a line break.", show_default="the task's"),
-]
-
-
-@dataclass(frozen=True)
-class ChatOptions:
-    """A chat template in place of a format string."""
-
-    chat_template: Annotated[
-        str | None,
-        typer.Option(
-            help="auto for the model's own chat template, or a file with one; in place of "
-            "--template.",
-            show_default="none, or the task's",
-        ),
-    ] = None
-    system_prompt: Annotated[
-        str | None,
-        typer.Option(
-            help="System prompt of the chat template.", show_default="none, or the task's"
-        ),
-    ] = None
-    few_shot: Annotated[
-        Path | None,
-        typer.Option(
-            help="File of rows that every prompt has as examples; needs a chat template.",
-            show_default="none, or the task's",
-        ),
-    ] = None
-
-
 MaxTokens = Annotated[
     int | None,
     typer.Option(min=1, help="Maximum tokens of an answer.", show_default="the task's, or 256"),
@@ -68,15 +38,21 @@ MaxModelLen = Annotated[
     int | None,
     typer.Option(
         min=8,
-        help="Maximum tokens of prompt and answer.",
+        help="Maximum tokens of prompt and answer; longer rows get no answer.",
         show_default="1024, or what the model has",
     ),
 ]
 CheckpointS = Annotated[float, typer.Option(min=1, help="Seconds between two checkpoints.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:0 ...")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16, float64")]
+ModelDtype = Annotated[
+    str | None,
+    typer.Option(help="float32, bfloat16, float16, float64", show_default="the task's, or float32"),
+]
+Eos = Annotated[
+    str | None, typer.Option(help="The token that ends an answer.", show_default="the tokenizer's")
+]
 Threads = Annotated[int, typer.Option(min=1, help="CPU threads.")]
-Gpus = Annotated[float, typer.Option(min=0, help="GPUs of each engine.")]
 IdField = Annotated[str, typer.Option(help="Field with the id of the row.")]
 InputField = Annotated[str, typer.Option(help="Field with the input of the row.")]
 AsJson = Annotated[
@@ -178,19 +154,12 @@ def require_files(*paths: Path | None) -> None:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """An engine of the command's own, to measure a model with."""
+    """An engine of the command's own."""
 
     rows: Annotated[
         int, typer.Option(min=1, max=4096, help="b, the number of rows decoded together.")
     ] = 8
-    max_model_len: Annotated[
-        int | None,
-        typer.Option(
-            min=8,
-            help="Maximum tokens of prompt and answer; longer rows are left out.",
-            show_default="1024, or what the model has",
-        ),
-    ] = None
+    max_model_len: MaxModelLen = None
     device: Device = "auto"
     threads: Threads = 1
 
@@ -199,6 +168,45 @@ class EngineOptions:
         from tasc_jobs.evaluate.measured_model import Setup
 
         return Setup(self.rows, self.max_model_len, self.threads)
+
+
+@dataclass(frozen=True)
+class PoolOptions:
+    """The engines of a batch job."""
+
+    actors: Annotated[int, typer.Option(min=1, help="Number of engines.")] = 1
+    gpus: Annotated[float, typer.Option(min=0, help="GPUs of each engine.")] = 0.0
+    rows: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=4096,
+            help="b, the number of rows that an engine decodes together.",
+            show_default="8",
+        ),
+    ] = None
+    max_model_len: MaxModelLen = None
+
+    def engine(self, settings: "EngineSettings") -> "EngineSettings":
+        """The settings, with what was given in place of theirs."""
+        given = {"rows": self.rows, "max_model_len": self.max_model_len}
+        return settings.model_copy(update={k: v for k, v in given.items() if v is not None})
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """A model that no task names."""
+
+    model: Annotated[str, typer.Argument(help="Folder or Hugging Face name of the base model.")]
+    adapter: Annotated[str | None, typer.Option(help="LoRA adapter, folder or name.")] = None
+    dtype: Dtype = "float32"
+    device: Device = "auto"
+
+    @property
+    def source(self) -> "ModelSource":
+        from tasc_jobs.task_inputs import named_source
+
+        return named_source(self.model, self.adapter, self.dtype, self.device)
 
 
 @dataclass(frozen=True)
@@ -216,6 +224,22 @@ class RowOptions:
 
 
 @dataclass(frozen=True)
+class TrainOptions(RowOptions):
+    """Files of rows that take the place of a task's corpus."""
+
+    train: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Use the rows of this file; repeatable.", show_default="the task's corpus"
+        ),
+    ] = None
+
+    @property
+    def files(self) -> list[Path]:
+        return self.train or []
+
+
+@dataclass(frozen=True)
 class RowIdOptions(RowOptions):
     """The fields of rows in files, their ids among them."""
 
@@ -228,12 +252,11 @@ class RowIdOptions(RowOptions):
         return Fields(self.input_field, self.output_field, self.id_field)
 
 
-def grouped(*, without_defaults: Collection[type] = ()) -> Callable[[Command], Command]:
+def grouped(shown: Mapping[type, str | bool] = {}) -> Callable[[Command], Command]:
     """Gives a command an option for each field of its parameters that are dataclasses.
 
     Args:
-        without_defaults: Groups of which the help does not say what counts where an option is not
-            given.
+        shown: What the help says of some groups in place of their defaults; False: nothing.
     """
 
     def decorate(command: Command) -> Command:
@@ -247,16 +270,16 @@ def grouped(*, without_defaults: Collection[type] = ()) -> Callable[[Command], C
 
         @wraps(command)
         def called(**values: Any) -> None:
-            for name, group in groups.items():
-                given = {f.name: values.pop(f.name) for f in fields(group)}
-                values[name] = group(**given)
-            command(**values)
+            made = {
+                name: group(**{f.name: values.pop(f.name) for f in fields(group)})
+                for name, group in groups.items()
+            }
+            command(**values, **made)
 
         options = []
         for parameter in parameters:
             if group := groups.get(parameter.name):
-                told = group not in without_defaults
-                options += [_option(f, told) for f in fields(group)]
+                options += [_option(f, shown.get(group)) for f in fields(group)]
             else:
                 options.append(parameter)
         called.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
@@ -265,13 +288,13 @@ def grouped(*, without_defaults: Collection[type] = ()) -> Callable[[Command], C
     return decorate
 
 
-def _option(field: "Field[Any]", show_default: bool) -> inspect.Parameter:
+def _option(field: "Field[Any]", shown: str | bool | None) -> inspect.Parameter:
     kind, option = get_args(field.type)
     if isinstance(option, Setting):
         option = typer.Option(**asdict(option))
-    if not show_default:
+    if shown is not None:
         option = copy(option)
-        option.show_default = False
+        option.show_default = shown
     default = inspect.Parameter.empty if field.default is MISSING else field.default
     return inspect.Parameter(
         field.name,
@@ -281,16 +304,25 @@ def _option(field: "Field[Any]", show_default: bool) -> inspect.Parameter:
     )
 
 
-def check_report(report: Path | None) -> None:
-    """Check the place for a report before anything slow begins.
+def numbers(option: str, texts: Sequence[str], least: int, most: int) -> tuple[int, ...]:
+    """Whole numbers with commas between them, each once, rising.
 
     Raises:
-        FileError: Nothing can be written there.
+        BadParameter: One is no number of this range.
     """
-    if report:
-        from tasc_jobs.report.web_page import check_writable
+    parts = [part.strip() for text in texts for part in text.split(",")]
+    if not all(part.isdecimal() and least <= int(part) <= most for part in parts):
+        given = ",".join(parts)
+        raise typer.BadParameter(
+            f"{option} is {given!r}; give numbers from {least} to {most}, for example 4,8"
+        )
+    return tuple(sorted({int(part) for part in parts}))
 
-        check_writable(report)
+
+def check_report(report: Path | None) -> None:
+    """Raises UsageError where no report can be written; called before anything slow begins."""
+    if report:
+        require_writable("--report", report)
 
 
 def show(

@@ -15,6 +15,7 @@ from tasc_jobs.cli.options import (
     print_result,
     require_files,
 )
+from tasc_jobs.errors import require_writable
 
 if TYPE_CHECKING:
     from tasc_engine.drafting.neural.ranking import Ranking
@@ -87,7 +88,8 @@ def rank_vocabulary(
     as_json: AsJson = False,
 ) -> None:
     """Rank the tokens of TASK's answers by frequency, and make the ranking current."""
-    _check_output(output)
+    if output:
+        require_writable("--output", output)
     require_files(tokenizer, answers)
     with store.open(None if tokenizer and answers else task) as url:
         from tasc_jobs.drafter.rank_vocabulary import STAGES, Choice, RankJob, rank_and_publish
@@ -99,7 +101,8 @@ def rank_vocabulary(
         ray = nullcontext() if answers else local_ray()
         with ray, Stages(f"vocabulary {task}", STAGES) as stages:
             artifact, ranking = rank_and_publish(url, job, stages)
-    _save(ranking, output)
+    if output:
+        ranking.save(output)
     told: dict[str, Any] = {
         **asdict(artifact),
         "origin": origin,
@@ -123,25 +126,3 @@ def in_words(artifact: "Artifact", ranking: "Ranking", top_k: int | None) -> str
         f"{ranking.vocab_size:,} tokens are {ranking.coverage:.2%} of {ranking.total:,} in "
         f"{ranking.rows:,} answers ({ranking.origin}){fewer}"
     )
-
-
-def _save(ranking: "Ranking", output: Path | None) -> None:
-    from tasc_jobs.errors import UsageError
-
-    try:
-        if output:
-            ranking.save(output)
-    except OSError as error:
-        raise UsageError(
-            f"--output: {output} cannot be written ({error}); the ranking is current all the same"
-        ) from error
-
-
-def _check_output(output: Path | None) -> None:
-    """Raises UsageError where the file cannot be written; called before anything slow."""
-    from tasc_jobs.errors import UsageError
-
-    if output and (output.is_dir() or not output.absolute().parent.is_dir()):
-        raise UsageError(
-            f"--output: {output} is no place for a file; name one in a folder there is"
-        )

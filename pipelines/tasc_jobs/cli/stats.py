@@ -8,8 +8,8 @@ import typer
 from tasc_jobs.cli.options import (
     AsJson,
     Report,
-    RowOptions,
     StoreOptions,
+    TrainOptions,
     check_report,
     grouped,
     show,
@@ -17,12 +17,6 @@ from tasc_jobs.cli.options import (
 
 Task = Annotated[
     str | None, typer.Argument(help="Name of the task.", show_default="none, with --train")
-]
-Train = Annotated[
-    list[Path] | None,
-    typer.Option(
-        help="Read rows from this file instead; repeatable.", show_default="the corpus of TASK"
-    ),
 ]
 Words = Annotated[int, typer.Option("--n", min=1, max=16, help="Number of words in an n-gram.")]
 Tokenizer = Annotated[
@@ -39,11 +33,10 @@ Tokenizer = Annotated[
 def stats(
     *,
     task: Task = None,
-    train: Train = None,
+    data: TrainOptions,
     n: Words = 2,
     tokenizer: Tokenizer = None,
     report: Report = None,
-    row: RowOptions,
     store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
@@ -57,14 +50,14 @@ def stats(
     )
     from tasc_runtime.progress import Stages
 
-    if (task is None) == (not train):
+    if (task is None) == (not data.train):
         raise typer.BadParameter("name either a TASK or --train FILE")
     check_report(report)
     units = Units.of(n, tokenizer)
-    if train:
-        name = ", ".join(path.name for path in train)
+    if data.train:
+        name = ", ".join(path.name for path in data.train)
         with Stages("statistics", STAGES) as stages:
-            found = file_statistics(train, units, row.fields, progress=stages)
+            found = file_statistics(data.train, units, data.fields, progress=stages)
     else:
         assert task is not None
         name = task

@@ -91,7 +91,7 @@ def task_create(
 
 
 @task_app.command("set", epilog=_CHANGES)
-@grouped(without_defaults=(TaskOptions,))
+@grouped({TaskOptions: False})
 def task_set(
     *,
     name: Task,
@@ -160,7 +160,7 @@ def task_show(
     content = {
         "name": name,
         "version": shown_version,
-        "record": shown.as_json(record),
+        "record": asdict(record),
         "versions": [asdict(each) for each in versions],
     }
     print_result(content, shown.table(record, shown_version, versions), as_json)

@@ -7,21 +7,20 @@ import typer
 
 from tasc_jobs.cli.options import (
     AsJson,
-    ChatOptions,
     CheckpointS,
-    Device,
-    MaxModelLen,
+    EngineOptions,
     MaxTokens,
-    RowOptions,
+    ModelDtype,
     StoreOptions,
     Task,
-    Template,
-    Threads,
+    TrainOptions,
     grouped,
     print_result,
     require_files,
 )
-from tasc_jobs.drafter.hyperparameters import DrafterOptions
+from tasc_jobs.drafter.hyperparameters import OF_KIND, DrafterSettings
+from tasc_jobs.errors import UsageError
+from tasc_jobs.tasks.options import PromptOptions
 from tasc_runtime.progress import Stages
 
 Output = Annotated[Path, typer.Option(help="Folder for the drafter, answers and checkpoints.")]
@@ -31,10 +30,6 @@ Model = Annotated[
 ]
 Adapter = Annotated[
     str | None, typer.Option(help="PEFT adapter of --model.", show_default="none, or the task's")
-]
-Train = Annotated[
-    list[Path] | None,
-    typer.Option(help="File of rows to answer; repeatable.", show_default="the task's corpus"),
 ]
 Answers = Annotated[
     Path | None,
@@ -46,37 +41,25 @@ Answers = Annotated[
 Limit = Annotated[
     int | None, typer.Option(min=2, help="Maximum number of rows.", show_default="all")
 ]
-Rows = Annotated[int, typer.Option(min=1, max=4096, help="Batch size.")]
-Dtype = Annotated[
-    str | None,
-    typer.Option(
-        help="Data type of --model: float32, bfloat16, float16, float64",
-        show_default="the task's, or float32",
-    ),
-]
 
 
-@grouped()
+@grouped({PromptOptions: "the task's"})
 def train_drafter(
+    context: typer.Context,
     *,
     task: Task,
-    drafter: DrafterOptions,
+    settings: DrafterSettings,
     output: Output,
     model: Model = None,
     adapter: Adapter = None,
-    template: Template = None,
-    chat: ChatOptions,
-    train: Train = None,
+    prompt: PromptOptions,
+    data: TrainOptions,
     answers: Answers = None,
     limit: Limit = None,
     max_tokens: MaxTokens = None,
-    max_model_len: MaxModelLen = None,
-    rows: Rows = 8,
-    dtype: Dtype = None,
-    device: Device = "auto",
-    threads: Threads = 1,
+    engine: EngineOptions,
+    dtype: ModelDtype = None,
     checkpoint_s: CheckpointS = 60.0,
-    row: RowOptions,
     store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
@@ -86,32 +69,41 @@ def train_drafter(
     5 % of them are held out to measure how often the drafter predicts the model's next token. An
     interrupted run resumes when it is run again, and ends with the same weights.
     """
-    settings = drafter.settings
-    require_files(*(train or ()), answers)
+    _refuse_other_settings(settings, context)
+    require_files(*data.files, answers)
     from tasc_jobs.task_inputs import InputOptions, TaskInputs
 
     options = InputOptions(
         task=task,
         model=model,
         adapter=adapter,
-        template=template,
-        **vars(chat),
+        **vars(prompt),
         max_tokens=max_tokens,
         dtype=dtype,
-        device=device,
-        files=train or (),
-        fields=row.fields,
+        device=engine.device,
+        files=data.files,
+        fields=data.fields,
         limit=limit,
     )
     needed = not (options.names_everything or (answers and model and options.names_template))
     with store.open_if(needed, task) as url:
         from tasc_jobs.drafter.training_run import STAGES, in_words, job_of
         from tasc_jobs.drafter.training_run import train_drafter as run
-        from tasc_jobs.evaluate.measured_model import Setup
 
         inputs = TaskInputs.read(url, options, with_rows=answers is None)
-        setup = Setup(rows, max_model_len, threads)
-        job = job_of(inputs, answers, settings, setup, output, checkpoint_s)
+        job = job_of(inputs, answers, settings, engine.setup, output, checkpoint_s)
     with Stages(f"train {settings.kind} drafter {task}", STAGES) as stages:
         report = run(job, stages, stages.tell)
     print_result(report, in_words(report), as_json)
+
+
+def _refuse_other_settings(settings: DrafterSettings, context: typer.Context) -> None:
+    """Raises UsageError: an option was given that only the other kind has."""
+    (other,) = OF_KIND.keys() - {settings.kind}
+    for name in OF_KIND[other]:
+        source = context.get_parameter_source(name)
+        if source and source.name == "COMMANDLINE":
+            raise UsageError(
+                f"--{name.replace('_', '-')} is {getattr(settings, name)}, and only --kind {other} "
+                f"has it; this is --kind {settings.kind}, leave it out"
+            )

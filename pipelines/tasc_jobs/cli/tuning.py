@@ -8,15 +8,17 @@ import typer
 
 from tasc_jobs.cli.options import (
     AsJson,
-    ChatOptions,
+    Eos,
     Report,
     RowIdOptions,
     StoreOptions,
     Task,
     check_report,
     grouped,
+    numbers,
     show,
 )
+from tasc_jobs.tasks.options import PromptOptions
 from tasc_store import connect
 
 Budgets = Annotated[
@@ -39,19 +41,6 @@ Proposers = Annotated[
 Limit = Annotated[
     int | None, typer.Option(min=1, help="Maximum number of rows to replay.", show_default="all")
 ]
-Template = Annotated[
-    str | None,
-    typer.Option(
-        help=r"Prompt template with {input}; \n is a line break.", show_default="the input"
-    ),
-]
-Eos = Annotated[
-    str | None,
-    typer.Option(
-        help="Token that ends an answer.",
-        show_default="the tokenizer's, or a common one",
-    ),
-]
 Bigrams = Annotated[
     Path | None,
     typer.Option(
@@ -68,10 +57,10 @@ AsJsonLines = Annotated[
         "--json", help="Print one JSON object per line instead of tables.", show_default="off"
     ),
 ]
-_MAX_BUDGET, _MAX_ROWS = 256, 4096
+_BUDGETS, _MOST_BUDGET = ["4,8,16,32"], 256
 
 
-@grouped()
+@grouped({PromptOptions: "the input alone"})
 def replay(
     *,
     train: Annotated[list[Path], typer.Option(help="Rows to index; .jsonl, .jsonl.gz, .parquet")],
@@ -80,8 +69,7 @@ def replay(
     proposer: Proposers = None,
     budget: Budgets = None,
     limit: Limit = None,
-    template: Template = None,
-    chat: ChatOptions,
+    prompt: PromptOptions,
     eos: Eos = None,
     bigrams: Bigrams = None,
     online: Online = False,
@@ -94,24 +82,20 @@ def replay(
     This needs no model and no Redis. Drafts are trees, as in the service, except for mixed-chain,
     tasc and corpus, which draft chains.
     """
-    from tasc_jobs.tuning.commands import ReplayRequest, replay_job
+    from tasc_jobs.task_inputs import InputOptions
+    from tasc_jobs.tuning.commands import replay_job
 
     check_report(report)
-    request = ReplayRequest(
-        train=tuple(train),
-        test=tuple(test),
-        tokenizer=tokenizer,
-        proposers=tuple(_split(proposer or ["mixed"])),
-        budgets=_budgets(budget),
-        limit=limit,
-        eos=eos,
-        template=template,
-        **vars(chat),
+    page = replay_job(
+        InputOptions(tokenizer=tokenizer, eos=eos, **vars(prompt), files=train, fields=row.fields),
+        test,
+        limit,
+        proposers=[name.strip() for names in proposer or ["mixed"] for name in names.split(",")],
+        budgets=numbers("--budget", budget or _BUDGETS, 1, _MOST_BUDGET),
         bigrams=bigrams,
         online=online,
-        fields=row.fields,
+        emit=_print_line if as_json else lambda figures: None,
     )
-    page = replay_job(request, _print_line if as_json else lambda figures: None)
     show(page, None, report, as_json)
 
 
@@ -179,31 +163,12 @@ def forecast(
     from tasc_jobs.tuning.forecast import read_cost_file
 
     check_report(report)
-    batch_sizes = _numbers("--rows", rows or ["1,8,32"], _MAX_ROWS)
-    budgets = _budgets(budget)
+    batch_sizes = numbers("--rows", rows or ["1,8,32"], 1, 4096)
+    budgets = numbers("--budget", budget or _BUDGETS, 1, _MOST_BUDGET)
     costs = read_cost_file(step_cost)
     with store.open() as url:
         figures, page = forecast_job(connect(url), task, costs, batch_sizes, budgets, tree)
     show(page, figures, report, as_json)
-
-
-def _budgets(values: list[str] | None) -> tuple[int, ...]:
-    return _numbers("--budget", values or ["4,8,16,32"], _MAX_BUDGET)
-
-
-def _numbers(option: str, values: list[str], maximum: int) -> tuple[int, ...]:
-    """Parses whole numbers from 1 to `maximum`; returns them sorted, without duplicates."""
-    parts = _split(values)
-    if not all(part.isdecimal() and 1 <= int(part) <= maximum for part in parts):
-        given = ",".join(parts)
-        raise typer.BadParameter(
-            f"{option} is {given!r}; give numbers from 1 to {maximum}, for example 4,8"
-        )
-    return tuple(sorted({int(part) for part in parts}))
-
-
-def _split(values: list[str]) -> list[str]:
-    return [part.strip() for value in values for part in value.split(",")]
 
 
 def _print_line(figures: dict[str, Any]) -> None:

@@ -13,8 +13,7 @@ import typer
 
 from tasc_jobs.cli.options import (
     AsJson,
-    Gpus,
-    MaxModelLen,
+    PoolOptions,
     StoreOptions,
     grouped,
     require_files,
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     import redis
 
     from tasc_jobs.batch.work import JobProgress
-    from tasc_jobs.worker.one_batch import Ended, WorkerSettings
+    from tasc_jobs.worker.one_batch import Ended
     from tasc_serve.metrics.batch_metrics import BatchMetrics
     from tasc_serve.settings import ServeSettings
     from tasc_store.batches.batch_store import Batch
@@ -49,13 +48,6 @@ Config = Annotated[
     typer.Option(
         help="Settings file of the service, whose limits also apply to lines.",
         show_default="default limits",
-    ),
-]
-Actors = Annotated[int, typer.Option(min=1, help="Number of engines that work on a batch.")]
-Rows = Annotated[
-    int | None,
-    typer.Option(
-        min=1, help="b, the number of rows that an engine decodes together.", show_default="8"
     ),
 ]
 WorkDir = Annotated[
@@ -89,10 +81,7 @@ def worker(
     once: Once = False,
     tasks: Tasks = None,
     config: Config = None,
-    actors: Actors = 1,
-    gpus: Gpus = 0.0,
-    rows: Rows = None,
-    max_model_len: MaxModelLen = None,
+    pool: PoolOptions,
     work_dir: WorkDir = None,
     poll: Poll = 1.0,
     lease: Lease = 10.0,
@@ -116,15 +105,20 @@ def worker(
         note("starting Ray ...")
         from tasc_jobs.ray_local import local_ray
         from tasc_jobs.worker.batch_worker import BatchWorker, TaskBackoff
-        from tasc_serve.settings import load_settings
+        from tasc_jobs.worker.one_batch import WorkerSettings
+        from tasc_runtime.engine_settings import EngineSettings
+        from tasc_serve.settings import LimitSettings, load_settings
         from tasc_store import connect
 
         service = load_settings(config) if config else None
-        settings = _settings(url, folder, service, actors, gpus, rows, max_model_len)
+        engine = pool.engine(service.engine if service else EngineSettings())
+        limits = service.gateway_limits if service else LimitSettings()
+        settings = WorkerSettings(url, folder, engine, limits, pool.actors, pool.gpus)
         shown = Shown(as_json)
         client = connect(url)
         host = _address(metrics_host)
-        with local_ray(num_cpus=max(4, actors + 1)), _metrics(client, service, host) as metrics:
+        cluster = local_ray(num_cpus=max(4, pool.actors + 1))
+        with cluster, _metrics(client, service, host) as metrics:
             note("waiting for batches; Ctrl-C ends" if not once else "answering what waits")
             found = BatchWorker(
                 client,
@@ -214,23 +208,3 @@ def _metrics(
     with MetricsPort(client, registry, host=host, ttl_s=said.ttl_s) as port:
         note(f"metrics: http://{port.target}/metrics")
         yield metrics
-
-
-def _settings(
-    url: str,
-    folder: Path,
-    service: "ServeSettings | None",
-    actors: int,
-    gpus: float,
-    rows: int | None,
-    max_model_len: int | None,
-) -> "WorkerSettings":
-    from tasc_jobs.worker.one_batch import WorkerSettings
-    from tasc_runtime.engine_settings import EngineSettings
-    from tasc_serve.settings import LimitSettings
-
-    engine = service.engine if service else EngineSettings()
-    given = {"rows": rows, "max_model_len": max_model_len}
-    engine = engine.model_copy(update={k: v for k, v in given.items() if v is not None})
-    limits = service.gateway_limits if service else LimitSettings()
-    return WorkerSettings(url, folder, engine, limits, actors, gpus)

@@ -14,12 +14,13 @@ from typing import Any
 from tasc_jobs.demo import measure
 from tasc_jobs.demo.measure import DemoFigures, HttpRun, latency_ms, tokens_per_second
 from tasc_jobs.demo.tasks import TASKS, data_file, demo_record, read_split
+from tasc_jobs.errors import require_writable
 from tasc_jobs.evaluate.quality import IntentQuality, intent_quality
 from tasc_jobs.index.build import NOTES, STAGES, build_and_publish
 from tasc_jobs.index.ingest import ingest
 from tasc_jobs.ray_local import local_ray
 from tasc_jobs.report.document import Bars, Curve, Lines, ReportDocument, Table, show
-from tasc_jobs.report.web_page import check_writable, write_html
+from tasc_jobs.report.web_page import write_html
 from tasc_jobs.serve import run_service, say_of_task
 from tasc_jobs.statistics.task_statistics import STAGES as STATISTICS_STAGES
 from tasc_jobs.statistics.task_statistics import corpus_statistics, stats_page
@@ -177,7 +178,7 @@ def run_demo(url: str, report: Path) -> None:
     Raises:
         FileError: The page cannot be written.
     """
-    check_writable(report)
+    require_writable("--report", report)
     rows = read_split(TASK, "test")[:ROWS]
     inputs, truth = [r["input"] for r in rows], [r["output"] for r in rows]
     total = len(measure.ORDER) * len(rows)

@@ -7,7 +7,9 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+from pydantic import Field, StrictInt, TypeAdapter, ValidationError
 
 from tasc_engine import ModelSource
 from tasc_engine.drafting.neural.card import target_fingerprint
@@ -16,6 +18,7 @@ from tasc_jobs.evaluate.measured_model import MeasuredModel, Setup
 from tasc_jobs.finetune.examples import Example
 from tasc_jobs.task_inputs import GenerationSettings
 from tasc_runtime.data.rows import json_line, read_raw_rows, whole_file
+from tasc_runtime.engine_settings import fault_of
 from tasc_runtime.errors import FileError
 from tasc_runtime.progress import StageProgress
 from tasc_store import CorpusRow
@@ -36,7 +39,7 @@ class TargetAnswer:
     id: str
     input: str
     output: str
-    ids: tuple[int, ...] | None = None
+    ids: Annotated[tuple[StrictInt, ...], Field(min_length=1)] | None = None
 
 
 def make_answers(
@@ -73,16 +76,17 @@ def make_answers(
 
 def read_answers(path: Path) -> list[TargetAnswer]:
     """Raises FileError, naming the line, where one gives no answer, or the file cannot be read."""
-    found = []
+    found: list[TargetAnswer] = []
+    parser = TypeAdapter(TargetAnswer)
     try:
         for record in read_raw_rows(path):
-            answer = _answer(record.value)
-            if record.reason or answer is None:
+            try:
+                found.append(parser.validate_python(record.value))
+            except ValidationError as error:
+                why = record.reason or fault_of(error)
                 raise FileError(
-                    f"line {record.line} of {path} gives no answer: "
-                    f"{record.reason or 'it lacks id, input or output'}; take it out"
-                )
-            found.append(answer)
+                    f"line {record.line} of {path} gives no answer: {why}; take it out"
+                ) from error
     except OSError as error:
         raise FileError(f"cannot read answers from {path}: {error}") from error
     return found
@@ -152,17 +156,3 @@ def _pin(folder: Path, source: ModelSource, generation: GenerationSettings) -> N
         raise JobError(
             f"{folder / ANSWERS} was made with another {', '.join(changed)}; name another output"
         )
-
-
-def _answer(value: Any) -> TargetAnswer | None:
-    if not isinstance(value, dict):
-        return None
-    texts = [text for name in ("id", "input", "output") if isinstance(text := value.get(name), str)]
-    ids = value.get("ids")
-    if len(texts) < 3 or not (ids is None or _are_ids(ids)):
-        return None
-    return TargetAnswer(texts[0], texts[1], texts[2], None if ids is None else tuple(ids))
-
-
-def _are_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(id_) is int for id_ in value)

@@ -4,16 +4,20 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from tasc_engine.drafting.neural.card import Kind
-from tasc_jobs.errors import UsageError
 from tasc_jobs.finetune.hyperparameters import BatchRows, LoopSettings, MicroRows, Setting
 
 # Settings that only one kind has.
-_EAGLE, _INDEPENDENT = ("token_weight", "noise", "own_share"), ("prompt_weight", "layers", "hidden")
+OF_KIND: dict[Kind, tuple[str, ...]] = {
+    "eagle": ("token_weight", "noise", "own_share"),
+    "independent": ("prompt_weight", "layers", "hidden"),
+}
 
 
 @dataclass(frozen=True)
 class DrafterSettings(LoopSettings):
-    """Settings of a drafter's training; with the target and its answers they give the same drafter.
+    """Settings of a drafter's training, which are also options of a command.
+
+    With the target and its answers they give the same drafter.
 
     Attributes:
         kind: ``eagle``, a layer over the target's hidden states, or ``independent``, a small model.
@@ -34,29 +38,39 @@ class DrafterSettings(LoopSettings):
         seed: Of first values, of the rows' order and of the noise.
     """
 
-    kind: Kind
-    epochs: float = 10.0
-    learning_rate: float = 1e-3
-    batch_rows: int = 32
-    micro_rows: int = 8
-    max_length: int = 1024
-    token_weight: float = 0.1
-    noise: float = 0.1
-    own_share: float = 0.5
-    prompt_weight: float = 0.1
-    layers: int | None = None
-    hidden: int | None = None
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class DrafterOptions:
-    """The options of a command that say how a drafter is trained."""
-
     kind: Annotated[
         Kind,
         Setting(help="eagle: a layer over the model's hidden states; independent: a small model."),
     ]
+    epochs: Annotated[float, Setting(min=0.01, max=1000, help="Passes over the answers.")] = 10.0
+    learning_rate: Annotated[float, Setting(min=0, max=1, help="Greatest learning rate.")] = 1e-3
+    batch_rows: BatchRows = 32
+    micro_rows: MicroRows = 8
+    max_length: Annotated[
+        int, Setting(min=3, help="Maximum tokens of prompt and answer; longer rows are left out.")
+    ] = 1024
+    token_weight: Annotated[
+        float,
+        Setting(
+            min=0,
+            max=1000,
+            help="Weight of an EAGLE head's cross-entropy; raise it for small models.",
+        ),
+    ] = 0.1
+    noise: Annotated[
+        float,
+        Setting(min=0, max=100, help="Noise on the hidden states that an EAGLE head reads."),
+    ] = 0.1
+    own_share: Annotated[
+        float,
+        Setting(
+            min=0, max=1, help="Share of the hidden states that an EAGLE head replaces by its own."
+        ),
+    ] = 0.5
+    prompt_weight: Annotated[
+        float,
+        Setting(min=0, max=1, help="Weight of prompt tokens for an independent drafter."),
+    ] = 0.1
     layers: Annotated[
         int | None,
         Setting(
@@ -69,60 +83,4 @@ class DrafterOptions:
             min=8, help="Width of an independent drafter.", show_default="a quarter of the model's"
         ),
     ] = None
-    epochs: Annotated[float, Setting(min=0.01, max=1000, help="Passes over the answers.")] = 10.0
-    learning_rate: Annotated[float, Setting(min=0, max=1, help="Greatest learning rate.")] = 1e-3
-    token_weight: Annotated[
-        float | None,
-        Setting(
-            min=0,
-            max=1000,
-            help="Weight of an EAGLE head's cross-entropy; raise it for small models.",
-            show_default=str(DrafterSettings.token_weight),
-        ),
-    ] = None
-    noise: Annotated[
-        float | None,
-        Setting(
-            min=0,
-            max=100,
-            help="Noise on the hidden states that an EAGLE head reads.",
-            show_default=str(DrafterSettings.noise),
-        ),
-    ] = None
-    own_share: Annotated[
-        float | None,
-        Setting(
-            min=0,
-            max=1,
-            help="Share of the hidden states that an EAGLE head replaces by its own.",
-            show_default=str(DrafterSettings.own_share),
-        ),
-    ] = None
-    prompt_weight: Annotated[
-        float | None,
-        Setting(
-            min=0,
-            max=1,
-            help="Weight of prompt tokens for an independent drafter.",
-            show_default=str(DrafterSettings.prompt_weight),
-        ),
-    ] = None
-    batch_rows: BatchRows = 32
-    micro_rows: MicroRows = 8
-    max_length: Annotated[
-        int, Setting(min=3, help="Maximum tokens of prompt and answer; longer rows are left out.")
-    ] = 1024
     seed: Annotated[int, Setting(min=0, help="Seed of initial values, row order and noise.")] = 0
-
-    @property
-    def settings(self) -> DrafterSettings:
-        """Raises UsageError: an option is given that only the other kind has."""
-        given = {name: value for name, value in vars(self).items() if value is not None}
-        other = "independent" if self.kind == "eagle" else "eagle"
-        for name in _INDEPENDENT if self.kind == "eagle" else _EAGLE:
-            if name in given:
-                raise UsageError(
-                    f"--{name.replace('_', '-')} is {given[name]}, and only --kind {other} has it; "
-                    f"this is --kind {self.kind}, leave it out"
-                )
-        return DrafterSettings(**given)

@@ -5,9 +5,9 @@ The format of a ranking is that of ``tasc_engine.drafting.neural.ranking``.
 """
 
 import functools
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from tasc_draft.tokens import Int32, Int64, Tokens
 from tasc_engine.drafting.neural.ranking import Origin, Ranking
 from tasc_jobs.errors import EmptyCorpusError, UsageError
+from tasc_jobs.index.publish import publish_file
 from tasc_runtime.data.rows import BadRow, Fields, check_file, read_rows
 from tasc_runtime.models import load_tokenizer
 from tasc_runtime.progress import StageProgress, silent
@@ -33,7 +34,6 @@ TokenizerOf: TypeAlias = TaskRecord | Path
 BATCH_ROWS = 500
 _ROWS_PER_TASK = 20_000
 STAGES = {"count": "rows", "publish": "steps"}
-KEPT_VERSIONS = 5
 
 
 @functools.cache
@@ -262,30 +262,11 @@ def rank_and_publish(
     progress("publish", 0, 2)
     with connect(url) as client:
         store = ArtifactStore(client, corpus, tokenizer.fingerprint, kind=VOCABULARY)
-        artifact = publish_ranking(store, chosen, lambda: progress("publish", 1, 2))
+        artifact = publish_file(
+            store, chosen.save, chosen.corpus_rows, partial(progress, "publish", 1, 2)
+        )
     progress("publish", 2, 2)
     return artifact, chosen
-
-
-def publish_ranking(
-    store: ArtifactStore, ranking: Ranking, stored: Callable[[], None] = lambda: None
-) -> Artifact:
-    """Store a ranking as the next version, make it current and let go of old versions.
-
-    Args:
-        stored: Called when the version is whole in the store and not yet current.
-
-    Raises:
-        StoreError: Redis fails.
-    """
-    with tempfile.TemporaryDirectory(prefix="tasc-vocabulary-") as folder:
-        path = Path(folder) / "vocabulary.npz"
-        ranking.save(path)
-        artifact = store.publish(path, ranking.corpus_rows)
-    stored()
-    store.announce(artifact.version)
-    store.prune(KEPT_VERSIONS)
-    return artifact
 
 
 def _subject(url: str, job: RankJob) -> tuple[str, TokenizerOf]:

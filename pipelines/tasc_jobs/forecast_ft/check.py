@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tasc_jobs.report.document import ReportDocument, Table
+from tasc_runtime.engine_settings import fault_of
 from tasc_runtime.errors import FileError
 
 
@@ -169,13 +170,9 @@ def _run(path: Path, number: int, line: str) -> MeasuredRun:
     try:
         return MeasuredRun.model_validate_json(line)
     except ValidationError as error:
-        faults = "; ".join(
-            f"{'.'.join(map(str, fault['loc'])) or 'the line'}: {fault['msg']}"
-            for fault in error.errors()
-        )
         raise FileError(
-            f"line {number} of {path} is no run ({faults}); `tasc evaluate --json` with the rows "
-            f"of --train writes such lines, as in {EXAMPLE}"
+            f"line {number} of {path} is no run ({fault_of(error)}); `tasc evaluate --json` with "
+            f"the rows of --train writes such lines, as in {EXAMPLE}"
         ) from error
 
 

@@ -24,12 +24,12 @@ from tasc_draft.errors import DraftError
 from tasc_draft.index.bigrams import BigramTable, read_bigrams
 from tasc_draft.index.corpus_build import Documents, check_cap, distinct, index_documents
 from tasc_draft.index.corpus_sort import DEPTH, sort_part, splitters
-from tasc_draft.index.draft_index import DraftIndex, with_prompts
+from tasc_draft.index.draft_index import DraftIndex, with_prompts, write_index
 from tasc_draft.index.weights import Weights
 from tasc_draft.learning import EPOCHS, corpus_weights
 from tasc_draft.settings import DraftSettings
 from tasc_draft.tokens import Int32, Tokens
-from tasc_jobs.index.publish import current_index, publish_index
+from tasc_jobs.index.publish import current_index, publish_file
 from tasc_jobs.index.redis_source import RedisCorpusSource
 from tasc_jobs.index.tokenise import BATCH_ROWS, tokenise
 from tasc_jobs.ray_local import require_ray
@@ -101,7 +101,7 @@ def build_and_publish(
         index = corpus.index()
         progress("publish", 0, 2)
         stored = partial(progress, "publish", 1, 2)
-        artifact = publish_index(corpus.store, index, corpus.rows, stored)
+        artifact = publish_file(corpus.store, partial(write_index, index), corpus.rows, stored)
     progress("publish", 2, 2)
     return artifact, index
 

@@ -16,11 +16,9 @@ from numpy.typing import NDArray
 from tasc_draft.index.bigrams import BigramTable, write_bigrams
 from tasc_engine import EngineError, ModelSource
 from tasc_engine.errors import UnsupportedModel
-from tasc_engine.model.loading import DTYPES, load_model
-from tasc_jobs.errors import JobError
-from tasc_jobs.task_inputs import device_here, named_source
-from tasc_runtime.errors import FileError
-from tasc_text import TaskTokenizer, resolve_folder
+from tasc_engine.model.loading import load_model
+from tasc_jobs.errors import JobError, require_writable
+from tasc_text import TaskTokenizer
 
 
 @torch.inference_mode()
@@ -79,25 +77,6 @@ def model_bigrams(
 
 
 @dataclass(frozen=True)
-class BigramJob:
-    """What to make a table of.
-
-    Attributes:
-        model: Folder or hub name.
-        adapter: PEFT adapter to merge, folder or hub name.
-        dtype: float32, bfloat16, float16 or float64; the probabilities are float32 in any case.
-        device: A torch device; ``auto`` is a GPU if there is one.
-        top: Next tokens kept of each token.
-    """
-
-    model: str
-    adapter: str | None = None
-    dtype: str = "float32"
-    device: str = "auto"
-    top: int = 8
-
-
-@dataclass(frozen=True)
 class BigramReport:
     """What was written, and how long the model took for it, in seconds without its loading."""
 
@@ -118,37 +97,34 @@ class BigramReport:
         )
 
 
-def vocabulary(model: str) -> int:
-    """How many tokens a model will be asked about."""
-    return TaskTokenizer.from_folder(resolve_folder(model, weights=False)).vocab_size
-
-
 def make_bigrams(
-    job: BigramJob, output: Path, progress: Callable[[int], None] = lambda tokens: None
+    source: ModelSource,
+    output: Path,
+    *,
+    top: int = 8,
+    progress: Callable[[int], None] = lambda tokens: None,
 ) -> BigramReport:
-    """Make a model's table and write it.
+    """Make a model's table and write it; its probabilities are float32 in any dtype.
 
     Args:
+        top: Next tokens kept of each token.
         progress: Told how many more tokens are done.
 
     Raises:
-        FileError: The output's folder does not exist.
-        JobError: The device or the dtype does not exist, or the model is not supported.
-        TextError: The model or its tokenizer cannot be found.
+        JobError: No file can be written there, or the model is not supported.
+        TextError: It has no tokenizer.
         ValueError: ``top`` is larger than the vocabulary.
     """
-    if not output.absolute().parent.is_dir():
-        raise FileError(f"{output} cannot be written: its folder does not exist; make it first")
-    source = _source(job)
+    require_writable("--output", output)
     tokenizer = TaskTokenizer.from_folder(source.folder)
     try:
         model = load_model(source)
         started = time.perf_counter()
-        tokens, logp = model_bigrams(model, tokenizer.vocab_size, top=job.top, progress=progress)
+        tokens, logp = model_bigrams(model, tokenizer.vocab_size, top=top, progress=progress)
     except EngineError as error:
-        raise JobError(f"{job.model}: {error}") from error
+        raise JobError(f"{source.folder}: {error}") from error
     seconds = time.perf_counter() - started
-    name = f"{job.model} with {job.adapter}" if job.adapter else job.model
+    name = f"{source.folder} with {source.adapter}" if source.adapter else str(source.folder)
     table = BigramTable(name, tokenizer.fingerprint, tokenizer.vocab_size, tokens, logp)
     write_bigrams(table, output)
     return BigramReport(
@@ -156,19 +132,8 @@ def make_bigrams(
         model=name,
         fingerprint=table.fingerprint,
         vocab_size=table.vocab_size,
-        top=job.top,
+        top=top,
         bytes=output.stat().st_size,
         device=source.device,
         seconds=round(seconds, 3),
     )
-
-
-def _source(job: BigramJob) -> ModelSource:
-    if job.dtype not in DTYPES:
-        raise JobError(f"dtype is {job.dtype!r}; use one of {', '.join(DTYPES)}")
-    try:
-        torch.empty(0, device=device_here(job.device))
-    except (RuntimeError, AssertionError) as error:
-        why = str(error).splitlines()[0]
-        raise JobError(f"device {job.device!r} cannot be used ({why}); try cpu") from error
-    return named_source(job.model, job.adapter, job.dtype, job.device)

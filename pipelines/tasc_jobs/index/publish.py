@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tasc_draft import DraftIndex, read_index, write_index
+from tasc_draft import DraftIndex, read_index
 from tasc_store import Artifact, ArtifactStore
 
 _SOURCES = ("corpus", "inputs", "aligned", "bigrams", "weights")
@@ -30,9 +30,9 @@ def current_index(store: ArtifactStore) -> DraftIndex | None:
     return index
 
 
-def publish_index(
+def publish_file(
     store: ArtifactStore,
-    index: DraftIndex,
+    write: Callable[[Path], None],
     corpus_rows: int | None,
     stored: Callable[[], None] = lambda: None,
     *,
@@ -40,9 +40,10 @@ def publish_index(
     after: int | None = None,
     keep: int = KEPT_VERSIONS,
 ) -> Artifact:
-    """Store an index as the next version, make it current and let go of old versions.
+    """Store a file as the next version, make it current and let go of old versions.
 
     Args:
+        write: Writes an index, or what else the store keeps, to a path.
         corpus_rows: It was built from rows ``[0, corpus_rows)``; None: unknown.
         stored: Called when the version is whole in the store and not yet current.
         forecast: Tokens per step that it brought on rows it did not hold.
@@ -53,9 +54,9 @@ def publish_index(
         IndexChanged: Another version is current by now; the new one is stored all the same.
         StoreError: Redis fails.
     """
-    with tempfile.TemporaryDirectory(prefix="tasc-index-") as folder:
-        path = Path(folder) / "index"
-        write_index(index, path)
+    with tempfile.TemporaryDirectory(prefix="tasc-publish-") as folder:
+        path = Path(folder) / "file"
+        write(path)
         artifact = store.publish(path, corpus_rows, forecast=forecast)
     stored()
     store.announce(artifact.version, after=after)

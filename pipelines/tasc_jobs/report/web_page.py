@@ -69,16 +69,6 @@ def _draw_bars(axes: Axes, plot: Bars) -> None:
     axes.set_xlabel(plot.x_label)
 
 
-def check_writable(path: Path) -> None:
-    """Look at the place for a report before anything slow begins.
-
-    Raises:
-        FileError: Its folder does not exist, or it is a folder itself.
-    """
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise FileError(f"cannot write the report to {path}: name a file in a folder that exists")
-
-
 def write_html(page: ReportDocument, path: Path) -> None:
     """Write a page with its plots inside.
 

@@ -1,4 +1,4 @@
-"""The options of `tasc task create` and `tasc task set`."""
+"""The options of `tasc task create` and `tasc task set`, some of which other commands have, too."""
 
 from dataclasses import dataclass, fields
 from functools import partial
@@ -18,18 +18,15 @@ def _option(help_: str, default: object, *, panel: str | None = None) -> Any:
 
 
 _answers = partial(_option, panel="Answers")
-_sampling = partial(_option, panel="Sampling defaults")
+_sampling = partial(_option, panel="Sampling")
 _drafting = partial(_option, panel="Drafting")
 _neural = partial(_option, panel="Drafting by a model")
 
 
 @dataclass(frozen=True)
-class TaskOptions:
-    """What was given on the command line; None where an option was not."""
+class PromptOptions:
+    """How a model is asked; None where an option was not given."""
 
-    model: Annotated[
-        str | None, _option("Folder or Hugging Face name of the base model.", "that of --from")
-    ] = None
     template: Annotated[
         str | None,
         _option(
@@ -50,6 +47,40 @@ class TaskOptions:
     few_shot: Annotated[
         Path | None,
         _option("File of rows that every prompt has as examples; needs a chat template.", "none"),
+    ] = None
+
+
+@dataclass(frozen=True)
+class AnswerOptions:
+    """What an answer may be, and how its tokens are chosen; None where an option was not given."""
+
+    choices: Annotated[
+        Path | None,
+        _answers("UTF-8 file of labels, one per line or a .json list; each answer is one.", "none"),
+    ] = None
+    schema: Annotated[
+        Path | None, _answers("File with the JSON schema of every answer.", "none")
+    ] = None
+    regex: Annotated[
+        str | None, _answers("Regular expression that the whole answer matches.", "none")
+    ] = None
+    temperature: Annotated[
+        float | None, _sampling("0 to 100; 0 takes the most likely token.", 0)
+    ] = None
+    top_p: Annotated[
+        float | None, _sampling("Above 0, to 1: share of probability to sample from.", 1)
+    ] = None
+    top_k: Annotated[
+        int | None, _sampling("Number of likeliest tokens to sample from; 0: all.", 0)
+    ] = None
+
+
+@dataclass(frozen=True)
+class TaskOptions(AnswerOptions, PromptOptions):
+    """What was given on the command line; None where an option was not."""
+
+    model: Annotated[
+        str | None, _option("Folder or Hugging Face name of the base model.", "that of --from")
     ] = None
     adapter: Annotated[str | None, _option("LoRA adapter of PEFT, folder or name.", "none")] = None
     adapters: Annotated[
@@ -77,24 +108,6 @@ class TaskOptions:
     choice: Annotated[
         list[str] | None,
         _answers("A label; repeatable. An answer is then one of the labels.", "none"),
-    ] = None
-    choices: Annotated[
-        Path | None, _answers("File of labels: one per line in UTF-8, or a .json list.", "none")
-    ] = None
-    schema: Annotated[
-        Path | None, _answers("File with the JSON schema of every answer.", "none")
-    ] = None
-    regex: Annotated[
-        str | None, _answers("Regular expression that the whole answer matches.", "none")
-    ] = None
-    temperature: Annotated[
-        float | None, _sampling("0 to 100; 0 takes the most likely token.", 0)
-    ] = None
-    top_p: Annotated[
-        float | None, _sampling("Above 0, to 1: share of probability to sample from.", 1)
-    ] = None
-    top_k: Annotated[
-        int | None, _sampling("Number of likeliest tokens to sample from; 0: all.", 0)
     ] = None
     min_p: Annotated[
         float | None, _sampling("0 to 1: minimum probability relative to the greatest.", 0)

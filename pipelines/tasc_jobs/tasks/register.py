@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import redis
 
+from tasc_draft import write_index
 from tasc_jobs.errors import UsageError
-from tasc_jobs.index.publish import publish_index
+from tasc_jobs.index.publish import publish_file
 from tasc_jobs.tasks.model_folders import BaseModel, check_adapter, check_drafter
 from tasc_jobs.tasks.options import TaskOptions
 from tasc_jobs.tasks.values import (
@@ -24,10 +26,10 @@ from tasc_jobs.tasks.values import (
 from tasc_runtime.data.saved_task import SavedTask
 from tasc_runtime.errors import ServiceError
 from tasc_runtime.models import chat_template, template_of
-from tasc_runtime.sampling_options import guide_of
+from tasc_runtime.sampling_options import AnswerGuide, guide_of
 from tasc_store import Artifact, ArtifactStore, TaskRecord, TaskStore, UnknownTask
 from tasc_store.keys import checked_task
-from tasc_text import TextError, resolve_folder
+from tasc_text import TextError, is_unicode, resolve_folder
 
 _TEXT = "a"  # in every vocabulary
 _CUT = "\ufffd"  # what decoders write for bytes that are no character
@@ -102,7 +104,7 @@ def create_from(
     artifacts = ArtifactStore(client, name, found)
     if not saved.index.corpus.documents:
         return registered, saved, artifacts.current()
-    return registered, saved, publish_index(artifacts, saved.index, corpus_rows=None)
+    return registered, saved, publish_file(artifacts, partial(write_index, saved.index), None)
 
 
 def change(
@@ -236,16 +238,6 @@ def _check_stops(record: TaskRecord, model: BaseModel) -> None:
             )
 
 
-def _check_labels(record: TaskRecord, model: BaseModel) -> None:
-    """Check labels against length and stop strings; the guide checks their tokens."""
-    for label in record.choices:
-        if stop := next((s for s in record.stop if s in label), None):
-            raise UsageError(
-                f"--choice {label!r} holds the stop string {stop!r}, which would cut it; leave one "
-                "of them out"
-            )
-
-
 def _check_adapters(record: TaskRecord, model: BaseModel) -> None:
     given = [(f"--adapters {name}={place}", place) for name, place in record.adapters]
     if record.adapter is not None:
@@ -258,13 +250,21 @@ def _check_adapters(record: TaskRecord, model: BaseModel) -> None:
 
 
 def _check_guide(record: TaskRecord, model: BaseModel) -> None:
-    guide = guide_of(record)
-    if guide is None:
-        return
+    if guide := guide_of(record):
+        options = {"choice": "--choices", "json_schema": "--schema", "regex": "--regex"}
+        check_guide(guide, options[guide.spec.kind], record, model)
+
+
+def check_guide(guide: AnswerGuide, option: str, record: TaskRecord, model: BaseModel) -> None:
+    """Check what an option says that answers of a task may be.
+
+    Raises:
+        UsageError: The model cannot give such answers, or a stop string would cut one.
+    """
     from tasc_engine.guided import Guides
 
-    option = {"choice": "--choices", "json_schema": "--schema"}.get(guide.spec.kind, "--regex")
     try:
+        guide.require_whole(record.stop)
         Guides(model.tokenizer, model.vocab_size).of(guide.spec, record.max_tokens)
     except ValueError as error:
         raise UsageError(f"{option}: {error}") from error
@@ -277,15 +277,12 @@ _CHECKS: tuple[Callable[[TaskRecord, BaseModel], None], ...] = (
     _check_stops,
     _check_adapters,
     check_drafter,
-    _check_labels,
     _check_guide,
 )
 
 
 def _require_unicode(option: str, text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
+    if not is_unicode(text):
         raise UsageError(
             f"{option} {text!r} holds bytes that are no character; write whole ones, in UTF-8"
-        ) from None
+        )

@@ -34,11 +34,6 @@ class Past:
     same_as: int | None = None
 
 
-def as_json(record: TaskRecord) -> dict[str, Any]:
-    """Every field, also those that are not set."""
-    return asdict(record)
-
-
 def history(store: TaskStore, name: str) -> Iterator[Past]:
     """Each version, oldest first."""
     before: TaskRecord | None = None
@@ -92,7 +87,7 @@ def listed_as_json(newest: Newest) -> dict[str, Any]:
     record = newest.record
     if isinstance(record, ValueError):
         return {"name": newest.name, "version": newest.version, "unreadable": str(record)}
-    return {**as_json(record), "version": newest.version}
+    return {**asdict(record), "version": newest.version}
 
 
 def registered(new: Registered) -> str:

@@ -1,16 +1,18 @@
 """A task's record as one flat set of named values, and the values that options give."""
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from tasc_draft.settings import DraftSettings
 from tasc_jobs.errors import UsageError
 from tasc_jobs.task_inputs import read_files
 from tasc_jobs.tasks.options import TaskOptions
 from tasc_runtime.data.rows import Fields
+from tasc_runtime.engine_settings import fault_of
 from tasc_store import NeuralDrafting, SamplingDefaults, TaskRecord
 from tasc_store.tasks.record import MOST_CHOICE_BYTES, MOST_TEXT_BYTES
 from tasc_text import ChatTemplate
@@ -202,31 +204,15 @@ def labels_of(path: Path) -> tuple[str, ...]:
     text = read_text("choices", path, _MOST_LABEL_BYTES)
     if path.suffix == ".json":
         try:
-            content = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise UsageError(f"--choices {path} is no JSON: {error}") from error
-        if not isinstance(content, list):
-            raise UsageError(f"--choices {path} holds no list; write a list of strings there")
-        for item in content:
-            _require_text(path, item)
-        labels = tuple(content)
+            labels = TypeAdapter(tuple[str, ...]).validate_json(text)
+        except ValidationError as error:
+            raise UsageError(f"--choices {path} is no list of texts: {fault_of(error)}") from error
     else:
         lines = (line.removesuffix("\r") for line in text.split("\n"))
         labels = tuple(line for line in lines if line)
     if not labels:
         raise UsageError(f"--choices {path} holds no label; write one a line, or a .json list")
     return labels
-
-
-def _require_text(path: Path, item: object) -> None:
-    try:
-        if not isinstance(item, str):
-            raise TypeError
-        item.encode()
-    except (TypeError, UnicodeEncodeError):
-        raise UsageError(
-            f"--choices {path} holds {item!r:.80}, which is no text; write a list of strings there"
-        ) from None
 
 
 def read_text(name: str, path: Path, most: int) -> str:

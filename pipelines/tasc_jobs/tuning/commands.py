@@ -1,18 +1,19 @@
 """The jobs behind `tasc replay`, `tasc tune` and `tasc forecast`."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import redis
 
-from tasc_draft import BigramTable, DraftIndex, DraftSettings
+from tasc_draft import BigramTable, DraftIndex, DraftSettings, write_index
 from tasc_draft.index.bigrams import read_bigrams
 from tasc_jobs.errors import EmptyCorpusError
-from tasc_jobs.index.publish import IndexSize, current_index, publish_index
+from tasc_jobs.index.publish import IndexSize, current_index, publish_file
 from tasc_jobs.report.document import ReportDocument
-from tasc_jobs.task_inputs import FileRows, corpus_rows, named_template, read_files
+from tasc_jobs.task_inputs import InputOptions, TaskInputs, corpus_rows, read_files
 from tasc_jobs.tuning.forecast import CostFile, outlook, replayed
 from tasc_jobs.tuning.held_out import HeldOut
 from tasc_jobs.tuning.replay_page import forecast_page, replay_page, tune_page
@@ -26,12 +27,10 @@ from tasc_jobs.tuning.replays import (
 )
 from tasc_jobs.tuning.tune import Price, by_curve, by_node, planned, tune
 from tasc_runtime.data.local_corpus import TokenRows, encode
-from tasc_runtime.data.rows import Fields
 from tasc_runtime.models import load_tokenizer, template_of
 from tasc_runtime.progress import note, show_progress
 from tasc_store import Artifact, ArtifactStore, CorpusStore, TaskRecord, TaskStore
 from tasc_text import TaskTokenizer
-from tasc_text.tokenizer import open_tokenizer
 
 
 @dataclass(frozen=True)
@@ -103,37 +102,30 @@ def publish(client: redis.Redis, task: StoredTask, index: DraftIndex, forecast: 
         StoreError: Redis fails.
     """
     rows = len(task.rows) if task.index is None else task.index_rows
-    return publish_index(_artifacts(client, task.record), index, rows, forecast=forecast)
+    store = _artifacts(client, task.record)
+    return publish_file(store, partial(write_index, index), rows, forecast=forecast)
 
 
 def _artifacts(client: redis.Redis, record: TaskRecord) -> ArtifactStore:
     return ArtifactStore(client, record.corpus_name, record.fingerprint)
 
 
-@dataclass(frozen=True)
-class ReplayRequest:
-    """What to replay; see `tasc replay --help`."""
-
-    train: tuple[Path, ...]
-    test: tuple[Path, ...]
-    tokenizer: Path
-    proposers: tuple[str, ...]
-    budgets: tuple[int, ...]
-    limit: int | None = None
-    eos: str | None = None
-    template: str | None = None
-    chat_template: str | None = None
-    system_prompt: str | None = None
-    few_shot: Path | None = None
-    bigrams: Path | None = None
-    online: bool = False
-    fields: Fields = field(default_factory=Fields)
-
-
-def replay_job(request: ReplayRequest, emit: Callable[[dict[str, Any]], None]) -> ReportDocument:
-    """Replay files.
+def replay_job(
+    options: InputOptions,
+    test: Sequence[Path],
+    limit: int | None,
+    *,
+    proposers: Sequence[str],
+    budgets: Sequence[int],
+    bigrams: Path | None,
+    online: bool,
+    emit: Callable[[dict[str, Any]], None],
+) -> ReportDocument:
+    """Replay the answers of files; see `tasc replay --help`.
 
     Args:
+        options: Name the tokenizer, the prompt and the files that are indexed.
+        limit: Replay only so many rows of ``test``.
         emit: Given the figures of each proposer and budget as soon as there are some.
 
     Raises:
@@ -141,18 +133,23 @@ def replay_job(request: ReplayRequest, emit: Callable[[dict[str, Any]], None]) -
         TextError: The tokenizer or the template cannot be used.
         DraftError: The bigram table cannot be used.
     """
-    proposers = named_proposers(request.proposers, request.bigrams is not None)
-    template = named_template(request, lambda: request.tokenizer)
-    tokenizer = open_tokenizer(request.tokenizer, request.eos)
-    table = read_bigrams(request.bigrams, tokenizer.fingerprint) if request.bigrams else None
+    named = named_proposers(proposers, bigrams is not None)
+    inputs = TaskInputs(options, None, ())
+    tokenizer, template = inputs.tokenizer, inputs.named_template
+    table = read_bigrams(bigrams, tokenizer.fingerprint) if bigrams else None
     note("reading and tokenising rows ...")
-    train = read_files(request.train, request.fields)
-    test = read_files(request.test, request.fields, request.limit)
-    train_rows, test_rows = (encode(each.rows, tokenizer, template) for each in (train, test))
-    comparison = Comparison(
-        train_rows, test_rows, tokenizer, proposers, request.budgets, table, request.online
-    )
-    common = _common(request, tokenizer, train, test)
+    train = read_files(options.files, options.fields)
+    judged = read_files(test, options.fields, limit)
+    train_rows, test_rows = (encode(each.rows, tokenizer, template) for each in (train, judged))
+    comparison = Comparison(train_rows, test_rows, tokenizer, named, budgets, table, online)
+    common = {
+        "train_rows": len(train.rows),
+        "train_refused": train.refused,
+        "test_refused": judged.refused,
+        "online": online,
+        "end_of_sequence": tokenizer.backend.id_to_token(tokenizer.eos_id),
+        "fingerprint": tokenizer.fingerprint,
+    }
     note("learning weights and building indexes ...")
     prepared = prepare(comparison)
     found: list[Measured] = []
@@ -160,32 +157,19 @@ def replay_job(request: ReplayRequest, emit: Callable[[dict[str, Any]], None]) -
         for measured in compare(comparison, prepared, bar.advance):
             emit({**measured.figures(), **common})
             found.append(measured)
-    return replay_page(found, _in_words(request, common))
+    return replay_page(found, _in_words(options.files, test, common))
 
 
-def _common(
-    request: ReplayRequest, tokenizer: TaskTokenizer, train: FileRows, test: FileRows
-) -> dict[str, Any]:
-    return {
-        "train_rows": len(train.rows),
-        "train_refused": train.refused,
-        "test_refused": test.refused,
-        "online": request.online,
-        "end_of_sequence": tokenizer.backend.id_to_token(tokenizer.eos_id),
-        "fingerprint": tokenizer.fingerprint,
-    }
-
-
-def _in_words(request: ReplayRequest, common: dict[str, Any]) -> list[str]:
+def _in_words(train: Sequence[Path], test: Sequence[Path], common: dict[str, Any]) -> list[str]:
     refused = common["train_refused"] + common["test_refused"]
     lines = [
-        f"Indexes hold the {common['train_rows']:,} rows of {_names(request.train)} and nothing of "
-        f"{_names(request.test)}; answers end with {common['end_of_sequence']}.",
+        f"Indexes hold the {common['train_rows']:,} rows of {_names(train)} and nothing of "
+        f"{_names(test)}; answers end with {common['end_of_sequence']}.",
         "Weights go on learning from each answer after it was drafted for; frozen: they do not.",
         "Bytes a token: for each token of the indexed outputs, SEP and EOS counted, prompts never; "
         "the bytes are those of the corpus part, then of all parts, prompts too.",
     ]
-    if request.online:
+    if common["online"]:
         lines.append("Online: proposers with weights also draft from answers replayed before.")
     if refused:
         lines.append(f"{refused} lines were refused.")

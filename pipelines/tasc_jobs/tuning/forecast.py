@@ -15,7 +15,7 @@ from tasc_draft import DraftSettings, Replay
 from tasc_engine.layout import MOST_NODES
 from tasc_jobs.errors import JobError
 from tasc_jobs.tuning.held_out import HeldOut
-from tasc_runtime.engine_settings import EngineSettings
+from tasc_runtime.engine_settings import EngineSettings, fault_of
 from tasc_runtime.errors import FileError
 
 EXAMPLE = (
@@ -124,23 +124,8 @@ def read_cost_file(path: Path) -> CostFile:
         raise FileError(f"cannot read step costs from {path}: {error}") from error
     except ValidationError as error:
         raise FileError(
-            f"{path} holds no step costs: {_faults(error)}; a right file: {EXAMPLE}"
+            f"{path} holds no step costs: {fault_of(error)}; a right file: {EXAMPLE}"
         ) from error
-
-
-def _faults(error: ValidationError) -> str:
-    """Every fault by its field; one that several costs share is said of the first of them."""
-    alike: dict[tuple[str, str], list[str]] = {}
-    found = [([str(part) for part in fault["loc"]], fault["msg"]) for fault in error.errors()]
-    for where, said in found:
-        if any(other[: len(where)] == where and other != where for other, _ in found):
-            continue  # a list without a right entry is called empty; its entries' faults say more
-        kind = ".".join("" if part.isdecimal() else part for part in where)
-        alike.setdefault((kind, said), []).append(".".join(where) or "the file")
-    return "; ".join(
-        f"{places[0]}: {said}" + (f" (and {len(places) - 1} more such)" if places[1:] else "")
-        for (_, said), places in alike.items()
-    )
 
 
 @dataclass(frozen=True)

@@ -4,60 +4,41 @@ It loads the target as a replica does and times it; it needs no corpus, no Redis
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
-from tasc_engine import EngineConfig, EngineError, Target
-from tasc_engine.model.loading import DTYPES, max_positions
+from tasc_engine import EngineConfig, EngineError, ModelSource, Target
+from tasc_engine.model.loading import max_positions
 from tasc_engine.step.cost import StepCosts, measure
 from tasc_jobs.errors import JobError
-from tasc_jobs.task_inputs import named_source
 
 
-@dataclass(frozen=True)
-class CostJob:
-    """What to measure.
+def measure_cost(
+    source: ModelSource,
+    rows: int,
+    max_model_len: int,
+    threads: int = 1,
+    seconds: float = 60.0,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+) -> StepCosts:
+    """Time forwards of a model.
 
-    Attributes:
-        model: Folder or hub name.
-        adapter: PEFT adapter to merge, folder or hub name.
-        dtype: float32, bfloat16, float16 or float64.
-        device: A torch device; ``auto`` is a GPU if there is one.
+    Args:
         rows: b; half of it and so on down to 1 are measured as well.
         max_model_len: Tokens of a row; costs are measured at a short and at a long context.
         threads: CPU threads.
         seconds: Most time to take, loading not counted.
-    """
-
-    model: str
-    adapter: str | None = None
-    dtype: str = "float32"
-    device: str = "auto"
-    rows: int = 8
-    max_model_len: int = 1024
-    threads: int = 1
-    seconds: float = 60.0
-
-
-def measure_cost(
-    job: CostJob, progress: Callable[[int, int], None] = lambda done, of: None
-) -> StepCosts:
-    """Time forwards of a model.
 
     Raises:
-        JobError: The dtype is none of those named, or the model cannot be loaded.
+        JobError: The model cannot be loaded.
     """
-    if job.dtype not in DTYPES:
-        raise JobError(f"dtype is {job.dtype}; choose one of {', '.join(DTYPES)}")
-    source = named_source(job.model, job.adapter, job.dtype, job.device)
-    torch.set_num_threads(job.threads)
+    torch.set_num_threads(threads)
     try:
-        length = min(job.max_model_len, max_positions(source.folder))
-        target = Target.load(source, EngineConfig(rows=job.rows, max_model_len=length))
+        length = min(max_model_len, max_positions(source.folder))
+        target = Target.load(source, EngineConfig(rows=rows, max_model_len=length))
     except (EngineError, OSError, ValueError) as error:
-        raise JobError(f"cannot load {job.model}: {error}") from error
-    return measure(target, source.folder.name, job.seconds, progress)
+        raise JobError(f"cannot load {source.folder}: {error}") from error
+    return measure(target, source.folder.name, seconds, progress)
 
 
 def in_words(costs: StepCosts) -> str:

@@ -7,20 +7,19 @@ adds nothing twice.
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import redis
 from numpy.typing import NDArray
 
-from tasc_draft import DraftIndex, Int32
+from tasc_draft import DraftIndex, Int32, write_index
 from tasc_draft.learning import answers
 from tasc_jobs.errors import JobError
 from tasc_jobs.index.build import STAGES as BUILD_STAGES
 from tasc_jobs.index.build import TokenCorpus, opened
-from tasc_jobs.index.publish import publish_index
+from tasc_jobs.index.publish import publish_file
 from tasc_jobs.ray_local import local_ray
 from tasc_jobs.tuning.replays import run
 from tasc_runtime.progress import StageProgress, silent
@@ -90,10 +89,6 @@ class Refreshed:
         moved = f"{self.moved} collected rows moved into the corpus"
         known = f", {self.known} were there already" if self.known else ""
         return f"{self.task}: {moved}{known}; {self.reason}"
-
-    @property
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def refresh(
@@ -212,9 +207,9 @@ def _judge(
         return replace(done, reason=reason, versions=tuple(store.versions()))
     index = corpus.index(weights=trial.weights)
     corpus.progress("publish", 0, 2)
-    artifact = publish_index(
+    artifact = publish_file(
         store,
-        index,
+        partial(write_index, index),
         corpus.rows,
         partial(corpus.progress, "publish", 1, 2),
         forecast=new,

@@ -25,6 +25,7 @@ from tasc_serve.http_errors import ApiError, of_refusal, of_validation
 from tasc_serve.routing.choices import CallGroup
 from tasc_serve.settings import LimitSettings
 from tasc_store.batches.batch_store import Batch, BatchFault
+from tasc_text import is_unicode
 
 _MARK: Final = "http_error"
 _CHAT: Final = "/v1/chat/completions"
@@ -129,7 +130,7 @@ class BatchLines:
             raise _FaultyLineError("line_too_long", f"over {most} bytes; shorten it", number)
         content = _object(raw, number)
         name = content.get("custom_id")
-        if not isinstance(name, str) or not 1 <= len(name) <= 256 or not _encodes(name):
+        if not isinstance(name, str) or not 1 <= len(name) <= 256 or not is_unicode(name):
             message = "no custom_id, a text of 1 to 256 characters"
             raise _FaultyLineError("missing_custom_id", message, number, "custom_id")
         digest = hashlib.sha256(name.encode()).digest()[:_HASH_BYTES]
@@ -155,14 +156,6 @@ def _object(raw: bytes, number: int) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise _FaultyLineError("invalid_json_line", "no JSON object", number)
     return content
-
-
-def _encodes(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ _DRIVER = """
 import os, signal, sys
 from pathlib import Path
 from tasc_jobs.batch.generate import generate
+from tasc_jobs.batch.inputs import Source
 from tasc_jobs.ray_local import local_ray
 from tasc_runtime.engine_settings import EngineSettings
 url, task, source, output, least = sys.argv[1:]
@@ -35,7 +36,7 @@ def told(found):
         for victim in sys.stdin.readline().split():
             os.kill(int(victim) or os.getpid(), signal.SIGKILL)
 with local_ray(object_store_mb=100):
-    generate(url, task, Path(source), Path(output), engine=engine, progress=told)
+    generate(url, task, Source.of(source), Path(output), engine=engine, progress=told)
 """
 
 

@@ -14,8 +14,8 @@ from tasc_jobs.batch.folder import JobFolder
 from tasc_jobs.batch.generate import dry_run, generate
 from tasc_jobs.batch.inputs import Source, job_folder
 from tasc_jobs.batch.work import JobChanged, JobStalled, TooManyErrors
+from tasc_jobs.errors import UsageError
 from tasc_jobs.index.build import build_and_publish
-from tasc_runtime.errors import FileError
 from tasc_runtime.sampling_options import AnswerGuide, SamplingOptions
 from tasc_store import CorpusRow, CorpusStore, TaskStore, UnknownTask
 from tasc_text import TaskTokenizer
@@ -32,7 +32,7 @@ def test_every_row_once_in_order_with_the_answer_of_generate(
     store = CorpusStore(client, served)
     store.append([CorpusRow(f"k{i}", inputs[i], text) for i, text in enumerate(texts)])
     artifact, _ = build_and_publish(redis_url, TaskStore(client).get(served))
-    source = write_rows(tmp_path / "in.jsonl", rows(30))
+    source = Source.of(write_rows(tmp_path / "in.jsonl", rows(30)))
     drafted = generate(redis_url, served, source, tmp_path / "out.jsonl", engine=ENGINE)
     assert drafted.block_efficiency > 1
     assert (drafted.rows, drafted.errors) == (30, 0)
@@ -68,7 +68,7 @@ def test_rejects_have_line_id_and_reason(redis_url: str, served: str, tmp_path: 
 
     def run(**more: object) -> object:
         more |= {"engine": ENGINE, "draft": False, "reject": reject}
-        return generate(redis_url, served, tmp_path / "in", output, **more)
+        return generate(redis_url, served, Source.of(tmp_path / "in"), output, **more)
 
     with pytest.raises(TooManyErrors):
         run(max_errors=2)
@@ -91,12 +91,12 @@ def test_rejects_have_line_id_and_reason(redis_url: str, served: str, tmp_path: 
 
 def test_what_cannot_be_is_said_at_once(redis_url: str, served: str, tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
-    source = write_rows(tmp_path / "in.jsonl", rows(3))
-    with pytest.raises(FileError):
-        generate(redis_url, served, tmp_path / "nowhere.jsonl", output)
+    source = Source.of(write_rows(tmp_path / "in.jsonl", rows(3)))
+    with pytest.raises(UsageError):
+        generate(redis_url, served, Source.of(tmp_path / "nowhere.jsonl"), output)
     with pytest.raises(UnknownTask):
         generate(redis_url, "no-such-task", source, output)
-    with pytest.raises(FileError):
+    with pytest.raises(UsageError):
         generate(redis_url, served, source, tmp_path / "out.csv")
     assert not output.exists()
 
@@ -110,7 +110,7 @@ def test_a_job_is_stopped_and_goes_on_with_the_same_input_and_settings_only(
     done: list[int] = []
 
     def run(**more: object) -> object:
-        return generate(redis_url, served, source, output, engine=ENGINE, **more)
+        return generate(redis_url, served, Source.of(source), output, engine=ENGINE, **more)
 
     with pytest.raises(JobStalled):
         run(stall_s=0.2)
@@ -136,7 +136,7 @@ def test_a_job_is_stopped_and_goes_on_with_the_same_input_and_settings_only(
 
 @pytest.mark.slow("three jobs")
 def test_a_job_has_its_own_guide_and_rule(redis_url: str, served: str, tmp_path: Path) -> None:
-    source = write_rows(tmp_path / "in.jsonl", [{"input": "wake me"} for _ in range(12)])
+    source = Source.of(write_rows(tmp_path / "in.jsonl", [{"input": "wake me"} for _ in range(12)]))
     labels = ("alarm", "weather", "music")
     guide = AnswerGuide(GuideSpec("choice", labels), "--choices")
 
@@ -157,7 +157,7 @@ def test_a_job_has_its_own_guide_and_rule(redis_url: str, served: str, tmp_path:
 def test_a_dry_run_times_rows_both_ways_and_writes_nothing(
     client: redis.Redis, redis_url: str, served: str, tmp_path: Path
 ) -> None:
-    source = write_rows(tmp_path / "in.jsonl", [[1], *rows(30)])
+    source = Source.of(write_rows(tmp_path / "in.jsonl", [[1], *rows(30)]))
     before, output = client.dbsize(), tmp_path / "out.jsonl"
     found, total = dry_run(redis_url, served, source, output, engine=ENGINE, max_errors=0)
     assert (found.rows, found.refused, found.identical, total) == (20, 0, 20, 31)

@@ -12,6 +12,7 @@ from batch_jobs import ENGINE, driver, kill_itself, kill_others, record_of, rows
 from killable import RedisServer, pids
 from support import read_rows, write_rows
 from tasc_jobs.batch.generate import generate
+from tasc_jobs.batch.inputs import Source
 from tasc_jobs.batch.work import JobBusy, JobProgress
 from tasc_store import TaskStore, connect
 
@@ -26,13 +27,14 @@ def count(everything: bool) -> int:
 
 
 @pytest.fixture(scope="module")
-def source(count: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_rows(tmp_path_factory.mktemp("kills-in") / "in.jsonl", [*rows(count), [1]])
+def source(count: int, tmp_path_factory: pytest.TempPathFactory) -> Source:
+    file = tmp_path_factory.mktemp("kills-in") / "in.jsonl"
+    return Source.of(write_rows(file, [*rows(count), [1]]))
 
 
 @pytest.fixture(scope="module")
 def undisturbed(
-    redis_url: str, ray_cluster: None, folder: Path, source: Path, count: int, tmp_path_factory
+    redis_url: str, ray_cluster: None, folder: Path, source: Source, count: int, tmp_path_factory
 ) -> bytes:
     """What the job writes if nothing is killed."""
     output = tmp_path_factory.mktemp("kills-out") / "out.jsonl"
@@ -59,7 +61,7 @@ def once(least: int, count: int, action: Callable[[], object]) -> Callable[[JobP
 
 
 def test_an_engine_that_is_killed_is_replaced(
-    redis_url: str, source: Path, count: int, undisturbed: bytes, tmp_path: Path
+    redis_url: str, source: Source, count: int, undisturbed: bytes, tmp_path: Path
 ) -> None:
     killed: list[int] = []
 
@@ -75,10 +77,10 @@ def test_an_engine_that_is_killed_is_replaced(
 
 @pytest.mark.slow("kills a driver")
 def test_a_driver_that_is_killed_goes_on_where_it_was_and_keeps_others_out(
-    redis_url: str, source: Path, count: int, undisturbed: bytes, tmp_path: Path
+    redis_url: str, source: Source, count: int, undisturbed: bytes, tmp_path: Path
 ) -> None:
     output = tmp_path / "out.jsonl"
-    with driver(redis_url, "kills", source, output, least=LEAST) as process:
+    with driver(redis_url, "kills", source.files[0], output, least=LEAST) as process:
         assert rows_done(process) < count
         with pytest.raises(JobBusy):
             generate(redis_url, "kills", source, output, engine=ENGINE)
@@ -97,7 +99,7 @@ def test_a_driver_that_is_killed_goes_on_where_it_was_and_keeps_others_out(
 
 @pytest.mark.slow("kills a Ray")
 def test_a_ray_that_dies_ends_the_job_with_an_error_and_it_is_resumed(
-    redis_url: str, source: Path, count: int, undisturbed: bytes, tmp_path: Path,
+    redis_url: str, source: Source, count: int, undisturbed: bytes, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     # A node that is silent is dead to Ray after 13 s; here somewhat sooner.
@@ -105,7 +107,7 @@ def test_a_ray_that_dies_ends_the_job_with_an_error_and_it_is_resumed(
     monkeypatch.setenv("RAY_health_check_timeout_ms", "2000")
     monkeypatch.setenv("RAY_health_check_failure_threshold", "2")
     output = tmp_path / "out.jsonl"
-    with driver(redis_url, "kills", source, output, least=LEAST, own_ray=True) as process:
+    with driver(redis_url, "kills", source.files[0], output, least=LEAST, own_ray=True) as process:
         assert rows_done(process) < count
         victims = [*pids("/raylet ", process.pid), *pids("ray::EngineActor", process.pid)]
         assert len(victims) == 2
@@ -119,7 +121,7 @@ def test_a_ray_that_dies_ends_the_job_with_an_error_and_it_is_resumed(
 
 @pytest.mark.slow("kills a Redis")
 def test_a_job_that_runs_ends_well_without_its_redis(
-    folder: Path, source: Path, count: int, undisturbed: bytes, tmp_path: Path
+    folder: Path, source: Source, count: int, undisturbed: bytes, tmp_path: Path
 ) -> None:
     server, output = RedisServer(tmp_path / "redis"), tmp_path / "out.jsonl"
     try:

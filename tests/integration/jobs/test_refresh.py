@@ -93,7 +93,7 @@ def test_an_index_that_drafts_better_becomes_current(client, redis_url, record, 
     assert f"version {current.version} is current" in done.in_words
     replayed = [step for step in told if step[0] == "replay"]
     assert replayed[-1] == ("replay", done.judged_rows, done.judged_rows)
-    assert done.as_json["versions"] == (first.version, current.version)
+    assert done.versions == (first.version, current.version)
 
     again = refresh(redis_url, record.name)
     assert (again.moved, again.new_rows, again.version) == (0, 0, None)

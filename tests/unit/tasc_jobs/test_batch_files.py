@@ -20,14 +20,13 @@ from tasc_jobs.batch.generate import COLUMNS, write_files
 from tasc_jobs.batch.inputs import (
     SeenIds,
     Source,
-    check_files,
-    check_output,
+    check_places,
     files_of,
     open_files,
     reject_file,
 )
 from tasc_jobs.batch.work import JobBusy, JobChanged, JobUnreadable, Record
-from tasc_jobs.errors import JobError
+from tasc_jobs.errors import JobError, UsageError
 from tasc_runtime.errors import FileError
 
 
@@ -89,17 +88,33 @@ def test_files_that_cannot_be_used_are_refused_by_name(tmp_path: Path) -> None:
         (lambda: files_of([one, one]), "in.jsonl"),
         (lambda: files_of([tmp_path / "gone.jsonl"]), "gone.jsonl"),
         (lambda: open_files([empty], "input", "id"), "empty.jsonl"),
-        (lambda: check_files([one], "input", [one]), "in.jsonl"),
-        (lambda: check_files([tmp_path], "input", [tmp_path / "out.jsonl"]), "out.jsonl"),
-        (lambda: Source.of("redis:t", one).check(), "redis:t"),
-        (lambda: check_output(tmp_path / "out.csv"), "out.csv"),
-        (lambda: check_output(tmp_path), str(tmp_path)),
-        (lambda: check_output(tmp_path / "no" / "out"), "no"),
     ):
-        with pytest.raises(FileError) as refusal:
+        with refused(FileError, named):
             use()
-        assert named in str(refusal.value)
-    assert Source.of("redis:t").files == []
+
+
+def test_what_may_not_be_read_or_written_is_refused_by_option(tmp_path: Path) -> None:
+    places, rows = tmp_path / "places", write_rows(tmp_path / "in.jsonl", [{"input": "1"}])
+    out, no = places / "out", places / "no.jsonl"
+    places.mkdir()
+    corpus = Source.of("redis:t")
+    check_places(Source.of(rows), out, no)
+    check_places(corpus, out.with_suffix(".parquet"), no)
+    for source, output, reject, named in (
+        (Source.of(rows, tmp_path / "gone.jsonl"), out, no, ("--input", "gone.jsonl")),
+        (Source.of("redis:t", rows), out, no, ("--input", "redis:t")),
+        (Source.of(rows), rows, no, ("--output", "in.jsonl")),
+        (Source.of(tmp_path), tmp_path / "out", no, ("--output", "out")),
+        (Source.of(rows), out, rows, ("--reject", "in.jsonl")),
+        (corpus, out, out, ("--reject", "out")),
+        (corpus, places / "out.csv", no, ("--output", "out.csv")),
+        (corpus, places, no, ("--output", "places")),
+        (corpus, places / "gone" / "out", no, ("--output", "gone")),
+        (corpus, out, places / "gone" / "no", ("--reject", "gone")),
+    ):
+        with refused(UsageError, *named):
+            check_places(source, output, reject)
+    assert corpus.files == []
     assert reject_file(tmp_path / "out.jsonl") == tmp_path / "out.rejected.jsonl"
 
 

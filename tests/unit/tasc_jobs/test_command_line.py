@@ -15,11 +15,11 @@ from rich.markup import render
 from typer.testing import CliRunner
 
 from tasc_jobs.batch.generate import generate
+from tasc_jobs.batch.inputs import Source
 from tasc_jobs.cli.main import app
 from tasc_jobs.cli.options import StoreOptions
 from tasc_jobs.errors import UsageError
 from tasc_jobs.tuning.refresh import Refreshed
-from tasc_runtime.errors import FileError
 
 APP = typer.main.get_command(app)
 BORDERS = re.compile(r"[\s│]+")
@@ -233,5 +233,5 @@ def test_an_input_is_never_the_file_of_rejects_that_nobody_named(tmp_path: Path)
     error = ended("generate", "t", "--input", source, "--output", output)
     assert isinstance(error, UsageError)
     assert source.name in str(error)
-    with pytest.raises(FileError):
-        generate("redis://nowhere", "t", source, output)
+    with pytest.raises(UsageError):
+        generate("redis://nowhere", "t", Source.of(source), output)

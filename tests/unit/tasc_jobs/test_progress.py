@@ -121,8 +121,8 @@ def test_a_preview_is_told_for_the_whole_job_if_any_row_can_be_answered() -> Non
     assert "20 rows answered, 1 refused; 20 of 20 answers identical" in said
     _, plain, drafted, speed_up = said.splitlines()
     for line, figures in (
-        (plain, ("100 tokens/s", " 1.00 ", "72000 rows", "2 h 0 min")),
-        (drafted, ("400 tokens/s", " 4.00 ", "72000 rows", "30 min 0 s")),
+        (plain, ("100 tokens/s", " 1.00 ", "72000 rows", "2:00:00")),
+        (drafted, ("400 tokens/s", " 4.00 ", "72000 rows", "0:30:00")),
         (speed_up, ("4.00 x",)),
     ):
         assert all(figure in line for figure in figures)

@@ -247,7 +247,7 @@ def test_a_template_makes_other_prompts(slices, tasc):
         (["--tokenizer", "nowhere"], 1, "tokenizer.json"),
         (["--eos", "zzzz"], 1, "'zzzz'"),
         (["--template", "no field"], 1, "{input}"),
-        (["--report", "nowhere/report.html"], 1, "nowhere/report.html"),
+        (["--report", "nowhere/report.html"], 2, "nowhere/report.html"),
         (["--output-field", "answer"], 1, "'answer'"),
         (["--budget", "4,none"], 2, "1 to 256"),
         (["--budget", "0"], 2, "1 to 256"),

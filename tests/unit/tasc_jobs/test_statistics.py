@@ -267,7 +267,7 @@ def test_a_corpus_without_ngrams_has_a_page_too(tmp_path, tasc):
     ("args", "code", "message"),
     [
         (["--tokenizer", "nowhere"], 1, "tokenizer.json"),
-        (["--report", "nowhere/report.html"], 1, "nowhere/report.html"),
+        (["--report", "nowhere/report.html"], 2, "nowhere/report.html"),
         (["--n", "0"], 2, "--n"),
         (["--n", "17"], 2, "--n"),
         (["task"], 2, "--train"),

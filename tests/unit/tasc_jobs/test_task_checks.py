@@ -74,7 +74,7 @@ def test_what_can_be_passes(record: TaskRecord, model: BaseModel, change: dict[s
         ({"stop": (END,)}, ["--stop ", END]),
         ({"choices": ("ok", f"a{END}b")}, ["--choices: choice 1", END]),
         ({"choices": ("abc",), "max_tokens": 3}, ["--choices: choice 0", "'abc'", "4 tokens"]),
-        ({"choices": ("one", "two"), "stop": ("x", "wo")}, ["--choice 'two'", "'wo'"]),
+        ({"choices": ("one", "two"), "stop": ("x", "wo")}, ["--choices: ", "'two'", "'wo'"]),
         ({"schema": '{"type": "no such type"}'}, ["--schema: "]),
         ({"regex": "(" * 10}, ["--regex: "]),
         ({"regex": "a{0}"}, ["--regex: "]),

@@ -1,7 +1,7 @@
 """Options of a command line as values of a record, and a job's model, prompt and rows."""
 
 import json
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -146,12 +146,12 @@ def test_labels_in_their_order_and_a_schema_are_read_from_files(tmp_path: Path) 
         ("l.txt", b"", "holds no label"),
         ("l.txt", b"\n\n", "holds no label"),
         ("l.txt", b"caf\xe9", "is no UTF-8"),
-        ("l.json", b"{}", "holds no list"),
-        ("l.json", b"[", "is no JSON"),
-        ("l.json", b"[1,2]", "holds 1"),
-        ("l.json", b'["a", ["a"]]', "holds ['a']"),
-        ("l.json", b'["\\udce6"]', r"holds '\udce6'"),
-        ("l.json", b"[" * 100_000, "is no JSON"),
+        ("l.json", b"{}", "is no list of texts: "),
+        ("l.json", b"[", "is no list of texts: "),
+        ("l.json", b"[1,2]", "is no list of texts: 0 is 1: "),
+        ("l.json", b'["a", ["a"]]', "is no list of texts: 1 is ['a']: "),
+        ("l.json", b'["\\udce6"]', "is no list of texts: "),
+        ("l.json", b"[" * 100_000, "is no list of texts: "),
         ("l.txt", b"a" * 24_000_001, "is larger than 24000000 bytes"),
     ],
 )
@@ -210,7 +210,7 @@ def test_a_table_has_every_value_and_version_and_json_every_field() -> None:
     assert "drafter                 unset" in plain.splitlines()
     assert "chat_template           unset" in plain.splitlines()
     assert not any(name in plain for name in ("draft_depth", "system_prompt"))
-    found = json.loads(json.dumps(shown.as_json(RECORD)))
+    found = json.loads(json.dumps(asdict(RECORD)))
     assert set(found) == {f.name for f in fields(TaskRecord)}
     assert found["sampling"]["temperature"] is None
 

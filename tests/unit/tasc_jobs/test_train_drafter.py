@@ -15,7 +15,7 @@ from tasc_engine.drafting.neural.files import WEIGHTS
 from tasc_jobs.cli.main import app
 from tasc_jobs.drafter import training_run as job_module
 from tasc_jobs.drafter.answers import ANSWERS, read_answers
-from tasc_jobs.drafter.hyperparameters import DrafterOptions, DrafterSettings
+from tasc_jobs.drafter.hyperparameters import DrafterSettings
 from tasc_jobs.drafter.training import DrafterTrainer
 from tasc_jobs.drafter.training_run import CHECKPOINT, train_drafter
 from tasc_jobs.errors import FinetuneError, JobError, UsageError
@@ -170,10 +170,3 @@ def test_a_setting_of_the_other_kind_is_refused_by_option_and_kind(
     named = (f"{option} is {value}", f"only --kind {OTHER[kind]}", f"this is --kind {kind}")
     assert all(part in str(error) for part in named)
     assert not output.exists()
-
-
-@pytest.mark.parametrize("kind", OWN)
-def test_a_kind_takes_its_own_settings_and_else_their_defaults(kind: Kind) -> None:
-    own = OWN[kind]
-    assert DrafterOptions(kind, **own).settings == DrafterSettings(kind, **own)
-    assert DrafterOptions(kind).settings == DrafterSettings(kind) != DrafterSettings(kind, **own)
