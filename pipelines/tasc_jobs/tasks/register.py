@@ -264,7 +264,7 @@ def check_guide(guide: AnswerGuide, option: str, record: TaskRecord, model: Base
     from tasc_engine.guided import Guides
 
     try:
-        guide.require_whole(record.stop)
+        guide.require_whole(record.stop, ())
         Guides(model.tokenizer, model.vocab_size).of(guide.spec, record.max_tokens)
     except ValueError as error:
         raise UsageError(f"{option}: {error}") from error

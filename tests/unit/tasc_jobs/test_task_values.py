@@ -152,7 +152,7 @@ def test_labels_in_their_order_and_a_schema_are_read_from_files(tmp_path: Path) 
         ("l.json", b'["a", ["a"]]', "is no list of texts: 1 is ['a']: "),
         ("l.json", b'["\\udce6"]', "is no list of texts: "),
         ("l.json", b"[" * 100_000, "is no list of texts: "),
-        ("l.txt", b"a" * 24_000_001, "is larger than 24000000 bytes"),
+        ("l.txt", b"a" * 12_000_001, "is larger than 12000000 bytes"),
     ],
 )
 def test_a_file_of_no_labels_is_named(tmp_path: Path, name: str, content: bytes, said: str) -> None:
