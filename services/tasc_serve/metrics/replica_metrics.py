@@ -288,7 +288,7 @@ class ReplicaMetrics:
             "Emitted tokens, end-of-sequence included: accepted + bonus + forced.",
         )
         self._step_seconds = {name: histogram(name, *of) for name, of in _STEP_SECONDS.items()}
-        self._cost_error = make.gauges(
+        self._cost_error = make.gauge(
             "step_cost_error_ratio",
             "Mean relative difference between measured step costs and the times of real steps.",
         )
@@ -406,8 +406,7 @@ class ReplicaMetrics:
         once = [1] * len(records)
         for name, histogram in self._step_seconds.items():
             histogram.observe_all([getattr(record, name) for record in records], once)
-        if error := records[-1].cost_error:  # else it is not known
-            self._cost_error().set(error)
+        self._cost_error.set(records[-1].cost_error)
 
     def observe_result(self, result: GenerationResult) -> None:
         """Count one answered request; one that was given up on has no result."""

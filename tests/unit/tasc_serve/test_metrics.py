@@ -87,8 +87,7 @@ def assert_counters_are_sums(records: list[StepRecord]) -> None:
     assert value(registry, "tasc_draft_failures_total") == failures
     paused = sum(record.paused for record in records)
     assert value(registry, "tasc_drafting_paused_steps_total") == paused
-    known = records[-1].cost_error or None
-    assert value(registry, "tasc_step_cost_error_ratio") == known
+    assert value(registry, "tasc_step_cost_error_ratio") == records[-1].cost_error
     assert value(registry, spec + "drafts_total") == totals.drafts
     assert value(registry, "tasc_draft_seconds_sum") == totals.draft_seconds
     assert value(registry, "tasc_verify_seconds_sum") == totals.verify_seconds
@@ -269,8 +268,7 @@ def test_the_list_of_metrics_is_what_a_fed_process_exports_and_each_series_names
     BatchMetrics(registry).begun("tag")
     NeuralMetrics(registry, {"task": "tag", "model_name": "tiny"})
     counts = np.ones((len(SOURCES), 1), np.int64)
-    step = StepRecord(1, 1, counts, counts, counts, 1, 0, 0, 0.0, 0.0, cost_error=0.1)
-    metrics.observe_step(step)
+    metrics.observe_step(StepRecord(1, 1, counts, counts, counts, 1, 0, 0, 0.0, 0.0))
     metrics.set_index(artifact(1, forecast=3.0), 10)
     text = generate_latest(registry).decode()
     samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
