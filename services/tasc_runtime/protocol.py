@@ -279,8 +279,8 @@ class AnswerTexts:
         if echo and not committed:
             self._prompt = written or tokenizer.decode(request.prompt)
         self._tokenizer = tokenizer
-        has_text = [self._first(ids) is not None for ids in (request.prompt, committed)]
-        self._joins = echo and has_text == [True, False]
+        self._joins = echo and self._first(request.prompt) is not None
+        self._joins = self._joins and self._first(committed) is None
 
     def piece(self, delta: Delta, index_version: int | None) -> Piece:
         """The next piece of the answer; all of it where the request does not stream."""
@@ -293,10 +293,11 @@ class AnswerTexts:
         first = self._texts.of([TokenLogprob(id_, 0.0) for id_ in self._scored])
         tokens = (*(dataclasses.replace(t, logprob=None) for t in first), *self._texts.of(logprobs))
         front = self._prompt
-        said = self._first(result.tokens if result and not self._streams else ids)
-        if self._joins and said is not None:  # the answer, decoded alone, may lack its blank
-            front += " " * self._tokenizer.drops_blank(said)
-            self._joins = False
+        if self._joins:
+            said = self._first(result.tokens if result and not self._streams else ids)
+            if said is not None:  # the answer, decoded alone, may lack its blank
+                front += " " * self._tokenizer.drops_blank(said)
+                self._joins = False
         if result:  # log-probabilities travel as texts
             whole = front + result.text
             result = dataclasses.replace(

@@ -112,7 +112,7 @@ def test_a_line_of_several_prompts_asks_for_n_answers_to_each_or_is_an_error() -
     def request(call: Call) -> object:
         if call.prompt == "bad":
             raise ValueError("no tokens")
-        return SimpleNamespace(max_tokens=5)
+        return SimpleNamespace(max_tokens=5, logprobs=None)
 
     def calls(*prompts: str) -> Sequence[Call]:
         body = json.dumps({"model": "greet", "prompt": prompts, "n": 2})
