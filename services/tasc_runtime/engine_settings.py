@@ -11,6 +11,8 @@ def fault_of(error: ValidationError) -> str:
     """The first thing that is wrong, in one line, with its value."""
     fault = error.errors(include_url=False)[0]
     name = ".".join(map(str, fault["loc"])) or "it"
+    if fault["type"] == "missing":
+        return f"{name} is missing"
     return f"{name} is {fault['input']!r:.80}: {fault['msg']}"
 
 

@@ -25,7 +25,7 @@ Task = Annotated[str | None, typer.Argument(help="Take the outputs of this task'
 Test = Annotated[
     list[Path] | None,
     typer.Option(
-        help="Held-out rows to measure on; repeatable.", show_default="from the rows taken"
+        help="Measure on the outputs of this file; repeatable.", show_default="the outputs taken"
     ),
 ]
 Tokenizer = Annotated[

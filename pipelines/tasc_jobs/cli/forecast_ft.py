@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from tasc_jobs.cli.enrich import NgramOptions, Test
+from tasc_jobs.cli.enrich import NgramOptions
 from tasc_jobs.cli.options import (
     AsJson,
     Dtype,
@@ -23,6 +23,10 @@ from tasc_jobs.cli.options import (
 from tasc_jobs.tasks.options import PromptOptions
 
 Task = Annotated[str | None, typer.Argument(help="Use the corpus of this task.")]
+Test = Annotated[
+    list[Path] | None,
+    typer.Option(help="Held-out rows; repeatable.", show_default="a part of the rows taken"),
+]
 Tokenizer = Annotated[
     Path | None,
     typer.Option(help="Folder, or tokenizer.json.", show_default="the model's, or the task's"),

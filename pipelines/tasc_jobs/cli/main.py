@@ -44,7 +44,7 @@ from tasc_jobs.cli.tasks import task_app
 from tasc_jobs.cli.train_drafter import train_drafter
 from tasc_jobs.cli.tuning import forecast, replay, tune
 from tasc_jobs.cli.worker import worker
-from tasc_jobs.errors import exit_code, in_short, known_errors
+from tasc_jobs.errors import exit_code, in_short, known_errors, require_writable
 from tasc_runtime.progress import Clock, note, show_progress
 from tasc_store import connect
 
@@ -215,13 +215,14 @@ def model_bigrams(
 
     The index drafts from them if its corpus has no continuation.
     """
+    require_writable("--output", output)
     from tasc_jobs.index.model_bigrams import make_bigrams
     from tasc_text import TaskTokenizer
 
     source = named.source
     size = TaskTokenizer.from_folder(source.folder).vocab_size
     with show_progress("model bigrams", size, "tokens") as bar:
-        report = make_bigrams(source, output, top=top, progress=bar.advance)
+        report = make_bigrams(source, output, name=named.model, top=top, progress=bar.advance)
     print_result(asdict(report), report.in_words, as_json)
 
 

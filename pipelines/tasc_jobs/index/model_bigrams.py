@@ -101,12 +101,14 @@ def make_bigrams(
     source: ModelSource,
     output: Path,
     *,
+    name: str | None = None,
     top: int = 8,
     progress: Callable[[int], None] = lambda tokens: None,
 ) -> BigramReport:
     """Make a model's table and write it; its probabilities are float32 in any dtype.
 
     Args:
+        name: What the table calls the model; its folder if None.
         top: Next tokens kept of each token.
         progress: Told how many more tokens are done.
 
@@ -116,15 +118,16 @@ def make_bigrams(
         ValueError: ``top`` is larger than the vocabulary.
     """
     require_writable("--output", output)
+    name = name or str(source.folder)
     tokenizer = TaskTokenizer.from_folder(source.folder)
     try:
         model = load_model(source)
         started = time.perf_counter()
         tokens, logp = model_bigrams(model, tokenizer.vocab_size, top=top, progress=progress)
     except EngineError as error:
-        raise JobError(f"{source.folder}: {error}") from error
+        raise JobError(f"{name}: {error}") from error
     seconds = time.perf_counter() - started
-    name = f"{source.folder} with {source.adapter}" if source.adapter else str(source.folder)
+    name = f"{name} with {source.adapter}" if source.adapter else name
     table = BigramTable(name, tokenizer.fingerprint, tokenizer.vocab_size, tokens, logp)
     write_bigrams(table, output)
     return BigramReport(

@@ -1,4 +1,4 @@
-"""The index job and its parts killed on the way, and with a corpus larger than the store."""
+"""The index job killed on the way, and with a corpus larger than the store."""
 
 import os
 import subprocess

@@ -131,7 +131,7 @@ def test_several_runs_of_a_budget_are_one_by_their_medians_which_alone_says_noth
     ("line", "said"),
     [
         ("nonsense", "line 1 "),
-        ("{}", "setting is"),
+        ("{}", "setting is missing"),
         (json.dumps(run(0, 1, 9) | {"renyi2_bits": None}), "--train"),
         (json.dumps(run(0, 1, -1)), "ms_per_answer"),
         (json.dumps(run(0, float("nan"), 1)), "renyi2_bits"),

@@ -311,7 +311,7 @@ def test_a_file_gives_the_curve_of_its_rows_at_the_nearest_context_or_names_them
         (costs(cost(1, 1, 0.0)), "costs.0.seconds"),
         (costs(cost(0, 1, 0.1)), "costs.0.rows"),
         (costs(), "costs is "),
-        ({"costs": [cost(1, 1, 0.1)]}, "model is "),
+        ({"costs": [cost(1, 1, 0.1)]}, "model is missing"),
         ([], "cost.json"),
         ("{", "JSON"),
     ],
