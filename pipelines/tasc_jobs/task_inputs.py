@@ -144,7 +144,7 @@ class TaskInputs:
         """The template that options name; None where they name none.
 
         Raises:
-            UsageError: Both kinds are named.
+            UsageError: Both kinds are named, or turns without a chat template.
             TemplateError, ServiceError, FileError: It cannot be used.
         """
         given = self.options
@@ -155,7 +155,13 @@ class TaskInputs:
                 )
             return PromptTemplate(given.template.replace("\\n", "\n"))
         if given.chat_template is None:
-            return None
+            if not (given.system_prompt or given.few_shot):
+                return None
+            if self.record is None or self.record.chat is None:
+                raise UsageError(
+                    "--system-prompt and --few-shot need --chat-template; give it, too"
+                )
+            return changed_turns(self.record.chat, given.system_prompt, given.few_shot)
         folder = given.tokenizer or resolve_folder(*self.named_model, weights=False)
         made = chat_template(folder, given.chat_template)
         return changed_turns(made, given.system_prompt, given.few_shot)
@@ -169,7 +175,6 @@ class TaskInputs:
             TemplateError: It cannot be used.
             ServiceError: transformers cannot read the tokenizer that a chat template needs.
         """
-        given = self.options
         if template := self.named_template:
             return template
         if self.record is None:
@@ -177,11 +182,7 @@ class TaskInputs:
                 "files do not say how a model is asked; name the prompt with --template or "
                 "--chat-template"
             )
-        if not (given.system_prompt or given.few_shot):
-            return template_of(self.record)
-        if self.record.chat is None:
-            raise UsageError("--system-prompt and --few-shot need --chat-template; give it, too")
-        return changed_turns(self.record.chat, given.system_prompt, given.few_shot)
+        return template_of(self.record)
 
     @property
     def generation(self) -> GenerationSettings:

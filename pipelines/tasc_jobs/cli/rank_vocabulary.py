@@ -16,6 +16,7 @@ from tasc_jobs.cli.options import (
     require_files,
 )
 from tasc_jobs.errors import require_writable
+from tasc_runtime.errors import FileError
 
 if TYPE_CHECKING:
     from tasc_engine.drafting.neural.ranking import Ranking
@@ -102,7 +103,13 @@ def rank_vocabulary(
         with ray, Stages(f"vocabulary {task}", STAGES) as stages:
             artifact, ranking = rank_and_publish(url, job, stages)
     if output:
-        ranking.save(output)
+        try:
+            ranking.save(output)
+        except OSError as error:
+            raise FileError(
+                f"version {artifact.version} is current, but --output {output} was not written "
+                f"({error}); run the command again when there is room"
+            ) from error
     told: dict[str, Any] = {
         **asdict(artifact),
         "origin": origin,

@@ -60,7 +60,7 @@ AsJsonLines = Annotated[
 _BUDGETS, _MOST_BUDGET = ["4,8,16,32"], 256
 
 
-@grouped({PromptOptions: "the input alone"})
+@grouped({PromptOptions: "none"})
 def replay(
     *,
     train: Annotated[list[Path], typer.Option(help="Rows to index; .jsonl, .jsonl.gz, .parquet")],
@@ -79,8 +79,10 @@ def replay(
 ) -> None:
     """Estimate what drafting would save, by replaying known answers.
 
-    This needs no model and no Redis. Drafts are trees, as in the service, except for mixed-chain,
-    tasc and corpus, which draft chains.
+    This needs no model and no Redis. Without a template, the prompt is the input of the row.
+
+    Drafts are trees, as in the service, except for mixed-chain, tasc and corpus, which draft
+    chains.
     """
     from tasc_jobs.task_inputs import InputOptions
     from tasc_jobs.tuning.commands import replay_job

@@ -86,6 +86,8 @@ def test_a_draft_models_answers_need_no_ray(redis_url, client, task, tmp_path, i
     size = found["vocab_size"]
     assert f"choose 1 to {size}" in in_process.run(*args, "--top-k", size + 1, code=1)
     assert "--output is" in in_process.run(*args, "--output", tmp_path / "no" / "f", code=2)
+    long = "n" * 250  # the file that is written before it has this name cannot have a longer one
+    assert "version 3 is current" in in_process.run(*args, "--output", tmp_path / long, code=1)
 
 
 def test_what_cannot_be_ranked_is_said(redis_url, task):

@@ -242,6 +242,7 @@ def test_a_template_makes_other_prompts(slices, tasc):
         (["--proposer", "fancy"], 1, "'fancy'"),
         (["--proposer", "bigrams"], 1, "--bigrams"),
         (["--bigrams", "nowhere.npz"], 1, "nowhere.npz"),
+        (["--system-prompt", "x"], 2, "--chat-template"),
         (["--bigrams", __file__], 1, "`tasc model-bigrams`"),
         (["--test", "nowhere.jsonl"], 1, "nowhere.jsonl"),
         (["--tokenizer", "nowhere"], 1, "tokenizer.json"),
