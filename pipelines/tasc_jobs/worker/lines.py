@@ -18,9 +18,9 @@ from tasc_runtime.data.rows import read_lines
 from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.protocol import Answer, Call, Refusal
 from tasc_runtime.sampling_options import SHOWN, FieldError
-from tasc_serve.http.parsing import calls_of, parsed
-from tasc_serve.http.responses import CHAT, COMPLETION, Reply
-from tasc_serve.http.schemas import BatchLine, ChatRequest, CompletionRequest
+from tasc_serve.http.generation import ENDPOINTS
+from tasc_serve.http.parsing import GenerationBody, calls_of, parsed
+from tasc_serve.http.schemas import BatchLine
 from tasc_serve.http_errors import ApiError, of_refusal, of_validation
 from tasc_serve.routing.choices import CallGroup
 from tasc_serve.settings import LimitSettings
@@ -28,7 +28,6 @@ from tasc_store.batches.batch_store import Batch, BatchFault
 from tasc_text import is_unicode
 
 _MARK: Final = "http_error"
-_CHAT: Final = "/v1/chat/completions"
 _MOST_FAULTS: Final = 20
 _ENDLESS: Final = ("too_many_lines", "line_too_long")  # faults that end the check
 _AROUND_BODY: Final = 4096  # bytes of a line beside its body
@@ -180,26 +179,20 @@ class LineAnswers:
             for call in group.calls[:: group.n]:
                 _require_taken(call, builder, self.limits)
         except ApiError as error:
-            raise ValueError(fault_of(error)) from error
+            raise ValueError(fault_of(ENDPOINTS[self.endpoint].reworded(error))) from error
         return group.calls
 
     def content(
         self, row: Row, answers: Sequence[Answer], builder: EngineBuilder
     ) -> dict[str, Any]:
         body, group = self._read(row)
-        shape = CHAT if self._is_chat else COMPLETION
         # Times differ from run to run: they are told only to who asks for them.
         if "metrics" not in body.model_fields_set:
             body = body.model_copy(update={"metrics": "none"})
-        return Reply(shape, body, self.task, group, self.created).whole(answers)
+        return ENDPOINTS[self.endpoint].reply(body, self.task, group, self.created).whole(answers)
 
-    @property
-    def _is_chat(self) -> bool:
-        return self.endpoint == _CHAT
-
-    def _read(self, row: Row) -> tuple[ChatRequest | CompletionRequest, CallGroup]:
-        raw = row.payload.encode()
-        body = parsed(raw, ChatRequest) if self._is_chat else parsed(raw, CompletionRequest)
+    def _read(self, row: Row) -> tuple[GenerationBody, CallGroup]:
+        body: GenerationBody = parsed(row.payload.encode(), ENDPOINTS[self.endpoint].body)
         if body.stream:
             raise ApiError(400, "stream is set; a batch has whole answers: leave it out", "stream")
         id, seed = line_id(self.batch, row.ordinal), seed_of(self.batch, row.ordinal)

@@ -11,7 +11,6 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
-from pydantic import BaseModel
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Receive, Scope, Send
 
@@ -21,10 +20,8 @@ from tasc_serve.access.access_control import AccessControl, InFlight
 from tasc_serve.access.idempotency import Idempotency
 from tasc_serve.http.batches.batches_api import add_storage
 from tasc_serve.http.batches.files_api import BatchStorage
-from tasc_serve.http.generation import Generation, served
-from tasc_serve.http.responses import CHAT, COMPLETION, Reply
-from tasc_serve.http.responses_api import ResponsesReply, ResponsesRequest, in_its_words
-from tasc_serve.http.schemas import ChatRequest, CompletionRequest, documented
+from tasc_serve.http.generation import ENDPOINTS, Generation, served
+from tasc_serve.http.schemas import documented
 from tasc_serve.http_errors import ApiError
 from tasc_serve.metrics.discovery import merge, service_discovery
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
@@ -120,33 +117,15 @@ def create_api(
 
 
 def _add_generation(app: Application, generation: Generation) -> None:
-    async def respond(request: Request) -> Response:
-        try:
-            return await generation.answer(request, ResponsesRequest, ResponsesReply)
-        except ApiError as error:
-            raise in_its_words(error) from error
-
-    answer = generation.answer
-    endpoints: dict[str, tuple[type[BaseModel], _Endpoint]] = {
-        "/v1/completions": (
-            CompletionRequest,
-            partial(answer, model=CompletionRequest, reply_to=partial(Reply, COMPLETION)),
-        ),
-        "/v1/chat/completions": (
-            ChatRequest,
-            partial(answer, model=ChatRequest, reply_to=partial(Reply, CHAT)),
-        ),
-        "/v1/responses": (ResponsesRequest, respond),
-    }
-    app.direct = {path: endpoint for path, (_, endpoint) in endpoints.items()}
+    app.direct = {path: partial(generation.answer, each) for path, each in ENDPOINTS.items()}
 
     async def generate() -> Response:
         raise AssertionError("the application answers these itself")
 
-    for path, (model, _) in endpoints.items():
+    for path, endpoint in ENDPOINTS.items():
         # For the API's description, and for other methods.
         name = path.removeprefix("/v1/").replace("/", "_")
-        app.post(path, name=name, openapi_extra=documented(model))(generate)
+        app.post(path, name=name, openapi_extra=documented(endpoint.body))(generate)
 
 
 def _add_listings(app: FastAPI, backend: Backend, access: AccessControl) -> None:

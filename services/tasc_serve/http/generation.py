@@ -5,8 +5,9 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Final, TypeVar
 
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
@@ -24,8 +25,9 @@ from tasc_serve.http.parsing import (
     read_body,
 )
 from tasc_serve.http.ray_proxy import ARRIVAL
-from tasc_serve.http.responses import Reply, json_of
-from tasc_serve.http.responses_api import ResponsesReply
+from tasc_serve.http.responses import CHAT, COMPLETION, Reply, json_of
+from tasc_serve.http.responses_api import ResponsesReply, ResponsesRequest, in_its_words
+from tasc_serve.http.schemas import ChatRequest, CompletionRequest
 from tasc_serve.http_errors import ApiError, of_refusal, of_unexpected
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.routing import choices
@@ -42,7 +44,28 @@ IGNORED = "x-tasc-ignored"
 _EVENTS, _JSON = "text/event-stream", "application/json"
 _Result = TypeVar("_Result")
 _Reply = Reply | ResponsesReply
-ReplyTo = Callable[[Any, str, CallGroup], _Reply]  # of a body, its task and its calls
+
+
+@dataclass(frozen=True)
+class GenerationEndpoint:
+    """How one endpoint reads a body and writes the answer.
+
+    Attributes:
+        body: The model of its body.
+        reply: Makes the reply to a body, with its task and its calls.
+        reworded: An error with the field names of this endpoint.
+    """
+
+    body: type[GenerationBody]
+    reply: Callable[..., _Reply]
+    reworded: Callable[[ApiError], ApiError] = lambda error: error
+
+
+ENDPOINTS: Final[Mapping[str, GenerationEndpoint]] = {
+    "/v1/completions": GenerationEndpoint(CompletionRequest, partial(Reply, COMPLETION)),
+    "/v1/chat/completions": GenerationEndpoint(ChatRequest, partial(Reply, CHAT)),
+    "/v1/responses": GenerationEndpoint(ResponsesRequest, ResponsesReply, in_its_words),
+}
 
 
 class RequestScope:
@@ -105,35 +128,38 @@ class Generation:
         self._access = access
         self._idempotency = idempotency
 
-    async def answer(self, request: Request, model: type[Any], reply_to: ReplyTo) -> Response:
+    async def answer(self, endpoint: GenerationEndpoint, request: Request) -> Response:
         """The response; every error is an ApiError, and counted."""
         scope = RequestScope(request, self._in_flight, self._metrics)
         try:
             scope.enter()
-            response = await self._answered(request, model, reply_to, scope)
+            response = await self._answered(request, endpoint, scope)
         except asyncio.CancelledError:
             scope.done(CLIENT_CLOSED_REQUEST)
             raise
-        except Exception as error:
-            scope.done(error.status if isinstance(error, ApiError) else 500)
+        except ApiError as error:
+            scope.done(error.status)
+            raise endpoint.reworded(error) from error
+        except Exception:
+            scope.done(500)
             raise
         if not isinstance(response, _Events):
             scope.done(response.status_code)
         return response
 
     async def _answered(
-        self, request: Request, model: type[Any], reply_to: ReplyTo, scope: RequestScope
+        self, request: Request, endpoint: GenerationEndpoint, scope: RequestScope
     ) -> Response:
         key = await self._access.key_of(request)
         raw = await read_body(request, self._limits)
-        body: GenerationBody = await _aside(raw, partial(parsed, raw, model))
+        body: GenerationBody = await _aside(raw, partial(parsed, raw, endpoint.body))
         scope.task = task = served(self._backend, self._access, key, body.model)
         permit = self._access.admit(key, task, min(body.prompt_count, self._limits.max_prompts))
         group, retry = await self._calls(request, raw, body, task, key)
         media_type = _EVENTS if body.stream else _JSON
         if retry and (known := retry.response(media_type, permit.headers)):
             return known
-        reply = reply_to(body, task, group)
+        reply = endpoint.reply(body, task, group)
         if body.stream:
             return await self._streamed(request, group, reply, scope, permit, retry)
         with scope.waiting():

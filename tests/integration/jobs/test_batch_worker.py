@@ -87,6 +87,27 @@ def test_a_batch_has_its_answers(openai: OpenAI, run: WorkerRun, served: str, fo
     openai.files.delete(batch.input_file_id)
 
 
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_batch_may_ask_for_responses(
+    openai: OpenAI, run: WorkerRun, served: str, folder: Path
+) -> None:
+    inputs = {"good": "wake me at nine", "long": "long " * 200}
+    bodies = {name: {"model": served, "input": said} for name, said in inputs.items()}
+    lines = [request(name, "/v1/responses", body) for name, body in bodies.items()]
+    batch = asked(openai, lines, "/v1/responses")
+    run.worker().run_waiting()
+    done = openai.batches.retrieve(batch.id)
+    body = answers(openai, done.output_file_id)["good"]["response"]["body"]
+    (tokens,) = expected(folder, [inputs["good"]])
+    assert (body["object"], "metrics" in body) == ("response", False)
+    assert body["usage"]["output_tokens"] == len(tokens)
+    assert body["output"][0]["content"][0]["text"] == TaskTokenizer.from_folder(folder).decode(
+        tokens
+    )
+    error = answers(openai, done.error_file_id)["long"]["response"]["body"]["error"]
+    assert error["param"] == "input"
+
+
 @pytest.mark.slow("three jobs")
 @pytest.mark.usefixtures("ray_cluster")
 def test_a_line_is_always_answered_alike(openai: OpenAI, run: WorkerRun, served: str) -> None:
