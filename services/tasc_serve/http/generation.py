@@ -1,8 +1,8 @@
 """The endpoints that generate: from a request's bytes to its answer, whole or as events."""
 
 import asyncio
+import secrets
 import time
-import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass
@@ -180,7 +180,7 @@ class Generation:
         A retry, and all calls of a request, are answered by one version of the task's record.
         """
         retry_key = self._idempotency.key_of(request, key.id if key else "")
-        id, seed = (retry_key.id, retry_key.seed) if retry_key else (uuid.uuid4().hex, None)
+        id, seed = (retry_key.id, retry_key.seed) if retry_key else (secrets.token_hex(16), None)
         status = self._backend.status(task)
         version = status.record_version if status else None
         group = await _aside(raw, partial(calls_of, body, self._limits, id, seed, version))

@@ -9,7 +9,7 @@ imported, since proxies hold no models.
 """
 
 import logging
-import uuid
+import secrets
 from typing import Final, Protocol
 
 from starlette.middleware import Middleware
@@ -71,7 +71,7 @@ class Shortcut:
             await self._app(scope, receive, send)
             return
         sent_id = next((value for name, value in scope["headers"] if name == _REQUEST_ID), None)
-        request_id = sent_id or uuid.uuid4().hex.encode()
+        request_id = sent_id or secrets.token_hex(16).encode()
 
         async def sent(message: Message) -> None:
             if message["type"] == "http.response.start":
