@@ -39,6 +39,7 @@ from tasc_text import Conversation
 _LONGEST_PROXY_S = 60.0
 _DIGITS = 20  # of microseconds
 _LARGE_BODY = 65_536  # bytes; less is read in a few milliseconds
+_MANY_TOKENS = 256  # with log-probabilities; fewer are written in a few milliseconds
 _MOST_NAMED = 20  # messages in a header
 IGNORED = "x-tasc-ignored"
 _EVENTS, _JSON = "text/event-stream", "application/json"
@@ -152,7 +153,9 @@ class Generation:
     ) -> Response:
         key = await self._access.key_of(request)
         raw = await read_body(request, self._limits)
-        body: GenerationBody = await _aside(raw, partial(parsed, raw, endpoint.body))
+        body: GenerationBody = await _aside(
+            len(raw) > _LARGE_BODY, partial(parsed, raw, endpoint.body)
+        )
         scope.task = task = served(self._backend, self._access, key, body.model)
         permit = self._access.admit(key, task, min(body.prompt_count, self._limits.max_prompts))
         group, retry = await self._calls(request, raw, body, task, key)
@@ -166,7 +169,8 @@ class Generation:
             async with _WhileConnected(request):
                 answers = await self._whole(group, task)
         permit.spend(sum(len(answer.result.tokens) for answer in answers))
-        encoded = json_of(reply.whole(answers))
+        many = sum(len(answer.tokens) for answer in answers) > _MANY_TOKENS
+        encoded = await _aside(many, lambda: json_of(reply.whole(answers)))
         if retry:
             retry.keep(encoded)
         headers = {**permit.headers, **self._ignored(task, group)}
@@ -183,7 +187,9 @@ class Generation:
         id, seed = (retry_key.id, retry_key.seed) if retry_key else (secrets.token_hex(16), None)
         status = self._backend.status(task)
         version = status.record_version if status else None
-        group = await _aside(raw, partial(calls_of, body, self._limits, id, seed, version))
+        group = await _aside(
+            len(raw) > _LARGE_BODY, partial(calls_of, body, self._limits, id, seed, version)
+        )
         if not retry_key:
             return group, None
         retry = await self._idempotency.claim(retry_key, request, raw, task, version)
@@ -336,9 +342,9 @@ def _since(arrival: str | None) -> float | None:
     return seconds if 0 <= seconds < _LONGEST_PROXY_S else None
 
 
-async def _aside(raw: bytes, work: Callable[[], _Result]) -> _Result:
-    """Run ``work`` on a thread where the body is large: others' answers must not wait for it."""
-    return await asyncio.to_thread(work) if len(raw) > _LARGE_BODY else work()
+async def _aside(long: bool, work: Callable[[], _Result]) -> _Result:
+    """Run ``work`` on a thread where it takes long: others' answers must not wait for it."""
+    return await asyncio.to_thread(work) if long else work()
 
 
 def served(backend: Backend, access: AccessControl, key: ApiKey | None, task: str) -> str:
