@@ -38,7 +38,7 @@ class ClusterError(JobError):
 
 
 class RaySetupError(ClusterError):
-    """No Ray is running where a job needs one, or it would be open to the network."""
+    """Ray is not running where a job needs it, does not start, or would be open to the network."""
 
 
 def known_errors() -> tuple[type[Exception], ...]:

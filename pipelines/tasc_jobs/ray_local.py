@@ -61,7 +61,7 @@ def local_ray(
         environment: What its processes are given besides, by the folder that it has for its files.
 
     Raises:
-        RaySetupError: The local Ray does not keep to loopback.
+        RaySetupError: The local Ray does not start, or does not keep to loopback.
         ConnectionError: Nobody answers at RAY_ADDRESS.
     """
     if ray.is_initialized():
@@ -143,15 +143,7 @@ def _own_cluster(
         # Ray read the variable when it was imported; only its child processes will read it anew.
         undo.enter_context(_changed(ray_constants, ENABLE_RAY_CLUSTER=False))
         try:
-            ray.init(
-                address="local",
-                num_cpus=num_cpus,
-                object_store_memory=object_store_mb << 20,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                _temp_dir=folder,
-            )
+            _start(num_cpus, object_store_mb, folder)
             address = ray.util.get_node_ip_address()
             if address != "127.0.0.1":
                 raise RaySetupError(
@@ -161,6 +153,23 @@ def _own_cluster(
             yield
         finally:
             ray.shutdown(wait_for_processes=True)
+
+
+def _start(num_cpus: int, object_store_mb: int, folder: str) -> None:
+    try:
+        ray.init(
+            address="local",
+            num_cpus=num_cpus,
+            object_store_memory=object_store_mb << 20,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _temp_dir=folder,
+        )
+    except Exception as error:  # Ray has no class for a start that takes too long
+        raise RaySetupError(
+            f"Ray did not start: {error}; if the machine is busy, run the command again"
+        ) from error
 
 
 def _temporary_folder() -> tempfile.TemporaryDirectory[str]:

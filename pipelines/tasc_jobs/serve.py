@@ -61,6 +61,13 @@ def run_service(
     try:
         with connect(redis_url) as client:
             store = TaskStore(client)
+            for name in wanted:
+                own, most = newest_version(store, name)[0].max_tokens, settings.limits.max_tokens
+                if own > most:
+                    say(
+                        f"task {name}: answers have up to {own} tokens, but requests may ask for "
+                        f"{most} at most (limits.max_tokens)"
+                    )
             updates = RecordUpdates(
                 store,
                 wanted,

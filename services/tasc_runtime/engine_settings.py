@@ -43,7 +43,10 @@ class EngineSettings(Section):
         "what all rows need at most.",
     )
     max_draft_tokens: int = Field(
-        32, ge=0, le=63, description="Maximum draft tokens of one row in one step."
+        32,
+        ge=0,
+        le=63,
+        description="Maximum draft tokens of one row in one step, whatever a task asks for.",
     )
     prefix_cache_bytes: int = Field(
         1 << 28,
@@ -74,7 +77,9 @@ class DraftOverrides(Section):
         None, description="How sources are mixed: mixed (learnt weights), tasc or trie."
     )
     num_speculative_tokens: int | None = Field(
-        None, description="Maximum draft tokens of one row; 0 switches drafting off."
+        None,
+        description="Maximum draft tokens of one row; 0 switches drafting off. "
+        "engine.max_draft_tokens limits it.",
     )
     min_prob: float | None = Field(
         None, description="A draft ends where the probability of its path falls below this."

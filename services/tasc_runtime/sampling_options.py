@@ -33,6 +33,7 @@ from tasc_text import Conversation, Message
 from tasc_text.template import Role
 
 SHOWN = 64  # characters of a name or text that a message shows
+_NEAR = 0.7  # least similarity of a name that a message proposes
 # Types of validation errors.
 UNKNOWN = "unknown_field"
 UNSUPPORTED = "unsupported_field"
@@ -220,7 +221,7 @@ class Body(BaseModel):
             if name in required:
                 continue
             if name not in cls.unsupported:
-                near = difflib.get_close_matches(name[:SHOWN], required, 1)
+                near = difflib.get_close_matches(name[:SHOWN], required, 1, _NEAR)
                 context = {"field": name, "nearest": near[0] if near else ""}
                 raise PydanticCustomError(UNKNOWN, "unknown field", context)
             if value is not None and value not in cls.unsupported[name]:
@@ -542,7 +543,7 @@ class ChatMessage(Body):
     def _said_by_a_known_role(cls, message: Any) -> Any:
         """Before the fields that such a message has, which are unknown here."""
         if isinstance(message, dict) and message.get("role") in ("tool", "function"):
-            context = {"field": "role", "neutral": get_args(Role)}
+            context = {"field": "role", "neutral": get_args(Role), "whole": "the message"}
             raise PydanticCustomError(UNSUPPORTED, "is not supported", context)
         return message
 

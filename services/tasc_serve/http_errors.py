@@ -137,7 +137,7 @@ def of_validation(error: ValidationError, body: bytes) -> ApiError:
         return ApiError(400, f"unknown field {param}; {way_out}", param, "unknown_parameter")
     if fault["type"] == UNSUPPORTED:
         neutral = " or ".join(json.dumps(value) for value in context["neutral"])
-        way_out = f"remove it, or send {neutral}" if neutral else "remove it"
+        way_out = f"remove {context.get('whole', 'it')}" + (neutral and f", or send {neutral}")
         message = f"{param} is not supported here; {way_out}"
         return ApiError(400, message, param, "unsupported_parameter")
     return ApiError(400, f"{param or 'body'}: {_in_words(fault)}", param)

@@ -26,7 +26,9 @@ class LimitSettings(Section):
         "the prompts of all answers have at most max_choices times this size.",
     )
     max_body_bytes: int = Field(4_194_304, ge=1, description="Maximum size of an HTTP body.")
-    max_tokens: int = Field(512, ge=1, description="Maximum of max_tokens in a request.")
+    max_tokens: int = Field(
+        512, ge=1, description="Maximum of max_tokens in a request; the task's own may be greater."
+    )
     max_choices: int = Field(16, ge=1, description="Maximum number of answers (n) to one request.")
     max_prompts: int = Field(
         256,

@@ -196,7 +196,7 @@ class Choices:
         if self.longest > max_tokens:
             raise GuideError(
                 f"{self.name} takes {self.longest} tokens, its end included, and max_tokens is "
-                f"{max_tokens}; raise max_tokens or leave the choice out"
+                f"{max_tokens}; raise max_tokens, shorten the prompt, or leave the choice out"
             )
         return ChoiceGuide(self)
 

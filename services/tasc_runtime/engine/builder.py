@@ -428,7 +428,8 @@ class EngineBuilder:
             raise FieldError(
                 call.prompt_field,
                 f"{call.prompt_field} has {len(prompt)} tokens; a row holds {longest}, the answer "
-                "included (max_model_len, kv_cache_bytes): shorten it",
+                "included (max_model_len, kv_cache_bytes): shorten it, or have it cut by "
+                "truncate_prompt_tokens",
             )
         return longest - len(prompt)
 

@@ -133,14 +133,14 @@ def calls_of(
     try:
         prompts = [tuple(p) if isinstance(p, list) else p for p in body.prompts]
         n, count = body.n or 1, len(prompts)
-        _require_at_most("prompt", f"has {count} prompts", count, limits.max_prompts)
-        _require_at_most("n", f"is {n} answers", n, limits.max_choices)
+        _require_at_most("prompt", f"has {count} prompts", count, "max_prompts", limits.max_prompts)
+        _require_at_most("n", f"is {n} answers", n, "max_choices", limits.max_choices)
         if body.best_of is not None and body.best_of > n:
             message = f"best_of is {body.best_of} and n is {n}; all answers made are returned"
             raise FieldError("best_of", f"{message}: set both to the same number")
         if count > 1:
             found = f"is {n} answers to each of {count} prompts"
-            _require_at_most("n", found, n, limits.max_prompts // count)
+            _require_at_most("n", found, n, "max_prompts", limits.max_prompts // count)
         call = Call(
             id=id,
             prompt=prompts[0],
@@ -159,9 +159,11 @@ def calls_of(
         size = sum(_short_size(one, limits) for one in group.calls[::n])
         if n > 1:  # each answer's call has its prompt
             found = f"is {n} answers to {size} bytes of prompts, {n * size} together"
-            _require_at_most("n", found, n * size, limits.max_prompt_bytes * limits.max_choices)
+            most = limits.max_prompt_bytes * limits.max_choices
+            _require_at_most("n", found, n * size, "max_prompt_bytes", most)
         limit = body.limit or 0
-        _require_at_most(body.limit_field, f"is {limit} tokens", limit, limits.max_tokens)
+        found = f"is {limit} tokens"
+        _require_at_most(body.limit_field, found, limit, "max_tokens", limits.max_tokens)
         return group
     except FieldError as error:
         raise ApiError(400, str(error), error.field) from error
@@ -174,13 +176,15 @@ def _short_size(call: Call, limits: LimitSettings) -> int:
         size, each, unit = len(call.prompt), _BYTES_PER_TOKEN, "token ids"
     else:
         size = len(str(call.prompt).encode())
-    _require_at_most(call.prompt_field, f"has {size} {unit}", size, most // each)
+    _require_at_most(
+        call.prompt_field, f"has {size} {unit}", size, "max_prompt_bytes", most // each
+    )
     return size * each
 
 
-def _require_at_most(field: str, found: str, size: int, limit: int) -> None:
+def _require_at_most(field: str, found: str, size: int, setting: str, limit: int) -> None:
     if size > limit:
-        raise FieldError(field, f"{field} {found}; at most {limit} are taken")
+        raise FieldError(field, f"{field} {found}; at most {limit} are taken (limits.{setting})")
 
 
 def _sampling_options(
@@ -202,5 +206,6 @@ def _sampling_options(
     if (guide := options.guide) and guide.spec.choices:
         size = guide.spec.size_bytes
         most = MOST_CHOICE_BYTES * limits.max_choices // answers  # each call has it
-        _require_at_most(guide.field, f"has {size} bytes for each of {answers} answers", size, most)
+        found = f"has {size} bytes for each of {answers} answers"
+        _require_at_most(guide.field, found, size, "max_choices", most)
     return options
