@@ -180,7 +180,7 @@ class Engine:
 
         Else the first request that has one waits for it, and all that share the batch.
         """
-        following.warm_up()  # first: behind the other one nobody waits any more
+        following.warm_up()  # first, since `waits_to_compile` looks at the other
         sampler.warm_up(self._target.dtype, self._target.device)
 
     def cancel(self, request_id: str) -> bool:

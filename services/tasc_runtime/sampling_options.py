@@ -79,7 +79,7 @@ class AnswerGuide:
         """Raise FieldError where a stop string or a stop token could cut a choice.
 
         Args:
-            stop_ids: Without ends of sequence.
+            stop_ids: Without special tokens, which no choice has.
         """
         if self.spec.choices and stop_ids:
             message = f"stop_token_ids has {min(stop_ids)}, which could cut a choice of {self.name}"

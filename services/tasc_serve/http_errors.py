@@ -23,6 +23,7 @@ from tasc_store.errors import (
     FileInUse,
     FilesFull,
     LinesFull,
+    StoreBusy,
     UnknownBatch,
     UnknownFile,
 )
@@ -83,6 +84,7 @@ _OF_STORE: Final[tuple[tuple[type[StoreError], int, str], ...]] = (
     (BatchesFull, 429, "too_many_batches"),
     (LinesFull, 429, "too_many_batch_lines"),
     (CorruptArtifact, 500, "file_damaged"),
+    (StoreBusy, 503, "service_unavailable"),
 )
 _METHODS = {"GET": "GET, HEAD", "POST": "POST", "DELETE": "DELETE"}  # and what they are shown as
 _UNIONS = (("prompt",), ("stop",), ("response_format",), ("text", "format"))
@@ -110,7 +112,7 @@ def of_refusal(refusal: Refusal) -> ApiError:
 
 
 def of_store(error: StoreError) -> ApiError:
-    """What is not there, or cannot be; of a store that fails, which logs it, nothing but that."""
+    """The answer to an error of the store. Details of a failing store are in the log alone."""
     for kind, status, code in _OF_STORE:
         if isinstance(error, kind):
             return ApiError(status, str(error), code=code)

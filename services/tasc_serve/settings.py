@@ -38,9 +38,9 @@ class LimitSettings(Section):
     max_total_tokens: int = Field(
         4096,
         ge=1,
-        description="Maximum tokens of all answers to one prompt if n is above 1. Several answers "
-        "with logprobs have at most so many tokens with 20 logprobs each, echoed prompts included; "
-        "with fewer logprobs, more.",
+        description="Maximum tokens of all answers to one prompt if n is above 1. For several "
+        "answers with logprobs, echoed prompts included, tokens * (1 + logprobs) is at most 21 "
+        "times this.",
     )
     guide_timeout_s: float = Field(
         5.0, gt=0, description="Maximum time to compile a new guide; after it the answer is 503."

@@ -11,16 +11,13 @@ from typing import Any, TypeVar
 
 from tasc_serve.settings import LimitSettings
 from tasc_store import StoreError, StoreFull, StoreReadOnly, StoreTooOld, StoreUnreachable
+from tasc_store.errors import StoreBusy
 
 log = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 # Other subclasses of StoreError are answers of a store that works, such as UnknownFile.
 _FAULTS = (StoreError, StoreUnreachable, StoreFull, StoreReadOnly, StoreTooOld)
-
-
-class StoreBusy(StoreError):
-    """The store does not answer in time, is left alone after a failure, or has too many callers."""
 
 
 class StoreCalls:
@@ -42,8 +39,9 @@ class StoreCalls:
     ) -> None:
         self._name, self._timeout_s, self._pause_s = name, timeout_s, pause_s
         self._threads = ThreadPoolExecutor(threads, name)
-        self._room = threading.BoundedSemaphore(max_waiting)
+        self._most, self._room = max_waiting, threading.BoundedSemaphore(max_waiting)
         self._retry_at = 0.0
+        self._crowded = False
         self.failing = False
 
     @classmethod
@@ -69,7 +67,9 @@ class StoreCalls:
             async with asyncio.timeout(self._timeout_s):
                 return await asyncio.wrap_future(begun)
         except TimeoutError as error:
-            busy = StoreBusy(f"{self._name}: no answer of Redis within {self._timeout_s:g} s")
+            busy = StoreBusy(
+                f"{self._name}: no answer of Redis within {self._timeout_s:g} s; try again later"
+            )
             self._failed(busy)
             raise busy from error
 
@@ -82,8 +82,15 @@ class StoreCalls:
         now = time.monotonic()
         if self.failing and now < self._retry_at:
             raise StoreBusy(f"{self._name}: Redis failed a moment ago; try again later")
-        if not self._room.acquire(blocking=False):
-            raise StoreBusy(f"{self._name}: too many requests wait for Redis; try again later")
+        crowded, self._crowded = self._crowded, not self._room.acquire(blocking=False)
+        if self._crowded:
+            busy = StoreBusy(
+                f"{self._name}: {self._most} calls to Redis are running or waiting, which is the "
+                "limit; try again later"
+            )
+            if not crowded:
+                log.warning("%s (limits of store calls)", busy)
+            raise busy
         self._retry_at = now + self._pause_s
         try:
             begun = self._threads.submit(call)

@@ -17,6 +17,10 @@ class StoreFull(StoreError):
     """Redis has reached its ``maxmemory`` and may not evict."""
 
 
+class StoreBusy(StoreError):
+    """The store does not answer in time, is left alone after a failure, or has too many callers."""
+
+
 class StoreTooOld(StoreError):
     """The Redis server is older than the commands used here."""
 

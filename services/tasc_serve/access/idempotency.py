@@ -16,8 +16,9 @@ from fastapi import Request, Response
 
 from tasc_serve.http_errors import ApiError
 from tasc_serve.settings import LimitSettings
-from tasc_serve.store_calls import StoreBusy, StoreCalls
+from tasc_serve.store_calls import StoreCalls
 from tasc_store import IdempotencyStore, StoreError
+from tasc_store.errors import StoreBusy
 
 HEADER = "Idempotency-Key"
 _REPLAYED = {"Idempotency-Replayed": "true"}

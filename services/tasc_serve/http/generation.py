@@ -1,10 +1,11 @@
 """The endpoints that generate: from a request's bytes to its answer, whole or as events."""
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
@@ -35,6 +36,8 @@ from tasc_serve.routing.choices import CallGroup
 from tasc_serve.settings import LimitSettings
 from tasc_store import ApiKey
 from tasc_text import Conversation
+
+log = logging.getLogger(__name__)
 
 _LONGEST_PROXY_S = 60.0
 _DIGITS = 20  # of microseconds
@@ -227,7 +230,8 @@ class Generation:
         if retry:
             events = retry.keeping(events)
         headers = {**permit.headers, **self._ignored(reply.task, group)}
-        return _Events(events, reply.failure, pieces, deadline, group, scope, headers)
+        longest_s = self._limits.request_timeout_s
+        return _Events(events, reply.failure, pieces, deadline, longest_s, group, scope, headers)
 
     def _ignored(self, task: str, group: CallGroup) -> Mapping[str, str]:
         """A header with the messages that did not enter the prompt, which are counted.
@@ -276,6 +280,47 @@ class _WhileConnected:
             self._task.cancel()
 
 
+class _WhileRead:
+    """A block that is cancelled, and left, when a client takes too long to read what it is sent.
+
+    Args:
+        longest_s: Longest time of one `send`; twice that may pass until it is noticed.
+    """
+
+    def __init__(self, send: Send, longest_s: float) -> None:
+        self._send, self._longest_s = send, longest_s
+        self._since: float | None = None  # when the send began that has not ended
+        self._stalled = False
+
+    async def send(self, message: Message) -> None:
+        self._since = self._loop.time()
+        await self._send(message)
+        self._since = None
+
+    async def __aenter__(self) -> Send:
+        self._loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        self._task, self._cancelling = task, task.cancelling()
+        self._timer = self._loop.call_later(self._longest_s, self._look)
+        return self.send
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        self._timer.cancel()
+        if not self._stalled:
+            return False
+        nobody_else = self._task.uncancel() <= self._cancelling
+        return nobody_else and isinstance(error, asyncio.CancelledError)
+
+    def _look(self) -> None:
+        """One timer for a stream: most sends do not wait, and a timer for each costs too much."""
+        if self._since is not None and self._loop.time() - self._since >= self._longest_s:
+            log.warning("a client did not read for %g s; its stream is cut", self._longest_s)
+            self._stalled = True
+            self._task.cancel()
+        else:
+            self._timer = self._loop.call_later(self._longest_s, self._look)
+
+
 class _Events(StreamingResponse):
     """The events of one stream.
 
@@ -289,12 +334,13 @@ class _Events(StreamingResponse):
         failure: Callable[[ApiError], str],
         pieces: AsyncGenerator[choices.Numbered, None],
         deadline: float,
+        longest_send_s: float,
         group: CallGroup,
         scope: RequestScope,
         headers: Mapping[str, str],
     ) -> None:
         self._pieces, self._scope, self._failure = pieces, scope, failure
-        self._deadline, self._group = deadline, group
+        self._deadline, self._longest_send_s, self._group = deadline, longest_send_s, group
         self._code = CLIENT_CLOSED_REQUEST
         self._events = self._ended(events)
         super().__init__(self._events, headers=headers, media_type=_EVENTS)
@@ -308,14 +354,10 @@ class _Events(StreamingResponse):
                 pass
 
     async def stream_response(self, send: Send) -> None:
-        async def sent(message: Message) -> None:
-            # Else a client that does not read would keep its place in this gateway.
-            async with asyncio.timeout(self._group.timeout_s):
-                await send(message)
-
-        with suppress(TimeoutError):
-            async with aclosing(self._pieces), aclosing(self._events):
-                await super().stream_response(sent)
+        # Else a client that does not read would keep its place in this gateway.
+        reading = _WhileRead(send, self._longest_send_s)
+        async with reading as timed, aclosing(self._pieces), aclosing(self._events):
+            await super().stream_response(timed)
 
     async def _ended(self, events: AsyncIterator[str]) -> AsyncGenerator[str, None]:
         try:

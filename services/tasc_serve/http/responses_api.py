@@ -196,7 +196,7 @@ class ResponsesReply:
     def failure(self, error: ApiError) -> str:
         """The event that ends a stream which cannot go on.
 
-        Clients of OpenAI's raise an error by ``error``, which its type of the event has not.
+        OpenAI's clients look for a field ``error``, which OpenAI's own event does not have.
         """
         body = in_its_words(error).body
         told = {name: body["error"][name] for name in ("code", "message", "param")}

@@ -74,7 +74,7 @@ class GatewayMetrics:
         )
         self.failover_seconds = histograms(
             "failover_seconds",
-            "Time from the loss of a replica to the next piece of an answer, as clients saw it.",
+            "Time from the loss of a replica to the next tokens of an answer, as clients saw it.",
             _FAILOVER_S,
         )
         self._replicas = gauges(

@@ -202,9 +202,8 @@ class ShadowCheck:
     def _submit(self, candidate: _Candidate) -> None:
         shadow = candidate.shadow
         if shadow.guide and not self._engine.guides.known(shadow.guide):
-            self._metrics.not_checked[
-                "failed"
-            ].inc()  # to compile it again would keep users waiting
+            # To compile it again would keep users waiting.
+            self._metrics.not_checked["failed"].inc()
             return
         self._engine.submit(shadow)
         self._running[shadow.id] = candidate

@@ -57,8 +57,7 @@ class TaskWatcher:
         self._stopped, self._changing = threading.Event(), threading.Lock()
         looks = {"record": self._look_for_record, "index": self._look_for_index}
         self._watching = [
-            RepeatedCall(f"watch the task's {what}", partial(self._alone, look), poll_s)
-            for what, look in looks.items()
+            RepeatedCall(f"watch the task's {what}", look, poll_s) for what, look in looks.items()
         ]
 
     def close(self) -> None:
@@ -66,21 +65,17 @@ class TaskWatcher:
         for watching in self._watching:
             watching.close(2 * self._poll_s)
 
-    def _alone(self, look: Callable[[], None]) -> None:
-        with self._changing:
-            look()
-
     def _look_for_index(self) -> None:
         artifact = self._builder.indexes.store.current()
         if artifact is None or artifact.version == self._index:
             return
         try:
-            index = self._builder.indexes.fetch(artifact)
-            proposer = self._builder.proposer_for(self._builder.record, index)
+            index = self._builder.indexes.fetch(artifact)  # for minutes, if it is large
+            with self._changing:
+                proposer = self._builder.proposer_for(self._builder.record, index)
+                self._between_steps(partial(self._swap, artifact, index, proposer))
         except (ServiceError, ValueError):  # it will not fit later; what else fails, may work
             log.exception("a new draft index does not fit; the old one stays in use")
-        else:
-            self._between_steps(partial(self._swap, artifact, index, proposer))
         self._index = artifact.version
 
     def _swap(self, artifact: Artifact, index: DraftIndex, proposer: NgramProposer | None) -> None:
@@ -88,6 +83,10 @@ class TaskWatcher:
         self._on_change()
 
     def _look_for_record(self) -> None:
+        with self._changing:
+            self._follow_record()
+
+    def _follow_record(self) -> None:
         while self._older:
             self._remember(self._older[-1])
             self._older.pop()

@@ -70,6 +70,7 @@ class SeenReplica:
     Attributes:
         calls: This gateway's calls that it holds.
         gone: Why it was given up, and gets no calls; empty while it does.
+        let_go: Whether its connection was ended since it last had a pulse.
     """
 
     def __init__(self, name: str) -> None:
@@ -78,6 +79,7 @@ class SeenReplica:
         self.pulse: Pulse | None = None
         self.asking = False
         self.gone = ""
+        self.let_go = False
         self._heard = time.monotonic()
         self._pulse_at = 0.0
         self._calls_then = 0
@@ -107,7 +109,7 @@ class SeenReplica:
         self.pulse, self._calls_then = pulse, self.calls
         if pulse.stalled_s < heartbeat_timeout_s:
             self._heard = self._pulse_at = time.monotonic()
-            self.gone = ""
+            self.gone, self.let_go = "", False
 
     def give_up(self, reason: str, at: float | None = None) -> None:
         """Give it no more calls until it has a pulse again.
@@ -199,8 +201,10 @@ class Fleet:
         for name in names - self._replicas.keys():
             self._replicas[name] = SeenReplica(name)
         for replica in list(self._replicas.values()):
-            if replica.name in names or replica.calls:  # being stopped it still ends what it has
-                self._begin_to_ask(replica)
+            present = replica.name in names
+            if present or replica.calls:  # being stopped it still ends what it has
+                if present or not replica.let_go:
+                    self._begin_to_ask(replica)
                 self._judge(replica)
             else:
                 del self._replicas[replica.name]
@@ -208,8 +212,8 @@ class Fleet:
         self._seen(sum(r.pulse is not None for r in self._live()))
 
     def _judge(self, replica: SeenReplica) -> None:
-        if replica.silent_s < self._silence_s or (replica.gone and not replica.calls):
-            return
+        if replica.silent_s < self._silence_s or replica.let_go:
+            return  # a client that does not read may keep a call that was ended
         # Waiting for one that may come back is better than for nobody.
         if any(other.silent_s < self._silence_s for other in self._live() if other is not replica):
             log.warning("task %s: replica %s is silent, given up", self._task, replica.name)
@@ -217,6 +221,7 @@ class Fleet:
 
     def _give_up(self, replica: SeenReplica, reason: str) -> None:
         replica.give_up(reason)
+        replica.let_go = True
         self._let_go(replica.name, replica.gone)
 
     def _live(self) -> list[SeenReplica]:

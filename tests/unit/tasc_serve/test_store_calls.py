@@ -9,9 +9,9 @@ from contextlib import suppress
 import pytest
 
 from support import DEADLINE_S, eventually, refused
-from tasc_serve.store_calls import RepeatedCall, StoreBusy, StoreCalls
+from tasc_serve.store_calls import RepeatedCall, StoreCalls
 from tasc_store import StoreUnreachable
-from tasc_store.errors import UnknownFile
+from tasc_store.errors import StoreBusy, UnknownFile
 
 THREADS, ROOM = 2, 8
 
