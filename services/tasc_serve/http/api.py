@@ -108,7 +108,7 @@ def create_api(
     _add_generation(app, Generation(backend, limits, metrics, in_flight, access, idempotency))
     _add_listings(app, backend, access)
     if storage:
-        closing.callback(add_storage(app, storage, limits, access, in_flight).close)
+        closing.callback(add_storage(app, storage, limits, access, in_flight, cors_origins).close)
     _add_operations(app, backend, in_flight, metrics)
     if cors_origins:
         every = ("*",)

@@ -45,6 +45,18 @@ def test_a_file_is_taken_listed_shown_read_and_deleted(make_service: Make) -> No
     assert error_of(service.ask("DELETE", place), 404)
 
 
+def test_only_pages_of_allowed_sites_may_post_what_browsers_send_unasked(
+    make_service: Make,
+) -> None:
+    service = make_service()
+    for origin, status in (("https://example.org", 403), ("null", 403), ("http://test", 200)):
+        headers, files = {"Origin": origin}, {"file": ("in.jsonl", line().encode())}
+        answer = service.ask("POST", "/v1/files", data=FORM, files=files, headers=headers)
+        assert (answer.status_code, len(service.files)) == (status, int(status == 200))
+        cancelled = service.ask("POST", "/v1/batches/b/cancel", headers=headers)
+        assert cancelled.status_code == (404 if status == 200 else 403)
+
+
 def test_fields_may_come_behind_the_file(make_service: Make) -> None:
     service = make_service()
     files = {"file": ("a.jsonl", b"x"), "purpose": (None, b"batch")}

@@ -6,12 +6,14 @@ answers them.
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Depends, FastAPI, Request
+from starlette.datastructures import Headers
 
 from tasc_runtime.sampling_options import SHOWN
 from tasc_serve.access.access_control import AccessControl, InFlight
@@ -42,15 +44,21 @@ def add_storage(
     limits: LimitSettings,
     access: AccessControl,
     in_flight: InFlight,
+    origins: Sequence[str] = (),
 ) -> StoreCalls:
     """Add the routes below ``/v1/files`` and ``/v1/batches``.
+
+    Args:
+        origins: Of web pages whose scripts may post to them; ``*``: any.
 
     Returns:
         Their calls of the store, which the caller closes.
     """
 
-    async def inside() -> AsyncGenerator[None, None]:
+    async def inside(request: Request) -> AsyncGenerator[None, None]:
         """From a request's first byte to its answer's last one."""
+        if request.method == "POST":
+            _require_allowed(request.headers, origins)
         in_flight.enter()
         try:
             yield
@@ -81,6 +89,16 @@ def add_storage(
     routes.post("/v1/batches", openapi_extra=documented(BatchRequest))(batches.create)
     app.include_router(routes)
     return calls
+
+
+def _require_allowed(headers: Headers, origins: Sequence[str]) -> None:
+    """Raise ApiError 403 for a page of another site: browsers send such forms without asking."""
+    origin = headers.get("origin")
+    if origin is None or {origin, "*"} & {*origins}:
+        return
+    if urlsplit(origin).netloc != headers.get("host"):
+        shown_origin = repr(origin[:SHOWN])
+        raise ApiError(403, f"Origin {shown_origin} is not allowed; add it to http.cors_origins")
 
 
 def shown(batch: Batch) -> dict[str, Any]:
