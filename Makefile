@@ -47,7 +47,7 @@ test-clients: .venv/.installed ## run real clients against the demo service and 
 	.venv/bin/python benchmarks/clients/bench_clients.py
 
 serve: .venv/.installed ## keep the demo service running on port 8000
-	@exec .venv/bin/tasc demo --serve
+	@.venv/bin/tasc demo --serve || [ $$? = 130 ]  # Ctrl-C
 
 check: .venv/.installed ## lint, format, types, import contracts
 	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/mypy dashboards docs && .venv/bin/lint-imports

@@ -520,5 +520,6 @@ def require_free(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise ServiceError(
-                f"{host}:{port} cannot be used ({error}); end what uses it or choose another port"
+                f"{host}:{port} cannot be used ({error}); end what uses it, or choose another "
+                "port: http.port in the settings, --port of `tasc demo --serve`"
             ) from error

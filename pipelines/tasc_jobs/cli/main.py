@@ -100,10 +100,13 @@ def ingest(
 ) -> None:
     """Append the rows of FILES to the corpus of TASK. Rows that are already in it are skipped."""
     from tasc_jobs.index.ingest import ingest as run
+    from tasc_store import TaskStore
 
     with store.open() as url, show_progress("ingest", None) as bar:
+        client = connect(url)
+        known = task in TaskStore(client).names()
         report = run(
-            connect(url),
+            client,
             task,
             files,
             fields=row.fields,
@@ -113,6 +116,8 @@ def ingest(
     text = f"{report.added} rows added, {report.known} already known, {report.rejected} rejected"
     if report.reject_file:
         text += f" (see {report.reject_file})"
+    if not known:
+        text += f"; task {task} is not registered yet, see `tasc task create --help`"
     print_result(asdict(report), text, as_json)
 
 
@@ -150,15 +155,16 @@ def build_index(
 
     check_cap(max_bytes)
     require_files(bigrams)
-    from tasc_runtime.progress import Stages
+    from tasc_runtime.progress import Stages, note
     from tasc_store import TaskStore
 
     with store.open(task) as url:
+        record = TaskStore(connect(url)).get(task)
+        note("starting Ray ...")
         from tasc_jobs.index.build import NOTES, STAGES, build_and_publish
         from tasc_jobs.index.publish import IndexReport
         from tasc_jobs.ray_local import local_ray
 
-        record = TaskStore(connect(url)).get(task)
         with local_ray(), Stages(f"index {task}", STAGES, notes=NOTES) as stages:
             artifact, index = build_and_publish(
                 url,
@@ -263,10 +269,13 @@ def demo(
     ] = Path("demo.html"),
 ) -> None:
     """Run the whole workflow on shipped data: corpus, statistics, index, service, answers."""
+    from tasc_runtime.progress import note
+
     if keep_serving:
         from tasc_serve.settings import require_free
 
         require_free("127.0.0.1", port)
+    note("starting Ray ...")
     from tasc_jobs.demo.run import run_demo, serve_demo
     from tasc_store import open_url
 

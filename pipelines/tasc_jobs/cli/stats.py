@@ -48,7 +48,7 @@ def stats(
         file_statistics,
         stats_page,
     )
-    from tasc_runtime.progress import Stages
+    from tasc_runtime.progress import Stages, note
 
     if (task is None) == (not data.train):
         raise typer.BadParameter("name either a TASK or --train FILE")
@@ -62,6 +62,7 @@ def stats(
         assert task is not None
         name = task
         with store.open(task) as url:
+            note("starting Ray ...")
             from tasc_jobs.ray_local import local_ray
 
             with local_ray(), Stages(f"statistics {task}", STAGES) as stages:

@@ -73,7 +73,7 @@ def _alone(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
         try:
             lock.acquire(PATIENCE_S)
         except Timeout:
-            say(f"another replica measures its step costs on {platform.node()}; waiting for it")
+            say(f"waiting: another process measures step costs on {platform.node()}")
             lock.acquire(WAIT_S - PATIENCE_S)
     except Timeout:
         log.warning("others have measured for %.0f s; measuring beside them", WAIT_S)
