@@ -86,9 +86,7 @@ def answered(row: int) -> Record:
 
 
 @pytest.fixture
-def asked(
-    client: redis.Redis, redis_url: str, task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Asked:
+def asked(client, redis_url, task, tmp_path, monkeypatch):
     return Asked(client, redis_url, task, tmp_path, monkeypatch)
 
 

@@ -123,9 +123,7 @@ def test_a_record_damaged_before_the_end_fails_the_job_and_not_its_output(
     assert engines.made[-1].rows == ROWS - 1
 
 
-def test_a_job_whose_index_is_gone_goes_on_with_the_current_one(
-    spec: JobSpec, engines: type[Engines], indexes: ArtifactStore
-) -> None:
+def test_a_job_whose_index_is_gone_goes_on_with_the_current_one(spec, engines, indexes):
     answered(spec, engines, turns=1)
     indexes.announce(2)
     answered(spec, engines, turns=1)
@@ -136,9 +134,7 @@ def test_a_job_whose_index_is_gone_goes_on_with_the_current_one(
     assert JobFolder(spec.folder).begun().index_version == 2
 
 
-def test_a_job_whose_record_is_gone_says_so_before_any_engine(
-    client: redis.Redis, spec: JobSpec, engines: type[Engines], task: str
-) -> None:
+def test_a_job_whose_record_is_gone_says_so_before_any_engine(client, spec, engines, task):
     tasks = TaskStore(client)
     tasks.put(TaskRecord(task, "n", "f", "{input}"))
     answered(spec, engines, turns=1)

@@ -89,9 +89,7 @@ def go(run: WorkerRun, least: int = 0, action: Callable[[], object] = lambda: No
 
 
 @pytest.fixture(scope="module")
-def undisturbed(
-    redis_url: str, ray_cluster: None, folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, object]:
+def undisturbed(redis_url, ray_cluster, folder, tmp_path_factory):
     """What is said where nothing is killed."""
     with connect(redis_url) as client, batch_service(client) as openai:
         TaskStore(client).put(record_of("undisturbed", folder))
@@ -175,9 +173,7 @@ def test_a_batch_not_done_in_time_has_expired(openai: OpenAI, run: WorkerRun, se
 
 
 @pytest.mark.slow("two jobs")
-def test_a_worker_that_lost_its_batch_leaves_it_to_who_has_it(
-    openai: OpenAI, run: WorkerRun, served: str, undisturbed: dict[str, object]
-) -> None:
+def test_a_worker_that_lost_its_batch_leaves_it_to_who_has_it(openai, run, served, undisturbed):
     batch = asked(openai, lines(served))
     others: list[BatchLease] = []
 

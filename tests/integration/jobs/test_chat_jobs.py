@@ -123,9 +123,7 @@ def tasc(tasc_here: InProcess) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def served(
-    in_process: InProcess, tasc: Callable[..., Any], chats: Chats, task: str, file: Path
-) -> str:
+def served(in_process, tasc, chats, task, file):
     """The name of the task, which has rows and an index."""
     few = write_rows(file.with_name("few.jsonl"), [{"input": SHOT[0], "output": SHOT[1]}])
     in_process.run(

@@ -154,9 +154,7 @@ def test_a_job_has_its_own_guide_and_rule(redis_url: str, served: str, tmp_path:
 
 
 @pytest.mark.slow("an engine of its own")
-def test_a_dry_run_times_rows_both_ways_and_writes_nothing(
-    client: redis.Redis, redis_url: str, served: str, tmp_path: Path
-) -> None:
+def test_a_dry_run_times_rows_both_ways_and_writes_nothing(client, redis_url, served, tmp_path):
     source = Source.of(write_rows(tmp_path / "in.jsonl", [[1], *rows(30)]))
     before, output = client.dbsize(), tmp_path / "out.jsonl"
     found, total = dry_run(redis_url, served, source, output, engine=ENGINE, max_errors=0)

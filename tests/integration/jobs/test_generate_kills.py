@@ -33,9 +33,7 @@ def source(count: int, tmp_path_factory: pytest.TempPathFactory) -> Source:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(
-    redis_url: str, ray_cluster: None, folder: Path, source: Source, count: int, tmp_path_factory
-) -> bytes:
+def undisturbed(redis_url, ray_cluster, folder, source, count, tmp_path_factory):
     """What the job writes if nothing is killed."""
     output = tmp_path_factory.mktemp("kills-out") / "out.jsonl"
     with closing(connect(redis_url)) as client:
@@ -60,9 +58,7 @@ def once(least: int, count: int, action: Callable[[], object]) -> Callable[[JobP
     return told
 
 
-def test_an_engine_that_is_killed_is_replaced(
-    redis_url: str, source: Source, count: int, undisturbed: bytes, tmp_path: Path
-) -> None:
+def test_an_engine_that_is_killed_is_replaced(redis_url, source, count, undisturbed, tmp_path):
     killed: list[int] = []
 
     def kill() -> None:
@@ -120,9 +116,7 @@ def test_a_ray_that_dies_ends_the_job_with_an_error_and_it_is_resumed(
 
 
 @pytest.mark.slow("kills a Redis")
-def test_a_job_that_runs_ends_well_without_its_redis(
-    folder: Path, source: Source, count: int, undisturbed: bytes, tmp_path: Path
-) -> None:
+def test_a_job_that_runs_ends_well_without_its_redis(folder, source, count, undisturbed, tmp_path):
     server, output = RedisServer(tmp_path / "redis"), tmp_path / "out.jsonl"
     try:
         with closing(connect(server.url)) as client:

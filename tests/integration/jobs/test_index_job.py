@@ -94,9 +94,7 @@ def bytes_of(store: ArtifactStore, version: int, folder: Path) -> bytes:
     return path.read_bytes()
 
 
-def test_prompts_are_those_of_the_tasks_chat_template(
-    client: redis.Redis, redis_url: str, filled: str, folder: Path, tmp_path: Path
-) -> None:
+def test_prompts_are_those_of_the_tasks_chat_template(client, redis_url, filled, folder, tmp_path):
     source = "{{ eos_token }}{% for m in messages %}{{ m.role }} {{ m.content }}\n{% endfor %}"
     chat = replace(chat_template(folder, source), system="Tag it.")
     record = replace(record_of(folder, filled), template="{input}", chat=chat)
@@ -186,9 +184,7 @@ def test_a_corpus_without_inputs_has_an_index_of_its_outputs_and_a_small_one_no_
     assert small.inputs is not None
 
 
-def test_bigrams_of_the_same_tokenizer_alone_go_into_the_index(
-    redis_url: str, filled: str, folder: Path, tmp_path: Path
-) -> None:
+def test_bigrams_of_the_same_tokenizer_alone_go_into_the_index(redis_url, filled, folder, tmp_path):
     tokenizer, record = TaskTokenizer.from_folder(folder), record_of(folder, filled)
     path, size = tmp_path / "bigrams.npz", tokenizer.vocab_size
     tokens = np.arange(size, dtype=np.int32)[:, None]
@@ -203,9 +199,7 @@ def test_bigrams_of_the_same_tokenizer_alone_go_into_the_index(
     index.check_integrity()
 
 
-def test_one_corpus_serves_two_tokenizers(
-    client: redis.Redis, redis_url: str, filled: str, tmp_path: Path
-) -> None:
+def test_one_corpus_serves_two_tokenizers(client, redis_url, filled, tmp_path):
     make_tokenizer(tmp_path / "a", size=300)
     make_tokenizer(tmp_path / "b", size=330)
     first = record_of(tmp_path / "a", filled)
@@ -219,18 +213,14 @@ def test_one_corpus_serves_two_tokenizers(
         assert len(store.other_fingerprints()) == 1
 
 
-def test_an_empty_corpus_leaves_nothing_current(
-    client: redis.Redis, redis_url: str, task: str, folder: Path
-) -> None:
+def test_an_empty_corpus_leaves_nothing_current(client, redis_url, task, folder):
     record = record_of(folder, task)
     with pytest.raises(EmptyCorpusError):
         build_and_publish(redis_url, record)
     assert ArtifactStore(client, task, record.fingerprint).current() is None
 
 
-def test_without_ray_the_job_says_how_to_start_one(
-    redis_url: str, filled: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_ray_the_job_says_how_to_start_one(redis_url, filled, folder, monkeypatch):
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     with pytest.raises(RaySetupError):
         build_and_publish(redis_url, record_of(folder, filled))

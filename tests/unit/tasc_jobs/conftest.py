@@ -9,7 +9,7 @@ import pytest
 
 import drafter_training
 import tiny
-from drafter_training import SHORT, Trained, trained_by
+from drafter_training import SHORT, trained_by
 from finetuning import Bench, Made, begin, made_by, make
 from tasc_command import InProcess
 from tasc_text import TaskTokenizer
@@ -59,11 +59,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> drafter_training.Bench:
 
 
 @pytest.fixture(scope="session", params=["eagle", "independent"])
-def short(
-    request: pytest.FixtureRequest,
-    target: drafter_training.Bench,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Trained:
+def short(request, target, tmp_path_factory):
     """A drafter that has learnt for two epochs, and nothing ended its training."""
     return trained_by(target, request.param, tmp_path_factory.mktemp("short") / "out", **SHORT)
 

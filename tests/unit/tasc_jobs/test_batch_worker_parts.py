@@ -72,9 +72,7 @@ def test_rows_are_numbered_without_gaps_and_lines_as_people_count_them(tmp_path:
         ("line_too_long", [line("b", pad="x" * 9000)]),
     ],
 )
-def test_what_has_no_name_or_another_task_keeps_the_file_from_being_a_batch(
-    tmp_path: Path, code: str, texts: list[str | bytes]
-) -> None:
+def test_what_has_no_name_or_another_task_keeps_the_file_from_being_a_batch(tmp_path, code, texts):
     for text in texts:
         found = lines(tmp_path, line("a"), text, b"\n", line("c"), max_body_bytes=4000)
         assert codes(found.check()) == [(code, 2)], text

@@ -205,9 +205,7 @@ def test_a_name_that_is_no_address_is_refused(store: None, tmp_path: Path) -> No
     assert str(error).startswith("--metrics-host 'no.such.invalid'")
 
 
-def test_rounds_of_refresh_wait_for_rows_behind_the_last_verdict(
-    monkeypatch: pytest.MonkeyPatch, store: None
-) -> None:
+def test_rounds_of_refresh_wait_for_rows_behind_the_last_verdict(monkeypatch, store):
     """Rows and what was judged of them: nothing yet, a verdict, too few rows, another verdict."""
     rounds = [(100, 0), (300, 50), (400, 0), (600, 50), (700, 0)]
     left, judged = iter(rounds), []

@@ -142,9 +142,7 @@ def levels(report: Report) -> dict[str, set[str]]:
     return found
 
 
-def test_a_folder_that_cannot_work_is_told_by_one_line_and_without_torch(
-    base: Path, tmp_path: Path
-) -> None:
+def test_a_folder_that_cannot_work_is_told_by_one_line_and_without_torch(base, tmp_path):
     broken = {name: tmp_path / name for name in TOLD_AT_ONCE}
     for name, folder in broken.items():
         TOLD_AT_ONCE[name][0](Path(shutil.copytree(base, folder)))
@@ -222,9 +220,7 @@ def test_more_than_the_memory_is_not_loaded(base: Path) -> None:
     ("change", "subject"),
     [(another_tokenizer, "adapter"), (with_a_layer_more, "load"), (more_tokens, "tokenizer")],
 )
-def test_what_may_be_wrong_is_a_warning(
-    base: Path, tmp_path: Path, change: Callable[[Path], None], subject: str
-) -> None:
+def test_what_may_be_wrong_is_a_warning(base, tmp_path, change, subject):
     folder = Path(shutil.copytree(base, tmp_path / "other"))
     change(folder)
     report = examine(Examination(str(folder), f"{folder}/{ADAPTER}", **SMALL))
@@ -232,9 +228,7 @@ def test_what_may_be_wrong_is_a_warning(
     assert report.works
 
 
-def test_the_command_prints_findings_and_its_exit_code_says_whether_one_is_a_failure(
-    tmp_path: Path,
-) -> None:
+def test_the_command_prints_findings_and_its_exit_code_says_whether_one_is_a_failure(tmp_path):
     adapter = HERE / "adapters" / next(iter(TASKS))
     words = ["doctor", str(MODEL), "--adapter", str(adapter), "--rows", "2", "--context", "64"]
     ran = CliRunner().invoke(app, [*words, "--json"])

@@ -29,9 +29,7 @@ from tasc_text import PromptTemplate, TaskTokenizer
 
 
 @pytest.fixture(scope="module", params=["qwen2", "gpt_neox"])
-def made(
-    request: pytest.FixtureRequest, whole: Made, tmp_path_factory: pytest.TempPathFactory
-) -> Made:
+def made(request, whole, tmp_path_factory):
     """The embeddings of the one are its LM head, too; those of the other are not."""
     if request.param == "qwen2":
         return whole
@@ -125,9 +123,7 @@ def test_the_head_runs_only_where_something_is_said_and_the_loss_is_the_same(mad
 
 
 @pytest.mark.parametrize("where", ["load_base", "adapted"])
-def test_too_little_memory_is_said_in_words(
-    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
+def test_too_little_memory_is_said_in_words(bench, tmp_path, monkeypatch, where):
     monkeypatch.setattr(job_module, where, lambda *given, **named: torch.empty(2**58))
     with refused(FinetuneError, "--quantization nf4"):
         finetune(bench.job(tmp_path))

@@ -143,9 +143,7 @@ def test_a_disk_that_is_full_while_weights_are_written_is_said(learnt: Finetune)
     assert (learnt.output / CHECKPOINT).is_file()
 
 
-def test_a_merge_that_has_too_little_memory_is_said_and_the_training_is_gone(
-    learnt: Finetune, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_merge_that_has_too_little_memory_is_said_and_the_training_is_gone(learnt, monkeypatch):
     trainers = list[weakref.ref[Trainer]]()
     made, load = Trainer.__init__, result.AutoModelForCausalLM.from_pretrained
 
@@ -185,9 +183,7 @@ def test_a_base_that_cannot_be_read_any_more_is_said(bench: Bench, tmp_path: Pat
 
 
 @pytest.mark.parametrize(("owner", "name"), [(Path, "rmdir"), (Checkpoints, "remove")])
-def test_what_a_killed_run_left_beside_its_result_goes_when_it_is_run_again(
-    learnt: Finetune, owner: Any, name: str
-) -> None:
+def test_what_a_killed_run_left_beside_its_result_goes_when_it_is_run_again(learnt, owner, name):
     with at_call(owner, name, 1, Killed()), pytest.raises(Killed):
         finetune(learnt)
     assert names(learnt.output) > {*PARTS, LOCK}

@@ -52,9 +52,7 @@ def test_a_run_that_was_killed_ends_with_the_weights_of_one_that_was_not(
     assert (f"step {kept} of 9" in err) == bool(kept)
 
 
-def test_what_changes_the_result_is_not_gone_on_with(
-    bench: Bench, killed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_changes_the_result_is_not_gone_on_with(bench, killed, monkeypatch):
     pins = torch.load(killed / CHECKPOINT)["pins"]
     assert (pins["nf4"], pins["device"], pins["dtype"]) == (False, "cpu", "float32")
     fewer = replace(bench, rows=bench.rows[1:])
@@ -234,9 +232,7 @@ def test_what_is_held_is_held_in_the_main_thread_alone() -> None:
 
 
 @pytest.mark.parametrize(("owner", "name"), [(os, "fsync"), (Path, "replace")])
-def test_a_checkpoint_outlives_deaths(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
-) -> None:
+def test_a_checkpoint_outlives_deaths(tmp_path, monkeypatch, owner, name):
     def die(*given: Any) -> NoReturn:
         raise KeyboardInterrupt
 

@@ -39,9 +39,7 @@ def test_each_token_knows_the_entropy_behind_it(tokenizer: TaskTokenizer) -> Non
         assert said.renyi2_bits == pytest.approx(renyi2_bits(list(counts.values())))
 
 
-def test_every_budget_is_as_if_it_were_run_alone_and_used_as_far_as_outputs_give(
-    tokenizer: TaskTokenizer,
-) -> None:
+def test_every_budget_is_as_if_it_were_run_alone_and_used_as_far_as_outputs_give(tokenizer):
     settings = EnrichSettings(0, n_max=3, pcs=0.2)
     together = forecast(tokenizer, TRAIN, HELD_OUT, settings, (9, 0, 4))
     alone = [forecast(tokenizer, TRAIN, HELD_OUT, settings, (n,))[0] for n in (0, 4, 9)]

@@ -117,9 +117,7 @@ def test_more_ids_than_there_are_and_no_numbers_are_refused(folder: Path, model:
         model_bigrams(model, size)
 
 
-def test_the_file_holds_what_the_model_says(
-    folder: Path, tokenizer: TaskTokenizer, tmp_path: Path, tasc: InProcess
-) -> None:
+def test_the_file_holds_what_the_model_says(folder, tokenizer, tmp_path, tasc):
     output, size = tmp_path / "table.npz", tokenizer.vocab_size
     out = tasc.run("model-bigrams", folder, "--output", output, "--top", 4, "--json")
     report, table = json.loads(out.splitlines()[-1]), read_bigrams(output, tokenizer.fingerprint)

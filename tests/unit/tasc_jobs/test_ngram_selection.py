@@ -38,9 +38,7 @@ def corpus(seed: int, rows: int = 60) -> list[str]:
         EnrichSettings(12, 4, discount=1),
     ],
 )
-def test_tokens_are_those_of_a_naive_reading(
-    tokenizer: TaskTokenizer, settings: EnrichSettings, everything: bool
-) -> None:
+def test_tokens_are_those_of_a_naive_reading(tokenizer, settings, everything):
     for seed in range(12 if everything else 3):
         found = enrich(tokenizer, corpus(seed), settings)
         wanted = naive(tokenizer, corpus(seed), settings)

@@ -47,9 +47,7 @@ COMMA = "intent: a, slot fills: {x: one, two, y: three}"
     ],
     ids=["right", "a wrong slot", "unreadable", "a slot twice", "a comma", "without its comma"],
 )  # fmt: skip
-def test_intents_slots_and_whole_rows_are_scored(
-    said: list[str], truth: list[str], scores: tuple[float, ...]
-) -> None:
+def test_intents_slots_and_whole_rows_are_scored(said, truth, scores):
     found = intent_quality(said, truth)
     got = (found.intent_accuracy, found.slot_f1, found.joint_accuracy)
     assert got == pytest.approx(scores)
@@ -84,9 +82,7 @@ def test_tags_are_compared_by_position() -> None:
     ],
     ids=["all rows in any order", "one said thrice", "none"],
 )
-def test_labels_are_counted_once_each(
-    said: list[str], truth: list[str], precision: float, recall: float, f1: float
-) -> None:
+def test_labels_are_counted_once_each(said, truth, precision, recall, f1):
     found = label_quality(said, truth)
     got = (found.precision, found.recall, found.f1)
     assert got == pytest.approx((precision, recall, f1))
@@ -141,9 +137,7 @@ def test_each_kind_of_task_has_its_own_measures() -> None:
     ],
     ids=["tokens of a label", "a token over a separator", "tokens of a character", "none"],
 )  # fmt: skip
-def test_a_label_s_confidence_is_the_product_of_its_tokens(
-    pieces: list[tuple[bytes, float]], labels: dict[str, float]
-) -> None:
+def test_a_label_s_confidence_is_the_product_of_its_tokens(pieces, labels):
     found = confident_labels([(text, math.log(p)) for text, p in pieces])
     assert found == pytest.approx(labels)
 

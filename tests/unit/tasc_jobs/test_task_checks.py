@@ -80,9 +80,7 @@ def test_what_can_be_passes(record: TaskRecord, model: BaseModel, change: dict[s
         ({"regex": "a{0}"}, ["--regex: "]),
     ],
 )
-def test_what_a_model_cannot_do_is_named(
-    record: TaskRecord, model: BaseModel, change: dict[str, Any], named: list[str]
-) -> None:
+def test_what_a_model_cannot_do_is_named(record, model, change, named):
     check_record(record, model)
     with refused(UsageError, *named) as caught:
         check_record(replace(record, **change), model)
@@ -98,9 +96,7 @@ def test_a_faulty_adapter_is_named(record: TaskRecord, model: BaseModel, tmp_pat
         check_record(replace(record, adapters=(("a", good), ("b", bad))), model)
 
 
-def test_a_template_of_no_tokens_and_a_second_quantization_are_refused(
-    record: TaskRecord, model: BaseModel
-) -> None:
+def test_a_template_of_no_tokens_and_a_second_quantization_are_refused(record, model):
     class Mute:
         def encode_prompt(self, text: str, add_special_tokens: bool) -> list[int]:
             return []
@@ -183,9 +179,7 @@ def adapter(folder: Path, shapes: dict[str, tuple[int, int]] | None = None, **co
         ({MODULE: (32, 32)}, {"r": 8, "rank_pattern": {"q_proj": 4}}),
     ],
 )
-def test_what_settings_and_headers_do_not_tell_passes(
-    folder: Path, tmp_path: Path, shapes: dict[str, tuple[int, int]], config: dict[str, Any]
-) -> None:
+def test_what_settings_and_headers_do_not_tell_passes(folder, tmp_path, shapes, config):
     check_adapter(adapter(tmp_path, shapes, **config), folder)
 
 
@@ -205,9 +199,7 @@ def test_unserved_settings_are_told(folder: Path, tmp_path: Path, name: str, val
 
 
 @pytest.mark.parametrize("shape", [(48, 32), (32, 48)])
-def test_an_adapter_of_another_model_is_told_by_its_shapes(
-    folder: Path, tmp_path: Path, shape: tuple[int, int]
-) -> None:
+def test_an_adapter_of_another_model_is_told_by_its_shapes(folder, tmp_path, shape):
     named = (MODULE, str(list(shape[::-1])), "[32, 32]", "org/other")
     with refused(ValueError, *named) as caught:
         check_adapter(adapter(tmp_path, {DOWN: (64, 32), MODULE: shape}), folder)

@@ -234,9 +234,7 @@ SEVERAL = replace(FULL, adapters=(("a", "org/a"), ("b", "org/b")))
         ({"template": "{input}", "chat_template": "auto"}, FULL, "template", "--template"),
     ],
 )
-def test_what_neither_options_nor_the_record_say_is_named(
-    options: dict[str, Any], record: TaskRecord | None, wanted: str, named: str
-) -> None:
+def test_what_neither_options_nor_the_record_say_is_named(options, record, wanted, named):
     with refused(UsageError, named):
         getattr(TaskInputs(InputOptions(**options), record, ()), wanted)
 
@@ -253,9 +251,7 @@ def test_what_neither_options_nor_the_record_say_is_named(
         ({"template": "{input}"}, None, ("{input}", TaskRecord.max_tokens, (), DraftSettings())),
     ],
 )
-def test_options_count_before_the_record(
-    options: dict[str, Any], record: TaskRecord | None, expected: tuple[Any, ...]
-) -> None:
+def test_options_count_before_the_record(options, record, expected):
     template, *rest = expected
     found = TaskInputs(InputOptions(**options), record, ()).generation
     assert found == GenerationSettings(PromptTemplate(template), *rest)

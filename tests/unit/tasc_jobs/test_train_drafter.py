@@ -160,9 +160,7 @@ def test_a_model_is_not_written_over_by_its_drafter(target: Bench, tmp_path: Pat
     ("kind", "name", "value"),
     [(OTHER[kind], *each) for kind, own in OWN.items() for each in own.items()],
 )
-def test_a_setting_of_the_other_kind_is_refused_by_option_and_kind(
-    tmp_path: Path, kind: Kind, name: str, value: float
-) -> None:
+def test_a_setting_of_the_other_kind_is_refused_by_option_and_kind(tmp_path, kind, name, value):
     output, option = tmp_path / "out", "--" + name.replace("_", "-")
     given = ["train-drafter", "t", "--kind", kind, "--output", str(output), option, str(value)]
     error = CliRunner().invoke(app, given).exception
