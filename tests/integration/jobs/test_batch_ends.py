@@ -115,8 +115,7 @@ def test_a_batch_that_another_release_began_is_answered_anew(asked: Asked, conte
         return all_done(*args, **named) if args[0].restart else job.run_job(*args, **named)
 
     asked.job_does(start)
-    assert one.run().status == "completed"
-    assert [spec.restart for spec in starts] == [False, True]
+    assert (one.run().status, [spec.restart for spec in starts]) == ("completed", [False, True])
     assert (asked.found().status, asked.found().completed) == ("completed", 10)
 
 
@@ -149,8 +148,7 @@ def test_a_sick_cluster_ends_the_worker_and_fails_no_batch(asked: Asked) -> None
     for _ in range(8):
         with pytest.raises(ClusterError):
             asked.worker().run_for_ever()
-    assert asked.found().status == "validating"
-    assert asked.taken().batch.attempts == 1
+    assert (asked.found().status, asked.taken().batch.attempts) == ("validating", 1)
 
 
 def test_a_batch_that_another_process_works_on_is_left_to_it_however_long(asked: Asked) -> None:
@@ -164,8 +162,7 @@ def test_a_batch_that_another_process_works_on_is_left_to_it_however_long(asked:
 
     asked.batch_does(busy)
     asked.worker().run_waiting()
-    assert attempts == [1] * 8
-    assert asked.found().status == "failed"
+    assert (attempts, asked.found().status) == ([1] * 8, "failed")
 
 
 def test_broken_engines_end_the_worker_alone(asked: Asked) -> None:
@@ -256,8 +253,7 @@ def test_a_batch_goes_on_from_its_own_copy_of_a_file_or_a_new_one(asked: Asked) 
     with pytest.raises(JobError):
         one.run()
     asked.expire_file()
-    assert one.run().status == "completed"
-    assert asked.found().completed == 10
+    assert (one.run().status, asked.found().completed) == ("completed", 10)
     assert read.read[0] == read.read[1] == read.read[2]
 
 

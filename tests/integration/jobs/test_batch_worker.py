@@ -80,8 +80,7 @@ def test_a_batch_has_its_answers(openai: OpenAI, run: WorkerRun, served: str, fo
         "other": "url", "method": "method", "unnamed": "model",
     }  # fmt: skip
     assert {each["response"]["status_code"] for each in wrong.values()} == {400}
-    assert [e.status for e in run.ended] == ["completed"]
-    assert run.left() == []
+    assert ([e.status for e in run.ended], run.left()) == (["completed"], [])
     listed = {file.id for file in openai.files.list(purpose="batch_output")}
     assert {done.output_file_id, done.error_file_id} <= listed
     openai.files.delete(batch.input_file_id)
@@ -139,8 +138,7 @@ def test_a_line_is_always_answered_alike(openai: OpenAI, run: WorkerRun, served:
     assert len({texts[f"s{i}"] for i in range(3)}) == 1
     choices = found["several"]["response"]["body"]["choices"]
     assert [choice["index"] for choice in choices] == [0, 1, 2, 3]
-    assert choices[0]["text"] == texts["s0"]
-    assert len({choice["text"] for choice in choices}) == 4
+    assert (choices[0]["text"], len({choice["text"] for choice in choices})) == (texts["s0"], 4)
     second = asked(openai, lines, "/v1/completions")
     run.worker().run_waiting()
     again = answers(openai, openai.batches.retrieve(second.id).output_file_id)
@@ -161,8 +159,7 @@ def test_a_file_that_is_no_batch_says_where(openai: OpenAI, run: WorkerRun, serv
         failed = openai.batches.retrieve(batch.id)
         assert failed.status == "failed", code
         (fault,) = failed.errors.data
-        assert fault.code == code
-        assert fault.line == len(cases[code])
+        assert (fault.code, fault.line) == (code, len(cases[code]))
         assert str(fault.message).startswith(f"line {fault.line}: ")
         assert (failed.output_file_id, failed.error_file_id) == (None, None)
     assert run.left() == []

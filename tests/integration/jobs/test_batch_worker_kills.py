@@ -129,8 +129,7 @@ def test_a_worker_that_is_killed_loses_and_doubles_nothing(
     assert (whole.request_counts.completed, whole.request_counts.failed) == (LINES - BAD, BAD)
     good, bad = files_of(openai, whole)
     assert said(good) == undisturbed
-    assert list(good) == [f"r{i}" for i in range(LINES) if i % 100 != 7]
-    assert len(bad) == BAD
+    assert (list(good), len(bad)) == ([f"r{i}" for i in range(LINES) if i % 100 != 7], BAD)
 
 
 @pytest.mark.slow("thousands of lines")
@@ -150,8 +149,7 @@ def test_a_cancelled_batch_keeps_what_was_done(openai: OpenAI, run: WorkerRun, s
     assert left
     counts = cancelled.request_counts
     assert (counts.total, counts.completed) == (count, len(good))
-    assert counts.failed == len(bad) - len(left)
-    assert run.left() == []
+    assert (counts.failed, run.left()) == (len(bad) - len(left), [])
 
 
 def test_a_batch_not_done_in_time_has_expired(openai: OpenAI, run: WorkerRun, served: str) -> None:
@@ -191,5 +189,4 @@ def test_a_worker_that_lost_its_batch_leaves_it_to_who_has_it(openai, run, serve
     others[0].release()
     go(run)
     good, bad = files_of(openai, openai.batches.retrieve(batch.id))
-    assert said(good) == undisturbed
-    assert len(bad) == BAD
+    assert (said(good), len(bad)) == (undisturbed, BAD)

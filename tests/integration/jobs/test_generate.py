@@ -130,8 +130,7 @@ def test_a_job_is_stopped_and_goes_on_with_the_same_input_and_settings_only(
     begun = JobFolder(job_folder(output)).begun()
     assert (begun.record_version, begun.report["rows"]) == (1, 1500)
     write_rows(source, rows(8))
-    assert run(restart=True).rows == 8
-    assert len(read_rows(output)) == 8
+    assert (run(restart=True).rows, len(read_rows(output))) == (8, 8)
 
 
 @pytest.mark.slow("three jobs")
@@ -162,5 +161,4 @@ def test_a_dry_run_times_rows_both_ways_and_writes_nothing(client, redis_url, se
     assert found.plain.block_efficiency == 1
     assert found.drafted.block_efficiency > 1
     assert found.seconds_of(total, 1, draft=True) > 0
-    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
-    assert client.dbsize() == before
+    assert ([path.name for path in tmp_path.iterdir()], client.dbsize()) == (["in.jsonl"], before)

@@ -85,8 +85,7 @@ def test_a_driver_that_is_killed_goes_on_where_it_was_and_keeps_others_out(
     told: list[JobProgress] = []
     report = generate(redis_url, "kills", source, output, engine=ENGINE, progress=told.append)
     assert 0 < report.resumed < count
-    assert report.rows == count + 1
-    assert output.read_bytes() == undisturbed
+    assert (report.rows, output.read_bytes()) == (count + 1, undisturbed)
     assert told[-1].report.rows == count + 1
     # And a third time: nothing is left to do.
     again = generate(redis_url, "kills", source, output, engine=ENGINE)

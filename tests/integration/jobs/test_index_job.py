@@ -123,8 +123,7 @@ def test_the_file_is_the_one_built_in_one_process_whatever_the_parallelism(
             redis_url, record, parallelism=parallelism, max_bytes=cap
         )
         assert built.corpus.nbytes <= (cap or expected.corpus.nbytes)
-        assert artifact.corpus_rows == len(ROWS)
-        assert store.current() == artifact
+        assert (artifact.corpus_rows, store.current()) == (len(ROWS), artifact)
         built.check_integrity()
         found = bytes_of(store, artifact.version, tmp_path)
         assert found == (tmp_path / "expected").read_bytes(), parallelism

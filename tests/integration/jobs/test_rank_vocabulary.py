@@ -65,8 +65,7 @@ def test_corpora_are_counted_and_each_ranking_has_a_version(ray_cluster, redis_u
         rank_and_publish(redis_url, RankJob(f"{filled}x", "target", MODEL))
     job = RankJob(filled, "raw", MODEL, choice=Choice(top_k=4))
     _, cut = rank_and_publish(redis_url, job)
-    assert len(cut.ids) == 4
-    assert cut.total == sum(counted(ANSWERS).values())
+    assert (len(cut.ids), cut.total) == (4, sum(counted(ANSWERS).values()))
 
 
 def test_a_draft_models_answers_need_no_ray(redis_url, client, task, tmp_path, in_process):

@@ -158,23 +158,20 @@ def test_the_first_index_has_a_forecast_and_who_announces_another_meanwhile_is_n
 
     with pytest.raises(IndexChanged):
         refresh(redis_url, record.name, progress=someone)
-    assert store.current().version == 1
-    assert store.versions() == [1, 2, 3]
+    assert (store.current().version, store.versions()) == (1, [1, 2, 3])
 
 
 def test_a_judged_index_is_not_built_again_for_the_same_rows(client, redis_url, record, shipped):
     ingest(client, record, shipped[:FIRST])
     done = refresh(redis_url, record.name, judged=FIRST - 199)
-    assert done.judged_rows == 0
-    assert done.new_rows == FIRST
+    assert (done.judged_rows, done.new_rows) == (0, FIRST)
     assert done.reason.startswith("199 new rows, 200 are waited for")
 
 
 def test_a_move_that_was_killed_adds_nothing_twice(client, redis_url, record, shipped):
     collect(client, record, shipped[:30])
     ran = subprocess.run([sys.executable, "-c", KILLED, redis_url, record.name], timeout=120)
-    assert ran.returncode == 9
-    assert len(CorpusStore(client, record.name)) == 30
+    assert (ran.returncode, len(CorpusStore(client, record.name))) == (9, 30)
     assert len(CollectedRows(client, record.name)) == 30
     collect(client, record, shipped[30:40])
     assert move_collected(client, record) == (10, 30)
@@ -184,8 +181,7 @@ def test_a_move_that_was_killed_adds_nothing_twice(client, redis_url, record, sh
 def test_rows_go_into_the_corpus_that_the_task_drafts_from(client, task, record, shipped):
     other = replace(record, name=f"{task}-b", corpus=task)
     collect(client, other, shipped[:3])
-    assert move_collected(client, other) == (3, 0)
-    assert len(corpus_of(client, record)) == 3
+    assert (move_collected(client, other), len(corpus_of(client, record))) == ((3, 0), 3)
 
 
 def test_a_corpus_without_inputs_has_no_requests_to_judge_by(client, redis_url, record):

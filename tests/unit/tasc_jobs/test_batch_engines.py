@@ -183,8 +183,7 @@ def test_dying_engines_finish_rows_once(pool_on: Callable[[FakeRay, int], Pool],
     while not window.empty:
         window.read(20)
         done += ordinals(window.finish(pool.turn(window, 0.0)))
-    assert sorted(done) == list(range(200))
-    assert pool.held == 0
+    assert (sorted(done), pool.held) == (list(range(200)), 0)
 
 
 def test_a_cluster_without_a_node_is_at_fault(pool_on: Callable[[FakeRay, int], Pool]) -> None:

@@ -100,8 +100,7 @@ def test_a_named_line_has_its_own_error(tmp_path: Path, param: str, value: objec
     assert (good.refused, other.refused) == (None, None)
     assert bad.refused is not None
     answer = told(bad.refused)
-    assert answer["status_code"] == 400
-    assert answer["body"]["error"]["param"] == param
+    assert (answer["status_code"], answer["body"]["error"]["param"]) == (400, param)
 
 
 def test_a_line_of_several_prompts_asks_for_n_answers_to_each_or_is_an_error() -> None:
@@ -128,8 +127,7 @@ def test_an_error_goes_through_a_text_and_a_failure_of_the_engine_is_one_of_the_
     assert told(fault_of(error)) == {"status_code": 400, "body": error.body}
     for text in ("out of memory", "5", "[]", '{"http_error": 5}', "{}", "null"):
         answer = told(text)
-        assert answer["status_code"] == 500
-        assert answer["body"]["error"]["message"] == text
+        assert (answer["status_code"], answer["body"]["error"]["message"]) == (500, text)
 
 
 class Memory:

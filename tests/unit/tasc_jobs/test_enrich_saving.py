@@ -151,8 +151,7 @@ def test_the_end_of_the_command_line_is_kept(tmp_path: Path, by_map: bool) -> No
     base = open_tokenizer(folder, OTHER)
     assert enriched_ends(base, tmp_path / "enriched").eos_ids == base.eos_ids == (320,)
     loaded = AutoTokenizer.from_pretrained(tmp_path / "enriched")
-    assert loaded.eos_token == OTHER
-    assert loaded.pad_token == (tiny.END if by_map else None)
+    assert (loaded.eos_token, loaded.pad_token) == (OTHER, tiny.END if by_map else None)
 
 
 def test_an_end_that_is_no_special_token_cuts_no_text_elsewhere(tmp_path: Path) -> None:

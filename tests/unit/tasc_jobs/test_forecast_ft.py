@@ -106,12 +106,10 @@ def test_settings_are_judged_by_themselves_and_averaged(tmp_path: Path) -> None:
     right = [run(0, 1, 9), run(60, 2, 8), run(125, 3, 7)]
     wrong = [run(0, 1, 7, of="b"), run(60, 2, 8, of="b"), run(125, 3, 9, of="b")]
     found = check(read_runs(write(tmp_path / "f", *right, *wrong)))
-    assert [each.tau for each in found.settings] == [-1, 1]
-    assert found.mean_tau == 0
+    assert ([each.tau for each in found.settings], found.mean_tau) == ([-1, 1], 0)
     assert found.right_share == 0.5
     assert found.mean_tau_steps is None
-    assert found.as_json["runs"] == 6
-    assert len(check_page(found).tables[0].rows) == 2
+    assert (found.as_json["runs"], len(check_page(found).tables[0].rows)) == (6, 2)
 
 
 def test_several_runs_of_a_budget_are_one_by_their_medians_which_alone_says_nothing() -> None:

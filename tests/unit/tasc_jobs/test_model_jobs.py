@@ -91,8 +91,7 @@ def test_neither_batch_sizes_nor_ids_beyond_the_tokenizers_matter(folder: Path, 
     parts = model_bigrams(model, size, max_logits=100 * size, progress=done.append)
     np.testing.assert_array_equal(parts[0], whole[0])
     np.testing.assert_allclose(parts[1], whole[1], atol=1e-6)
-    assert whole[0].shape == (size, 8)
-    assert sum(done) == size
+    assert (whole[0].shape, sum(done)) == ((size, 8), size)
     assert max(done) == 100 < size
     size = size_of(folder)
     all_tokens, all_logp = model_bigrams(model, size, top=size)

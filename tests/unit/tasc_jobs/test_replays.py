@@ -110,8 +110,7 @@ def test_rows_are_cut_and_rendered_as_a_replay_needs_them(tokenizer, tmp_path):
     assert found.prompts.ids[:3000].tolist() == whole[-3000:]
     assert found.prompts.ids[3000:].tolist() == tokenizer.encode_prompt("say a\n")
     (_, answer), _ = found.answers(tokenizer.eos_id)
-    assert len(answer) == 513
-    assert answer[-1] == tokenizer.eos_id
+    assert (len(answer), answer[-1]) == (513, tokenizer.eos_id)
 
 
 def bare(folder: Path, path: Path, name: str, special: bool = True) -> Path:
@@ -190,8 +189,7 @@ def test_the_figures_of_each_proposer_and_budget_agree_and_only_the_mixture_lear
     tokens = sum(len(o) + 1 for o in TaskTokenizer.from_folder(MODEL).encode_outputs(outputs))
     for line in lines:
         reached, accepted, steps = line["reached"], line["accepted"], line["steps"]
-        assert line["tokens"] == tokens
-        assert line["tokens_per_step"] == tokens / steps
+        assert (line["tokens"], line["tokens_per_step"]) == (tokens, tokens / steps)
         assert len(reached) == len(accepted) == len(line["acceptance"]) <= line["budget"]
         assert all(a <= r for a, r in zip(accepted, reached, strict=True))
         assert line["acceptance"] == [a / r for a, r in zip(accepted, reached, strict=True)]

@@ -37,8 +37,7 @@ LENGTHS = st.lists(st.integers(0, 400), min_size=1, max_size=60)
 def test_figures_are_those_of_their_definitions(frequencies, vocabulary):
     ngrams = [n for n, frequency in enumerate(frequencies) for _ in range(frequency)]
     found = asdict(distribution(Counter(frequencies), 3, vocabulary))
-    assert found.pop("n") == 3
-    assert bool(found.pop("curve")) == bool(ngrams)
+    assert (found.pop("n"), bool(found.pop("curve"))) == (3, bool(ngrams))
     assert found == pytest.approx(figures(ngrams, vocabulary), abs=1e-9)
 
 
@@ -194,8 +193,7 @@ def test_without_a_tokenizer_there_are_no_tokens_and_json_keeps_its_names(tmp_pa
         "bigram_entropy_bits": of["word_ngrams"]["shannon_bits"],
         "bigrams_for_80_percent": 2,
     }
-    assert list(of)[6:] == ["word_ngrams", "word_lengths"]
-    assert found.as_json["rejected"] == 0
+    assert (list(of)[6:], found.as_json["rejected"]) == (["word_ngrams", "word_lengths"], 0)
 
 
 def test_tokenizers_and_files_that_are_not_there_or_have_no_row_are_errors(tmp_path):

@@ -201,8 +201,7 @@ def test_a_table_has_every_value_and_version_and_json_every_field() -> None:
     ]  # fmt: skip
     lines = shown.table(CHATS, 2, past).splitlines()
     said = dict(line.split(maxsplit=1) for line in lines if line[:1].strip() and " " in line)
-    assert said.pop("version") == "2 of 3"
-    assert set(said) == set(flat(CHATS))
+    assert (said.pop("version"), set(said)) == ("2 of 3", set(flat(CHATS)))
     assert said["stop"] == '["\\n", "."]'
     assert lines[-4:-2] == ["versions", "   1  first"]
     assert lines[-1] == "   3  same as version 1"

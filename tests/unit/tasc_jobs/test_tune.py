@@ -52,8 +52,7 @@ class MadeUp:
         return settings
 
     def replay(self, settings: DraftSettings, weights: DraftSettings) -> Replay:
-        assert weights.sources == settings.sources
-        assert weights.neighbours == settings.neighbours
+        assert (weights.sources, weights.neighbours) == (settings.sources, settings.neighbours)
         per_step = 1 + settings.num_speculative_tokens**0.5 - settings.min_prob
         per_step += sum(self.worth.get(name, 0) for name in settings.sources if name != "recent")
         per_step += self.worth.get("recent", 0) * (settings.recent_tokens > 0)
@@ -246,8 +245,7 @@ def test_the_best_budget_is_taken_where_drafting_pays_else_none():
 
 def test_a_step_larger_than_any_measured_is_not_guessed():
     found = outlook(CURVE, {16: replay(90, 10, 150), 4: replay(60, 10, 40)}, 0.0)
-    assert [o.speed_up for o in found.options] == [None, pytest.approx(1.2)]
-    assert found.budget == 4
+    assert ([o.speed_up for o in found.options], found.budget) == ([None, pytest.approx(1.2)], 4)
     alone = outlook(CURVE, {16: replay(90, 10, 150)}, 0.0)
     assert (alone.budget, alone.best) == (0, None)
     assert "unknown" in alone.verdict()
@@ -291,10 +289,8 @@ def test_a_file_gives_the_curve_of_its_rows_at_the_nearest_context_or_names_them
     far = [cost(8, 8, 1.0, 1024), cost(8, 88, 2.0, 1024), cost(1, 1, 0.5), cost(1, 9, 0.6)]
     path.write_text(json.dumps(costs(*measured, *far, draft_seconds=1e-5)))
     found = read_cost_file(path)
-    assert found.draft_seconds == 1e-5
-    assert found.curve(8, 500.0) == CURVE
-    assert found.curve(8, 600.0).context == 1024
-    assert found.curve(1, 0.0).plain == 0.5
+    assert (found.draft_seconds, found.curve(8, 500.0)) == (1e-5, CURVE)
+    assert (found.curve(8, 600.0).context, found.curve(1, 0.0).plain) == (1024, 0.5)
     found = CostFile.model_validate(costs(cost(1, 1, 0.1), cost(1, 9, 0.2), cost(8, 8, 0.1)))
     with refused(JobError, "b = 32", "--rows 1,8"):
         found.curve(32, 0.0)
