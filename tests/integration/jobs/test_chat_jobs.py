@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import redis
 import torch
 from batch_jobs import ENGINE
 from batch_service import WorkerRun, answers, asked, request
@@ -138,9 +137,8 @@ def served(in_process, tasc, chats, task, file):
 
 @pytest.mark.slow("six jobs")
 def test_all_jobs_prompt_as_transformers_does(
-    client: redis.Redis, redis_url: str, tasc: Callable[..., Any], served: str, chats: Chats,
-    rows: list[dict[str, str]], file: Path, tmp_path: Path,
-) -> None:  # fmt: skip
+    client, redis_url, tasc, served, chats, rows, file, tmp_path
+):
     record, corpus = TaskStore(client).get(served), CorpusStore(client, served)
     expected = [chats.ids(turns(row["input"])) for row in rows]
     with opened(redis_url, record) as indexed:

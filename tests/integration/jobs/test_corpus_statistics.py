@@ -34,8 +34,7 @@ def pos_ewt(redis_url, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "parallelism",
-    [1, 3, pytest.param(16, marks=MORE_JOBS), pytest.param(None, marks=MORE_JOBS)],
+    "parallelism", [1, 3, pytest.param(16, marks=MORE_JOBS), pytest.param(None, marks=MORE_JOBS)]
 )
 def test_any_number_of_ranges_gives_the_figures(ray_cluster, redis_url, pos_ewt, parallelism):
     told = []

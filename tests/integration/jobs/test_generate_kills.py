@@ -94,9 +94,8 @@ def test_a_driver_that_is_killed_goes_on_where_it_was_and_keeps_others_out(
 
 @pytest.mark.slow("kills a Ray")
 def test_a_ray_that_dies_ends_the_job_with_an_error_and_it_is_resumed(
-    redis_url: str, source: Source, count: int, undisturbed: bytes, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    redis_url, source, count, undisturbed, tmp_path, monkeypatch
+):
     # A node that is silent is dead to Ray after 13 s; here somewhat sooner.
     monkeypatch.setenv("RAY_health_check_period_ms", "500")
     monkeypatch.setenv("RAY_health_check_timeout_ms", "2000")

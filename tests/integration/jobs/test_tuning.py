@@ -15,14 +15,7 @@ from tasc_jobs.demo.tasks import read_split
 from tasc_runtime.data.local_corpus import encode
 from tasc_runtime.engine.indexes import DraftIndexes
 from tasc_runtime.models import load_tokenizer
-from tasc_store import (
-    Artifact,
-    ArtifactCache,
-    ArtifactStore,
-    CorpusRow,
-    CorpusStore,
-    TaskRecord,
-)
+from tasc_store import Artifact, ArtifactCache, ArtifactStore, CorpusRow, CorpusStore, TaskRecord
 from tasc_text import PromptTemplate
 
 pytestmark = pytest.mark.redis

@@ -17,14 +17,7 @@ from hypothesis import strategies as st
 from support import files_up_to, read_rows, refused, write_rows
 from tasc_jobs.batch.folder import JobFolder, require_same
 from tasc_jobs.batch.generate import COLUMNS, write_files
-from tasc_jobs.batch.inputs import (
-    SeenIds,
-    Source,
-    check_places,
-    files_of,
-    open_files,
-    reject_file,
-)
+from tasc_jobs.batch.inputs import SeenIds, Source, check_places, files_of, open_files, reject_file
 from tasc_jobs.batch.work import JobBusy, JobChanged, JobUnreadable, Record
 from tasc_jobs.errors import JobError, UsageError
 from tasc_runtime.errors import FileError

@@ -168,14 +168,8 @@ def store(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_workers_own_ray_has_room_for_its_engines_and_its_metrics_an_address(
-    monkeypatch: pytest.MonkeyPatch,
-    store: None,
-    tmp_path: Path,
-    actors: int,
-    given: str | None,
-    cpus: int,
-    hosts: list[str],
-) -> None:
+    monkeypatch, store, tmp_path, actors, given, cpus, hosts
+):
     started, told = list[int](), list[str]()
 
     @contextmanager

@@ -184,9 +184,8 @@ OTHER_SIGNAL = pytest.mark.slow("the other signal ends a step there daily")
     ],
 )
 def test_an_interrupted_run_goes_on_behind_its_last_whole_step(
-    bench: Bench, whole: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    amid: Amid, call: int, kept: int, signum: signal.Signals,
-) -> None:  # fmt: skip
+    bench, whole, tmp_path, capsys, amid, call, kept, signum
+):
     with amid(at_call(call, signum)) as progress, pytest.raises(ENDS[signum]):
         finetune(bench.job(tmp_path), progress)
     assert (f"step {kept} of 9 is kept" in capsys.readouterr().err) == bool(kept)

@@ -12,7 +12,6 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from support import refused
-from tasc_command import InProcess
 from tasc_draft.index.bigrams import read_bigrams
 from tasc_engine import ModelSource, UnsupportedModel
 from tasc_engine.model.loading import load_model
@@ -144,9 +143,8 @@ def test_the_file_holds_what_the_model_says(folder, tokenizer, tmp_path, tasc):
     ],
 )
 def test_what_cannot_be_done_is_said_and_nothing_is_written(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tasc: InProcess,
-    args: list[str], code: int, message: str,
-) -> None:  # fmt: skip
+    folder, tmp_path, monkeypatch, tasc, args, code, message
+):
     monkeypatch.chdir(tmp_path)
     assert message in tasc.run("model-bigrams", folder, *args, code=code)
     assert not list(tmp_path.iterdir())

@@ -242,11 +242,7 @@ def test_what_neither_options_nor_the_record_say_is_named(options, record, wante
     ("options", "record", "expected"),
     [
         ({}, FULL, (FULL.template, 7, (".",), FULL.draft)),
-        (
-            {"template": r"{input}\n", "max_tokens": 9},
-            FULL,
-            ("{input}\n", 9, (".",), FULL.draft),
-        ),
+        ({"template": r"{input}\n", "max_tokens": 9}, FULL, ("{input}\n", 9, (".",), FULL.draft)),
         ({"template": "{input}"}, None, ("{input}", TaskRecord.max_tokens, (), DraftSettings())),
     ],
 )
