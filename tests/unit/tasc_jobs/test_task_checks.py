@@ -206,40 +206,26 @@ def test_an_adapter_of_another_model_is_told_by_its_shapes(folder, tmp_path, sha
     assert DOWN not in str(caught.value)
 
 
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:40])
-
-
-def pickled(path: Path) -> None:
-    path.rename(path.with_suffix(".bin"))
-
-
-def not_lora(path: Path) -> None:
-    save_file({"weight": torch.zeros(1)}, path)
-
-
-def half(path: Path) -> None:
-    save_file({f"base_model.model.{MODULE}.lora_A.weight": torch.zeros(4, 32)}, path)
-
-
-def ranks_differ(path: Path) -> None:
-    name = f"base_model.model.{MODULE}.lora_"
-    parts = {f"{name}A.weight": torch.zeros(4, 32), f"{name}B.weight": torch.zeros(32, 5)}
-    save_file(parts, path)
+LORA = f"base_model.model.{MODULE}.lora_"
 
 
 @pytest.mark.parametrize(
     ("spoil", "named"),
     [
         (Path.unlink, "adapter_model.safetensors"),
-        (pickled, "adapter_model.bin"),
-        (cut, "adapter_model.safetensors"),
+        (lambda p: p.rename(p.with_suffix(".bin")), "adapter_model.bin"),
+        (lambda p: p.write_bytes(p.read_bytes()[:40]), "adapter_model.safetensors"),
         (lambda p: p.write_text("version https://git-lfs.github.com/spec/v1\n"), "git lfs pull"),
         (lambda p: p.write_bytes(b""), "adapter_model.safetensors"),
         (lambda p: p.write_bytes((2).to_bytes(8, "little") + b"[]"), "adapter_model.safetensors"),
-        (not_lora, "lora_A"),
-        (half, MODULE),
-        (ranks_differ, MODULE),
+        (lambda p: save_file({"weight": torch.zeros(1)}, p), "lora_A"),
+        (lambda p: save_file({f"{LORA}A.weight": torch.zeros(4, 32)}, p), MODULE),
+        (
+            lambda p: save_file(
+                {f"{LORA}A.weight": torch.zeros(4, 32), f"{LORA}B.weight": torch.zeros(32, 5)}, p
+            ),
+            MODULE,
+        ),
     ],
 )
 def test_unsafe_weights_are_named(folder: Path, tmp_path: Path, spoil: Any, named: str) -> None:
