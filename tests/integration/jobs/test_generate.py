@@ -14,10 +14,9 @@ from tasc_jobs.batch.folder import JobFolder
 from tasc_jobs.batch.generate import dry_run, generate
 from tasc_jobs.batch.inputs import Source, job_folder
 from tasc_jobs.batch.work import JobChanged, JobStalled, TooManyErrors
-from tasc_jobs.errors import UsageError
 from tasc_jobs.index.build import build_and_publish
 from tasc_runtime.sampling_options import AnswerGuide, SamplingOptions
-from tasc_store import CorpusRow, CorpusStore, TaskStore, UnknownTask
+from tasc_store import CorpusRow, CorpusStore, TaskStore
 from tasc_text import TaskTokenizer
 
 pytestmark = [pytest.mark.redis, pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
@@ -87,18 +86,6 @@ def test_rejects_have_line_id_and_reason(redis_url: str, served: str, tmp_path: 
     ]
     assert "a row holds 64" in found[2]["reason"]
     assert found[3]["reason"] == "id 'a' is that of line 1 of a.jsonl"
-
-
-def test_what_cannot_be_is_said_at_once(redis_url: str, served: str, tmp_path: Path) -> None:
-    output = tmp_path / "out.jsonl"
-    source = Source.of(write_rows(tmp_path / "in.jsonl", rows(3)))
-    with pytest.raises(UsageError):
-        generate(redis_url, served, Source.of(tmp_path / "nowhere.jsonl"), output)
-    with pytest.raises(UnknownTask):
-        generate(redis_url, "no-such-task", source, output)
-    with pytest.raises(UsageError):
-        generate(redis_url, served, source, tmp_path / "out.csv")
-    assert not output.exists()
 
 
 @pytest.mark.slow("five jobs")

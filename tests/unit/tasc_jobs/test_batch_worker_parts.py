@@ -130,23 +130,6 @@ def test_an_error_goes_through_a_text_and_a_failure_of_the_engine_is_one_of_the_
         assert (answer["status_code"], answer["body"]["error"]["message"]) == (500, text)
 
 
-class Memory:
-    """Files in memory, as far as outputs need them."""
-
-    def __init__(self) -> None:
-        self.written: list[bytearray] = []
-
-    def begin(self) -> "Memory":
-        other = Memory()
-        other.written = self.written
-        other.data = bytearray()
-        self.written.append(other.data)
-        return other
-
-    def write(self, data: bytes) -> None:
-        self.data += data
-
-
 @given(st.lists(st.sampled_from(["answered", "refused", "missing"]), max_size=30))
 def test_each_line_is_in_one_file_once_in_order(fates: list[str]) -> None:
     rows = [Row(i, f"r{i}\ud83d", "", i + 1) for i in range(len(fates))]
@@ -159,10 +142,15 @@ def test_each_line_is_in_one_file_once_in_order(fates: list[str]) -> None:
         for row, fate in zip(rows, fates, strict=True)
         if fate != "missing"
     ]  # fmt: skip
-    memory = Memory()
-    outputs = Outputs(memory, BATCH)
+    written: list[list[bytes]] = []
+
+    def begin() -> SimpleNamespace:
+        written.append([])
+        return SimpleNamespace(write=written[-1].append)
+
+    outputs = Outputs(SimpleNamespace(begin=begin), BATCH)
     outputs.write(rows, iter(records), "expired")
-    told_lines = [[json.loads(t) for t in data.splitlines()] for data in memory.written]
+    told_lines = [[json.loads(t) for t in b"".join(file).splitlines()] for file in written]
     found = sorted(
         (each for part in told_lines for each in part), key=lambda e: int(e["custom_id"][1:-1])
     )

@@ -267,14 +267,6 @@ def test_a_claim_waits_for_one_that_dies_and_bad_places_are_told(tmp_path: Path)
         pass
 
 
-def test_a_folder_of_something_else_is_left_alone(bench: Bench, tmp_path: Path) -> None:
-    (tmp_path / "README.md").write_text("mine")
-    with refused(FinetuneError, "README.md"):
-        finetune(bench.job(tmp_path, epochs=1))
-    assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
-    assert (tmp_path / "README.md").read_text() == "mine"
-
-
 def test_a_folder_of_another_kind_of_run_is_left_alone_not_one_with_files(tmp_path: Path) -> None:
     (tmp_path / "train.log").write_text("")
     drafter = OutputKind("a drafter's training", ())

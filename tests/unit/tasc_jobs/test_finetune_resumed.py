@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,8 +18,9 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from drafter_training import ROWS, SHORT, Trained
-from finetuning import ADAPTER, Bench, Made, begin, same
+from finetuning import ADAPTER, Bench, Killed, Made, begin, killed_at, same
 from support import files_up_to, refused
+from tasc_jobs.drafter.training import DrafterTrainer
 from tasc_jobs.drafter.training_run import train_drafter
 from tasc_jobs.errors import FinetuneError
 from tasc_jobs.finetune.checkpoints import FINETUNE, Checkpoint, Checkpoints, claimed
@@ -71,26 +73,50 @@ def test_what_changes_the_result_is_not_gone_on_with(bench, killed, monkeypatch)
     assert len(torch.load(killed / CHECKPOINT)["losses"]) == 5
 
 
-def overflown(loss: torch.Tensor) -> torch.Tensor:
-    loss.register_hook(lambda gradient: gradient * float("inf"))
-    return loss
+@pytest.fixture(params=["fine-tune", "drafter"])
+def training(request, bench, target):
+    """A job by its output and settings, what runs it, what trains, and a file of its result."""
+    if request.param == "fine-tune":
+        return bench.job, finetune, Trainer, "README.md"
+    job = partial(target.job, kind="eagle", **SHORT)
+    return job, train_drafter, DrafterTrainer, "model.safetensors"
 
 
 @pytest.mark.parametrize(
     ("change", "named"),
     [
         (lambda loss: loss * float("nan"), ("step 3", "nan", "--learning-rate")),
-        (overflown, ("gradient", "step 3")),
+        (
+            lambda loss: (loss.register_hook(lambda g: g * float("inf")), loss)[1],
+            ("gradient", "step 3"),
+        ),
     ],
 )
 def test_a_loss_or_a_gradient_that_is_no_number_ends_it_and_the_last_checkpoint_stays(
-    bench: Bench, killed: Path, monkeypatch: pytest.MonkeyPatch, change: Any, named: tuple[str, ...]
-) -> None:
-    before, loss = (killed / CHECKPOINT).read_bytes(), Trainer.loss
-    monkeypatch.setattr(Trainer, "loss", lambda self, rows: change(loss(self, rows)))
+    training, tmp_path, monkeypatch, change, named
+):
+    make, run, trainer, _ = training
+    job, loss = replace(make(tmp_path), checkpoint_s=0.0), trainer.loss
+    with pytest.raises(Killed):
+        run(job, killed_at("train", 3))
+    before = (tmp_path / CHECKPOINT).read_bytes()
+    monkeypatch.setattr(trainer, "loss", lambda self, rows: change(loss(self, rows)))
     with refused(FinetuneError, *named):
-        finetune(replace(bench.job(killed), checkpoint_s=0.0))
-    assert (killed / CHECKPOINT).read_bytes() == before
+        run(job)
+    assert (tmp_path / CHECKPOINT).read_bytes() == before
+
+
+def test_rows_that_are_all_too_long_and_a_folder_of_something_else_are_refused(training, tmp_path):
+    make, run, _, name = training
+    with refused(FinetuneError, "--max-length"):
+        run(make(tmp_path / "out", max_length=3))
+    # Somebody else may want the place; but a target's answers stay.
+    assert (tmp_path / "out").exists() == (run is train_drafter)
+    (tmp_path / name).write_text("mine")
+    with refused(FinetuneError, name):
+        run(make(tmp_path))
+    assert {path.name for path in tmp_path.iterdir()} <= {name, "out"}
+    assert (tmp_path / name).read_text() == "mine"
 
 
 def test_a_disk_that_is_full_leaves_the_last_checkpoint(bench: Bench, killed: Path) -> None:

@@ -110,27 +110,23 @@ def test_keys_are_ids_else_file_hash_and_line_and_fields_go_by_the_names_given(t
     assert read(path) == [CorpusRow("r", "x", "y")] * 2
 
 
-@pytest.mark.parametrize("cut", [1, 9, 1000])
-def test_a_truncated_gzip_gives_its_whole_lines_and_then_the_reason(tmp_path, cut):
-    path = write(
-        tmp_path, *(b'{"input": "%d", "output": "y"}' % n for n in range(9000)), name="r.jsonl.gz"
-    )
-    path.write_bytes(path.read_bytes()[:-cut])
+@pytest.mark.parametrize(
+    ("damage", "least", "said"),
+    [
+        *((lambda content, cut=cut: content[:-cut], 1000, "") for cut in (1, 9, 1000)),
+        (lambda content: content[:-6] + bytes([content[-6] ^ 1]) + content[-5:], 9000, "CRC"),
+    ],
+)
+def test_a_damaged_gzip_gives_its_whole_lines_and_then_the_reason(tmp_path, damage, least, said):
+    lines = (b'{"input": "%d", "output": "y"}' % n for n in range(9000))
+    path = write(tmp_path, *lines, name="r.jsonl.gz")
+    path.write_bytes(damage(path.read_bytes()))
     *rows, bad = read(path)
-    assert len(rows) > 1000
+    assert len(rows) >= least
     assert [row.input for row in rows] == [str(n) for n in range(len(rows))]
     assert bad == BadRow(str(path), len(rows) + 1, bad.reason, "")
     assert bad.reason.startswith("damaged gzip, the rest is lost: ")
-
-
-def test_a_flipped_byte_in_a_gzip_is_a_bad_row(tmp_path):
-    path = write(tmp_path, *[GOOD] * 100, name="r.jsonl.gz")
-    content = bytearray(path.read_bytes())
-    content[-6] ^= 1  # in the checksum
-    path.write_bytes(content)
-    *rows, bad = read(path)
-    assert len(rows) == 100
-    assert "CRC" in bad.reason
+    assert said in bad.reason
 
 
 @given(st.lists(st.binary(max_size=40).map(lambda line: line.replace(b"\n", b"")), max_size=8))

@@ -1,10 +1,12 @@
 """Statistics of texts and files against their definitions, and what `tasc stats` makes of them."""
 
 import json
+import math
 import random
 import re
 from collections import Counter
 from dataclasses import asdict
+from fractions import Fraction
 from importlib.resources import files
 from itertools import chain, pairwise
 from pathlib import Path
@@ -13,14 +15,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from statistics_reference import figures, percentiles, word_ngrams
 
 from support import assert_self_contained, refused, write_rows
 from tasc_jobs.demo.tasks import MODEL
 from tasc_jobs.errors import EmptyCorpusError
 from tasc_jobs.statistics.corpus_counts import count_rows, ngrams_in, partition_of
 from tasc_jobs.statistics.distribution import CURVE_POINTS, distribution
-from tasc_jobs.statistics.ngrams import MOST_BINS, NgramTotal, Units, row_lengths
+from tasc_jobs.statistics.ngrams import MOST_BINS, PERCENTILES, NgramTotal, Units, row_lengths
 from tasc_jobs.statistics.task_statistics import file_statistics
 from tasc_runtime.errors import FileError
 from tasc_text import TaskTokenizer, TokenizerError
@@ -28,6 +29,41 @@ from tasc_text.template import last_words
 
 FREQUENCIES = st.lists(st.integers(1, 50), max_size=30)
 LENGTHS = st.lists(st.integers(0, 400), min_size=1, max_size=60)
+
+# A corpus's figures from their definitions: all n-grams in one list, and no shortcut.
+
+
+def word_ngrams(texts, n):
+    words = " ".join(texts).split()
+    return [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
+
+
+def figures(ngrams, vocabulary=None):
+    """By names as in ``Distribution``, without n and curve."""
+    frequencies = sorted(Counter(ngrams).values(), reverse=True)
+    total, size = len(ngrams), len(set(ngrams)) if vocabulary is None else vocabulary
+    chances = [Fraction(f, total) for f in frequencies]
+    shannon = -sum(p * math.log2(p) for p in chances)
+    return {
+        "ngrams": total,
+        "unique_ngrams": len(frequencies),
+        "vocabulary": size,
+        "shannon_bits": shannon,
+        "renyi2_bits": -math.log2(sum(p * p for p in chances)) if chances else 0,
+        "normalised_entropy": shannon / math.log2(size) if size > 1 else 0,
+        "typical_set_size": 2**shannon if chances else 0,
+        "ngrams_for_80_percent": covering(chances, Fraction(4, 5)),
+    }
+
+
+def covering(chances, share):
+    return next((k for k in range(len(chances) + 1) if sum(chances[:k]) >= share), 0)
+
+
+def percentiles(lengths):
+    """Nearest rank: the smallest length that so many per cent of the rows do not exceed."""
+    rising = sorted(lengths)
+    return {str(p): rising[max(-(-p * len(rising) // 100), 1) - 1] for p in PERCENTILES}
 
 
 @given(FREQUENCIES, st.none() | st.integers(30, 100))
