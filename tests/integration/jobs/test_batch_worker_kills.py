@@ -156,9 +156,8 @@ def test_a_batch_not_done_in_time_has_expired(openai: OpenAI, run: WorkerRun, se
     text = "".join(lines(served, 10_000)).encode()
     file = openai.files.create(file=("in.jsonl", text), purpose="batch")
     window_s = 4  # more than it takes to begin, less than all lines take
-    new = NewBatch(
-        file.id, "/v1/chat/completions", "24h", window_s, served, kept_s=7200, output_ttl_s=3600
-    )
+    given = (file.id, "/v1/chat/completions", "24h", window_s, served)
+    new = NewBatch(*given, kept_s=7200, output_ttl_s=3600)
     id_ = BatchStore(run.client).create(new, most=1000).id
     go(run)
     expired = openai.batches.retrieve(id_)

@@ -18,10 +18,7 @@ from tasc_jobs.statistics.task_statistics import corpus_statistics, file_statist
 from tasc_store import connect
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis]
-
-
 MORE_JOBS = pytest.mark.slow("another job over the same corpus")
-
 TRAIN = Path(str(files("tasc_jobs.demo"))) / "data" / "pos_ewt.train.jsonl.gz"
 
 
@@ -37,10 +34,8 @@ def pos_ewt(redis_url, tmp_path_factory):
     "parallelism", [1, 3, pytest.param(16, marks=MORE_JOBS), pytest.param(None, marks=MORE_JOBS)]
 )
 def test_any_number_of_ranges_gives_the_figures(ray_cluster, redis_url, pos_ewt, parallelism):
-    told = []
-    found = corpus_statistics(
-        redis_url, pos_ewt, parallelism=parallelism, progress=lambda *to: told.append(to)
-    )
+    told, how = [], {"parallelism": parallelism}
+    found = corpus_statistics(redis_url, pos_ewt, **how, progress=lambda *to: told.append(to))
     counted = [to for to in told if to[0] == "count"]
     assert counted == sorted(counted)
     assert (counted[0], counted[-1]) == (("count", 0, 12_544), ("count", 12_544, 12_544))

@@ -118,15 +118,13 @@ def test_the_file_is_the_one_built_in_one_process_whatever_the_parallelism(
         assert 0 < expected.corpus.documents < len(ROWS)
     write_index(expected, tmp_path / "expected")
     store = ArtifactStore(client, filled, record.fingerprint)
-    for parallelism in (None, 1, 2, 5):
-        artifact, built = build_and_publish(
-            redis_url, record, parallelism=parallelism, max_bytes=cap
-        )
+    for ranges in (None, 1, 2, 5):
+        artifact, built = build_and_publish(redis_url, record, parallelism=ranges, max_bytes=cap)
         assert built.corpus.nbytes <= (cap or expected.corpus.nbytes)
         assert (artifact.corpus_rows, store.current()) == (len(ROWS), artifact)
         built.check_integrity()
         found = bytes_of(store, artifact.version, tmp_path)
-        assert found == (tmp_path / "expected").read_bytes(), parallelism
+        assert found == (tmp_path / "expected").read_bytes(), ranges
     read_index(tmp_path / str(artifact.version)).check_integrity()
 
 

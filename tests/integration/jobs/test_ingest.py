@@ -24,19 +24,13 @@ def numbered(path, count, **extra):
 
 
 def test_rows_of_all_formats_arrive_in_order(client, task, tmp_path):
-    plain, zipped, columns = (
-        tmp_path / f"rows.{kind}" for kind in ("jsonl", "jsonl.gz", "parquet")
-    )
+    plain, zipped, columns = (tmp_path / f"r.{kind}" for kind in ("jsonl", "jsonl.gz", "parquet"))
     plain.write_text('{"id": "a", "input": "1", "output": "x"}\n')
     zipped.write_bytes(gzip.compress(b'{"id": 2, "input": "2", "output": "x"}\n'))
     pq.write_table(pa.table({"id": [3], "input": ["3"], "output": ["x"]}), columns)
     report = ingest(client, task, [columns, plain, zipped], reject=tmp_path / "bad.jsonl")
     assert report == IngestReport(added=3, known=0, rejected=0, reject_file=None)
-    assert [(row.key, row.input) for row in rows_of(client, task)] == [
-        ("3", "3"),
-        ("a", "1"),
-        ("2", "2"),
-    ]
+    assert [(r.key, r.input) for r in rows_of(client, task)] == [("3", "3"), ("a", "1"), ("2", "2")]
     assert not (tmp_path / "bad.jsonl").exists()
 
 

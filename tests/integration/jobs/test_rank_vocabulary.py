@@ -43,9 +43,8 @@ def as_counts(ranking: Ranking) -> dict[int, int]:
 
 @pytest.mark.ray
 def test_corpora_are_counted_and_each_ranking_has_a_version(ray_cluster, redis_url, client, filled):
-    store = ArtifactStore(
-        client, filled, TaskTokenizer.from_folder(MODEL).fingerprint, kind=VOCABULARY
-    )
+    fingerprint = TaskTokenizer.from_folder(MODEL).fingerprint
+    store = ArtifactStore(client, filled, fingerprint, kind=VOCABULARY)
     assert current_ranking(store) is None
     wanted = [("raw", ANSWERS, 3), ("target", ANSWERS[::3], None)]
     for version, (origin, answers, parts) in enumerate(wanted, 1):
@@ -87,8 +86,5 @@ def test_a_draft_models_answers_need_no_ray(redis_url, client, task, tmp_path, i
     assert "--output is" in in_process.run(*args, "--output", tmp_path / "no" / "f", code=2)
     long = "n" * 250  # the file that is written before it has this name cannot have a longer one
     assert "version 3 is current" in in_process.run(*args, "--output", tmp_path / long, code=1)
-
-
-def test_what_cannot_be_ranked_is_said(redis_url, task):
     with pytest.raises(UnknownTask):
         rank_and_publish(redis_url, RankJob(task, "raw"))

@@ -18,29 +18,15 @@ import tiny
 OUTPUTS = [f"intent: {a}_{b}, slots: {{{c}}}" for a in ("play", "set") for b in ("music", "alarm")
            for c in ("", "time: nine", "café: crème brûlée", "x\ny")] * 3  # fmt: skip
 MARK = "\u2581"
-NFC, ISOLATED = normalizers.NFC(), "isolated"
+PLAIN = pre_tokenizers.ByteLevel(add_prefix_space=False)
+WORDS = pre_tokenizers.Split(Regex(r" ?\p{L}+|\p{N}{1,3}|\s+|."), "isolated")
+INNER = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+MARKS, DIGITS = pre_tokenizers.Punctuation("contiguous"), pre_tokenizers.Digits(False)
 BYTES = {
-    "gpt2": (None, pre_tokenizers.ByteLevel(add_prefix_space=False)),
-    "neox": (NFC, pre_tokenizers.ByteLevel(add_prefix_space=False)),
-    "olmo": (
-        None,
-        pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Split(Regex(r" ?\p{L}+|\p{N}{1,3}|\s+|."), ISOLATED),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-            ]
-        ),
-    ),
-    "falcon": (
-        None,
-        pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Punctuation("contiguous"),
-                pre_tokenizers.ByteLevel(add_prefix_space=False),
-                pre_tokenizers.Digits(individual_digits=False),
-            ]
-        ),
-    ),
+    "gpt2": (None, PLAIN),
+    "neox": (normalizers.NFC(), PLAIN),
+    "olmo": (None, pre_tokenizers.Sequence([WORDS, INNER])),
+    "falcon": (None, pre_tokenizers.Sequence([MARKS, PLAIN, DIGITS])),
 }
 
 
@@ -58,13 +44,10 @@ def byte_level(name: str) -> Tokenizer:
 def sentencepiece() -> Tokenizer:
     """As Llama 2's and Phi-3's: a mark for blanks and in front of texts, bytes for what is rare."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
-    tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.Prepend(MARK), normalizers.Replace(" ", MARK)]
-    )
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace(MARK, " "), decoders.ByteFallback(), decoders.Fuse(),
-         decoders.Strip(" ", 1, 0)]
-    )  # fmt: skip
+    marks = [normalizers.Prepend(MARK), normalizers.Replace(" ", MARK)]
+    tokenizer.normalizer = normalizers.Sequence(marks)
+    blanks = [decoders.Replace(MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*blanks, decoders.Strip(" ", 1, 0)])
     bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
     texts = [text for text in OUTPUTS if text.isascii() and "\n" not in text]
     tokenizer.train_from_iterator(texts, trainer([], 340, ["<unk>", *bytes_]))
@@ -80,9 +63,8 @@ def gemma() -> Tokenizer:
     tokenizer = sentencepiece()
     tokenizer.normalizer = normalizers.Replace(" ", MARK)
     tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace(MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
-    )
+    blanks = [decoders.Replace(MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence(blanks)
     return tokenizer
 
 

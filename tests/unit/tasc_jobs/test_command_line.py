@@ -54,9 +54,7 @@ def options(command: str) -> dict[str, str]:
 def test_each_option_says_its_default_or_that_it_must_be_given(command):
     said = options(command)
     assert len(said) > 5
-    without = {
-        n for n, text in said.items() if not re.search(r"\[default: .*\]|\[required\]", text)
-    }
+    without = {n for n, t in said.items() if not re.search(r"\[default: .*\]|\[required\]", t)}
     assert without == {"--help"}
 
 
@@ -96,11 +94,8 @@ def commands(of: click.Command) -> list[click.Command]:
 
 
 def test_no_help_text_loses_what_stands_in_brackets():
-    found = commands(APP)
-    texts = [
-        t for c in found for t in (c.help, c.epilog, *(getattr(p, "help", "") for p in c.params))
-    ]
-    said = [text for text in texts if text]
+    texts = ((c.help, c.epilog, *(getattr(p, "help", "") for p in c.params)) for c in commands(APP))
+    said = [text for each in texts for text in each if text]
     assert len(said) > 100
     assert any("\\[" in text for text in said)
     for text in said:
@@ -152,9 +147,7 @@ def ended(*given: object) -> BaseException | None:
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands open a store that is not there."""
-    monkeypatch.setattr(
-        StoreOptions, "open", lambda self, task=None: nullcontext("redis://nowhere")
-    )
+    monkeypatch.setattr(StoreOptions, "open", lambda self, task=None: nullcontext("redis://none"))
     monkeypatch.setattr("tasc_store.connect", lambda url: None)
 
 

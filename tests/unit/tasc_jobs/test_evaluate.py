@@ -24,9 +24,7 @@ from tasc_jobs.evaluate.measured_model import (
 from tasc_store import CorpusRow
 from tasc_text import PromptTemplate, TaskTokenizer
 
-TRAIN = [
-    CorpusRow(str(i), text, text[-3:] + "; " + text) for i, text in enumerate(tiny.SENTENCES * 3)
-]
+TRAIN = [CorpusRow(str(i), t, f"{t[-3:]}; {t}") for i, t in enumerate(tiny.SENTENCES * 3)]
 GENERATION = GenerationSettings(PromptTemplate("{input} ->"), max_tokens=24)
 
 

@@ -10,8 +10,6 @@ from tasc_store import Artifact
 
 OUTPUTS = Tokens.of([[1, 2], [1, 2], [3]])  # 5 ids, and mark and end-of-sequence of each
 PROMPTS = Tokens.of([[4, 5], [4, 6], [7, 8]])
-
-
 FACTS = {"fingerprint": "f" * 32, "vocab_size": 9, "eos_id": 0}
 
 
@@ -25,9 +23,14 @@ def index() -> DraftIndex:
     return build_index(OUTPUTS, PROMPTS, **FACTS)
 
 
-def test_bytes_a_token_are_of_the_tokens_of_outputs_with_their_marks(index: DraftIndex) -> None:
+def test_bytes_a_token_are_of_outputs_with_their_marks_and_parts_and_fields_are_listed(index):
     report = report_of(index)
-    found = report.as_json
+    assert list(report.part_bytes) == ["corpus", "inputs"]
+    assert list(report_of(build_index(OUTPUTS, **FACTS)).part_bytes) == ["corpus"]
+    found = json.loads(json.dumps(report.as_json))
+    assert (found["version"], found["size_bytes"], found["corpus_rows"]) == (7, 1100, 3)
+    assert found["seconds"] == {"tokenise": 1.25, "sort": 0.5}
+    assert "artifact" not in found
     assert (found["rows"], found["distinct_outputs"]) == (3, 2)
     assert found["tokens"] == 11 == sum(map(len, [[1, 2], [1, 2], [3]])) + 2 * 3
     assert found["corpus_bytes_per_token"] == index.corpus.nbytes / 11
@@ -51,13 +54,3 @@ def test_with_a_cap_it_says_how_many_outputs_were_kept(index: DraftIndex) -> Non
     none = report_of(build_index(OUTPUTS, PROMPTS, max_bytes=88, **FACTS), 88)
     assert none.as_json["bytes_per_token"] is none.as_json["corpus_bytes_per_token"] is None
     assert "0 of 3 rows" in none.in_words
-
-
-def test_it_lists_the_parts_that_are_there_and_the_artifact_s_fields(index: DraftIndex) -> None:
-    report = report_of(index)
-    assert list(report.part_bytes) == ["corpus", "inputs"]
-    assert list(report_of(build_index(OUTPUTS, **FACTS)).part_bytes) == ["corpus"]
-    found = json.loads(json.dumps(report.as_json))
-    assert (found["version"], found["size_bytes"], found["corpus_rows"]) == (7, 1100, 3)
-    assert found["seconds"] == {"tokenise": 1.25, "sort": 0.5}
-    assert "artifact" not in found

@@ -57,12 +57,11 @@ def one_by_one(model, asked: range, vocab_size: int) -> tuple[list[list[int]], n
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_they_are_the_models_own(architecture: str, tmp_path: Path, asked: range) -> None:
     folder = make_folder(tmp_path, architecture)
-    tokens, logp = model_bigrams(
-        load_model(ModelSource(folder, dtype="float64")), size_of(folder), top=TOP
-    )
-    assert len(tokens) == len(logp) == size_of(folder)
+    own, size = load_model(ModelSource(folder, dtype="float64")), size_of(folder)
+    tokens, logp = model_bigrams(own, size, top=TOP)
+    assert len(tokens) == len(logp) == size
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
-    expected, chances = one_by_one(model, asked, size_of(folder))
+    expected, chances = one_by_one(model, asked, size)
     assert tokens[asked].tolist() == expected
     np.testing.assert_allclose(logp[asked], chances, atol=1e-5)
     assert (tokens.dtype, logp.dtype) == (np.int32, np.float32)

@@ -22,11 +22,9 @@ WORDS = ["set", "alarm", "the", "therapy", "theorem", "in", "at nine", "{}", ": 
 
 def corpus(seed: int, rows: int = 60) -> list[str]:
     chance = random.Random(seed)
-    few = chance.sample(WORDS, 6)
-    return [
-        chance.choice(["", " "]).join(chance.choices(few, k=chance.randint(0, 9)))
-        for _ in range(rows)
-    ]
+    few, between = chance.sample(WORDS, 6), ["", " "]
+    words = (chance.choices(few, k=chance.randint(0, 9)) for _ in range(rows))
+    return [chance.choice(between).join(row) for row in words]
 
 
 def naive(base, outputs, settings):
@@ -48,9 +46,7 @@ def naive(base, outputs, settings):
         left = {ngram: count for ngram, count in counts.items() if ngram not in used and count > 1}
         if not left:
             break
-        best = min(
-            left, key=lambda ngram: (-(left[ngram] - settings.discount) * (len(ngram) - 1), ngram)
-        )
+        best = min(left, key=lambda n: (-(left[n] - settings.discount) * (len(n) - 1), n))
         used.add(best)
         try:
             content = b"".join(map(text, best)).decode()
@@ -136,10 +132,8 @@ def test_the_budget_is_used_up_while_anything_occurs_twice(tokenizer: TaskTokeni
     assert not enrich(tokenizer, ["set an alarm"] * 5, EnrichSettings(0)).tokens
     outputs = [*corpus(2, rows=12), "the quick brown fox jumps over a lazy dog once"]
     settings = EnrichSettings(10_000, 16)
-    found = enrich(tokenizer, outputs, settings)
-    assert [(t.content, t.parts, t.count) for t in found.tokens] == naive(
-        tokenizer, outputs, settings
-    )
+    found, wanted = enrich(tokenizer, outputs, settings), naive(tokenizer, outputs, settings)
+    assert [(t.content, t.parts, t.count) for t in found.tokens] == wanted
     assert found.tokens[-1].count == 2
     assert 10 < len(found.tokens) < 10_000
 
@@ -166,9 +160,8 @@ def test_a_refined_choice_is_shorter_for_the_same_text(tokenizer: TaskTokenizer,
     assert found.left == sum(len(e.ids) for e in encoded)
     spelled: dict[int, bytes] = {}
     for token in found.tokens:
-        spelled[token.id] = b"".join(
-            spelled.get(part) or tokenizer.token_bytes(part) for part in token.parts
-        )
+        parts = (spelled.get(part) or tokenizer.token_bytes(part) for part in token.parts)
+        spelled[token.id] = b"".join(parts)
         assert spelled[token.id] == token.content.encode()
         assert found.tokenizer.token_to_id(token.content) == token.id
 

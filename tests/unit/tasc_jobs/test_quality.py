@@ -28,8 +28,6 @@ RIGHT = [
     "intent: alarm_set, slot fills: {time: nine am, date: friday}",
     "intent: play, slot fills: {}",
 ]
-
-
 TWICE = "intent: a, slot fills: {x: one, x: one}"
 COMMA = "intent: a, slot fills: {x: one, two, y: three}"
 

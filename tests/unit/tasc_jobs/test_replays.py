@@ -135,11 +135,8 @@ def test_an_index_costs_what_it_reads_and_bytes_a_token_are_of_the_outputs_with_
 
 
 def test_answers_of_before_are_drafted_from_only_online(tokenizer):
-    train, test = rows_of([[9]]), rows_of([[5, 6, 7, 8]] * 10)
-    mixed = [PROPOSERS["mixed"]]
-    offline, online = (
-        measured(train, test, tokenizer, mixed, [8], online=way)[0] for way in (False, True)
-    )
+    given = rows_of([[9]]), rows_of([[5, 6, 7, 8]] * 10), tokenizer, [PROPOSERS["mixed"]], [8]
+    offline, online = (measured(*given, online=way)[0] for way in (False, True))
     assert online.replay.tokens_per_step > 1.5 * offline.replay.tokens_per_step
 
 

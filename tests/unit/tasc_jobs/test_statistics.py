@@ -159,12 +159,10 @@ def bits_and_ngrams(side):
 def random_rows(seed, count=120):
     """Inputs and outputs of a few words, some of them empty inputs, with odd white space."""
     rng = random.Random(seed)
-    words = [*"abcdefg", "naïve", "日本", "'s"]
+    words, spaces = [*"abcdefg", "naïve", "日本", "'s"], [" ", "  ", "\n", "\u00a0"]
 
     def text(least):
-        return rng.choice([" ", "  ", "\n", "\u00a0"]).join(
-            rng.choices(words, k=rng.randrange(least, 9))
-        )
+        return rng.choice(spaces).join(rng.choices(words, k=rng.randrange(least, 9)))
 
     return [(text(0), text(1)) for _ in range(count)]
 

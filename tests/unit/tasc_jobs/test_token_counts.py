@@ -58,9 +58,7 @@ def test_parts_sum_up_to_the_whole(rows, cut, keys):
 
 def test_a_file_is_counted_without_its_bad_lines(tmp_path):
     path = tmp_path / "answers.jsonl"
-    path.write_text(
-        '{"text": "turn on"}\nnothing\n{"text": ""}\n' + '{"text": "the light"}\n' * 600
-    )
+    path.write_text('{"text": "turn on"}\nno\n{"text": ""}\n' + '{"text": "the light"}\n' * 600)
     told = []
     total = count_file(path, "text", MODEL, lambda *to: told.append(to))
     assert (total.read, total.rows) == (603, 601)

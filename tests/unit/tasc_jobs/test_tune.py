@@ -61,9 +61,11 @@ class MadeUp:
         return Replay(1, 1000, round(1000 * per_step), nodes, 1, [1], [1], [0.0], [0.0])
 
 
-def test_the_settings_with_the_greatest_expected_speed_up_are_chosen():
-    held = MadeUp({"corpus": 1.0, "prompt": 0.5})
-    tuned = tune(held, BASE, by_node(0.05))
+def test_the_settings_with_the_greatest_expected_speed_up_are_chosen_and_replays_are_told():
+    held, done = MadeUp({"corpus": 1.0, "prompt": 0.5}), []
+    tuned = tune(held, BASE, by_node(0.05), lambda: done.append(1))
+    assert len(done) == planned(held) == len(tuned.trials) + len(tuned.worths)
+    assert len(tuned.trials) >= len(BUDGETS) * len(MIN_PROBS)
     best = max(tuned.trials, key=lambda trial: trial.speed_up)
     assert tuned.chosen == best
     assert best.speed_up == best.replay.tokens_per_step / (1 + 0.05 * best.replay.nodes / 1000)
@@ -88,13 +90,6 @@ def test_a_sources_worth_is_measured_by_its_absence_and_one_that_hurts_left_out(
     assert tuned.chosen.settings.sources == tuple(n for n in BASE.sources if n != "prompt")
     assert tuned.chosen.settings in held.taught
     assert tuned.weights == ("final", tuned.chosen.settings)
-
-
-def test_progress_is_told_of_every_replay():
-    held, done = MadeUp({}), []
-    tuned = tune(held, BASE, by_node(0.02), lambda: done.append(1))
-    assert len(done) == planned(held) == len(tuned.trials) + len(tuned.worths)
-    assert len(tuned.trials) >= len(BUDGETS) * len(MIN_PROBS)
 
 
 def test_a_machines_costs_can_set_the_price():
@@ -160,10 +155,12 @@ def test_the_rows_that_judge_are_in_neither_the_index_nor_the_lesson(tokenizer, 
     assert seen["taught"] == everything
 
 
-def test_lessons_keep_no_recent_answers(tokenizer):
+def test_lessons_keep_no_recent_answers_and_want_enough_rows(tokenizer):
     held = HeldOut(numbered(LEAST_ROWS), tokenizer, branching=False)
     some, none = (held.weights(DraftSettings(recent_tokens=n)).values for n in (1000, 0))
     assert np.array_equal(some, none)
+    with refused(JobError, str(LEAST_ROWS)):
+        HeldOut(numbered(LEAST_ROWS - 1), tokenizer, branching=False)
 
 
 def test_where_the_index_is_capped_so_is_the_one_that_is_tuned_with(tokenizer, monkeypatch):
@@ -184,11 +181,6 @@ def test_where_the_index_is_capped_so_is_the_one_that_is_tuned_with(tokenizer, m
     assert 0 < tight.documents < free.documents
 
 
-def test_too_few_rows_are_refused(tokenizer):
-    with refused(JobError, str(LEAST_ROWS)):
-        HeldOut(numbered(199), tokenizer, branching=False)
-
-
 # 10 ms for the 8 tokens of a plain step, 30 ms for 24 and 110 ms for 88.
 CURVE = StepCurve(8, 128, (8, 24, 88), (0.010, 0.030, 0.110))
 
@@ -207,17 +199,13 @@ def costs(*measured: dict, **more: object) -> dict:
 
 
 def test_costs_and_speed_ups_are_what_one_gets_by_hand():
-    assert CURVE.plain == 0.010
-    assert CURVE.at(16) == pytest.approx(0.020)
-    assert CURVE.at(56) == pytest.approx(0.070)
-    assert CURVE.at(88) == pytest.approx(0.110)
-    assert CURVE.at(88.5) is None
+    assert (CURVE.plain, CURVE.at(88.5)) == (0.010, None)
+    assert [CURVE.at(n) for n in (16, 56, 88)] == pytest.approx([0.020, 0.070, 0.110])
     # 3 tokens a step, 2 nodes: 8 * (1 + 2) = 24 tokens, 30 ms; 3 * 10 / 30 = 1 without drafting.
     assert priced(CURVE, 2, replay(30, 10, 20)).speed_up == pytest.approx(1.0)
     # 625 us for each of 8 rows are 5 ms more.
     option = priced(CURVE, 2, replay(30, 10, 20, microseconds=625.0))
-    assert option.step_seconds == pytest.approx(0.035)
-    assert option.speed_up == pytest.approx(3 * 10 / 35)
+    assert (option.step_seconds, option.speed_up) == pytest.approx((0.035, 3 * 10 / 35))
     # The machine's own 250 us a row, 2 ms in all, count instead where the file has them.
     option = priced(CURVE, 2, replay(30, 10, 20, microseconds=625.0), 250e-6)
     assert option.speed_up == pytest.approx(3 * 10 / 32)
@@ -227,9 +215,8 @@ def test_costs_and_speed_ups_are_what_one_gets_by_hand():
 
 
 def test_the_best_budget_is_taken_where_drafting_pays_else_none():
-    found = outlook(
-        CURVE, {2: replay(30, 10, 20), 1: replay(18, 10, 10), 4: replay(60, 10, 40)}, 0.0
-    )
+    replays = {2: replay(30, 10, 20), 1: replay(18, 10, 10), 4: replay(60, 10, 40)}
+    found = outlook(CURVE, replays, 0.0)
     # 1: 16 tokens, 20 ms, 1.8 * 10 / 20; 4: 40 tokens, 50 ms, 6 * 10 / 50
     assert [o.speed_up for o in found.options] == pytest.approx([1.0, 0.9, 1.2])
     assert (found.budget, found.speed_up) == (4, pytest.approx(1.2))
