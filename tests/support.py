@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx
 import numpy as np
@@ -68,6 +68,15 @@ def refused(
     for name in named:
         assert name in str(caught.value)
     assert {name: getattr(caught.value, name) for name in attributes} == attributes
+
+
+def failing(error: BaseException) -> Callable[..., NoReturn]:
+    """A function that raises it, whatever it is called with."""
+
+    def fails(*args: object, **named: object) -> NoReturn:
+        raise error
+
+    return fails
 
 
 @dataclass

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from batch_jobs import record_of
-from batch_service import WorkerRun, batch_service
+from batch_jobs import WorkerRun, batch_service, record_of
 from openai import OpenAI
 
 from tasc_jobs.demo.tasks import demo_record

@@ -3,13 +3,13 @@
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 import redis
-from batch_service import WorkerRun, request
+from batch_jobs import WorkerRun, request
 
-from support import refused
+from support import failing, refused
 from tasc_jobs.batch import folder, job
 from tasc_jobs.batch.work import EngineFailed, JobBusy, JobReport, JobSpec, NoEngine, Record, Row
 from tasc_jobs.errors import ClusterError, JobError
@@ -88,13 +88,6 @@ def answered(row: int) -> Record:
 @pytest.fixture
 def asked(client, redis_url, task, tmp_path, monkeypatch):
     return Asked(client, redis_url, task, tmp_path, monkeypatch)
-
-
-def failing(error: Exception) -> Callable[..., Any]:
-    def fails(*args: object, **named: object) -> NoReturn:
-        raise error
-
-    return fails
 
 
 def all_done(*args: Any, **named: Any) -> JobReport:

@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from batch_jobs import expected, record_of
-from batch_service import WorkerRun, answers, asked, line, request
+from batch_jobs import WorkerRun, answers, asked, expected, line, record_of, request
 from openai import OpenAI
 
 from support import refused

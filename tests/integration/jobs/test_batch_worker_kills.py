@@ -12,8 +12,7 @@ import httpx
 import pytest
 import ray
 import redis
-from batch_jobs import record_of
-from batch_service import WorkerRun, answers, asked, batch_service, line
+from batch_jobs import WorkerRun, answers, asked, batch_service, line, record_of
 from openai import OpenAI
 from openai.types import Batch as Shown
 

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from batch_jobs import ENGINE
-from batch_service import WorkerRun, answers, asked, request
+from batch_jobs import ENGINE, WorkerRun, answers, asked, request
 from openai import OpenAI
 from transformers import AutoTokenizer, PreTrainedModel
 

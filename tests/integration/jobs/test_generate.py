@@ -8,7 +8,7 @@ import pytest
 import redis
 from batch_jobs import ENGINE, expected, record_of, rows
 
-from support import read_rows, write_rows
+from support import failing, read_rows, write_rows
 from tasc_engine import GuideSpec
 from tasc_jobs.batch.folder import JobFolder
 from tasc_jobs.batch.generate import dry_run, generate
@@ -46,16 +46,14 @@ def test_every_row_once_in_order_with_the_answer_of_generate(
     output = tmp_path / "corpus.parquet"
     corpus = Source.of(f"redis:{served}")
     with pytest.raises(InterruptedError):
-        generate(redis_url, served, corpus, output, engine=ENGINE, progress=_interrupt)
+        generate(
+            redis_url, served, corpus, output, engine=ENGINE, progress=failing(InterruptedError())
+        )
     store.append([CorpusRow("later", "wake me", "x")])
     generate(redis_url, served, corpus, output, engine=ENGINE)
     table = pq.read_table(output)
     assert table.column("id").to_pylist() == [f"k{i}" for i in range(20)]
     assert table.column("tokens").to_pylist() == right[:20]
-
-
-def _interrupt(found: object) -> None:
-    raise InterruptedError
 
 
 def test_rejects_have_line_id_and_reason(redis_url: str, served: str, tmp_path: Path) -> None:

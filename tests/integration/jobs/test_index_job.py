@@ -15,7 +15,7 @@ from tasc_draft import BigramTable, DraftError, DraftIndex, Tokens, build_index,
 from tasc_draft.index.bigrams import write_bigrams
 from tasc_draft.index.draft_index import write_index
 from tasc_draft.learning import EPOCHS, held_out, learn_weights
-from tasc_jobs.errors import EmptyCorpusError, RaySetupError
+from tasc_jobs.errors import EmptyCorpusError
 from tasc_jobs.index.build import STAGES, build_and_publish
 from tasc_runtime.models import chat_template
 from tasc_store import ArtifactStore, CorpusRow, CorpusStore, TaskRecord
@@ -215,9 +215,3 @@ def test_an_empty_corpus_leaves_nothing_current(client, redis_url, task, folder)
     with pytest.raises(EmptyCorpusError):
         build_and_publish(redis_url, record)
     assert ArtifactStore(client, task, record.fingerprint).current() is None
-
-
-def test_without_ray_the_job_says_how_to_start_one(redis_url, filled, folder, monkeypatch):
-    monkeypatch.setattr("ray.is_initialized", lambda: False)
-    with pytest.raises(RaySetupError):
-        build_and_publish(redis_url, record_of(folder, filled))

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from support import read_rows, refused, write_rows
+from support import failing, read_rows, refused, write_rows
 from tasc_jobs.index.ingest import IngestReport, ingest
 from tasc_runtime.errors import FileError
 from tasc_store import CorpusStore
@@ -36,12 +36,8 @@ def test_rows_of_all_formats_arrive_in_order(client, task, tmp_path):
 
 def test_an_ingest_cut_short_is_completed_by_the_next_and_then_adds_none(client, task, tmp_path):
     path, reject = numbered(tmp_path / "rows.jsonl", 2500), tmp_path / "bad.jsonl"
-
-    def stop(lines):
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        ingest(client, task, [path], reject=reject, progress=stop)
+        ingest(client, task, [path], reject=reject, progress=failing(KeyboardInterrupt()))
     assert len(CorpusStore(client, task)) == 1000
     for report in (IngestReport(1500, 1000, 0, None), IngestReport(0, 2500, 0, None)):
         assert ingest(client, task, [path], reject=reject) == report

@@ -12,8 +12,10 @@ import ray
 
 from support import eventually
 from tasc_jobs.errors import RaySetupError
+from tasc_jobs.index.build import build_and_publish
 from tasc_jobs.ray_local import in_words, local_ray
 from tasc_jobs.statistics.task_statistics import corpus_statistics
+from tasc_store import TaskRecord
 
 pytestmark = pytest.mark.ray
 
@@ -238,7 +240,9 @@ def test_a_ray_that_runs_already_is_used_and_left_running(ray_cluster):
     assert ray.is_initialized()
 
 
-def test_without_ray_the_statistics_job_says_how_to_start_one(redis_url, monkeypatch):
+def test_without_ray_jobs_say_how_to_start_one(redis_url, monkeypatch):
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     with pytest.raises(RaySetupError):
         corpus_statistics(redis_url, "any")
+    with pytest.raises(RaySetupError):
+        build_and_publish(redis_url, TaskRecord("any", "m", "f", "{input}"))

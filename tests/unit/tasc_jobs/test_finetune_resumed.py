@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from drafter_training import ROWS, SHORT, Trained
 from finetuning import ADAPTER, Bench, Killed, Made, begin, killed_at, same
-from support import files_up_to, refused
+from support import failing, files_up_to, refused
 from tasc_jobs.drafter.training import DrafterTrainer
 from tasc_jobs.drafter.training_run import train_drafter
 from tasc_jobs.errors import FinetuneError
@@ -258,12 +258,9 @@ def test_what_is_held_is_held_in_the_main_thread_alone() -> None:
 
 @pytest.mark.parametrize(("owner", "name"), [(os, "fsync"), (Path, "replace")])
 def test_a_checkpoint_outlives_deaths(tmp_path, monkeypatch, owner, name):
-    def die(*given: Any) -> NoReturn:
-        raise KeyboardInterrupt
-
     checkpoints = Checkpoints(tmp_path / CHECKPOINT, {})
     checkpoints.save(Checkpoint([0.5], {"w": torch.ones(2)}, {}))
-    monkeypatch.setattr(owner, name, die)
+    monkeypatch.setattr(owner, name, failing(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         checkpoints.save(Checkpoint([0.5, 0.4], {"w": torch.zeros(2)}, {}))
     assert (found := checkpoints.load()) is not None
