@@ -28,8 +28,6 @@ SHORT = {"epochs": 2}
 
 @dataclass(frozen=True)
 class Bench:
-    """A target's folder."""
-
     target: Path
 
     def job(self, output: Path, kind: Kind, **changes: Any) -> DrafterJob:

@@ -25,8 +25,6 @@ ADAPTER = "adapter/adapter_model.safetensors"
 
 @dataclass(frozen=True)
 class Bench:
-    """What fine-tunes of a test share."""
-
     base: Path
     tokenizer: Path
     rows: tuple[CorpusRow, ...]
@@ -56,7 +54,6 @@ def make(folder: Path, architecture: str, *, tied: bool = False) -> Bench:
 
 
 def make_on(base: Path, architecture: str, *, tied: bool = False) -> Bench:
-    """On a folder that has a tokenizer."""
     tokenizer = base.with_name(f"{base.name}-enriched")
     tiny.make_model(base, architecture, dtype=torch.float32, tied=tied)
     enrich_and_save(TaskTokenizer.from_folder(base), OUTPUTS, EnrichSettings(6), tokenizer)

@@ -70,9 +70,8 @@ def expected(folder: Path, inputs: Sequence[str]) -> list[list[int]]:
 
 
 def rows(count: int) -> list[object]:
-    return [
-        {"id": f"r{i}", "input": f"wake me at {i} " + "please " * (i % 5)} for i in range(count)
-    ]
+    said = (f"wake me at {i} " + "please " * (i % 5) for i in range(count))
+    return [{"id": f"r{i}", "input": text} for i, text in enumerate(said)]
 
 
 @contextmanager
@@ -107,7 +106,6 @@ def rows_done(process: subprocess.Popen[str]) -> int:
 
 
 def kill_itself(process: subprocess.Popen[str]) -> None:
-    """Have a driver end by SIGKILL."""
     process.communicate("0\n", timeout=DEADLINE_S)
     assert process.returncode == -signal.SIGKILL
 
@@ -132,9 +130,8 @@ def batch_service(client: redis.Redis, **limits: float) -> Iterator[OpenAI]:
     try:
         eventually(lambda: server.started)
         port = server.servers[0].sockets[0].getsockname()[1]
-        with OpenAI(
-            base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0, timeout=60
-        ) as openai:
+        url = f"http://127.0.0.1:{port}/v1"
+        with OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as openai:
             yield openai
     finally:
         server.should_exit = True
@@ -176,7 +173,6 @@ def request(name: str, url: str, body: dict[str, object]) -> str:
 
 
 def asked(openai: OpenAI, lines: Sequence[str], endpoint: str = "/v1/chat/completions") -> Batch:
-    """A new batch of these lines."""
     file = openai.files.create(file=("in.jsonl", "".join(lines).encode()), purpose="batch")
     return openai.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h")
 

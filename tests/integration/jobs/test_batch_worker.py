@@ -117,7 +117,6 @@ def test_a_line_is_always_answered_alike(openai: OpenAI, run: WorkerRun, served:
     lost: dict[int, object] = {}
 
     def lose(batch: Batch, progress: JobProgress) -> None:
-        """All that is answered, once."""
         if progress.report.rows and not lost:
             file = run.settings.folder_of(batch) / "job" / "records.jsonl"
             for text in file.read_text().splitlines():

@@ -89,7 +89,6 @@ def go(run: WorkerRun, least: int = 0, action: Callable[[], object] = lambda: No
 
 @pytest.fixture(scope="module")
 def undisturbed(redis_url, ray_cluster, folder, tmp_path_factory):
-    """What is said where nothing is killed."""
     with connect(redis_url) as client, batch_service(client) as openai:
         TaskStore(client).put(record_of("undisturbed", folder))
         batch = asked(openai, lines("undisturbed"))

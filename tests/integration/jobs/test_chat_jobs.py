@@ -42,9 +42,8 @@ Turns = list[dict[str, str]]
 
 def turns(*said: str, system: str | None = None) -> Turns:
     first = [] if system is None else [{"role": "system", "content": system}]
-    return first + [
-        {"role": "assistant" if i % 2 else "user", "content": text} for i, text in enumerate(said)
-    ]
+    roles = ("user", "assistant")
+    return first + [{"role": roles[i % 2], "content": text} for i, text in enumerate(said)]
 
 
 TALKS = [
@@ -116,7 +115,6 @@ def file(rows: list[dict[str, str]], tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tasc(tasc_here: InProcess) -> Callable[..., Any]:
-    """``tasc ... --json`` on the shared store."""
     return lambda *args: json.loads(tasc_here.run(*args, "--json").splitlines()[-1])
 
 
@@ -135,9 +133,7 @@ def served(in_process, tasc, chats, task, file):
 
 
 @pytest.mark.slow("six jobs")
-def test_all_jobs_prompt_as_transformers_does(
-    client, redis_url, tasc, served, chats, rows, file, tmp_path
-):
+def test_jobs_prompt_as_transformers(client, redis_url, tasc, served, chats, rows, file, tmp_path):
     record, corpus = TaskStore(client).get(served), CorpusStore(client, served)
     expected = [chats.ids(turns(row["input"])) for row in rows]
     with opened(redis_url, record) as indexed:

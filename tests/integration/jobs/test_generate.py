@@ -45,10 +45,9 @@ def test_every_row_once_in_order_with_the_answer_of_generate(
     # The same inputs out of the corpus; rows that come later are none of the job's.
     output = tmp_path / "corpus.parquet"
     corpus = Source.of(f"redis:{served}")
+    stop = failing(InterruptedError())
     with pytest.raises(InterruptedError):
-        generate(
-            redis_url, served, corpus, output, engine=ENGINE, progress=failing(InterruptedError())
-        )
+        generate(redis_url, served, corpus, output, engine=ENGINE, progress=stop)
     store.append([CorpusRow("later", "wake me", "x")])
     generate(redis_url, served, corpus, output, engine=ENGINE)
     table = pq.read_table(output)

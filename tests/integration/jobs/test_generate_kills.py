@@ -34,7 +34,6 @@ def source(count: int, tmp_path_factory: pytest.TempPathFactory) -> Source:
 
 @pytest.fixture(scope="module")
 def undisturbed(redis_url, ray_cluster, folder, source, count, tmp_path_factory):
-    """What the job writes if nothing is killed."""
     output = tmp_path_factory.mktemp("kills-out") / "out.jsonl"
     with closing(connect(redis_url)) as client:
         TaskStore(client).put(record_of("kills", folder))

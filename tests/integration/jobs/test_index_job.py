@@ -31,10 +31,9 @@ def sentence(i: int) -> list[str]:
     return [WORDS[(i * k + i // 7) % len(WORDS)] for k in range(1, 4 + i % 5)]
 
 
-ROWS = [
-    CorpusRow(f"k{i}", " ".join(sentence(i)), " ".join(TAGS[word] for word in sentence(i)))
-    for i in range(300)
-]
+SAID = [sentence(i) for i in range(300)]
+TAGGED = [" ".join(TAGS[word] for word in said) for said in SAID]
+ROWS = [CorpusRow(f"k{i}", " ".join(said), TAGGED[i]) for i, said in enumerate(SAID)]
 
 
 def record_of(folder: Path, task: str, **changes: object) -> TaskRecord:

@@ -98,16 +98,9 @@ def sum_of(tables, units):
 @settings(
     max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
 )
-@given(
-    n=st.integers(1, 4),
-    parts=st.integers(1, 60),
-    batch_rows=st.integers(1, 30),
-    partitions=st.integers(1, 9),
-    rng=st.randoms(),
-)
-def test_the_parts_of_a_corpus_sum_up_to_the_file_however_it_is_cut(
-    redis_url, task, rows, n, parts, batch_rows, partitions, rng
-):
+@given(sizes=st.tuples(*(st.integers(1, most) for most in (4, 60, 30, 9))), rng=st.randoms())
+def test_the_parts_of_a_corpus_sum_up_to_the_file(redis_url, task, rows, sizes, rng):
+    n, parts, batch_rows, partitions = sizes
     units = Units.of(n, MODEL)
     source = RedisCorpusSource(redis_url, task, batch_rows=batch_rows, previous_words=units.n - 1)
     read = [table for part in source.get_read_tasks(parts) for table in part()]

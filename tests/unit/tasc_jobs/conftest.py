@@ -48,13 +48,11 @@ def begun(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def killed(begun: Path, tmp_path: Path) -> Path:
-    """A copy of `begun`."""
     return shutil.copytree(begun, tmp_path / "killed")
 
 
 @pytest.fixture(scope="session")
 def target(tmp_path_factory: pytest.TempPathFactory) -> drafter_training.Bench:
-    """A target for drafters."""
     return drafter_training.make(tmp_path_factory.mktemp("target") / "qwen2", "qwen2")
 
 
@@ -66,7 +64,6 @@ def short(request, target, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model with its tokenizer."""
     return tiny.make_folder(tmp_path_factory.mktemp("tiny"))
 
 

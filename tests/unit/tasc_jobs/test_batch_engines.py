@@ -94,8 +94,6 @@ def test_whatever_is_lost_on_the_way_each_row_is_finished_once_and_not_far_ahead
 
 @dataclass(eq=False)
 class Asked:
-    """A call of an actor's method."""
-
     name: str
     rows: Sequence[Row]
 

@@ -65,9 +65,8 @@ def test_each_bad_row_keeps_its_place_and_says_why(tmp_path: Path) -> None:
 
 def test_another_content_is_another_input_and_another_time_is_not(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
-    first, again, other = (
-        open_files([write_rows(path, [{"input": text}])], "input", "id").pins for text in "112"
-    )
+    files = (write_rows(path, [{"input": text}]) for text in "112")
+    first, again, other = (open_files([file], "input", "id").pins for file in files)
     assert first == again != other
 
 

@@ -50,8 +50,6 @@ CASES = [
 
 @dataclass(frozen=True)
 class Drafter(Trained):
-    """A drafter that an engine may load."""
-
     @property
     def source(self) -> ModelSource:
         return ModelSource(self.bench.target, dtype="float64")

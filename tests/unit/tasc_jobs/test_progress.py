@@ -44,10 +44,8 @@ def test_time_left_is_told_by_what_came_behind_the_first_that_was_done(clock):
     assert third == last == "learn: 3/6 rounds, 0.029 rounds/s, 3 s left"
 
 
-@pytest.mark.parametrize(
-    ("at", "left"), [([100.0], "-:--:--"), ([100.0, 101.0], "0:00:04"), ([], "-:--:--")]
-)
-def test_a_bar_tells_no_time_left_until_more_than_the_first_is_done(monkeypatch, at, left):
+@pytest.mark.parametrize("at", [[], [100.0], [100.0, 101.0]])
+def test_a_bar_tells_no_time_left_until_more_than_the_first_is_done(monkeypatch, at):
     now = [0.0]
     monkeypatch.setattr("rich.console.monotonic", lambda: now[0])
     out = Terminal()
@@ -57,7 +55,7 @@ def test_a_bar_tells_no_time_left_until_more_than_the_first_is_done(monkeypatch,
             progress.advance()
     shown = out.getvalue().rpartition("learn")[2]  # the last it drew
     assert f"{len(at)}/6" in shown
-    assert left in shown
+    assert ("0:00:04" if at[1:] else "-:--:--") in shown
 
 
 def test_a_clock_says_seconds_since_it_was_made_on_stderr(clock, capsys):

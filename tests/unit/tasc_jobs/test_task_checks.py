@@ -158,6 +158,11 @@ MODULE = "model.layers.0.self_attn.q_proj"  # 32 to 32 in tiny models
 DOWN = "model.layers.1.mlp.down_proj"  # 64 to 32
 
 
+def lora(*shapes: tuple[int, int], module: str = MODULE) -> dict[str, torch.Tensor]:
+    names = (f"base_model.model.{module}.lora_{part}.weight" for part in "AB")
+    return {name: torch.zeros(shape) for name, shape in zip(names, shapes, strict=False)}
+
+
 def adapter(folder: Path, shapes: dict[str, tuple[int, int]] | None = None, **config: Any) -> Path:
     """An adapter of rank 4; shapes are ``(in, out)`` of each module."""
     folder.mkdir(exist_ok=True)
@@ -165,8 +170,7 @@ def adapter(folder: Path, shapes: dict[str, tuple[int, int]] | None = None, **co
     (folder / "adapter_config.json").write_text(json.dumps(given))
     tensors = {}
     for module, (in_, out) in (shapes or {MODULE: (32, 32), DOWN: (64, 32)}).items():
-        tensors[f"base_model.model.{module}.lora_A.weight"] = torch.zeros(4, in_)
-        tensors[f"base_model.model.{module}.lora_B.weight"] = torch.zeros(out, 4)
+        tensors |= lora((4, in_), (out, 4), module=module)
     save_file(tensors, folder / "adapter_model.safetensors")
     return folder
 
@@ -206,9 +210,6 @@ def test_an_adapter_of_another_model_is_told_by_its_shapes(folder, tmp_path, sha
     assert DOWN not in str(caught.value)
 
 
-LORA = f"base_model.model.{MODULE}.lora_"
-
-
 @pytest.mark.parametrize(
     ("spoil", "named"),
     [
@@ -219,13 +220,8 @@ LORA = f"base_model.model.{MODULE}.lora_"
         (lambda p: p.write_bytes(b""), "adapter_model.safetensors"),
         (lambda p: p.write_bytes((2).to_bytes(8, "little") + b"[]"), "adapter_model.safetensors"),
         (lambda p: save_file({"weight": torch.zeros(1)}, p), "lora_A"),
-        (lambda p: save_file({f"{LORA}A.weight": torch.zeros(4, 32)}, p), MODULE),
-        (
-            lambda p: save_file(
-                {f"{LORA}A.weight": torch.zeros(4, 32), f"{LORA}B.weight": torch.zeros(32, 5)}, p
-            ),
-            MODULE,
-        ),
+        (lambda p: save_file(lora((4, 32)), p), MODULE),
+        (lambda p: save_file(lora((4, 32), (32, 5)), p), MODULE),
     ],
 )
 def test_unsafe_weights_are_named(folder: Path, tmp_path: Path, spoil: Any, named: str) -> None:
@@ -246,7 +242,6 @@ def test_a_folder_not_of_peft_is_named(folder: Path, tmp_path: Path, text: str |
 
 @pytest.fixture(scope="module")
 def drafter(folder: Path, model: BaseModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An independent one."""
     place = tmp_path_factory.mktemp("drafter")
     copy = AutoModelForCausalLM.from_pretrained(folder)
     save_drafter(place, copy, DrafterCard("independent", model.tokenizer.fingerprint))
@@ -282,8 +277,8 @@ def test_a_drafter_of_another_tokenizer_or_target_is_refused_with_both_fingerpri
     with refused(UsageError, "--drafter", "e" * 64, own):
         check(model, other)
     # A target whose weights are not here is compared when it is served.
-    bare = tmp_path / "bare"
-    shutil.copytree(model.folder, bare, ignore=shutil.ignore_patterns("*.safetensors"))
+    without = shutil.ignore_patterns("*.safetensors")
+    bare = shutil.copytree(model.folder, tmp_path / "bare", ignore=without)
     check(BaseModel.open(str(bare), None), other)
 
 

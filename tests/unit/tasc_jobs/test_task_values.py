@@ -26,9 +26,8 @@ OTHER = TaskRecord(
     neural=NeuralDrafting("/drafter", "neural", "recent", 9, 3, 8, 31, 0.5),
 )  # fmt: skip
 TURNS = "{% for m in messages %}{{ m.content }}{% endfor %}"
-CHATS = replace(
-    OTHER, template="{input}", chat=ChatTemplate(TURNS, (("eos_token", "."),), "be", (("a", "b"),))
-)
+CHAT_TEMPLATE = ChatTemplate(TURNS, (("eos_token", "."),), "be", (("a", "b"),))
+CHATS = replace(OTHER, template="{input}", chat=CHAT_TEMPLATE)
 
 
 def test_values_are_told_apart_make_a_record_again_and_have_defaults() -> None:
@@ -83,10 +82,8 @@ def test_every_value_is_called_by_its_option_and_there_if_it_was_given() -> None
     assert given_values(options) == {
         "max_tokens": 3, "template": "a\n{input}", "stop": ("\n", "x"), "temperature": 0.0,
     }  # fmt: skip
-    pairs = [
-        f"{f.name}={'corpus, prompt' if f.name == 'sources' else f.default}"
-        for f in fields(DraftSettings)
-    ]
+    given = {f.name: f.default for f in fields(DraftSettings)} | {"sources": "corpus, prompt"}
+    pairs = [f"{name}={value}" for name, value in given.items()]
     found = given_values(TaskOptions(draft=pairs))
     assert DraftSettings(**found) == DraftSettings(sources=("corpus", "prompt"))
     assert {name: type(value) for name, value in found.items()} == {
@@ -214,9 +211,8 @@ def test_a_table_has_every_value_and_version_and_json_every_field() -> None:
     assert found["sampling"]["temperature"] is None
 
 
-FULL = TaskRecord(
-    "t", "org/model", "f", "say {input}", max_tokens=7, stop=(".",), draft=DraftSettings(n_max=4)
-)
+DRAFT = DraftSettings(n_max=4)
+FULL = TaskRecord("t", "org/model", "f", "say {input}", max_tokens=7, stop=(".",), draft=DRAFT)
 SEVERAL = replace(FULL, adapters=(("a", "org/a"), ("b", "org/b")))
 
 

@@ -164,10 +164,8 @@ def test_lessons_keep_no_recent_answers_and_want_enough_rows(tokenizer):
 
 
 def test_where_the_index_is_capped_so_is_the_one_that_is_tuned_with(tokenizer, monkeypatch):
-    seen = []
-    monkeypatch.setattr(
-        "tasc_jobs.tuning.held_out.learn_weights", lambda index, *rest, **more: seen.append(index)
-    )
+    learn, seen = "tasc_jobs.tuning.held_out.learn_weights", []
+    monkeypatch.setattr(learn, lambda index, *rest, **more: seen.append(index))
     rows = numbered(LEAST_ROWS)
     record = TaskRecord("t", "m", tokenizer.fingerprint, "{input}")
     whole = StoredTask(record, tokenizer, rows, index_of(rows, tokenizer), len(rows), 0)
