@@ -150,8 +150,7 @@ def test_stages_come_in_order_and_each_is_seen_to_its_end(
         assert (steps[0][0], steps[-1][0]) == (0, total)
         assert steps == sorted(steps)
     assert told["tokenise"][-1][0] == len(ROWS)
-    assert [done for done, _ in told["sort"]] == [0, 1, 2, 3]
-    assert told["learn"][-1][0] == EPOCHS
+    assert ([done for done, _ in told["sort"]], told["learn"][-1][0]) == ([0, 1, 2, 3], EPOCHS)
     assert [version for version in current if version] == [store.current()]
 
 

@@ -222,8 +222,7 @@ def test_a_lease_is_renewed_for_the_time_of_the_block_alone() -> None:
     lease = FakeLease("in_progress")
     with HeldLease(lease) as hold:
         eventually(lambda: lease.renewed > 5)
-        assert hold.stop is None
-        assert threads_of_leases() == 1
+        assert (hold.stop, threads_of_leases()) == (None, 1)
     assert threads_of_leases() == 0
 
 

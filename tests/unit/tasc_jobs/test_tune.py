@@ -218,14 +218,12 @@ def test_the_best_budget_is_taken_where_drafting_pays_else_none():
     # 1: 16 tokens, 20 ms, 1.8 * 10 / 20; 4: 40 tokens, 50 ms, 6 * 10 / 50
     assert [o.speed_up for o in found.options] == pytest.approx([1.0, 0.9, 1.2])
     assert (found.budget, found.speed_up) == (4, pytest.approx(1.2))
-    assert found.verdict() == "b = 8: draft 4 tokens, 1.20 x"
-    assert found.figures()["draft"] is True
+    assert (found.verdict(), found.figures()["draft"]) == ("b = 8: draft 4 tokens, 1.20 x", True)
     assert Outlook(8, 128, 0.01, ()).budget == 0
     found = outlook(CURVE, {1: replay(18, 10, 10), 4: replay(30, 10, 40)}, 0.0)
     assert (found.budget, found.speed_up) == (0, 1.0)
     said = "b = 8: do not draft; drafting loses: 0.90 x at its best, with 1 tokens"
-    assert found.verdict() == said
-    assert found.figures()["draft"] is False
+    assert (found.verdict(), found.figures()["draft"]) == (said, False)
 
 
 def test_a_step_larger_than_any_measured_is_not_guessed():
