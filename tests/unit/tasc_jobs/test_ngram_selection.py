@@ -68,15 +68,11 @@ def naive(base, outputs, settings):
     return found
 
 
-def counts_of(rows, n_max: int, special: frozenset[int]) -> Counter[tuple[int, ...]]:
-    counts: Counter[tuple[int, ...]] = Counter()
-    for row in rows:
-        for n in range(2, n_max + 1):
-            for start in range(len(row) - n + 1):
-                ngram = tuple(row[start : start + n])
-                if not special.intersection(ngram):
-                    counts[ngram] += 1
-    return counts
+def counts_of(rows, n_max, special):
+    sizes = range(2, n_max + 1)
+    cuts = ((row, at, n) for row in rows for n in sizes for at in range(len(row) - n + 1))
+    ngrams = (tuple(row[at : at + n]) for row, at, n in cuts)
+    return Counter(ngram for ngram in ngrams if not special.intersection(ngram))
 
 
 @pytest.mark.parametrize(

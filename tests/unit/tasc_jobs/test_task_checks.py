@@ -193,10 +193,9 @@ def test_what_peft_saves_and_a_base_without_weights_here_pass(folder: Path, tmp_
     check_adapter(adapter(tmp_path / "adapter", {MODULE: (7, 9)}), tmp_path / "base")
 
 
-SETTINGS = [("peft_type", "LOHA"), ("r", 0), ("r", None), ("r", 8)]
-
-
-@pytest.mark.parametrize(("name", "value"), SETTINGS)
+@pytest.mark.parametrize(
+    ("name", "value"), [("peft_type", "LOHA"), ("r", 0), ("r", None), ("r", 8)]
+)
 def test_unserved_settings_are_told(folder: Path, tmp_path: Path, name: str, value: object) -> None:
     with refused(ValueError, f"r {value}" if name == "r" else name):
         check_adapter(adapter(tmp_path, **{name: value}), folder)
