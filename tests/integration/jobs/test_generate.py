@@ -16,7 +16,7 @@ from tasc_jobs.batch.inputs import Source, job_folder
 from tasc_jobs.batch.work import JobChanged, JobStalled, TooManyErrors
 from tasc_jobs.index.build import build_and_publish
 from tasc_runtime.sampling_options import AnswerGuide, SamplingOptions
-from tasc_store import CorpusRow, CorpusStore, TaskStore
+from tasc_store import CorpusRow, CorpusStore, TaskStore, UnknownTask
 from tasc_text import TaskTokenizer
 
 pytestmark = [pytest.mark.redis, pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
@@ -66,6 +66,8 @@ def test_rejects_have_line_id_and_reason(redis_url: str, served: str, tmp_path: 
         more |= {"engine": ENGINE, "draft": False, "reject": reject}
         return generate(redis_url, served, Source.of(tmp_path / "in"), output, **more)
 
+    with pytest.raises(UnknownTask):
+        generate(redis_url, "no-such-task", Source.of(tmp_path / "in"), output)
     with pytest.raises(TooManyErrors):
         run(max_errors=2)
     assert not output.exists()

@@ -215,3 +215,4 @@ def test_an_input_is_never_the_file_of_rejects_that_nobody_named(tmp_path: Path)
     assert source.name in str(error)
     with pytest.raises(UsageError):
         generate("redis://nowhere", "t", Source.of(source), output)
+    assert not output.exists()
