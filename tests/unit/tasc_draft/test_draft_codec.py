@@ -9,21 +9,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import draft_cases as dc
 import numpy as np
 import pytest
-from draft_cases import (
-    FINGERPRINT,
-    STARTS,
-    VOCAB,
-    bigram_table,
-    changed,
-    full_index,
-    ids,
-    make_index,
-    outputs,
-    started,
-    tagged_rows,
-)
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -49,8 +37,8 @@ def whole_index() -> DraftIndex:
     values = Weights.initial().values.copy()
     values[::7] = -1.5
     return dataclasses.replace(
-        full_index(),
-        canonical=np.arange(VOCAB + 1, dtype=np.int32)[::-1].copy(),
+        dc.full_index(),
+        canonical=np.arange(dc.VOCAB + 1, dtype=np.int32)[::-1].copy(),
         weights=Weights(values),
         settings=DraftSettings(min_prob=0.4, sources=("corpus", "aligned")),
     )
@@ -80,7 +68,7 @@ def assert_same(one: DraftIndex, other: DraftIndex) -> None:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "some.tasc"
-    write_index(make_index([[1, 2, 3], [1, 2, 4]], [[5, 6], [5, 7]]), path)
+    write_index(dc.make_index([[1, 2, 3], [1, 2, 4]], [[5, 6], [5, 7]]), path)
     return path
 
 
@@ -99,7 +87,7 @@ def write_header(path: Path, header: bytes) -> None:
 
 
 @settings(deadline=None, max_examples=40, suppress_health_check=FIXTURE)
-@given(st.just(DraftIndex.empty("f", 7)) | outputs.map(lambda o: make_index(o, o[::-1])))
+@given(st.just(DraftIndex.empty("f", 7)) | dc.outputs.map(lambda o: dc.make_index(o, o[::-1])))
 def test_an_index_survives_the_file(tmp_path: Path, index: DraftIndex) -> None:
     index.check_integrity()
     write_index(index, tmp_path / "index")
@@ -131,9 +119,9 @@ def test_drafts_are_the_same_from_the_map_and_from_memory(tmp_path: Path) -> Non
     write_index(whole_index(), tmp_path / "index")
     drafted = []
     for index in (whole_index(), read_index(tmp_path / "index")):
-        rows = [(prompt, output[:1]) for prompt, output in zip(*tagged_rows(5, 3), strict=True)]
-        proposer = started(index, DraftSettings(min_prob=0.0), *rows)
-        drafts = proposer.propose(ids(range(3)), ids([8] * 3))
+        rows = [(prompt, output[:1]) for prompt, output in zip(*dc.tagged_rows(5, 3), strict=True)]
+        proposer = dc.started(index, DraftSettings(min_prob=0.0), *rows)
+        drafts = proposer.propose(dc.ids(range(3)), dc.ids([8] * 3))
         drafted.append([getattr(drafts, f.name).tolist() for f in dataclasses.fields(drafts)])
     assert drafted[0] == drafted[1]
     assert len(drafted[0][0]) > 10
@@ -142,7 +130,7 @@ def test_drafts_are_the_same_from_the_map_and_from_memory(tmp_path: Path) -> Non
 def test_a_file_that_is_overwritten_leaves_the_old_mapping_alone(path: Path) -> None:
     old = read_index(path)
     before = old.corpus.text.copy()
-    write_index(make_index([[4, 4, 4, 4]]), path)
+    write_index(dc.make_index([[4, 4, 4, 4]]), path)
     np.testing.assert_array_equal(old.corpus.text, before)
     assert read_index(path).corpus.tokens != old.corpus.tokens
 
@@ -249,31 +237,33 @@ replace = dataclasses.replace
 
 def of_vocabulary(vocab_size: int) -> DraftIndex:
     """The same rows with a larger vocabulary."""
-    starts = np.append(STARTS, np.ones(vocab_size - VOCAB, bool))
-    prompts, outputs = tagged_rows(1)
-    index = make_index(outputs, prompts, starts, vocab_size=vocab_size)
+    starts = np.append(dc.STARTS, np.ones(vocab_size - dc.VOCAB, bool))
+    prompts, outputs = dc.tagged_rows(1)
+    index = dc.make_index(outputs, prompts, starts, vocab_size=vocab_size)
     index.check_integrity()
     return index
 
 
 FAULTS: dict[str, Change] = {
-    "neighbours of a larger corpus": lambda index: replace(index, corpus=make_index([[1]]).corpus),
+    "neighbours of a larger corpus": lambda index: replace(
+        index, corpus=dc.make_index([[1]]).corpus
+    ),
     "neighbours of no corpus": lambda index: replace(
-        index, corpus=DraftIndex.empty(FINGERPRINT, VOCAB).corpus
+        index, corpus=DraftIndex.empty(dc.FINGERPRINT, dc.VOCAB).corpus
     ),
     "aligned without word starts": lambda index: replace(index, word_starts=None),
-    "too few word starts": lambda index: replace(index, word_starts=STARTS[:-1]),
+    "too few word starts": lambda index: replace(index, word_starts=dc.STARTS[:-1]),
     "aligned of another vocabulary": lambda index: replace(
-        index, aligned=of_vocabulary(VOCAB + 1).aligned
+        index, aligned=of_vocabulary(dc.VOCAB + 1).aligned
     ),
     "too few canonical ids": lambda index: replace(index, canonical=index.canonical[:-1]),
     "a canonical id outside": lambda index: replace(index, canonical=index.canonical + 1),
     "a negative canonical id": lambda index: replace(index, canonical=index.canonical - 1),
     "bigrams of another vocabulary": lambda index: replace(
-        index, bigrams=bigram_table(1, vocab_size=VOCAB + 1)
+        index, bigrams=dc.bigram_table(1, vocab_size=dc.VOCAB + 1)
     ),
     "bigrams of another tokenizer": lambda index: replace(
-        index, bigrams=bigram_table(1, fingerprint="e" * 32)
+        index, bigrams=dc.bigram_table(1, fingerprint="e" * 32)
     ),
     "corpus": lambda index: replace(index, corpus=replace(index.corpus, depth=1)),
     "inputs": lambda index: replace(index, inputs=replace(index.inputs, rows=1)),
@@ -281,7 +271,7 @@ FAULTS: dict[str, Change] = {
     "bigrams": lambda index: replace(index, bigrams=replace(index.bigrams, vocab_size=1)),
     "too few weights": lambda index: replace(index, weights=Weights(np.zeros(7, np.float32))),
     "a weight that is no number": lambda index: replace(
-        index, weights=changed(index.weights, lambda values: values * np.nan, "values")
+        index, weights=dc.changed(index.weights, lambda values: values * np.nan, "values")
     ),
 }
 
@@ -294,12 +284,16 @@ def test_damaged_parts_and_parts_of_different_indexes_are_refused(change: Change
 
 def test_prompts_of_another_number_than_outputs_are_refused() -> None:
     with refused(DraftError, "2 prompts", "1 outputs"):
-        make_index([[1]], [[1], [2]])
+        dc.make_index([[1]], [[1], [2]])
 
 
 def test_ids_outside_the_vocabulary_and_word_starts_of_another_are_refused() -> None:
-    for output, prompt, named in (([VOCAB], [0], "12"), ([0], [VOCAB], "12"), ([0], [-1], "-1")):
+    for output, prompt, named in (
+        ([dc.VOCAB], [0], "12"),
+        ([0], [dc.VOCAB], "12"),
+        ([0], [-1], "-1"),
+    ):
         with refused(DraftError, named):
-            make_index([output], [prompt])
+            dc.make_index([output], [prompt])
     with refused(DraftError, "word_starts"):
-        make_index([[1]], [[1]], STARTS[:-1])
+        dc.make_index([[1]], [[1]], dc.STARTS[:-1])

@@ -14,21 +14,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import draft_cases as dc
 import numpy as np
 import pytest
-from draft_cases import (
-    EOS,
-    SEP,
-    STARTS,
-    TARGET,
-    VOCAB,
-    begun,
-    bigram_table,
-    ids,
-    make_index,
-    make_proposer,
-    propose,
-)
 from draft_checks import Limits, assert_valid
 
 from support import DEADLINE_S, refused
@@ -40,9 +28,9 @@ RNG = Random(0)
 PROMPTS = [RNG.choices([2, 4, 6], k=RNG.randrange(1, 9)) for _ in range(300)]
 OUTPUTS = [[RNG.choice([word, 8, 10]) for word in prompt] for prompt in PROMPTS]
 INDEX = dataclasses.replace(
-    make_index(OUTPUTS, PROMPTS, STARTS),
-    canonical=np.arange(SEP + 1, dtype=np.int32),
-    bigrams=bigram_table(1),
+    dc.make_index(OUTPUTS, PROMPTS, dc.STARTS),
+    canonical=np.arange(dc.SEP + 1, dtype=np.int32),
+    bigrams=dc.bigram_table(1),
     weights=Weights(Weights.initial().values.copy()),
 )
 PARTS = {"corpus": INDEX.corpus, "inputs": INDEX.inputs, "aligned": INDEX.aligned}
@@ -96,7 +84,7 @@ USED = int(np.flatnonzero(INDEX.corpus.hot_slots[:, 3])[0])
 POSTED = int(INDEX.inputs.postings[0])
 FULL = int(np.flatnonzero(np.diff(INDEX.inputs.first))[0])
 LIMITS: list[tuple[str, str, Change]] = [
-    ("corpus", "text", put(1, SEP + 1)),
+    ("corpus", "text", put(1, dc.SEP + 1)),
     ("corpus", "text", put(1, -1)),
     ("corpus", "text", put(1, -2)),
     ("corpus", "text", put(-1, 0)),
@@ -118,7 +106,7 @@ LIMITS: list[tuple[str, str, Change]] = [
     ("corpus", "hot_slots", put(USED, 2, len(INDEX.corpus.hot_next))),
     ("corpus", "hot_slots", put(USED, 2, 2**31 - 1)),
     ("corpus", "hot_next", put(0, 0, -1)),
-    ("corpus", "hot_next", put(0, 0, SEP + 1)),
+    ("corpus", "hot_next", put(0, 0, dc.SEP + 1)),
     ("corpus", "hot_next", put(0, 1, 0)),
     ("corpus", "hot_next", put(0, 2, -1)),
     ("corpus", "hot_next", put(0, 2, lambda following: following[0, 3])),
@@ -144,13 +132,13 @@ LIMITS: list[tuple[str, str, Change]] = [
     ("aligned", "first", put(-1, len(INDEX.aligned.tokens) + 1)),
     ("aligned", "first", put(1, len(INDEX.aligned.tokens) + 1)),
     ("aligned", "tokens", put(0, -1)),
-    ("aligned", "tokens", put(0, VOCAB)),
+    ("aligned", "tokens", put(0, dc.VOCAB)),
     ("aligned", "totals", put(0, 0)),
     ("bigrams", "tokens", put(2, 1, -1)),
-    ("bigrams", "tokens", put(2, 1, VOCAB)),
+    ("bigrams", "tokens", put(2, 1, dc.VOCAB)),
     *(("weights", "values", put(5, value)) for value in (math.nan, math.inf, -1e7)),
     ("", "canonical", put(3, -1)),
-    ("", "canonical", put(3, SEP + 1)),
+    ("", "canonical", put(3, dc.SEP + 1)),
 ]
 
 
@@ -164,12 +152,12 @@ def test_what_leads_outside_an_array_is_refused(part: str, name: str, change: Ch
     [
         ("corpus", "depth", INDEX.corpus.depth + 1),
         ("corpus", "depth", 64),
-        ("corpus", "vocab_size", VOCAB - 1),
+        ("corpus", "vocab_size", dc.VOCAB - 1),
         ("corpus", "vocab_size", 2**21),
         ("inputs", "rows", INDEX.inputs.rows - 1),
         ("aligned", "head", -1),
         ("aligned", "head", 2**31),
-        ("bigrams", "vocab_size", VOCAB + 1),
+        ("bigrams", "vocab_size", dc.VOCAB + 1),
     ],
 )
 def test_numbers_that_lead_outside_an_array_are_refused(part: str, field: str, value: int) -> None:
@@ -183,27 +171,27 @@ def drafting(mixture: str) -> NgramProposer:
         mixture=mixture, min_prob=0.0, num_speculative_tokens=8, p_min=1, recent_tokens=0,
         neighbours=6, neighbour_tokens=64, learning_rate=0.2,
     )  # fmt: skip
-    return make_proposer(INDEX, settings)
+    return dc.make_proposer(INDEX, settings)
 
 
 def draft(proposer: NgramProposer, rng: np.random.Generator) -> int:
     """Rows are begun, drafted for, answered and ended; returns how many tokens were drafted."""
     answers = [OUTPUTS[at] for at in rng.integers(len(OUTPUTS), size=3)]
     for row, at in enumerate(rng.integers(len(PROMPTS), size=3)):
-        begun(proposer, row, PROMPTS[at], [])
+        dc.begun(proposer, row, PROMPTS[at], [])
     external = Drafts(
-        ids([8, 10] * 3), ids([-1, 0] * 3), np.array([1, 2] * 3, np.int16), ids([0, 2, 4, 6]),
-        np.array([-0.5, -0.9] * 3, np.float32), np.full(6, 6, np.int8),
+        dc.ids([8, 10] * 3), dc.ids([-1, 0] * 3), np.array([1, 2] * 3, np.int16),
+        dc.ids([0, 2, 4, 6]), np.array([-0.5, -0.9] * 3, np.float32), np.full(6, 6, np.int8),
     )  # fmt: skip
-    n, most = 0, [Limits(9, TARGET, SEP, (EOS,))] * 3
+    n, most = 0, [Limits(9, dc.TARGET, dc.SEP, (dc.EOS,))] * 3
     for step in range(6):
         others = external if step % 2 else None
-        drafts = proposer.propose(ids(range(3)), ids([9] * 3), None, others)
+        drafts = proposer.propose(dc.ids(range(3)), dc.ids([9] * 3), None, others)
         assert_valid(drafts, most)
         n += len(drafts.tokens)
         for row in range(3):
             told = drafts.tokens[drafts.offsets[row] : drafts.offsets[row + 1]][:3]
-            proposer.observe(row, told.copy() if rng.random() < 0.7 else ids(answers[row]))
+            proposer.observe(row, told.copy() if rng.random() < 0.7 else dc.ids(answers[row]))
     for row in range(3):
         proposer.finish(row)
     return n
@@ -214,8 +202,8 @@ def assert_drafts_as_new(proposer: NgramProposer, mixture: str) -> None:
     drafted = []
     proposer.set_index(INDEX)
     for each in (proposer, drafting(mixture)):
-        begun(each, 0, [2, 4, 6, 2, 4], [2])
-        drafted.append(propose(each))
+        dc.begun(each, 0, [2, 4, 6, 2, 4], [2])
+        drafted.append(dc.propose(each))
     assert drafted[0] == drafted[1] != {}
 
 

@@ -4,25 +4,9 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
+import draft_cases as dc
 import numpy as np
 import pytest
-from draft_cases import (
-    EOS,
-    SEP,
-    TARGET,
-    Row,
-    begun,
-    ids,
-    indexes,
-    limits_of,
-    make_index,
-    make_proposer,
-    mixed,
-    outputs,
-    prompts,
-    rows,
-    started,
-)
 from draft_checks import Limits, Tree, assert_valid, left_out, trees
 from draft_examples import examples
 from draft_reference import Chances, Path, TascReference, followers
@@ -75,7 +59,7 @@ def drafts_of(rows: Sequence[Paths]) -> Drafts:
             logp.append(sum(math.log(row[path[: i + 1]]) for i in range(len(path))))
         offsets.append(len(tokens))
     return Drafts(
-        ids(tokens), ids(parents), np.array(depths, np.int16), ids(offsets),
+        dc.ids(tokens), dc.ids(parents), np.array(depths, np.int16), dc.ids(offsets),
         np.array(logp, np.float32), np.full(len(tokens), SOURCES.index("neural"), np.int8),
     )  # fmt: skip
 
@@ -120,12 +104,12 @@ def numbers_at(trust: np.ndarray, own: dict[int, float], depth: int) -> list[flo
 def ngrams(mixture: str = "mixed", **setting: float) -> NgramProposer:
     """With an index in which 1 or 4 begins an output, alike often."""
     settings = {"min_prob": 0.0, "recent_tokens": 0, "num_speculative_tokens": 12} | setting
-    index = make_index([[1, 2, 3], [4, 5, 1]] * 9)
-    return make_proposer(index, DraftSettings(mixture=mixture, **settings))
+    index = dc.make_index([[1, 2, 3], [4, 5, 1]] * 9)
+    return dc.make_proposer(index, DraftSettings(mixture=mixture, **settings))
 
 
 def with_external(proposer: NgramProposer, *rows: Paths, limit: int = 12) -> list[Tree]:
-    asked = ids(range(len(rows))), ids([limit] * len(rows))
+    asked = dc.ids(range(len(rows))), dc.ids([limit] * len(rows))
     return trees(proposer.propose(*asked, None, drafts_of(rows)))
 
 
@@ -141,9 +125,9 @@ def trusting(mixture: str, trust: np.ndarray) -> NgramProposer:
 
 def answer_once(proposer: NgramProposer, external: Paths, *emitted: int) -> Tree:
     """One answer, drafted for once; returns the draft."""
-    begun(proposer, 0, [], [])
+    dc.begun(proposer, 0, [], [])
     (nodes,) = with_external(proposer, external)
-    proposer.observe(0, ids(emitted))
+    proposer.observe(0, dc.ids(emitted))
     proposer.finish(0)
     return nodes
 
@@ -193,58 +177,60 @@ def assert_likeliest(
 
 @few
 @given(
-    outputs, prompts, st.lists(st.integers(0, 5), max_size=6), tasc, paths(), st.integers(1, 40),
-    learnt,
+    dc.outputs, dc.prompts, st.lists(st.integers(0, 5), max_size=6), tasc, paths(),
+    st.integers(1, 40), learnt,
 )  # fmt: skip
 def test_the_likeliest_paths_of_n_grams_and_external_tree_are_drafted(
     outputs: list[list[int]], prompt: list[int], answer: list[int], setting: DraftSettings,
     external: Paths, most: int, trusted: np.ndarray,
 ) -> None:  # fmt: skip
-    reference = TascReference(setting, followers(outputs, SEP, EOS, setting.n_max - 1), SEP)
+    reference = TascReference(
+        setting, followers(outputs, dc.SEP, dc.EOS, setting.n_max - 1), dc.SEP
+    )
 
     def own(path: Path) -> dict[int, float]:
         chances = reference.chances(prompt, answer, path)
         return {token: sum(parts) for token, parts in chances.items()}
 
-    proposer = started(make_index(outputs), setting, (prompt, answer), nodes=40)
+    proposer = dc.started(dc.make_index(outputs), setting, (prompt, answer), nodes=40)
     proposer.learnt.trust[:] = trusted
     (nodes,) = with_external(proposer, external, limit=most)
-    limits = limits_beside(setting, most) if external else limits_of(setting, most)
+    limits = limits_beside(setting, most) if external else dc.limits_of(setting, most)
     rule = mixture(own, external, trusted)
     assert_likeliest(nodes, rule, limits, setting.num_speculative_tokens)
 
 
 @few
 @given(
-    indexes, mixed, rows, st.lists(paths() | st.just({}), min_size=3, max_size=3),
+    dc.indexes, dc.mixed, dc.rows, st.lists(paths() | st.just({}), min_size=3, max_size=3),
     st.integers(0, 30), st.booleans(),
 )  # fmt: skip
 def test_a_draft_is_a_tree_or_a_chain_within_its_limits_beside_an_external_tree_or_alone(
-    index: DraftIndex, setting: DraftSettings, rows: list[Row], external: list[Paths],
+    index: DraftIndex, setting: DraftSettings, rows: list[dc.Row], external: list[Paths],
     budget: int, branching: bool,
 ) -> None:  # fmt: skip
-    proposer = started(index, setting, *rows, branching=branching)
+    proposer = dc.started(index, setting, *rows, branching=branching)
     assert proposer.max_depth == setting.num_speculative_tokens
     limits = [
-        (limits_beside if paths else limits_of)(setting, limit, branching)
+        (limits_beside if paths else dc.limits_of)(setting, limit, branching)
         for (*_, limit), paths in zip(rows, external, strict=False)
     ]
     for _ in range(2):  # from what the first draft led to something may be learnt
         drafts = proposer.propose(
-            ids(range(len(rows))), ids([limit for *_, limit in rows]),
+            dc.ids(range(len(rows))), dc.ids([limit for *_, limit in rows]),
             np.zeros(budget, np.float32), drafts_of(external[: len(rows)]),
         )  # fmt: skip
         assert_valid(drafts, limits, budget)
         assert all(drafts.depths <= setting.num_speculative_tokens)
         for row in range(len(rows)):
-            proposer.observe(row, ids([1, 2]))
+            proposer.observe(row, dc.ids([1, 2]))
         check_rows(proposer)
 
 
 def limits_beside(setting: DraftSettings, limit: int, branching: bool = True) -> Limits:
     """The limits of a row with an external draft: the caller's alone."""
     most = limit if setting.num_speculative_tokens else 0
-    return Limits(most, TARGET, SEP, (EOS,), 0.0, branching)
+    return Limits(most, dc.TARGET, dc.SEP, (dc.EOS,), 0.0, branching)
 
 
 def test_each_goes_on_behind_tokens_of_the_other() -> None:
@@ -257,9 +243,9 @@ def test_each_goes_on_behind_tokens_of_the_other() -> None:
 def test_no_external_tree_and_an_empty_one_are_the_same() -> None:
     one, other = ngrams(), ngrams()
     for proposer in (one, other):
-        begun(proposer, 0, [1, 2], [1])
-        begun(proposer, 1, [4], [])
-    assert trees(one.propose(ids([0, 1]), ids([12, 12]))) == with_external(other, {}, {})
+        dc.begun(proposer, 0, [1, 2], [1])
+        dc.begun(proposer, 1, [4], [])
+    assert trees(one.propose(dc.ids([0, 1]), dc.ids([12, 12]))) == with_external(other, {}, {})
 
 
 def test_without_n_gram_evidence_the_external_tree_is_drafted_as_it_is() -> None:
@@ -273,13 +259,13 @@ def test_without_n_gram_evidence_the_external_tree_is_drafted_as_it_is() -> None
 
 def test_a_node_full_of_n_grams_has_space_for_external_candidates() -> None:
     many = [[token, token] for token in range(2, 2 + 60)]
-    index = make_index(many, vocab_size=99)
+    index = dc.make_index(many, vocab_size=99)
     setting = DraftSettings(min_prob=0.0, num_speculative_tokens=40)
-    proposer = make_proposer(index, setting, vocab_size=99)
+    proposer = dc.make_proposer(index, setting, vocab_size=99)
     for token in range(2, 62):  # places in the row's own text are candidates, too
-        begun(proposer, 0, [99 - token], [token])
+        dc.begun(proposer, 0, [99 - token], [token])
         proposer.finish(0)
-    begun(proposer, 0, list(range(2, 62)), [])
+    dc.begun(proposer, 0, list(range(2, 62)), [])
     external = {(98,): 0.8, **{(70 + i,): 0.01 for i in range(8)}}
     (nodes,) = with_external(proposer, external, limit=40)
     assert nodes[(98,)].source == "neural"
@@ -289,7 +275,7 @@ def test_a_node_full_of_n_grams_has_space_for_external_candidates() -> None:
 def test_a_row_with_an_external_tree_is_bounded_by_the_caller_alone() -> None:
     proposer = ngrams(min_prob=0.9, num_speculative_tokens=2)
     for row in (0, 1):
-        begun(proposer, row, [], [])
+        dc.begun(proposer, row, [], [])
     external = {(7,): 0.3, (8,): 0.2, (6,): 0.2, (7, 7): 0.4, (7, 7, 7): 0.4}
     beside, alone = with_external(proposer, external, {}, limit=5)
     assert len(beside) == 5
@@ -300,11 +286,11 @@ def test_a_row_with_an_external_tree_is_bounded_by_the_caller_alone() -> None:
 @pytest.mark.parametrize("logp", [[-1, np.nan], [-np.inf, -1], [-1]])
 def test_paths_without_a_probability_are_refused(logp: list[float]) -> None:
     proposer = ngrams()
-    begun(proposer, 0, [], [])
+    dc.begun(proposer, 0, [], [])
     external = drafts_of([{(1,): 0.5, (1, 2): 0.5}])
     external = dataclasses.replace(external, logp=np.array(logp, np.float32))
     with refused(DraftError, "log-probabilities"):
-        proposer.propose(ids([0]), ids([12]), None, external)
+        proposer.propose(dc.ids([0]), dc.ids([12]), None, external)
 
 
 @pytest.mark.parametrize("mixture", ["mixed", "tasc"])
@@ -410,6 +396,6 @@ def test_another_index_leaves_trust_as_it_is() -> None:
     proposer = ngrams()
     answer_once(proposer, {(7,): 0.5}, 7)
     before = trust(proposer)
-    proposer.set_index(make_index([[3, 2, 1]] * 4))
+    proposer.set_index(dc.make_index([[3, 2, 1]] * 4))
     assert (trust(proposer) == before).all()
     assert (before != initial_trust()).any()

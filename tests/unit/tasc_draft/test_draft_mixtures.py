@@ -6,28 +6,9 @@ from collections import Counter
 from itertools import chain, combinations
 from random import Random
 
+import draft_cases as dc
 import numpy as np
 import pytest
-from draft_cases import (
-    EOS,
-    SEP,
-    Row,
-    begun,
-    full_index,
-    ids,
-    indexes,
-    limits_of,
-    make_index,
-    make_proposer,
-    min_prob,
-    mixed,
-    outputs,
-    propose,
-    propose_all,
-    rows,
-    started,
-    tagged_rows,
-)
 from draft_checks import SLACK, Tree, assert_best, assert_valid, trees
 from draft_examples import examples
 from draft_reference import TascReference, TrieReference, followers
@@ -47,7 +28,7 @@ tasc = st.builds(
     # Chances are float32: a path of many tiny shares would round to none.
     corpus_weight=st.sampled_from([0.0, 1.0, 0.75, 0.5]) | st.floats(0.1, 0.9),
     num_speculative_tokens=st.integers(0, 10),
-    min_prob=min_prob,
+    min_prob=dc.min_prob,
 )
 trie = st.builds(
     DraftSettings,
@@ -55,21 +36,21 @@ trie = st.builds(
     n_max=st.integers(2, 9),
     prefix=st.integers(1, 5),
     num_speculative_tokens=st.integers(0, 10),
-    min_prob=min_prob,
+    min_prob=dc.min_prob,
 )
 
 
 def best_drafts(
-    setting: DraftSettings, documents: list[list[int]], rows: list[Row], branching: bool = True
+    setting: DraftSettings, documents: list[list[int]], rows: list[dc.Row], branching: bool = True
 ) -> list[Tree]:
     """Each row's draft, all rows proposed in one call; each is the best by the published rule."""
-    proposer = started(make_index(documents), setting, *rows, branching=branching)
-    limits = [limits_of(setting, max(limit, 0), branching) for *_, limit in rows]
-    reference: TascReference | TrieReference = TrieReference(setting, SEP)
+    proposer = dc.started(dc.make_index(documents), setting, *rows, branching=branching)
+    limits = [dc.limits_of(setting, max(limit, 0), branching) for *_, limit in rows]
+    reference: TascReference | TrieReference = TrieReference(setting, dc.SEP)
     if setting.mixture == "tasc":
-        counts = followers(documents, SEP, EOS, setting.n_max - 1)
-        reference = TascReference(setting, counts, SEP)
-    drafts = propose_all(proposer, rows)
+        counts = followers(documents, dc.SEP, dc.EOS, setting.n_max - 1)
+        reference = TascReference(setting, counts, dc.SEP)
+    drafts = dc.propose_all(proposer, rows)
     assert_valid(drafts, limits)
     for nodes, (prompt, answer, _), within in zip(trees(drafts), rows, limits, strict=True):
         assert_best(nodes, lambda path, p=prompt, a=answer: reference.chances(p, a, path), within)
@@ -77,17 +58,17 @@ def best_drafts(
 
 
 @examples(100, 300)
-@given(tasc, outputs, rows, st.booleans())
+@given(tasc, dc.outputs, dc.rows, st.booleans())
 def test_tasc_drafts_the_likeliest_paths(
-    setting: DraftSettings, outputs: list[list[int]], rows: list[Row], branching: bool
+    setting: DraftSettings, outputs: list[list[int]], rows: list[dc.Row], branching: bool
 ) -> None:
     best_drafts(setting, outputs, rows, branching)
 
 
 @examples(100, 300)
-@given(trie, rows, st.booleans())
+@given(trie, dc.rows, st.booleans())
 def test_the_trie_drafts_the_most_frequent_paths(
-    setting: DraftSettings, rows: list[Row], branching: bool
+    setting: DraftSettings, rows: list[dc.Row], branching: bool
 ) -> None:
     best_drafts(setting, [], rows, branching)
 
@@ -106,7 +87,7 @@ def test_random_rows_reach_every_kind_of_draft(branching: bool) -> None:
         (nodes,) = best_drafts(setting, documents, [row], branching)
         seen.update(f"{mixture} {node.source}" for node in nodes.values())
         seen[f"{mixture} full" if len(nodes) == 4 else f"{mixture} cut"] += 1
-        seen[f"{mixture} ends"] += any(path[-1] == EOS for path in nodes)
+        seen[f"{mixture} ends"] += any(path[-1] == dc.EOS for path in nodes)
         seen[f"{mixture} branches"] += branches(nodes)
     kinds = ["tasc corpus", "tasc prompt", "trie prompt", "tasc ends"]
     kinds += ["tasc full", "tasc cut", "trie full", "trie cut"]
@@ -132,12 +113,12 @@ def chances(nodes: Tree) -> dict[tuple[int, ...], float]:
 
 def test_tasc_by_hand() -> None:
     """SEP 1 is certain; then the corpus says 2, 2, 3 and the prompt 4."""
-    index, row = make_index([[1, 2], [1, 2], [1, 3]]), ([5, 1, 4], [])
-    published = started(index, DraftSettings.published("tasc"), row)
-    assert chances(propose(published)) == {(0,): 0.25}  # nothing occurs five times
-    proposer = started(index, DraftSettings(mixture="tasc", min_prob=0.0), row)
+    index, row = dc.make_index([[1, 2], [1, 2], [1, 3]]), ([5, 1, 4], [])
+    published = dc.started(index, DraftSettings.published("tasc"), row)
+    assert chances(dc.propose(published)) == {(0,): 0.25}  # nothing occurs five times
+    proposer = dc.started(index, DraftSettings(mixture="tasc", min_prob=0.0), row)
     expected = {(1,): 1, (1, 2): 0.5, (1, 2, 0): 0.5, (1, 3): 0.25, (1, 3, 0): 0.25, (1, 4): 0.25}
-    assert chances(propose(proposer)) == expected
+    assert chances(dc.propose(proposer)) == expected
 
 
 @pytest.mark.parametrize("mixture", ["mixed", "tasc", "trie"])
@@ -145,8 +126,8 @@ def test_what_the_target_cannot_emit_is_not_drafted(mixture: str) -> None:
     setting = DraftSettings(mixture=mixture, min_prob=0.0, learning_rate=0.0)
     for vocab_size, said in ((12, {2, 6}), (6, {2})):
         row = ([1, 6, 1, 2, 3], [1])
-        proposer = started(make_index([[1, 6], [1, 2]]), setting, row, vocab_size=vocab_size)
-        assert {path[0] for path in propose(proposer)} & {2, 6} == said
+        proposer = dc.started(dc.make_index([[1, 6], [1, 2]]), setting, row, vocab_size=vocab_size)
+        assert {path[0] for path in dc.propose(proposer)} & {2, 6} == said
 
 
 def test_the_trie_by_hand() -> None:
@@ -155,14 +136,14 @@ def test_the_trie_by_hand() -> None:
     row = ([1, 2, 3, 1, 2, 4, 2, 3, 5], [5, 1, 2])
     three, four = (3, 1, 2, 4), (4, 2, 3, 5)
     expected = {path[:n]: 0.5 for path in (three, four) for n in range(1, 5)}
-    assert chances(propose(started(make_index([[1, 2, 5]]), setting, row))) == expected
+    assert chances(dc.propose(dc.started(dc.make_index([[1, 2, 5]]), setting, row))) == expected
 
 
 def test_a_subtree_of_the_trie_ends_where_the_prompt_ends() -> None:
     """2 3 was said at the prompt's end; what followed 3 behind another prefix is another path."""
     setting = DraftSettings(mixture="trie", min_prob=0.0)
-    proposer = started(make_index([]), setting, ([1, 3, 4, 2, 3], [1, 2]))
-    assert chances(propose(proposer)) == {(3,): 1}
+    proposer = dc.started(dc.make_index([]), setting, ([1, 3, 4, 2, 3], [1, 2]))
+    assert chances(dc.propose(proposer)) == {(3,): 1}
 
 
 def test_only_the_latest_places_in_the_prompt_are_counted() -> None:
@@ -170,15 +151,17 @@ def test_only_the_latest_places_in_the_prompt_are_counted() -> None:
         mixture="tasc", n_max=2, corpus_weight=0.0, num_speculative_tokens=1, min_prob=0.0
     )
     rows = [([1, 2] * 300 + [1, 3] * newer, [1]) for newer in (PLACES - 1, PLACES)]
-    proposer = started(make_index([]), setting, *rows, capacity=800)
-    assert chances(propose(proposer, 0)) == {(3,): round(1 - 1 / PLACES, 5)}
-    assert chances(propose(proposer, 1)) == {(3,): 1}
+    proposer = dc.started(dc.make_index([]), setting, *rows, capacity=800)
+    assert chances(dc.propose(proposer, 0)) == {(3,): round(1 - 1 / PLACES, 5)}
+    assert chances(dc.propose(proposer, 1)) == {(3,): 1}
 
 
 def test_a_path_too_unlikely_for_a_float_is_not_drafted() -> None:
     text = Random(1).choices(range(1, 12), k=300)
     setting = DraftSettings(mixture="tasc", n_max=2, num_speculative_tokens=256, min_prob=0.0)
-    nodes = propose(started(make_index([text]), setting, ([], []), rows=1, branching=False), 0, 256)
+    nodes = dc.propose(
+        dc.started(dc.make_index([text]), setting, ([], []), rows=1, branching=False), 0, 256
+    )
     assert 40 < len(nodes) < 256
     assert all(np.isfinite(node.logp) for node in nodes.values())
 
@@ -187,12 +170,12 @@ few = examples(50, 150)
 
 
 @few
-@given(indexes, mixed, rows)
+@given(dc.indexes, dc.mixed, dc.rows)
 def test_the_chances_of_a_node_sum_to_one(
-    index: DraftIndex, setting: DraftSettings, rows: list[Row]
+    index: DraftIndex, setting: DraftSettings, rows: list[dc.Row]
 ) -> None:
-    proposer = started(index, setting, *rows)
-    drafts = propose_all(proposer, rows)
+    proposer = dc.started(index, setting, *rows)
+    drafts = dc.propose_all(proposer, rows)
     nodes = proposer.memory.nodes[: drafts.offsets[-1] + sum(limit > 0 for *_, limit in rows)]
     for node in nodes:
         width = node["width"]
@@ -203,14 +186,14 @@ def test_the_chances_of_a_node_sum_to_one(
 
 
 @few
-@given(indexes, mixed, rows, st.integers(0, 12))
+@given(dc.indexes, dc.mixed, dc.rows, st.integers(0, 12))
 def test_a_shared_budget_goes_to_likely_paths_of_all_rows(
-    index: DraftIndex, setting: DraftSettings, rows: list[Row], budget: int
+    index: DraftIndex, setting: DraftSettings, rows: list[dc.Row], budget: int
 ) -> None:
     """No path that is left out is likelier than one drafted by more than what was hoped for."""
-    proposer = started(index, setting, *rows)
-    paths = trees(propose_all(proposer, rows))
-    drafts = propose_all(proposer, rows, np.zeros(budget, np.float32))
+    proposer = dc.started(index, setting, *rows)
+    paths = trees(dc.propose_all(proposer, rows))
+    drafts = dc.propose_all(proposer, rows, np.zeros(budget, np.float32))
     assert len(drafts.tokens) == min(budget, sum(map(len, paths)))
     left_out = []
     for some, every in zip(trees(drafts), paths, strict=True):
@@ -221,13 +204,13 @@ def test_a_shared_budget_goes_to_likely_paths_of_all_rows(
 
 
 @few
-@given(indexes, mixed, rows, st.floats(0, 1, width=32), st.integers(0, 12))
+@given(dc.indexes, dc.mixed, dc.rows, st.floats(0, 1, width=32), st.integers(0, 12))
 def test_a_token_that_is_not_worth_its_cost_is_not_drafted(
-    index: DraftIndex, setting: DraftSettings, rows: list[Row], bar: float, budget: int
+    index: DraftIndex, setting: DraftSettings, rows: list[dc.Row], bar: float, budget: int
 ) -> None:
-    proposer = started(index, setting, *rows)
-    every = np.exp(propose_all(proposer, rows).logp.astype(float))
-    drafts = propose_all(proposer, rows, np.full(budget, bar, np.float32))
+    proposer = dc.started(index, setting, *rows)
+    every = np.exp(dc.propose_all(proposer, rows).logp.astype(float))
+    drafts = dc.propose_all(proposer, rows, np.full(budget, bar, np.float32))
     near = np.isclose(every, bar, rtol=SLACK, atol=0).any()
     assert near or len(drafts.tokens) == min(budget, (every >= bar).sum())
 
@@ -237,12 +220,12 @@ def test_the_properties_above_were_tried_on_drafts_worth_the_name() -> None:
     setting = DraftSettings(min_prob=0.0, num_speculative_tokens=10, recent_tokens=48)
     sizes, found = set(), []
     for seed in range(20):
-        prompts, outputs = tagged_rows(seed + 7, 3)
+        prompts, outputs = dc.tagged_rows(seed + 7, 3)
         rows = [(p, o[:1], 10) for p, o in zip(prompts, outputs, strict=True)]
-        proposer = started(full_index(1), setting, *rows)
-        drafts = propose_all(proposer, rows, np.zeros(12, np.float32))
+        proposer = dc.started(dc.full_index(1), setting, *rows)
+        drafts = dc.propose_all(proposer, rows, np.zeros(12, np.float32))
         sizes.add(tuple(np.diff(drafts.offsets).tolist()))
-        found.append(trees(propose_all(proposer, rows)))
+        found.append(trees(dc.propose_all(proposer, rows)))
     every = [*chain.from_iterable(found)]
     assert max(map(len, every)) == 10
     assert sum(any(map(branches, each)) for each in found) > 10
@@ -251,22 +234,22 @@ def test_the_properties_above_were_tried_on_drafts_worth_the_name() -> None:
 
 
 def test_a_source_that_is_not_asked_is_never_named() -> None:
-    prompts, outputs = tagged_rows(9, 3)
+    prompts, outputs = dc.tagged_rows(9, 3)
     # Weights at random, so that evidence may also speak against what it speaks of.
     values = np.random.default_rng(3).normal(0, 3, CELLS)
-    index = dataclasses.replace(full_index(), weights=Weights(values.astype(np.float32)))
+    index = dataclasses.replace(dc.full_index(), weights=Weights(values.astype(np.float32)))
     named = set()
     for asked in chain.from_iterable(
         combinations(NGRAM_SOURCES, n) for n in range(len(NGRAM_SOURCES) + 1)
     ):
         setting = DraftSettings(min_prob=0.0, sources=asked, recent_tokens=48)
-        proposer = make_proposer(index, setting)
+        proposer = dc.make_proposer(index, setting)
         for prompt, output in zip(prompts, outputs, strict=True):
-            begun(proposer, 0, prompt, output)
+            dc.begun(proposer, 0, prompt, output)
             proposer.finish(0)
         for row, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
-            begun(proposer, row, [*output, *prompt], output[:1])
-        drafts = proposer.propose(ids(range(3)), ids([10] * 3))
+            dc.begun(proposer, row, [*output, *prompt], output[:1])
+        drafts = proposer.propose(dc.ids(range(3)), dc.ids([10] * 3))
         here = {NGRAM_SOURCES[source] for source in drafts.source}
         assert here <= set(asked)
         named |= here

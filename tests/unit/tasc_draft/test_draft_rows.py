@@ -7,31 +7,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import draft_cases as dc
 import numpy as np
 import pytest
-from draft_cases import (
-    CAPACITY,
-    EOS,
-    FINGERPRINT,
-    SEP,
-    TARGET,
-    VOCAB,
-    Row,
-    answers,
-    begun,
-    full_index,
-    ids,
-    indexes,
-    limits_of,
-    make_index,
-    make_proposer,
-    mixed,
-    prompts,
-    propose,
-    rows,
-    started,
-    tagged_rows,
-)
 from draft_checks import assert_same_up_to_ties, assert_valid, trees
 from draft_examples import examples
 from hypothesis import given
@@ -45,114 +23,119 @@ from tasc_draft.mixture import tree as compiled_tree
 from tasc_draft.mixture.row_state import MOST
 
 few = examples(35, 100)
-parts = st.lists(answers, max_size=4)
+parts = st.lists(dc.answers, max_size=4)
 # Nothing is learnt or remembered, so that a draft depends on its own row only.
 mixtures = st.one_of(
-    mixed.map(lambda setting: dataclasses.replace(setting, recent_tokens=0, learning_rate=0)),
+    dc.mixed.map(lambda setting: dataclasses.replace(setting, recent_tokens=0, learning_rate=0)),
     st.sampled_from(["tasc", "trie"]).map(lambda name: DraftSettings(mixture=name, min_prob=0.01)),
 )
 Part = tuple[list[int], list[int]]
 
 
 @few
-@given(indexes, mixtures, prompts, parts)
+@given(dc.indexes, mixtures, dc.prompts, parts)
 def test_an_answer_observed_in_parts_equals_one_observed_at_once(
     index: DraftIndex, setting: DraftSettings, prompt: list[int], parts: list[list[int]]
 ) -> None:
-    stepwise = make_proposer(index, setting)
-    stepwise.start(0, ids(prompt))
+    stepwise = dc.make_proposer(index, setting)
+    stepwise.start(0, dc.ids(prompt))
     answer: list[int] = []
     for part in parts:
-        propose(stepwise)
-        stepwise.observe(0, ids(part))
+        dc.propose(stepwise)
+        stepwise.observe(0, dc.ids(part))
         answer += part
         # A corpus context grows to twelve tokens and is then cut, so where it began tells.
         if len(answer) < 12:
-            assert propose(stepwise) == propose(started(index, setting, (prompt, answer)))
+            assert dc.propose(stepwise) == dc.propose(dc.started(index, setting, (prompt, answer)))
 
 
 def test_a_rejected_draft_is_never_matched() -> None:
     """Prompt 1 2 1 drafts "2 1 2 ..."; the target says 3, and 3 is not said to follow the draft."""
     setting = DraftSettings(mixture="tasc", corpus_weight=0.0, min_prob=0.0)
-    proposer = started(make_index([]), setting, ([1, 2, 1, 4], [1]))
-    assert (2,) in propose(proposer)
-    proposer.observe(0, ids([3]))
-    assert propose(proposer) == {}
+    proposer = dc.started(dc.make_index([]), setting, ([1, 2, 1, 4], [1]))
+    assert (2,) in dc.propose(proposer)
+    proposer.observe(0, dc.ids([3]))
+    assert dc.propose(proposer) == {}
 
 
 @few
-@given(indexes, mixtures, rows, st.booleans())
+@given(dc.indexes, mixtures, dc.rows, st.booleans())
 def test_rows_do_not_touch_each_other(
-    index: DraftIndex, setting: DraftSettings, rows: list[Row], branching: bool
+    index: DraftIndex, setting: DraftSettings, rows: list[dc.Row], branching: bool
 ) -> None:
-    together = make_proposer(index, setting, branching=branching)
+    together = dc.make_proposer(index, setting, branching=branching)
     for row, (prompt, *_) in enumerate(rows):
-        together.start(row, ids(prompt))
-    every, limits = ids(range(len(rows))), ids([limit for *_, limit in rows])
+        together.start(row, dc.ids(prompt))
+    every, limits = dc.ids(range(len(rows))), dc.ids([limit for *_, limit in rows])
     together.propose(every, limits)
     for row, (_, answer, _) in enumerate(rows):
-        together.observe(row, ids(answer))
+        together.observe(row, dc.ids(answer))
     drafts = trees(together.propose(every[::-1].copy(), limits[::-1].copy()))
     for nodes, row in zip(drafts[::-1], rows, strict=True):
-        alone = started(index, setting, row, branching=branching)
-        assert_same_up_to_ties(nodes, propose(alone, 0, row[2]))
+        alone = dc.started(index, setting, row, branching=branching)
+        assert_same_up_to_ties(nodes, dc.propose(alone, 0, row[2]))
 
 
 @few
-@given(indexes, mixtures, rows, rows)
+@given(dc.indexes, mixtures, dc.rows, dc.rows)
 def test_a_finished_row_starts_again_without_a_past(
-    index: DraftIndex, setting: DraftSettings, old: list[Row], new: list[Row]
+    index: DraftIndex, setting: DraftSettings, old: list[dc.Row], new: list[dc.Row]
 ) -> None:
-    proposer = started(index, setting, old[0])
-    propose(proposer)
-    proposer.observe(0, ids([1, 2]))
+    proposer = dc.started(index, setting, old[0])
+    dc.propose(proposer)
+    proposer.observe(0, dc.ids([1, 2]))
     proposer.finish(0)
     prompt, answer, _ = new[0]
-    begun(proposer, 0, prompt, answer)
-    assert propose(proposer) == propose(started(index, setting, new[0]))
+    dc.begun(proposer, 0, prompt, answer)
+    assert dc.propose(proposer) == dc.propose(dc.started(index, setting, new[0]))
 
 
 @few
-@given(indexes, indexes, mixtures, prompts, st.tuples(answers, answers), st.booleans())
+@given(
+    dc.indexes, dc.indexes, mixtures, dc.prompts, st.tuples(dc.answers, dc.answers), st.booleans()
+)
 def test_a_new_index_in_mid_answer_equals_having_had_it_from_the_start(
     old: DraftIndex, new: DraftIndex, setting: DraftSettings, prompt: list[int], parts: Part,
     drafted: bool,
 ) -> None:  # fmt: skip
     before, after = parts
-    proposer = started(old, setting, (prompt, before))
+    proposer = dc.started(old, setting, (prompt, before))
     if drafted:  # else the row has not caught up with its text
-        propose(proposer)
+        dc.propose(proposer)
     proposer.set_index(new)
-    assert propose(proposer) == propose(started(new, setting, (prompt, before)))
-    proposer.observe(0, ids(after))
-    assert propose(proposer) == propose(started(new, setting, (prompt, before + after)))
+    assert dc.propose(proposer) == dc.propose(dc.started(new, setting, (prompt, before)))
+    proposer.observe(0, dc.ids(after))
+    assert dc.propose(proposer) == dc.propose(dc.started(new, setting, (prompt, before + after)))
 
 
 @pytest.mark.parametrize(
     ("unusable", "named"),
     [
-        (DraftIndex.empty(FINGERPRINT, 9), ["vocabulary of 9", "12"]),
-        (DraftIndex(CorpusIndex.empty(FINGERPRINT, VOCAB, depth=MOST)), ["12 tokens", "depth"]),
+        (DraftIndex.empty(dc.FINGERPRINT, 9), ["vocabulary of 9", "12"]),
+        (
+            DraftIndex(CorpusIndex.empty(dc.FINGERPRINT, dc.VOCAB, depth=MOST)),
+            ["12 tokens", "depth"],
+        ),
     ],
     ids=["another vocabulary", "sorted by too few tokens"],
 )
 def test_an_unusable_index_is_refused_and_the_old_one_stays(
     unusable: DraftIndex, named: list[str]
 ) -> None:
-    proposer = started(make_index([[1, 2]]), DraftSettings(min_prob=0.0), ([3], [1]))
-    before = propose(proposer)
+    proposer = dc.started(dc.make_index([[1, 2]]), DraftSettings(min_prob=0.0), ([3], [1]))
+    before = dc.propose(proposer)
     with refused(DraftError, *named):
         proposer.set_index(unusable)
-    assert propose(proposer) == before != {}
+    assert dc.propose(proposer) == before != {}
     check_rows(proposer)
 
 
 def test_a_row_in_use_cannot_be_started() -> None:
-    proposer = started(make_index([]), DraftSettings(), ([3], []))
+    proposer = dc.started(dc.make_index([]), DraftSettings(), ([3], []))
     with refused(DraftError, "row 0"):
-        proposer.start(0, ids([1]))
+        proposer.start(0, dc.ids([1]))
     proposer.finish(0)
-    proposer.start(0, ids([1]))
+    proposer.start(0, dc.ids([1]))
 
 
 @pytest.mark.parametrize("prompt_length", [0, 1, 16])
@@ -161,82 +144,82 @@ def test_a_row_can_be_filled_to_its_capacity_and_no_further(
     mixture: str, prompt_length: int
 ) -> None:
     setting = DraftSettings(mixture=mixture, min_prob=0.0, learning_rate=0.0, recent_tokens=0)
-    index = make_index([[1, 2, 3, 4] * 3])
-    proposer = make_proposer(index, setting, rows=2, capacity=16)
+    index = dc.make_index([[1, 2, 3, 4] * 3])
+    proposer = dc.make_proposer(index, setting, rows=2, capacity=16)
     prompt, answer = ([4, 3] * 8)[:prompt_length], ([1, 2, 3, 4] * 4)[: 16 - prompt_length]
-    proposer.start(1, ids([2, 3]))
-    neighbour = propose(proposer, 1)
-    proposer.start(0, ids(prompt))
+    proposer.start(1, dc.ids([2, 3]))
+    neighbour = dc.propose(proposer, 1)
+    proposer.start(0, dc.ids(prompt))
     for token in answer:
-        proposer.observe(0, ids([token]))
-    expected = propose(started(index, setting, (prompt, answer)))
+        proposer.observe(0, dc.ids([token]))
+    expected = dc.propose(dc.started(index, setting, (prompt, answer)))
     assert len(expected) > 2
-    assert propose(proposer) == expected
+    assert dc.propose(proposer) == expected
     with refused(DraftError, "row 0", "capacity of 16"):
-        proposer.observe(0, ids([1]))
-    assert propose(proposer) == expected
-    assert propose(proposer, 1) == neighbour
+        proposer.observe(0, dc.ids([1]))
+    assert dc.propose(proposer) == expected
+    assert dc.propose(proposer, 1) == neighbour
 
 
 def test_prompts_that_do_not_fit_are_refused_and_the_row_stays_free() -> None:
-    proposer = make_proposer(make_index([[1, 2]]), DraftSettings(), capacity=5)
-    for alien in (-1, TARGET + 1):
+    proposer = dc.make_proposer(dc.make_index([[1, 2]]), DraftSettings(), capacity=5)
+    for alien in (-1, dc.TARGET + 1):
         with refused(DraftError, "vocabulary", "16"):
-            proposer.start(0, ids([1, alien]))
+            proposer.start(0, dc.ids([1, alien]))
     with refused(DraftError, "capacity of 5"):
-        proposer.start(0, ids([1] * 6))
+        proposer.start(0, dc.ids([1] * 6))
     with refused(DraftError, "capacity of 5"):
-        proposer.teach(ids([1] * 3), ids([2] * 3), 0.1)
+        proposer.teach(dc.ids([1] * 3), dc.ids([2] * 3), 0.1)
     check_rows(proposer)
-    proposer.start(0, ids([1] * 5))
+    proposer.start(0, dc.ids([1] * 5))
 
 
 def test_ids_from_nowhere_are_like_nothing() -> None:
-    proposer = started(make_index([[1, 2]]), DraftSettings(min_prob=0.0), ([1, 2], []))
-    proposer.observe(0, ids([1, 2**31 - 1, -5]))
-    propose(proposer)
+    proposer = dc.started(dc.make_index([[1, 2]]), DraftSettings(min_prob=0.0), ([1, 2], []))
+    proposer.observe(0, dc.ids([1, 2**31 - 1, -5]))
+    dc.propose(proposer)
     check_rows(proposer)
-    proposer.observe(0, ids([1]))
-    assert (2,) in propose(proposer)
+    proposer.observe(0, dc.ids([1]))
+    assert (2,) in dc.propose(proposer)
     check_rows(proposer)
 
 
 def test_rows_that_nobody_is_in_are_not_drafted_for() -> None:
-    proposer = started(make_index([[1, 2]]), DraftSettings(min_prob=0.0), ([3], [1]))
+    proposer = dc.started(dc.make_index([[1, 2]]), DraftSettings(min_prob=0.0), ([3], [1]))
     for nobody in (1, 3, -1):
-        drafts = proposer.propose(ids([nobody, 0, nobody]), ids([5] * 3))
-        assert np.diff(drafts.offsets).tolist() == [0, len(propose(proposer, 0, 5)), 0]
+        drafts = proposer.propose(dc.ids([nobody, 0, nobody]), dc.ids([5] * 3))
+        assert np.diff(drafts.offsets).tolist() == [0, len(dc.propose(proposer, 0, 5)), 0]
     with refused(DraftError, "4 rows", "3"):
-        proposer.propose(ids([0, 1, 2, 0]), ids([5] * 4))
+        proposer.propose(dc.ids([0, 1, 2, 0]), dc.ids([5] * 4))
 
 
 def test_an_empty_prompt_drafts_from_the_document_mark() -> None:
     setting = DraftSettings(mixture="tasc")
-    proposer = started(make_index([[1, 2]]), setting, ([], []))
-    assert [*propose(proposer)] == [(1,), (1, 2), (1, 2, EOS)]
-    assert propose(started(make_index([]), setting, ([], []))) == {}
+    proposer = dc.started(dc.make_index([[1, 2]]), setting, ([], []))
+    assert [*dc.propose(proposer)] == [(1,), (1, 2), (1, 2, dc.EOS)]
+    assert dc.propose(dc.started(dc.make_index([]), setting, ([], []))) == {}
 
 
 def test_the_newest_answers_are_drafted_and_the_oldest_no_longer() -> None:
     setting = DraftSettings(recent_tokens=30, sources=("recent",), min_prob=0.0)
-    proposer = make_proposer(make_index([]), setting)
+    proposer = dc.make_proposer(dc.make_index([]), setting)
     for first in range(1, 12):
-        begun(proposer, 0, [], [first, 12 - first, EOS])
+        dc.begun(proposer, 0, [], [first, 12 - first, dc.EOS])
         proposer.finish(0)
-    proposer.start(0, ids([]))
-    firsts = {path[0] for path in propose(proposer)}
+    proposer.start(0, dc.ids([]))
+    firsts = {path[0] for path in dc.propose(proposer)}
     assert {10, 11} <= firsts
     assert not firsts & {1, 2, 3}
 
 
 def test_memory_is_counted_and_grows_with_rows_and_capacity() -> None:
-    index = make_index([[1, 2]])
+    index = dc.make_index([[1, 2]])
     sizes = [
-        make_proposer(index, DraftSettings(), rows=rows, capacity=capacity).nbytes
-        for rows, capacity in ((1, CAPACITY), (2, CAPACITY), (2, 2 * CAPACITY))
+        dc.make_proposer(index, DraftSettings(), rows=rows, capacity=capacity).nbytes
+        for rows, capacity in ((1, dc.CAPACITY), (2, dc.CAPACITY), (2, 2 * dc.CAPACITY))
     ]
     assert sizes == sorted(sizes)
-    assert sizes[2] - sizes[1] >= 2 * CAPACITY * 3 * 4
+    assert sizes[2] - sizes[1] >= 2 * dc.CAPACITY * 3 * 4
     assert np.diff(sizes).min() > 0
 
 
@@ -248,24 +231,24 @@ class Operations:
 
     def __init__(self, mixture: str, seed: int) -> None:
         self.rng = Random(seed)
-        prompts, outputs = tagged_rows(seed, 20)
-        canonical = np.arange(VOCAB + 1, dtype=np.int32)
+        prompts, outputs = dc.tagged_rows(seed, 20)
+        canonical = np.arange(dc.VOCAB + 1, dtype=np.int32)
         canonical[[1, 7]] = 3
         # Answers along this one grow contexts that are too long to be kept whole.
         self.script = self.rng.choices(range(1, 6), k=ROOM)
         self.indexes = [
-            make_index([]),
-            make_index(outputs),
-            make_index(outputs[:9], prompts[:9], canonical=canonical),
-            make_index([self.script]),
-            full_index(1),
-            full_index(2),
+            dc.make_index([]),
+            dc.make_index(outputs),
+            dc.make_index(outputs[:9], prompts[:9], canonical=canonical),
+            dc.make_index([self.script]),
+            dc.full_index(1),
+            dc.full_index(2),
         ]
         self.settings = DraftSettings(
             mixture=mixture, num_speculative_tokens=8, min_prob=0.02, neighbours=4,
             neighbour_tokens=24, recent_tokens=50, learning_rate=0.2,
         )  # fmt: skip
-        self.proposer = make_proposer(
+        self.proposer = dc.make_proposer(
             self.indexes[0], self.settings, rows=ROWS, capacity=ROOM, nodes=16
         )
         self.used = [0] * ROWS  # tokens of each row's text, 0 for a free one
@@ -281,7 +264,7 @@ class Operations:
             self.seen["index"] += 1
         elif not self.used[row]:
             prompt = self.tokens(self.rng.randrange(ROOM // 2))
-            self.proposer.start(row, ids(prompt))
+            self.proposer.start(row, dc.ids(prompt))
             self.used[row] = self.begin[row] = len(prompt) + 1
             self.scripted[row] = self.rng.random() < 0.2
             self.seen["start"] += 1
@@ -296,8 +279,8 @@ class Operations:
         wanted = [self.rng.randrange(-1, 12) for _ in batch]
         budget = self.rng.randrange(17)
         least = np.full(budget, self.rng.choice([0.0, 0.0, 0.1]), np.float32)
-        drafts = self.proposer.propose(ids(batch), ids(wanted), least)
-        assert_valid(drafts, [limits_of(self.settings, most) for most in wanted], budget)
+        drafts = self.proposer.propose(dc.ids(batch), dc.ids(wanted), least)
+        assert_valid(drafts, [dc.limits_of(self.settings, most) for most in wanted], budget)
         for nodes, row in zip(trees(drafts), batch, strict=True):
             self.paths[row] = path = [*max(nodes, key=len, default=())]
             self.seen["drafted" if path else "empty"] += 1
@@ -317,12 +300,12 @@ class Operations:
             self.used[row] = 0
             self.seen["finish"] += 1
             return
-        self.proposer.observe(row, ids(told))
+        self.proposer.observe(row, dc.ids(told))
         self.used[row] += len(told)
         self.seen["observe"] += 1
 
     def tokens(self, n: int) -> list[int]:
-        return self.rng.choices([*range(8)] * 4 + [*range(TARGET)], k=n)
+        return self.rng.choices([*range(8)] * 4 + [*range(dc.TARGET)], k=n)
 
 
 @pytest.mark.parametrize(
@@ -349,14 +332,14 @@ def test_any_operations_leave_a_proposer_consistent(
 
 def busy() -> NgramProposer:
     """Every source at work: three rows in mid-answer, and answers that were finished."""
-    proposer = make_proposer(full_index(), DraftSettings(min_prob=0.0, recent_tokens=50))
-    prompts, outputs = tagged_rows(3, 6)
+    proposer = dc.make_proposer(dc.full_index(), DraftSettings(min_prob=0.0, recent_tokens=50))
+    prompts, outputs = dc.tagged_rows(3, 6)
     for prompt, output in zip(prompts, outputs, strict=True):
-        begun(proposer, 2, prompt, [*output, 0])
+        dc.begun(proposer, 2, prompt, [*output, 0])
         proposer.finish(2)
     for row, (prompt, output) in enumerate(zip(prompts[:3], outputs, strict=False)):
-        begun(proposer, row, prompt, output * 2)
-        propose(proposer, row)
+        dc.begun(proposer, row, prompt, output * 2)
+        dc.propose(proposer, row)
     check_rows(proposer)
     return proposer
 
@@ -398,7 +381,7 @@ TAMPERINGS: dict[str, Callable[[Any], None]] = {
     "near token": lambda m: set_in(m.near.tokens[1, 1:2], 7),
     "near mark": lambda m: set_in(m.near.tokens[1, :1], 1),
     "near previous": lambda m: set_in(m.near.previous[1, :1], 3),
-    "near last": lambda m: set_in(m.near.last[1, SEP, None], 0),
+    "near last": lambda m: set_in(m.near.last[1, dc.SEP, None], 0),
     "near weight": lambda m: set_in(m.near_weight[1, :1], 2),
     "near weight unknown": lambda m: set_in(m.near_weight[1, :1], np.nan),
     "near of a free row": lambda m: m.rows.__setitem__("length", 0),
@@ -426,8 +409,8 @@ def test_a_weight_that_is_no_number_is_found(value: float) -> None:
 
 def test_indexes_in_memory_and_mapped_share_compiled_code(tmp_path: Path) -> None:
     compiled = []
-    write_index(full_index(), tmp_path / "index")
-    for index in (make_index([]), full_index(), read_index(tmp_path / "index")):
-        propose(started(index, DraftSettings(), ([1], [])))
+    write_index(dc.full_index(), tmp_path / "index")
+    for index in (dc.make_index([]), dc.full_index(), read_index(tmp_path / "index")):
+        dc.propose(dc.started(index, DraftSettings(), ([1], [])))
         compiled.append(len(compiled_tree.grow.signatures))
     assert compiled[0] == compiled[1] == compiled[2] > 0

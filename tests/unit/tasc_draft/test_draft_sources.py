@@ -5,22 +5,9 @@ import json
 import math
 from random import Random
 
+import draft_cases as dc
 import numpy as np
 import pytest
-from draft_cases import (
-    EOS,
-    FINGERPRINT,
-    STARTS,
-    VOCAB,
-    begun,
-    full_index,
-    ids,
-    make_index,
-    make_proposer,
-    propose,
-    started,
-    tagged_rows,
-)
 from draft_checks import Tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -37,7 +24,7 @@ from tasc_draft import (
 )
 from tasc_draft.index.weights import Weights
 
-EMPTY = DraftIndex.empty(FINGERPRINT, VOCAB)
+EMPTY = DraftIndex.empty(dc.FINGERPRINT, dc.VOCAB)
 
 
 def drafting(*sources: str) -> DraftSettings:
@@ -48,7 +35,7 @@ def drafting(*sources: str) -> DraftSettings:
 
 def chain(index: DraftIndex, sources: str, *rows: tuple[list[int], list[int]]) -> NgramProposer:
     """Drafts chains from these sources, for rows with a prompt and an answer so far."""
-    return started(index, drafting(*sources.split()), *rows, branching=False)
+    return dc.started(index, drafting(*sources.split()), *rows, branching=False)
 
 
 def said(nodes: Tree) -> list[int]:
@@ -64,13 +51,13 @@ def test_neighbours_say_what_was_said_to_prompts_like_this_one() -> None:
     """The prompt's first token tells the output's second one; the corpus alone cannot."""
     rng = Random(1)
     rows = [(key, rng.randrange(6, 11)) for key in range(1, 6) for _ in range(12)]
-    index = make_index([[11, 5 + key] for key, _ in rows], [[key, noise] for key, noise in rows])
+    index = dc.make_index([[11, 5 + key] for key, _ in rows], [[key, noise] for key, noise in rows])
     for key in range(1, 6):
         for sources in ("neighbours", "corpus neighbours"):
-            nodes = propose(chain(index, sources, ([key, 11], [])))
-            assert said(nodes) == [11, 5 + key, EOS]
+            nodes = dc.propose(chain(index, sources, ([key, 11], [])))
+            assert said(nodes) == [11, 5 + key, dc.EOS]
             assert named(nodes) <= {*sources.split()}
-        assert said(propose(chain(index, "corpus", ([key, 11], [])))) == [11, 6, EOS]
+        assert said(dc.propose(chain(index, "corpus", ([key, 11], [])))) == [11, 6, dc.EOS]
 
 
 def test_the_likest_neighbour_counts_most() -> None:
@@ -78,8 +65,8 @@ def test_the_likest_neighbour_counts_most() -> None:
     noise = [rng.choices(range(1, 8), k=6) for _ in range(40)]
     like, unlike = [8, 9, 10, 11], [8, 11, 11, 11]
     for prompt, other in ((like, unlike), (unlike, like)):
-        index = make_index([[6], [7], *([1] for _ in noise)], [prompt, other, *noise])
-        nodes = propose(started(index, drafting("neighbours"), (prompt, [])))
+        index = dc.make_index([[6], [7], *([1] for _ in noise)], [prompt, other, *noise])
+        nodes = dc.propose(dc.started(index, drafting("neighbours"), (prompt, [])))
         assert nodes[6,].logp > nodes[7,].logp + 0.1
 
 
@@ -89,55 +76,55 @@ def test_aligned_words_say_the_tag_of_each_word() -> None:
     prompts = [[token for word in words for token in word] for words in sentences]
     outputs = [[tags[word] for word in words] for words in sentences]
     longer_than_any = [4, 2, 2, 1, 2, 1, 4, 2, 4]
-    proposer = chain(make_index(outputs, prompts, STARTS), "aligned", (longer_than_any, []))
-    nodes = propose(proposer)
-    assert said(nodes) == [6, 8, 10, 10, 6, 8, 6, EOS]
+    proposer = chain(dc.make_index(outputs, prompts, dc.STARTS), "aligned", (longer_than_any, []))
+    nodes = dc.propose(proposer)
+    assert said(nodes) == [6, 8, 10, 10, 6, 8, 6, dc.EOS]
     assert named(nodes) == {"aligned"}
-    proposer.observe(0, ids([6, 8, 10]))
-    assert said(propose(proposer)) == [10, 6, 8, 6, EOS]
+    proposer.observe(0, dc.ids([6, 8, 10]))
+    assert said(dc.propose(proposer)) == [10, 6, 8, 6, dc.EOS]
 
 
 def test_recent_answers_are_said_again() -> None:
-    proposer = chain(EMPTY, "corpus recent", ([5], [3, 1, 4, EOS]), ([6], []))
-    assert said(propose(proposer, 1)) == []
+    proposer = chain(EMPTY, "corpus recent", ([5], [3, 1, 4, dc.EOS]), ([6], []))
+    assert said(dc.propose(proposer, 1)) == []
     proposer.finish(0)
-    nodes = propose(proposer, 1)
-    assert said(nodes) == [3, 1, 4, EOS]
+    nodes = dc.propose(proposer, 1)
+    assert said(nodes) == [3, 1, 4, dc.EOS]
     assert named(nodes) == {"recent"}
 
 
 def test_the_targets_own_bigrams_go_on_where_all_else_is_silent() -> None:
-    following = (np.arange(VOCAB, dtype=np.int32) + 1) % VOCAB
-    tokens = np.stack([following, (following + 1) % VOCAB], 1)
-    logp = np.log(np.full((VOCAB, 2), [0.9, 0.1])).astype(np.float32)
-    table = BigramTable("a target", FINGERPRINT, VOCAB, tokens, logp)
+    following = (np.arange(dc.VOCAB, dtype=np.int32) + 1) % dc.VOCAB
+    tokens = np.stack([following, (following + 1) % dc.VOCAB], 1)
+    logp = np.log(np.full((dc.VOCAB, 2), [0.9, 0.1])).astype(np.float32)
+    table = BigramTable("a target", dc.FINGERPRINT, dc.VOCAB, tokens, logp)
     proposer = chain(dataclasses.replace(EMPTY, bigrams=table), "corpus bigrams", ([5], []))
-    assert said(propose(proposer)) == []
-    proposer.observe(0, ids([7]))
-    nodes = propose(proposer)
-    assert said(nodes) == [8, 9, 10, 11, EOS]
+    assert said(dc.propose(proposer)) == []
+    proposer.observe(0, dc.ids([7]))
+    nodes = dc.propose(proposer)
+    assert said(nodes) == [8, 9, 10, 11, dc.EOS]
     assert named(nodes) == {"bigrams"}
 
 
 def test_prompt_and_answer_are_copied() -> None:
-    nodes = propose(chain(EMPTY, "prompt", ([1, 2, 3, 4, 5], [2, 3])))
+    nodes = dc.propose(chain(EMPTY, "prompt", ([1, 2, 3, 4, 5], [2, 3])))
     assert said(nodes)[:2] == [4, 5]  # behind it lies the mark, which nobody says
     assert named(nodes) == {"prompt"}
-    assert said(propose(chain(EMPTY, "prompt", ([], [1, 2, 3, 1, 2])), 0, 3)) == [3, 1, 2]
+    assert said(dc.propose(chain(EMPTY, "prompt", ([], [1, 2, 3, 1, 2])), 0, 3)) == [3, 1, 2]
 
 
 def test_a_prompts_token_is_found_with_or_without_the_blank_in_front() -> None:
-    canonical = np.arange(VOCAB + 1, dtype=np.int32)
+    canonical = np.arange(dc.VOCAB + 1, dtype=np.int32)
     canonical[9] = 3
     for index, copied in ((EMPTY, []), (dataclasses.replace(EMPTY, canonical=canonical), [4, 5])):
         proposer = chain(index, "prompt", ([1, 9, 4, 5], [3]), ([1, 9, 4, 5], [1]))
-        assert said(propose(proposer))[:2] == copied
-        assert said(propose(proposer, 1))[:3] == [9, 4, 5]
+        assert said(dc.propose(proposer))[:2] == copied
+        assert said(dc.propose(proposer, 1))[:3] == [9, 4, 5]
 
 
 def test_the_corpus_says_what_most_outputs_say() -> None:
-    index = make_index([[1, 2]] * 3 + [[1, 3]])
-    nodes = propose(started(index, drafting("corpus"), ([5], [])))
+    index = dc.make_index([[1, 2]] * 3 + [[1, 3]])
+    nodes = dc.propose(dc.started(index, drafting("corpus"), ([5], [])))
     assert nodes[1, 2].logp > nodes[1, 3].logp
     assert nodes[1,].logp > nodes[1, 2].logp
     assert named(nodes) == {"corpus"}
@@ -200,24 +187,24 @@ def test_the_published_settings_are_those_of_the_papers() -> None:
 
 
 # The corpus says that 1 goes on with 2; prompts will say otherwise, and so will the target.
-INDEX = dataclasses.replace(make_index([[1, 2]] * 20), weights=prior())
+INDEX = dataclasses.replace(dc.make_index([[1, 2]] * 20), weights=prior())
 
 
 def learner(rate: float, index: DraftIndex = INDEX) -> NgramProposer:
     setting = DraftSettings(
         min_prob=0.0, recent_tokens=0, learning_rate=rate, num_speculative_tokens=8
     )
-    return make_proposer(index, setting)
+    return dc.make_proposer(index, setting)
 
 
 def answer(proposer: NgramProposer, prompt: list[int], *parts: list[int]) -> Tree:
     """One row, told its answer part by part; returns what was drafted first."""
-    proposer.start(0, ids(prompt))
-    first = propose(proposer)
+    proposer.start(0, dc.ids(prompt))
+    first = dc.propose(proposer)
     for n, part in enumerate(parts):
         if n:
-            propose(proposer)
-        proposer.observe(0, ids(part))
+            dc.propose(proposer)
+        proposer.observe(0, dc.ids(part))
     proposer.finish(0)
     return first
 
@@ -235,7 +222,7 @@ def test_what_is_repeated_becomes_likelier_and_what_is_not_said_less_likely() ->
     before = chance(proposer, prompt, copied)
     for _ in range(10):
         was = chance(proposer, prompt, copied), chance(proposer, prompt, usual)
-        answer(proposer, prompt, [1], [3], [EOS])
+        answer(proposer, prompt, [1], [3], [dc.EOS])
         assert chance(proposer, prompt, copied) > was[0]
         assert chance(proposer, prompt, usual) < was[1]
     assert chance(proposer, prompt, copied) > before + 0.1
@@ -245,17 +232,17 @@ def test_what_is_repeated_becomes_likelier_and_what_is_not_said_less_likely() ->
 
 
 def test_nothing_is_learnt_at_rate_zero() -> None:
-    proposer = learner(0.0, full_index())
+    proposer = learner(0.0, dc.full_index())
     before = proposer.weights.values
-    for prompt, output in zip(*tagged_rows(3, 10), strict=True):
-        answer(proposer, prompt, *([token] for token in (*output, EOS)))
+    for prompt, output in zip(*dc.tagged_rows(3, 10), strict=True):
+        answer(proposer, prompt, *([token] for token in (*output, dc.EOS)))
     np.testing.assert_array_equal(proposer.weights.values, before)
     assert (proposer.moved == 0).all()
 
 
 def test_a_new_proposer_knows_what_its_index_knows() -> None:
     """Warming up teaches it nothing, and it leaves no answer behind."""
-    proposer = make_proposer(INDEX, DraftSettings(learning_rate=0.5, min_prob=0.0))
+    proposer = dc.make_proposer(INDEX, DraftSettings(learning_rate=0.5, min_prob=0.0))
     np.testing.assert_array_equal(proposer.weights.values, prior().values)
     assert {node.source for node in answer(proposer, []).values()} == {"corpus"}
 
@@ -263,8 +250,8 @@ def test_a_new_proposer_knows_what_its_index_knows() -> None:
 def test_a_teacher_learns_as_an_answer_does() -> None:
     taught, told = learner(0.1), learner(0.1)
     for _ in range(3):
-        taught.teach(ids([1, 3, 4]), ids([1, 3, EOS]), 0.1)
-        answer(told, [1, 3, 4], [1], [3], [EOS])
+        taught.teach(dc.ids([1, 3, 4]), dc.ids([1, 3, dc.EOS]), 0.1)
+        answer(told, [1, 3, 4], [1], [3], [dc.EOS])
     np.testing.assert_array_equal(taught.weights.values, told.weights.values)
 
 
@@ -284,7 +271,7 @@ def test_an_answer_told_at_once_teaches_where_the_tree_led(said: list[int]) -> N
 
 def test_every_branch_of_a_tree_teaches() -> None:
     """Whichever of a node's children the answer goes to, what it says behind it counts."""
-    index = dataclasses.replace(make_index([[1, 2], [3, 4], [5, 6]]), weights=prior())
+    index = dataclasses.replace(dc.make_index([[1, 2], [3, 4], [5, 6]]), weights=prior())
     for first in (1, 3, 5):
         less, more = learner(0.1, index), learner(0.1, index)
         assert {(1, 2), (3, 4), (5, 6)} <= answer(less, [], [first]).keys()
@@ -295,24 +282,24 @@ def test_every_branch_of_a_tree_teaches() -> None:
 def test_a_row_is_not_taught_by_another_rows_tree() -> None:
     """Row 0 sits out a step in which row 1's tree takes its place."""
     proposer = learner(0.5)
-    begun(proposer, 0, [1, 3, 4], [])
-    begun(proposer, 1, [1, 2], [1])
-    proposer.propose(ids([0, 1]), ids([8, 8]))
-    proposer.propose(ids([1]), ids([8]))
-    proposer.observe(0, ids([1, 3]))
+    dc.begun(proposer, 0, [1, 3, 4], [])
+    dc.begun(proposer, 1, [1, 2], [1])
+    proposer.propose(dc.ids([0, 1]), dc.ids([8, 8]))
+    proposer.propose(dc.ids([1]), dc.ids([8]))
+    proposer.observe(0, dc.ids([1, 3]))
     proposer.finish(0)
     assert (proposer.moved == 0).all()
-    proposer.observe(1, ids([2]))
+    proposer.observe(1, dc.ids([2]))
     proposer.finish(1)
     assert (proposer.moved > 0).any()
 
 
 def test_what_was_learnt_goes_with_the_old_index() -> None:
     proposer = learner(0.5)
-    proposer.start(0, ids([1, 3, 4]))
-    propose(proposer)
-    proposer.observe(0, ids([1, 3]))
-    proposer.set_index(full_index())
-    propose(proposer)
+    proposer.start(0, dc.ids([1, 3, 4]))
+    dc.propose(proposer)
+    proposer.observe(0, dc.ids([1, 3]))
+    proposer.set_index(dc.full_index())
+    dc.propose(proposer)
     np.testing.assert_array_equal(proposer.weights.values, Weights.initial().values)
     assert (proposer.moved == 0).all()
