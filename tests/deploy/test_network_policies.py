@@ -1,19 +1,34 @@
 """Who reaches which port on Kubernetes, worked out from the policies as a cluster does it."""
 
 import re
+from itertools import product
 from typing import Any
 
-import pytest
 from test_kubernetes import built, one
 
-BALANCER = {"app": "tasc-balancer"}
-REDIS = {"app": "tasc-redis"}
-RAY = {"app": "tasc-ray", "component": "ray"}
-JOB = {"app": "tasc-job", "component": "ray"}
-STRANGER = {"app": "stranger"}
-PROMETHEUS = {"app.kubernetes.io/name": "prometheus"}
-OPERATOR = {"app.kubernetes.io/name": "kuberay-operator"}
+PODS = {
+    "ray": {"app": "tasc-ray", "component": "ray"},
+    "job": {"app": "tasc-job", "component": "ray"},
+    "balancer": {"app": "tasc-balancer"},
+    "redis": {"app": "tasc-redis"},
+    "stranger": {"app": "stranger"},
+    "prometheus": {"app.kubernetes.io/name": "prometheus"},
+    "operator": {"app.kubernetes.io/name": "kuberay-operator"},
+}
+TARGETS = ("ray", "job", "balancer", "redis", "stranger")
+NAMESPACES = ("tasc", "monitoring", "kuberay-system", "elsewhere")
 METRICS = 40_000  # one of those that processes of ours take
+PORTS = (80, 6379, 6381, 8000, 8080, 8081, 8265, 10_001, 10_002, 19_999, METRICS, 52_365)
+# Source and its namespace, target, ports. Ray's own ports are among these.
+OPEN = [
+    *(("ray job", "tasc", target, PORTS) for target in ("ray", "job")),
+    *(("balancer", "tasc", target, [8000]) for target in ("ray", "job")),
+    *(("operator", "kuberay-system", target, [8000, 8265, 52_365]) for target in ("ray", "job")),
+    *(("prometheus", "monitoring", target, [8080, METRICS]) for target in ("ray", "job")),
+    ("ray job", "tasc", "redis", [6379]),
+    ("prometheus", "monitoring", "balancer", [8081]),
+    *((" ".join(PODS), namespace, "balancer", [8080]) for namespace in NAMESPACES),
+]
 
 
 def _selects(selector: dict[str, Any], labels: dict[str, str]) -> bool:
@@ -28,9 +43,7 @@ def _from(peer: dict[str, Any], labels: dict[str, str], namespace: str) -> bool:
     return same and near and _selects(peer.get("podSelector", {}), labels)
 
 
-def reaches(
-    source: dict[str, str], target: dict[str, str], port: int, namespace: str = "tasc"
-) -> bool:
+def reaches(source: dict[str, str], namespace: str, target: dict[str, str], port: int) -> bool:
     """Whether a pod of a namespace may connect to a port of a pod of ours."""
     policies = [o["spec"] for o in built() if o["kind"] == "NetworkPolicy"]
     applied = [p for p in policies if _selects(p["podSelector"], target)]
@@ -46,52 +59,14 @@ def reaches(
     )
 
 
-@pytest.mark.parametrize("port", [6379, 8265, 10001, 10002, 52365, METRICS])
-def test_rays_ports_are_open_to_ray_only(port):
-    assert reaches(RAY, RAY, port)
-    assert reaches(JOB, RAY, port)
-    for other in (BALANCER, REDIS, STRANGER):
-        assert not reaches(other, RAY, port)
-    assert not reaches(RAY, RAY, port, namespace="elsewhere")
-
-
-def test_http_comes_from_the_load_balancer():
-    assert reaches(BALANCER, RAY, 8000)
-    assert not reaches(STRANGER, RAY, 8000)
-    assert not reaches(PROMETHEUS, RAY, 8000, "monitoring")
-
-
-def test_metrics_are_read_by_prometheus_alone():
-    for port in (METRICS, 8080):
-        assert reaches(PROMETHEUS, RAY, port, "monitoring")
-        assert not reaches(PROMETHEUS, RAY, port, "elsewhere")
-        assert not reaches(STRANGER, RAY, port, "monitoring")
-    for port in (6379, 6381, 8265, 10_002, 19_999, 52_365):
-        assert not reaches(PROMETHEUS, RAY, port, "monitoring")
-
-
-def test_the_operator_reaches_what_it_looks_after():
-    for port in (8265, 52365, 8000):
-        assert reaches(OPERATOR, RAY, port, "kuberay-system")
-        assert not reaches(OPERATOR, RAY, port, "elsewhere")
-
-
-def test_redis_is_for_ours_alone():
-    assert reaches(RAY, REDIS, 6379)
-    assert reaches(JOB, REDIS, 6379)
-    for other in (BALANCER, STRANGER):
-        assert not reaches(other, REDIS, 6379)
-
-
-def test_everybody_reaches_the_service_and_prometheus_what_is_for_operators():
-    assert reaches(STRANGER, BALANCER, 8080, "elsewhere")
-    assert reaches(PROMETHEUS, BALANCER, 8081, "monitoring")
-    assert not reaches(STRANGER, BALANCER, 8081, "elsewhere")
-    assert not reaches(STRANGER, BALANCER, 8081)
-
-
-def test_a_pod_that_nobody_thought_of_is_closed():
-    assert not reaches(RAY, STRANGER, 80)
+def test_these_connections_are_open_and_no_others():
+    wanted = {
+        (source, namespace, target, port)
+        for sources, namespace, target, ports in OPEN
+        for source, port in product(sources.split(), ports)
+    }
+    asked = product(PODS, NAMESPACES, TARGETS, PORTS)
+    assert {a for a in asked if reaches(PODS[a[0]], a[1], PODS[a[2]], a[3])} == wanted
 
 
 def test_rays_fixed_ports_leave_the_metrics_ports_alone():

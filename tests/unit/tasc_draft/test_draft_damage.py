@@ -147,23 +147,34 @@ def test_what_leads_outside_an_array_is_refused(part: str, name: str, change: Ch
     assert_refused(part, name, change)
 
 
+LARGER = dc.make_index(OUTPUTS, PROMPTS, np.append(dc.STARTS, True), vocab_size=dc.VOCAB + 1)
+
+
 @pytest.mark.parametrize(
     ("part", "field", "value"),
     [
+        ("corpus", "depth", 1),
         ("corpus", "depth", INDEX.corpus.depth + 1),
         ("corpus", "depth", 64),
         ("corpus", "vocab_size", dc.VOCAB - 1),
         ("corpus", "vocab_size", 2**21),
+        ("inputs", "rows", 1),
         ("inputs", "rows", INDEX.inputs.rows - 1),
         ("aligned", "head", -1),
         ("aligned", "head", 2**31),
+        ("bigrams", "vocab_size", 1),
         ("bigrams", "vocab_size", dc.VOCAB + 1),
+        ("bigrams", "fingerprint", "e" * 32),
+        ("", "corpus", dc.make_index([[1]]).corpus),
+        ("", "corpus", DraftIndex.empty(dc.FINGERPRINT, dc.VOCAB).corpus),
+        ("", "word_starts", None),
+        ("", "aligned", LARGER.aligned),
+        ("", "bigrams", dc.bigram_table(1, vocab_size=dc.VOCAB + 1)),
     ],
 )
-def test_numbers_that_lead_outside_an_array_are_refused(part: str, field: str, value: int) -> None:
-    wrong = dataclasses.replace(PARTS[part], **{field: value})
+def test_wrong_numbers_and_parts_of_another_index_are_refused(part: str, field: str, value: Any):
     with refused(DraftError, "again"):
-        dataclasses.replace(INDEX, **{part: wrong}).check_integrity()
+        changed(part, field, lambda _: value).check_integrity()
 
 
 def drafting(mixture: str) -> NgramProposer:
