@@ -54,11 +54,7 @@ class Replica:
     def __init__(self, registry: CollectorRegistry, task: str) -> None:
         own = {"task": task, "model_name": "tiny"}
         self.engine = ReplicaMetrics(
-            registry,
-            **own,
-            proposer="mixed",
-            record_version=lambda: 3,
-            load=lambda: (3, 2, 0.25),
+            registry, **own, proposer="mixed", record_version=lambda: 3, load=lambda: (3, 2, 0.25)
         )
         self.neural = NeuralMetrics(registry, own)
         built = time.time() - DAY_S
@@ -119,10 +115,7 @@ class BatchWorker:
 def main(redis_url: str, task: str) -> None:
     registry = CollectorRegistry()
     fed = (Replica(registry, task), Gateway(registry, task), BatchWorker(registry, task))
-    with (
-        connect(redis_url) as client,
-        MetricsPort(client, registry, host="127.0.0.1", ttl_s=10),
-    ):
+    with connect(redis_url) as client, MetricsPort(client, registry, host="127.0.0.1", ttl_s=10):
         while not select.select([sys.stdin], [], [], 0.05)[0]:
             for process in fed:
                 process.feed()

@@ -64,8 +64,7 @@ def runnable(page: Path) -> list[Block]:
 
 
 @pytest.mark.parametrize(
-    "page",
-    [pytest.param(p, marks=() if p.name in _QUICK else _MARK, id=p.name) for p in FOLLOWED],
+    "page", [pytest.param(p, marks=() if p.name in _QUICK else _MARK, id=p.name) for p in FOLLOWED]
 )
 def test_the_blocks_of_a_page_run_in_order(page: Path, command: Command, tmp_path: Path) -> None:
     blocks = runnable(page)
