@@ -122,9 +122,7 @@ def rendered(
 
 @few
 @given(tagged, st.booleans())
-def test_every_context_has_its_counts_and_there_are_no_others(
-    sentences: list[list], template: bool
-) -> None:
+def test_every_context_has_its_counts_and_there_are_no_others(sentences, template):
     rows = rendered(sentences, template)
     table = built(rows)
     head = 2 if template else 0
@@ -161,9 +159,7 @@ def test_the_order_of_rows_changes_no_array(sentences: list[list], rng: Random) 
 
 @few
 @given(st.lists(st.integers(0, VOCAB - 1), max_size=12), st.integers(0, 12))
-def test_words_are_runs_from_start_to_start_and_stop_where_the_room_ends(
-    prompt: list[int], room: int
-) -> None:
+def test_words_are_runs_from_start_to_start_and_stop_where_the_room_ends(prompt, room):
     hashes, lasts = np.full(room + 9, 9, np.uint32), np.full(room + 9, -1, np.int32)
     n = words(np.array(prompt, np.int32), STARTS, hashes[:room], lasts[:room])
     expected = split(prompt)[:room]
@@ -225,9 +221,7 @@ def test_only_tasks_that_go_word_by_word_have_a_table(rows: list[Row], aligns: b
 
 @pytest.mark.parametrize("room", [0, 1, 3, 64])
 @pytest.mark.parametrize("output", [[12] * 3, [12] * 4, [12] * 500])
-def test_an_answer_of_more_words_than_the_prompt_reads_nothing_behind_its_words(
-    output: list[int], room: int
-) -> None:
+def test_an_answer_of_more_words_than_the_prompt_reads_nothing_behind_its_words(output, room):
     prompt = [0, 2, 4]
     clean = keys_of(prompt, output, 1, room)
     hashes, lasts = np.full(room + 8, 99, np.uint32), np.full(room + 8, 99, np.int32)

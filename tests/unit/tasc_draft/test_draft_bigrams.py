@@ -57,9 +57,7 @@ def test_a_table_comes_back_as_it_was_for_its_tokenizer_alone(path: Path) -> Non
 
 
 @pytest.mark.parametrize("tampering", TAMPERINGS.values(), ids=TAMPERINGS.keys())
-def test_a_tampered_table_is_refused_when_checked_and_when_read(
-    tampering: Callable[[BigramTable], BigramTable], path: Path
-) -> None:
+def test_a_tampered_table_is_refused_when_checked_and_when_read(tampering, path):
     make().check_integrity()
     with refused(DraftError, "bigram table"):
         tampering(make()).check_integrity()

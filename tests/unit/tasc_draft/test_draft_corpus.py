@@ -270,9 +270,7 @@ def test_a_cap_keeps_something_of_each_kind() -> None:
         ([[1]], {"depth": 64}, ["depth is 64"]),
     ],
 )
-def test_what_cannot_be_indexed_is_refused(
-    outputs: Outputs, wrong: dict[str, int], named: list[str]
-) -> None:
+def test_what_cannot_be_indexed_is_refused(outputs, wrong, named):
     with refused(DraftError, *named):
         build(outputs, **{"vocab_size": VOCAB} | wrong)
 

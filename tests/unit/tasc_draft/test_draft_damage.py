@@ -219,9 +219,7 @@ def assert_drafts_as_new(proposer: NgramProposer, mixture: str) -> None:
 
 
 @pytest.mark.parametrize("mixture", MIXTURES)
-def test_an_index_that_is_wrong_everywhere_within_bounds_drafts(
-    mixture: str, everything: bool, seed: int
-) -> None:
+def test_an_index_that_is_wrong_everywhere_within_bounds_drafts(mixture, everything, seed):
     rng, proposer, drafted = np.random.default_rng(seed), drafting(mixture), 0
     for _ in range(500 if everything else 60):
         index = wrong_index(INDEX, rng)
@@ -249,9 +247,7 @@ def one_wrong(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("part", "name"), ARRAYS)
-def test_one_wrong_element_is_refused_or_drafts(
-    part: str, name: str, everything: bool, seed: int
-) -> None:
+def test_one_wrong_element_is_refused_or_drafts(part, name, everything, seed):
     rng, seen = np.random.default_rng(seed), Counter[str]()
     proposer = drafting(str(rng.choice(MIXTURES)))
     for _ in range(200 if everything else 25):

@@ -5,7 +5,6 @@ from typing import Any
 
 import inputs_reference as reference
 import numpy as np
-import pytest
 from draft_examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -86,9 +85,7 @@ def test_only_the_end_of_a_long_prompt_counts() -> None:
     assert postings(short) == postings(long)
 
 
-def test_more_postings_than_an_index_can_number_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_more_postings_than_an_index_can_number_are_refused(monkeypatch):
     monkeypatch.setattr(inputs, "LARGEST_INDEX", 5)
     with refused(DraftError, "29", "5"):
         build(PROMPTS, OUTPUTS)

@@ -15,7 +15,7 @@ from draft_reference import TascReference, TrieReference, followers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasc_draft import NGRAM_SOURCES, DraftIndex, DraftSettings
+from tasc_draft import NGRAM_SOURCES, DraftSettings
 from tasc_draft.index.weights import CELLS, Weights
 from tasc_draft.mixture.evidence import PLACES
 from tasc_draft.mixture.memory import OPTIMISTIC_CHILD_PROB
@@ -59,17 +59,13 @@ def best_drafts(
 
 @examples(100, 300)
 @given(tasc, dc.outputs, dc.rows, st.booleans())
-def test_tasc_drafts_the_likeliest_paths(
-    setting: DraftSettings, outputs: list[list[int]], rows: list[dc.Row], branching: bool
-) -> None:
+def test_tasc_drafts_the_likeliest_paths(setting, outputs, rows, branching):
     best_drafts(setting, outputs, rows, branching)
 
 
 @examples(100, 300)
 @given(trie, dc.rows, st.booleans())
-def test_the_trie_drafts_the_most_frequent_paths(
-    setting: DraftSettings, rows: list[dc.Row], branching: bool
-) -> None:
+def test_the_trie_drafts_the_most_frequent_paths(setting, rows, branching):
     best_drafts(setting, [], rows, branching)
 
 
@@ -171,9 +167,7 @@ few = examples(50, 150)
 
 @few
 @given(dc.indexes, dc.mixed, dc.rows)
-def test_the_chances_of_a_node_sum_to_one(
-    index: DraftIndex, setting: DraftSettings, rows: list[dc.Row]
-) -> None:
+def test_the_chances_of_a_node_sum_to_one(index, setting, rows):
     proposer = dc.started(index, setting, *rows)
     drafts = dc.propose_all(proposer, rows)
     nodes = proposer.memory.nodes[: drafts.offsets[-1] + sum(limit > 0 for *_, limit in rows)]
@@ -187,9 +181,7 @@ def test_the_chances_of_a_node_sum_to_one(
 
 @few
 @given(dc.indexes, dc.mixed, dc.rows, st.integers(0, 12))
-def test_a_shared_budget_goes_to_likely_paths_of_all_rows(
-    index: DraftIndex, setting: DraftSettings, rows: list[dc.Row], budget: int
-) -> None:
+def test_a_shared_budget_goes_to_likely_paths_of_all_rows(index, setting, rows, budget):
     """No path that is left out is likelier than one drafted by more than what was hoped for."""
     proposer = dc.started(index, setting, *rows)
     paths = trees(dc.propose_all(proposer, rows))
@@ -205,9 +197,7 @@ def test_a_shared_budget_goes_to_likely_paths_of_all_rows(
 
 @few
 @given(dc.indexes, dc.mixed, dc.rows, st.floats(0, 1, width=32), st.integers(0, 12))
-def test_a_token_that_is_not_worth_its_cost_is_not_drafted(
-    index: DraftIndex, setting: DraftSettings, rows: list[dc.Row], bar: float, budget: int
-) -> None:
+def test_a_token_that_is_not_worth_its_cost_is_not_drafted(index, setting, rows, bar, budget):
     proposer = dc.started(index, setting, *rows)
     every = np.exp(dc.propose_all(proposer, rows).logp.astype(float))
     drafts = dc.propose_all(proposer, rows, np.full(budget, bar, np.float32))

@@ -34,9 +34,7 @@ Part = tuple[list[int], list[int]]
 
 @few
 @given(dc.indexes, mixtures, dc.prompts, parts)
-def test_an_answer_observed_in_parts_equals_one_observed_at_once(
-    index: DraftIndex, setting: DraftSettings, prompt: list[int], parts: list[list[int]]
-) -> None:
+def test_an_answer_observed_in_parts_equals_one_observed_at_once(index, setting, prompt, parts):
     stepwise = dc.make_proposer(index, setting)
     stepwise.start(0, dc.ids(prompt))
     answer: list[int] = []
@@ -60,9 +58,7 @@ def test_a_rejected_draft_is_never_matched() -> None:
 
 @few
 @given(dc.indexes, mixtures, dc.rows, st.booleans())
-def test_rows_do_not_touch_each_other(
-    index: DraftIndex, setting: DraftSettings, rows: list[dc.Row], branching: bool
-) -> None:
+def test_rows_do_not_touch_each_other(index, setting, rows, branching):
     together = dc.make_proposer(index, setting, branching=branching)
     for row, (prompt, *_) in enumerate(rows):
         together.start(row, dc.ids(prompt))
@@ -78,9 +74,7 @@ def test_rows_do_not_touch_each_other(
 
 @few
 @given(dc.indexes, mixtures, dc.rows, dc.rows)
-def test_a_finished_row_starts_again_without_a_past(
-    index: DraftIndex, setting: DraftSettings, old: list[dc.Row], new: list[dc.Row]
-) -> None:
+def test_a_finished_row_starts_again_without_a_past(index, setting, old, new):
     proposer = dc.started(index, setting, old[0])
     dc.propose(proposer)
     proposer.observe(0, dc.ids([1, 2]))
@@ -119,9 +113,7 @@ def test_a_new_index_in_mid_answer_equals_having_had_it_from_the_start(
     ],
     ids=["another vocabulary", "sorted by too few tokens"],
 )
-def test_an_unusable_index_is_refused_and_the_old_one_stays(
-    unusable: DraftIndex, named: list[str]
-) -> None:
+def test_an_unusable_index_is_refused_and_the_old_one_stays(unusable, named):
     proposer = dc.started(dc.make_index([[1, 2]]), DraftSettings(min_prob=0.0), ([3], [1]))
     before = dc.propose(proposer)
     with refused(DraftError, *named):
@@ -140,9 +132,7 @@ def test_a_row_in_use_cannot_be_started() -> None:
 
 @pytest.mark.parametrize("prompt_length", [0, 1, 16])
 @pytest.mark.parametrize("mixture", ["mixed", "tasc"])
-def test_a_row_can_be_filled_to_its_capacity_and_no_further(
-    mixture: str, prompt_length: int
-) -> None:
+def test_a_row_can_be_filled_to_its_capacity_and_no_further(mixture, prompt_length):
     setting = DraftSettings(mixture=mixture, min_prob=0.0, learning_rate=0.0, recent_tokens=0)
     index = dc.make_index([[1, 2, 3, 4] * 3])
     proposer = dc.make_proposer(index, setting, rows=2, capacity=16)
@@ -312,9 +302,7 @@ class Operations:
     ("mixture", "short", "long"),
     [("mixed", 10_000, 80_000), ("tasc", 3_000, 10_000), ("trie", 3_000, 10_000)],
 )
-def test_any_operations_leave_a_proposer_consistent(
-    mixture: str, short: int, long: int, everything: bool, seed: int
-) -> None:
+def test_any_operations_leave_a_proposer_consistent(mixture, short, long, everything, seed):
     run, operations = Operations(mixture, seed), long if everything else short
     # Long contexts are rare, so that a run goes on until there were enough of them.
     many, some = (operations // 200, 100) if everything else (0, 0)

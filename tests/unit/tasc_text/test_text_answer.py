@@ -58,18 +58,14 @@ def assert_sent_text_is_a_prefix(tokenizer: TaskTokenizer, runs: list[Sequence[i
 
 @few
 @given(texts, st.data())
-def test_takes_and_finish_make_the_whole_text(
-    tokenizer: TaskTokenizer, text: str, data: st.DataObject
-) -> None:
+def test_takes_and_finish_make_the_whole_text(tokenizer, text, data):
     [ids] = tokenizer.encode_outputs([text])
     assert_sent_text_is_a_prefix(tokenizer, split(ids, data))
 
 
 @few
 @given(st.data())
-def test_so_do_they_where_the_model_says_bytes_that_are_no_text(
-    tokenizer: TaskTokenizer, data: st.DataObject
-) -> None:
+def test_so_do_they_where_the_model_says_bytes_that_are_no_text(tokenizer, data):
     space = tokenizer.backend.token_to_id("<0x20>")  # a space is a piece, never a byte token
     usable = [i for i in range(tokenizer.vocab_size) if i != space]
     ids = data.draw(st.lists(st.sampled_from(usable), max_size=12))
@@ -96,9 +92,7 @@ def test_an_unfinished_character_is_held_back(tokenizer: TaskTokenizer) -> None:
 
 
 @pytest.mark.parametrize("between", [[], ["</s>"]], ids=["at once", "special token between"])
-def test_byte_tokens_that_turn_out_no_text_break_nothing(
-    byte_fallback: TaskTokenizer, between: list[str]
-) -> None:
+def test_byte_tokens_that_turn_out_no_text_break_nothing(byte_fallback, between):
     """A newline is decoded as such until an invalid byte joins its run; then both are marks."""
     newline, *skipped, invalid = (
         byte_fallback.backend.token_to_id(t) for t in ("<0x0A>", *between, "<0xFE>")
@@ -115,9 +109,7 @@ def test_byte_tokens_that_turn_out_no_text_break_nothing(
 
 @few
 @given(texts, stops, st.data())
-def test_the_answer_is_cut_before_the_first_stop_string(
-    tokenizer: TaskTokenizer, text: str, stop: list[str], data: st.DataObject
-) -> None:
+def test_the_answer_is_cut_before_the_first_stop_string(tokenizer, text, stop, data):
     """Decode anew behind each token: the first that has a stop string in it is the last to count.
 
     Text is not looked at while its last character is unfinished.
@@ -195,9 +187,7 @@ def test_what_is_sent_behind_each_token(byte_level: TaskTokenizer, case: Case) -
     assert (soon.push(ids), soon.text) == (len(sent), at_once.text)
 
 
-def test_of_two_stop_strings_in_one_token_the_first_in_the_text_cuts(
-    byte_fallback: TaskTokenizer,
-) -> None:
+def test_of_two_stop_strings_in_one_token_the_first_in_the_text_cuts(byte_fallback):
     ids = byte_fallback.encode_outputs(["ab"])[0] * 2
     assert len(ids) == 2
     answer = IncrementalDetokenizer(byte_fallback, ["b", "ab"])

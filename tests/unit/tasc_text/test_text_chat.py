@@ -52,9 +52,7 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.mark.parametrize(
     "count", [60, pytest.param(500, marks=pytest.mark.slow("a long fuzz test"))]
 )
-def test_prompts_have_the_token_ids_of_transformers(
-    family: Family, request: pytest.FixtureRequest, seed: int, count: int
-) -> None:
+def test_prompts_have_the_token_ids_of_transformers(family, request, seed, count):
     name = request.node.callspec.params["family"]
     for at, messages in enumerate(conversations(name, count, seed)):
         head = at % 3 > 0
@@ -158,9 +156,7 @@ ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% 
         "{% if",
     ],
 )
-def test_a_template_that_fails_or_does_too_much_is_refused_and_the_next_is_rendered(
-    source: str,
-) -> None:
+def test_a_template_that_fails_or_does_too_much_is_refused_and_the_next_is_rendered(source):
     with pytest.raises(MessageError) as refused:
         print(len(ChatTemplate(source).render("a")))
     assert refused.value.field == "messages"

@@ -93,9 +93,7 @@ def test_the_tokenizers_own_end_is_a_string_or_a_dict(folder: Path, token: objec
         *((name, b'{"eos_token_id": ', name) for name in CONFIGS),
     ],
 )
-def test_settings_that_name_no_end_of_sequence_are_refused(
-    folder: Path, name: str, content: bytes, named: str
-) -> None:
+def test_settings_that_name_no_end_of_sequence_are_refused(folder, name, content, named):
     (folder / name).write_bytes(content)
     with refused(TokenizerError, named):
         TaskTokenizer.from_folder(folder)
@@ -136,26 +134,20 @@ def test_outputs_come_back_as_text_without_the_end(tokenizer: TaskTokenizer) -> 
     assert tokenizer.encode_outputs([]) == []
 
 
-def test_byte_tokens_are_known_where_there_are_any(
-    byte_level: TaskTokenizer, byte_fallback: TaskTokenizer
-) -> None:
+def test_byte_tokens_are_known_where_there_are_any(byte_level, byte_fallback):
     assert byte_level.byte_ids == frozenset()
     assert byte_fallback.byte_ids == frozenset(range(3, 259))
 
 
 @pytest.mark.parametrize("text", ["ab a", "a\n中 東b", "naïve é", "\N{REPLACEMENT CHARACTER}a"])
-def test_the_bytes_of_tokens_make_the_text_also_where_characters_are_cut(
-    tokenizer: TaskTokenizer, text: str
-) -> None:
+def test_the_bytes_of_tokens_make_the_text_also_where_characters_are_cut(tokenizer, text):
     (ids,) = tokenizer.encode_outputs([text])
     found = [tokenizer.token_bytes(id_) for id_ in ids]
     assert b"".join(found).decode().removeprefix(" ") == text
     assert any(not utf8.isascii() and len(utf8) == 1 for utf8 in found) or text.isascii()
 
 
-def test_special_tokens_are_told_as_written_and_ids_without_a_token_as_nothing(
-    tokenizer: TaskTokenizer,
-) -> None:
+def test_special_tokens_are_told_as_written_and_ids_without_a_token_as_nothing(tokenizer):
     written = tokenizer.backend.id_to_token(tokenizer.eos_id)
     assert tokenizer.eos_id in tokenizer.special_ids
     assert tokenizer.token_bytes(tokenizer.eos_id) == written.encode()
@@ -208,9 +200,7 @@ def test_a_folder_is_itself_made_absolute(tmp_path: Path, monkeypatch: pytest.Mo
         assert resolve_folder(name, "any-revision") == expected
 
 
-def test_a_cached_name_resolves_without_network_and_a_folder_of_that_spelling_wins(
-    cache: Path, tmp_path: Path
-) -> None:
+def test_a_cached_name_resolves_without_network_and_a_folder_of_that_spelling_wins(cache, tmp_path):
     assert resolve_offline(tmp_path, "team/tiny") == str(cache / "snapshots" / COMMIT)
     assert resolve_offline(tmp_path, "team/tiny", OTHER) == str(cache / "snapshots" / OTHER)
     assert "TextError: model 'team/tiny'" in resolve_offline(tmp_path, "team/tiny", "c" * 40)
@@ -221,9 +211,7 @@ def test_a_cached_name_resolves_without_network_and_a_folder_of_that_spelling_wi
 @pytest.mark.parametrize(
     "environment", [{}, {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9"}]
 )
-def test_a_name_that_is_not_to_be_had_is_refused_with_the_way_out(
-    tmp_path: Path, environment: dict[str, str]
-) -> None:
+def test_a_name_that_is_not_to_be_had_is_refused_with_the_way_out(tmp_path, environment):
     said = resolve_offline(tmp_path, "team/missing", **environment)
     assert said.startswith("TextError: model 'team/missing' ")
     assert said.endswith("check the spelling, or name a local folder")
