@@ -27,23 +27,10 @@ ACCEPTED = np.zeros_like(DRAFTED)
 DRAFTED[:2, :2] = [[4, 2], [2, 1]]  # by the corpus, by the prompt
 ACCEPTED[:2, :2] = [[3, 1], [1, 0]]
 STEP = StepRecord(
-    row_steps=8,
-    drafts=6,
-    drafted=DRAFTED,
-    reached=DRAFTED,
-    accepted=ACCEPTED,
-    bonus_tokens=8,
-    prompt_tokens=20,
-    cached_tokens=100,
-    draft_seconds=0.001,
-    verify_seconds=0.004,
-    paused=True,
-    cost_error=0.125,
-    shared_tokens=60,
-    draft_failures=1,
-    forced_tokens=3,
-    guide_seconds=0.0005,
-)
+    row_steps=8, drafts=6, drafted=DRAFTED, reached=DRAFTED, accepted=ACCEPTED, bonus_tokens=8,
+    prompt_tokens=20, cached_tokens=100, draft_seconds=0.001, verify_seconds=0.004, paused=True,
+    cost_error=0.125, shared_tokens=60, draft_failures=1, forced_tokens=3, guide_seconds=0.0005,
+)  # fmt: skip
 DAY_S = 86400
 RESULT = GenerationResult("r", (1, 2), "", "stop", 20, Timings(0.001, 0.006, 0.015))
 

@@ -14,24 +14,28 @@ from pathlib import Path
 import httpx
 import redis
 from prometheus_client import CollectorRegistry
-from served_batches import end_a_batch
 
 import tiny
-from support import index_of
+from support import index_of, record_of
 from tasc_draft import write_index
 from tasc_engine.drafting.neural.card import DrafterCard
 from tasc_engine.drafting.neural.files import save_drafter
+from tasc_jobs.worker.batch_worker import BatchWorker
+from tasc_jobs.worker.one_batch import WorkerSettings
 from tasc_runtime.protocol import Answer, Call, Piece, Pulse, Refusal, TaskStatus
 from tasc_serve.access.access_control import AccessControl
 from tasc_serve.http.api import create_api
 from tasc_serve.http.ray_proxy import ARRIVAL
+from tasc_serve.metrics.batch_metrics import BatchMetrics
 from tasc_serve.metrics.discovery import MetricsPort
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.replica.replica import TaskReplica
 from tasc_serve.routing.failover import Failover, RetryBudget
 from tasc_serve.routing.fleet import Fleet, ReplicaLost
 from tasc_serve.settings import ServeSettings
-from tasc_store import ArtifactStore, NeuralDrafting, TaskRecord, TaskStore
+from tasc_store import ArtifactStore, NeuralDrafting, TaskStore
+from tasc_store.batches.batch_store import BatchStore, NewBatch
+from tasc_store.batches.files import FileLimits, FileStore
 from tasc_store.batches.leases import BatchQueue
 from tasc_text import TaskTokenizer
 
@@ -66,21 +70,30 @@ def register(client: redis.Redis, folder: Path) -> None:
     tokenizer = TaskTokenizer.from_folder(folder)
     drafter = folder / "drafter"
     save_drafter(drafter, model, DrafterCard("independent", tokenizer.fingerprint))
-    record = TaskRecord(
-        name=TASK,
-        model=str(folder),
-        fingerprint=tokenizer.fingerprint,
-        template="{input} =>",
-        dtype="float64",
-        max_tokens=16,
-        neural=NeuralDrafting(str(drafter), depth=2, width=2, nodes=4, sure=1.0),
-    )
+    neural = NeuralDrafting(str(drafter), depth=2, width=2, nodes=4, sure=1.0)
+    differs = {"dtype": "float64", "max_tokens": 16, "neural": neural}
+    record = record_of(folder, TASK, "{input} =>", **differs)
     TaskStore(client).put(record)
     asked = [tokenizer.encode_prompt(f"{value} =>") for value in tiny.SENTENCES]
     index = index_of(tokenizer, [tiny.plain(model, prompt, 16) for prompt in asked])
     write_index(index, folder / "index")
     store = ArtifactStore(client, TASK, tokenizer.fingerprint)
     store.announce(store.publish(folder / "index", corpus_rows=0, forecast=2.0).version)
+
+
+def end_a_batch(
+    client: redis.Redis, url: str, task: str, folder: Path, registry: CollectorRegistry
+) -> None:
+    """A worker that counts in the registry ends a batch without an engine: its file is none."""
+    upload = FileStore(client).begin()
+    upload.write(b"no JSON\n")
+    file = upload.keep(FileLimits(10, 10**6), "in.jsonl", "batch", 3600)
+    new = NewBatch(file.id, "/v1/completions", "24h", 3600, task, 3600, 3600)
+    BatchStore(client).create(new, 10)
+    worker = BatchWorker(
+        client, WorkerSettings(url, folder), [task], metrics=BatchMetrics(registry)
+    )
+    worker.run_waiting()
 
 
 class Line:

@@ -3,7 +3,6 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
-import redis
 from panel_queries import QUERIES
 from prometheus_server import Prometheus, scraping
 from served_load import ServedLoad
@@ -18,12 +17,8 @@ pytestmark = [pytest.mark.prometheus, pytest.mark.redis]
 def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """A Prometheus that scrapes two replicas and their gateway while they are asked."""
     folder = tmp_path_factory.mktemp("served")
-    asked = "tasc_http_requests_total > 0"
-
-    def load(client: redis.Redis, url: str) -> closing[ServedLoad]:
-        return closing(ServedLoad(client, url, folder))
-
-    with scraping(tmp_path_factory.mktemp("prometheus"), load) as server:
+    own, asked = tmp_path_factory.mktemp("prometheus"), "tasc_http_requests_total > 0"
+    with scraping(own, lambda redis, url: closing(ServedLoad(redis, url, folder))) as server:
         codes = {"200", "429", "503"}
         eventually(lambda: codes <= {series["code"] for series, _ in server.query(asked)})
         yield server
@@ -31,17 +26,11 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
 
 @pytest.mark.parametrize("name", QUERIES)
 def test_a_panel_has_numbers_of_a_service_under_load(scraped: Prometheus, name: str):
-    def shown() -> bool:
-        return any(not math.isnan(value) for _, value in scraped.query(QUERIES[name]))
-
-    eventually(shown)
+    eventually(lambda: any(not math.isnan(value) for _, value in scraped.query(QUERIES[name])))
 
 
 def test_a_service_under_load_exports_every_series(scraped: Prometheus):
-    def missing() -> set[str]:
-        return METRICS - set(scraped.ask("label/__name__/values"))
-
-    eventually(lambda: not missing())
+    eventually(lambda: set(scraped.ask("label/__name__/values")) >= METRICS)
 
 
 def test_drafting_pays_and_changes_no_answer(scraped: Prometheus):

@@ -6,12 +6,19 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import httpx
 from gateway_stub import CONFIG, Gateway, accepts
 
-from support import eventually, free_port
+from support import DEADLINE_S, eventually, free_port
 from tasc_serve.http.ray_proxy import binary
+
+# The deadline ends a broken test, and no healthy one on a slow machine.
+get = partial(httpx.get, timeout=DEADLINE_S)
+post = partial(httpx.post, timeout=DEADLINE_S)
+stream = partial(httpx.stream, timeout=DEADLINE_S)
 
 
 def find_haproxy() -> str | None:
@@ -51,14 +58,10 @@ def balancing_addresses(
     port, operators = free_port(), free_port()
     own = {f"TASC_GATEWAY{i}": address for i, address in enumerate(addresses)}
     own |= {"TASC_CLIENTS": f"127.0.0.1:{port}", "TASC_OPERATORS": f"127.0.0.1:{operators}"}
-    log = folder / "haproxy.log"
+    log, command = folder / "haproxy.log", [haproxy, "-f", str(CONFIG)]
+    env = {**os.environ, **own, **variables}
     with log.open("w") as sink:
-        process = subprocess.Popen(
-            [haproxy, "-f", str(CONFIG)],
-            env={**os.environ, **own, **variables},
-            stdout=sink,
-            stderr=sink,
-        )
+        process = subprocess.Popen(command, env=env, stdout=sink, stderr=sink)
     with process:
         try:
             eventually(lambda: accepts(port))

@@ -28,12 +28,9 @@ def settings() -> ServeSettings:
     return load_settings(SETTINGS)
 
 
-def test_ray_accepts_the_config(config):
+def test_ray_accepts_the_config_which_names_our_builder_and_the_settings_file(config):
     (application,) = ServeDeploySchema.model_validate(config).applications
     assert (application.name, application.route_prefix) == (NAME, "/")
-
-
-def test_the_config_names_our_builder_and_the_settings_file(config):
     (application,) = config["applications"]
     module, name = application["import_path"].split(":")
     assert getattr(import_module(module), name) is app
@@ -46,13 +43,9 @@ def test_ray_ends_no_request_before_the_service_does(config, settings):
     assert config["http_options"]["request_timeout_s"] == 2 * longest_s  # as `tasc serve` has it
 
 
-def test_a_dead_node_leaves_a_replica_of_each_task_and_a_gateway(settings):
-    assert all(task.replicas >= 2 for task in settings.tasks)
-    assert settings.http.gateways >= 2
-
-
-def test_whoever_reaches_a_cluster_needs_a_key(settings):
+def test_a_cluster_asks_for_keys_and_a_dead_node_leaves_replicas_and_a_gateway(settings):
     assert settings.auth.required
+    assert min(settings.http.gateways, *(task.replicas for task in settings.tasks)) >= 2
 
 
 @pytest.fixture
@@ -77,8 +70,7 @@ def test_the_application_waits_for_redis_and_has_a_deployment_for_each_task(
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     digests[:0] = [StoreUnreachable("no Redis"), UnknownTask("no task"), UnknownTask("no task")]
     built = app(Deployed(settings=SETTINGS))
-    assert len(digests) == 1
-    assert built._bound_deployment.name == "gateway"
+    assert (len(digests), built._bound_deployment.name) == (1, "gateway")
     assert set(built._bound_deployment.init_args[2]) == {task.name for task in settings.tasks}
 
 

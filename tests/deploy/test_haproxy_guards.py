@@ -6,8 +6,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from haproxy_process import Balancer, balancing
-from http_client import get, post
+from haproxy_process import Balancer, balancing, get, post
 
 from support import DEADLINE_S, eventually
 from tasc_serve.settings import LimitSettings

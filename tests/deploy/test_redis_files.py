@@ -86,16 +86,15 @@ def test_stores_work_with_that_user(url, tmp_path: Path):
     with connect(url) as client:
         tasks, corpus = TaskStore(client), CorpusStore(client, "t")
         tasks.put(record)
-        assert corpus.append([CorpusRow("1", "a", "b")]).added == 1
-        assert corpus.read(0, 1) == [CorpusRow("1", "a", "b")]
+        row = CorpusRow("1", "a", "b")
+        assert (corpus.append([row]).added, corpus.read(0, 1)) == (1, [row])
         artifacts = ArtifactStore(client, "t", "f")
         first = artifacts.publish(source, corpus_rows=1)
         artifacts.announce(first.version)
         assert artifacts.current() == first
         artifacts.download(first, tmp_path / "copy")
         artifacts.announce(artifacts.publish(source, corpus_rows=1).version)
-        assert artifacts.prune(1) == [first.version]
-        assert tasks.get("t") == record
+        assert (artifacts.prune(1), tasks.get("t")) == ([first.version], record)
         tasks.delete("t")
         assert tasks.names() == []
 
@@ -132,12 +131,8 @@ def test_what_was_acknowledged_survives_a_restart(tmp_path: Path):
 
 
 def test_a_start_without_a_password_says_what_is_missing():
-    ran = subprocess.run(
-        ["sh", str(ROOT / "deploy" / "redis-start.sh")],
-        env={"PATH": os.environ["PATH"]},
-        capture_output=True,
-        text=True,
-    )
+    command, env = ["sh", str(ROOT / "deploy" / "redis-start.sh")], {"PATH": os.environ["PATH"]}
+    ran = subprocess.run(command, env=env, capture_output=True, text=True)
     assert ran.returncode != 0
     assert "REDIS_PASSWORD" in ran.stderr
 

@@ -37,12 +37,5 @@ def test_links_are_found_and_broken_ones_are_told(tmp_path, monkeypatch):
         '<img src="chart.svg">\n# Here\n```\n[in code](nowhere.md)\n```\n[l](b.md#tasc-task-x)\n'
     )
     told = [each.rpartition(" ")[2] for each in broken(document(page))]
-    assert told == [
-        "b.md#one-1",
-        "none.md",
-        "b.md#three",
-        "../x",
-        "image.svg",
-        "missing.md",
-        "chart.svg",
-    ]
+    wanted = "b.md#one-1 none.md b.md#three ../x image.svg missing.md chart.svg"
+    assert told == wanted.split()
