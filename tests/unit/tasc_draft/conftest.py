@@ -1,5 +1,7 @@
-"""Settings of the tests of drafting."""
+import draft_cases
+import pytest
 
-from draft_examples import pytest_configure
 
-__all__ = ["pytest_configure"]
+def pytest_configure(config: pytest.Config) -> None:
+    """Read the option before a module of tests is imported."""
+    draft_cases.many_examples = bool(config.getoption("--all"))

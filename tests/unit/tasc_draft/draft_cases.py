@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from draft_checks import Limits, Tree, trees
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from tasc_draft import (
@@ -49,6 +50,14 @@ mixed = st.builds(
     neighbour_tokens=st.just(64),
     recent_tokens=st.just(48),
 )
+
+
+many_examples = False  # until the option --all is read
+
+
+def examples(few: int, many: int) -> settings:
+    """How many a property is checked with: many with --all, few else."""
+    return settings(max_examples=many if many_examples else few)
 
 
 def ids(values: Sequence[int]) -> Int32:

@@ -6,7 +6,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from draft_examples import examples
+from draft_cases import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -188,8 +188,7 @@ def test_a_line_break_may_be_one_word_with_what_is_before_it() -> None:
     joined, apart, without = (
         record(table, keys_of(prompt, [], 0)[0]) for prompt in ([0, 2, 7], [0, 2, 8], [0, 2])
     )
-    assert joined == apart
-    assert without[1] == 27
+    assert (joined, without[1]) == (apart, 27)
 
 
 def test_rows_that_do_not_go_along_are_not_counted() -> None:

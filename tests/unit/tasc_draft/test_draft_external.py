@@ -8,7 +8,6 @@ import draft_cases as dc
 import numpy as np
 import pytest
 from draft_checks import Limits, Tree, assert_valid, left_out, trees
-from draft_examples import examples
 from draft_reference import Chances, Path, TascReference, followers
 from hypothesis import given
 from hypothesis import strategies as st
@@ -135,7 +134,7 @@ def answer_once(proposer: NgramProposer, external: Paths, *emitted: int) -> Tree
 Own = Callable[[Path], dict[int, float]]
 SLACK = 1e-4  # float32 of products, powers and their sums
 
-few = examples(50, 150)
+few = dc.examples(50, 150)
 tasc = st.builds(
     DraftSettings,
     mixture=st.just("tasc"),
@@ -235,9 +234,8 @@ def limits_beside(setting: DraftSettings, limit: int, branching: bool = True) ->
 
 def test_each_goes_on_behind_tokens_of_the_other() -> None:
     nodes = answer_once(ngrams(), {(4,): 0.3, (7,): 0.6, (7, 4): 0.9, (4, 9): 0.9})
-    assert nodes[(7, 4)].source == "neural"
-    assert nodes[(7, 4, 5)].source == "corpus"  # n-grams behind an external token
-    assert nodes[(4, 9)].source == "neural"  # the external tree behind an n-gram token
+    # N-grams behind an external token, and the external tree behind an n-gram token.
+    assert [nodes[p].source for p in ((7, 4), (7, 4, 5), (4, 9))] == ["neural", "corpus", "neural"]
 
 
 def test_no_external_tree_and_an_empty_one_are_the_same() -> None:
@@ -278,8 +276,7 @@ def test_a_row_with_an_external_tree_is_bounded_by_the_caller_alone() -> None:
         dc.begun(proposer, row, [], [])
     external = {(7,): 0.3, (8,): 0.2, (6,): 0.2, (7, 7): 0.4, (7, 7, 7): 0.4}
     beside, alone = with_external(proposer, external, {}, limit=5)
-    assert len(beside) == 5
-    assert max(map(len, beside)) == 2  # as deep as it may get
+    assert (len(beside), max(map(len, beside))) == (5, 2)  # as deep as it may get
     assert len(alone) <= 2
 
 
@@ -386,16 +383,11 @@ def test_candidates_with_probability_zero_count_as_named() -> None:
     assert node["none"] == pytest.approx(none, rel=1e-4)
 
 
-def test_nothing_is_learnt_at_rate_zero() -> None:
-    proposer = ngrams(learning_rate=0.0)
-    answer_once(proposer, {(7,): 0.5}, 7)
-    assert (trust(proposer) == initial_trust()).all()
-
-
-def test_another_index_leaves_trust_as_it_is() -> None:
-    proposer = ngrams()
-    answer_once(proposer, {(7,): 0.5}, 7)
-    before = trust(proposer)
-    proposer.set_index(dc.make_index([[3, 2, 1]] * 4))
-    assert (trust(proposer) == before).all()
-    assert (before != initial_trust()).any()
+def test_trust_stays_at_rate_zero_and_when_another_index_comes() -> None:
+    for rate in ({"learning_rate": 0.0}, {}):
+        proposer = ngrams(**rate)
+        answer_once(proposer, {(7,): 0.5}, 7)
+        before = trust(proposer)
+        assert (before == initial_trust()).all() == bool(rate)
+        proposer.set_index(dc.make_index([[3, 2, 1]] * 4))
+        assert (trust(proposer) == before).all()

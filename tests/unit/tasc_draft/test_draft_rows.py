@@ -11,7 +11,6 @@ import draft_cases as dc
 import numpy as np
 import pytest
 from draft_checks import assert_same_up_to_ties, assert_valid, trees
-from draft_examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,7 +21,7 @@ from tasc_draft.index.corpus import CorpusIndex
 from tasc_draft.mixture import tree as compiled_tree
 from tasc_draft.mixture.row_state import MOST
 
-few = examples(35, 100)
+few = dc.examples(35, 100)
 parts = st.lists(dc.answers, max_size=4)
 # Nothing is learnt or remembered, so that a draft depends on its own row only.
 mixtures = st.one_of(
@@ -147,8 +146,7 @@ def test_a_row_can_be_filled_to_its_capacity_and_no_further(mixture, prompt_leng
     assert dc.propose(proposer) == expected
     with refused(DraftError, "row 0", "capacity of 16"):
         proposer.observe(0, dc.ids([1]))
-    assert dc.propose(proposer) == expected
-    assert dc.propose(proposer, 1) == neighbour
+    assert (dc.propose(proposer), dc.propose(proposer, 1)) == (expected, neighbour)
 
 
 def test_prompts_that_do_not_fit_are_refused_and_the_row_stays_free() -> None:

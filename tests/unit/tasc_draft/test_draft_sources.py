@@ -78,8 +78,7 @@ def test_aligned_words_say_the_tag_of_each_word() -> None:
     longer_than_any = [4, 2, 2, 1, 2, 1, 4, 2, 4]
     proposer = chain(dc.make_index(outputs, prompts, dc.STARTS), "aligned", (longer_than_any, []))
     nodes = dc.propose(proposer)
-    assert said(nodes) == [6, 8, 10, 10, 6, 8, 6, dc.EOS]
-    assert named(nodes) == {"aligned"}
+    assert (said(nodes), named(nodes)) == ([6, 8, 10, 10, 6, 8, 6, dc.EOS], {"aligned"})
     proposer.observe(0, dc.ids([6, 8, 10]))
     assert said(dc.propose(proposer)) == [10, 6, 8, 6, dc.EOS]
 
@@ -89,8 +88,7 @@ def test_recent_answers_are_said_again() -> None:
     assert said(dc.propose(proposer, 1)) == []
     proposer.finish(0)
     nodes = dc.propose(proposer, 1)
-    assert said(nodes) == [3, 1, 4, dc.EOS]
-    assert named(nodes) == {"recent"}
+    assert (said(nodes), named(nodes)) == ([3, 1, 4, dc.EOS], {"recent"})
 
 
 def test_the_targets_own_bigrams_go_on_where_all_else_is_silent() -> None:
@@ -102,24 +100,25 @@ def test_the_targets_own_bigrams_go_on_where_all_else_is_silent() -> None:
     assert said(dc.propose(proposer)) == []
     proposer.observe(0, dc.ids([7]))
     nodes = dc.propose(proposer)
-    assert said(nodes) == [8, 9, 10, 11, dc.EOS]
-    assert named(nodes) == {"bigrams"}
+    assert (said(nodes), named(nodes)) == ([8, 9, 10, 11, dc.EOS], {"bigrams"})
 
 
-def test_prompt_and_answer_are_copied() -> None:
-    nodes = dc.propose(chain(EMPTY, "prompt", ([1, 2, 3, 4, 5], [2, 3])))
-    assert said(nodes)[:2] == [4, 5]  # behind it lies the mark, which nobody says
-    assert named(nodes) == {"prompt"}
-    assert said(dc.propose(chain(EMPTY, "prompt", ([], [1, 2, 3, 1, 2])), 0, 3)) == [3, 1, 2]
-
-
-def test_a_prompts_token_is_found_with_or_without_the_blank_in_front() -> None:
-    canonical = np.arange(dc.VOCAB + 1, dtype=np.int32)
-    canonical[9] = 3
-    for index, copied in ((EMPTY, []), (dataclasses.replace(EMPTY, canonical=canonical), [4, 5])):
-        proposer = chain(index, "prompt", ([1, 9, 4, 5], [3]), ([1, 9, 4, 5], [1]))
-        assert said(dc.propose(proposer))[:2] == copied
-        assert said(dc.propose(proposer, 1))[:3] == [9, 4, 5]
+@pytest.mark.parametrize(
+    ("prompt", "answer", "blanks", "copied"),
+    [
+        ([1, 2, 3, 4, 5], [2, 3], False, [4, 5]),  # behind it lies the mark, which nobody says
+        ([], [1, 2, 3, 1, 2], False, [*(3, 1, 2) * 5, 3]),
+        ([1, 9, 4, 5], [3], False, []),
+        ([1, 9, 4, 5], [3], True, [4, 5]),
+        *(([1, 9, 4, 5], [1], blanks, [9, 4, 5]) for blanks in (False, True)),
+    ],
+)
+def test_prompt_and_answer_are_copied(prompt, answer, blanks, copied):
+    """Also where 3 is 9 without the blank in front of it."""
+    canonical = np.array([*range(9), 3, *range(10, dc.VOCAB + 1)], np.int32)
+    index = dataclasses.replace(EMPTY, canonical=canonical) if blanks else EMPTY
+    nodes = dc.propose(chain(index, "prompt", (prompt, answer)))
+    assert (said(nodes), named(nodes)) == (copied, {"prompt"} if copied else set())
 
 
 def test_the_corpus_says_what_most_outputs_say() -> None:
@@ -172,16 +171,15 @@ def test_an_unknown_name_is_refused(unknown: dict[str, object], named: str) -> N
 def test_settings_survive_json_and_can_be_compared() -> None:
     settings = DraftSettings(sources=("prompt", "corpus"), min_prob=0.5)
     again = DraftSettings(**json.loads(json.dumps(dataclasses.asdict(settings))))
-    assert again == settings
-    assert hash(again) == hash(settings)
+    assert (again, hash(again)) == (settings, hash(settings))
     assert DraftSettings().sources == NGRAM_SOURCES
 
 
 def test_the_published_settings_are_those_of_the_papers() -> None:
     tasc, trie = DraftSettings.published("tasc"), DraftSettings.published("trie")
-    assert (tasc.n_max, tasc.p_min, tasc.corpus_weight, tasc.min_prob) == (6, 5, 0.75, 0.0)
-    assert (trie.n_max, trie.prefix, trie.min_prob) == (13, 3, 0.0)
-    assert (tasc.mixture, trie.mixture) == ("tasc", "trie")
+    numbers = tasc.n_max, tasc.p_min, tasc.corpus_weight, tasc.min_prob
+    assert (tasc.mixture, *numbers) == ("tasc", 6, 5, 0.75, 0.0)
+    assert (trie.mixture, trie.n_max, trie.prefix, trie.min_prob) == ("trie", 13, 3, 0.0)
     with refused(DraftError, "'mixed'"):
         DraftSettings.published("mixed")
 
