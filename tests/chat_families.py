@@ -12,17 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from tokenizers import (
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-    trainers,
-)
+from tokenizers import Tokenizer, processors
 
-from tiny import SENTENCES
+from tiny import SENTENCES, byte_level, sentencepiece
 
 QWEN: Final = """\
 {%- if messages[0].role != 'system' %}{{ '<|im_start|>system\nYou are helpful.<|im_end|>\n' }}
@@ -81,15 +73,14 @@ FAMILIES: Final[dict[str, tuple[str, tuple[str, ...], dict[str, str]]]] = {
         {"bos_token": "<s>", "eos_token": "<|end|>", "unk_token": "<unk>"},
     ),
 }
-_AWKWARD = (" ", "\n", "\t", "{{ 1 }}", "{% if", "é🙂", "''", "<")
-_BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+_AWKWARD = (" ", "\n", "{{ 1 }}", "{% if", "é🙂", "\t", "''", "<")
 
 
 def make_chat_tokenizer(folder: Path, family: str) -> Path:
     """A tokenizer's folder; two families have the template in a file, two in the settings."""
     template, special, named = FAMILIES[family]
     folder.mkdir(parents=True, exist_ok=True)
-    made = _sentencepiece(special) if family in ("gemma", "phi") else _byte_level(special)
+    made = _sentencepiece(special) if family in ("gemma", "phi") else byte_level(special=special)
     if family in ("llama", "gemma"):
         bos = named["bos_token"]
         made.post_processor = processors.TemplateProcessing(
@@ -105,32 +96,10 @@ def make_chat_tokenizer(folder: Path, family: str) -> Path:
     return folder
 
 
-def _byte_level(special: Sequence[str]) -> Tokenizer:
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=320,
-        special_tokens=list(special),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    made.train_from_iterator(SENTENCES, trainer)
-    return made
-
-
 def _sentencepiece(special: Sequence[str]) -> Tokenizer:
     letters = sorted({letter for text in SENTENCES for letter in text.replace(" ", "▁")})
     merges = [("▁", "▁"), ("a", "t"), ("▁", "a"), ("▁a", "t"), ("o", "r"), ("n", "e")]
-    names = [*special, *_BYTES, "▁", *letters, *(a + b for a, b in merges)]
-    vocab = {name: at for at, name in enumerate(dict.fromkeys(names))}
-    made = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True))
-    made.normalizer = normalizers.Replace(" ", "▁")
-    made.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    )
-    made.add_special_tokens(list(special))
-    return made
+    return sentencepiece(["▁", *letters, *(a + b for a, b in merges)], merges, special)
 
 
 def conversations(family: str, count: int, seed: int) -> list[list[dict[str, str]]]:
@@ -151,16 +120,5 @@ def _conversation(draw: random.Random, family: str) -> list[dict[str, str]]:
 
 
 def _text(draw: random.Random, family: str) -> str:
-    pieces = (
-        *SENTENCES,
-        *FAMILIES[family][1],
-        " ",
-        "\n",
-        "{{ 1 }}",
-        "{% if",
-        "é🙂",
-        "\t",
-        "''",
-        "<",
-    )
+    pieces = (*SENTENCES, *FAMILIES[family][1], *_AWKWARD)
     return "".join(draw.choice(pieces) for _ in range(draw.randint(0, 6)))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
@@ -56,19 +56,48 @@ ARCHITECTURES: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-def make_tokenizer(folder: Path, texts: Sequence[str] = SENTENCES, size: int = 320) -> None:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+def byte_level(
+    texts: Sequence[str] = SENTENCES, size: int = 320, special: Sequence[str] = (END,)
+) -> Tokenizer:
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=size,
-        special_tokens=[END],
+        special_tokens=list(special),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    made.train_from_iterator(texts, trainer)
+    return made
+
+
+def sentencepiece(
+    pieces: Sequence[str],
+    merges: Sequence[tuple[str, str]],
+    special: Sequence[str],
+    prepend: bool = False,
+) -> Tokenizer:
+    """As SentencePiece models are converted to: what is no piece becomes ``<0xNN>`` tokens.
+
+    Args:
+        special: ``<unk>`` is among them.
+        prepend: Whether a blank is put in front of a text, as Llama 2 and Mistral have it.
+    """
+    names = [*special, *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
+    vocab = {name: at for at, name in enumerate(dict.fromkeys(names))}
+    made = Tokenizer(models.BPE(vocab, list(merges), unk_token="<unk>", byte_fallback=True))
+    blank, prepended = normalizers.Replace(" ", "▁"), normalizers.Prepend("▁")
+    made.normalizer = normalizers.Sequence([prepended, blank]) if prepend else blank
+    text = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    made.decoder = decoders.Sequence([*text, *[decoders.Strip(" ", 1, 0)] * prepend])
+    made.add_special_tokens(list(special))
+    return made
+
+
+def make_tokenizer(folder: Path, texts: Sequence[str] = SENTENCES, size: int = 320) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    byte_level(texts, size).save(str(folder / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 

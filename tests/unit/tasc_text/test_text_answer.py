@@ -9,20 +9,7 @@ from hypothesis import strategies as st
 
 from tasc_text import IncrementalDetokenizer, TaskTokenizer
 
-SAMPLES = [
-    "a",
-    "b",
-    " ",
-    "\n",
-    "é",
-    "e\u0301",
-    "東",
-    "🙂",
-    "👩\u200d👩\u200d👧",
-    "क्ष",
-    "'t",
-    "\ufffd",
-]
+SAMPLES = [*"ab \né東🙂", "e\u0301", "👩\u200d👩\u200d👧", "क्ष", "'t", "\ufffd"]
 texts = st.lists(st.sampled_from(SAMPLES) | st.text(max_size=3), max_size=12).map("".join)
 stops = st.lists(st.text("ab \n🙂", min_size=1, max_size=4), min_size=1, max_size=3)
 few = settings(
@@ -132,8 +119,7 @@ def test_the_answer_is_cut_before_the_first_stop_string(tokenizer, text, stop, d
         return
     assert answer.stopped
     assert used == complete[0]
-    assert answer.text == decoded[used][: first_stop(decoded[used], stop)]
-    assert sent == answer.text
+    assert sent == answer.text == decoded[used][: first_stop(decoded[used], stop)]
     assert answer.finish(answer.text) == ""
 
 
@@ -169,8 +155,7 @@ def test_what_is_sent_behind_each_token(byte_level: TaskTokenizer, case: Case) -
     while len(sent) < len(ids) and not answer.stopped:
         answer.push([ids[len(sent)]])
         sent.append(answer.take())
-    assert sent == case.sent
-    assert answer.stopped == case.stopped
+    assert (sent, answer.stopped) == (case.sent, case.stopped)
     at_once = IncrementalDetokenizer(byte_level, case.stop)
     assert at_once.push(ids) == len(sent)
     assert at_once.text == answer.text == "".join(sent) + answer.finish(answer.text)
@@ -191,12 +176,11 @@ def test_of_two_stop_strings_in_one_token_the_first_in_the_text_cuts(byte_fallba
     ids = byte_fallback.encode_outputs(["ab"])[0] * 2
     assert len(ids) == 2
     answer = IncrementalDetokenizer(byte_fallback, ["b", "ab"])
-    assert answer.push(ids) == 1
-    assert (answer.text, answer.take()) == ("", "")
+    assert (answer.push(ids), answer.text, answer.take()) == (1, "", "")
 
 
 def test_special_tokens_are_no_text(tokenizer: TaskTokenizer) -> None:
     [ids] = tokenizer.encode_outputs(["ab"])
     answer = IncrementalDetokenizer(tokenizer, ["end"])
-    assert answer.push([*ids, tokenizer.eos_id]) == len(ids) + 1
-    assert (answer.text, answer.stopped) == ("ab", False)
+    pushed = answer.push([*ids, tokenizer.eos_id])
+    assert (pushed, answer.text, answer.stopped) == (len(ids) + 1, "ab", False)

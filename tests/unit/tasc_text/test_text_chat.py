@@ -1,13 +1,16 @@
-"""Chat templates: the same token ids as transformers, and limits that templates cannot exceed."""
+"""Chat templates: the token ids of transformers, and limits of templates. Format strings."""
 
 import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from chat_families import FAMILIES, conversations, make_chat_tokenizer
+from support import refused
 from tasc_runtime.models import chat_template
 from tasc_text import (
     ChatTemplate,
@@ -88,9 +91,8 @@ def test_system_prompt_and_examples_stand_before_the_conversation(family: Family
         with pytest.raises(MessageError, match="System role not supported"):
             both.render("e")
         return
-    ids = both.encode(family.tokenizer, "e")
-    assert ids == family.expected([system, *known, *user])
-    assert ids == both.encode(family.tokenizer, conversation(user))
+    ids, wanted = both.encode(family.tokenizer, "e"), family.expected([system, *known, *user])
+    assert ids == wanted == both.encode(family.tokenizer, conversation(user))
     given = both.encode(family.tokenizer, conversation([own, *user]))
     assert given == family.expected([own, *known, *user])
     # Rows share all that is in front of their input, which the engine's prefix cache keeps.
@@ -157,10 +159,9 @@ ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% 
     ],
 )
 def test_a_template_that_fails_or_does_too_much_is_refused_and_the_next_is_rendered(source):
-    with pytest.raises(MessageError) as refused:
+    with refused(MessageError, field="messages") as caught:
         print(len(ChatTemplate(source).render("a")))
-    assert refused.value.field == "messages"
-    assert len(str(refused.value)) < 1000
+    assert len(str(caught.value)) < 1000
     assert WELL.render("a") == "[user]a"
 
 
@@ -205,9 +206,8 @@ def test_a_format_string_takes_the_last_user_message() -> None:
     ],
 )
 def test_a_format_string_refuses_what_it_cannot_do(asked: Conversation, field: str) -> None:
-    with pytest.raises(MessageError) as refused:
+    with refused(MessageError, field=field):
         PromptTemplate("say {input}.").render(asked)
-    assert refused.value.field == field
 
 
 def test_templates_are_found_in_settings_files_and_text(tmp_path: Path) -> None:
@@ -224,3 +224,25 @@ def test_templates_are_found_in_settings_files_and_text(tmp_path: Path) -> None:
     config.write_text(config.read_text().replace('"chat_template"', '"another"'))
     with pytest.raises(TextError):
         chat_template(folder)
+
+
+# Format strings: one place for the input; everything else in them means itself.
+around = st.text().filter(lambda text: "{input}" not in text)
+
+
+@given(around, st.text(), around)
+def test_the_input_stands_between_what_is_around_it(before: str, value: str, after: str) -> None:
+    assert PromptTemplate(before + "{input}" + after).render(value) == before + value + after
+
+
+@pytest.mark.parametrize("value", ["{x}", "{input}{input}"])
+def test_other_braces_and_escapes_and_values_like_the_field_are_verbatim(value: str) -> None:
+    text = '{"a": {{}}, "b": "{}", "c": {0}, {input }} %s \\n {{input}}'
+    before, after = text.split("{input}")
+    assert PromptTemplate(text).render(value) == before + value + after
+
+
+@pytest.mark.parametrize("text", ["", "{INPUT}", "{input", "{input}{input}"])
+def test_a_template_without_exactly_one_field_is_refused(text: str) -> None:
+    with pytest.raises(TextError):
+        PromptTemplate(text)
