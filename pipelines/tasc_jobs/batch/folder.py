@@ -1,8 +1,8 @@
-"""A job's state on disk: what it was begun with, and the record of each finished row.
+"""A job's state on disk: its settings at the start, and the record of each finished row.
 
-Records are appended to one file as rows finish. Rows finish out of order, but never further apart
-than the window of rows that the job reads ahead, so reading puts them in order again with few in
-memory. One process holds a folder at a time.
+Records are appended to one file as rows finish. Rows finish out of order, but within the window of
+rows that the job reads ahead. `records` restores the order and holds at most one window in memory.
+One process holds a folder at a time.
 """
 
 import fcntl
@@ -31,11 +31,11 @@ _SHOWN = 60  # characters of a setting in an error
 
 @dataclass(frozen=True)
 class Begun:
-    """What a job was begun with.
+    """The contents of ``job.json``, written when the job begins.
 
     Attributes:
-        pins: Whatever changes its result.
-        report: Of the job as a whole, once it is done.
+        pins: Inputs and settings that affect the output; a resumed job must have the same.
+        report: Summary of the finished job; None until then.
     """
 
     pins: dict[str, Any]
@@ -55,17 +55,17 @@ class JobFolder:
     @classmethod
     @contextmanager
     def held(cls, path: Path) -> Iterator[Self]:
-        """Hold a folder for the block; made if its parent is there.
+        """Lock a folder for the block. Creates it if its parent exists.
 
         Raises:
-            JobBusy: Another process holds it.
-            FileError: It cannot be made or written to.
+            JobBusy: Another process has locked it.
+            FileError: It cannot be created or written to.
         """
         try:
             path.mkdir(exist_ok=True)
             lock = (path / "lock").open("a+")
         except OSError as error:
-            raise FileError(f"no place for the job's state: {error}; name another") from error
+            raise FileError(f"no folder for the job's state ({error}); choose another") from error
         with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -77,10 +77,10 @@ class JobFolder:
             yield cls(path)
 
     def begun(self) -> Begun | None:
-        """What the job was begun with; None for a new job.
+        """Returns the job's settings at the start; None for a new job.
 
         Raises:
-            JobUnreadable: The folder is damaged, or another release made it.
+            JobUnreadable: ``job.json`` is damaged, or another release wrote it.
         """
         try:
             content = json.loads((self.path / "job.json").read_bytes())
@@ -91,7 +91,7 @@ class JobFolder:
             return None
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise JobUnreadable(
-                f"{self.path / 'job.json'} cannot be read ({error}); --restart begins anew"
+                f"{self.path / 'job.json'} cannot be read ({error}); start again with --restart"
             ) from error
 
     def begin(
@@ -104,30 +104,30 @@ class JobFolder:
         return begun
 
     def repin(self, begun: Begun, index_version: int | None) -> Begun:
-        """Go on with another draft index; finished rows stay."""
+        """Continue with another draft index; finished rows are kept."""
         found = replace(begun, index_version=index_version)
         self._write_begun(found)
         return found
 
     def end(self, begun: Begun, report: Mapping[str, Any]) -> None:
-        """Keep what the job came to, and remove its records."""
+        """Save the job's report, and delete its records."""
         self._write_begun(replace(begun, report=dict(report)))
         self._records.unlink(missing_ok=True)
 
     def discard(self) -> None:
-        """Remove all but the lock; what the job was begun with goes first."""
+        """Delete ``job.json``, then the records. The lock file stays."""
         (self.path / "job.json").unlink(missing_ok=True)
         self._records.unlink(missing_ok=True)
         self.totals = Totals()
 
     def resume(self) -> tuple[int, set[int]]:
-        """Sum up the records that are there.
+        """Count the existing records in `totals`.
 
-        A killed process may leave half a record. It is removed, as is whatever follows a damaged
-        record: these rows are answered again.
+        A killed process may leave half a record. The first damaged record and all that follow are
+        removed, and their rows are answered again.
 
         Returns:
-            The first row without a record, and the rows behind it that have one.
+            The first row without a record, and the later rows that have one.
         """
         self.totals = Totals()
         first, behind, whole = 0, set[int](), 0
@@ -144,7 +144,7 @@ class JobFolder:
         return first, behind
 
     def add(self, records: Sequence[Record]) -> None:
-        """Append records. They outlive this process; a failing machine may lose the last ones."""
+        """Append records. Only a failure of the machine may lose some of the last ones."""
         with self._records.open("ab") as file:
             for record in records:
                 file.write(json_line([getattr(record, name) for name in _FIELDS]))
@@ -155,14 +155,14 @@ class JobFolder:
                 self._synced = time.monotonic()
 
     def records(self, whole: bool = False) -> Iterator[Record]:
-        """The records in the order of their rows.
+        """Yields the records in the order of their rows.
 
         Args:
-            whole: The job is done: each row has a record.
+            whole: Require a record for each row that `totals` counts.
 
         Raises:
-            JobError: ``whole``, and records are missing or damaged. It is raised after those in
-                front of the first such record, so a writer must not have replaced anything yet.
+            JobError: ``whole``, and records are missing or damaged. It is raised after the records
+                before the first such one, so do not replace the output before the iterator ends.
         """
         following, ahead = 0, dict[int, Record]()
         for record, _ in self._read():
@@ -175,10 +175,10 @@ class JobFolder:
                 f"{self._records} is damaged: {following} of {self.totals.rows} records can be read"
                 " in order; run the job again, which answers the rest again"
             )
-        yield from (ahead[ordinal] for ordinal in sorted(ahead))  # of a job that was stopped
+        yield from (ahead[ordinal] for ordinal in sorted(ahead))  # a stopped job has gaps
 
     def _read(self) -> Iterator[tuple[Record, int]]:
-        """The records up to a damaged one, as they were appended, and where each ends."""
+        """Yields the records before the first damaged one, in file order, and where each ends."""
         end = 0
         with suppress(FileNotFoundError), self._records.open("rb") as lines:
             for line in lines:
@@ -201,7 +201,7 @@ class JobFolder:
 
 
 def require_same(begun: Begun, pins: Mapping[str, Any], folder: Path) -> None:
-    """Raise JobChanged unless a job was begun with these pins."""
+    """Raises JobChanged if a job began with other pins."""
     now = json.loads(json.dumps(dict(pins)))
     names = sorted(n for n in {*now, *begun.pins} if now.get(n) != begun.pins.get(n))
     if not names:
@@ -211,8 +211,8 @@ def require_same(begun: Begun, pins: Mapping[str, Any], folder: Path) -> None:
     )
     state = "is done" if begun.report else "has begun"
     raise JobChanged(
-        f"the job in {folder} {state} with another input or other settings: {told}. Run it with"
-        " those, write to another output, or throw what it has away with --restart"
+        f"the job in {folder} {state} with another input or other settings: {told}. Use those"
+        " of the start, write to another output, or discard its results with --restart"
     )
 
 

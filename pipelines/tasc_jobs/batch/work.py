@@ -194,11 +194,11 @@ class JobBusy(JobError):
 
 
 class JobChanged(JobError):
-    """The job was begun with another input or other settings."""
+    """The job began with another input or other settings."""
 
 
 class JobUnreadable(JobError):
-    """What the job was begun with cannot be read: it is damaged, or of another release."""
+    """The job's settings at the start cannot be read: damaged, or of another release."""
 
 
 class JobStalled(JobError):

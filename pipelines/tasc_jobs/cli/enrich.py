@@ -90,7 +90,7 @@ def enrich(
     store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Merge the frequent n-grams of task outputs into single tokens (TASC-ft, first half).
+    """Merge the frequent n-grams of task outputs into single tokens (step 1 of TASC-ft).
 
     After `tasc finetune` has taught a model the new tokens, it needs fewer steps for the same text.
     Decoding gives the same text as the original tokenizer.

@@ -22,7 +22,7 @@ from tasc_jobs.tasks.options import PromptOptions
 
 Test = Annotated[list[Path], typer.Option(help="Rows to answer; repeatable.")]
 Task = Annotated[
-    str | None, typer.Argument(help="Task whose record gives what the options leave open.")
+    str | None, typer.Argument(help="Task whose record supplies the options that are not given.")
 ]
 Model = Annotated[
     Path | None,
@@ -47,7 +47,8 @@ Limit = Annotated[
 Setting = Annotated[
     str | None,
     typer.Option(
-        help="Common name of runs that differ only in new tokens; for `tasc forecast-ft --check`.",
+        help="Name shared by runs that differ only in the number of new tokens; for "
+        "`tasc forecast-ft --check`.",
         show_default="the task, or the model's folder",
     ),
 ]
@@ -75,9 +76,9 @@ def evaluate(
 ) -> None:
     """Measure quality and cost of a model's answers to test rows: metrics, tokens, steps, time.
 
-    Give either a TASK, or --model and --template. Answers are greedy; answers with drafts are
-    compared with answers without. Drafts are made of the rows of --train, or of the task's corpus.
-    Loading, compiling and a warm-up are not timed.
+    Give a TASK, or --model and a template; with a TASK, these options replace its values. Answers
+    are greedy, and answers with drafts are compared with answers without. Drafts come from an index
+    of the rows of --train, or of the task's corpus. Loading, compiling and a warm-up are not timed.
     """
     require_files(*test, *data.files)
     check_report(report)

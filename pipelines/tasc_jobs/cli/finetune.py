@@ -53,7 +53,7 @@ def finetune(
     store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Train an adapter, and embeddings of new tokens, on outputs of TASK (TASC-ft, second half).
+    """Train an adapter, and embeddings of new tokens, on outputs of TASK (step 2 of TASC-ft).
 
     A run that was killed continues from its last checkpoint when the same command is run again, and
     ends with the same weights. Ctrl-C saves a checkpoint first, unless --workers is above 1.

@@ -27,7 +27,8 @@ From = Annotated[
     typer.Option(
         "--from",
         help="raw: all outputs of the corpus; target: answers that services collected; draft: "
-        "answers of a draft model in a file. With --answers, only the name of the ranking.",
+        "answers of a draft model in a file. With --answers, the file is counted, and this is only "
+        "the ranking's label.",
     ),
 ]
 Tokenizer = Annotated[
@@ -125,11 +126,11 @@ def rank_vocabulary(
 
 
 def in_words(artifact: "Artifact", ranking: "Ranking", top_k: int | None) -> str:
-    """The ranking that became current; it says so where fewer tokens were seen than asked for."""
+    """Returns one line on the new ranking; it says if fewer than ``top_k`` tokens were seen."""
     kept = len(ranking.ids)
-    fewer = f", and fewer than the {top_k:,} asked for were seen" if kept < (top_k or 0) else ""
+    fewer = f"; fewer than --top-k {top_k:,} were seen" if kept < (top_k or 0) else ""
     return (
-        f"version {artifact.version} of the vocabulary of {artifact.task} is current: {kept:,} of "
-        f"{ranking.vocab_size:,} tokens are {ranking.coverage:.2%} of {ranking.total:,} in "
-        f"{ranking.rows:,} answers ({ranking.origin}){fewer}"
+        f"version {artifact.version} of the vocabulary of {artifact.task} is current: it keeps "
+        f"{kept:,} of {ranking.vocab_size:,} tokens, which cover {ranking.coverage:.2%} of the "
+        f"{ranking.total:,} tokens in {ranking.rows:,} answers ({ranking.origin}){fewer}"
     )

@@ -65,9 +65,10 @@ def train_drafter(
 ) -> None:
     """Train a draft model for the model of TASK on answers of that model.
 
-    The model answers the inputs of the rows, and the drafter is trained on the answers. The last
-    5 % of them are held out to measure how often the drafter predicts the model's next token. An
-    interrupted run resumes when it is run again, and ends with the same weights.
+    The model answers the inputs of the rows, and the drafter is trained on the answers. Of the rows
+    that fit --max-length, the last 5 % are held out to measure how often the drafter predicts the
+    model's next token. An interrupted run resumes when it is run again, and ends with the same
+    weights.
     """
     _refuse_other_settings(settings, context)
     require_files(*data.files, answers)
@@ -98,12 +99,12 @@ def train_drafter(
 
 
 def _refuse_other_settings(settings: DrafterSettings, context: typer.Context) -> None:
-    """Raises UsageError: an option was given that only the other kind has."""
+    """Raises UsageError if an option was given that only the other kind has."""
     (other,) = OF_KIND.keys() - {settings.kind}
     for name in OF_KIND[other]:
         source = context.get_parameter_source(name)
         if source and source.name == "COMMANDLINE":
             raise UsageError(
-                f"--{name.replace('_', '-')} is {getattr(settings, name)}, and only --kind {other} "
-                f"has it; this is --kind {settings.kind}, leave it out"
+                f"--{name.replace('_', '-')} {getattr(settings, name)} applies only to --kind "
+                f"{other}; remove it, or replace --kind {settings.kind}"
             )

@@ -1,4 +1,4 @@
-"""Drafters in training: their layers, their loss, and how often they agree with the target."""
+"""Training of drafters: their layers and loss, and how often they predict the target's token."""
 
 import math
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ from tasc_jobs.errors import FinetuneError
 from tasc_jobs.finetune.examples import Example, packed
 from tasc_jobs.finetune.training import Trainer
 
-# Of a target's config, what says how it is kept or run and not what it computes.
+# Fields of a target's config about its storage and its class; a drafter's config omits them.
 _NOT_SHAPE = ("quantization_config", "dtype", "architectures", "model_type", "transformers_version")
-# And what a Llama's config has of a family that is run as one.
+# Fields copied into a Llama config when our decoder has no forward pass for the target's family.
 _CARRIED = (
     *("vocab_size", "hidden_size", "intermediate_size", "max_position_embeddings"),
     *("num_attention_heads", "bos_token_id", "eos_token_id", "tie_word_embeddings"),
@@ -28,11 +28,11 @@ _WARM_UP = 0.05  # of all steps
 
 
 class EagleHead(nn.Module):
-    """One layer like the target's own, with a norm behind it and nothing of the target in it.
+    """One layer shaped like the target's, and a norm; without the target's embedding and LM head.
 
     Attributes:
-        joint: Makes an input of an embedding, first, and a hidden state.
-        body: A causal LM of one layer, whose ends of one token are not used.
+        joint: Maps the concatenated embedding and hidden state, in this order, to the input.
+        body: A causal LM of one layer; its embedding and LM head have one token and are not used.
     """
 
     def __init__(self, config: Any) -> None:
@@ -45,11 +45,11 @@ class EagleHead(nn.Module):
             end.requires_grad_(False)
 
     def forward(self, embedded: Tensor, hidden: Tensor) -> Tensor:
-        """``[R, L, D]``: at j the guess of the target's hidden state at j + 1.
+        """Returns ``[R, L, D]``: at j, the predicted hidden state of the target at j + 1.
 
         Args:
-            embedded: ``[R, L, D]`` the embedding of the token at j + 1.
-            hidden: ``[R, L, D]`` what the target's LM head reads at j.
+            embedded: ``[R, L, D]``; at j, the embedding of the token at j + 1.
+            hidden: ``[R, L, D]``; at j, the hidden state that the target's LM head reads.
         """
         inputs = self.joint(torch.cat((embedded, hidden), -1))
         found: Tensor = self.body.model(inputs_embeds=inputs, use_cache=False).last_hidden_state
@@ -57,16 +57,16 @@ class EagleHead(nn.Module):
 
 
 def eagle_head(target: Any) -> EagleHead:
-    """A head with random weights and the target's norm, so that its outputs have the same scale.
+    """Returns a head with random weights, and the target's norm for outputs of the same scale.
 
     Raises:
-        FinetuneError: The target's own code runs it, which gives no hidden states.
+        FinetuneError: Our decoder does not run the target, and only it returns hidden states.
     """
     family, its_class = target.config.model_type, type(target)
     if FAMILIES.get(family) is not its_class:
         raise FinetuneError(
-            f"an EAGLE head needs a target of {', '.join(FAMILIES)}, this is {family}; take --kind "
-            "independent"
+            f"an EAGLE head needs a target of {', '.join(FAMILIES)}, but this is {family}; use "
+            "--kind independent"
         )
     head = EagleHead(target.config)
     with torch.no_grad():
@@ -75,10 +75,12 @@ def eagle_head(target: Any) -> EagleHead:
 
 
 def small_model(config: Any, layers: int | None, hidden: int | None) -> Any:
-    """A causal LM of the target's family, or of Llama's, and of its vocabulary; random weights.
+    """Returns a causal LM with random weights and the target's vocabulary.
 
     Args:
-        config: The target's.
+        config: The target's config.
+        layers: Number of layers; None: a quarter of the target's, rounded up.
+        hidden: Hidden size; None: a quarter of the target's, at least 8.
     """
     wide = int(config.hidden_size)
     hidden = hidden or max(_LEAST_HIDDEN, wide // _QUARTER)
@@ -103,14 +105,14 @@ def _made(config: Any) -> Any:
 
 
 def _family(config: Any) -> Any:
-    """The config itself, if an engine's own forward runs its family; else Llama's like it."""
+    """Returns the config if our decoder runs its family, else a Llama config of the same sizes."""
     if config.model_type in FAMILIES:
         return config
     return LlamaConfig(**{name: getattr(config, name) for name in _CARRIED})
 
 
 def _changed(config: Any, layers: int, **changes: Any) -> Any:
-    """A config of so many layers, all of which look back as far as there is."""
+    """Returns a copy with ``layers`` layers of full attention, and with other changes."""
     shape = {k: v for k, v in config.to_dict().items() if k not in _NOT_SHAPE}
     changes |= {"num_hidden_layers": layers}
     for name, value in (
@@ -124,7 +126,7 @@ def _changed(config: Any, layers: int, **changes: Any) -> Any:
 
 
 class TrainableEagle:
-    """An EAGLE head beside its target, which thinks anew in every step and learns nothing.
+    """An EAGLE head in training. The frozen target's hidden states are computed in every step.
 
     Args:
         target: A transformers model in evaluation mode.
@@ -136,7 +138,7 @@ class TrainableEagle:
         self.model: EagleHead = eagle_head(target).to(self._head.device)
 
     def loss(self, examples: Sequence[Example]) -> Tensor:
-        """Summed over the tokens of the answers."""
+        """Returns the sum of the losses of the answers' tokens."""
         said, thought, _ = self._thoughts(examples, self._settings.noise, self._settings.own_share)
         far = functional.smooth_l1_loss(said, thought, reduction="none").mean(-1).sum()
         wanted = self._logits(thought).softmax(-1)
@@ -144,14 +146,14 @@ class TrainableEagle:
         return far + self._settings.token_weight * surprise
 
     def guesses(self, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
-        """``int64[n]`` both: the likeliest token at places of answers, and the answers' own."""
+        """Returns the most likely and the actual tokens of the answers, both ``int64[n]``."""
         said, _, ids = self._thoughts(examples, 0.0, 0.0)
         return self._logits(said).argmax(-1), ids
 
     def _thoughts(
         self, examples: Sequence[Example], noise: float, own: float
     ) -> tuple[Tensor, ...]:
-        """Hidden states of head and target before each token of the answers, and those tokens."""
+        """Returns the states of head and target that predict answer tokens, and the tokens."""
         ids, weights = packed(examples)
         ids, chosen = ids.to(self._head.device), (weights[:, 1:] > 0).to(self._head.device)
         with torch.no_grad():
@@ -163,7 +165,7 @@ class TrainableEagle:
 
     @torch.no_grad()
     def _read(self, embedded: Tensor, seen: Tensor, noise: float, own: float) -> Tensor:
-        """What the head reads: the target's hidden states, disturbed, and some of its own."""
+        """Returns the target's hidden states with noise; a share are replaced by the head's."""
         read = seen + torch.empty_like(seen).uniform_(-noise, noise) if noise else seen
         if not own:
             return read
@@ -175,10 +177,10 @@ class TrainableEagle:
 
 
 class TrainableSmallModel:
-    """A small model by itself: it needs the target's answers and not the target.
+    """A small model in training on the target's answers; the target itself is not needed.
 
     Args:
-        config: The target's.
+        config: The target's config.
     """
 
     def __init__(self, config: Any, settings: DrafterSettings, device: str) -> None:
@@ -186,18 +188,18 @@ class TrainableSmallModel:
         self.model: Any = small_model(config, settings.layers, settings.hidden).to(device)
 
     def loss(self, examples: Sequence[Example]) -> Tensor:
-        """Summed over the tokens of the rows, each by its weight."""
+        """Returns the sum of the weighted losses of the rows' tokens."""
         logits, ids, weights = self._logits(examples, self._settings.prompt_weight)
         surprise = functional.cross_entropy(logits, ids, reduction="none")
         return (surprise * weights).sum()
 
     def guesses(self, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
-        """As of `TrainableEagle`."""
+        """See `TrainableEagle.guesses`."""
         logits, ids, _ = self._logits(examples, 0.0)
         return logits.argmax(-1), ids
 
     def _logits(self, examples: Sequence[Example], prompt_weight: float) -> tuple[Tensor, ...]:
-        """Logits, right tokens and weights of the places that have one."""
+        """Returns logits, target tokens and weights at the positions with a weight above 0."""
         ids, weights = (each.to(self._device) for each in packed(examples, prompt_weight))
         hidden = self.model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
         chosen = weights > 0
@@ -209,7 +211,7 @@ Trainable: TypeAlias = TrainableEagle | TrainableSmallModel
 
 
 class DrafterTrainer(Trainer):
-    """The training loop of a drafter; the learning rate rises at first, then falls."""
+    """The training loop of a drafter; the learning rate rises linearly, then falls to 0."""
 
     def __init__(
         self, trainable: Trainable, examples: Sequence[Example], settings: DrafterSettings
@@ -227,7 +229,7 @@ class DrafterTrainer(Trainer):
 
 @torch.no_grad()
 def agreement(trainable: Trainable, examples: Sequence[Example], micro_rows: int) -> float:
-    """The share of the answers' tokens that are the drafter's likeliest token."""
+    """Returns the share of the answers' tokens that the drafter predicts as the most likely."""
     trainable.model.eval()
     right = places = 0
     for start in range(0, len(examples), micro_rows):

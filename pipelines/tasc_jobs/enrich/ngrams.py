@@ -1,6 +1,6 @@
-"""Counts of the n-grams of token ids in a task's outputs, updated as new tokens change rows.
+"""Counts the n-grams of token ids in a task's outputs, and updates them after each new token.
 
-Counting is compiled. Equal outputs are one row with a weight.
+The counting loop is compiled. Equal outputs are stored as one row with a weight.
 """
 
 from collections import Counter
@@ -21,22 +21,22 @@ compiled = Compiler(Path(__file__).parent).compiled
 
 
 Int64 = NDArray[np.int64]
-BREAK = -1  # an id that no n-gram crosses
+BREAK = -1  # a placeholder id: no n-gram contains it
 _ID_BITS = 32
 
 
 class LiveNgramCounts:
-    """Counts of all n-grams of 2 to ``n_max`` ids that rows have, by slots given in order of sight.
+    """Counts of all n-grams of 2 to ``n_max`` ids; each n-gram gets the next free slot.
 
     Args:
-        ids: Above all token ids that will ever be seen.
+        ids: An upper bound: every token id is less than this.
     """
 
     def __init__(self, n_max: int, ids: int) -> None:
         self._n_max, self._ids = n_max, ids
         self._slots = numba.typed.Dict.empty(numba.int64, numba.int64)
         self._size = 0
-        # By slot: occurrences, the n-gram without its last id, that id, length, not to be chosen.
+        # By slot: count, prefix (see `_add`), last id, length, and whether it is excluded.
         self._counts = np.zeros(0, np.int64)
         self._before = np.zeros(0, np.int64)
         self._last = np.zeros(0, np.int32)
@@ -44,10 +44,10 @@ class LiveNgramCounts:
         self._out = np.zeros(0, np.bool_)
 
     def add(self, ids: Int32, offsets: Int64, weights: Int64) -> None:
-        """Count rows, each ``weights`` times; a negative weight takes them back.
+        """Add the n-grams of each row ``weights[row]`` times; a negative weight subtracts them.
 
         Args:
-            ids: ``int32[tokens]``, `BREAK` where n-grams end.
+            ids: ``int32[tokens]``, the ids of all rows; no n-gram contains a `BREAK`.
             offsets: ``int64[rows + 1]``.
             weights: ``int64[rows]``.
         """
@@ -58,10 +58,10 @@ class LiveNgramCounts:
         )  # fmt: skip
 
     def best(self, least: int, discount: int = 0) -> tuple[int, int, int] | None:
-        """Slot, count and reward of the n-gram with most reward.
+        """Returns slot, count and reward of the n-gram with the greatest reward, if it is above 0.
 
-        The reward is its count less ``discount``, times its length less one. Of those that occur at
-        least ``least`` times; among equals the one with the least ids. None when no n-gram is left.
+        The reward is ``(count - discount) * (length - 1)``. N-grams with a count below ``least``
+        and excluded ones are skipped. Ties go to the lexicographically smallest ids.
         """
         size = self._size
         taken = ~self._out[:size] & (self._counts[:size] >= least)
@@ -74,10 +74,11 @@ class LiveNgramCounts:
         return slot, int(self._counts[slot]), most
 
     def exclude(self, slot: int) -> None:
-        """Leave the n-gram out of all later choices."""
+        """Makes `best` skip the n-gram from now on."""
         self._out[slot] = True
 
     def ngram(self, slot: int) -> tuple[int, ...]:
+        """Returns the ids of the n-gram in a slot."""
         found = [int(self._last[slot])]
         before = int(self._before[slot])
         while before >= self._ids:
@@ -111,7 +112,11 @@ def _add(
     n_max: int,
     above: int,
 ) -> int:
-    """An n-gram's key is the slot of its beginning, or the first id, and its last id."""
+    """Counts n-grams by keys that join the prefix and the last id; returns the slots in use.
+
+    The prefix of a bigram is its first id. That of a longer one is the slot of the n-gram without
+    its last id, plus ``above``.
+    """
     for row in range(len(weights)):
         for start in range(offsets[row], offsets[row + 1]):
             prefix = np.int64(ids[start])
@@ -135,7 +140,7 @@ def _add(
 
 @dataclass(frozen=True)
 class Change:
-    """Rows before and after a new token, each ``weights`` times."""
+    """The rows that a new token changed, before and after; ``weights`` is how often each occurs."""
 
     before: Tokens
     after: Tokens
@@ -143,11 +148,11 @@ class Change:
 
 
 class TokenisedOutputs:
-    """A corpus of outputs, encoded by a tokenizer that is given tokens.
+    """A corpus of outputs, encoded by a tokenizer to which tokens are added one by one.
 
     Attributes:
-        weights: ``int64[rows]``: how often each distinct output occurs.
-        occurrences: ``int64[ids]``, of each token.
+        weights: ``int64[rows]``, how often each distinct output occurs.
+        occurrences: ``int64[ids]``, how often each token occurs.
     """
 
     def __init__(self, texts: Sequence[str], growing: GrowingTokenizer, most_ids: int) -> None:
@@ -164,21 +169,21 @@ class TokenisedOutputs:
 
     @property
     def tokens(self) -> Tokens:
-        """All rows; `BREAK` stands for special tokens, and others that are a part of no n-gram."""
+        """All rows; special tokens, and others that no n-gram may contain, are `BREAK`."""
         return _flat(self._rows)
 
     @property
     def frequencies(self) -> list[int]:
-        """Occurrences of each token that occurs."""
+        """The counts above 0 in `occurrences`."""
         return [int(count) for count in self.occurrences[self.occurrences > 0]]
 
     @property
     def length(self) -> int:
-        """Tokens of all outputs."""
+        """Number of tokens of all outputs."""
         return int(self.occurrences.sum())
 
     def changed(self, content: str) -> Change:
-        """Encode again the rows whose text has a new token's content."""
+        """Encodes the rows whose text contains the new token again."""
         written = self._growing.normalized(content)
         rows = [at for at, text in enumerate(self._normalized) if written in text]
         before, weights = _flat([self._rows[at] for at in rows]), self.weights[rows]
@@ -200,7 +205,7 @@ class TokenisedOutputs:
         return rows
 
     def _count(self, tokens: Tokens, weights: Int64) -> None:
-        """Those of `BREAK` are left out: they were counted once, and no new one stands for them."""
+        """Skips `BREAK`: new tokens do not change the counts of the tokens that it replaces."""
         each = np.repeat(weights, tokens.lengths)
         seen = tokens.ids != BREAK
         np.add.at(self.occurrences, tokens.ids[seen], each[seen])

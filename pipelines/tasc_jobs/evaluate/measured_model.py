@@ -1,4 +1,4 @@
-"""A model with an engine of its own, and timed runs of it with and without drafts."""
+"""Loads a model into its own engine, and times runs of it with and without drafts."""
 
 import statistics
 import time
@@ -21,12 +21,13 @@ WARM_UP_ROWS = 32
 
 @dataclass(frozen=True)
 class Setup:
-    """How an engine is made.
+    """Settings of the engine.
 
     Attributes:
-        rows: b, rows decoded together.
-        max_model_len: Most tokens of a row; None: 1024, or as many positions as the model has.
-        threads: Of the CPU.
+        rows: b, the number of rows decoded together.
+        max_model_len: Maximum tokens of a row, prompt included; None is 1024. It is lowered to the
+            number of positions of the model.
+        threads: CPU threads.
     """
 
     rows: int = 8
@@ -36,19 +37,19 @@ class Setup:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A row's prompt; ``row`` says which of those given."""
+    """A prompt as token ids; ``row`` is its index among the inputs."""
 
     row: int
     ids: tuple[int, ...]
 
 
 class MeasuredModel:
-    """A model that is measured.
+    """A model loaded into its own engine for measurements.
 
-    Prompts share no beginnings in the engine's cache: a repeated run would find all of them there.
+    The prefix cache is off. Otherwise every run after the first would find its prompts cached.
 
     Raises:
-        JobError: It cannot be loaded.
+        JobError: The model cannot be loaded, or its tokenizer has more ids than the model.
     """
 
     def __init__(self, source: ModelSource, generation: GenerationSettings, setup: Setup) -> None:
@@ -73,22 +74,23 @@ class MeasuredModel:
         self.config = self._engine.config
         if self.tokenizer.vocab_size > self._engine.vocab_size:
             raise JobError(
-                f"the tokenizer of {source.folder} has {self.tokenizer.vocab_size} ids and its "
-                f"model {self._engine.vocab_size}; name a model that `tasc finetune` made with it"
+                f"the tokenizer of {source.folder} has {self.tokenizer.vocab_size} ids, but the "
+                f"model has only {self._engine.vocab_size}; use a model that `tasc finetune` made "
+                "with this tokenizer"
             )
         self.draft_from(None)
 
     def index(self, rows: Sequence[CorpusRow]) -> DraftIndex:
-        """A draft index of a task's rows, with weights learnt on some of them."""
+        """Builds a draft index of a task's rows; its weights are learnt on some of them."""
         template, settings = self._generation.template, self._generation.draft
         return learnt_index(rows, self.tokenizer, template, settings)
 
     def draft_from(self, index: DraftIndex | None) -> None:
-        """Draft as if nothing had been answered yet; without an index, not at all."""
+        """Draft from this index, without what earlier answers taught; None turns drafting off."""
         self._llm.draft_from(index, self._generation.draft if index else _NO_DRAFTS)
 
     def prompts(self, inputs: Sequence[str]) -> list[Prompt]:
-        """Of the inputs whose prompts leave room for an answer."""
+        """Returns the prompts of the inputs, without those that leave no room for an answer."""
         encode = self._generation.template.encode
         found = (Prompt(i, tuple(encode(self.tokenizer, text))) for i, text in enumerate(inputs))
         return [prompt for prompt in found if len(prompt.ids) < self._engine.longest]
@@ -96,10 +98,10 @@ class MeasuredModel:
     def answers(
         self, prompts: Sequence[Prompt], *, draft: bool = False, logprobs: bool = False
     ) -> Iterator[tuple[int, GenerationResult]]:
-        """Rows and their answers, greedily, as they end.
+        """Yields ``(row, answer)`` as answers finish; decoding is greedy.
 
         Raises:
-            JobError: The engine could not go on with an answer.
+            JobError: The engine ended an answer with an error.
         """
         if logprobs:
             self._engine.compile_rules()
@@ -109,7 +111,7 @@ class MeasuredModel:
         return self._results(prompts, self._generation.max_tokens, base)
 
     def exact_lengths(self, prompts: Sequence[Prompt], tokens: int) -> Iterator[GenerationResult]:
-        """Answers of exactly so many tokens each, or as many as fit; without drafts."""
+        """Yields answers of exactly ``tokens`` tokens, or as many as fit, without drafts."""
         base = GenerationRequest("", (0,), 1, draft=False, ignore_eos=True)
         return (result for _, result in self._results(prompts, tokens, base))
 
@@ -129,13 +131,13 @@ class MeasuredModel:
 
 @dataclass(frozen=True)
 class Run:
-    """All rows answered once.
+    """One run: each prompt is answered once.
 
     Attributes:
         texts: Answers, in the order of the prompts.
-        tokens: Of all answers, ends of sequence included.
-        steps: Forwards that could give a row a token, over all rows.
-        seconds: From the first request to the last answer.
+        tokens: Number of tokens of all answers, with end-of-sequence tokens.
+        steps: For each row, the forward passes that could emit a token for it; summed over rows.
+        seconds: Time from the first request to the last answer.
     """
 
     texts: tuple[str, ...]
@@ -146,7 +148,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Spread:
-    """Several measurements of one thing."""
+    """Median, minimum and maximum of repeated measurements."""
 
     median: float
     least: float
@@ -159,10 +161,11 @@ class Spread:
 
 @dataclass(frozen=True)
 class Side:
-    """What runs of one kind have in common.
+    """Summary of the repeated runs with drafts, or of those without.
 
     Attributes:
-        ms_per_answer: Milliseconds of a run by its answers: the share of the whole batch's time.
+        answers: Those of the first run.
+        ms_per_answer: Milliseconds of a run, divided by its number of answers.
     """
 
     answers: tuple[str, ...]
@@ -188,13 +191,13 @@ def measure(
     repeats: int,
     progress: Callable[[int], None] = lambda rows: None,
 ) -> dict[str, Side]:
-    """Sides ``plain`` and, where there is an index, ``drafted``; warmed up before.
+    """Returns the sides ``plain`` and, with an index, ``drafted``, timed after a warm-up.
 
-    The order changes from round to round, so that neither side gets the warmer machine. Each
-    drafted run begins without what was learnt from answers of the one before.
+    The order of the sides alternates between repeats, so that neither gets the warmer machine.
+    Each drafted run starts without what earlier runs learnt from answers.
 
     Raises:
-        JobError: The engine could not go on with an answer.
+        JobError: The engine ended an answer with an error.
     """
     drafts: dict[str, DraftIndex | None] = {"plain": None}
     if index is not None:
@@ -214,7 +217,7 @@ def answer(
     index: DraftIndex | None,
     progress: Callable[[int], None] = lambda rows: None,
 ) -> Run:
-    """Answer all prompts, all handed over at once."""
+    """Submits all prompts at once, and times the run."""
     measured.draft_from(index)
     texts: dict[int, str] = {}
     tokens = steps = 0

@@ -21,7 +21,7 @@ from tasc_jobs.errors import FinetuneError
 LOCK = ".lock"
 _RETRY_S = 0.1
 REPORT = "finetune.json"  # moved into place last, so its presence marks a finished fine-tune
-DISK_FULL = (OSError, SafetensorError)  # what libraries raise when a disk is full
+DISK_FULL = (OSError, SafetensorError)  # raised if a disk is full; torch.save: RuntimeError
 
 
 @dataclass(frozen=True)
@@ -169,16 +169,16 @@ class Checkpoints:
                 raise
             kept = self.load()
             raise FinetuneError(
-                f"the checkpoint of step {checkpoint.step} cannot be written to {self._path}: "
-                f"{error}; the run can resume from step {kept.step if kept else 0}: free disk "
-                "space and run it again"
+                f"the checkpoint of step {checkpoint.step} cannot be written to {self._path} "
+                f"({error}); free disk space and run it again, it resumes from step "
+                f"{kept.step if kept else 0}"
             ) from error
 
     def load(self) -> Checkpoint | None:
         """Returns the newest complete checkpoint, or None if there is none.
 
         Raises:
-            FinetuneError: The checkpoint belongs to a run with other rows or settings.
+            FinetuneError: The checkpoint was saved with different pins.
         """
         if not self._path.is_file():
             return None

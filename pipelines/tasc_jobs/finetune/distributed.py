@@ -1,6 +1,6 @@
-"""A fine-tune shared by several Ray Train workers, on one machine or many.
+"""Fine-tuning by several Ray Train workers, on one machine or many.
 
-They take the steps that one process would take; each worker takes a part of every step's rows.
+The steps are those of one process; the rows of each step are divided among the workers.
 """
 
 import tempfile
@@ -24,7 +24,7 @@ _LOOK_S = 0.5
 
 
 class Ranks:
-    """The workers of a `torch.distributed` group that is there already."""
+    """The workers of the initialised `torch.distributed` group."""
 
     def __init__(self) -> None:
         self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
@@ -36,9 +36,9 @@ class Ranks:
 
 @ray.remote(num_cpus=0)
 class _Board:
-    """Where the first worker writes how far they are.
+    """Holds the progress that rank 0 reports.
 
-    Ray Train itself keeps only what is reported with a checkpoint of its own.
+    Ray Train passes on progress only with a Ray checkpoint, and we write our own.
     """
 
     def __init__(self) -> None:
@@ -61,20 +61,20 @@ def finetune_by(
     gpus: bool,
     retries: int = 2,
 ) -> dict[str, Any]:
-    """`finetune` by so many workers on the Ray that is running; all must see the job's folders.
+    """Runs `finetune` with several workers on the running Ray; all must see the job's folders.
 
-    A worker that dies has all of them start again from the last checkpoint. The first one claims
-    the output: where it was given up for dead and is not, its successor waits for its end.
+    If a worker dies, all start again from the last checkpoint. Rank 0 locks the output. If Ray
+    replaces a rank 0 that is still alive, the new one waits until the old one exits.
 
     Args:
-        gpus: A worker has a GPU.
-        retries: How often they may.
+        gpus: Each worker gets a GPU.
+        retries: How many times the workers may be started again.
 
     Raises:
-        FinetuneError: As of `finetune`, or they failed too often.
+        FinetuneError: See `finetune`; or the workers failed more than ``retries`` times.
     """
     refuse_made(job.output)
-    plan_of(job)  # told here and now, before there are workers
+    plan_of(job)  # its errors are raised before workers are started
     with claimed(job.output, FINETUNE):
         require_unfinished(job.output)
     board = _Board.remote()  # type: ignore[attr-defined]
@@ -111,7 +111,7 @@ def _work(given: dict[str, Any]) -> None:
 
 
 def _watch(trainer: Any, board: Any, progress: StageProgress, say: Callable[[str], None]) -> None:
-    """Tell what the board says until the workers have ended."""
+    """Forwards the progress on the board until the workers have ended."""
     ended: list[Any] = []
 
     def fit() -> None:

@@ -1,1 +1,1 @@
-"""Neural proposers: draft models on the target's device, and what vocabularies they draft from."""
+"""Neural proposers: draft models on the target's device, and the vocabularies they draft from."""
