@@ -1,8 +1,9 @@
-"""How a request wants its answers made: its fields as clients send them, and what they come to.
+"""The fields of a request: sampling parameters, guides, stop conditions, adapter and chat messages.
 
-`GenerationFields` validates what HTTP bodies and `LLM.generate` have in common, and `ChatFields`
-conversations; unknown fields are refused, never dropped, and None means a field's default.
-`SamplingOptions` is what travels to a replica, where the task's record fills in what is unset.
+`RuleFields` validates the fields that all generating endpoints share. `GenerationFields` adds
+those that ``/v1/responses`` lacks or names differently, and `ChatFields` validates conversations.
+Unknown fields are refused; None means a field's default. `RuleFields.options` makes
+`SamplingOptions`, which travel to a replica. There `sampling` fills in the task's defaults.
 """
 
 import dataclasses
@@ -44,7 +45,7 @@ _DEFAULTED = tuple(field.name for field in dataclasses.fields(SamplingDefaults))
 
 
 class FieldError(ValueError):
-    """A request cannot be answered as it is.
+    """A field of a request is wrong.
 
     Attributes:
         field: The request field at fault.
@@ -57,10 +58,10 @@ class FieldError(ValueError):
 
 @dataclass(frozen=True)
 class AnswerGuide:
-    """What an answer may be.
+    """A guide, and where it comes from.
 
     Attributes:
-        field: The request field that says so; ``model`` for the guide of the task itself.
+        field: The request field that has it; ``model`` for the guide of the task itself.
     """
 
     spec: GuideSpec
@@ -76,10 +77,10 @@ class AnswerGuide:
         return self.field == "model"
 
     def require_whole(self, stops: tuple[str, ...], stop_ids: Collection[int]) -> None:
-        """Raise FieldError where a stop string or a stop token could cut a choice.
+        """Raises FieldError if a stop string or a stop token could cut a choice.
 
         Args:
-            stop_ids: Without special tokens, which no choice has.
+            stop_ids: Stop tokens, without special tokens, which no choice has.
         """
         if self.spec.choices and stop_ids:
             message = f"stop_token_ids has {min(stop_ids)}, which could cut a choice of {self.name}"
@@ -95,24 +96,24 @@ class AnswerGuide:
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """How one answer is wanted; None leaves a value to the task.
+    """The options of one answer; None leaves a sampling parameter to the task.
 
     Attributes:
-        seed: Same seed, same answer.
-        prompt: Which of the prompts with this seed it is.
-        choice: Which of the answers to one prompt this is.
-        guide: What the answer may be.
-        logprobs: How many of the likeliest tokens to tell at each place; unset: no logprobs.
-        adapter: Which of the task's adapters answers; unset: its first.
-        echo: Tell the prompt in front of the answer, with log-probabilities if these are asked for.
+        seed: Equal requests with the same seed get the same answer.
+        prompt: Index of the prompt in its request.
+        choice: Index of the answer among the answers to its prompt.
+        guide: The constraint on the answer.
+        logprobs: How many of the most likely tokens to report at each position; None: no logprobs.
+        adapter: Name of the adapter; None: the task's first.
+        echo: Return the prompt before the answer, with log-probabilities if they are requested.
         stop_token_ids: Each ends the answer and is a part of it.
         include_stop_str_in_output: Whether a stop string is a part of the answer.
-        min_tokens: Nothing ends the answer before it has so many.
-        truncate_prompt_tokens: The last tokens of the prompt that count; None and 0: all, -1: as
-            many as there is room for.
+        min_tokens: Nothing ends the answer before it has this many tokens.
+        truncate_prompt_tokens: Keep this many last tokens of the prompt; None and 0: all, -1: as
+            many as a row has room for.
 
     Raises:
-        FieldError: A guide meets ``ignore_eos`` or ``min_tokens``.
+        FieldError: A guide is combined with ``ignore_eos`` or ``min_tokens``.
     """
 
     temperature: float | None = None
@@ -146,20 +147,20 @@ class SamplingOptions:
                 raise FieldError(field, message)
 
     def guide_for(self, record: TaskRecord) -> AnswerGuide | None:
-        """The guide that applies: the request's own, else the task's.
+        """Returns the request's guide, or else the task's.
 
         Raises:
-            FieldError: The task's meets ``ignore_eos`` or ``min_tokens``.
+            FieldError: The task's guide is combined with ``ignore_eos`` or ``min_tokens``.
         """
         guide = self.guide or guide_of(record)
         self._require_ends(guide)
         return guide
 
     def adapter_of(self, record: TaskRecord) -> str | None:
-        """The name of the adapter that answers; None for a task without several.
+        """Returns the name of the adapter that answers; None if the task names no adapters.
 
         Raises:
-            FieldError: The task has none of that name.
+            FieldError: The task has no adapter of that name.
         """
         known = record.adapter_names
         if self.adapter is None:
@@ -174,7 +175,7 @@ class SamplingOptions:
         return self.adapter
 
     def sampling(self, task: SamplingDefaults) -> Sampling:
-        """The rule for this answer: what the request leaves open is the task's, else neutral.
+        """Returns the rule: values of the request, else of the task, else those without effect.
 
         Raises:
             ValueError: A value is out of its range.
@@ -186,7 +187,7 @@ class SamplingOptions:
 
 
 def guide_of(record: TaskRecord) -> AnswerGuide | None:
-    """What a task's own answers may be; None for anything."""
+    """Returns the guide of a task; None if it has none."""
     if record.choices:
         return _own_guide("choice", record.choices)
     if record.schema:
@@ -194,17 +195,17 @@ def guide_of(record: TaskRecord) -> AnswerGuide | None:
     return _own_guide("regex", text=record.regex) if record.regex else None
 
 
-@functools.lru_cache(16)  # of many labels it takes milliseconds
+@functools.lru_cache(16)  # with many labels it takes milliseconds
 def _own_guide(kind: GuideKind, choices: tuple[str, ...] = (), text: str = "") -> AnswerGuide:
     return AnswerGuide(GuideSpec(kind, choices, text), "model")
 
 
 class Body(BaseModel):
-    """A JSON object whose fields are all known and of the very type they say.
+    """A JSON object. Unknown fields are refused, and values are not converted to other types.
 
     Attributes:
-        unsupported: Known fields that are refused, since they would change the answer, and the
-            values of each that ask for nothing.
+        unsupported: Fields of other services that are refused, because they would change the
+            answer; and for each, the values that change nothing and are accepted.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -213,7 +214,7 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _known(cls, body: Any) -> Any:
-        """Stops at the first unknown field, of a million; null leaves a field to its default."""
+        """Stops at the first unknown field, there may be a million. Null is a field's default."""
         if not isinstance(body, dict):
             return body
         required = _required(cls)
@@ -236,7 +237,7 @@ class Body(BaseModel):
 
 @functools.cache
 def _required(model: type[Body]) -> dict[str, bool]:
-    """The names of a model's fields, and whether each has to be sent."""
+    """Returns the names of a model's fields, and whether each is required."""
     return {field.alias or name: field.is_required() for name, field in model.model_fields.items()}
 
 
@@ -251,7 +252,7 @@ def _whole(text: str) -> str:
 
 
 def _few(biases: Any) -> Any:
-    """Counted before they are looked at: a million wrong ones must not become a million errors."""
+    """Counts biases before validation: a million wrong ones must not give as many errors."""
     if isinstance(biases, dict) and len(biases) > MOST_BIASES:
         raise PydanticCustomError(
             "too_many",
@@ -293,7 +294,7 @@ AnyFormat: TypeAlias = TextFormat | JsonObjectFormat | JsonSchema | JsonSchemaFo
 
 
 def _schema_of(format: AnyFormat | None) -> Mapping[str, Any] | None:
-    """None for whatever the task says."""
+    """Returns the JSON schema of a format; None if the format sets no guide."""
     if isinstance(format, JsonSchemaFormat):
         format = format.json_schema
     if isinstance(format, JsonSchema):
@@ -310,7 +311,7 @@ _Choices = Annotated[list[str], Field(fail_fast=True)]
 
 
 class StructuredOutputs(Body):
-    """One guide, as vLLM has it."""
+    """One guide, in the fields of vLLM."""
 
     unsupported: ClassVar = {
         "disable_fallback": (False, True),  # there is nothing to fall back to
@@ -333,7 +334,7 @@ _DEFAULT = "unset: the task's own, else {0}"
 
 
 class RuleFields(Body):
-    """What a request says of how its answers are made; unset fields are the task's own."""
+    """The fields about answers that all generating endpoints share."""
 
     format_field: ClassVar = "response_format"
 
@@ -396,7 +397,7 @@ class RuleFields(Body):
 
     @property
     def format(self) -> AnyFormat | None:
-        """The format that is asked for by the field `format_field`."""
+        """The value of the field that `format_field` names."""
         return None
 
     @property
@@ -406,14 +407,14 @@ class RuleFields(Body):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     def options(self, logprobs: int | None, seed: int | None = None) -> SamplingOptions:
-        """Sampling and output options of the first answer.
+        """Returns the options of the first answer.
 
         Args:
-            logprobs: How many of the likeliest tokens to report at each place; None: no logprobs.
-            seed: Where the request has none; unset: a random one.
+            logprobs: How many of the most likely tokens to report at each position; None: none.
+            seed: The seed if the request has none; None: a random one.
 
         Raises:
-            FieldError: Fields contradict each other, or a guide is empty, too large or no JSON.
+            FieldError: Fields contradict each other, or a guide is empty, too large or not JSON.
         """
         if seed is None:  # drawn here, so that a call that is made again gets the same answer
             seed = secrets.randbits(64)
@@ -474,7 +475,7 @@ class RuleFields(Body):
 
 
 class GenerationFields(RuleFields):
-    """`RuleFields`, and those whose names are not the same at all endpoints."""
+    """`RuleFields`, and the fields that ``/v1/responses`` lacks or names differently."""
 
     max_tokens: int | None = Field(None, ge=1, description="unset: the task's own")
     n: Annotated[int, Field(ge=1)] | None = Field(
@@ -492,7 +493,7 @@ _TEXTS = ("text", "input_text", "output_text")  # parts of chats, of responses a
 
 
 def _joined(content: Any) -> Any:
-    """One text of OpenAI's parts."""
+    """Joins the text parts of a message's content; a string is returned as it is."""
     if isinstance(content, str):
         return content
     parts: list[Any] = (
@@ -541,7 +542,7 @@ class ChatMessage(Body):
     @model_validator(mode="before")
     @classmethod
     def _said_by_a_known_role(cls, message: Any) -> Any:
-        """Before the fields that such a message has, which are unknown here."""
+        """Refuses the role before the fields of such messages are refused as unknown."""
         if isinstance(message, dict) and message.get("role") in ("tool", "function"):
             context = {"field": "role", "neutral": get_args(Role), "whole": "the message"}
             raise PydanticCustomError(UNSUPPORTED, "is not supported", context)
@@ -587,7 +588,7 @@ class TemplateFields(Body):
     reasoning: Reasoning | None = Field(None, description="its effort is reasoning_effort")
 
     def conversation_of(self, messages: Sequence[ChatMessage]) -> str | Conversation:
-        """The messages; of a user's message alone, which any template takes, its text."""
+        """Returns a conversation; of a single user message, the text, which any template takes."""
         variables = None
         if self.chat_template_kwargs is not None:
             variables = json.dumps(self.chat_template_kwargs)

@@ -41,11 +41,11 @@ class Adapters:
         )
 
     def begin(self, cache: RowCache, looked_at: Tensor | None) -> None:
-        """Take in who is who in a forward, before its first layer.
+        """Note each token's adapter number, before the first layer of a forward pass.
 
         Args:
             cache: Has the step's layout.
-            looked_at: ``int64[M]`` the tokens that are left in layers that are ``picked``; None:
+            looked_at: ``int64[M]``, the tokens that remain in layers that are ``picked``; None:
                 all.
         """
         if self._adapters:

@@ -1,6 +1,6 @@
-"""How one request wants its tokens chosen: values only, and the random numbers that belong to them.
+"""Sampling parameters of one request, and the random numbers that they determine.
 
-It knows no logits; who applies the rule is `sampler`.
+`compiled_sampler` applies the parameters on a CPU, and `tensor_sampler` on a GPU.
 """
 
 from dataclasses import dataclass
@@ -9,37 +9,37 @@ import numpy as np
 from numpy.typing import NDArray
 
 MOST_BIASES = 1024  # of one request
-MOST_BIAS = 10_000.0  # enough to force or forbid, and sums of it stay numbers
+MOST_BIAS = 10_000.0  # enough to force or forbid a token; sums stay finite
 _MOST_SEED = 2**64
-_BLOCK = 4  # numbers that Philox makes of one counter
+_BLOCK = 4  # numbers that Philox generates per counter value
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """The rule by which the target's token is chosen at each place of an answer.
+    """The rule by which the target's token is chosen at each position of an answer.
 
     Applied in this order to the logits: ``logit_bias``, penalties, what a guide allows,
     ``temperature``, ``min_p``, ``top_k``, ``top_p``.
 
     Attributes:
-        temperature: 0 takes the greatest, the first of equal ones; above, tokens are drawn from the
-            softmax of logits over temperature.
-        top_p: Draw from the fewest likeliest tokens whose probabilities reach this sum (Holtzman et
-            al. 2020, arXiv 1904.09751).
-        top_k: Draw from so many likeliest tokens; 0 for all.
-        min_p: Draw from tokens at least this part as likely as the likeliest (Nguyen et al. 2024,
-            arXiv 2407.01082).
+        temperature: 0 takes the greatest logit, the first of equal ones. Above 0, tokens are drawn
+            from the softmax of the logits divided by the temperature.
+        top_p: Draw from the smallest set of the most likely tokens whose probabilities sum to this
+            value (Holtzman et al. 2020, arXiv 1904.09751).
+        top_k: Draw from this many of the most likely tokens; 0 for all.
+        min_p: Draw from tokens with at least this fraction of the highest probability (Nguyen et
+            al. 2024, arXiv 2407.01082).
         repetition_penalty: Divides positive and multiplies negative logits of tokens that are in
             the prompt or the answer so far (Keskar et al. 2019, arXiv 1909.05858).
         presence_penalty: Subtracted from logits of tokens that are in the answer so far.
-        frequency_penalty: Subtracted once for each time a token is in the answer so far.
-        logit_bias: Ids and what is added to their logits.
-        seed: Same seed, same answer.
-        prompt: Which of the prompts of one request this is.
-        choice: Which of the ``n`` answers to one prompt this is.
+        frequency_penalty: Subtracted once for each occurrence of a token in the answer so far.
+        logit_bias: Token ids, and the number added to the logit of each.
+        seed: Equal requests with the same seed get the same answer.
+        prompt: Index of the prompt in its request.
+        choice: Index of the answer among the ``n`` answers to its prompt.
 
     Raises:
-        ValueError: A value is out of its range, or no number.
+        ValueError: A value is out of its range, or not a number.
     """
 
     temperature: float = 0.0
@@ -89,21 +89,21 @@ class Sampling:
 
     @property
     def penalises(self) -> bool:
-        """Whether tokens count that were there before."""
+        """Whether earlier tokens change the choice of later ones."""
         off = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
         return off != (1.0, 0.0, 0.0)
 
     @property
     def plain(self) -> bool:
-        """Whether the greatest of the target's own logits is taken."""
+        """Whether the greatest of the target's unchanged logits is taken."""
         return self.temperature == 0 and not self.penalises and not self.logit_bias
 
 
 def uniforms(sampling: Sampling, begin: int, n: int) -> NDArray[np.float64]:
-    """``float64[n]`` random numbers in [0, 1) for output positions from ``begin`` on.
+    """Returns ``float64[n]`` random numbers in [0, 1) for output positions from ``begin`` on.
 
-    They depend on seed, prompt, choice and position and on nothing else: a counter-based generator
-    (Philox; Salmon et al. 2011) has no state that drafts or neighbours could move.
+    They depend only on seed, prompt, choice and position: a counter-based generator (Philox; Salmon
+    et al. 2011) has no state that drafts or other requests could change.
     """
     key = np.array([sampling.seed, sampling.prompt << 32 | sampling.choice], np.uint64)
     stream = np.random.Philox(key=key)
@@ -115,11 +115,11 @@ def uniforms(sampling: Sampling, begin: int, n: int) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """How likely a token of the answer was to the target itself, before any rule or guide.
+    """The log-probability of an answer's token in the target's logits, before any rule or guide.
 
     Attributes:
         logprob: Natural logarithm of its probability.
-        top: The likeliest tokens of its place, the likeliest first: ids and their logarithms.
+        top: The most likely tokens of its position, most likely first: ids and log-probabilities.
     """
 
     token: int

@@ -1,12 +1,11 @@
-"""How many draft tokens a step is worth, given what steps cost and what drafts have brought.
+"""Computes which draft tokens are worth verifying, from the costs of steps and past acceptance.
 
-A token that is accepted with probability p brings p tokens; verifying it takes time in which the
-engine would have emitted tokens anyway, at the rate it runs at. So it is drafted while p is above
-that rate times its marginal seconds, which tends to the greatest tokens per second (Dinkelbach's
-iteration for a ratio). Drafting itself takes time too: where a stretch of steps has not paid for
-it, drafting pauses, twice as long each time, so that it is never much slower than not drafting.
-Costs that are wrong where no draft ever goes would stay wrong, so now and then a step drafts all
-that is likely, whatever its price. It makes no drafts and measures no forward.
+A draft token that is accepted with probability p yields p tokens on average. Verifying it takes
+time in which plain steps would emit tokens at the current rate. It is worth drafting if p exceeds
+that rate times the seconds it adds. Applied to every step, this rule approaches the highest rate
+(Dinkelbach's method for ratios). If drafting did not pay for a while, it pauses, twice as long each
+time. Now and then a step drafts all likely tokens whatever they cost, because wrong costs would
+otherwise stay unnoticed. This module neither makes drafts nor measures forward passes.
 """
 
 from dataclasses import dataclass
@@ -23,10 +22,10 @@ from tasc_engine.step.plan import Plan
 
 Float32 = NDArray[np.float32]
 
-FADE = 0.9  # of an average, per step
-TRIAL = 8  # drafted steps before a verdict, and the first pause
+FADE = 0.9  # factor per step of the running averages
+TRIAL = 8  # drafted steps before drafting may pause; steps of the first pause
 LONGEST_PAUSE = 512  # steps
-PROBE, LONGEST_PROBE = 32, 1024  # steps between two that draft all that is likely
+PROBE, LONGEST_PROBE = 32, 1024  # steps between two that draft all likely tokens
 LIKELY = 0.5
 _CONTEXT_GRAIN, _TOKENS_GRAIN = 64, 8
 _MOST_CURVES = 1024
@@ -34,10 +33,10 @@ _MOST_CURVES = 1024
 
 @dataclass(frozen=True)
 class Spent:
-    """What one step spent and what it brought."""
+    """The costs of one step, and the tokens that it gave."""
 
     rows: int
-    tokens: int  # that would have been there without drafts
+    tokens: int  # of the step, without draft tokens
     context: float
     drafted: int
     accepted: int
@@ -47,7 +46,7 @@ class Spent:
 
     @classmethod
     def of(cls, plan: Plan, record: StepRecord) -> Self:
-        """What a step spent, from its plan and its record."""
+        """Reads the costs and tokens of a step from its plan and its record."""
         accepted = int(record.accepted.sum())
         return cls(
             rows=len(plan.emitting),
@@ -62,11 +61,14 @@ class Spent:
 
 
 class DraftBudget:
-    """Decides before each step which draft tokens are worth verifying, and learns after it.
+    """Decides before each step which draft tokens are worth verifying, and learns from its result.
+
+    It sets a minimum probability (`min_probs`). The maximum number of draft tokens of each row is
+    set elsewhere, by `Plan.budget`.
 
     Args:
-        costs: Of steps. None where they are not known: then all draft tokens are worth verifying.
-        most: Most draft tokens of a step, all rows together.
+        costs: Costs of steps; None if unknown: then every draft token is worth verifying.
+        most: Maximum number of draft tokens of a step, summed over rows.
     """
 
     def __init__(self, costs: LiveCosts | None, most: int) -> None:
@@ -76,40 +78,40 @@ class DraftBudget:
         self.begin_again(most)
 
     def begin_again(self, most: int) -> None:
-        """Forget what drafts have brought: another proposer makes them from now on."""
+        """Forget past results, because another proposer makes the drafts from now on."""
         self._most = most
         self._rate = 0.0
         self._gain = 0.0
         self._tried = 0
         self._pause = self._paused = 0
         self._marginals: dict[tuple[int, int, int], tuple[float, Float32]] = {}
-        self._table = self._costs.table if self._costs else None  # that they are of
+        self._table = self._costs.table if self._costs else None  # of `_marginals`
 
     @property
     def learns(self) -> bool:
-        """Whether it looks at what steps spent."""
+        """Whether `time` and `learn` have an effect."""
         return self._costs is not None
 
     @property
     def cost_error(self) -> float:
-        """By how much real steps differ from their costs; see `LiveCosts`."""
+        """How much the times of real steps differ from their costs; see `LiveCosts`."""
         return self._costs.error if self._costs else 0.0
 
     @property
     def paused(self) -> bool:
-        """Whether the next step goes without drafts because the last ones did not pay."""
+        """Whether the next step does not draft, because drafts did not pay lately."""
         return self._paused > 0 and not self._probing
 
     def min_probs(self, rows: int, tokens: int, context: float) -> Float32 | None:
-        """The least probability at which each draft token of the next step pays.
+        """Returns the minimum probability at which each further draft token of the step pays.
 
         Args:
-            rows: That emit tokens.
-            tokens: Of the step without drafts.
+            rows: Number of rows that emit tokens.
+            tokens: Number of tokens of the step without drafts.
             context: Mean length of the rows.
 
         Returns:
-            ``float32[n]``; n may be 0. None where any token is worth it.
+            ``float32[n]``; n may be 0. None if every token is worth verifying.
         """
         if self._costs is None:
             return None
@@ -122,7 +124,7 @@ class DraftBudget:
         return np.minimum(least, np.float32(LIKELY)) if self._probing else least
 
     def time(self, spent: Spent) -> None:
-        """Take in what a step took; a prompt's tokens cost less than drafts, and teach nothing."""
+        """Correct the costs by a step's time. Steps that read prompts are skipped."""
         if self._costs is None or spent.rows == 0 or spent.tokens > spent.rows:
             return
         drafted = spent.tokens + spent.drafted
@@ -132,12 +134,12 @@ class DraftBudget:
             self._probe_after = min(max(after, PROBE), LONGEST_PROBE)
 
     def learn(self, spent: Spent) -> None:
-        """Take in what a step brought that was asked for drafts."""
+        """Update rate, gain and pause after a step for which drafts were requested."""
         if self._costs is None or spent.rows == 0:
             return
         if self._probing:
             self._unprobed, self._probing = 0, False
-            return  # what it brings for its price is not what drafts bring
+            return  # its drafts were chosen regardless of cost, so its rate is not typical
         self._unprobed += 1
         plain, marginals = self._curve(self._costs.table, spent.rows, spent.tokens, spent.context)
         extra = float(marginals[: spent.drafted].sum()) + spent.draft_seconds
@@ -157,7 +159,7 @@ class DraftBudget:
     def _curve(
         self, costs: StepCosts, rows: int, tokens: int, context: float
     ) -> tuple[float, Float32]:
-        """Seconds of the step without drafts, and of each draft token more; never falling."""
+        """Returns seconds of the step without drafts, and of each draft token, never falling."""
         if costs is not self._table:
             self._table = costs
             self._marginals.clear()
@@ -175,9 +177,9 @@ class DraftBudget:
 
 
 def convex_steps(values: NDArray[np.float64]) -> Float32:
-    """``float32[n]`` slopes of the greatest convex curve below ``n + 1`` values; none negative.
+    """Returns ``float32[n]`` slopes of the lower convex hull of ``n + 1`` values, at least 0.
 
-    Where a cost jumps and then stays flat, each token bears its share of the jump.
+    If a cost jumps and then stays flat, each token of the flat part bears a share of the jump.
     """
     slopes = np.zeros(len(values) - 1, np.float32)
     _convex(values, np.zeros(len(values), np.int64), slopes)

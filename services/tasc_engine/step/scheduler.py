@@ -66,7 +66,7 @@ class Scheduler:
 
     @property
     def kv_usage(self) -> float:
-        """Part of the KV cache that is given away; the rest is what waiting requests need."""
+        """Share of the KV cache's slots that requests hold."""
         return 1 - self._slots.free / self._slots.total
 
     @property

@@ -1,9 +1,9 @@
-"""Verifying drafts: one forward of the target, and which draft tokens it agrees with.
+"""Verifies drafts by one forward pass of the target: `accept` follows it through each draft tree.
 
-The target's token at each visited node is what plain decoding would have emitted there; the path is
-followed while the draft has that child (speculative verification with deterministic choice;
-Leviathan et al. 2023, arXiv 2211.17192; over trees: Miao et al. 2024, arXiv 2305.09781). Accepted
-nodes stand where their draft had them; they move to their slots in the cache with the next forward.
+The target's token at a visited node is the token that plain decoding would have emitted there. The
+path goes on while the node has that token as a child (speculative verification with deterministic
+choice: Leviathan et al. 2023, arXiv 2211.17192; of trees: Miao et al. 2024, arXiv 2305.09781).
+Accepted nodes move from the slots of the draft to their own in the cache before the next forward.
 """
 
 import time
@@ -30,14 +30,14 @@ Int64 = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Accepted:
-    """What each row takes from a step.
+    """The accepted path and the tokens of each row.
 
     Attributes:
-        tokens: ``int32[rows, W]`` tokens it emits, the first ``emitted``: accepted draft tokens and
+        tokens: ``int32[rows, W]``; the first ``emitted`` of a row are its accepted draft tokens and
             the bonus token.
-        emitted: ``int32[rows]``, at least one; 0 where the target gives no token.
-        path: ``int32[rows, W]`` accepted nodes of its draft, the first ``followed``.
-        followed: ``int32[rows]``.
+        emitted: ``int32[rows]``, at least 1; 0 if the target gives no token.
+        path: ``int32[rows, W]``; the first ``followed`` of a row are its accepted nodes.
+        followed: ``int32[rows]``, the number of accepted nodes.
     """
 
     tokens: Int32
@@ -56,12 +56,12 @@ def accept(
     """Follow the target through each row's tree.
 
     Args:
-        target_tokens: ``int64[M]`` the target's token behind each current and each draft token;
-            below 0 where its logits are no numbers.
+        target_tokens: ``int64[M]``, the target's token after each current and each draft token;
+            below 0 if its logits are not numbers.
         drafts: The drafts of the same rows, in the same order.
-        room: ``int32[rows]`` most tokens a row may emit, at least one.
-        ends: ``bool[rows]`` whether a row's answer ends behind the first end of sequence.
-        is_eos: Whether an id is one.
+        room: ``int32[rows]``, the maximum number of tokens a row may emit, at least 1.
+        ends: ``bool[rows]``, whether a row's answer ends after the first end-of-sequence token.
+        is_eos: By id, whether it is an end-of-sequence token.
     """
     rows = len(drafts.offsets) - 1
     widest = int(drafts.sizes.max(initial=0)) + 1

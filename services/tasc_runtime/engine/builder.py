@@ -332,16 +332,16 @@ class EngineBuilder:
     def read(
         self, call: Call, version: int, id: str
     ) -> tuple[GenerationRequest, AnswerGuide | None]:
-        """Make the engine's request of a call, and find the guide that applies.
+        """Makes the engine's request of a call, and finds the guide that applies.
 
         Any thread may call it.
 
         Args:
-            version: Of the record that answers.
-            id: The request's in the engine, where it is unique.
+            version: Version of the task's record that answers.
+            id: The request's id in the engine; it must be unique there.
 
         Raises:
-            FieldError: A field of the request cannot be met.
+            FieldError: A field is wrong, or the prompt leaves no room for an answer in a row.
             ValueError: The prompt has no tokens, or a limit is out of range.
         """
         record = self.records.of(version)
@@ -414,7 +414,7 @@ class EngineBuilder:
     def _truncated(
         self, prompt: tuple[int, ...], call: Call, record: TaskRecord
     ) -> tuple[int, ...]:
-        """The last tokens of a prompt, where a call asks for no more."""
+        """Returns the prompt, or its last tokens as ``truncate_prompt_tokens`` says."""
         most, longest = call.options.truncate_prompt_tokens, self.engine.longest
         if most == -1:
             own = min(record.max_tokens, longest // 2)
@@ -422,7 +422,7 @@ class EngineBuilder:
         return prompt[-most:] if most else prompt
 
     def _room(self, call: Call, prompt: tuple[int, ...]) -> int:
-        """Tokens that a prompt leaves for its answer."""
+        """Returns the tokens that a prompt leaves for its answer; raises FieldError if none."""
         longest = self.engine.longest
         if len(prompt) >= longest:
             raise FieldError(

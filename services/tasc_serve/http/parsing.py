@@ -156,7 +156,7 @@ def calls_of(
             timeout_s=min(body.timeout or limits.request_timeout_s, limits.request_timeout_s),
         )
         group = CallGroup.of(call, prompts)
-        size = sum(_short_size(one, limits) for one in group.calls[::n])
+        size = sum(_checked_size(one, limits) for one in group.calls[::n])
         if n > 1:  # each answer's call has its prompt
             found = f"is {n} answers to {size} bytes of prompts, {n * size} together"
             most = limits.max_prompt_bytes * limits.max_choices
@@ -169,8 +169,8 @@ def calls_of(
         raise ApiError(400, str(error), error.field) from error
 
 
-def _short_size(call: Call, limits: LimitSettings) -> int:
-    """Bytes of a prompt, about. Raises FieldError: it is too long."""
+def _checked_size(call: Call, limits: LimitSettings) -> int:
+    """Returns a prompt's approximate size in bytes. Raises FieldError if it is over the limit."""
     most, each, unit = limits.max_prompt_bytes, 1, "bytes"
     if isinstance(call.prompt, tuple):
         size, each, unit = len(call.prompt), _BYTES_PER_TOKEN, "token ids"

@@ -322,13 +322,19 @@ class ReplicaMetrics:
         )
         self._finished = {reason: success(reason) for reason in get_args(FinishReason)}
         self._first_token = histogram(
-            "time_to_first_token_seconds", "Time from arrival to the first token.", _FIRST_TOKEN_S
+            "time_to_first_token_seconds",
+            "Time from arrival in the engine to the first token.",
+            _FIRST_TOKEN_S,
         )
         self._e2e = histogram(
-            "e2e_request_latency_seconds", "Time from arrival to the end of the answer.", E2E_S
+            "e2e_request_latency_seconds",
+            "Time from arrival in the engine to the end of the answer.",
+            E2E_S,
         )
         self._queued = histogram(
-            "request_queue_time_seconds", "Time from arrival to a free row.", _QUEUE_S
+            "request_queue_time_seconds",
+            "Time from arrival in the engine to a free row.",
+            _QUEUE_S,
         )
         self._inter_token = histogram(
             "inter_token_latency_seconds",
