@@ -1,4 +1,4 @@
-"""Measure what lies between a client and an engine: proxy, gateway, connection and replica.
+"""Measure what proxy, gateway, connection and replica cost in requests per second and CPU time.
 
     python benchmarks/serve/way_in.py
     python benchmarks/serve/way_in.py --old ../before --seconds 3
