@@ -1,11 +1,11 @@
 """Answers guided by a grammar: JSON schemas, regular expressions and Lark grammars, by llguidance.
 
-llguidance is imported when the first grammar is compiled; an engine without guides needs none.
+llguidance is imported when the first grammar is compiled; engines without guides do not need it.
 
-Matchers of one grammar share what its lexer has found out, and so its errors: where one has spent
-what a lexer may hold, all of them stop. So one that stops is made anew from the answer so far,
-with a lexer that a neighbour has renewed or that it renews for all of them, at last with one of its
-own; only what stops then too is an error. An answer depends on its request, not on its neighbours.
+All matchers of a grammar share one lexer. If the lexer exceeds its limits, all of them stop. Then a
+matcher is rebuilt from the answer so far: with a lexer that another answer has already renewed,
+with a new one for all answers, or finally with one of its own. Only if that stops too does the
+answer end with an error. So an answer does not depend on other answers.
 """
 
 import json
@@ -26,24 +26,24 @@ from tasc_text import TaskTokenizer
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-# Each token of a stretch takes a mask, up to a millisecond, for which all rows wait. What is forced
-# behind these comes a step later, and is the same.
+# Each forced token needs a mask, which takes up to a millisecond while all rows wait. Further
+# forced tokens follow in the next step; the answer is the same.
 MOST_FORCED = 32
-# Lexers made for one answer, each a compile for which all rows wait: so many of them for everyone,
-# then for itself, so that neighbours who wear lexers out cannot end it.
+# Maximum number of lexers made for one answer; all rows wait while one is compiled. The first ones
+# are shared by all answers, the others are its own, which other answers cannot exhaust.
 MOST_SHARED, MOST_MADE = 3, 6
-_DEAD_ENDS = ("doesn't satisfy the grammar", "NoExtension")  # in errors that no lexer can mend
+_DEAD_ENDS = ("doesn't satisfy the grammar", "NoExtension")  # errors of the grammar, not the lexer
 
 
 class Grammar:
     """A compiled grammar, for any number of answers and threads.
 
     Args:
-        never: ``uint32[words]`` tokens that are never allowed.
+        never: ``uint32[words]``, a mask of tokens that are never allowed.
 
     Attributes:
-        make: Makes a matcher at its begin, with a lexer of its own.
-        eos_id: Ends an answer.
+        make: Makes a matcher at the start of the grammar, with a new lexer.
+        eos_id: The token that ends an answer.
     """
 
     def __init__(self, make: Callable[[], "LLMatcher"], eos_id: int, never: Masks) -> None:
@@ -55,17 +55,17 @@ class Grammar:
         self._fresh = make()
 
     def guide(self, max_tokens: int) -> Guide:
-        """A guide for one answer. How long one gets is known of few grammars, and not asked."""
+        """Returns a guide for one answer. The length of answers is not limited here."""
         return GrammarGuide(self)
 
     @property
     def fresh(self) -> "LLMatcher":
-        """What to copy: a matcher at its begin, whose lexer is shared. It is never moved."""
+        """The matcher to copy for new answers: at the start, with the shared lexer."""
         with self._lock:
             return self._fresh
 
     def begin(self) -> "LLMatcher":
-        """What to copy, with a lexer that can still go on."""
+        """Returns the matcher to copy; its lexer is renewed if it has stopped."""
         with self._lock:
             matcher = self._fresh.deep_copy()
             matcher.compute_bitmask()
@@ -74,16 +74,16 @@ class Grammar:
             return self._fresh
 
     def share(self, fresh: "LLMatcher") -> None:
-        """Let others copy this one from now on."""
+        """Makes this the matcher that other answers copy."""
         with self._lock:
             self._fresh = fresh
 
     def fill(self, matcher: "LLMatcher", mask: Masks) -> bool:
-        """Write what a matcher allows; False where it cannot go on."""
+        """Writes the tokens that a matcher allows; returns False if there are none or it failed."""
         matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if matcher.is_error():
             return False
-        # A grammar may name the end of sequence in its midst, where an answer would end.
+        # A grammar may contain the end-of-sequence token where its text is not yet complete.
         early = _allows(mask, self.eos_id) and not (matcher.is_stopped() or matcher.is_accepting())
         if not early and self._never is None:
             return True
@@ -95,7 +95,7 @@ class Grammar:
 
 
 class GrammarGuide:
-    """Where one answer is in a grammar; see `Guide`."""
+    """The position of one answer in a grammar; see `Guide`."""
 
     def __init__(self, grammar: Grammar) -> None:
         self.words = grammar.words
@@ -146,7 +146,7 @@ class GrammarGuide:
         return np.array(found, np.int32)
 
     def _now(self, mask: Masks) -> bool:
-        """Write what may come next; False where nothing may."""
+        """Writes the tokens that may come next; returns False if there are none."""
         if self._ended or self.error:
             return False
         return self._grammar.fill(self._matcher, mask) or self._revive(mask)
@@ -154,7 +154,7 @@ class GrammarGuide:
     def _walk(
         self, tokens: list[int], parents: list[int], kept: NDArray[np.bool_], masks: Masks
     ) -> bool:
-        """Depth first through the draft; False where the matcher stopped for good."""
+        """Visits the draft tree depth first; returns False if the matcher stopped."""
         below: dict[int, list[int]] = {}
         for x in range(len(tokens) - 1, -1, -1):
             below.setdefault(parents[x], []).append(x)
@@ -180,8 +180,9 @@ class GrammarGuide:
         return self._matcher.rollback(len(path) - 1)
 
     def _revive(self, mask: Masks | None = None) -> bool:
-        """Make the matcher anew, and write what may come; False, and an error, where it stops."""
-        # Not worn, it stopped where a draft or a stretch led, or where the answer is: then for good
+        """Rebuilds the matcher and writes the mask; if it stops again, sets `error`: False."""
+        # Not worn: it stopped on a draft or forced tokens and can start again, or (with a mask) at
+        # the end of the answer itself, which is final.
         if not self._worn and mask is None and self._restart(self._origin):
             return True
         if self._worn and self._made < MOST_SHARED:
@@ -200,7 +201,7 @@ class GrammarGuide:
 
     @property
     def _worn(self) -> bool:
-        """Whether the matcher stopped for what its lexer holds, not for what the grammar says."""
+        """Whether the matcher stopped at a limit of its lexer, not because of the grammar."""
         if not self._matcher.is_error():
             return False
         error = self._matcher.get_error()
@@ -218,7 +219,7 @@ def _allows(mask: Masks, token: int) -> bool:
 
 
 def _only(mask: Masks) -> int | None:
-    """The one token of a mask; None where there are none or several."""
+    """Returns the only token of a mask; None if there are none or several."""
     words = np.flatnonzero(mask)
     if len(words) != 1:
         return None
@@ -230,11 +231,11 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
     from llguidance._lib import JsonCompileOptions
 
-# What a tokenizer's tokens are in bytes is seen on what it writes and reads without loss.
+# Texts that show which bytes a tokenizer's tokens stand for.
 _PROBES = ('a {"b": [1, -2.5]}', "naïve, 東京 🙂")
-# White space at one place of JSON. The library's own default has no bound, and a model that was not
-# taught JSON writes as much as it may, at each place, and runs into its last token. One blank is
-# both `{"a": 1}` and `{"a":1}`; what is indented needs a schema's own "x-guidance".
+# White space between elements of JSON. The library's default is unlimited, and a model that was not
+# trained on JSON may write blanks up to its last token. At most one blank allows `{"a": 1}` and
+# `{"a":1}`; a schema's own "x-guidance" can allow indentation.
 _JSON_DEFAULTS: "JsonCompileOptions" = {"whitespace_pattern": " ?"}
 
 
@@ -242,10 +243,10 @@ class Library:
     """Compiles grammars for one tokenizer. Used by one thread at a time.
 
     Args:
-        effort: What compiling one text may take.
+        effort: Limits for compiling one text.
 
     Raises:
-        GuideError: llguidance is not installed, or does not know such tokenizers.
+        GuideError: llguidance is not installed, or does not support the tokenizer.
     """
 
     def __init__(self, tokenizer: TaskTokenizer, vocab_size: int, effort: Effort) -> None:
@@ -257,9 +258,9 @@ class Library:
                 "a guide by JSON schema, regular expression or grammar needs the library "
                 f"llguidance; pip install llguidance ({error})"
             ) from error
-        except Exception as error:  # it raises plain exceptions for any fault of a tokenizer
+        except Exception as error:  # llguidance raises plain exceptions for any fault
             raise GuideError(
-                f"llguidance does not know this tokenizer ({error}); use a guide of choices"
+                f"llguidance does not support this tokenizer ({error}); use a guide of choices"
             ) from error
         self._blank_in_front = _blank_in_front(self._tokens, tokenizer)
         self._sandbox = Sandbox(text, vocab_size, tokenizer.eos_id, effort)
@@ -267,11 +268,11 @@ class Library:
         self._never = _bits(tokenizer.eos_ids[1:], vocab_size)
 
     def compile(self, spec: GuideSpec) -> Grammar:
-        """Compile a text.
+        """Compiles a JSON schema, an expression or a grammar.
 
         Raises:
-            GuideError: It is no such text, says what llguidance does not support, allows nothing,
-                or takes too much.
+            GuideError: The text is invalid, unsupported by llguidance, allows nothing, or exceeds
+                the limits.
         """
         source = self._source(spec)
         if refusal := self._sandbox.refusal(source):
@@ -288,7 +289,7 @@ class Library:
 
 
 def _top_grammar(spec: GuideSpec) -> dict[str, object]:
-    """A text as llguidance wants one of its grammars."""
+    """Returns a text in llguidance's format of a grammar."""
     from llguidance import LLMatcher
 
     if spec.kind == "grammar":
@@ -297,37 +298,37 @@ def _top_grammar(spec: GuideSpec) -> dict[str, object]:
         return dict(json.loads(LLMatcher.grammar_from_regex(spec.text))["grammars"][0])
     if spec.text.lstrip()[:1] not in ("{", ""):
         raise GuideError(
-            f"this json_schema is no JSON object but {spec.text[:20]!r}; send an object, which is "
-            "{} where any value is welcome"
+            f"this json_schema is not a JSON object but {spec.text[:20]!r}; send an object, "
+            "or {} to allow any value"
         )
     try:
         text = LLMatcher.grammar_from_json_schema(spec.text, defaults=_JSON_DEFAULTS)
         return dict(json.loads(text)["grammars"][0])
     except (ValueError, RecursionError) as error:
-        raise GuideError(f"this json_schema is no JSON object, or too deep: {error}") from error
+        raise GuideError(f"this json_schema is not a JSON object, or too deep: {error}") from error
 
 
 def _blank_in_front(tokens: "LLTokenizer", tokenizer: TaskTokenizer) -> bool:
-    """Whether the tokenizer puts a blank in front of a text, which it drops when it reads it.
+    """Whether the tokenizer adds a blank before a text, and drops it when it decodes.
 
-    An answer then begins with that blank, in tokens such as ``▁a``, as those of the corpus do.
+    Then an answer starts with that blank, in tokens such as ``▁a``, like outputs in the corpus.
 
     Raises:
-        GuideError: llguidance reads other bytes in this tokenizer's tokens.
+        GuideError: llguidance decodes this tokenizer's tokens differently.
     """
     ids = tokenizer.encode_outputs(_PROBES)
     kept = [(p, i) for p, i in zip(_PROBES, ids, strict=True) if tokenizer.decode(i) == p]
     fronts = {tokens.decode_bytes(i).decode(errors="replace").removesuffix(p) for p, i in kept}
     if fronts not in ({""}, {" "}):
         raise GuideError(
-            "llguidance reads this tokenizer's tokens otherwise than the tokenizer does; "
+            "llguidance decodes this tokenizer's tokens differently than the tokenizer; "
             "use a guide of choices"
         )
     return fronts == {" "}
 
 
 def _bits(ids: tuple[int, ...], vocab_size: int) -> Masks:
-    """``uint32[words]`` a mask of some tokens."""
+    """Returns the mask of some tokens, ``uint32[words]``."""
     mask = np.zeros(-(-vocab_size // 32), np.uint32)
     for i in ids:
         if i < vocab_size:

@@ -1,8 +1,8 @@
-"""Which neighbouring slots of the KV cache belong to which request: those of its longest answer.
+"""Gives each request adjacent slots of the KV cache, enough for its longest possible answer.
 
-A request gets them when it is admitted and keeps them to its end, so nothing is ever evicted. What
-is free in pieces is pushed together when somebody needs it. It decides no order and knows no
-tokens.
+A request gets its slots when it is admitted and keeps them until it ends, so nothing is evicted. If
+the free slots are enough but not adjacent, requests are moved together. This module neither orders
+requests nor looks at tokens.
 """
 
 from typing import Protocol
@@ -19,9 +19,9 @@ class Holder(Protocol):
     """A request that holds slots.
 
     Attributes:
-        needs: Slots that it holds until it ends.
-        first: Its first slot; the allocator writes it.
-        cached: Tokens whose keys and values are in the cache.
+        needs: Number of slots that it holds until it ends.
+        first: Its first slot; set by the allocator.
+        cached: Number of tokens whose keys and values are in the cache.
     """
 
     first: int
@@ -32,7 +32,7 @@ class Holder(Protocol):
 
 
 class KVAllocator:
-    """The slots of one cache, and who holds them."""
+    """The slots of one cache, and the requests that hold them."""
 
     def __init__(self, cache: RowCache) -> None:
         self._cache = cache
@@ -47,10 +47,11 @@ class KVAllocator:
         return self.total - sum(s.needs for s in self._held)
 
     def enter(self, sequence: Holder, moves: NDArray[np.int64]) -> bool:
-        """Give a sequence its slots, if there are as many; others may move for it.
+        """Gives a request its slots, and returns whether enough were free; others may be moved.
 
         Args:
-            moves: KVAllocator that tokens are about to move from and to; they are kept right.
+            moves: Slots of copies that are due in the next forward pass, from and to. They are
+                updated if their request is moved.
         """
         if sequence.needs > self.free:
             return False
@@ -60,23 +61,23 @@ class KVAllocator:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                return False  # until others have left
+                return False  # no memory to move requests: wait until others have left
             self._fit(sequence)
         self._held.sort(key=lambda s: s.first)
         return True
 
     def leave(self, sequence: Holder) -> None:
-        """Take a sequence's slots back."""
+        """Frees the slots of a request."""
         self._held.remove(sequence)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless what is held lies within the cache and apart."""
+        """Raises AssertionError if held slots overlap or exceed the cache."""
         ends = [0, *(s.first + s.needs for s in self._held)]
         firsts = [*(s.first for s in self._held), self.total]
         assert all(end <= first for end, first in zip(ends, firsts, strict=True)), (ends, firsts)
 
     def _fit(self, sequence: Holder) -> bool:
-        """Into the first gap that is long enough."""
+        """Puts a request into the first gap that is long enough; False if there is none."""
         begin = 0
         for end, held in [*((s.first, s) for s in self._held), (self.total, None)]:
             if end - begin >= sequence.needs:
@@ -91,7 +92,7 @@ class KVAllocator:
         for sequence in self._held:
             first = sequence.first
             if first > begin:
-                # What it holds, and the nodes of its last draft, which are about to move.
+                # Cached tokens, and nodes of the last draft, which the next forward pass moves.
                 held = min(sequence.needs, sequence.cached + 1 + MOST_NODES)
                 self._cache.shift(first, begin, held)
                 own = (moves >= first) & (moves < first + sequence.needs)

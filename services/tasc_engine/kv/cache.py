@@ -1,8 +1,8 @@
-"""Attention of packed rows over a KV cache in which each row has slots and a length of its own.
+"""The KV cache, and attention of packed rows over it; each row has its own slots and length.
 
-It plugs into any model that calls transformers' attention interface: keys and values of the step
-enter the cache at their slots, then each token attends to what it sees of its own row. Which code
-does that depends on the device alone. It decides nothing about tokens.
+It plugs into any model that calls transformers' attention interface. The keys and values of a step
+are written to their slots. Then each token attends to the visible tokens of its own row. The device
+and data type select the code.
 """
 
 import logging
@@ -22,25 +22,25 @@ from tasc_engine.layout import Int64, StepLayout
 
 NAME = "tasc_packed"
 _CACHE = "tasc_cache"
-LEAST_SLOTS = 16  # what a model is tried with at load
+LEAST_SLOTS = 16  # a model is tried with as many when it is loaded
 log = logging.getLogger(__name__)
 
 
 class RowCache:
     """Keys and values of all layers, ``[layers, slots + 1, 2, kv_heads, head_dim]``.
 
-    Which row holds which slots is for others to say. Memory is taken when it is first used, which
-    is while the model is loaded. What lies behind a row's length is left over from rejected drafts
-    or earlier requests, is finite, and is seen by nobody. The last slot is nobody's either: what
-    pads a step of fixed size goes there.
+    `KVAllocator` assigns slots to rows. Memory is allocated at the first forward pass, while the
+    model is loaded. Slots behind a row's length hold finite values of rejected drafts or earlier
+    requests, and no token attends to them. The last slot belongs to no row: tokens that pad a step
+    to a fixed size are written there.
 
     Args:
-        slots: Most that can be used.
-        nbytes: Most memory to take; None for as much as ``slots`` need.
-        longest: Slots of the longest row there can be; None for all.
+        slots: Maximum number of slots.
+        nbytes: Maximum memory; None for as much as ``slots`` need.
+        longest: Maximum slots of one row; None for all.
 
     Attributes:
-        host, device: The layout of the step that runs, or ran last, outside of a graph.
+        host, device: The layout of the current or the last step, outside of a CUDA graph.
     """
 
     def __init__(
@@ -55,30 +55,30 @@ class RowCache:
 
     @property
     def slots(self) -> int:
-        """How many there are; as many as were asked for before the first forward."""
+        """Number of slots; before the first forward pass, the number requested."""
         return self._most if self._pool is None else self._pool.shape[1] - 1
 
     @property
     def token_bytes(self) -> int:
-        """Of one token in all layers; known behind the first forward."""
+        """Bytes of one token in all layers; known after the first forward pass."""
         assert self._pool is not None, "a forward comes first"
         return self._pool[:, 0].nbytes
 
     def begin(self, host: StepLayout[Int64], device: StepLayout[Tensor]) -> None:
-        """Nodes that the last step kept move to where they belong; then the layout is taken in."""
+        """Moves the accepted nodes of the last step to their slots, then sets the new layout."""
         self.move(device.moves)
         self.host, self.device = host, device
         if self._rows is not None:
             self._rows.begin(host, device)
 
     def move(self, moves: Tensor) -> None:
-        """Copy slots, ``int64[2, k]`` from and to; all are read before any is written."""
+        """Copies slots, ``int64[2, k]`` from and to; all are read before any is written."""
         if self._pool is not None and moves.numel():
             source, target = moves
             self._pool.index_copy_(1, target, self._pool.index_select(1, source))
 
     def pool(self, layer: int, kv_heads: int, head_dim: int, like: Tensor) -> Tensor:
-        """One layer's keys and values."""
+        """Returns the keys and values of one layer."""
         if self._pool is None:
             self._pool = self._taken(kv_heads, head_dim, like)
             self._rows = _rows_of(self._pool, self._longest)
@@ -86,14 +86,14 @@ class RowCache:
         if self._pool.shape[3:] != (kv_heads, head_dim):
             raise UnsupportedModel(
                 f"layers have keys and values of {tuple(self._pool.shape[3:])} and "
-                f"{(kv_heads, head_dim)} heads and numbers a head; all layers must be alike"
+                f"{(kv_heads, head_dim)} heads and numbers per head; all layers must be alike"
             )
         return self._pool[layer]
 
     def keep(self, layer: int, kv: Tensor) -> None:
-        """Write the step's keys and values, ``[N, 2, kv_heads, head_dim]``."""
+        """Writes the step's keys and values, ``[N, 2, kv_heads, head_dim]``."""
         pool = self.pool(layer, kv.shape[2], kv.shape[3], kv)
-        # A mask hides a finite number only, and what is left over must be hidden from later rows.
+        # Masks hide only finite numbers, and old values must be hidden from later rows.
         pool.index_copy_(0, self._on_device.slots, kv.nan_to_num(0.0, 0.0, 0.0))
 
     def attend(
@@ -104,22 +104,22 @@ class RowCache:
         window: int | None = None,
         softcap: float | None = None,
     ) -> Tensor:
-        """Each token attends to what it sees; the step's keys and values are there already.
+        """Computes attention of the step's tokens, whose keys and values must be in the cache.
 
         Args:
             query: ``[N, heads, head_dim]``.
-            scale: Of the scores.
-            window: Tokens a query looks back, itself included; None for all.
+            scale: Factor of the scores.
+            window: Number of tokens that a query attends to, itself included; None for all.
             softcap: Scores s become ``softcap * tanh(s / softcap)``.
 
         Returns:
-            ``[N, heads, head_dim]``; may be overwritten by the next call.
+            ``[N, heads, head_dim]``; the next call may overwrite it.
         """
         assert self._rows is not None, "keys and values come before queries"
         return self._rows.attend(layer, query, scale, window, softcap)
 
     def bits(self, layer: int, kv_heads: int, head_dim: int, like: Tensor) -> NDArray[Any]:
-        """One layer's keys and values as elements of `kernels.cpu.lanes`; on a CPU."""
+        """Returns one layer's keys and values as elements of `kernels.cpu.lanes`; CPU only."""
         if self._rows is None:
             self.pool(layer, kv_heads, head_dim, like)
         assert isinstance(self._rows, CompiledRows), "compiled code runs on a CPU"
@@ -138,20 +138,20 @@ class RowCache:
 
     @torch.inference_mode()
     def copied(self, first: int, tokens: int) -> Tensor:
-        """``[layers, tokens, 2, kv_heads, head_dim]`` of slots that lie together."""
+        """Returns a copy of adjacent slots, ``[layers, tokens, 2, kv_heads, head_dim]``."""
         if self._pool is None:
             raise RuntimeError("the cache is empty; a forward comes first")
         return self._pool[:, first : first + tokens].clone()
 
     @torch.inference_mode()
     def paste(self, first: int, kv: Tensor) -> None:
-        """Put what `copied` gave at other slots."""
+        """Writes a result of `copied` to the slots from ``first`` on."""
         if self._pool is not None:
             self._pool[:, first : first + kv.shape[1]] = kv
 
     @torch.inference_mode()
     def shift(self, first: int, to: int, tokens: int) -> None:
-        """Move slots that lie together; where there is no memory for a layer's, nothing moves."""
+        """Moves adjacent slots. If memory for one layer's copy is missing, nothing is moved."""
         if self._pool is not None:
             held = torch.empty_like(self._pool[0, :tokens])
             for layer in self._pool:
@@ -160,7 +160,7 @@ class RowCache:
 
     @torch.inference_mode()
     def clear(self) -> None:
-        """Forget what a trial forward left; the memory stays."""
+        """Zeroes the slots after a trial forward pass; the memory stays allocated."""
         if self._pool is not None:
             self._pool.zero_()
         self.host = self.device = None
@@ -172,8 +172,8 @@ class RowCache:
         if slots < min(LEAST_SLOTS, self._most):
             raise ValueError(
                 f"kv_cache_bytes is {self._nbytes}, room for {slots} tokens of {each} bytes; "
-                f"at least {(LEAST_SLOTS + 1) * each} are needed, and no more than "
-                f"{(self._most + 1) * each} are of use"
+                f"at least {(LEAST_SLOTS + 1) * each} are needed, and more than "
+                f"{(self._most + 1) * each} are not used"
             )
         shape = (self.layers, slots + 1, 2, kv_heads, head_dim)
         try:
@@ -196,7 +196,7 @@ def _rows_of(pool: Tensor, longest: int) -> RowByRow | CompiledRows | FusedRows:
 
 
 def on_device(layout: StepLayout[Int64], device: torch.device) -> StepLayout[Tensor]:
-    """A layout's arrays as tensors, by one copy."""
+    """Copies a layout's arrays to a device as tensors, in one transfer."""
     arrays = [np.ascontiguousarray(array) for array in vars(layout).values()]
     if device.type == "cpu":
         return StepLayout(*(torch.from_numpy(array) for array in arrays))
@@ -222,7 +222,7 @@ def _packed_attention(
         raise UnsupportedModel("the model's attention has sinks (s_aux), which are not supported")
     if key.shape != value.shape:
         raise UnsupportedModel(
-            f"keys have {key.shape[-1]} numbers a head, values {value.shape[-1]}; must be the same"
+            f"keys have {key.shape[-1]} numbers per head, values {value.shape[-1]}; they must agree"
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer = int(module.layer_idx)  # type: ignore[arg-type]
@@ -235,13 +235,13 @@ AttentionInterface.register(NAME, _packed_attention)
 
 
 def attention_layers(model: Any) -> int:
-    """How many layers of a model attend."""
+    """Returns the number of attention layers of a model."""
     indices = {m.layer_idx for m in model.modules() if getattr(m, "layer_idx", None) is not None}
     return max(indices, default=-1) + 1
 
 
 def attach(model: Any, cache: RowCache) -> None:
-    """Make every attention layer of ``model`` use ``cache``.
+    """Makes every attention layer of ``model`` use ``cache``.
 
     Raises:
         UnsupportedModel: The model does not call transformers' attention interface.

@@ -1,9 +1,8 @@
-"""Beginnings that prompts share, prefilled once and copied into the rows that begin with them.
+"""Keeps keys and values of prefixes that prompts share, and copies them into new rows.
 
-Found on token ids: what two prompts in a row have in common, the task's template above all, is
-kept with its keys and values, the least recently used going first when the bytes run out. What a
-prompt has in common with an expected one is kept at once. A copy is the row's own, so a row never
-waits for another and nothing is counted or locked. It decides no tokens and runs no forward.
+A prefix that a prompt shares with one of the last prompts, such as the task's template, is kept. So
+is one that it shares with the expected prompt (`expect`). If the bytes run out, the least recently
+used prefix is dropped. Each row gets its own copy, so no reference counts or locks are needed.
 """
 
 from collections import OrderedDict, deque
@@ -17,19 +16,19 @@ from tasc_engine.kv.cache import RowCache
 
 Int32 = NDArray[np.int32]
 
-_Key = tuple[int, bytes]  # number of the adapter, since each gives other keys and values; tokens
+_Key = tuple[int, bytes]  # the adapter's number, as keys and values depend on it; token ids
 
-LEAST_TOKENS = 8  # shorter beginnings are not worth a copy
+LEAST_TOKENS = 8  # shorter prefixes are not worth a copy
 RECENT = 8  # prompts that a new one is compared with
-MOST_KEPT = 64  # beginnings, so that looking through them stays cheap
+MOST_KEPT = 64  # prefixes; `enter` compares a prompt with all of them
 
 
 class PrefixCache:
-    """Keys and values of shared beginnings.
+    """Keys and values of shared prefixes.
 
     Args:
-        cache: Whose rows they are copied from and to.
-        budget: Most bytes of keys and values to keep; 0 keeps none.
+        cache: The KV cache that they are copied from and to.
+        budget: Maximum bytes of keys and values to keep; 0 keeps none.
     """
 
     def __init__(self, cache: RowCache, budget: int) -> None:
@@ -41,15 +40,16 @@ class PrefixCache:
         self.nbytes = 0
 
     def expect(self, prompt: Int32) -> None:
-        """Other prompts will begin as this one does, whichever adapter answers."""
+        """Announces that other prompts will start like this one, with any adapter."""
         self._expected = prompt
 
     def enter(self, first: int, prompt: Int32, adapter: int = 0) -> int:
-        """Copy the longest kept beginning of a prompt to a row's first slot; returns its tokens.
+        """Copies the longest kept prefix of a prompt to a row, and returns its number of tokens.
 
-        The prompt's last token is never among them: its forward says what comes first.
+        The last token of the prompt is never copied: its forward pass gives the first new token.
 
         Args:
+            first: First slot of the row.
             adapter: Number of the adapter that answers; 0 for none.
         """
         longest, best = 0, None
@@ -64,10 +64,12 @@ class PrefixCache:
         return longest
 
     def leave(self, first: int, prompt: Int32, entered: int, adapter: int = 0) -> None:
-        """Take note of a prompt that a row holds, and keep what it shares with those before it.
+        """Keeps the longest prefix that a row's prompt shares with recent or expected ones.
+
+        It must be longer than the one that `enter` copied, by at least `LEAST_TOKENS`.
 
         Args:
-            entered: What `enter` returned for it.
+            entered: The result of `enter` for it.
         """
         if not self._budget:
             return
@@ -81,10 +83,10 @@ class PrefixCache:
                 self._keep(key, tokens, self._cache.copied(first, len(tokens)))
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
-                    raise  # else the beginning is prefilled again: slower, and no harm
+                    raise  # without memory, the prefix is not kept and is computed again
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless what is kept is within its bounds and named rightly."""
+        """Raises AssertionError if sizes or keys of the kept prefixes are wrong."""
         assert self.nbytes == sum(kv.nbytes for _, kv in self._kept.values()) <= self._budget
         assert all(key[1] == tokens.tobytes() for key, (tokens, _) in self._kept.items())
         assert all(len(tokens) == kv.shape[1] for tokens, kv in self._kept.values())
@@ -97,7 +99,7 @@ class PrefixCache:
 
 
 def _common(a: Int32, b: Int32) -> int:
-    """How many tokens two sequences have in common at their beginning."""
+    """Returns the length of the common prefix of two sequences."""
     n = min(len(a), len(b))
     differ = np.flatnonzero(a[:n] != b[:n])
     return int(differ[0]) if len(differ) else n
